@@ -1,0 +1,2 @@
+//! bkfs.
+fn main() {}

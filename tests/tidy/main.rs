@@ -1,0 +1,163 @@
+//! Reads the source and holds the walls of the house: who imports whom, how long things are, what has no place.
+//!
+//! Each rule has a test of its own that shows it finding a violation; `the_house_is_tidy` then applies all of them.
+
+mod lexer;
+mod limits;
+mod paths;
+mod suites;
+mod walls;
+
+use std::path::{Path, PathBuf};
+
+/// The repository's root.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tests/ lies in the repository")
+        .to_owned()
+}
+
+/// Every Rust file of ours: its path from the root, and its text.
+fn rust_files(root: &Path) -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    let mut directories: Vec<PathBuf> = ["src", "fuse", "chunker", "tests", "bench"]
+        .iter()
+        .map(|room| root.join(room))
+        .collect();
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory)
+            .unwrap_or_else(|error| panic!("{}: {error}", directory.display()))
+        {
+            let path = entry.expect("a directory of ours can be read").path();
+            if path.is_dir() && !path.ends_with("target") {
+                directories.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path
+                    .strip_prefix(root)
+                    .expect("below the root")
+                    .to_string_lossy()
+                    .into_owned();
+                files.push((
+                    name,
+                    std::fs::read_to_string(&path).expect("source is text"),
+                ));
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+/// Dependencies as the manifests state them, so that a wall cannot be passed by a path that no rule knows.
+fn manifest_violations(root: &Path) -> Vec<String> {
+    let forbidden: [(&str, &[&str]); 3] = [
+        ("fuse/Cargo.toml", &["bkfs", "bkfs-chunker", "object_store"]),
+        ("chunker/Cargo.toml", &["bkfs", "bkfs-fuse", "fuser"]),
+        ("Cargo.toml", &["fuser", "object_store"]),
+    ];
+    let mut found = Vec::new();
+    for (file, names) in forbidden {
+        let text = std::fs::read_to_string(root.join(file)).expect("each crate has a manifest");
+        found.extend(
+            names
+                .iter()
+                .filter(|name| depends_on(&text, name))
+                .map(|name| format!("{file}: may not depend on {name}")),
+        );
+    }
+    found
+}
+
+/// Whether `name` stands in a section of dependencies (not the workspace's list of versions).
+fn depends_on(manifest: &str, name: &str) -> bool {
+    let mut inside = false;
+    for line in manifest.lines().map(str::trim) {
+        if line.starts_with('[') {
+            inside = line.trim_matches(['[', ']']).ends_with("dependencies")
+                && !line.contains("workspace");
+        }
+        let key = line
+            .split(['=', '.', ' '])
+            .next()
+            .unwrap_or("")
+            .trim_matches('"');
+        if inside && key == name {
+            return true;
+        }
+    }
+    false
+}
+
+#[test]
+fn the_house_is_tidy() {
+    let root = root();
+    let files = rust_files(&root);
+    assert!(
+        files.iter().any(|(name, _)| name == "src/main.rs"),
+        "no source was found below {}",
+        root.display()
+    );
+    let mut found: Vec<String> = files
+        .iter()
+        .flat_map(|(name, text)| [walls_of(name, text), limits::violations(name, text)].concat())
+        .collect();
+    found.extend(manifest_violations(&root));
+    found.extend(suites::violations(&root));
+    assert!(
+        found.is_empty(),
+        "{} violations:\n{}",
+        found.len(),
+        found.join("\n")
+    );
+}
+
+fn walls_of(name: &str, text: &str) -> Vec<String> {
+    if walls::is_test_file(name) {
+        Vec::new()
+    } else {
+        walls::violations(name, text)
+    }
+}
+
+#[test]
+fn pure_rooms_that_exist_are_named_as_they_are() {
+    // A room that is renamed must not slip out of the walls unseen: from the first one on, every pure room exists.
+    let root = root();
+    let exists =
+        |room: &&&str| root.join(room).is_dir() || root.join(format!("{room}.rs")).is_file();
+    let missing: Vec<_> = walls::PURE.iter().filter(|room| !exists(room)).collect();
+    let expected_later = ["src/retain"];
+    assert!(
+        missing.iter().all(|room| expected_later.contains(*room)),
+        "no such rooms: {missing:?}"
+    );
+}
+
+#[test]
+fn a_dependency_is_found_in_each_way_of_writing_it() {
+    for line in [
+        "fuser.workspace = true",
+        "fuser = \"0.18\"",
+        "fuser = { version = \"0.18\" }",
+    ] {
+        assert!(
+            depends_on(
+                &format!("[package]\nname = \"x\"\n[dependencies]\n{line}\n"),
+                "fuser"
+            ),
+            "{line}"
+        );
+        assert!(
+            depends_on(
+                &format!("[target.'cfg(unix)'.dev-dependencies]\n{line}\n"),
+                "fuser"
+            ),
+            "{line}"
+        );
+    }
+    assert!(!depends_on(
+        "[workspace.dependencies]\nfuser = \"0.18\"\n[dependencies]\nbkfs-fuse.workspace = true\n",
+        "fuser"
+    ));
+}

@@ -1,0 +1,207 @@
+//! Which paths a piece of code names: `use` trees written out, and qualified paths where they stand.
+//!
+//! Owns: collecting them. Does not own: which of them are allowed (`walls`).
+
+use crate::lexer::{is_word, line_of, word_at};
+
+/// A path as written, in segments, and the 1-based line on which it begins.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Path {
+    /// `std::fs::File` is `["std", "fs", "File"]`; a glob ends in `*`.
+    pub segments: Vec<String>,
+    /// 1-based.
+    pub line: usize,
+}
+
+impl Path {
+    /// The path lies at or below `prefix` (`std::fs` holds `std::fs::File`), or a glob above it lets it in.
+    pub fn is_within(&self, prefix: &str) -> bool {
+        let wanted: Vec<&str> = prefix.split("::").collect();
+        let glob_above = self.segments.last().is_some_and(|last| last == "*");
+        let named = if glob_above {
+            &self.segments[..self.segments.len() - 1]
+        } else {
+            &self.segments[..]
+        };
+        if glob_above && named.len() < wanted.len() {
+            // `use std::*` brings `std::fs` in, but a glob of a whole crate says nothing about its depths.
+            return named.len() + 1 == wanted.len()
+                && named.iter().zip(&wanted).all(|(a, b)| a == b);
+        }
+        named.len() >= wanted.len() && named.iter().zip(&wanted).all(|(a, b)| a == b)
+    }
+}
+
+impl std::fmt::Display for Path {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.segments.join("::"))
+    }
+}
+
+/// Every path in blanked code: each leaf of each `use`, each chain of `a::b`, and each bare word (for macros and aliases).
+pub fn paths_in(code: &str) -> Vec<Path> {
+    let bytes = code.as_bytes();
+    let mut paths = Vec::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        if !is_word(bytes[at]) {
+            at += 1;
+            continue;
+        }
+        let word = word_at(bytes, at);
+        let line = line_of(code, at);
+        if word == b"use" || word == b"extern" {
+            let end = bytes[at..]
+                .iter()
+                .position(|&byte| byte == b';')
+                .map_or(bytes.len(), |length| at + length);
+            let tree = code[at + word.len()..end].trim();
+            let tree = tree.strip_prefix("crate ").unwrap_or(tree);
+            // `extern "C" { … }` and `use<'a>` are no imports.
+            if !tree.starts_with('{') && !tree.starts_with('<') && !tree.starts_with("fn") {
+                write_out(tree, &[], line, &mut paths);
+                at = end;
+                continue;
+            }
+        }
+        let length = chain_length(bytes, at);
+        let segments = code[at..at + length]
+            .split("::")
+            .map(|part| part.trim().to_owned())
+            .collect();
+        paths.push(Path { segments, line });
+        at += length;
+    }
+    paths
+}
+
+/// How many bytes a chain `a::b::c` takes, spaces around `::` included.
+fn chain_length(bytes: &[u8], start: usize) -> usize {
+    let mut at = start + word_at(bytes, start).len();
+    loop {
+        let next = skip_space(bytes, at);
+        if !bytes[next..].starts_with(b"::") {
+            return at - start;
+        }
+        let word = skip_space(bytes, next + 2);
+        if word >= bytes.len() || !is_word(bytes[word]) {
+            return at - start;
+        }
+        at = word + word_at(bytes, word).len();
+    }
+}
+
+fn skip_space(bytes: &[u8], at: usize) -> usize {
+    at + bytes[at..]
+        .iter()
+        .take_while(|byte| byte.is_ascii_whitespace())
+        .count()
+}
+
+/// Writes the leaves of a `use` tree out: `a::{b, c::{self, d as e}}` is `a::b`, `a::c`, `a::c::d`.
+fn write_out(tree: &str, above: &[String], line: usize, paths: &mut Vec<Path>) {
+    let tree = tree.trim().trim_start_matches("::");
+    let (head, group) = match tree.find('{') {
+        Some(open) => (
+            &tree[..open],
+            Some(
+                tree[open + 1..]
+                    .trim_end()
+                    .strip_suffix('}')
+                    .unwrap_or(&tree[open + 1..]),
+            ),
+        ),
+        None => (tree.split(" as ").next().unwrap_or(tree), None),
+    };
+    let mut segments = above.to_vec();
+    segments.extend(
+        head.split("::")
+            .map(str::trim)
+            .filter(|part| !part.is_empty() && *part != "self")
+            .map(str::to_owned),
+    );
+    match group {
+        None if segments.is_empty() => {}
+        None => paths.push(Path { segments, line }),
+        Some(group) => {
+            for branch in split_branches(group) {
+                write_out(branch, &segments, line, paths);
+            }
+        }
+    }
+}
+
+/// Splits at the commas of the outermost level.
+fn split_branches(group: &str) -> Vec<&str> {
+    let mut branches = Vec::new();
+    let (mut depth, mut start) = (0i32, 0);
+    for (at, byte) in group.bytes().enumerate() {
+        match byte {
+            b'{' => depth += 1,
+            b'}' => depth -= 1,
+            b',' if depth == 0 => {
+                branches.push(&group[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    branches.push(&group[start..]);
+    branches.retain(|branch| !branch.trim().is_empty());
+    branches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(code: &str) -> Vec<String> {
+        paths_in(code).iter().map(Path::to_string).collect()
+    }
+
+    #[test]
+    fn use_trees_are_written_out() {
+        let code = "pub use std::{fs::{self, File as F}, time::*};\nuse rand;\nextern crate tokio;";
+        assert_eq!(
+            names(code),
+            [
+                "pub",
+                "std::fs",
+                "std::fs::File",
+                "std::time::*",
+                "rand",
+                "tokio"
+            ]
+        );
+        assert_eq!(paths_in(code)[4].line, 2);
+    }
+
+    #[test]
+    fn qualified_paths_are_found_where_they_stand() {
+        let found = names("let t = std :: time::Instant::now() + tokio::time::Duration::MAX;");
+        assert!(
+            found.contains(&"std::time::Instant::now".to_owned()),
+            "{found:?}"
+        );
+        assert!(
+            found.contains(&"tokio::time::Duration::MAX".to_owned()),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn a_prefix_holds_what_lies_below_it_and_globs_let_in_what_they_name() {
+        let path = |text: &str| Path {
+            segments: text.split("::").map(str::to_owned).collect(),
+            line: 1,
+        };
+        assert!(path("std::fs::File").is_within("std::fs"));
+        assert!(path("std::fs").is_within("std::fs"));
+        assert!(!path("std::fmt").is_within("std::fs"));
+        assert!(!path("std").is_within("std::fs"));
+        assert!(path("std::time::*").is_within("std::time::Instant"));
+        assert!(path("std::*").is_within("std::fs"));
+        assert!(path("tokio::*").is_within("tokio"));
+        assert!(!path("std::collections::*").is_within("std::fs"));
+    }
+}

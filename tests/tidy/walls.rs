@@ -1,0 +1,327 @@
+//! The walls of the house as tables: which room may name which path.
+//!
+//! Owns: the rules of imports and of purity. A rule may be made stricter, never looser.
+//! Does not own: sizes and bans of single words (`limits`).
+
+use crate::lexer::{blank_text, without_tests};
+use crate::paths::{Path, paths_in};
+
+/// A part of the tree and what its code may not name.
+pub struct Wall {
+    /// Path prefixes (from the repository's root) that it governs.
+    pub rooms: &'static [&'static str],
+    /// Path prefixes inside them that it leaves out.
+    pub except: &'static [&'static str],
+    /// Rust paths that may not be named at or below.
+    pub forbidden: &'static [&'static str],
+    /// Paths below the forbidden ones that may be named all the same.
+    pub allowed: &'static [&'static str],
+    /// Why, for whoever runs into it.
+    pub reason: &'static str,
+}
+
+/// Rooms that do no I/O, read no clock and draw no randomness.
+pub const PURE: &[&str] = &[
+    "chunker/src/cut",
+    "chunker/src/id",
+    "chunker/src/codec",
+    "chunker/src/seal",
+    "chunker/src/pack",
+    "chunker/src/index",
+    "src/tree",
+    "src/extents",
+    "src/retain",
+];
+
+/// What a pure room may not name.
+const IMPURE: &[&str] = &[
+    "tokio",
+    "object_store",
+    "fuser",
+    "std::fs",
+    "std::io::stdin",
+    "std::io::stdout",
+    "std::io::stderr",
+    "std::os",
+    "std::net",
+    "std::process",
+    "std::thread",
+    "std::env",
+    "std::time::Instant",
+    "std::time::SystemTime",
+    "libc",
+    "rustix",
+    "memmap2",
+    "tempfile",
+    "jiff::Timestamp::now",
+    "jiff::Zoned::now",
+    "jiff::tz",
+    "rand::rng",
+    "rand::random",
+    "rand::thread_rng",
+    "rand::rngs",
+    "getrandom",
+    "aws_lc_rs::rand",
+    "tracing",
+    "println",
+    "eprintln",
+];
+
+/// All of them.
+pub const WALLS: &[Wall] = &[
+    Wall {
+        rooms: PURE,
+        except: &[],
+        forbidden: IMPURE,
+        allowed: &[],
+        reason: "a pure room: clocks, randomness and I/O are arguments or stand outside",
+    },
+    Wall {
+        rooms: &["fuse/"],
+        except: &[],
+        forbidden: &["bkfs", "bkfs_chunker", "object_store"],
+        allowed: &[],
+        reason: "fuse/ depends on nothing of ours and knows no bucket",
+    },
+    Wall {
+        rooms: &["chunker/"],
+        except: &[],
+        forbidden: &["bkfs", "bkfs_fuse", "fuser"],
+        allowed: &[],
+        reason: "chunker/ depends on nothing of ours and knows no kernel",
+    },
+    Wall {
+        rooms: &[""],
+        except: &["fuse/"],
+        forbidden: &["fuser"],
+        allowed: &[],
+        reason: "only fuse/ imports fuser",
+    },
+    Wall {
+        rooms: &[""],
+        except: &["chunker/src/store", "bench/"],
+        forbidden: &["object_store"],
+        allowed: &[],
+        reason: "only chunker/src/store imports object_store",
+    },
+    Wall {
+        rooms: &["src/"],
+        except: &[],
+        forbidden: &[
+            "bkfs_chunker::pack",
+            "bkfs_chunker::cut",
+            "bkfs_chunker::codec",
+        ],
+        allowed: &["bkfs_chunker::pack::PackName"],
+        reason: "src/ knows packs by name only, never their layout",
+    },
+    Wall {
+        rooms: &[
+            "chunker/src/cut",
+            "chunker/src/id",
+            "chunker/src/codec",
+            "chunker/src/seal",
+            "chunker/src/pack",
+            "chunker/src/index",
+        ],
+        except: &[],
+        forbidden: &[
+            "crate::store",
+            "crate::bucket",
+            "crate::depot",
+            "crate::ingest",
+            "crate::hydrate",
+            "crate::spool",
+            "crate::cache",
+        ],
+        allowed: &[],
+        reason: "the pure rooms of chunker/ know none of its edges",
+    },
+    Wall {
+        rooms: &["src/tree", "src/extents", "src/retain"],
+        except: &[],
+        forbidden: &[
+            "crate::root",
+            "crate::volume",
+            "crate::snapshots",
+            "crate::vfs",
+            "crate::maintain",
+            "crate::cli",
+            "crate::config",
+            "crate::status",
+            "bkfs_fuse",
+        ],
+        allowed: &[],
+        reason: "the pure rooms of src/ know none of its edges",
+    },
+    Wall {
+        rooms: &["src/root", "src/volume", "src/snapshots", "src/maintain"],
+        except: &[],
+        forbidden: &["crate::cli", "crate::vfs", "clap", "indicatif", "rpassword"],
+        allowed: &[],
+        reason: "the filesystem does not know its command line",
+    },
+    Wall {
+        rooms: &["src/root"],
+        except: &[],
+        forbidden: &["crate::volume", "crate::snapshots", "bkfs_fuse"],
+        allowed: &[],
+        reason: "the root's protocol stands below the volume",
+    },
+];
+
+/// The violations of all walls by one file.
+pub fn violations(file: &str, source: &str) -> Vec<String> {
+    let (code, _) = without_tests(&blank_text(source));
+    let paths = paths_in(&code);
+    WALLS
+        .iter()
+        .filter(|wall| governs(wall, file))
+        .flat_map(|wall| breaches(wall, file, &paths))
+        .collect()
+}
+
+/// A file of unit tests beside the code it tests; walls, sizes of functions and bans on panics do not bind it.
+pub fn is_test_file(file: &str) -> bool {
+    file.starts_with("tests/")
+        || file.ends_with("/tests.rs")
+        || file.contains("/tests/")
+        || file.contains("/benches/")
+}
+
+/// `src/tree` governs `src/tree.rs` and everything in `src/tree/`, but not `src/treetop.rs`.
+fn lies_in(file: &str, room: &str) -> bool {
+    room.is_empty()
+        || file
+            .strip_prefix(room)
+            .is_some_and(|rest| room.ends_with('/') || rest.starts_with('/') || rest == ".rs")
+}
+
+fn governs(wall: &Wall, file: &str) -> bool {
+    wall.rooms.iter().any(|room| lies_in(file, room))
+        && !wall.except.iter().any(|room| lies_in(file, room))
+}
+
+fn breaches(wall: &Wall, file: &str, paths: &[Path]) -> Vec<String> {
+    let is_breach = |path: &&Path| {
+        // A bare word is a path only where it is followed by more, is imported, or is a whole crate's or macro's name.
+        wall.forbidden.iter().any(|prefix| path.is_within(prefix))
+            && !wall.allowed.iter().any(|prefix| path.is_within(prefix))
+    };
+    paths
+        .iter()
+        .filter(is_breach)
+        .map(|path| format!("{file}:{}: names {path}: {}", path.line, wall.reason))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_wall_is_held() {
+        let cases = [
+            (
+                "chunker/src/cut/grid.rs",
+                "use std::{collections::HashMap, fs::File};",
+                "pure",
+            ),
+            (
+                "chunker/src/id.rs",
+                "fn f() -> u64 { rand::random() }",
+                "pure",
+            ),
+            (
+                "chunker/src/seal/mod.rs",
+                "use aws_lc_rs::{aead, rand::SystemRandom};",
+                "pure",
+            ),
+            ("src/tree/map.rs", "use tokio::sync::Mutex;", "pure"),
+            (
+                "src/extents.rs",
+                "fn f() { let t = std::time::Instant::now(); }",
+                "pure",
+            ),
+            ("src/retain.rs", "use std::time::*;", "pure"),
+            ("fuse/src/adapter.rs", "use bkfs_chunker::Depot;", "fuse/"),
+            (
+                "chunker/src/store/mod.rs",
+                "use bkfs_fuse::Vfs;",
+                "chunker/",
+            ),
+            ("src/vfs/read.rs", "use fuser::ReplyData;", "only fuse/"),
+            (
+                "chunker/src/ingest/mod.rs",
+                "fn f(s: &dyn object_store::ObjectStore) {}",
+                "only chunker/src/store",
+            ),
+            (
+                "src/volume/mod.rs",
+                "use bkfs_chunker::pack::{Footer, PackName};",
+                "layout",
+            ),
+            (
+                "chunker/src/pack/mod.rs",
+                "use crate::store::Store;",
+                "edges",
+            ),
+            ("src/tree/mod.rs", "use crate::volume::Volume;", "edges"),
+            (
+                "src/volume/mod.rs",
+                "use crate::cli::Options;",
+                "command line",
+            ),
+            (
+                "src/root/mod.rs",
+                "use crate::volume::Volume;",
+                "below the volume",
+            ),
+        ];
+        for (file, source, reason) in cases {
+            let found = violations(file, source);
+            assert!(
+                found.iter().any(|text| text.contains(reason)),
+                "{file}: {source}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_allowed_passes() {
+        let cases = [
+            (
+                "fuse/src/session.rs",
+                "use fuser::Session; use std::fs::File;",
+            ),
+            (
+                "chunker/src/store/s3.rs",
+                "use object_store::aws::AmazonS3; use tokio::time;",
+            ),
+            (
+                "src/volume/mod.rs",
+                "use bkfs_chunker::pack::PackName; use bkfs_fuse::Vfs; use tokio::sync::Mutex;",
+            ),
+            (
+                "src/tree/mod.rs",
+                "use std::time::Duration; // tokio::spawn and std::fs are named in a comment\nconst A: &str = \"std::fs::File\";",
+            ),
+            (
+                "src/tree/mod.rs",
+                "fn f() {}\n#[cfg(test)]\nmod tests { use std::fs::File; use rand::random; }",
+            ),
+            ("src/treetop.rs", "use std::fs::File;"),
+            (
+                "chunker/src/id.rs",
+                "use rand::Rng; fn f(rng: &mut impl Rng) {}",
+            ),
+        ];
+        for (file, source) in cases {
+            assert_eq!(
+                violations(file, source),
+                Vec::<String>::new(),
+                "{file}: {source}"
+            );
+        }
+    }
+}

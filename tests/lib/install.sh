@@ -1,0 +1,115 @@
+# Brings what the suites need: Debian packages, and tools built from source that are kept under $CACHE by version.
+# Sourced by tests/run. Each `need_…` is quick when the thing is there, and ends the run with a message when it cannot be had.
+
+MINIO_VERSION=v0.0.0-20260212201848-7aac2a2c5b7c
+VERSITYGW_VERSION=v1.8.0
+FAKE_GCS_VERSION=v1.56.1
+AZURITE_VERSION=3.35.0 # the last one for Node 18, which is Debian 12's
+PJDFSTEST_VERSION=0.2.2
+CARGO_DENY_VERSION=0.20.2
+GO_VERSION=1.26.8 # used only where no Go of at least 1.21 is installed; a newer Go fetches what a module asks for by itself
+
+PACKAGES=()
+need_packages() { PACKAGES+=("$@"); }
+
+is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+# Installs what was asked for with need_packages, in one go. No service is started: suites run their own servers.
+install_packages() {
+  local package missing=() policy=/usr/sbin/policy-rc.d ours=
+  for package in "${PACKAGES[@]+"${PACKAGES[@]}"}"; do is_installed "$package" || missing+=("$package"); done
+  PACKAGES=()
+  [ ${#missing[@]} -gt 0 ] || return 0
+  echo "installing ${missing[*]}"
+  if [ ! -e "$policy" ]; then
+    ours=1
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+  fi
+  (
+    set -e
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get -q -o DPkg::Lock::Timeout=600 update
+    apt-get -q -y -o DPkg::Lock::Timeout=600 install --no-install-recommends "${missing[@]}"
+  ) >"$LOGS/apt.log" 2>&1
+  local status=$?
+  [ -z "$ours" ] || rm -f "$policy"
+  [ $status = 0 ] || { tail -n 30 "$LOGS/apt.log"; stop_run "apt-get install failed"; }
+}
+
+# kept NAME COMMAND…: runs COMMAND with $OUT, a fresh directory, which becomes $CACHE/NAME only when all went well.
+# Two runs that want the same thing wait for each other.
+kept() {
+  local name=$1 began=$SECONDS
+  shift
+  [ -e "$CACHE/$name/.complete" ] && return 0
+  mkdir -p "$CACHE"
+  (
+    flock 9
+    [ -e "$CACHE/$name/.complete" ] && exit 0
+    echo "building $name"
+    OUT=$CACHE/$name.partial
+    rm -rf "$OUT" "${CACHE:?}/$name"
+    mkdir -p "$OUT"
+    export OUT
+    # Not `( … ) || exit`: that would switch `set -e` off inside.
+    (set -e; "$@") >"$LOGS/install-$name.log" 2>&1
+    [ $? = 0 ] || exit 1
+    touch "$OUT/.complete"
+    mv "$OUT" "$CACHE/$name"
+  ) 9>"$CACHE/$name.lock"
+  [ $? = 0 ] || { tail -n 30 "$LOGS/install-$name.log"; stop_run "could not build $name (log: $LOGS/install-$name.log)"; }
+  echo "  $name: $((SECONDS - began)) s"
+}
+
+# A Go that understands toolchain lines (1.21). Debian 12's 1.19 is only used to fetch one, as the module that it is.
+find_go() {
+  local version
+  GO=$(command -v go || ls /usr/local/go/bin/go 2>/dev/null || true)
+  version=$([ -n "$GO" ] && "$GO" version | sed -n 's/.*go1\.\([0-9]*\).*/\1/p')
+  if [ "${version:-0}" -lt 21 ]; then
+    need_packages golang-go
+    install_packages
+    kept "go-$GO_VERSION" fetch_go
+    GO=$CACHE/go-$GO_VERSION/bin/go
+  fi
+  export GO
+}
+fetch_go() {
+  local module arch directory
+  arch=$(dpkg --print-architecture)
+  module=golang.org/toolchain@v0.0.1-go$GO_VERSION.linux-$arch
+  cd "$OUT"
+  # -modcacherw: a module cache is read-only otherwise, and could not be moved or removed.
+  GOFLAGS=-modcacherw GOMODCACHE=$OUT/mod /usr/bin/go mod download "$module"
+  directory=$OUT/mod/$module
+  mv "$directory"/* "$OUT/"
+  rm -rf "$OUT/mod"
+  # Module archives carry no permission bits.
+  find "$OUT/bin" "$OUT/pkg/tool" -type f -exec chmod 755 {} +
+}
+
+go_install() { cd "$OUT" && CGO_ENABLED=0 GOTOOLCHAIN=auto GOFLAGS=-mod=mod GOBIN=$OUT "$GO" install "$1"; }
+
+need_minio() { find_go; kept "minio-$MINIO_VERSION" go_install "github.com/minio/minio@$MINIO_VERSION"; export MINIO=$CACHE/minio-$MINIO_VERSION/minio; }
+need_versitygw() { find_go; kept "versitygw-$VERSITYGW_VERSION" go_install "github.com/versity/versitygw/cmd/versitygw@$VERSITYGW_VERSION"; export VERSITYGW=$CACHE/versitygw-$VERSITYGW_VERSION/versitygw; }
+need_fake_gcs_server() { find_go; kept "fake-gcs-server-$FAKE_GCS_VERSION" go_install "github.com/fsouza/fake-gcs-server@$FAKE_GCS_VERSION"; export FAKE_GCS=$CACHE/fake-gcs-server-$FAKE_GCS_VERSION/fake-gcs-server; }
+
+install_azurite() { npm install --no-audit --no-fund --prefix "$OUT" "azurite@$AZURITE_VERSION"; }
+need_azurite() {
+  command -v npm >/dev/null || { need_packages nodejs npm; install_packages; }
+  kept "azurite-$AZURITE_VERSION" install_azurite
+  export AZURITE=$CACHE/azurite-$AZURITE_VERSION/node_modules/.bin/azurite-blob
+}
+
+cargo_install() { cd "$OUT" && CARGO_TARGET_DIR=$OUT/build cargo install --locked --root "$OUT" "$@" && rm -rf "$OUT/build"; }
+need_pjdfstest() {
+  need_packages libacl1-dev acl
+  install_packages
+  kept "pjdfstest-$PJDFSTEST_VERSION" cargo_install "pjdfstest@$PJDFSTEST_VERSION"
+  export PJDFSTEST=$CACHE/pjdfstest-$PJDFSTEST_VERSION/bin/pjdfstest
+}
+need_cargo_deny() {
+  kept "cargo-deny-$CARGO_DENY_VERSION" cargo_install "cargo-deny@$CARGO_DENY_VERSION"
+  export CARGO_DENY=$CACHE/cargo-deny-$CARGO_DENY_VERSION/bin/cargo-deny
+}

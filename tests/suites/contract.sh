@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# about: the store contract on memory, local directory, MinIO, versitygw, Azurite and fake-gcs-server
+# needs: minio versitygw azurite fake_gcs_server
+# limit: 900 1800
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/servers.sh"
+
+start_minio
+start_versitygw
+start_azurite
+start_fake_gcs
+# A server that is not there must fail the test, not be skipped.
+export BKFS_TEST_ALL_STORES=1
+cargo_cases "contract" test --release -p bkfs-tests --test contract
+exit 0

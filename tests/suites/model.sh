@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# about: the protocol's executable model and the mutants that it must refute
+# needs:
+# limit: 900 7200
+. "$(dirname "$0")/../lib/common.sh"
+
+cargo_cases "model" test --release -p bkfs-tests --test model
+exit 0

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# about: unit and property tests of the three crates, and every test target of tests/ that has no suite of its own
+# needs: program
+# limit: 1500 3600
+. "$(dirname "$0")/../lib/common.sh"
+
+# Test targets that other suites run, or that need servers.
+elsewhere=' model contract tidy '
+
+targets=(--lib)
+for target in $(awk '/^\[/ {inside = ($0 == "[[test]]")} inside && /^name *=/ {gsub(/[" ]/, "", $0); sub(/^name=/, ""); print}' "$ROOT/tests/Cargo.toml"); do
+  [[ $elsewhere == *" $target "* ]] || targets+=(--test "$target")
+done
+
+cargo_cases "crates" test --release --workspace --exclude bkfs-tests --exclude bkfs-bench
+cargo_cases "tests/" test --release -p bkfs-tests "${targets[@]}"
+exit 0

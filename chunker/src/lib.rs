@@ -1,1 +1,3 @@
 //! chunker
+
+pub mod store;

@@ -1,0 +1,193 @@
+//! Why a request to the store failed, in kinds that say what the caller should do.
+
+use std::fmt;
+
+/// What was asked of the store.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Operation {
+    /// Opening the store.
+    Open,
+    /// [`Store::get`](super::Store::get) and [`Store::get_if_changed`](super::Store::get_if_changed).
+    Get,
+    /// [`Store::get_range`](super::Store::get_range).
+    GetRange,
+    /// [`Store::get_tail`](super::Store::get_tail).
+    GetTail,
+    /// [`Store::head`](super::Store::head).
+    Head,
+    /// [`Store::put_new`](super::Store::put_new).
+    PutNew,
+    /// [`Store::put`](super::Store::put).
+    Put,
+    /// [`Store::replace`](super::Store::replace).
+    Replace,
+    /// [`Store::delete`](super::Store::delete).
+    Delete,
+    /// [`Store::list`](super::Store::list).
+    List,
+}
+
+impl Operation {
+    /// Every operation, in the order in which counters keep them.
+    pub const ALL: [Operation; 10] = [
+        Operation::Open,
+        Operation::Get,
+        Operation::GetRange,
+        Operation::GetTail,
+        Operation::Head,
+        Operation::PutNew,
+        Operation::Put,
+        Operation::Replace,
+        Operation::Delete,
+        Operation::List,
+    ];
+
+    /// A short name for metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Operation::Open => "open",
+            Operation::Get => "get",
+            Operation::GetRange => "get_range",
+            Operation::GetTail => "get_tail",
+            Operation::Head => "head",
+            Operation::PutNew => "put_new",
+            Operation::Put => "put",
+            Operation::Replace => "replace",
+            Operation::Delete => "delete",
+            Operation::List => "list",
+        }
+    }
+
+    /// Whether it changes the bucket.
+    pub fn is_write(self) -> bool {
+        matches!(
+            self,
+            Operation::PutNew | Operation::Put | Operation::Replace | Operation::Delete
+        )
+    }
+
+    fn verb(self) -> &'static str {
+        match self {
+            Operation::Open => "open",
+            Operation::Get | Operation::GetRange | Operation::GetTail => "read",
+            Operation::Head => "look at",
+            Operation::PutNew => "create",
+            Operation::Put => "write",
+            Operation::Replace => "replace",
+            Operation::Delete => "delete",
+            Operation::List => "list",
+        }
+    }
+}
+
+/// What the caller should do about a [`StoreError`].
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum StoreErrorKind {
+    /// The object is not there. The bucket itself was reached.
+    NotFound,
+    /// [`Store::put_new`](super::Store::put_new): there is an object of that name, and it is not from this call.
+    AlreadyExists,
+    /// [`Store::replace`](super::Store::replace): the object is no longer what was expected, and not by this call. Read it again.
+    Conflict,
+    /// The range asked for goes past the end of the object: the object is not what it should be.
+    OutOfRange,
+    /// The store refused: credentials or permissions. A person must act.
+    Denied,
+    /// The bucket, container or directory does not exist. A person must act.
+    NoBucket,
+    /// The store did not answer: name resolution, connection, time. Nothing was changed by this call. Try again later.
+    Unreachable,
+    /// The store asks for patience, or is short of something that will be there again; nothing was changed by this call. Try again later, with fewer requests.
+    Throttled,
+    /// A write may or may not have been applied, and may be applied yet. Look before doing anything else.
+    OutcomeUnknown,
+    /// The store is full, or a quota is used up.
+    NoSpace,
+    /// A key, URL, option or answer that makes no sense: a mistake here, or a store that does not keep to its protocol.
+    Invalid,
+    /// None of these; trying again is not known to help.
+    Other,
+}
+
+/// A request to the store failed.
+#[derive(Clone, Debug)]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    operation: Operation,
+    key: String,
+    message: String,
+}
+
+impl StoreError {
+    /// An error of `kind` in `operation` on `key` (the prefix for lists; empty for the store itself). The message says why, in words for people.
+    pub fn new(
+        kind: StoreErrorKind,
+        operation: Operation,
+        key: impl Into<String>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            kind,
+            operation,
+            key: key.into(),
+            message: message.into(),
+        }
+    }
+
+    /// What the caller should do about it.
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+
+    /// What was asked of the store.
+    pub fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    /// The key it was about: the prefix for lists, empty for the store itself.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Why, without what and where.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Whether the same request may succeed later without anybody's doing, and is safe to send again: nothing was changed by this one.
+    /// [`StoreErrorKind::OutcomeUnknown`] is not among them: look first.
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self.kind,
+            StoreErrorKind::Unreachable | StoreErrorKind::Throttled
+        )
+    }
+
+    /// Whether the object is known to be absent.
+    pub fn is_not_found(&self) -> bool {
+        self.kind == StoreErrorKind::NotFound
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = self.operation.verb();
+        match (self.operation, self.key.as_str()) {
+            (Operation::List, "") => write!(formatter, "cannot list the bucket")?,
+            (_, "") => write!(formatter, "cannot {verb} the bucket")?,
+            (_, key) => write!(formatter, "cannot {verb} {key}")?,
+        }
+        match self.kind {
+            StoreErrorKind::OutcomeUnknown => {
+                write!(
+                    formatter,
+                    ": it is not known whether the write was applied: {}",
+                    self.message
+                )
+            }
+            _ => write!(formatter, ": {}", self.message),
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}

@@ -1,0 +1,40 @@
+//! What names one state of one object.
+
+use std::fmt;
+
+/// One state of one object, as its store names it: opaque, and only good for being given back to the store that it came from.
+///
+/// Local directories and memory never give two states of an object the same version. S3 and Azure derive theirs from the
+/// content or at random, as they please: an object that must not return to an earlier version has to hold something fresh (the root
+/// holds a nonce).
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Version {
+    /// The entity tag of HTTP, with its quotes.
+    etag: Option<Box<str>>,
+    /// What the store counts beside it: Google's generation; elsewhere nothing that this crate uses.
+    generation: Option<Box<str>>,
+}
+
+impl Version {
+    pub(super) fn new(etag: Option<String>, generation: Option<String>) -> Self {
+        Self {
+            etag: etag.map(String::into_boxed_str),
+            generation: generation.map(String::into_boxed_str),
+        }
+    }
+
+    /// A version that is one token, for stores of our own making.
+    pub(super) fn token(token: String) -> Self {
+        Self::new(Some(token), None)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.generation, &self.etag) {
+            (Some(generation), _) => formatter.write_str(generation),
+            (None, Some(etag)) => formatter.write_str(etag),
+            (None, None) => formatter.write_str("-"),
+        }
+    }
+}

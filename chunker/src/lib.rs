@@ -1,3 +1,11 @@
-//! chunker
+//! A content-addressed, sealed store of chunks over a bucket.
+//!
+//! Owns everything between bytes of content and objects in the bucket: cutting, ids, compression, sealing, packs, the
+//! index, and the bucket itself. Knows nothing of files, directories, inodes or the kernel.
+//!
+//! `id`, `seal` and `pack` are pure: they do no I/O, read no clock and draw no randomness.
 
+pub mod id;
+pub mod pack;
+pub mod seal;
 pub mod store;

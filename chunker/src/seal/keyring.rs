@@ -1,0 +1,296 @@
+//! The keyring: everything needed to name, seal and open the objects of one repository.
+
+use super::header::{self, Algorithm, Class, Features, HEADER_LEN, Header, RepositoryId};
+use super::keys::{BOX_OVERHEAD, Key, NONCE_LEN, ObjectKeys};
+use super::{OpenError, Secrets};
+use crate::id::{Id, Kind};
+use bytes::Bytes;
+use std::fmt;
+use std::sync::Arc;
+use zeroize::Zeroizing;
+
+/// Names, seals and opens. Cheap to clone; wiped from memory with its last clone; never printed.
+#[derive(Clone)]
+pub struct Keyring(Arc<Inner>);
+
+struct Inner {
+    repository: RepositoryId,
+    algorithm: Algorithm,
+    secrets: Secrets,
+    /// The id key of each kind, in the order of [`Kind::ALL`].
+    kind_keys: [Key; 4],
+    name_key: Key,
+}
+
+impl fmt::Debug for Keyring {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Keyring")
+            .field("repository", &self.0.repository)
+            .field("algorithm", &self.0.algorithm)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Keyring {
+    /// The keyring of a repository without a password: objects are in the clear, and verified.
+    pub fn unsealed(repository: RepositoryId, secrets: Secrets) -> Self {
+        Self::new(repository, Algorithm::Unsealed, secrets)
+    }
+
+    /// The keyring of a repository with a password: objects are sealed under the newest master key.
+    pub fn sealed(repository: RepositoryId, secrets: Secrets) -> Self {
+        Self::new(repository, Algorithm::Aes256Gcm, secrets)
+    }
+
+    fn new(repository: RepositoryId, algorithm: Algorithm, secrets: Secrets) -> Self {
+        let kind_keys =
+            Kind::ALL.map(|kind| derive_key(secrets.id_key(), b"bkfs kind", &[kind as u8]));
+        let name_key = derive_key(secrets.id_key(), b"bkfs name", &[]);
+        Self(Arc::new(Inner {
+            repository,
+            algorithm,
+            secrets,
+            kind_keys,
+            name_key,
+        }))
+    }
+
+    /// The repository that this keyring belongs to.
+    pub fn repository(&self) -> RepositoryId {
+        self.0.repository
+    }
+
+    /// Whether objects are encrypted.
+    pub fn is_sealed(&self) -> bool {
+        self.0.algorithm == Algorithm::Aes256Gcm
+    }
+
+    /// The secrets, to be wrapped in a further key slot.
+    pub fn secrets(&self) -> &Secrets {
+        &self.0.secrets
+    }
+
+    /// The id of a blob.
+    pub fn id(&self, kind: Kind, bytes: &[u8]) -> Id {
+        let key = &self.0.kind_keys[kind as usize - 1];
+        Id(*blake3::keyed_hash(key, bytes).as_bytes())
+    }
+
+    /// A 64-bit keyed hash of a name, for directory cookies and for keys of volumes in the bucket.
+    pub fn name_hash(&self, bytes: &[u8]) -> u64 {
+        let hash = blake3::keyed_hash(&self.0.name_key, bytes);
+        let mut head = [0; 8];
+        head.copy_from_slice(&hash.as_bytes()[..8]);
+        u64::from_le_bytes(head)
+    }
+
+    /// The table that content is cut with (256 numbers, each the sum a byte adds to the rolling hash).
+    pub fn gear(&self) -> Box<[u64; 256]> {
+        let mut hasher = blake3::Hasher::new_keyed(self.0.secrets.cut_key());
+        hasher.update(b"bkfs gear");
+        let mut output = hasher.finalize_xof();
+        Box::new(std::array::from_fn(|_| {
+            let mut number = [0; 8];
+            output.fill(&mut number);
+            u64::from_le_bytes(number)
+        }))
+    }
+
+    /// A whole object of one box: header and box 0. `salt` is fresh randomness; `key` is where it will lie.
+    pub fn seal_object(
+        &self,
+        class: Class,
+        key: &str,
+        features: Features,
+        salt: [u8; 32],
+        payload: &[u8],
+    ) -> Bytes {
+        let sealer = self.object_sealer(class, key, features, salt);
+        let mut object = Vec::with_capacity(HEADER_LEN + BOX_OVERHEAD + payload.len());
+        object.extend_from_slice(sealer.header());
+        sealer.seal_box(0, payload, &mut object);
+        Bytes::from(object)
+    }
+
+    /// Opens an object of one box that was found under `key`, and returns its payload.
+    pub fn open_object(
+        &self,
+        class: Class,
+        key: &str,
+        object: &[u8],
+    ) -> Result<Vec<u8>, OpenError> {
+        let (header, sealed) = header::split(object)?;
+        let opener = self.object_opener(class, key, header)?;
+        let mut room = Vec::new();
+        let payload = opener.open_box(0, sealed, &mut room)?;
+        if opener.header.algorithm == Algorithm::Unsealed {
+            return Ok(payload.to_vec());
+        }
+        Ok(room)
+    }
+
+    /// Begins an object of several boxes. `salt` is fresh randomness; `key` is where it will lie.
+    pub fn object_sealer(
+        &self,
+        class: Class,
+        key: &str,
+        features: Features,
+        salt: [u8; 32],
+    ) -> ObjectSealer {
+        let open = class.is_open() || self.0.algorithm == Algorithm::Unsealed;
+        let header = Header {
+            class,
+            algorithm: if open {
+                Algorithm::Unsealed
+            } else {
+                self.0.algorithm
+            },
+            key_epoch: if open { 0 } else { self.0.secrets.epoch() },
+            features,
+            repository: self.0.repository,
+            salt,
+        };
+        ObjectSealer::new(self.master_for(&header).unwrap_or(&ZERO_KEY), header, key)
+    }
+
+    /// Checks the header of an object that was found under `key`, and gives what opens its boxes.
+    pub fn object_opener(
+        &self,
+        class: Class,
+        key: &str,
+        header: &[u8; HEADER_LEN],
+    ) -> Result<ObjectOpener, OpenError> {
+        let decoded = Header::decode(header, class)?;
+        if decoded.repository != self.0.repository {
+            return Err(OpenError::WrongRepository {
+                found: decoded.repository,
+            });
+        }
+        let expected = if class.is_open() {
+            Algorithm::Unsealed
+        } else {
+            self.0.algorithm
+        };
+        if decoded.algorithm != expected {
+            // Anybody can make an unsealed object: in a sealed repository it is a forgery.
+            return Err(OpenError::WrongAlgorithm {
+                found: decoded.algorithm as u8,
+            });
+        }
+        let master = self.master_for(&decoded).ok_or(OpenError::NoKeyEpoch {
+            epoch: decoded.key_epoch,
+        })?;
+        ObjectOpener::new(master, decoded, header, key)
+    }
+
+    fn master_for(&self, header: &Header) -> Option<&[u8; 32]> {
+        match header.algorithm {
+            Algorithm::Unsealed => Some(&ZERO_KEY),
+            Algorithm::Aes256Gcm => self.0.secrets.master(header.key_epoch).map(|key| &**key),
+        }
+    }
+}
+
+/// The master key of objects that are not sealed: known to everybody.
+pub(super) const ZERO_KEY: [u8; 32] = [0; 32];
+
+/// A key for one use, from a key for many.
+pub(super) fn derive_key(key: &[u8; 32], context: &[u8], number: &[u8]) -> Key {
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    hasher.update(context);
+    hasher.update(number);
+    Zeroizing::new(*hasher.finalize().as_bytes())
+}
+
+/// Makes the boxes of one new object. Cheap to clone, so that several workers can seal frames of one pack.
+#[derive(Clone, Debug)]
+pub struct ObjectSealer {
+    header: [u8; HEADER_LEN],
+    keys: Arc<ObjectKeys>,
+}
+
+impl ObjectSealer {
+    pub(super) fn new(master: &[u8; 32], header: Header, key: &str) -> Self {
+        let mut bytes = header.encode();
+        let keys = ObjectKeys::derive(master, header.algorithm, &bytes, key);
+        let tag = keys.header_tag(&bytes);
+        bytes[header::TAGGED_LEN..].copy_from_slice(&tag);
+        Self {
+            header: bytes,
+            keys: Arc::new(keys),
+        }
+    }
+
+    /// The first 128 bytes of the object.
+    pub fn header(&self) -> &[u8; HEADER_LEN] {
+        &self.header
+    }
+
+    /// Appends box `number` with this payload to `out`: [`BOX_OVERHEAD`] bytes more than the payload.
+    /// A number is used once per object.
+    pub fn seal_box(&self, number: u32, payload: &[u8], out: &mut Vec<u8>) {
+        let start = out.len();
+        out.reserve(payload.len() + BOX_OVERHEAD);
+        out.extend_from_slice(&[0; NONCE_LEN]);
+        out.extend_from_slice(payload);
+        self.keys.seal_in_place(number, out, start);
+    }
+
+    /// Makes box `number` of `buffer[start..]`, which is [`NONCE_LEN`] bytes of room and then the payload; the tag is
+    /// appended.
+    ///
+    /// # Panics
+    /// If less than [`NONCE_LEN`] bytes follow `start`.
+    pub fn seal_in_place(&self, number: u32, buffer: &mut Vec<u8>, start: usize) {
+        self.keys.seal_in_place(number, buffer, start);
+    }
+}
+
+/// Opens the boxes of one object, whose header has been checked. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ObjectOpener {
+    header: Header,
+    keys: Arc<ObjectKeys>,
+}
+
+impl ObjectOpener {
+    pub(super) fn new(
+        master: &[u8; 32],
+        header: Header,
+        bytes: &[u8; HEADER_LEN],
+        key: &str,
+    ) -> Result<Self, OpenError> {
+        let keys = ObjectKeys::derive(master, header.algorithm, bytes, key);
+        keys.verify_header(bytes)?;
+        Ok(Self {
+            header,
+            keys: Arc::new(keys),
+        })
+    }
+
+    /// What the header says, verified.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Opens box `number` and returns its payload, which lies in `sealed` itself if the repository is unsealed, else in
+    /// `room`. The former contents of `room` are lost; its capacity is reused.
+    pub fn open_box<'a>(
+        &self,
+        number: u32,
+        sealed: &'a [u8],
+        room: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], OpenError> {
+        self.keys.open(number, sealed, room)
+    }
+
+    /// Opens box `number` in place and returns its payload. If it fails, the contents of `sealed` are lost.
+    pub fn open_in_place<'a>(
+        &self,
+        number: u32,
+        sealed: &'a mut [u8],
+    ) -> Result<&'a mut [u8], OpenError> {
+        self.keys.open_in_place(number, sealed)
+    }
+}

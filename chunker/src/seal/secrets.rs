@@ -1,0 +1,137 @@
+//! The secrets of a repository: what a key slot wraps, and what an unsealed repository keeps in its config.
+
+use super::keys::Key;
+use minicbor::{Decoder, Encoder};
+use std::collections::BTreeMap;
+use std::fmt;
+use zeroize::Zeroizing;
+
+/// All keys of a repository. Wiped from memory when dropped; never printed.
+#[derive(Clone)]
+pub struct Secrets {
+    master: BTreeMap<u32, Key>,
+    id_key: Key,
+    cut_key: Key,
+}
+
+/// The bytes are no secrets.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("the secrets cannot be decoded")]
+pub struct SecretsError;
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Secrets")
+            .field("epochs", &self.master.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+/// More master keys than any repository ever has: each is made by hand.
+const MAX_EPOCHS: u64 = 1024;
+
+impl Secrets {
+    /// Secrets with a first master key, of epoch 0. All three keys are fresh randomness.
+    pub fn new(master: [u8; 32], id_key: [u8; 32], cut_key: [u8; 32]) -> Self {
+        Self {
+            master: BTreeMap::from([(0, Zeroizing::new(master))]),
+            id_key: Zeroizing::new(id_key),
+            cut_key: Zeroizing::new(cut_key),
+        }
+    }
+
+    /// The same secrets with one more master key, which new objects are sealed under from now on. Returns its epoch.
+    /// Ids and cut points stay what they are.
+    pub fn add_master(&mut self, master: [u8; 32]) -> u32 {
+        let epoch = self.epoch().saturating_add(1);
+        self.master.insert(epoch, Zeroizing::new(master));
+        epoch
+    }
+
+    /// The epoch whose master key seals new objects: the highest.
+    pub fn epoch(&self) -> u32 {
+        self.master.keys().next_back().copied().unwrap_or(0)
+    }
+
+    pub(super) fn master(&self, epoch: u32) -> Option<&Key> {
+        self.master.get(&epoch)
+    }
+
+    pub(super) fn id_key(&self) -> &Key {
+        &self.id_key
+    }
+
+    pub(super) fn cut_key(&self) -> &Key {
+        &self.cut_key
+    }
+
+    /// The secrets as a CBOR map: 0 master keys by epoch, 1 id key, 2 cutting key.
+    pub fn encode(&self) -> Zeroizing<Vec<u8>> {
+        // Enough room from the start: a vector that grows leaves copies behind.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(128 + self.master.len() * 48));
+        let mut encoder = Encoder::new(&mut *bytes);
+        let written: Result<(), minicbor::encode::Error<std::convert::Infallible>> = (|| {
+            encoder.map(3)?.u8(0)?.map(self.master.len() as u64)?;
+            for (epoch, master) in &self.master {
+                encoder.u32(*epoch)?.bytes(master.as_ref())?;
+            }
+            encoder.u8(1)?.bytes(self.id_key.as_ref())?;
+            encoder.u8(2)?.bytes(self.cut_key.as_ref())?;
+            Ok(())
+        })();
+        written.expect("writing to a vector does not fail");
+        bytes
+    }
+
+    /// The inverse of [`Secrets::encode`]. Keys of the map that are unknown are skipped.
+    pub fn decode(bytes: &[u8]) -> Result<Self, SecretsError> {
+        let mut decoder = Decoder::new(bytes);
+        let decoded = Self::decode_from(&mut decoder).map_err(|_| SecretsError)?;
+        if decoder.position() == bytes.len() {
+            decoded.ok_or(SecretsError)
+        } else {
+            Err(SecretsError)
+        }
+    }
+
+    fn decode_from(decoder: &mut Decoder<'_>) -> Result<Option<Self>, minicbor::decode::Error> {
+        let (mut master, mut id_key, mut cut_key) = (BTreeMap::new(), None, None);
+        for _ in 0..definite(decoder.map()?)? {
+            match decoder.u64()? {
+                0 => {
+                    for _ in 0..definite(decoder.map()?)?.min(MAX_EPOCHS + 1) {
+                        master.insert(decoder.u32()?, key(decoder)?);
+                    }
+                }
+                1 => id_key = Some(key(decoder)?),
+                2 => cut_key = Some(key(decoder)?),
+                _ => decoder.skip()?,
+            }
+        }
+        let complete = !master.is_empty() && master.len() as u64 <= MAX_EPOCHS;
+        Ok(match (id_key, cut_key) {
+            (Some(id_key), Some(cut_key)) if complete => Some(Self {
+                master,
+                id_key,
+                cut_key,
+            }),
+            _ => None,
+        })
+    }
+}
+
+/// The length of a map, which must state it.
+pub(super) fn definite(length: Option<u64>) -> Result<u64, minicbor::decode::Error> {
+    length.ok_or_else(|| minicbor::decode::Error::message("a map of unstated length"))
+}
+
+fn key(decoder: &mut Decoder<'_>) -> Result<Key, minicbor::decode::Error> {
+    let bytes = decoder.bytes()?;
+    let mut key = Key::default();
+    if bytes.len() != key.len() {
+        return Err(minicbor::decode::Error::message("a key of wrong length"));
+    }
+    key.copy_from_slice(bytes);
+    Ok(key)
+}

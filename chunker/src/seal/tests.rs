@@ -1,0 +1,298 @@
+use super::*;
+use crate::id::Kind;
+use proptest::prelude::*;
+
+const REPOSITORY: RepositoryId = RepositoryId(*b"a repository id.");
+
+fn secrets() -> Secrets {
+    Secrets::new([1; 32], [2; 32], [3; 32])
+}
+
+fn keyrings() -> [Keyring; 2] {
+    [
+        Keyring::unsealed(REPOSITORY, secrets()),
+        Keyring::sealed(REPOSITORY, secrets()),
+    ]
+}
+
+fn is_damaged<T: std::fmt::Debug>(result: Result<T, OpenError>) -> bool {
+    matches!(result, Err(OpenError::Damaged { .. }))
+}
+
+#[test]
+fn ids_differ_by_kind_key_and_bytes() {
+    let keyring = Keyring::sealed(REPOSITORY, secrets());
+    let mut ids: Vec<_> = Kind::ALL.map(|kind| keyring.id(kind, b"bytes")).to_vec();
+    ids.push(keyring.id(Kind::Chunk, b"other bytes"));
+    let other = Secrets::new([1; 32], [4; 32], [3; 32]);
+    ids.push(Keyring::sealed(REPOSITORY, other).id(Kind::Chunk, b"bytes"));
+    let distinct: std::collections::HashSet<_> = ids.iter().collect();
+    assert_eq!(distinct.len(), ids.len());
+}
+
+#[test]
+fn a_new_master_key_keeps_ids_and_opens_old_objects() {
+    let old = Keyring::sealed(REPOSITORY, secrets());
+    let mut more = secrets();
+    assert_eq!(more.add_master([9; 32]), 1);
+    let new = Keyring::sealed(REPOSITORY, more);
+    assert_eq!(old.id(Kind::Node, b"x"), new.id(Kind::Node, b"x"));
+    assert_eq!(old.name_hash(b"x"), new.name_hash(b"x"));
+    assert_eq!(old.gear(), new.gear());
+    let object = old.seal_object(Class::List, "lists/a", Features::NONE, [7; 32], b"payload");
+    let opened = new.open_object(Class::List, "lists/a", &object);
+    assert_eq!(opened.as_deref(), Ok(&b"payload"[..]));
+    let object = new.seal_object(Class::List, "lists/a", Features::NONE, [7; 32], b"payload");
+    let opened = old.open_object(Class::List, "lists/a", &object);
+    assert_eq!(opened, Err(OpenError::NoKeyEpoch { epoch: 1 }));
+}
+
+#[test]
+fn errors_say_what_is_wrong() {
+    for keyring in keyrings() {
+        let object = keyring.seal_object(Class::Root, "root", Features::NONE, [7; 32], b"payload");
+        let open = |object: &[u8]| keyring.open_object(Class::Root, "root", object);
+        assert_eq!(open(&object).as_deref(), Ok(&b"payload"[..]));
+        let with = |offset: usize, byte: u8| {
+            let mut changed = object.to_vec();
+            changed[offset] = byte;
+            open(&changed)
+        };
+        assert_eq!(open(b""), Err(OpenError::NotBkfs));
+        assert_eq!(open(b"<html>"), Err(OpenError::NotBkfs));
+        assert_eq!(open(&[b'x'; 200]), Err(OpenError::NotBkfs));
+        assert!(is_damaged(open(&object[..100])));
+        assert!(is_damaged(open(&object[..HEADER_LEN])));
+        assert!(is_damaged(open(&object[..object.len() - 1])));
+        let newer = OpenError::NewerFormat { version: 1 };
+        assert_eq!(with(8, 1), Err(newer));
+        let unknown = OpenError::UnknownFeatures { bits: 4 };
+        assert_eq!(with(32, 4), Err(unknown));
+        let class = |found| OpenError::WrongClass {
+            found,
+            expected: Class::Root,
+        };
+        assert_eq!(with(10, 4), Err(class(4)));
+        assert_eq!(with(10, 200), Err(class(200)));
+        assert_eq!(with(11, 2), Err(OpenError::WrongAlgorithm { found: 2 }));
+        let swapped = 1 - u8::from(keyring.is_sealed());
+        let algorithm = OpenError::WrongAlgorithm { found: swapped };
+        assert_eq!(with(11, swapped), Err(algorithm));
+        let Err(OpenError::WrongRepository { found }) = with(40, b'b') else {
+            panic!("another repository's object was opened");
+        };
+        assert_eq!(&found.0, b"b repository id.");
+        assert!(is_damaged(with(60, 0)));
+        assert!(
+            is_damaged(with(16, 1)),
+            "compatible features are authenticated"
+        );
+    }
+}
+
+#[test]
+fn a_sealed_repository_takes_no_unsealed_object() {
+    let [unsealed, sealed] = keyrings();
+    let forged = unsealed.seal_object(Class::Root, "root", Features::NONE, [7; 32], b"forged");
+    let opened = sealed.open_object(Class::Root, "root", &forged);
+    assert_eq!(opened, Err(OpenError::WrongAlgorithm { found: 0 }));
+}
+
+#[test]
+fn an_object_that_moved_does_not_open() {
+    for keyring in keyrings() {
+        let object = keyring.seal_object(Class::List, "lists/a", Features::NONE, [7; 32], b"x");
+        assert!(is_damaged(keyring.open_object(
+            Class::List,
+            "lists/b",
+            &object
+        )));
+        // Relabelled: the class is in the header, which the keys depend on.
+        let mut relabelled = object.to_vec();
+        relabelled[10] = Class::Index as u8;
+        assert!(is_damaged(keyring.open_object(
+            Class::Index,
+            "lists/a",
+            &relabelled
+        )));
+    }
+}
+
+#[test]
+fn boxes_do_not_change_places() {
+    for keyring in keyrings() {
+        let sealer = keyring.object_sealer(Class::DataPack, "data/a", Features::NONE, [7; 32]);
+        let opener = keyring
+            .object_opener(Class::DataPack, "data/a", sealer.header())
+            .unwrap();
+        let mut sealed = Vec::new();
+        sealer.seal_box(3, b"three", &mut sealed);
+        assert!(is_damaged(opener.open_box(4, &sealed, &mut Vec::new())));
+        assert_eq!(
+            opener.open_box(3, &sealed, &mut Vec::new()),
+            Ok(&b"three"[..])
+        );
+        assert!(is_damaged(opener.open_in_place(4, &mut sealed.clone())));
+        let opened = opener
+            .open_in_place(3, &mut sealed)
+            .map(|payload| payload.to_vec());
+        assert_eq!(opened.as_deref(), Ok(&b"three"[..]));
+        for short in 0..BOX_OVERHEAD {
+            assert!(is_damaged(opener.open_box(
+                3,
+                &vec![0; short],
+                &mut Vec::new()
+            )));
+            assert!(is_damaged(opener.open_in_place(3, &mut vec![0; short])));
+        }
+    }
+}
+
+#[test]
+fn nonces_follow_the_payload() {
+    // A cloned machine that draws the same salt again seals other bytes under another nonce.
+    let keyring = Keyring::sealed(REPOSITORY, secrets());
+    let seal = |number, payload: &[u8]| {
+        let sealer = keyring.object_sealer(Class::DataPack, "data/a", Features::NONE, [7; 32]);
+        let mut sealed = Vec::new();
+        sealer.seal_box(number, payload, &mut sealed);
+        sealed[..NONCE_LEN].to_vec()
+    };
+    assert_eq!(seal(0, b"a"), seal(0, b"a"));
+    assert_ne!(seal(0, b"a"), seal(0, b"b"));
+    assert_ne!(seal(0, b"a"), seal(1, b"a"));
+}
+
+#[test]
+fn sealed_objects_hide_their_payload() {
+    let payload = [b'p'; 64];
+    for keyring in keyrings() {
+        let object = keyring.seal_object(Class::Root, "root", Features::NONE, [7; 32], &payload);
+        let visible = object.windows(8).any(|window| window == &payload[..8]);
+        assert_eq!(visible, !keyring.is_sealed());
+    }
+}
+
+#[test]
+fn nothing_secret_is_printed() {
+    let secrets = Secrets::new([0xaa; 32], [0xab; 32], [0xac; 32]);
+    let keyring = Keyring::sealed(REPOSITORY, secrets.clone());
+    let sealer = keyring.object_sealer(Class::DataPack, "data/a", Features::NONE, [7; 32]);
+    let opener = keyring
+        .object_opener(Class::DataPack, "data/a", sealer.header())
+        .unwrap();
+    let printed = format!("{secrets:?} {keyring:?} {sealer:?} {opener:?}");
+    for secret in ["170, 170", "171, 171", "172, 172", "aaaa", "abab", "acac"] {
+        assert!(!printed.contains(secret), "{printed}");
+    }
+}
+
+#[test]
+fn features_permit_or_forbid_writing() {
+    assert!(Features::NONE.permit_writing());
+    let compatible = Features {
+        compatible: u64::MAX,
+        ..Features::NONE
+    };
+    assert!(compatible.permit_writing());
+    let read_only = Features {
+        read_only: 1,
+        ..Features::NONE
+    };
+    assert!(!read_only.permit_writing());
+    let keyring = Keyring::sealed(REPOSITORY, secrets());
+    let sealer = keyring.object_sealer(Class::Root, "root", read_only, [7; 32]);
+    let opener = keyring.object_opener(Class::Root, "root", sealer.header());
+    assert_eq!(opener.unwrap().header().features, read_only);
+}
+
+#[test]
+fn secrets_without_a_key_are_refused() {
+    let whole = secrets().encode();
+    assert!(Secrets::decode(&whole).is_ok());
+    for length in 0..whole.len() {
+        assert_eq!(Secrets::decode(&whole[..length]).err(), Some(SecretsError));
+    }
+    let mut longer = whole.to_vec();
+    longer.push(0);
+    assert_eq!(Secrets::decode(&longer).err(), Some(SecretsError));
+    // A map of nothing; a map of 2^60 master keys.
+    assert!(Secrets::decode(&[0xa0]).is_err());
+    assert!(Secrets::decode(&[0xa1, 0, 0xbb, 0x10, 0, 0, 0, 0, 0, 0, 0]).is_err());
+}
+
+fn class() -> impl Strategy<Value = Class> {
+    prop::sample::select(&Class::ALL[..])
+}
+
+fn features() -> impl Strategy<Value = Features> {
+    any::<(u64, u64)>().prop_map(|(compatible, read_only)| Features {
+        compatible,
+        read_only,
+        incompatible: 0,
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_was_sealed_is_opened(
+        class in class(),
+        key in "[a-z/]{0,40}",
+        features in features(),
+        salt: [u8; 32],
+        payload in prop::collection::vec(any::<u8>(), 0..3000),
+    ) {
+        for keyring in keyrings() {
+            let object = keyring.seal_object(class, &key, features, salt, &payload);
+            prop_assert_eq!(object.len(), HEADER_LEN + BOX_OVERHEAD + payload.len());
+            let opened = keyring.open_object(class, &key, &object).unwrap();
+            prop_assert_eq!(&opened, &payload);
+            let (header, sealed) = object.split_first_chunk().unwrap();
+            let opener = keyring.object_opener(class, &key, header).unwrap();
+            prop_assert_eq!(opener.header().features, features);
+            let mut sealed = sealed.to_vec();
+            prop_assert_eq!(&*opener.open_in_place(0, &mut sealed).unwrap(), &payload[..]);
+        }
+    }
+
+    #[test]
+    fn arbitrary_bytes_do_not_open(
+        class in class(),
+        magic: bool,
+        mut object in prop::collection::vec(any::<u8>(), 0..400),
+    ) {
+        if magic && object.len() >= 10 {
+            object[..10].copy_from_slice(b"bkfs\r\n\x1a\n\0\0");
+        }
+        for keyring in keyrings() {
+            prop_assert!(keyring.open_object(class, "key", &object).is_err());
+        }
+        let _ = Secrets::decode(&object);
+    }
+
+    #[test]
+    fn secrets_are_read_back(first: [u8; 32], more: Vec<[u8; 32]>, id_key: [u8; 32], cut_key: [u8; 32]) {
+        let mut secrets = Secrets::new(first, id_key, cut_key);
+        for master in more {
+            secrets.add_master(master);
+        }
+        let decoded = Secrets::decode(&secrets.encode()).unwrap();
+        prop_assert_eq!(&*decoded.encode(), &*secrets.encode());
+        prop_assert_eq!(decoded.epoch(), secrets.epoch());
+    }
+}
+
+/// Every single bit of a sealed object counts, the header's included.
+#[test]
+fn every_flipped_bit_is_detected() {
+    for keyring in keyrings() {
+        let payload = b"some bytes that are sealed";
+        let object = keyring.seal_object(Class::Index, "index/a", Features::NONE, [7; 32], payload);
+        for bit in 0..object.len() * 8 {
+            let mut changed = object.to_vec();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            let opened = keyring.open_object(Class::Index, "index/a", &changed);
+            assert!(opened.is_err(), "bit {bit} does not count");
+        }
+    }
+}

@@ -1,1 +1,4 @@
 //! The filesystem and its history.
+
+pub mod extents;
+pub mod tree;

@@ -1,0 +1,334 @@
+//! Batches against a sorted map: the root must be the one that building from nothing gives, and cost must follow the changes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pollster::block_on;
+use proptest::prelude::*;
+
+use super::*;
+use crate::tree::boundary::{MAX_NODE_COST_BYTES, MIN_NODE_COST_BYTES};
+use crate::tree::memory::MemoryNodes;
+use crate::tree::{Node, Tree, key};
+
+type Map = BTreeMap<Key, Vec<u8>>;
+type Changes = BTreeMap<Key, Option<Vec<u8>>>;
+
+fn change(nodes: &MemoryNodes, root: Id, changes: &Changes) -> Id {
+    block_on(apply(nodes, nodes, root, changes.clone().into_iter())).unwrap()
+}
+
+fn build(nodes: &MemoryNodes, map: &Map) -> Id {
+    let root = block_on(empty(nodes)).unwrap();
+    let all = map
+        .clone()
+        .into_iter()
+        .map(|(key, value)| (key, Some(value)));
+    block_on(apply(nodes, nodes, root, all)).unwrap()
+}
+
+fn merge(map: &mut Map, changes: &Changes) {
+    for (key, value) in changes {
+        match value {
+            Some(value) => map.insert(key.clone(), value.clone()),
+            None => map.remove(key),
+        };
+    }
+}
+
+fn read(nodes: &MemoryNodes, root: Id) -> Map {
+    block_on(async {
+        let mut cursor = Tree::new(root).range(key::everything());
+        let mut map = Map::new();
+        while let Some((key, value)) = cursor.next(nodes).await.unwrap() {
+            assert!(map.insert(key, value.to_vec()).is_none());
+        }
+        map
+    })
+}
+
+/// All nodes of a tree, level by level from the root.
+fn all_nodes(nodes: &MemoryNodes, root: Id) -> Vec<Vec<Arc<Node>>> {
+    let mut levels = vec![vec![nodes.peek(root).unwrap()]];
+    while levels[levels.len() - 1][0].level() > 0 {
+        let below = levels[levels.len() - 1]
+            .iter()
+            .flat_map(|node| (0..node.len()).map(|index| node.child(index).unwrap().id))
+            .map(|id| nodes.peek(id).unwrap())
+            .collect();
+        levels.push(below);
+    }
+    levels
+}
+
+/// Value `version` of the item under number `n`, of a length that varies.
+fn value(n: u64, version: u64) -> Vec<u8> {
+    let length = 20 + (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize * 2;
+    format!("{n}-{version}-").into_bytes().repeat(length / 5)
+}
+
+fn numbered(count: u64) -> Map {
+    (0..count)
+        .map(|n| (Key::attributes(n * 8), value(n, 0)))
+        .collect()
+}
+
+#[test]
+fn the_empty_tree_is_an_empty_leaf() {
+    let nodes = MemoryNodes::new();
+    let root = block_on(empty(&nodes)).unwrap();
+    assert!(nodes.peek(root).unwrap().is_empty());
+    let one = Changes::from([(Key::inline(1), Some(b"x".to_vec()))]);
+    let none = Changes::from([(Key::inline(1), None)]);
+    assert_eq!(change(&nodes, root, &Changes::new()), root);
+    assert_eq!(change(&nodes, root, &none), root);
+    let with = change(&nodes, root, &one);
+    assert_eq!(read(&nodes, with).len(), 1);
+    assert_eq!(change(&nodes, with, &none), root);
+}
+
+#[test]
+fn what_the_tree_does_not_take_is_refused() {
+    let nodes = MemoryNodes::new();
+    let root = block_on(empty(&nodes)).unwrap();
+    let run = |changes: Vec<(Key, Option<Vec<u8>>)>| {
+        block_on(apply(&nodes, &nodes, root, changes.into_iter()))
+    };
+    let a = || (Key::inline(1), Some(vec![1]));
+    let b = || (Key::inline(2), None);
+    assert!(matches!(
+        run(vec![b(), a()]),
+        Err(TreeError::Unsorted { .. })
+    ));
+    assert!(matches!(
+        run(vec![a(), a()]),
+        Err(TreeError::Unsorted { .. })
+    ));
+    let long = vec![0; MAX_VALUE_BYTES + 1];
+    let large = run(vec![(Key::inline(1), Some(long))]);
+    assert!(matches!(large, Err(TreeError::TooLarge { .. })));
+    let long = Key::from_bytes(vec![0; MAX_KEY_BYTES + 1]);
+    assert!(matches!(
+        run(vec![(long, None)]),
+        Err(TreeError::TooLarge { .. })
+    ));
+}
+
+#[test]
+fn nodes_stay_within_their_sizes_and_keys_are_the_children_s() {
+    let nodes = MemoryNodes::new();
+    let map = numbered(30_000);
+    let root = build(&nodes, &map);
+    assert_eq!(read(&nodes, root), map);
+    let levels = all_nodes(&nodes, root);
+    assert_eq!(levels[0][0].items(), 30_000);
+    for level in &levels {
+        for (at, node) in level.iter().enumerate() {
+            let most = MAX_NODE_COST_BYTES + 200;
+            assert!(node.bytes().len() <= most);
+            // Encoding costs less than the rule counts, by the shared prefixes.
+            let least = if at + 1 < level.len() {
+                MIN_NODE_COST_BYTES / 2
+            } else {
+                0
+            };
+            assert!(node.bytes().len() >= least);
+        }
+    }
+    let leaves = levels.last().unwrap();
+    let bytes: usize = leaves.iter().map(|leaf| leaf.bytes().len()).sum();
+    let mean = bytes / leaves.len();
+    assert!(
+        (20_000..40_000).contains(&mean),
+        "mean leaf of {mean} bytes"
+    );
+}
+
+#[test]
+fn a_change_costs_a_path() {
+    let nodes = MemoryNodes::new();
+    let map = numbered(100_000);
+    let root = build(&nodes, &map);
+    let depth = all_nodes(&nodes, root).len() as u64;
+    assert!(depth >= 2);
+    let (mut loads, mut stores) = (0, 0);
+    let rounds = 200;
+    for round in 0..rounds {
+        let n = round * 499;
+        let key = Key::attributes(n * 8 + round % 2);
+        let changes = Changes::from([(key, Some(value(n, 1)))]);
+        let before = (nodes.loads(), nodes.stores());
+        change(&nodes, root, &changes);
+        loads += nodes.loads() - before.0;
+        stores += nodes.stores() - before.1;
+    }
+    // A path, the root once more per level, and now and then a neighbour until boundaries coincide.
+    assert!(loads <= rounds * (3 * depth + 2), "{loads} loads");
+    assert!(stores <= rounds * (depth + 2), "{stores} stores");
+}
+
+#[test]
+fn changes_that_change_nothing_store_nothing() {
+    let nodes = MemoryNodes::new();
+    let map = numbered(20_000);
+    let root = build(&nodes, &map);
+    let stores = nodes.stores();
+    let same: Changes = map
+        .iter()
+        .step_by(7)
+        .map(|(key, value)| (key.clone(), Some(value.clone())))
+        .chain((0..1000).map(|n| (Key::inline(n * 8), None)))
+        .collect();
+    assert_eq!(change(&nodes, root, &same), root);
+    assert_eq!(nodes.stores(), stores);
+}
+
+#[test]
+fn deleting_runs_shrinks_the_tree_to_what_it_would_have_been() {
+    let nodes = MemoryNodes::new();
+    let map = numbered(40_000);
+    let root = build(&nodes, &map);
+    let keys: Vec<Key> = map.keys().cloned().collect();
+    let cases = [
+        (0..40_000, "everything"),
+        (0..39_999, "all but the last"),
+        (1..40_000, "all but the first"),
+        (0..20_000, "the first half"),
+        (20_000..40_000, "the second half"),
+        (10_000..30_000, "the middle"),
+    ];
+    for (gone, what) in cases {
+        let changes: Changes = keys[gone].iter().map(|key| (key.clone(), None)).collect();
+        let mut left = map.clone();
+        merge(&mut left, &changes);
+        assert_eq!(
+            change(&nodes, root, &changes),
+            build(&nodes, &left),
+            "{what}"
+        );
+    }
+    let middle = (&keys[20_000], &keys[20_001]);
+    let all_but_middle: Changes = keys
+        .iter()
+        .filter(|key| *key != middle.0)
+        .map(|key| (key.clone(), None))
+        .collect();
+    let left = Map::from([(middle.0.clone(), map[middle.0].clone())]);
+    assert_eq!(change(&nodes, root, &all_but_middle), build(&nodes, &left));
+}
+
+#[test]
+fn large_values_do_not_upset_the_boundaries() {
+    let nodes = MemoryNodes::new();
+    let mut map = numbered(5_000);
+    let mut root = build(&nodes, &map);
+    for (round, length) in [65_536, MAX_VALUE_BYTES, 40_000, 0, 9_000]
+        .into_iter()
+        .enumerate()
+    {
+        let changes: Changes = (0..20)
+            .map(|n| {
+                (
+                    Key::xattr(n * 1900 + round as u64, b"user.x"),
+                    Some(vec![7; length]),
+                )
+            })
+            .collect();
+        merge(&mut map, &changes);
+        root = change(&nodes, root, &changes);
+        assert_eq!(root, build(&nodes, &map), "{length}");
+    }
+    let gone: Changes = (0..40_000)
+        .map(|n| (Key::xattr(n, b"user.x"), None))
+        .collect();
+    merge(&mut map, &gone);
+    assert_eq!(change(&nodes, root, &gone), build(&nodes, &map));
+}
+
+#[test]
+fn a_damaged_tree_is_an_error() {
+    let nodes = MemoryNodes::new();
+    let root = build(&nodes, &numbered(20_000));
+    let leaf = nodes.peek(root).unwrap().child(3).unwrap().id;
+    let other = nodes.peek(root).unwrap().child(4).unwrap().id;
+    let bytes = nodes.peek(other).unwrap().bytes().clone();
+    let key = nodes.peek(leaf).unwrap().key(0);
+    nodes.plant(leaf, bytes).unwrap();
+    let changes = Changes::from([(key, None)]);
+    let result = block_on(apply(&nodes, &nodes, root, changes.into_iter()));
+    assert_eq!(result, Err(TreeError::Misplaced { id: leaf }));
+}
+
+#[test]
+fn the_future_can_be_spawned() {
+    fn assert_send<T: Send>(_: T) {}
+    let nodes = Arc::new(MemoryNodes::new());
+    let changes = Changes::new();
+    assert_send(apply(&nodes, &nodes, Id([0; 32]), changes.into_iter()));
+    assert_send(async {
+        let mut cursor = Tree::new(Id([0; 32])).range(key::everything());
+        cursor.next(&nodes).await
+    });
+    assert_send(async {
+        Tree::new(Id([0; 32]))
+            .last_in(&nodes, key::everything())
+            .await
+    });
+}
+
+/// A batch: for each number, whether it is set (with which version) or removed.
+fn batch(span: u64, most: usize) -> impl Strategy<Value = Vec<(u64, Option<u64>)>> {
+    let scattered = proptest::collection::vec((0..span, proptest::option::of(0u64..3)), 0..most);
+    let run =
+        (0..span, 0..span / 2, proptest::option::of(0u64..3)).prop_map(|(from, length, what)| {
+            (from..from + length).map(|n| (n, what)).collect::<Vec<_>>()
+        });
+    prop_oneof![3 => scattered, 1 => run]
+}
+
+fn as_changes(batch: Vec<(u64, Option<u64>)>) -> Changes {
+    batch
+        .into_iter()
+        .map(|(n, version)| (Key::attributes(n), version.map(|version| value(n, version))))
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn whatever_the_history_the_tree_is_the_same(batches in proptest::collection::vec(batch(6000, 400), 1..6)) {
+        let nodes = MemoryNodes::new();
+        let mut map = Map::new();
+        let mut root = block_on(empty(&nodes)).unwrap();
+        for batch in batches {
+            let changes = as_changes(batch);
+            merge(&mut map, &changes);
+            root = change(&nodes, root, &changes);
+            prop_assert_eq!(root, build(&nodes, &map));
+        }
+        prop_assert_eq!(read(&nodes, root), map);
+    }
+
+    #[test]
+    fn wide_keys_make_deep_trees_that_are_still_the_same(batches in proptest::collection::vec(batch(4000, 60), 1..4)) {
+        // Keys of 400 bytes and values of 3000 leave few entries per node, so that three levels are reached.
+        let wide = |n: u64| {
+            let digest = blake3::hash(&n.to_be_bytes());
+            Key::from_bytes([&n.to_be_bytes()[..], &digest.as_bytes().repeat(12)].concat())
+        };
+        let nodes = MemoryNodes::new();
+        let mut map: Map = (0..4000).map(|n| (wide(n), value(n, 0).repeat(20))).collect();
+        let mut root = build(&nodes, &map);
+        prop_assert!(nodes.peek(root).unwrap().level() >= 2);
+        for batch in batches {
+            let changes: Changes = batch
+                .into_iter()
+                .map(|(n, version)| (wide(n), version.map(|version| value(n, version).repeat(20))))
+                .collect();
+            merge(&mut map, &changes);
+            root = change(&nodes, root, &changes);
+            prop_assert_eq!(root, build(&nodes, &map));
+        }
+    }
+}

@@ -1,0 +1,496 @@
+//! One node of the tree: a sorted run of entries, and its bytes.
+//!
+//! Owns the encoding of nodes, reading them in place, and filling one until it ends. A leaf (level 0) holds items under their keys; a node above
+//! holds its children's ids and item counts under their first keys. Knows nothing of loading or storing.
+//!
+//! Bytes: `form u8 ‖ level u8 ‖ count ‖ prefix length ‖ prefix ‖ suffix length of each key… ‖ length of each value… ‖ suffixes… ‖ values…`,
+//! where counts and lengths are numbers of variable length and the prefix is all that the first key and the last share. A child's value is
+//! `id 32 ‖ items below`.
+
+use std::cmp::Ordering;
+use std::fmt;
+
+use bkfs_chunker::id::Id;
+use bytes::Bytes;
+use thiserror::Error;
+
+use super::boundary::{self, MAX_NODE_COST_BYTES};
+use super::item::MAX_VALUE_BYTES;
+use super::key::{Key, MAX_KEY_BYTES};
+use super::varint::{self, Reader};
+
+/// Most bytes an encoded node has: one entry of the largest size on top of a node that is almost full.
+pub const MAX_NODE_BYTES: usize = MAX_NODE_COST_BYTES + MAX_KEY_BYTES + MAX_VALUE_BYTES + 64;
+
+/// Levels there can be above the leaves. With 100 children per node, which is few, that is 10^32 items.
+pub const MAX_LEVEL: u8 = 15;
+
+/// Form of nodes that this version writes.
+const NODE_FORM: u8 = 1;
+
+/// Why bytes are no node.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Error)]
+pub enum NodeError {
+    /// More bytes than any node has.
+    #[error("node of {length} bytes is too long")]
+    TooLong {
+        /// Bytes there are.
+        length: usize,
+    },
+    /// A form that this version does not know.
+    #[error("node of unknown form {form}")]
+    UnknownForm {
+        /// The form's number.
+        form: u8,
+    },
+    /// The bytes are not what any encoding makes.
+    #[error("malformed node: {what}")]
+    Malformed {
+        /// Which part.
+        what: &'static str,
+    },
+    /// Keys are not strictly increasing.
+    #[error("keys of a node are out of order at entry {index}")]
+    Unsorted {
+        /// First entry that is not above the one before it.
+        index: usize,
+    },
+}
+
+/// A child of an interior node.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Child {
+    /// Id of the child's bytes.
+    pub id: Id,
+    /// Items in all leaves below it.
+    pub items: u64,
+}
+
+/// Where an entry's key suffix and value begin, counted from the node's first byte.
+#[derive(Copy, Clone)]
+struct Start {
+    key: u32,
+    value: u32,
+}
+
+/// A decoded node: its bytes and a table of where things are. Nothing is copied out until asked for.
+#[derive(Clone)]
+pub struct Node {
+    bytes: Bytes,
+    level: u8,
+    prefix: Start,
+    items: u64,
+    /// One per entry, and one more where the last ends.
+    starts: Vec<Start>,
+}
+
+impl Node {
+    /// Checks the form of `bytes` and finds the entries. Memory is bounded by eight bytes per entry beside the bytes themselves.
+    ///
+    /// # Errors
+    /// [`NodeError`] for whatever [`NodeBuilder`] does not make; never panics.
+    pub fn decode(bytes: Bytes) -> Result<Node, NodeError> {
+        let malformed = |what| NodeError::Malformed { what };
+        if bytes.len() > MAX_NODE_BYTES {
+            return Err(NodeError::TooLong {
+                length: bytes.len(),
+            });
+        }
+        let mut reader = Reader::new(&bytes);
+        let form = reader.byte().ok_or(malformed("empty"))?;
+        if form != NODE_FORM {
+            return Err(NodeError::UnknownForm { form });
+        }
+        let level = reader.byte().ok_or(malformed("level"))?;
+        let count = reader.number_u32().ok_or(malformed("count"))? as usize;
+        // An entry has two lengths of at least a byte each, so hostile counts end here.
+        if level > MAX_LEVEL || count > bytes.len() / 2 || (level > 0 && count == 0) {
+            return Err(malformed("level or count"));
+        }
+        let prefix_length = reader.number_u32().ok_or(malformed("prefix"))?;
+        let prefix_start = reader.position() as u32;
+        reader
+            .take(prefix_length as usize)
+            .ok_or(malformed("prefix"))?;
+        let prefix = Start {
+            key: prefix_start,
+            value: prefix_start + prefix_length,
+        };
+        let starts = read_starts(&mut reader, count, bytes.len())?;
+        let mut node = Node {
+            level,
+            prefix,
+            items: 0,
+            starts,
+            bytes,
+        };
+        node.items = node.check()?;
+        Ok(node)
+    }
+
+    /// Checks what holds between entries (order, the longest prefix, sizes, children) and counts the items below.
+    fn check(&self) -> Result<u64, NodeError> {
+        let malformed = |what| Err(NodeError::Malformed { what });
+        let Some(last) = self.len().checked_sub(1) else {
+            return match self.prefix().len() {
+                0 => Ok(0),
+                _ => malformed("prefix of nothing"),
+            };
+        };
+        let mut before = self.suffix(0);
+        for index in 1..=last {
+            let suffix = self.suffix(index);
+            if before >= suffix {
+                return Err(NodeError::Unsorted { index });
+            }
+            before = suffix;
+        }
+        if common_length(self.suffix(0), self.suffix(last)) > 0 {
+            return malformed("prefix is not the longest");
+        }
+        let mut items = 0u64;
+        for index in 0..=last {
+            if self.prefix().len() + self.suffix(index).len() > MAX_KEY_BYTES
+                || self.value(index).len() > MAX_VALUE_BYTES
+            {
+                return malformed("entry too large");
+            }
+            let below = match self.level {
+                0 => Some(1),
+                _ => read_child(self.value(index)).map(|child| child.items),
+            };
+            match below.and_then(|below| items.checked_add(below)) {
+                Some(sum) => items = sum,
+                None => return malformed("child"),
+            }
+        }
+        Ok(items)
+    }
+
+    /// Height above the leaves, which are at 0.
+    pub fn level(&self) -> u8 {
+        self.level
+    }
+
+    /// Entries in this node.
+    pub fn len(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// Whether there are none, as only in the leaf of an empty tree.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The encoded form.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// Memory this node holds, in bytes: for caches.
+    pub fn memory_bytes(&self) -> usize {
+        self.bytes.len() + self.starts.len() * size_of::<Start>() + size_of::<Node>()
+    }
+
+    /// What all keys of the node begin with.
+    pub fn prefix(&self) -> &[u8] {
+        &self.bytes[self.prefix.key as usize..self.prefix.value as usize]
+    }
+
+    /// What comes after the prefix in the key of entry `index`.
+    ///
+    /// # Panics
+    /// If there is no such entry, as do all functions here that take an index.
+    pub fn suffix(&self, index: usize) -> &[u8] {
+        &self.bytes[self.starts[index].key as usize..self.starts[index + 1].key as usize]
+    }
+
+    /// The key of entry `index`.
+    pub fn key(&self, index: usize) -> Key {
+        Key::from_bytes([self.prefix(), self.suffix(index)].concat())
+    }
+
+    /// The value of entry `index`.
+    pub fn value(&self, index: usize) -> &[u8] {
+        &self.bytes[self.starts[index].value as usize..self.starts[index + 1].value as usize]
+    }
+
+    /// The value of entry `index`, sharing the node's memory.
+    pub fn value_bytes(&self, index: usize) -> Bytes {
+        self.bytes
+            .slice(self.starts[index].value as usize..self.starts[index + 1].value as usize)
+    }
+
+    /// The child at entry `index`; `None` in a leaf.
+    pub fn child(&self, index: usize) -> Option<Child> {
+        if self.level == 0 {
+            return None;
+        }
+        read_child(self.value(index))
+    }
+
+    /// Items in all leaves below this node, or in it if it is a leaf.
+    pub fn items(&self) -> u64 {
+        self.items
+    }
+
+    /// Whether entry `index` has the same key as entry `other_index` of `other`.
+    pub fn same_key(&self, index: usize, other: &Node, other_index: usize) -> bool {
+        let mine = self.prefix().iter().chain(self.suffix(index));
+        mine.eq(other.prefix().iter().chain(other.suffix(other_index)))
+    }
+
+    /// How the key of entry `index` compares with `key`.
+    pub fn compare(&self, index: usize, key: &[u8]) -> Ordering {
+        match self.place(key) {
+            Ok(rest) => self.suffix(index).cmp(rest),
+            Err(order) => order,
+        }
+    }
+
+    /// The first entry whose key is not below `key`; [`Node::len`] if there is none.
+    pub fn lower_bound(&self, key: &[u8]) -> usize {
+        match self.place(key) {
+            Ok(rest) => partition(self.len(), |index| self.suffix(index) < rest),
+            Err(Ordering::Less) => self.len(),
+            Err(_) => 0,
+        }
+    }
+
+    /// The entry under exactly `key`.
+    pub fn find(&self, key: &[u8]) -> Option<usize> {
+        let index = self.lower_bound(key);
+        (index < self.len() && self.compare(index, key) == Ordering::Equal).then_some(index)
+    }
+
+    /// The entry whose run of keys `key` falls into: the last that is not above it, or the first of all.
+    pub fn floor(&self, key: &[u8]) -> usize {
+        let above = match self.place(key) {
+            Ok(rest) => partition(self.len(), |index| self.suffix(index) <= rest),
+            Err(Ordering::Less) => self.len(),
+            Err(_) => 0,
+        };
+        above.saturating_sub(1)
+    }
+
+    /// What remains of `key` after the prefix, or how all keys of the node compare with it.
+    fn place<'k>(&self, key: &'k [u8]) -> Result<&'k [u8], Ordering> {
+        let prefix = self.prefix();
+        match key.strip_prefix(prefix) {
+            Some(rest) => Ok(rest),
+            // The key differs within the prefix or is a part of it; in the second case every key of the node is above it.
+            None => Err(prefix.cmp(key)),
+        }
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Node")
+            .field("level", &self.level)
+            .field("entries", &self.len())
+            .field("bytes", &self.bytes.len())
+            .finish()
+    }
+}
+
+/// First of `0..count` for which `below` is false, when it is true up to there and false after.
+fn partition(count: usize, below: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if below(middle) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+/// Reads the two columns of lengths and checks that what they add up to is exactly what remains.
+fn read_starts(
+    reader: &mut Reader<'_>,
+    count: usize,
+    total: usize,
+) -> Result<Vec<Start>, NodeError> {
+    let malformed = NodeError::Malformed { what: "lengths" };
+    let mut starts = Vec::with_capacity(count + 1);
+    let mut sum = 0u32;
+    for _ in 0..count {
+        starts.push(Start { key: sum, value: 0 });
+        let length = reader.number_u32().ok_or(malformed)?;
+        sum = sum.checked_add(length).ok_or(malformed)?;
+    }
+    let keys = sum;
+    for start in &mut starts {
+        start.value = sum;
+        let length = reader.number_u32().ok_or(malformed)?;
+        sum = sum.checked_add(length).ok_or(malformed)?;
+    }
+    if reader.position().checked_add(sum as usize) != Some(total) {
+        return Err(malformed);
+    }
+    starts.push(Start {
+        key: keys,
+        value: sum,
+    });
+    let base = reader.position() as u32;
+    for start in &mut starts {
+        start.key += base;
+        start.value += base;
+    }
+    Ok(starts)
+}
+
+/// The value that an interior node holds for a child.
+pub(crate) fn write_child(child: Child) -> Vec<u8> {
+    let mut out = Vec::with_capacity(36);
+    out.extend_from_slice(&child.id.0);
+    varint::write(&mut out, child.items);
+    out
+}
+
+fn read_child(value: &[u8]) -> Option<Child> {
+    let mut reader = Reader::new(value);
+    let id = Id(reader.take(32)?.try_into().ok()?);
+    let items = reader.number()?;
+    (reader.is_empty() && items > 0).then_some(Child { id, items })
+}
+
+/// Bytes that both begin with.
+fn common_length(one: &[u8], other: &[u8]) -> usize {
+    one.iter().zip(other).take_while(|(a, b)| a == b).count()
+}
+
+/// Gathers sorted entries until a node ends, and encodes it. Buffers are reused from node to node.
+pub(crate) struct NodeBuilder {
+    level: u8,
+    /// Whole keys, one after another; `ends` says where each ends, and its value in `values`.
+    keys: Vec<u8>,
+    values: Vec<u8>,
+    ends: Vec<Start>,
+    cost_bytes: usize,
+    items: u64,
+}
+
+impl NodeBuilder {
+    /// An empty node of `level`.
+    pub(crate) fn new(level: u8) -> Self {
+        NodeBuilder {
+            level,
+            keys: Vec::new(),
+            values: Vec::new(),
+            ends: Vec::new(),
+            cost_bytes: 0,
+            items: 0,
+        }
+    }
+
+    /// Entries so far.
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether the next entry begins a node.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Items in all leaves below.
+    pub(crate) fn items(&self) -> u64 {
+        self.items
+    }
+
+    /// Key of the first entry.
+    pub(crate) fn first_key(&self) -> Option<&[u8]> {
+        let end = self.ends.first()?;
+        Some(&self.keys[..end.key as usize])
+    }
+
+    /// Height above the leaves.
+    pub(crate) fn level(&self) -> u8 {
+        self.level
+    }
+
+    /// The child that is the only entry of an interior node.
+    pub(crate) fn only_child(&self) -> Option<Id> {
+        if self.level == 0 || self.ends.len() != 1 {
+            return None;
+        }
+        read_child(&self.values).map(|child| child.id)
+    }
+
+    /// Adds the entry under `prefix ‖ suffix`, which must be above the last; returns whether the node ends with it.
+    pub(crate) fn push(&mut self, prefix: &[u8], suffix: &[u8], value: &[u8]) -> bool {
+        let start = self.keys.len();
+        self.keys.extend_from_slice(prefix);
+        self.keys.extend_from_slice(suffix);
+        self.values.extend_from_slice(value);
+        self.ends.push(Start {
+            key: self.keys.len() as u32,
+            value: self.values.len() as u32,
+        });
+        let below = if self.level == 0 {
+            1
+        } else {
+            read_child(value).map_or(0, |child| child.items)
+        };
+        self.items = self.items.saturating_add(below);
+        let key = &self.keys[start..];
+        let entry_bytes = boundary::entry_cost_bytes(key.len(), value.len());
+        self.cost_bytes += entry_bytes;
+        boundary::ends_after(self.level, key, entry_bytes, self.cost_bytes)
+    }
+
+    /// Encodes what was gathered and begins anew.
+    pub(crate) fn finish(&mut self) -> Vec<u8> {
+        let prefix_length = match (self.first_key(), self.last_key()) {
+            (Some(first), Some(last)) => common_length(first, last),
+            _ => 0,
+        };
+        let mut out = Vec::with_capacity(self.cost_bytes + 16);
+        out.extend_from_slice(&[NODE_FORM, self.level]);
+        varint::write(&mut out, self.ends.len() as u64);
+        varint::write(&mut out, prefix_length as u64);
+        out.extend_from_slice(&self.keys[..prefix_length]);
+        let mut before = 0;
+        for end in &self.ends {
+            varint::write(&mut out, (end.key - before) as u64 - prefix_length as u64);
+            before = end.key;
+        }
+        before = 0;
+        for end in &self.ends {
+            varint::write(&mut out, (end.value - before) as u64);
+            before = end.value;
+        }
+        before = 0;
+        for end in &self.ends {
+            out.extend_from_slice(&self.keys[before as usize + prefix_length..end.key as usize]);
+            before = end.key;
+        }
+        out.extend_from_slice(&self.values);
+        self.clear();
+        out
+    }
+
+    fn last_key(&self) -> Option<&[u8]> {
+        let start = match self.ends.len() {
+            0 => return None,
+            1 => 0,
+            count => self.ends[count - 2].key as usize,
+        };
+        Some(&self.keys[start..])
+    }
+
+    fn clear(&mut self) {
+        self.keys.clear();
+        self.values.clear();
+        self.ends.clear();
+        self.cost_bytes = 0;
+        self.items = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests;

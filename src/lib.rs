@@ -1,4 +1,5 @@
 //! The filesystem and its history.
 
 pub mod extents;
+pub mod root;
 pub mod tree;

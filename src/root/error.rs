@@ -1,0 +1,251 @@
+//! Errors of the root and of all that hangs on it, in few kinds that say what the caller should do.
+//!
+//! Owns [`RootError`] and [`ErrorKind`]. Exit codes and errno values are made of the kind elsewhere (the command line, the errno table).
+
+use super::state::{HolderInfo, NameError, RootMark, SessionId, StateError};
+use super::transition::Refusal;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::OpenError;
+use bkfs_chunker::store::{StoreError, StoreErrorKind};
+
+/// What the caller should do about a [`RootError`].
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
+pub enum ErrorKind {
+    /// There is no repository here: check the URL, or create one. Exit code 10.
+    NoRepository,
+    /// Somebody else writes: use another volume, read only, or take over. Exit code 11.
+    Held,
+    /// The password opens no key slot: ask again. Exit code 12.
+    WrongPassword,
+    /// The repository is damaged, or an older state of it is shown: check, repair. Exit code 13.
+    Damaged,
+    /// A change may or may not have been made: look before repeating it. Exit code 14.
+    OutcomeUnknown,
+    /// This session has lost its volume: stop writing, mount anew.
+    Fenced,
+    /// Store the named packs' contents again, then repeat: they are no longer live.
+    Rebuild,
+    /// What was asked for cannot be done here: ask for something else.
+    Refused,
+    /// The store does not do its part: wait, or mend it.
+    Unavailable,
+}
+
+/// Why something at the root did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum RootError {
+    /// A request to the store failed, and nothing was changed by it.
+    #[error("{0}")]
+    Store(#[from] StoreError),
+    /// A change was sent, and the store has not told whether it was made.
+    #[error(
+        "it is not known whether the change to the repository was made: {reason}; look before repeating it"
+    )]
+    OutcomeUnknown {
+        /// What the store said last.
+        reason: String,
+    },
+    /// The root does not admit the change.
+    #[error("{0}")]
+    Refused(#[from] Refusal),
+    /// Other writers replaced the root again and again before this change got its turn. Nothing was changed.
+    #[error("too many writers replace the root at once; tried {attempts} times")]
+    Contended {
+        /// How often it was tried.
+        attempts: u32,
+    },
+    /// Packs that the commit relies on have left the live set (rule 3): store their contents again.
+    #[error("{} packs that this commit relies on are no longer live", packs.len())]
+    Rebuild {
+        /// The packs.
+        packs: Vec<PackName>,
+    },
+    /// An object is not what it should be.
+    #[error("{key} is damaged: {reason}")]
+    Damaged {
+        /// Its key in the bucket.
+        key: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// An object cannot be opened with this repository's keys.
+    #[error("{key}: {source}")]
+    Unopenable {
+        /// Its key in the bucket.
+        key: String,
+        /// Why not.
+        source: OpenError,
+    },
+    /// The root would be too large, or contradicts itself.
+    #[error("{0}")]
+    State(#[from] StateError),
+    /// The bucket shows an older root than this machine has seen, or another one of the same generation.
+    #[error("the repository shows generation {}, but generation {} was seen before: the bucket was rolled back", found.generation, known.generation)]
+    Rollback {
+        /// What was seen before.
+        known: RootMark,
+        /// What the bucket shows now.
+        found: RootMark,
+    },
+    /// The repository's format asks for a newer program before anything is written.
+    #[error(
+        "this repository has features unknown to this program: it can be read, but a newer bkfs is needed to write"
+    )]
+    ReadOnlyFeatures,
+    /// A snapshot of that name exists in the volume.
+    #[error("snapshot {name:?} exists already")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// No such snapshot.
+    #[error("there is no snapshot {name:?} in volume {volume:?}")]
+    NoSnapshot {
+        /// What was asked for.
+        name: String,
+        /// In which volume.
+        volume: String,
+    },
+    /// A name that nothing can have.
+    #[error("{name:?} is no name: {source}")]
+    BadName {
+        /// The name.
+        name: String,
+        /// Why not.
+        source: NameError,
+    },
+    /// `@TIME` that is no time.
+    #[error("{text:?} is no time (example: @2026-11-20T10:00:00Z)")]
+    BadTime {
+        /// What was given.
+        text: String,
+    },
+    /// An ended session left a journal, which this program cannot replay: acknowledged data would be lost.
+    #[error(
+        "session {session} of volume {volume:?} left a journal, which this version cannot replay: mount with the version that wrote it"
+    )]
+    Journal {
+        /// The volume.
+        volume: String,
+        /// The session that wrote the journal.
+        session: SessionId,
+    },
+    /// There is no repository at the URL.
+    #[error("{location}: no bkfs repository here (create one with: bkfs init)")]
+    NoRepository {
+        /// The URL.
+        location: String,
+    },
+    /// There is a repository, or something else, at the URL.
+    #[error("{location}: {found}")]
+    NotEmpty {
+        /// The URL.
+        location: String,
+        /// What is there.
+        found: String,
+    },
+    /// No key slot opens with the password.
+    #[error("wrong password")]
+    WrongPassword,
+    /// The repository is sealed, and no password was given.
+    #[error("this repository is encrypted: a password is needed")]
+    PasswordNeeded,
+    /// A password was given for a repository that is not sealed: somebody may have swapped it for another one.
+    #[error(
+        "a password was given, but this repository is not encrypted: anybody could have put it there"
+    )]
+    NotEncrypted,
+    /// The store's conditional writes are wrong, so that two writers could destroy each other's work.
+    #[error("this store cannot be used: {reason}")]
+    UnfitStore {
+        /// What was wrong.
+        reason: String,
+    },
+    /// Something on this machine failed.
+    #[error("{what}: {source}")]
+    Local {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+impl RootError {
+    /// What the caller should do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Store(error) => match error.kind() {
+                StoreErrorKind::NoBucket => ErrorKind::NoRepository,
+                StoreErrorKind::OutcomeUnknown => ErrorKind::OutcomeUnknown,
+                StoreErrorKind::NotFound | StoreErrorKind::OutOfRange => ErrorKind::Damaged,
+                _ => ErrorKind::Unavailable,
+            },
+            Self::OutcomeUnknown { .. } => ErrorKind::OutcomeUnknown,
+            Self::Refused(Refusal::Fenced { .. }) => ErrorKind::Fenced,
+            Self::Refused(Refusal::Held { .. }) => ErrorKind::Held,
+            Self::Contended { .. } => ErrorKind::Unavailable,
+            Self::Rebuild { .. } => ErrorKind::Rebuild,
+            Self::Damaged { .. } | Self::Rollback { .. } => ErrorKind::Damaged,
+            Self::Unopenable { source, .. } => match source {
+                OpenError::NewerFormat { .. } | OpenError::UnknownFeatures { .. } => {
+                    ErrorKind::Refused
+                }
+                _ => ErrorKind::Damaged,
+            },
+            Self::State(StateError::TooLarge { .. }) => ErrorKind::Refused,
+            Self::State(_) => ErrorKind::Damaged,
+            Self::NoRepository { .. } => ErrorKind::NoRepository,
+            Self::WrongPassword => ErrorKind::WrongPassword,
+            Self::Refused(_)
+            | Self::ReadOnlyFeatures
+            | Self::NameTaken { .. }
+            | Self::NoSnapshot { .. }
+            | Self::BadName { .. }
+            | Self::BadTime { .. }
+            | Self::Journal { .. }
+            | Self::NotEmpty { .. }
+            | Self::PasswordNeeded
+            | Self::NotEncrypted
+            | Self::UnfitStore { .. } => ErrorKind::Refused,
+            Self::Local { .. } => ErrorKind::Unavailable,
+        }
+    }
+
+    /// A line of advice for people at the command line, where there is something that they can do.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Refused(Refusal::Held { .. }) => Some(
+                "mount with -o ro to read, with -o volume=NAME to write another volume, or with --steal to take this one over (its holder's unsent writes then fail)",
+            ),
+            Self::Refused(Refusal::Fenced { .. }) => {
+                Some("unmount, and mount again: this mount can no longer write")
+            }
+            Self::Rollback { .. } => {
+                Some("restore the bucket's newest state; do not write to this one")
+            }
+            Self::OutcomeUnknown { .. } => Some("see bkfs snapshots"),
+            Self::Refused(Refusal::Full { what: "sessions" }) => {
+                Some("see bkfs session list; end dead ones with bkfs session end")
+            }
+            _ => None,
+        }
+    }
+
+    /// An object that is not what it should be.
+    pub(crate) fn damaged(key: &str, reason: impl std::fmt::Display) -> Self {
+        Self::Damaged {
+            key: key.to_owned(),
+            reason: reason.to_string(),
+        }
+    }
+
+    /// Who holds the volume now, if this says so.
+    pub fn holder(&self) -> Option<&HolderInfo> {
+        match self {
+            Self::Refused(Refusal::Held { by, .. })
+            | Self::Refused(Refusal::Fenced { by: Some(by) }) => Some(by),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Snapshots as entries of lists: their encoding, names, numbers and times, and which shards of a list are merged. Pure.
+//!
+//! Owns what an entry is and what a list of them answers. The shards lie in immutable list objects, which [`super::lists`] loads and writes; the
+//! root refers to them. A new snapshot is a new shard of one entry, added by the same compare-and-swap that commits its tree; once there are more than
+//! [`SHARDS_MAX`] shards, the small ones are written together as one, so that an entry is rewritten a logarithmic number of times.
+//!
+//! Numbers (16 bits) stand above the inode numbers of a snapshot's files, so they must differ among all snapshots that can be seen, now or after
+//! `forget --undo`: numbers in the trash count as taken.
+
+use super::error::RootError;
+use super::state::{ListRef, NameError, Root, check_name};
+use super::wire;
+use bkfs_chunker::catalog::name_bytes;
+use bkfs_chunker::id::Id;
+use bkfs_chunker::pack::PackName;
+use jiff::Timestamp;
+use minicbor::{Decode, Encode};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Shards of one list before small ones are merged.
+pub const SHARDS_MAX: usize = 16;
+
+/// Shards that are left after merging, counting the merged one.
+const SHARDS_AFTER_MERGE: usize = 8;
+
+/// Longest tag in bytes, and most tags of a snapshot.
+pub const TAG_BYTES_MAX: usize = 255;
+/// Most tags of a snapshot.
+pub const TAGS_MAX: usize = 64;
+
+/// The name that means the newest snapshot of a volume.
+pub const LATEST: &str = "latest";
+
+/// One snapshot: an immutable tree with a name.
+#[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub struct SnapshotEntry {
+    /// Its name, unique in its volume.
+    #[n(0)]
+    pub name: String,
+    /// Unique among all snapshots of the repository, kept or in the trash; never zero.
+    #[n(1)]
+    pub number: u16,
+    /// The volume it is of.
+    #[n(2)]
+    pub volume: String,
+    /// The root node of its tree; none for a volume that never held anything.
+    #[cbor(n(3), with = "wire::id_option", has_nil)]
+    pub tree: Option<Id>,
+    /// The record of the commit that made it.
+    #[cbor(n(4), with = "wire::id")]
+    pub commit: Id,
+    /// When it was made, by the clock of the host, but never before the volume's snapshot before it.
+    #[cbor(n(5), with = "wire::time")]
+    pub time: Timestamp,
+    /// Name of the host that made it.
+    #[n(6)]
+    pub host: String,
+    /// Name of the user that made it.
+    #[n(7)]
+    pub user: String,
+    /// Words for people and for retention.
+    #[n(8)]
+    pub tags: Vec<String>,
+    /// Inodes in the tree.
+    #[n(9)]
+    pub files: u64,
+    /// Bytes of file contents in the tree, before deduplication.
+    #[n(10)]
+    pub bytes: u64,
+    /// Bytes that were added to the bucket since the volume's snapshot before it.
+    #[n(11)]
+    pub new_bytes: u64,
+    /// The generation of the root that made it.
+    #[n(12)]
+    pub generation: u64,
+}
+
+/// A forgotten snapshot, which is restorable until collection empties the trash.
+#[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub struct TrashEntry {
+    /// The snapshot as it was.
+    #[n(0)]
+    pub snapshot: SnapshotEntry,
+    /// When it was forgotten, by the clock of the host that did.
+    #[cbor(n(1), with = "wire::time")]
+    pub forgotten: Timestamp,
+}
+
+/// A name in a list of packs.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[cbor(transparent)]
+pub struct PackEntry(#[cbor(n(0), with = "name_bytes")] pub PackName);
+
+/// The payload of a list object.
+#[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[cbor(map)]
+struct Shard<T> {
+    #[n(0)]
+    entries: Vec<T>,
+}
+
+/// What a list object may hold.
+pub trait ListEntry: Encode<()> + for<'b> Decode<'b, ()> + Clone + Send + Sync + 'static {}
+impl ListEntry for SnapshotEntry {}
+impl ListEntry for TrashEntry {}
+impl ListEntry for PackEntry {}
+
+/// The payload of a list object.
+pub fn encode_shard<T: ListEntry>(entries: Vec<T>) -> Vec<u8> {
+    minicbor::to_vec(Shard { entries }).expect("writing plain fields to memory cannot fail")
+}
+
+/// The inverse of [`encode_shard`]; the error says what is wrong with the bytes.
+pub fn decode_shard<T: ListEntry>(payload: &[u8]) -> Result<Vec<T>, String> {
+    minicbor::decode::<Shard<T>>(payload)
+        .map(|shard| shard.entries)
+        .map_err(|error| error.to_string())
+}
+
+/// Checks the name of a new snapshot. `latest` is refused besides what [`check_name`] refuses.
+pub fn check_snapshot_name(name: &str) -> Result<(), RootError> {
+    let reserved = if name == LATEST {
+        Err(NameError::Reserved)
+    } else {
+        Ok(())
+    };
+    check_name(name)
+        .and(reserved)
+        .map_err(|source| RootError::BadName {
+            name: name.to_owned(),
+            source,
+        })
+}
+
+/// How people name a snapshot where one is read.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum SnapshotReference {
+    /// By its name.
+    Name(String),
+    /// The newest of the volume: `latest`.
+    Latest,
+    /// The newest of the volume not later than an instant: `@TIME`, RFC 3339.
+    At(Timestamp),
+}
+
+impl SnapshotReference {
+    /// Reads NAME, `latest` or `@TIME`.
+    ///
+    /// # Errors
+    /// [`RootError::BadTime`] and [`RootError::BadName`].
+    pub fn parse(text: &str) -> Result<Self, RootError> {
+        if text == LATEST {
+            return Ok(Self::Latest);
+        }
+        if let Some(time) = text.strip_prefix('@') {
+            return time.parse().map(Self::At).map_err(|_| RootError::BadTime {
+                text: text.to_owned(),
+            });
+        }
+        check_snapshot_name(text)?;
+        Ok(Self::Name(text.to_owned()))
+    }
+}
+
+/// All kept snapshots of one root.
+#[derive(Clone, Debug, Default)]
+pub struct SnapshotList {
+    shards: Vec<Arc<Vec<SnapshotEntry>>>,
+}
+
+impl SnapshotList {
+    /// The list made of these shards.
+    pub fn new(shards: Vec<Arc<Vec<SnapshotEntry>>>) -> Self {
+        Self { shards }
+    }
+
+    /// Every snapshot, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &SnapshotEntry> {
+        self.shards.iter().flat_map(|shard| shard.iter())
+    }
+
+    /// The snapshots of a volume, oldest first.
+    pub fn of_volume(&self, volume: &str) -> Vec<&SnapshotEntry> {
+        let mut found: Vec<_> = self.iter().filter(|entry| entry.volume == volume).collect();
+        found.sort_by_key(|entry| entry.age_order());
+        found
+    }
+
+    /// The snapshot of `volume` with this name.
+    pub fn named(&self, volume: &str, name: &str) -> Option<&SnapshotEntry> {
+        self.iter()
+            .find(|entry| entry.volume == volume && entry.name == name)
+    }
+
+    /// The snapshot with this number, of any volume.
+    pub fn numbered(&self, number: u16) -> Option<&SnapshotEntry> {
+        self.iter().find(|entry| entry.number == number)
+    }
+
+    /// The newest snapshot of `volume`.
+    pub fn latest(&self, volume: &str) -> Option<&SnapshotEntry> {
+        self.iter()
+            .filter(|entry| entry.volume == volume)
+            .max_by_key(|entry| entry.age_order())
+    }
+
+    /// The newest snapshot of `volume` that is not later than `time`.
+    pub fn at(&self, volume: &str, time: Timestamp) -> Option<&SnapshotEntry> {
+        self.iter()
+            .filter(|entry| entry.volume == volume && entry.time <= time)
+            .max_by_key(|entry| entry.age_order())
+    }
+
+    /// What `reference` means in `volume`.
+    ///
+    /// # Errors
+    /// [`RootError::NoSnapshot`].
+    pub fn resolve(
+        &self,
+        volume: &str,
+        reference: &SnapshotReference,
+    ) -> Result<&SnapshotEntry, RootError> {
+        let (found, text) = match reference {
+            SnapshotReference::Name(name) => (self.named(volume, name), name.clone()),
+            SnapshotReference::Latest => (self.latest(volume), LATEST.to_owned()),
+            SnapshotReference::At(time) => (self.at(volume, *time), format!("@{time}")),
+        };
+        found.ok_or_else(|| RootError::NoSnapshot {
+            name: text,
+            volume: volume.to_owned(),
+        })
+    }
+}
+
+impl SnapshotEntry {
+    /// Orders the snapshots of a volume by age. Times never go back within a volume; of equal ones the root's generation tells.
+    fn age_order(&self) -> (Timestamp, u64) {
+        (self.time, self.generation)
+    }
+}
+
+/// What is wanted of a new snapshot.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct SnapshotRequest {
+    /// Its name; without one the time becomes its name.
+    pub name: Option<String>,
+    /// Name of the host.
+    pub host: String,
+    /// Name of the user.
+    pub user: String,
+    /// Its tags.
+    pub tags: Vec<String>,
+    /// The time on the host's clock.
+    pub clock: Timestamp,
+}
+
+/// The entry of a new snapshot of `volume` as its last commit in `next` (a root with its new generation) left it.
+///
+/// # Errors
+/// [`RootError::NameTaken`], [`RootError::BadName`], and a refusal when all numbers are taken.
+pub fn new_entry(
+    next: &Root,
+    kept: &SnapshotList,
+    trash: &[Arc<Vec<TrashEntry>>],
+    volume: &str,
+    request: &SnapshotRequest,
+) -> Result<SnapshotEntry, RootError> {
+    let entry = next.volumes.get(volume).cloned().unwrap_or_default();
+    let commit = entry.commit.ok_or_else(|| {
+        RootError::damaged("root", format!("volume {volume:?} was never committed"))
+    })?;
+    let time = kept
+        .latest(volume)
+        .map_or(request.clock, |before| request.clock.max(before.time));
+    let name = match &request.name {
+        Some(name) => name.clone(),
+        None => default_name(time, |name| kept.named(volume, name).is_some()),
+    };
+    check_snapshot_name(&name)?;
+    if kept.named(volume, &name).is_some() {
+        return Err(RootError::NameTaken { name });
+    }
+    if let Some(tag) = request
+        .tags
+        .iter()
+        .skip(TAGS_MAX)
+        .chain(request.tags.iter().filter(|tag| tag.len() > TAG_BYTES_MAX))
+        .next()
+    {
+        return Err(RootError::BadName {
+            name: tag.clone(),
+            source: NameError::Length,
+        });
+    }
+    let trashed = trash
+        .iter()
+        .flat_map(|shard| shard.iter())
+        .map(|entry| entry.snapshot.number);
+    let taken: HashSet<u16> = kept
+        .iter()
+        .map(|entry| entry.number)
+        .chain(trashed)
+        .collect();
+    let number = free_number(next.next_snapshot, &taken)
+        .ok_or(super::transition::Refusal::Full { what: "snapshots" })?;
+    Ok(SnapshotEntry {
+        name,
+        number,
+        volume: volume.to_owned(),
+        tree: entry.tree,
+        commit,
+        time,
+        host: request.host.clone(),
+        user: request.user.clone(),
+        tags: request.tags.clone(),
+        files: entry.inodes,
+        bytes: entry.bytes,
+        new_bytes: entry.unsnapshotted_bytes,
+        generation: next.generation,
+    })
+}
+
+/// The UTC time to the second, with a counter behind it if that is taken.
+fn default_name(time: Timestamp, taken: impl Fn(&str) -> bool) -> String {
+    let seconds = Timestamp::new(time.as_second(), 0)
+        .unwrap_or(time)
+        .to_string();
+    let mut name = seconds.clone();
+    let mut count = 1;
+    while taken(&name) {
+        count += 1;
+        name = format!("{seconds}-{count}");
+    }
+    name
+}
+
+/// The first number from `start` on, cyclically, that is neither zero nor taken.
+fn free_number(start: u16, taken: &HashSet<u16>) -> Option<u16> {
+    (0..=u16::MAX)
+        .map(|step| start.wrapping_add(step))
+        .find(|number| *number != 0 && !taken.contains(number))
+}
+
+/// Which shards are written together with one that is about to be added: none while there are fewer than [`SHARDS_MAX`], then all but the largest few.
+pub fn shards_to_merge(refs: &[ListRef]) -> Vec<ListRef> {
+    if refs.len() < SHARDS_MAX {
+        return Vec::new();
+    }
+    let mut by_count = refs.to_vec();
+    by_count.sort_by_key(|shard| shard.count);
+    by_count.truncate(refs.len() + 1 - SHARDS_AFTER_MERGE);
+    by_count
+}

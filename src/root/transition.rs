@@ -1,0 +1,406 @@
+//! How one root follows another: every change that a session may make, as pure functions.
+//!
+//! Owns the conditions of protocol.md, rules 2, 5, 7 and 9: who may do what to which root. Knows nothing of how roots are read and replaced
+//! ([`super::handle`]), and uploads nothing. Each function works on a copy that has its new generation already, and either changes it or leaves it as it
+//! was and says why not.
+//!
+//! Steps named in the comments are those of the protocol's model (tests/model).
+
+use super::state::{
+    HOLDER_TEXT_BYTES_MAX, HolderInfo, ListRef, NameError, Root, Session, SessionId, SessionState,
+    Volume, check_name,
+};
+use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::id::Id;
+
+/// The first inode number that a volume gives out; lower ones are reserved (1 is the root directory).
+pub const FIRST_FREE_INODE: u64 = 16;
+
+/// Most sessions that a root holds, so that dead ones cannot fill it up.
+pub const SESSIONS_MAX: usize = 64;
+
+/// Why a root does not admit a change.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// The session is no longer live, no longer holds the volume, or another machine with its identity has committed.
+    #[error("this session was fenced: it lost the volume{}", by_whom(by))]
+    Fenced {
+        /// Who holds the volume now, if anybody does.
+        by: Option<Box<HolderInfo>>,
+    },
+    /// Another session holds the volume.
+    #[error("volume {volume:?} is being written by {by}")]
+    Held {
+        /// The volume.
+        volume: String,
+        /// The session that holds it.
+        session: SessionId,
+        /// Who that is.
+        by: Box<HolderInfo>,
+    },
+    /// The id of a new session is taken.
+    #[error("session {0} is registered already")]
+    SessionTaken(SessionId),
+    /// No room for one more.
+    #[error("the repository has its most {what}")]
+    Full {
+        /// Of what.
+        what: &'static str,
+    },
+    /// The volume's ended sessions have to be replayed first (rule 7).
+    #[error("sessions of the volume have ended and are not yet replayed: {0:?}")]
+    Unreplayed(Vec<SessionId>),
+    /// A list or index object that the change was made for has been replaced meanwhile.
+    #[error("the lists of the root have changed meanwhile")]
+    ListsChanged,
+    /// A name that no volume can have.
+    #[error("{name:?} cannot name a volume: {source}")]
+    BadName {
+        /// The name.
+        name: String,
+        /// Why not.
+        source: NameError,
+    },
+}
+
+/// The rest of the sentence about who fenced a session.
+fn by_whom(by: &Option<Box<HolderInfo>>) -> String {
+    by.as_ref()
+        .map(|by| format!(" to {by}"))
+        .unwrap_or_default()
+}
+
+/// Over whom a session takes a volume.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Claim {
+    /// Over nobody: only if the volume is free.
+    Free,
+    /// Over this session, which was judged dead; over nobody else.
+    Dead(SessionId),
+    /// Over whoever holds it.
+    Steal,
+}
+
+/// What a commit changes.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct CommitChange {
+    /// The committing session.
+    pub session: SessionId,
+    /// Its volume.
+    pub volume: String,
+    /// The record of the commit that this one follows; the volume must still name it.
+    pub parent: Option<Id>,
+    /// The record of this commit.
+    pub commit: Id,
+    /// The root node of the new tree.
+    pub tree: Option<Id>,
+    /// The last operation of the session that the tree holds.
+    pub covered: u64,
+    /// The session's new floor: everything below is referred to by the new root, or is garbage.
+    pub floor: u32,
+    /// The lowest inode number not yet given out.
+    pub next_inode: u64,
+    /// Inodes in the tree.
+    pub inodes: u64,
+    /// Bytes of file contents in the tree.
+    pub bytes: u64,
+    /// Bytes that this commit added to the bucket.
+    pub new_bytes: u64,
+    /// The ended sessions of the volume whose operations the tree holds.
+    pub replayed: Vec<SessionId>,
+}
+
+/// Replaces shards of a list: what one session read and what it wrote instead.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct ListChange {
+    /// Shards that leave the root; all must still be there.
+    pub removed: Vec<ListRef>,
+    /// Shards that join it.
+    pub added: Vec<ListRef>,
+}
+
+/// Replaces index objects.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct IndexChange {
+    /// Index objects whose contents the added ones hold too; all must still be there.
+    pub absorbed: Vec<IndexRef>,
+    /// New index objects.
+    pub added: Vec<IndexRef>,
+}
+
+impl Root {
+    /// Step `RegisterCas`. A new session stands in the root before its first upload (rule 2).
+    ///
+    /// # Errors
+    /// [`Refusal::SessionTaken`], or [`Refusal::Full`] when [`SESSIONS_MAX`] are registered.
+    pub fn register(&mut self, id: SessionId, holder: HolderInfo) -> Result<(), Refusal> {
+        if self.sessions.contains_key(&id) {
+            return Err(Refusal::SessionTaken(id));
+        }
+        if self.sessions.len() >= SESSIONS_MAX {
+            return Err(Refusal::Full { what: "sessions" });
+        }
+        let session = Session {
+            state: SessionState::Live,
+            floor: 0,
+            volume: None,
+            registered_epoch: self.epoch,
+            covered: 0,
+            holder: holder.cut(),
+            claimed_generation: 0,
+        };
+        self.sessions.insert(id, session);
+        Ok(())
+    }
+
+    /// Step `TakeCas`. The volume's entry names `id`, a live session without a volume; whoever held it becomes ending (rule 7). The volume is created if absent.
+    ///
+    /// # Errors
+    /// [`Refusal::Held`] if `claim` does not reach over the holder, [`Refusal::Fenced`] if the session is not live, [`Refusal::BadName`].
+    pub fn claim(&mut self, id: SessionId, volume: &str, claim: Claim) -> Result<(), Refusal> {
+        self.require_live(id)?;
+        check_name(volume).map_err(|source| Refusal::BadName {
+            name: volume.to_owned(),
+            source,
+        })?;
+        let holder = self.volumes.get(volume).and_then(|entry| entry.holder);
+        if let Some(held_by) = holder.filter(|holder| *holder != id) {
+            let over = matches!(claim, Claim::Steal) || claim == Claim::Dead(held_by);
+            if !over {
+                return Err(self.held(volume, held_by));
+            }
+        }
+        if self.sessions.get(&id).is_some_and(|session| {
+            session
+                .volume
+                .as_deref()
+                .is_some_and(|other| other != volume)
+        }) {
+            return Err(Refusal::Full {
+                what: "volumes of one session",
+            });
+        }
+        if let Some(victim) = holder
+            .filter(|holder| *holder != id)
+            .and_then(|victim| self.sessions.get_mut(&victim))
+        {
+            victim.state = SessionState::Ending;
+        }
+        let entry = self
+            .volumes
+            .entry(volume.to_owned())
+            .or_insert_with(|| Volume {
+                next_inode: FIRST_FREE_INODE,
+                ..Volume::default()
+            });
+        entry.holder = Some(id);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.volume = Some(volume.to_owned());
+            session.claimed_generation = self.generation;
+        }
+        Ok(())
+    }
+
+    /// Steps `CommitCas` and `ReplayCommitCas`. The volume's tree becomes another one (rule 5), and replayed sessions leave the root in the same step (rule 7).
+    ///
+    /// # Errors
+    /// [`Refusal::Fenced`] if the session is not live, does not hold the volume, or the volume's last commit is not the one it follows (a cloned
+    /// machine has committed); [`Refusal::Unreplayed`] if an ended session of the volume is not among the replayed ones.
+    pub fn commit(&mut self, change: &CommitChange) -> Result<(), Refusal> {
+        self.require_holder(change.session, &change.volume)?;
+        let entry = self
+            .volumes
+            .get(&change.volume)
+            .ok_or(Refusal::Fenced { by: None })?;
+        if entry.commit != change.parent {
+            return Err(Refusal::Fenced { by: None });
+        }
+        let unreplayed: Vec<_> = self
+            .ending_sessions(&change.volume)
+            .into_iter()
+            .filter(|id| !change.replayed.contains(id))
+            .collect();
+        if !unreplayed.is_empty() {
+            return Err(Refusal::Unreplayed(unreplayed));
+        }
+        self.sessions.retain(|id, session| {
+            session.state == SessionState::Live || !change.replayed.contains(id)
+        });
+        if let Some(session) = self.sessions.get_mut(&change.session) {
+            session.floor = session.floor.max(change.floor);
+            session.covered = session.covered.max(change.covered);
+        }
+        if let Some(entry) = self.volumes.get_mut(&change.volume) {
+            entry.tree = change.tree;
+            entry.sequence += 1;
+            entry.commit = Some(change.commit);
+            entry.next_inode = entry.next_inode.max(change.next_inode);
+            entry.inodes = change.inodes;
+            entry.bytes = change.bytes;
+            entry.unsnapshotted_bytes = entry.unsnapshotted_bytes.saturating_add(change.new_bytes);
+        }
+        Ok(())
+    }
+
+    /// Step `ReplayCommitCas`, when nothing is left to replay. Ended sessions whose journals hold nothing uncovered leave the root; the volume's tree stays as it is (rule 7).
+    ///
+    /// # Errors
+    /// [`Refusal::Fenced`] if the session does not hold the volume.
+    pub fn remove_replayed(
+        &mut self,
+        session: SessionId,
+        volume: &str,
+        replayed: &[SessionId],
+    ) -> Result<(), Refusal> {
+        self.require_holder(session, volume)?;
+        let leaves = |id: &SessionId, other: &Session| {
+            other.state == SessionState::Ending
+                && other.volume.as_deref() == Some(volume)
+                && replayed.contains(id)
+        };
+        self.sessions.retain(|id, other| !leaves(id, other));
+        Ok(())
+    }
+
+    /// The session leaves the root, and its volume is free. Its journal must be covered by its last commit: that is the caller's to know.
+    ///
+    /// # Errors
+    /// [`Refusal::Fenced`] if it is not live: an ending session is removed by whoever replays it.
+    pub fn end(&mut self, id: SessionId) -> Result<(), Refusal> {
+        self.require_live(id)?;
+        if let Some(volume) = self.sessions.remove(&id).and_then(|session| session.volume)
+            && let Some(entry) = self.volumes.get_mut(&volume)
+        {
+            entry.holder = None;
+        }
+        Ok(())
+    }
+
+    /// Step `EndSessionCas`. A dead session of maintenance, which has no volume and hence no journal, leaves the root. It may still wake: then it finds itself
+    /// unregistered, and what it uploaded is garbage.
+    ///
+    /// # Errors
+    /// [`Refusal::Fenced`] if `session` is not live, [`Refusal::Held`] if the dead one has a volume: that is ended by taking the volume.
+    pub fn remove_dead(&mut self, session: SessionId, dead: SessionId) -> Result<(), Refusal> {
+        self.require_live(session)?;
+        match self.sessions.get(&dead).map(|dead| dead.volume.clone()) {
+            Some(Some(volume)) => Err(self.held(&volume, dead)),
+            Some(None) => {
+                self.sessions.remove(&dead);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The volume counts bytes for its next snapshot anew, since this root adds one.
+    ///
+    /// # Errors
+    /// [`Refusal::Fenced`] if the session does not hold the volume.
+    pub fn count_anew(&mut self, session: SessionId, volume: &str) -> Result<(), Refusal> {
+        self.require_holder(session, volume)?;
+        if let Some(entry) = self.volumes.get_mut(volume) {
+            entry.unsnapshotted_bytes = 0;
+        }
+        Ok(())
+    }
+
+    /// Shards of the list of kept snapshots are replaced.
+    ///
+    /// # Errors
+    /// [`Refusal::ListsChanged`] if a removed shard is not there: read again and make the change anew.
+    pub fn change_snapshots(&mut self, change: &ListChange) -> Result<(), Refusal> {
+        replace_refs(&mut self.snapshots, &change.removed, &change.added)
+    }
+
+    /// Shards of the trash are replaced. Errors like [`Root::change_snapshots`].
+    pub fn change_trash(&mut self, change: &ListChange) -> Result<(), Refusal> {
+        replace_refs(&mut self.trash, &change.removed, &change.added)
+    }
+
+    /// Index objects are replaced. Errors like [`Root::change_snapshots`].
+    pub fn change_index(&mut self, change: &IndexChange) -> Result<(), Refusal> {
+        replace_refs(&mut self.index, &change.absorbed, &change.added)
+    }
+
+    /// Every replacement of the root requires its own session live in the root being replaced (rule 2 ‡).
+    ///
+    /// # Errors
+    /// [`Refusal::Fenced`], naming who holds the session's volume now.
+    pub fn require_live(&self, id: SessionId) -> Result<&Session, Refusal> {
+        match self.sessions.get(&id) {
+            Some(session) if session.state == SessionState::Live => Ok(session),
+            Some(session) => Err(self.fenced(session.volume.as_deref())),
+            None => Err(Refusal::Fenced { by: None }),
+        }
+    }
+
+    /// The session is live and holds `volume`.
+    ///
+    /// # Errors
+    /// [`Refusal::Fenced`], naming who holds the volume now.
+    pub fn require_holder(&self, id: SessionId, volume: &str) -> Result<&Volume, Refusal> {
+        let entry = self
+            .volumes
+            .get(volume)
+            .filter(|entry| entry.holder == Some(id));
+        match (entry, self.require_live(id)) {
+            (Some(entry), Ok(_)) => Ok(entry),
+            _ => Err(self.fenced(Some(volume))),
+        }
+    }
+
+    fn fenced(&self, volume: Option<&str>) -> Refusal {
+        let holder = volume
+            .and_then(|volume| self.volumes.get(volume))
+            .and_then(|entry| entry.holder);
+        Refusal::Fenced {
+            by: holder
+                .and_then(|holder| self.sessions.get(&holder))
+                .map(|session| Box::new(session.holder.clone())),
+        }
+    }
+
+    fn held(&self, volume: &str, session: SessionId) -> Refusal {
+        let by = self
+            .sessions
+            .get(&session)
+            .map(|session| session.holder.clone())
+            .unwrap_or_default();
+        Refusal::Held {
+            volume: volume.to_owned(),
+            session,
+            by: Box::new(by),
+        }
+    }
+}
+
+/// Takes `removed` out of `refs`, which must hold them all, and appends `added`.
+fn replace_refs<T: PartialEq + Clone>(
+    refs: &mut Vec<T>,
+    removed: &[T],
+    added: &[T],
+) -> Result<(), Refusal> {
+    if removed.iter().any(|gone| !refs.contains(gone)) {
+        return Err(Refusal::ListsChanged);
+    }
+    refs.retain(|kept| !removed.contains(kept));
+    refs.extend_from_slice(added);
+    Ok(())
+}
+
+impl HolderInfo {
+    /// The same with every text cut to [`HOLDER_TEXT_BYTES_MAX`] bytes, so that nobody fills the root with a path.
+    fn cut(mut self) -> Self {
+        for text in [
+            &mut self.host,
+            &mut self.machine_id,
+            &mut self.boot_id,
+            &mut self.user,
+            &mut self.mount_point,
+        ] {
+            text.truncate(text.floor_char_boundary(HOLDER_TEXT_BYTES_MAX));
+        }
+        self
+    }
+}

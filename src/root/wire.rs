@@ -1,0 +1,129 @@
+//! How the plain types of the chunker look in CBOR: ids, names and nonces are byte strings, never arrays of numbers.
+//!
+//! Owns nothing but these adapters, which the derived encoders of this room name with `#[cbor(with = ..)]`.
+
+use minicbor::decode::{Decoder, Error};
+use minicbor::encode::{Encoder, Error as EncodeError, Write};
+
+/// Reads a byte string of exactly `N` bytes.
+fn fixed<const N: usize>(decoder: &mut Decoder<'_>) -> Result<[u8; N], Error> {
+    let position = decoder.position();
+    decoder
+        .bytes()?
+        .try_into()
+        .map_err(|_| Error::message("byte string of another length").at(position))
+}
+
+/// A 16-byte nonce or id.
+pub(super) mod bytes_16 {
+    use super::*;
+
+    pub fn encode<C, W: Write>(
+        value: &[u8; 16],
+        encoder: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.bytes(value)?.ok()
+    }
+
+    pub fn decode<C>(decoder: &mut Decoder<'_>, _: &mut C) -> Result<[u8; 16], Error> {
+        fixed(decoder)
+    }
+}
+
+/// The id of a repository.
+pub(super) mod repository {
+    use super::*;
+    use bkfs_chunker::seal::RepositoryId;
+
+    pub fn encode<C, W: Write>(
+        value: &RepositoryId,
+        encoder: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.bytes(&value.0)?.ok()
+    }
+
+    pub fn decode<C>(decoder: &mut Decoder<'_>, _: &mut C) -> Result<RepositoryId, Error> {
+        fixed(decoder).map(RepositoryId)
+    }
+}
+
+/// The id of a blob.
+pub(super) mod id {
+    use super::*;
+    use bkfs_chunker::id::Id;
+
+    pub fn encode<C, W: Write>(
+        value: &Id,
+        encoder: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.bytes(&value.0)?.ok()
+    }
+
+    pub fn decode<C>(decoder: &mut Decoder<'_>, _: &mut C) -> Result<Id, Error> {
+        fixed(decoder).map(Id)
+    }
+}
+
+/// The id of a blob that may be absent: absent fields are left out.
+pub(super) mod id_option {
+    use super::*;
+    use bkfs_chunker::id::Id;
+
+    pub fn encode<C, W: Write>(
+        value: &Option<Id>,
+        encoder: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        match value {
+            Some(id) => encoder.bytes(&id.0)?.ok(),
+            None => encoder.null()?.ok(),
+        }
+    }
+
+    pub fn decode<C>(decoder: &mut Decoder<'_>, _: &mut C) -> Result<Option<Id>, Error> {
+        if decoder.datatype()? == minicbor::data::Type::Null {
+            decoder.skip()?;
+            return Ok(None);
+        }
+        fixed(decoder).map(|bytes| Some(Id(bytes)))
+    }
+
+    pub fn nil() -> Option<Option<Id>> {
+        Some(None)
+    }
+
+    pub fn is_nil(value: &Option<Id>) -> bool {
+        value.is_none()
+    }
+}
+
+/// An instant, as whole nanoseconds since 1970: seconds, then nanoseconds within the second, so that no year of the calendar overflows.
+pub(super) mod time {
+    use super::*;
+    use jiff::Timestamp;
+
+    pub fn encode<C, W: Write>(
+        value: &Timestamp,
+        encoder: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder
+            .array(2)?
+            .i64(value.as_second())?
+            .i32(value.subsec_nanosecond())?
+            .ok()
+    }
+
+    pub fn decode<C>(decoder: &mut Decoder<'_>, _: &mut C) -> Result<Timestamp, Error> {
+        let position = decoder.position();
+        if decoder.array()? != Some(2) {
+            return Err(Error::message("an instant is two numbers").at(position));
+        }
+        let (seconds, nanoseconds) = (decoder.i64()?, decoder.i32()?);
+        Timestamp::new(seconds, nanoseconds)
+            .map_err(|_| Error::message("no such instant").at(position))
+    }
+}

@@ -16,8 +16,11 @@
 //! - [`StoreErrorKind::Conflict`] and [`StoreErrorKind::AlreadyExists`] say that this very call changed nothing. Where that cannot be known the kind is
 //!   [`StoreErrorKind::OutcomeUnknown`], and the write may still be applied later.
 
+#[cfg(any(test, feature = "testing"))]
+pub mod contract;
 mod error;
 mod key;
+mod local;
 mod memory;
 mod options;
 mod url;
@@ -25,12 +28,14 @@ mod version;
 
 use std::fmt::Debug;
 use std::ops::Range;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use error::{Operation, StoreError, StoreErrorKind};
 pub use key::{KEY_BYTES_MAX, PART_BYTES_MAX, check_key, check_prefix};
+pub use local::LocalStore;
 pub use memory::MemoryStore;
 pub use options::StoreOptions;
 pub use url::{RepositoryUrl, UrlError, parse_url};
@@ -105,6 +110,23 @@ pub trait Store: Send + Sync + Debug + 'static {
 
     /// The repository's URL, without secrets.
     fn describe(&self) -> String;
+}
+
+/// Opens the store that a URL names. A local directory must exist unless the options say that it is to be made; whether a remote
+/// bucket exists shows at the first request. A bare word is taken for a bucket of S3: look it up in the configuration file first.
+pub async fn open_store(
+    url: &RepositoryUrl,
+    options: &StoreOptions,
+) -> Result<Arc<dyn Store>, StoreError> {
+    match url.clone().or_bucket() {
+        RepositoryUrl::Local { path } => Ok(Arc::new(LocalStore::open(&path, options).await?)),
+        other => Err(StoreError::new(
+            StoreErrorKind::Invalid,
+            Operation::Open,
+            "",
+            format!("no remote store can be opened yet: {other}"),
+        )),
+    }
 }
 
 /// The length of a body in bytes.

@@ -1,0 +1,193 @@
+//! What every store promises, as functions that any store can be held to.
+//!
+//! Owns: the cases. Each works below a prefix of its own, so that they may run at once and again on the same bucket, and panics with what
+//! was wrong. Does not own: which stores there are and how their servers are started (`tests/contract`).
+
+mod lists;
+mod reads;
+mod writes;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+
+use super::{Store, StoreError, StoreErrorKind};
+
+/// Opens one more handle on the same bucket, as another mount or a restarted program would.
+pub type Opener = Arc<dyn Fn() -> BoxFuture<'static, Arc<dyn Store>> + Send + Sync>;
+
+/// A store under test.
+#[derive(Clone)]
+pub struct Subject {
+    /// Opens it.
+    pub open: Opener,
+    /// Whether no two states of an object ever have the same version, even with the same content.
+    pub exact_versions: bool,
+    /// How many rounds of 32 contenders the cases of compare-and-swap go.
+    pub rounds: usize,
+    /// What tells this run's objects from those of other runs in the same bucket: letters, digits and hyphens.
+    pub salt: String,
+}
+
+/// One case: its name, and the function that runs it.
+pub type Case = (&'static str, fn(Subject) -> BoxFuture<'static, ()>);
+
+macro_rules! cases {
+    ($($room:ident :: $name:ident),* $(,)?) => {
+        /// All cases.
+        pub const CASES: &[Case] = &[
+            $((stringify!($name), |subject| Box::pin(in_place(subject, stringify!($name), $room::$name)))),*
+        ];
+    };
+}
+
+cases![
+    reads::writes_are_seen_at_once,
+    reads::absent_objects_are_not_found,
+    reads::ranges_are_exact,
+    reads::tails_are_exact,
+    reads::empty_objects_are_objects,
+    reads::large_objects_in_many_parts,
+    reads::unchanged_objects_are_not_sent_again,
+    reads::readers_see_whole_objects,
+    writes::creation_happens_once,
+    writes::one_of_many_creators_wins,
+    writes::put_writes_over_anything,
+    writes::replacing_needs_the_version,
+    writes::one_of_many_replacers_wins,
+    writes::counting_loses_nothing,
+    writes::old_versions_never_come_back,
+    writes::versions_survive_reopening,
+    writes::deletion_is_idempotent,
+    writes::replacing_never_resurrects,
+    writes::odd_keys_are_kept_apart,
+    writes::bad_keys_are_refused,
+    lists::lists_are_in_order,
+    lists::pages_join_without_gaps,
+    lists::prefixes_are_strings,
+    lists::long_lists_are_complete,
+];
+
+/// A store under test together with a place in its bucket.
+struct Place {
+    subject: Subject,
+    store: Arc<dyn Store>,
+    prefix: String,
+}
+
+impl Place {
+    /// A key of this case.
+    fn key(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    async fn reopen(&self) -> Arc<dyn Store> {
+        (self.subject.open)().await
+    }
+}
+
+async fn in_place<F>(subject: Subject, case: &'static str, run: F)
+where
+    F: AsyncFnOnce(&Place),
+{
+    let store = (subject.open)().await;
+    let prefix = format!("contract/{}/{case}/", subject.salt);
+    let place = Place {
+        subject,
+        store,
+        prefix,
+    };
+    run(&place).await;
+    remove_all(&place).await;
+}
+
+/// Leaves the bucket as it was.
+async fn remove_all(place: &Place) {
+    loop {
+        let page = place.store.list(&place.prefix, None, 100).await;
+        let page = page.expect("the rest of a case can be listed");
+        for object in &page {
+            let deleted = place.store.delete(&object.key).await;
+            deleted.expect("the rest of a case can be deleted");
+        }
+        if page.len() < 100 {
+            return;
+        }
+    }
+}
+
+/// The content of a made-up object: `size` bytes that differ between seeds and positions.
+fn content(seed: u64, size: usize) -> Bytes {
+    let mut bytes = vec![0; size];
+    blake3::Hasher::new()
+        .update(&seed.to_le_bytes())
+        .finalize_xof()
+        .fill(&mut bytes);
+    Bytes::from(bytes)
+}
+
+fn body(text: impl AsRef<[u8]>) -> Vec<Bytes> {
+    vec![Bytes::copy_from_slice(text.as_ref())]
+}
+
+#[track_caller]
+fn assert_kind<T: Debug>(result: Result<T, StoreError>, kind: StoreErrorKind, what: &str) {
+    match result {
+        Err(error) if error.kind() == kind => {}
+        Err(error) => panic!("{what}: expected {kind:?}, got {:?}: {error}", error.kind()),
+        Ok(value) => panic!("{what}: expected {kind:?}, got {value:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! The suite on the stores that need no server. All of them, with their servers, are in `tests/contract`.
+
+    use super::super::{LocalStore, MemoryStore, StoreOptions};
+    use super::*;
+
+    async fn hold(subject: Subject) {
+        for (name, case) in CASES {
+            println!("{name}");
+            case(subject.clone()).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn memory_keeps_the_contract() {
+        let store = MemoryStore::new();
+        hold(Subject {
+            open: Arc::new(move || {
+                let store: Arc<dyn Store> = Arc::new(store.clone());
+                Box::pin(async { store })
+            }),
+            exact_versions: true,
+            rounds: 20,
+            salt: "memory".to_owned(),
+        })
+        .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_directory_keeps_the_contract() {
+        let home = tempfile::TempDir::new().unwrap();
+        let path = home.path().to_owned();
+        let first = LocalStore::open(&path, &StoreOptions::default()).await;
+        let exact_versions = first.unwrap().has_exact_versions();
+        hold(Subject {
+            open: Arc::new(move || {
+                let path = path.clone();
+                Box::pin(async move {
+                    let store = LocalStore::open(&path, &StoreOptions::default()).await;
+                    Arc::new(store.unwrap()) as Arc<dyn Store>
+                })
+            }),
+            exact_versions,
+            rounds: 5,
+            salt: "local".to_owned(),
+        })
+        .await;
+    }
+}

@@ -431,6 +431,6 @@ pub struct Granted {
     pub kill_privileges: bool,
     /// Listings may come with attributes.
     pub readdirplus: bool,
-    /// `O_TRUNC` arrives with the open request; otherwise as a setattr before it.
+    /// `O_TRUNC` arrives with the open request; otherwise as a setattr behind it.
     pub atomic_truncate: bool,
 }

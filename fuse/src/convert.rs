@@ -1,0 +1,405 @@
+//! Between this crate's plain types and fuser's.
+//!
+//! Owns: encoding of answers, decoding of flags and times, and the presentation that the mount
+//! options `uid=`, `gid=` and `umask=` ask for.
+//! Does not own: any decision. Everything here is a pure function.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+
+use crate::errno::Errno;
+use crate::options::Ownership;
+use crate::types::{
+    Attributes, Entry, FallocateMode, FileKind, OpenFlags, Opened, RenameMode, TimeChange,
+    Timestamp, Whence, XattrMode,
+};
+
+const NANOSECONDS: u32 = 1_000_000_000;
+
+/// `__FMODE_EXEC` of the kernel, which it leaves in the flags of an open that is for execve(2).
+const FMODE_EXEC: i32 = 0x20;
+
+pub(crate) fn errno(errno: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(errno.raw())
+}
+
+/// A time as fuser takes it. Its way to the kernel is exact for every 64-bit second.
+pub(crate) fn system_time(time: Timestamp) -> SystemTime {
+    let nanoseconds = Duration::from_nanos(u64::from(time.nanoseconds.min(NANOSECONDS - 1)));
+    let magnitude = Duration::from_secs(time.seconds.unsigned_abs());
+    let whole = if time.seconds < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(magnitude)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(magnitude)
+    };
+    whole
+        .and_then(|whole| whole.checked_add(nanoseconds))
+        .unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// A time as fuser 0.18 decoded it from the kernel.
+///
+/// For times before 1970 fuser subtracts the nanoseconds that it should add; this takes
+/// them off the same way, so that the kernel's pair comes back unchanged. The mount tests hold
+/// this against the library: an upgrade that decodes differently fails them.
+pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(after) => Timestamp {
+            seconds: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+            nanoseconds: after.subsec_nanos(),
+        },
+        Err(before) => {
+            let before = before.duration();
+            Timestamp {
+                seconds: 0_i64.saturating_sub_unsigned(before.as_secs()),
+                nanoseconds: before.subsec_nanos(),
+            }
+        }
+    }
+}
+
+pub(crate) fn time_change(time: fuser::TimeOrNow) -> TimeChange {
+    match time {
+        fuser::TimeOrNow::Now => TimeChange::Now,
+        fuser::TimeOrNow::SpecificTime(time) => TimeChange::At(timestamp(time)),
+    }
+}
+
+pub(crate) fn file_type(kind: FileKind) -> fuser::FileType {
+    match kind {
+        FileKind::Regular => fuser::FileType::RegularFile,
+        FileKind::Directory => fuser::FileType::Directory,
+        FileKind::Symlink => fuser::FileType::Symlink,
+        FileKind::Fifo => fuser::FileType::NamedPipe,
+        FileKind::Socket => fuser::FileType::Socket,
+        FileKind::CharacterDevice => fuser::FileType::CharDevice,
+        FileKind::BlockDevice => fuser::FileType::BlockDevice,
+    }
+}
+
+/// Attributes as the mount shows them.
+pub(crate) fn attributes(attributes: &Attributes, ownership: Ownership) -> fuser::FileAttr {
+    fuser::FileAttr {
+        ino: fuser::INodeNo(attributes.ino.0),
+        size: attributes.size,
+        blocks: attributes.blocks,
+        atime: system_time(attributes.atime),
+        mtime: system_time(attributes.mtime),
+        ctime: system_time(attributes.ctime),
+        crtime: SystemTime::UNIX_EPOCH,
+        kind: file_type(attributes.kind),
+        perm: attributes.permissions & 0o7777 & !ownership.umask.unwrap_or(0),
+        nlink: attributes.nlink,
+        uid: ownership.uid.unwrap_or(attributes.uid),
+        gid: ownership.gid.unwrap_or(attributes.gid),
+        rdev: attributes.rdev,
+        blksize: attributes.blksize,
+        flags: 0,
+    }
+}
+
+/// Where the library has room for one time to live only, the shorter one is right for both.
+pub(crate) fn shorter_ttl(entry: &Entry) -> Duration {
+    entry.entry_ttl.min(entry.attribute_ttl)
+}
+
+pub(crate) fn opened(opened: &Opened) -> (fuser::FileHandle, fuser::FopenFlags) {
+    use fuser::FopenFlags as Flag;
+    let flags = [
+        (opened.direct_io, Flag::FOPEN_DIRECT_IO),
+        (opened.keep_cache, Flag::FOPEN_KEEP_CACHE),
+        (opened.cache_dir, Flag::FOPEN_CACHE_DIR),
+        (opened.nonseekable, Flag::FOPEN_NONSEEKABLE),
+        (
+            opened.parallel_direct_writes,
+            Flag::FOPEN_PARALLEL_DIRECT_WRITES,
+        ),
+        (opened.noflush, Flag::FOPEN_NOFLUSH),
+    ]
+    .into_iter()
+    .filter(|(set, _)| *set)
+    .fold(Flag::empty(), |flags, (_, flag)| flags | flag);
+    (fuser::FileHandle(opened.handle.0), flags)
+}
+
+/// The flags of open(2) as they arrive; `privileged` callers keep set-user-id bits on truncation.
+pub(crate) fn open_flags(raw: i32, privileged: bool) -> OpenFlags {
+    let access = raw & libc::O_ACCMODE;
+    let has = |flag: i32| raw & flag != 0;
+    let truncate = has(libc::O_TRUNC);
+    OpenFlags {
+        read: access != libc::O_WRONLY,
+        write: access != libc::O_RDONLY,
+        append: has(libc::O_APPEND),
+        truncate,
+        exclusive: has(libc::O_EXCL),
+        direct: has(libc::O_DIRECT),
+        data_sync: has(libc::O_DSYNC),
+        execute: has(FMODE_EXEC),
+        kill_privileges: truncate && !privileged,
+    }
+}
+
+pub(crate) fn rename_mode(flags: u32) -> Result<RenameMode, Errno> {
+    match flags {
+        0 => Ok(RenameMode::Replace),
+        libc::RENAME_NOREPLACE => Ok(RenameMode::NoReplace),
+        libc::RENAME_EXCHANGE => Ok(RenameMode::Exchange),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+pub(crate) fn fallocate_mode(mode: i32) -> Result<FallocateMode, Errno> {
+    let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+    match mode & !libc::FALLOC_FL_KEEP_SIZE {
+        0 => Ok(FallocateMode::Allocate { keep_size }),
+        libc::FALLOC_FL_PUNCH_HOLE if keep_size => Ok(FallocateMode::PunchHole),
+        libc::FALLOC_FL_ZERO_RANGE => Ok(FallocateMode::ZeroRange { keep_size }),
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+pub(crate) fn whence(whence: i32) -> Result<Whence, Errno> {
+    match whence {
+        libc::SEEK_DATA => Ok(Whence::Data),
+        libc::SEEK_HOLE => Ok(Whence::Hole),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+pub(crate) fn xattr_mode(flags: i32) -> Result<XattrMode, Errno> {
+    match flags {
+        0 => Ok(XattrMode::Any),
+        libc::XATTR_CREATE => Ok(XattrMode::Create),
+        libc::XATTR_REPLACE => Ok(XattrMode::Replace),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// What getxattr(2) and listxattr(2) get for a value, given the size of their buffer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum XattrAnswer {
+    /// They asked for the size only.
+    Size(u32),
+    /// It fits.
+    Data,
+    /// It does not fit, or cannot fit into any.
+    Refuse(Errno),
+}
+
+pub(crate) fn xattr_answer(length: usize, buffer_size: u32) -> XattrAnswer {
+    match u32::try_from(length) {
+        Err(_) => XattrAnswer::Refuse(Errno::E2BIG),
+        Ok(length) if buffer_size == 0 => XattrAnswer::Size(length),
+        Ok(length) if length <= buffer_size => XattrAnswer::Data,
+        Ok(_) => XattrAnswer::Refuse(Errno::ERANGE),
+    }
+}
+
+/// Names in the form of listxattr(2): each followed by a NUL.
+pub(crate) fn xattr_list(names: &[Vec<u8>]) -> Vec<u8> {
+    let mut list = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
+    for name in names {
+        list.extend_from_slice(name);
+        list.push(0);
+    }
+    list
+}
+
+/// Whether an attribute is a POSIX access control list, which this crate does not ask the kernel
+/// to handle; stored as a plain attribute it would look like a right that nobody enforces.
+pub(crate) fn is_access_control_list(name: &[u8]) -> bool {
+    name.starts_with(b"system.posix_acl_")
+}
+
+/// Joins the pieces of a read into `buffer`, at most `size` bytes.
+pub(crate) fn gather(pieces: &[Bytes], size: usize, buffer: &mut Vec<u8>) {
+    buffer.clear();
+    for piece in pieces {
+        let room = size - buffer.len();
+        buffer.extend_from_slice(&piece[..piece.len().min(room)]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Handle, Ino};
+    use proptest::prelude::*;
+
+    /// What fuser 0.18 makes of the kernel's pair of numbers.
+    fn decoded_by_fuser(seconds: i64, nanoseconds: u32) -> Option<SystemTime> {
+        let magnitude = Duration::new(seconds.unsigned_abs(), nanoseconds);
+        if seconds >= 0 {
+            SystemTime::UNIX_EPOCH.checked_add(magnitude)
+        } else {
+            SystemTime::UNIX_EPOCH.checked_sub(magnitude)
+        }
+    }
+
+    /// What fuser 0.18 tells the kernel about a time: correct floor division.
+    fn encoded_by_fuser(time: SystemTime) -> (i64, u32) {
+        match time.duration_since(SystemTime::UNIX_EPOCH) {
+            Ok(after) => (after.as_secs() as i64, after.subsec_nanos()),
+            Err(before) => {
+                let nanoseconds = before.duration().as_nanos() as i128;
+                let seconds = (-nanoseconds).div_euclid(i128::from(NANOSECONDS));
+                let rest = (-nanoseconds).rem_euclid(i128::from(NANOSECONDS));
+                (seconds as i64, rest as u32)
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn times_from_the_kernel_come_back_unchanged(seconds: i64, nanoseconds in 0..NANOSECONDS) {
+            if let Some(time) = decoded_by_fuser(seconds, nanoseconds) {
+                prop_assert_eq!(timestamp(time), Timestamp { seconds, nanoseconds });
+            }
+        }
+
+        #[test]
+        fn times_to_the_kernel_are_exact(seconds: i64, nanoseconds in 0..NANOSECONDS) {
+            let time = system_time(Timestamp { seconds, nanoseconds });
+            prop_assert_eq!(encoded_by_fuser(time), (seconds, nanoseconds));
+        }
+
+        #[test]
+        fn arbitrary_flags_are_decoded_or_refused(flags: i32, privileged: bool) {
+            let open = open_flags(flags, privileged);
+            prop_assert!(open.read || open.write);
+            prop_assert_eq!(open.kill_privileges, open.truncate && !privileged);
+            let _ = rename_mode(flags as u32);
+            let _ = fallocate_mode(flags);
+            let _ = whence(flags);
+            let _ = xattr_mode(flags);
+            let _ = FileKind::from_mode(flags as u32);
+        }
+
+        #[test]
+        fn gathering_keeps_order_and_limit(pieces: Vec<Vec<u8>>, size in 0_usize..4096) {
+            let whole: Vec<u8> = pieces.concat();
+            let pieces: Vec<Bytes> = pieces.into_iter().map(Bytes::from).collect();
+            let mut buffer = vec![1, 2, 3];
+            gather(&pieces, size, &mut buffer);
+            prop_assert_eq!(&buffer[..], &whole[..whole.len().min(size)]);
+        }
+
+        #[test]
+        fn xattr_sizes_follow_the_protocol(length in 0_usize..70_000, size in 0_u32..70_000) {
+            let answer = xattr_answer(length, size);
+            if size == 0 {
+                prop_assert_eq!(answer, XattrAnswer::Size(length as u32));
+            } else if length <= size as usize {
+                prop_assert_eq!(answer, XattrAnswer::Data);
+            } else {
+                prop_assert_eq!(answer, XattrAnswer::Refuse(Errno::ERANGE));
+            }
+        }
+    }
+
+    #[test]
+    fn the_extreme_times_do_not_panic() {
+        for seconds in [i64::MIN, i64::MIN + 1, -1, 0, i64::MAX] {
+            for nanoseconds in [0, 1, NANOSECONDS - 1, u32::MAX] {
+                let _ = system_time(Timestamp {
+                    seconds,
+                    nanoseconds,
+                });
+            }
+        }
+        assert_eq!(
+            xattr_answer(usize::MAX, 0),
+            XattrAnswer::Refuse(Errno::E2BIG)
+        );
+    }
+
+    #[test]
+    fn every_kind_keeps_its_mode_bits() {
+        for kind in [
+            FileKind::Regular,
+            FileKind::Directory,
+            FileKind::Symlink,
+            FileKind::Fifo,
+            FileKind::Socket,
+            FileKind::CharacterDevice,
+            FileKind::BlockDevice,
+        ] {
+            assert_eq!(FileKind::from_mode(kind.mode_bits() | 0o644), Some(kind));
+        }
+        assert_eq!(FileKind::from_mode(0o644), Some(FileKind::Regular));
+        assert_eq!(FileKind::from_mode(libc::S_IFMT), None);
+    }
+
+    #[test]
+    fn ownership_options_change_what_is_shown() {
+        let stored = Attributes {
+            ino: Ino(9),
+            size: 1,
+            blocks: 1,
+            atime: Timestamp::default(),
+            mtime: Timestamp::default(),
+            ctime: Timestamp::default(),
+            kind: FileKind::Regular,
+            permissions: 0o4777,
+            nlink: 1,
+            uid: 5,
+            gid: 6,
+            rdev: 0,
+            blksize: 4096,
+        };
+        let plain = attributes(&stored, Ownership::default());
+        assert_eq!((plain.uid, plain.gid, plain.perm), (5, 6, 0o4777));
+        let shown = attributes(
+            &stored,
+            Ownership {
+                uid: Some(0),
+                gid: None,
+                umask: Some(0o027),
+            },
+        );
+        assert_eq!((shown.uid, shown.gid, shown.perm), (0, 6, 0o4750));
+    }
+
+    #[test]
+    fn flags_of_fallocate_and_rename_mean_what_the_manual_says() {
+        assert_eq!(
+            fallocate_mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
+            Ok(FallocateMode::PunchHole)
+        );
+        assert_eq!(
+            fallocate_mode(libc::FALLOC_FL_PUNCH_HOLE),
+            Err(Errno::EOPNOTSUPP)
+        );
+        assert_eq!(
+            fallocate_mode(libc::FALLOC_FL_COLLAPSE_RANGE),
+            Err(Errno::EOPNOTSUPP)
+        );
+        assert_eq!(
+            rename_mode(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE),
+            Err(Errno::EINVAL)
+        );
+        assert_eq!(rename_mode(libc::RENAME_WHITEOUT), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn open_answers_carry_every_flag() {
+        use fuser::FopenFlags as Flag;
+        let (handle, flags) = opened(&Opened {
+            handle: Handle(3),
+            direct_io: true,
+            keep_cache: true,
+            cache_dir: true,
+            nonseekable: true,
+            parallel_direct_writes: true,
+            noflush: true,
+        });
+        assert_eq!(handle, fuser::FileHandle(3));
+        assert_eq!(
+            flags,
+            Flag::all() - Flag::FOPEN_STREAM - Flag::FOPEN_PASSTHROUGH
+        );
+        assert_eq!(opened(&Opened::default()).1, Flag::empty());
+    }
+}

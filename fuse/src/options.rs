@@ -1,0 +1,326 @@
+//! Mount options as `-o` gives them.
+//!
+//! Owns: the grammar of option strings, the options every filesystem has (`ro`, `noexec`, …) and
+//! those of FUSE (`allow_other`, …), and what of them is noise from fstab.
+//! Does not own: bkfs's own options. Those are handed on in [`MountOptions::others`], in order,
+//! and whoever reads them refuses what it does not know with [`OptionError::Unknown`].
+//!
+//! Grammar: options are separated by commas; `key` or `key=value`. A value may stand in double
+//! quotes, inside of which commas are ordinary, and `\,` and `\\` stand for a comma and a
+//! backslash anywhere. Strings given one after another accumulate; of contradicting options the
+//! last one holds.
+
+use thiserror::Error;
+
+/// Who may use the mount. Permissions are checked besides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// The user who mounted it, only.
+    #[default]
+    Owner,
+    /// That user and root (`allow_root`).
+    OwnerAndRoot,
+    /// Everybody (`allow_other`).
+    Everyone,
+}
+
+/// How owners and permissions of all files are shown, whatever is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ownership {
+    /// `uid=`: the owner shown.
+    pub uid: Option<u32>,
+    /// `gid=`: the group shown.
+    pub gid: Option<u32>,
+    /// `umask=`, octal: permission bits not shown.
+    pub umask: Option<u16>,
+}
+
+/// Flags of mount(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MountFlags {
+    /// `ro`.
+    pub read_only: bool,
+    /// `nosuid`; set unless `suid` is given, as other FUSE mounts have it.
+    pub nosuid: bool,
+    /// `nodev`; set unless `dev` is given.
+    pub nodev: bool,
+    /// `noexec`.
+    pub noexec: bool,
+    /// `sync`.
+    pub synchronous: bool,
+    /// `dirsync`.
+    pub dirsync: bool,
+    /// `noatime`.
+    pub noatime: bool,
+    /// `nodiratime`.
+    pub nodiratime: bool,
+    /// `relatime`.
+    pub relatime: bool,
+    /// `strictatime`.
+    pub strictatime: bool,
+    /// `lazytime`.
+    pub lazytime: bool,
+    /// `nosymfollow`.
+    pub nosymfollow: bool,
+    /// `silent`.
+    pub silent: bool,
+}
+
+impl Default for MountFlags {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            nosuid: true,
+            nodev: true,
+            noexec: false,
+            synchronous: false,
+            dirsync: false,
+            noatime: false,
+            nodiratime: false,
+            relatime: false,
+            strictatime: false,
+            lazytime: false,
+            nosymfollow: false,
+            silent: false,
+        }
+    }
+}
+
+/// An option this module does not know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherOption {
+    /// The part before `=`.
+    pub key: String,
+    /// The part behind it; `None` without `=`.
+    pub value: Option<String>,
+}
+
+/// Everything that the `-o` strings of one mount say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Flags for mount(2).
+    pub flags: MountFlags,
+    /// `allow_other`, `allow_root`.
+    pub access: Access,
+    /// `uid=`, `gid=`, `umask=`.
+    pub ownership: Ownership,
+    /// Security labels (`context=` and its kin), passed to the kernel as they are.
+    pub security: Vec<String>,
+    /// What the caller has to know, in order of appearance, repetitions included.
+    pub others: Vec<OtherOption>,
+}
+
+/// What is wrong with an option.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum OptionError {
+    /// Nobody knows it.
+    #[error("unknown mount option '{0}'")]
+    Unknown(String),
+    /// It needs a value.
+    #[error("mount option '{0}' needs a value")]
+    NoValue(String),
+    /// It takes none.
+    #[error("mount option '{0}' takes no value")]
+    UnwantedValue(String),
+    /// Its value cannot be read.
+    #[error("mount option '{key}={value}': expected {expected}")]
+    BadValue {
+        /// The option.
+        key: String,
+        /// What was given.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+    /// It makes no sense for this kind of filesystem.
+    #[error("mount option '{0}' is not supported: unmount and mount again")]
+    Unsupported(String),
+    /// A quotation mark without its partner.
+    #[error("mount options end inside a quotation: {0}")]
+    OpenQuotation(String),
+}
+
+impl MountOptions {
+    /// Reads the strings of all `-o`, in order.
+    ///
+    /// # Errors
+    /// The first option that is malformed, by name.
+    pub fn parse<S: AsRef<str>>(strings: impl IntoIterator<Item = S>) -> Result<Self, OptionError> {
+        let mut options = MountOptions::default();
+        for string in strings {
+            for option in split(string.as_ref())? {
+                options.apply(option)?;
+            }
+        }
+        Ok(options)
+    }
+
+    fn apply(&mut self, option: RawOption) -> Result<(), OptionError> {
+        let RawOption { key, value, raw } = option;
+        if is_noise(&key) {
+            if matches!(key.as_str(), "user" | "users" | "owner" | "group") {
+                // As mount(8) has it: what ordinary users may mount is harmless.
+                self.flags.nosuid = true;
+                self.flags.nodev = true;
+                self.flags.noexec |= matches!(key.as_str(), "user" | "users");
+            }
+            return Ok(());
+        }
+        match key.as_str() {
+            "uid" => self.ownership.uid = Some(number(&key, value)?),
+            "gid" => self.ownership.gid = Some(number(&key, value)?),
+            "umask" => self.ownership.umask = Some(mask(&key, value)?),
+            "context" | "fscontext" | "defcontext" | "rootcontext" => self.security.push(raw),
+            "remount" => return Err(OptionError::Unsupported(key)),
+            _ => return self.apply_flag(key, value),
+        }
+        Ok(())
+    }
+
+    fn apply_flag(&mut self, key: String, value: Option<String>) -> Result<(), OptionError> {
+        let flags = &mut self.flags;
+        match key.as_str() {
+            "ro" => flags.read_only = true,
+            "rw" => flags.read_only = false,
+            "suid" => flags.nosuid = false,
+            "nosuid" => flags.nosuid = true,
+            "dev" => flags.nodev = false,
+            "nodev" => flags.nodev = true,
+            "exec" => flags.noexec = false,
+            "noexec" => flags.noexec = true,
+            "async" => flags.synchronous = false,
+            "sync" => flags.synchronous = true,
+            "dirsync" => flags.dirsync = true,
+            "atime" => flags.noatime = false,
+            "noatime" => flags.noatime = true,
+            "diratime" => flags.nodiratime = false,
+            "nodiratime" => flags.nodiratime = true,
+            "relatime" => flags.relatime = true,
+            "norelatime" => flags.relatime = false,
+            "strictatime" => flags.strictatime = true,
+            "nostrictatime" => flags.strictatime = false,
+            "lazytime" => flags.lazytime = true,
+            "nolazytime" => flags.lazytime = false,
+            "symfollow" => flags.nosymfollow = false,
+            "nosymfollow" => flags.nosymfollow = true,
+            "silent" => flags.silent = true,
+            "loud" => flags.silent = false,
+            "allow_other" => self.access = Access::Everyone,
+            "allow_root" => self.access = Access::OwnerAndRoot,
+            // Always on: the filesystem checks no permissions itself.
+            "default_permissions" => {}
+            _ => {
+                self.others.push(OtherOption { key, value });
+                return Ok(());
+            }
+        }
+        match value {
+            None => Ok(()),
+            Some(_) => Err(OptionError::UnwantedValue(key)),
+        }
+    }
+}
+
+/// Options of fstab that are meant for mount(8), systemd or nobody.
+fn is_noise(key: &str) -> bool {
+    matches!(
+        key,
+        "" | "defaults"
+            | "auto"
+            | "noauto"
+            | "nofail"
+            | "fail"
+            | "_netdev"
+            | "user"
+            | "nouser"
+            | "users"
+            | "nousers"
+            | "owner"
+            | "noowner"
+            | "group"
+            | "nogroup"
+            | "comment"
+            | "uhelper"
+            | "helper"
+            | "mand"
+            | "nomand"
+            | "iversion"
+            | "noiversion"
+            | "nonempty"
+    ) || key.starts_with("x-")
+        || key.starts_with("X-")
+}
+
+fn number(key: &str, value: Option<String>) -> Result<u32, OptionError> {
+    let value = value.ok_or_else(|| OptionError::NoValue(key.to_owned()))?;
+    // The largest number means "no such id" in chown(2) and its kin.
+    match value.parse() {
+        Ok(u32::MAX) | Err(_) => Err(OptionError::BadValue {
+            key: key.to_owned(),
+            value,
+            expected: "a numeric id",
+        }),
+        Ok(number) => Ok(number),
+    }
+}
+
+fn mask(key: &str, value: Option<String>) -> Result<u16, OptionError> {
+    let value = value.ok_or_else(|| OptionError::NoValue(key.to_owned()))?;
+    let is_octal = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    match u16::from_str_radix(&value, 8) {
+        Ok(mask) if is_octal && mask <= 0o777 => Ok(mask),
+        _ => Err(OptionError::BadValue {
+            key: key.to_owned(),
+            value,
+            expected: "an octal number up to 777",
+        }),
+    }
+}
+
+/// One option, unescaped, and as it stood there.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct RawOption {
+    key: String,
+    value: Option<String>,
+    raw: String,
+}
+
+impl RawOption {
+    fn push(&mut self, character: char) {
+        self.value.as_mut().unwrap_or(&mut self.key).push(character);
+    }
+}
+
+fn split(string: &str) -> Result<Vec<RawOption>, OptionError> {
+    let mut options = Vec::new();
+    let mut option = RawOption::default();
+    let mut is_quoted = false;
+    let mut characters = string.chars().peekable();
+    while let Some(character) = characters.next() {
+        if character == ',' && !is_quoted {
+            options.push(std::mem::take(&mut option));
+            continue;
+        }
+        option.raw.push(character);
+        match character {
+            '\\' => match characters.next_if(|&next| next == ',' || next == '\\') {
+                Some(escaped) => {
+                    option.raw.push(escaped);
+                    option.push(escaped);
+                }
+                None => option.push('\\'),
+            },
+            '"' if option.value.is_some() => is_quoted = !is_quoted,
+            '=' if option.value.is_none() => option.value = Some(String::new()),
+            other => option.push(other),
+        }
+    }
+    if is_quoted {
+        return Err(OptionError::OpenQuotation(option.raw));
+    }
+    options.push(option);
+    Ok(options)
+}
+
+#[cfg(test)]
+mod tests;

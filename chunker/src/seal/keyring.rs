@@ -3,6 +3,7 @@
 use super::header::{self, Algorithm, Class, Features, HEADER_LEN, Header, RepositoryId};
 use super::keys::{BOX_OVERHEAD, Key, NONCE_LEN, ObjectKeys};
 use super::{OpenError, Secrets};
+use crate::cut::{Cutter, Parameters};
 use crate::id::{Id, Kind};
 use bytes::Bytes;
 use std::fmt;
@@ -85,16 +86,21 @@ impl Keyring {
         u64::from_le_bytes(head)
     }
 
-    /// The table that content is cut with (256 numbers, each the sum a byte adds to the rolling hash).
-    pub fn gear(&self) -> Box<[u64; 256]> {
+    /// What finds cut points in this repository: keyed, so that lengths of chunks betray no known content.
+    pub fn cutter(&self, parameters: &Parameters) -> Cutter {
+        Cutter::new(*parameters, &self.gear())
+    }
+
+    /// The table that content is cut with: what each value of a byte adds to the rolling hash.
+    pub(super) fn gear(&self) -> [u64; 256] {
         let mut hasher = blake3::Hasher::new_keyed(self.0.secrets.cut_key());
         hasher.update(b"bkfs gear");
         let mut output = hasher.finalize_xof();
-        Box::new(std::array::from_fn(|_| {
+        std::array::from_fn(|_| {
             let mut number = [0; 8];
             output.fill(&mut number);
             u64::from_le_bytes(number)
-        }))
+        })
     }
 
     /// A whole object of one box: header and box 0. `salt` is fresh randomness; `key` is where it will lie.
@@ -124,7 +130,7 @@ impl Keyring {
         let opener = self.object_opener(class, key, header)?;
         let mut room = Vec::new();
         let payload = opener.open_box(0, sealed, &mut room)?;
-        if opener.header.algorithm == Algorithm::Unsealed {
+        if !opener.is_sealed() {
             return Ok(payload.to_vec());
         }
         Ok(room)
@@ -272,6 +278,11 @@ impl ObjectOpener {
     /// What the header says, verified.
     pub fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// Whether the boxes are encrypted.
+    pub fn is_sealed(&self) -> bool {
+        self.header.algorithm == Algorithm::Aes256Gcm
     }
 
     /// Opens box `number` and returns its payload, which lies in `sealed` itself if the repository is unsealed, else in

@@ -4,15 +4,19 @@
 //! slots. Knows nothing of what the sealed bytes mean, and never reads or writes the bucket: salts and everything else
 //! random are arguments, which the caller draws afresh for each object.
 
+mod config;
 mod header;
 mod keyring;
 mod keys;
 mod secrets;
+mod slots;
 
+pub use config::Config;
 pub use header::{Algorithm, Class, FORMAT_VERSION, Features, HEADER_LEN, Header, RepositoryId};
 pub use keyring::{Keyring, ObjectOpener, ObjectSealer};
 pub use keys::{BOX_OVERHEAD, FOOTER_BOX, NONCE_LEN, TAG_LEN};
 pub use secrets::{Secrets, SecretsError};
+pub use slots::{NewSlot, Slot, SlotCost, SlotError, SlotName};
 
 /// Why an object could not be opened. Nothing of it was returned.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]

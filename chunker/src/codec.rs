@@ -1,0 +1,207 @@
+//! Compression: zstd with contexts that are kept, and a probe for what cannot be compressed.
+//!
+//! Owns the coded form `codec u8 ‖ raw length u32 ‖ coded bytes`, which frames, footers and index objects share.
+//! Knows nothing of what the bytes mean.
+
+use zstd::bulk;
+use zstd::zstd_safe::compress_bound;
+
+/// Length of what precedes the coded bytes.
+pub const CODED_HEAD_LEN: usize = 5;
+
+/// The level that is used unless something else is asked for: on database pages level 3 is slower and not smaller.
+pub const DEFAULT_LEVEL: i32 = 1;
+
+const RAW: u8 = 0;
+const ZSTD: u8 = 1;
+
+/// The bytes are not what an encoder made.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum CodecError {
+    /// Not even the head is there.
+    #[error("cut short")]
+    Short,
+    /// Coded in a way that this program does not know.
+    #[error("unknown codec {0}")]
+    UnknownCodec(u8),
+    /// States a longer content than may be here.
+    #[error("states {stated} bytes, where at most {bound} may be")]
+    TooLong {
+        /// The length that is stated, in bytes.
+        stated: u32,
+        /// The bound, in bytes.
+        bound: u32,
+    },
+    /// Does not decode to the stated length.
+    #[error("does not decode")]
+    Damaged,
+}
+
+/// How much to try.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Effort {
+    /// Do not compress.
+    None,
+    /// zstd at this level, unless the probe says that it is of no use.
+    Level(i32),
+}
+
+/// Compresses. One per worker: keeps its context and its room between calls.
+pub struct Encoder {
+    context: bulk::Compressor<'static>,
+    level: i32,
+    coded: Vec<u8>,
+}
+
+impl Default for Encoder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for Encoder {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Encoder(level {})", self.level)
+    }
+}
+
+impl Encoder {
+    /// An encoder; allocates its context at the first use.
+    pub fn new() -> Self {
+        Self {
+            context: bulk::Compressor::default(),
+            level: i32::MIN,
+            coded: Vec::new(),
+        }
+    }
+
+    /// Appends the coded form of `raw` to `out`: compressed if that makes it smaller by a thirty-second at least.
+    ///
+    /// # Panics
+    /// If `raw` has 4 GiB or more; all callers have far lower bounds.
+    pub fn encode(&mut self, raw: &[u8], effort: Effort, out: &mut Vec<u8>) {
+        let length = u32::try_from(raw.len()).expect("callers bound what they encode");
+        let worth = raw.len() - raw.len() / 32;
+        let (codec, coded) = match self.compress(raw, effort) {
+            Some(length) if length < worth => (ZSTD, &self.coded[..length]),
+            _ => (RAW, raw),
+        };
+        out.reserve(CODED_HEAD_LEN + coded.len());
+        out.push(codec);
+        out.extend_from_slice(&length.to_le_bytes());
+        out.extend_from_slice(coded);
+    }
+
+    /// Compresses into `self.coded`; `None` if it is not worth trying, or fails.
+    fn compress(&mut self, raw: &[u8], effort: Effort) -> Option<usize> {
+        let Effort::Level(level) = effort else {
+            return None;
+        };
+        if raw.len() < 32 || is_incompressible(raw) {
+            return None;
+        }
+        if self.level != level {
+            self.context.set_compression_level(level).ok()?;
+            self.level = level;
+        }
+        self.coded.clear();
+        self.coded.reserve(compress_bound(raw.len()));
+        self.context.compress_to_buffer(raw, &mut self.coded).ok()
+    }
+}
+
+/// Decompresses. One per worker: keeps its context between calls.
+#[derive(Default)]
+pub struct Decoder {
+    context: bulk::Decompressor<'static>,
+}
+
+impl std::fmt::Debug for Decoder {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Decoder")
+    }
+}
+
+impl Decoder {
+    /// A decoder.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether the coded bytes are the raw ones.
+    pub fn is_raw(coded: &[u8]) -> bool {
+        coded.first() == Some(&RAW)
+    }
+
+    /// The length of the content, if it is not compressed and is as long as it says, at most `bound` bytes.
+    pub fn raw_length(coded: &[u8], bound: u32) -> Result<usize, CodecError> {
+        match split(coded, bound)? {
+            (RAW, length, body) if body.len() == length => Ok(length),
+            _ => Err(CodecError::Damaged),
+        }
+    }
+
+    /// Decodes what [`Encoder::encode`] made, if the content has at most `bound` bytes. Never allocates more than that.
+    pub fn decode(&mut self, coded: &[u8], bound: u32) -> Result<Vec<u8>, CodecError> {
+        let (codec, length, body) = split(coded, bound)?;
+        match codec {
+            RAW if body.len() == length => Ok(body.to_vec()),
+            RAW => Err(CodecError::Damaged),
+            ZSTD => {
+                let mut raw = Vec::with_capacity(length);
+                let written = self.context.decompress_to_buffer(body, &mut raw);
+                match written {
+                    Ok(written) if written == length => Ok(raw),
+                    _ => Err(CodecError::Damaged),
+                }
+            }
+            codec => Err(CodecError::UnknownCodec(codec)),
+        }
+    }
+}
+
+/// Takes the head off a coded form: codec, raw length and coded bytes.
+fn split(coded: &[u8], bound: u32) -> Result<(u8, usize, &[u8]), CodecError> {
+    let (head, body) = coded
+        .split_first_chunk::<CODED_HEAD_LEN>()
+        .ok_or(CodecError::Short)?;
+    let stated = u32::from_le_bytes([head[1], head[2], head[3], head[4]]);
+    if stated > bound {
+        return Err(CodecError::TooLong { stated, bound });
+    }
+    Ok((head[0], stated as usize, body))
+}
+
+/// Samples that the probe looks at, at most.
+const PROBE_SAMPLES: usize = 4096;
+/// Fewer bytes than this are not probed: a wrong answer saves nothing.
+const PROBE_LEN_MIN: usize = 4096;
+
+/// Whether `bytes` look as evenly distributed as compressed or encrypted bytes do. Cheap: looks at 4096 bytes at most,
+/// in 64 stretches of 64.
+///
+/// Counts pairs of equal bytes among the samples. Of n evenly distributed bytes n(n-1)/2/256 pairs are equal, give or
+/// take a hundredth for n = 4096; text has ten times as many, and the output of fast compressors a few hundredths more.
+pub fn is_incompressible(bytes: &[u8]) -> bool {
+    if bytes.len() < PROBE_LEN_MIN {
+        return false;
+    }
+    const STRETCH: usize = 64;
+    let stretches = PROBE_SAMPLES / STRETCH;
+    let step = (bytes.len() - STRETCH) / (stretches - 1);
+    let mut counts = [0u32; 256];
+    for stretch in 0..stretches {
+        let start = stretch * step;
+        for byte in &bytes[start..start + STRETCH] {
+            counts[usize::from(*byte)] += 1;
+        }
+    }
+    let samples = (stretches * STRETCH) as u64;
+    // Ordered pairs of samples with equal bytes.
+    let equal: u64 = counts
+        .iter()
+        .map(|count| u64::from(*count) * u64::from(count.saturating_sub(1)))
+        .sum();
+    let even = samples * (samples - 1) / 256;
+    equal < even + even / 12
+}

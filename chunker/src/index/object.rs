@@ -1,0 +1,138 @@
+//! Index objects: headers and footers of packs, kept together.
+
+use super::IndexError;
+use crate::codec::{Decoder, Effort, Encoder};
+use crate::pack::{FinishedPack, Footer, PACK_BYTES_MAX, PackName, TRAILER_LEN};
+use crate::seal::{BOX_OVERHEAD, Class, HEADER_LEN};
+use bytes::Bytes;
+
+/// The longest decoded index object, in bytes: about three million blobs.
+pub const INDEX_RAW_MAX: u32 = 64 * 1024 * 1024;
+
+/// Name, class, length, length of the footer, header.
+const RECORD_HEAD_LEN: usize = PackName::LEN + 1 + 8 + 4 + HEADER_LEN;
+
+/// What the index keeps of a pack: enough to find, fetch and open any of its frames.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PackRecord {
+    /// The pack's name.
+    pub name: PackName,
+    /// Data or metadata.
+    pub class: Class,
+    /// Its length in the bucket, in bytes.
+    pub length: u64,
+    /// Its first bytes. They are verified when they are used, by [`crate::seal::Keyring::object_opener`].
+    pub header: [u8; HEADER_LEN],
+    /// What it holds.
+    pub footer: Footer,
+}
+
+impl From<&FinishedPack> for PackRecord {
+    fn from(pack: &FinishedPack) -> Self {
+        Self {
+            name: pack.name,
+            class: pack.class,
+            length: pack.length,
+            header: pack.header,
+            footer: pack.footer.clone(),
+        }
+    }
+}
+
+/// The decoded length of an index object of these packs, in bytes; what [`INDEX_RAW_MAX`] bounds.
+pub fn encoded_length<'a>(records: impl IntoIterator<Item = &'a PackRecord>) -> u64 {
+    let record = |record: &PackRecord| (RECORD_HEAD_LEN + record.footer.bytes().len()) as u64;
+    4 + records.into_iter().map(record).sum::<u64>()
+}
+
+/// The payload of an index object of these packs, to be sealed as class [`Class::Index`]. Sorts them by name.
+/// Errors if they are too many, or two have one name.
+pub fn encode(
+    records: &mut [PackRecord],
+    encoder: &mut Encoder,
+    effort: Effort,
+) -> Result<Vec<u8>, IndexError> {
+    let length = encoded_length(&*records);
+    if length > u64::from(INDEX_RAW_MAX) {
+        return Err(IndexError::TooLarge { length });
+    }
+    records.sort_unstable_by_key(|record| record.name);
+    if records.windows(2).any(|pair| pair[0].name == pair[1].name) {
+        return Err(IndexError::Inconsistent("a pack is there twice"));
+    }
+    let mut raw = Vec::with_capacity(length as usize);
+    raw.extend_from_slice(&(records.len() as u32).to_le_bytes());
+    for record in records {
+        let footer = record.footer.bytes();
+        raw.extend_from_slice(&record.name.to_bytes());
+        raw.push(record.class as u8);
+        raw.extend_from_slice(&record.length.to_le_bytes());
+        raw.extend_from_slice(&(footer.len() as u32).to_le_bytes());
+        raw.extend_from_slice(&record.header);
+        raw.extend_from_slice(footer);
+    }
+    let mut payload = Vec::new();
+    encoder.encode(&raw, effort, &mut payload);
+    Ok(payload)
+}
+
+/// The inverse of [`encode`]: the packs in the order of their names. Their footers share one piece of memory.
+pub fn decode(payload: &[u8], decoder: &mut Decoder) -> Result<Vec<PackRecord>, IndexError> {
+    let raw = Bytes::from(decoder.decode(payload, INDEX_RAW_MAX)?);
+    let count = raw
+        .first_chunk::<4>()
+        .map(|count| u32::from_le_bytes(*count) as usize)
+        .ok_or(SHORT)?;
+    let mut rest = raw.slice(4..);
+    // A footer has 8 bytes at least, so the count cannot make this allocate more than there is.
+    let mut records: Vec<PackRecord> =
+        Vec::with_capacity(count.min(rest.len() / (RECORD_HEAD_LEN + 8)));
+    for _ in 0..count {
+        let record = decode_record(&mut rest)?;
+        if records.last().is_some_and(|last| last.name >= record.name) {
+            return Err(IndexError::Inconsistent("the packs are not in order"));
+        }
+        records.push(record);
+    }
+    if rest.is_empty() {
+        Ok(records)
+    } else {
+        Err(IndexError::Inconsistent("bytes follow the last pack"))
+    }
+}
+
+const SHORT: IndexError = IndexError::Inconsistent("cut short");
+
+/// Takes a record off the front of `rest`.
+fn decode_record(rest: &mut Bytes) -> Result<PackRecord, IndexError> {
+    let name = PackName::from_bytes(take(rest)?);
+    let [class] = take(rest)?;
+    let length = u64::from_le_bytes(take(rest)?);
+    let footer_length = u32::from_le_bytes(take(rest)?) as usize;
+    let header = take(rest)?;
+    if rest.len() < footer_length {
+        return Err(SHORT);
+    }
+    let footer = Footer::parse(rest.split_to(footer_length))?;
+    let class = Class::from_number(class)
+        .filter(|class| matches!(class, Class::DataPack | Class::MetadataPack))
+        .ok_or(IndexError::Inconsistent("a pack of a wrong class"))?;
+    let footer_min = (BOX_OVERHEAD + TRAILER_LEN) as u32;
+    if length > PACK_BYTES_MAX || length < footer.pack_length(footer_min) {
+        return Err(IndexError::Inconsistent("a pack of a wrong length"));
+    }
+    Ok(PackRecord {
+        name,
+        class,
+        length,
+        header,
+        footer,
+    })
+}
+
+/// Takes so many bytes off the front of `rest`.
+fn take<const N: usize>(rest: &mut Bytes) -> Result<[u8; N], IndexError> {
+    let taken = *rest.first_chunk::<N>().ok_or(SHORT)?;
+    *rest = rest.slice(N..);
+    Ok(taken)
+}

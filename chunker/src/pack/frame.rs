@@ -1,0 +1,172 @@
+//! Frames: a few blobs that are compressed and sealed together.
+
+use super::{FRAME_BLOBS_MAX, FRAME_RAW_MAX, PackError};
+use crate::codec::{CODED_HEAD_LEN, Decoder, Effort, Encoder};
+use crate::seal::{NONCE_LEN, ObjectOpener, ObjectSealer, TAG_LEN};
+use bytes::Bytes;
+
+/// The decoded length of a frame that holds blobs of these lengths, in bytes; `None` if no frame can hold them.
+pub fn frame_raw_length(lengths: impl IntoIterator<Item = usize>) -> Option<u32> {
+    let (mut count, mut total) = (0usize, 2usize);
+    for length in lengths {
+        count += 1;
+        total = total.checked_add(length)?.checked_add(4)?;
+    }
+    let fits = count <= FRAME_BLOBS_MAX && total <= FRAME_RAW_MAX as usize;
+    fits.then_some(total as u32)
+}
+
+/// Makes sealed frames. One per worker: keeps its contexts and its room between calls.
+#[derive(Debug, Default)]
+pub struct FrameEncoder {
+    encoder: Encoder,
+    raw: Vec<u8>,
+    payload: Vec<u8>,
+}
+
+impl FrameEncoder {
+    /// An encoder.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The encoder inside, for whatever else this worker compresses.
+    pub fn encoder(&mut self) -> &mut Encoder {
+        &mut self.encoder
+    }
+
+    /// Makes frame `number` of an object from these blobs; exactly as long as it needs to be.
+    /// Errors if the blobs do not fit into a frame.
+    pub fn seal(
+        &mut self,
+        sealer: &ObjectSealer,
+        number: u32,
+        blobs: &[&[u8]],
+        effort: Effort,
+    ) -> Result<Bytes, PackError> {
+        let length = frame_raw_length(blobs.iter().map(|blob| blob.len()))
+            .ok_or(PackError::Inconsistent("too much for one frame"))?;
+        self.raw.clear();
+        self.raw.reserve(length as usize);
+        self.raw
+            .extend_from_slice(&(blobs.len() as u16).to_le_bytes());
+        for blob in blobs {
+            self.raw
+                .extend_from_slice(&(blob.len() as u32).to_le_bytes());
+        }
+        for blob in blobs {
+            self.raw.extend_from_slice(blob);
+        }
+        self.payload.clear();
+        self.payload.extend_from_slice(&[0; NONCE_LEN]);
+        self.encoder.encode(&self.raw, effort, &mut self.payload);
+        // What waits for its upload is kept without spare room: packs are most of the memory of a busy writer.
+        let mut sealed = Vec::with_capacity(self.payload.len() + TAG_LEN);
+        sealed.extend_from_slice(&self.payload);
+        sealer.seal_in_place(number, &mut sealed, 0);
+        Ok(Bytes::from(sealed))
+    }
+}
+
+/// A decoded frame.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Frame {
+    /// The contents of all blobs, one after another.
+    contents: Bytes,
+    /// Where each blob ends in the contents.
+    ends: Box<[u32]>,
+}
+
+impl Frame {
+    /// How many blobs there are.
+    pub fn blob_count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The blob in `slot`, sharing the frame's memory; `None` if there is none.
+    pub fn blob(&self, slot: u16) -> Option<Bytes> {
+        let slot = usize::from(slot);
+        let end = *self.ends.get(slot)? as usize;
+        let start = match slot {
+            0 => 0,
+            _ => self.ends[slot - 1] as usize,
+        };
+        Some(self.contents.slice(start..end))
+    }
+
+    /// All blobs in the order of their slots.
+    pub fn blobs(&self) -> impl Iterator<Item = Bytes> + '_ {
+        (0..self.ends.len()).filter_map(|slot| self.blob(slot as u16))
+    }
+
+    /// The memory that the frame holds, in bytes.
+    pub fn memory(&self) -> usize {
+        self.contents.len() + self.ends.len() * 4
+    }
+
+    fn parse(raw: Bytes) -> Result<Self, PackError> {
+        const DAMAGED: PackError = PackError::Inconsistent("the frame's lengths are wrong");
+        let count = match raw.first_chunk::<2>() {
+            Some(count) => usize::from(u16::from_le_bytes(*count)),
+            None => return Err(DAMAGED),
+        };
+        let start = 2 + 4 * count;
+        let lengths = raw.get(2..start).ok_or(DAMAGED)?;
+        let mut end = 0u32;
+        let mut ends = Vec::with_capacity(count);
+        for length in lengths.chunks_exact(4) {
+            let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
+            end = end.checked_add(length).ok_or(DAMAGED)?;
+            ends.push(end);
+        }
+        let contents = raw.slice(start..);
+        if contents.len() != end as usize {
+            return Err(DAMAGED);
+        }
+        Ok(Self {
+            contents,
+            ends: ends.into_boxed_slice(),
+        })
+    }
+}
+
+/// Opens sealed frames. One per worker: keeps its context and its room between calls.
+#[derive(Debug, Default)]
+pub struct FrameDecoder {
+    decoder: Decoder,
+    room: Vec<u8>,
+}
+
+impl FrameDecoder {
+    /// A decoder.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The decoder inside, for whatever else this worker decompresses.
+    pub fn decoder(&mut self) -> &mut Decoder {
+        &mut self.decoder
+    }
+
+    /// Opens frame `number` of an object. What is returned shares no memory with `sealed`.
+    pub fn open(
+        &mut self,
+        opener: &ObjectOpener,
+        number: u32,
+        sealed: &[u8],
+    ) -> Result<Frame, PackError> {
+        let payload = opener.open_box(number, sealed, &mut self.room)?;
+        if !Decoder::is_raw(payload) || !opener.is_sealed() {
+            let raw = self.decoder.decode(payload, FRAME_RAW_MAX)?;
+            return Frame::parse(Bytes::from(raw));
+        }
+        // Decrypted and not compressed: the room is the frame, unless it is much too large for it.
+        Decoder::raw_length(payload, FRAME_RAW_MAX)?;
+        let raw = if self.room.capacity() > self.room.len() + self.room.len() / 8 {
+            Bytes::copy_from_slice(&self.room[CODED_HEAD_LEN..])
+        } else {
+            Bytes::from(std::mem::take(&mut self.room)).slice(CODED_HEAD_LEN..)
+        };
+        Frame::parse(raw)
+    }
+}

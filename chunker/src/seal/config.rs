@@ -1,0 +1,229 @@
+//! The config object: what is fixed about a repository at init.
+//!
+//! Owns its encoding. It is read before any secret is known, so what it says is believed only once the secrets have
+//! verified it ([`Config::unlock`]).
+
+use super::header::{self, Algorithm, Class, Features, Header, RepositoryId};
+use super::keyring::{ObjectOpener, ObjectSealer, ZERO_KEY, derive_key};
+use super::keys::BOX_OVERHEAD;
+use super::secrets::definite;
+use super::{HEADER_LEN, Keyring, OpenError, Secrets};
+use crate::cut::Parameters;
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use bytes::Bytes;
+use minicbor::{Decoder, Encoder};
+use std::convert::Infallible;
+use zeroize::Zeroizing;
+
+/// What the config object of a repository says.
+#[derive(Clone, Debug)]
+pub struct Config {
+    repository: RepositoryId,
+    cutting: Parameters,
+    /// Present in unsealed repositories: there they are no secret.
+    secrets: Option<Secrets>,
+    /// What is stated, as it was encoded: what the tag covers.
+    stated: Zeroizing<Vec<u8>>,
+    tag: [u8; 32],
+}
+
+const DAMAGED: OpenError = OpenError::Damaged {
+    what: "the config cannot be decoded",
+};
+
+impl Config {
+    /// Where the config lies in the bucket.
+    pub const KEY: &str = "config";
+
+    /// The config object of a new repository, sealed or not. The secrets go into it only if it is not sealed.
+    /// `salt` is fresh randomness.
+    pub fn create(
+        repository: RepositoryId,
+        cutting: &Parameters,
+        sealed: bool,
+        secrets: &Secrets,
+        salt: [u8; 32],
+    ) -> Bytes {
+        let open = (!sealed).then_some(secrets);
+        let stated = encode_stated(cutting, open);
+        let tag = tag(repository, &stated, secrets);
+        let mut payload = Zeroizing::new(Vec::with_capacity(stated.len() + 64));
+        let mut encoder = Encoder::new(&mut *payload);
+        let written: Result<(), minicbor::encode::Error<Infallible>> = (|| {
+            encoder.map(2)?.u8(0)?.bytes(&stated)?;
+            encoder.u8(1)?.bytes(&tag)?;
+            Ok(())
+        })();
+        written.expect("writing to a vector does not fail");
+        let header = Header {
+            class: Class::Config,
+            algorithm: Algorithm::Unsealed,
+            key_epoch: 0,
+            features: Features::NONE,
+            repository,
+            salt,
+        };
+        let sealer = ObjectSealer::new(&ZERO_KEY, header, Self::KEY);
+        let mut object = Vec::with_capacity(HEADER_LEN + BOX_OVERHEAD + payload.len());
+        object.extend_from_slice(sealer.header());
+        sealer.seal_box(0, &payload, &mut object);
+        Bytes::from(object)
+    }
+
+    /// Reads the object that lies under [`Config::KEY`], of whatever repository it is.
+    pub fn open(object: &[u8]) -> Result<Self, OpenError> {
+        let (bytes, sealed) = header::split(object)?;
+        let header = Header::decode(bytes, Class::Config)?;
+        let opener = open_header(header, bytes, Self::KEY)?;
+        let mut room = Vec::new();
+        let payload = opener.open_box(0, sealed, &mut room)?;
+        let (stated, tag) = decode_payload(payload).map_err(|_| DAMAGED)?;
+        let (cutting, secrets) = decode_stated(&stated)?;
+        Ok(Self {
+            repository: header.repository,
+            cutting,
+            secrets,
+            stated,
+            tag,
+        })
+    }
+
+    /// The repository whose config this is. Not verified before [`Config::unlock`].
+    pub fn repository(&self) -> RepositoryId {
+        self.repository
+    }
+
+    /// Whether a password is needed. Whoever has been given one must refuse a config that says no: it was swapped.
+    pub fn is_sealed(&self) -> bool {
+        self.secrets.is_none()
+    }
+
+    /// How content is cut in this repository. Not verified before [`Config::unlock`].
+    pub fn cutting(&self) -> &Parameters {
+        &self.cutting
+    }
+
+    /// The keyring of an unsealed repository; `None` if the repository is sealed.
+    ///
+    /// Errors with [`OpenError::Damaged`] if the config is not the one made with these secrets.
+    pub fn keyring(&self) -> Result<Option<Keyring>, OpenError> {
+        let Some(secrets) = &self.secrets else {
+            return Ok(None);
+        };
+        self.verify(secrets)?;
+        Ok(Some(Keyring::unsealed(self.repository, secrets.clone())))
+    }
+
+    /// The keyring of a sealed repository, with the secrets that a key slot held.
+    ///
+    /// Errors with [`OpenError::Damaged`] if the config is not the one made with these secrets: then somebody changed
+    /// it, or swapped it for one that is not sealed.
+    pub fn unlock(&self, secrets: Secrets) -> Result<Keyring, OpenError> {
+        if !self.is_sealed() {
+            return Err(OpenError::Damaged {
+                what: "the config says that the repository is not sealed, but a key slot of it is",
+            });
+        }
+        self.verify(&secrets)?;
+        Ok(Keyring::sealed(self.repository, secrets))
+    }
+
+    fn verify(&self, secrets: &Secrets) -> Result<(), OpenError> {
+        let expected = tag(self.repository, &self.stated, secrets);
+        verify_slices_are_equal(&expected, &self.tag).map_err(|_| OpenError::Damaged {
+            what: "the config was not made with the secrets of this repository",
+        })
+    }
+}
+
+/// Opens a header that no keyring is needed for. Refuses other algorithms, as the keyring does.
+pub(super) fn open_header(
+    header: Header,
+    bytes: &[u8; HEADER_LEN],
+    key: &str,
+) -> Result<ObjectOpener, OpenError> {
+    if header.algorithm != Algorithm::Unsealed {
+        return Err(OpenError::WrongAlgorithm {
+            found: header.algorithm as u8,
+        });
+    }
+    ObjectOpener::new(&ZERO_KEY, header, bytes, key)
+}
+
+fn tag(repository: RepositoryId, stated: &[u8], secrets: &Secrets) -> [u8; 32] {
+    let key = derive_key(secrets.id_key(), b"bkfs config", &repository.0);
+    *blake3::keyed_hash(&key, stated).as_bytes()
+}
+
+fn encode_stated(cutting: &Parameters, secrets: Option<&Secrets>) -> Zeroizing<Vec<u8>> {
+    let secrets = secrets.map(Secrets::encode);
+    let room = 64 + secrets.as_ref().map_or(0, |secrets| secrets.len());
+    let mut stated = Zeroizing::new(Vec::with_capacity(room));
+    let mut encoder = Encoder::new(&mut *stated);
+    let written: Result<(), minicbor::encode::Error<Infallible>> = (|| {
+        encoder.map(if secrets.is_some() { 2 } else { 1 })?;
+        encoder.u8(0)?.array(5)?;
+        for number in cutting.to_array() {
+            encoder.u32(number)?;
+        }
+        if let Some(secrets) = &secrets {
+            encoder.u8(1)?.bytes(secrets)?;
+        }
+        Ok(())
+    })();
+    written.expect("writing to a vector does not fail");
+    stated
+}
+
+fn decode_payload(
+    payload: &[u8],
+) -> Result<(Zeroizing<Vec<u8>>, [u8; 32]), minicbor::decode::Error> {
+    let mut decoder = Decoder::new(payload);
+    let (mut stated, mut tag) = (None, None);
+    for _ in 0..definite(decoder.map()?)? {
+        match decoder.u64()? {
+            0 => stated = Some(Zeroizing::new(decoder.bytes()?.to_vec())),
+            1 => tag = decoder.bytes()?.try_into().ok(),
+            _ => decoder.skip()?,
+        }
+    }
+    match (stated, tag) {
+        (Some(stated), Some(tag)) => Ok((stated, tag)),
+        _ => Err(minicbor::decode::Error::message("a part is missing")),
+    }
+}
+
+fn decode_stated(stated: &[u8]) -> Result<(Parameters, Option<Secrets>), OpenError> {
+    let mut decoder = Decoder::new(stated);
+    let mut decode = || -> Result<_, minicbor::decode::Error> {
+        let (mut cutting, mut secrets) = (None, None);
+        for _ in 0..definite(decoder.map()?)? {
+            match decoder.u64()? {
+                0 => {
+                    let mut numbers = [0; 5];
+                    if decoder.array()? != Some(5) {
+                        return Ok((None, None));
+                    }
+                    for number in &mut numbers {
+                        *number = decoder.u32()?;
+                    }
+                    cutting = Some(numbers);
+                }
+                1 => secrets = Some(decoder.bytes()?),
+                _ => decoder.skip()?,
+            }
+        }
+        Ok((cutting, secrets))
+    };
+    let (numbers, secrets) = decode().map_err(|_| DAMAGED)?;
+    let cutting = numbers
+        .and_then(Parameters::from_array)
+        .ok_or(OpenError::Damaged {
+            what: "the config's cutting parameters are out of bounds",
+        })?;
+    let secrets = secrets
+        .map(Secrets::decode)
+        .transpose()
+        .map_err(|_| DAMAGED)?;
+    Ok((cutting, secrets))
+}

@@ -205,3 +205,144 @@ pub fn is_incompressible(bytes: &[u8]) -> bool {
     let even = samples * (samples - 1) / 256;
     equal < even + even / 12
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn encode(raw: &[u8], effort: Effort) -> Vec<u8> {
+        let mut out = b"before".to_vec();
+        Encoder::new().encode(raw, effort, &mut out);
+        out.split_off(6)
+    }
+
+    fn noise(length: usize) -> Vec<u8> {
+        let mut output = blake3::Hasher::new().finalize_xof();
+        let mut bytes = vec![0; length];
+        output.fill(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn what_shrinks_is_compressed_and_nothing_else() {
+        let text = b"a text that is repeated ".repeat(100);
+        for level in [-5, 0, 1, 3, 19] {
+            let coded = encode(&text, Effort::Level(level));
+            assert_eq!(coded[0], ZSTD);
+            assert!(coded.len() < 200);
+            assert_eq!(Decoder::new().decode(&coded, 1 << 20), Ok(text.clone()));
+        }
+        assert_eq!(encode(&text, Effort::None)[0], RAW);
+        assert_eq!(encode(&noise(1000), Effort::Level(1))[0], RAW);
+        assert_eq!(encode(&noise(100_000), Effort::Level(1))[0], RAW);
+        assert_eq!(encode(b"", Effort::Level(1)), [0; 5]);
+    }
+
+    #[test]
+    fn one_encoder_changes_its_level() {
+        let text: Vec<u8> = (0..20_000u32)
+            .flat_map(|number| number.wrapping_mul(number).to_string().into_bytes())
+            .collect();
+        let mut encoder = Encoder::new();
+        let lengths = [1, 19, 1].map(|level| {
+            let mut out = Vec::new();
+            encoder.encode(&text, Effort::Level(level), &mut out);
+            let decoded = Decoder::new().decode(&out, 1 << 20);
+            assert_eq!(decoded.as_deref(), Ok(&text[..]));
+            out.len()
+        });
+        assert_eq!(lengths[0], lengths[2]);
+        assert!(lengths[1] < lengths[0]);
+        assert_eq!(lengths[1], encode(&text, Effort::Level(19)).len());
+    }
+
+    #[test]
+    fn the_probe_tells_noise_from_text() {
+        for length in [4096, 10_000, 16_384, 131_072, 1 << 20] {
+            assert!(is_incompressible(&noise(length)), "{length}");
+            let text: Vec<u8> = noise(length).iter().map(|byte| byte & 0x3f).collect();
+            assert!(!is_incompressible(&text), "{length}");
+            assert!(!is_incompressible(&vec![0; length]), "{length}");
+        }
+        assert!(!is_incompressible(&noise(4095)));
+        // A page of which a sixth is empty.
+        let mut page = noise(16_384);
+        page[13_000..].fill(0);
+        assert!(!is_incompressible(&page));
+        // What compressors leave.
+        let text: Vec<u8> = (0..200_000u32)
+            .flat_map(|number| number.wrapping_mul(number).to_string().into_bytes())
+            .collect();
+        let coded = encode(&text, Effort::Level(3));
+        assert!(is_incompressible(&coded));
+    }
+
+    #[test]
+    fn hostile_lengths_are_refused() {
+        let text = b"text ".repeat(1000);
+        let whole = encode(&text, Effort::Level(1));
+        let mut decoder = Decoder::new();
+        assert_eq!(
+            decoder.decode(&whole, 4999),
+            Err(CodecError::TooLong {
+                stated: 5000,
+                bound: 4999
+            })
+        );
+        let mut decode = |codec: u8, length: u32, body: &[u8]| {
+            let mut coded = vec![codec];
+            coded.extend_from_slice(&length.to_le_bytes());
+            coded.extend_from_slice(body);
+            decoder.decode(&coded, u32::MAX >> 8)
+        };
+        let body = &whole[5..];
+        assert_eq!(decode(ZSTD, 5000, body), Ok(text.clone()));
+        assert_eq!(decode(ZSTD, 4999, body), Err(CodecError::Damaged));
+        assert_eq!(decode(ZSTD, 5001, body), Err(CodecError::Damaged));
+        assert_eq!(decode(ZSTD, 5000, &body[1..]), Err(CodecError::Damaged));
+        assert_eq!(
+            decode(ZSTD, 5000, &body[..body.len() - 1]),
+            Err(CodecError::Damaged)
+        );
+        assert_eq!(decode(RAW, 3, b"ab"), Err(CodecError::Damaged));
+        assert_eq!(decode(RAW, 1, b"ab"), Err(CodecError::Damaged));
+        assert_eq!(decode(RAW, 2, b"ab"), Ok(b"ab".to_vec()));
+        assert_eq!(decode(7, 2, b"ab"), Err(CodecError::UnknownCodec(7)));
+        assert_eq!(decoder.decode(b"abcd", 10), Err(CodecError::Short));
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_encoded_is_decoded(
+            alphabet in 1..=255u8, level in -3..5i32, compress: bool,
+            raw in prop::collection::vec(any::<u8>(), 0..20_000),
+        ) {
+            let raw: Vec<u8> = raw.iter().map(|byte| byte % alphabet).collect();
+            let effort = if compress { Effort::Level(level) } else { Effort::None };
+            let coded = encode(&raw, effort);
+            prop_assert!(coded.len() <= raw.len() + CODED_HEAD_LEN);
+            let decoded = Decoder::new().decode(&coded, raw.len() as u32);
+            prop_assert_eq!(decoded.as_deref(), Ok(&raw[..]));
+            prop_assert_eq!(Decoder::is_raw(&coded), Decoder::raw_length(&coded, 1 << 20).is_ok());
+        }
+
+        #[test]
+        fn arbitrary_bytes_do_not_panic(mut coded in prop::collection::vec(any::<u8>(), 0..200), zstd: bool) {
+            if let (true, Some(codec)) = (zstd, coded.first_mut()) {
+                *codec = ZSTD;
+            }
+            if let Ok(raw) = Decoder::new().decode(&coded, 1000) {
+                prop_assert!(raw.len() <= 1000);
+            }
+        }
+
+        #[test]
+        fn changed_bytes_do_not_panic(at: prop::sample::Index, with: u8) {
+            let mut coded = encode(&b"some text, some text, and some more text".repeat(20), Effort::Level(1));
+            let at = at.index(coded.len());
+            coded[at] = with;
+            let _ = Decoder::new().decode(&coded, 100_000);
+        }
+    }
+}

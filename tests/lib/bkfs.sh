@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # The program under test: machines, mounts, daemons, memory.
 #
 # A "machine" is a set of directories (home, cache, state, configuration) that the program finds through the
@@ -5,19 +6,23 @@
 
 : "${BKFS_BIN:?tests/run builds the program}"
 
-# machine NAME: from now on `bkfs` runs on that machine; made empty when new.
+# machine NAME: from now on commands run on that machine; made empty when new.
 machine() {
   MACHINE=$SUITE_TMP/machine-$1
   mkdir -p "$MACHINE"/{home,cache,config,state,data,runtime,bkfs-cache}
   chmod 700 "$MACHINE/runtime"
+  cat >"$MACHINE/run" <<S
+#!/bin/sh
+# Runs a program as this machine sees the world; a hang is a failure, not a wait.
+export HOME='$MACHINE/home' XDG_CACHE_HOME='$MACHINE/cache' XDG_CONFIG_HOME='$MACHINE/config' XDG_STATE_HOME='$MACHINE/state'
+export XDG_DATA_HOME='$MACHINE/data' XDG_RUNTIME_DIR='$MACHINE/runtime'
+exec timeout -k 10 "\${BKFS_LIMIT:-900}" "\$@"
+S
+  chmod 755 "$MACHINE/run"
 }
 
-# bkfs ARGS…: the program on the present machine, ended when it takes longer than $BKFS_LIMIT seconds (a hang is a failure).
-# Credentials and endpoints come from the environment, as everywhere.
-bkfs() {
-  env HOME="$MACHINE/home" XDG_CACHE_HOME="$MACHINE/cache" XDG_CONFIG_HOME="$MACHINE/config" XDG_STATE_HOME="$MACHINE/state" \
-    XDG_DATA_HOME="$MACHINE/data" XDG_RUNTIME_DIR="$MACHINE/runtime" timeout -k 10 "${BKFS_LIMIT:-600}" "$BKFS_BIN" "$@"
-}
+# bkfs ARGS…: the program on the present machine. Credentials and endpoints come from the environment, as everywhere.
+bkfs() { "$MACHINE/run" "$BKFS_BIN" "$@"; }
 
 # mount_at URL MOUNTPOINT [ARGS…]: mounts on the present machine with its own cache directory.
 mount_at() {
@@ -26,12 +31,17 @@ mount_at() {
   bkfs mount "$url" "$place" -o "cache_dir=$MACHINE/bkfs-cache" "$@"
 }
 
+# leave_mount MOUNTPOINT: for at_end; gentle first.
+leave_mount() {
+  is_mounted "$1" || return 0
+  BKFS_LIMIT=30 bkfs umount "$1" || umount -i -l "$1"
+}
+
 # daemon_of MOUNTPOINT: the process id of the daemon that serves it.
 daemon_of() {
-  local directory binary
-  binary=$(readlink -f "$BKFS_BIN")
+  local directory
   for directory in /proc/[0-9]*; do
-    [ "$(readlink "$directory/exe" 2>/dev/null)" = "$binary" ] || continue
+    [ "$(basename "$(readlink "$directory/exe" 2>/dev/null)")" = bkfs ] || continue
     if tr '\0' '\n' <"$directory/cmdline" 2>/dev/null | grep -qxF -- "$1"; then echo "${directory#/proc/}"; fi
   done | tail -n 1
 }
@@ -93,10 +103,10 @@ watch_memory() {
   ) &
   remember_pid $!
 }
-# The kernel's peak of a child that is run to its end, in KiB, goes to FILE: measured FILE COMMAND….
+# measured FILE PROGRAM ARGS…: the highest resident size (KiB) of a program that is run to its end (package time).
 measured() {
   local file=$1
   shift
-  /usr/bin/time -f '%M' -o "$file" "$@"
+  /usr/bin/time -q -f '%M' -o "$file" "$@"
 }
 peak_mib() { awk '{printf "%.0f", $1 / 1024}' "$1" 2>/dev/null || echo '?'; }

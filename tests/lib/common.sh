@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What every suite stands on: cases and their counting, temporary places, processes that are ours.
 #
 # A suite is a bash script that sources this file, runs cases, and ends. It owns $SUITE_TMP, which the runner
@@ -118,3 +119,10 @@ finish() {
 }
 trap finish EXIT
 trap 'echo "interrupted"; exit 143' INT TERM
+
+# in_private_mounts: the rest of the suite runs in a mount namespace of its own, which ends with it. Whatever is mounted
+# or laid over there is seen by nobody else.
+in_private_mounts() {
+  [ -n "${PRIVATE_MOUNTS:-}" ] && return
+  PRIVATE_MOUNTS=1 exec unshare --mount --propagation private bash "$0"
+}

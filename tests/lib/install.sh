@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Brings what the suites need: Debian packages, and tools built from source that are kept under $CACHE by version.
 # Sourced by tests/run. Each `need_…` is quick when the thing is there, and ends the run with a message when it cannot be had.
 

@@ -1,20 +1,23 @@
+# shellcheck shell=bash
 # A MariaDB server of the test's own: private data directory and socket, no network, its own user.
 
 # mariadb_start DATADIR: starts a server on an existing data directory; leaves MARIADB_SOCKET and MARIADB_PID.
 mariadb_start() {
-  local data=$1
-  MARIADB_SOCKET=$data.sock
-  mariadbd --no-defaults --user=mysql --datadir="$data" --socket="$MARIADB_SOCKET" --pid-file="$data.pid" --skip-networking \
-    --log-error="$data.err" --innodb-buffer-pool-size=192M --innodb-log-file-size=64M --innodb-flush-log-at-trx-commit=2 \
+  local data=$1 beside=$1.run
+  mkdir -p "$beside"
+  chown mysql: "$beside"
+  MARIADB_SOCKET=$beside/socket
+  mariadbd --no-defaults --user=mysql --datadir="$data" --socket="$MARIADB_SOCKET" --pid-file="$beside/pid" --skip-networking \
+    --log-error="$beside/log" --innodb-buffer-pool-size=192M --innodb-log-file-size=64M --innodb-flush-log-at-trx-commit=2 \
     --innodb-file-per-table=1 --skip-log-bin --max-allowed-packet=64M </dev/null >/dev/null 2>&1 &
   MARIADB_PID=$!
   remember_pid "$MARIADB_PID"
   at_end "stop_pid $MARIADB_PID"
-  if ! wait_for 120 mariadb-admin --no-defaults --socket="$MARIADB_SOCKET" --user=root ping; then
-    tail -n 30 "$data.err"
-    return 1
-  fi
+  wait_for 120 mariadb_answers_or_died
+  mariadb_answers || { tail -n 30 "$beside/log"; return 1; }
 }
+mariadb_answers() { mariadb-admin --no-defaults --socket="$MARIADB_SOCKET" --user=root ping >/dev/null 2>&1; }
+mariadb_answers_or_died() { mariadb_answers || ! kill -0 "$MARIADB_PID"; }
 mariadb_stop() { stop_pid "$MARIADB_PID"; }
 
 sql() { mariadb --no-defaults --socket="$MARIADB_SOCKET" --user=root --batch --skip-column-names "$@"; }

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Runs pjdfstest in a directory and turns its lines into cases.
 
 # pjdfstest_in DIRECTORY EXPECTED OUTPUT: EXPECTED names cases that may fail, with their reasons. DIRECTORY is the root of a

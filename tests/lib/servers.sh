@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Object-store servers on 127.0.0.1, each on a free port with its own data directory, ended with the suite.
 # The names and meanings of the exported variables are in tests/README.md.
 
@@ -86,4 +87,9 @@ start_fake_gcs() {
   export BKFS_TEST_GCS=http://127.0.0.1:$PORT
   curl -sSf -m 30 -o /dev/null -H 'Content-Type: application/json' -d "{\"name\":\"$BKFS_TEST_BUCKET\"}" "$BKFS_TEST_GCS/storage/v1/b?project=test" ||
     die "could not create the GCS bucket"
+}
+
+# s3_environment ENDPOINT: what the program finds an S3 server by.
+s3_environment() {
+  export AWS_ACCESS_KEY_ID=$BKFS_TEST_ACCESS_KEY AWS_SECRET_ACCESS_KEY=$BKFS_TEST_SECRET_KEY AWS_REGION=$BKFS_TEST_REGION AWS_ENDPOINT_URL=$1
 }

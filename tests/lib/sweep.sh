@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Puts away what a run left behind: processes, mounts, directories. Sourced by tests/run only.
 #
 # A run owns its directory ($RUN_TMP, the name of which is its id), every process whose environment carries
@@ -7,10 +8,11 @@
 is_same() { [ -n "$2" ] && [ "$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20)" = "$2" ]; }
 
 processes_of_run() {
-  local run=$1 directory pid start
-  for directory in /proc/[0-9]*; do
-    if tr '\0' '\n' <"$directory/environ" 2>/dev/null | grep -qxF "BKFS_TEST_RUN=$run"; then echo "${directory#/proc/}"; fi
-  done 2>/dev/null
+  local run=$1 file pid start
+  grep -lzxF -- "BKFS_TEST_RUN=$run" /proc/[0-9]*/environ 2>/dev/null | while read -r file; do
+    file=${file#/proc/}
+    echo "${file%/environ}"
+  done
   [ -f "$run/pids" ] || return 0
   while read -r pid start; do
     if is_same "$pid" "$start"; then echo "$pid"; fi

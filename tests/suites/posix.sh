@@ -17,7 +17,7 @@ case_of "expected failures are few and explained" few_and_explained
 machine one
 # Other users reach the mount: half the cases run as them.
 mount_at "$SUITE_TMP/bucket" "$SUITE_TMP/mount" --init --no-encryption -o allow_other || die "cannot mount"
-at_end "bkfs umount '$SUITE_TMP/mount'"
+at_end "leave_mount '$SUITE_TMP/mount'"
 pjdfstest_in "$SUITE_TMP/mount" "$EXPECTED" "$SUITE_TMP/pjdfstest.out"
 count_pjdfstest "$SUITE_TMP/pjdfstest.out"
 

@@ -1,0 +1,129 @@
+# shellcheck shell=bash
+# The runner's own tests: a little project with suites that pass, fail, hang and leave things behind, run by a copy of
+# tests/run. Sourced by the suite `tidy`.
+
+PROJECT=$SUITE_TMP/project
+mkdir -p "$PROJECT/tests/suites" "$PROJECT/temporary"
+cp -r "$ROOT/tests/run" "$ROOT/tests/lib" "$PROJECT/tests/"
+sed -i 's/^SUITES=.*/SUITES=(good bad hangs leaves nothing)/' "$PROJECT/tests/run"
+
+# suite NAME LIMIT: its body comes from standard input.
+little_suite() {
+  {
+    printf '# about: %s\n# needs:\n# limit: %s\n' "$1" "$2"
+    echo ". \"\$(dirname \"\$0\")/../lib/common.sh\""
+    cat
+  } >"$PROJECT/tests/suites/$1.sh"
+}
+little_suite good 30 <<'S'
+case_of "true is true" true
+printf 'many\t40\t0\tcounted\n' >>"$RESULTS"
+exit 0
+S
+little_suite bad 30 <<'S'
+later() { false; touch "$SUITE_TMP/../went-on"; }
+case_of "a failing command ends its case" later
+case_of "the next case runs" true
+exit 0
+S
+little_suite nothing 30 <<'S'
+exit 0
+S
+little_suite hangs 3 <<'S'
+case_of "before" true
+setsid sleep 4242 &
+echo $! >"$RUN_TMP/../hanging"
+sleep 4243
+S
+little_suite leaves 30 <<'S'
+mkdir "$SUITE_TMP/mounted"
+mount -t tmpfs bkfs-selftest "$SUITE_TMP/mounted"
+setsid sleep 4244 &
+echo $! >"$RUN_TMP/../left"
+# One that hides its environment, as database servers do, is found by its noted id.
+env -i setsid sleep 4245 &
+remember_pid $!
+echo $! >>"$RUN_TMP/../left"
+case_of "leaves things behind" true
+exit 0
+S
+
+little_run() { env -u BKFS_TEST_RUN CARGO_TARGET_DIR="$PROJECT/target" TMPDIR="$PROJECT/temporary" "$PROJECT/tests/run" "$@"; }
+all_gone() {
+  local pid
+  for pid in $(cat "$@"); do gone "$pid" 5 || wrong "process $pid is left"; done
+  ! grep -q "$PROJECT/temporary" /proc/self/mountinfo || wrong "a mount is left"
+  [ -z "$(find "$PROJECT/temporary" -maxdepth 1 -name 'bkfs-tests.*')" ] || wrong "a directory is left"
+}
+ends_with() { [ "$(tail -n 1 "$SUITE_TMP/little")" = "$1" ] || wrong "the last line is: $(tail -n 1 "$SUITE_TMP/little")"; }
+run_says() { # CODE LAST-LINE NAME…
+  local status=0
+  little_run "${@:3}" >"$SUITE_TMP/little" 2>&1 || status=$?
+  cat "$SUITE_TMP/little"
+  [ "$status" = "$1" ] || wrong "exit code $status"
+  ends_with "$2"
+}
+
+counts_success() { run_says 0 "41 passed, 0 failed" good; }
+counts_failure() {
+  run_says 1 "42 passed, 1 failed" good bad
+  [ ! -e "$PROJECT/temporary/went-on" ] || wrong "a case went on after a failed command"
+}
+empty_suite_fails() { run_says 1 "0 passed, 1 failed" nothing; }
+time_limit_ends_a_suite() { run_says 1 "1 passed, 1 failed" hangs && all_gone "$PROJECT/temporary/hanging"; }
+puts_away_what_is_left() { run_says 0 "1 passed, 0 failed" leaves && all_gone "$PROJECT/temporary/left"; }
+unknown_names_are_refused() { local status=0; little_run no-such-suite >/dev/null 2>&1 || status=$?; [ $status = 2 ]; }
+# hanging_run: in the background, until its suite hangs; leaves the runner's own id in RUNNER, the shell's in STARTED.
+hanging_run() {
+  sed -i 's/^# limit: 3$/# limit: 300/' "$PROJECT/tests/suites/hangs.sh"
+  rm -f "$PROJECT/temporary/hanging"
+  little_run hangs >"$SUITE_TMP/little" 2>&1 &
+  STARTED=$!
+  wait_for 20 test -s "$PROJECT/temporary/hanging" || wrong "the suite did not start"
+  read -r RUNNER _ < <(cat "$PROJECT"/temporary/bkfs-tests.*/owner)
+}
+# TERM in the middle of a suite: counted as a failure, and everything is put away.
+ended_from_outside() {
+  local status=0
+  hanging_run
+  kill -TERM "$RUNNER"
+  wait "$STARTED" || status=$?
+  [ $status = 143 ] || wrong "exit code $status"
+  ends_with "0 passed, 1 failed"
+  all_gone "$PROJECT/temporary/hanging"
+}
+# KILL cannot be caught: the next run puts away what the killed one left.
+killed_run_is_put_away() {
+  hanging_run
+  kill -KILL "$RUNNER"
+  gone "$RUNNER" 5
+  run_says 0 "41 passed, 0 failed" good
+  all_gone "$PROJECT/temporary/hanging"
+}
+
+case_of "runner: counts cases" counts_success
+case_of "runner: a failed case fails the run" counts_failure
+case_of "runner: a suite without cases fails" empty_suite_fails
+case_of "runner: a suite that hangs is ended at its limit" time_limit_ends_a_suite
+case_of "runner: processes and mounts left by a suite are put away" puts_away_what_is_left
+case_of "runner: an unknown suite is refused" unknown_names_are_refused
+case_of "runner: ended by TERM it puts everything away" ended_from_outside
+case_of "runner: what a killed run left is put away by the next" killed_run_is_put_away
+
+# What the README's session compares with.
+session_agrees() {
+  local document=$SUITE_TMP/document.md steps=$SUITE_TMP/steps n=0 verdict
+  mkdir -p "$steps"
+  printf 'Text\n```console\n$ one \\\n> more\nseen …, line\n...\nlast\n$ two\n```\n```sh\n$ not this\n```\n```console\n# three\n```\n' >"$document"
+  [ "$("$ROOT/tests/lib/session.pl" extract "$document" "$steps")" = 3 ] || wrong "not three commands"
+  [ "$(cat "$steps/1.command")" = "$(printf 'one \\\nmore')" ] || wrong "the command is $(cat "$steps/1.command")"
+  shown() { printf "$1" >"$SUITE_TMP/seen"; "$ROOT/tests/lib/session.pl" compare "$steps/1.expected" "$SUITE_TMP/seen"; }
+  shown '   Compiling x\nseen 12 s, line\nany\nmore\nlast\n'
+  shown 'seen , line\nlast\n'
+  for verdict in 'seen 12 s, line\nlast\nmore\n' 'other\nlast\n' 'seen 1, line\n' '' 'Xseen 1, line\nlast\n'; do
+    ! shown "$verdict" || wrong "agreed to: $verdict"
+  done
+  printf 'unasked\n' >"$SUITE_TMP/seen"
+  ! "$ROOT/tests/lib/session.pl" compare "$steps/2.expected" "$SUITE_TMP/seen" || wrong "output that the document does not show"
+}
+case_of "session: what is seen is compared with what is shown" session_agrees

@@ -217,3 +217,6 @@ impl Cursor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

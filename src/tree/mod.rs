@@ -8,18 +8,22 @@
 
 pub mod apply;
 pub mod boundary;
+pub mod diff;
 pub mod item;
 pub mod key;
 pub mod map;
 pub mod memory;
+pub mod merge;
 pub mod node;
 mod path;
 pub mod source;
 mod varint;
 
 pub use apply::{apply, empty};
+pub use diff::{Diff, Difference};
 pub use item::{Attributes, Extent, Item, Target, Timestamp};
 pub use key::{ItemKind, Key, KeyParts};
 pub use map::{Cursor, Tree};
+pub use merge::{Merge, Merged};
 pub use node::Node;
 pub use source::{NodeSink, NodeSource, TreeError};

@@ -234,18 +234,21 @@ impl Node {
         self.items
     }
 
-    /// Whether entry `index` has the same key as entry `other_index` of `other`.
-    pub fn same_key(&self, index: usize, other: &Node, other_index: usize) -> bool {
-        let mine = self.prefix().iter().chain(self.suffix(index));
-        mine.eq(other.prefix().iter().chain(other.suffix(other_index)))
-    }
-
     /// How the key of entry `index` compares with `key`.
     pub fn compare(&self, index: usize, key: &[u8]) -> Ordering {
         match self.place(key) {
             Ok(rest) => self.suffix(index).cmp(rest),
             Err(order) => order,
         }
+    }
+
+    /// How the key of entry `index` compares with that of entry `other_index` of `other`.
+    pub fn compare_entry(&self, index: usize, other: &Node, other_index: usize) -> Ordering {
+        if self.prefix() == other.prefix() {
+            return self.suffix(index).cmp(other.suffix(other_index));
+        }
+        let mine = self.prefix().iter().chain(self.suffix(index));
+        mine.cmp(other.prefix().iter().chain(other.suffix(other_index)))
     }
 
     /// The first entry whose key is not below `key`; [`Node::len`] if there is none.

@@ -192,7 +192,7 @@ pub(super) async fn load_child<S: NodeSource>(
     let child = source.load(id).await?;
     let belongs = child.level() + 1 == parent.level()
         && !child.is_empty()
-        && parent.same_key(index, &child, 0)
+        && parent.compare_entry(index, &child, 0).is_eq()
         && child.items() == items;
     if !belongs {
         return Err(TreeError::Misplaced { id }.into());

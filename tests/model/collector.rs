@@ -1,0 +1,225 @@
+//! Collection (rule 8): mark, condemn, wait, delete.
+//!
+//! A collector's own base is not modelled: it is taken to rise at once, which is the most dangerous case, since the check of its rewritten
+//! packs alone must keep them right.
+
+use crate::mutants::Mutant;
+use crate::protocol::{Event, Protocol};
+use crate::state::{
+    NONE, OWN_PACKS, Objects, Pack, PackSet, Phase, SESSIONS, Session, Standing, State, own_pack,
+};
+use crate::world::Role;
+
+/// Packs at or above the floors of all sessions in R: never garbage.
+fn protected(model: &Protocol, state: &State) -> PackSet {
+    if model.lacks(Mutant::OwnPacksCollected) {
+        return PackSet::EMPTY;
+    }
+    (0..SESSIONS).fold(PackSet::EMPTY, |all, s| all.and(state.root.own(s)))
+}
+
+/// The objects for which a pack must stay. A pack outside the live table has none: no index leads to it, whatever it holds.
+fn kept(state: &State, p: Pack, reachable: Objects) -> Objects {
+    if state.root.live.has(p) {
+        state.store.contents[p].common(reachable)
+    } else {
+        Objects::default()
+    }
+}
+
+/// Rule 8a: candidates = listed − reachable − protected, and with `rewrite` mixed metadata packs, whose reachable objects are rewritten. (Without,
+/// such a pack stays, and closing keeps what it refers to.)
+pub fn mark(model: &Protocol, state: &State, s: Session, rewrite: bool) -> Option<State> {
+    if state.root.sessions[s].standing != Standing::Live
+        || state.root.epoch == model.scenario.last_epoch
+    {
+        return None;
+    }
+    let mut next = *state;
+    let reachable = model.reachable(state);
+    let process = &mut next.processes[s];
+    let can_rewrite = usize::from(process.next_pack) < OWN_PACKS;
+    let mut moved = Objects::default();
+    for p in state
+        .store
+        .stored
+        .without(protected(model, state))
+        .without(state.root.all_condemned())
+        .iter()
+    {
+        let objects = state.store.contents[p];
+        let kept = kept(state, p, reachable);
+        let mixed = !kept.is_empty() && !objects.segments().without(reachable).is_empty();
+        if kept.is_empty() || (mixed && rewrite && can_rewrite) {
+            process.candidates = process.candidates.and(PackSet::of(p));
+            moved = moved.and(kept);
+        }
+    }
+    if process.candidates.is_empty() || rewrite == moved.is_empty() {
+        return None;
+    }
+    if rewrite {
+        let pack = own_pack(s, process.next_pack);
+        process.next_pack += 1;
+        process.uncommitted = PackSet::of(pack);
+        next.store.contents[pack] = moved;
+        next.store.stored = next.store.stored.and(PackSet::of(pack));
+    }
+    process.phase = Phase::Marked;
+    Some(next)
+}
+
+/// Rule 8b: by the root being swapped, the candidates that are still garbage become condemned in a new epoch.
+pub fn condemn_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    if state.root.epoch == model.scenario.last_epoch {
+        return None;
+    }
+    if state.root.sessions[s].standing != Standing::Live
+        && !model.lacks(Mutant::CasWithoutLiveSession)
+    {
+        model.coverage.note(Event::DeadSessionRefused);
+        return None;
+    }
+    let (candidates, rewritten) = settle(model, state, s);
+    let mut next = *state;
+    let process = &mut next.processes[s];
+    process.phase = Phase::Registered;
+    process.candidates = PackSet::EMPTY;
+    process.uncommitted = PackSet::EMPTY;
+    if candidates.is_empty() {
+        return Some(next);
+    }
+    next.root.epoch += 1;
+    next.root.condemned[usize::from(next.root.epoch)] = candidates;
+    next.root.live = next.root.live.without(candidates).and(rewritten);
+    if !rewritten.is_empty() {
+        model.coverage.note(Event::Rewritten);
+    }
+    model.coverage.note(Event::Condemned);
+    model.root_replaced(&mut next, Some(s));
+    Some(next)
+}
+
+/// Shrinks the candidates to what is garbage in this R too, and closes them again. Returns them and the rewritten packs that become live.
+fn settle(model: &Protocol, state: &State, s: Session) -> (PackSet, PackSet) {
+    let process = &state.processes[s];
+    let rewritten = process.uncommitted;
+    let marked = process.candidates.without(state.root.all_condemned());
+    if model.lacks(Mutant::MarkFromOlderRoot) {
+        return (marked, rewritten);
+    }
+    let reachable = model.reachable(state);
+    let kept = |p: Pack| kept(state, p, reachable);
+    let still = |p: &Pack| kept(*p).without(state.store.objects(rewritten)).is_empty();
+    let candidates = marked
+        .without(protected(model, state))
+        .iter()
+        .filter(still)
+        .fold(PackSet::EMPTY, |all, p| all.and(PackSet::of(p)));
+    if candidates != marked {
+        model.coverage.note(Event::Shrunk);
+    }
+    let replaced = |from: PackSet| {
+        from.iter()
+            .filter(|&p| !kept(p).is_empty())
+            .fold(PackSet::EMPTY, |all, p| all.and(PackSet::of(p)))
+    };
+    close(model, state, candidates, rewritten, replaced)
+}
+
+/// Rule 8b: whatever an object in a pack that stays or becomes live refers to leaves the candidates. A rewritten pack becomes live if a candidate
+/// still needs replacing by it and all that it refers to is live.
+fn close(
+    model: &Protocol,
+    state: &State,
+    mut candidates: PackSet,
+    mut rewritten: PackSet,
+    replaced: impl Fn(PackSet) -> PackSet,
+) -> (PackSet, PackSet) {
+    let unchecked = model.lacks(Mutant::RewrittenPacksUnchecked);
+    loop {
+        let used = if replaced(candidates).is_empty() {
+            PackSet::EMPTY
+        } else {
+            rewritten
+        };
+        let checked = if unchecked { PackSet::EMPTY } else { used };
+        let stay = state.root.live.without(candidates).and(checked);
+        let closing = if model.lacks(Mutant::NotClosedAgain) {
+            checked
+        } else {
+            stay
+        };
+        let lacking = state
+            .store
+            .objects(closing)
+            .references()
+            .without(state.store.objects(stay));
+        let leaving = if model.lacks(Mutant::NotClosedAgain) {
+            PackSet::EMPTY
+        } else {
+            state
+                .store
+                .holding(candidates.common(state.root.live), lacking)
+        };
+        if !leaving.is_empty() {
+            candidates = candidates.without(leaving);
+            model.coverage.note(Event::ClosedAgain);
+        } else if !lacking.is_empty() && !rewritten.is_empty() {
+            candidates = candidates.without(replaced(candidates));
+            rewritten = PackSet::EMPTY;
+            model.coverage.note(Event::RewriteRefused);
+        } else {
+            return (candidates, used);
+        }
+    }
+}
+
+/// Rule 8c: may the epoch be deleted? Every session in R, live or ending, must have published a base that high. From here on DELETEs may
+/// arrive at any time, since a base never goes back in effect.
+pub fn decide(model: &Protocol, state: &State, epoch: u8) -> Option<State> {
+    let condemned = state.root.condemned[usize::from(epoch)];
+    if condemned.within(state.store.doomed) {
+        return None;
+    }
+    let holds_back = |s: &Session| {
+        let writer = matches!(model.scenario.roles[*s], Role::Writer { .. });
+        let ignored = model.lacks(Mutant::EndingSessionsIgnored)
+            && state.root.sessions[*s].standing == Standing::Ending;
+        let base = state.store.published[*s];
+        let absent_ignored = model.lacks(Mutant::AbsentHeartbeatIgnored) && base == NONE;
+        writer
+            && state.root.stands(*s)
+            && !ignored
+            && !absent_ignored
+            && (base == NONE || base < epoch)
+    };
+    if !model.lacks(Mutant::DeleteWithoutWaiting) && (0..SESSIONS).any(|s| holds_back(&s)) {
+        model.coverage.note(Event::DeletionHeldBack);
+        return None;
+    }
+    let mut next = *state;
+    next.store.doomed = next.store.doomed.and(condemned);
+    Some(next)
+}
+
+/// Rule 8: an epoch is forgotten when all its packs are gone.
+pub fn forget_epoch_cas(model: &Protocol, state: &State, epoch: u8) -> Option<State> {
+    let condemned = state.root.condemned[usize::from(epoch)];
+    if condemned.is_empty() || !condemned.common(state.store.stored).is_empty() {
+        return None;
+    }
+    let mut next = *state;
+    next.root.condemned[usize::from(epoch)] = PackSet::EMPTY;
+    model.root_replaced(&mut next, None);
+    model.coverage.note(Event::EpochForgotten);
+    Some(next)
+}
+
+/// A DELETE arrives.
+pub fn delete_land(model: &Protocol, state: &State, p: Pack) -> Option<State> {
+    let mut next = *state;
+    next.store.stored = next.store.stored.without(PackSet::of(p));
+    model.coverage.note(Event::Deleted);
+    Some(next)
+}

@@ -1,0 +1,163 @@
+//! Journals and fsync (rule 6), and the order in which journals are read back.
+
+use crate::mutants::Mutant;
+use crate::protocol::{Event, Protocol};
+use crate::state::{JOURNALS, Journal, JournalState, PackSet, Phase, Session, Standing, State};
+
+/// The last operation that is reached from `covered` without a gap through those journals that `listed` names (bit n is journal n).
+/// Journals whose operations are covered already, or that carry none, neither help nor hinder.
+pub fn contiguous(state: &State, s: Session, covered: u8, listed: u8) -> u8 {
+    state.store.journals[s]
+        .iter()
+        .enumerate()
+        .filter(|(n, _)| listed & 1 << n != 0)
+        .fold(covered, |last, (_, journal)| {
+            if journal.first <= last + 1 {
+                last.max(journal.last)
+            } else {
+                last
+            }
+        })
+}
+
+/// The journals of `s` that are in the store, one bit per number.
+pub fn landed(state: &State, s: Session) -> u8 {
+    let mut mask = 0;
+    for (n, journal) in state.store.journals[s].iter().enumerate() {
+        if journal.state == JournalState::Landed {
+            mask |= 1 << n;
+        }
+    }
+    mask
+}
+
+/// All packs named in those journals.
+pub fn named(state: &State, s: Session, listed: u8) -> PackSet {
+    (0..JOURNALS)
+        .filter(|n| listed & 1 << n != 0)
+        .fold(PackSet::EMPTY, |all, n| {
+            all.and(state.store.journals[s][n].named)
+        })
+}
+
+/// Sends the next journal: with all operations whose packs are acknowledged, or, if there is none, with the packs that replace condemned ones.
+pub fn put(model: &Protocol, state: &State, s: Session, late: bool) -> Option<State> {
+    let process = &state.processes[s];
+    let journals = &state.store.journals[s];
+    let n = journals
+        .iter()
+        .position(|j| j.state == JournalState::Unsent)?;
+    let sent = journals[..n].iter().map(|j| j.last).max().unwrap_or(0);
+    let mut nameable = process.held;
+    if !model.lacks(Mutant::UnacknowledgedNamed) {
+        nameable = nameable.without(process.unresolved);
+    }
+    let there = state.store.objects(nameable);
+    let first = sent.max(process.covered) + 1;
+    let ready = |&op: &u8| model.needed_by(state, s, op, op).without(there).is_empty();
+    let last = (first..=process.accepted)
+        .take_while(ready)
+        .last()
+        .unwrap_or(first - 1);
+    let mut refers = model.needed_by(state, s, process.covered + 1, last);
+    if model.lacks(Mutant::NamesNotTransitive) {
+        refers = refers.segments();
+    }
+    let named = state.store.holding(nameable, refers);
+    let already = journals[..n]
+        .iter()
+        .fold(PackSet::EMPTY, |all, j| all.and(j.named));
+    if last < first && named.within(already) {
+        return None;
+    }
+    let mut next = *state;
+    if late {
+        next.faults.journals = next.faults.journals.checked_sub(1)?;
+    }
+    let arrived = if late {
+        JournalState::Flying
+    } else {
+        JournalState::Landed
+    };
+    next.store.journals[s][n] = Journal {
+        state: arrived,
+        first,
+        last,
+        named,
+    };
+    if !late {
+        note_landing(model, &next, s);
+    }
+    Some(next)
+}
+
+/// A slow journal arrives, whatever has become of its sender.
+pub fn land(model: &Protocol, state: &State, s: Session, n: usize) -> Option<State> {
+    if state.store.journals[s][n].state != JournalState::Flying {
+        return None;
+    }
+    let mut next = *state;
+    next.store.journals[s][n].state = JournalState::Landed;
+    note_landing(model, &next, s);
+    Some(next)
+}
+
+fn note_landing(model: &Protocol, state: &State, s: Session) {
+    let holder = model.scenario.volume(s).and_then(|v| {
+        state
+            .processes
+            .get(usize::from(state.root.volumes[v].holder))
+    });
+    let listed = holder.is_some_and(|holder| holder.phase == Phase::Listed);
+    if listed && state.root.sessions[s].standing == Standing::Ending {
+        model.coverage.note(Event::JournalLandedAfterListing);
+    }
+}
+
+/// GET R, after the answers of the journals that count; acknowledges what they and R's covered operation reach without a gap.
+pub fn fsync_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    let mine = model.holds(state, s);
+    let mut counted = landed(state, s);
+    if counted == 0 {
+        return None;
+    }
+    if model.lacks(Mutant::GetBeforeAnswer) {
+        counted &= (1 << state.processes[s].early) - 1;
+    } else if !mine && !model.lacks(Mutant::FsyncWithoutRereading) {
+        model.coverage.note(Event::FsyncRefused);
+        return None;
+    }
+    let mut next = *state;
+    if mine {
+        super::writer::learn(model, &mut next, s);
+    }
+    let process = &mut next.processes[s];
+    let mut reached = contiguous(state, s, process.covered, counted);
+    if model.lacks(Mutant::AcknowledgedWithGap) {
+        let last = (0..JOURNALS)
+            .filter(|n| counted & 1 << n != 0)
+            .map(|n| state.store.journals[s][n].last)
+            .max();
+        reached = reached.max(last.unwrap_or(0));
+    }
+    if reached > process.acknowledged {
+        process.acknowledged = reached;
+        next.fenced_acknowledged |= !mine;
+        model.coverage.note(Event::FsyncAcknowledged);
+    }
+    (next != *state).then_some(next)
+}
+
+/// Only in the mutant that reads R beside the PUT: remembers that the volume was still mine when the journals so far had been sent.
+pub fn early_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    let sent = state.store.journals[s]
+        .iter()
+        .filter(|j| j.state != JournalState::Unsent)
+        .count() as u8;
+    if !model.holds(state, s) || sent <= state.processes[s].early {
+        return None;
+    }
+    let mut next = *state;
+    next.processes[s].early = sent;
+    Some(next)
+}

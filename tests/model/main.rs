@@ -1,0 +1,283 @@
+//! The protocol by which the bucket's state changes, as an executable model: one root replaced by compare-and-swap, sessions and epochs instead of
+//! locks and clocks, journals for fsync, takeover with fencing, collection beside writers.
+//!
+//! `README.md` beside this file says which fields the format must carry for the rules to hold, and where the model corrected the protocol's text.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `state` | what the world is: R, the store, what each process knows |
+//! | `world` | what a scenario fixes |
+//! | `protocol` | scenario + rules − left-out clauses as a `stateright::Model`; what was reached |
+//! | `steps` | the steps by name, and which may be possible |
+//! | `writer`, `journal`, `taker`, `collector` | the rules |
+//! | `mutants` | the clauses that can be left out |
+//! | `properties` | what must hold in every state |
+//! | `scenarios` | the bounded worlds |
+//!
+//! # What is in it
+//!
+//! Up to four processes, each with a session of its own: writers of one or two volumes, takers, takers of takers, one or two collectors. Objects are
+//! segments and the chunks that they refer to, in packs; volumes hold one file, and every operation overwrites it, so that garbage arises by itself and
+//! the order of operations matters. Pauses and crashes are processes that take no more steps, at any point. PUTs of packs, journals and
+//! heartbeats may be slow: they arrive at any later time, after their sender was fenced or is gone, out of order, or never. DELETEs are
+//! always like that. Commits may lose their answer, be applied or not, at once or later.
+//!
+//! # What is not
+//!
+//! * Lost answers of the other CASes: not knowing that one was applied is the same as being paused after it, since the process must read R
+//!   before it can do anything else.
+//! * The same PUT arriving twice, the second time after the pack was deleted: no rule takes a pack's existence for a reason to use it.
+//! * A collector's own base: it rises at once, the most dangerous case.
+//! * Two-step reads (R, then heartbeats; R, then a listing of packs): bases only rise in effect, and a candidate is judged again by the R being swapped.
+//! * Clones of a machine, readers, trash, quarantine, locks, partial deletes, list pagination, liveness, repacking of data packs.
+//!
+//! # Running
+//!
+//! `cargo test -p bkfs-tests --test model -- --nocapture` prints unique states and time per scenario, and each mutant's counterexample. `BKFS_FULL=1` adds
+//! the large scenarios.
+
+mod collector;
+mod journal;
+mod mutants;
+mod properties;
+mod protocol;
+mod scenarios;
+mod state;
+mod steps;
+mod taker;
+mod world;
+mod writer;
+
+use std::fmt::Write as _;
+use std::time::Instant;
+
+use mutants::Mutant::{self, *};
+use protocol::Protocol;
+use state::State;
+use stateright::{Checker, HasDiscoveries, Model, Path};
+use steps::Step;
+use world::Scenario;
+
+/// A counterexample as text: the steps, then the state they lead to.
+fn tell(property: &str, path: Path<State, Step>) -> String {
+    let mut text = format!("violated: {property}\n");
+    let last = *path.last_state();
+    for step in path.into_actions() {
+        let _ = writeln!(text, "    {step:?}");
+    }
+    let _ = writeln!(text, "{last:#?}");
+    text
+}
+
+/// Searches the whole of a scenario, with the given clauses left out, and asserts that nothing is violated; under all rules also that the
+/// search met what the scenario is for.
+fn hold(scenario: Scenario, without: &'static [Mutant]) {
+    let start = Instant::now();
+    let model = Protocol::without(scenario, without);
+    let coverage = model.coverage.clone();
+    let checker = model
+        .checker()
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_bfs()
+        .join();
+    let told: Vec<String> = checker
+        .discoveries()
+        .into_iter()
+        .map(|(property, path)| tell(property, path))
+        .collect();
+    report(&scenario, without, &checker, start);
+    assert!(told.is_empty(), "{}: {}", scenario.name, told.join("\n"));
+    let missed: Vec<_> = scenario
+        .reaches
+        .iter()
+        .filter(|&&event| without.is_empty() && !coverage.has(event))
+        .collect();
+    assert!(missed.is_empty(), "{}: never met {missed:?}", scenario.name);
+}
+
+/// Like [`hold`] for a large scenario: depth first, which needs less memory and tells longer stories.
+fn hold_large(scenario: Scenario) {
+    let start = Instant::now();
+    let model = Protocol::without(scenario, &[]);
+    let checker = model
+        .checker()
+        .threads(2)
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_dfs()
+        .join();
+    let told: Vec<String> = checker
+        .discoveries()
+        .into_iter()
+        .map(|(property, path)| tell(property, path))
+        .collect();
+    report(&scenario, &[], &checker, start);
+    assert!(told.is_empty(), "{}: {}", scenario.name, told.join("\n"));
+}
+
+fn report(
+    scenario: &Scenario,
+    without: &[Mutant],
+    checker: &impl Checker<Protocol>,
+    start: Instant,
+) {
+    let clauses = if without.is_empty() {
+        String::new()
+    } else {
+        format!(" without {without:?}")
+    };
+    println!(
+        "{}{clauses}: {} unique states, {} generated, depth {}, {:.1?}",
+        scenario.name,
+        checker.unique_state_count(),
+        checker.state_count(),
+        checker.max_depth(),
+        start.elapsed()
+    );
+}
+
+/// Asserts that the property fails in the scenario once the clauses are left out.
+fn refute(scenario: Scenario, without: &'static [Mutant], property: &'static str) {
+    let start = Instant::now();
+    let model = Protocol {
+        only: Some(property),
+        ..Protocol::without(scenario, without)
+    };
+    let checker = model
+        .checker()
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_bfs()
+        .join();
+    let Some(path) = checker.discovery(property) else {
+        panic!(
+            "{without:?} in {}: “{property}” holds in {} states",
+            scenario.name,
+            checker.unique_state_count()
+        );
+    };
+    report(&scenario, without, &checker, start);
+    println!("    violates: {property}");
+    for step in path.into_actions() {
+        println!("    {step:?}");
+    }
+}
+
+/// Makes a test of each line: without these clauses, this scenario violates this property.
+macro_rules! refuted {
+    ($($name:ident: $mutants:expr, $scenario:ident, $property:ident;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                refute(scenarios::$scenario, &$mutants, properties::$property);
+            }
+        )*
+        const REFUTED: &[&[Mutant]] = &[$(&$mutants),*];
+    };
+}
+
+refuted! {
+    commit_without_rereading: [CommitWithoutRereading], TAKEOVER, FENCED_SILENT;
+    fsync_without_rereading: [FsyncWithoutRereading], TAKEOVER, ACKNOWLEDGED_KEPT;
+    delete_without_waiting: [DeleteWithoutWaiting], REUSE_ONLY, JOURNAL_INTACT;
+    end_before_journal_committed: [EndBeforeJournalCommitted], TAKEOVER, ACKNOWLEDGED_KEPT;
+    reused_segment_as_proof: [ReusedSegmentAsProof], REUSE_ONLY, JOURNAL_INTACT;
+    mark_from_older_root: [MarkFromOlderRoot], REUSE_ONLY, ROOT_INTACT;
+
+    rule_2_collectors_cas_without_live_session: [CasWithoutLiveSession], DEAD_COLLECTOR, ROOT_INTACT;
+    rule_2_writers_cas_without_live_session: [CasWithoutLiveSession, OwnByMemory], ARRIVAL, ROOT_INTACT;
+    rule_2_floor_past_unresolved: [FloorPastUnresolved, OwnByMemory], FLOOR, LIVE_EXISTS;
+    rule_2_floor_past_uncommitted: [FloorPastUncommitted, OwnByMemory], FLOOR, LIVE_EXISTS;
+    rule_3_commit_checks_reachable_only: [CommitChecksReachableOnly], CLOSING, CLOSED;
+    rule_3_rewritten_packs_unchecked: [RewrittenPacksUnchecked], TWO_COLLECTORS, CLOSED;
+    rule_4_index_older_than_registration: [IndexOlderThanRegistration], ARRIVAL, JOURNAL_INTACT;
+    rule_4_first_base_of_later_root: [FirstBaseOfLaterRoot], ARRIVAL, JOURNAL_INTACT;
+    rule_4_base_without_rereading: [BaseWithoutRereading], REUSE_TAKEN, LISTING_INTACT;
+    rule_4_base_binds_when_answered: [BaseBindsWhenAnswered], REUSE_ONLY, JOURNAL_INTACT;
+    rule_5_covered_not_in_root: [CoveredNotInRoot], TAKEOVER, ACKNOWLEDGED_KEPT;
+    rule_6_acknowledged_with_gap: [AcknowledgedWithGap], TAKEOVER, ACKNOWLEDGED_KEPT;
+    rule_6_get_before_answer: [GetBeforeAnswer], TAKEOVER, ACKNOWLEDGED_KEPT;
+    rule_7_replay_newest_first: [ReplayNewestFirst], EARLY, ACKNOWLEDGED_KEPT;
+    rule_7_remove_in_later_cas: [RemoveInLaterCas], TAKEOVER, ACKNOWLEDGED_KEPT;
+    rule_7_taker_accepts_early: [TakerAcceptsEarly], TAKEOVER, ACKNOWLEDGED_KEPT;
+    rule_8_not_closed_again: [NotClosedAgain], CLOSING, CLOSED;
+
+    own_by_memory: [OwnByMemory], LEFT_OUT, LIVE_EXISTS;
+    unacknowledged_named: [UnacknowledgedNamed], FLOOR, ROOT_INTACT;
+    absent_heartbeat_ignored: [AbsentHeartbeatIgnored], ARRIVAL, JOURNAL_INTACT;
+    unresolved_journal_ignored: [UnresolvedJournalIgnored], REUSE_ONLY, JOURNAL_INTACT;
+    stale_place_kept: [StalePlaceKept], STALE_PLACE, JOURNAL_INTACT;
+    base_before_replacement: [BaseBeforeReplacement], REUSE_ONLY, JOURNAL_INTACT;
+    names_not_transitive: [NamesNotTransitive], REUSE_TAKEN, JOURNAL_INTACT;
+    list_before_take: [ListBeforeTake], TAKEOVER, ACKNOWLEDGED_KEPT;
+    own_packs_collected: [OwnPacksCollected], FLOOR, ROOT_INTACT;
+    ending_sessions_ignored: [EndingSessionsIgnored], REUSE_TAKEN, JOURNAL_INTACT;
+}
+
+#[test]
+fn every_mutant_is_refuted() {
+    let missing: Vec<_> = mutants::ALL
+        .iter()
+        .filter(|m| !REFUTED.iter().any(|set| set.contains(m)))
+        .collect();
+    assert!(missing.is_empty(), "no scenario refutes {missing:?}");
+}
+
+#[test]
+fn takeover_holds() {
+    hold(scenarios::TAKEOVER, &[]);
+}
+
+#[test]
+fn reuse_holds() {
+    hold(scenarios::REUSE, &[]);
+}
+
+#[test]
+fn reuse_taken_over_holds() {
+    hold(scenarios::REUSE_TAKEN, &[]);
+}
+
+#[test]
+fn two_volumes_hold() {
+    hold(scenarios::TWO_VOLUMES, &[]);
+}
+
+#[test]
+fn two_collectors_hold() {
+    hold(scenarios::TWO_COLLECTORS, &[]);
+}
+
+/// The worlds made for mutants are right under all rules.
+#[test]
+fn small_scenarios_hold() {
+    for &scenario in scenarios::SMALL {
+        hold(scenario, &[]);
+    }
+}
+
+/// “Oldest session first” follows from the other two clauses of rule 7: as long as a taker accepts nothing before it has replayed and the replayed
+/// leave R in the same CAS, at most one ending session of a volume has anything to replay.
+#[test]
+fn order_of_replay_is_implied() {
+    hold(scenarios::TAKEOVER, &[ReplayNewestFirst]);
+}
+
+/// What a floor passes is not lost if “own” means at or above the floor in the R just read: then the pack is uploaded again. The clause saves the
+/// upload, and saves whoever goes by memory.
+#[test]
+fn floors_are_implied_by_reading_them() {
+    hold(scenarios::FLOOR, &[FloorPastUnresolved]);
+    hold(scenarios::FLOOR, &[FloorPastUncommitted]);
+    hold(scenarios::FLOOR, &[OwnByMemory]);
+}
+
+/// The large scenarios, with `BKFS_FULL=1`.
+#[test]
+fn large_scenarios_hold() {
+    if std::env::var_os("BKFS_FULL").is_none_or(|value| value != "1") {
+        println!("BKFS_FULL is not 1: the large scenarios are left out");
+        return;
+    }
+    for &scenario in scenarios::FULL {
+        hold_large(scenario);
+    }
+}

@@ -1,0 +1,114 @@
+//! The clauses of the protocol that can be switched off, one at a time.
+//!
+//! A mutant is the protocol without one clause. The checker must find a counterexample for each, else either the clause is superfluous or
+//! the model does not see what it is for.
+
+/// A clause left out. The comment gives the rule of the protocol and what is done instead.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Mutant {
+    // Named by the issue.
+    /// Rule 5: a commit is applied on whatever R there is, on the word of the R read before.
+    CommitWithoutRereading,
+    /// Rule 6: fsync returns once its journal PUT is answered, without a GET of R.
+    FsyncWithoutRereading,
+    /// Rule 8c: condemned packs are deleted without waiting for anybody's base.
+    DeleteWithoutWaiting,
+    /// Rule 7: the taking CAS removes the victim's session, before its journal is committed.
+    EndBeforeJournalCommitted,
+    /// Rules 3, 4: who reuses a segment holds a reference to it only, and takes its chunks for granted.
+    ReusedSegmentAsProof,
+    /// Rule 8b: candidates marked from an older root are condemned in the root being swapped.
+    MarkFromOlderRoot,
+
+    // The clauses marked ‡, in the order of the text.
+    /// Rule 2: a CAS does not look whether its own session is live in R.
+    CasWithoutLiveSession,
+    /// Rule 2: a commit's floor passes a pack whose PUT is unresolved.
+    FloorPastUnresolved,
+    /// Rule 2: a commit's floor passes a pack whose references are uncommitted.
+    FloorPastUncommitted,
+    /// Rule 3: a commit checks only the objects that its tree reaches.
+    CommitChecksReachableOnly,
+    /// Rule 3: a collector's rewritten packs are not checked.
+    RewrittenPacksUnchecked,
+    /// Rule 4: a session goes on with an index older than the R that registered it.
+    IndexOlderThanRegistration,
+    /// Rule 4: the first base is the epoch at the time of the first heartbeat, not that of the R that registered the session.
+    FirstBaseOfLaterRoot,
+    /// Rule 4: a higher base is published without a GET of R that shows the volume still mine.
+    BaseWithoutRereading,
+    /// Rule 4: a base binds only once its PUT is answered.
+    BaseBindsWhenAnswered,
+    /// Rule 5: R does not hold the last covered operation, so that a taker replays whatever journals it finds.
+    CoveredNotInRoot,
+    /// Rule 6: journal n is acknowledged although one before it is not.
+    AcknowledgedWithGap,
+    /// Rule 6: the GET of R is sent beside the PUT instead of after its answer.
+    GetBeforeAnswer,
+    /// Rule 7: journals are replayed newest session first.
+    ReplayNewestFirst,
+    /// Rule 7: the commit that replays a session leaves it in R; a later CAS removes it.
+    RemoveInLaterCas,
+    /// Rule 7: a taker accepts and commits operations before it has replayed.
+    TakerAcceptsEarly,
+    /// Rule 8b: after the candidates shrank they are not closed again.
+    NotClosedAgain,
+
+    // Clauses without a mark, or that this model added, to see that the model reaches them.
+    /// Rule 2: a session takes for its own what it remembers to have uploaded, not what is at or above its floor in the R just read.
+    OwnByMemory,
+    /// Rule 1: what has not been acknowledged is named.
+    UnacknowledgedNamed,
+    /// Rule 4: an absent heartbeat does not block deletion.
+    AbsentHeartbeatIgnored,
+    /// Rule 4, read literally: only *acknowledged* journals count when a base is raised, not those whose PUT is unresolved.
+    UnresolvedJournalIgnored,
+    /// Rule 4: when a base is raised, a reference that has a good place keeps its condemned place beside it.
+    StalePlaceKept,
+    /// Rule 4: the higher base is published before the replacement journal is in the store.
+    BaseBeforeReplacement,
+    /// Rule 6: a journal names the packs of the segments only.
+    NamesNotTransitive,
+    /// Rule 7: journals are listed before the taking CAS.
+    ListBeforeTake,
+    /// Rule 8a: packs at or above their session's floor are candidates like others.
+    OwnPacksCollected,
+    /// Rule 8c: only live sessions hold back deletion, ending ones do not.
+    EndingSessionsIgnored,
+}
+
+/// All mutants, for a test that none was forgotten.
+pub const ALL: &[Mutant] = &[
+    Mutant::CommitWithoutRereading,
+    Mutant::FsyncWithoutRereading,
+    Mutant::DeleteWithoutWaiting,
+    Mutant::EndBeforeJournalCommitted,
+    Mutant::ReusedSegmentAsProof,
+    Mutant::MarkFromOlderRoot,
+    Mutant::CasWithoutLiveSession,
+    Mutant::FloorPastUnresolved,
+    Mutant::FloorPastUncommitted,
+    Mutant::CommitChecksReachableOnly,
+    Mutant::RewrittenPacksUnchecked,
+    Mutant::IndexOlderThanRegistration,
+    Mutant::FirstBaseOfLaterRoot,
+    Mutant::BaseWithoutRereading,
+    Mutant::BaseBindsWhenAnswered,
+    Mutant::CoveredNotInRoot,
+    Mutant::AcknowledgedWithGap,
+    Mutant::GetBeforeAnswer,
+    Mutant::ReplayNewestFirst,
+    Mutant::RemoveInLaterCas,
+    Mutant::TakerAcceptsEarly,
+    Mutant::NotClosedAgain,
+    Mutant::OwnByMemory,
+    Mutant::UnacknowledgedNamed,
+    Mutant::AbsentHeartbeatIgnored,
+    Mutant::UnresolvedJournalIgnored,
+    Mutant::StalePlaceKept,
+    Mutant::BaseBeforeReplacement,
+    Mutant::NamesNotTransitive,
+    Mutant::ListBeforeTake,
+    Mutant::OwnPacksCollected,
+    Mutant::EndingSessionsIgnored,
+];

@@ -1,0 +1,178 @@
+//! What must hold in every state.
+
+use stateright::Property;
+
+use crate::journal;
+use crate::protocol::Protocol;
+use crate::state::{Log, Objects, PackSet, Phase, SESSIONS, Session, Standing, State, VOLUMES};
+use crate::taker;
+
+/// What fsync or a commit acknowledged is in R's tree or in a journal that a taker would replay; nothing is applied twice or out of order.
+pub const ACKNOWLEDGED_KEPT: &str = "acknowledged operations are kept, once and in order";
+/// Everything that R reaches lies in live packs that exist.
+pub const ROOT_INTACT: &str = "R reaches only live packs that exist";
+/// Every pack in R's table of live packs exists.
+pub const LIVE_EXISTS: &str = "every live pack exists";
+/// What was condemned never becomes live again.
+pub const NEVER_REVIVED: &str = "no condemned pack is live";
+/// What any object in a live pack refers to lies in live packs.
+pub const CLOSED: &str = "the live set is closed";
+/// What an uncovered journal of a session in R refers to exists, and can be found.
+pub const JOURNAL_INTACT: &str = "whatever an uncovered journal refers to exists";
+/// The packs that the journals name are enough to find it.
+pub const JOURNAL_NAMES_SUFFICE: &str = "the packs named by journals hold all they refer to";
+/// What a taker has listed can be replayed.
+pub const LISTING_INTACT: &str = "whatever a taker listed can be replayed";
+/// Nothing is acknowledged on the word of an R that names another holder.
+pub const FENCED_SILENT: &str = "a fenced writer acknowledges nothing";
+/// What a mounted writer refers to exists until it is committed.
+pub const HELD_EXISTS: &str = "whatever a mounted writer holds exists";
+
+/// All properties.
+pub fn all() -> Vec<Property<Protocol>> {
+    vec![
+        Property::always(ACKNOWLEDGED_KEPT, acknowledged_kept),
+        Property::always(ROOT_INTACT, root_intact),
+        Property::always(LIVE_EXISTS, |_, state: &State| {
+            state.root.live.within(state.store.stored)
+        }),
+        Property::always(NEVER_REVIVED, |_, state: &State| {
+            state
+                .root
+                .live
+                .common(state.root.all_condemned())
+                .is_empty()
+        }),
+        Property::always(CLOSED, closed),
+        Property::always(JOURNAL_INTACT, |model, state: &State| {
+            journals_intact(model, state, true)
+        }),
+        Property::always(JOURNAL_NAMES_SUFFICE, |model, state: &State| {
+            journals_intact(model, state, false)
+        }),
+        Property::always(LISTING_INTACT, listing_intact),
+        Property::always(FENCED_SILENT, |_, state: &State| !state.fenced_acknowledged),
+        Property::always(HELD_EXISTS, held_exists),
+    ]
+}
+
+/// The tree of the volume after a takeover right now: R's, then the ending sessions oldest first, then the holder.
+fn recovered(model: &Protocol, state: &State, volume: usize) -> Log {
+    let mut log = state.root.volumes[volume].log;
+    let mut order = model.ending(state, volume);
+    let holder = usize::from(state.root.volumes[volume].holder);
+    if holder < SESSIONS {
+        order.push(holder);
+    }
+    for s in order {
+        let covered = state.root.sessions[s].covered;
+        let last = journal::contiguous(state, s, covered, journal::landed(state, s));
+        for n in covered + 1..=last {
+            log.push(s, n);
+        }
+    }
+    log
+}
+
+fn acknowledged_kept(model: &Protocol, state: &State) -> bool {
+    let mut kept = [0; SESSIONS];
+    for volume in 0..VOLUMES {
+        let mut before = None;
+        for (s, n) in recovered(model, state, volume).iter() {
+            let place = Some((state.root.sessions[s].rank, n));
+            if place <= before || n != kept[s] + 1 {
+                return false;
+            }
+            before = place;
+            kept[s] = n;
+        }
+    }
+    state
+        .processes
+        .iter()
+        .zip(kept)
+        .all(|(process, kept)| process.acknowledged <= kept)
+}
+
+fn root_intact(model: &Protocol, state: &State) -> bool {
+    let there = state
+        .store
+        .objects(state.root.live.common(state.store.stored));
+    model.reachable(state).without(there).is_empty()
+}
+
+fn closed(_: &Protocol, state: &State) -> bool {
+    let there = state.store.objects(state.root.live);
+    there.references().without(there).is_empty()
+}
+
+/// What operations `first..=last` refer to, whatever a mutant thinks of it.
+fn content_of(state: &State, s: Session, first: u8, last: u8) -> Objects {
+    (first..=last).fold(Objects::default(), |all, n| {
+        all.and(Objects::content(
+            state.processes[s].operations[usize::from(n) - 1],
+        ))
+    })
+}
+
+/// The packs in which references can be looked up: the index lists live packs, and condemned ones until they are deleted.
+fn indexed(state: &State) -> PackSet {
+    state.root.live.and(state.root.all_condemned())
+}
+
+fn journals_intact(_: &Protocol, state: &State, with_index: bool) -> bool {
+    (0..SESSIONS).filter(|&s| state.root.stands(s)).all(|s| {
+        let listed = journal::landed(state, s);
+        let covered = state.root.sessions[s].covered;
+        let needs = content_of(
+            state,
+            s,
+            covered + 1,
+            journal::contiguous(state, s, covered, listed),
+        );
+        let mut places = journal::named(state, s, listed);
+        if with_index {
+            places = places.and(indexed(state));
+        }
+        needs
+            .without(state.store.objects(places.common(state.store.stored)))
+            .is_empty()
+    })
+}
+
+fn listing_intact(model: &Protocol, state: &State) -> bool {
+    (0..SESSIONS)
+        .filter(|&s| state.processes[s].phase == Phase::Listed && model.holds(state, s))
+        .all(|s| {
+            let Some(volume) = model.scenario.volume(s) else {
+                return true;
+            };
+            let replay = taker::replay(model, state, s, volume);
+            let places = replay.named.and(indexed(state)).common(state.store.stored);
+            let there = state.store.objects(places);
+            replay.victims.iter().all(|&(v, before, after)| {
+                content_of(state, v, before + 1, after)
+                    .without(there)
+                    .is_empty()
+            })
+        })
+}
+
+fn held_exists(model: &Protocol, state: &State) -> bool {
+    (0..SESSIONS)
+        .filter(|&s| state.processes[s].phase == Phase::Mounted && model.holds(state, s))
+        .all(|s| {
+            let process = &state.processes[s];
+            let needs = content_of(
+                state,
+                s,
+                state.root.sessions[s].covered + 1,
+                process.accepted,
+            );
+            let places = process
+                .held
+                .common(state.store.stored.and(process.unresolved));
+            state.root.sessions[s].standing == Standing::Live
+                && needs.without(state.store.objects(places)).is_empty()
+        })
+}

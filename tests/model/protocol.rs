@@ -1,0 +1,267 @@
+//! The protocol as a transition system: [`Protocol`] joins a scenario, possibly a mutant, and the record of what was reached.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use stateright::{Model, Property};
+
+use crate::mutants::Mutant;
+use crate::properties;
+use crate::state::{Content, Objects, PackSet, Phase, Session, Standing, State};
+use crate::steps::{self, Step};
+use crate::world::Scenario;
+
+/// Something that a run of the right protocol must have reached somewhere, else it proves little. Recorded beside the search rather than in
+/// the state, where it would multiply the number of states.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Event {
+    /// A commit replaced R.
+    Committed,
+    /// A commit whose answer was lost was applied and later recognised.
+    LostCommitRecognised,
+    /// A commit left out an own pack because something that it refers to was condemned.
+    FailingPackLeftOut,
+    /// fsync was acknowledged by a journal.
+    FsyncAcknowledged,
+    /// A writer learnt from its GET that it is fenced, with its journal in the store.
+    FsyncRefused,
+    /// A taker replayed at least one operation.
+    Replayed,
+    /// A taker replayed from journals of a session other than the last holder.
+    ReplayedOlderSession,
+    /// A taker had to copy what a journal refers to out of condemned packs.
+    ReplayCopied,
+    /// A journal arrived after a taker had listed.
+    JournalLandedAfterListing,
+    /// A writer copied condemned objects into an own pack.
+    CopiedCondemned,
+    /// A writer found condemned objects in another live pack.
+    FoundElsewhere,
+    /// A higher base was sent while references were uncommitted.
+    BaseRaisedHolding,
+    /// A base was held back by a reference to a condemned pack.
+    BaseHeldBack,
+    /// A heartbeat arrived late.
+    LateHeartbeat,
+    /// A pack arrived late.
+    LatePack,
+    /// A reference was made into a pack that was condemned by then.
+    ReusedCondemned,
+    /// Packs were condemned.
+    Condemned,
+    /// Candidates left because R had changed since they were marked.
+    Shrunk,
+    /// Candidates left because a live pack refers to them.
+    ClosedAgain,
+    /// A metadata pack was rewritten.
+    Rewritten,
+    /// A rewritten pack failed its check.
+    RewriteRefused,
+    /// Deletion of an epoch waited for a base.
+    DeletionHeldBack,
+    /// A pack was deleted.
+    Deleted,
+    /// A session without a volume was ended.
+    SessionEnded,
+    /// A process acted on R after its session had been ended, and was refused.
+    DeadSessionRefused,
+    /// A volume was given up cleanly.
+    Left,
+    /// A condemned epoch was forgotten.
+    EpochForgotten,
+}
+
+/// Which events a search met.
+#[derive(Clone, Default)]
+pub struct Coverage(Arc<AtomicU64>);
+
+impl Coverage {
+    /// Notes that an event was met.
+    pub fn note(&self, event: Event) {
+        let bit = 1 << event as u8;
+        if self.0.load(Ordering::Relaxed) & bit == 0 {
+            self.0.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+    /// Whether it was.
+    pub fn has(&self, event: Event) -> bool {
+        self.0.load(Ordering::Relaxed) & (1 << event as u8) != 0
+    }
+}
+
+/// A scenario under the rules, or under all rules but one clause.
+#[derive(Clone)]
+pub struct Protocol {
+    /// The bounded world.
+    pub scenario: Scenario,
+    /// The clauses left out.
+    pub mutants: &'static [Mutant],
+    /// If set, the only property that is looked at: a mutant stops at its first counterexample.
+    pub only: Option<&'static str>,
+    /// What was reached.
+    pub coverage: Coverage,
+}
+
+impl Protocol {
+    /// The right protocol.
+    pub fn new(scenario: Scenario) -> Self {
+        Self {
+            scenario,
+            mutants: &[],
+            only: None,
+            coverage: Coverage::default(),
+        }
+    }
+
+    /// The protocol without some clauses.
+    pub fn without(scenario: Scenario, mutants: &'static [Mutant]) -> Self {
+        Self {
+            mutants,
+            ..Self::new(scenario)
+        }
+    }
+
+    /// Whether the clause is left out.
+    pub fn lacks(&self, mutant: Mutant) -> bool {
+        self.mutants.contains(&mutant)
+    }
+
+    /// Whether `s` may act as the holder of its volume, by the present R.
+    pub fn holds(&self, state: &State, s: Session) -> bool {
+        self.scenario
+            .volume(s)
+            .is_some_and(|v| usize::from(state.root.volumes[v].holder) == s)
+            && state.root.sessions[s].standing == Standing::Live
+    }
+
+    /// Whether `s` may replace R as the holder of its volume: rule 2 asks for the session to be live on top of rule 5.
+    pub fn may_replace(&self, state: &State, s: Session) -> bool {
+        let holder = self
+            .scenario
+            .volume(s)
+            .is_some_and(|v| usize::from(state.root.volumes[v].holder) == s);
+        self.holds(state, s) || (holder && self.lacks(Mutant::CasWithoutLiveSession))
+    }
+
+    /// The packs that `s` takes for its own. Rule 2 means those at or above the floor in the R just read.
+    pub fn own(&self, state: &State, s: Session) -> PackSet {
+        if self.lacks(Mutant::OwnByMemory) {
+            state.processes[s]
+                .uncommitted
+                .and(state.processes[s].unresolved)
+        } else {
+            state.root.own(s)
+        }
+    }
+
+    /// What a session that refers to content `k` must keep from being deleted.
+    pub fn needed(&self, k: Content) -> Objects {
+        if self.lacks(Mutant::ReusedSegmentAsProof) {
+            Objects::segment(k)
+        } else {
+            Objects::content(k)
+        }
+    }
+
+    /// What operations `first..=last` of session `s` refer to.
+    pub fn needed_by(&self, state: &State, s: Session, first: u8, last: u8) -> Objects {
+        (first..=last).fold(Objects::default(), |all, n| {
+            all.and(self.needed(state.processes[s].operations[usize::from(n) - 1]))
+        })
+    }
+
+    /// Everything that the trees of R reach.
+    pub fn reachable(&self, state: &State) -> Objects {
+        let mut all = Objects::default();
+        for (v, volume) in state.root.volumes.iter().enumerate() {
+            let content = match volume.log.last() {
+                Some((s, n)) => state.processes[s].operations[usize::from(n) - 1],
+                None => self.scenario.trees[v],
+            };
+            if content != crate::state::NONE {
+                all = all.and(Objects::content(content));
+            }
+        }
+        all
+    }
+
+    /// The sessions of the volume that are ending, oldest first.
+    pub fn ending(&self, state: &State, volume: usize) -> Vec<Session> {
+        let mut ending: Vec<Session> = (0..state.root.sessions.len())
+            .filter(|&s| {
+                state.root.sessions[s].standing == Standing::Ending
+                    && self.scenario.volume(s) == Some(volume)
+            })
+            .collect();
+        ending.sort_by_key(|&s| state.root.sessions[s].rank);
+        ending
+    }
+
+    /// Called by every step that replaces R: whatever CAS was prepared from the old R can no longer be applied. `by` is the session whose
+    /// own CAS it was. Then forgets what no rule can read any more, so that equal situations are equal states.
+    pub fn root_replaced(&self, state: &mut State, by: Option<Session>) {
+        for (s, process) in state.processes.iter_mut().enumerate() {
+            if Some(s) != by && process.pending.is_some_and(|p| !p.applied) {
+                process.pending = None;
+            }
+        }
+        let acts_without_session = [
+            Mutant::CommitWithoutRereading,
+            Mutant::FsyncWithoutRereading,
+            Mutant::GetBeforeAnswer,
+            Mutant::CasWithoutLiveSession,
+        ];
+        if acts_without_session.iter().any(|&m| self.lacks(m)) {
+            return;
+        }
+        for s in 0..state.processes.len() {
+            if state.root.sessions[s].standing == Standing::Removed
+                && self.scenario.volume(s).is_some()
+            {
+                Self::forget(state, s);
+            }
+        }
+    }
+
+    /// A writer that is no longer in R can change nothing but objects under its own names, which no rule reads once its session is gone.
+    fn forget(state: &mut State, s: Session) {
+        let process = &mut state.processes[s];
+        process.phase = Phase::Outside;
+        process.index = PackSet::EMPTY;
+        process.bound = 0;
+        process.held = PackSet::EMPTY;
+        process.unresolved = PackSet::EMPTY;
+        process.uncommitted = PackSet::EMPTY;
+        process.pending = None;
+        process.listing = Default::default();
+        state.store.journals[s] = Default::default();
+        state.store.flying_bases[s] = 0;
+        state.store.published[s] = crate::state::NONE;
+    }
+}
+
+impl Model for Protocol {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![self.scenario.initial()]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Step>) {
+        steps::enumerate(self, state, actions);
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        steps::take(self, state, step)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let all = properties::all();
+        match self.only {
+            Some(name) => all.into_iter().filter(|p| p.name == name).collect(),
+            None => all,
+        }
+    }
+}

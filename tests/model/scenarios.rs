@@ -1,0 +1,378 @@
+//! The bounded worlds.
+//!
+//! The first group is searched exhaustively under all rules in every run, the second (larger) one when `BKFS_FULL=1`. The third holds small
+//! worlds made for one mutant or two; they are searched under all rules too, so that a counterexample there is the mutant's doing.
+
+use crate::protocol::Event;
+use crate::state::{Faults, NONE, Objects};
+use crate::world::{QUIET, Role, Scenario, Write};
+use Write::{Fresh, NewSegment, Reuse, Split};
+
+const UNUSED: Role = Role::Unused;
+const COLLECTOR: Role = Role::Collector;
+
+/// A writer that holds its volume from the start.
+const fn mounted(volume: usize, menu: &'static [&'static [Write]]) -> Role {
+    Role::Writer {
+        volume,
+        mounted: true,
+        menu,
+    }
+}
+
+/// A writer that must register and take its volume.
+const fn arriving(volume: usize, menu: &'static [&'static [Write]]) -> Role {
+    Role::Writer {
+        volume,
+        mounted: false,
+        menu,
+    }
+}
+
+const fn faults(packs: u8, journals: u8, heartbeats: u8, commits: u8) -> Faults {
+    Faults {
+        packs,
+        journals,
+        heartbeats,
+        commits,
+    }
+}
+
+const NOTHING: Objects = Objects(0);
+const M0: Objects = Objects::segment(0);
+const C0: Objects = Objects::chunk(0);
+const C1: Objects = Objects::chunk(1);
+const M0_M1: Objects = Objects::segment(0).and(Objects::segment(1));
+/// Segment and chunk of content 0 in packs of their own, as metadata and data packs are.
+const ONE_CONTENT: [Objects; 4] = [M0, C0, NOTHING, NOTHING];
+
+/// Takeovers without collection: a writer, a taker, and a taker of the taker.
+pub const TAKEOVER: Scenario = Scenario {
+    name: "takeover",
+    roles: [
+        mounted(0, &[&[Fresh(0)], &[Fresh(1)]]),
+        arriving(0, &[&[Fresh(2)]]),
+        arriving(0, &[&[Fresh(3)]]),
+        UNUSED,
+    ],
+    faults: faults(0, 1, 0, 1),
+    leave: true,
+    reaches: &[
+        Event::Committed,
+        Event::LostCommitRecognised,
+        Event::FsyncAcknowledged,
+        Event::FsyncRefused,
+        Event::Replayed,
+        Event::ReplayedOlderSession,
+        Event::JournalLandedAfterListing,
+        Event::Left,
+    ],
+    ..QUIET
+};
+
+/// A writer reuses garbage while it is collected; everything that can be slow is slow once.
+pub const REUSE: Scenario = Scenario {
+    name: "reuse",
+    roles: [
+        mounted(0, &[&[Reuse(0), NewSegment(0)], &[Fresh(1), Reuse(0)]]),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    faults: faults(1, 1, 1, 1),
+    reaches: &[
+        Event::Committed,
+        Event::LostCommitRecognised,
+        Event::FsyncAcknowledged,
+        Event::FailingPackLeftOut,
+        Event::CopiedCondemned,
+        Event::BaseRaisedHolding,
+        Event::BaseHeldBack,
+        Event::LateHeartbeat,
+        Event::LatePack,
+        Event::ReusedCondemned,
+        Event::Condemned,
+        Event::Shrunk,
+        Event::ClosedAgain,
+        Event::DeletionHeldBack,
+        Event::Deleted,
+        Event::EpochForgotten,
+    ],
+    ..QUIET
+};
+
+/// The same while the volume is taken over.
+pub const REUSE_TAKEN: Scenario = Scenario {
+    name: "reuse, taken over",
+    roles: [
+        mounted(0, &[&[Reuse(0), NewSegment(0), Split(0)]]),
+        arriving(0, &[&[Reuse(0)]]),
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    faults: faults(0, 1, 1, 0),
+    reaches: &[
+        Event::FsyncAcknowledged,
+        Event::FsyncRefused,
+        Event::Replayed,
+        Event::ReplayCopied,
+        Event::JournalLandedAfterListing,
+        Event::CopiedCondemned,
+        Event::BaseRaisedHolding,
+        Event::BaseHeldBack,
+        Event::LateHeartbeat,
+        Event::Deleted,
+    ],
+    ..QUIET
+};
+
+/// Writers of two volumes who reuse each other's content, and a collector.
+pub const TWO_VOLUMES: Scenario = Scenario {
+    name: "two volumes",
+    roles: [
+        mounted(0, &[&[Fresh(1)], &[Reuse(0)]]),
+        mounted(1, &[&[Reuse(0), Reuse(1)], &[NewSegment(1)]]),
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    trees: [0, NONE],
+    last_epoch: 1,
+    refresh: true,
+    reaches: &[
+        Event::Committed,
+        Event::FailingPackLeftOut,
+        Event::CopiedCondemned,
+        Event::FoundElsewhere,
+        Event::ReusedCondemned,
+        Event::Shrunk,
+        Event::Deleted,
+    ],
+    ..QUIET
+};
+
+/// Two collectors, either of which may be ended by mistake; mixed packs are rewritten while a writer drops what was in them.
+pub const TWO_COLLECTORS: Scenario = Scenario {
+    name: "two collectors",
+    roles: [
+        mounted(0, &[&[Reuse(0)], &[Fresh(1)]]),
+        UNUSED,
+        COLLECTOR,
+        COLLECTOR,
+    ],
+    given: [
+        M0_M1,
+        Objects(C0.0 | C1.0),
+        Objects(Objects::segment(2).0 | Objects::segment(3).0 | Objects::chunk(3).0),
+        Objects::chunk(2),
+    ],
+    trees: [2, 0],
+    last_epoch: 2,
+    end_sessions: true,
+    reaches: &[
+        Event::Condemned,
+        Event::Shrunk,
+        Event::ClosedAgain,
+        Event::Rewritten,
+        Event::RewriteRefused,
+        Event::FoundElsewhere,
+        Event::SessionEnded,
+        Event::DeadSessionRefused,
+        Event::Deleted,
+    ],
+    ..QUIET
+};
+
+/// More operations in all three sessions of a volume.
+pub const TAKEOVER_LONG: Scenario = Scenario {
+    name: "takeover, long",
+    roles: [
+        mounted(0, &[&[Fresh(0)], &[Fresh(1)], &[Fresh(0)]]),
+        arriving(0, &[&[Fresh(2)], &[Fresh(1)]]),
+        arriving(0, &[&[Fresh(3)], &[Fresh(0)]]),
+        UNUSED,
+    ],
+    ..TAKEOVER
+};
+
+/// A taker of the taker, beside a collector.
+pub const REUSE_TAKEN_TWICE: Scenario = Scenario {
+    name: "reuse, taken over twice",
+    roles: [
+        mounted(0, &[&[Reuse(0), NewSegment(0)], &[Fresh(1)]]),
+        arriving(0, &[&[Reuse(0)]]),
+        arriving(0, &[]),
+        COLLECTOR,
+    ],
+    ..REUSE_TAKEN
+};
+
+/// Three operations and two collections, with all faults.
+pub const REUSE_TWO_EPOCHS: Scenario = Scenario {
+    name: "reuse, two epochs",
+    roles: [
+        mounted(
+            0,
+            &[
+                &[Reuse(0), NewSegment(0)],
+                &[Fresh(1), Reuse(0)],
+                &[Reuse(0), Fresh(2)],
+            ],
+        ),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    last_epoch: 2,
+    ..REUSE
+};
+
+/// Two volumes, two collections.
+pub const TWO_VOLUMES_TWO_EPOCHS: Scenario = Scenario {
+    name: "two volumes, two epochs",
+    roles: [
+        mounted(0, &[&[Fresh(1), Fresh(2)], &[Reuse(0), Fresh(3)]]),
+        mounted(1, &[&[Reuse(0), Reuse(1)], &[NewSegment(1), Fresh(2)]]),
+        UNUSED,
+        COLLECTOR,
+    ],
+    last_epoch: 2,
+    ..TWO_VOLUMES
+};
+
+/// Searched exhaustively when `BKFS_FULL=1`.
+pub const FULL: &[Scenario] = &[
+    TAKEOVER_LONG,
+    REUSE_TAKEN_TWICE,
+    REUSE_TWO_EPOCHS,
+    TWO_VOLUMES_TWO_EPOCHS,
+];
+
+/// A writer that only reuses.
+pub const REUSE_ONLY: Scenario = Scenario {
+    name: "reuse only",
+    roles: [mounted(0, &[&[Reuse(0)]]), UNUSED, UNUSED, COLLECTOR],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    faults: faults(0, 1, 1, 0),
+    ..QUIET
+};
+
+/// A writer whose pack holds a segment that its tree no longer reaches.
+pub const CLOSING: Scenario = Scenario {
+    name: "closing",
+    roles: [
+        mounted(0, &[&[NewSegment(0)], &[Fresh(1)]]),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    ..QUIET
+};
+
+/// A writer that commits its first pack while its second is not ready.
+pub const FLOOR: Scenario = Scenario {
+    name: "floor",
+    roles: [
+        mounted(0, &[&[Fresh(0)], &[Fresh(1)]]),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    last_epoch: 1,
+    faults: faults(1, 1, 0, 0),
+    ..QUIET
+};
+
+/// A commit leaves out a pack, its answer is lost, and a later operation could use that pack.
+pub const LEFT_OUT: Scenario = Scenario {
+    name: "left out",
+    roles: [
+        mounted(0, &[&[NewSegment(0)], &[Fresh(1)], &[Reuse(0)]]),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 2,
+    faults: faults(0, 0, 0, 1),
+    ..QUIET
+};
+
+/// A new segment on its way beside a reused one of the same content.
+pub const STALE_PLACE: Scenario = Scenario {
+    name: "stale place",
+    roles: [
+        mounted(0, &[&[NewSegment(0)], &[Reuse(0)]]),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    faults: faults(1, 0, 0, 0),
+    ..QUIET
+};
+
+/// A writer arrives while garbage is collected, and may be ended before it has taken its volume.
+pub const ARRIVAL: Scenario = Scenario {
+    name: "arrival",
+    roles: [
+        arriving(0, &[&[Reuse(0), Fresh(1)]]),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    end_sessions: true,
+    ..QUIET
+};
+
+/// A collector is ended by mistake while its rewritten pack is not live yet.
+pub const DEAD_COLLECTOR: Scenario = Scenario {
+    name: "dead collector",
+    roles: [
+        mounted(0, &[&[Reuse(1)], &[Fresh(2)]]),
+        UNUSED,
+        COLLECTOR,
+        COLLECTOR,
+    ],
+    given: [M0_M1, C0, C1, NOTHING],
+    trees: [NONE, 0],
+    last_epoch: 2,
+    end_sessions: true,
+    ..QUIET
+};
+
+/// A taker journals its own operation before it has replayed, and is taken over in turn. No rule allows that; see `main.rs`.
+pub const EARLY: Scenario = Scenario {
+    name: "early",
+    roles: [
+        mounted(0, &[&[Fresh(0)]]),
+        arriving(0, &[&[Fresh(1)]]),
+        arriving(0, &[]),
+        UNUSED,
+    ],
+    faults: faults(0, 1, 0, 0),
+    early_accept: true,
+    ..QUIET
+};
+
+/// The worlds of single mutants.
+pub const SMALL: &[Scenario] = &[
+    REUSE_ONLY,
+    CLOSING,
+    FLOOR,
+    LEFT_OUT,
+    STALE_PLACE,
+    ARRIVAL,
+    DEAD_COLLECTOR,
+    EARLY,
+];

@@ -1,0 +1,230 @@
+//! The steps of the protocol, named as product code names them in its comments.
+//!
+//! A process that is paused or has crashed simply takes no more steps, so neither is a step of its own. A CAS that fails changes nothing and is
+//! no step either: reading R, checking, and a CAS that succeeds are one step, since success proves that R did not change between. Where an
+//! answer may be lost, sending and arriving are two steps.
+
+use crate::mutants::Mutant;
+use crate::protocol::Protocol;
+use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
+use crate::world::{Role, Write};
+use crate::{collector, journal, taker, writer};
+
+/// One step of one process, or the arrival of a request that was slow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Rule 2: a new session enters R by CAS.
+    RegisterCas(Session),
+    /// Rule 4: the index is read anew.
+    RefreshIndex(Session),
+    /// An operation is accepted; new objects are sent as a pack. `late`: the PUT gets no answer for now.
+    Accept {
+        /// By whom.
+        s: Session,
+        /// What, and how it is stored.
+        write: Write,
+        /// Whether the PUT is slow.
+        late: bool,
+    },
+    /// A slow pack arrives.
+    PackLand(Pack),
+    /// Its writer learns that.
+    PackAnswer(Pack),
+    /// Rule 4: what was condemned meanwhile is found elsewhere or copied into an own pack.
+    ReplaceCondemned(Session),
+    /// Rule 4: R is read and a base is published: the first one, or a higher one.
+    BaseSend {
+        /// By whom.
+        s: Session,
+        /// Whether the PUT is slow.
+        late: bool,
+    },
+    /// A slow heartbeat arrives.
+    BaseLand(Session, u8),
+    /// Mutant `BaseBindsWhenAnswered` only: the answer arrives, the base binds.
+    BaseAnswer(Session),
+    /// Rule 6: the next journal object is sent, carrying new operations or naming packs anew.
+    JournalPut {
+        /// By whom.
+        s: Session,
+        /// Whether the PUT is slow.
+        late: bool,
+    },
+    /// A slow journal arrives.
+    JournalLand(Session, usize),
+    /// Rule 6: GET R after the journal's answer; acknowledges if the volume is still mine.
+    FsyncGet(Session),
+    /// Mutant `GetBeforeAnswer` only: R is read while the journal is under way.
+    EarlyGet(Session),
+    /// Rule 5: operations up to `last` are committed. `late`: the answer is lost; the request may arrive later, or never.
+    CommitCas {
+        /// By whom.
+        s: Session,
+        /// Last operation covered.
+        last: u8,
+        /// Whether the answer is lost.
+        late: bool,
+    },
+    /// A slow commit arrives while R is still the one that it was prepared from.
+    CommitLand(Session),
+    /// Rule 7: the volume's entry names the taker, the old holder is ending.
+    TakeCas(Session),
+    /// Rule 7: the journals of all ending sessions of the volume are listed.
+    TakeList(Session),
+    /// Rule 7: their uncovered operations are committed, they leave R.
+    ReplayCommitCas(Session),
+    /// Mutant `RemoveInLaterCas` only: the replayed sessions leave R.
+    RemoveReplayedCas(Session),
+    /// Rule 7: the holder, with everything committed, gives up its volume and leaves R.
+    LeaveCas(Session),
+    /// A session without a volume is taken out of R by somebody who thinks it dead.
+    EndSessionCas(Session),
+    /// Rule 8a: R is read, packs are listed, candidates computed.
+    CollectMark {
+        /// By whom.
+        s: Session,
+        /// Whether mixed metadata packs are rewritten and condemned too.
+        rewrite: bool,
+    },
+    /// Rule 8b: the candidates that are still right are condemned.
+    CondemnCas(Session),
+    /// Rule 8c: a collector finds that everybody's base has passed the epoch.
+    CollectDecide(u8),
+    /// Rule 8: an epoch whose packs are gone is forgotten.
+    ForgetEpochCas(u8),
+    /// Rule 8c: a DELETE arrives, however late.
+    DeleteLand(Pack),
+}
+
+/// All steps that may be possible. [`take`] has the last word.
+pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
+    for s in 0..SESSIONS {
+        match model.scenario.roles[s] {
+            Role::Unused => {}
+            Role::Writer { menu, .. } => of_writer(model, state, s, menu, steps),
+            Role::Collector => {
+                if state.processes[s].phase == Phase::Marked {
+                    steps.push(Step::CondemnCas(s));
+                } else {
+                    steps.extend([false, true].map(|rewrite| Step::CollectMark { s, rewrite }));
+                }
+            }
+        }
+        if model.scenario.end_sessions {
+            steps.push(Step::EndSessionCas(s));
+        }
+        for n in 0..JOURNALS {
+            steps.push(Step::JournalLand(s, n));
+        }
+        for base in 0..EPOCHS as u8 {
+            if state.store.flying_bases[s] & 1 << base != 0 {
+                steps.push(Step::BaseLand(s, base));
+            }
+        }
+    }
+    for p in state.store.flying.iter() {
+        steps.push(Step::PackLand(p));
+    }
+    for epoch in 1..=model.scenario.last_epoch.min(state.root.epoch) {
+        steps.push(Step::CollectDecide(epoch));
+        steps.push(Step::ForgetEpochCas(epoch));
+    }
+    for p in state.store.doomed.common(state.store.stored).iter() {
+        steps.push(Step::DeleteLand(p));
+    }
+}
+
+fn of_writer(
+    model: &Protocol,
+    state: &State,
+    s: Session,
+    menu: &[&[Write]],
+    steps: &mut Vec<Step>,
+) {
+    let process = &state.processes[s];
+    let both = [false, true];
+    match process.phase {
+        Phase::Outside => steps.push(Step::RegisterCas(s)),
+        Phase::Registered => {
+            steps.push(Step::TakeCas(s));
+            if model.lacks(Mutant::ListBeforeTake) {
+                steps.push(Step::TakeList(s));
+            }
+        }
+        Phase::Taken => steps.push(Step::TakeList(s)),
+        Phase::Listed => steps.push(Step::ReplayCommitCas(s)),
+        Phase::Mounted | Phase::Marked => {}
+    }
+    if process.phase == Phase::Outside {
+        return;
+    }
+    steps.extend(both.map(|late| Step::BaseSend { s, late }));
+    let accepts_early = model.lacks(Mutant::TakerAcceptsEarly) || model.scenario.early_accept;
+    if process.phase != Phase::Mounted && !(accepts_early && process.phase != Phase::Registered) {
+        return;
+    }
+    if let Some(choices) = menu.get(usize::from(process.accepted)) {
+        for &write in *choices {
+            steps.extend(both.map(|late| Step::Accept { s, write, late }));
+        }
+    }
+    steps.extend(both.map(|late| Step::JournalPut { s, late }));
+    steps.push(Step::FsyncGet(s));
+    steps.push(Step::ReplaceCondemned(s));
+    steps.extend(process.unresolved.iter().map(Step::PackAnswer));
+    if process.phase == Phase::Mounted || model.lacks(Mutant::TakerAcceptsEarly) {
+        for last in process.covered + 1..=process.accepted {
+            steps.extend(both.map(|late| Step::CommitCas { s, last, late }));
+        }
+        steps.push(Step::CommitLand(s));
+    }
+    if model.scenario.refresh {
+        steps.push(Step::RefreshIndex(s));
+    }
+    if model.scenario.leave {
+        steps.push(Step::LeaveCas(s));
+    }
+    let odd_steps = [
+        (Mutant::GetBeforeAnswer, Step::EarlyGet(s)),
+        (Mutant::BaseBindsWhenAnswered, Step::BaseAnswer(s)),
+        (Mutant::RemoveInLaterCas, Step::RemoveReplayedCas(s)),
+    ];
+    steps.extend(
+        odd_steps
+            .iter()
+            .filter(|(m, _)| model.lacks(*m))
+            .map(|&(_, step)| step),
+    );
+}
+
+/// The state after the step, or nothing if the rules or the circumstances forbid it.
+pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
+    match step {
+        Step::RegisterCas(s) => taker::register(model, state, s),
+        Step::RefreshIndex(s) => writer::refresh_index(model, state, s),
+        Step::Accept { s, write, late } => writer::accept(model, state, s, write, late),
+        Step::PackLand(p) => writer::pack_land(model, state, p),
+        Step::PackAnswer(p) => writer::pack_answer(state, p),
+        Step::ReplaceCondemned(s) => writer::replace_condemned(model, state, s),
+        Step::BaseSend { s, late } => writer::base_send(model, state, s, late),
+        Step::BaseLand(s, base) => writer::base_land(model, state, s, base),
+        Step::BaseAnswer(s) => writer::base_answer(state, s),
+        Step::JournalPut { s, late } => journal::put(model, state, s, late),
+        Step::JournalLand(s, n) => journal::land(model, state, s, n),
+        Step::FsyncGet(s) => journal::fsync_get(model, state, s),
+        Step::EarlyGet(s) => journal::early_get(model, state, s),
+        Step::CommitCas { s, last, late } => writer::commit_cas(model, state, s, last, late),
+        Step::CommitLand(s) => writer::commit_land(model, state, s),
+        Step::TakeCas(s) => taker::take_cas(model, state, s),
+        Step::TakeList(s) => taker::list(model, state, s),
+        Step::ReplayCommitCas(s) => taker::replay_commit_cas(model, state, s),
+        Step::RemoveReplayedCas(s) => taker::remove_replayed_cas(model, state, s),
+        Step::LeaveCas(s) => taker::leave_cas(model, state, s),
+        Step::EndSessionCas(s) => taker::end_session_cas(model, state, s),
+        Step::CollectMark { s, rewrite } => collector::mark(model, state, s, rewrite),
+        Step::CondemnCas(s) => collector::condemn_cas(model, state, s),
+        Step::CollectDecide(epoch) => collector::decide(model, state, epoch),
+        Step::ForgetEpochCas(epoch) => collector::forget_epoch_cas(model, state, epoch),
+        Step::DeleteLand(p) => collector::delete_land(model, state, p),
+    }
+}

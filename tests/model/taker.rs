@@ -1,0 +1,255 @@
+//! Sessions coming, taking over and ending (rules 2 and 7).
+
+use crate::journal;
+use crate::mutants::Mutant;
+use crate::protocol::{Event, Protocol};
+use crate::state::{
+    NONE, OWN_PACKS, Objects, PackSet, Phase, Session, Standing, State, named_by, own_pack,
+};
+use crate::world::Role;
+use crate::writer::{learn, without_failing};
+
+/// Rule 2: a session enters R; rule 4: its index and its first base are those of the R that registers it.
+pub fn register(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    if state.root.sessions[s].standing != Standing::Absent {
+        return None;
+    }
+    // Takers of the same kind are interchangeable: they come in the order of their numbers.
+    let earlier = (0..s).any(|t| {
+        matches!(model.scenario.roles[t], Role::Writer { .. })
+            && state.root.sessions[t].standing == Standing::Absent
+    });
+    if earlier {
+        return None;
+    }
+    let mut next = *state;
+    next.root.sessions[s].standing = Standing::Live;
+    let process = &mut next.processes[s];
+    process.phase = Phase::Registered;
+    process.bound = next.root.epoch;
+    if !model.lacks(Mutant::IndexOlderThanRegistration) {
+        process.index = next.root.live;
+    }
+    model.root_replaced(&mut next, Some(s));
+    Some(next)
+}
+
+/// Rule 7: takes the volume, whoever holds it.
+pub fn take_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    if state.root.sessions[s].standing != Standing::Live
+        && !model.lacks(Mutant::CasWithoutLiveSession)
+    {
+        model.coverage.note(Event::DeadSessionRefused);
+        return None;
+    }
+    let listed_first = model.lacks(Mutant::ListBeforeTake);
+    if listed_first && state.processes[s].early == 0 {
+        return None;
+    }
+    let volume = model.scenario.volume(s)?;
+    let mut next = *state;
+    let entry = &mut next.root.volumes[volume];
+    if entry.holder != NONE {
+        let ended = if model.lacks(Mutant::EndBeforeJournalCommitted) {
+            Standing::Removed
+        } else {
+            Standing::Ending
+        };
+        next.root.sessions[usize::from(entry.holder)].standing = ended;
+    }
+    entry.holder = s as u8;
+    entry.takes += 1;
+    next.root.sessions[s].rank = entry.takes;
+    next.processes[s].phase = if model.ending(&next, volume).is_empty() {
+        Phase::Mounted
+    } else if listed_first {
+        Phase::Listed
+    } else {
+        Phase::Taken
+    };
+    model.root_replaced(&mut next, Some(s));
+    Some(next)
+}
+
+/// Rule 7: lists the journals of all ending sessions of the volume.
+pub fn list(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    let volume = model.scenario.volume(s)?;
+    let mut next = *state;
+    let mut victims = model.ending(state, volume);
+    if state.processes[s].phase == Phase::Registered {
+        // Only in the mutant that lists first.
+        if state.processes[s].early != 0 {
+            return None;
+        }
+        let holder = state.root.volumes[volume].holder;
+        victims.extend((holder != NONE).then_some(usize::from(holder)));
+        next.processes[s].early = 1;
+    } else {
+        if !model.holds(state, s) {
+            return None;
+        }
+        next.processes[s].phase = Phase::Listed;
+    }
+    for v in victims {
+        next.processes[s].listing[v] = journal::landed(state, v);
+    }
+    Some(next)
+}
+
+/// What a taker makes of the journals that it listed.
+pub struct Replay {
+    /// (session, covered before, covered after), in the order of replay.
+    pub victims: Vec<(Session, u8, u8)>,
+    /// Packs named by the journals.
+    pub named: PackSet,
+}
+
+/// Reads the listed journals of the ending sessions.
+pub fn replay(model: &Protocol, state: &State, s: Session, volume: usize) -> Replay {
+    let mut order = model.ending(state, volume);
+    if model.lacks(Mutant::ReplayNewestFirst) {
+        order.reverse();
+    }
+    let mut replay = Replay {
+        victims: Vec::new(),
+        named: PackSet::EMPTY,
+    };
+    for v in order {
+        let listed = state.processes[s].listing[v];
+        let covered = if model.lacks(Mutant::CoveredNotInRoot) {
+            0
+        } else {
+            state.root.sessions[v].covered
+        };
+        replay
+            .victims
+            .push((v, covered, journal::contiguous(state, v, covered, listed)));
+        replay.named = replay.named.and(journal::named(state, v, listed));
+    }
+    replay
+}
+
+/// Rule 7: commits the replayed operations and takes the replayed sessions out of R in the same CAS. The victims' packs count as own; what fails
+/// the check of rule 3 is copied.
+pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    if !model.holds(state, s) {
+        return None;
+    }
+    let volume = model.scenario.volume(s)?;
+    let replay = replay(model, state, s, volume);
+    let mut next = *state;
+    let mut needs = Objects::default();
+    let mut last = None;
+    for &(v, before, after) in &replay.victims {
+        for n in before + 1..=after {
+            next.root.volumes[volume].log.push(v, n);
+            let content = Objects::content(state.processes[v].operations[usize::from(n) - 1]);
+            needs = needs.and(content);
+            last = Some(content);
+            model.coverage.note(Event::Replayed);
+            if replay.victims.len() > 1 && v == replay.victims[0].0 {
+                model.coverage.note(Event::ReplayedOlderSession);
+            }
+        }
+        next.root.sessions[v].covered = after;
+        if !model.lacks(Mutant::RemoveInLaterCas) {
+            next.root.sessions[v].standing = Standing::Removed;
+        }
+    }
+    let victims_own = replay
+        .victims
+        .iter()
+        .fold(PackSet::EMPTY, |all, &(v, ..)| all.and(state.root.own(v)));
+    let mut add = without_failing(
+        model,
+        state,
+        state.store.holding(replay.named.common(victims_own), needs),
+    );
+    let missing = last
+        .unwrap_or_default()
+        .without(state.store.objects(state.root.live.and(add)));
+    if !missing.is_empty() {
+        add = add.and(copy(&mut next, s, missing, replay.named)?);
+        model.coverage.note(Event::ReplayCopied);
+    }
+    next.root.live = next.root.live.and(add);
+    let process = &mut next.processes[s];
+    let kept = process.unresolved.and(process.uncommitted);
+    next.root.sessions[s].floor = kept
+        .first()
+        .and_then(named_by)
+        .map_or(process.next_pack, |(_, sequence)| sequence);
+    process.phase = Phase::Mounted;
+    process.listing = Default::default();
+    model.root_replaced(&mut next, Some(s));
+    Some(next)
+}
+
+/// Copies what a replayed journal refers to from the packs it names, from live ones, or from condemned ones, into a pack of the taker.
+fn copy(next: &mut State, s: Session, missing: Objects, named: PackSet) -> Option<PackSet> {
+    let sources = named
+        .and(next.root.live)
+        .and(next.root.all_condemned())
+        .common(next.store.stored);
+    let process = &mut next.processes[s];
+    if !missing.without(next.store.objects(sources)).is_empty()
+        || usize::from(process.next_pack) == OWN_PACKS
+    {
+        return None;
+    }
+    let pack = own_pack(s, process.next_pack);
+    process.next_pack += 1;
+    next.store.contents[pack] = missing;
+    next.store.stored = next.store.stored.and(PackSet::of(pack));
+    Some(PackSet::of(pack))
+}
+
+/// Only in the mutant that removes replayed sessions later.
+pub fn remove_replayed_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    let ending = model.ending(state, model.scenario.volume(s)?);
+    if !model.holds(state, s) || ending.is_empty() {
+        return None;
+    }
+    let mut next = *state;
+    for v in ending {
+        next.root.sessions[v].standing = Standing::Removed;
+    }
+    model.root_replaced(&mut next, Some(s));
+    Some(next)
+}
+
+/// A clean unmount: everything is committed, the session leaves R with its volume in one CAS.
+pub fn leave_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    let mut next = *state;
+    learn(model, &mut next, s);
+    let process = &next.processes[s];
+    if !model.may_replace(state, s)
+        || process.phase != Phase::Mounted
+        || process.covered < process.accepted
+        || process.pending.is_some()
+    {
+        return None;
+    }
+    next.root.volumes[model.scenario.volume(s)?].holder = NONE;
+    next.root.sessions[s].standing = Standing::Removed;
+    model.root_replaced(&mut next, Some(s));
+    model.coverage.note(Event::Left);
+    Some(next)
+}
+
+/// Rule 7: somebody ends a session that holds no volume: a collector's, or one that was registered and went no further.
+pub fn end_session_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    let holds = state
+        .root
+        .volumes
+        .iter()
+        .any(|v| usize::from(v.holder) == s);
+    if state.root.sessions[s].standing != Standing::Live || holds {
+        return None;
+    }
+    let mut next = *state;
+    next.root.sessions[s].standing = Standing::Removed;
+    model.root_replaced(&mut next, None);
+    model.coverage.note(Event::SessionEnded);
+    Some(next)
+}

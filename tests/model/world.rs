@@ -1,0 +1,171 @@
+//! What a scenario fixes: who takes part, what they may do, how much may go wrong.
+
+use crate::protocol::Event;
+use crate::state::{
+    Content, EPOCHS, Faults, GIVEN_PACKS, NONE, Objects, PACKS, PackSet, Phase, Process, Root,
+    SESSIONS, Session, SessionEntry, Standing, State, Store, VOLUMES, Volume,
+};
+
+/// How an accepted operation stores its content.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Write {
+    /// Segment and chunk are found in the index: nothing is uploaded.
+    Reuse(Content),
+    /// The chunk is found in the index, the segment is new.
+    NewSegment(Content),
+    /// Both are new and go into one pack, which keeps the world small.
+    Fresh(Content),
+    /// Both are new; the segment's pack is sent after the chunk's pack was acknowledged.
+    Split(Content),
+}
+
+/// What a process is there for.
+#[derive(Clone, Copy, Debug)]
+pub enum Role {
+    /// Nothing.
+    Unused,
+    /// Writes to a volume: `menu[n]` are the choices for its operation n + 1.
+    Writer {
+        /// The volume that it writes, or takes over.
+        volume: usize,
+        /// Holds the volume from the start; otherwise it must register and take.
+        mounted: bool,
+        /// What it may write.
+        menu: &'static [&'static [Write]],
+    },
+    /// Collects; registered from the start.
+    Collector,
+}
+
+/// A bounded world.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// For reports.
+    pub name: &'static str,
+    /// The processes.
+    pub roles: [Role; SESSIONS],
+    /// Packs that are live at the start.
+    pub given: [Objects; GIVEN_PACKS],
+    /// What each volume's tree names at the start, or `NONE`.
+    pub trees: [Content; VOLUMES],
+    /// The last epoch that a collection may reach.
+    pub last_epoch: u8,
+    /// Faults that may happen.
+    pub faults: Faults,
+    /// Whether somebody may end sessions that hold no volume.
+    pub end_sessions: bool,
+    /// Whether holders may give up their volume cleanly.
+    pub leave: bool,
+    /// Whether writers refresh their index without need.
+    pub refresh: bool,
+    /// A variant of rule 7: takers accept and journal before they have replayed, but commit only after.
+    pub early_accept: bool,
+    /// What a search under all rules must meet, else it proves little.
+    pub reaches: &'static [Event],
+}
+
+/// A world in which nothing happens; scenarios fill in what they need.
+pub const QUIET: Scenario = Scenario {
+    name: "quiet",
+    roles: [Role::Unused; SESSIONS],
+    given: [Objects(0); GIVEN_PACKS],
+    trees: [NONE; VOLUMES],
+    last_epoch: 0,
+    faults: Faults {
+        packs: 0,
+        journals: 0,
+        heartbeats: 0,
+        commits: 0,
+    },
+    end_sessions: false,
+    leave: false,
+    refresh: false,
+    early_accept: false,
+    reaches: &[],
+};
+
+impl Scenario {
+    /// The volume a process writes.
+    pub fn volume(&self, s: Session) -> Option<usize> {
+        match self.roles[s] {
+            Role::Writer { volume, .. } => Some(volume),
+            _ => None,
+        }
+    }
+
+    /// The first state.
+    pub fn initial(&self) -> State {
+        let mut contents = [Objects::default(); PACKS];
+        let mut given = PackSet::EMPTY;
+        for (p, &objects) in self.given.iter().enumerate() {
+            contents[p] = objects;
+            if !objects.is_empty() {
+                given = given.and(PackSet::of(p));
+            }
+        }
+        let mut state = State {
+            root: Root {
+                epoch: 0,
+                live: given,
+                condemned: [PackSet::EMPTY; EPOCHS],
+                volumes: [Volume {
+                    holder: NONE,
+                    takes: 0,
+                    log: Default::default(),
+                }; VOLUMES],
+                sessions: [SessionEntry::default(); SESSIONS],
+            },
+            store: Store {
+                stored: given,
+                flying: PackSet::EMPTY,
+                doomed: PackSet::EMPTY,
+                contents,
+                published: [NONE; SESSIONS],
+                flying_bases: [0; SESSIONS],
+                journals: Default::default(),
+            },
+            processes: [Process {
+                phase: Phase::Outside,
+                index: PackSet::EMPTY,
+                bound: 0,
+                accepted: 0,
+                operations: Default::default(),
+                covered: 0,
+                acknowledged: 0,
+                held: PackSet::EMPTY,
+                next_pack: 0,
+                unresolved: PackSet::EMPTY,
+                uncommitted: PackSet::EMPTY,
+                pending: None,
+                listing: [0; SESSIONS],
+                candidates: PackSet::EMPTY,
+                early: 0,
+            }; SESSIONS],
+            faults: self.faults,
+            fenced_acknowledged: false,
+        };
+        for s in 0..SESSIONS {
+            let process = &mut state.processes[s];
+            match self.roles[s] {
+                Role::Unused => {}
+                Role::Collector => {
+                    process.phase = Phase::Registered;
+                    state.root.sessions[s].standing = Standing::Live;
+                }
+                Role::Writer {
+                    volume, mounted, ..
+                } => {
+                    // Everybody has read the first root; who registers later is to read the one that registers it.
+                    process.index = given;
+                    if mounted {
+                        process.phase = Phase::Mounted;
+                        state.root.sessions[s].standing = Standing::Live;
+                        state.root.volumes[volume].holder = s as u8;
+                        state.store.published[s] = 0;
+                    }
+                }
+            }
+        }
+        state
+    }
+}

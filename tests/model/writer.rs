@@ -1,0 +1,418 @@
+//! What a mounted writer does: accept operations, replace condemned references, publish bases, commit (rules 2 to 5).
+
+use crate::mutants::Mutant;
+use crate::protocol::{Event, Protocol};
+use crate::state::{
+    JournalState, NONE, OWN_PACKS, Objects, Pack, PackSet, Pending, Phase, Session, Standing,
+    State, named_by, own_pack,
+};
+use crate::world::Write;
+
+/// Takes from R, which was just read, what it says about commits whose answer was lost. Every step that reads R does this first.
+pub fn learn(model: &Protocol, state: &mut State, s: Session) {
+    if state.root.sessions[s].covered > state.processes[s].covered {
+        model.coverage.note(Event::LostCommitRecognised);
+        absorb_commit(model, state, s);
+    }
+}
+
+/// Now that a commit is known to be in R: its operations are acknowledged, and what only they needed is no longer held.
+fn absorb_commit(model: &Protocol, state: &mut State, s: Session) {
+    let covered = state.root.sessions[s].covered;
+    let process = &mut state.processes[s];
+    if let Some(pending) = process.pending.take() {
+        process.uncommitted = process.uncommitted.without(pending.add);
+    }
+    process.covered = covered;
+    process.acknowledged = process.acknowledged.max(covered);
+    let rest = model.needed_by(state, s, covered + 1, state.processes[s].accepted);
+    let (held, uncommitted) = (state.processes[s].held, state.processes[s].uncommitted);
+    state.processes[s].held = state.store.holding(held, rest);
+    state.processes[s].uncommitted = state.store.holding(uncommitted, rest);
+}
+
+/// Rule 4: reads the index of the present R.
+pub fn refresh_index(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    if !model.holds(state, s) || state.processes[s].index == state.root.live {
+        return None;
+    }
+    let mut next = *state;
+    learn(model, &mut next, s);
+    next.processes[s].index = next.root.live;
+    Some(next)
+}
+
+/// Sends a new own pack.
+fn put_pack(state: &mut State, s: Session, objects: Objects, late: bool) -> Option<Pack> {
+    let process = &mut state.processes[s];
+    if usize::from(process.next_pack) == OWN_PACKS {
+        return None;
+    }
+    let pack = own_pack(s, process.next_pack);
+    process.next_pack += 1;
+    process.held = process.held.and(PackSet::of(pack));
+    state.store.contents[pack] = objects;
+    if late {
+        state.faults.packs = state.faults.packs.checked_sub(1)?;
+        process.unresolved = process.unresolved.and(PackSet::of(pack));
+        state.store.flying = state.store.flying.and(PackSet::of(pack));
+    } else {
+        process.uncommitted = process.uncommitted.and(PackSet::of(pack));
+        state.store.stored = state.store.stored.and(PackSet::of(pack));
+    }
+    Some(pack)
+}
+
+/// Accepts one operation. References are resolved in the session's copy of the index and in its own acknowledged packs.
+pub fn accept(
+    model: &Protocol,
+    state: &State,
+    s: Session,
+    write: Write,
+    late: bool,
+) -> Option<State> {
+    let mut next = *state;
+    let process = &mut next.processes[s];
+    let sources = process.index.and(process.uncommitted);
+    let find = |object| state.store.holding(sources, object).first();
+    let mut reuse = |found: Option<Pack>| {
+        let pack = found?;
+        if state.root.all_condemned().has(pack) {
+            model.coverage.note(Event::ReusedCondemned);
+        }
+        process.held = process.held.and(PackSet::of(pack));
+        Some(())
+    };
+    let (content, upload) = match write {
+        Write::Reuse(k) => {
+            reuse(find(Objects::segment(k)))?;
+            if !model.lacks(Mutant::ReusedSegmentAsProof) {
+                reuse(find(Objects::chunk(k)))?;
+            }
+            (k, Objects::default())
+        }
+        Write::NewSegment(k) => {
+            reuse(find(Objects::chunk(k)))?;
+            (k, Objects::segment(k))
+        }
+        Write::Fresh(k) => (k, Objects::content(k)),
+        Write::Split(k) => (k, Objects::segment(k)),
+    };
+    process.operations[usize::from(process.accepted)] = content;
+    process.accepted += 1;
+    if let Write::Split(k) = write {
+        put_pack(&mut next, s, Objects::chunk(k), false)?;
+    }
+    if !upload.is_empty() {
+        put_pack(&mut next, s, upload, late)?;
+    } else if late {
+        return None;
+    }
+    Some(next)
+}
+
+/// A slow pack arrives, whatever has become of its sender.
+pub fn pack_land(model: &Protocol, state: &State, p: Pack) -> Option<State> {
+    let mut next = *state;
+    next.store.flying = next.store.flying.without(PackSet::of(p));
+    next.store.stored = next.store.stored.and(PackSet::of(p));
+    model.coverage.note(Event::LatePack);
+    Some(next)
+}
+
+/// The answer to a slow PUT arrives, possibly long after the pack did.
+pub fn pack_answer(state: &State, p: Pack) -> Option<State> {
+    let (s, _) = named_by(p)?;
+    if state.store.flying.has(p) {
+        return None;
+    }
+    let mut next = *state;
+    let process = &mut next.processes[s];
+    process.unresolved = process.unresolved.without(PackSet::of(p));
+    process.uncommitted = process.uncommitted.and(PackSet::of(p));
+    Some(next)
+}
+
+/// Rule 4: references whose pack is no longer live are looked up again, or copied with all they refer to into an own pack.
+pub fn replace_condemned(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    if !model.holds(state, s) {
+        return None;
+    }
+    let mut next = *state;
+    learn(model, &mut next, s);
+    let process = next.processes[s];
+    let good = next.root.live.and(model.own(&next, s));
+    let needs = model.needed_by(&next, s, process.covered + 1, process.accepted);
+    let mut missing = needs.without(next.store.objects(process.held.common(good)));
+    if missing.is_empty() {
+        return None;
+    }
+    for object in missing.each() {
+        if let Some(p) = next.store.holding(next.root.live, object).first() {
+            next.processes[s].held = next.processes[s].held.and(PackSet::of(p));
+            missing = missing.without(object);
+            model.coverage.note(Event::FoundElsewhere);
+        }
+    }
+    if !missing.is_empty() {
+        let readable = next.store.stored.and(process.unresolved);
+        if !missing
+            .without(next.store.objects(process.held.common(readable)))
+            .is_empty()
+        {
+            return None;
+        }
+        put_pack(&mut next, s, missing, false)?;
+        model.coverage.note(Event::CopiedCondemned);
+    }
+    Some(next)
+}
+
+/// Rule 4: whether every reference of `s` that is not yet in R names a live or own pack: in memory, and in every journal that was sent.
+fn references_stand(model: &Protocol, state: &State, s: Session) -> bool {
+    let process = &state.processes[s];
+    let good = state.root.live.and(model.own(state, s));
+    let first = process.covered + 1;
+    let in_memory = model.needed_by(state, s, first, process.accepted);
+    if !in_memory
+        .without(state.store.objects(process.held.common(good)))
+        .is_empty()
+    {
+        return false;
+    }
+    if model.lacks(Mutant::BaseBeforeReplacement) {
+        return true;
+    }
+    let journals = &state.store.journals[s];
+    let landed = journals
+        .iter()
+        .filter(|j| j.state == JournalState::Landed)
+        .fold(PackSet::EMPTY, |all, j| all.and(j.named));
+    journals
+        .iter()
+        .filter(|j| j.state != JournalState::Unsent)
+        .all(|j| {
+            if j.state == JournalState::Flying && model.lacks(Mutant::UnresolvedJournalIgnored) {
+                return true;
+            }
+            let needs = model.needed_by(state, s, first.max(j.first), j.last);
+            needs
+                .without(state.store.objects(j.named.and(landed).common(good)))
+                .is_empty()
+        })
+}
+
+/// Rule 4: publishes the first base, or a higher one after reading R. The base binds at once: the index is at least that new from here on.
+pub fn base_send(model: &Protocol, state: &State, s: Session, late: bool) -> Option<State> {
+    let mut next = *state;
+    let first = state.store.published[s] == NONE && state.store.flying_bases[s] == 0;
+    let base = if first {
+        if model.lacks(Mutant::FirstBaseOfLaterRoot) {
+            state.root.epoch
+        } else {
+            state.processes[s].bound
+        }
+    } else {
+        raise_base(model, &mut next, s, late)?
+    };
+    if late {
+        next.faults.heartbeats = next.faults.heartbeats.checked_sub(1)?;
+        next.store.flying_bases[s] |= 1 << base;
+    } else {
+        next.store.published[s] = base;
+    }
+    Some(next)
+}
+
+fn raise_base(model: &Protocol, next: &mut State, s: Session, late: bool) -> Option<u8> {
+    let base = next.root.epoch;
+    if base <= next.processes[s].bound || next.store.flying_bases[s] & 1 << base != 0 {
+        return None;
+    }
+    if !model.lacks(Mutant::BaseWithoutRereading) {
+        let mine = match next.processes[s].phase {
+            Phase::Registered => next.root.sessions[s].standing == Standing::Live,
+            _ => model.holds(next, s),
+        };
+        if !mine {
+            return None;
+        }
+        learn(model, next, s);
+    }
+    if !references_stand(model, next, s) {
+        model.coverage.note(Event::BaseHeldBack);
+        return None;
+    }
+    let good = next.root.live.and(model.own(next, s));
+    let process = &mut next.processes[s];
+    if process.accepted > process.covered {
+        model.coverage.note(Event::BaseRaisedHolding);
+    }
+    if !(late && model.lacks(Mutant::BaseBindsWhenAnswered)) {
+        process.bound = base;
+        process.index = next.root.live;
+        // A place that is no longer good must not survive beside the good one: a later journal could name it.
+        if !model.lacks(Mutant::StalePlaceKept) {
+            process.held = process.held.common(good);
+        }
+    }
+    Some(base)
+}
+
+/// A slow heartbeat arrives, maybe after a newer one.
+pub fn base_land(model: &Protocol, state: &State, s: Session, base: u8) -> Option<State> {
+    let mut next = *state;
+    next.store.flying_bases[s] &= !(1 << base);
+    next.store.published[s] = base;
+    model.coverage.note(Event::LateHeartbeat);
+    Some(next)
+}
+
+/// Only in the mutant that binds a base when its PUT is answered.
+pub fn base_answer(state: &State, s: Session) -> Option<State> {
+    let base = state.store.published[s];
+    if base == NONE || base <= state.processes[s].bound {
+        return None;
+    }
+    let mut next = *state;
+    next.processes[s].bound = base;
+    next.processes[s].index = next.root.live;
+    Some(next)
+}
+
+/// Rule 3: leaves out of `add` every pack with an object, reachable or not, that refers to something neither live nor added with it.
+pub fn without_failing(model: &Protocol, state: &State, mut add: PackSet) -> PackSet {
+    loop {
+        let there = state.store.objects(state.root.live.and(add));
+        let failing = add.iter().find(|&p| {
+            !state.store.contents[p]
+                .references()
+                .without(there)
+                .is_empty()
+        });
+        let Some(p) = failing else { return add };
+        model.coverage.note(Event::FailingPackLeftOut);
+        add = add.without(PackSet::of(p));
+    }
+}
+
+/// Rule 5: commits the operations up to `last`. Own packs that hold anything of them become live, whether the tree still reaches it or not.
+pub fn commit_cas(
+    model: &Protocol,
+    state: &State,
+    s: Session,
+    last: u8,
+    late: bool,
+) -> Option<State> {
+    let blind = model.lacks(Mutant::CommitWithoutRereading);
+    if !blind && !model.may_replace(state, s) {
+        return None;
+    }
+    let mut next = *state;
+    learn(model, &mut next, s);
+    let process = next.processes[s];
+    if process.pending.is_some() || last <= process.covered || last > process.accepted {
+        return None;
+    }
+    let mut mine = process.uncommitted;
+    if model.lacks(Mutant::UnacknowledgedNamed) {
+        mine = mine.and(process.unresolved);
+    }
+    // A commit whose answer was lost may have left out a pack and set a floor above it, which later operations nevertheless came to use.
+    mine = mine.common(model.own(&next, s));
+    let needs = model.needed_by(&next, s, process.covered + 1, last);
+    if !mine.has_all(&next, process.held, needs) {
+        return None;
+    }
+    let mut add = next.store.holding(mine, needs);
+    if !blind {
+        if !model.lacks(Mutant::CommitChecksReachableOnly) {
+            add = without_failing(model, &next, add);
+        }
+        let reached = Objects::content(process.operations[usize::from(last) - 1]);
+        if !reached
+            .without(next.store.objects(next.root.live.and(add)))
+            .is_empty()
+        {
+            return None;
+        }
+    }
+    let floor = floor_after(model, &next, s, last, add);
+    let pending = Pending {
+        applied: false,
+        last,
+        add,
+        floor,
+    };
+    if late {
+        next.faults.commits = next.faults.commits.checked_sub(1)?;
+        next.processes[s].pending = Some(pending);
+    } else {
+        next.fenced_acknowledged |= !model.holds(&next, s);
+        apply_commit(model, &mut next, s, pending);
+        next.processes[s].pending = Some(pending);
+        absorb_commit(model, &mut next, s);
+    }
+    Some(next)
+}
+
+impl PackSet {
+    /// Whether each of the objects lies in a pack that is held and was not given up to an unanswered PUT: own packs must be in `self`.
+    fn has_all(self, state: &State, held: PackSet, objects: Objects) -> bool {
+        let unanswered = state
+            .processes
+            .iter()
+            .fold(PackSet::EMPTY, |all, p| all.and(p.unresolved))
+            .without(self);
+        objects
+            .without(state.store.objects(held.without(unanswered)))
+            .is_empty()
+    }
+}
+
+/// Rule 2: the lowest own pack that must stay own after a commit up to `last`: its PUT is unresolved, or later operations need it and this
+/// commit does not make it live.
+fn floor_after(model: &Protocol, state: &State, s: Session, last: u8, add: PackSet) -> u8 {
+    let process = &state.processes[s];
+    let later = model.needed_by(state, s, last + 1, process.accepted);
+    let mut keep = PackSet::EMPTY;
+    if !model.lacks(Mutant::FloorPastUnresolved) {
+        keep = keep.and(process.unresolved);
+    }
+    if !model.lacks(Mutant::FloorPastUncommitted) {
+        keep = keep.and(state.store.holding(process.uncommitted.without(add), later));
+    }
+    keep.without(add)
+        .first()
+        .and_then(named_by)
+        .map_or(process.next_pack, |(_, sequence)| sequence)
+}
+
+/// The commit replaces R.
+fn apply_commit(model: &Protocol, next: &mut State, s: Session, pending: Pending) {
+    let Some(volume) = model.scenario.volume(s) else {
+        return;
+    };
+    let entry = &mut next.root.sessions[s];
+    for n in entry.covered + 1..=pending.last {
+        next.root.volumes[volume].log.push(s, n);
+    }
+    entry.covered = pending.last;
+    entry.floor = pending.floor;
+    next.root.live = next.root.live.and(pending.add);
+    next.root.volumes[volume].holder = s as u8;
+    model.root_replaced(next, Some(s));
+    model.coverage.note(Event::Committed);
+}
+
+/// A slow commit arrives; R is still the one it was made for. Its writer does not know.
+pub fn commit_land(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    let pending = state.processes[s].pending.filter(|p| !p.applied)?;
+    let mut next = *state;
+    apply_commit(model, &mut next, s, pending);
+    next.processes[s].pending = Some(Pending {
+        applied: true,
+        ..pending
+    });
+    Some(next)
+}

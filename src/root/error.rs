@@ -4,6 +4,7 @@
 
 use super::state::{HolderInfo, NameError, RootMark, SessionId, StateError};
 use super::transition::Refusal;
+use bkfs_chunker::error::DepotError;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::OpenError;
 use bkfs_chunker::store::{StoreError, StoreErrorKind};
@@ -37,6 +38,9 @@ pub enum RootError {
     /// A request to the store failed, and nothing was changed by it.
     #[error("{0}")]
     Store(#[from] StoreError),
+    /// Contents could not be stored or read.
+    #[error("{0}")]
+    Content(#[from] DepotError),
     /// A change was sent, and the store has not told whether it was made.
     #[error(
         "it is not known whether the change to the repository was made: {reason}; look before repeating it"
@@ -175,11 +179,19 @@ impl RootError {
     /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Store(error) => match error.kind() {
-                StoreErrorKind::NoBucket => ErrorKind::NoRepository,
-                StoreErrorKind::OutcomeUnknown => ErrorKind::OutcomeUnknown,
-                StoreErrorKind::NotFound | StoreErrorKind::OutOfRange => ErrorKind::Damaged,
-                _ => ErrorKind::Unavailable,
+            Self::Store(error) => of_store(error),
+            Self::Content(error) => match error.cause() {
+                DepotError::Store(error) => of_store(error),
+                DepotError::Stalled { .. } | DepotError::CacheDirectory { .. } => {
+                    ErrorKind::Unavailable
+                }
+                DepotError::Invalid(_) | DepotError::Internal(_) | DepotError::Failed(_) => {
+                    ErrorKind::Refused
+                }
+                DepotError::Damaged { .. }
+                | DepotError::Missing { .. }
+                | DepotError::Unknown { .. }
+                | DepotError::Unreadable { .. } => ErrorKind::Damaged,
             },
             Self::OutcomeUnknown { .. } => ErrorKind::OutcomeUnknown,
             Self::Refused(Refusal::Fenced { .. }) => ErrorKind::Fenced,
@@ -247,5 +259,14 @@ impl RootError {
             | Self::Refused(Refusal::Fenced { by: Some(by) }) => Some(by),
             _ => None,
         }
+    }
+}
+
+/// What the caller should do about an error of the store at an object of the protocol.
+fn of_store(error: &StoreError) -> ErrorKind {
+    match error.kind() {
+        StoreErrorKind::NoBucket => ErrorKind::NoRepository,
+        StoreErrorKind::NotFound | StoreErrorKind::OutOfRange => ErrorKind::Damaged,
+        _ => ErrorKind::Unavailable,
     }
 }

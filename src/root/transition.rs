@@ -350,6 +350,22 @@ impl Root {
         }
     }
 
+    /// The session is live, holds `volume`, and `parent` is the record of the volume's last commit.
+    ///
+    /// # Errors
+    /// [`Refusal::Fenced`]; it names nobody if another machine with this session's identity has committed.
+    pub fn require_parent(
+        &self,
+        id: SessionId,
+        volume: &str,
+        parent: Option<Id>,
+    ) -> Result<(), Refusal> {
+        if self.require_holder(id, volume)?.commit != parent {
+            return Err(Refusal::Fenced { by: None });
+        }
+        Ok(())
+    }
+
     fn fenced(&self, volume: Option<&str>) -> Refusal {
         let holder = volume
             .and_then(|volume| self.volumes.get(volume))

@@ -1,0 +1,645 @@
+//! The owner of the root in this process: reads it, and replaces it by compare-and-swap.
+//!
+//! Owns what is known of the root, the one replacement that may be under way, and the rule by which the fate of a replacement is decided
+//! (protocol.md, rule 5). Knows nothing of what a change means: that is a [`Transition`].
+//!
+//! *Every* answer but success leaves open whether a replacement was made, "precondition failed" included, since clients and proxies repeat requests. So
+//! the root is read again, and decides:
+//!
+//! - it carries the generation and nonce of the attempt: made;
+//! - it is still the root that the attempt was to replace: the attempt may yet arrive, so the *identical bytes* are sent again (whichever of the two
+//!   comes first wins, the other fails its condition), until the root moves or the deadline passes. Then the outcome is unknown, and stays so until the next
+//!   change, which first settles it;
+//! - it is another root: the attempt can never be made any more, since no root returns. Whether it was made before is for the transition to
+//!   see in that root (a commit looks at its volume's entry). If not, it is made anew on top of it.
+//!
+//! A future that is dropped half-way leaves its attempt behind like an unknown outcome.
+
+use super::error::RootError;
+use super::memory::GenerationMemory;
+use super::state::{ROOT_KEY, Root, RootMark, SessionId};
+use async_trait::async_trait;
+use bkfs_chunker::entropy::Entropy;
+use bkfs_chunker::seal::{Class, Features, HEADER_LEN, Keyring};
+use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind, Version};
+use bytes::Bytes;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
+
+/// How long, and how often, the root is tried.
+#[derive(Copy, Clone, Debug)]
+pub struct RetryPolicy {
+    /// A single request that takes longer counts as unanswered. The root is at most 64 KiB.
+    pub request_timeout: Duration,
+    /// How long the store may fail to move before the caller is told (`timeout=`).
+    pub stall_timeout: Duration,
+    /// The upper bound of the first random pause; it doubles with every further try.
+    pub first_pause: Duration,
+    /// The upper bound that pauses stop growing at.
+    pub longest_pause: Duration,
+    /// How many conflicts with other writers a single change bears.
+    pub conflicts_max: u32,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            request_timeout: Duration::from_secs(60),
+            stall_timeout: Duration::from_secs(300),
+            first_pause: Duration::from_millis(50),
+            longest_pause: Duration::from_secs(5),
+            conflicts_max: 1000,
+        }
+    }
+}
+
+/// A root as it was read or written, and what is needed to replace exactly it.
+#[derive(Clone, Debug)]
+pub struct RootView {
+    /// What it holds.
+    pub root: Root,
+    /// The store's name for this state of the object.
+    pub version: Version,
+    /// The feature bits of its header, which are carried on.
+    pub features: Features,
+}
+
+/// One change of the root, which is tried until it is made or refused.
+#[async_trait]
+pub trait Transition: Send {
+    /// What the caller learns when the change was made.
+    type Output: Send;
+
+    /// The session that makes it, which must be live in the root being replaced (rule 2 ‡). None only for registering one.
+    fn session(&self) -> Option<SessionId>;
+
+    /// Makes the change in `next`, a copy of the root being replaced that has its new generation already. Called again for every root it is
+    /// tried on; may upload what the new root will name.
+    async fn apply(&mut self, next: &mut Root) -> Result<Self::Output, RootError>;
+
+    /// Whether the change was made before `root` came to be, which followed at whatever distance the root that an unanswered attempt was to
+    /// replace. An error means that it cannot be told.
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError>;
+}
+
+/// A change was made.
+#[derive(Clone, Debug)]
+pub struct Applied<T> {
+    /// The generation of the root that made it.
+    pub generation: u64,
+    /// What the transition told.
+    pub output: T,
+}
+
+/// A replacement that was or will be sent; its bytes never change.
+#[derive(Clone, Debug)]
+struct Attempt {
+    next: RootView,
+    base: RootMark,
+    expected: Version,
+    body: Bytes,
+}
+
+/// What became of an attempt.
+enum Fate {
+    Made,
+    /// Another root stands, and the attempt can never be made any more.
+    Superseded(Arc<RootView>),
+}
+
+/// The owner of the root in this process. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct RootHandle(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: Arc<dyn Store>,
+    keyring: Keyring,
+    entropy: Arc<dyn Entropy>,
+    memory: Arc<dyn GenerationMemory>,
+    policy: RetryPolicy,
+    /// The newest root known. Never goes back.
+    known: watch::Sender<Arc<RootView>>,
+    /// One replacement at a time; holds the last one while its outcome is unknown.
+    turn: Mutex<Option<Attempt>>,
+}
+
+/// What a [`RootHandle`] works with.
+#[derive(Clone, Debug)]
+pub struct RootParts {
+    /// The bucket.
+    pub store: Arc<dyn Store>,
+    /// The repository's keys.
+    pub keyring: Keyring,
+    /// Where salts, nonces and the jitter of pauses come from.
+    pub entropy: Arc<dyn Entropy>,
+    /// What this machine remembers of the repository.
+    pub memory: Arc<dyn GenerationMemory>,
+    /// How long to try.
+    pub policy: RetryPolicy,
+}
+
+impl RootHandle {
+    /// Reads the root for the first time. `min_generation` is the oldest that the user accepts.
+    ///
+    /// # Errors
+    /// [`RootError::Rollback`] if the root is older than what this machine remembers or the user demands; store errors as they come, also for an absent root.
+    pub async fn open(parts: RootParts, min_generation: u64) -> Result<Self, RootError> {
+        // Recalled before the root is read: another process may raise it meanwhile.
+        let remembered = parts.memory.recall().await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read which generation of the repository was seen last; a rollback would go unnoticed");
+            None
+        });
+        let RootParts {
+            store,
+            keyring,
+            entropy,
+            memory,
+            policy,
+        } = parts;
+        let view = Arc::new(first_view(&*store, &keyring, &policy, &*entropy).await?);
+        let found = view.root.mark();
+        let floor = remembered
+            .into_iter()
+            .chain([RootMark {
+                generation: min_generation,
+                nonce: found.nonce,
+            }])
+            .max_by_key(|mark| mark.generation);
+        if let Some(known) = floor.filter(|known| is_rollback(*known, found)) {
+            return Err(RootError::Rollback { known, found });
+        }
+        let known = watch::Sender::new(view);
+        let handle = Self(Arc::new(Inner {
+            store,
+            keyring,
+            entropy,
+            memory,
+            policy,
+            known,
+            turn: Mutex::new(None),
+        }));
+        handle.remember(found).await;
+        Ok(handle)
+    }
+
+    /// The newest root known, without asking the store.
+    pub fn current(&self) -> Arc<RootView> {
+        self.0.known.borrow().clone()
+    }
+
+    /// Tells of every newer root that this process learns of.
+    pub fn subscribe(&self) -> watch::Receiver<Arc<RootView>> {
+        self.0.known.subscribe()
+    }
+
+    /// The repository's keys.
+    pub fn keyring(&self) -> &Keyring {
+        &self.0.keyring
+    }
+
+    /// The bucket.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.0.store
+    }
+
+    /// Where randomness comes from.
+    pub fn entropy(&self) -> &Arc<dyn Entropy> {
+        &self.0.entropy
+    }
+
+    /// How long and how often the root is tried.
+    pub fn policy(&self) -> &RetryPolicy {
+        &self.0.policy
+    }
+
+    /// Reads the root by a request that is sent after this call; costs no body if it has not changed (what step `FsyncGet` needs).
+    pub async fn refresh(&self) -> Result<Arc<RootView>, RootError> {
+        let mut pauses = self.pauses();
+        loop {
+            let before = self.current();
+            let read = self
+                .bounded(
+                    Operation::Get,
+                    self.0.store.get_if_changed(ROOT_KEY, &before.version),
+                )
+                .await;
+            match read {
+                Ok(None) => return Ok(self.current()),
+                Ok(Some((bytes, version))) => {
+                    return self
+                        .accept(self.decode(&bytes, version)?, before.root.mark())
+                        .await;
+                }
+                Err(error) if may_pass(&error) => pauses.pause(&error).await.map_err(|_| error)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Makes one change of the root: tries it on the newest root, again after every conflict, until it is made or refused. See the module on what happens
+    /// when answers are lost.
+    ///
+    /// # Errors
+    /// [`RootError::OutcomeUnknown`] if it may or may not have been made; any other error means that it was not.
+    pub async fn update<T: Transition>(
+        &self,
+        transition: &mut T,
+    ) -> Result<Applied<T::Output>, RootError> {
+        let mut turn = self.0.turn.lock().await;
+        self.settle_left(&mut turn).await?;
+        let mut base = self.refresh().await?;
+        let mut pauses = self.pauses();
+        for _ in 0..self.0.policy.conflicts_max {
+            let (attempt, output) = match self.prepare(transition, &base).await {
+                Ok(prepared) => prepared,
+                Err(error) => {
+                    base = self.moved_on(&base, error).await?;
+                    continue;
+                }
+            };
+            let generation = attempt.next.root.generation;
+            let fate = self.send(turn.insert(attempt)).await;
+            if matches!(fate, Ok(_) | Err(RootError::Store(_))) {
+                *turn = None;
+            }
+            match fate? {
+                Fate::Made => return Ok(Applied { generation, output }),
+                Fate::Superseded(view) => match transition.seen(&view.root).await {
+                    Ok(true) => return Ok(Applied { generation, output }),
+                    Ok(false) => base = view,
+                    Err(error) => {
+                        return Err(RootError::OutcomeUnknown {
+                            reason: error.to_string(),
+                        });
+                    }
+                },
+            }
+            pauses.sleep().await;
+        }
+        Err(RootError::Contended {
+            attempts: self.0.policy.conflicts_max,
+        })
+    }
+
+    /// Something that `base` names is not there: if the root has been replaced since, that is why, and the newer root is returned (rule 10).
+    async fn moved_on(
+        &self,
+        base: &RootView,
+        error: RootError,
+    ) -> Result<Arc<RootView>, RootError> {
+        let missing = match &error {
+            RootError::Store(error) => error.is_not_found(),
+            RootError::Content(error) => error.wants_newer_root(),
+            _ => false,
+        };
+        if missing {
+            let view = self.refresh().await?;
+            if view.root.mark() != base.root.mark() {
+                return Ok(view);
+            }
+        }
+        Err(error)
+    }
+
+    /// Decides the fate of an attempt that an earlier change left behind, and returns the root as of then.
+    ///
+    /// # Errors
+    /// Store errors if it cannot be decided now.
+    pub async fn settle(&self) -> Result<Arc<RootView>, RootError> {
+        let mut turn = self.0.turn.lock().await;
+        self.settle_left(&mut turn).await?;
+        drop(turn);
+        self.refresh().await
+    }
+
+    async fn settle_left(&self, turn: &mut Option<Attempt>) -> Result<(), RootError> {
+        if let Some(left) = turn.as_ref() {
+            // Made or superseded: either way it is decided, and whoever sent it sees in the root which. Not decided: the change that comes now was never sent.
+            self.send(left).await.map_err(|error| match error {
+                RootError::OutcomeUnknown { reason } => StoreError::new(
+                    StoreErrorKind::Unreachable,
+                    Operation::Replace,
+                    ROOT_KEY,
+                    reason,
+                )
+                .into(),
+                error => error,
+            })?;
+        }
+        *turn = None;
+        Ok(())
+    }
+
+    /// The root that `transition` makes of `base`, sealed under a fresh salt and nonce.
+    async fn prepare<T: Transition>(
+        &self,
+        transition: &mut T,
+        base: &RootView,
+    ) -> Result<(Attempt, T::Output), RootError> {
+        if !base.features.permit_writing() {
+            return Err(RootError::ReadOnlyFeatures);
+        }
+        if let Some(session) = transition.session() {
+            base.root.require_live(session)?;
+        }
+        let mut root = base.root.clone();
+        root.generation += 1;
+        root.nonce = self.random();
+        let output = transition.apply(&mut root).await?;
+        let payload = root.encode()?;
+        let body = self.0.keyring.seal_object(
+            Class::Root,
+            ROOT_KEY,
+            base.features,
+            self.random(),
+            &payload,
+        );
+        // The version is not known before the store has answered.
+        let next = RootView {
+            root,
+            version: base.version.clone(),
+            features: base.features,
+        };
+        Ok((
+            Attempt {
+                next,
+                base: base.root.mark(),
+                expected: base.version.clone(),
+                body,
+            },
+            output,
+        ))
+    }
+
+    /// Sends an attempt until its fate is known. Its bytes are the same every time.
+    ///
+    /// # Errors
+    /// [`RootError::Store`] if it was not made and never will be, else [`RootError::OutcomeUnknown`].
+    async fn send(&self, attempt: &Attempt) -> Result<Fate, RootError> {
+        let mut pauses = self.pauses();
+        let mut refused_only = true;
+        loop {
+            let sent = self
+                .bounded(
+                    Operation::Replace,
+                    self.0
+                        .store
+                        .replace(ROOT_KEY, vec![attempt.body.clone()], &attempt.expected),
+                )
+                .await;
+            let error = match sent {
+                Ok(version) => {
+                    self.accept(
+                        RootView {
+                            version,
+                            ..attempt.next.clone()
+                        },
+                        attempt.base,
+                    )
+                    .await?;
+                    return Ok(Fate::Made);
+                }
+                Err(error) => error,
+            };
+            let refused = matches!(
+                error.kind(),
+                StoreErrorKind::Denied
+                    | StoreErrorKind::NoBucket
+                    | StoreErrorKind::NoSpace
+                    | StoreErrorKind::Invalid
+            );
+            refused_only &= refused;
+            let view = self.look(attempt, &mut pauses).await?;
+            let mark = view.root.mark();
+            if mark == attempt.next.root.mark() {
+                return Ok(Fate::Made);
+            }
+            if mark != attempt.base {
+                return Ok(Fate::Superseded(view));
+            }
+            if refused && refused_only {
+                // Nothing but refusals was ever answered to it, and the root stands as it stood: waiting helps nobody.
+                return Err(error.into());
+            }
+            pauses.pause(&error).await?;
+        }
+    }
+
+    /// Reads the whole root after an unanswered attempt. Whatever keeps it from being read leaves the outcome unknown.
+    async fn look(
+        &self,
+        attempt: &Attempt,
+        pauses: &mut Pauses<'_>,
+    ) -> Result<Arc<RootView>, RootError> {
+        let unknown = |error: RootError| RootError::OutcomeUnknown {
+            reason: error.to_string(),
+        };
+        loop {
+            match self
+                .bounded(Operation::Get, self.0.store.get(ROOT_KEY))
+                .await
+            {
+                Ok((bytes, version)) => {
+                    let view = self.decode(&bytes, version).map_err(unknown)?;
+                    return self.accept(view, attempt.base).await.map_err(unknown);
+                }
+                Err(error) if may_pass(&error) => pauses.pause(&error).await?,
+                Err(error) => return Err(unknown(error.into())),
+            }
+        }
+    }
+
+    fn decode(&self, object: &Bytes, version: Version) -> Result<RootView, RootError> {
+        open_root(&self.0.keyring, object, version)
+    }
+
+    /// Takes note of a root that was read by a request sent when `floor` was known, and returns the newest that is known.
+    async fn accept(&self, view: RootView, floor: RootMark) -> Result<Arc<RootView>, RootError> {
+        let found = view.root.mark();
+        if is_rollback(floor, found) {
+            return Err(RootError::Rollback {
+                known: floor,
+                found,
+            });
+        }
+        let mut newer = false;
+        self.0.known.send_if_modified(|known| {
+            newer = known.root.generation < found.generation;
+            if newer {
+                *known = Arc::new(view);
+            }
+            newer
+        });
+        let known = self.current();
+        if known.root.generation == found.generation && known.root.nonce != found.nonce {
+            return Err(RootError::Rollback {
+                known: known.root.mark(),
+                found,
+            });
+        }
+        if newer {
+            self.remember(found).await;
+        }
+        Ok(known)
+    }
+
+    async fn remember(&self, mark: RootMark) {
+        if let Err(error) = self.0.memory.remember(mark).await {
+            tracing::warn!(%error, "cannot remember which generation of the repository was seen last; a rollback would go unnoticed");
+        }
+    }
+
+    async fn bounded<T>(
+        &self,
+        operation: Operation,
+        request: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        bounded(&self.0.policy, operation, request).await
+    }
+
+    fn random<const N: usize>(&self) -> [u8; N] {
+        random(&*self.0.entropy)
+    }
+
+    fn pauses(&self) -> Pauses<'_> {
+        Pauses::new(&self.0.policy, &*self.0.entropy)
+    }
+}
+
+/// Whether `found` cannot follow `known`: it is older, or another root of the same generation.
+fn is_rollback(known: RootMark, found: RootMark) -> bool {
+    found.generation < known.generation
+        || (found.generation == known.generation && found.nonce != known.nonce)
+}
+
+/// Whether an error may go away by itself: what asks for a person does not.
+fn may_pass(error: &StoreError) -> bool {
+    !matches!(
+        error.kind(),
+        StoreErrorKind::Denied
+            | StoreErrorKind::NoBucket
+            | StoreErrorKind::NotFound
+            | StoreErrorKind::Invalid
+            | StoreErrorKind::NoSpace
+            | StoreErrorKind::OutOfRange
+    )
+}
+
+async fn first_view(
+    store: &dyn Store,
+    keyring: &Keyring,
+    policy: &RetryPolicy,
+    entropy: &dyn Entropy,
+) -> Result<RootView, RootError> {
+    let mut pauses = Pauses::new(policy, entropy);
+    loop {
+        match bounded(policy, Operation::Get, store.get(ROOT_KEY)).await {
+            Ok((object, version)) => return open_root(keyring, &object, version),
+            Err(error) if may_pass(&error) => pauses.pause(&error).await.map_err(|_| error)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Opens and decodes a root object.
+fn open_root(keyring: &Keyring, object: &[u8], version: Version) -> Result<RootView, RootError> {
+    let unopenable = |source| RootError::Unopenable {
+        key: ROOT_KEY.to_owned(),
+        source,
+    };
+    let (header, sealed) = object
+        .split_first_chunk::<HEADER_LEN>()
+        .ok_or_else(|| RootError::damaged(ROOT_KEY, "it is cut short"))?;
+    let opener = keyring
+        .object_opener(Class::Root, ROOT_KEY, header)
+        .map_err(unopenable)?;
+    let mut room = Vec::new();
+    let payload = opener.open_box(0, sealed, &mut room).map_err(unopenable)?;
+    let root = Root::decode(payload).map_err(|error| RootError::damaged(ROOT_KEY, error))?;
+    if root.repository != keyring.repository() {
+        return Err(RootError::damaged(
+            ROOT_KEY,
+            "it belongs to another repository",
+        ));
+    }
+    Ok(RootView {
+        root,
+        version,
+        features: opener.header().features,
+    })
+}
+
+/// Gives up on a request to the root that is not answered in time; it may still be carried out.
+async fn bounded<T>(
+    policy: &RetryPolicy,
+    operation: Operation,
+    request: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let kind = if operation.is_write() {
+        StoreErrorKind::OutcomeUnknown
+    } else {
+        StoreErrorKind::Unreachable
+    };
+    let silent = |_| {
+        StoreError::new(
+            kind,
+            operation,
+            ROOT_KEY,
+            format!("no answer within {} s", policy.request_timeout.as_secs()),
+        )
+    };
+    tokio::time::timeout(policy.request_timeout, request)
+        .await
+        .map_err(silent)?
+}
+
+fn random<const N: usize>(entropy: &dyn Entropy) -> [u8; N] {
+    let mut bytes = [0; N];
+    entropy.fill(&mut bytes);
+    bytes
+}
+
+/// Random pauses that grow, until the store has stood still for too long.
+struct Pauses<'a> {
+    policy: &'a RetryPolicy,
+    entropy: &'a dyn Entropy,
+    tries: u32,
+    deadline: Instant,
+}
+
+impl<'a> Pauses<'a> {
+    fn new(policy: &'a RetryPolicy, entropy: &'a dyn Entropy) -> Self {
+        Self {
+            policy,
+            entropy,
+            tries: 0,
+            deadline: Instant::now() + policy.stall_timeout,
+        }
+    }
+
+    /// Pauses after `error`, or tells that the deadline has passed.
+    async fn pause(&mut self, error: &StoreError) -> Result<(), RootError> {
+        if Instant::now() >= self.deadline {
+            return Err(RootError::OutcomeUnknown {
+                reason: error.to_string(),
+            });
+        }
+        self.sleep().await;
+        Ok(())
+    }
+
+    /// Pauses for a random time up to a bound that doubles with every call (full jitter, so that contenders spread out).
+    async fn sleep(&mut self) {
+        let bound = self
+            .policy
+            .first_pause
+            .saturating_mul(1 << self.tries.min(16))
+            .min(self.policy.longest_pause);
+        self.tries += 1;
+        let fraction = u32::from_le_bytes(random(self.entropy));
+        tokio::time::sleep(bound.mul_f64(f64::from(fraction) / f64::from(u32::MAX))).await;
+    }
+}

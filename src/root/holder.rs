@@ -1,0 +1,277 @@
+//! Who a session is, and whether it still lives, as far as this machine can tell.
+//!
+//! Owns what is read from /proc and /etc about processes. Does not judge heartbeats ([`super::session`]) and never touches the bucket.
+
+use super::state::HolderInfo;
+use std::fmt::Debug;
+use std::path::Path;
+
+/// What is known of a process of this machine's pid namespace.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum ProcessState {
+    /// No such process, or only its entry in the table of processes is left.
+    Gone,
+    /// It runs since this many clock ticks after boot.
+    Running {
+        /// Field 22 of /proc/PID/stat.
+        start_ticks: u64,
+    },
+    /// It may run: this user may not look.
+    Unknown,
+}
+
+/// Looks at processes of this pid namespace.
+pub trait Processes: Send + Sync + Debug {
+    /// What is known of `pid`.
+    fn state(&self, pid: u32) -> ProcessState;
+}
+
+/// The processes that the kernel shows in /proc.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct SystemProcesses;
+
+impl Processes for SystemProcesses {
+    fn state(&self, pid: u32) -> ProcessState {
+        if let Some(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .ok()
+            .as_deref()
+            .and_then(parse_stat)
+        {
+            return match stat {
+                ('Z' | 'X' | 'x', _) => ProcessState::Gone,
+                (_, start_ticks) => ProcessState::Running { start_ticks },
+            };
+        }
+        // Where /proc hides other users' processes, only the kernel's answer to a signal tells.
+        let pid = i32::try_from(pid)
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
+        match pid.map(rustix::process::test_kill_process) {
+            None | Some(Err(rustix::io::Errno::SRCH)) => ProcessState::Gone,
+            Some(_) => ProcessState::Unknown,
+        }
+    }
+}
+
+/// State and start time from the text of /proc/PID/stat (proc(5): fields 3 and 22; the name, field 2, may hold spaces and brackets).
+fn parse_stat(stat: &str) -> Option<(char, u64)> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+/// What this machine alone can tell of a holder.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum LocalVerdict {
+    /// It runs here.
+    Alive,
+    /// It ran here, and is gone.
+    Dead,
+    /// It is on another machine, in another container, or hidden: only its heartbeat tells.
+    Elsewhere,
+}
+
+impl HolderInfo {
+    /// This process, which holds a volume for `mount_point` (or for a command of that name). What cannot be found out is left empty.
+    pub fn of_this_process(mount_point: &str) -> Self {
+        let read = |path: &str| {
+            std::fs::read_to_string(path)
+                .map(|text| text.trim().to_owned())
+                .unwrap_or_default()
+        };
+        let pid = std::process::id();
+        let start = match SystemProcesses.state(pid) {
+            ProcessState::Running { start_ticks } => start_ticks,
+            ProcessState::Gone | ProcessState::Unknown => 0,
+        };
+        Self {
+            host: rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
+            machine_id: read("/etc/machine-id"),
+            boot_id: read("/proc/sys/kernel/random/boot_id"),
+            pid_namespace: pid_namespace().unwrap_or(0),
+            pid,
+            process_start_ticks: start,
+            user: user_name(
+                rustix::process::geteuid().as_raw(),
+                Path::new("/etc/passwd"),
+            ),
+            mount_point: mount_point.to_owned(),
+        }
+    }
+
+    /// What can be told of this holder from `here`, another process.
+    ///
+    /// A machine id is not asked for: copies of a machine share it. Copies of a *running* machine share the boot id too, so that a holder on the copy may
+    /// be judged dead here; that costs it its mount, never acknowledged data (rule 7).
+    pub fn judge_locally(&self, here: &HolderInfo, processes: &dyn Processes) -> LocalVerdict {
+        let same_boot = !self.boot_id.is_empty() && self.boot_id == here.boot_id;
+        let same_namespace = self.pid_namespace != 0 && self.pid_namespace == here.pid_namespace;
+        if !same_boot || !same_namespace || self.pid == 0 {
+            return LocalVerdict::Elsewhere;
+        }
+        match processes.state(self.pid) {
+            ProcessState::Gone => LocalVerdict::Dead,
+            ProcessState::Running { start_ticks } if start_ticks != self.process_start_ticks => {
+                LocalVerdict::Dead
+            }
+            ProcessState::Running { .. } => LocalVerdict::Alive,
+            ProcessState::Unknown => LocalVerdict::Elsewhere,
+        }
+    }
+}
+
+/// The number in `pid:[NUMBER]`, which /proc/self/ns/pid points to.
+fn pid_namespace() -> Option<u64> {
+    let link = std::fs::read_link("/proc/self/ns/pid").ok()?;
+    link.to_str()?
+        .strip_prefix("pid:[")?
+        .strip_suffix(']')?
+        .parse()
+        .ok()
+}
+
+/// The name of user `id` in the file of users, or the number.
+fn user_name(id: u32, passwd: &Path) -> String {
+    let text = std::fs::read_to_string(passwd).unwrap_or_default();
+    let named = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)? == id.to_string()).then(|| name.to_owned())
+    };
+    text.lines()
+        .find_map(named)
+        .unwrap_or_else(|| id.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Table(ProcessState);
+    impl Processes for Table {
+        fn state(&self, _: u32) -> ProcessState {
+            self.0
+        }
+    }
+
+    #[test]
+    fn this_process_is_alive_and_a_child_that_ended_is_dead() {
+        let here = HolderInfo::of_this_process("/mnt");
+        assert_eq!(
+            here.judge_locally(&here, &SystemProcesses),
+            LocalVerdict::Alive
+        );
+        assert!(
+            here.process_start_ticks > 0
+                && here.pid_namespace > 0
+                && !here.boot_id.is_empty()
+                && !here.user.is_empty()
+        );
+
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .expect("sleep(1) is there");
+        let ProcessState::Running { start_ticks } = SystemProcesses.state(child.id()) else {
+            panic!("the child runs")
+        };
+        let holder = HolderInfo {
+            pid: child.id(),
+            process_start_ticks: start_ticks,
+            ..here.clone()
+        };
+        assert_eq!(
+            holder.judge_locally(&here, &SystemProcesses),
+            LocalVerdict::Alive
+        );
+        child.kill().expect("it is ours");
+        while matches!(
+            SystemProcesses.state(child.id()),
+            ProcessState::Running { .. }
+        ) {
+            std::thread::yield_now();
+        }
+        assert_eq!(
+            holder.judge_locally(&here, &SystemProcesses),
+            LocalVerdict::Dead,
+            "even before its parent has fetched its status"
+        );
+        child.wait().expect("it is ours");
+        assert_eq!(
+            holder.judge_locally(&here, &SystemProcesses),
+            LocalVerdict::Dead
+        );
+    }
+
+    #[test]
+    fn a_process_number_means_nothing_on_another_boot_or_in_another_namespace() {
+        let here = HolderInfo {
+            boot_id: "b".into(),
+            pid_namespace: 7,
+            pid: 10,
+            process_start_ticks: 5,
+            ..HolderInfo::default()
+        };
+        let gone = Table(ProcessState::Gone);
+        assert_eq!(here.judge_locally(&here, &gone), LocalVerdict::Dead);
+        for other in [
+            HolderInfo {
+                boot_id: "c".into(),
+                ..here.clone()
+            },
+            HolderInfo {
+                boot_id: String::new(),
+                ..here.clone()
+            },
+            HolderInfo {
+                pid_namespace: 8,
+                ..here.clone()
+            },
+            HolderInfo {
+                pid_namespace: 0,
+                ..here.clone()
+            },
+            HolderInfo {
+                pid: 0,
+                ..here.clone()
+            },
+        ] {
+            assert_eq!(
+                other.judge_locally(&here, &gone),
+                LocalVerdict::Elsewhere,
+                "{other:?}"
+            );
+        }
+        let nowhere = HolderInfo::default();
+        assert_eq!(
+            nowhere.judge_locally(&nowhere, &gone),
+            LocalVerdict::Elsewhere
+        );
+        assert_eq!(
+            here.judge_locally(&here, &Table(ProcessState::Unknown)),
+            LocalVerdict::Elsewhere
+        );
+        assert_eq!(
+            here.judge_locally(&here, &Table(ProcessState::Running { start_ticks: 5 })),
+            LocalVerdict::Alive
+        );
+        assert_eq!(
+            here.judge_locally(&here, &Table(ProcessState::Running { start_ticks: 6 })),
+            LocalVerdict::Dead,
+            "the number was given out again"
+        );
+    }
+
+    #[test]
+    fn names_of_processes_may_hold_anything() {
+        let stat = "42 (a b) c) S 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1 2";
+        assert_eq!(parse_stat(stat), Some(('S', 987_654)));
+        assert_eq!(parse_stat("42 (cut short"), None);
+        assert_eq!(parse_stat(""), None);
+    }
+}

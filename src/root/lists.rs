@@ -1,0 +1,222 @@
+//! List objects: how they are loaded, cached and written.
+//!
+//! Owns the cache of decoded lists (they are immutable, so a name says it all) and the writing of lists by sessions that upload nothing else. What
+//! the entries mean is in [`super::snapshots`]; which lists are current is in the root.
+
+use super::error::RootError;
+use super::handle::{RootHandle, RootView};
+use super::snapshots::{
+    ListEntry, PackEntry, SnapshotEntry, SnapshotList, TrashEntry, decode_shard,
+};
+use super::state::{ListRef, Root, SessionId};
+use async_trait::async_trait;
+use bkfs_chunker::entropy::Entropy;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::{Class, Features, Keyring};
+use bkfs_chunker::store::Store;
+use lru::LruCache;
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Decoded shards that are kept in memory, per kind of list. More than a root refers to at a time, so that a few roots fit.
+const CACHED_SHARDS: NonZeroUsize = match NonZeroUsize::new(64) {
+    Some(count) => count,
+    None => NonZeroUsize::MIN,
+};
+
+/// How often a list that has vanished makes the root be read again (rule 10) before it counts as damaged.
+const VANISHED_MAX: u32 = 8;
+
+/// Writes list objects for a session, under names of that session. Only a name that was returned here may be put into a root.
+#[async_trait]
+pub trait ListWriter: Send + Sync {
+    /// Stores a list with this payload, and returns once it is in the bucket.
+    async fn put_list(&self, payload: Vec<u8>) -> Result<PackName, RootError>;
+}
+
+/// Loads the lists that roots refer to. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Lists(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: Arc<dyn Store>,
+    keyring: Keyring,
+    snapshots: Mutex<LruCache<PackName, Arc<Vec<SnapshotEntry>>>>,
+    trash: Mutex<LruCache<PackName, Arc<Vec<TrashEntry>>>>,
+    packs: Mutex<LruCache<PackName, Arc<Vec<PackEntry>>>>,
+}
+
+impl Lists {
+    /// Loads lists from `store` with the keys of `keyring`.
+    pub fn new(store: Arc<dyn Store>, keyring: Keyring) -> Self {
+        let inner = Inner {
+            store,
+            keyring,
+            snapshots: Mutex::new(LruCache::new(CACHED_SHARDS)),
+            trash: Mutex::new(LruCache::new(CACHED_SHARDS)),
+            packs: Mutex::new(LruCache::new(CACHED_SHARDS)),
+        };
+        Self(Arc::new(inner))
+    }
+
+    /// The kept snapshots of `root`. A list that is not there is a store error of kind `NotFound`: the root has been replaced since.
+    pub async fn snapshots(&self, root: &Root) -> Result<SnapshotList, RootError> {
+        Ok(SnapshotList::new(
+            self.snapshot_shards(&root.snapshots).await?,
+        ))
+    }
+
+    /// The shards `refs` of a list of snapshots. Errors like [`Lists::snapshots`].
+    pub async fn snapshot_shards(
+        &self,
+        refs: &[ListRef],
+    ) -> Result<Vec<Arc<Vec<SnapshotEntry>>>, RootError> {
+        self.load(&self.0.snapshots, refs).await
+    }
+
+    /// The shards `refs` of a list of forgotten snapshots. Errors like [`Lists::snapshots`].
+    pub async fn trash_shards(
+        &self,
+        refs: &[ListRef],
+    ) -> Result<Vec<Arc<Vec<TrashEntry>>>, RootError> {
+        self.load(&self.0.trash, refs).await
+    }
+
+    /// All packs that `root` names as condemned. Errors like [`Lists::snapshots`].
+    pub async fn condemned(&self, root: &Root) -> Result<HashSet<PackName>, RootError> {
+        let refs: Vec<_> = root
+            .condemned
+            .iter()
+            .map(|condemned| condemned.list)
+            .collect();
+        let shards = self.load(&self.0.packs, &refs).await?;
+        Ok(shards
+            .iter()
+            .flat_map(|shard| shard.iter())
+            .map(|entry| entry.0)
+            .collect())
+    }
+
+    /// The kept snapshots as of a root that is read now (rule 10: a list that has vanished makes the root be read again).
+    pub async fn current_snapshots(
+        &self,
+        handle: &RootHandle,
+    ) -> Result<(Arc<RootView>, SnapshotList), RootError> {
+        let mut view = handle.refresh().await?;
+        for _ in 0..VANISHED_MAX {
+            let error = match self.snapshots(&view.root).await {
+                Ok(snapshots) => return Ok((view, snapshots)),
+                Err(error) => error,
+            };
+            let fresh = handle.refresh().await?;
+            if !matches!(&error, RootError::Store(error) if error.is_not_found())
+                || fresh.root.mark() == view.root.mark()
+            {
+                return Err(error);
+            }
+            view = fresh;
+        }
+        Err(RootError::damaged(
+            "lists/",
+            "lists vanish faster than they can be read",
+        ))
+    }
+
+    async fn load<T: ListEntry>(
+        &self,
+        cache: &Mutex<LruCache<PackName, Arc<Vec<T>>>>,
+        refs: &[ListRef],
+    ) -> Result<Vec<Arc<Vec<T>>>, RootError> {
+        let mut shards = Vec::with_capacity(refs.len());
+        for list in refs {
+            let cached = cache.lock().get(&list.name).cloned();
+            shards.push(match cached {
+                Some(shard) => shard,
+                None => self.load_one(cache, list).await?,
+            });
+        }
+        Ok(shards)
+    }
+
+    async fn load_one<T: ListEntry>(
+        &self,
+        cache: &Mutex<LruCache<PackName, Arc<Vec<T>>>>,
+        list: &ListRef,
+    ) -> Result<Arc<Vec<T>>, RootError> {
+        let key = list.name.key(Class::List);
+        let (object, _) = self.0.store.get(&key).await?;
+        let payload = self
+            .0
+            .keyring
+            .open_object(Class::List, &key, &object)
+            .map_err(|source| RootError::Unopenable {
+                key: key.clone(),
+                source,
+            })?;
+        let entries =
+            decode_shard::<T>(&payload).map_err(|reason| RootError::damaged(&key, reason))?;
+        if entries.len() != list.count as usize {
+            return Err(RootError::damaged(
+                &key,
+                format!(
+                    "{} entries where the root says {}",
+                    entries.len(),
+                    list.count
+                ),
+            ));
+        }
+        let shard = Arc::new(entries);
+        cache.lock().put(list.name, shard.clone());
+        Ok(shard)
+    }
+}
+
+/// Writes lists for a session that uploads nothing else, such as one that forgets snapshots: it counts its own names.
+#[derive(Debug)]
+pub struct DirectLists {
+    store: Arc<dyn Store>,
+    keyring: Keyring,
+    entropy: Arc<dyn Entropy>,
+    session: SessionId,
+    sequence: AtomicU32,
+}
+
+impl DirectLists {
+    /// The writer of `session`, which is registered in the root and has written nothing yet.
+    pub fn new(handle: &RootHandle, session: SessionId) -> Self {
+        Self {
+            store: handle.store().clone(),
+            keyring: handle.keyring().clone(),
+            entropy: handle.entropy().clone(),
+            session,
+            sequence: AtomicU32::new(0),
+        }
+    }
+}
+
+#[async_trait]
+impl ListWriter for DirectLists {
+    async fn put_list(&self, payload: Vec<u8>) -> Result<PackName, RootError> {
+        let mut random = [0; 4];
+        self.entropy.fill(&mut random);
+        let mut salt = [0; 32];
+        self.entropy.fill(&mut salt);
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+        let name = PackName {
+            session: self.session.0,
+            sequence,
+            random: u32::from_le_bytes(random),
+        };
+        let key = name.key(Class::List);
+        let object = self
+            .keyring
+            .seal_object(Class::List, &key, Features::NONE, salt, &payload);
+        // A new name every time: a put whose outcome is unknown leaves garbage below the next floor, never two lists under one name.
+        self.store.put_new(&key, vec![object]).await?;
+        Ok(name)
+    }
+}

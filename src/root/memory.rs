@@ -1,0 +1,119 @@
+//! What a machine remembers of a repository: the newest root it has seen.
+//!
+//! Owns the small file `STATE_DIR/REPOSITORY/generation` and nothing else. It is what detects a bucket that was rolled back (brief, 2.9); an empty machine
+//! cannot. Losing the file loses an alarm, never data: so what cannot be read counts as nothing remembered, and writing it need not survive a power cut.
+
+use super::state::RootMark;
+use async_trait::async_trait;
+use std::fmt::Debug;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Remembers the newest root seen, across processes.
+#[async_trait]
+pub trait GenerationMemory: Send + Sync + Debug + 'static {
+    /// The newest root that was remembered.
+    async fn recall(&self) -> io::Result<Option<RootMark>>;
+
+    /// Remembers `mark`, unless a newer one is remembered.
+    async fn remember(&self, mark: RootMark) -> io::Result<()>;
+}
+
+/// Remembers for the life of the process only: for tests, simulations, and machines without a state directory.
+#[derive(Debug, Default)]
+pub struct VolatileMemory(parking_lot::Mutex<Option<RootMark>>);
+
+#[async_trait]
+impl GenerationMemory for VolatileMemory {
+    async fn recall(&self) -> io::Result<Option<RootMark>> {
+        Ok(*self.0.lock())
+    }
+
+    async fn remember(&self, mark: RootMark) -> io::Result<()> {
+        let mut known = self.0.lock();
+        if known.is_none_or(|known| known.generation < mark.generation) {
+            *known = Some(mark);
+        }
+        Ok(())
+    }
+}
+
+/// Remembers in a file that all processes of a user on this machine share.
+#[derive(Debug)]
+pub struct FileMemory {
+    directory: PathBuf,
+}
+
+impl FileMemory {
+    /// The memory of `repository` (its id as text) below `state_dir`. Touches nothing yet.
+    pub fn new(state_dir: &Path, repository: &str) -> Self {
+        Self {
+            directory: state_dir.join(repository),
+        }
+    }
+
+    fn file(directory: &Path) -> PathBuf {
+        directory.join("generation")
+    }
+}
+
+#[async_trait]
+impl GenerationMemory for FileMemory {
+    async fn recall(&self) -> io::Result<Option<RootMark>> {
+        let directory = self.directory.clone();
+        blocking(move || read(&FileMemory::file(&directory))).await
+    }
+
+    async fn remember(&self, mark: RootMark) -> io::Result<()> {
+        let directory = self.directory.clone();
+        blocking(move || write(&directory, mark)).await
+    }
+}
+
+/// Runs a short file operation where it does not hold up other tasks.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other)?
+}
+
+fn read(file: &Path) -> io::Result<Option<RootMark>> {
+    match std::fs::read_to_string(file) {
+        Ok(text) => Ok(parse(&text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads `GENERATION NONCE`; anything else is nothing remembered.
+fn parse(text: &str) -> Option<RootMark> {
+    let (generation, nonce) = text.trim_end().split_once(' ')?;
+    let mut bytes = [0; 16];
+    hex::decode_to_slice(nonce, &mut bytes).ok()?;
+    Some(RootMark {
+        generation: generation.parse().ok()?,
+        nonce: bytes,
+    })
+}
+
+/// Replaces the file atomically, under a lock, so that of two processes the newer mark wins.
+fn write(directory: &Path, mark: RootMark) -> io::Result<()> {
+    std::fs::create_dir_all(directory)?;
+    let lock = std::fs::File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(directory.join("lock"))?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+    let file = FileMemory::file(directory);
+    if read(&file)?.is_some_and(|known| known.generation >= mark.generation) {
+        return Ok(());
+    }
+    let fresh = directory.join("generation.new");
+    let mut output = std::fs::File::create(&fresh)?;
+    writeln!(output, "{} {}", mark.generation, hex::encode(mark.nonce))?;
+    std::fs::rename(&fresh, &file)
+}

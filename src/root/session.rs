@@ -1,0 +1,318 @@
+//! Sessions: how a writer enters the root, takes a volume, and leaves (protocol.md, rules 2 and 7).
+//!
+//! Owns registration, the judgement over a volume's holder, takeover, and the end of a session. Heartbeats are in [`super::heartbeat`], conditions in
+//! [`super::transition`].
+//!
+//! A session enters the root and takes its volume in one compare-and-swap, before its first upload. If the volume is held, its holder is judged before:
+//! on the same boot and pid namespace by whether its process is there, elsewhere by its heartbeat. The swap then names the one holder it was judged for, so
+//! that nobody else loses the volume. A wrong judgement costs the victim its mount, never acknowledged data.
+
+use super::error::RootError;
+use super::handle::{RootHandle, Transition};
+use super::heartbeat::{Heartbeat, Watched, watch_holder};
+use super::holder::{LocalVerdict, Processes};
+use super::state::{HolderInfo, Root, SessionId, SessionState};
+use super::transition::{Claim, Refusal};
+use async_trait::async_trait;
+
+/// How many holders in a row are judged before a volume counts as held.
+const JUDGEMENTS_MAX: u32 = 8;
+
+/// Which volume a session wants to write.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct VolumeRequest {
+    /// Its name; it is created if absent.
+    pub name: String,
+    /// Take it over from whoever holds it, alive or not.
+    pub steal: bool,
+}
+
+/// A session that stands in the root, with its heartbeat.
+#[derive(Debug)]
+pub struct OpenSession {
+    handle: RootHandle,
+    id: SessionId,
+    volume: Option<String>,
+    heartbeat: Heartbeat,
+    /// Who held the volume before and was taken over.
+    taken_from: Option<HolderInfo>,
+}
+
+impl OpenSession {
+    /// Enters the root, as `holder`, and takes `volume` if one is wanted.
+    ///
+    /// # Errors
+    /// A refusal of kind `Held` if the volume's holder lives; [`RootError::Journal`] if an ended session of the volume left acknowledged operations that this version
+    /// cannot replay; [`RootError::OutcomeUnknown`] if the session may stand in the root (it then counts as dead after a while).
+    pub async fn open(
+        handle: &RootHandle,
+        holder: HolderInfo,
+        volume: Option<VolumeRequest>,
+        processes: &dyn Processes,
+    ) -> Result<Self, RootError> {
+        let mut id = [0; 8];
+        handle.entropy().fill(&mut id);
+        let id = SessionId(u64::from_le_bytes(id));
+        let Some(request) = volume else {
+            let base = enter(handle, id, holder, None).await?;
+            let heartbeat = Heartbeat::start(handle.clone(), id, None, base);
+            return Ok(Self {
+                handle: handle.clone(),
+                id,
+                volume: None,
+                heartbeat,
+                taken_from: None,
+            });
+        };
+        let (base, taken_from) = enter_volume(handle, id, holder, &request, processes).await?;
+        let heartbeat = Heartbeat::start(handle.clone(), id, Some(request.name.clone()), base);
+        let session = Self {
+            handle: handle.clone(),
+            id,
+            volume: Some(request.name),
+            heartbeat,
+            taken_from,
+        };
+        match session.replay().await {
+            Ok(()) => Ok(session),
+            Err(error) => {
+                // The victims stay in the root, ending, for whoever can replay them.
+                if let Err(left) = session.end().await {
+                    tracing::warn!(error = %left, "a session that could not begin stays in the root");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Its id, which names its packs.
+    pub fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// The volume it writes.
+    pub fn volume(&self) -> Option<&str> {
+        self.volume.as_deref()
+    }
+
+    /// Its heartbeat, which tells when it was fenced.
+    pub fn heartbeat(&self) -> &Heartbeat {
+        &self.heartbeat
+    }
+
+    /// Whom it took the volume from, if anybody held it.
+    pub fn taken_from(&self) -> Option<&HolderInfo> {
+        self.taken_from.as_ref()
+    }
+
+    /// Leaves the root, after the last commit: everything accepted must be covered. The volume becomes free.
+    ///
+    /// # Errors
+    /// A refusal of kind `Fenced` if it was taken over before.
+    pub async fn end(self) -> Result<(), RootError> {
+        let Self {
+            handle,
+            id,
+            heartbeat,
+            ..
+        } = self;
+        heartbeat.stop().await;
+        handle.update(&mut End { id }).await?;
+        // Nobody looks at the heartbeat of a session that is in no root; one that stays (no permission, no answer) is garbage.
+        if let Err(error) = handle.store().delete(&id.key()).await {
+            tracing::debug!(session = %id, %error, "the heartbeat object of an ended session stays behind");
+        }
+        Ok(())
+    }
+
+    /// Steps `TakeList` and `ReplayCommitCas`: ended sessions of the volume leave the root once it is known that their journals hold nothing uncovered.
+    /// This version writes no journals; one that it finds was written by a version that acknowledged operations by it, so it is not passed over.
+    async fn replay(&self) -> Result<(), RootError> {
+        let Some(volume) = &self.volume else {
+            return Ok(());
+        };
+        let ended = self.handle.current().root.ending_sessions(volume);
+        for session in &ended {
+            let prefix = format!(
+                "journal/{:016x}/{session}/",
+                self.handle.keyring().name_hash(volume.as_bytes())
+            );
+            if !self.handle.store().list(&prefix, None, 1).await?.is_empty() {
+                return Err(RootError::Journal {
+                    volume: volume.clone(),
+                    session: *session,
+                });
+            }
+        }
+        if !ended.is_empty() {
+            self.handle
+                .update(&mut RemoveReplayed {
+                    id: self.id,
+                    volume,
+                    ended: &ended,
+                })
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+/// Enters with a volume; judges whoever holds it. Returns the first base epoch, and who was taken over.
+async fn enter_volume(
+    handle: &RootHandle,
+    id: SessionId,
+    holder: HolderInfo,
+    request: &VolumeRequest,
+    processes: &dyn Processes,
+) -> Result<(u64, Option<HolderInfo>), RootError> {
+    let mut last = None;
+    for _ in 0..JUDGEMENTS_MAX {
+        let (claim, victim) = judge(handle, &holder, request, processes).await?;
+        match enter(handle, id, holder.clone(), Some((&request.name, claim))).await {
+            Ok(base) => return Ok((base, victim)),
+            Err(error @ RootError::Refused(Refusal::Held { .. })) => last = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last.unwrap_or(RootError::Contended {
+        attempts: JUDGEMENTS_MAX,
+    }))
+}
+
+/// Over whom the volume may be taken.
+///
+/// # Errors
+/// A refusal of kind `Held` if its holder lives.
+async fn judge(
+    handle: &RootHandle,
+    here: &HolderInfo,
+    request: &VolumeRequest,
+    processes: &dyn Processes,
+) -> Result<(Claim, Option<HolderInfo>), RootError> {
+    let volume = &request.name;
+    loop {
+        let view = handle.refresh().await?;
+        let Some(session) = view.root.volumes.get(volume).and_then(|entry| entry.holder) else {
+            return Ok((Claim::Free, None));
+        };
+        let by = view
+            .root
+            .sessions
+            .get(&session)
+            .map(|session| session.holder.clone())
+            .unwrap_or_default();
+        if request.steal {
+            return Ok((Claim::Steal, Some(by)));
+        }
+        let held = |by: HolderInfo| {
+            RootError::Refused(Refusal::Held {
+                volume: volume.clone(),
+                session,
+                by: Box::new(by),
+            })
+        };
+        match by.judge_locally(here, processes) {
+            LocalVerdict::Dead => return Ok((Claim::Dead(session), Some(by))),
+            LocalVerdict::Alive => return Err(held(by)),
+            LocalVerdict::Elsewhere => {}
+        }
+        tracing::info!(volume, holder = %by, "the volume is held from elsewhere; watching whether its holder lives");
+        match watch_holder(handle, session, volume).await? {
+            Watched::Alive => return Err(held(by)),
+            Watched::Dead => return Ok((Claim::Dead(session), Some(by))),
+            Watched::Left => {}
+        }
+    }
+}
+
+/// Steps `RegisterCas` and `TakeCas`, in one swap. Returns the session's first base epoch.
+async fn enter(
+    handle: &RootHandle,
+    id: SessionId,
+    holder: HolderInfo,
+    volume: Option<(&str, Claim)>,
+) -> Result<u64, RootError> {
+    Ok(handle
+        .update(&mut Enter { id, holder, volume })
+        .await?
+        .output)
+}
+
+struct Enter<'a> {
+    id: SessionId,
+    holder: HolderInfo,
+    volume: Option<(&'a str, Claim)>,
+}
+
+#[async_trait]
+impl Transition for Enter<'_> {
+    /// The epoch that the session is registered at.
+    type Output = u64;
+
+    fn session(&self) -> Option<SessionId> {
+        None
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<u64, RootError> {
+        next.register(self.id, self.holder.clone())?;
+        if let Some((volume, claim)) = self.volume {
+            next.claim(self.id, volume, claim)?;
+        }
+        Ok(next.epoch)
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        // Session ids are drawn at random: nobody else registers this one.
+        Ok(root.sessions.contains_key(&self.id))
+    }
+}
+
+struct End {
+    id: SessionId,
+}
+
+#[async_trait]
+impl Transition for End {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.id)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        Ok(next.end(self.id)?)
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        // Gone means ended, by this or by whoever took it over and replayed it; an ending one was taken over, and will be refused.
+        Ok(!root.sessions.contains_key(&self.id))
+    }
+}
+
+struct RemoveReplayed<'a> {
+    id: SessionId,
+    volume: &'a str,
+    ended: &'a [SessionId],
+}
+
+#[async_trait]
+impl Transition for RemoveReplayed<'_> {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.id)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        Ok(next.remove_replayed(self.id, self.volume, self.ended)?)
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        let stands = |id: &SessionId| {
+            root.sessions
+                .get(id)
+                .is_some_and(|session| session.state == SessionState::Ending)
+        };
+        Ok(!self.ended.iter().any(stands))
+    }
+}

@@ -1,0 +1,538 @@
+//! Commits by contenders, by the fenced, and by those whose answers get lost.
+
+use super::support::*;
+use crate::root::commit::{CommitRequest, Committer};
+use crate::root::error::{ErrorKind, RootError};
+use crate::root::handle::RootHandle;
+use crate::root::handle::Transition;
+use crate::root::holder::SystemProcesses;
+use crate::root::lists::{ListWriter, Lists};
+use crate::root::session::{OpenSession, VolumeRequest};
+use crate::root::snapshots::{PackEntry, SnapshotRequest, encode_shard};
+use crate::root::state::{Condemned, ListRef, Root, SessionId};
+use async_trait::async_trait;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::store::{LocalStore, Store, StoreErrorKind, StoreOptions};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// A writer of one volume.
+struct Writer {
+    handle: RootHandle,
+    session: OpenSession,
+    uploads: Arc<Fake>,
+    committer: Arc<Committer<Fake>>,
+}
+
+async fn writer(
+    store: Arc<dyn Store>,
+    shelf: &Arc<Shelf>,
+    volume: &str,
+    seed: u64,
+    steal: bool,
+) -> Writer {
+    let handle = process(store, seed).await;
+    let request = VolumeRequest {
+        name: volume.to_owned(),
+        steal,
+    };
+    let session = OpenSession::open(
+        &handle,
+        holder(&format!("host{seed}")),
+        Some(request),
+        &SystemProcesses,
+    )
+    .await
+    .expect("free or stolen");
+    let uploads = Fake::new(shelf, &handle, session.id());
+    let lists = Lists::new(handle.store().clone(), keyring());
+    let committer = Arc::new(
+        Committer::new(handle.clone(), lists, session.id(), volume, uploads.clone())
+            .expect("just taken"),
+    );
+    Writer {
+        handle,
+        session,
+        uploads,
+        committer,
+    }
+}
+
+fn named(number: u64, name: &str) -> CommitRequest<()> {
+    let snapshot = SnapshotRequest {
+        name: Some(name.to_owned()),
+        clock: time(1_000_000 + number as i64),
+        ..SnapshotRequest::default()
+    };
+    CommitRequest {
+        snapshot: Some(snapshot),
+        ..tree(number)
+    }
+}
+
+async fn committers(store: Arc<dyn Store>, volumes: u64, commits: u64) {
+    let shelf = Arc::new(Shelf::default());
+    let tasks: Vec<_> = (0..volumes)
+        .map(|number| {
+            let (store, shelf) = (store.clone(), shelf.clone());
+            tokio::spawn(async move {
+                let faulty = Faulty::new(store);
+                let writer = writer(
+                    faulty.clone(),
+                    &shelf,
+                    &format!("v{number}"),
+                    number + 1,
+                    false,
+                )
+                .await;
+                let mut packs = Vec::new();
+                for round in 1..=commits {
+                    if round % 7 == 0 {
+                        faulty.plan([
+                            Fault::After(StoreErrorKind::OutcomeUnknown),
+                            Fault::Before(StoreErrorKind::Throttled),
+                        ]);
+                    }
+                    let request = if round % 10 == 0 {
+                        named(round, &format!("s{round}"))
+                    } else {
+                        tree(round)
+                    };
+                    let made = writer
+                        .committer
+                        .commit(request)
+                        .await
+                        .expect("nobody takes the volume");
+                    assert_eq!(made.sequence, round);
+                    packs.push(PackName {
+                        session: writer.session.id().0,
+                        sequence: 0,
+                        random: 0,
+                    });
+                }
+                assert!(writer.uploads.uncommitted.lock().is_empty());
+                assert_eq!(
+                    u64::from(writer.uploads.committed.load(Ordering::Relaxed)),
+                    commits,
+                    "each commit was told of once"
+                );
+                (
+                    writer.session,
+                    writer.uploads.conflicted.load(Ordering::Relaxed),
+                )
+            })
+        })
+        .collect();
+    let mut sessions = Vec::new();
+    for task in tasks {
+        sessions.push(task.await.expect("no panic").0);
+    }
+    let reader = process(store.clone(), 99).await;
+    let root = &reader.current().root;
+    for (name, volume) in &root.volumes {
+        assert_eq!(
+            (volume.sequence, volume.tree, volume.bytes),
+            (commits, Some(id(commits)), 1000 * commits),
+            "{name}"
+        );
+    }
+    assert_eq!(root.volumes.len() as u64, volumes);
+    assert_eq!(
+        root.generation,
+        1 + volumes + volumes * commits,
+        "every change was made once"
+    );
+    let live = shelf.live(&root.index);
+    for session in &sessions {
+        let packs = live
+            .iter()
+            .filter(|pack| pack.session == session.id().0)
+            .count() as u64;
+        assert!(packs >= commits, "{packs} live packs of {commits} commits");
+    }
+    let (_, snapshots) = Lists::new(store, keyring())
+        .current_snapshots(&reader)
+        .await
+        .expect("readable");
+    assert_eq!(snapshots.iter().count() as u64, volumes * (commits / 10));
+    assert!(root.snapshots.len() <= 16);
+    for session in sessions {
+        session.end().await.expect("still live");
+    }
+    assert!(
+        reader
+            .refresh()
+            .await
+            .expect("there")
+            .root
+            .sessions
+            .is_empty()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn eight_committers_on_eight_volumes_lose_nothing() {
+    committers(memory().await, 8, 50).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn committers_on_a_directory_lose_nothing() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let store = LocalStore::open(directory.path(), &StoreOptions::default())
+        .await
+        .expect("there");
+    create(&store).await;
+    committers(Arc::new(store), 4, 10).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fenced_writer_commits_nothing_more() {
+    let store = memory().await;
+    let shelf = Arc::new(Shelf::default());
+    let victim = writer(store.clone(), &shelf, "main", 1, false).await;
+    victim.committer.commit(tree(1)).await.expect("alone");
+    let taker = writer(store.clone(), &shelf, "main", 2, true).await;
+    assert_eq!(
+        taker.session.taken_from().map(|from| from.host.as_str()),
+        Some("host1")
+    );
+    let error = victim.committer.commit(tree(2)).await.expect_err("fenced");
+    assert_eq!(error.kind(), ErrorKind::Fenced);
+    assert!(error.to_string().contains("host2"), "{error}");
+    assert_eq!(
+        taker
+            .committer
+            .commit(tree(3))
+            .await
+            .expect("holder")
+            .sequence,
+        2
+    );
+    assert_eq!(
+        victim
+            .committer
+            .commit(tree(4))
+            .await
+            .expect_err("still")
+            .kind(),
+        ErrorKind::Fenced
+    );
+    assert_eq!(
+        victim.session.end().await.expect_err("still").kind(),
+        ErrorKind::Fenced
+    );
+    let root = &taker.handle.refresh().await.expect("there").root;
+    assert_eq!(
+        (root.volumes["main"].tree, root.sessions.len()),
+        (Some(id(3)), 1)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_was_made_before_its_writer_was_fenced_is_reported_as_made() {
+    for commits_on_top in 0..3u64 {
+        let store = Faulty::new(memory().await);
+        let shelf = Arc::new(Shelf::default());
+        let victim = writer(store.clone(), &shelf, "main", 1, false).await;
+        victim.committer.commit(tree(1)).await.expect("alone");
+        store.plan([Fault::Silent]);
+        let committing = tokio::spawn({
+            let committer = victim.committer.clone();
+            async move { committer.commit(named(2, "last")).await }
+        });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let taker = writer(store.inner.clone(), &shelf, "main", 2, true).await;
+        for round in 0..commits_on_top {
+            taker
+                .committer
+                .commit(tree(10 + round))
+                .await
+                .expect("holder");
+        }
+        let made = committing.await.expect("no panic").expect("it was made");
+        assert_eq!(
+            (made.sequence, made.snapshot.map(|snapshot| snapshot.name)),
+            (2, Some("last".to_owned()))
+        );
+        assert_eq!(
+            victim
+                .committer
+                .commit(tree(5))
+                .await
+                .expect_err("fenced")
+                .kind(),
+            ErrorKind::Fenced
+        );
+        let (view, snapshots) = Lists::new(store.inner.clone(), keyring())
+            .current_snapshots(&taker.handle)
+            .await
+            .expect("readable");
+        assert_eq!(view.root.volumes["main"].sequence, 2 + commits_on_top);
+        assert_eq!(
+            snapshots
+                .named("main", "last")
+                .map(|entry| entry.generation),
+            Some(made.generation)
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_was_overtaken_is_reported_as_fenced() {
+    for commits_on_top in 0..3u64 {
+        let store = Faulty::new(memory().await);
+        let shelf = Arc::new(Shelf::default());
+        let victim = writer(store.clone(), &shelf, "main", 1, false).await;
+        victim.committer.commit(tree(1)).await.expect("alone");
+        store.plan([Fault::Late]);
+        let committing = tokio::spawn({
+            let committer = victim.committer.clone();
+            async move { committer.commit(tree(2)).await }
+        });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let taker = writer(store.inner.clone(), &shelf, "main", 2, true).await;
+        for round in 0..commits_on_top {
+            taker
+                .committer
+                .commit(tree(10 + round))
+                .await
+                .expect("holder");
+        }
+        assert_eq!(
+            committing
+                .await
+                .expect("no panic")
+                .expect_err("fenced")
+                .kind(),
+            ErrorKind::Fenced
+        );
+        assert_eq!(store.deliver().await, 0, "its late request changes nothing");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_commit_is_found_out_by_the_next() {
+    for deliver in [false, true] {
+        let store = Faulty::new(memory().await);
+        let shelf = Arc::new(Shelf::default());
+        let writer = writer(store.clone(), &shelf, "main", 1, false).await;
+        store.plan([Fault::Late]);
+        let committing = tokio::spawn({
+            let committer = writer.committer.clone();
+            async move { committer.commit(named(1, "one")).await }
+        });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        *store.outage.lock() = Some(StoreErrorKind::Unreachable);
+        assert_eq!(
+            committing
+                .await
+                .expect("no panic")
+                .expect_err("gone")
+                .kind(),
+            ErrorKind::OutcomeUnknown
+        );
+        *store.outage.lock() = None;
+        if deliver {
+            assert_eq!(store.deliver().await, 1);
+        }
+        // Either way it was completed: the same name is refused, and the next commit follows it.
+        assert!(matches!(
+            writer.committer.commit(named(2, "one")).await,
+            Err(RootError::NameTaken { .. })
+        ));
+        assert_eq!(
+            writer
+                .committer
+                .commit(named(3, "two"))
+                .await
+                .expect("alone")
+                .sequence,
+            2
+        );
+        assert_eq!(writer.uploads.committed.load(Ordering::Relaxed), 2);
+        assert!(writer.uploads.uncommitted.lock().is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_of_the_machine_is_fenced_by_the_last_commit() {
+    let store = memory().await;
+    let shelf = Arc::new(Shelf::default());
+    let original = writer(store.clone(), &shelf, "main", 1, false).await;
+    original.committer.commit(tree(1)).await.expect("alone");
+    let handle = process(store.clone(), 2).await;
+    let lists = Lists::new(store, keyring());
+    let copy = Committer::new(
+        handle.clone(),
+        lists,
+        original.session.id(),
+        "main",
+        Fake::new(&shelf, &handle, original.session.id()),
+    )
+    .expect("looks like the holder");
+    copy.commit(tree(2)).await.expect("it was first");
+    assert_eq!(
+        original
+            .committer
+            .commit(tree(3))
+            .await
+            .expect_err("the copy has committed")
+            .kind(),
+        ErrorKind::Fenced
+    );
+}
+
+/// What a collector will do: raises the epoch and condemns packs.
+struct Condemn<'a> {
+    session: SessionId,
+    writer: &'a dyn ListWriter,
+    packs: Vec<PackName>,
+}
+
+#[async_trait]
+impl Transition for Condemn<'_> {
+    type Output = ();
+    fn session(&self) -> Option<SessionId> {
+        Some(self.session)
+    }
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        let payload = encode_shard(self.packs.iter().map(|pack| PackEntry(*pack)).collect());
+        let list = ListRef {
+            count: self.packs.len() as u32,
+            bytes: payload.len() as u64,
+            name: self.writer.put_list(payload).await?,
+        };
+        next.epoch += 1;
+        next.condemned.push(Condemned {
+            epoch: next.epoch,
+            list,
+        });
+        Ok(())
+    }
+    async fn seen(&mut self, _: &Root) -> Result<bool, RootError> {
+        Ok(false)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_relies_only_on_live_packs() {
+    let store = Faulty::new(memory().await);
+    let shelf = Arc::new(Shelf::default());
+    let first = writer(store.clone(), &shelf, "a", 1, false).await;
+    let second = writer(store.clone(), &shelf, "b", 2, false).await;
+    first.committer.commit(tree(1)).await.expect("alone");
+    let root = &first.handle.current().root;
+    let pack = *shelf.live(&root.index).iter().next().expect("one pack");
+    let unknown = PackName {
+        session: 1,
+        sequence: 2,
+        random: 3,
+    };
+
+    second.uploads.relied_on.lock().insert(pack);
+    second
+        .committer
+        .commit(tree(1))
+        .await
+        .expect("the pack is live");
+
+    second.uploads.relied_on.lock().insert(unknown);
+    let error = second
+        .committer
+        .commit(tree(2))
+        .await
+        .expect_err("not live");
+    assert!(
+        matches!(&error, RootError::Rebuild { packs } if *packs == [unknown]),
+        "{error}"
+    );
+    second.uploads.relied_on.lock().remove(&unknown);
+
+    // Own packs count by the floor in the root, not by what the session remembers: this one was never made live.
+    let own = PackName {
+        session: second.session.id().0,
+        sequence: 0,
+        random: 77,
+    };
+    second.uploads.relied_on.lock().insert(own);
+    assert_eq!(
+        second
+            .committer
+            .commit(tree(2))
+            .await
+            .expect_err("below the floor")
+            .kind(),
+        ErrorKind::Rebuild
+    );
+    second.uploads.relied_on.lock().remove(&own);
+    second.uploads.relied_on.lock().insert(PackName {
+        sequence: u32::MAX,
+        ..own
+    });
+    second
+        .committer
+        .commit(tree(2))
+        .await
+        .expect("own, above the floor");
+
+    // Condemned while the commit is under way: the conflict makes the check anew.
+    store.plan([Fault::Late]);
+    let committing = tokio::spawn({
+        let committer = second.committer.clone();
+        async move { committer.commit(tree(3)).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut condemn = Condemn {
+        session: first.session.id(),
+        writer: &*first.uploads,
+        packs: vec![pack],
+    };
+    first.handle.update(&mut condemn).await.expect("live");
+    let error = committing.await.expect("no panic").expect_err("condemned");
+    assert!(
+        matches!(&error, RootError::Rebuild { packs } if *packs == [pack]),
+        "{error}"
+    );
+    second.uploads.relied_on.lock().clear();
+    assert_eq!(
+        second
+            .committer
+            .commit(tree(4))
+            .await
+            .expect("stored again")
+            .sequence,
+        3
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_index_made_for_an_older_root_is_made_again() {
+    let store = Faulty::new(memory().await);
+    let shelf = Arc::new(Shelf::default());
+    let first = writer(store.clone(), &shelf, "a", 1, false).await;
+    let second = writer(store.clone(), &shelf, "b", 2, false).await;
+    for round in 1..=4 {
+        first.committer.commit(tree(round)).await.expect("alone");
+    }
+    second.handle.refresh().await.expect("there");
+    // Both now absorb the same four index objects; the second one finds them gone.
+    store.plan([Fault::Late]);
+    let committing = tokio::spawn({
+        let committer = second.committer.clone();
+        async move { committer.commit(tree(1)).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    first.committer.commit(tree(5)).await.expect("holder");
+    committing.await.expect("no panic").expect("made again");
+    let root = &second.handle.current().root;
+    let live = shelf.live(&root.index);
+    let of = |writer: &Writer| {
+        live.iter()
+            .filter(|pack| pack.session == writer.session.id().0)
+            .count()
+    };
+    assert_eq!(of(&first), 5);
+    assert!(of(&second) >= 1);
+    assert_eq!(second.uploads.conflicted.load(Ordering::Relaxed), 1);
+}

@@ -1,0 +1,451 @@
+//! Snapshots: made, resolved, forgotten, restored, merged.
+
+use super::support::*;
+use crate::root::commit::{CommitRequest, Committer};
+use crate::root::error::{ErrorKind, RootError};
+use crate::root::forget::ListChanger;
+use crate::root::holder::SystemProcesses;
+use crate::root::lists::{DirectLists, Lists};
+use crate::root::session::{OpenSession, VolumeRequest};
+use crate::root::snapshots::*;
+use crate::root::state::ListRef;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::Class;
+use bkfs_chunker::store::{Store, StoreErrorKind};
+use proptest::prelude::*;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+struct Place {
+    store: Arc<dyn Store>,
+    handle: crate::root::RootHandle,
+    lists: Lists,
+    session: OpenSession,
+    committer: Committer<Fake>,
+}
+
+async fn place(store: Arc<dyn Store>) -> Place {
+    let handle = process(store.clone(), 1).await;
+    let request = VolumeRequest {
+        name: "main".into(),
+        steal: false,
+    };
+    let session = OpenSession::open(&handle, holder("a"), Some(request), &SystemProcesses)
+        .await
+        .expect("free");
+    let lists = Lists::new(store.clone(), keyring());
+    let uploads = Fake::new(&Arc::default(), &handle, session.id());
+    let committer = Committer::new(handle.clone(), lists.clone(), session.id(), "main", uploads)
+        .expect("just taken");
+    Place {
+        store,
+        handle,
+        lists,
+        session,
+        committer,
+    }
+}
+
+impl Place {
+    async fn snapshot(
+        &self,
+        name: Option<&str>,
+        number: u64,
+        clock: i64,
+    ) -> Result<SnapshotEntry, RootError> {
+        let request = SnapshotRequest {
+            name: name.map(str::to_owned),
+            clock: time(clock),
+            host: "h".into(),
+            user: "u".into(),
+            tags: vec!["t".into()],
+        };
+        let made = self
+            .committer
+            .commit(CommitRequest {
+                snapshot: Some(request),
+                ..tree(number)
+            })
+            .await?;
+        Ok(made.snapshot.expect("asked for"))
+    }
+
+    async fn kept(&self) -> SnapshotList {
+        self.lists
+            .current_snapshots(&self.handle)
+            .await
+            .expect("readable")
+            .1
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_says_what_it_is() {
+    let place = place(memory().await).await;
+    place.committer.commit(tree(1)).await.expect("alone");
+    let made = place.snapshot(Some("day1"), 2, 5000).await.expect("new");
+    assert_eq!(
+        (
+            made.name.as_str(),
+            made.number,
+            made.volume.as_str(),
+            made.tree
+        ),
+        ("day1", 1, "main", Some(id(2)))
+    );
+    assert_eq!(
+        (made.files, made.bytes, made.new_bytes, made.generation),
+        (2, 2000, 20, 4)
+    );
+    assert_eq!(
+        (
+            made.time,
+            made.host.as_str(),
+            made.user.as_str(),
+            made.tags.as_slice()
+        ),
+        (time(5000), "h", "u", &["t".to_owned()][..])
+    );
+    assert_eq!(
+        place.handle.current().root.volumes["main"].commit,
+        Some(made.commit)
+    );
+    assert_eq!(place.kept().await.named("main", "day1"), Some(&made));
+
+    // The clock went back: the time does not. Bytes are counted from the snapshot before.
+    let second = place.snapshot(Some("day2"), 3, 4000).await.expect("new");
+    assert_eq!(
+        (second.time, second.new_bytes, second.number),
+        (time(5000), 10, 2)
+    );
+    assert!(
+        matches!(place.snapshot(Some("day1"), 4, 6000).await, Err(RootError::NameTaken { name }) if name == "day1")
+    );
+    for name in ["", ".x", "@x", "a/b", "latest", "\0", &"x".repeat(256)] {
+        assert!(
+            matches!(
+                place.snapshot(Some(name), 4, 6000).await,
+                Err(RootError::BadName { .. })
+            ),
+            "{name:?}"
+        );
+    }
+    let named: Vec<_> = [
+        place.snapshot(None, 5, 6000).await,
+        place.snapshot(None, 6, 6000).await,
+    ]
+    .into_iter()
+    .map(|made| made.expect("new").name)
+    .collect();
+    assert_eq!(named, ["1970-01-01T01:40:00Z", "1970-01-01T01:40:00Z-2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn shards_are_merged_and_all_snapshots_stay() {
+    let place = place(memory().await).await;
+    for round in 0..60u64 {
+        place
+            .snapshot(Some(&format!("s{round}")), round + 1, 1000 + round as i64)
+            .await
+            .expect("new");
+        assert!(place.handle.current().root.snapshots.len() <= SHARDS_MAX);
+    }
+    let fresh = Lists::new(place.store.clone(), keyring());
+    let kept = fresh
+        .snapshots(&place.handle.current().root)
+        .await
+        .expect("readable");
+    let names: Vec<_> = kept
+        .of_volume("main")
+        .iter()
+        .map(|entry| entry.name.clone())
+        .collect();
+    assert_eq!(
+        names,
+        (0..60).map(|round| format!("s{round}")).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        kept.iter()
+            .map(|entry| entry.number)
+            .collect::<HashSet<_>>()
+            .len(),
+        60
+    );
+    assert_eq!(
+        kept.latest("main").map(|entry| entry.name.as_str()),
+        Some("s59")
+    );
+    let resolve = |text: &str| {
+        kept.resolve("main", &SnapshotReference::parse(text).expect("parses"))
+            .map(|entry| entry.name.clone())
+    };
+    assert_eq!(resolve("latest").expect("there"), "s59");
+    assert_eq!(resolve("s7").expect("there"), "s7");
+    assert_eq!(resolve("@1970-01-01T00:16:47.5Z").expect("there"), "s7");
+    assert_eq!(resolve("@1970-01-01T01:16:47+01:00").expect("there"), "s7");
+    assert!(matches!(
+        resolve("@1970-01-01T00:16:39Z"),
+        Err(RootError::NoSnapshot { .. })
+    ));
+    assert!(matches!(resolve("s60"), Err(RootError::NoSnapshot { .. })));
+    assert!(matches!(
+        kept.resolve("other", &SnapshotReference::Latest),
+        Err(RootError::NoSnapshot { .. })
+    ));
+    assert!(matches!(
+        SnapshotReference::parse("@yesterday"),
+        Err(RootError::BadTime { .. })
+    ));
+    assert!(matches!(
+        SnapshotReference::parse("a/b"),
+        Err(RootError::BadName { .. })
+    ));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_forgotten_can_be_restored() {
+    let store = Faulty::new(memory().await);
+    let place = place(store.clone()).await;
+    for round in 0..5u64 {
+        place
+            .snapshot(Some(&format!("s{round}")), round + 1, 1000)
+            .await
+            .expect("new");
+    }
+    let direct = DirectLists::new(&place.handle, place.session.id());
+    let changer = ListChanger {
+        handle: &place.handle,
+        lists: &place.lists,
+        writer: &direct,
+        session: place.session.id(),
+    };
+    let names = |names: &[&str]| {
+        names
+            .iter()
+            .map(|name| (*name).to_owned())
+            .collect::<Vec<_>>()
+    };
+    let error = changer
+        .forget("main", &names(&["s1", "absent"]), time(2000))
+        .await
+        .expect_err("one is absent");
+    assert!(matches!(error, RootError::NoSnapshot { name, .. } if name == "absent"));
+    assert_eq!(
+        place.kept().await.iter().count(),
+        5,
+        "then none is forgotten"
+    );
+
+    // The answer is lost, and others have replaced the root when it is found out.
+    store.plan([Fault::Silent]);
+    let forgetting = async {
+        changer
+            .forget("main", &names(&["s1", "s3", "s1"]), time(2000))
+            .await
+    };
+    let other = process(store.inner.clone(), 9).await;
+    let interfering = async {
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        OpenSession::open(&other, holder("b"), None, &SystemProcesses)
+            .await
+            .expect("entered")
+    };
+    let (forgotten, _) = tokio::join!(forgetting, interfering);
+    let forgotten = forgotten.expect("forgotten").output;
+    assert_eq!(
+        forgotten
+            .iter()
+            .map(|entry| entry.name.as_str())
+            .collect::<Vec<_>>(),
+        ["s1", "s3"]
+    );
+    let kept = place.kept().await;
+    assert_eq!(
+        kept.of_volume("main")
+            .iter()
+            .map(|entry| entry.name.as_str())
+            .collect::<Vec<_>>(),
+        ["s0", "s2", "s4"]
+    );
+    let trash = place
+        .lists
+        .trash_shards(&place.handle.current().root.trash)
+        .await
+        .expect("readable");
+    let trashed: Vec<_> = trash
+        .iter()
+        .flat_map(|shard| shard.iter())
+        .map(|entry| (entry.snapshot.name.as_str(), entry.forgotten))
+        .collect();
+    assert_eq!(trashed, [("s1", time(2000)), ("s3", time(2000))]);
+    assert_eq!(
+        changer
+            .forget("main", &names(&["s1"]), time(2000))
+            .await
+            .expect_err("gone")
+            .kind(),
+        ErrorKind::Refused
+    );
+
+    // The name may be used again, the number not.
+    let again = place
+        .snapshot(Some("s1"), 9, 3000)
+        .await
+        .expect("the name is free");
+    assert!(!forgotten.iter().any(|entry| entry.number == again.number));
+    assert!(matches!(
+        changer.restore_forgotten("main", "s1").await,
+        Err(RootError::NameTaken { .. })
+    ));
+    store.plan([Fault::After(StoreErrorKind::OutcomeUnknown)]);
+    assert_eq!(
+        changer
+            .restore_forgotten("main", "s3")
+            .await
+            .expect("in the trash")
+            .output,
+        forgotten[1]
+    );
+    assert_eq!(place.kept().await.named("main", "s3"), Some(&forgotten[1]));
+    assert!(matches!(
+        changer.restore_forgotten("main", "s3x").await,
+        Err(RootError::NoSnapshot { .. })
+    ));
+}
+
+#[tokio::test(start_paused = true)]
+async fn damaged_and_vanished_lists_are_told_apart() {
+    let place = place(memory().await).await;
+    place.snapshot(Some("a"), 1, 1000).await.expect("new");
+    let root = place.handle.current().root.clone();
+    let key = root.snapshots[0].name.key(Class::List);
+    let (object, _) = place.store.get(&key).await.expect("there");
+    let mut damaged = object.to_vec();
+    damaged[140] ^= 1;
+    place
+        .store
+        .put(&key, vec![damaged.into()])
+        .await
+        .expect("put");
+    let fresh = || Lists::new(place.store.clone(), keyring());
+    let error = fresh()
+        .current_snapshots(&place.handle)
+        .await
+        .expect_err("damaged");
+    assert!(
+        error.kind() == ErrorKind::Damaged && error.to_string().contains(&key),
+        "{error}"
+    );
+    place.store.put(&key, vec![object]).await.expect("put");
+    let mut miscounted = root.clone();
+    miscounted.snapshots[0].count = 7;
+    assert_eq!(
+        fresh()
+            .snapshots(&miscounted)
+            .await
+            .expect_err("miscounted")
+            .kind(),
+        ErrorKind::Damaged
+    );
+
+    // What the newest root names is lost when it is not there, except to those who hold it in memory.
+    assert_eq!(place.kept().await.iter().count(), 1);
+    place.store.delete(&key).await.expect("deleted");
+    assert_eq!(
+        fresh()
+            .current_snapshots(&place.handle)
+            .await
+            .expect_err("lost")
+            .kind(),
+        ErrorKind::Damaged
+    );
+    assert_eq!(
+        place.kept().await.iter().count(),
+        1,
+        "what is immutable may be cached"
+    );
+}
+
+fn reference(count: u32, sequence: u32) -> ListRef {
+    ListRef {
+        name: PackName {
+            session: 1,
+            sequence,
+            random: 0,
+        },
+        count,
+        bytes: 0,
+    }
+}
+
+#[test]
+fn merging_rewrites_each_entry_a_few_times() {
+    let mut refs: Vec<ListRef> = Vec::new();
+    let mut rewritten = 0u64;
+    for round in 0..20_000u32 {
+        let merged = shards_to_merge(&refs);
+        refs.retain(|kept| !merged.contains(kept));
+        let count: u32 = merged.iter().map(|shard| shard.count).sum();
+        rewritten += u64::from(count);
+        refs.push(reference(count + 1, round));
+        assert!(refs.len() <= SHARDS_MAX);
+    }
+    assert_eq!(refs.iter().map(|shard| shard.count).sum::<u32>(), 20_000);
+    assert!(rewritten < 20_000 * 7, "{rewritten} entries rewritten");
+}
+
+prop_compose! {
+    fn entry()(name in "[a-z]{1,3}", number in 1u16.., volume in "[xy]", tree in proptest::option::of(any::<[u8; 32]>()), commit: [u8; 32],
+               seconds in -1_000_000i64..1_000_000, nanoseconds in 0i32..1_000_000_000, text in ".{0,9}", tags in proptest::collection::vec(".{0,9}", 0..3),
+               numbers: (u64, u64, u64, u64)) -> SnapshotEntry {
+        SnapshotEntry {
+            name, number, volume, tree: tree.map(bkfs_chunker::id::Id), commit: bkfs_chunker::id::Id(commit),
+            time: jiff::Timestamp::from_second(seconds).expect("in range") + jiff::SignedDuration::from_nanos(i64::from(nanoseconds)),
+            host: text.clone(), user: text, tags, files: numbers.0, bytes: numbers.1, new_bytes: numbers.2, generation: numbers.3,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn lists_are_read_back(entries in proptest::collection::vec(entry(), 0..8)) {
+        prop_assert_eq!(decode_shard::<SnapshotEntry>(&encode_shard(entries.clone())).expect("decodes"), entries.clone());
+        let trash: Vec<_> = entries.into_iter().map(|snapshot| TrashEntry { forgotten: snapshot.time, snapshot }).collect();
+        prop_assert_eq!(decode_shard::<TrashEntry>(&encode_shard(trash.clone())).expect("decodes"), trash);
+    }
+
+    #[test]
+    fn arbitrary_lists_do_not_panic(bytes: Vec<u8>, entries in proptest::collection::vec(entry(), 1..3), at: usize, value: u8) {
+        let _ = decode_shard::<SnapshotEntry>(&bytes);
+        let _ = decode_shard::<PackEntry>(&bytes);
+        let mut damaged = encode_shard(entries);
+        let at = at % damaged.len();
+        damaged[at] = value;
+        let _ = decode_shard::<SnapshotEntry>(&damaged);
+        let _ = decode_shard::<TrashEntry>(&damaged);
+    }
+
+    #[test]
+    fn resolving_agrees_with_a_sorted_list(entries in proptest::collection::vec(entry(), 0..20), split in 0usize..20, seconds in -1_000_000i64..1_000_000) {
+        let split = split.min(entries.len());
+        let list = SnapshotList::new(vec![Arc::new(entries[..split].to_vec()), Arc::new(entries[split..].to_vec())]);
+        for volume in ["x", "y"] {
+            let mut sorted: Vec<_> = entries.iter().filter(|entry| entry.volume == volume).collect();
+            sorted.sort_by_key(|entry| (entry.time, entry.generation));
+            prop_assert_eq!(list.latest(volume).map(|entry| entry.time), sorted.last().map(|entry| entry.time));
+            let at = list.at(volume, time(seconds));
+            prop_assert_eq!(at.map(|entry| entry.time), sorted.iter().rev().find(|entry| entry.time <= time(seconds)).map(|entry| entry.time));
+            prop_assert_eq!(list.of_volume(volume).len(), sorted.len());
+        }
+    }
+
+    #[test]
+    fn references_are_parsed_or_refused(text in ".{0,40}") {
+        match SnapshotReference::parse(&text) {
+            Ok(SnapshotReference::Name(name)) => prop_assert!(check_snapshot_name(&name).is_ok() && name == text),
+            Ok(SnapshotReference::Latest) => prop_assert_eq!(text, LATEST),
+            Ok(SnapshotReference::At(_)) => prop_assert!(text.starts_with('@')),
+            Err(_) => {}
+        }
+    }
+}

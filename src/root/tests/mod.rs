@@ -1,0 +1,8 @@
+//! Tests of the root's rooms, on stores in memory and on disk, with answers that get lost.
+
+mod commit;
+mod handle;
+mod lists;
+mod session;
+mod state;
+mod support;

@@ -1,0 +1,347 @@
+//! Entering, judging holders, taking over.
+
+use super::support::*;
+use crate::root::error::{ErrorKind, RootError};
+use crate::root::heartbeat::{DEAD_AFTER, HEARTBEAT_INTERVAL, Standing};
+use crate::root::holder::{ProcessState, Processes, SystemProcesses};
+use crate::root::session::{OpenSession, VolumeRequest};
+use crate::root::state::{HolderInfo, SessionId, SessionState};
+use crate::root::transition::Refusal;
+use bkfs_chunker::store::{Store, StoreErrorKind};
+use bytes::Bytes;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+#[derive(Debug)]
+struct Table(ProcessState);
+impl Processes for Table {
+    fn state(&self, _: u32) -> ProcessState {
+        self.0
+    }
+}
+
+async fn enter(
+    store: &Arc<dyn Store>,
+    seed: u64,
+    by: HolderInfo,
+    steal: bool,
+    processes: &dyn Processes,
+) -> Result<OpenSession, RootError> {
+    let handle = process(store.clone(), seed).await;
+    OpenSession::open(
+        &handle,
+        by,
+        Some(VolumeRequest {
+            name: "main".into(),
+            steal,
+        }),
+        processes,
+    )
+    .await
+}
+
+/// A session whose process ends without a word.
+async fn crashed(store: &Arc<dyn Store>, by: HolderInfo) -> SessionId {
+    let session = enter(store, 1, by, false, &SystemProcesses)
+        .await
+        .expect("free");
+    // Its first heartbeat goes out.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    session.id()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_living_holder_elsewhere_is_left_alone() {
+    let store = memory().await;
+    let session = enter(&store, 1, holder("a"), false, &SystemProcesses)
+        .await
+        .expect("free");
+    let begun = Instant::now();
+    let error = enter(&store, 2, holder("b"), false, &SystemProcesses)
+        .await
+        .expect_err("held");
+    assert_eq!(error.kind(), ErrorKind::Held);
+    assert_eq!(error.holder().map(|by| by.host.as_str()), Some("a"));
+    let text = format!(
+        "{error}\n{}",
+        error.hint().expect("there is something to do")
+    );
+    for word in [
+        "main",
+        "host a",
+        "process 1",
+        "at /a",
+        "-o ro",
+        "-o volume=",
+        "--steal",
+    ] {
+        assert!(text.contains(word), "{word:?} in {text}");
+    }
+    assert!(
+        begun.elapsed() <= HEARTBEAT_INTERVAL + Duration::from_secs(4),
+        "{:?}",
+        begun.elapsed()
+    );
+    session.end().await.expect("live");
+    let session = enter(&store, 3, holder("b"), false, &SystemProcesses)
+        .await
+        .expect("free by now");
+    assert_eq!(
+        store
+            .list("sessions/", None, 10)
+            .await
+            .expect("listed")
+            .len(),
+        0,
+        "the heartbeat of the ended one is gone"
+    );
+    assert!(session.taken_from().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_heartbeat_that_stands_still_belongs_to_the_dead() {
+    let store = memory().await;
+    let dead = crashed(&store, holder("a")).await;
+    let begun = Instant::now();
+    let session = enter(&store, 2, holder("b"), false, &SystemProcesses)
+        .await
+        .expect("taken over");
+    assert!(
+        begun.elapsed() >= DEAD_AFTER && begun.elapsed() <= DEAD_AFTER + Duration::from_secs(4),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!(session.taken_from().map(|by| by.host.as_str()), Some("a"));
+    let root = &process(store, 3).await.current().root;
+    assert!(
+        !root.sessions.contains_key(&dead),
+        "nothing was left to replay"
+    );
+    assert_eq!(root.volumes["main"].holder, Some(session.id()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_never_beat_is_dead_like_any_other() {
+    let store = memory().await;
+    let dead = crashed(&store, holder("a")).await;
+    store.delete(&dead.key()).await.expect("deleted");
+    enter(&store, 2, holder("b"), false, &SystemProcesses)
+        .await
+        .expect("taken over");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_judged_while_the_store_is_silent() {
+    let store = Faulty::new(memory().await);
+    let bucket: Arc<dyn Store> = store.inner.clone();
+    let session = enter(&bucket, 1, holder("a"), false, &SystemProcesses)
+        .await
+        .expect("free");
+    let handle = process(store.clone(), 2).await;
+    let watching = tokio::spawn(async move {
+        let request = VolumeRequest {
+            name: "main".into(),
+            steal: false,
+        };
+        OpenSession::open(&handle, holder("b"), Some(request), &SystemProcesses).await
+    });
+    // Looks succeed just before and just after an outage for the observer alone; the holder beats on throughout.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    *store.outage.lock() = Some(StoreErrorKind::Unreachable);
+    tokio::time::sleep(Duration::from_secs(45)).await;
+    *store.outage.lock() = None;
+    assert_eq!(
+        watching.await.expect("no panic").expect_err("alive").kind(),
+        ErrorKind::Held
+    );
+    drop(session);
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_one_machine_the_process_decides_at_once() {
+    for (state, taken) in [
+        (ProcessState::Gone, true),
+        (ProcessState::Running { start_ticks: 1 }, true),
+        (ProcessState::Running { start_ticks: 0 }, false),
+    ] {
+        let store = memory().await;
+        crashed(&store, holder("a")).await;
+        let begun = Instant::now();
+        let entered = enter(&store, 2, holder("a"), false, &Table(state)).await;
+        assert_eq!(entered.is_ok(), taken, "{state:?}: {entered:?}");
+        assert!(begun.elapsed() < Duration::from_secs(1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stealing_asks_nobody_and_the_victim_learns_of_it() {
+    let store = memory().await;
+    let victim = enter(&store, 1, holder("a"), false, &SystemProcesses)
+        .await
+        .expect("free");
+    let mut standing = victim.heartbeat().standing();
+    assert!(matches!(*standing.borrow(), Standing::Live { .. }));
+    let begun = Instant::now();
+    let taker = enter(&store, 2, holder("b"), true, &SystemProcesses)
+        .await
+        .expect("stolen");
+    assert!(begun.elapsed() < Duration::from_secs(1));
+    standing
+        .wait_for(|standing| matches!(standing, Standing::Fenced(Refusal::Fenced { .. })))
+        .await
+        .expect("told");
+    assert!(begun.elapsed() <= HEARTBEAT_INTERVAL + Duration::from_secs(1));
+    assert_eq!(
+        victim.end().await.expect_err("fenced").kind(),
+        ErrorKind::Fenced
+    );
+    taker.end().await.expect("live");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_leaves_while_it_is_watched_makes_room() {
+    let store = memory().await;
+    // It was stopped, hence silent, and ends after 15 s.
+    let session = enter(&store, 1, holder("a"), false, &SystemProcesses)
+        .await
+        .expect("free");
+    let handle = process(store.clone(), 7).await;
+    let id = session.id();
+    drop(session);
+    let leaving = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        handle.update(&mut LeaveNow(id)).await
+    });
+    let begun = Instant::now();
+    let entered = enter(&store, 2, holder("b"), false, &SystemProcesses)
+        .await
+        .expect("free");
+    assert!(
+        begun.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert!(entered.taken_from().is_none());
+    leaving.await.expect("no panic").expect("live");
+}
+
+struct LeaveNow(SessionId);
+
+#[async_trait::async_trait]
+impl crate::root::handle::Transition for LeaveNow {
+    type Output = ();
+    fn session(&self) -> Option<SessionId> {
+        Some(self.0)
+    }
+    async fn apply(&mut self, next: &mut crate::root::state::Root) -> Result<(), RootError> {
+        Ok(next.end(self.0)?)
+    }
+    async fn seen(&mut self, root: &crate::root::state::Root) -> Result<bool, RootError> {
+        Ok(!root.sessions.contains_key(&self.0))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_takers_one_wins() {
+    let store = memory().await;
+    crashed(&store, holder("a")).await;
+    let takers: Vec<_> = (2..6u64)
+        .map(|seed| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                enter(
+                    &store,
+                    seed,
+                    holder(&format!("h{seed}")),
+                    false,
+                    &SystemProcesses,
+                )
+                .await
+            })
+        })
+        .collect();
+    let mut won = Vec::new();
+    for taker in takers {
+        match taker.await.expect("no panic") {
+            Ok(session) => won.push(session),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Held, "{error}"),
+        }
+    }
+    assert_eq!(won.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_journal_of_the_dead_is_not_passed_over() {
+    let store = memory().await;
+    let dead = crashed(&store, holder("a")).await;
+    let key = format!("journal/{:016x}/{dead}/1", keyring().name_hash(b"main"));
+    store
+        .put_new(&key, vec![Bytes::from_static(b"operations")])
+        .await
+        .expect("new");
+    let error = enter(&store, 2, holder("b"), true, &SystemProcesses)
+        .await
+        .expect_err("acknowledged data");
+    assert!(
+        matches!(&error, RootError::Journal { session, .. } if *session == dead),
+        "{error}"
+    );
+    let root = &process(store.clone(), 3).await.current().root;
+    assert_eq!(root.sessions.len(), 1, "the taker has left");
+    assert_eq!(
+        root.sessions[&dead].state,
+        SessionState::Ending,
+        "the dead one waits for somebody who can replay it"
+    );
+    store.delete(&key).await.expect("deleted");
+    enter(&store, 4, holder("b"), false, &SystemProcesses)
+        .await
+        .expect("nothing is left to replay");
+    assert!(
+        !process(store, 5)
+            .await
+            .current()
+            .root
+            .sessions
+            .contains_key(&dead)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn entering_survives_lost_answers() {
+    for fault in [
+        Fault::After(StoreErrorKind::OutcomeUnknown),
+        Fault::Before(StoreErrorKind::Conflict),
+        Fault::Silent,
+        Fault::Late,
+    ] {
+        let store = Faulty::new(memory().await);
+        let handle = process(store.clone(), 1).await;
+        store.plan([fault.clone()]);
+        let request = VolumeRequest {
+            name: "main".into(),
+            steal: false,
+        };
+        let session = OpenSession::open(&handle, holder("a"), Some(request), &SystemProcesses)
+            .await
+            .expect("entered");
+        store.plan([fault]);
+        session.end().await.expect("left");
+        assert!(store.is_spent());
+        assert_eq!(handle.current().root.generation, 3);
+        assert!(handle.current().root.sessions.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_of_maintenance_have_no_volume() {
+    let store = memory().await;
+    let handle = process(store, 1).await;
+    let session = OpenSession::open(&handle, holder("a"), None, &SystemProcesses)
+        .await
+        .expect("entered");
+    assert_eq!(session.volume(), None);
+    assert_eq!(handle.current().root.sessions[&session.id()].volume, None);
+    session.end().await.expect("left");
+}

@@ -1,0 +1,420 @@
+//! The root's encoding, and what transitions keep true.
+
+use super::support::*;
+use crate::root::record::{CommitRecord, RecordedSnapshot};
+use crate::root::state::*;
+use crate::root::transition::*;
+use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::RepositoryId;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// One step of a random history; numbers are taken modulo what there is.
+#[derive(Clone, Debug)]
+enum Step {
+    Register,
+    Claim {
+        session: usize,
+        volume: usize,
+        over: u8,
+    },
+    Commit {
+        session: usize,
+        replay: bool,
+        right: bool,
+    },
+    Replay {
+        session: usize,
+    },
+    End {
+        session: usize,
+    },
+    RemoveDead {
+        session: usize,
+        dead: usize,
+    },
+    List {
+        list: u8,
+        removed: usize,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => Just(Step::Register),
+        3 => (0usize..8, 0usize..3, 0u8..3).prop_map(|(session, volume, over)| Step::Claim { session, volume, over }),
+        4 => (0usize..8, any::<bool>(), any::<bool>()).prop_map(|(session, replay, right)| Step::Commit { session, replay, right }),
+        1 => (0usize..8).prop_map(|session| Step::Replay { session }),
+        1 => (0usize..8).prop_map(|session| Step::End { session }),
+        1 => (0usize..8, 0usize..8).prop_map(|(session, dead)| Step::RemoveDead { session, dead }),
+        1 => (0u8..3, 0usize..4).prop_map(|(list, removed)| Step::List { list, removed }),
+    ]
+}
+
+const VOLUMES: [&str; 3] = ["main", "a", "ü ~"];
+
+fn reference(number: u64) -> ListRef {
+    ListRef {
+        name: PackName {
+            session: number,
+            sequence: 1,
+            random: 2,
+        },
+        count: 1,
+        bytes: number,
+    }
+}
+
+/// Plays one step on a copy; the copy counts only if the step was admitted.
+fn play(root: &Root, step: &Step, number: u64) -> Option<(Root, Result<(), Refusal>)> {
+    let sessions: Vec<_> = root.sessions.keys().copied().collect();
+    let pick = |at: usize| sessions.get(at % sessions.len().max(1)).copied();
+    let mut next = root.clone();
+    next.generation += 1;
+    let result = match step {
+        Step::Register => next.register(SessionId(number), holder("h")),
+        Step::Claim {
+            session,
+            volume,
+            over,
+        } => {
+            let name = VOLUMES[*volume];
+            let held = root.volumes.get(name).and_then(|volume| volume.holder);
+            let claim = match (over, held) {
+                (0, _) | (1, None) => Claim::Free,
+                (1, Some(held)) => Claim::Dead(held),
+                _ => Claim::Steal,
+            };
+            next.claim(pick(*session)?, name, claim)
+        }
+        Step::Commit {
+            session,
+            replay,
+            right,
+        } => {
+            let session = pick(*session)?;
+            let volume = root.sessions[&session]
+                .volume
+                .clone()
+                .unwrap_or("main".into());
+            let parent = if *right {
+                root.volumes.get(&volume).and_then(|volume| volume.commit)
+            } else {
+                Some(id(u64::MAX))
+            };
+            let replayed = if *replay {
+                root.ending_sessions(&volume)
+            } else {
+                Vec::new()
+            };
+            next.commit(&CommitChange {
+                session,
+                volume,
+                parent,
+                commit: id(number),
+                tree: Some(id(number + 1)),
+                covered: number,
+                floor: number as u32,
+                next_inode: number,
+                inodes: 1,
+                bytes: 2,
+                new_bytes: 3,
+                replayed,
+            })
+        }
+        Step::Replay { session } => {
+            let session = pick(*session)?;
+            let volume = root.sessions[&session].volume.clone()?;
+            let ended = root.ending_sessions(&volume);
+            next.remove_replayed(session, &volume, &ended)
+        }
+        Step::End { session } => next.end(pick(*session)?),
+        Step::RemoveDead { session, dead } => next.remove_dead(pick(*session)?, pick(*dead)?),
+        Step::List { list, removed } => {
+            let of = |refs: &[ListRef]| refs.iter().take(*removed).copied().collect();
+            match list {
+                0 => next.change_snapshots(&ListChange {
+                    removed: of(&root.snapshots),
+                    added: vec![reference(number)],
+                }),
+                1 => next.change_trash(&ListChange {
+                    removed: of(&root.trash),
+                    added: vec![reference(number)],
+                }),
+                _ => {
+                    let added = IndexRef {
+                        name: reference(number).name,
+                        packs: 1,
+                        blobs: 2,
+                        bytes: 3,
+                    };
+                    next.change_index(&IndexChange {
+                        absorbed: root.index.iter().take(*removed).copied().collect(),
+                        added: vec![added],
+                    })
+                }
+            }
+        }
+    };
+    Some((next, result))
+}
+
+fn history(steps: &[Step]) -> Root {
+    let mut root = Root::new(RepositoryId([7; 16]), [1; 16]);
+    for (number, step) in steps.iter().enumerate() {
+        if let Some((next, Ok(()))) = play(&root, step, number as u64 + 1) {
+            root = next;
+        }
+    }
+    root
+}
+
+proptest! {
+    #[test]
+    fn roots_are_read_back(steps in proptest::collection::vec(step(), 0..60)) {
+        let root = history(&steps);
+        let bytes = root.encode().expect("small and consistent");
+        prop_assert_eq!(Root::decode(&bytes).expect("decodes"), root);
+    }
+
+    #[test]
+    fn arbitrary_roots_do_not_panic(bytes: Vec<u8>, steps in proptest::collection::vec(step(), 0..30), at: usize, value: u8, cut: usize) {
+        let _ = Root::decode(&bytes);
+        let mut damaged = history(&steps).encode().expect("small and consistent");
+        let at = at % damaged.len();
+        damaged[at] = value;
+        let _ = Root::decode(&damaged);
+        let cut = cut % damaged.len();
+        prop_assert!(Root::decode(&damaged[..cut]).is_err() || at < cut);
+    }
+
+    /// What holds in every history, whoever does what.
+    #[test]
+    fn transitions_keep_their_promises(steps in proptest::collection::vec(step(), 0..80)) {
+        let mut root = Root::new(RepositoryId([7; 16]), [1; 16]);
+        let mut gone: BTreeMap<SessionId, bool> = BTreeMap::new();
+        for (number, step) in steps.iter().enumerate() {
+            let Some((next, result)) = play(&root, step, number as u64 + 1) else { continue };
+            if let Err(refusal) = result {
+                let mut untouched = root.clone();
+                untouched.generation += 1;
+                prop_assert_eq!(&next, &untouched, "{} left traces", refusal);
+                continue;
+            }
+            prop_assert!(next.check().is_ok(), "{:?} after {:?}", next.check(), step);
+            for (id, session) in &root.sessions {
+                match next.sessions.get(id) {
+                    Some(after) => {
+                        prop_assert!(!(session.state == SessionState::Ending && after.state == SessionState::Live), "{} came back", id);
+                        prop_assert!(after.floor >= session.floor && after.covered >= session.covered);
+                        prop_assert!(after.volume == session.volume || session.volume.is_none());
+                    }
+                    None => {
+                        // Ended by itself, or replayed by the holder of its volume, or dead without a volume.
+                        let replayed = matches!(step, Step::Commit { .. } | Step::Replay { .. });
+                        prop_assert!(session.state == SessionState::Live || replayed, "{} was dropped unreplayed", id);
+                        gone.insert(*id, true);
+                    }
+                }
+            }
+            prop_assert!(next.sessions.keys().all(|id| !gone.contains_key(id)));
+            for (name, volume) in &root.volumes {
+                let after = &next.volumes[name];
+                let committed = after.sequence - volume.sequence;
+                prop_assert!(committed <= 1 && (committed == 1) == (after.commit != volume.commit));
+                let right = matches!(step, Step::Commit { right: true, .. })
+                    && after.holder == volume.holder
+                    && next.ending_sessions(name).is_empty();
+                prop_assert!(committed == 0 || right);
+                prop_assert!(after.next_inode >= volume.next_inode);
+                if let (Some(before), true) = (volume.holder, after.holder != volume.holder) {
+                    let left = next.sessions.get(&before).is_none_or(|session| session.state == SessionState::Ending);
+                    prop_assert!(left, "{} was pushed out and is still live", before);
+                }
+            }
+            root = next;
+        }
+    }
+
+    #[test]
+    fn commit_records_are_read_back(numbers: (u64, u64, u64, u64), parent: Option<[u8; 32]>, tree: Option<[u8; 32]>, seconds in -1_000_000_000i64..10_000_000_000,
+                                    name: Option<String>, text: String, snapshot: bool) {
+        let record = CommitRecord {
+            volume: text.clone(), session: SessionId(numbers.0), sequence: numbers.1, parent: parent.map(bkfs_chunker::id::Id), tree: tree.map(bkfs_chunker::id::Id),
+            time: time(seconds), covered: numbers.2, next_inode: numbers.3, inodes: numbers.0, bytes: numbers.1,
+            snapshot: snapshot.then(|| RecordedSnapshot { name, host: text.clone(), user: text.clone(), tags: vec![text] }),
+        };
+        prop_assert_eq!(CommitRecord::decode(&record.encode()).expect("decodes"), record.clone());
+        prop_assert_eq!(record.encode(), record.encode());
+    }
+
+    #[test]
+    fn arbitrary_records_do_not_panic(bytes: Vec<u8>) {
+        let _ = CommitRecord::decode(&bytes);
+    }
+
+    #[test]
+    fn names_follow_their_rules(name in ".{0,300}") {
+        let right = !name.is_empty() && name.len() <= 255 && !name.starts_with('.') && !name.starts_with('@') && !name.contains('/') && !name.contains('\0');
+        prop_assert_eq!(check_name(&name).is_ok(), right);
+    }
+}
+
+fn claimed() -> Root {
+    let mut root = Root::new(RepositoryId([7; 16]), [1; 16]);
+    root.register(SessionId(1), holder("a")).expect("first");
+    root.claim(SessionId(1), "main", Claim::Free).expect("free");
+    root
+}
+
+#[test]
+fn unknown_fields_are_skipped() {
+    let root = claimed();
+    let bytes = root.encode().expect("small");
+    assert_eq!(bytes[0], 0xac, "a map of 12 fields");
+    let mut newer = bytes.clone();
+    newer[0] += 1;
+    // Field 100: an array holding a map and a text.
+    newer.extend([0x18, 100, 0x82, 0xa1, 0x01, 0x02, 0x61, b'x']);
+    assert_eq!(Root::decode(&newer).expect("decodes"), root);
+}
+
+#[test]
+fn a_root_has_its_largest_size() {
+    let mut root = claimed();
+    let fits = |root: &Root| match root.encode() {
+        Ok(bytes) => {
+            assert!(bytes.len() <= ROOT_BYTES_MAX);
+            true
+        }
+        Err(StateError::TooLarge { bytes }) => {
+            assert!(bytes > ROOT_BYTES_MAX);
+            false
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let mut count = 0;
+    while fits(&root) {
+        root.snapshots.push(reference(count));
+        count += 1;
+    }
+    assert!(count > 1000);
+    assert!(matches!(
+        Root::decode(&vec![0; ROOT_BYTES_MAX + 1]),
+        Err(StateError::TooLarge { .. })
+    ));
+}
+
+#[test]
+fn a_full_complement_of_sessions_fits() {
+    let mut root = Root::new(RepositoryId([7; 16]), [1; 16]);
+    let long = "x".repeat(400);
+    for number in 0..SESSIONS_MAX as u64 {
+        // Typical texts; a host name has at most 64 bytes, and machine and boot ids are 32 and 36.
+        let holder = HolderInfo {
+            host: "h".repeat(64),
+            machine_id: "m".repeat(32),
+            boot_id: "b".repeat(36),
+            user: "u".repeat(32),
+            mount_point: long.clone(),
+            ..HolderInfo::default()
+        };
+        root.register(SessionId(number), holder).expect("room");
+        root.claim(SessionId(number), &format!("volume-{number}"), Claim::Free)
+            .expect("free");
+    }
+    assert_eq!(
+        root.sessions[&SessionId(0)].holder.mount_point.len(),
+        HOLDER_TEXT_BYTES_MAX
+    );
+    assert!(root.encode().is_ok());
+    let refusal = root.register(SessionId(1000), holder("one too many"));
+    assert_eq!(refusal, Err(Refusal::Full { what: "sessions" }));
+}
+
+#[test]
+fn inconsistent_roots_are_refused() {
+    let break_it: [fn(&mut Root); 7] = [
+        |root| root.sessions.clear(),
+        |root| root.volumes.clear(),
+        |root| root.volumes.get_mut("main").expect("there").holder = None,
+        |root| root.volumes.get_mut("main").expect("there").holder = Some(SessionId(2)),
+        |root| root.sessions.get_mut(&SessionId(1)).expect("there").state = SessionState::Ending,
+        |root| root.volumes.get_mut("main").expect("there").sequence = 1,
+        |root| drop(root.volumes.insert(".hidden".into(), Volume::default())),
+    ];
+    for (number, break_it) in break_it.iter().enumerate() {
+        let mut root = claimed();
+        assert!(root.check().is_ok());
+        break_it(&mut root);
+        assert!(
+            matches!(root.encode(), Err(StateError::Inconsistent(_))),
+            "{number}"
+        );
+        let bytes = minicbor::to_vec(&root).expect("encodes");
+        assert!(
+            matches!(Root::decode(&bytes), Err(StateError::Inconsistent(_))),
+            "{number}"
+        );
+    }
+}
+
+#[test]
+fn takeover_is_for_those_it_was_judged_for() {
+    let mut root = claimed();
+    for session in [2, 3] {
+        root.register(SessionId(session), holder("b")).expect("new");
+    }
+    assert!(matches!(
+        root.claim(SessionId(2), "main", Claim::Free),
+        Err(Refusal::Held {
+            session: SessionId(1),
+            ..
+        })
+    ));
+    assert!(matches!(
+        root.claim(SessionId(2), "main", Claim::Dead(SessionId(9))),
+        Err(Refusal::Held { .. })
+    ));
+    root.claim(SessionId(2), "main", Claim::Dead(SessionId(1)))
+        .expect("judged dead");
+    // Another one that had judged the first holder does not push out the second.
+    assert!(matches!(
+        root.claim(SessionId(3), "main", Claim::Dead(SessionId(1))),
+        Err(Refusal::Held {
+            session: SessionId(2),
+            ..
+        })
+    ));
+    root.generation += 1;
+    root.claim(SessionId(3), "main", Claim::Steal)
+        .expect("stolen");
+    assert_eq!(
+        root.ending_sessions("main"),
+        [SessionId(1), SessionId(2)],
+        "oldest first"
+    );
+    assert!(
+        matches!(
+            root.claim(SessionId(3), "other", Claim::Free),
+            Err(Refusal::Full { .. })
+        ),
+        "one volume per session"
+    );
+    assert!(
+        matches!(root.end(SessionId(1)), Err(Refusal::Fenced { by: Some(_) })),
+        "it waits to be replayed"
+    );
+    assert!(
+        matches!(
+            root.remove_dead(SessionId(3), SessionId(2)),
+            Err(Refusal::Held { .. })
+        ),
+        "so it is not simply removed"
+    );
+    assert!(matches!(
+        root.claim(SessionId(3), "..", Claim::Free),
+        Err(Refusal::BadName { .. })
+    ));
+}

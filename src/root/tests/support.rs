@@ -1,0 +1,429 @@
+//! What the tests share: a repository without contents, a store that loses answers, and uploads that keep packs by name only.
+
+use crate::root::commit::{CommitRequest, Uploads};
+use crate::root::error::RootError;
+use crate::root::handle::{RetryPolicy, RootHandle, RootParts};
+use crate::root::lists::ListWriter;
+use crate::root::memory::{GenerationMemory, VolatileMemory};
+use crate::root::state::{HolderInfo, ROOT_KEY, Root, SessionId};
+use async_trait::async_trait;
+use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::entropy::Entropy;
+use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::ingest::Sealed;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::{Class, Features, Keyring, RepositoryId, Secrets};
+use bkfs_chunker::store::{
+    MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
+};
+use bytes::Bytes;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use rand::{Rng, SeedableRng};
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Randomness that repeats itself.
+#[derive(Debug)]
+pub struct Seeded(Mutex<rand::rngs::StdRng>);
+
+impl Seeded {
+    pub fn new(seed: u64) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(rand::rngs::StdRng::seed_from_u64(seed))))
+    }
+}
+
+impl Entropy for Seeded {
+    fn fill(&self, bytes: &mut [u8]) {
+        self.0.lock().fill_bytes(bytes);
+    }
+}
+
+pub fn keyring() -> Keyring {
+    Keyring::sealed(
+        RepositoryId([7; 16]),
+        Secrets::new([1; 32], [2; 32], [3; 32]),
+    )
+}
+
+pub fn id(number: u64) -> Id {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    Id(bytes)
+}
+
+pub fn holder(name: &str) -> HolderInfo {
+    HolderInfo {
+        host: name.to_owned(),
+        boot_id: name.to_owned(),
+        pid_namespace: 1,
+        pid: 1,
+        mount_point: format!("/{name}"),
+        ..HolderInfo::default()
+    }
+}
+
+pub fn time(seconds: i64) -> Timestamp {
+    Timestamp::from_second(seconds).expect("in range")
+}
+
+/// Puts the first root into `store`.
+pub async fn create(store: &dyn Store) {
+    let payload = Root::new(RepositoryId([7; 16]), [0; 16])
+        .encode()
+        .expect("small");
+    let object = keyring().seal_object(Class::Root, ROOT_KEY, Features::NONE, [9; 32], &payload);
+    store
+        .put_new(ROOT_KEY, vec![object])
+        .await
+        .expect("nothing is there");
+}
+
+/// One process: its own handle on the root in `store`.
+pub async fn process(store: Arc<dyn Store>, seed: u64) -> RootHandle {
+    open(store, seed, Arc::new(VolatileMemory::default()))
+        .await
+        .expect("the root is there")
+}
+
+pub async fn open(
+    store: Arc<dyn Store>,
+    seed: u64,
+    memory: Arc<dyn GenerationMemory>,
+) -> Result<RootHandle, RootError> {
+    let policy = RetryPolicy {
+        stall_timeout: Duration::from_secs(60),
+        request_timeout: Duration::from_secs(10),
+        ..RetryPolicy::default()
+    };
+    RootHandle::open(
+        RootParts {
+            store,
+            keyring: keyring(),
+            entropy: Seeded::new(seed),
+            memory,
+            policy,
+        },
+        0,
+    )
+    .await
+}
+
+/// What happens to the next replacement of the root.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// It is not applied, and this is the answer.
+    Before(StoreErrorKind),
+    /// It is applied, and this is the answer.
+    After(StoreErrorKind),
+    /// It is held back, and never answered; [`Faulty::deliver`] applies it.
+    Late,
+    /// It is applied, and never answered.
+    Silent,
+}
+
+/// A store whose replacements of the root go wrong as told.
+#[derive(Debug)]
+pub struct Faulty {
+    pub inner: Arc<dyn Store>,
+    pub faults: Mutex<VecDeque<Fault>>,
+    /// While set, every request fails with it before it is applied.
+    pub outage: Mutex<Option<StoreErrorKind>>,
+    late: Mutex<Vec<(Vec<Bytes>, Version)>>,
+    /// The bodies of all replacements that were sent.
+    pub sent: Mutex<Vec<Bytes>>,
+}
+
+impl Faulty {
+    pub fn new(inner: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            faults: Mutex::default(),
+            outage: Mutex::default(),
+            late: Mutex::default(),
+            sent: Mutex::default(),
+        })
+    }
+
+    pub fn plan(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.faults.lock().extend(faults);
+    }
+
+    /// Applies what was held back; says how much of it was.
+    pub async fn deliver(&self) -> usize {
+        let late = std::mem::take(&mut *self.late.lock());
+        let mut applied = 0;
+        for (body, expected) in late {
+            applied += usize::from(self.inner.replace(ROOT_KEY, body, &expected).await.is_ok());
+        }
+        applied
+    }
+
+    pub fn is_spent(&self) -> bool {
+        self.faults.lock().is_empty()
+    }
+
+    fn check(&self, operation: Operation, key: &str) -> Result<(), StoreError> {
+        let outage = *self.outage.lock();
+        outage.map_or(Ok(()), |kind| {
+            Err(StoreError::new(kind, operation, key, "outage"))
+        })
+    }
+}
+
+#[async_trait]
+impl Store for Faulty {
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        self.check(Operation::Get, key)?;
+        self.inner.get(key).await
+    }
+    async fn get_if_changed(
+        &self,
+        key: &str,
+        known: &Version,
+    ) -> Result<Option<(Bytes, Version)>, StoreError> {
+        self.check(Operation::Get, key)?;
+        self.inner.get_if_changed(key, known).await
+    }
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.inner.get_range(key, range).await
+    }
+    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
+        self.inner.get_tail(key, bytes).await
+    }
+    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
+        self.inner.head(key).await
+    }
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.check(Operation::PutNew, key)?;
+        self.inner.put_new(key, body).await
+    }
+    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.check(Operation::Put, key)?;
+        self.inner.put(key, body).await
+    }
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        self.sent.lock().push(body.concat().into());
+        self.check(Operation::Replace, key)?;
+        let fail = |kind| Err(StoreError::new(kind, Operation::Replace, key, "planned"));
+        let fault = self.faults.lock().pop_front();
+        match fault {
+            None => self.inner.replace(key, body, expected).await,
+            Some(Fault::Before(kind)) => fail(kind),
+            Some(Fault::After(kind)) => {
+                self.inner.replace(key, body, expected).await?;
+                fail(kind)
+            }
+            Some(Fault::Late) => {
+                self.late.lock().push((body, expected.clone()));
+                std::future::pending().await
+            }
+            Some(Fault::Silent) => {
+                self.inner.replace(key, body, expected).await?;
+                std::future::pending().await
+            }
+        }
+    }
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.inner.delete(key).await
+    }
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ObjectInfo>, StoreError> {
+        self.inner.list(prefix, after, limit).await
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}
+
+/// Everything that the uploads of all sessions have put into the bucket, beside lists.
+#[derive(Debug, Default)]
+pub struct Shelf {
+    /// Which packs each index object holds.
+    indexes: Mutex<BTreeMap<PackName, Vec<PackName>>>,
+    records: Mutex<BTreeMap<Id, Bytes>>,
+}
+
+impl Shelf {
+    /// The packs that `index` holds.
+    pub fn live(&self, index: &[IndexRef]) -> HashSet<PackName> {
+        let indexes = self.indexes.lock();
+        index
+            .iter()
+            .flat_map(|index| indexes[&index.name].clone())
+            .collect()
+    }
+}
+
+/// Index objects before a seal absorbs them all.
+const ABSORBED_AT: usize = 4;
+
+/// Uploads that keep no contents: each seal makes one pack.
+pub struct Fake {
+    pub shelf: Arc<Shelf>,
+    pub handle: RootHandle,
+    pub session: SessionId,
+    sequence: AtomicU32,
+    /// Packs that were made and are in no root yet.
+    pub uncommitted: Mutex<Vec<PackName>>,
+    /// Foreign packs that the next commit refers to.
+    pub relied_on: Mutex<HashSet<PackName>>,
+    /// How the last commits went.
+    pub committed: AtomicU32,
+    pub conflicted: AtomicU32,
+}
+
+impl Fake {
+    pub fn new(shelf: &Arc<Shelf>, handle: &RootHandle, session: SessionId) -> Arc<Self> {
+        Arc::new(Self {
+            shelf: shelf.clone(),
+            handle: handle.clone(),
+            session,
+            sequence: AtomicU32::new(0),
+            uncommitted: Mutex::default(),
+            relied_on: Mutex::default(),
+            committed: AtomicU32::new(0),
+            conflicted: AtomicU32::new(0),
+        })
+    }
+
+    pub fn name(&self) -> PackName {
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+        PackName {
+            session: self.session.0,
+            sequence,
+            random: 0,
+        }
+    }
+}
+
+#[async_trait]
+impl ListWriter for Fake {
+    async fn put_list(&self, payload: Vec<u8>) -> Result<PackName, RootError> {
+        let name = self.name();
+        let key = name.key(Class::List);
+        let object =
+            self.handle
+                .keyring()
+                .seal_object(Class::List, &key, Features::NONE, [5; 32], &payload);
+        self.handle.store().put_new(&key, vec![object]).await?;
+        Ok(name)
+    }
+}
+
+#[async_trait]
+impl Uploads for Fake {
+    type Mark = ();
+
+    async fn store_record(&self, record: Vec<u8>) -> Result<Id, RootError> {
+        let id = self.handle.keyring().id(Kind::Commit, &record);
+        self.shelf.records.lock().insert(id, record.into());
+        Ok(id)
+    }
+
+    async fn read_record(&self, _: &Root, id: Id) -> Result<Bytes, RootError> {
+        self.shelf
+            .records
+            .lock()
+            .get(&id)
+            .cloned()
+            .ok_or_else(|| RootError::damaged("record", id))
+    }
+
+    async fn seal_since(&self, (): (), current: &[IndexRef]) -> Result<Sealed, RootError> {
+        let pack = self.name();
+        self.uncommitted.lock().push(pack);
+        let packs = self.uncommitted.lock().clone();
+        let absorbed: Vec<_> = if current.len() >= ABSORBED_AT {
+            current.to_vec()
+        } else {
+            Vec::new()
+        };
+        let held: Vec<_> = packs
+            .iter()
+            .copied()
+            .chain(self.shelf.live(&absorbed))
+            .collect();
+        let name = self.name();
+        let added = IndexRef {
+            name,
+            packs: held.len() as u32,
+            blobs: 0,
+            bytes: 0,
+        };
+        self.shelf.indexes.lock().insert(name, held);
+        let index = current
+            .iter()
+            .filter(|index| !absorbed.contains(index))
+            .copied()
+            .chain([added])
+            .collect();
+        let absorbed = absorbed.iter().map(|index| index.name).collect();
+        Ok(Sealed {
+            index,
+            absorbed,
+            packs,
+            relied_on: self.relied_on.lock().clone(),
+            floor: name.sequence + 1,
+            new_bytes: 10,
+        })
+    }
+
+    async fn not_live(
+        &self,
+        index: &[IndexRef],
+        condemned: &HashSet<PackName>,
+        packs: &[PackName],
+    ) -> Result<Vec<PackName>, RootError> {
+        let live = self.shelf.live(index);
+        Ok(packs
+            .iter()
+            .filter(|pack| !live.contains(pack) || condemned.contains(pack))
+            .copied()
+            .collect())
+    }
+
+    fn committed(&self, sealed: Sealed) {
+        self.uncommitted
+            .lock()
+            .retain(|pack| !sealed.packs.contains(pack));
+        self.committed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn conflicted(&self, _: Sealed) {
+        self.conflicted.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A commit of a tree that is named by a number.
+pub fn tree(number: u64) -> CommitRequest<()> {
+    CommitRequest {
+        mark: (),
+        tree: Some(id(number)),
+        covered: number,
+        next_inode: 100 + number,
+        inodes: number,
+        bytes: 1000 * number,
+        clock: time(1_000_000 + number as i64),
+        snapshot: None,
+    }
+}
+
+/// A bucket in memory with a root.
+pub async fn memory() -> Arc<dyn Store> {
+    let store = Arc::new(MemoryStore::new());
+    create(&*store).await;
+    store
+}

@@ -89,6 +89,8 @@ pub enum StoreErrorKind {
     AlreadyExists,
     /// [`Store::replace`](super::Store::replace): the object is no longer what was expected, and not by this call. Read it again.
     Conflict,
+    /// The object still is what is known of it. Met only inside the store: [`Store::get_if_changed`](super::Store::get_if_changed) makes `None` of it.
+    NotModified,
     /// The range asked for goes past the end of the object: the object is not what it should be.
     OutOfRange,
     /// The store refused: credentials or permissions. A person must act.

@@ -23,6 +23,7 @@ mod key;
 mod local;
 mod memory;
 mod options;
+mod remote;
 mod url;
 mod version;
 
@@ -38,6 +39,7 @@ pub use key::{KEY_BYTES_MAX, PART_BYTES_MAX, check_key, check_prefix};
 pub use local::LocalStore;
 pub use memory::MemoryStore;
 pub use options::StoreOptions;
+pub use remote::RemoteStore;
 pub use url::{RepositoryUrl, UrlError, parse_url};
 pub use version::Version;
 
@@ -120,12 +122,7 @@ pub async fn open_store(
 ) -> Result<Arc<dyn Store>, StoreError> {
     match url.clone().or_bucket() {
         RepositoryUrl::Local { path } => Ok(Arc::new(LocalStore::open(&path, options).await?)),
-        other => Err(StoreError::new(
-            StoreErrorKind::Invalid,
-            Operation::Open,
-            "",
-            format!("no remote store can be opened yet: {other}"),
-        )),
+        remote => Ok(Arc::new(RemoteStore::open(&remote, options).await?)),
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Subject {
     pub open: Opener,
     /// Whether no two states of an object ever have the same version, even with the same content.
     pub exact_versions: bool,
+    /// Whether a deletion comes before or after a replacement of the same object, and never in the middle of it.
+    pub orderly_deletion: bool,
     /// How many rounds of 32 contenders the cases of compare-and-swap go.
     pub rounds: usize,
     /// What tells this run's objects from those of other runs in the same bucket: letters, digits and hyphens.
@@ -164,6 +166,7 @@ mod tests {
                 Box::pin(async { store })
             }),
             exact_versions: true,
+            orderly_deletion: true,
             rounds: 20,
             salt: "memory".to_owned(),
         })
@@ -185,6 +188,7 @@ mod tests {
                 })
             }),
             exact_versions,
+            orderly_deletion: true,
             rounds: 5,
             salt: "local".to_owned(),
         })

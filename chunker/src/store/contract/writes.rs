@@ -261,6 +261,9 @@ pub(super) async fn deletion_is_idempotent(place: &Place) {
 
 /// A deletion and a replacement at once: whichever comes first, nothing is left, or the replacement was made on an object that was gone.
 pub(super) async fn replacing_never_resurrects(place: &Place) {
+    if !place.subject.orderly_deletion {
+        return;
+    }
     for round in 0..place.subject.rounds {
         let key = place.key(&format!("object-{round}"));
         let created = place.store.put_new(&key, body("x")).await;
@@ -276,59 +279,61 @@ pub(super) async fn replacing_never_resurrects(place: &Place) {
     }
 }
 
+/// Names that servers, URLs, signatures and file systems may trip over.
+const ODD_NAMES: &[&str] = &[
+    "plain",
+    "PLAIN",
+    "with space",
+    "with  two",
+    "plus+plus",
+    "a=b",
+    "a&b",
+    "50%",
+    "50%25",
+    "%2e",
+    "hash#tag",
+    "what?",
+    "semi;colon",
+    "comma,",
+    "(brackets)",
+    "[square]",
+    "{curly}",
+    "quote'quote",
+    "quote\"quote",
+    "star*",
+    "tilde~",
+    "at@at",
+    "dollar$",
+    "bang!",
+    "pipe|pipe",
+    "less<more>",
+    "back`tick",
+    "hat^",
+    "colon:colon",
+    "umlaut-ü",
+    "umlaut-u\u{308}",
+    "snow-☃",
+    "high-\u{1F4BE}",
+    "a.b.c",
+    "-",
+    "_",
+    "--flag",
+    "C:",
+    "con",
+    " leading",
+    "amp&amp;amp",
+    "deep/er/and/deep er/still",
+];
+
 pub(super) async fn odd_keys_are_kept_apart(place: &Place) {
     let store = &place.store;
-    let names = [
-        "plain",
-        "PLAIN",
-        "with space",
-        "with  two",
-        "plus+plus",
-        "a=b",
-        "a&b",
-        "50%",
-        "50%25",
-        "%2e",
-        "hash#tag",
-        "what?",
-        "semi;colon",
-        "comma,",
-        "(brackets)",
-        "[square]",
-        "{curly}",
-        "quote'quote",
-        "quote\"quote",
-        "star*",
-        "tilde~",
-        "at@at",
-        "dollar$",
-        "bang!",
-        "pipe|pipe",
-        "less<more>",
-        "back`tick",
-        "hat^",
-        "colon:colon",
-        "umlaut-ü",
-        "umlaut-u\u{308}",
-        "snow-☃",
-        "high-\u{1F4BE}",
-        "a.b.c",
-        "-",
-        "_",
-        "--flag",
-        "C:",
-        "con",
-        " leading",
-        "amp&amp;amp",
-        "deep/er/and/deep er/still",
-    ];
-    for (number, name) in names.iter().enumerate() {
+    for (number, name) in ODD_NAMES.iter().enumerate() {
         let created = store
             .put_new(&place.key(name), body(format!("{number}")))
             .await;
         created.unwrap_or_else(|error| panic!("{name:?}: {error}"));
     }
-    for (number, name) in names.iter().enumerate() {
+    for (number, name) in ODD_NAMES.iter().enumerate() {
         let (read, version) = match store.get(&place.key(name)).await {
             Ok(read) => read,
             Err(error) => panic!("{name:?}: {error}"),
@@ -339,7 +344,7 @@ pub(super) async fn odd_keys_are_kept_apart(place: &Place) {
         let replaced = store.replace(&place.key(name), body("new"), &version).await;
         replaced.unwrap_or_else(|error| panic!("{name:?}: {error}"));
     }
-    let mut expected: Vec<String> = names.iter().map(|name| place.key(name)).collect();
+    let mut expected: Vec<String> = ODD_NAMES.iter().map(|name| place.key(name)).collect();
     expected.sort();
     let listed = store
         .list(&place.prefix, None, 1000)
@@ -347,7 +352,7 @@ pub(super) async fn odd_keys_are_kept_apart(place: &Place) {
         .expect("lists work");
     let listed: Vec<String> = listed.into_iter().map(|object| object.key).collect();
     assert_eq!(listed, expected);
-    for name in names {
+    for name in ODD_NAMES {
         let deleted = store.delete(&place.key(name)).await;
         deleted.unwrap_or_else(|error| panic!("{name:?}: {error}"));
         assert_kind(store.head(&place.key(name)).await, Kind::NotFound, name);

@@ -1,0 +1,550 @@
+//! S3 and what speaks it, Google Cloud Storage, and Azure Blob Storage, through the crate `object_store`.
+//!
+//! Owns: what the services have in common as a [`Store`]: keys below a prefix, conditional writes whose outcome is told only when it is known,
+//! and trying again where that cannot do harm. `object_store` itself never tries again here (`setup`), travels over our own transport
+//! (`transport`), and its errors are read by one table (`answer`).
+//!
+//! # What is tried again
+//!
+//! Reads and lists, until they succeed or [`StoreOptions::retry_for`] has passed. Writes only while it is certain that
+//! nothing was applied: no connection, a request that broke off before its last byte, or a refusal that says so. [`Store::put`] and [`Store::delete`], which
+//! change nothing by being repeated, also when the outcome is not known.
+
+mod answer;
+mod setup;
+mod transport;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
+use object_store::path::Path;
+use object_store::{
+    Extensions, GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
+    PutOptions, PutPayload, PutResult, UpdateVersion,
+};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    ObjectInfo, Operation, RepositoryUrl, Store, StoreError, StoreErrorKind, StoreOptions, Version,
+    WHOLE_OBJECT_BYTES_MAX, check_key, check_prefix, check_range, too_large,
+};
+use answer::{Fault, meaning, meaning_without_credentials};
+use setup::Setup;
+use transport::Departed;
+
+/// The first pause before a request is sent again; each further one is twice as long, up to [`PAUSE_MAX`].
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest pause before a request is sent again.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// How many keys are asked for at once (the most that S3 gives).
+const PAGE_KEYS_MAX: usize = 1000;
+
+/// What the services' clients have in common.
+trait Service: ObjectStore + PaginatedListStore {}
+
+impl<T: ObjectStore + PaginatedListStore> Service for T {}
+
+/// Where the services differ.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Flavor {
+    S3,
+    Gcs,
+    Azure,
+}
+
+/// A bucket of a remote service, or the part of one below a prefix.
+#[derive(Debug)]
+pub struct RemoteStore {
+    service: Arc<dyn Service>,
+    flavor: Flavor,
+    /// Empty, or with a slash at its end.
+    prefix: String,
+    shown: String,
+    retry_for: Duration,
+}
+
+impl RemoteStore {
+    /// Sets up the client for a repository in S3, Google Cloud or Azure. Whether the bucket is there shows at the first request.
+    pub async fn open(url: &RepositoryUrl, options: &StoreOptions) -> Result<Self, StoreError> {
+        let (
+            Setup {
+                service,
+                flavor,
+                endpoint,
+            },
+            prefix,
+        ) = match url {
+            RepositoryUrl::S3 { bucket, prefix } => (setup::s3(bucket, options).await?, prefix),
+            RepositoryUrl::Gcs { bucket, prefix } => (setup::gcs(bucket, options)?, prefix),
+            RepositoryUrl::Azure { container, prefix } => {
+                (setup::azure(container, options)?, prefix)
+            }
+            RepositoryUrl::Local { .. } | RepositoryUrl::Word(_) => {
+                return Err(StoreError::new(
+                    StoreErrorKind::Invalid,
+                    Operation::Open,
+                    "",
+                    format!("{url} is not a remote repository"),
+                ));
+            }
+        };
+        Ok(Self {
+            service,
+            flavor,
+            prefix: match prefix.as_str() {
+                "" => String::new(),
+                prefix => format!("{prefix}/"),
+            },
+            shown: match endpoint {
+                Some(endpoint) => format!("{url} at {endpoint}"),
+                None => url.to_string(),
+            },
+            retry_for: options.retry_for,
+        })
+    }
+
+    fn path(&self, operation: Operation, key: &str) -> Result<Path, StoreError> {
+        check_key(operation, key)?;
+        Path::parse(format!("{}{key}", self.prefix)).map_err(|error| {
+            StoreError::new(StoreErrorKind::Invalid, operation, key, error.to_string())
+        })
+    }
+
+    /// Sends a request, and again where that cannot do harm.
+    async fn attempt<T, F>(
+        &self,
+        operation: Operation,
+        key: &str,
+        mut request: impl FnMut(Departed) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let start = Instant::now();
+        let mut pause = PAUSE;
+        loop {
+            let departed = Departed::default();
+            let error = match request(departed.clone()).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let wanted = retry_after(&error);
+            let failure = self.failure(operation, key, error, &departed);
+            let harmless = failure.is_transient()
+                || (failure.kind() == StoreErrorKind::OutcomeUnknown
+                    && matches!(operation, Operation::Put | Operation::Delete));
+            let next = jittered(pause).max(wanted.unwrap_or_default().min(PAUSE_MAX));
+            if !harmless || start.elapsed() + next > self.retry_for {
+                return Err(failure);
+            }
+            tracing::debug!(%failure, pause_ms = next.as_millis(), "the request will be sent again");
+            sleep(next).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// What an error of `object_store` means.
+    fn failure(
+        &self,
+        operation: Operation,
+        key: &str,
+        error: object_store::Error,
+        departed: &Departed,
+    ) -> StoreError {
+        // A deletion cannot be told from the request for its credentials; it does no harm.
+        let gone = departed.is_set() || operation == Operation::Delete;
+        let (kind, message) = match (fault_in(&error), gone) {
+            (Some(fault), true) => meaning(operation, fault),
+            (Some(fault), false) => meaning_without_credentials(fault),
+            (None, _) if matches!(error, object_store::Error::NotFound { .. }) => (
+                StoreErrorKind::NotFound,
+                "there is no such object".to_owned(),
+            ),
+            (None, true) if operation.is_write() => {
+                (StoreErrorKind::OutcomeUnknown, error.to_string())
+            }
+            (None, _) => (
+                StoreErrorKind::Invalid,
+                format!("the store's answer makes no sense: {error}"),
+            ),
+        };
+        StoreError::new(kind, operation, key, message)
+    }
+
+    async fn fetch(
+        &self,
+        operation: Operation,
+        key: &str,
+        options: GetOptions,
+    ) -> Result<GetResult, StoreError> {
+        let path = self.path(operation, key)?;
+        self.attempt(operation, key, |departed| {
+            let mut options = options.clone();
+            options.extensions = carrying(departed);
+            self.service.get_opts(&path, options)
+        })
+        .await
+    }
+
+    /// Reads what `options` ask for, with the answer's body.
+    async fn read(
+        &self,
+        operation: Operation,
+        key: &str,
+        options: GetOptions,
+        bytes_max: u64,
+    ) -> Result<Read, StoreError> {
+        let path = self.path(operation, key)?;
+        self.attempt(operation, key, |departed| {
+            let mut options = options.clone();
+            options.extensions = carrying(departed);
+            async {
+                let result = self.service.get_opts(&path, options).await?;
+                let (range, meta) = (result.range.clone(), result.meta.clone());
+                // A body that is too large is not begun.
+                let bytes = match range.end - range.start {
+                    size if size > bytes_max => None,
+                    _ => Some(result.bytes().await?),
+                };
+                Ok(Read { bytes, range, meta })
+            }
+        })
+        .await
+    }
+
+    async fn read_whole(
+        &self,
+        key: &str,
+        known: Option<&Version>,
+    ) -> Result<(Bytes, Version), StoreError> {
+        let options = GetOptions {
+            if_none_match: known.and_then(Version::etag).map(str::to_owned),
+            ..GetOptions::default()
+        };
+        let read = self
+            .read(Operation::Get, key, options, WHOLE_OBJECT_BYTES_MAX)
+            .await?;
+        let bytes = read.bytes.ok_or_else(|| too_large(key, read.meta.size))?;
+        let version = self.version(read.meta.e_tag, read.meta.version);
+        Ok((bytes, version))
+    }
+
+    async fn write(
+        &self,
+        operation: Operation,
+        key: &str,
+        body: Vec<Bytes>,
+        mode: PutMode,
+    ) -> Result<Version, StoreError> {
+        let path = self.path(operation, key)?;
+        let payload: PutPayload = body.into_iter().filter(|part| !part.is_empty()).collect();
+        let PutResult { e_tag, version, .. } = self
+            .attempt(operation, key, |departed| {
+                let options = PutOptions {
+                    mode: mode.clone(),
+                    extensions: carrying(departed),
+                    ..PutOptions::default()
+                };
+                self.service.put_opts(&path, payload.clone(), options)
+            })
+            .await?;
+        Ok(self.version(e_tag, version))
+    }
+
+    /// What the service compares in a conditional write: Google its generation, the others the entity tag. (S3 has a version id beside it in
+    /// versioned buckets, which tells versions apart for nobody but whoever lists them.)
+    fn version(&self, etag: Option<String>, generation: Option<String>) -> Version {
+        match self.flavor {
+            Flavor::Gcs => Version::new(etag, generation),
+            Flavor::S3 | Flavor::Azure => Version::new(etag, None),
+        }
+    }
+
+    async fn page(
+        &self,
+        prefix: &str,
+        options: &PaginatedListOptions,
+    ) -> Result<(Vec<ObjectMeta>, Option<String>), StoreError> {
+        let whole = format!("{}{prefix}", self.prefix);
+        let asked = Some(whole.as_str()).filter(|whole| !whole.is_empty());
+        let page = self
+            .attempt(Operation::List, prefix, |departed| {
+                let mut options = options.clone();
+                options.extensions = carrying(departed);
+                self.service.list_paginated(asked, options)
+            })
+            .await?;
+        Ok((page.result.objects, page.page_token))
+    }
+
+    /// The prefix and the offset that the service is asked for.
+    fn asked<'a>(&self, prefix: &'a str, after: Option<&str>) -> (&'a str, Option<String>) {
+        let directory = prefix.rfind('/').map_or("", |slash| &prefix[..=slash]);
+        let (asked, after) = match self.flavor {
+            // For Azure, `object_store` leaves out what is named exactly as the prefix. So it is asked for what lies in the
+            // directory, from something before the prefix on.
+            Flavor::Azure if directory != prefix => {
+                let mut before = prefix.chars();
+                before.next_back();
+                (directory, after.max(Some(before.as_str())))
+            }
+            _ => (prefix, after),
+        };
+        let offset = after.map(|after| format!("{}{after}", self.prefix));
+        (asked, offset)
+    }
+
+    /// The key of a listed object; `None` if it is none of ours.
+    fn key_of<'a>(&self, meta: &'a ObjectMeta) -> Option<&'a str> {
+        let key = meta.location.as_ref().strip_prefix(&self.prefix)?;
+        check_key(Operation::List, key).is_ok().then_some(key)
+    }
+}
+
+/// What a read brought.
+struct Read {
+    /// `None` if there were too many.
+    bytes: Option<Bytes>,
+    range: Range<u64>,
+    meta: ObjectMeta,
+}
+
+fn carrying(departed: Departed) -> Extensions {
+    let mut extensions = Extensions::new();
+    extensions.insert(departed);
+    extensions
+}
+
+/// The fault of our own transport, wherever `object_store` has wrapped it.
+fn fault_in(error: &object_store::Error) -> Option<&Fault> {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if let Some(fault) = error.downcast_ref::<Fault>() {
+            return Some(fault);
+        }
+        next = error.source();
+    }
+    None
+}
+
+fn is_about_range(error: &StoreError) -> bool {
+    matches!(
+        error.kind(),
+        StoreErrorKind::OutOfRange | StoreErrorKind::Invalid
+    )
+}
+
+fn retry_after(error: &object_store::Error) -> Option<Duration> {
+    match fault_in(error) {
+        Some(Fault::Answer(answer)) => answer.retry_after,
+        _ => None,
+    }
+}
+
+/// Between half of a pause and all of it, so that those who failed together do not come back together.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "nothing but the moment of a repeated request depends on it"
+)]
+fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)
+}
+
+#[async_trait]
+impl Store for RemoteStore {
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        self.read_whole(key, None).await
+    }
+
+    async fn get_if_changed(
+        &self,
+        key: &str,
+        known: &Version,
+    ) -> Result<Option<(Bytes, Version)>, StoreError> {
+        match self.read_whole(key, Some(known)).await {
+            // Not every server knows the condition.
+            Ok((_, version)) if version == *known => Ok(None),
+            Ok(changed) => Ok(Some(changed)),
+            Err(error) if error.kind() == StoreErrorKind::NotModified => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let operation = Operation::GetRange;
+        if range.is_empty() {
+            // HTTP has no empty ranges.
+            let size = self.size(operation, key).await?;
+            check_range(key, &range, size)?;
+            return Ok(Bytes::new());
+        }
+        let options = GetOptions {
+            range: Some(GetRange::Bounded(range.clone())),
+            ..GetOptions::default()
+        };
+        let read = match self.read(operation, key, options, u64::MAX).await {
+            // Servers answer in many ways that the range does not lie in the object.
+            Err(error) if is_about_range(&error) => {
+                let size = self.size(operation, key).await?;
+                check_range(key, &range, size)?;
+                return Err(error);
+            }
+            other => other?,
+        };
+        check_range(key, &range, read.meta.size)?;
+        match read.bytes {
+            Some(bytes) if read.range == range && bytes.len() as u64 == range.end - range.start => {
+                Ok(bytes)
+            }
+            _ => Err(StoreError::new(
+                StoreErrorKind::Invalid,
+                operation,
+                key,
+                format!("the store gave other bytes than {range:?}, which were asked for"),
+            )),
+        }
+    }
+
+    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
+        let operation = Operation::GetTail;
+        if bytes == 0 || self.flavor == Flavor::Azure {
+            // HTTP has no empty ranges, and Azure none that are counted from the end.
+            let size = self.size(operation, key).await?;
+            let range = size.saturating_sub(bytes)..size;
+            let tail = match range.is_empty() {
+                true => Bytes::new(),
+                false => self.get_range(key, range).await?,
+            };
+            return Ok((tail, size));
+        }
+        let options = GetOptions {
+            range: Some(GetRange::Suffix(bytes)),
+            ..GetOptions::default()
+        };
+        match self
+            .read(operation, key, options, WHOLE_OBJECT_BYTES_MAX)
+            .await
+        {
+            Ok(read) => {
+                let tail = read.bytes.ok_or_else(|| too_large(key, bytes))?;
+                Ok((tail, read.meta.size))
+            }
+            // An empty object has no last bytes.
+            Err(error) if is_about_range(&error) => match self.size(operation, key).await? {
+                0 => Ok((Bytes::new(), 0)),
+                _ => Err(error),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
+        Ok(ObjectInfo {
+            key: key.to_owned(),
+            size: self.size(Operation::Head, key).await?,
+        })
+    }
+
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.write(Operation::PutNew, key, body, PutMode::Create)
+            .await
+    }
+
+    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.write(Operation::Put, key, body, PutMode::Overwrite)
+            .await
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        let expected = UpdateVersion {
+            e_tag: expected.etag().map(str::to_owned),
+            version: expected.generation().map(str::to_owned),
+        };
+        self.write(Operation::Replace, key, body, PutMode::Update(expected))
+            .await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        let operation = Operation::Delete;
+        let path = self.path(operation, key)?;
+        let deleted = self
+            .attempt(operation, key, |_| self.service.delete(&path))
+            .await;
+        match deleted {
+            Err(error) if error.is_not_found() => Ok(()),
+            other => other,
+        }
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ObjectInfo>, StoreError> {
+        check_prefix(prefix)?;
+        let (asked, offset) = self.asked(prefix, after);
+        let mut found: Vec<ObjectInfo> = Vec::new();
+        let mut options = PaginatedListOptions {
+            offset,
+            ..PaginatedListOptions::default()
+        };
+        while found.len() < limit {
+            options.max_keys = Some((limit - found.len()).min(PAGE_KEYS_MAX));
+            let (objects, token) = self.page(asked, &options).await?;
+            let is_behind = |key: &str| key > prefix && !key.starts_with(prefix);
+            let last = objects.last().and_then(|meta| self.key_of(meta));
+            let is_over = token.is_none() || last.is_some_and(is_behind);
+            found.extend(objects.iter().filter_map(|meta| {
+                let key = self.key_of(meta)?;
+                let wanted = key.starts_with(prefix) && after.is_none_or(|after| key > after);
+                wanted.then(|| ObjectInfo {
+                    key: key.to_owned(),
+                    size: meta.size,
+                })
+            }));
+            if is_over {
+                break;
+            }
+            options.page_token = token;
+        }
+        found.truncate(limit);
+        match found.is_sorted_by(|first, second| first.key < second.key) {
+            true => Ok(found),
+            false => Err(StoreError::new(
+                StoreErrorKind::Invalid,
+                Operation::List,
+                prefix,
+                "the store does not list in the order of keys",
+            )),
+        }
+    }
+
+    fn describe(&self) -> String {
+        self.shown.clone()
+    }
+}
+
+impl RemoteStore {
+    async fn size(&self, operation: Operation, key: &str) -> Result<u64, StoreError> {
+        let options = GetOptions {
+            head: true,
+            ..GetOptions::default()
+        };
+        Ok(self.fetch(operation, key, options).await?.meta.size)
+    }
+}

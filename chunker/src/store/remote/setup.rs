@@ -1,0 +1,243 @@
+//! How the clients of the services are set up: from the environment, the settings of a configuration file, and the options, in this
+//! order, the later winning.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, resolve_bucket_region};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
+
+use super::transport::Connector;
+use super::{Flavor, Service};
+use crate::store::{Operation, StoreError, StoreErrorKind, StoreOptions};
+
+/// A service that is set up.
+pub(super) struct Setup {
+    pub service: Arc<dyn Service>,
+    pub flavor: Flavor,
+    /// The server, if it is not the cloud's own.
+    pub endpoint: Option<String>,
+}
+
+/// How long the question for a bucket's region may take.
+const REGION_TIMEOUT: Duration = Duration::from_secs(10);
+
+fn invalid(message: String) -> StoreError {
+    StoreError::new(StoreErrorKind::Invalid, Operation::Open, "", message)
+}
+
+fn refused(error: object_store::Error) -> StoreError {
+    invalid(format!("the settings of the store make no sense: {error}"))
+}
+
+/// Nothing is tried again inside `object_store`: it would send a conditional write a second time, and report the
+/// refusal of the second as the outcome of the first.
+fn no_retries() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig::default(),
+        max_retries: 0,
+        retry_timeout: Duration::ZERO,
+    }
+}
+
+fn connector(options: &StoreOptions) -> Connector {
+    Connector {
+        connect_timeout: options.connect_timeout,
+        stall_timeout: options.stall_timeout,
+    }
+}
+
+/// The settings of the options as a builder's own keys. One that is meant for another service is passed over.
+fn settings<K: FromStr>(
+    options: &StoreOptions,
+    belongs: &'static [&'static str],
+) -> Result<Vec<(K, String)>, StoreError> {
+    let mut found = Vec::new();
+    for (name, value) in &options.settings {
+        let name = name.to_ascii_lowercase();
+        if !belongs.iter().any(|prefix| name.starts_with(prefix)) {
+            continue;
+        }
+        let key = K::from_str(&name)
+            .map_err(|_| invalid(format!("there is no setting {name} for this store")))?;
+        found.push((key, value.clone()));
+    }
+    Ok(found)
+}
+
+fn is_plain_http(endpoint: &str) -> bool {
+    endpoint.starts_with("http://")
+}
+
+fn check_endpoint(endpoint: &str) -> Result<(), StoreError> {
+    let address = reqwest::Url::parse(endpoint).ok();
+    match address {
+        Some(address) if matches!(address.scheme(), "http" | "https") && address.has_host() => {
+            Ok(())
+        }
+        _ => Err(invalid(format!(
+            "the endpoint {endpoint:?} is no address: it looks like https://host:port"
+        ))),
+    }
+}
+
+pub(super) async fn s3(bucket: &str, options: &StoreOptions) -> Result<Setup, StoreError> {
+    use AmazonS3ConfigKey as Key;
+    let mut builder = match options.use_environment {
+        true => AmazonS3Builder::from_env(),
+        false => AmazonS3Builder::new(),
+    };
+    for (key, value) in settings::<Key>(options, &["aws_"])? {
+        builder = builder.with_config(key, value);
+    }
+    if let Some(endpoint) = &options.endpoint {
+        // The one for S3 alone would win over the general one from the environment.
+        builder = builder
+            .with_config(Key::S3Endpoint, endpoint)
+            .with_endpoint(endpoint);
+    }
+    if let Some(region) = &options.region {
+        builder = builder.with_region(region);
+    }
+    let endpoint = [Key::S3Endpoint, Key::Endpoint]
+        .iter()
+        .find_map(|key| builder.get_config_value(key))
+        .filter(|endpoint| !endpoint.is_empty());
+    builder = match &endpoint {
+        Some(endpoint) => at_endpoint(builder, bucket, endpoint)?,
+        None => at_amazon(builder, bucket).await?,
+    };
+    let plain = endpoint.as_deref().is_some_and(is_plain_http);
+    if plain {
+        builder = builder.with_allow_http(true);
+    } else {
+        // Under TLS nothing is gained by hashing each body once more.
+        builder = builder.with_unsigned_payload(true);
+    }
+    let service = builder
+        .with_bucket_name(bucket)
+        // One request for one object is understood by every server; the request for many is not.
+        .with_config(Key::DisableBulkDelete, "true")
+        .with_retry(no_retries())
+        .with_http_connector(connector(options))
+        .build()
+        .map_err(refused)?;
+    Ok(Setup {
+        service: Arc::new(service),
+        flavor: Flavor::S3,
+        endpoint,
+    })
+}
+
+/// Servers of others are asked by path, unless the environment says that they want the bucket in the host's name.
+fn at_endpoint(
+    builder: AmazonS3Builder,
+    bucket: &str,
+    endpoint: &str,
+) -> Result<AmazonS3Builder, StoreError> {
+    use AmazonS3ConfigKey as Key;
+    check_endpoint(endpoint)?;
+    let wants_host = builder
+        .get_config_value(&Key::VirtualHostedStyleRequest)
+        .is_some_and(|value| {
+            matches!(
+                value.to_ascii_lowercase().as_str(),
+                "true" | "1" | "yes" | "on"
+            )
+        });
+    let Some((scheme, rest)) = endpoint.split_once("://").filter(|_| wants_host) else {
+        return Ok(builder);
+    };
+    let rest = rest.trim_end_matches('/');
+    let endpoint = match rest.starts_with(&format!("{bucket}.")) {
+        true => format!("{scheme}://{rest}"),
+        false => format!("{scheme}://{bucket}.{rest}"),
+    };
+    Ok(builder
+        .with_config(Key::S3Endpoint, &endpoint)
+        .with_endpoint(endpoint))
+}
+
+/// Amazon wants the bucket in the host's name, which its certificates allow for names without dots; and the region, which it tells.
+async fn at_amazon(builder: AmazonS3Builder, bucket: &str) -> Result<AmazonS3Builder, StoreError> {
+    let mut builder = builder.with_virtual_hosted_style_request(!bucket.contains('.'));
+    let known = builder
+        .get_config_value(&AmazonS3ConfigKey::Region)
+        .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::DefaultRegion));
+    if known.is_none_or(|region| region.is_empty()) {
+        let client = ClientOptions::new().with_timeout(REGION_TIMEOUT);
+        match resolve_bucket_region(bucket, &client).await {
+            Ok(region) => builder = builder.with_region(region),
+            // Left to the first request, which says more clearly what is wrong.
+            Err(error) => tracing::debug!(bucket, %error, "the bucket's region is not known"),
+        }
+    }
+    Ok(builder)
+}
+
+pub(super) fn gcs(bucket: &str, options: &StoreOptions) -> Result<Setup, StoreError> {
+    use GoogleConfigKey as Key;
+    let mut builder = match options.use_environment {
+        true => GoogleCloudStorageBuilder::from_env(),
+        false => GoogleCloudStorageBuilder::new(),
+    };
+    for (key, value) in settings::<Key>(options, &["google_"])? {
+        builder = builder.with_config(key, value);
+    }
+    if let Some(endpoint) = &options.endpoint {
+        builder = builder.with_base_url(endpoint);
+    }
+    let endpoint = builder.get_config_value(&Key::BaseUrl);
+    if let Some(endpoint) = &endpoint {
+        check_endpoint(endpoint)?;
+        if is_plain_http(endpoint) {
+            builder = builder.with_config(Key::Client(ClientConfigKey::AllowHttp), "true");
+        }
+    }
+    let service = builder
+        .with_bucket_name(bucket)
+        .with_retry(no_retries())
+        .with_http_connector(connector(options))
+        .build()
+        .map_err(refused)?;
+    Ok(Setup {
+        service: Arc::new(service),
+        flavor: Flavor::Gcs,
+        endpoint,
+    })
+}
+
+pub(super) fn azure(container: &str, options: &StoreOptions) -> Result<Setup, StoreError> {
+    use AzureConfigKey as Key;
+    let mut builder = match options.use_environment {
+        true => MicrosoftAzureBuilder::from_env(),
+        false => MicrosoftAzureBuilder::new(),
+    };
+    for (key, value) in settings::<Key>(options, &["azure_", "azurite_"])? {
+        builder = builder.with_config(key, value);
+    }
+    if let Some(endpoint) = &options.endpoint {
+        builder = builder.with_endpoint(endpoint.clone());
+    }
+    let endpoint = builder.get_config_value(&Key::Endpoint);
+    if let Some(endpoint) = &endpoint {
+        check_endpoint(endpoint)?;
+        if is_plain_http(endpoint) {
+            builder = builder.with_allow_http(true);
+        }
+    }
+    let service = builder
+        .with_container_name(container)
+        .with_retry(no_retries())
+        .with_http_connector(connector(options))
+        .build()
+        .map_err(refused)?;
+    Ok(Setup {
+        service: Arc::new(service),
+        flavor: Flavor::Azure,
+        endpoint,
+    })
+}

@@ -27,13 +27,27 @@ const BANNED_IN_CODE: &[(&str, &str)] = &[
         ".unwrap()",
         "return an error, or `expect` a proven invariant with a message",
     ),
-    (".expect(\"\")", "say which invariant holds"),
     ("unbounded_channel", "every queue is bounded"),
     ("mpsc::unbounded", "every queue is bounded"),
     ("static mut ", "no global state"),
     ("thread_local!", "no global state"),
+    ("static ref ", "no global state"),
     ("dbg!(", "leave no traces"),
     ("block_in_place", "waiting belongs to tasks"),
+];
+
+/// What may break a rule: the file, a text that the violation contains, and why.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    (
+        "fuse/src/adapter/answers.rs",
+        "thread_local!",
+        "a scratch buffer for each thread",
+    ),
+    (
+        "fuse/src/adapter/answers.rs",
+        "static GATHER",
+        "the same one: reused memory, nothing is kept in it between calls",
+    ),
 ];
 
 /// The violations of all limits by one file.
@@ -48,7 +62,14 @@ pub fn violations(file: &str, source: &str) -> Vec<String> {
         found.extend(global_state(file, &code));
         found.extend(long_functions(file, &code));
     }
+    found.retain(|violation| !is_excepted(file, violation));
     found
+}
+
+fn is_excepted(file: &str, violation: &str) -> bool {
+    EXCEPTIONS
+        .iter()
+        .any(|(excepted, text, _)| *excepted == file && violation.contains(text))
 }
 
 fn header(file: &str, source: &str) -> Vec<String> {
@@ -67,24 +88,23 @@ fn header(file: &str, source: &str) -> Vec<String> {
 }
 
 fn banned(file: &str, text: &str, words: &[(&str, &str)]) -> Vec<String> {
-    let hits = |&(word, reason): &(&str, &str)| {
-        let boundary = move |&(at, _): &(usize, &str)| {
-            at == 0 || !word.starts_with(char::is_alphanumeric) || !is_word(text.as_bytes()[at - 1])
-        };
-        let after = move |&(at, _): &(usize, &str)| {
-            !word.ends_with(char::is_alphanumeric)
-                || !text
-                    .as_bytes()
-                    .get(at + word.len())
-                    .is_some_and(|&byte| is_word(byte))
-        };
-        text.match_indices(word)
-            .filter(boundary)
-            .filter(after)
-            .map(move |(at, _)| format!("{file}:{}: `{word}`: {reason}", line_of(text, at)))
-            .collect::<Vec<_>>()
-    };
-    words.iter().flat_map(hits).collect()
+    let mut found = Vec::new();
+    for (word, reason) in words {
+        for (at, _) in text.match_indices(word) {
+            if stands_alone(text.as_bytes(), at, word) {
+                found.push(format!("{file}:{}: `{word}`: {reason}", line_of(text, at)));
+            }
+        }
+    }
+    found
+}
+
+/// `word` at `at` is not merely a piece of a longer identifier.
+fn stands_alone(text: &[u8], at: usize, word: &str) -> bool {
+    let goes_on_before = word.starts_with(char::is_alphanumeric) && at > 0 && is_word(text[at - 1]);
+    let goes_on_after = word.ends_with(char::is_alphanumeric)
+        && text.get(at + word.len()).is_some_and(|&byte| is_word(byte));
+    !goes_on_before && !goes_on_after
 }
 
 /// Statics that can change.
@@ -99,9 +119,10 @@ fn global_state(file: &str, code: &str) -> Vec<String> {
     code.lines()
         .enumerate()
         .filter(|(_, line)| is_static(line) && changes.iter().any(|word| line.contains(word)))
-        .map(|(number, _)| {
+        .map(|(number, line)| {
+            let declared = line.split(':').next().unwrap_or(line).trim();
             format!(
-                "{file}:{}: a static that changes: no global state",
+                "{file}:{}: `{declared}` can change: no global state",
                 number + 1
             )
         })

@@ -31,6 +31,13 @@ pub const PURE: &[&str] = &[
     "src/tree",
     "src/extents",
     "src/retain",
+    "chunker/src/catalog",
+    "chunker/src/extent",
+    "src/root/record",
+    "src/root/state",
+    "src/root/transition",
+    "src/root/wire",
+    "src/root/snapshots",
 ];
 
 /// What a pure room may not name.

@@ -70,13 +70,13 @@ fn parameters_out_of_bounds_are_refused() {
         numbers[index] = number;
         Parameters::from_array(numbers)
     };
-    for index in 0..5 {
+    for (index, right) in default.into_iter().enumerate() {
         for number in [
             0,
             1,
             512,
             3000,
-            default[index] + 1,
+            right + 1,
             2 * 1024 * 1024,
             u32::MAX,
         ] {

@@ -296,3 +296,209 @@ fn every_flipped_bit_is_detected() {
         }
     }
 }
+
+/// Cheap, so that tests are quick.
+const CHEAP: SlotCost = SlotCost {
+    memory_kib: 8,
+    passes: 1,
+    lanes: 1,
+};
+
+fn slot<'a>() -> NewSlot<'a> {
+    NewSlot {
+        repository: REPOSITORY,
+        name: SlotName(0xabc),
+        label: "a label",
+        created_s: 1_795_000_000,
+        cost: CHEAP,
+        object_salt: [5; 32],
+        password_salt: [6; 32],
+    }
+}
+
+#[test]
+fn a_slot_tells_a_wrong_password_from_damage() {
+    let object = slot().wrap(b"correct horse", &secrets()).unwrap();
+    let open = |object: &[u8]| Slot::open(REPOSITORY, SlotName(0xabc), object);
+    let opened = open(&object).unwrap();
+    assert_eq!(opened.label(), "a label");
+    assert_eq!(opened.created_s(), 1_795_000_000);
+    assert_eq!(opened.cost(), CHEAP);
+    let unwrapped = opened.unwrap(b"correct horse").unwrap();
+    assert_eq!(*unwrapped.encode(), *secrets().encode());
+    assert_eq!(
+        opened.unwrap(b"correct horsf").err(),
+        Some(SlotError::WrongPassword)
+    );
+    assert_eq!(opened.unwrap(b"").err(), Some(SlotError::EmptyPassword));
+    for bit in 0..object.len() * 8 {
+        let mut changed = object.to_vec();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        assert!(open(&changed).is_err(), "bit {bit} does not count");
+    }
+    for length in 0..object.len() {
+        assert!(open(&object[..length]).is_err());
+    }
+    let moved = Slot::open(REPOSITORY, SlotName(0xabd), &object);
+    assert!(is_damaged(moved));
+    let foreign = Slot::open(RepositoryId([0; 16]), SlotName(0xabc), &object);
+    assert!(matches!(foreign, Err(OpenError::WrongRepository { .. })));
+}
+
+#[test]
+fn slots_that_cannot_be_are_not_made() {
+    let refused = |slot: NewSlot<'_>, password: &[u8]| slot.wrap(password, &secrets()).err();
+    assert_eq!(refused(slot(), b""), Some(SlotError::EmptyPassword));
+    let label = "l".repeat(256);
+    let long = NewSlot {
+        label: &label,
+        ..slot()
+    };
+    assert_eq!(refused(long, b"x"), Some(SlotError::LabelTooLong));
+    for (memory_kib, passes, lanes) in [
+        (u32::MAX, 1, 1),
+        (SlotCost::MEMORY_KIB_MAX + 1, 1, 1),
+        (1024, u32::MAX, 1),
+        (SlotCost::MEMORY_KIB_MAX, 17, 1),
+        (1024, 1, u32::MAX),
+        (1024, 1, 65),
+        (1024, 0, 1),
+        (1024, 1, 0),
+        (0, 1, 1),
+        (15, 1, 2),
+    ] {
+        let cost = SlotCost {
+            memory_kib,
+            passes,
+            lanes,
+        };
+        let refusal = refused(NewSlot { cost, ..slot() }, b"x");
+        assert_eq!(refusal, Some(SlotError::UnreasonableCost(cost)));
+    }
+}
+
+#[test]
+fn a_hostile_slot_does_not_take_all_memory() {
+    // As somebody makes it who can write to the bucket: the object is whole, its cost is not.
+    let object = slot().wrap(b"x", &secrets()).unwrap();
+    let keyring = Keyring::sealed(REPOSITORY, secrets());
+    let key = SlotName(0xabc).key();
+    let mut payload = keyring.open_object(Class::KeySlot, &key, &object).unwrap();
+    let cost = payload
+        .windows(4)
+        .position(|bytes| bytes == [0x83, 8, 1, 1])
+        .unwrap();
+    payload.splice(cost + 1..cost + 2, [0x1a, 0xff, 0xff, 0xff, 0xff]);
+    let hostile = keyring.seal_object(Class::KeySlot, &key, Features::NONE, [9; 32], &payload);
+    let slot = Slot::open(REPOSITORY, SlotName(0xabc), &hostile).unwrap();
+    let refusal = slot.unwrap(b"x").err();
+    assert!(
+        matches!(refusal, Some(SlotError::UnreasonableCost(_))),
+        "{refusal:?}"
+    );
+}
+
+#[test]
+fn slots_have_names() {
+    let name = SlotName(0xabc);
+    assert_eq!(name.key(), "keys/0000000000000abc");
+    assert_eq!(SlotName::from_key(&name.key()), Some(name));
+    assert_eq!(name.to_string().parse(), Ok(name));
+    for key in [
+        "",
+        "keys/",
+        "keys/abc",
+        "keys/0000000000000ABC",
+        "keys/+000000000000abc",
+        "key/0000000000000abc",
+    ] {
+        assert_eq!(SlotName::from_key(key), None, "{key}");
+    }
+}
+
+#[test]
+fn a_config_is_believed_once_it_is_verified() {
+    let cutting = crate::cut::Parameters::from_array([4096, 1024, 2048, 4096, 8192]).unwrap();
+    for sealed in [false, true] {
+        let object = Config::create(REPOSITORY, &cutting, sealed, &secrets(), [5; 32]);
+        let config = Config::open(&object).unwrap();
+        assert_eq!(config.repository(), REPOSITORY);
+        assert_eq!(*config.cutting(), cutting);
+        assert_eq!(config.is_sealed(), sealed);
+        let keyring = if sealed {
+            assert!(config.keyring().unwrap().is_none());
+            let other = Secrets::new([1; 32], [9; 32], [3; 32]);
+            assert!(is_damaged(config.unlock(other)));
+            config.unlock(secrets()).unwrap()
+        } else {
+            assert!(
+                is_damaged(config.unlock(secrets())),
+                "a sealed repository's config was swapped"
+            );
+            config.keyring().unwrap().unwrap()
+        };
+        assert_eq!(keyring.is_sealed(), sealed);
+        assert_eq!(keyring.repository(), REPOSITORY);
+        let id = Keyring::sealed(REPOSITORY, secrets()).id(Kind::Chunk, b"x");
+        assert_eq!(keyring.id(Kind::Chunk, b"x"), id);
+        for bit in 0..object.len() * 8 {
+            let mut changed = object.to_vec();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(Config::open(&changed).is_err(), "bit {bit} does not count");
+        }
+        let visible = object.windows(32).any(|window| window == [2; 32]);
+        assert_eq!(visible, !sealed);
+        assert!(!format!("{config:?}").contains("2, 2, 2"));
+    }
+}
+
+#[test]
+fn a_config_with_other_parameters_is_not_believed() {
+    // Whoever can write to the bucket can make a whole config, but not one of this repository.
+    let cutting = crate::cut::Parameters::default();
+    let other = crate::cut::Parameters::from_array([4096, 1024, 2048, 4096, 8192]).unwrap();
+    let forger = Secrets::new([7; 32], [7; 32], [7; 32]);
+    let forged = Config::create(REPOSITORY, &other, true, &forger, [5; 32]);
+    assert!(is_damaged(Config::open(&forged).unwrap().unlock(secrets())));
+    let genuine = Config::create(REPOSITORY, &cutting, true, &secrets(), [5; 32]);
+    let elsewhere = RepositoryId([8; 16]);
+    let copied = Config::create(elsewhere, &cutting, true, &secrets(), [5; 32]);
+    assert_ne!(genuine, copied);
+    let unlocked = Config::open(&copied).unwrap().unlock(secrets()).unwrap();
+    assert_eq!(unlocked.repository(), elsewhere);
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_are_no_config_and_no_slot(
+        payload in prop::collection::vec(any::<u8>(), 0..200), magic: bool,
+    ) {
+        let bytes = if magic {
+            let class = Class::Config;
+            let keyring = Keyring::unsealed(REPOSITORY, secrets());
+            keyring.seal_object(class, Config::KEY, Features::NONE, [1; 32], &payload).to_vec()
+        } else {
+            payload.clone()
+        };
+        if let Ok(config) = Config::open(&bytes) {
+            prop_assert!(config.keyring().is_ok_and(|keyring| keyring.is_none()));
+        }
+        let keyring = Keyring::unsealed(REPOSITORY, secrets());
+        let name = SlotName(1);
+        let object = keyring.seal_object(Class::KeySlot, &name.key(), Features::NONE, [1; 32], &payload);
+        let _ = Slot::open(REPOSITORY, name, &object);
+    }
+
+    #[test]
+    fn secrets_are_unwrapped(password in prop::collection::vec(any::<u8>(), 1..50), label in ".{0,40}", lanes in 1..3u32) {
+        let cost = SlotCost { memory_kib: 16, passes: 1, lanes };
+        let new = NewSlot { label: &label, cost, ..slot() };
+        let object = new.wrap(&password, &secrets()).unwrap();
+        let opened = Slot::open(REPOSITORY, new.name, &object).unwrap();
+        prop_assert_eq!(opened.label(), &label);
+        prop_assert_eq!(&*opened.unwrap(&password).unwrap().encode(), &*secrets().encode());
+        let mut other = password.clone();
+        other.push(0);
+        prop_assert_eq!(opened.unwrap(&other).err(), Some(SlotError::WrongPassword));
+    }
+}

@@ -28,26 +28,18 @@ mod answers;
 pub(crate) struct Adapter {
     vfs: Arc<dyn Vfs>,
     ownership: Ownership,
-    /// For the one session that greets the kernel; the event loops come after.
+    /// Until the kernel has been greeted.
     negotiation: Option<Negotiation>,
+    is_started: bool,
 }
 
 impl Adapter {
-    /// For the session that greets the kernel.
-    pub(crate) fn greeting(vfs: Arc<dyn Vfs>, negotiation: Negotiation) -> Self {
-        Self {
-            vfs,
-            ownership: Ownership::default(),
-            negotiation: Some(negotiation),
-        }
-    }
-
-    /// For an event loop.
-    pub(crate) fn serving(vfs: Arc<dyn Vfs>, ownership: Ownership) -> Self {
+    pub(crate) fn new(vfs: Arc<dyn Vfs>, ownership: Ownership, negotiation: Negotiation) -> Self {
         Self {
             vfs,
             ownership,
-            negotiation: None,
+            negotiation: Some(negotiation),
+            is_started: false,
         }
     }
 
@@ -94,11 +86,20 @@ impl fuser::Filesystem for Adapter {
         _request: &fuser::Request,
         config: &mut fuser::KernelConfig,
     ) -> std::io::Result<()> {
-        let Some(negotiation) = self.negotiation.take() else {
-            return Ok(());
-        };
-        let granted = negotiation.conclude(config);
-        self.vfs.init(&granted).map_err(std::io::Error::from)
+        // The kernel greets once per connection; the library answers a second greeting itself.
+        if let Some(negotiation) = self.negotiation.take() {
+            let granted = negotiation.conclude(config);
+            self.vfs.init(&granted).map_err(std::io::Error::from)?;
+            self.is_started = true;
+        }
+        Ok(())
+    }
+
+    fn destroy(&mut self) {
+        // The library calls this for filesystems that refused to start, too.
+        if std::mem::take(&mut self.is_started) {
+            self.call("destroy", |vfs| vfs.destroy());
+        }
     }
 
     fn lookup(

@@ -14,13 +14,12 @@
 //! | [`session`] | mounting, serving, unmounting |
 //! | [`mountinfo`] | which mounts there are |
 //! | [`notifier`] | invalidating what the kernel caches |
-//! | `adapter`, `convert`, `negotiate`, `event_loop` | the library fuser; nothing else imports it |
+//! | `adapter`, `convert`, `negotiate` | the library fuser; besides the session, nothing else imports it |
 //! | `fusermount` | mounting without root |
 
 mod adapter;
 mod convert;
 pub mod errno;
-mod event_loop;
 mod fusermount;
 pub mod mountinfo;
 mod negotiate;

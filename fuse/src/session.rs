@@ -13,7 +13,6 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -26,7 +25,6 @@ use thiserror::Error;
 use tracing::{debug, error, info, warn};
 
 use crate::adapter::Adapter;
-use crate::event_loop::{EventLoop, Service};
 use crate::fusermount;
 use crate::mountinfo::{self, FILE_SYSTEM_TYPE, MountInfo};
 use crate::negotiate::{MAX_REQUEST_BYTES, Negotiation};
@@ -257,7 +255,7 @@ fn topmost(mount_point: &Path) -> Option<MountInfo> {
 }
 
 /// Opens a new, unconnected FUSE device.
-pub(crate) fn open_device() -> io::Result<OwnedFd> {
+fn open_device() -> io::Result<OwnedFd> {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -361,76 +359,41 @@ fn start(vfs: Arc<dyn Vfs>, connection: OwnedFd, config: &MountConfig) -> io::Re
         max_background: config.max_background,
         granted: granted.clone(),
     };
+    let adapter = Adapter::new(vfs, config.options.ownership, negotiation);
     // The kernel checks who may use the mount, except that it knows no "and root".
     let access = match config.options.access {
         Access::OwnerAndRoot => fuser::SessionACL::RootAndOwner,
         Access::Owner | Access::Everyone => fuser::SessionACL::All,
     };
-    let shared = Arc::new(connection.try_clone()?);
-    let greeting = fuser::Session::from_fd(
-        Adapter::greeting(vfs.clone(), negotiation),
-        connection,
-        access,
-        fuser::Config::default(),
-    )?;
+    let mut threads = fuser::Config::default();
+    threads.n_threads = Some(config.thread_count());
+    // A queue per thread; and should the library lose a thread, the request it was lost over is
+    // answered by the kernel as the queue closes.
+    threads.clone_fd = true;
+    let session = fuser::Session::from_fd(adapter, connection, access, threads)?;
     let granted = *granted
         .get()
         .ok_or_else(|| io::Error::other("the kernel was not greeted"))?;
-    let service = Service {
-        vfs: vfs.clone(),
-        ownership: config.options.ownership,
-        access,
-        connection: shared,
-    };
-    let loops = (0..config.thread_count())
-        .map(|_| EventLoop::open(service.clone()))
-        .collect::<io::Result<Vec<_>>>()
-        .inspect_err(|_| vfs.destroy())?;
-    let notifier = Notifier::new(greeting.notifier());
+    let notifier = Notifier::new(session.notifier());
     let ending = Arc::new(Ending::default());
-    let keeper = ending.clone();
-    let destroyed = vfs.clone();
+    let (keeper, closing) = (ending.clone(), notifier.clone());
     thread::Builder::new()
         .name("bkfs-fuse".to_owned())
         .spawn(move || {
-            let result = serve(loops);
-            // Nobody may be left waiting for an answer of a connection that nobody serves.
-            drop((service, greeting));
-            if catch_unwind(AssertUnwindSafe(|| destroyed.destroy())).is_err() {
-                error!("the filesystem panicked at its end");
+            let result = session.run();
+            if let Err(error) = &result {
+                error!(%error, "the mount is no longer served");
             }
+            // Nobody may be left waiting at a connection that nobody serves.
+            closing.close();
             *keeper.result.lock() = Some(result.map_err(|error| error.to_string()));
             keeper.changed.notify_all();
-        })
-        .inspect_err(|_| vfs.destroy())?;
+        })?;
     Ok(Started {
         granted,
         notifier,
         ending,
     })
-}
-
-/// Runs all loops to their end. The first error wins.
-fn serve(loops: Vec<EventLoop>) -> io::Result<()> {
-    let threads: Vec<_> = loops
-        .into_iter()
-        .enumerate()
-        .map(|(index, event_loop)| {
-            thread::Builder::new()
-                .name(format!("bkfs-fuse-{index}"))
-                .spawn(move || event_loop.run())
-        })
-        .collect();
-    let mut result = Ok(());
-    for thread in threads {
-        let end = thread.and_then(|thread| {
-            thread
-                .join()
-                .unwrap_or_else(|_| Err(io::Error::other("an event loop panicked")))
-        });
-        result = result.and(end);
-    }
-    result
 }
 
 /// Lets the kernel read further ahead than its 128 KiB. Not being able to is no error.

@@ -1,0 +1,241 @@
+//! How mounts begin and end.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use bkfs_fuse::*;
+
+use crate::helpers::*;
+use crate::memory::{MemoryFs, count};
+
+fn try_mount(path: &Path) -> MountError {
+    match mount(MemoryFs::new(), path, &config()) {
+        Ok(_) => panic!("mounted at {}", path.display()),
+        Err(error) => error,
+    }
+}
+
+#[test]
+fn the_mount_table_names_source_and_type() {
+    let mounted = Mounted::new();
+    let info = find_mount(mounted.directory.path()).unwrap().unwrap();
+    assert_eq!(info.file_system, "fuse.bkfs");
+    assert_eq!(info.source, "test://bucket/with,comma and blank");
+    assert!(info.is_bkfs());
+    assert!(info.mount_options.contains("nosuid"));
+    assert!(info.super_options.contains("default_permissions"));
+    assert!(info.super_options.contains("allow_other"));
+    fs::create_dir(mounted.path("below")).unwrap();
+    assert_eq!(
+        find_mount(&mounted.path("below")).unwrap(),
+        Some(info.clone())
+    );
+    let read_ahead = format!(
+        "/sys/class/bdi/{}:{}/read_ahead_kb",
+        info.device.0, info.device.1
+    );
+    assert_eq!(fs::read_to_string(read_ahead).unwrap().trim(), "4096");
+    let granted = mounted.session.granted();
+    assert_eq!(*mounted.memory.granted.lock(), Some(granted));
+    assert_eq!(granted.max_write_bytes, 1 << 20);
+    assert!(granted.kill_privileges && granted.readdirplus && granted.atomic_truncate);
+    mounted.end();
+}
+
+#[test]
+fn impossible_mount_points_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let absent = directory.path().join("absent");
+    assert!(matches!(try_mount(&absent), MountError::Absent(path) if path == absent));
+    let deeper = directory.path().join("absent/deeper");
+    assert!(matches!(try_mount(&deeper), MountError::Absent(_)));
+    let file = directory.path().join("file");
+    fs::write(&file, b"").unwrap();
+    assert!(matches!(try_mount(&file), MountError::NotADirectory(_)));
+    assert!(matches!(
+        try_mount(&file.join("x")),
+        MountError::NotADirectory(_)
+    ));
+}
+
+#[test]
+fn a_second_mount_on_the_same_place_is_refused() {
+    let mounted = Mounted::new();
+    let link = tempfile::tempdir().unwrap();
+    let link = link.path().join("link");
+    std::os::unix::fs::symlink(mounted.directory.path(), &link).unwrap();
+    for path in [mounted.directory.path(), &link] {
+        let error = try_mount(path);
+        assert!(
+            error
+                .to_string()
+                .ends_with("is already a mount of test://bucket/with,comma and blank"),
+            "{error}"
+        );
+    }
+    mounted.end();
+}
+
+#[test]
+fn a_filesystem_that_refuses_to_start_leaves_no_mount() {
+    let directory = tempfile::tempdir().unwrap();
+    let memory = MemoryFs::new();
+    *memory.refuses_to_start.lock() = Some(Errno::EROFS);
+    let error = match mount(memory.clone(), directory.path(), &config()) {
+        Ok(_) => panic!("mounted"),
+        Err(error) => error,
+    };
+    assert!(
+        matches!(&error, MountError::Start(source) if source.raw_os_error() == Some(libc::EROFS)),
+        "{error}"
+    );
+    assert!(!find_mount(directory.path()).unwrap().unwrap().is_bkfs());
+    assert_eq!(count(&memory.counters.destroyed), 0);
+}
+
+#[test]
+fn a_busy_mount_is_not_unmounted_but_can_be_detached() {
+    let mounted = Mounted::new();
+    let mut file = File::create(mounted.path("file")).unwrap();
+    assert!(matches!(
+        mounted.session.unmount(false),
+        Err(MountError::Busy(_))
+    ));
+    mounted.session.unmount(true).unwrap();
+    assert_eq!(fs::read_dir(mounted.directory.path()).unwrap().count(), 0);
+    file.write_all(b"still served").unwrap();
+    assert_eq!(mounted.session.wait_for(Duration::from_millis(50)), None);
+    assert!(matches!(
+        mounted.session.unmount(true),
+        Err(MountError::NotMounted(_))
+    ));
+    drop(file);
+    mounted.session.wait().unwrap();
+    assert_eq!(count(&mounted.memory.counters.destroyed), 1);
+}
+
+#[test]
+fn somebody_else_may_unmount() {
+    let mounted = Mounted::new();
+    unmount(mounted.directory.path(), false).unwrap();
+    mounted.session.wait().unwrap();
+    assert!(matches!(
+        mounted.session.unmount(false),
+        Err(MountError::NotMounted(_))
+    ));
+    assert!(matches!(
+        unmount(mounted.directory.path(), false),
+        Err(MountError::NotMounted(_))
+    ));
+}
+
+#[test]
+fn dropping_the_session_detaches_the_mount() {
+    let Mounted {
+        session, directory, ..
+    } = Mounted::new();
+    drop(session);
+    let info = find_mount(directory.path()).unwrap().unwrap();
+    assert!(!info.is_bkfs());
+}
+
+#[test]
+fn an_aborted_connection_ends_the_session() {
+    let mounted = Mounted::new();
+    let mut file = File::create(mounted.path("parked")).unwrap();
+    let device = file.metadata().unwrap().dev();
+    let control = format!("/sys/fs/fuse/connections/{}/abort", libc::minor(device));
+    if !Path::new(&control).exists() {
+        let mounted = Command::new("mount")
+            .args(["-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"])
+            .status()
+            .unwrap();
+        assert!(mounted.success());
+    }
+    let writer = std::thread::spawn(move || file.write_all(b"x"));
+    eventually("the write waits", || mounted.memory.parked() == 1);
+    fs::write(control, "1").unwrap();
+    assert_eq!(errno(writer.join().unwrap()), libc::ECONNABORTED);
+    mounted.session.wait().unwrap();
+    // An answer that nobody hears is no harm.
+    mounted.memory.release_parked();
+    assert!(matches!(
+        try_mount(mounted.directory.path()),
+        MountError::Disconnected(_)
+    ));
+    let info = find_mount(mounted.directory.path()).unwrap().unwrap();
+    assert!(info.is_bkfs(), "found although it does not answer");
+    unmount(mounted.directory.path(), false).unwrap();
+}
+
+/// Set to the mount point for the process that mounts as an ordinary user.
+const AS_USER: &str = "BKFS_TEST_MOUNT_AS_USER";
+
+const IN_NAMESPACE: &str = "
+mount -t tmpfs -o mode=755 tmpfs $1
+mknod -m 666 $1/fuse c 10 229
+mount --bind $1/fuse /dev/fuse
+exec setpriv --reuid 65534 --regid 65534 --clear-groups $2 \\
+    --exact life::in_the_process_of_an_ordinary_user --nocapture
+";
+
+#[test]
+fn an_ordinary_user_mounts_through_the_helper() {
+    const NOBODY: u32 = 65_534;
+    let directory = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(directory.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    // Where an ordinary user may start it from.
+    let programs = tempfile::tempdir().unwrap();
+    fs::set_permissions(programs.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let program = programs.path().join("mount-test");
+    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    // In a mount namespace of its own, with a device that everybody may open, as udev has it.
+    let devices = tempfile::tempdir().unwrap();
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-euc", IN_NAMESPACE])
+        .args([Path::new("sh"), devices.path(), &program])
+        .env(AS_USER, directory.path())
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("served as an ordinary user"), "{text}");
+}
+
+#[test]
+fn in_the_process_of_an_ordinary_user() {
+    let Some(directory) = std::env::var_os(AS_USER) else {
+        // The test above starts this one.
+        return;
+    };
+    let directory = Path::new(&directory);
+    let memory = MemoryFs::new();
+    let mut config = MountConfig::new("test://bucket/with,comma and blank");
+    config.options.ownership = Ownership {
+        uid: Some(65_534),
+        gid: Some(65_534),
+        umask: None,
+    };
+    let session = mount(memory.clone(), directory, &config).unwrap();
+    let info = find_mount(directory).unwrap().unwrap();
+    assert_eq!(info.file_system, "fuse.bkfs");
+    assert_eq!(info.source, "test://bucket/with,comma and blank");
+    fs::write(directory.join("file"), b"by nobody").unwrap();
+    let mut text = String::new();
+    let mut file = File::open(directory.join("file")).unwrap();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "by nobody");
+    assert!(matches!(session.unmount(false), Err(MountError::Busy(_))));
+    drop(file);
+    session.unmount(false).unwrap();
+    session.wait().unwrap();
+    assert_eq!(count(&memory.counters.destroyed), 1);
+    println!("served as an ordinary user");
+}

@@ -20,11 +20,8 @@ use super::node::{Child, MAX_LEVEL, NodeBuilder, write_child};
 use super::path::Path;
 use super::source::{NodeSink, NodeSource, TreeError};
 
-/// Changes read ahead of their turn, so that nodes they need can be announced.
-const CHANGES_AHEAD: usize = 256;
-
-/// Most nodes announced at once.
-const NODES_AHEAD: usize = 64;
+/// Changes read ahead of their turn, at least, so that nodes they need can be announced.
+const CHANGES_AHEAD: usize = 64;
 
 /// Stores the empty tree, an empty leaf, and returns its root.
 ///
@@ -59,16 +56,19 @@ where
     let mut changes = changes;
     let mut last: Option<Key> = None;
     loop {
-        if ahead.len() < CHANGES_AHEAD / 2 {
-            ahead.extend(changes.by_ref().take(CHANGES_AHEAD / 2));
+        let known = ahead.len();
+        if known < CHANGES_AHEAD {
+            ahead.extend(changes.by_ref().take(CHANGES_AHEAD));
+            batch.announce(ahead.iter().skip(known).map(|(key, _)| key));
         }
         let Some((key, value)) = ahead.pop_front() else {
             break;
         };
         let value = value.as_ref().map(V::as_ref);
         check(&key, value, last.as_ref())?;
-        let moved = batch.change(&key, value).await?;
-        if moved {
+        let interior = batch.interior_loads();
+        batch.change(&key, value).await?;
+        if batch.interior_loads() > interior {
             batch.announce(ahead.iter().map(|(key, _)| key));
         }
         last = Some(key);
@@ -104,22 +104,30 @@ where
     S: NodeSource,
     K: NodeSink<Error = S::Error>,
 {
-    /// Makes one change among the items; returns whether the walk over the old leaves has moved.
-    async fn change(&mut self, key: &Key, value: Option<&[u8]>) -> Result<bool, S::Error> {
+    /// Makes one change among the items.
+    async fn change(&mut self, key: &Key, value: Option<&[u8]>) -> Result<(), S::Error> {
         if self.levels.is_empty() {
             self.add_level().await?;
         }
         let (source, sink) = (self.source, self.sink);
-        let moved = self.levels[0]
+        self.levels[0]
             .change(source, sink, key.as_bytes(), value)
             .await?;
-        self.carry(0).await?;
-        Ok(moved)
+        self.carry(0).await
+    }
+
+    /// The walk over the old leaves.
+    fn leaves(&self) -> Option<&Path> {
+        self.levels.first()?.old.as_ref()
+    }
+
+    fn interior_loads(&self) -> u64 {
+        self.leaves().map_or(0, Path::interior_loads)
     }
 
     fn announce<'k>(&self, keys: impl Iterator<Item = &'k Key> + Clone) {
-        if let Some(path) = self.levels.first().and_then(|level| level.old.as_ref()) {
-            path.announce(self.source, keys, NODES_AHEAD);
+        if let Some(path) = self.leaves() {
+            path.announce(self.source, keys);
         }
     }
 
@@ -128,10 +136,7 @@ where
         if level > MAX_LEVEL {
             return Err(TreeError::TooDeep.into());
         }
-        let height = match self.levels.first().and_then(|level| level.old.as_ref()) {
-            Some(path) => path.root_level(),
-            None => MAX_LEVEL,
-        };
+        let height = self.leaves().map_or(MAX_LEVEL, Path::root_level);
         let old = if level <= height {
             Some(Path::new(self.source, self.root, level).await?)
         } else {
@@ -222,31 +227,30 @@ impl Level {
         }
     }
 
-    /// Makes one change; `key` is above that of the change before. Returns whether the walk has moved.
+    /// Makes one change; `key` is above that of the change before.
     async fn change<S, K>(
         &mut self,
         source: &S,
         sink: &K,
         key: &[u8],
         value: Option<&[u8]>,
-    ) -> Result<bool, S::Error>
+    ) -> Result<(), S::Error>
     where
         S: NodeSource,
         K: NodeSink<Error = S::Error>,
     {
-        let mut moved = false;
         loop {
             if self.copy_below(sink, Some(key)).await? {
                 break;
             }
             if self.builder.is_empty() {
-                moved |= self.skip_to(source, key).await?;
+                self.skip_to(source, key).await?;
                 if self.opened || self.old.is_none() {
                     // The key lies behind all that the last opened node had, and begins a node.
                     break;
                 }
                 if self.is_no_change(key, value) {
-                    return Ok(moved);
+                    return Ok(());
                 }
             } else {
                 let next = self.old.as_ref().and_then(|old| old.next_first_key());
@@ -254,7 +258,6 @@ impl Level {
                     break;
                 }
                 self.advance(source).await?;
-                moved = true;
             }
             self.open_node();
         }
@@ -263,7 +266,7 @@ impl Level {
         {
             self.end_node(sink).await?;
         }
-        Ok(moved)
+        Ok(())
     }
 
     /// Copies entries of the open node into the builder: those below `key`, or all. An entry under `key` itself is passed over. Returns
@@ -301,11 +304,11 @@ impl Level {
         Ok(self.open.is_some())
     }
 
-    /// Between nodes: goes on to the old node that `key` falls into. Returns whether that is another than the current one.
-    async fn skip_to<S: NodeSource>(&mut self, source: &S, key: &[u8]) -> Result<bool, S::Error> {
+    /// Between nodes: goes on to the old node that `key` falls into, which may be the current one.
+    async fn skip_to<S: NodeSource>(&mut self, source: &S, key: &[u8]) -> Result<(), S::Error> {
         self.flush_removed();
         let Some(old) = &mut self.old else {
-            return Ok(false);
+            return Ok(());
         };
         let started = old.node().is_some();
         let next = old.next_first_key();
@@ -322,7 +325,7 @@ impl Level {
         if moved {
             self.opened = false;
         }
-        Ok(moved)
+        Ok(())
     }
 
     /// Whether the current old node, not opened, already says what a change wants.

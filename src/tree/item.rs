@@ -3,6 +3,7 @@
 //! Owns the byte form of every item (the key's kind says which, so the value does not repeat it) and the limits on their sizes. Knows
 //! nothing of keys or nodes. Decoding takes bytes from the bucket: it never panics, and accepts exactly what encoding makes.
 
+pub use bkfs_chunker::extent::Target;
 use bkfs_chunker::id::Id;
 use bytes::Bytes;
 use thiserror::Error;
@@ -82,15 +83,6 @@ pub struct Attributes {
     pub profile: u8,
     /// Bits for later; unknown ones are kept.
     pub flags: u64,
-}
-
-/// Stored bytes that an extent points at.
-#[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
-pub enum Target {
-    /// One chunk alone.
-    Chunk(Id),
-    /// A list of chunks.
-    Segment(Id),
 }
 
 /// Where a run of a file's bytes is stored. Its place in the file is in the key.
@@ -262,15 +254,6 @@ impl Attributes {
     }
 }
 
-impl Target {
-    /// The id of the chunk or segment.
-    pub fn id(&self) -> Id {
-        match self {
-            Target::Chunk(id) | Target::Segment(id) => *id,
-        }
-    }
-}
-
 impl Extent {
     fn encode(&self, out: &mut Vec<u8>) {
         let segment = match self.target {
@@ -371,6 +354,57 @@ mod tests {
             bytes().prop_map(Item::Symlink),
             Just(Item::Orphan),
         ]
+    }
+
+    #[test]
+    fn bytes_are_frozen() {
+        let hex = |item: &Item| hex::encode(item.encode());
+        let time = |seconds, nanoseconds| Timestamp {
+            seconds,
+            nanoseconds,
+        };
+        let attributes = Item::Attributes(Attributes {
+            mode: 0o100_644,
+            uid: 1000,
+            gid: 100,
+            links: 1,
+            size_bytes: 1 << 40,
+            allocated_bytes: 4096,
+            accessed: time(1_700_000_002, 3),
+            modified: time(1_700_000_000, 999_999_999),
+            changed: time(-1, 2),
+            device: 0,
+            profile: 2,
+            flags: 0,
+        });
+        assert_eq!(
+            hex(&attributes),
+            concat!(
+                "01a48302e8076401808080808020802080c49fd50cff93ebdc030102",
+                "84c49fd50c03000200"
+            )
+        );
+        let name = Item::Name {
+            inode: 300,
+            file_type: 8,
+        };
+        assert_eq!(hex(&name), "ac0208");
+        let extent = |target, open| {
+            Item::Extent(Extent {
+                length: 1 << 20,
+                target,
+                target_offset: 16_384,
+                open,
+            })
+        };
+        let id = Id([0xab; 32]);
+        let digits = "ab".repeat(32);
+        let segment = extent(Target::Segment(id), false);
+        assert_eq!(hex(&segment), format!("01808040808001{digits}"));
+        let chunk = extent(Target::Chunk(id), true);
+        assert_eq!(hex(&chunk), format!("02808040808001{digits}"));
+        assert_eq!(hex(&Item::Symlink(Bytes::from_static(b"../a"))), "2e2e2f61");
+        assert_eq!(hex(&Item::Orphan), "");
     }
 
     #[test]

@@ -11,11 +11,11 @@ use super::key::Key;
 use super::path::Path;
 use super::source::NodeSource;
 
-/// Most nodes a cursor or a batch announces ahead of itself.
+/// Most leaves a cursor announces ahead of itself.
 const MOST_AHEAD: usize = 32;
 
-/// Keys of a batch that are looked at for announcing nodes.
-const KEYS_AHEAD: usize = 256;
+/// Keys of a batch whose nodes are announced ahead, at least.
+const KEYS_AHEAD: usize = 64;
 
 /// A tree, by the id of its root. Immutable: changes make another one.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
@@ -55,14 +55,20 @@ impl Tree {
     ) -> Result<Vec<Option<Bytes>>, S::Error> {
         let mut values = Vec::with_capacity(keys.len());
         let mut path = Path::new(source, self.root, 0).await?;
-        let mut announced = 0;
+        let (mut announced, mut interior) = (1, 0);
         for (index, key) in keys.iter().enumerate() {
-            if announced <= index {
-                announced = (index + KEYS_AHEAD).min(keys.len());
-                path.announce(source, keys[index..announced].iter(), MOST_AHEAD);
-            }
             path.seek(source, key.as_bytes()).await?;
             values.push(find(&path, key));
+            let from = if path.interior_loads() > interior {
+                interior = path.interior_loads();
+                index + 1
+            } else {
+                announced
+            };
+            if from < index + KEYS_AHEAD {
+                announced = (index + 2 * KEYS_AHEAD).min(keys.len());
+                path.announce(source, keys[from.min(announced)..announced].iter());
+            }
         }
         Ok(values)
     }

@@ -116,7 +116,7 @@ impl Node {
             key: prefix_start,
             value: prefix_start + prefix_length,
         };
-        let starts = read_starts(&mut reader, count, bytes.len())?;
+        let starts = read_starts(&mut reader, count, prefix_length as usize, bytes.len())?;
         let mut node = Node {
             level,
             prefix,
@@ -137,10 +137,11 @@ impl Node {
                 _ => malformed("prefix of nothing"),
             };
         };
+        let bytes = &self.bytes[..];
         let mut before = self.suffix(0);
-        for index in 1..=last {
-            let suffix = self.suffix(index);
-            if before >= suffix {
+        for (index, pair) in self.starts.windows(2).enumerate().skip(1) {
+            let suffix = &bytes[pair[0].key as usize..pair[1].key as usize];
+            if !is_above(suffix, before) {
                 return Err(NodeError::Unsorted { index });
             }
             before = suffix;
@@ -148,23 +149,14 @@ impl Node {
         if common_length(self.suffix(0), self.suffix(last)) > 0 {
             return malformed("prefix is not the longest");
         }
-        let mut items = 0u64;
-        for index in 0..=last {
-            if self.prefix().len() + self.suffix(index).len() > MAX_KEY_BYTES
-                || self.value(index).len() > MAX_VALUE_BYTES
-            {
-                return malformed("entry too large");
-            }
-            let below = match self.level {
-                0 => Some(1),
-                _ => read_child(self.value(index)).map(|child| child.items),
-            };
-            match below.and_then(|below| items.checked_add(below)) {
-                Some(sum) => items = sum,
-                None => return malformed("child"),
-            }
+        if self.level == 0 {
+            return Ok(self.len() as u64);
         }
-        Ok(items)
+        let add = |sum: u64, index| sum.checked_add(read_child(self.value(index))?.items);
+        match (0..=last).try_fold(0, add) {
+            Some(items) => Ok(items),
+            None => malformed("child"),
+        }
     }
 
     /// Height above the leaves, which are at 0.
@@ -311,32 +303,47 @@ fn partition(count: usize, below: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// Reads the two columns of lengths and checks that what they add up to is exactly what remains.
+/// Whether `suffix` comes after `before`; most pairs differ within eight bytes, which are compared as one number.
+fn is_above(suffix: &[u8], before: &[u8]) -> bool {
+    match (suffix.first_chunk(), before.first_chunk()) {
+        (Some(one), Some(other)) if one != other => {
+            u64::from_be_bytes(*one) > u64::from_be_bytes(*other)
+        }
+        _ => suffix > before,
+    }
+}
+
+/// Reads the two columns of lengths and checks that each is within the limits and that they add up to exactly what remains.
 fn read_starts(
     reader: &mut Reader<'_>,
     count: usize,
+    prefix_length: usize,
     total: usize,
 ) -> Result<Vec<Start>, NodeError> {
     let malformed = NodeError::Malformed { what: "lengths" };
+    let longest_suffix = MAX_KEY_BYTES.checked_sub(prefix_length).ok_or(malformed)?;
     let mut starts = Vec::with_capacity(count + 1);
-    let mut sum = 0u32;
+    // No sum can overflow: there are at most MAX_NODE_BYTES / 2 lengths of at most MAX_VALUE_BYTES, which is below 2^34.
+    let mut sum = 0usize;
     for _ in 0..count {
-        starts.push(Start { key: sum, value: 0 });
-        let length = reader.number_u32().ok_or(malformed)?;
-        sum = sum.checked_add(length).ok_or(malformed)?;
+        starts.push(Start {
+            key: sum as u32,
+            value: 0,
+        });
+        sum += reader.length(longest_suffix).ok_or(malformed)?;
     }
     let keys = sum;
     for start in &mut starts {
-        start.value = sum;
-        let length = reader.number_u32().ok_or(malformed)?;
-        sum = sum.checked_add(length).ok_or(malformed)?;
+        start.value = sum as u32;
+        sum += reader.length(MAX_VALUE_BYTES).ok_or(malformed)?;
     }
-    if reader.position().checked_add(sum as usize) != Some(total) {
+    // From here on all offsets are known to lie in the node, and so to fit what they are kept in.
+    if reader.position() + sum != total {
         return Err(malformed);
     }
     starts.push(Start {
-        key: keys,
-        value: sum,
+        key: keys as u32,
+        value: sum as u32,
     });
     let base = reader.position() as u32;
     for start in &mut starts {

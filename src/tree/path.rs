@@ -23,6 +23,8 @@ struct Step {
 pub(super) struct Path {
     level: u8,
     steps: Vec<Step>,
+    /// Interior nodes loaded so far: when this has grown, more is known of what lies ahead.
+    interior: u64,
 }
 
 impl Path {
@@ -39,6 +41,7 @@ impl Path {
         Ok(Path {
             level,
             steps: vec![Step { node, index: 0 }],
+            interior: 1,
         })
     }
 
@@ -46,6 +49,11 @@ impl Path {
     pub(super) fn node(&self) -> Option<&Arc<Node>> {
         let node = &self.steps.last()?.node;
         (node.level() == self.level).then_some(node)
+    }
+
+    /// How many nodes above its level the path has loaded so far. When this has grown, there is more to [`Path::announce`].
+    pub(super) fn interior_loads(&self) -> u64 {
+        self.interior
     }
 
     /// Level of the root.
@@ -90,6 +98,7 @@ impl Path {
             let index = choose(&step.node);
             if depth + 1 == self.steps.len() || step.index != index {
                 let child = load_child(source, &step.node, index).await?;
+                self.interior += u64::from(child.level() > self.level);
                 self.steps.truncate(depth + 1);
                 self.steps[depth].index = index;
                 self.steps.push(Step {
@@ -115,6 +124,7 @@ impl Path {
             let child = load_child(source, last, 0).await?;
             fresh.push(child);
         }
+        self.interior += fresh.len() as u64 - 1;
         self.steps.truncate(depth + 1);
         self.steps[depth].index = index;
         self.steps
@@ -141,12 +151,11 @@ impl Path {
             .all(|step| step.index == 0)
     }
 
-    /// Tells the source which nodes `keys`, sorted, will lead to, as far as the nodes at hand say; at most `most` of them.
+    /// Tells the source which nodes `keys`, sorted, will lead to, as far as the nodes at hand say.
     pub(super) fn announce<'k, S: NodeSource>(
         &self,
         source: &S,
         keys: impl Iterator<Item = &'k Key> + Clone,
-        most: usize,
     ) {
         let mut ids = Vec::new();
         for step in &self.steps {
@@ -156,11 +165,11 @@ impl Path {
             let mut seen = step.index;
             for key in keys.clone() {
                 let index = step.node.floor(key.as_bytes());
-                if index > seen && ids.len() < most {
+                if index > seen {
                     ids.extend(step.node.child(index).map(|child| child.id));
                     seen = index;
                 }
-                if index + 1 == step.node.len() || ids.len() >= most {
+                if index + 1 == step.node.len() {
                     break;
                 }
             }

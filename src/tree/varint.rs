@@ -59,6 +59,19 @@ impl<'a> Reader<'a> {
         Some(taken)
     }
 
+    /// One number of variable length that is a length of at most `most`. Nearly all take one byte.
+    #[inline]
+    pub(crate) fn length(&mut self, most: usize) -> Option<usize> {
+        let length = match self.bytes.get(self.position) {
+            Some(&byte) if byte < 0x80 => {
+                self.position += 1;
+                usize::from(byte)
+            }
+            _ => usize::try_from(self.number()?).ok()?,
+        };
+        (length <= most).then_some(length)
+    }
+
     /// One number of variable length.
     pub(crate) fn number(&mut self) -> Option<u64> {
         let mut value = 0u64;

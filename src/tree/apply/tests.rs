@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::tree::boundary::{MAX_NODE_COST_BYTES, MIN_NODE_COST_BYTES};
 use crate::tree::memory::MemoryNodes;
-use crate::tree::{Node, Tree, key};
+use crate::tree::{Item, Node, Tree, key};
 
 type Map = BTreeMap<Key, Vec<u8>>;
 type Changes = BTreeMap<Key, Option<Vec<u8>>>;
@@ -168,6 +168,23 @@ fn a_change_costs_a_path() {
 }
 
 #[test]
+fn nodes_that_a_batch_needs_are_announced_once() {
+    let nodes = MemoryNodes::new();
+    let root = build(&nodes, &numbered(200_000));
+    let changes: Changes = (0..2_000)
+        .map(|n| (Key::attributes(n * 800), Some(value(n, 9))))
+        .collect();
+    let (loads, announced) = (nodes.loads(), nodes.announced());
+    change(&nodes, root, &changes);
+    let (loads, announced) = (nodes.loads() - loads, nodes.announced() - announced);
+    assert!(
+        announced * 10 > loads * 5,
+        "{announced} announced of {loads}"
+    );
+    assert!(announced < loads * 2, "{announced} announced of {loads}");
+}
+
+#[test]
 fn changes_that_change_nothing_store_nothing() {
     let nodes = MemoryNodes::new();
     let map = numbered(20_000);
@@ -274,6 +291,50 @@ fn the_future_can_be_spawned() {
             .last_in(&nodes, key::everything())
             .await
     });
+}
+
+#[test]
+fn whole_trees_are_frozen() {
+    let nodes = MemoryNodes::new();
+    let root = block_on(empty(&nodes)).unwrap();
+    assert_eq!(
+        root.to_string(),
+        "c610e85212d0697cb161d4ba431ba603f273feee7dcb7927c9ff5d74ae6cbfa3"
+    );
+    let root = build(&nodes, &numbered(20_000));
+    assert_eq!(
+        root.to_string(),
+        "6fd987985c04683abf48c91ce988c129813f8c6e57fbbd8f16e5339ac81d5fa6"
+    );
+}
+
+#[test]
+fn a_directory_of_a_million_names_is_no_special_case() {
+    let nodes = MemoryNodes::new();
+    let mut names: Vec<Key> = (0..1_000_000u64)
+        .map(|n| {
+            let name = format!("file-{n:07}.dat");
+            let hash = blake3::hash(name.as_bytes());
+            let hash = u64::from_le_bytes(hash.as_bytes()[..8].try_into().unwrap());
+            Key::name(2, key::name_cookie(hash), name.as_bytes())
+        })
+        .collect();
+    names.sort();
+    let value = |n: usize| Item::Name {
+        inode: n as u64 + 1000,
+        file_type: 8,
+    };
+    let all = names
+        .iter()
+        .enumerate()
+        .map(|(n, key)| (key.clone(), Some(value(n).encode())));
+    let root = block_on(empty(&nodes)).unwrap();
+    let root = block_on(apply(&nodes, &nodes, root, all)).unwrap();
+    let levels = all_nodes(&nodes, root);
+    assert_eq!(levels[0][0].items(), 1_000_000);
+    assert_eq!(levels.len(), 3);
+    let bytes: usize = levels.iter().flatten().map(|node| node.bytes().len()).sum();
+    assert!(bytes < 40_000_000, "{bytes} bytes");
 }
 
 /// A batch: for each number, whether it is set (with which version) or removed.

@@ -99,6 +99,21 @@ pub struct SealedFrame {
 }
 
 impl SealedFrame {
+    /// The pack that it belongs to.
+    pub fn pack(&self) -> PackName {
+        self.pack
+    }
+
+    /// Its number in that pack.
+    pub fn number(&self) -> u16 {
+        self.number as u16
+    }
+
+    /// Its bytes, as they lie in the pack.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
     /// Its length in the pack, in bytes.
     pub fn stored_length(&self) -> usize {
         self.bytes.len()
@@ -146,6 +161,11 @@ impl PackBuilder {
     /// The name of the pack.
     pub fn name(&self) -> PackName {
         self.name
+    }
+
+    /// Its first bytes, which open its frames.
+    pub fn header(&self) -> &[u8; HEADER_LEN] {
+        self.sealer.header()
     }
 
     /// How many bytes of the pack are there, without the footer and without frames whose tickets are out.

@@ -4,21 +4,28 @@
 //! roots, sessions or files: which index objects are current is told by the caller.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::budget::MemoryBudget;
-use crate::catalog::IndexRef;
+use crate::cache::DiskCache;
+use crate::catalog::{Catalog, IndexRef, TableFiles};
+use crate::codec::{DEFAULT_LEVEL, Effort};
+use crate::cut::{Cutter, Parameters};
 use crate::entropy::Entropy;
 use crate::error::DepotError;
 use crate::extent::Piece;
+use crate::hydrate::{Reader, ReaderParts};
 use crate::id::{Id, Kind};
-use crate::metrics::{Counters, Metrics};
+use crate::link::Link;
+use crate::metrics::Metrics;
 use crate::pack::PackName;
 use crate::seal::Keyring;
 use crate::store::Store;
+use crate::workers::Workers;
 
 /// How hard new frames are compressed. Every choice is readable by everybody: the codec is recorded per frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,6 +50,8 @@ pub struct DepotConfig {
     pub memory: MemoryBudget,
     /// How new frames are compressed.
     pub compression: Compression,
+    /// What content is cut into: as the repository's config object says.
+    pub parameters: Parameters,
     /// Packs sent at the same time.
     pub uploads: usize,
     /// Ranges fetched at the same time.
@@ -62,6 +71,7 @@ impl Default for DepotConfig {
             cache_bytes: 10 << 30,
             memory: MemoryBudget::default(),
             compression: Compression::Auto,
+            parameters: Parameters::default(),
             uploads: 8,
             downloads: 16,
             workers: std::thread::available_parallelism().map_or(2, usize::from),
@@ -75,13 +85,27 @@ impl Default for DepotConfig {
 #[derive(Clone, Debug)]
 pub struct Depot(Arc<Shared>);
 
+/// The parts.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) link: Arc<Link>,
     pub(crate) keyring: Keyring,
-    pub(crate) entropy: Arc<dyn Entropy>,
+    pub(crate) cutter: Cutter,
     pub(crate) config: DepotConfig,
-    pub(crate) counters: Counters,
+    pub(crate) workers: Workers,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) reader: Arc<Reader>,
+}
+
+impl Shared {
+    /// How hard new frames are compressed now.
+    pub(crate) fn effort(&self) -> Effort {
+        match self.config.compression {
+            Compression::Auto => Effort::Level(DEFAULT_LEVEL),
+            Compression::Level(level) => Effort::Level(level),
+            Compression::None => Effort::None,
+        }
+    }
 }
 
 impl Depot {
@@ -96,12 +120,48 @@ impl Depot {
         mut config: DepotConfig,
     ) -> Result<Self, DepotError> {
         config.memory = config.memory.at_least_workable();
-        Ok(Self(Arc::new(Shared {
+        let link = Arc::new(Link::new(
             store,
-            keyring,
             entropy,
+            (config.uploads, config.downloads),
+            Duration::from_millis(config.timeout_ms),
+        ));
+        let workers = match config.workers {
+            0 => Workers::inline(),
+            threads => Workers::pool(threads)
+                .map_err(|_| DepotError::Internal("the system gives no threads"))?,
+        };
+        let (files, disk) = match &config.cache_dir {
+            None => (None, None),
+            Some(directory) => {
+                let (files, disk) = open_cache(directory, &keyring, config.cache_bytes)?;
+                link.counters.disk_cache_bytes.set(disk.used());
+                (Some(files), Some(Arc::new(disk)))
+            }
+        };
+        let catalog = Arc::new(Catalog::new(
+            files,
+            keyring.clone(),
+            workers.clone(),
+            Arc::clone(&link),
+        ));
+        let reader = Arc::new(Reader::new(ReaderParts {
+            link: Arc::clone(&link),
+            keyring: keyring.clone(),
+            workers: workers.clone(),
+            catalog: Arc::clone(&catalog),
+            disk,
+            fetch_bytes: config.memory.fetch_bytes,
+            cache_bytes: config.memory.cache_bytes,
+        }));
+        Ok(Self(Arc::new(Shared {
+            cutter: keyring.cutter(&config.parameters),
+            link,
+            keyring,
             config,
-            counters: Counters::default(),
+            workers,
+            catalog,
+            reader,
         })))
     }
 
@@ -112,12 +172,12 @@ impl Depot {
 
     /// The bucket.
     pub fn store(&self) -> &Arc<dyn Store> {
-        &self.0.store
+        &self.0.link.store
     }
 
     /// Where salts and names come from.
     pub fn entropy(&self) -> &Arc<dyn Entropy> {
-        &self.0.entropy
+        &self.0.link.entropy
     }
 
     /// How it was opened.
@@ -127,7 +187,7 @@ impl Depot {
 
     /// What was done so far.
     pub fn metrics(&self) -> Metrics {
-        self.0.counters.snapshot()
+        self.0.link.counters.snapshot()
     }
 
     /// Makes the local index agree with the root's list: downloads what is missing, forgets what left. Cheap when nothing changed.
@@ -142,13 +202,22 @@ impl Depot {
         index: &[IndexRef],
         condemned: &HashSet<PackName>,
     ) -> Result<(), DepotError> {
-        let _ = (index, condemned);
-        Err(DepotError::Internal("the index is not built in yet"))
+        let shared = &self.0;
+        let memory = &shared.reader.fetch_gate;
+        shared.catalog.load(index, condemned, memory).await
+    }
+
+    /// Which of `packs` no index object that is loaded holds, or the condemned ones it was given name: rule 3 asks this of everything that a commit relies on, after
+    /// [`Depot::load_index`] with the list of the root being replaced.
+    pub fn not_live<'a>(&self, packs: impl IntoIterator<Item = &'a PackName>) -> Vec<PackName> {
+        let catalog = &self.0.catalog;
+        let packs = packs.into_iter().copied();
+        packs.filter(|pack| !catalog.is_live(pack)).collect()
     }
 
     /// Replaces the set of quarantined chunks: those in the index are never matched by new data, so that it is stored again.
     pub fn set_quarantine(&self, chunks: HashSet<Id>) {
-        let _ = chunks;
+        self.0.catalog.set_quarantine(chunks.into_iter());
     }
 
     /// A blob, verified against its id. Fetched at most once for all that ask at the same time, then cached. For nodes, segments and commit
@@ -157,7 +226,10 @@ impl Depot {
     /// # Errors
     /// `Unknown` or `Missing` (a newer root may help), `Damaged`, `Unreadable`, `Store`, `Stalled`.
     pub async fn read_blob(&self, kind: Kind, id: Id) -> Result<Bytes, DepotError> {
-        Err(DepotError::Unknown { kind, id })
+        let mut answers = self.0.reader.blobs(&[(kind, id)]).await;
+        answers
+            .pop()
+            .unwrap_or(Err(DepotError::Unknown { kind, id }))
     }
 
     /// Reads pieces of a file, in file order: one answer of exactly `length` bytes for each. What lies together is fetched together;
@@ -171,36 +243,54 @@ impl Depot {
 
     /// The same, with an answer or an error for each piece: damage to one does not keep the others from being read.
     pub async fn read_each(&self, pieces: &[Piece]) -> Vec<Result<Bytes, DepotError>> {
-        pieces
-            .iter()
-            .map(|piece| {
-                Err(DepotError::Unknown {
-                    kind: Kind::Chunk,
-                    id: piece.target.id(),
-                })
-            })
-            .collect()
+        self.0.reader.read_each(pieces).await
     }
 
     /// Begins to fetch pieces into the caches, in the background. A hint: it is dropped when enough is on its way already, and its errors are
     /// not reported.
     pub fn prefetch(&self, pieces: Vec<Piece>) -> Prefetch {
-        let _ = pieces;
-        Prefetch { task: None }
+        let task = tokio::spawn(Arc::clone(&self.0.reader).warm(pieces));
+        Prefetch {
+            task: task.abort_handle(),
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.0
     }
 }
 
 /// A prefetch under way. Dropping it lets it go on.
 #[derive(Debug)]
 pub struct Prefetch {
-    task: Option<tokio::task::AbortHandle>,
+    task: tokio::task::AbortHandle,
 }
 
 impl Prefetch {
     /// Stops fetching what was not yet asked of the store.
     pub fn cancel(self) {
-        if let Some(task) = self.task {
-            task.abort();
-        }
+        self.task.abort();
     }
 }
+
+/// Opens what is kept on disk for one repository.
+fn open_cache(
+    directory: &Path,
+    keyring: &Keyring,
+    bytes: u64,
+) -> Result<(TableFiles, DiskCache), DepotError> {
+    let root = directory.join(keyring.repository().to_string());
+    let open = || {
+        Ok((
+            TableFiles::open_directory(&root)?,
+            DiskCache::open(&root, bytes)?,
+        ))
+    };
+    open().map_err(|error: std::io::Error| DepotError::CacheDirectory {
+        path: root.display().to_string(),
+        source: Arc::new(error),
+    })
+}
+
+#[cfg(test)]
+mod tests;

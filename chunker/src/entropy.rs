@@ -47,3 +47,17 @@ impl Entropy for SeededEntropy {
         self.0.lock().fill_bytes(bytes);
     }
 }
+
+/// A fresh 32-byte salt.
+pub(crate) fn salt(entropy: &dyn Entropy) -> [u8; 32] {
+    let mut salt = [0; 32];
+    entropy.fill(&mut salt);
+    salt
+}
+
+/// A fresh 32-bit number for a name.
+pub(crate) fn number(entropy: &dyn Entropy) -> u32 {
+    let mut bytes = [0; 4];
+    entropy.fill(&mut bytes);
+    u32::from_le_bytes(bytes)
+}

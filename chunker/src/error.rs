@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::id::{Id, Kind};
+use crate::seal::OpenError;
 use crate::store::StoreError;
 
 /// Why a depot could not do what it was asked. Cheap to clone: several readers may wait for one fetch.
@@ -41,7 +42,7 @@ pub enum DepotError {
         /// Key in the bucket.
         object: String,
         /// Why.
-        source: Arc<crate::seal::OpenError>,
+        source: Arc<OpenError>,
     },
     /// The store refused, and trying again would not help. Nothing was dropped yet by whoever sees this from a read; an
     /// [`Ingest`](crate::ingest::Ingest) that meets it while uploading fails for good (`Failed`).
@@ -86,6 +87,39 @@ impl DepotError {
         match self {
             Self::Failed(cause) => cause.cause(),
             other => other,
+        }
+    }
+
+    /// Damage found in the object under `key`.
+    pub(crate) fn damaged(key: impl Into<String>, what: impl ToString) -> Self {
+        Self::Damaged {
+            object: key.into(),
+            what: what.to_string(),
+        }
+    }
+
+    /// This error as the reason for which a session takes nothing any more.
+    pub(crate) fn into_failed(self) -> Self {
+        match self {
+            Self::Failed(cause) => Self::Failed(cause),
+            other => Self::Failed(Arc::new(other)),
+        }
+    }
+
+    /// Why the object under `key` does not open: damage, or something that this program cannot know.
+    pub(crate) fn unopened(key: &str, error: OpenError) -> Self {
+        match error {
+            OpenError::Damaged { .. }
+            | OpenError::NotBkfs
+            | OpenError::WrongClass { .. }
+            | OpenError::WrongRepository { .. }
+            | OpenError::WrongAlgorithm { .. } => Self::damaged(key, error),
+            OpenError::NewerFormat { .. }
+            | OpenError::UnknownFeatures { .. }
+            | OpenError::NoKeyEpoch { .. } => Self::Unreadable {
+                object: key.to_owned(),
+                source: Arc::new(error),
+            },
         }
     }
 }

@@ -14,10 +14,16 @@ pub mod seal;
 pub mod store;
 
 pub mod budget;
+mod cache;
 pub mod catalog;
 pub mod depot;
 pub mod entropy;
 pub mod error;
 pub mod extent;
+mod gate;
+mod hydrate;
 pub mod ingest;
+mod link;
 pub mod metrics;
+mod progress;
+pub mod workers;

@@ -1,8 +1,389 @@
 //! The local index: which pack holds a blob.
 //!
-//! Owns the index objects that the root lists, as sorted tables on disk or in memory, and what is known of condemned and quarantined
-//! things. Does not decide what is current: the root's list is given to it.
+//! Owns the index objects that the root lists, as sorted tables on disk or in memory, and what is known of condemned packs, quarantined chunks and
+//! frames found damaged. Does not decide what is current: the root's list is given to it.
 
+mod files;
 mod reference;
 
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt};
+use parking_lot::{Mutex, RwLock};
+
+use crate::cache::MemoryCache;
+use crate::error::DepotError;
+use crate::gate::ByteGate;
+use crate::id::{Id, Prefix};
+use crate::index::{self, PackNumber, PackRecord, Table, TableBuilder};
+use crate::link::Link;
+use crate::pack::PackName;
+use crate::seal::{Class, HEADER_LEN, Keyring};
+use crate::workers::{Scratch, Workers};
+
+use files::TableBytes;
+pub(crate) use files::TableFiles;
 pub use reference::{IndexRef, name_bytes};
+
+/// Index objects loaded at the same time.
+const LOADED_AT_ONCE: usize = 8;
+
+/// What loading takes for each byte of the decoded object: itself, and the table as it is built.
+const LOADING_FACTOR: u64 = 4;
+
+/// Decoded index objects kept for the next seal to absorb without fetching them.
+const RECENT_BYTES: u64 = 8 << 20;
+
+/// Damaged frames that are remembered; beyond that they are found again.
+const DAMAGED_FRAMES: usize = 1 << 16;
+
+/// Where a blob lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Location {
+    pub(crate) pack: PackName,
+    pub(crate) class: Class,
+    pub(crate) frame: u16,
+    /// Where the frame begins in the pack, in bytes.
+    pub(crate) offset: u64,
+    /// The frame's length in the pack, in bytes.
+    pub(crate) length: u32,
+    /// The frame's decoded length, in bytes.
+    pub(crate) raw_length: u32,
+    /// Which blob of the frame.
+    pub(crate) slot: u16,
+}
+
+impl Location {
+    /// The frame, wherever it is asked for.
+    pub(crate) fn key(&self) -> (PackName, u16) {
+        (self.pack, self.frame)
+    }
+
+    /// The frame's bytes in the pack.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.offset..self.offset + u64::from(self.length)
+    }
+
+    /// What the frame takes while it is decoded, in bytes.
+    pub(crate) fn memory(&self) -> u64 {
+        u64::from(self.length) + u64::from(self.raw_length)
+    }
+}
+
+/// A place to read a blob from.
+#[derive(Debug, Clone)]
+pub(crate) struct Candidate {
+    pub(crate) location: Location,
+    /// The first bytes of the pack.
+    pub(crate) header: [u8; HEADER_LEN],
+    /// Who knows the other frames of the pack.
+    pub(crate) table: Option<(Arc<Loaded>, PackNumber)>,
+}
+
+/// An index object as a table.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    reference: IndexRef,
+    table: Table<TableBytes>,
+}
+
+/// A new index object that no root lists yet.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    pub(crate) loaded: Arc<Loaded>,
+    pub(crate) records: Arc<Vec<PackRecord>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    tables: Vec<Arc<Loaded>>,
+    condemned: HashSet<PackName>,
+}
+
+/// All tables in use.
+#[derive(Debug)]
+pub(crate) struct Catalog {
+    files: Option<TableFiles>,
+    keyring: Keyring,
+    workers: Workers,
+    link: Arc<Link>,
+    state: RwLock<Arc<State>>,
+    quarantine: RwLock<HashSet<Prefix>>,
+    damaged: Mutex<HashSet<(PackName, u16)>>,
+    recent: MemoryCache<PackName, Arc<Vec<PackRecord>>>,
+    loading: tokio::sync::Mutex<()>,
+}
+
+impl Catalog {
+    pub(crate) fn new(
+        files: Option<TableFiles>,
+        keyring: Keyring,
+        workers: Workers,
+        link: Arc<Link>,
+    ) -> Self {
+        Self {
+            files,
+            keyring,
+            workers,
+            link,
+            state: RwLock::default(),
+            quarantine: RwLock::default(),
+            damaged: Mutex::default(),
+            recent: MemoryCache::new(RECENT_BYTES),
+            loading: tokio::sync::Mutex::new(()),
+        }
+    }
+
+    fn state(&self) -> Arc<State> {
+        Arc::clone(&self.state.read())
+    }
+
+    /// The pack that new data may refer to for this blob: live, and not known to be damaged.
+    pub(crate) fn find_live(&self, id: &Id) -> Option<PackName> {
+        let prefix = id.prefix();
+        if self.quarantine.read().contains(&prefix) {
+            return None;
+        }
+        let state = self.state();
+        state.tables.iter().find_map(|loaded| {
+            loaded.table.find(&prefix).find_map(|found| {
+                let name = loaded.table.pack(found.pack)?.name;
+                let is_good = !state.condemned.contains(&name)
+                    && !self.damaged.lock().contains(&(name, found.frame));
+                is_good.then_some(name)
+            })
+        })
+    }
+
+    /// Whether new references to this pack may be made, as far as condemning is concerned.
+    pub(crate) fn is_condemned(&self, pack: &PackName) -> bool {
+        self.state.read().condemned.contains(pack)
+    }
+
+    /// Whether an index object holds this pack, and nothing condemns it.
+    pub(crate) fn is_live(&self, pack: &PackName) -> bool {
+        let state = self.state();
+        !state.condemned.contains(pack) && state.tables.iter().any(|loaded| loaded.holds(pack))
+    }
+
+    /// All places where a blob can be read, the best first: condemned packs may go at any time, damaged frames are a last hope.
+    pub(crate) fn locate(&self, id: &Id) -> Vec<Candidate> {
+        let prefix = id.prefix();
+        let state = self.state();
+        let mut found: Vec<(bool, Candidate)> = Vec::new();
+        for loaded in &state.tables {
+            for place in loaded.table.find(&prefix) {
+                let Some(candidate) = loaded.candidate(place) else {
+                    continue;
+                };
+                let Location { pack, frame, .. } = candidate.location;
+                let is_poor =
+                    state.condemned.contains(&pack) || self.damaged.lock().contains(&(pack, frame));
+                found.push((is_poor, candidate));
+            }
+        }
+        found.sort_by_key(|(is_poor, _)| *is_poor);
+        found.into_iter().map(|(_, candidate)| candidate).collect()
+    }
+
+    /// A frame could not be read, or not as it was written: nothing new is made to refer to it.
+    pub(crate) fn note_damaged(&self, pack: PackName, frame: u16) {
+        let mut damaged = self.damaged.lock();
+        if damaged.len() < DAMAGED_FRAMES {
+            damaged.insert((pack, frame));
+        }
+    }
+
+    pub(crate) fn set_quarantine(&self, chunks: impl Iterator<Item = Id>) {
+        *self.quarantine.write() = chunks.map(|id| id.prefix()).collect();
+    }
+
+    /// Makes the tables agree with the root's list; see [`Depot::load_index`](crate::depot::Depot::load_index).
+    pub(crate) async fn load(
+        &self,
+        list: &[IndexRef],
+        condemned: &HashSet<PackName>,
+        memory: &ByteGate,
+    ) -> Result<(), DepotError> {
+        let _turn = self.loading.lock().await;
+        let before = self.state();
+        let known = |name: PackName| {
+            before
+                .tables
+                .iter()
+                .find(|loaded| loaded.reference.name == name)
+        };
+        let missing = list
+            .iter()
+            .filter(|reference| known(reference.name).is_none());
+        let loads = missing.map(|reference| self.load_one(*reference, memory));
+        let fresh: Vec<Arc<Loaded>> = futures::stream::iter(loads.collect::<Vec<_>>())
+            .buffered(LOADED_AT_ONCE)
+            .try_collect()
+            .await?;
+        let is_new = !fresh.is_empty() || before.tables.len() != list.len();
+        if !is_new && before.condemned == *condemned {
+            return Ok(());
+        }
+        let mut fresh = fresh.into_iter();
+        let tables = list
+            .iter()
+            .filter_map(|reference| known(reference.name).cloned().or_else(|| fresh.next()));
+        *self.state.write() = Arc::new(State {
+            tables: tables.collect(),
+            condemned: condemned.clone(),
+        });
+        if is_new && let Some(files) = &self.files {
+            files
+                .keep_only(list.iter().map(|reference| reference.name).collect())
+                .await;
+        }
+        Ok(())
+    }
+
+    async fn load_one(
+        &self,
+        reference: IndexRef,
+        memory: &ByteGate,
+    ) -> Result<Arc<Loaded>, DepotError> {
+        if let Some(files) = &self.files
+            && let Some(table) = files.open(reference.name).await
+        {
+            return Ok(Arc::new(Loaded { reference, table }));
+        }
+        let _room = memory
+            .reserve(reference.bytes.saturating_mul(LOADING_FACTOR))
+            .await;
+        let records = self.fetch(reference.name).await?;
+        let staged = self.stage(reference, records).await?;
+        Ok(staged.loaded)
+    }
+
+    /// Reads an index object from the bucket.
+    async fn fetch(&self, name: PackName) -> Result<Vec<PackRecord>, DepotError> {
+        let key = name.key(Class::Index);
+        let object = self.link.get(&key).await?;
+        let keyring = self.keyring.clone();
+        let job = self.workers.run(move |scratch| {
+            let payload = keyring
+                .open_object(Class::Index, &key, &object)
+                .map_err(|error| DepotError::unopened(&key, error))?;
+            drop(object);
+            index::decode(&payload, scratch.frame_decoder.decoder())
+                .map_err(|error| DepotError::damaged(&key, error))
+        });
+        job.await?
+    }
+
+    /// The packs of an index object that is to be absorbed.
+    pub(crate) async fn records(&self, name: PackName) -> Result<Arc<Vec<PackRecord>>, DepotError> {
+        match self.recent.get(&name) {
+            Some(records) => Ok(records),
+            None => self.fetch(name).await.map(Arc::new),
+        }
+    }
+
+    /// Makes a table of an index object that has just been read or written.
+    pub(crate) async fn stage(
+        &self,
+        reference: IndexRef,
+        records: Vec<PackRecord>,
+    ) -> Result<Staged, DepotError> {
+        let job = self.workers.run(move |_: &mut Scratch| {
+            let mut builder = TableBuilder::new();
+            for record in &records {
+                builder.push(record.clone());
+            }
+            (builder.finish(), records)
+        });
+        let (bytes, records) = job.await?;
+        let table = match &self.files {
+            Some(files) => files.keep(reference.name, bytes).await,
+            None => Table::open(TableBytes::Memory(bytes)),
+        };
+        let table = table.map_err(|_| DepotError::Internal("a fresh table does not open"))?;
+        Ok(Staged {
+            loaded: Arc::new(Loaded { reference, table }),
+            records: Arc::new(records),
+        })
+    }
+
+    /// The root lists a new index object in the place of others.
+    pub(crate) fn adopt(&self, staged: &[Staged], absorbed: &[PackName]) {
+        let mut state = self.state.write();
+        let gone = |loaded: &Arc<Loaded>| absorbed.contains(&loaded.reference.name);
+        let kept = state.tables.iter().filter(|loaded| !gone(loaded)).cloned();
+        let new = staged.iter().map(|staged| Arc::clone(&staged.loaded));
+        *state = Arc::new(State {
+            tables: kept.chain(new).collect(),
+            condemned: state.condemned.clone(),
+        });
+        for name in absorbed {
+            self.recent.remove(name);
+        }
+        for staged in staged {
+            let reference = staged.loaded.reference;
+            self.recent
+                .put(reference.name, reference.bytes, Arc::clone(&staged.records));
+        }
+    }
+}
+
+impl Loaded {
+    /// What the root calls it.
+    pub(crate) fn reference(&self) -> IndexRef {
+        self.reference
+    }
+
+    /// Packs are in the order of their names.
+    fn holds(&self, pack: &PackName) -> bool {
+        let (mut low, mut high) = (0, self.table.pack_count() as u32);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.table.pack(PackNumber(middle)) {
+                Some(entry) if entry.name == *pack => return true,
+                Some(entry) if entry.name < *pack => low = middle + 1,
+                _ => high = middle,
+            }
+        }
+        false
+    }
+
+    fn candidate(self: &Arc<Self>, place: index::Location) -> Option<Candidate> {
+        let pack = self.table.pack(place.pack)?;
+        let frame = self.table.frame(place.pack, place.frame)?;
+        Some(Candidate {
+            location: Location {
+                pack: pack.name,
+                class: pack.class,
+                frame: place.frame,
+                offset: u64::from(frame.offset),
+                length: frame.stored_length,
+                raw_length: frame.raw_length,
+                slot: place.slot,
+            },
+            header: pack.header,
+            table: Some((Arc::clone(self), place.pack)),
+        })
+    }
+
+    /// Another frame of the pack that `location` is in.
+    pub(crate) fn neighbour(
+        &self,
+        number: PackNumber,
+        location: &Location,
+        frame: u16,
+    ) -> Option<Location> {
+        let found = self.table.frame(number, frame)?;
+        Some(Location {
+            frame,
+            offset: u64::from(found.offset),
+            length: found.stored_length,
+            raw_length: found.raw_length,
+            slot: 0,
+            ..*location
+        })
+    }
+}

@@ -71,15 +71,7 @@ fn parameters_out_of_bounds_are_refused() {
         Parameters::from_array(numbers)
     };
     for (index, right) in default.into_iter().enumerate() {
-        for number in [
-            0,
-            1,
-            512,
-            3000,
-            right + 1,
-            2 * 1024 * 1024,
-            u32::MAX,
-        ] {
+        for number in [0, 1, 512, 3000, right + 1, 2 * 1024 * 1024, u32::MAX] {
             assert_eq!(with(index, number), None, "{index} {number}");
         }
     }

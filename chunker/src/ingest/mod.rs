@@ -3,9 +3,17 @@
 //! Owns what one writing session has stored and is not yet named by a root, and the order of rule 1: data packs, then metadata packs, then
 //! the index object; only then is there a [`Sealed`], which a commit takes. Does not own the root, journals or trees.
 
+mod absorb;
+mod frame;
+mod lane;
+mod ledger;
+mod run;
+mod seal;
 mod sealed;
+mod session;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -16,36 +24,38 @@ use crate::extent::{StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
 
+pub use crate::cut::Profile;
+pub(crate) use frame::SealedHere;
+pub(crate) use ledger::Pending;
 pub use sealed::{Mark, Sealed};
-
-/// How a run of content is cut into chunks. Recorded in each segment.
-#[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
-#[repr(u8)]
-pub enum Profile {
-    /// On the 16 KiB grid of the file: page files.
-    Grid = 1,
-    /// Where the content says: everything else.
-    Content = 2,
-    /// Large pieces of content known to be compressed or encrypted.
-    Raw = 3,
-}
+pub(crate) use session::Session;
 
 /// One writing session's way into the bucket. Dropping it ends its uploads.
 #[derive(Debug)]
 pub struct Ingest {
     depot: Depot,
-    session: u64,
+    name: u64,
+    session: Arc<Session>,
+    sealing: tokio::sync::Mutex<()>,
 }
 
 impl Ingest {
     /// Begins to write as `session`, which is registered in the root already and has written nothing yet.
     pub fn new(depot: Depot, session: u64) -> Self {
-        Self { depot, session }
+        let shared = Arc::clone(depot.shared());
+        let inner = Session::new(shared, session);
+        depot.shared().reader.register(&inner);
+        Self {
+            depot,
+            name: session,
+            session: inner,
+            sealing: tokio::sync::Mutex::new(()),
+        }
     }
 
     /// The session that names what is written.
     pub fn session(&self) -> u64 {
-        self.session
+        self.name
     }
 
     /// The depot it writes to.
@@ -68,8 +78,8 @@ impl Ingest {
         run: Vec<Bytes>,
         end_of_data: bool,
     ) -> Result<StoredRun, DepotError> {
-        let _ = (profile, file_offset, run, end_of_data);
-        Err(DepotError::Internal("storing is not built in yet"))
+        let _operation = Operation::begin(&self.session);
+        run::store(&self.session, profile, file_offset, run, end_of_data).await
     }
 
     /// Stores one blob (a node, a segment, a commit record) unless it is there already.
@@ -77,8 +87,8 @@ impl Ingest {
     /// # Errors
     /// As [`Ingest::store_run`]; `Invalid` for a blob larger than a frame.
     pub async fn store_blob(&self, kind: Kind, bytes: Bytes) -> Result<Id, DepotError> {
-        let _ = (kind, bytes);
-        Err(DepotError::Internal("storing is not built in yet"))
+        let _operation = Operation::begin(&self.session);
+        run::store_blob(&self.session, kind, bytes).await
     }
 
     /// Takes over a reference that this session did not make (an extent shared with a snapshot): it is checked to be live, and its pack joins
@@ -87,14 +97,18 @@ impl Ingest {
     /// # Errors
     /// `Unknown` if no live pack holds it: then its bytes must be stored again.
     pub async fn adopt(&self, target: Target) -> Result<(), DepotError> {
-        let _ = target;
-        Err(DepotError::Internal("storing is not built in yet"))
+        let (kind, id) = match target {
+            Target::Chunk(id) => (Kind::Chunk, id),
+            Target::Segment(id) => (Kind::Segment, id),
+        };
+        let _operation = Operation::begin(&self.session);
+        run::adopt(&self.session, kind, id)
     }
 
     /// Draws the line for the next commit: take it first, then make the tree that holds every reference returned before, then
     /// [`Ingest::seal_since`] it. References made after it keep their packs above the floor, or among those relied on.
     pub fn mark(&self) -> Mark {
-        Mark { floor: 0, tick: 0 }
+        self.session.ledger().mark()
     }
 
     /// Everything stored before this call is in the bucket when it returns: data packs, then metadata packs, then an index object that holds
@@ -113,13 +127,16 @@ impl Ingest {
     /// # Errors
     /// As [`Ingest::seal`].
     pub async fn seal_since(&self, mark: Mark, current: &[IndexRef]) -> Result<Sealed, DepotError> {
-        let _ = (mark, current);
-        Err(DepotError::Internal("storing is not built in yet"))
+        let _turn = self.sealing.lock().await;
+        seal::seal(&self.session, mark, current).await
     }
 
     /// The root took it: its packs are live, its floor is published.
     pub fn committed(&self, sealed: Sealed) {
-        drop(sealed);
+        let catalog = &self.depot.shared().catalog;
+        catalog.adopt(&sealed.staged, &sealed.absorbed);
+        let mut ledger = self.session.ledger();
+        ledger.commit(&sealed.packs, sealed.floor, sealed.mark);
     }
 
     /// The root did not take it: its packs stay pending, and the next seal makes an index object again, against the newer list.
@@ -130,7 +147,7 @@ impl Ingest {
     /// Packs that uncommitted references name and that are not the session's own at its published floor. They must be live in every
     /// root that a commit replaces, and at every base epoch that is published (rules 3 and 4).
     pub fn relied_on(&self) -> HashSet<PackName> {
-        HashSet::new()
+        self.session.ledger().relied_on()
     }
 
     /// Writes an immutable list object, named by this session.
@@ -138,12 +155,42 @@ impl Ingest {
     /// # Errors
     /// `Stalled`, `Store`.
     pub async fn put_list(&self, payload: &[u8]) -> Result<PackName, DepotError> {
-        let _ = payload;
-        Err(DepotError::Internal("storing is not built in yet"))
+        let _operation = Operation::begin(&self.session);
+        seal::put_list(&self.session, payload).await
     }
 
     /// Why the session is lost, once it is.
     pub fn failure(&self) -> Option<DepotError> {
-        None
+        self.session.ledger().failure()
+    }
+
+    /// Blobs that no committed index holds yet: each takes some memory, so a commit is due when they are many.
+    pub fn uncommitted_blobs(&self) -> usize {
+        self.session.ledger().blob_count()
+    }
+}
+
+impl Drop for Ingest {
+    fn drop(&mut self) {
+        self.session.end();
+    }
+}
+
+/// A call whose references nobody has yet: marks stay behind it.
+struct Operation<'a> {
+    session: &'a Session,
+    number: u64,
+}
+
+impl<'a> Operation<'a> {
+    fn begin(session: &'a Session) -> Self {
+        let number = session.ledger().begin_operation();
+        Self { session, number }
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        self.session.ledger().end_operation(self.number);
     }
 }

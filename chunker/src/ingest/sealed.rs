@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 
-use crate::catalog::IndexRef;
+use crate::catalog::{IndexRef, Staged};
 use crate::pack::PackName;
 
 /// A line drawn by [`Ingest::mark`](super::Ingest::mark).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mark {
-    pub(crate) floor: u32,
-    pub(crate) tick: u64,
+    pub(super) floor: u32,
+    pub(super) tick: u64,
 }
 
 /// Acknowledged: every pack of a seal, and the index object that holds them. Only [`Ingest::seal`](super::Ingest::seal) makes one. Give it back
@@ -29,4 +29,23 @@ pub struct Sealed {
     pub floor: u32,
     /// Bytes of the new packs in the bucket.
     pub new_bytes: u64,
+    pub(super) mark: Mark,
+    pub(super) staged: Vec<Staged>,
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl Sealed {
+    /// A token that proves nothing, for tests of those who take one.
+    pub fn unproven(index: Vec<IndexRef>) -> Self {
+        Self {
+            index,
+            absorbed: Vec::new(),
+            packs: Vec::new(),
+            relied_on: HashSet::new(),
+            floor: 0,
+            new_bytes: 0,
+            mark: Mark { floor: 0, tick: 0 },
+            staged: Vec::new(),
+        }
+    }
 }

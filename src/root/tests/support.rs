@@ -371,14 +371,13 @@ impl Uploads for Fake {
             .chain([added])
             .collect();
         let absorbed = absorbed.iter().map(|index| index.name).collect();
-        Ok(Sealed {
-            index,
-            absorbed,
-            packs,
-            relied_on: self.relied_on.lock().clone(),
-            floor: name.sequence + 1,
-            new_bytes: 10,
-        })
+        let mut sealed = Sealed::unproven(index);
+        sealed.absorbed = absorbed;
+        sealed.packs = packs;
+        sealed.relied_on = self.relied_on.lock().clone();
+        sealed.floor = name.sequence + 1;
+        sealed.new_bytes = 10;
+        Ok(sealed)
     }
 
     async fn not_live(

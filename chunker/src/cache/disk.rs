@@ -1,0 +1,378 @@
+//! Sealed frames on disk: one sparse file per pack, laid out as the pack itself.
+//!
+//! Owns the files below `packs/` of a repository's cache directory, their total size, and which go first. A frame that was never written reads as
+//! zeros, a torn one as garbage; neither verifies, so no list of what is present is kept and none can be wrong. All calls block: they are made
+//! from threads that may.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bytes::Bytes;
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use crate::pack::PackName;
+use crate::seal::NONCE_LEN;
+
+/// Files kept open at once.
+const OPEN_FILES: usize = 128;
+
+/// A bounded, shared, forgetful copy of parts of packs.
+#[derive(Debug)]
+pub(crate) struct DiskCache {
+    root: PathBuf,
+    limit: AtomicU64,
+    writes_off: AtomicBool,
+    reads_off: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Least recently used first out.
+    packs: LruCache<PackName, Entry>,
+    used: u64,
+    open: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Bytes that the file takes on disk.
+    bytes: u64,
+    file: Option<Arc<File>>,
+    /// Whether the file says that it was of use in this process.
+    touched: bool,
+}
+
+impl Entry {
+    fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            file: None,
+            touched: false,
+        }
+    }
+}
+
+impl DiskCache {
+    /// Opens or makes the cache below `root`, with at most `limit` bytes in it.
+    ///
+    /// # Errors
+    /// The directory cannot be made or read.
+    pub(crate) fn open(root: &Path, limit: u64) -> io::Result<Self> {
+        let root = root.join("packs");
+        make_directory(&root)?;
+        let mut found = Vec::new();
+        for shelf in fs::read_dir(&root)? {
+            let Ok(files) = fs::read_dir(shelf?.path()) else {
+                continue;
+            };
+            found.extend(files.flatten().filter_map(|file| {
+                let name: PackName = file.file_name().to_str()?.parse().ok()?;
+                let data = file.metadata().ok()?;
+                Some(((data.mtime(), data.mtime_nsec()), name, data.blocks() * 512))
+            }));
+        }
+        found.sort_unstable();
+        let mut state = State {
+            packs: LruCache::unbounded(),
+            used: 0,
+            open: 0,
+        };
+        for (_, name, bytes) in found {
+            state.used += bytes;
+            state.packs.put(name, Entry::new(bytes));
+        }
+        let cache = Self {
+            root,
+            limit: AtomicU64::new(limit),
+            writes_off: AtomicBool::new(false),
+            reads_off: AtomicBool::new(false),
+            state: Mutex::new(state),
+        };
+        cache.evict();
+        Ok(cache)
+    }
+
+    /// Bytes on disk now, as far as this process knows.
+    pub(crate) fn used(&self) -> u64 {
+        self.state.lock().used
+    }
+
+    /// Whether anything of a pack may be here.
+    pub(crate) fn has(&self, name: PackName) -> bool {
+        self.state.lock().packs.contains(&name)
+    }
+
+    /// Reads `length` bytes at `offset` of a pack. `None` if they are not all there, or begin as what was never written does (no sealed frame begins with
+    /// so many zeros). What is returned may still be anything.
+    pub(crate) fn read(&self, name: PackName, offset: u64, length: usize) -> Option<Bytes> {
+        if self.reads_off.load(Ordering::Relaxed) {
+            return None;
+        }
+        let file = self.file_for_reading(name)?;
+        let mut bytes = vec![0; length];
+        match file.read_exact_at(&mut bytes, offset) {
+            Ok(()) => {
+                let head = &bytes[..length.min(NONCE_LEN)];
+                let is_there = head.iter().any(|byte| *byte != 0);
+                is_there.then(|| Bytes::from(bytes))
+            }
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
+            Err(error) => {
+                self.trouble(&error, &self.reads_off);
+                None
+            }
+        }
+    }
+
+    /// Keeps parts of a pack: (offset, bytes). Whatever goes wrong, the parts are not kept, and that is all.
+    pub(crate) fn write(&self, name: PackName, parts: &[(u64, Bytes)]) {
+        if self.writes_off.load(Ordering::Relaxed) || self.limit.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let written = self.file_for_writing(name).and_then(|file| {
+            for (offset, bytes) in parts {
+                file.write_all_at(bytes, *offset)?;
+            }
+            Ok(file.metadata()?.blocks() * 512)
+        });
+        match written {
+            Ok(bytes) => {
+                self.account(name, bytes);
+                self.evict();
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => self.shrink(&error),
+            Err(error) => self.trouble(&error, &self.writes_off),
+        }
+    }
+
+    fn path(&self, name: PackName) -> PathBuf {
+        let shelf = format!("{:02x}", name.random & 0xff);
+        self.root.join(shelf).join(name.to_string())
+    }
+
+    fn file_for_reading(&self, name: PackName) -> Option<Arc<File>> {
+        let (known, touched) = {
+            let mut state = self.state.lock();
+            let entry = state.packs.get_mut(&name)?;
+            let touched = std::mem::replace(&mut entry.touched, true);
+            (entry.file.clone(), touched)
+        };
+        let file = match known {
+            Some(file) => file,
+            None => match OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(self.path(name))
+            {
+                Ok(file) => self.keep_open(name, file),
+                Err(_) => {
+                    self.state.lock().forget(name);
+                    return None;
+                }
+            },
+        };
+        if !touched {
+            touch(&file);
+        }
+        Some(file)
+    }
+
+    fn file_for_writing(&self, name: PackName) -> io::Result<Arc<File>> {
+        let known = {
+            let mut state = self.state.lock();
+            state.packs.get(&name).and_then(|entry| entry.file.clone())
+        };
+        if let Some(file) = known {
+            return Ok(file);
+        }
+        let path = self.path(name);
+        if let Some(shelf) = path.parent() {
+            make_directory(shelf)?;
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)?;
+        Ok(self.keep_open(name, file))
+    }
+
+    /// Remembers an open file; of too many, those longest unused are closed.
+    fn keep_open(&self, name: PackName, file: File) -> Arc<File> {
+        let file = Arc::new(file);
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let entry = state.packs.get_or_insert_mut(name, || Entry::new(0));
+        if entry.file.replace(Arc::clone(&file)).is_none() {
+            state.open += 1;
+        }
+        if state.open > OPEN_FILES {
+            let mut surplus = state.open - OPEN_FILES / 2;
+            for (_, entry) in state.packs.iter_mut().rev() {
+                if surplus == 0 {
+                    break;
+                }
+                if entry.file.take().is_some() {
+                    surplus -= 1;
+                    state.open -= 1;
+                }
+            }
+        }
+        file
+    }
+
+    fn account(&self, name: PackName, bytes: u64) {
+        let mut state = self.state.lock();
+        if let Some(entry) = state.packs.get_mut(&name) {
+            let before = std::mem::replace(&mut entry.bytes, bytes);
+            state.used = state.used - before + bytes;
+        }
+    }
+
+    fn evict(&self) {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let mut state = self.state.lock();
+        while state.used > limit {
+            let Some((name, entry)) = state.packs.pop_lru() else {
+                break;
+            };
+            state.used -= entry.bytes;
+            state.open -= usize::from(entry.file.is_some());
+            let _ = fs::remove_file(self.path(name));
+        }
+    }
+
+    /// The disk is full: makes do with less than is used now.
+    fn shrink(&self, error: &io::Error) {
+        let used = self.used();
+        let less = used - used / 8;
+        let before = self.limit.fetch_min(less, Ordering::Relaxed);
+        if less < before {
+            tracing::warn!(
+                directory = %self.root.display(),
+                limit_bytes = less,
+                "the cache is made smaller: {error}"
+            );
+        }
+        self.evict();
+    }
+
+    /// The disk does not work: says so once and does without.
+    fn trouble(&self, error: &io::Error, off: &AtomicBool) {
+        if !off.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                directory = %self.root.display(),
+                "the cache on disk is not used any more: {error}"
+            );
+        }
+    }
+}
+
+impl State {
+    fn forget(&mut self, name: PackName) -> bool {
+        let Some(entry) = self.packs.pop(&name) else {
+            return false;
+        };
+        self.used -= entry.bytes;
+        self.open -= usize::from(entry.file.is_some());
+        true
+    }
+}
+
+/// Makes the file say that it was of use now, so that the next process knows it, too. If that fails, it does not.
+fn touch(file: &File) {
+    let now = rustix::fs::Timespec {
+        tv_sec: 0,
+        tv_nsec: rustix::fs::UTIME_NOW,
+    };
+    let times = rustix::fs::Timestamps {
+        last_access: now,
+        last_modification: now,
+    };
+    let _ = rustix::fs::futimens(file, &times);
+}
+
+/// Makes a directory and those above it, for nobody else to look into.
+pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(number: u32) -> PackName {
+        PackName {
+            session: 1,
+            sequence: number,
+            random: number * 77,
+        }
+    }
+
+    #[test]
+    fn parts_survive_a_restart_and_the_oldest_go_first() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let body = Bytes::from(vec![7u8; 64 << 10]);
+        let length = body.len();
+        {
+            let cache = DiskCache::open(directory.path(), 1 << 20).expect("opens");
+            for number in 0..8 {
+                cache.write(name(number), &[(1 << 20, body.clone())]);
+            }
+            assert!(cache.used() >= 8 * length as u64);
+            assert_eq!(cache.read(name(3), 1 << 20, length), Some(body.clone()));
+            assert_eq!(
+                cache.read(name(3), 1 << 20, length + 1),
+                None,
+                "past the end"
+            );
+            assert_eq!(cache.read(name(3), 0, 100), None, "never written");
+            assert_eq!(cache.read(name(99), 0, 1), None);
+        }
+        let cache = DiskCache::open(directory.path(), 4 * 70_000).expect("opens again");
+        assert!(cache.used() <= 4 * 70_000);
+        let kept = cache.read(name(3), 1 << 20, length);
+        assert_eq!(kept, Some(body.clone()), "used last");
+        for number in 20..24 {
+            cache.write(name(number), &[(0, body.clone())]);
+        }
+        assert!(!cache.has(name(3)) && cache.has(name(23)));
+        assert!(cache.used() <= 4 * 70_000);
+        fs::remove_file(cache.path(name(20))).expect("is there");
+        drop(cache);
+        let cache = DiskCache::open(directory.path(), 4 * 70_000).expect("opens again");
+        assert!(!cache.has(name(20)) && cache.has(name(21)));
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_done_without() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let cache = DiskCache::open(directory.path(), 1 << 20).expect("opens");
+        fs::remove_dir(directory.path().join("packs")).expect("is empty");
+        fs::write(directory.path().join("packs"), b"a file").expect("writes");
+        cache.write(name(1), &[(0, Bytes::from_static(b"bytes"))]);
+        assert!(cache.writes_off.load(Ordering::Relaxed));
+        assert_eq!(cache.read(name(1), 0, 5), None);
+    }
+
+    #[test]
+    fn a_full_disk_makes_the_cache_smaller() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let cache = DiskCache::open(directory.path(), 1 << 20).expect("opens");
+        for number in 0..8 {
+            cache.write(name(number), &[(0, Bytes::from(vec![1u8; 64 << 10]))]);
+        }
+        let used = cache.used();
+        cache.shrink(&io::Error::from_raw_os_error(libc::ENOSPC));
+        assert!(cache.used() < used);
+        assert_eq!(cache.limit.load(Ordering::Relaxed), used - used / 8);
+    }
+}

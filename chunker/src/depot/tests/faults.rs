@@ -1,0 +1,334 @@
+//! A store that fails: either all is well afterwards, or the error is clear and nothing acknowledged is lost.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::bucket::Verdict;
+use super::*;
+use crate::store::{Operation, StoreErrorKind};
+
+/// Stores two files with a commit after each; returns what was acknowledged before the first error, and that error.
+async fn job(world: &mut World) -> (Vec<(StoredRun, Bytes)>, Option<DepotError>) {
+    let mut acknowledged = Vec::new();
+    let depot = world.depot();
+    let ingest = world.ingest(&depot);
+    for number in 0..2 {
+        let file = content(300 + number, 2 * MIB);
+        let stored = ingest
+            .store_run(Profile::Content, 0, vec![file.clone()], true)
+            .await;
+        let stored = match stored {
+            Ok(stored) => stored,
+            Err(error) => return (acknowledged, Some(error)),
+        };
+        match ingest.seal(&world.index).await {
+            Ok(sealed) => {
+                world.index.clone_from(&sealed.index);
+                ingest.committed(sealed);
+            }
+            Err(error) => return (acknowledged, Some(error)),
+        }
+        acknowledged.push((stored, file));
+    }
+    (acknowledged, None)
+}
+
+/// Runs the job with the request of each number failing; the error lasts for `times` requests.
+async fn sweep(verdict: Verdict, times: u64, must_succeed: bool) {
+    let mut number = 0;
+    loop {
+        let mut world = World::new(30, true);
+        let count = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&count);
+        world.bucket.script(move |operation, _| {
+            if !operation.is_write() {
+                return Verdict::Pass;
+            }
+            let now = counted.fetch_add(1, Ordering::SeqCst);
+            match (number..number + times).contains(&now) {
+                true => verdict,
+                false => Verdict::Pass,
+            }
+        });
+        let (acknowledged, error) = job(&mut world).await;
+        world.bucket.behave();
+        if let Some(error) = &error {
+            assert!(!must_succeed, "request {number}: {error}");
+            assert!(
+                matches!(error.cause(), DepotError::Store(_)),
+                "request {number}: {error}"
+            );
+        } else {
+            assert_eq!(acknowledged.len(), 2);
+        }
+        let elsewhere = world.loaded().await;
+        for (stored, file) in &acknowledged {
+            assert!(
+                read_file(&elsewhere, stored).await.expect("reads") == *file,
+                "request {number}"
+            );
+        }
+        if count.load(Ordering::SeqCst) <= number {
+            assert!(number >= 6, "the job makes {number} writes");
+            return;
+        }
+        number += 1;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_write_may_fail_for_a_while() {
+    for kind in [
+        StoreErrorKind::Unreachable,
+        StoreErrorKind::Throttled,
+        StoreErrorKind::OutcomeUnknown,
+    ] {
+        sweep(Verdict::Fail(kind), 5, true).await;
+    }
+    sweep(Verdict::Fail(StoreErrorKind::Other), 2, true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_write_may_be_applied_without_our_knowing() {
+    for kind in [
+        StoreErrorKind::OutcomeUnknown,
+        StoreErrorKind::AlreadyExists,
+        StoreErrorKind::Unreachable,
+    ] {
+        sweep(Verdict::ApplyAndFail(kind), 1, true).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_is_refused_for_good_is_a_clear_error() {
+    for kind in [
+        StoreErrorKind::NoSpace,
+        StoreErrorKind::Denied,
+        StoreErrorKind::NoBucket,
+    ] {
+        sweep(Verdict::Fail(kind), u64::MAX / 2, false).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_lost_something_takes_nothing_more() {
+    let mut world = World::new(31, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    world.bucket.script(|operation, key| match operation {
+        Operation::PutNew if key.starts_with("data/") => Verdict::Fail(StoreErrorKind::NoSpace),
+        _ => Verdict::Pass,
+    });
+    let file = noise(31, MIB);
+    let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
+    let failed = ingest
+        .seal(&[])
+        .await
+        .expect_err("the data is not in the bucket");
+    assert!(matches!(failed, DepotError::Failed(_)));
+    let DepotError::Store(cause) = failed.cause() else {
+        panic!("{failed}");
+    };
+    assert_eq!(cause.kind(), StoreErrorKind::NoSpace);
+    world.bucket.behave();
+    let more = ingest
+        .store_run(Profile::Content, 0, vec![noise(32, 100)], true)
+        .await;
+    assert!(matches!(more, Err(DepotError::Failed(_))));
+    let blob = ingest.store_blob(Kind::Node, noise(33, 100)).await;
+    assert!(matches!(blob, Err(DepotError::Failed(_))));
+    assert!(matches!(ingest.seal(&[]).await, Err(DepotError::Failed(_))));
+    assert!(ingest.failure().is_some());
+    assert!(read_file(&depot, &stored).await.expect("is here still") == file);
+    assert_eq!(
+        world.bucket.count("meta/") + world.bucket.count("index/"),
+        0,
+        "nothing names what is not there"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_stalls_waiters_and_loses_nothing() {
+    let mut world = World::new(32, true);
+    world.config.timeout_ms = 60_000;
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    world.bucket.script(|operation, _| match operation {
+        Operation::PutNew => Verdict::Fail(StoreErrorKind::Unreachable),
+        _ => Verdict::Pass,
+    });
+    let file = noise(32, MIB);
+    let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
+    let begin = tokio::time::Instant::now();
+    let stalled = ingest.seal(&[]).await.expect_err("nothing arrives");
+    assert!(
+        matches!(stalled, DepotError::Stalled { last: Some(_), .. }),
+        "{stalled}"
+    );
+    assert_eq!(begin.elapsed().as_secs(), 60);
+    assert!(read_file(&depot, &stored).await.expect("is here still") == file);
+    // Writers are held back, and told so, when the budget is used up.
+    let mut held_back = false;
+    for number in 0..40 {
+        let more = ingest
+            .store_run(Profile::Content, 0, vec![noise(3200 + number, MIB)], true)
+            .await;
+        if let Err(error) = more {
+            assert!(matches!(error, DepotError::Stalled { .. }), "{error}");
+            held_back = true;
+            break;
+        }
+    }
+    assert!(held_back);
+    assert!(depot.metrics().pending_peak_bytes <= 24 << 20);
+    world.bucket.behave();
+    world.commit(&ingest).await;
+    let elsewhere = world.loaded().await;
+    assert!(read_file(&elsewhere, &stored).await.expect("reads") == file);
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_stays_within_the_budget_when_the_store_is_slow() {
+    let mut world = World::new(33, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    world.bucket.script(|operation, _| match operation {
+        Operation::PutNew => Verdict::Wait(Duration::from_secs(20)),
+        _ => Verdict::Pass,
+    });
+    let file = noise(33, 64 * MIB);
+    let stored = store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
+    world.commit(&ingest).await;
+    let metrics = depot.metrics();
+    assert!(
+        metrics.pending_peak_bytes <= 24 << 20,
+        "{}",
+        metrics.pending_peak_bytes
+    );
+    assert!(
+        metrics.pending_peak_bytes >= 8 << 20,
+        "the budget is made use of"
+    );
+    assert_eq!(metrics.pending_bytes, 0);
+    world.bucket.behave();
+    let elsewhere = world.loaded().await;
+    assert!(read_file(&elsewhere, &stored).await.expect("reads") == file);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reads_survive_a_store_that_fails_for_a_while() {
+    let mut world = World::new(34, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let file = content(34, 3 * MIB);
+    let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
+    world.commit(&ingest).await;
+    let depot = world.depot();
+    let count = AtomicU64::new(0);
+    world
+        .bucket
+        .script(move |_, _| match count.fetch_add(1, Ordering::SeqCst) % 3 {
+            0 => Verdict::Pass,
+            1 => Verdict::Fail(StoreErrorKind::Unreachable),
+            _ => Verdict::Fail(StoreErrorKind::Throttled),
+        });
+    let loaded = depot.load_index(&world.index, &HashSet::new()).await;
+    loaded.expect("loads in the end");
+    assert!(read_file(&depot, &stored).await.expect("reads in the end") == file);
+    assert!(depot.metrics().retries > 0);
+    world.bucket.script(|_, _| Verdict::Hang);
+    let depot = world.depot();
+    let hangs = depot.load_index(&world.index, &HashSet::new()).await;
+    assert!(matches!(hangs, Err(DepotError::Stalled { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn damage_is_an_error_of_that_range_only() {
+    for is_sealed in [true, false] {
+        let mut world = World::new(35, is_sealed);
+        let depot = world.loaded().await;
+        let ingest = world.ingest(&depot);
+        let file = noise(35, 4 * MIB);
+        let stored = store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
+        world.commit(&ingest).await;
+        let key = world.bucket.keys("data/").remove(1);
+        let mut bytes = world.bucket.bytes(&key).to_vec();
+        bytes[300_000] ^= 1;
+        world.bucket.overwrite(&key, Bytes::from(bytes));
+        let depot = world.loaded().await;
+        let mut damaged = 0;
+        for (extent, answer) in stored
+            .extents
+            .iter()
+            .zip(depot.read_each(&pieces(&stored)).await)
+        {
+            let start = extent.offset as usize;
+            match answer {
+                Ok(bytes) => assert!(bytes == file[start..start + extent.length as usize]),
+                Err(DepotError::Damaged { object, .. }) => {
+                    assert_eq!(object, key);
+                    damaged += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!((1..=3).contains(&damaged), "{damaged} extents");
+        // The next write of the same data stores it again, and heals it.
+        let ingest = world.ingest(&depot);
+        let again = store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
+        assert_eq!(stored, again);
+        world.commit(&ingest).await;
+        assert!(read_file(&depot, &stored).await.expect("reads") == file);
+        let elsewhere = world.loaded().await;
+        assert!(
+            read_file(&elsewhere, &stored).await.expect("reads") == file,
+            "tries both places"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pack_cut_short_still_gives_what_it_has() {
+    let mut world = World::new(36, true);
+    world.config.pack_bytes = 64 << 20;
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let file = noise(36, 3 * MIB);
+    let stored = store_file(&ingest, Profile::Content, &file, 3 * MIB).await;
+    world.commit(&ingest).await;
+    let key = world.bucket.keys("data/").remove(0);
+    let bytes = world.bucket.bytes(&key);
+    world.bucket.overwrite(&key, bytes.slice(..2 * MIB));
+    let depot = world.loaded().await;
+    let answers = depot.read_each(&pieces(&stored)).await;
+    assert!(answers.first().is_some_and(Result::is_ok));
+    assert!(matches!(
+        answers.last(),
+        Some(Err(DepotError::Damaged { .. }))
+    ));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_pack_says_so() {
+    let mut world = World::new(37, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let file = noise(37, 3 * MIB);
+    let stored = store_file(&ingest, Profile::Content, &file, 3 * MIB).await;
+    world.commit(&ingest).await;
+    let key = world.bucket.keys("data/").remove(0);
+    world.bucket.remove(&key);
+    let depot = world.loaded().await;
+    let error = read_file(&depot, &stored).await.expect_err("is gone");
+    assert!(matches!(&error, DepotError::Missing { object } if *object == key));
+    assert!(error.wants_newer_root());
+    world
+        .bucket
+        .remove(&world.index[0].name.key(crate::seal::Class::Index));
+    let error = world
+        .depot()
+        .load_index(&world.index, &HashSet::new())
+        .await;
+    assert!(error.expect_err("is gone").wants_newer_root());
+    let nobody = world.depot().read_blob(Kind::Node, Id([7; 32])).await;
+    assert!(matches!(nobody, Err(DepotError::Unknown { .. })));
+}

@@ -1,0 +1,275 @@
+//! Seals, floors and lists: what a root is told.
+
+use super::bucket::Verdict;
+use super::*;
+use crate::store::Operation;
+
+#[tokio::test]
+async fn a_thousand_seals_keep_the_list_short() {
+    let mut world = World::new(40, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let mut blobs = Vec::new();
+    for number in 0..1000 {
+        let bytes = noise(4000 + number, 300);
+        let id = ingest
+            .store_blob(Kind::Node, bytes.clone())
+            .await
+            .expect("is stored");
+        blobs.push((id, bytes));
+        world.commit(&ingest).await;
+        assert!(
+            world.index.len() < 24,
+            "{} after {number}",
+            world.index.len()
+        );
+    }
+    assert_eq!(
+        world.index.iter().map(|index| index.packs).sum::<u32>(),
+        1000
+    );
+    let written = world.bucket.count("index/");
+    assert_eq!(written, 1000, "one index object for each seal");
+    let elsewhere = world.loaded().await;
+    for depot in [&depot, &elsewhere] {
+        for (id, bytes) in &blobs {
+            assert_eq!(
+                depot.read_blob(Kind::Node, *id).await.expect("reads"),
+                *bytes
+            );
+        }
+    }
+    let other_kind = elsewhere.read_blob(Kind::Segment, blobs[0].0).await;
+    assert!(other_kind.is_err(), "a node is no segment");
+}
+
+#[tokio::test]
+async fn the_order_of_writes_is_data_then_metadata_then_index() {
+    let mut world = World::new(41, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let order = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let seen = Arc::clone(&order);
+    world.bucket.script(move |operation, key| {
+        if operation == Operation::PutNew {
+            seen.lock()
+                .push(key.split('/').next().unwrap_or_default().to_owned());
+        }
+        Verdict::Pass
+    });
+    store_file(&ingest, Profile::Grid, &noise(41, 3 * MIB), MIB).await;
+    world.commit(&ingest).await;
+    let order = order.lock();
+    let first = |class: &str| order.iter().position(|put| put == class).expect(class);
+    let last = |class: &str| order.iter().rposition(|put| put == class).expect(class);
+    assert!(
+        last("data") < first("meta") && last("meta") < first("index"),
+        "{order:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_conflict_keeps_the_packs_for_the_next_seal() {
+    let mut world = World::new(42, true);
+    let depot = world.loaded().await;
+    let (ours, theirs) = (world.ingest(&depot), world.ingest(&depot));
+    let file = noise(42, MIB);
+    let stored = store_file(&ours, Profile::Content, &file, MIB).await;
+    let sealed = ours.seal(&world.index).await.expect("seals");
+    let packs = sealed.packs.clone();
+    // Another root came first.
+    let other = theirs
+        .store_blob(Kind::Node, noise(43, 100))
+        .await
+        .expect("is stored");
+    world.commit(&theirs).await;
+    ours.conflicted(sealed);
+    let sealed = ours.seal(&world.index).await.expect("seals again");
+    assert_eq!(sealed.packs, packs, "the same packs");
+    assert_eq!(sealed.index.len(), 2);
+    world.index.clone_from(&sealed.index);
+    ours.committed(sealed);
+    assert_eq!(world.bucket.count("data/"), 1 + packs.len() - 2);
+    let elsewhere = world.loaded().await;
+    assert!(read_file(&elsewhere, &stored).await.expect("reads") == file);
+    elsewhere.read_blob(Kind::Node, other).await.expect("reads");
+}
+
+#[tokio::test]
+async fn floors_never_pass_what_is_not_committed() {
+    let mut world = World::new(43, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let first = ingest
+        .store_blob(Kind::Node, noise(1, 100))
+        .await
+        .expect("is stored");
+    let mark = ingest.mark();
+    // Stored after the line: its references are not in the tree that this seal commits.
+    let late = ingest
+        .store_blob(Kind::Node, noise(2, 100))
+        .await
+        .expect("is stored");
+    let sealed = ingest.seal_since(mark, &world.index).await.expect("seals");
+    let lowest = sealed.packs.iter().map(|pack| pack.sequence).min();
+    assert!(
+        sealed.floor <= lowest.expect("a pack"),
+        "the late blob's pack stays its own"
+    );
+    world.index.clone_from(&sealed.index);
+    ingest.committed(sealed);
+    // A line with nothing behind it lets the floor pass all packs.
+    let sealed = ingest.seal(&world.index).await.expect("seals");
+    let floor = sealed.floor;
+    assert!(floor > lowest.expect("a pack"));
+    ingest.committed(sealed);
+    // Now its own pack is as good as a foreign one: referring to it again is relying on it.
+    assert!(ingest.relied_on().is_empty());
+    let mark = ingest.mark();
+    let again = ingest
+        .store_blob(Kind::Node, noise(1, 100))
+        .await
+        .expect("is there");
+    assert_eq!(again, first);
+    assert_eq!(ingest.relied_on().len(), 1);
+    let sealed = ingest.seal_since(mark, &world.index).await.expect("seals");
+    assert_eq!(sealed.relied_on.len(), 1);
+    ingest.committed(sealed);
+    assert_eq!(
+        ingest.relied_on().len(),
+        1,
+        "made after the line, so not committed"
+    );
+    let sealed = ingest.seal(&world.index).await.expect("seals");
+    ingest.committed(sealed);
+    assert!(ingest.relied_on().is_empty());
+    depot.read_blob(Kind::Node, late).await.expect("reads");
+}
+
+#[tokio::test]
+async fn condemned_packs_are_read_and_not_referred_to() {
+    let mut world = World::new(44, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let file = noise(44, MIB);
+    let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
+    let sealed = ingest.seal(&world.index).await.expect("seals");
+    let condemned: HashSet<PackName> = sealed.packs.iter().copied().collect();
+    world.index.clone_from(&sealed.index);
+    assert_eq!(depot.not_live(&condemned).len(), condemned.len());
+    ingest.committed(sealed);
+    assert!(depot.not_live(&condemned).is_empty());
+    let depot = world.depot();
+    depot
+        .load_index(&world.index, &condemned)
+        .await
+        .expect("loads");
+    assert_eq!(depot.not_live(&condemned).len(), condemned.len());
+    assert!(read_file(&depot, &stored).await.expect("reads") == file);
+    let ingest = world.ingest(&depot);
+    let refused = ingest.adopt(pieces(&stored)[0].target).await;
+    assert!(matches!(refused, Err(DepotError::Unknown { .. })));
+    assert_eq!(
+        store_file(&ingest, Profile::Content, &file, MIB).await,
+        stored
+    );
+    ingest
+        .adopt(pieces(&stored)[0].target)
+        .await
+        .expect("is here now");
+    assert!(ingest.relied_on().is_disjoint(&condemned));
+    world.commit(&ingest).await;
+    // Without the condemned packs the file is whole.
+    for pack in &condemned {
+        for class in [
+            crate::seal::Class::DataPack,
+            crate::seal::Class::MetadataPack,
+        ] {
+            world.bucket.remove(&pack.key(class));
+        }
+    }
+    let elsewhere = world.depot();
+    elsewhere
+        .load_index(&world.index, &condemned)
+        .await
+        .expect("loads");
+    assert!(read_file(&elsewhere, &stored).await.expect("reads") == file);
+}
+
+#[tokio::test]
+async fn quarantined_chunks_are_stored_again() {
+    let mut world = World::new(45, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let page = noise(45, 16_384);
+    let stored = store_file(&ingest, Profile::Grid, &page, MIB).await;
+    world.commit(&ingest).await;
+    let Some(Target::Chunk(id)) = stored.extents[0].target else {
+        panic!("a page alone needs no segment");
+    };
+    depot.set_quarantine(HashSet::from([id]));
+    let before = world.bucket.count("data/");
+    let again = store_file(&ingest, Profile::Grid, &page, MIB).await;
+    assert_eq!(again, stored);
+    world.commit(&ingest).await;
+    assert_eq!(world.bucket.count("data/"), before + 1);
+}
+
+#[tokio::test]
+async fn lists_are_named_by_the_session_and_read_back() {
+    let mut world = World::new(46, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let name = ingest.put_list(b"snapshots").await.expect("is written");
+    assert_eq!(name.session, ingest.session());
+    let key = name.key(crate::seal::Class::List);
+    let payload =
+        world
+            .keyring
+            .open_object(crate::seal::Class::List, &key, &world.bucket.bytes(&key));
+    assert_eq!(payload.expect("opens"), b"snapshots");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stores_during_a_seal_belong_to_the_next() {
+    let mut world = World::new(47, true);
+    let depot = world.loaded().await;
+    let ingest = Arc::new(world.ingest(&depot));
+    world.bucket.script(|operation, _| match operation {
+        Operation::PutNew => Verdict::Wait(Duration::from_secs(1)),
+        _ => Verdict::Pass,
+    });
+    let first = store_file(&ingest, Profile::Content, &noise(47, MIB), MIB).await;
+    let sealing = Arc::clone(&ingest);
+    let seal = tokio::spawn(async move { sealing.seal(&[]).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let late = noise(48, MIB);
+    let second = store_file(&ingest, Profile::Content, &late, MIB).await;
+    let sealed = seal.await.expect("ends").expect("seals");
+    world.index.clone_from(&sealed.index);
+    ingest.committed(sealed);
+    let elsewhere = world.loaded().await;
+    read_file(&elsewhere, &first)
+        .await
+        .expect("the first is in");
+    assert!(
+        read_file(&elsewhere, &second).await.is_err(),
+        "the second is not"
+    );
+    world.commit(&ingest).await;
+    let elsewhere = world.loaded().await;
+    assert!(read_file(&elsewhere, &second).await.expect("now it is") == late);
+}
+
+#[tokio::test]
+async fn a_session_that_is_dropped_stops() {
+    let mut world = World::new(48, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    store_file(&ingest, Profile::Content, &noise(48, MIB / 2), MIB).await;
+    drop(ingest);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.bucket.count(""), 0);
+}

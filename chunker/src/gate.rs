@@ -1,0 +1,180 @@
+//! Bounded memory: reservations of bytes, and buffers that are used again.
+//!
+//! Owns the accounting only. Who reserves what, and for how long, is the business of `ingest` (from the moment a new chunk is
+//! accepted until its pack is acknowledged) and of `hydrate` (from the moment a range is asked for until it is decoded).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// A gate that lets at most so many bytes through at a time; first come, first served.
+#[derive(Debug)]
+pub(crate) struct ByteGate {
+    semaphore: Arc<Semaphore>,
+    capacity: u64,
+    peak: AtomicU64,
+}
+
+/// Bytes reserved at a [`ByteGate`]; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    permit: OwnedSemaphorePermit,
+}
+
+impl ByteGate {
+    pub(crate) fn new(capacity: u64) -> Self {
+        let capacity = capacity.min(u64::from(u32::MAX));
+        Self {
+            semaphore: Arc::new(Semaphore::new(capacity as usize)),
+            capacity,
+            peak: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits until `bytes` are free. More than the whole gate waits for the whole gate.
+    pub(crate) async fn reserve(&self, bytes: u64) -> Reservation {
+        let count = u32::try_from(bytes.min(self.capacity)).unwrap_or(u32::MAX);
+        let permit = Arc::clone(&self.semaphore)
+            .acquire_many_owned(count)
+            .await
+            .expect("a byte gate is never closed");
+        self.note_peak();
+        Reservation { permit }
+    }
+
+    /// Takes `bytes` only if they are free now.
+    pub(crate) fn try_reserve(&self, bytes: u64) -> Option<Reservation> {
+        let count = u32::try_from(bytes.min(self.capacity)).unwrap_or(u32::MAX);
+        let permit = Arc::clone(&self.semaphore)
+            .try_acquire_many_owned(count)
+            .ok()?;
+        self.note_peak();
+        Some(Reservation { permit })
+    }
+
+    /// The most bytes that are let through at once.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Bytes reserved now.
+    pub(crate) fn used(&self) -> u64 {
+        self.capacity - self.semaphore.available_permits() as u64
+    }
+
+    /// The most bytes that were ever reserved at once.
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    fn note_peak(&self) {
+        self.peak.fetch_max(self.used(), Ordering::Relaxed);
+    }
+}
+
+impl Reservation {
+    /// Bytes held.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.permit.num_permits() as u64
+    }
+
+    /// Gives back all but `bytes`.
+    pub(crate) fn shrink_to(&mut self, bytes: u64) {
+        let surplus = self.bytes().saturating_sub(bytes);
+        drop(self.permit.split(surplus as usize));
+    }
+
+    /// Takes `bytes` out as a reservation of its own (all of it when there are fewer).
+    pub(crate) fn split(&mut self, bytes: u64) -> Reservation {
+        let count = bytes.min(self.bytes()) as usize;
+        let permit = self
+            .permit
+            .split(count)
+            .expect("no more is split off than is held");
+        Reservation { permit }
+    }
+
+    /// Adds what `other` holds. Both must come from the same gate.
+    pub(crate) fn merge(&mut self, other: Reservation) {
+        self.permit.merge(other.permit);
+    }
+}
+
+/// Buffers that go round: fresh memory costs more than the copy into it (its pages must be cleared by the kernel first).
+#[derive(Debug, Clone)]
+pub(crate) struct BufferPool {
+    shelf: Arc<Mutex<Vec<Vec<u8>>>>,
+    kept: usize,
+    largest_bytes: usize,
+}
+
+impl BufferPool {
+    /// Keeps up to `kept` buffers of at most `largest_bytes` each.
+    pub(crate) fn new(kept: usize, largest_bytes: usize) -> Self {
+        Self {
+            shelf: Arc::new(Mutex::new(Vec::new())),
+            kept,
+            largest_bytes,
+        }
+    }
+
+    /// An empty buffer, with room for `bytes` unless it has to grow.
+    pub(crate) fn take(&self, bytes: usize) -> Vec<u8> {
+        let found = self.shelf.lock().pop();
+        let mut buffer = found.unwrap_or_default();
+        buffer.clear();
+        buffer.reserve(bytes);
+        buffer
+    }
+
+    /// Puts a buffer back.
+    pub(crate) fn put(&self, buffer: Vec<u8>) {
+        if buffer.capacity() == 0 || buffer.capacity() > self.largest_bytes {
+            return;
+        }
+        let mut shelf = self.shelf.lock();
+        if shelf.len() < self.kept {
+            shelf.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_gate_never_lets_more_through_than_it_holds() {
+        let gate = ByteGate::new(100);
+        let first = gate.reserve(60).await;
+        assert!(gate.try_reserve(41).is_none());
+        let mut second = gate.try_reserve(40).expect("40 are free");
+        assert_eq!(gate.used(), 100);
+        second.shrink_to(10);
+        assert_eq!(gate.used(), 70);
+        let third = second.split(4);
+        assert_eq!((second.bytes(), third.bytes()), (6, 4));
+        second.merge(third);
+        assert_eq!(second.bytes(), 10);
+        drop(first);
+        drop(second);
+        assert_eq!((gate.used(), gate.peak()), (0, 100));
+        assert_eq!(gate.reserve(1000).await.bytes(), 100);
+    }
+
+    #[test]
+    fn buffers_come_back_within_bounds() {
+        let pool = BufferPool::new(1, 1000);
+        let mut buffer = pool.take(100);
+        buffer.extend_from_slice(b"old");
+        let place = buffer.as_ptr();
+        pool.put(buffer);
+        pool.put(Vec::with_capacity(10));
+        let again = pool.take(50);
+        assert!(again.is_empty() && again.as_ptr() == place);
+        pool.put(Vec::with_capacity(5000));
+        assert_eq!(pool.take(1).capacity().min(1000), pool.take(1).capacity());
+    }
+}

@@ -1,0 +1,330 @@
+//! Frames come in: from memory, from the cache on disk, from the bucket; each at most once at a time.
+//!
+//! Owns the tasks that fetch. They run to their end even if whoever began them went away, since others may wait for the same frames.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::flights::Duty;
+use super::plan::{RANGE_BYTES, coalesce};
+use super::{Answers, CachedFrame, FrameAnswer, FrameKey, Reader, Source};
+use crate::catalog::{Candidate, Location};
+use crate::error::DepotError;
+use crate::ingest::SealedHere;
+use crate::pack::PackName;
+use crate::seal::{Class, ObjectOpener};
+
+/// What is fetched of a metadata pack at once: trees are written together and read together.
+const METADATA_BYTES: u64 = 1 << 20;
+
+/// Frames that one job decodes, in decoded bytes.
+const JOB_BYTES: u64 = 512 << 10;
+
+/// A frame somebody has to bring.
+struct Errand {
+    location: Location,
+    duty: Duty<FrameAnswer>,
+}
+
+/// One pack and what is wanted of it.
+struct Trip {
+    candidate: Candidate,
+    opener: Arc<ObjectOpener>,
+    key: String,
+}
+
+impl Reader {
+    /// Brings frames: one answer for each that is asked for.
+    pub(super) async fn frames(self: &Arc<Self>, sources: Vec<Source>) -> Answers {
+        let mut answers = Answers::new();
+        let mut tickets = HashMap::new();
+        let mut trips: HashMap<PackName, (Box<Candidate>, Vec<Errand>)> = HashMap::new();
+        for source in sources {
+            let (key, _) = source.place();
+            if answers.contains_key(&key) || tickets.contains_key(&key) {
+                continue;
+            }
+            if let Some(frame) = self.frames.get(&key) {
+                self.link.counters.memory_hits.one();
+                answers.insert(key, Ok(frame));
+                continue;
+            }
+            let (ticket, duty) = self.flights.board(key);
+            tickets.insert(key, ticket);
+            let Some(duty) = duty else { continue };
+            match source {
+                Source::Sealed(sealed, _) => self.open_here(sealed, duty),
+                Source::Bucket(candidate) => {
+                    let location = candidate.location;
+                    let (_, errands) = trips
+                        .entry(key.0)
+                        .or_insert_with(|| (candidate, Vec::new()));
+                    errands.push(Errand { location, duty });
+                }
+            }
+        }
+        for (candidate, errands) in trips.into_values() {
+            let reader = Arc::clone(self);
+            tokio::spawn(async move { reader.travel(*candidate, errands).await });
+        }
+        for (key, ticket) in tickets {
+            let abandoned = Err(DepotError::Internal("a fetch was abandoned"));
+            answers.insert(key, ticket.wait().await.unwrap_or(abandoned));
+        }
+        answers
+    }
+
+    fn land(&self, key: FrameKey, duty: Duty<FrameAnswer>, answer: FrameAnswer) {
+        if let Ok(frame) = &answer {
+            self.frames.put(key, frame.memory(), Arc::clone(frame));
+        }
+        self.flights.land(key, duty, answer);
+    }
+
+    /// Opens a frame that is not in the bucket yet.
+    fn open_here(self: &Arc<Self>, sealed: SealedHere, duty: Duty<FrameAnswer>) {
+        let reader = Arc::clone(self);
+        tokio::spawn(async move {
+            let key = (sealed.pack, sealed.frame);
+            let class = sealed.opener.header().class;
+            let keyring = reader.keyring.clone();
+            let job = reader.workers.run(move |scratch| {
+                let number = u32::from(sealed.frame);
+                let frame = scratch
+                    .frame_decoder
+                    .open(&sealed.opener, number, &sealed.body);
+                frame.map(|frame| Arc::new(CachedFrame::new(&keyring, class, frame)))
+            });
+            let answer = match job.await {
+                Ok(opened) => opened.map_err(|error| DepotError::damaged(key.0.key(class), error)),
+                Err(error) => Err(error),
+            };
+            reader.land(key, duty, answer);
+        });
+    }
+
+    /// Brings frames of one pack.
+    async fn travel(self: Arc<Self>, candidate: Candidate, errands: Vec<Errand>) {
+        let opener = match self.opener(&candidate) {
+            Ok(opener) => opener,
+            Err(error) => return self.land_all(errands, &error),
+        };
+        let trip = Trip {
+            key: candidate.location.pack.key(candidate.location.class),
+            candidate,
+            opener,
+        };
+        let mut errands = self.fetch_cached(&trip, errands).await;
+        if errands.is_empty() {
+            return;
+        }
+        self.link.counters.cache_misses.add(errands.len() as u64);
+        if trip.candidate.location.class == Class::MetadataPack {
+            self.add_neighbours(&trip, &mut errands);
+        }
+        let frames: Vec<Range<u64>> = errands
+            .iter()
+            .map(|errand| errand.location.range())
+            .collect();
+        let largest = RANGE_BYTES.min(self.fetch_gate.capacity() / 4);
+        let mut errands: Vec<Option<Errand>> = errands.into_iter().map(Some).collect();
+        let ranges = coalesce(&frames, largest)
+            .into_iter()
+            .map(|(range, served)| {
+                let served = served
+                    .into_iter()
+                    .filter_map(|position| errands[position].take());
+                self.fetch_range(&trip, range, served.collect())
+            });
+        futures::future::join_all(ranges.collect::<Vec<_>>()).await;
+    }
+
+    fn land_all(&self, errands: Vec<Errand>, error: &DepotError) {
+        for errand in errands {
+            self.land(errand.location.key(), errand.duty, Err(error.clone()));
+        }
+    }
+
+    /// Takes what the cache on disk has; the rest is handed back. What does not verify was never written whole.
+    async fn fetch_cached(&self, trip: &Trip, errands: Vec<Errand>) -> Vec<Errand> {
+        let pack = trip.candidate.location.pack;
+        let Some(disk) = self.disk.as_ref().filter(|disk| disk.has(pack)) else {
+            return errands;
+        };
+        let disk = Arc::clone(disk);
+        let locations: Vec<Location> = errands.iter().map(|errand| errand.location).collect();
+        let room = locations.iter().map(Location::memory).sum();
+        let _room = self.fetch_gate.reserve(room).await;
+        let read = tokio::task::spawn_blocking(move || {
+            let frames = locations.into_iter().map(|location| {
+                let sealed = disk.read(pack, location.offset, location.length as usize)?;
+                Some((location, sealed))
+            });
+            frames.collect::<Vec<_>>()
+        });
+        let Ok(found) = read.await else {
+            return errands;
+        };
+        let decoded = self
+            .decode(trip, found.into_iter().flatten().collect())
+            .await;
+        let mut decoded: HashMap<FrameKey, FrameAnswer> = decoded.into_iter().collect();
+        let mut missing = Vec::new();
+        for errand in errands {
+            match decoded.remove(&errand.location.key()) {
+                Some(Ok(frame)) => {
+                    self.link.counters.disk_hits.one();
+                    self.land(errand.location.key(), errand.duty, Ok(frame));
+                }
+                _ => missing.push(errand),
+            }
+        }
+        missing
+    }
+
+    /// Metadata frames around those that are wanted come along.
+    fn add_neighbours(&self, trip: &Trip, errands: &mut Vec<Errand>) {
+        let Some((table, number)) = &trip.candidate.table else {
+            return;
+        };
+        let windows: HashSet<u64> = errands
+            .iter()
+            .map(|errand| errand.location.offset / METADATA_BYTES)
+            .collect();
+        let mut frame = 0;
+        while let Some(location) = table.neighbour(*number, &trip.candidate.location, frame) {
+            if windows.contains(&(location.offset / METADATA_BYTES))
+                && self.frames.get(&location.key()).is_none()
+                && let (_, Some(duty)) = self.flights.board(location.key())
+            {
+                errands.push(Errand { location, duty });
+            }
+            let Some(next) = frame.checked_add(1) else {
+                break;
+            };
+            frame = next;
+        }
+    }
+
+    /// Fetches one range, and answers for the frames in it.
+    async fn fetch_range(&self, trip: &Trip, range: Range<u64>, errands: Vec<Errand>) {
+        let memory = errands
+            .iter()
+            .map(|errand| u64::from(errand.location.raw_length))
+            .sum::<u64>();
+        let _room = self
+            .fetch_gate
+            .reserve(range.end - range.start + memory)
+            .await;
+        let bytes = match self.link.get_range(&trip.key, range.clone()).await {
+            Ok(bytes) => bytes,
+            Err(DepotError::Damaged { .. }) if errands.len() > 1 => {
+                // The pack is shorter than it should be: what is there can still be read.
+                drop(_room);
+                return self.one_by_one(trip, errands).await;
+            }
+            Err(error) => return self.land_all(errands, &error),
+        };
+        let part = |location: &Location| {
+            let start = (location.offset - range.start) as usize;
+            bytes.slice(start..start + location.length as usize)
+        };
+        let sealed = errands
+            .iter()
+            .map(|errand| (errand.location, part(&errand.location)));
+        let mut decoded: HashMap<_, _> = self
+            .decode(trip, sealed.collect())
+            .await
+            .into_iter()
+            .collect();
+        let mut good = Vec::new();
+        for errand in errands {
+            let key = errand.location.key();
+            let answer = match decoded.remove(&key) {
+                Some(Ok(frame)) => {
+                    good.push((errand.location.offset, part(&errand.location)));
+                    Ok(frame)
+                }
+                // Damaged on the way, perhaps: damage is only what is there when looking twice.
+                _ => self.once_more(trip, errand.location).await,
+            };
+            self.land(key, errand.duty, answer);
+        }
+        self.keep(trip.candidate.location.pack, good).await;
+    }
+
+    async fn one_by_one(&self, trip: &Trip, errands: Vec<Errand>) {
+        for errand in errands {
+            let answer = self.once_more(trip, errand.location).await;
+            self.land(errand.location.key(), errand.duty, answer);
+        }
+    }
+
+    async fn once_more(&self, trip: &Trip, location: Location) -> FrameAnswer {
+        let sealed = self.link.get_range(&trip.key, location.range()).await?;
+        let mut decoded = self.decode(trip, vec![(location, sealed)]).await;
+        match decoded.pop() {
+            Some((_, answer)) => answer,
+            None => Err(DepotError::Internal("a frame was lost among the workers")),
+        }
+    }
+
+    /// Verifies and decodes frames, in as many jobs as it is worth.
+    async fn decode(
+        &self,
+        trip: &Trip,
+        mut sealed: Vec<(Location, Bytes)>,
+    ) -> Vec<(FrameKey, FrameAnswer)> {
+        let mut jobs = Vec::new();
+        while !sealed.is_empty() {
+            let mut bytes = 0;
+            let count = sealed.iter().take_while(|(location, _)| {
+                let before = bytes;
+                bytes += u64::from(location.raw_length);
+                before < JOB_BYTES
+            });
+            let rest = sealed.split_off(count.count());
+            let batch = std::mem::replace(&mut sealed, rest);
+            let (keyring, opener) = (self.keyring.clone(), Arc::clone(&trip.opener));
+            let job = self.workers.run(move |scratch| {
+                let decode = |(location, sealed): (Location, Bytes)| {
+                    let number = u32::from(location.frame);
+                    let frame = scratch.frame_decoder.open(&opener, number, &sealed);
+                    let answer = match frame {
+                        Ok(frame) => {
+                            Ok(Arc::new(CachedFrame::new(&keyring, location.class, frame)))
+                        }
+                        Err(error) => {
+                            let what = format!("frame {number}: {error}");
+                            Err(DepotError::damaged(location.pack.key(location.class), what))
+                        }
+                    };
+                    (location.key(), answer)
+                };
+                batch.into_iter().map(decode).collect::<Vec<_>>()
+            });
+            jobs.push(job);
+        }
+        let done = futures::future::join_all(jobs).await;
+        done.into_iter().flatten().flatten().collect()
+    }
+
+    /// Keeps sealed frames on disk.
+    async fn keep(&self, pack: PackName, frames: Vec<(u64, Bytes)>) {
+        let Some(disk) = self.disk.clone() else {
+            return;
+        };
+        if frames.is_empty() {
+            return;
+        }
+        let counters = Arc::clone(&self.link.counters);
+        let write = move || {
+            disk.write(pack, &frames);
+            counters.disk_cache_bytes.set(disk.used());
+        };
+        let _ = tokio::task::spawn_blocking(write).await;
+    }
+}

@@ -1,0 +1,179 @@
+//! Bytes of files from chunks.
+//!
+//! Owns the resolving of extents through their segments, and the putting together of what was asked for.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+
+use super::Reader;
+use crate::cut::segment::{self, Segment};
+use crate::error::DepotError;
+use crate::extent::{Piece, Target};
+use crate::id::{Id, Kind};
+
+/// What a prefetch asks for at a time, in bytes of the file: it can be stopped in between.
+const STEP_BYTES: u64 = 8 << 20;
+
+/// A stretch of one chunk.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    id: Id,
+    offset: u32,
+    length: u32,
+}
+
+impl Reader {
+    /// Reads pieces: exactly their bytes, or why not, for each.
+    pub(crate) async fn read_each(
+        self: &Arc<Self>,
+        pieces: &[Piece],
+    ) -> Vec<Result<Bytes, DepotError>> {
+        let resolved = self.resolve(pieces).await;
+        let chunks = self.chunks(&resolved).await;
+        let assembled = resolved.into_iter().map(|parts| assemble(&parts?, &chunks));
+        assembled.collect()
+    }
+
+    /// Fetches what pieces need into the caches, if not too much is being fetched so already.
+    pub(crate) async fn warm(self: Arc<Self>, pieces: Vec<Piece>) {
+        let bytes = pieces.iter().map(|piece| u64::from(piece.length)).sum();
+        let Some(_room) = self.prefetch_gate.try_reserve(bytes) else {
+            return;
+        };
+        let mut rest = pieces.as_slice();
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let step = rest.iter().take_while(|piece| {
+                let before = bytes;
+                bytes += u64::from(piece.length);
+                before < STEP_BYTES
+            });
+            let (step, others) = rest.split_at(step.count());
+            rest = others;
+            let resolved = self.resolve(step).await;
+            self.chunks(&resolved).await;
+        }
+    }
+
+    /// Which stretches of which chunks make up each piece.
+    async fn resolve(self: &Arc<Self>, pieces: &[Piece]) -> Vec<Result<Vec<Part>, DepotError>> {
+        let lists = pieces.iter().filter_map(|piece| match piece.target {
+            Target::Segment(id) => Some(id),
+            Target::Chunk(_) => None,
+        });
+        let segments = self.segments(lists).await;
+        let resolve = |piece: &Piece| match piece.target {
+            Target::Chunk(id) => Ok(vec![Part {
+                id,
+                offset: piece.offset,
+                length: piece.length,
+            }]),
+            Target::Segment(id) => match segments.get(&id) {
+                Some(Ok(segment)) => divide(segment, piece),
+                Some(Err(error)) => Err(error.clone()),
+                None => Err(DepotError::Internal("a segment was lost on the way")),
+            },
+        };
+        pieces.iter().map(resolve).collect()
+    }
+
+    async fn segments(
+        self: &Arc<Self>,
+        ids: impl Iterator<Item = Id>,
+    ) -> HashMap<Id, Result<Arc<Segment>, DepotError>> {
+        let mut found = HashMap::new();
+        let mut missing = Vec::new();
+        for id in ids {
+            if found.contains_key(&id) || missing.contains(&(Kind::Segment, id)) {
+                continue;
+            }
+            match self.segments.get(&id) {
+                Some(segment) => {
+                    found.insert(id, Ok(segment));
+                }
+                None => missing.push((Kind::Segment, id)),
+            }
+        }
+        let blobs = self.blobs(&missing).await;
+        for ((_, id), blob) in missing.into_iter().zip(blobs) {
+            let segment = blob.and_then(|bytes| {
+                let decoded = segment::decode(&bytes);
+                decoded.map_err(|error| DepotError::damaged(format!("segment {id}"), error))
+            });
+            let segment = segment.map(|segment| {
+                let segment = Arc::new(segment);
+                let bytes = size_of_val(segment.chunks.as_slice()) as u64 + 128;
+                self.segments.put(id, bytes, Arc::clone(&segment));
+                segment
+            });
+            found.insert(id, segment);
+        }
+        found
+    }
+
+    async fn chunks(
+        self: &Arc<Self>,
+        resolved: &[Result<Vec<Part>, DepotError>],
+    ) -> HashMap<Id, Result<Bytes, DepotError>> {
+        let mut wanted: Vec<(Kind, Id)> = Vec::new();
+        let mut seen = std::collections::HashSet::new();
+        for part in resolved.iter().flatten().flatten() {
+            if seen.insert(part.id) {
+                wanted.push((Kind::Chunk, part.id));
+            }
+        }
+        let blobs = self.blobs(&wanted).await;
+        let ids = wanted.into_iter().map(|(_, id)| id);
+        ids.zip(blobs).collect()
+    }
+}
+
+/// The stretches of chunks that a piece of a segment is made of.
+fn divide(segment: &Segment, piece: &Piece) -> Result<Vec<Part>, DepotError> {
+    let end = piece.offset.checked_add(piece.length);
+    let Some(end) = end.filter(|end| *end <= segment.length()) else {
+        return Err(DepotError::Invalid("a piece that goes past its segment"));
+    };
+    let part = |(start, chunk): (u32, &segment::SegmentChunk)| {
+        let from = piece.offset.max(start);
+        let to = end.min(start + chunk.length);
+        Part {
+            id: chunk.id,
+            offset: from - start,
+            length: to - from,
+        }
+    };
+    Ok(segment
+        .overlapping(piece.offset, piece.length)
+        .map(part)
+        .collect())
+}
+
+fn assemble(
+    parts: &[Part],
+    chunks: &HashMap<Id, Result<Bytes, DepotError>>,
+) -> Result<Bytes, DepotError> {
+    let slice = |part: &Part| match chunks.get(&part.id) {
+        Some(Ok(bytes)) => {
+            let start = part.offset as usize;
+            let end = start + part.length as usize;
+            match bytes.len() >= end {
+                true => Ok(bytes.slice(start..end)),
+                false => Err(DepotError::Invalid("a piece that goes past its chunk")),
+            }
+        }
+        Some(Err(error)) => Err(error.clone()),
+        None => Err(DepotError::Internal("a chunk was lost on the way")),
+    };
+    if let [part] = parts {
+        return slice(part);
+    }
+    let length = parts.iter().map(|part| part.length as usize).sum();
+    let mut whole = BytesMut::with_capacity(length);
+    for part in parts {
+        whole.extend_from_slice(&slice(part)?);
+    }
+    Ok(whole.freeze())
+}

@@ -1,0 +1,307 @@
+//! From frames to packs, for one class: which pack a frame joins, and when a pack is closed.
+//!
+//! Owns the frame being gathered, the open packs, and what is not yet in a pack or not yet acknowledged. A *cut* at frame number x separates for good what was
+//! accepted before it from what comes after: no pack holds frames of both sides, and packs of the older side are closed as soon as their last frame is
+//! in. So a seal waits for what was stored before it and for nothing else. Does no I/O and is always used under the ledger's lock.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::frame::{BlobKey, Frame, FrameState, FullFrame, RawFrame, SealedHere};
+use crate::error::DepotError;
+use crate::gate::{BufferPool, Reservation};
+use crate::pack::{FrameTicket, PackBuilder, SealedFrame};
+use crate::seal::{Class, ObjectOpener};
+
+/// A pack that is not sent yet.
+#[derive(Debug)]
+pub(super) struct OpenPack {
+    pub(super) builder: PackBuilder,
+    pub(super) class: Class,
+    /// Frames by their number in the pack.
+    pub(super) frames: Vec<Arc<Frame>>,
+    opener: Arc<ObjectOpener>,
+    /// What its frames hold of the budget, until it is acknowledged.
+    reservation: Option<Reservation>,
+    /// Bytes of frames that have a place and are not sealed yet, as they are before compression.
+    raw_bytes: u64,
+    /// Numbers of frames that may join: from the cut before to the cut after.
+    low: u64,
+    high: u64,
+}
+
+/// What a pack begins with.
+#[derive(Debug)]
+pub(super) struct NewPack {
+    pub(super) builder: PackBuilder,
+    pub(super) opener: Arc<ObjectOpener>,
+}
+
+/// All that is on its way in one class.
+#[derive(Debug)]
+pub(super) struct Lane {
+    class: Class,
+    target_bytes: u64,
+    gathering: Option<FullFrameBuilder>,
+    open: Vec<OpenPack>,
+    /// Cuts that some frame has not passed yet, ascending.
+    cuts: BTreeSet<u64>,
+    unplaced: BTreeSet<u64>,
+    unacknowledged: BTreeSet<u64>,
+}
+
+#[derive(Debug)]
+struct FullFrameBuilder {
+    frame: Arc<Frame>,
+    raw: RawFrame,
+    reservation: Reservation,
+}
+
+impl Lane {
+    pub(super) fn new(class: Class, target_bytes: u64) -> Self {
+        Self {
+            class,
+            target_bytes,
+            gathering: None,
+            open: Vec::new(),
+            cuts: BTreeSet::new(),
+            unplaced: BTreeSet::new(),
+            unacknowledged: BTreeSet::new(),
+        }
+    }
+
+    /// Copies a blob into the frame being gathered. Returns its place, and the frame that had to make room, if any. `number` is drawn for a new frame.
+    pub(super) fn gather(
+        &mut self,
+        key: BlobKey,
+        bytes: &[u8],
+        reservation: Reservation,
+        pool: &BufferPool,
+        number: impl FnOnce() -> u64,
+    ) -> ((Arc<Frame>, u16), Option<FullFrame>) {
+        let full = match &self.gathering {
+            Some(builder) if !builder.raw.has_room(bytes.len()) => self.take_gathering(),
+            _ => None,
+        };
+        let builder = match &mut self.gathering {
+            Some(builder) => {
+                builder.reservation.merge(reservation);
+                builder
+            }
+            empty => {
+                let frame = Frame {
+                    number: number(),
+                    class: self.class,
+                    state: Mutex::new(FrameState::Gathering),
+                };
+                self.unplaced.insert(frame.number);
+                self.unacknowledged.insert(frame.number);
+                empty.insert(FullFrameBuilder {
+                    frame: Arc::new(frame),
+                    raw: RawFrame::new(pool, bytes.len()),
+                    reservation,
+                })
+            }
+        };
+        let slot = builder.raw.push(key, bytes);
+        ((Arc::clone(&builder.frame), slot), full)
+    }
+
+    /// Ends the frame being gathered.
+    pub(super) fn take_gathering(&mut self) -> Option<FullFrame> {
+        let builder = self.gathering.take()?;
+        let raw = Arc::new(builder.raw);
+        *builder.frame.state.lock() = FrameState::Raw(Arc::clone(&raw));
+        Some(FullFrame {
+            frame: builder.frame,
+            raw,
+            reservation: builder.reservation,
+        })
+    }
+
+    /// A blob of the frame being gathered, if it is that one.
+    pub(super) fn gathering_blob(&self, frame: &Arc<Frame>, slot: u16) -> Option<Bytes> {
+        let builder = self.gathering.as_ref()?;
+        Arc::ptr_eq(&builder.frame, frame)
+            .then(|| builder.raw.blob(slot))
+            .flatten()
+    }
+
+    /// Gives a frame its place in a pack that takes its number; `new_pack` begins one if there is none.
+    ///
+    /// # Errors
+    /// Those of `new_pack`.
+    pub(super) fn ticket(
+        &mut self,
+        full: &FullFrame,
+        new_pack: impl FnOnce() -> Result<NewPack, DepotError>,
+    ) -> Result<FrameTicket, DepotError> {
+        let number = full.frame.number;
+        let target = self.target_bytes;
+        let room = |pack: &mut OpenPack| {
+            let is_asked = pack.low <= number && number < pack.high;
+            if !is_asked || pack.builder.length() + pack.raw_bytes >= target {
+                return None;
+            }
+            pack.builder
+                .ticket(full.raw.lengths.len(), full.raw.contents.len())
+        };
+        let found = self
+            .open
+            .iter_mut()
+            .enumerate()
+            .find_map(|(position, pack)| Some((position, room(pack)?)));
+        let (position, ticket) = match found {
+            Some(found) => found,
+            None => {
+                let mut pack = self.begin(new_pack()?, number);
+                let ticket = pack
+                    .builder
+                    .ticket(full.raw.lengths.len(), full.raw.contents.len())
+                    .ok_or(DepotError::Internal("an empty pack has no room"))?;
+                self.open.push(pack);
+                (self.open.len() - 1, ticket)
+            }
+        };
+        let pack = &mut self.open[position];
+        pack.frames.push(Arc::clone(&full.frame));
+        pack.raw_bytes += full.raw.contents.len() as u64;
+        Ok(ticket)
+    }
+
+    fn begin(&self, new: NewPack, number: u64) -> OpenPack {
+        let before = self.cuts.range(..=number).next_back().copied();
+        let after = self.cuts.range(number + 1..).next().copied();
+        OpenPack {
+            builder: new.builder,
+            class: self.class,
+            frames: Vec::new(),
+            opener: new.opener,
+            reservation: None,
+            raw_bytes: 0,
+            low: before.unwrap_or(0),
+            high: after.unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Puts a sealed frame where its ticket says. Returns the packs that are complete now.
+    ///
+    /// # Errors
+    /// The ticket was not given by this lane.
+    pub(super) fn deliver(
+        &mut self,
+        full: FullFrame,
+        sealed: SealedFrame,
+    ) -> Result<Vec<OpenPack>, DepotError> {
+        const STRAY: DepotError = DepotError::Internal("a frame without a pack");
+        let pack = self
+            .open
+            .iter_mut()
+            .find(|pack| pack.builder.name() == sealed.pack())
+            .ok_or(STRAY)?;
+        let here = SealedHere {
+            pack: sealed.pack(),
+            frame: sealed.number(),
+            body: sealed.bytes().clone(),
+            opener: Arc::clone(&pack.opener),
+        };
+        pack.hold(full.reservation, here.body.len() as u64);
+        pack.raw_bytes -= full.raw.contents.len() as u64;
+        pack.builder.place(sealed).map_err(|_| STRAY)?;
+        *full.frame.state.lock() = FrameState::Sealed(here);
+        self.unplaced.remove(&full.frame.number);
+        Ok(self.take_complete())
+    }
+
+    /// Separates frames below `number` from all later ones. Returns the packs that are complete by it. The frame being gathered must have been ended before.
+    pub(super) fn cut(&mut self, number: u64) -> Vec<OpenPack> {
+        debug_assert!(self.gathering.is_none());
+        self.cuts.insert(number);
+        for pack in &mut self.open {
+            pack.high = pack.high.min(number);
+        }
+        self.take_complete()
+    }
+
+    /// Marks frames as acknowledged.
+    pub(super) fn acknowledge(&mut self, frames: &[Arc<Frame>]) {
+        for frame in frames {
+            self.unacknowledged.remove(&frame.number);
+        }
+    }
+
+    /// Whether every frame below `number` is acknowledged.
+    pub(super) fn is_acknowledged(&self, number: u64) -> bool {
+        self.unacknowledged
+            .first()
+            .is_none_or(|&first| first >= number)
+    }
+
+    /// The lowest sequence among the open packs.
+    pub(super) fn lowest_open(&self) -> Option<u32> {
+        self.open
+            .iter()
+            .map(|pack| pack.builder.name().sequence)
+            .min()
+    }
+
+    /// Whether frames are on their way to the store by themselves: if not, only a cut makes room.
+    pub(super) fn is_moving(&self) -> bool {
+        let resting = usize::from(self.gathering.is_some())
+            + self
+                .open
+                .iter()
+                .map(|pack| pack.frames.len() - pack.builder.pending())
+                .sum::<usize>();
+        self.unacknowledged.len() > resting
+    }
+
+    fn take_complete(&mut self) -> Vec<OpenPack> {
+        let first = self.unplaced.first().copied().unwrap_or(u64::MAX);
+        let target = self.target_bytes;
+        let complete = |pack: &mut OpenPack| {
+            let is_cut = pack.high != u64::MAX && pack.high <= first;
+            (is_cut || pack.builder.length() >= target) && pack.builder.pending() == 0
+        };
+        let packs = self.open.extract_if(.., complete).collect();
+        // A cut that every frame has passed, and that bounds no pack, separates nothing any more.
+        let passed = self.cuts.range(..=first).next_back().copied();
+        if let Some(passed) = passed {
+            self.cuts.retain(|&cut| cut >= passed);
+        }
+        packs
+    }
+}
+
+impl OpenPack {
+    /// Keeps `bytes` of a reservation, and gives back the rest.
+    fn hold(&mut self, mut reservation: Reservation, bytes: u64) {
+        reservation.shrink_to(bytes);
+        match &mut self.reservation {
+            Some(held) => held.merge(reservation),
+            none => *none = Some(reservation),
+        }
+    }
+
+    /// Divides what is sent from what is kept until it is acknowledged.
+    pub(super) fn into_parts(self) -> (PackBuilder, SentPack) {
+        let sent = SentPack {
+            class: self.class,
+            frames: self.frames,
+            _reservation: self.reservation,
+        };
+        (self.builder, sent)
+    }
+}
+
+/// A pack on its way to the store.
+#[derive(Debug)]
+pub(super) struct SentPack {
+    pub(super) class: Class,
+    pub(super) frames: Vec<Arc<Frame>>,
+    /// Given back when the pack is acknowledged and this is dropped.
+    _reservation: Option<Reservation>,
+}

@@ -1,0 +1,328 @@
+//! What a session has accepted: which blob is in which frame, which packs wait for a root, and what their references lean on.
+//!
+//! Owns all of a session's state that several tasks share, under one lock that is never held across a wait. Decides floors and reliances (rules 2 to 4 of the
+//! protocol); does no I/O.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::frame::{BlobKey, Frame, FrameState, FullFrame, SealedHere};
+use super::lane::{Lane, SentPack};
+use super::sealed::Mark;
+use crate::catalog::{Candidate, Location};
+use crate::error::DepotError;
+use crate::gate::{BufferPool, Reservation};
+use crate::id::Kind;
+use crate::pack::{FinishedPack, PackName};
+use crate::seal::Class;
+
+/// All that is shared.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    names: Names,
+    next_frame: u64,
+    blobs: HashMap<BlobKey, (Arc<Frame>, u16)>,
+    data: Lane,
+    metadata: Lane,
+    /// Acknowledged, and not yet taken by a root.
+    acknowledged: BTreeMap<u32, StoredPack>,
+    operations: BTreeMap<u64, Mark>,
+    next_operation: u64,
+    /// Packs that references lean on, with the tick of the last such reference.
+    relied: HashMap<PackName, u64>,
+    tick: u64,
+    /// The floor that the root knows.
+    floor: u32,
+    failure: Option<DepotError>,
+    pool: BufferPool,
+}
+
+/// The session's counter over all that it writes.
+#[derive(Debug)]
+pub(super) struct Names {
+    session: u64,
+    next: u32,
+}
+
+impl Names {
+    /// The next name: never given twice.
+    ///
+    /// # Errors
+    /// The session has used up its 2^32 names.
+    pub(super) fn draw(&mut self, random: u32) -> Result<PackName, DepotError> {
+        let sequence = self.next;
+        self.next = sequence
+            .checked_add(1)
+            .ok_or(DepotError::Invalid("a session has only 2^32 names"))?;
+        Ok(PackName {
+            session: self.session,
+            sequence,
+            random,
+        })
+    }
+}
+
+/// A pack in the bucket that no root names yet.
+#[derive(Debug, Clone)]
+pub(super) struct StoredPack {
+    pub(super) pack: Arc<FinishedPack>,
+    /// One more than its highest frame number.
+    end: u64,
+}
+
+/// Where a blob of this session can be read.
+#[derive(Debug)]
+pub(crate) enum Pending {
+    /// Here.
+    Bytes(Bytes),
+    /// In this slot of a frame that is here.
+    Sealed(SealedHere, u16),
+    /// In the bucket.
+    Stored(Box<Candidate>),
+}
+
+/// What storing one blob came to.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    pub(super) full: Option<FullFrame>,
+    /// False if it was there already: then its reservation was given back.
+    pub(super) new: bool,
+}
+
+impl Ledger {
+    pub(super) fn new(session: u64, target_bytes: u64, pool: BufferPool) -> Self {
+        Self {
+            names: Names { session, next: 0 },
+            next_frame: 0,
+            blobs: HashMap::new(),
+            data: Lane::new(Class::DataPack, target_bytes),
+            metadata: Lane::new(Class::MetadataPack, target_bytes),
+            acknowledged: BTreeMap::new(),
+            operations: BTreeMap::new(),
+            next_operation: 0,
+            relied: HashMap::new(),
+            tick: 1,
+            floor: 0,
+            failure: None,
+            pool,
+        }
+    }
+
+    /// The next name, for what is no pack.
+    ///
+    /// # Errors
+    /// The session has used up its 2^32 names.
+    pub(super) fn draw_name(&mut self, random: u32) -> Result<PackName, DepotError> {
+        self.names.draw(random)
+    }
+
+    /// What is needed to begin a pack in a lane.
+    pub(super) fn names_and_lane(&mut self, class: Class) -> (&mut Names, &mut Lane) {
+        match class {
+            Class::MetadataPack => (&mut self.names, &mut self.metadata),
+            _ => (&mut self.names, &mut self.data),
+        }
+    }
+
+    pub(super) fn lane(&mut self, class: Class) -> &mut Lane {
+        match class {
+            Class::MetadataPack => &mut self.metadata,
+            _ => &mut self.data,
+        }
+    }
+
+    /// Why nothing is taken any more.
+    pub(super) fn failure(&self) -> Option<DepotError> {
+        self.failure.clone()
+    }
+
+    /// Nothing is taken any more. The first reason stays.
+    pub(super) fn fail(&mut self, error: DepotError) {
+        self.failure.get_or_insert_with(|| error.into_failed());
+    }
+
+    /// Whether this session has the blob; if so, the reference is noted.
+    pub(super) fn has(&mut self, key: &BlobKey) -> bool {
+        let Some((frame, _)) = self.blobs.get(key) else {
+            return false;
+        };
+        let placed = frame.pack();
+        if let Some(pack) = placed {
+            self.rely_on(pack);
+        }
+        true
+    }
+
+    /// Takes a blob, copying its bytes, unless it is here already.
+    pub(super) fn gather(
+        &mut self,
+        key: BlobKey,
+        bytes: &[u8],
+        reservation: Reservation,
+    ) -> Gathered {
+        if self.has(&key) {
+            return Gathered {
+                full: None,
+                new: false,
+            };
+        }
+        let Self {
+            next_frame,
+            data,
+            metadata,
+            pool,
+            ..
+        } = self;
+        let lane = match class_of(key.kind) {
+            Class::MetadataPack => metadata,
+            _ => data,
+        };
+        let draw = || {
+            *next_frame += 1;
+            *next_frame - 1
+        };
+        let (slot, full) = lane.gather(key, bytes, reservation, pool, draw);
+        self.blobs.insert(key, slot);
+        Gathered { full, new: true }
+    }
+
+    /// Where a blob of this session is, for readers.
+    pub(super) fn find(&self, key: &BlobKey) -> Option<Pending> {
+        let (frame, slot) = self.blobs.get(key)?;
+        let lane = match frame.class {
+            Class::MetadataPack => &self.metadata,
+            _ => &self.data,
+        };
+        match &*frame.state.lock() {
+            FrameState::Gathering => lane.gathering_blob(frame, *slot).map(Pending::Bytes),
+            FrameState::Raw(raw) => raw.blob(*slot).map(Pending::Bytes),
+            FrameState::Sealed(sealed) => Some(Pending::Sealed(sealed.clone(), *slot)),
+            FrameState::Stored(location, pack) => Some(Pending::Stored(Box::new(Candidate {
+                location: Location {
+                    slot: *slot,
+                    ..*location
+                },
+                header: pack.header,
+                table: None,
+            }))),
+        }
+    }
+
+    /// The number that separates all that was accepted so far from what comes.
+    pub(super) fn frontier(&self) -> u64 {
+        self.next_frame
+    }
+
+    /// A pack is in the bucket: its frames need not be kept any more.
+    pub(super) fn acknowledge(&mut self, sent: &SentPack, pack: FinishedPack) {
+        self.lane(sent.class).acknowledge(&sent.frames);
+        let pack = Arc::new(FinishedPack {
+            parts: Vec::new(),
+            ..pack
+        });
+        let mut end = 0;
+        for (frame, entry) in sent.frames.iter().zip(pack.footer.frames()) {
+            let location = Location {
+                pack: pack.name,
+                class: pack.class,
+                frame: entry.number,
+                offset: u64::from(entry.offset),
+                length: entry.stored_length,
+                raw_length: entry.raw_length,
+                slot: 0,
+            };
+            *frame.state.lock() = FrameState::Stored(location, Arc::clone(&pack));
+            end = end.max(frame.number + 1);
+        }
+        self.acknowledged
+            .insert(pack.name.sequence, StoredPack { pack, end });
+    }
+
+    /// Packs that wait for a root and hold only what was accepted before `frontier`.
+    pub(super) fn waiting(&self, frontier: u64) -> Vec<StoredPack> {
+        let packs = self.acknowledged.values();
+        packs.filter(|pack| pack.end <= frontier).cloned().collect()
+    }
+
+    /// The root took these packs, and knows this floor. Their blobs are in the index now.
+    pub(super) fn commit(&mut self, packs: &[PackName], floor: u32, mark: Mark) {
+        for name in packs {
+            let Some(stored) = self.acknowledged.remove(&name.sequence) else {
+                continue;
+            };
+            for entry in stored.pack.footer.blobs() {
+                let key = BlobKey {
+                    kind: entry.kind,
+                    prefix: entry.prefix,
+                };
+                let frame = self.blobs.get(&key).map(|(frame, _)| frame);
+                if frame.is_some_and(|frame| frame.pack() == Some(*name)) {
+                    self.blobs.remove(&key);
+                }
+            }
+        }
+        self.floor = self.floor.max(floor);
+        self.relied.retain(|_, tick| *tick > mark.tick);
+    }
+
+    /// A reference to something in `pack` was made.
+    pub(super) fn rely_on(&mut self, pack: PackName) {
+        self.relied.insert(pack, self.tick);
+    }
+
+    /// Packs relied on that are not the session's own by the floor that the root knows.
+    pub(super) fn relied_on(&self) -> HashSet<PackName> {
+        let (session, floor) = (self.names.session, self.floor);
+        let own = |pack: &PackName| pack.session == session && pack.sequence >= floor;
+        let packs = self.relied.keys().copied();
+        packs.filter(|pack| !own(pack)).collect()
+    }
+
+    /// Draws a line: what is referred to below it has been handed out; see [`Mark`].
+    pub(super) fn mark(&mut self) -> Mark {
+        let now = self.here();
+        self.tick += 1;
+        self.operations.values().fold(now, |mark, operation| Mark {
+            floor: mark.floor.min(operation.floor),
+            tick: mark.tick.min(operation.tick.saturating_sub(1)),
+        })
+    }
+
+    /// An operation begins whose references no tree can hold yet.
+    pub(super) fn begin_operation(&mut self) -> u64 {
+        let number = self.next_operation;
+        self.next_operation += 1;
+        let here = self.here();
+        self.operations.insert(number, here);
+        number
+    }
+
+    /// It ended: its references were handed out.
+    pub(super) fn end_operation(&mut self, number: u64) {
+        self.operations.remove(&number);
+    }
+
+    /// Blobs that are not in the index yet.
+    pub(super) fn blob_count(&self) -> usize {
+        self.blobs.len()
+    }
+
+    fn here(&self) -> Mark {
+        let open = [self.data.lowest_open(), self.metadata.lowest_open()];
+        let lowest = open.into_iter().flatten().min();
+        Mark {
+            floor: lowest.unwrap_or(self.names.next),
+            tick: self.tick,
+        }
+    }
+}
+
+/// Which packs hold blobs of this kind.
+pub(super) fn class_of(kind: Kind) -> Class {
+    match kind {
+        Kind::Chunk => Class::DataPack,
+        Kind::Segment | Kind::Node | Kind::Commit => Class::MetadataPack,
+    }
+}

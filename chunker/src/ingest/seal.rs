@@ -1,0 +1,168 @@
+//! Sealing: everything accepted before it is in the bucket, and one index object says so.
+//!
+//! Owns the order of rule 1 and the making of the [`Sealed`] token. Nothing else makes one.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::absorb;
+use super::sealed::{Mark, Sealed};
+use super::session::Session;
+use crate::catalog::{IndexRef, Staged};
+use crate::entropy::{number, salt};
+use crate::error::DepotError;
+use crate::index::{self, PackRecord, encoded_length};
+use crate::pack::PackName;
+use crate::seal::{Class, Features};
+
+/// Seals; see [`Ingest::seal_since`](super::Ingest::seal_since).
+pub(super) async fn seal(
+    session: &Arc<Session>,
+    mark: Mark,
+    current: &[IndexRef],
+) -> Result<Sealed, DepotError> {
+    let frontier = session.cut(&[Class::DataPack, Class::MetadataPack]);
+    let sent = async {
+        session.acknowledged(Class::DataPack, frontier).await?;
+        session.acknowledged(Class::MetadataPack, frontier).await
+    };
+    session.shared.link.progress.watch(sent).await??;
+    let waiting = session.ledger().waiting(frontier);
+    let mut sealed = Sealed {
+        index: current.to_vec(),
+        absorbed: Vec::new(),
+        packs: waiting.iter().map(|stored| stored.pack.name).collect(),
+        relied_on: session.ledger().relied_on(),
+        floor: mark.floor,
+        new_bytes: waiting.iter().map(|stored| stored.pack.length).sum(),
+        mark,
+        staged: Vec::new(),
+    };
+    if waiting.is_empty() {
+        return Ok(sealed);
+    }
+    let new: Vec<PackRecord> = waiting
+        .iter()
+        .map(|stored| PackRecord::from(&*stored.pack))
+        .collect();
+    let mut groups = divide(new);
+    if let [only] = groups.as_mut_slice() {
+        absorb(session, only, &mut sealed).await;
+    }
+    for records in groups {
+        let staged = put_index(session, records).await?;
+        sealed.index.push(staged.loaded.reference());
+        sealed.staged.push(staged);
+    }
+    Ok(sealed)
+}
+
+/// Divides packs so that each part fits an index object.
+fn divide(records: Vec<PackRecord>) -> Vec<Vec<PackRecord>> {
+    let mut groups: Vec<Vec<PackRecord>> = Vec::new();
+    let mut bytes = u64::MAX;
+    for record in records {
+        let more = encoded_length([&record]);
+        if bytes.saturating_add(more) > absorb::LARGEST_BYTES {
+            groups.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += more;
+        if let Some(group) = groups.last_mut() {
+            group.push(record);
+        }
+    }
+    groups
+}
+
+/// Adds the packs of small older index objects. One that cannot be read stays as it is: it is not for a commit to repair.
+async fn absorb(session: &Arc<Session>, records: &mut Vec<PackRecord>, sealed: &mut Sealed) {
+    let chosen = absorb::choose(&sealed.index, encoded_length(&*records));
+    let catalog = &session.shared.catalog;
+    let names: Vec<PackName> = chosen
+        .iter()
+        .map(|&position| sealed.index[position].name)
+        .collect();
+    let read = futures::future::join_all(names.iter().map(|&name| catalog.records(name))).await;
+    let mut known: HashSet<PackName> = records.iter().map(|record| record.name).collect();
+    for (name, read) in names.into_iter().zip(read) {
+        match read {
+            Ok(older) => {
+                let unknown = older.iter().filter(|record| known.insert(record.name));
+                records.extend(unknown.cloned());
+                sealed.absorbed.push(name);
+            }
+            Err(error) => tracing::warn!("an index object is not absorbed: {error}"),
+        }
+    }
+    let absorbed = &sealed.absorbed;
+    sealed
+        .index
+        .retain(|reference| !absorbed.contains(&reference.name));
+}
+
+/// Writes an index object and makes its table.
+async fn put_index(
+    session: &Arc<Session>,
+    mut records: Vec<PackRecord>,
+) -> Result<Staged, DepotError> {
+    let shared = Arc::clone(&session.shared);
+    let random = number(&*shared.link.entropy);
+    let name = session.ledger().draw_name(random)?;
+    let reference = IndexRef {
+        name,
+        packs: records.len() as u32,
+        blobs: records
+            .iter()
+            .map(|record| record.footer.blob_count() as u64)
+            .sum(),
+        bytes: encoded_length(&records),
+    };
+    let effort = shared.effort();
+    let job = session.shared.workers.run(move |scratch| {
+        let payload = index::encode(&mut records, scratch.frames.encoder(), effort);
+        let payload =
+            payload.map_err(|_| DepotError::Internal("an index object that is too large"))?;
+        Ok::<_, DepotError>((seal_object(&shared, Class::Index, name, &payload), records))
+    });
+    let (object, records) = job.await??;
+    create(session, Class::Index, name, object).await?;
+    session.shared.catalog.stage(reference, records).await
+}
+
+/// Writes an immutable list; see [`Ingest::put_list`](super::Ingest::put_list).
+pub(super) async fn put_list(
+    session: &Arc<Session>,
+    payload: &[u8],
+) -> Result<PackName, DepotError> {
+    let random = number(&*session.shared.link.entropy);
+    let name = session.ledger().draw_name(random)?;
+    let object = seal_object(&session.shared, Class::List, name, payload);
+    create(session, Class::List, name, object).await?;
+    Ok(name)
+}
+
+fn seal_object(
+    shared: &crate::depot::Shared,
+    class: Class,
+    name: PackName,
+    payload: &[u8],
+) -> Bytes {
+    let salt = salt(&*shared.link.entropy);
+    shared
+        .keyring
+        .seal_object(class, &name.key(class), Features::NONE, salt, payload)
+}
+
+async fn create(
+    session: &Arc<Session>,
+    class: Class,
+    name: PackName,
+    object: Bytes,
+) -> Result<(), DepotError> {
+    let link = &session.shared.link;
+    let key = name.key(class);
+    link.progress.watch(link.create(&key, &[object])).await?
+}

@@ -1,0 +1,197 @@
+//! Where processor-bound work runs: a bounded pool of threads, or the caller itself.
+//!
+//! Owns the threads and their queue. Knows nothing of what a job does; each worker lends its jobs a [`Scratch`] whose
+//! contexts are made once. `Inline` runs a job at once in the task that asks, so that a simulation on one thread is
+//! repeatable.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use crate::error::DepotError;
+use crate::pack::{FrameDecoder, FrameEncoder};
+
+/// Jobs that may wait per thread; whoever comes later waits outside.
+const QUEUED_PER_THREAD: usize = 4;
+
+/// What a worker keeps between jobs.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// Compresses and seals.
+    pub(crate) frames: FrameEncoder,
+    /// Opens and decompresses.
+    pub(crate) frame_decoder: FrameDecoder,
+}
+
+type Job = Box<dyn FnOnce(&mut Scratch) + Send>;
+
+/// Runs processor-bound jobs away from the tasks that wait for them. Cheap to clone.
+#[derive(Clone)]
+pub struct Workers(Arc<Mode>);
+
+enum Mode {
+    Inline(Mutex<Scratch>),
+    Pool(Pool),
+}
+
+struct Pool {
+    queue: Arc<Queue>,
+    places: Arc<Semaphore>,
+    threads: usize,
+}
+
+struct Queue {
+    state: Mutex<QueueState>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct QueueState {
+    jobs: VecDeque<Job>,
+    stopped: bool,
+}
+
+impl Workers {
+    /// Runs every job in the calling task.
+    pub fn inline() -> Self {
+        Self(Arc::new(Mode::Inline(Mutex::new(Scratch::default()))))
+    }
+
+    /// Starts `threads` threads (at least one). They end when the last clone is dropped.
+    ///
+    /// # Errors
+    /// The operating system refuses a thread.
+    pub fn pool(threads: usize) -> std::io::Result<Self> {
+        let threads = threads.max(1);
+        let queue = Arc::new(Queue {
+            state: Mutex::new(QueueState::default()),
+            wake: Condvar::new(),
+        });
+        let pool = Pool {
+            queue: Arc::clone(&queue),
+            places: Arc::new(Semaphore::new(threads * (1 + QUEUED_PER_THREAD))),
+            threads,
+        };
+        for number in 0..threads {
+            let queue = Arc::clone(&queue);
+            std::thread::Builder::new()
+                .name(format!("bkfs-work-{number}"))
+                .spawn(move || work(&queue))?;
+        }
+        Ok(Self(Arc::new(Mode::Pool(pool))))
+    }
+
+    /// Threads that work at the same time.
+    pub fn threads(&self) -> usize {
+        match &*self.0 {
+            Mode::Inline(_) => 1,
+            Mode::Pool(pool) => pool.threads,
+        }
+    }
+
+    /// Runs `job` and hands back its result. A job that was begun runs to its end even if nobody waits for it any more.
+    ///
+    /// # Errors
+    /// [`DepotError::Internal`] when the job panicked.
+    pub(crate) async fn run<T, F>(&self, job: F) -> Result<T, DepotError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Scratch) -> T + Send + 'static,
+    {
+        match &*self.0 {
+            Mode::Inline(scratch) => {
+                let mut scratch = scratch.lock();
+                catch_unwind(AssertUnwindSafe(|| job(&mut scratch)))
+                    .map_err(|_| DepotError::Internal("a worker's job panicked"))
+            }
+            Mode::Pool(pool) => pool.run(job).await,
+        }
+    }
+}
+
+impl Pool {
+    async fn run<T, F>(&self, job: F) -> Result<T, DepotError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Scratch) -> T + Send + 'static,
+    {
+        let place = Arc::clone(&self.places)
+            .acquire_owned()
+            .await
+            .expect("the workers' places are never closed");
+        let (answer, result) = oneshot::channel();
+        let boxed: Job = Box::new(move |scratch| {
+            let _place: OwnedSemaphorePermit = place;
+            // Nobody may be waiting any more: then the answer is dropped, as it should be.
+            let _ = answer.send(job(scratch));
+        });
+        self.queue.state.lock().jobs.push_back(boxed);
+        self.queue.wake.notify_one();
+        result
+            .await
+            .map_err(|_| DepotError::Internal("a worker's job panicked"))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.queue.state.lock().stopped = true;
+        self.queue.wake.notify_all();
+    }
+}
+
+impl fmt::Debug for Workers {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.0 {
+            Mode::Inline(_) => formatter.write_str("Workers::Inline"),
+            Mode::Pool(pool) => write!(formatter, "Workers::Pool({})", pool.threads),
+        }
+    }
+}
+
+/// One thread's life: jobs until the pool is dropped and the queue is empty.
+fn work(queue: &Queue) {
+    let mut scratch = Scratch::default();
+    loop {
+        let job = {
+            let mut state = queue.state.lock();
+            loop {
+                if let Some(job) = state.jobs.pop_front() {
+                    break job;
+                }
+                if state.stopped {
+                    return;
+                }
+                queue.wake.wait(&mut state);
+            }
+        };
+        if catch_unwind(AssertUnwindSafe(|| job(&mut scratch))).is_err() {
+            // What the job left half done in the contexts is not to be trusted.
+            scratch = Scratch::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn jobs_run_on_both_kinds_and_panics_are_errors() {
+        for workers in [Workers::inline(), Workers::pool(2).expect("threads")] {
+            let jobs = (0..100).map(|number| {
+                let workers = workers.clone();
+                async move { workers.run(move |_| number * 2).await.expect("runs") }
+            });
+            let results = futures::future::join_all(jobs).await;
+            assert_eq!(results, (0..100).map(|n| n * 2).collect::<Vec<_>>());
+            let failed = workers.run(|_| panic!("on purpose")).await;
+            assert!(matches!(failed, Err::<(), _>(DepotError::Internal(_))));
+            assert_eq!(workers.run(|_| 7).await.expect("still alive"), 7);
+        }
+    }
+}

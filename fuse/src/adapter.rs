@@ -2,7 +2,8 @@
 //!
 //! Owns: the translation of each kernel request into a call of [`Vfs`] and of its answer back;
 //! that a panic answers EIO; what is refused here because the mount did not ask the kernel for
-//! it (access control lists, ioctl, poll, whiteouts).
+//! it (access control lists, ioctl, whiteouts). What is not here at all (access, bmap, poll,
+//! locks) the library answers with ENOSYS, and the kernel does not ask again.
 //! Does not own: policy. Nothing here knows what a file is.
 
 use std::ffi::OsStr;
@@ -12,14 +13,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, FileHandle, INodeNo, IoctlFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
+};
 use tracing::error;
 
-use crate::convert;
+use crate::convert::{self, caller, handle, ino, is_privileged, permissions};
 use crate::errno::Errno;
 use crate::negotiate::Negotiation;
 use crate::options::Ownership;
 use crate::reply::{DirectoryReply, Reply};
-use crate::types::{AttributeChange, Caller, FileKind, Forget, Handle, Ino};
+use crate::types::{AttributeChange, FileKind, Forget};
 use crate::vfs::{CopyFileRange, Create, Fallocate, Mknod, Read, Rename, SetXattr, Vfs, Write};
 
 mod answers;
@@ -52,40 +59,8 @@ impl Adapter {
     }
 }
 
-fn caller(request: &fuser::Request) -> Caller {
-    Caller {
-        uid: request.uid(),
-        gid: request.gid(),
-        pid: request.pid(),
-    }
-}
-
-/// Whether a caller keeps set-user-id bits when truncating (CAP_FSETID). The kernel says so
-/// in a flag that fuser does not pass on; root is the closest that can be known here, and errs
-/// on the side of clearing.
-fn is_privileged(caller: Caller) -> bool {
-    caller.uid == 0
-}
-
-fn ino(ino: fuser::INodeNo) -> Ino {
-    Ino(ino.0)
-}
-
-fn handle(handle: fuser::FileHandle) -> Handle {
-    Handle(handle.0)
-}
-
-/// The permission bits of a mode; the mask makes the narrowing exact.
-fn permissions(mode: u32) -> u16 {
-    (mode & 0o7777) as u16
-}
-
 impl fuser::Filesystem for Adapter {
-    fn init(
-        &mut self,
-        _request: &fuser::Request,
-        config: &mut fuser::KernelConfig,
-    ) -> std::io::Result<()> {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         // The kernel greets once per connection; the library answers a second greeting itself.
         if let Some(negotiation) = self.negotiation.take() {
             let granted = negotiation.conclude(config);
@@ -102,20 +77,14 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
-    fn lookup(
-        &self,
-        request: &fuser::Request,
-        parent: fuser::INodeNo,
-        name: &OsStr,
-        reply: fuser::ReplyEntry,
-    ) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let reply = answers::lookup(reply, self.ownership);
         self.call("lookup", |vfs| {
             vfs.lookup(caller(request), ino(parent), name.as_bytes(), reply);
         });
     }
 
-    fn forget(&self, _request: &fuser::Request, inode: fuser::INodeNo, lookups: u64) {
+    fn forget(&self, _request: &Request, inode: INodeNo, lookups: u64) {
         self.call("forget", |vfs| {
             vfs.forget(&[Forget {
                 ino: ino(inode),
@@ -126,10 +95,10 @@ impl fuser::Filesystem for Adapter {
 
     fn getattr(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: Option<fuser::FileHandle>,
-        reply: fuser::ReplyAttr,
+        _request: &Request,
+        inode: INodeNo,
+        file: Option<FileHandle>,
+        reply: ReplyAttr,
     ) {
         let reply = answers::stat("getattr", reply, self.ownership);
         self.call("getattr", |vfs| {
@@ -139,21 +108,21 @@ impl fuser::Filesystem for Adapter {
 
     fn setattr(
         &self,
-        request: &fuser::Request,
-        inode: fuser::INodeNo,
+        request: &Request,
+        inode: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
         gid: Option<u32>,
         size: Option<u64>,
-        atime: Option<fuser::TimeOrNow>,
-        mtime: Option<fuser::TimeOrNow>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
         ctime: Option<SystemTime>,
-        file: Option<fuser::FileHandle>,
+        file: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
-        _flags: Option<fuser::BsdFileFlags>,
-        reply: fuser::ReplyAttr,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
     ) {
         let caller = caller(request);
         let change = AttributeChange {
@@ -173,20 +142,20 @@ impl fuser::Filesystem for Adapter {
         });
     }
 
-    fn readlink(&self, _request: &fuser::Request, inode: fuser::INodeNo, reply: fuser::ReplyData) {
+    fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {
         let reply = answers::bytes("readlink", reply);
         self.call("readlink", |vfs| vfs.readlink(ino(inode), reply));
     }
 
     fn mknod(
         &self,
-        request: &fuser::Request,
-        parent: fuser::INodeNo,
+        request: &Request,
+        parent: INodeNo,
         name: &OsStr,
         mode: u32,
         _umask: u32,
         rdev: u32,
-        reply: fuser::ReplyEntry,
+        reply: ReplyEntry,
     ) {
         let kind = match FileKind::from_mode(mode) {
             Some(FileKind::Directory | FileKind::Symlink) | None => {
@@ -195,60 +164,40 @@ impl fuser::Filesystem for Adapter {
             Some(kind) => kind,
         };
         let reply = answers::entry("mknod", reply, self.ownership);
-        self.call("mknod", |vfs| {
-            let request_parts = Mknod {
-                parent: ino(parent),
-                name: name.as_bytes(),
-                kind,
-                permissions: permissions(mode),
-                rdev,
-            };
-            vfs.mknod(caller(request), request_parts, reply);
-        });
+        let parts = Mknod {
+            parent: ino(parent),
+            name: name.as_bytes(),
+            kind,
+            permissions: permissions(mode),
+            rdev,
+        };
+        self.call("mknod", |vfs| vfs.mknod(caller(request), parts, reply));
     }
 
     fn mkdir(
         &self,
-        request: &fuser::Request,
-        parent: fuser::INodeNo,
+        request: &Request,
+        parent: INodeNo,
         name: &OsStr,
         mode: u32,
         _umask: u32,
-        reply: fuser::ReplyEntry,
+        reply: ReplyEntry,
     ) {
         let reply = answers::entry("mkdir", reply, self.ownership);
-        let permissions = permissions(mode);
+        let (caller, parent, permissions) = (caller(request), ino(parent), permissions(mode));
         self.call("mkdir", |vfs| {
-            vfs.mkdir(
-                caller(request),
-                ino(parent),
-                name.as_bytes(),
-                permissions,
-                reply,
-            );
+            vfs.mkdir(caller, parent, name.as_bytes(), permissions, reply);
         });
     }
 
-    fn unlink(
-        &self,
-        request: &fuser::Request,
-        parent: fuser::INodeNo,
-        name: &OsStr,
-        reply: fuser::ReplyEmpty,
-    ) {
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let reply = answers::empty("unlink", reply);
         self.call("unlink", |vfs| {
             vfs.unlink(caller(request), ino(parent), name.as_bytes(), reply);
         });
     }
 
-    fn rmdir(
-        &self,
-        request: &fuser::Request,
-        parent: fuser::INodeNo,
-        name: &OsStr,
-        reply: fuser::ReplyEmpty,
-    ) {
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let reply = answers::empty("rmdir", reply);
         self.call("rmdir", |vfs| {
             vfs.rmdir(caller(request), ino(parent), name.as_bytes(), reply);
@@ -257,73 +206,59 @@ impl fuser::Filesystem for Adapter {
 
     fn symlink(
         &self,
-        request: &fuser::Request,
-        parent: fuser::INodeNo,
+        request: &Request,
+        parent: INodeNo,
         name: &OsStr,
         target: &Path,
-        reply: fuser::ReplyEntry,
+        reply: ReplyEntry,
     ) {
         let reply = answers::entry("symlink", reply, self.ownership);
-        let target = target.as_os_str().as_bytes();
+        let (name, target) = (name.as_bytes(), target.as_os_str().as_bytes());
         self.call("symlink", |vfs| {
-            vfs.symlink(caller(request), ino(parent), name.as_bytes(), target, reply);
+            vfs.symlink(caller(request), ino(parent), name, target, reply);
         });
     }
 
     fn rename(
         &self,
-        request: &fuser::Request,
-        parent: fuser::INodeNo,
+        request: &Request,
+        parent: INodeNo,
         name: &OsStr,
-        new_parent: fuser::INodeNo,
+        new_parent: INodeNo,
         new_name: &OsStr,
-        flags: fuser::RenameFlags,
-        reply: fuser::ReplyEmpty,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
     ) {
-        let mode = match convert::rename_mode(flags.bits()) {
-            Ok(mode) => mode,
-            Err(refused) => return reply.error(convert::errno(refused)),
+        let Some(mode) = convert::rename_mode(flags.bits()) else {
+            return reply.error(fuser::Errno::EINVAL);
         };
         let reply = answers::empty("rename", reply);
-        self.call("rename", |vfs| {
-            let request_parts = Rename {
-                parent: ino(parent),
-                name: name.as_bytes(),
-                new_parent: ino(new_parent),
-                new_name: new_name.as_bytes(),
-                mode,
-            };
-            vfs.rename(caller(request), request_parts, reply);
-        });
+        let parts = Rename {
+            parent: ino(parent),
+            name: name.as_bytes(),
+            new_parent: ino(new_parent),
+            new_name: new_name.as_bytes(),
+            mode,
+        };
+        self.call("rename", |vfs| vfs.rename(caller(request), parts, reply));
     }
 
     fn link(
         &self,
-        request: &fuser::Request,
-        inode: fuser::INodeNo,
-        new_parent: fuser::INodeNo,
+        request: &Request,
+        inode: INodeNo,
+        new_parent: INodeNo,
         new_name: &OsStr,
-        reply: fuser::ReplyEntry,
+        reply: ReplyEntry,
     ) {
         let reply = answers::entry("link", reply, self.ownership);
+        let (parent, name) = (ino(new_parent), new_name.as_bytes());
         self.call("link", |vfs| {
-            vfs.link(
-                caller(request),
-                ino(inode),
-                ino(new_parent),
-                new_name.as_bytes(),
-                reply,
-            );
+            vfs.link(caller(request), ino(inode), parent, name, reply);
         });
     }
 
-    fn open(
-        &self,
-        request: &fuser::Request,
-        inode: fuser::INodeNo,
-        flags: fuser::OpenFlags,
-        reply: fuser::ReplyOpen,
-    ) {
+    fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let caller = caller(request);
         let flags = convert::open_flags(flags.0, is_privileged(caller));
         let reply = answers::opened("open", reply);
@@ -332,83 +267,77 @@ impl fuser::Filesystem for Adapter {
 
     fn create(
         &self,
-        request: &fuser::Request,
-        parent: fuser::INodeNo,
+        request: &Request,
+        parent: INodeNo,
         name: &OsStr,
         mode: u32,
         _umask: u32,
         flags: i32,
-        reply: fuser::ReplyCreate,
+        reply: ReplyCreate,
     ) {
         let caller = caller(request);
         let reply = answers::created(reply, self.ownership);
-        self.call("create", |vfs| {
-            let request_parts = Create {
-                parent: ino(parent),
-                name: name.as_bytes(),
-                permissions: permissions(mode),
-                flags: convert::open_flags(flags, is_privileged(caller)),
-            };
-            vfs.create(caller, request_parts, reply);
-        });
+        let parts = Create {
+            parent: ino(parent),
+            name: name.as_bytes(),
+            permissions: permissions(mode),
+            flags: convert::open_flags(flags, is_privileged(caller)),
+        };
+        self.call("create", |vfs| vfs.create(caller, parts, reply));
     }
 
     fn read(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: fuser::FileHandle,
+        _request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
         offset: u64,
         size: u32,
-        _flags: fuser::OpenFlags,
-        _lock_owner: Option<fuser::LockOwner>,
-        reply: fuser::ReplyData,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
     ) {
         let reply = answers::data(reply, size as usize);
-        self.call("read", |vfs| {
-            let request_parts = Read {
-                ino: ino(inode),
-                handle: handle(file),
-                offset,
-                size,
-            };
-            vfs.read(request_parts, reply);
-        });
+        let parts = Read {
+            ino: ino(inode),
+            handle: handle(file),
+            offset,
+            size,
+        };
+        self.call("read", |vfs| vfs.read(parts, reply));
     }
 
     fn write(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: fuser::FileHandle,
+        _request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
         offset: u64,
         data: &[u8],
-        write_flags: fuser::WriteFlags,
-        _flags: fuser::OpenFlags,
-        _lock_owner: Option<fuser::LockOwner>,
-        reply: fuser::ReplyWrite,
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
     ) {
         let reply = answers::written(reply);
-        self.call("write", |vfs| {
-            let request_parts = Write {
-                ino: ino(inode),
-                handle: handle(file),
-                offset,
-                data,
-                from_cache: write_flags.contains(fuser::WriteFlags::FUSE_WRITE_CACHE),
-                kill_privileges: write_flags.contains(fuser::WriteFlags::FUSE_WRITE_KILL_SUIDGID),
-            };
-            vfs.write(request_parts, reply);
-        });
+        let parts = Write {
+            ino: ino(inode),
+            handle: handle(file),
+            offset,
+            data,
+            from_cache: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+            kill_privileges: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+        };
+        self.call("write", |vfs| vfs.write(parts, reply));
     }
 
     fn flush(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: fuser::FileHandle,
-        _lock_owner: fuser::LockOwner,
-        reply: fuser::ReplyEmpty,
+        _request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
     ) {
         let reply = answers::empty("flush", reply);
         self.call("flush", |vfs| vfs.flush(ino(inode), handle(file), reply));
@@ -416,13 +345,13 @@ impl fuser::Filesystem for Adapter {
 
     fn release(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: fuser::FileHandle,
-        _flags: fuser::OpenFlags,
-        _lock_owner: Option<fuser::LockOwner>,
+        _request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
         _flush: bool,
-        reply: fuser::ReplyEmpty,
+        reply: ReplyEmpty,
     ) {
         let reply = answers::empty("release", reply);
         self.call("release", |vfs| {
@@ -432,11 +361,11 @@ impl fuser::Filesystem for Adapter {
 
     fn fsync(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: fuser::FileHandle,
+        _request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
         data_only: bool,
-        reply: fuser::ReplyEmpty,
+        reply: ReplyEmpty,
     ) {
         let reply = answers::empty("fsync", reply);
         self.call("fsync", |vfs| {
@@ -444,13 +373,7 @@ impl fuser::Filesystem for Adapter {
         });
     }
 
-    fn opendir(
-        &self,
-        request: &fuser::Request,
-        inode: fuser::INodeNo,
-        _flags: fuser::OpenFlags,
-        reply: fuser::ReplyOpen,
-    ) {
+    fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let reply = answers::opened("opendir", reply);
         self.call("opendir", |vfs| {
             vfs.opendir(caller(request), ino(inode), reply);
@@ -459,11 +382,11 @@ impl fuser::Filesystem for Adapter {
 
     fn readdir(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: fuser::FileHandle,
+        _request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
         cookie: u64,
-        reply: fuser::ReplyDirectory,
+        reply: ReplyDirectory,
     ) {
         let reply = DirectoryReply::new(false, Box::new(answers::PlainListing::new(reply)));
         self.call("readdir", |vfs| {
@@ -473,11 +396,11 @@ impl fuser::Filesystem for Adapter {
 
     fn readdirplus(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: fuser::FileHandle,
+        _request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
         cookie: u64,
-        reply: fuser::ReplyDirectoryPlus,
+        reply: ReplyDirectoryPlus,
     ) {
         let sink = answers::PlusListing::new(reply, self.ownership);
         let reply = DirectoryReply::new(true, Box::new(sink));
@@ -488,11 +411,11 @@ impl fuser::Filesystem for Adapter {
 
     fn releasedir(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: fuser::FileHandle,
-        _flags: fuser::OpenFlags,
-        reply: fuser::ReplyEmpty,
+        _request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
     ) {
         let reply = answers::empty("releasedir", reply);
         self.call("releasedir", |vfs| {
@@ -502,11 +425,11 @@ impl fuser::Filesystem for Adapter {
 
     fn fsyncdir(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: fuser::FileHandle,
+        _request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
         data_only: bool,
-        reply: fuser::ReplyEmpty,
+        reply: ReplyEmpty,
     ) {
         let reply = answers::empty("fsyncdir", reply);
         self.call("fsyncdir", |vfs| {
@@ -514,47 +437,46 @@ impl fuser::Filesystem for Adapter {
         });
     }
 
-    fn statfs(&self, _request: &fuser::Request, inode: fuser::INodeNo, reply: fuser::ReplyStatfs) {
+    fn statfs(&self, _request: &Request, inode: INodeNo, reply: ReplyStatfs) {
         let reply = answers::statistics(reply);
         self.call("statfs", |vfs| vfs.statfs(ino(inode), reply));
     }
 
     fn setxattr(
         &self,
-        request: &fuser::Request,
-        inode: fuser::INodeNo,
+        request: &Request,
+        inode: INodeNo,
         name: &OsStr,
         value: &[u8],
         flags: i32,
         _position: u32,
-        reply: fuser::ReplyEmpty,
+        reply: ReplyEmpty,
     ) {
         let reply = answers::empty("setxattr", reply);
-        let mode = match convert::xattr_mode(flags) {
-            Ok(mode) => mode,
-            Err(refused) => return reply.err(refused),
+        let Some(mode) = convert::xattr_mode(flags) else {
+            return reply.err(Errno::EINVAL);
         };
         let Some(reply) = unless_access_control_list(name, reply) else {
             return;
         };
+        let parts = SetXattr {
+            ino: ino(inode),
+            name: name.as_bytes(),
+            value,
+            mode,
+        };
         self.call("setxattr", |vfs| {
-            let request_parts = SetXattr {
-                ino: ino(inode),
-                name: name.as_bytes(),
-                value,
-                mode,
-            };
-            vfs.setxattr(caller(request), request_parts, reply);
+            vfs.setxattr(caller(request), parts, reply)
         });
     }
 
     fn getxattr(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
+        _request: &Request,
+        inode: INodeNo,
         name: &OsStr,
         size: u32,
-        reply: fuser::ReplyXattr,
+        reply: ReplyXattr,
     ) {
         let reply = answers::xattr("getxattr", reply, size);
         if let Some(reply) = unless_access_control_list(name, reply) {
@@ -564,25 +486,13 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
-    fn listxattr(
-        &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        size: u32,
-        reply: fuser::ReplyXattr,
-    ) {
+    fn listxattr(&self, _request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
         let reply = answers::xattr("listxattr", reply, size)
             .map(|names: Vec<Vec<u8>>| convert::xattr_list(&names).into());
         self.call("listxattr", |vfs| vfs.listxattr(ino(inode), reply));
     }
 
-    fn removexattr(
-        &self,
-        request: &fuser::Request,
-        inode: fuser::INodeNo,
-        name: &OsStr,
-        reply: fuser::ReplyEmpty,
-    ) {
+    fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let reply = answers::empty("removexattr", reply);
         if let Some(reply) = unless_access_control_list(name, reply) {
             self.call("removexattr", |vfs| {
@@ -591,95 +501,58 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
-    fn access(
-        &self,
-        _request: &fuser::Request,
-        _inode: fuser::INodeNo,
-        _mask: fuser::AccessFlags,
-        reply: fuser::ReplyEmpty,
-    ) {
-        reply.error(fuser::Errno::ENOSYS);
-    }
-
-    fn bmap(
-        &self,
-        _request: &fuser::Request,
-        _inode: fuser::INodeNo,
-        _block_size: u32,
-        _index: u64,
-        reply: fuser::ReplyBmap,
-    ) {
-        reply.error(fuser::Errno::ENOSYS);
-    }
-
     fn ioctl(
         &self,
-        _request: &fuser::Request,
-        _inode: fuser::INodeNo,
-        _file: fuser::FileHandle,
-        _flags: fuser::IoctlFlags,
+        _request: &Request,
+        _inode: INodeNo,
+        _file: FileHandle,
+        _flags: IoctlFlags,
         _command: u32,
         _data: &[u8],
         _out_size: u32,
-        reply: fuser::ReplyIoctl,
+        reply: ReplyIoctl,
     ) {
         reply.error(fuser::Errno::ENOTTY);
     }
 
-    fn poll(
-        &self,
-        _request: &fuser::Request,
-        _inode: fuser::INodeNo,
-        _file: fuser::FileHandle,
-        _notifier: fuser::PollNotifier,
-        _events: fuser::PollEvents,
-        _flags: fuser::PollFlags,
-        reply: fuser::ReplyPoll,
-    ) {
-        reply.error(fuser::Errno::ENOSYS);
-    }
-
     fn fallocate(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: fuser::FileHandle,
+        _request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
         offset: u64,
         length: u64,
         mode: i32,
-        reply: fuser::ReplyEmpty,
+        reply: ReplyEmpty,
     ) {
         let reply = answers::empty("fallocate", reply);
         if length == 0 || offset.checked_add(length).is_none() {
             return reply.err(Errno::EINVAL);
         }
-        let mode = match convert::fallocate_mode(mode) {
-            Ok(mode) => mode,
-            Err(refused) => return reply.err(refused),
+        let Some(mode) = convert::fallocate_mode(mode) else {
+            return reply.err(Errno::EOPNOTSUPP);
         };
-        self.call("fallocate", |vfs| {
-            let request_parts = Fallocate {
-                ino: ino(inode),
-                handle: handle(file),
-                offset,
-                length,
-                mode,
-            };
-            vfs.fallocate(request_parts, reply);
-        });
+        let parts = Fallocate {
+            ino: ino(inode),
+            handle: handle(file),
+            offset,
+            length,
+            mode,
+        };
+        self.call("fallocate", |vfs| vfs.fallocate(parts, reply));
     }
 
     fn lseek(
         &self,
-        _request: &fuser::Request,
-        inode: fuser::INodeNo,
-        file: fuser::FileHandle,
+        _request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
         offset: i64,
         whence: i32,
-        reply: fuser::ReplyLseek,
+        reply: ReplyLseek,
     ) {
         let reply = answers::offset(reply);
-        let (Ok(whence), Ok(offset)) = (convert::whence(whence), u64::try_from(offset)) else {
+        let (Some(whence), Ok(offset)) = (convert::whence(whence), u64::try_from(offset)) else {
             return reply.err(Errno::EINVAL);
         };
         self.call("lseek", |vfs| {
@@ -689,30 +562,28 @@ impl fuser::Filesystem for Adapter {
 
     fn copy_file_range(
         &self,
-        _request: &fuser::Request,
-        inode_in: fuser::INodeNo,
-        file_in: fuser::FileHandle,
+        _request: &Request,
+        inode_in: INodeNo,
+        file_in: FileHandle,
         offset_in: u64,
-        inode_out: fuser::INodeNo,
-        file_out: fuser::FileHandle,
+        inode_out: INodeNo,
+        file_out: FileHandle,
         offset_out: u64,
         length: u64,
-        _flags: fuser::CopyFileRangeFlags,
-        reply: fuser::ReplyWrite,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
     ) {
         let reply = answers::copied(reply);
-        self.call("copy_file_range", |vfs| {
-            let request_parts = CopyFileRange {
-                ino_in: ino(inode_in),
-                handle_in: handle(file_in),
-                offset_in,
-                ino_out: ino(inode_out),
-                handle_out: handle(file_out),
-                offset_out,
-                length: length.min(answers::COPY_BYTES_MAX),
-            };
-            vfs.copy_file_range(request_parts, reply);
-        });
+        let parts = CopyFileRange {
+            ino_in: ino(inode_in),
+            handle_in: handle(file_in),
+            offset_in,
+            ino_out: ino(inode_out),
+            handle_out: handle(file_out),
+            offset_out,
+            length: length.min(answers::COPY_BYTES_MAX),
+        };
+        self.call("copy_file_range", |vfs| vfs.copy_file_range(parts, reply));
     }
 }
 

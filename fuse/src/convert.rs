@@ -11,14 +11,42 @@ use bytes::Bytes;
 use crate::errno::Errno;
 use crate::options::Ownership;
 use crate::types::{
-    Attributes, Entry, FallocateMode, FileKind, OpenFlags, Opened, RenameMode, TimeChange,
-    Timestamp, Whence, XattrMode,
+    Attributes, Caller, Entry, FallocateMode, FileKind, Handle, Ino, OpenFlags, Opened, RenameMode,
+    TimeChange, Timestamp, Whence, XattrMode,
 };
 
 const NANOSECONDS: u32 = 1_000_000_000;
 
 /// `__FMODE_EXEC` of the kernel, which it leaves in the flags of an open that is for execve(2).
 const FMODE_EXEC: i32 = 0x20;
+
+pub(crate) fn caller(request: &fuser::Request) -> Caller {
+    Caller {
+        uid: request.uid(),
+        gid: request.gid(),
+        pid: request.pid(),
+    }
+}
+
+/// Whether a caller keeps set-user-id bits when truncating (CAP_FSETID). The kernel says so
+/// in a flag that fuser does not pass on; root is the closest that can be known here, and errs
+/// on the side of clearing.
+pub(crate) fn is_privileged(caller: Caller) -> bool {
+    caller.uid == 0
+}
+
+pub(crate) fn ino(ino: fuser::INodeNo) -> Ino {
+    Ino(ino.0)
+}
+
+pub(crate) fn handle(handle: fuser::FileHandle) -> Handle {
+    Handle(handle.0)
+}
+
+/// The permission bits of a mode; the mask makes the narrowing exact.
+pub(crate) fn permissions(mode: u32) -> u16 {
+    (mode & 0o7777) as u16
+}
 
 pub(crate) fn errno(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno.raw())
@@ -141,39 +169,39 @@ pub(crate) fn open_flags(raw: i32, privileged: bool) -> OpenFlags {
     }
 }
 
-pub(crate) fn rename_mode(flags: u32) -> Result<RenameMode, Errno> {
+pub(crate) fn rename_mode(flags: u32) -> Option<RenameMode> {
     match flags {
-        0 => Ok(RenameMode::Replace),
-        libc::RENAME_NOREPLACE => Ok(RenameMode::NoReplace),
-        libc::RENAME_EXCHANGE => Ok(RenameMode::Exchange),
-        _ => Err(Errno::EINVAL),
+        0 => Some(RenameMode::Replace),
+        libc::RENAME_NOREPLACE => Some(RenameMode::NoReplace),
+        libc::RENAME_EXCHANGE => Some(RenameMode::Exchange),
+        _ => None,
     }
 }
 
-pub(crate) fn fallocate_mode(mode: i32) -> Result<FallocateMode, Errno> {
+pub(crate) fn fallocate_mode(mode: i32) -> Option<FallocateMode> {
     let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
     match mode & !libc::FALLOC_FL_KEEP_SIZE {
-        0 => Ok(FallocateMode::Allocate { keep_size }),
-        libc::FALLOC_FL_PUNCH_HOLE if keep_size => Ok(FallocateMode::PunchHole),
-        libc::FALLOC_FL_ZERO_RANGE => Ok(FallocateMode::ZeroRange { keep_size }),
-        _ => Err(Errno::EOPNOTSUPP),
+        0 => Some(FallocateMode::Allocate { keep_size }),
+        libc::FALLOC_FL_PUNCH_HOLE if keep_size => Some(FallocateMode::PunchHole),
+        libc::FALLOC_FL_ZERO_RANGE => Some(FallocateMode::ZeroRange { keep_size }),
+        _ => None,
     }
 }
 
-pub(crate) fn whence(whence: i32) -> Result<Whence, Errno> {
+pub(crate) fn whence(whence: i32) -> Option<Whence> {
     match whence {
-        libc::SEEK_DATA => Ok(Whence::Data),
-        libc::SEEK_HOLE => Ok(Whence::Hole),
-        _ => Err(Errno::EINVAL),
+        libc::SEEK_DATA => Some(Whence::Data),
+        libc::SEEK_HOLE => Some(Whence::Hole),
+        _ => None,
     }
 }
 
-pub(crate) fn xattr_mode(flags: i32) -> Result<XattrMode, Errno> {
+pub(crate) fn xattr_mode(flags: i32) -> Option<XattrMode> {
     match flags {
-        0 => Ok(XattrMode::Any),
-        libc::XATTR_CREATE => Ok(XattrMode::Create),
-        libc::XATTR_REPLACE => Ok(XattrMode::Replace),
-        _ => Err(Errno::EINVAL),
+        0 => Some(XattrMode::Any),
+        libc::XATTR_CREATE => Some(XattrMode::Create),
+        libc::XATTR_REPLACE => Some(XattrMode::Replace),
+        _ => None,
     }
 }
 
@@ -225,7 +253,6 @@ pub(crate) fn gather(pieces: &[Bytes], size: usize, buffer: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Handle, Ino};
     use proptest::prelude::*;
 
     /// What fuser 0.18 makes of the kernel's pair of numbers.
@@ -366,21 +393,15 @@ mod tests {
     fn flags_of_fallocate_and_rename_mean_what_the_manual_says() {
         assert_eq!(
             fallocate_mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
-            Ok(FallocateMode::PunchHole)
+            Some(FallocateMode::PunchHole)
         );
-        assert_eq!(
-            fallocate_mode(libc::FALLOC_FL_PUNCH_HOLE),
-            Err(Errno::EOPNOTSUPP)
-        );
-        assert_eq!(
-            fallocate_mode(libc::FALLOC_FL_COLLAPSE_RANGE),
-            Err(Errno::EOPNOTSUPP)
-        );
+        assert_eq!(fallocate_mode(libc::FALLOC_FL_PUNCH_HOLE), None);
+        assert_eq!(fallocate_mode(libc::FALLOC_FL_COLLAPSE_RANGE), None);
         assert_eq!(
             rename_mode(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE),
-            Err(Errno::EINVAL)
+            None
         );
-        assert_eq!(rename_mode(libc::RENAME_WHITEOUT), Err(Errno::EINVAL));
+        assert_eq!(rename_mode(libc::RENAME_WHITEOUT), None);
     }
 
     #[test]

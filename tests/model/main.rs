@@ -33,7 +33,7 @@
 //!
 //! # Running
 //!
-//! `cargo test -p bkfs-tests --test model -- --nocapture` prints unique states and time per scenario, and each mutant's counterexample. `BKFS_FULL=1` adds
+//! `cargo test -p bkfs-tests --test model -- --nocapture` prints unique states and time per scenario, and each mutant's counterexample. `BKFS_TEST_FULL=1` adds
 //! the large scenarios.
 
 mod collector;
@@ -270,11 +270,11 @@ fn floors_are_implied_by_reading_them() {
     hold(scenarios::FLOOR, &[OwnByMemory]);
 }
 
-/// The large scenarios, with `BKFS_FULL=1`.
+/// The large scenarios, with `BKFS_TEST_FULL=1`.
 #[test]
 fn large_scenarios_hold() {
-    if std::env::var_os("BKFS_FULL").is_none_or(|value| value != "1") {
-        println!("BKFS_FULL is not 1: the large scenarios are left out");
+    if std::env::var_os("BKFS_TEST_FULL").is_none_or(|value| value != "1") {
+        println!("BKFS_TEST_FULL is not 1: the large scenarios are left out");
         return;
     }
     for &scenario in scenarios::FULL {

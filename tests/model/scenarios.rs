@@ -1,6 +1,6 @@
 //! The bounded worlds.
 //!
-//! The first group is searched exhaustively under all rules in every run, the second (larger) one when `BKFS_FULL=1`. The third holds small
+//! The first group is searched exhaustively under all rules in every run, the second (larger) one when `BKFS_TEST_FULL=1`. The third holds small
 //! worlds made for one mutant or two; they are searched under all rules too, so that a counterexample there is the mutant's doing.
 
 use crate::protocol::Event;
@@ -244,7 +244,7 @@ pub const TWO_VOLUMES_TWO_EPOCHS: Scenario = Scenario {
     ..TWO_VOLUMES
 };
 
-/// Searched exhaustively when `BKFS_FULL=1`.
+/// Searched exhaustively when `BKFS_TEST_FULL=1`.
 pub const FULL: &[Scenario] = &[
     TAKEOVER_LONG,
     REUSE_TAKEN_TWICE,

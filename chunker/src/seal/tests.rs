@@ -502,3 +502,62 @@ proptest! {
         prop_assert_eq!(opened.unwrap(&other).err(), Some(SlotError::WrongPassword));
     }
 }
+
+/// The formulas of FORMAT.md once more, written down apart from the code that uses them.
+#[test]
+fn objects_are_made_as_the_format_says() {
+    let hash = |key: &[u8], parts: &[&[u8]]| -> [u8; 64] {
+        let mut hasher = blake3::Hasher::new_keyed(key.try_into().unwrap());
+        hasher.update(&parts.concat());
+        let mut output = [0; 64];
+        hasher.finalize_xof().fill(&mut output);
+        output
+    };
+    let payload = b"a payload";
+    for keyring in keyrings() {
+        let master = if keyring.is_sealed() {
+            [1; 32]
+        } else {
+            [0; 32]
+        };
+        let object = keyring.seal_object(Class::Root, "root", Features::NONE, [7; 32], payload);
+        let mut header = b"bkfs\r\n\x1a\n\0\0\x03".to_vec();
+        header.push(u8::from(keyring.is_sealed()));
+        header.resize(40, 0);
+        header.extend_from_slice(&REPOSITORY.0);
+        header.extend_from_slice(&[7; 32]);
+        header.resize(112, 0);
+        let keys = hash(&master, &[b"bkfs object key", &header, b"root"]);
+        let (seal_key, tag_key) = keys.split_at(32);
+        header.extend_from_slice(&hash(tag_key, &[b"bkfs header", &header])[..16]);
+        let number = 0u32.to_le_bytes();
+        let digest = hash(tag_key, &[b"bkfs box", &number, payload]);
+        let mut expected = [&header, &digest[..12], payload].concat();
+        if keyring.is_sealed() {
+            use aws_lc_rs::aead;
+            let key = aead::UnboundKey::new(&aead::AES_256_GCM, seal_key).unwrap();
+            let nonce = aead::Nonce::try_assume_unique_for_key(&digest[..12]).unwrap();
+            let data = aead::Aad::from([&b"bkfs box"[..], &number].concat());
+            let tag = aead::LessSafeKey::new(key)
+                .seal_in_place_separate_tag(nonce, data, &mut expected[140..])
+                .unwrap();
+            expected.extend_from_slice(tag.as_ref());
+        } else {
+            expected.extend_from_slice(&digest[12..28]);
+        }
+        assert_eq!(object, expected);
+    }
+    let keyring = Keyring::sealed(REPOSITORY, secrets());
+    let key = hash(&[2; 32], &[b"bkfs kind", &[3]]);
+    assert_eq!(
+        keyring.id(Kind::Node, payload).0,
+        hash(&key[..32], &[payload])[..32]
+    );
+    let key = hash(&[2; 32], &[b"bkfs name"]);
+    let name = hash(&key[..32], &[b"main"]);
+    assert_eq!(keyring.name_hash(b"main").to_le_bytes(), name[..8]);
+    assert_eq!(
+        keyring.gear()[0].to_le_bytes(),
+        hash(&[3; 32], &[b"bkfs gear"])[..8]
+    );
+}

@@ -92,12 +92,16 @@ fn cut_points_and_ends_of_segments() {
                 length: cut.range.len() as u32,
                 id: keyring.id(Kind::Chunk, &content[cut.range.clone()]),
             };
-            let what = match cut.is_zero {
-                true => "zeros",
-                false if ends.push(&chunk, 4096 + cut.range.end as u64) => "last of a segment",
-                false => "",
+            let what = if cut.is_zero {
+                // A hole, which ends a segment.
+                ends = SegmentEnds::new(profile, &parameters);
+                " zeros"
+            } else if ends.push(&chunk, 4096 + cut.range.end as u64) {
+                " last of a segment"
+            } else {
+                ""
             };
-            writeln!(text, "{profile:?} {} {what}", cut.range.end).expect("strings take all");
+            writeln!(text, "{profile:?} {}{what}", cut.range.end).expect("strings take all");
         }
     }
     fixed_text("cuts.txt", &text);

@@ -40,6 +40,23 @@ pub fn named(state: &State, s: Session, listed: u8) -> PackSet {
         })
 }
 
+/// The packs in which operation `op` of `s` can be looked up by its journals that have got at least as far as `least`. A journal whose last
+/// operation lies below `op` does not count, since it is deleted once R covers that.
+pub fn named_for(
+    model: &Protocol,
+    state: &State,
+    s: Session,
+    op: u8,
+    least: JournalState,
+) -> PackSet {
+    let trusted = model.lacks(Mutant::CoveredJournalTrusted);
+    state.store.journals[s]
+        .iter()
+        .filter(|j| j.state >= least && j.state != JournalState::Deleted)
+        .filter(|j| j.last >= op || trusted)
+        .fold(PackSet::EMPTY, |all, j| all.and(j.named))
+}
+
 /// Sends the next journal: with all operations whose packs are acknowledged, or, if there is none, with the packs that replace condemned ones.
 pub fn put(model: &Protocol, state: &State, s: Session, late: bool) -> Option<State> {
     let process = &state.processes[s];
@@ -64,10 +81,13 @@ pub fn put(model: &Protocol, state: &State, s: Session, late: bool) -> Option<St
         refers = refers.segments();
     }
     let named = state.store.holding(nameable, refers);
-    let already = journals[..n]
-        .iter()
-        .fold(PackSet::EMPTY, |all, j| all.and(j.named));
-    if last < first && named.within(already) {
+    let renames = |op: u8| {
+        let places = state
+            .store
+            .holding(nameable, model.needed_by(state, s, op, op));
+        !places.within(named_for(model, state, s, op, JournalState::Flying))
+    };
+    if last < first && !(process.covered + 1..=last).any(renames) {
         return None;
     }
     let mut next = *state;
@@ -99,6 +119,19 @@ pub fn land(model: &Protocol, state: &State, s: Session, n: usize) -> Option<Sta
     let mut next = *state;
     next.store.journals[s][n].state = JournalState::Landed;
     note_landing(model, &next, s);
+    Some(next)
+}
+
+/// Deletes a journal whose operations R covers; also what it names anew is needed only for operations up to its last.
+pub fn delete(model: &Protocol, state: &State, s: Session, n: usize) -> Option<State> {
+    let journal = &state.store.journals[s][n];
+    let covered = state.root.sessions[s].covered;
+    if journal.state != JournalState::Landed || journal.last > covered || !state.root.stands(s) {
+        return None;
+    }
+    let mut next = *state;
+    next.store.journals[s][n].state = JournalState::Deleted;
+    model.coverage.note(Event::JournalDeleted);
     Some(next)
 }
 

@@ -67,6 +67,8 @@ pub enum Mutant {
     StalePlaceKept,
     /// Rule 4: the higher base is published before the replacement journal is in the store.
     BaseBeforeReplacement,
+    /// Rule 4: names in a journal that R covers, and that may be deleted for that, are taken to serve later operations too.
+    CoveredJournalTrusted,
     /// Rule 6: a journal names the packs of the segments only.
     NamesNotTransitive,
     /// Rule 7: journals are listed before the taking CAS.
@@ -107,6 +109,7 @@ pub const ALL: &[Mutant] = &[
     Mutant::UnresolvedJournalIgnored,
     Mutant::StalePlaceKept,
     Mutant::BaseBeforeReplacement,
+    Mutant::CoveredJournalTrusted,
     Mutant::NamesNotTransitive,
     Mutant::ListBeforeTake,
     Mutant::OwnPacksCollected,

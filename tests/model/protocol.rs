@@ -7,7 +7,7 @@ use stateright::{Model, Property};
 
 use crate::mutants::Mutant;
 use crate::properties;
-use crate::state::{Content, Objects, PackSet, Phase, Session, Standing, State};
+use crate::state::{Content, Log, NONE, Objects, PackSet, Phase, Session, Standing, State};
 use crate::steps::{self, Step};
 use crate::world::Scenario;
 
@@ -70,6 +70,8 @@ pub enum Event {
     Left,
     /// A condemned epoch was forgotten.
     EpochForgotten,
+    /// A journal was deleted because R covers it.
+    JournalDeleted,
 }
 
 /// Which events a search met.
@@ -171,19 +173,33 @@ impl Protocol {
         })
     }
 
+    /// What a volume's tree reaches after these operations: for each file the content written last, or the one there from the start.
+    pub fn tree(&self, state: &State, volume: usize, log: Log) -> Objects {
+        let files = self.scenario.files;
+        let mut reached = Objects::default();
+        let mut written = 0u8;
+        let mut write = |content: Content| {
+            let file = 1 << (content % files);
+            if written & file == 0 {
+                written |= file;
+                reached = reached.and(Objects::content(content));
+            }
+        };
+        for (s, n) in log.newest() {
+            write(state.processes[s].operations[usize::from(n) - 1]);
+        }
+        if self.scenario.trees[volume] != NONE {
+            write(self.scenario.trees[volume]);
+        }
+        reached
+    }
+
     /// Everything that the trees of R reach.
     pub fn reachable(&self, state: &State) -> Objects {
-        let mut all = Objects::default();
-        for (v, volume) in state.root.volumes.iter().enumerate() {
-            let content = match volume.log.last() {
-                Some((s, n)) => state.processes[s].operations[usize::from(n) - 1],
-                None => self.scenario.trees[v],
-            };
-            if content != crate::state::NONE {
-                all = all.and(Objects::content(content));
-            }
-        }
-        all
+        let volumes = state.root.volumes.iter().enumerate();
+        volumes.fold(Objects::default(), |all, (v, volume)| {
+            all.and(self.tree(state, v, volume.log))
+        })
     }
 
     /// The sessions of the volume that are ending, oldest first.
@@ -226,7 +242,10 @@ impl Protocol {
 
     /// A writer that is no longer in R can change nothing but objects under its own names, which no rule reads once its session is gone.
     fn forget(state: &mut State, s: Session) {
+        let covered = state.root.sessions[s].covered;
         let process = &mut state.processes[s];
+        process.accepted = covered;
+        process.operations[usize::from(covered)..].fill(0);
         process.phase = Phase::Outside;
         process.index = PackSet::EMPTY;
         process.bound = 0;
@@ -237,7 +256,7 @@ impl Protocol {
         process.listing = Default::default();
         state.store.journals[s] = Default::default();
         state.store.flying_bases[s] = 0;
-        state.store.published[s] = crate::state::NONE;
+        state.store.published[s] = NONE;
     }
 }
 

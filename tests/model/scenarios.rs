@@ -6,7 +6,7 @@
 use crate::protocol::Event;
 use crate::state::{Faults, NONE, Objects};
 use crate::world::{QUIET, Role, Scenario, Write};
-use Write::{Fresh, NewSegment, Reuse, Split};
+use Write::{Fresh, FreshWith, NewSegment, Reuse, Split};
 
 const UNUSED: Role = Role::Unused;
 const COLLECTOR: Role = Role::Collector;
@@ -57,6 +57,7 @@ pub const TAKEOVER: Scenario = Scenario {
     ],
     faults: faults(0, 1, 0, 1),
     leave: true,
+    delete_journals: true,
     reaches: &[
         Event::Committed,
         Event::LostCommitRecognised,
@@ -65,6 +66,7 @@ pub const TAKEOVER: Scenario = Scenario {
         Event::Replayed,
         Event::ReplayedOlderSession,
         Event::JournalLandedAfterListing,
+        Event::JournalDeleted,
         Event::Left,
     ],
     ..QUIET
@@ -187,6 +189,61 @@ pub const TWO_COLLECTORS: Scenario = Scenario {
     ..QUIET
 };
 
+/// Two files, so that a tree reaches several packs, and a pack shared by two operations of which one is committed first.
+pub const SHARED_PACK: Scenario = Scenario {
+    name: "shared pack",
+    roles: [
+        mounted(
+            0,
+            &[
+                &[FreshWith(0, 1), NewSegment(2)],
+                &[Reuse(1), Reuse(2)],
+                &[Fresh(3)],
+            ],
+        ),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: [Objects::segment(2), Objects::chunk(2), NOTHING, NOTHING],
+    files: 2,
+    last_epoch: 2,
+    faults: faults(0, 0, 0, 1),
+    delete_journals: true,
+    reaches: &[
+        Event::Committed,
+        Event::FailingPackLeftOut,
+        Event::CopiedCondemned,
+        Event::Rewritten,
+        Event::Deleted,
+        Event::JournalDeleted,
+    ],
+    ..QUIET
+};
+
+/// The same, taken over.
+pub const SHARED_PACK_TAKEN: Scenario = Scenario {
+    name: "shared pack, taken over",
+    roles: [
+        mounted(
+            0,
+            &[&[FreshWith(0, 1), NewSegment(2)], &[Reuse(1), Reuse(2)]],
+        ),
+        arriving(0, &[&[Reuse(2)]]),
+        UNUSED,
+        COLLECTOR,
+    ],
+    last_epoch: 1,
+    faults: faults(0, 1, 0, 0),
+    reaches: &[
+        Event::Replayed,
+        Event::ReplayCopied,
+        Event::Rewritten,
+        Event::Deleted,
+    ],
+    ..SHARED_PACK
+};
+
 /// More operations in all three sessions of a volume.
 pub const TAKEOVER_LONG: Scenario = Scenario {
     name: "takeover, long",
@@ -197,6 +254,34 @@ pub const TAKEOVER_LONG: Scenario = Scenario {
         UNUSED,
     ],
     ..TAKEOVER
+};
+
+/// A taker beside a collector, with every kind of fault.
+pub const REUSE_TAKEN_FAULTS: Scenario = Scenario {
+    name: "reuse, taken over, all faults",
+    roles: [
+        mounted(0, &[&[Reuse(0), NewSegment(0)], &[Fresh(1), Reuse(0)]]),
+        arriving(0, &[&[Reuse(0)]]),
+        UNUSED,
+        COLLECTOR,
+    ],
+    faults: faults(1, 1, 1, 1),
+    delete_journals: true,
+    ..REUSE_TAKEN
+};
+
+/// Two writers, a taker and a collector.
+pub const TWO_WRITERS_TAKEN: Scenario = Scenario {
+    name: "two writers, one taken over",
+    roles: [
+        mounted(0, &[&[Reuse(0), NewSegment(0)]]),
+        mounted(1, &[&[Reuse(0)], &[Fresh(1)]]),
+        arriving(0, &[&[Reuse(1)]]),
+        COLLECTOR,
+    ],
+    faults: faults(0, 1, 0, 0),
+    refresh: true,
+    ..REUSE_TAKEN
 };
 
 /// A taker of the taker, beside a collector.
@@ -246,6 +331,8 @@ pub const TWO_VOLUMES_TWO_EPOCHS: Scenario = Scenario {
 
 /// Searched exhaustively when `BKFS_TEST_FULL=1`.
 pub const FULL: &[Scenario] = &[
+    REUSE_TAKEN_FAULTS,
+    TWO_WRITERS_TAKEN,
     TAKEOVER_LONG,
     REUSE_TAKEN_TWICE,
     REUSE_TWO_EPOCHS,

@@ -174,8 +174,8 @@ impl fmt::Debug for PackSet {
     }
 }
 
-/// The operations contained in a volume's tree, in the order in which they were applied. Every operation overwrites the volume's one file, so
-/// the tree is the content of the last one; the list itself exists to say what was lost, doubled or reordered.
+/// The operations contained in a volume's tree, in the order in which they were applied. Every operation overwrites a file, so the tree
+/// reaches the content of the last one for each file; the list itself exists to say what was lost, doubled or reordered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Log(u64);
 
@@ -196,9 +196,12 @@ impl Log {
             .filter(|&op| op != 0)
             .map(|op| ((op >> 2) as Session, (op & 3) as u8))
     }
-    /// The operation applied last.
-    pub fn last(self) -> Option<(Session, u8)> {
-        (self.0 != 0).then_some(((self.0 >> 2 & 3) as Session, (self.0 & 3) as u8))
+    /// Newest first: (session, number).
+    pub fn newest(self) -> impl Iterator<Item = (Session, u8)> {
+        (0..16)
+            .map(move |i| self.0 >> (4 * i) & 0xF)
+            .take_while(|&op| op != 0)
+            .map(|op| ((op >> 2) as Session, (op & 3) as u8))
     }
 }
 
@@ -294,6 +297,8 @@ pub enum JournalState {
     Flying,
     /// In the store.
     Landed,
+    /// Deleted, since R covers all its operations. Its number is not used again.
+    Deleted,
 }
 
 /// One object `journal/VOLUME/SESSION/N`.

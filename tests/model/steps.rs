@@ -52,6 +52,8 @@ pub enum Step {
     },
     /// A slow journal arrives.
     JournalLand(Session, usize),
+    /// A journal that R covers is deleted.
+    JournalDelete(Session, usize),
     /// Rule 6: GET R after the journal's answer; acknowledges if the volume is still mine.
     FsyncGet(Session),
     /// Mutant `GetBeforeAnswer` only: R is read while the journal is under way.
@@ -115,6 +117,9 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
         }
         for n in 0..JOURNALS {
             steps.push(Step::JournalLand(s, n));
+            if model.scenario.delete_journals {
+                steps.push(Step::JournalDelete(s, n));
+            }
         }
         for base in 0..EPOCHS as u8 {
             if state.store.flying_bases[s] & 1 << base != 0 {
@@ -211,6 +216,7 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::BaseAnswer(s) => writer::base_answer(state, s),
         Step::JournalPut { s, late } => journal::put(model, state, s, late),
         Step::JournalLand(s, n) => journal::land(model, state, s, n),
+        Step::JournalDelete(s, n) => journal::delete(model, state, s, n),
         Step::FsyncGet(s) => journal::fsync_get(model, state, s),
         Step::EarlyGet(s) => journal::early_get(model, state, s),
         Step::CommitCas { s, last, late } => writer::commit_cas(model, state, s, last, late),

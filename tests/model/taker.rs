@@ -139,13 +139,11 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
     let replay = replay(model, state, s, volume);
     let mut next = *state;
     let mut needs = Objects::default();
-    let mut last = None;
     for &(v, before, after) in &replay.victims {
         for n in before + 1..=after {
             next.root.volumes[volume].log.push(v, n);
             let content = Objects::content(state.processes[v].operations[usize::from(n) - 1]);
             needs = needs.and(content);
-            last = Some(content);
             model.coverage.note(Event::Replayed);
             if replay.victims.len() > 1 && v == replay.victims[0].0 {
                 model.coverage.note(Event::ReplayedOlderSession);
@@ -165,8 +163,8 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
         state,
         state.store.holding(replay.named.common(victims_own), needs),
     );
-    let missing = last
-        .unwrap_or_default()
+    let missing = model
+        .tree(state, volume, next.root.volumes[volume].log)
         .without(state.store.objects(state.root.live.and(add)));
     if !missing.is_empty() {
         add = add.and(copy(&mut next, s, missing, replay.named)?);

@@ -15,6 +15,8 @@ pub enum Write {
     NewSegment(Content),
     /// Both are new and go into one pack, which keeps the world small.
     Fresh(Content),
+    /// The first is new, and so is the second, which shares its pack and is left for a later operation to reuse.
+    FreshWith(Content, Content),
     /// Both are new; the segment's pack is sent after the chunk's pack was acknowledged.
     Split(Content),
 }
@@ -46,6 +48,8 @@ pub struct Scenario {
     pub roles: [Role; SESSIONS],
     /// Packs that are live at the start.
     pub given: [Objects; GIVEN_PACKS],
+    /// How many files a volume has, 1 or 2: content k is written to file k modulo that, so that what overwrites what is fixed.
+    pub files: u8,
     /// What each volume's tree names at the start, or `NONE`.
     pub trees: [Content; VOLUMES],
     /// The last epoch that a collection may reach.
@@ -54,6 +58,8 @@ pub struct Scenario {
     pub faults: Faults,
     /// Whether somebody may end sessions that hold no volume.
     pub end_sessions: bool,
+    /// Whether covered journals are deleted.
+    pub delete_journals: bool,
     /// Whether holders may give up their volume cleanly.
     pub leave: bool,
     /// Whether writers refresh their index without need.
@@ -69,6 +75,7 @@ pub const QUIET: Scenario = Scenario {
     name: "quiet",
     roles: [Role::Unused; SESSIONS],
     given: [Objects(0); GIVEN_PACKS],
+    files: 1,
     trees: [NONE; VOLUMES],
     last_epoch: 0,
     faults: Faults {
@@ -79,6 +86,7 @@ pub const QUIET: Scenario = Scenario {
     },
     end_sessions: false,
     leave: false,
+    delete_journals: false,
     refresh: false,
     early_accept: false,
     reaches: &[],

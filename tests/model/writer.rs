@@ -1,5 +1,6 @@
 //! What a mounted writer does: accept operations, replace condemned references, publish bases, commit (rules 2 to 5).
 
+use crate::journal;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{
@@ -96,6 +97,7 @@ pub fn accept(
             (k, Objects::segment(k))
         }
         Write::Fresh(k) => (k, Objects::content(k)),
+        Write::FreshWith(k, other) => (k, Objects::content(k).and(Objects::content(other))),
         Write::Split(k) => (k, Objects::segment(k)),
     };
     process.operations[usize::from(process.accepted)] = content;
@@ -183,22 +185,21 @@ fn references_stand(model: &Protocol, state: &State, s: Session) -> bool {
     if model.lacks(Mutant::BaseBeforeReplacement) {
         return true;
     }
-    let journals = &state.store.journals[s];
-    let landed = journals
+    let least = if model.lacks(Mutant::UnresolvedJournalIgnored) {
+        JournalState::Landed
+    } else {
+        JournalState::Flying
+    };
+    state.store.journals[s]
         .iter()
-        .filter(|j| j.state == JournalState::Landed)
-        .fold(PackSet::EMPTY, |all, j| all.and(j.named));
-    journals
-        .iter()
-        .filter(|j| j.state != JournalState::Unsent)
+        .filter(|j| j.state >= least)
         .all(|j| {
-            if j.state == JournalState::Flying && model.lacks(Mutant::UnresolvedJournalIgnored) {
-                return true;
-            }
-            let needs = model.needed_by(state, s, first.max(j.first), j.last);
-            needs
-                .without(state.store.objects(j.named.and(landed).common(good)))
-                .is_empty()
+            (first.max(j.first)..=j.last).all(|op| {
+                let landed = journal::named_for(model, state, s, op, JournalState::Landed);
+                let places = j.named.and(landed).common(good);
+                let needs = model.needed_by(state, s, op, op);
+                needs.without(state.store.objects(places)).is_empty()
+            })
         })
 }
 
@@ -329,7 +330,7 @@ pub fn commit_cas(
         if !model.lacks(Mutant::CommitChecksReachableOnly) {
             add = without_failing(model, &next, add);
         }
-        let reached = Objects::content(process.operations[usize::from(last) - 1]);
+        let reached = tree_after(model, &next, s, last)?;
         if !reached
             .without(next.store.objects(next.root.live.and(add)))
             .is_empty()
@@ -368,6 +369,16 @@ impl PackSet {
             .without(state.store.objects(held.without(unanswered)))
             .is_empty()
     }
+}
+
+/// What the volume's tree reaches once the operations of `s` up to `last` are in it.
+fn tree_after(model: &Protocol, state: &State, s: Session, last: u8) -> Option<Objects> {
+    let volume = model.scenario.volume(s)?;
+    let mut log = state.root.volumes[volume].log;
+    for n in state.root.sessions[s].covered + 1..=last {
+        log.push(s, n);
+    }
+    Some(model.tree(state, volume, log))
 }
 
 /// Rule 2: the lowest own pack that must stay own after a commit up to `last`: its PUT is unresolved, or later operations need it and this

@@ -215,6 +215,11 @@ impl Depot {
         packs.filter(|pack| !catalog.is_live(pack)).collect()
     }
 
+    /// True if an index object that is loaded holds the pack, and it is not condemned: the table of live packs (protocol.md, rule 3).
+    pub fn is_live(&self, pack: &PackName) -> bool {
+        self.0.catalog.is_live(pack)
+    }
+
     /// Replaces the set of quarantined chunks: those in the index are never matched by new data, so that it is stored again.
     pub fn set_quarantine(&self, chunks: HashSet<Id>) {
         self.0.catalog.set_quarantine(chunks.into_iter());

@@ -35,7 +35,7 @@ pub enum ErrorKind {
 /// Why something at the root did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum RootError {
-    /// A request to the store failed, and nothing was changed by it.
+    /// A request to the store failed. The root was not changed by it.
     #[error("{0}")]
     Store(#[from] StoreError),
     /// Contents could not be stored or read.

@@ -17,6 +17,7 @@
 
 use super::error::RootError;
 use super::memory::GenerationMemory;
+use super::retry::{Pauses, RetryPolicy, bounded, may_pass, random};
 use super::state::{ROOT_KEY, Root, RootMark, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::entropy::Entropy;
@@ -24,36 +25,7 @@ use bkfs_chunker::seal::{Class, Features, HEADER_LEN, Keyring};
 use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::{Mutex, watch};
-use tokio::time::Instant;
-
-/// How long, and how often, the root is tried.
-#[derive(Copy, Clone, Debug)]
-pub struct RetryPolicy {
-    /// A single request that takes longer counts as unanswered. The root is at most 64 KiB.
-    pub request_timeout: Duration,
-    /// How long the store may fail to move before the caller is told (`timeout=`).
-    pub stall_timeout: Duration,
-    /// The upper bound of the first random pause; it doubles with every further try.
-    pub first_pause: Duration,
-    /// The upper bound that pauses stop growing at.
-    pub longest_pause: Duration,
-    /// How many conflicts with other writers a single change bears.
-    pub conflicts_max: u32,
-}
-
-impl Default for RetryPolicy {
-    fn default() -> Self {
-        Self {
-            request_timeout: Duration::from_secs(60),
-            stall_timeout: Duration::from_secs(300),
-            first_pause: Duration::from_millis(50),
-            longest_pause: Duration::from_secs(5),
-            conflicts_max: 1000,
-        }
-    }
-}
 
 /// A root as it was read or written, and what is needed to replace exactly it.
 #[derive(Clone, Debug)]
@@ -515,19 +487,6 @@ fn is_rollback(known: RootMark, found: RootMark) -> bool {
         || (found.generation == known.generation && found.nonce != known.nonce)
 }
 
-/// Whether an error may go away by itself: what asks for a person does not.
-fn may_pass(error: &StoreError) -> bool {
-    !matches!(
-        error.kind(),
-        StoreErrorKind::Denied
-            | StoreErrorKind::NoBucket
-            | StoreErrorKind::NotFound
-            | StoreErrorKind::Invalid
-            | StoreErrorKind::NoSpace
-            | StoreErrorKind::OutOfRange
-    )
-}
-
 async fn first_view(
     store: &dyn Store,
     keyring: &Keyring,
@@ -545,7 +504,11 @@ async fn first_view(
 }
 
 /// Opens and decodes a root object.
-fn open_root(keyring: &Keyring, object: &[u8], version: Version) -> Result<RootView, RootError> {
+pub(super) fn open_root(
+    keyring: &Keyring,
+    object: &[u8],
+    version: Version,
+) -> Result<RootView, RootError> {
     let unopenable = |source| RootError::Unopenable {
         key: ROOT_KEY.to_owned(),
         source,
@@ -570,76 +533,4 @@ fn open_root(keyring: &Keyring, object: &[u8], version: Version) -> Result<RootV
         version,
         features: opener.header().features,
     })
-}
-
-/// Gives up on a request to the root that is not answered in time; it may still be carried out.
-async fn bounded<T>(
-    policy: &RetryPolicy,
-    operation: Operation,
-    request: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
-    let kind = if operation.is_write() {
-        StoreErrorKind::OutcomeUnknown
-    } else {
-        StoreErrorKind::Unreachable
-    };
-    let silent = |_| {
-        StoreError::new(
-            kind,
-            operation,
-            ROOT_KEY,
-            format!("no answer within {} s", policy.request_timeout.as_secs()),
-        )
-    };
-    tokio::time::timeout(policy.request_timeout, request)
-        .await
-        .map_err(silent)?
-}
-
-fn random<const N: usize>(entropy: &dyn Entropy) -> [u8; N] {
-    let mut bytes = [0; N];
-    entropy.fill(&mut bytes);
-    bytes
-}
-
-/// Random pauses that grow, until the store has stood still for too long.
-struct Pauses<'a> {
-    policy: &'a RetryPolicy,
-    entropy: &'a dyn Entropy,
-    tries: u32,
-    deadline: Instant,
-}
-
-impl<'a> Pauses<'a> {
-    fn new(policy: &'a RetryPolicy, entropy: &'a dyn Entropy) -> Self {
-        Self {
-            policy,
-            entropy,
-            tries: 0,
-            deadline: Instant::now() + policy.stall_timeout,
-        }
-    }
-
-    /// Pauses after `error`, or tells that the deadline has passed.
-    async fn pause(&mut self, error: &StoreError) -> Result<(), RootError> {
-        if Instant::now() >= self.deadline {
-            return Err(RootError::OutcomeUnknown {
-                reason: error.to_string(),
-            });
-        }
-        self.sleep().await;
-        Ok(())
-    }
-
-    /// Pauses for a random time up to a bound that doubles with every call (full jitter, so that contenders spread out).
-    async fn sleep(&mut self) {
-        let bound = self
-            .policy
-            .first_pause
-            .saturating_mul(1 << self.tries.min(16))
-            .min(self.policy.longest_pause);
-        self.tries += 1;
-        let fraction = u32::from_le_bytes(random(self.entropy));
-        tokio::time::sleep(bound.mul_f64(f64::from(fraction) / f64::from(u32::MAX))).await;
-    }
 }

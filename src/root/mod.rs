@@ -11,11 +11,13 @@
 //! | [`snapshots`], [`record`] | entries of lists; what a commit leaves behind (pure) |
 //! | [`error`] | what can go wrong, by what the caller should do |
 //! | [`handle`] | reads the root and replaces it; decides what became of a replacement whose answer was lost |
+//! | [`retry`] | pauses and deadlines |
 //! | [`memory`] | what this machine remembers, to notice a bucket that was rolled back |
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
 //! | [`holder`], [`heartbeat`], [`session`] | who a session is, whether it lives; entering, taking over, leaving |
 //! | [`commit`] | the order of a commit's writes; snapshots |
 //! | [`forget`] | to the trash, and back |
+//! | [`repository`] | creating and opening one |
 
 pub mod commit;
 pub mod error;
@@ -26,6 +28,8 @@ pub mod holder;
 pub mod lists;
 pub mod memory;
 pub mod record;
+pub mod repository;
+pub mod retry;
 pub mod session;
 pub mod snapshots;
 pub mod state;
@@ -35,11 +39,13 @@ mod wire;
 pub use commit::{CommitRequest, Committed, Committer, Uploads};
 pub use error::{ErrorKind, RootError};
 pub use forget::ListChanger;
-pub use handle::{Applied, RetryPolicy, RootHandle, RootParts, RootView, Transition};
+pub use handle::{Applied, RootHandle, RootParts, RootView, Transition};
 pub use heartbeat::{Heartbeat, Standing};
 pub use holder::{Processes, SystemProcesses};
 pub use lists::{DirectLists, ListWriter, Lists};
 pub use memory::{FileMemory, GenerationMemory, VolatileMemory};
+pub use repository::{NewRepository, OpenOptions, Passwords, Repository};
+pub use retry::RetryPolicy;
 pub use session::{OpenSession, VolumeRequest};
 pub use snapshots::{SnapshotEntry, SnapshotList, SnapshotReference, SnapshotRequest};
 pub use state::{HolderInfo, ListRef, Root, Session, SessionId, SessionState, Volume};

@@ -3,6 +3,7 @@
 mod commit;
 mod handle;
 mod lists;
+mod repository;
 mod session;
 mod state;
 mod support;

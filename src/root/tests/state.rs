@@ -342,7 +342,10 @@ fn inconsistent_roots_are_refused() {
         |root| root.volumes.get_mut("main").expect("there").holder = Some(SessionId(2)),
         |root| root.sessions.get_mut(&SessionId(1)).expect("there").state = SessionState::Ending,
         |root| root.volumes.get_mut("main").expect("there").sequence = 1,
-        |root| drop(root.volumes.insert(".hidden".into(), Volume::default())),
+        |root| {
+            root.volumes
+                .extend([(".hidden".to_owned(), Volume::default())])
+        },
     ];
     for (number, break_it) in break_it.iter().enumerate() {
         let mut root = claimed();

@@ -2,9 +2,10 @@
 
 use crate::root::commit::{CommitRequest, Uploads};
 use crate::root::error::RootError;
-use crate::root::handle::{RetryPolicy, RootHandle, RootParts};
+use crate::root::handle::{RootHandle, RootParts};
 use crate::root::lists::ListWriter;
 use crate::root::memory::{GenerationMemory, VolatileMemory};
+use crate::root::retry::RetryPolicy;
 use crate::root::state::{HolderInfo, ROOT_KEY, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::catalog::IndexRef;

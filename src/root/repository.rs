@@ -1,0 +1,382 @@
+//! Repositories: how one is created, and how one is opened.
+//!
+//! Owns the order of the first writes, and what is checked before anything in a bucket is believed. Does not parse URLs, ask for passwords or talk to people.
+//!
+//! **Creating** writes the key slot, then the config, then the root; each is written only if absent, and the config decides: of two that create at once, one
+//! config stands. Whoever is interrupted can create again with the same password, and goes on with the config that stands. A bucket that holds anything
+//! else of a repository is never written to.
+//!
+//! **Opening** believes the config only once the secrets have verified it (an attacker could swap it), and refuses a password where none is needed: otherwise
+//! somebody with write access could put an unsealed repository in place of a sealed one, and read all that is written from then on.
+
+use super::error::RootError;
+use super::handle::{RootHandle, RootParts, open_root};
+use super::lists::Lists;
+use super::memory::{FileMemory, GenerationMemory, VolatileMemory};
+use super::retry::{RetryPolicy, random};
+use super::state::{ROOT_KEY, Root};
+use bkfs_chunker::entropy::Entropy;
+use bkfs_chunker::seal::{
+    Class, Config, Features, Keyring, NewSlot, OpenError, RepositoryId, Secrets, Slot, SlotCost,
+    SlotError, SlotName,
+};
+use bkfs_chunker::store::{Store, StoreErrorKind};
+use jiff::Timestamp;
+use std::path::PathBuf;
+use std::sync::Arc;
+use zeroize::Zeroizing;
+
+/// Most key slots that are tried with a password; a person makes each.
+const SLOTS_MAX: usize = 64;
+
+/// What everything that is not config or key slot lies under. An object there means that a root once stood.
+const CONTENTS: [&str; 6] = [
+    "data/",
+    "index/",
+    "journal/",
+    "lists/",
+    "meta/",
+    "sessions/",
+];
+
+/// Where passwords come from.
+pub trait Passwords: Send {
+    /// Whether the user gave one in advance (a file, a variable, a command), so that a repository without a password cannot be the right one.
+    fn is_given(&self) -> bool;
+
+    /// The password; none if there is none and nobody can be asked.
+    ///
+    /// # Errors
+    /// [`RootError::Local`] if it is given but cannot be had.
+    fn password(&mut self) -> Result<Option<Zeroizing<Vec<u8>>>, RootError>;
+}
+
+/// What a new repository is to be.
+#[derive(Clone, Copy)]
+pub struct NewRepository<'a> {
+    /// The password of its first key slot; without one it is not sealed.
+    pub password: Option<&'a [u8]>,
+    /// What a try of the password costs.
+    pub cost: SlotCost,
+    /// What the first key slot is called.
+    pub label: &'a str,
+    /// The time on the clock.
+    pub clock: Timestamp,
+}
+
+/// Creates a repository in `store`, whose conditional writes have been found right ([`bkfs_chunker::store`]).
+///
+/// # Errors
+/// [`RootError::NotEmpty`] if a repository, or part of one, is there; [`RootError::WrongPassword`] if an interrupted creation is to be completed with
+/// another password than it began with; store errors.
+pub async fn create(
+    store: &dyn Store,
+    entropy: &dyn Entropy,
+    new: &NewRepository<'_>,
+) -> Result<RepositoryId, RootError> {
+    refuse_contents(store).await?;
+    let config = match read_config(store).await? {
+        Some(config) => config,
+        None => begin(store, entropy, new).await?,
+    };
+    let keyring = match (new.password, config.is_sealed()) {
+        (Some(password), true) => unlock(store, &config, password).await?,
+        (None, false) => open_keyring(&config)?,
+        _ => {
+            return Err(not_empty(
+                store,
+                "an interrupted creation, which began with another choice of encryption: remove the object config to begin anew",
+            ));
+        }
+    };
+    let root = Root::new(keyring.repository(), random(entropy));
+    let object = keyring.seal_object(
+        Class::Root,
+        ROOT_KEY,
+        Features::NONE,
+        random(entropy),
+        &root.encode()?,
+    );
+    let Err(error) = store.put_new(ROOT_KEY, vec![object]).await else {
+        return Ok(keyring.repository());
+    };
+    // As with every root: what stands there decides, not the answer.
+    let Ok((object, version)) = store.get(ROOT_KEY).await else {
+        return Err(error.into());
+    };
+    if open_root(&keyring, &object, version).is_ok_and(|view| view.root == root) {
+        return Ok(keyring.repository());
+    }
+    Err(not_empty(
+        store,
+        "a bkfs repository was created here a moment ago",
+    ))
+}
+
+/// Writes key slot and config, and returns the config that stands.
+async fn begin(
+    store: &dyn Store,
+    entropy: &dyn Entropy,
+    new: &NewRepository<'_>,
+) -> Result<Config, RootError> {
+    let repository = RepositoryId(random(entropy));
+    let secrets = Secrets::new(random(entropy), random(entropy), random(entropy));
+    if let Some(password) = new.password {
+        let slot = NewSlot {
+            repository,
+            name: SlotName(u64::from_le_bytes(random(entropy))),
+            label: new.label,
+            created_s: u64::try_from(new.clock.as_second()).unwrap_or(0),
+            cost: new.cost,
+            object_salt: random(entropy),
+            password_salt: random(entropy),
+        };
+        let object = slot
+            .wrap(password, &secrets)
+            .map_err(|error| of_slot(error, &slot.name.key()))?;
+        store.put_new(&slot.name.key(), vec![object]).await?;
+    }
+    let object = Config::create(
+        repository,
+        &Default::default(),
+        new.password.is_some(),
+        &secrets,
+        random(entropy),
+    );
+    match store.put_new(Config::KEY, vec![object]).await {
+        Ok(_) => {}
+        // Somebody else creates at this moment, or this very request was answered twice: the config that stands decides.
+        Err(error) if error.kind() == StoreErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error.into()),
+    }
+    read_config(store)
+        .await?
+        .ok_or_else(|| RootError::damaged(Config::KEY, "it was written, and is not there"))
+}
+
+/// Refuses a bucket in which a root stands or once stood.
+async fn refuse_contents(store: &dyn Store) -> Result<(), RootError> {
+    match store.head(ROOT_KEY).await {
+        Ok(_) => return Err(not_empty(store, "a bkfs repository is here already")),
+        Err(error) if error.is_not_found() => {}
+        Err(error) => return Err(error.into()),
+    }
+    for prefix in CONTENTS {
+        if !store.list(prefix, None, 1).await?.is_empty() {
+            return Err(not_empty(
+                store,
+                "parts of a bkfs repository are here, but no root: see bkfs check --repair",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// How a repository is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Where salts, names and nonces come from.
+    pub entropy: Arc<dyn Entropy>,
+    /// How long the store is tried.
+    pub policy: RetryPolicy,
+    /// Where this machine keeps what it remembers of repositories; without one it remembers nothing beyond the process.
+    pub state_dir: Option<PathBuf>,
+    /// The oldest generation of the root that is accepted.
+    pub min_generation: u64,
+}
+
+/// An open repository. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Repository {
+    handle: RootHandle,
+    lists: Lists,
+    config: Arc<Config>,
+}
+
+impl Repository {
+    /// Opens the repository in `store`.
+    ///
+    /// # Errors
+    /// [`RootError::NoRepository`], [`RootError::WrongPassword`], [`RootError::PasswordNeeded`], [`RootError::NotEncrypted`], [`RootError::Rollback`],
+    /// [`RootError::Unopenable`] for a newer format, and [`RootError::Damaged`] for a repository that has lost its config or root.
+    pub async fn open(
+        store: Arc<dyn Store>,
+        options: OpenOptions,
+        passwords: &mut dyn Passwords,
+    ) -> Result<Self, RootError> {
+        let Some(config) = read_config(&*store).await? else {
+            return Err(without_config(&*store).await?);
+        };
+        let keyring = if config.is_sealed() {
+            let password = passwords.password()?.ok_or(RootError::PasswordNeeded)?;
+            unlock(&*store, &config, &password).await?
+        } else if passwords.is_given() {
+            return Err(RootError::NotEncrypted);
+        } else {
+            open_keyring(&config)?
+        };
+        let memory: Arc<dyn GenerationMemory> = match &options.state_dir {
+            Some(directory) => Arc::new(FileMemory::new(
+                directory,
+                &keyring.repository().to_string(),
+            )),
+            None => Arc::new(VolatileMemory::default()),
+        };
+        let parts = RootParts {
+            store: store.clone(),
+            keyring: keyring.clone(),
+            entropy: options.entropy,
+            memory,
+            policy: options.policy,
+        };
+        let handle = match RootHandle::open(parts, options.min_generation).await {
+            Err(RootError::Store(error)) if error.is_not_found() => {
+                return Err(RootError::damaged(
+                    ROOT_KEY,
+                    "it is missing (an interrupted creation is completed by: bkfs init; a lost root by: bkfs check --repair)",
+                ));
+            }
+            opened => opened?,
+        };
+        Ok(Self {
+            handle,
+            lists: Lists::new(store, keyring),
+            config: Arc::new(config),
+        })
+    }
+
+    /// The root.
+    pub fn handle(&self) -> &RootHandle {
+        &self.handle
+    }
+
+    /// Its lists.
+    pub fn lists(&self) -> &Lists {
+        &self.lists
+    }
+
+    /// What is fixed about it; verified.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Its keys.
+    pub fn keyring(&self) -> &Keyring {
+        self.handle.keyring()
+    }
+
+    /// The bucket.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        self.handle.store()
+    }
+}
+
+/// The config, if there is one.
+async fn read_config(store: &dyn Store) -> Result<Option<Config>, RootError> {
+    match store.get(Config::KEY).await {
+        Ok((object, _)) => Config::open(&object)
+            .map(Some)
+            .map_err(|source| unopenable(Config::KEY, source)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What it means that there is no config: no repository, or a damaged one.
+async fn without_config(store: &dyn Store) -> Result<RootError, RootError> {
+    match store.head(ROOT_KEY).await {
+        Ok(_) => Ok(RootError::damaged(
+            Config::KEY,
+            "it is missing, though there is a root",
+        )),
+        Err(error) if error.is_not_found() => Ok(RootError::NoRepository {
+            location: store.describe(),
+        }),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The keyring of a sealed repository: the first of its key slots that opens with `password`.
+async fn unlock(store: &dyn Store, config: &Config, password: &[u8]) -> Result<Keyring, RootError> {
+    let mut damaged = None;
+    let mut wrong = false;
+    for info in store.list(SlotName::PREFIX, None, SLOTS_MAX).await? {
+        let Some(name) = SlotName::from_key(&info.key) else {
+            continue;
+        };
+        let object = match store.get(&info.key).await {
+            Ok((object, _)) => object,
+            // Removed since it was listed.
+            Err(error) if error.is_not_found() => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let slot = match Slot::open(config.repository(), name, &object) {
+            Ok(slot) => slot,
+            // Left by a creation that another one overtook.
+            Err(OpenError::WrongRepository { .. }) => continue,
+            Err(source) => {
+                damaged = Some(unopenable(&info.key, source));
+                continue;
+            }
+        };
+        match slot.unwrap(password) {
+            Ok(secrets) => {
+                return config
+                    .unlock(secrets)
+                    .map_err(|source| unopenable(Config::KEY, source));
+            }
+            Err(SlotError::WrongPassword | SlotError::EmptyPassword) => wrong = true,
+            Err(error) => damaged = Some(of_slot(error, &info.key)),
+        }
+    }
+    match damaged {
+        Some(error) if wrong => {
+            tracing::warn!(%error, "a key slot cannot be used");
+            Err(RootError::WrongPassword)
+        }
+        Some(error) => Err(error),
+        None if wrong => Err(RootError::WrongPassword),
+        None => Err(RootError::damaged(
+            SlotName::PREFIX,
+            "no key slot of this repository is left: nothing can open it",
+        )),
+    }
+}
+
+fn open_keyring(config: &Config) -> Result<Keyring, RootError> {
+    let keyring = config
+        .keyring()
+        .map_err(|source| unopenable(Config::KEY, source))?;
+    keyring.ok_or(RootError::PasswordNeeded)
+}
+
+fn unopenable(key: &str, source: OpenError) -> RootError {
+    RootError::Unopenable {
+        key: key.to_owned(),
+        source,
+    }
+}
+
+fn of_slot(error: SlotError, key: &str) -> RootError {
+    match error {
+        SlotError::WrongPassword => RootError::WrongPassword,
+        SlotError::NoMemory { .. } => RootError::Local {
+            what: key.to_owned(),
+            source: std::io::Error::new(std::io::ErrorKind::OutOfMemory, error.to_string()),
+        },
+        SlotError::EmptyPassword | SlotError::UnreasonableCost(_) | SlotError::LabelTooLong => {
+            RootError::Local {
+                what: key.to_owned(),
+                source: std::io::Error::new(std::io::ErrorKind::InvalidInput, error.to_string()),
+            }
+        }
+        SlotError::Damaged => RootError::damaged(key, error),
+    }
+}
+
+fn not_empty(store: &dyn Store, found: &str) -> RootError {
+    RootError::NotEmpty {
+        location: store.describe(),
+        found: found.to_owned(),
+    }
+}

@@ -1,0 +1,346 @@
+//! Creating and opening repositories, also by those who should not.
+
+use super::support::*;
+use crate::root::error::{ErrorKind, RootError};
+use crate::root::repository::{NewRepository, OpenOptions, Passwords, Repository, create};
+use crate::root::retry::RetryPolicy;
+use crate::root::state::ROOT_KEY;
+use bkfs_chunker::seal::{Config, SlotCost, SlotName};
+use bkfs_chunker::store::{LocalStore, MemoryStore, Store, StoreErrorKind, StoreOptions};
+use std::sync::Arc;
+use zeroize::Zeroizing;
+
+struct Given(Option<&'static str>);
+
+impl Passwords for Given {
+    fn is_given(&self) -> bool {
+        self.0.is_some()
+    }
+    fn password(&mut self) -> Result<Option<Zeroizing<Vec<u8>>>, RootError> {
+        Ok(self
+            .0
+            .map(|password| Zeroizing::new(password.as_bytes().to_vec())))
+    }
+}
+
+fn new(password: Option<&'static str>) -> NewRepository<'static> {
+    let cost = SlotCost {
+        memory_kib: 8,
+        passes: 1,
+        lanes: 1,
+    };
+    NewRepository {
+        password: password.map(str::as_bytes),
+        cost,
+        label: "first",
+        clock: time(1000),
+    }
+}
+
+async fn open(
+    store: &Arc<dyn Store>,
+    password: Option<&'static str>,
+) -> Result<Repository, RootError> {
+    let options = OpenOptions {
+        entropy: Seeded::new(5),
+        policy: RetryPolicy::default(),
+        state_dir: None,
+        min_generation: 0,
+    };
+    Repository::open(store.clone(), options, &mut Given(password)).await
+}
+
+async fn empty() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sealed_repository_opens_with_its_password_only() {
+    let store = empty().await;
+    assert_eq!(
+        open(&store, None).await.expect_err("nothing there").kind(),
+        ErrorKind::NoRepository
+    );
+    let repository = create(&*store, &*Seeded::new(1), &new(Some("secret")))
+        .await
+        .expect("empty");
+    let opened = open(&store, Some("secret")).await.expect("there");
+    assert!(opened.keyring().is_sealed() && opened.config().is_sealed());
+    assert_eq!(
+        (
+            opened.keyring().repository(),
+            opened.handle().current().root.generation
+        ),
+        (repository, 1)
+    );
+    assert_eq!(
+        open(&store, Some("Secret"))
+            .await
+            .expect_err("wrong")
+            .kind(),
+        ErrorKind::WrongPassword
+    );
+    assert!(matches!(
+        open(&store, None).await,
+        Err(RootError::PasswordNeeded)
+    ));
+    let error = create(&*store, &*Seeded::new(2), &new(Some("secret")))
+        .await
+        .expect_err("it is there");
+    assert!(error.to_string().contains("already"), "{error}");
+    assert_eq!(
+        opened
+            .handle()
+            .refresh()
+            .await
+            .expect("untouched")
+            .root
+            .generation,
+        1
+    );
+}
+
+#[tokio::test]
+async fn an_unsealed_repository_refuses_passwords() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let store: Arc<dyn Store> = Arc::new(
+        LocalStore::open(directory.path(), &StoreOptions::default())
+            .await
+            .expect("there"),
+    );
+    create(&*store, &*Seeded::new(1), &new(None))
+        .await
+        .expect("empty");
+    let opened = open(&store, None).await.expect("there");
+    assert!(!opened.keyring().is_sealed());
+    assert!(
+        matches!(
+            open(&store, Some("secret")).await,
+            Err(RootError::NotEncrypted)
+        ),
+        "somebody may have swapped it"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_creation_is_completed_with_its_password() {
+    for password in [None, Some("secret")] {
+        let whole = empty().await;
+        create(&*whole, &*Seeded::new(1), &new(password))
+            .await
+            .expect("empty");
+        for lost in 1..3 {
+            let store = empty().await;
+            let mut keys: Vec<String> = whole
+                .list("", None, 10)
+                .await
+                .expect("listed")
+                .into_iter()
+                .map(|info| info.key)
+                .collect();
+            keys.sort_by_key(|key| {
+                if key == ROOT_KEY {
+                    2
+                } else {
+                    i32::from(key == Config::KEY)
+                }
+            });
+            keys.truncate(keys.len() - lost);
+            for key in &keys {
+                let (object, _) = whole.get(key).await.expect("there");
+                store.put_new(key, vec![object]).await.expect("new");
+            }
+            assert!(open(&store, password).await.is_err(), "{keys:?}");
+            if keys.iter().any(|key| key == Config::KEY) {
+                assert_eq!(
+                    open(&store, password).await.expect_err("no root").kind(),
+                    ErrorKind::Damaged
+                );
+                let other = if password.is_some() {
+                    None
+                } else {
+                    Some("secret")
+                };
+                assert_eq!(
+                    create(&*store, &*Seeded::new(2), &new(other))
+                        .await
+                        .expect_err("another choice")
+                        .kind(),
+                    ErrorKind::Refused
+                );
+                if password.is_some() {
+                    let error = create(&*store, &*Seeded::new(2), &new(Some("other")))
+                        .await
+                        .expect_err("another password");
+                    assert_eq!(error.kind(), ErrorKind::WrongPassword);
+                }
+            }
+            create(&*store, &*Seeded::new(3), &new(password))
+                .await
+                .expect("completed");
+            open(&store, password).await.expect("there");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_creations_one_stands() {
+    for password in [None, Some("secret")] {
+        let store = empty().await;
+        let (first, second) = (Seeded::new(1), Seeded::new(2));
+        let (one, two) = (new(password), new(password));
+        let (first, second) = tokio::join!(
+            create(&*store, &*first, &one),
+            create(&*store, &*second, &two)
+        );
+        let id = open(&store, password)
+            .await
+            .expect("one stands")
+            .keyring()
+            .repository();
+        // In memory nothing waits, so one is done before the other begins.
+        assert!(
+            matches!((&first, &second), (Ok(made), Err(_)) | (Err(_), Ok(made)) if *made == id),
+            "{first:?} {second:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn remains_of_a_repository_are_not_written_over() {
+    let store = empty().await;
+    create(&*store, &*Seeded::new(1), &new(None))
+        .await
+        .expect("empty");
+    store
+        .put_new("data/00/x", vec!["x".into()])
+        .await
+        .expect("new");
+    store.delete(ROOT_KEY).await.expect("deleted");
+    let error = create(&*store, &*Seeded::new(2), &new(None))
+        .await
+        .expect_err("a root was lost");
+    assert!(error.to_string().contains("--repair"), "{error}");
+    store.delete(Config::KEY).await.expect("deleted");
+    assert!(create(&*store, &*Seeded::new(2), &new(None)).await.is_err());
+    assert_eq!(
+        open(&store, None)
+            .await
+            .expect_err("no root, no config")
+            .kind(),
+        ErrorKind::NoRepository
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn swapped_and_damaged_parts_are_told() {
+    let store = empty().await;
+    create(&*store, &*Seeded::new(1), &new(Some("secret")))
+        .await
+        .expect("empty");
+    let other = empty().await;
+    create(&*other, &*Seeded::new(2), &new(Some("secret")))
+        .await
+        .expect("empty");
+    let slot = store
+        .list(SlotName::PREFIX, None, 2)
+        .await
+        .expect("listed")
+        .remove(0)
+        .key;
+
+    let (config, _) = store.get(Config::KEY).await.expect("there");
+    let (foreign, _) = other.get(Config::KEY).await.expect("there");
+    store.put(Config::KEY, vec![foreign]).await.expect("put");
+    assert_eq!(
+        open(&store, Some("secret"))
+            .await
+            .expect_err("no slot is its own")
+            .kind(),
+        ErrorKind::Damaged
+    );
+    store
+        .put(Config::KEY, vec![config.clone()])
+        .await
+        .expect("put");
+
+    // A foreign slot beside the right one does no harm.
+    let (object, _) = other
+        .get(&other.list(SlotName::PREFIX, None, 2).await.expect("listed")[0].key)
+        .await
+        .expect("there");
+    store
+        .put_new("keys/0000000000000000", vec![object])
+        .await
+        .expect("new");
+    open(&store, Some("secret")).await.expect("there");
+
+    let (object, _) = store.get(&slot).await.expect("there");
+    let mut damaged = object.to_vec();
+    damaged[200] ^= 1;
+    store.put(&slot, vec![damaged.into()]).await.expect("put");
+    let error = open(&store, Some("secret")).await.expect_err("damaged");
+    assert!(
+        error.kind() == ErrorKind::Damaged && error.to_string().contains(&slot),
+        "{error}"
+    );
+    store.put(&slot, vec![object]).await.expect("put");
+
+    let mut newer = config.to_vec();
+    newer[8] = 1;
+    store
+        .put(Config::KEY, vec![newer.into()])
+        .await
+        .expect("put");
+    let error = open(&store, Some("secret")).await.expect_err("newer");
+    assert!(
+        error.kind() == ErrorKind::Refused && error.to_string().contains("newer"),
+        "{error}"
+    );
+    store.delete(Config::KEY).await.expect("deleted");
+    assert_eq!(
+        open(&store, Some("secret"))
+            .await
+            .expect_err("there is a root")
+            .kind(),
+        ErrorKind::Damaged
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_store_refuses_is_told() {
+    let store = Faulty::new(empty().await);
+    let bucket: Arc<dyn Store> = store.clone();
+    for (kind, told) in [
+        (StoreErrorKind::NoBucket, ErrorKind::NoRepository),
+        (StoreErrorKind::Denied, ErrorKind::Unavailable),
+        (StoreErrorKind::Unreachable, ErrorKind::Unavailable),
+    ] {
+        *store.outage.lock() = Some(kind);
+        assert_eq!(open(&bucket, None).await.expect_err("refused").kind(), told);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_demanded_generation_is_demanded() {
+    let store = empty().await;
+    create(&*store, &*Seeded::new(1), &new(None))
+        .await
+        .expect("empty");
+    let options = |min_generation| OpenOptions {
+        entropy: Seeded::new(5),
+        policy: RetryPolicy::default(),
+        state_dir: None,
+        min_generation,
+    };
+    Repository::open(store.clone(), options(1), &mut Given(None))
+        .await
+        .expect("as demanded");
+    let error = Repository::open(store, options(2), &mut Given(None))
+        .await
+        .expect_err("older");
+    assert!(
+        matches!(error, RootError::Rollback { known, .. } if known.generation == 2),
+        "{error}"
+    );
+}

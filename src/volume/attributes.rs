@@ -1,0 +1,199 @@
+//! Attributes and extended attributes of inodes.
+//!
+//! Owns: what setattr and the xattr calls change. Does not own: who may (the kernel decides, but for `trusted.`, whose rule it keeps as well).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::tree::item::{Attributes, Item, MAX_XATTR_BYTES, Timestamp};
+use crate::tree::key::{self, ItemKind, Key, KeyParts, MAX_NAME_BYTES};
+use crate::volume::Volume;
+use crate::volume::error::VolumeError;
+use crate::volume::mode;
+use crate::volume::state::Scope;
+use crate::volume::transaction::{Step, Transaction};
+use crate::volume::view::View;
+
+/// Names listed in one go by listxattr(2), in bytes: the kernel takes no more.
+const XATTR_LIST_BYTES_MAX: usize = 64 * 1024;
+
+/// The attribute in which the kernel keeps file capabilities; it goes when the contents change hands.
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// What a setattr changes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Change {
+    /// Permission bits, `0 … 0o7777`.
+    pub permissions: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size in bytes.
+    pub size: Option<u64>,
+    /// Time of the last read.
+    pub accessed: Option<Timestamp>,
+    /// Time of the last change of contents.
+    pub modified: Option<Timestamp>,
+    /// Clear set-user-id and set-group-id.
+    pub kill_privileges: bool,
+}
+
+/// What setxattr(2) demands of what is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum XattrDemand {
+    /// Nothing.
+    Nothing,
+    /// The attribute is absent.
+    Absent,
+    /// The attribute is there.
+    Present,
+}
+
+impl Volume {
+    /// Changes attributes, all or none.
+    pub async fn set_attributes(
+        self: &Arc<Self>,
+        inode: u64,
+        change: Change,
+    ) -> Result<Attributes, VolumeError> {
+        self.writable().await?;
+        let now = self.clock.now();
+        let attributes = self
+            .view
+            .transact(|run| self.change_attributes(run, inode, change, now))
+            .await?;
+        if change.size.is_some() {
+            self.relieve();
+        }
+        Ok(attributes)
+    }
+
+    fn change_attributes(
+        &self,
+        run: &mut Transaction<'_>,
+        inode: u64,
+        change: Change,
+        now: Timestamp,
+    ) -> Step<Attributes> {
+        let mut attributes = run.attributes(inode)?;
+        attributes.changed = now;
+        if let Some(size) = change.size {
+            self.resize(run, inode, &mut attributes, size, now)?;
+        }
+        let new_owner = change.uid.is_some() || change.gid.is_some();
+        attributes.uid = change.uid.unwrap_or(attributes.uid);
+        attributes.gid = change.gid.unwrap_or(attributes.gid);
+        if (new_owner && !mode::is_directory(attributes.mode)) || change.kill_privileges {
+            attributes.mode = mode::without_privileges(attributes.mode);
+            let capability = Key::xattr(inode, CAPABILITY);
+            if run.get(&capability)?.is_some() {
+                run.set(capability, None);
+            }
+        }
+        if let Some(permissions) = change.permissions {
+            attributes.mode = attributes.mode & libc::S_IFMT | permissions & 0o7777;
+        }
+        attributes.accessed = change.accessed.unwrap_or(attributes.accessed);
+        attributes.modified = change.modified.unwrap_or(attributes.modified);
+        run.set_attributes(inode, attributes);
+        Ok(attributes)
+    }
+
+    /// Sets an extended attribute.
+    pub async fn set_xattr(
+        &self,
+        inode: u64,
+        name: &[u8],
+        value: &[u8],
+        demand: XattrDemand,
+    ) -> Result<(), VolumeError> {
+        self.writable().await?;
+        if value.len() > MAX_XATTR_BYTES {
+            return Err(VolumeError::AttributeTooLarge);
+        }
+        let key = xattr_key(inode, name)?;
+        let now = self.clock.now();
+        let value = Bytes::copy_from_slice(value);
+        self.view
+            .transact(|run| {
+                let mut attributes = run.attributes(inode)?;
+                match (demand, run.get(&key)?.is_some()) {
+                    (XattrDemand::Absent, true) => return Err(VolumeError::Exists.into()),
+                    (XattrDemand::Present, false) => return Err(VolumeError::NoAttribute.into()),
+                    _ => {}
+                }
+                attributes.changed = now;
+                run.set_attributes(inode, attributes);
+                run.set(key.clone(), Some(Item::Xattr(value.clone())));
+                Ok(())
+            })
+            .await
+    }
+
+    /// Removes an extended attribute.
+    pub async fn remove_xattr(&self, inode: u64, name: &[u8]) -> Result<(), VolumeError> {
+        self.writable().await?;
+        let key = xattr_key(inode, name)?;
+        let now = self.clock.now();
+        self.view
+            .transact(|run| {
+                let mut attributes = run.attributes(inode)?;
+                if run.get(&key)?.is_none() {
+                    return Err(VolumeError::NoAttribute.into());
+                }
+                attributes.changed = now;
+                run.set_attributes(inode, attributes);
+                run.set(key.clone(), None);
+                Ok(())
+            })
+            .await
+    }
+}
+
+impl View {
+    /// The value of an extended attribute.
+    pub async fn xattr(&self, inode: u64, name: &[u8]) -> Result<Bytes, VolumeError> {
+        match self.item(Scope::Live, &xattr_key(inode, name)?).await? {
+            Some(Item::Xattr(value)) => Ok(value),
+            Some(_) => Err(VolumeError::Malformed { inode }),
+            None => Err(VolumeError::NoAttribute),
+        }
+    }
+
+    /// The names of all extended attributes.
+    pub async fn xattrs(&self, inode: u64) -> Result<Vec<Vec<u8>>, VolumeError> {
+        let mut names = Vec::new();
+        let mut total = 0;
+        let mut range = key::of_kind(inode, ItemKind::Xattr);
+        loop {
+            let page = self.items(Scope::Live, range.clone(), 256).await?;
+            for (key, _) in &page.items {
+                let Ok(KeyParts::Xattr { name, .. }) = key.parse() else {
+                    return Err(VolumeError::Malformed { inode });
+                };
+                total += name.len() + 1;
+                if total > XATTR_LIST_BYTES_MAX {
+                    return Err(VolumeError::AttributeTooLarge);
+                }
+                names.push(name.to_vec());
+            }
+            match page.next {
+                Some(next) => range.start = next,
+                None => return Ok(names),
+            }
+        }
+    }
+}
+
+fn xattr_key(inode: u64, name: &[u8]) -> Result<Key, VolumeError> {
+    if name.is_empty() || name.len() > MAX_NAME_BYTES {
+        return Err(VolumeError::Invalid);
+    }
+    // The kernel would keep ACLs only if we asked it to; a mount that stored them without anybody enforcing them would lie.
+    if name.starts_with(b"system.") {
+        return Err(VolumeError::NotSupported);
+    }
+    Ok(Key::xattr(inode, name))
+}

@@ -1,0 +1,419 @@
+//! Carrying the layers into the bucket.
+//!
+//! Owns: when a commit is made, the cut, the order of its steps, and who is told. Does not own: the root and its rules (`root`, behind [`Publish`]), the tree's
+//! shape (`tree`), storing of bytes (`flush`, the chunker).
+//!
+//! One task, the [`Committer`], makes all commits of a volume. Whoever wants one asks through a bounded queue and waits for the answer; all who wait at the same
+//! moment share one. A layer whose commit failed stays where it is, readable and complete, and is tried again before any newer one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bkfs_chunker::id::Id;
+use bkfs_chunker::ingest::Mark;
+use bytes::Bytes;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use crate::tree::apply::apply;
+use crate::tree::key::{self, Key};
+use crate::tree::map::Tree;
+use crate::volume::Volume;
+use crate::volume::error::VolumeError;
+use crate::volume::flush::Reach;
+use crate::volume::nodes::NewNodes;
+use crate::volume::state::Totals;
+
+/// Small files are at most so long behind after close(2) (brief, promise 4).
+pub const SOON: Duration = Duration::from_secs(1);
+
+/// An active volume commits at least so often.
+pub const PERIOD: Duration = Duration::from_secs(30);
+
+/// After a failed commit, the next one without being asked.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Files flushed at once for a commit: enough to keep all workers and uploads busy with small files.
+const FLUSHES_AT_ONCE: usize = 16;
+
+/// A snapshot to be made by a commit.
+#[derive(Debug, Clone, Default)]
+pub struct SnapshotRequest {
+    /// Its name; none for one made of the time.
+    pub name: Option<String>,
+    /// Its tags.
+    pub tags: Vec<String>,
+}
+
+/// What a commit did.
+#[derive(Debug, Clone, Default)]
+pub struct Committed {
+    /// The root's generation that holds it.
+    pub generation: u64,
+    /// The name of the snapshot, if one was made.
+    pub snapshot: Option<String>,
+}
+
+/// Why a commit did not come about.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum PublishError {
+    /// The snapshot is refused (its name); everything else would be accepted.
+    #[error("{0}")]
+    Refused(String),
+    /// It can be tried again.
+    #[error("{0}")]
+    Again(String),
+    /// This session can never commit again.
+    #[error("{0}")]
+    Lost(String),
+}
+
+/// What a commit publishes.
+#[derive(Debug, Clone)]
+pub struct Publication {
+    /// Root of the new tree.
+    pub tree: Id,
+    /// Drawn at the cut.
+    pub mark: Mark,
+    /// What the tree holds.
+    pub totals: Totals,
+    /// The lowest inode number not given out.
+    pub next_inode: u64,
+    /// The snapshot to make of it.
+    pub snapshot: Option<SnapshotRequest>,
+}
+
+/// Makes a tree current: seals what was stored and replaces the root.
+#[async_trait]
+pub trait Publish: Send + Sync + 'static {
+    /// After this the tree is what other machines see.
+    async fn publish(&self, publication: Publication) -> Result<Committed, PublishError>;
+}
+
+/// A wish for a commit.
+#[derive(Debug)]
+pub struct Request {
+    snapshot: Option<SnapshotRequest>,
+    done: oneshot::Sender<Result<Committed, VolumeError>>,
+}
+
+impl Volume {
+    /// Everything that was done before this call is in the bucket when it returns.
+    pub async fn commit(&self) -> Result<Committed, VolumeError> {
+        self.request(None).await
+    }
+
+    /// The same, as a snapshot.
+    pub async fn snapshot(&self, snapshot: SnapshotRequest) -> Result<Committed, VolumeError> {
+        self.request(Some(snapshot)).await
+    }
+
+    async fn request(&self, snapshot: Option<SnapshotRequest>) -> Result<Committed, VolumeError> {
+        if let Some(error) = self.failure() {
+            return Err(error);
+        }
+        let (done, answer) = oneshot::channel();
+        let stopped = || VolumeError::Commit("the volume is closing".into());
+        self.requests
+            .send(Request { snapshot, done })
+            .await
+            .map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())?
+    }
+
+    /// A commit is wanted within [`SOON`].
+    pub fn commit_within(&self) {
+        self.soon.notify_one();
+    }
+
+    /// A commit is wanted at once, but nobody waits for it.
+    pub fn commit_soon(&self) {
+        let (done, _) = oneshot::channel();
+        // A full queue means that commits are under way already.
+        let _ = self.requests.try_send(Request {
+            snapshot: None,
+            done,
+        });
+    }
+
+    /// True if something is not in the bucket yet.
+    pub fn is_dirty(&self) -> bool {
+        let Ok(state) = self.view.state() else {
+            return false;
+        };
+        let state = state.lock();
+        state.sealing.is_some() || !state.active.is_empty()
+    }
+}
+
+/// Makes all commits of one volume.
+pub struct Committer {
+    volume: Arc<Volume>,
+    publish: Arc<dyn Publish>,
+    requests: mpsc::Receiver<Request>,
+    /// What the sealing layer's commit takes along when it is tried again.
+    sealing: Option<Sealing>,
+    last: Committed,
+}
+
+/// The facts of a cut.
+#[derive(Debug, Clone)]
+struct Sealing {
+    mark: Mark,
+    totals: Totals,
+    next_inode: u64,
+}
+
+impl Committer {
+    /// A committer for `volume`, whose tree is in the root of `generation`.
+    pub fn new(
+        volume: Arc<Volume>,
+        publish: Arc<dyn Publish>,
+        requests: mpsc::Receiver<Request>,
+        generation: u64,
+    ) -> Self {
+        let last = Committed {
+            generation,
+            snapshot: None,
+        };
+        Committer {
+            volume,
+            publish,
+            requests,
+            sealing: None,
+            last,
+        }
+    }
+
+    /// Serves requests until the volume lets go of its end of the queue (it never does while it is used) or `stop` resolves; then commits
+    /// what is left.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<Committed, VolumeError> {
+        tokio::pin!(stop);
+        let volume = self.volume.clone();
+        let mut due: Option<Instant> = Some(Instant::now() + PERIOD);
+        loop {
+            let sleep = tokio::time::sleep_until(due.unwrap_or_else(|| Instant::now() + PERIOD));
+            tokio::select! {
+                biased;
+                request = self.requests.recv() => match request {
+                    Some(request) => self.serve(request).await,
+                    None => break,
+                },
+                () = &mut stop => break,
+                () = volume.soon.notified() => {
+                    let wanted = Instant::now() + SOON;
+                    due = Some(due.map_or(wanted, |due| due.min(wanted)));
+                    continue;
+                }
+                () = sleep => {
+                    let failed = self.commit(None).await.is_err();
+                    due = failed.then(|| Instant::now() + RETRY);
+                    continue;
+                }
+            }
+            due = (self.volume.is_dirty() && self.volume.failure().is_none())
+                .then(|| Instant::now() + PERIOD);
+        }
+        self.requests.close();
+        let result = self.commit(None).await;
+        while let Some(request) = self.requests.recv().await {
+            let _ = request.done.send(result.clone());
+        }
+        result
+    }
+
+    /// Serves a request and all others that wait by now. Snapshots each get a commit of their own.
+    async fn serve(&mut self, first: Request) {
+        let mut waiting = vec![first];
+        while let Ok(request) = self.requests.try_recv() {
+            waiting.push(request);
+        }
+        let (snapshots, plain): (Vec<_>, Vec<_>) = waiting
+            .into_iter()
+            .partition(|request| request.snapshot.is_some());
+        let mut plain = plain;
+        for request in snapshots {
+            let result = self.commit(request.snapshot).await;
+            if result.is_ok() {
+                answer(std::mem::take(&mut plain), &result);
+            }
+            let _ = request.done.send(result);
+        }
+        if !plain.is_empty() {
+            let result = self.commit(None).await;
+            answer(plain, &result);
+        }
+    }
+
+    async fn commit(
+        &mut self,
+        snapshot: Option<SnapshotRequest>,
+    ) -> Result<Committed, VolumeError> {
+        if let Some(error) = self.volume.failure() {
+            return Err(error);
+        }
+        let result = self.try_commit(snapshot).await;
+        if result.is_ok() {
+            self.volume.room.notify();
+            self.volume.relieve();
+        }
+        result
+    }
+
+    async fn try_commit(
+        &mut self,
+        snapshot: Option<SnapshotRequest>,
+    ) -> Result<Committed, VolumeError> {
+        if self.sealing.is_some() {
+            self.seal(None).await?;
+        }
+        if snapshot.is_none() && !self.volume.is_dirty() {
+            return Ok(self.last.clone());
+        }
+        self.cut().await?;
+        self.seal(snapshot).await
+    }
+
+    /// Everything done so far goes into this commit, nothing later does.
+    async fn cut(&mut self) -> Result<(), VolumeError> {
+        let _alone = self.volume.cut_gate.write().await;
+        let mut state = self.volume.view.state()?.lock();
+        // Drawn here: every reference made before belongs to a layer that is cut now.
+        let mark = self.volume.ingest.mark();
+        state.cut();
+        self.volume.commit_asked.store(false, Ordering::Relaxed);
+        self.volume.usage.cut();
+        self.sealing = Some(Sealing {
+            mark,
+            totals: state.totals,
+            next_inode: self.volume.inode_mark(),
+        });
+        Ok(())
+    }
+
+    async fn seal(&mut self, snapshot: Option<SnapshotRequest>) -> Result<Committed, VolumeError> {
+        let Some(sealing) = self.sealing.clone() else {
+            return Ok(self.last.clone());
+        };
+        let started = Instant::now();
+        let tree = match self.build().await {
+            Ok(tree) => tree,
+            Err(error) => return Err(self.failed(error)),
+        };
+        let publication = |snapshot| Publication {
+            tree,
+            mark: sealing.mark,
+            totals: sealing.totals,
+            next_inode: sealing.next_inode,
+            snapshot,
+        };
+        let (result, refusal) = match self.publish.publish(publication(snapshot)).await {
+            Err(PublishError::Refused(why)) => {
+                (self.publish.publish(publication(None)).await, Some(why))
+            }
+            result => (result, None),
+        };
+        match result {
+            Ok(committed) => {
+                self.volume.view.state()?.lock().committed(tree);
+                self.sealing = None;
+                *self.volume.last_commit.lock() = Some(self.volume.now());
+                tracing::debug!(generation = committed.generation, elapsed = ?started.elapsed(), "committed");
+                self.last = Committed {
+                    generation: committed.generation,
+                    snapshot: None,
+                };
+                match refusal {
+                    Some(why) => Err(VolumeError::SnapshotName(why)),
+                    None => Ok(committed),
+                }
+            }
+            Err(PublishError::Lost(why)) => {
+                let error = VolumeError::Commit(why);
+                self.volume.poison(error.clone());
+                Err(error)
+            }
+            Err(PublishError::Again(why) | PublishError::Refused(why)) => {
+                Err(self.failed(VolumeError::Commit(why)))
+            }
+        }
+    }
+
+    fn failed(&self, error: VolumeError) -> VolumeError {
+        self.volume.storing_failed(error.clone());
+        error
+    }
+
+    /// The tree of the sealing layer over the base.
+    async fn build(&self) -> Result<Id, VolumeError> {
+        self.flush_all().await?;
+        let (base, dropped, mut changes) = {
+            let state = self.volume.view.state()?.lock();
+            let Some(layer) = &state.sealing else {
+                return Ok(state.base);
+            };
+            let encode = |(key, item): (&Key, &Option<crate::tree::item::Item>)| {
+                (
+                    key.clone(),
+                    item.as_ref().map(|item| Bytes::from(item.encode())),
+                )
+            };
+            let changes: BTreeMap<Key, Option<Bytes>> = layer.items.iter().map(encode).collect();
+            (
+                state.base,
+                layer.dropped.iter().copied().collect::<Vec<u64>>(),
+                changes,
+            )
+        };
+        let nodes = self.volume.view.nodes();
+        for inode in dropped {
+            let mut cursor = Tree::new(base).range(key::of_inode(inode));
+            while let Some((key, _)) = cursor.next(nodes.as_ref()).await? {
+                changes.entry(key).or_insert(None);
+            }
+        }
+        apply(
+            nodes.as_ref(),
+            &NewNodes(&self.volume.ingest),
+            base,
+            changes.into_iter(),
+        )
+        .await
+    }
+
+    /// Stores every dirty byte of the sealing layer.
+    async fn flush_all(&self) -> Result<(), VolumeError> {
+        loop {
+            let (epoch, files) = {
+                let state = self.volume.view.state()?.lock();
+                let Some(layer) = &state.sealing else {
+                    return Ok(());
+                };
+                (
+                    layer.epoch,
+                    layer.data.keys().copied().collect::<Vec<u64>>(),
+                )
+            };
+            if files.is_empty() {
+                return Ok(());
+            }
+            let flushes = files
+                .into_iter()
+                .map(|inode| self.volume.flush_file(inode, epoch, Reach::All));
+            stream::iter(flushes)
+                .buffer_unordered(FLUSHES_AT_ONCE)
+                .try_collect::<()>()
+                .await?;
+        }
+    }
+}
+
+fn answer(requests: Vec<Request>, result: &Result<Committed, VolumeError>) {
+    for request in requests {
+        let _ = request.done.send(result.clone());
+    }
+}

@@ -1,0 +1,446 @@
+//! The bytes of one file that were written and are not yet stored: a map of disjoint ranges, each data or zeroes.
+//!
+//! Owns: overlap arithmetic and the buffers themselves. Does not own: when to store them, nor where they go.
+//! Pure: no I/O, no clock.
+//!
+//! Small writes gather in *open* pieces that still grow; a piece closes (becomes an immutable, shared buffer) as soon as somebody
+//! captures it, so that what is being stored never changes under the hasher.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use bytes::Bytes;
+
+/// An open piece grows up to this many bytes; larger writes are closed from the start.
+const OPEN_BYTES: usize = 128 * 1024;
+
+/// What a piece costs beside its bytes: map entry and buffer headers (an estimate, for the memory budget).
+const PIECE_OVERHEAD_BYTES: u64 = 128;
+
+#[derive(Debug, Clone)]
+enum Content {
+    Open(Vec<u8>),
+    Closed(Bytes),
+    Zero(u64),
+}
+
+impl Content {
+    fn len(&self) -> u64 {
+        match self {
+            Content::Open(buffer) => buffer.len() as u64,
+            Content::Closed(bytes) => bytes.len() as u64,
+            Content::Zero(length) => *length,
+        }
+    }
+
+    /// Memory held, in bytes.
+    fn cost(&self) -> u64 {
+        match self {
+            Content::Zero(_) => PIECE_OVERHEAD_BYTES,
+            data => data.len() + PIECE_OVERHEAD_BYTES,
+        }
+    }
+
+    fn close(&mut self) -> Bytes {
+        match self {
+            Content::Open(buffer) => {
+                let bytes = Bytes::from(std::mem::take(buffer));
+                *self = Content::Closed(bytes.clone());
+                bytes
+            }
+            Content::Closed(bytes) => bytes.clone(),
+            Content::Zero(_) => Bytes::new(),
+        }
+    }
+
+    /// The part `[from, to)` of this content, counted from its own start.
+    fn part(&mut self, from: u64, to: u64) -> Content {
+        match self {
+            Content::Zero(_) => Content::Zero(to - from),
+            _ => Content::Closed(self.close().slice(from as usize..to as usize)),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Piece {
+    content: Content,
+    /// When it was last written, on the volume's counter of writes.
+    stamp: u64,
+}
+
+/// A part of a range, as the overlay knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// Bytes that were written.
+    Data(Bytes),
+    /// Zeroes: punched, truncated away, or written as zeroes.
+    Zero,
+}
+
+/// The dirty ranges of one file.
+#[derive(Debug, Clone, Default)]
+pub struct DirtyRanges {
+    pieces: BTreeMap<u64, Piece>,
+    cost: u64,
+    data_bytes: u64,
+}
+
+impl DirtyRanges {
+    /// True if nothing is dirty.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Memory held, in bytes, with overhead.
+    pub fn cost(&self) -> u64 {
+        self.cost
+    }
+
+    /// Bytes of data (not zeroes) held.
+    pub fn data_bytes(&self) -> u64 {
+        self.data_bytes
+    }
+
+    /// Number of pieces, a measure of fragmentation.
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Puts `data` at `offset`, over whatever was there. `stamp` grows from write to write.
+    pub fn write(&mut self, offset: u64, data: &[u8], stamp: u64) {
+        if data.is_empty() || self.write_in_place(offset, data, stamp) {
+            return;
+        }
+        self.carve(offset..offset + data.len() as u64, u64::MAX);
+        if self.append(offset, data, stamp) {
+            return;
+        }
+        let content = if data.len() >= OPEN_BYTES / 2 {
+            Content::Closed(Bytes::copy_from_slice(data))
+        } else {
+            Content::Open(data.to_vec())
+        };
+        self.insert(offset, Piece { content, stamp });
+    }
+
+    /// Puts a shared buffer at `offset` without copying it.
+    pub fn write_shared(&mut self, offset: u64, data: Bytes, stamp: u64) {
+        if data.is_empty() {
+            return;
+        }
+        self.carve(offset..offset + data.len() as u64, u64::MAX);
+        let content = Content::Closed(data);
+        self.insert(offset, Piece { content, stamp });
+    }
+
+    /// Makes `range` read as zeroes.
+    pub fn zero(&mut self, range: Range<u64>, stamp: u64) {
+        if range.is_empty() {
+            return;
+        }
+        self.carve(range.clone(), u64::MAX);
+        let content = Content::Zero(range.end - range.start);
+        self.insert(range.start, Piece { content, stamp });
+    }
+
+    /// Forgets what lies in `range` and was written at or before `stamp`.
+    pub fn forget(&mut self, range: Range<u64>, stamp: u64) {
+        self.carve(range, stamp);
+    }
+
+    /// What is known of `range`, in order; gaps are left out.
+    pub fn overlaps(&self, range: Range<u64>) -> Vec<(Range<u64>, Part)> {
+        let mut parts = Vec::new();
+        for (start, piece) in self.overlapping(&range) {
+            let from = start.max(range.start);
+            let to = (start + piece.content.len()).min(range.end);
+            let inner = (from - start) as usize..(to - start) as usize;
+            let part = match &piece.content {
+                Content::Open(buffer) => Part::Data(Bytes::copy_from_slice(&buffer[inner])),
+                Content::Closed(bytes) => Part::Data(bytes.slice(inner)),
+                Content::Zero(_) => Part::Zero,
+            };
+            parts.push((from..to, part));
+        }
+        parts
+    }
+
+    /// Maximal runs of adjacent data, and maximal runs of adjacent zeroes, in order of offset.
+    pub fn runs(&self) -> Vec<(Range<u64>, bool)> {
+        let mut runs: Vec<(Range<u64>, bool)> = Vec::new();
+        for (&start, piece) in &self.pieces {
+            let is_data = !matches!(piece.content, Content::Zero(_));
+            let end = start + piece.content.len();
+            match runs.last_mut() {
+                Some((run, data)) if *data == is_data && run.end == start => run.end = end,
+                _ => runs.push((start..end, is_data)),
+            }
+        }
+        runs
+    }
+
+    /// The buffers of a run of data, closed from now on. `range` must lie inside one run of data.
+    pub fn capture(&mut self, range: Range<u64>) -> Vec<Bytes> {
+        let first = self.first_overlapping(range.start);
+        let mut buffers = Vec::new();
+        for (&start, piece) in self.pieces.range_mut(first..range.end) {
+            let bytes = piece.content.close();
+            let from = range.start.saturating_sub(start) as usize;
+            let to = (range.end - start).min(bytes.len() as u64) as usize;
+            if from < to {
+                buffers.push(bytes.slice(from..to));
+            }
+        }
+        buffers
+    }
+
+    fn first_overlapping(&self, offset: u64) -> u64 {
+        match self.pieces.range(..=offset).next_back() {
+            Some((&start, piece)) if start + piece.content.len() > offset => start,
+            _ => offset,
+        }
+    }
+
+    fn overlapping<'a>(&'a self, range: &Range<u64>) -> impl Iterator<Item = (u64, &'a Piece)> {
+        let first = self.first_overlapping(range.start);
+        let end = range.end.max(first);
+        self.pieces
+            .range(first..end)
+            .map(|(start, piece)| (*start, piece))
+    }
+
+    fn write_in_place(&mut self, offset: u64, data: &[u8], stamp: u64) -> bool {
+        let Some((&start, piece)) = self.pieces.range_mut(..=offset).next_back() else {
+            return false;
+        };
+        let Content::Open(buffer) = &mut piece.content else {
+            return false;
+        };
+        let from = (offset - start) as usize;
+        let Some(target) = buffer.get_mut(from..from + data.len()) else {
+            return false;
+        };
+        target.copy_from_slice(data);
+        piece.stamp = stamp;
+        true
+    }
+
+    fn append(&mut self, offset: u64, data: &[u8], stamp: u64) -> bool {
+        let Some((&start, piece)) = self.pieces.range_mut(..offset).next_back() else {
+            return false;
+        };
+        let Content::Open(buffer) = &mut piece.content else {
+            return false;
+        };
+        if start + buffer.len() as u64 != offset || buffer.len() + data.len() > OPEN_BYTES {
+            return false;
+        }
+        buffer.extend_from_slice(data);
+        piece.stamp = stamp;
+        self.cost += data.len() as u64;
+        self.data_bytes += data.len() as u64;
+        true
+    }
+
+    fn insert(&mut self, offset: u64, piece: Piece) {
+        self.account(&piece, true);
+        self.pieces.insert(offset, piece);
+    }
+
+    fn account(&mut self, piece: &Piece, added: bool) {
+        let data = if matches!(piece.content, Content::Zero(_)) {
+            0
+        } else {
+            piece.content.len()
+        };
+        if added {
+            self.cost += piece.content.cost();
+            self.data_bytes += data;
+        } else {
+            self.cost -= piece.content.cost();
+            self.data_bytes -= data;
+        }
+    }
+
+    /// Cuts `range` out of every piece whose stamp is at most `stamp`, keeping what sticks out on either side.
+    fn carve(&mut self, range: Range<u64>, stamp: u64) {
+        let starts: Vec<u64> = self
+            .overlapping(&range)
+            .filter(|(_, piece)| piece.stamp <= stamp)
+            .map(|(start, _)| start)
+            .collect();
+        for start in starts {
+            let Some(mut piece) = self.pieces.remove(&start) else {
+                continue;
+            };
+            self.account(&piece, false);
+            let length = piece.content.len();
+            let end = start + length;
+            if end > range.end {
+                let content = piece.content.part(range.end - start, length);
+                self.insert(
+                    range.end,
+                    Piece {
+                        content,
+                        stamp: piece.stamp,
+                    },
+                );
+            }
+            if start < range.start {
+                let content = piece.content.part(0, range.start - start);
+                self.insert(
+                    start,
+                    Piece {
+                        content,
+                        stamp: piece.stamp,
+                    },
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SPACE: usize = 400_000;
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Write(usize, usize),
+        Shared(usize, usize),
+        Zero(usize, usize),
+        Forget(usize, usize, u64),
+        Capture,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let place = 0..SPACE;
+        let length = prop_oneof![1usize..64, 1usize..5_000, 60_000usize..150_000];
+        prop_oneof![
+            (place.clone(), length.clone()).prop_map(|(a, b)| Op::Write(a, b)),
+            (place.clone(), length.clone()).prop_map(|(a, b)| Op::Shared(a, b)),
+            (place.clone(), length.clone()).prop_map(|(a, b)| Op::Zero(a, b)),
+            (place, length, 0u64..60).prop_map(|(a, b, s)| Op::Forget(a, b, s)),
+            Just(Op::Capture),
+        ]
+    }
+
+    /// Each byte of the model: what it holds (None = not dirty) and when it was written.
+    type Model = Vec<Option<(u8, u64)>>;
+
+    fn check(dirty: &DirtyRanges, model: &Model) {
+        let mut seen: Vec<Option<u8>> = vec![None; model.len()];
+        for (range, part) in dirty.overlaps(0..model.len() as u64) {
+            for at in range.clone() {
+                let value = match &part {
+                    Part::Data(bytes) => bytes[(at - range.start) as usize],
+                    Part::Zero => 0,
+                };
+                assert!(
+                    seen[at as usize].replace(value).is_none(),
+                    "pieces overlap at {at}"
+                );
+            }
+        }
+        let expected: Vec<Option<u8>> = model
+            .iter()
+            .map(|byte| byte.map(|(value, _)| value))
+            .collect();
+        assert!(seen == expected);
+        let data: u64 = dirty
+            .runs()
+            .iter()
+            .filter(|(_, data)| *data)
+            .map(|(run, _)| run.end - run.start)
+            .sum();
+        assert_eq!(data, dirty.data_bytes());
+        let cost: u64 = dirty
+            .pieces
+            .values()
+            .map(|piece| piece.content.cost())
+            .sum();
+        assert_eq!(cost, dirty.cost());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn behaves_like_a_vector_of_bytes(ops in proptest::collection::vec(op(), 1..40)) {
+            let mut dirty = DirtyRanges::default();
+            let mut model: Model = vec![None; SPACE + 200_000];
+            for (stamp, op) in ops.iter().enumerate() {
+                let stamp = stamp as u64 + 1;
+                match *op {
+                    Op::Write(at, length) | Op::Shared(at, length) => {
+                        let data: Vec<u8> = (0..length).map(|i| (i as u8).wrapping_mul(7) ^ stamp as u8).collect();
+                        if matches!(op, Op::Write(..)) {
+                            dirty.write(at as u64, &data, stamp);
+                        } else {
+                            dirty.write_shared(at as u64, Bytes::from(data.clone()), stamp);
+                        }
+                        for (i, value) in data.iter().enumerate() {
+                            model[at + i] = Some((*value, stamp));
+                        }
+                    }
+                    Op::Zero(at, length) => {
+                        dirty.zero(at as u64..(at + length) as u64, stamp);
+                        model[at..at + length].fill(Some((0, stamp)));
+                    }
+                    Op::Forget(at, length, limit) => {
+                        // Pieces carry the stamp of their latest write: only a limit that no open piece straddles is exact.
+                        let limit = if limit >= stamp { u64::MAX } else { 0 };
+                        dirty.forget(at as u64..(at + length) as u64, limit);
+                        if limit > 0 {
+                            model[at..at + length].fill(None);
+                        }
+                    }
+                    Op::Capture => {
+                        for (run, data) in dirty.runs() {
+                            if data {
+                                let bytes: Vec<u8> = dirty.capture(run.clone()).concat();
+                                let expected: Vec<u8> =
+                                    model[run.start as usize..run.end as usize].iter().map(|b| b.unwrap().0).collect();
+                                prop_assert!(bytes == expected);
+                            }
+                        }
+                    }
+                }
+                check(&dirty, &model);
+            }
+        }
+    }
+
+    #[test]
+    fn a_captured_piece_does_not_change_under_its_reader() {
+        let mut dirty = DirtyRanges::default();
+        dirty.write(0, b"old contents", 1);
+        let captured = dirty.capture(0..12).concat();
+        dirty.write(0, b"new", 2);
+        dirty.write(12, b" and more", 3);
+        assert_eq!(captured, b"old contents");
+        dirty.forget(0..12, 1);
+        let rest: Vec<_> = dirty
+            .overlaps(0..100)
+            .into_iter()
+            .map(|(range, _)| range)
+            .collect();
+        assert_eq!(
+            rest,
+            vec![0..3, 12..21],
+            "what was written after the capture stays dirty"
+        );
+    }
+
+    #[test]
+    fn small_appends_share_a_buffer() {
+        let mut dirty = DirtyRanges::default();
+        for i in 0..1000u64 {
+            dirty.write(i * 10, b"0123456789", i);
+        }
+        assert_eq!(dirty.pieces(), 1);
+    }
+}

@@ -1,0 +1,437 @@
+//! Turning dirty bytes of a file into extents.
+//!
+//! Owns: which runs are stored, how far they are widened so that equal content is cut equally, and how the result replaces older extents.
+//! Does not own: cutting and storing (the chunker), when to flush (`data`, `commit`).
+//!
+//! One flush of a file at a time (`Volume::flushing`), older layer first: extents made in a layer are cut to fit everything below it.
+
+use std::ops::Range;
+
+use bkfs_chunker::cut::{Profile, detect};
+use bkfs_chunker::extent::{StoredExtent, StoredRun};
+use bytes::Bytes;
+
+use crate::extents::{self, Placed};
+use crate::tree::item::{Attributes, Extent, Item};
+use crate::tree::key::{self, Key};
+use crate::volume::Volume;
+use crate::volume::error::VolumeError;
+use crate::volume::state::{Scope, State};
+
+/// Files up to this size lie in the tree, in bytes: a chunk of their own would cost more in names and frames than they hold.
+pub const INLINE_BYTES: u64 = 1024;
+
+/// Page files are cut on this grid, in bytes (InnoDB's default page; two of PostgreSQL's).
+const PAGE_BYTES: u64 = 16 * 1024;
+
+/// A run is stored in parts of this size, in bytes; a streaming flush waits until it has as much.
+pub const RUN_BYTES: u64 = 8 * 1024 * 1024;
+
+/// Extents that are looked at in one go while a range is emptied, in bytes of the file: bounds memory for huge holes.
+const HOLE_STEP_BYTES: u64 = 4 * 1024 * 1024 * 1024;
+
+/// How much of a file is to be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Whole segments of long runs only: the writer is expected to go on.
+    Streaming,
+    /// Everything.
+    All,
+    /// Everything, and as extents even where the tree would hold it.
+    Extents,
+}
+
+/// A run picked for storing.
+struct Picked {
+    range: Range<u64>,
+    /// The buffers, for data; none for zeroes.
+    data: Option<Vec<Bytes>>,
+    /// The run goes on behind the picked range.
+    more: bool,
+    stamp: u64,
+    attributes: Attributes,
+}
+
+impl Volume {
+    /// Stores dirty bytes of `inode` that were written before the cut that ended layer `epoch` (or will).
+    pub async fn flush_file(
+        &self,
+        inode: u64,
+        epoch: u64,
+        reach: Reach,
+    ) -> Result<(), VolumeError> {
+        let lock = self.flushing.lock_for(inode);
+        let _flushing = lock.lock().await;
+        let older = self
+            .view
+            .state()?
+            .lock()
+            .sealing
+            .as_ref()
+            .map(|layer| layer.epoch);
+        if let Some(older) = older.filter(|older| *older < epoch) {
+            self.flush_layer(inode, older, Reach::All).await?;
+        }
+        self.flush_layer(inode, epoch, reach).await
+    }
+
+    async fn flush_layer(&self, inode: u64, epoch: u64, reach: Reach) -> Result<(), VolumeError> {
+        if self.store_inline(inode, epoch, reach).await? {
+            return Ok(());
+        }
+        // A streaming flush leaves the incomplete end of each run: it must not be picked again for ever.
+        let mut skip_to = 0;
+        while let Some((picked, scope)) = self.pick(inode, epoch, reach, skip_to)? {
+            let end = picked.range.end;
+            if !self.store_picked(inode, epoch, scope, picked).await? {
+                skip_to = end;
+            }
+            self.room.notify();
+        }
+        Ok(())
+    }
+
+    fn pick(
+        &self,
+        inode: u64,
+        epoch: u64,
+        reach: Reach,
+        skip_to: u64,
+    ) -> Result<Option<(Picked, Scope)>, VolumeError> {
+        let mut state = self.view.state()?.lock();
+        let scope = scope_of(&state, epoch);
+        let stamp = state.stamp;
+        let attributes = state.attributes(scope, inode);
+        let Some(layer) = state.layer_mut(epoch) else {
+            return Ok(None);
+        };
+        let Some(ranges) = layer.data.get_mut(&inode) else {
+            return Ok(None);
+        };
+        let Some(attributes) = attributes else {
+            return Err(VolumeError::Malformed { inode });
+        };
+        for (run, is_data) in ranges.runs() {
+            let long = run.end - run.start >= RUN_BYTES;
+            if run.start < skip_to || (reach == Reach::Streaming && is_data && !long) {
+                continue;
+            }
+            let step = if is_data { RUN_BYTES } else { HOLE_STEP_BYTES };
+            let range = run.start..run.end.min(run.start + step);
+            let more = range.end < run.end || reach == Reach::Streaming;
+            let data = is_data.then(|| ranges.capture(range.clone()));
+            return Ok(Some((
+                Picked {
+                    range,
+                    data,
+                    more,
+                    stamp,
+                    attributes,
+                },
+                scope,
+            )));
+        }
+        Ok(None)
+    }
+
+    /// Stores a picked run; false if nothing of it could be stored yet.
+    async fn store_picked(
+        &self,
+        inode: u64,
+        epoch: u64,
+        scope: Scope,
+        picked: Picked,
+    ) -> Result<bool, VolumeError> {
+        let range = picked.range.clone();
+        let Some(data) = picked.data else {
+            self.replace_extents(inode, epoch, scope, range.clone(), &[])
+                .await?;
+            self.forget_dirty(inode, epoch, range, picked.stamp)?;
+            return Ok(true);
+        };
+        let profile = self.profile(inode, epoch, &picked.attributes, range.start, &data)?;
+        let (start, before) = self.widen_left(inode, scope, profile, range.start).await?;
+        let after = if picked.more {
+            Vec::new()
+        } else {
+            self.widen_right(
+                inode,
+                scope,
+                profile,
+                range.end,
+                picked.attributes.size_bytes,
+            )
+            .await?
+        };
+        let run: Vec<Bytes> = before.into_iter().chain(data).chain(after).collect();
+        let stored = self
+            .ingest
+            .store_run(profile, start, run, !picked.more)
+            .await?;
+        let end = start + stored.consumed as u64;
+        if end <= range.start {
+            return Ok(false);
+        }
+        let new = new_extents(&stored);
+        self.replace_extents(inode, epoch, scope, start..end, &new)
+            .await?;
+        self.forget_dirty(inode, epoch, range.start..end.min(range.end), picked.stamp)?;
+        Ok(true)
+    }
+
+    fn forget_dirty(
+        &self,
+        inode: u64,
+        epoch: u64,
+        range: Range<u64>,
+        stamp: u64,
+    ) -> Result<(), VolumeError> {
+        let mut state = self.view.state()?.lock();
+        if let Some(layer) = state.layer_mut(epoch) {
+            layer.with_data(inode, |ranges| ranges.forget(range, stamp));
+        }
+        Ok(())
+    }
+
+    /// Puts `new` in place of whatever extents lie in `range`, in the layer of `epoch`.
+    pub async fn replace_extents(
+        &self,
+        inode: u64,
+        epoch: u64,
+        scope: Scope,
+        range: Range<u64>,
+        new: &[Placed],
+    ) -> Result<(), VolumeError> {
+        let existing = self.view.extents(scope, inode, range.clone()).await?;
+        let malformed = |error| VolumeError::Tree(format!("inode {inode}: {error}"));
+        let changes = extents::replace(&existing, range, new).map_err(malformed)?;
+        let growth = extents::allocated_change(&existing, &changes);
+        let mut state = self.view.state()?.lock();
+        let Some(layer) = state.layer_mut(epoch) else {
+            return Ok(());
+        };
+        if layer.dropped.contains(&inode) {
+            return Ok(());
+        }
+        for (offset, extent) in changes {
+            layer.set(Key::extent(inode, offset), extent.map(Item::Extent));
+        }
+        adjust(&mut state, inode, epoch, |attributes| {
+            attributes.allocated_bytes = attributes.allocated_bytes.saturating_add_signed(growth);
+        });
+        Ok(())
+    }
+
+    /// Which way the file is cut: as it was, or as its name or first bytes say.
+    fn profile(
+        &self,
+        inode: u64,
+        epoch: u64,
+        attributes: &Attributes,
+        offset: u64,
+        data: &[Bytes],
+    ) -> Result<Profile, VolumeError> {
+        if let Some(profile) = Profile::from_number(attributes.profile) {
+            return Ok(profile);
+        }
+        if offset != 0 {
+            return Ok(Profile::Content);
+        }
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        for buffer in data {
+            head.extend_from_slice(&buffer[..buffer.len().min(HEAD_BYTES - head.len())]);
+        }
+        let profile = detect(b"", &head).unwrap_or(Profile::Content);
+        let mut state = self.view.state()?.lock();
+        adjust(&mut state, inode, epoch, |attributes| {
+            attributes.profile = profile as u8
+        });
+        Ok(profile)
+    }
+
+    /// Where the run must start so that it is cut as if the file had been written in one go, and the stored bytes before it.
+    async fn widen_left(
+        &self,
+        inode: u64,
+        scope: Scope,
+        profile: Profile,
+        start: u64,
+    ) -> Result<(u64, Vec<Bytes>), VolumeError> {
+        if start == 0 {
+            return Ok((0, Vec::new()));
+        }
+        let mut from = start;
+        let neighbours = self.view.extents(scope, inode, start - 1..start).await?;
+        if let Some(placed) = neighbours.first() {
+            // Only whole targets start where a segment starts; an extent that was cut since does not.
+            if placed.extent.open && placed.extent.target_offset == 0 && placed.end() == start {
+                from = placed.offset;
+            }
+        }
+        if profile == Profile::Grid {
+            from = from.min(start - start % PAGE_BYTES);
+        }
+        if from == start {
+            return Ok((start, Vec::new()));
+        }
+        Ok((from, self.view.read(scope, inode, from..start).await?))
+    }
+
+    /// The rest of the last page of a page file, if the file goes on behind the run.
+    async fn widen_right(
+        &self,
+        inode: u64,
+        scope: Scope,
+        profile: Profile,
+        end: u64,
+        size: u64,
+    ) -> Result<Vec<Bytes>, VolumeError> {
+        let to = end.next_multiple_of(PAGE_BYTES).min(size);
+        if profile != Profile::Grid || to <= end {
+            return Ok(Vec::new());
+        }
+        self.view.read(scope, inode, end..to).await
+    }
+
+    /// Keeps a small file in the tree, or moves one that has grown out of it. True if all is done.
+    async fn store_inline(
+        &self,
+        inode: u64,
+        epoch: u64,
+        reach: Reach,
+    ) -> Result<bool, VolumeError> {
+        let (scope, attributes, stamp) = {
+            let state = self.view.state()?.lock();
+            let scope = scope_of(&state, epoch);
+            (scope, state.attributes(scope, inode), state.stamp)
+        };
+        let Some(attributes) = attributes else {
+            return Ok(false);
+        };
+        let old = self.view.item(scope, &Key::inline(inode)).await?;
+        let size = attributes.size_bytes;
+        if size > INLINE_BYTES || reach != Reach::All {
+            if let Some(Item::Inline(bytes)) = old {
+                self.move_out(inode, epoch, scope, bytes)?;
+            }
+            return Ok(false);
+        }
+        if old.is_none() {
+            let extents = key::extents_beginning(inode, 0..u64::MAX);
+            if !self.view.items(scope, extents, 1).await?.items.is_empty() {
+                return Ok(false);
+            }
+        }
+        let contents = match size {
+            0 => Vec::new(),
+            _ => self.view.read(scope, inode, 0..size).await?.concat(),
+        };
+        let growth = size as i64 - old.as_ref().map_or(0, |item| inline_length(item) as i64);
+        let mut state = self.view.state()?.lock();
+        let Some(layer) = state.layer_mut(epoch) else {
+            return Ok(true);
+        };
+        let item = (size > 0).then(|| Item::Inline(Bytes::from(contents)));
+        if item.is_some() || old.is_some() {
+            layer.set(Key::inline(inode), item);
+        }
+        layer.with_data(inode, |ranges| ranges.forget(0..u64::MAX, stamp));
+        adjust(&mut state, inode, epoch, |attributes| {
+            attributes.allocated_bytes = attributes.allocated_bytes.saturating_add_signed(growth);
+        });
+        Ok(true)
+    }
+
+    /// Makes the contents of a small file dirty bytes again, below what was written since.
+    fn move_out(
+        &self,
+        inode: u64,
+        epoch: u64,
+        scope: Scope,
+        bytes: Bytes,
+    ) -> Result<(), VolumeError> {
+        let length = bytes.len() as u64;
+        let mut state = self.view.state()?.lock();
+        let stamp = state.next_stamp();
+        let mut covered = state.dirty_parts(scope, inode, 0..length);
+        covered.sort_unstable_by_key(|(range, _)| range.start);
+        let Some(layer) = state.layer_mut(epoch) else {
+            return Ok(());
+        };
+        let mut at = 0;
+        layer.with_data(inode, |ranges| {
+            for (range, _) in covered
+                .iter()
+                .map(|(range, part)| (range.clone(), part))
+                .chain([(length..length, &END)])
+            {
+                if at < range.start {
+                    ranges.write(at, &bytes[at as usize..range.start as usize], stamp);
+                }
+                at = range.end;
+            }
+        });
+        layer.set(Key::inline(inode), None);
+        adjust(&mut state, inode, epoch, |attributes| {
+            attributes.allocated_bytes = attributes.allocated_bytes.saturating_sub(length);
+        });
+        Ok(())
+    }
+}
+
+/// Closes the list of covered ranges in [`Volume::move_out`].
+static END: crate::volume::dirty::Part = crate::volume::dirty::Part::Zero;
+
+/// Bytes of a file's beginning that its kind is read from.
+const HEAD_BYTES: usize = 64 * 1024;
+
+fn inline_length(item: &Item) -> u64 {
+    match item {
+        Item::Inline(bytes) => bytes.len() as u64,
+        _ => 0,
+    }
+}
+
+fn scope_of(state: &State, epoch: u64) -> Scope {
+    if state.active.epoch == epoch {
+        Scope::Live
+    } else {
+        Scope::Sealing
+    }
+}
+
+fn new_extents(stored: &StoredRun) -> Vec<Placed> {
+    let placed = |stored: &StoredExtent| {
+        let target = stored.target?;
+        let extent = Extent {
+            length: stored.length,
+            target,
+            target_offset: 0,
+            open: stored.open,
+        };
+        Some(Placed {
+            offset: stored.offset,
+            extent,
+        })
+    };
+    stored.extents.iter().filter_map(placed).collect()
+}
+
+/// Changes the attributes of an inode in the layer of `epoch` and in every newer layer that has them: facts about what is stored, which
+/// users did not change.
+fn adjust(state: &mut State, inode: u64, epoch: u64, change: impl Fn(&mut Attributes)) {
+    let mut newer = vec![epoch];
+    if state.active.epoch != epoch {
+        newer.push(state.active.epoch);
+    }
+    for epoch in newer {
+        let Some(layer) = state.layer_mut(epoch) else {
+            continue;
+        };
+        if let Some(Some(Item::Attributes(attributes))) =
+            layer.items.get_mut(&Key::attributes(inode))
+        {
+            change(attributes);
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The live volume: one tree, changed by one mount.
+//!
+//! Owns: operations on inodes, names and contents, the memory they take, and the commits that carry them into the bucket.
+//! Does not own: how content is stored (the chunker), how the root is replaced (`root`), inode numbers and handles as the kernel sees them (`vfs`).
+//!
+//! ```text
+//!   namespace, data, attributes   operations: each a transaction on the layers
+//!   transaction, state, dirty     the layers in memory                          (dirty, state: pure)
+//!   view                          layers and tree read as one
+//!   flush                         dirty bytes → extents
+//!   commit                        layers → tree → root
+//! ```
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bkfs_chunker::ingest::Ingest;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::clock::Clock;
+use crate::tree::item::Timestamp;
+use crate::volume::commit::Request;
+use crate::volume::error::VolumeError;
+use crate::volume::flush::Reach;
+use crate::volume::locks::InodeLocks;
+use crate::volume::room::{Limits, Pressure, Room};
+use crate::volume::state::Scope;
+use crate::volume::usage::Usage;
+use crate::volume::view::View;
+
+pub mod attributes;
+pub mod commit;
+pub mod data;
+pub mod dirty;
+pub mod error;
+pub mod flush;
+pub mod locks;
+pub mod mode;
+pub mod names;
+pub mod namespace;
+pub mod nodes;
+pub mod room;
+pub mod state;
+pub mod transaction;
+pub mod usage;
+pub mod view;
+
+/// The root directory's inode.
+pub const ROOT_INODE: u64 = 1;
+
+/// The first inode number given to a file: those below are the mount's own (`.snapshots` and the like).
+pub const FIRST_INODE: u64 = 64;
+
+/// Files stored at once when memory runs short.
+const RELIEVED_AT_ONCE: usize = 8;
+
+/// A writable volume. Shared by everybody who works on it.
+pub struct Volume {
+    /// How it reads.
+    pub view: View,
+    ingest: Arc<Ingest>,
+    clock: Arc<dyn Clock>,
+    usage: Usage,
+    flushing: InodeLocks,
+    streaming: Mutex<HashSet<u64>>,
+    /// Inodes that lost their last name while somebody used them.
+    orphans: Mutex<HashSet<u64>>,
+    room: Room,
+    /// Held for reading by whoever places extents outside of a flush; a cut waits for them.
+    cut_gate: tokio::sync::RwLock<()>,
+    next_inode: AtomicU64,
+    health: Mutex<Option<VolumeError>>,
+    last_commit: Mutex<Option<Timestamp>>,
+    requests: mpsc::Sender<Request>,
+    /// A commit was asked for because items fill the memory; reset at the cut.
+    commit_asked: AtomicBool,
+    /// A file was closed: a commit is due soon.
+    soon: tokio::sync::Notify,
+    /// Closed while an unmount drains: changes wait.
+    frozen: tokio::sync::watch::Sender<bool>,
+}
+
+/// What is not in the bucket yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Dirty {
+    /// Bytes of files.
+    pub bytes: u64,
+    /// Files that they belong to.
+    pub files: u64,
+}
+
+/// What a volume is made of.
+pub struct VolumeParts {
+    /// The tree as of the last commit, with nothing above it.
+    pub view: View,
+    /// The session's way into the bucket.
+    pub ingest: Arc<Ingest>,
+    /// Tells the time.
+    pub clock: Arc<dyn Clock>,
+    /// Memory for changes.
+    pub limits: Limits,
+    /// The lowest inode number that was never given out.
+    pub next_inode: u64,
+}
+
+impl Volume {
+    /// A volume, and the requests that its committer ([`commit::Committer`]) must serve.
+    pub fn new(parts: VolumeParts) -> (Arc<Volume>, mpsc::Receiver<Request>) {
+        let (requests, receiver) = mpsc::channel(64);
+        let volume = Volume {
+            view: parts.view,
+            ingest: parts.ingest,
+            clock: parts.clock,
+            usage: Usage::default(),
+            flushing: InodeLocks::default(),
+            streaming: Mutex::new(HashSet::new()),
+            orphans: Mutex::new(HashSet::new()),
+            room: Room::new(parts.limits),
+            cut_gate: tokio::sync::RwLock::new(()),
+            next_inode: AtomicU64::new(parts.next_inode.max(FIRST_INODE)),
+            health: Mutex::new(None),
+            last_commit: Mutex::new(None),
+            requests,
+            commit_asked: AtomicBool::new(false),
+            soon: tokio::sync::Notify::new(),
+            frozen: tokio::sync::watch::Sender::new(false),
+        };
+        (Arc::new(volume), receiver)
+    }
+
+    /// The time of day.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Dirty bytes of a file, not yet stored.
+    pub fn dirty_bytes(&self, inode: u64) -> u64 {
+        let Ok(state) = self.view.state() else {
+            return 0;
+        };
+        let state = state.lock();
+        let dirty = |layer: &state::Layer| {
+            layer
+                .data
+                .get(&inode)
+                .map_or(0, |ranges| ranges.data_bytes())
+        };
+        state.layers(Scope::Live).map(dirty).sum()
+    }
+
+    /// What is not in the bucket yet.
+    pub fn dirty(&self) -> Dirty {
+        let Ok(state) = self.view.state() else {
+            return Dirty::default();
+        };
+        let state = state.lock();
+        let mut dirty = Dirty::default();
+        let mut files = HashSet::new();
+        for layer in state.layers(Scope::Live) {
+            for (inode, ranges) in &layer.data {
+                dirty.bytes += ranges.data_bytes();
+                files.insert(*inode);
+            }
+        }
+        dirty.files = files.len() as u64;
+        dirty
+    }
+
+    /// When the last commit was made, if one was.
+    pub fn last_commit(&self) -> Option<Timestamp> {
+        *self.last_commit.lock()
+    }
+
+    /// True if the inode is marked as one without a name, as far as memory knows: then its last user must reap it.
+    pub fn is_orphan(&self, inode: u64) -> bool {
+        self.orphans.lock().contains(&inode)
+    }
+
+    /// Who uses which inode.
+    pub fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// The session's way into the bucket.
+    pub fn ingest(&self) -> &Arc<Ingest> {
+        &self.ingest
+    }
+
+    /// Why nothing more is accepted, if so.
+    pub fn failure(&self) -> Option<VolumeError> {
+        self.health.lock().clone()
+    }
+
+    /// Refuses all changes from now on: something that was accepted cannot be stored, or another session took over.
+    pub fn poison(&self, error: VolumeError) {
+        let mut health = self.health.lock();
+        if health.is_none() {
+            tracing::error!("the mount takes no more writes: {error}");
+            *health = Some(VolumeError::Poisoned(error.to_string()));
+        }
+        drop(health);
+        self.room.close();
+    }
+
+    /// Waits until a change may be made: there is room for it and no unmount is draining.
+    ///
+    /// # Errors
+    /// What the volume was poisoned with, or why no room could be made.
+    pub async fn writable(&self) -> Result<(), VolumeError> {
+        let mut frozen = self.frozen.subscribe();
+        // The sender lives as long as the volume.
+        let _ = frozen.wait_for(|frozen| !frozen).await;
+        self.room.wait(|| self.is_full()).await?;
+        match self.failure() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether changes must wait; asks for a commit in time if it is items that take the room.
+    fn is_full(&self) -> bool {
+        let Ok(state) = self.view.state() else {
+            return false;
+        };
+        let (data, items) = {
+            let state = state.lock();
+            (
+                self.room.data_pressure(&state),
+                self.room.item_pressure(&state),
+            )
+        };
+        if items != Pressure::None && !self.commit_asked.swap(true, Ordering::Relaxed) {
+            self.commit_soon();
+        }
+        (data == Pressure::Full || items == Pressure::Full) && self.health.lock().is_none()
+    }
+
+    /// Makes changes wait (or lets them go on): an unmount is draining.
+    pub fn freeze(&self, frozen: bool) {
+        self.frozen.send_replace(frozen);
+    }
+
+    /// A number for a new inode.
+    fn next_inode(&self) -> u64 {
+        self.next_inode.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The lowest inode number that was not given out yet.
+    pub fn inode_mark(&self) -> u64 {
+        self.next_inode.load(Ordering::Relaxed)
+    }
+
+    /// Starts a flush of a file in the background, unless one is under way.
+    fn flush_soon(self: &Arc<Self>, inode: u64, epoch: u64, reach: Reach) {
+        if !self.streaming.lock().insert(inode) {
+            return;
+        }
+        let volume = self.clone();
+        tokio::spawn(async move {
+            let result = volume.flush_file(inode, epoch, reach).await;
+            volume.streaming.lock().remove(&inode);
+            match result {
+                Ok(()) => {
+                    volume.room.notify();
+                    // A streaming flush leaves the ends of its runs, and they may be what fills the memory.
+                    volume.relieve();
+                }
+                Err(error) => volume.storing_failed(error),
+            }
+        });
+    }
+
+    /// Something could not be stored. Nothing was dropped unless the ingest says so; whoever waits for it is told.
+    fn storing_failed(&self, error: VolumeError) {
+        tracing::warn!("not stored, will be tried again: {error}");
+        if let Some(cause) = self.ingest.failure() {
+            self.poison(cause.into());
+        }
+        self.room.failed(error);
+    }
+
+    /// If dirty bytes fill the memory: stores the largest files.
+    fn relieve(self: &Arc<Self>) {
+        let Ok(state) = self.view.state() else { return };
+        let mut files: Vec<(u64, u64, u64)> = {
+            let state = state.lock();
+            if self.room.data_pressure(&state) == Pressure::None {
+                return;
+            }
+            let layer = &state.active;
+            layer
+                .data
+                .iter()
+                .map(|(inode, ranges)| (ranges.cost(), *inode, layer.epoch))
+                .collect()
+        };
+        files.sort_unstable_by(|one, other| other.cmp(one));
+        for (_, inode, epoch) in files.into_iter().take(RELIEVED_AT_ONCE) {
+            self.flush_soon(inode, epoch, Reach::All);
+        }
+    }
+
+    /// Which layers belong to `epoch`.
+    pub fn scope_of(&self, epoch: u64) -> Result<Scope, VolumeError> {
+        let state = self.view.state()?.lock();
+        Ok(if state.active.epoch == epoch {
+            Scope::Live
+        } else {
+            Scope::Sealing
+        })
+    }
+}

@@ -1,0 +1,435 @@
+//! Names: looking up, making, linking, removing and moving them.
+//!
+//! Owns: what each operation changes, atomically. Does not own: permission checks (the kernel makes them from the attributes it is shown), numbers of
+//! snapshots (`vfs`).
+//!
+//! A directory's size is its number of names, so that emptiness is one look; its link count is 2 plus its subdirectories.
+
+use bytes::Bytes;
+
+use crate::tree::item::{Attributes, Item, Timestamp};
+use crate::tree::key::{Key, MAX_NAME_BYTES};
+use crate::volume::Volume;
+use crate::volume::error::VolumeError;
+use crate::volume::mode;
+use crate::volume::transaction::{Step, Transaction};
+
+/// As many names as an inode may have (the limit of ext4's 16-bit counters does not bind us; that of `nlink_t` in old tools does).
+const MAX_LINKS: u32 = u32::MAX - 1;
+
+/// What is to be made.
+#[derive(Debug, Clone)]
+pub struct NewInode {
+    /// Type and permission bits, as `st_mode`.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group, unless the directory passes its own on.
+    pub gid: u32,
+    /// Device number of devices.
+    pub device: u32,
+    /// Target of a symbolic link.
+    pub target: Option<Bytes>,
+    /// How the file is cut, if its name says so; 0 if not.
+    pub profile: u8,
+}
+
+/// Where a rename may lead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RenameTo {
+    /// Over whatever is there.
+    Anything,
+    /// Only where nothing is.
+    Nothing,
+    /// The two change places.
+    Exchange,
+}
+
+/// An entry of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// Where it leads.
+    pub inode: u64,
+    /// The inode's attributes.
+    pub attributes: Attributes,
+}
+
+/// A name in a directory within a transaction.
+struct Place {
+    directory: u64,
+    attributes: Attributes,
+    key: Key,
+    /// Inode and kind of what is there.
+    holds: Option<(u64, u8)>,
+}
+
+impl Volume {
+    /// The key of a name.
+    ///
+    /// # Errors
+    /// [`VolumeError::NameTooLong`].
+    pub fn name_key(&self, directory: u64, name: &[u8]) -> Result<Key, VolumeError> {
+        if name.len() > MAX_NAME_BYTES {
+            return Err(VolumeError::NameTooLong);
+        }
+        Ok(Key::name(
+            directory,
+            self.view.nodes().names().cookie(name),
+            name,
+        ))
+    }
+
+    fn place(&self, run: &Transaction<'_>, directory: u64, name: &[u8]) -> Step<Place> {
+        let attributes = run.attributes(directory)?;
+        if !mode::is_directory(attributes.mode) {
+            return Err(VolumeError::NotDirectory.into());
+        }
+        if attributes.links == 0 {
+            return Err(VolumeError::NotFound.into());
+        }
+        let key = self.name_key(directory, name)?;
+        let holds = match run.get(&key)? {
+            None => None,
+            Some(Item::Name { inode, file_type }) => Some((inode, file_type)),
+            Some(_) => return Err(VolumeError::Malformed { inode: directory }.into()),
+        };
+        Ok(Place {
+            directory,
+            attributes,
+            key,
+            holds,
+        })
+    }
+
+    /// Makes an inode and its name.
+    pub async fn make(
+        &self,
+        directory: u64,
+        name: &[u8],
+        new: NewInode,
+    ) -> Result<Entry, VolumeError> {
+        self.writable().await?;
+        let now = self.clock.now();
+        let inode = self.next_inode();
+        self.view
+            .transact(|run| {
+                let mut place = self.place(run, directory, name)?;
+                if place.holds.is_some() {
+                    return Err(VolumeError::Exists.into());
+                }
+                let attributes = attributes_of(&new, &place.attributes, now);
+                if mode::is_directory(new.mode) {
+                    place.attributes.links += 1;
+                }
+                touch_directory(run, &mut place, 1, now);
+                run.set(place.key.clone(), Some(name_item(inode, &attributes)));
+                if let Some(target) = &new.target {
+                    run.set(Key::symlink(inode), Some(Item::Symlink(target.clone())));
+                }
+                run.count_inode();
+                run.set_attributes(inode, attributes);
+                Ok(Entry { inode, attributes })
+            })
+            .await
+    }
+
+    /// Gives an inode another name.
+    pub async fn link(
+        &self,
+        inode: u64,
+        directory: u64,
+        name: &[u8],
+    ) -> Result<Entry, VolumeError> {
+        self.writable().await?;
+        let now = self.clock.now();
+        self.view
+            .transact(|run| {
+                let mut attributes = run.attributes(inode)?;
+                if mode::is_directory(attributes.mode) {
+                    return Err(VolumeError::NotPermitted.into());
+                }
+                if attributes.links >= MAX_LINKS {
+                    return Err(VolumeError::TooManyLinks.into());
+                }
+                let mut place = self.place(run, directory, name)?;
+                if place.holds.is_some() {
+                    return Err(VolumeError::Exists.into());
+                }
+                if attributes.links == 0 {
+                    return Err(VolumeError::NotFound.into());
+                }
+                attributes.links += 1;
+                attributes.changed = now;
+                touch_directory(run, &mut place, 1, now);
+                run.set(place.key.clone(), Some(name_item(inode, &attributes)));
+                run.set_attributes(inode, attributes);
+                Ok(Entry { inode, attributes })
+            })
+            .await
+    }
+
+    /// Removes a name of anything but a directory.
+    pub async fn unlink(&self, directory: u64, name: &[u8]) -> Result<(), VolumeError> {
+        self.remove(directory, name, false).await
+    }
+
+    /// Removes an empty directory.
+    pub async fn rmdir(&self, directory: u64, name: &[u8]) -> Result<(), VolumeError> {
+        self.remove(directory, name, true).await
+    }
+
+    async fn remove(
+        &self,
+        directory: u64,
+        name: &[u8],
+        want_directory: bool,
+    ) -> Result<(), VolumeError> {
+        self.writable().await?;
+        let now = self.clock.now();
+        self.view
+            .transact(|run| {
+                let mut place = self.place(run, directory, name)?;
+                let Some((inode, _)) = place.holds else {
+                    return Err(VolumeError::NotFound.into());
+                };
+                let victim = run.attributes(inode)?;
+                match (mode::is_directory(victim.mode), want_directory) {
+                    (true, false) => return Err(VolumeError::IsDirectory.into()),
+                    (false, true) => return Err(VolumeError::NotDirectory.into()),
+                    _ => {}
+                }
+                self.unname(run, &mut place, inode, victim, now)?;
+                touch_directory(run, &mut place, -1, now);
+                run.set(place.key.clone(), None);
+                Ok(())
+            })
+            .await
+    }
+
+    /// Takes one name from an inode that `place` held; the inode goes when it was the last and nobody uses it.
+    fn unname(
+        &self,
+        run: &mut Transaction<'_>,
+        place: &mut Place,
+        inode: u64,
+        mut victim: Attributes,
+        now: Timestamp,
+    ) -> Step<()> {
+        if mode::is_directory(victim.mode) {
+            if victim.size_bytes != 0 {
+                return Err(VolumeError::NotEmpty.into());
+            }
+            place.attributes.links = place.attributes.links.saturating_sub(1);
+            victim.links = 0;
+        } else {
+            victim.links = victim.links.saturating_sub(1);
+        }
+        victim.changed = now;
+        if victim.links > 0 {
+            run.set_attributes(inode, victim);
+        } else if self.usage.in_use(inode) {
+            run.set_attributes(inode, victim);
+            run.set(Key::orphan(inode), Some(Item::Orphan));
+            self.orphans.lock().insert(inode);
+        } else {
+            drop_inode(run, inode, &victim);
+        }
+        Ok(())
+    }
+
+    /// Drops an inode that has lost its last name and its last user; any other is left alone.
+    pub async fn reap(&self, inode: u64) -> Result<(), VolumeError> {
+        if !self.orphans.lock().remove(&inode) {
+            return Ok(());
+        }
+        self.reap_left_behind(inode).await
+    }
+
+    /// The same for an inode that an earlier mount left behind.
+    pub async fn reap_left_behind(&self, inode: u64) -> Result<(), VolumeError> {
+        self.view
+            .transact(|run| {
+                let Some(Item::Attributes(attributes)) = run.get(&Key::attributes(inode))? else {
+                    run.set(Key::orphan(inode), None);
+                    return Ok(());
+                };
+                if attributes.links == 0 && !self.usage.in_use(inode) {
+                    run.set(Key::orphan(inode), None);
+                    drop_inode(run, inode, &attributes);
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    /// Moves a name.
+    pub async fn rename(
+        &self,
+        from: (u64, &[u8]),
+        to: (u64, &[u8]),
+        mode: RenameTo,
+    ) -> Result<(), VolumeError> {
+        self.writable().await?;
+        let now = self.clock.now();
+        self.view
+            .transact(|run| {
+                let source = self.place(run, from.0, from.1)?;
+                let target = self.place(run, to.0, to.1)?;
+                let Some(moved) = source.holds else {
+                    return Err(VolumeError::NotFound.into());
+                };
+                match (mode, target.holds) {
+                    (RenameTo::Nothing, Some(_)) => Err(VolumeError::Exists.into()),
+                    (RenameTo::Exchange, None) => Err(VolumeError::NotFound.into()),
+                    // Two names of one inode: POSIX leaves both.
+                    (_, Some(there)) if there.0 == moved.0 => Ok(()),
+                    (RenameTo::Exchange, Some(there)) => {
+                        exchange(run, source, target, moved, there, now)
+                    }
+                    (_, there) => self.move_name(run, source, target, moved, there, now),
+                }
+            })
+            .await
+    }
+
+    fn move_name(
+        &self,
+        run: &mut Transaction<'_>,
+        mut source: Place,
+        mut target: Place,
+        moved: (u64, u8),
+        there: Option<(u64, u8)>,
+        now: Timestamp,
+    ) -> Step<()> {
+        let mut attributes = run.attributes(moved.0)?;
+        let is_directory = mode::is_directory(attributes.mode);
+        let same = source.directory == target.directory;
+        if let Some((inode, _)) = there {
+            let victim = run.attributes(inode)?;
+            match (is_directory, mode::is_directory(victim.mode)) {
+                (true, false) => return Err(VolumeError::NotDirectory.into()),
+                (false, true) => return Err(VolumeError::IsDirectory.into()),
+                _ => {}
+            }
+            self.unname(run, &mut target, inode, victim, now)?;
+            touch_directory(run, &mut target, -1, now);
+        }
+        if same {
+            source.attributes = target.attributes;
+        }
+        if is_directory {
+            source.attributes.links = source.attributes.links.saturating_sub(1);
+        }
+        touch_directory(run, &mut source, -1, now);
+        if same {
+            target.attributes = source.attributes;
+        }
+        if is_directory {
+            target.attributes.links += 1;
+        }
+        touch_directory(run, &mut target, 1, now);
+        run.set(source.key, None);
+        run.set(
+            target.key,
+            Some(Item::Name {
+                inode: moved.0,
+                file_type: moved.1,
+            }),
+        );
+        attributes.changed = now;
+        run.set_attributes(moved.0, attributes);
+        Ok(())
+    }
+}
+
+fn exchange(
+    run: &mut Transaction<'_>,
+    mut source: Place,
+    mut target: Place,
+    moved: (u64, u8),
+    there: (u64, u8),
+    now: Timestamp,
+) -> Step<()> {
+    let mut first = run.attributes(moved.0)?;
+    let mut second = run.attributes(there.0)?;
+    first.changed = now;
+    second.changed = now;
+    run.set_attributes(moved.0, first);
+    run.set_attributes(there.0, second);
+    if source.directory != target.directory {
+        let (one, two) = (
+            mode::is_directory(first.mode),
+            mode::is_directory(second.mode),
+        );
+        let shift =
+            |links: u32, gains: bool, loses: bool| links + u32::from(gains) - u32::from(loses);
+        source.attributes.links = shift(source.attributes.links, two, one);
+        target.attributes.links = shift(target.attributes.links, one, two);
+        touch_directory(run, &mut target, 0, now);
+    }
+    touch_directory(run, &mut source, 0, now);
+    run.set(
+        source.key,
+        Some(Item::Name {
+            inode: there.0,
+            file_type: there.1,
+        }),
+    );
+    run.set(
+        target.key,
+        Some(Item::Name {
+            inode: moved.0,
+            file_type: moved.1,
+        }),
+    );
+    Ok(())
+}
+
+fn drop_inode(run: &mut Transaction<'_>, inode: u64, attributes: &Attributes) {
+    if mode::is_regular(attributes.mode) {
+        run.count_bytes(-(attributes.size_bytes as i64));
+    }
+    run.drop_inode(inode);
+}
+
+fn name_item(inode: u64, attributes: &Attributes) -> Item {
+    Item::Name {
+        inode,
+        file_type: mode::kind(attributes.mode),
+    }
+}
+
+/// Counts names in a directory and moves its times.
+fn touch_directory(run: &mut Transaction<'_>, place: &mut Place, names: i64, now: Timestamp) {
+    place.attributes.size_bytes = place.attributes.size_bytes.saturating_add_signed(names);
+    place.attributes.modified = now;
+    place.attributes.changed = now;
+    run.set_attributes(place.directory, place.attributes);
+}
+
+fn attributes_of(new: &NewInode, directory: &Attributes, now: Timestamp) -> Attributes {
+    let passes_group_on = directory.mode & libc::S_ISGID != 0;
+    let is_directory = mode::is_directory(new.mode);
+    Attributes {
+        mode: if passes_group_on && is_directory {
+            new.mode | libc::S_ISGID
+        } else {
+            new.mode
+        },
+        uid: new.uid,
+        gid: if passes_group_on {
+            directory.gid
+        } else {
+            new.gid
+        },
+        links: if is_directory { 2 } else { 1 },
+        size_bytes: new.target.as_ref().map_or(0, |target| target.len() as u64),
+        allocated_bytes: 0,
+        accessed: now,
+        modified: now,
+        changed: now,
+        device: new.device,
+        profile: new.profile,
+        flags: 0,
+    }
+}

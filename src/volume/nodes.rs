@@ -1,0 +1,88 @@
+//! Tree nodes between the tree and the depot.
+//!
+//! Owns: a bounded cache of decoded nodes, and the way of new ones into the bucket. Does not own: what nodes mean.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use bkfs_chunker::depot::Depot;
+use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::ingest::Ingest;
+use bytes::Bytes;
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use crate::tree::item::Item;
+use crate::tree::key::Key;
+use crate::tree::node::Node;
+use crate::tree::source::{NodeSink, NodeSource};
+use crate::volume::error::VolumeError;
+use crate::volume::names::Names;
+
+/// Decoded nodes kept: about 32 KiB each, so about 48 MiB.
+const CACHED_NODES: NonZeroUsize = NonZeroUsize::new(1536).expect("not zero");
+
+/// Reads nodes of any tree of the repository.
+pub struct Nodes {
+    depot: Depot,
+    names: Names,
+    cache: Mutex<LruCache<Id, Arc<Node>>>,
+}
+
+impl Nodes {
+    /// Nodes of `depot`.
+    pub fn new(depot: Depot) -> Self {
+        let names = Names::new(depot.keyring().clone());
+        Nodes {
+            depot,
+            names,
+            cache: Mutex::new(LruCache::new(CACHED_NODES)),
+        }
+    }
+
+    /// Makes keys of names.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Where they are read from.
+    pub fn depot(&self) -> &Depot {
+        &self.depot
+    }
+}
+
+impl NodeSource for Nodes {
+    type Error = VolumeError;
+
+    async fn load(&self, id: Id) -> Result<Arc<Node>, VolumeError> {
+        if let Some(node) = self.cache.lock().get(&id) {
+            return Ok(node.clone());
+        }
+        let bytes = self.depot.read_blob(Kind::Node, id).await?;
+        let node = Arc::new(
+            Node::decode(bytes)
+                .map_err(|error| VolumeError::Tree(format!("node {id}: {error}")))?,
+        );
+        self.cache.lock().put(id, node.clone());
+        Ok(node)
+    }
+}
+
+/// Stores new nodes through a session's ingest.
+pub struct NewNodes<'a>(pub &'a Ingest);
+
+impl NodeSink for NewNodes<'_> {
+    type Error = VolumeError;
+
+    async fn store(&self, _level: u8, bytes: Vec<u8>) -> Result<Id, VolumeError> {
+        Ok(self.0.store_blob(Kind::Node, Bytes::from(bytes)).await?)
+    }
+}
+
+/// An item from a tree's value.
+pub fn decode_item(key: &Key, value: &Bytes) -> Result<Item, VolumeError> {
+    let kind = key
+        .kind()
+        .map_err(|error| VolumeError::Tree(format!("{key:?}: {error}")))?;
+    Item::decode(kind, value).map_err(|error| VolumeError::Tree(format!("{key:?}: {error}")))
+}

@@ -1,0 +1,317 @@
+//! What a live volume holds in memory above its last committed tree: two layers of changes.
+//!
+//! Owns: the layers and the rules by which they cover each other. Does not own: the tree below, locks on inodes, I/O.
+//!
+//! ```text
+//!   active    ← every operation writes here; a cut makes it the sealing layer and starts a new one
+//!   sealing   ← being stored by the committer; nobody else changes it, except that stored bytes become extents
+//!   base      ← the tree of the last commit
+//! ```
+//! A layer holds changed items (a tombstone is `None`), inodes dropped whole, and dirty bytes of files. Reading a file asks the dirty bytes of both
+//! layers first, then the items of both over the base: extents made in a layer were cut to fit everything below them, so a file's bytes may be stored in the active
+//! layer only when its sealing layer has no dirty bytes left (`flush` keeps to that).
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+
+use bkfs_chunker::id::Id;
+
+use crate::tree::item::{Attributes, Item};
+use crate::tree::key::{self, Key};
+use crate::volume::dirty::{DirtyRanges, Part};
+
+/// What an item of a layer costs in memory beside its bytes: tree node and key headers (an estimate, for the memory budget).
+const ITEM_OVERHEAD_BYTES: u64 = 160;
+
+/// Memory of one changed item, in bytes.
+fn cost(key_bytes: usize, item: &Option<Item>) -> u64 {
+    let value = match item {
+        Some(Item::Xattr(bytes) | Item::Inline(bytes) | Item::Symlink(bytes)) => bytes.len(),
+        _ => 0,
+    };
+    ITEM_OVERHEAD_BYTES + (key_bytes + value) as u64
+}
+
+/// One layer of changes.
+#[derive(Debug, Default)]
+pub struct Layer {
+    /// Which cut it belongs to: the active layer's epoch grows by one at each cut.
+    pub epoch: u64,
+    /// Changed items; `None` hides an item below.
+    pub items: BTreeMap<Key, Option<Item>>,
+    /// Inodes of which nothing below counts any more.
+    pub dropped: HashSet<u64>,
+    /// Dirty bytes of files.
+    pub data: HashMap<u64, DirtyRanges>,
+    item_cost: u64,
+    data_cost: u64,
+}
+
+impl Layer {
+    fn new(epoch: u64) -> Self {
+        Layer {
+            epoch,
+            ..Layer::default()
+        }
+    }
+
+    /// True if a commit of this layer would change nothing.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty() && self.dropped.is_empty() && self.data.is_empty()
+    }
+
+    /// Memory held by items, in bytes.
+    pub fn item_cost(&self) -> u64 {
+        self.item_cost
+    }
+
+    /// Memory held by dirty bytes of files, in bytes.
+    pub fn data_cost(&self) -> u64 {
+        self.data_cost
+    }
+
+    /// Sets or hides an item.
+    pub fn set(&mut self, key: Key, item: Option<Item>) {
+        let key_bytes = key.as_bytes().len();
+        self.item_cost += cost(key_bytes, &item);
+        if let Some(old) = self.items.insert(key, item) {
+            self.item_cost -= cost(key_bytes, &old);
+        }
+    }
+
+    /// Works on the dirty bytes of `inode`, keeping the account.
+    pub fn with_data<R>(&mut self, inode: u64, change: impl FnOnce(&mut DirtyRanges) -> R) -> R {
+        let ranges = self.data.entry(inode).or_default();
+        let before = ranges.cost();
+        let result = change(ranges);
+        self.data_cost = self.data_cost + ranges.cost() - before;
+        if ranges.is_empty() {
+            self.data.remove(&inode);
+        }
+        result
+    }
+
+    /// Drops an inode with all that belongs to it, here and below.
+    pub fn drop_inode(&mut self, inode: u64) {
+        let keys: Vec<Key> = self
+            .items
+            .range(key::of_inode(inode))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in keys {
+            if let Some(item) = self.items.remove(&key) {
+                self.item_cost -= cost(key.as_bytes().len(), &item);
+            }
+        }
+        if let Some(ranges) = self.data.remove(&inode) {
+            self.data_cost -= ranges.cost();
+        }
+        self.dropped.insert(inode);
+    }
+}
+
+/// Which layers a reader looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Everything: what the users of the mount see.
+    Live,
+    /// The sealing layer and below: what the commit under way will hold.
+    Sealing,
+}
+
+/// What the layers know of a key.
+#[derive(Debug)]
+pub enum Found {
+    /// The item, as changed.
+    Item(Item),
+    /// Hidden: it does not exist.
+    Absent,
+    /// Nothing: ask this tree.
+    Below(Id),
+}
+
+/// What a volume holds, for statfs and snapshot lists.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Inodes of every kind.
+    pub inodes: u64,
+    /// Sum of the sizes of regular files, in bytes.
+    pub bytes: u64,
+}
+
+/// The two layers and the base.
+#[derive(Debug)]
+pub struct State {
+    /// Takes all changes.
+    pub active: Layer,
+    /// Being committed.
+    pub sealing: Option<Layer>,
+    /// Root of the last committed tree.
+    pub base: Id,
+    /// Inodes and bytes of contents, as they are now.
+    pub totals: Totals,
+    /// Counts writes; each dirty piece carries the count at which it was last written.
+    pub stamp: u64,
+}
+
+impl State {
+    /// No changes above `base`.
+    pub fn new(base: Id, totals: Totals) -> Self {
+        State {
+            active: Layer::new(1),
+            sealing: None,
+            base,
+            totals,
+            stamp: 0,
+        }
+    }
+
+    /// The layers in `scope`, newest first.
+    pub fn layers(&self, scope: Scope) -> impl Iterator<Item = &Layer> {
+        let active = (scope == Scope::Live).then_some(&self.active);
+        active.into_iter().chain(self.sealing.as_ref())
+    }
+
+    /// The layer of this epoch, if it is not committed yet.
+    pub fn layer_mut(&mut self, epoch: u64) -> Option<&mut Layer> {
+        if self.active.epoch == epoch {
+            return Some(&mut self.active);
+        }
+        self.sealing.as_mut().filter(|layer| layer.epoch == epoch)
+    }
+
+    /// The next stamp.
+    pub fn next_stamp(&mut self) -> u64 {
+        self.stamp += 1;
+        self.stamp
+    }
+
+    /// What the layers know of `key`.
+    pub fn find(&self, scope: Scope, key: &Key) -> Found {
+        for layer in self.layers(scope) {
+            if let Some(change) = layer.items.get(key) {
+                return change.clone().map_or(Found::Absent, Found::Item);
+            }
+            if key
+                .inode()
+                .is_ok_and(|inode| layer.dropped.contains(&inode))
+            {
+                return Found::Absent;
+            }
+        }
+        Found::Below(self.base)
+    }
+
+    /// Changes of one inode's items in `range`, at most `limit` of each layer; and the key up to which they are complete.
+    pub fn changes(&self, scope: Scope, range: &Range<Key>, limit: usize) -> Changes {
+        let mut changes = Changes {
+            items: BTreeMap::new(),
+            complete_to: range.end.clone(),
+            base: Some(self.base),
+        };
+        for layer in self.layers(scope) {
+            let mut taken = 0;
+            for (key, item) in layer.items.range(range.clone()) {
+                if taken == limit {
+                    changes.complete_to = changes.complete_to.min(key.clone());
+                    break;
+                }
+                taken += 1;
+                changes
+                    .items
+                    .entry(key.clone())
+                    .or_insert_with(|| item.clone());
+            }
+            if range
+                .start
+                .inode()
+                .is_ok_and(|inode| layer.dropped.contains(&inode))
+            {
+                changes.base = None;
+                break;
+            }
+        }
+        changes.items.split_off(&changes.complete_to);
+        changes
+    }
+
+    /// Dirty bytes of `inode` in `range`, newest layer first: disjoint parts in no particular order.
+    pub fn dirty_parts(
+        &self,
+        scope: Scope,
+        inode: u64,
+        range: Range<u64>,
+    ) -> Vec<(Range<u64>, Part)> {
+        let mut parts: Vec<(Range<u64>, Part)> = Vec::new();
+        let mut gaps = vec![range];
+        for layer in self.layers(scope) {
+            let Some(ranges) = layer.data.get(&inode) else {
+                if layer.dropped.contains(&inode) {
+                    break;
+                }
+                continue;
+            };
+            let mut left = Vec::new();
+            for gap in gaps {
+                let mut at = gap.start;
+                for (covered, part) in ranges.overlaps(gap.clone()) {
+                    if at < covered.start {
+                        left.push(at..covered.start);
+                    }
+                    at = covered.end;
+                    parts.push((covered, part));
+                }
+                if at < gap.end {
+                    left.push(at..gap.end);
+                }
+            }
+            gaps = left;
+        }
+        parts
+    }
+
+    /// The attributes of an inode, if a layer has them.
+    pub fn attributes(&self, scope: Scope, inode: u64) -> Option<Attributes> {
+        match self.find(scope, &Key::attributes(inode)) {
+            Found::Item(Item::Attributes(attributes)) => Some(attributes),
+            _ => None,
+        }
+    }
+
+    /// Makes the active layer the sealing one. The caller makes sure that there is none.
+    pub fn cut(&mut self) {
+        assert!(
+            self.sealing.is_none(),
+            "a cut while the layer before is still being sealed"
+        );
+        let next = Layer::new(self.active.epoch + 1);
+        self.sealing = Some(std::mem::replace(&mut self.active, next));
+    }
+
+    /// The sealing layer is in `base` now.
+    pub fn committed(&mut self, base: Id) {
+        self.base = base;
+        self.sealing = None;
+    }
+
+    /// Memory held by dirty bytes, in both layers.
+    pub fn data_cost(&self) -> u64 {
+        self.active.data_cost() + self.sealing.as_ref().map_or(0, Layer::data_cost)
+    }
+
+    /// Memory held by items, in both layers.
+    pub fn item_cost(&self) -> u64 {
+        self.active.item_cost() + self.sealing.as_ref().map_or(0, Layer::item_cost)
+    }
+}
+
+/// Changed items of a range, over a base.
+#[derive(Debug)]
+pub struct Changes {
+    /// The newest change of each key.
+    pub items: BTreeMap<Key, Option<Item>>,
+    /// Changes at or beyond this key were left out.
+    pub complete_to: Key,
+    /// The tree below, unless nothing below counts.
+    pub base: Option<Id>,
+}

@@ -1,0 +1,219 @@
+//! Atomic changes of a live volume: read what is needed, decide, write, all against one state.
+//!
+//! Owns: the retry loop between memory and the tree. Does not own: what the operations mean.
+//!
+//! An operation is a closure over a [`Transaction`]. It runs under the state's lock, so it never waits: an item that lies only in the tree makes
+//! it stop with [`Stop::Need`], the item is fetched without the lock, and the closure runs again from the start. Its writes are
+//! applied only when it ends well, together. So operations need no locks of their own, and a cut lies before or after each as a whole.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use bkfs_chunker::id::Id;
+use bytes::Bytes;
+
+use crate::tree::item::{Attributes, Item};
+use crate::tree::key::Key;
+use crate::volume::error::VolumeError;
+use crate::volume::state::{Found, Scope, State};
+use crate::volume::view::View;
+
+/// Why a run of the closure ended without a result.
+#[derive(Debug)]
+pub enum Stop {
+    /// An item must be fetched from the tree first.
+    Need(Key),
+    /// The operation fails.
+    Fail(VolumeError),
+}
+
+impl From<VolumeError> for Stop {
+    fn from(error: VolumeError) -> Self {
+        Stop::Fail(error)
+    }
+}
+
+/// What a closure may answer.
+pub type Step<T> = Result<T, Stop>;
+
+#[derive(Debug)]
+enum Effect {
+    Set(Key, Option<Item>),
+    Drop(u64),
+    Write {
+        inode: u64,
+        offset: u64,
+        data: Bytes,
+    },
+    Zero {
+        inode: u64,
+        range: Range<u64>,
+    },
+}
+
+/// One run of an operation against the state.
+pub struct Transaction<'a> {
+    state: &'a State,
+    fetched: &'a HashMap<Key, Option<Item>>,
+    effects: Vec<Effect>,
+    written: HashMap<Key, Option<Item>>,
+    inodes: i64,
+    bytes: i64,
+}
+
+impl Transaction<'_> {
+    /// The item at `key`, as this transaction would leave it.
+    pub fn get(&self, key: &Key) -> Step<Option<Item>> {
+        if let Some(item) = self.written.get(key) {
+            return Ok(item.clone());
+        }
+        match self.state.find(Scope::Live, key) {
+            Found::Item(item) => Ok(Some(item)),
+            Found::Absent => Ok(None),
+            Found::Below(_) => match self.fetched.get(key) {
+                Some(item) => Ok(item.clone()),
+                None => Err(Stop::Need(key.clone())),
+            },
+        }
+    }
+
+    /// Sets or removes an item.
+    pub fn set(&mut self, key: Key, item: Option<Item>) {
+        self.written.insert(key.clone(), item.clone());
+        self.effects.push(Effect::Set(key, item));
+    }
+
+    /// The attributes of an inode; an inode that is not there is [`VolumeError::Stale`], since somebody held its number.
+    pub fn attributes(&self, inode: u64) -> Step<Attributes> {
+        match self.get(&Key::attributes(inode))? {
+            Some(Item::Attributes(attributes)) => Ok(attributes),
+            Some(_) => Err(VolumeError::Malformed { inode }.into()),
+            None => Err(VolumeError::Stale.into()),
+        }
+    }
+
+    /// Sets the attributes of an inode.
+    pub fn set_attributes(&mut self, inode: u64, attributes: Attributes) {
+        self.set(Key::attributes(inode), Some(Item::Attributes(attributes)));
+    }
+
+    /// Counts a new inode.
+    pub fn count_inode(&mut self) {
+        self.inodes += 1;
+    }
+
+    /// Counts bytes of contents that come (or go).
+    pub fn count_bytes(&mut self, bytes: i64) {
+        self.bytes += bytes;
+    }
+
+    /// Drops an inode with everything that belongs to it.
+    pub fn drop_inode(&mut self, inode: u64) {
+        self.inodes -= 1;
+        self.effects.push(Effect::Drop(inode));
+    }
+
+    /// Puts bytes into a file. The size is the caller's to set.
+    pub fn write(&mut self, inode: u64, offset: u64, data: Bytes) {
+        self.effects.push(Effect::Write {
+            inode,
+            offset,
+            data,
+        });
+    }
+
+    /// Makes a range of a file read as zeroes. The size is the caller's to set.
+    pub fn zero(&mut self, inode: u64, range: Range<u64>) {
+        self.effects.push(Effect::Zero { inode, range });
+    }
+}
+
+/// Applies what a transaction wrote to the active layer.
+fn apply(state: &mut State, effects: Vec<Effect>, inodes: i64, bytes: i64) {
+    let stamp = state.next_stamp();
+    state.totals.inodes = state.totals.inodes.saturating_add_signed(inodes);
+    state.totals.bytes = state.totals.bytes.saturating_add_signed(bytes);
+    let layer = &mut state.active;
+    for effect in effects {
+        match effect {
+            Effect::Set(key, item) => layer.set(key, item),
+            Effect::Drop(inode) => layer.drop_inode(inode),
+            Effect::Write {
+                inode,
+                offset,
+                data,
+            } => layer.with_data(inode, |ranges| {
+                if data.len() < SHARED_WRITE_BYTES {
+                    ranges.write(offset, &data, stamp);
+                } else {
+                    ranges.write_shared(offset, data, stamp);
+                }
+            }),
+            Effect::Zero { inode, range } => {
+                layer.with_data(inode, |ranges| ranges.zero(range, stamp))
+            }
+        }
+    }
+}
+
+/// From this size on a write keeps its own buffer instead of gathering with its neighbours, in bytes.
+const SHARED_WRITE_BYTES: usize = 64 * 1024;
+
+/// What is to be fetched before the next run.
+enum Outcome<T> {
+    Done(Result<T, VolumeError>),
+    Fetch(Key, Id),
+}
+
+impl View {
+    /// Runs `operation` until it ends, and applies its writes if it ends well.
+    ///
+    /// `operation` may run several times and must not have effects of its own.
+    pub async fn transact<T>(
+        &self,
+        mut operation: impl FnMut(&mut Transaction<'_>) -> Step<T>,
+    ) -> Result<T, VolumeError> {
+        let mut fetched: HashMap<Key, Option<Item>> = HashMap::new();
+        let mut fetched_from: Option<Id> = None;
+        loop {
+            match self.attempt(&mut operation, &mut fetched, &mut fetched_from)? {
+                Outcome::Done(result) => return result,
+                Outcome::Fetch(key, base) => {
+                    let item = self.item_below(base, &key).await?;
+                    fetched.insert(key, item);
+                }
+            }
+        }
+    }
+
+    fn attempt<T>(
+        &self,
+        operation: &mut impl FnMut(&mut Transaction<'_>) -> Step<T>,
+        fetched: &mut HashMap<Key, Option<Item>>,
+        fetched_from: &mut Option<Id>,
+    ) -> Result<Outcome<T>, VolumeError> {
+        let mut state = self.state()?.lock();
+        if *fetched_from != Some(state.base) {
+            // A commit replaced the tree: what was fetched from the old one may have been changed in between.
+            fetched.clear();
+            *fetched_from = Some(state.base);
+        }
+        let mut run = Transaction {
+            state: &state,
+            fetched,
+            effects: Vec::new(),
+            written: HashMap::new(),
+            inodes: 0,
+            bytes: 0,
+        };
+        match operation(&mut run) {
+            Ok(value) => {
+                let (effects, inodes, bytes) = (run.effects, run.inodes, run.bytes);
+                apply(&mut state, effects, inodes, bytes);
+                Ok(Outcome::Done(Ok(value)))
+            }
+            Err(Stop::Need(key)) => Ok(Outcome::Fetch(key, state.base)),
+            Err(Stop::Fail(error)) => Ok(Outcome::Done(Err(error))),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Listing directories.
+
+use bkfs_fuse::{DirectoryEntry, DirectoryReply, FileKind, Ino};
+
+use crate::tree::item::Item;
+use crate::tree::key::{self, FIRST_NAME_COOKIE, KeyParts};
+use crate::vfs::convert;
+use crate::vfs::numbers::{CONTROL_DIRECTORY, Number, SNAPSHOTS};
+use crate::vfs::{Mount, special};
+use crate::volume::ROOT_INODE;
+use crate::volume::error::VolumeError;
+use crate::volume::state::Scope;
+
+/// Names fetched in one go: more than fit a reply of the usual 4 KiB to 32 KiB.
+const PAGE_NAMES: usize = 256;
+
+/// Cookie behind `.`, and behind `..`.
+const BEHIND_SELF: u64 = 1;
+const BEHIND_PARENT: u64 = 2;
+
+/// A name to be listed.
+struct Listed {
+    number: Number,
+    kind: FileKind,
+    name: Vec<u8>,
+    /// Position of this name; the listing goes on behind it at one more.
+    cookie: u64,
+}
+
+impl Mount {
+    /// Lists names from `cookie` on, as many as fit.
+    pub(super) async fn readdir(
+        &self,
+        number: Number,
+        cookie: u64,
+        reply: &mut DirectoryReply,
+    ) -> Result<(), VolumeError> {
+        if cookie < BEHIND_SELF && !push_plain(reply, number.ino(), b".", BEHIND_SELF) {
+            return Ok(());
+        }
+        let parent = self.parent_of(number).ino();
+        if cookie < BEHIND_PARENT && !push_plain(reply, parent, b"..", BEHIND_PARENT) {
+            return Ok(());
+        }
+        match number {
+            SNAPSHOTS => return self.list_snapshots(cookie, reply).await,
+            CONTROL_DIRECTORY => return self.list_control(cookie, reply),
+            _ => {}
+        }
+        let view = self.view_of(number)?;
+        let mut range = key::names_from(number.inode, cookie.max(FIRST_NAME_COOKIE));
+        loop {
+            let page = view.items(Scope::Live, range.clone(), PAGE_NAMES).await?;
+            let mut names = Vec::with_capacity(page.items.len());
+            for (key, item) in page.items {
+                let malformed = VolumeError::Malformed {
+                    inode: number.inode,
+                };
+                let (Ok(KeyParts::Name { cookie, name, .. }), Item::Name { inode, file_type }) =
+                    (key.parse(), item)
+                else {
+                    return Err(malformed);
+                };
+                let kind = convert::kind(u32::from(file_type) << 12)?;
+                names.push(Listed {
+                    number: number.with_inode(inode),
+                    kind,
+                    name: name.to_vec(),
+                    cookie,
+                });
+            }
+            if !self.push_all(number, names, reply).await? {
+                return Ok(());
+            }
+            match page.next {
+                Some(next) => range.start = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Pushes names until one does not fit. Names that share a cookie are pushed together or, at the end of a reply, given again by the next:
+    /// the cookie behind all but the last of them is their own.
+    async fn push_all(
+        &self,
+        directory: Number,
+        names: Vec<Listed>,
+        reply: &mut DirectoryReply,
+    ) -> Result<bool, VolumeError> {
+        let view = self.view_of(directory)?;
+        for (index, listed) in names.iter().enumerate() {
+            let shares = names
+                .get(index + 1)
+                .is_some_and(|next| next.cookie == listed.cookie);
+            let mut entry = DirectoryEntry {
+                ino: listed.number.ino(),
+                kind: listed.kind,
+                name: &listed.name,
+                cookie: if shares {
+                    listed.cookie
+                } else {
+                    listed.cookie + 1
+                },
+                plus: None,
+            };
+            if reply.plus() {
+                // A name removed since it was listed is left out.
+                let Ok(attributes) = view.attributes(Scope::Live, listed.number.inode).await else {
+                    continue;
+                };
+                let shown = self.shown(listed.number, &attributes)?;
+                entry.plus = Some(convert::entry(shown, self.lifetimes_of(listed.number)));
+            }
+            if !reply.push(&entry) {
+                return Ok(false);
+            }
+            if entry.plus.is_some() {
+                self.looked_up(listed.number, directory);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn list_snapshots(
+        &self,
+        cookie: u64,
+        reply: &mut DirectoryReply,
+    ) -> Result<(), VolumeError> {
+        for (name, number) in self.history()?.list().await? {
+            // Numbers are unique and stable, so they are cookies; names are few.
+            let behind = BEHIND_PARENT + 1 + u64::from(number);
+            if behind <= cookie {
+                continue;
+            }
+            let ino = Number {
+                snapshot: number,
+                inode: ROOT_INODE,
+            }
+            .ino();
+            // A snapshot forgotten since it was listed is left out.
+            let plus = match reply.plus() {
+                true => match self.snapshot_entry(name.as_bytes()).await {
+                    Ok(entry) => Some(entry),
+                    Err(_) => continue,
+                },
+                false => None,
+            };
+            let entry = DirectoryEntry {
+                ino,
+                kind: FileKind::Directory,
+                name: name.as_bytes(),
+                cookie: behind,
+                plus,
+            };
+            if !reply.push(&entry) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn list_control(&self, cookie: u64, reply: &mut DirectoryReply) -> Result<(), VolumeError> {
+        for (index, (name, number)) in special::CONTROL_FILES.iter().enumerate() {
+            let behind = BEHIND_PARENT + 1 + index as u64;
+            if behind <= cookie {
+                continue;
+            }
+            let plus = reply
+                .plus()
+                .then(|| self.special_entry(*number))
+                .transpose()?;
+            let entry = DirectoryEntry {
+                ino: number.ino(),
+                kind: FileKind::Regular,
+                name: name.as_bytes(),
+                cookie: behind,
+                plus,
+            };
+            if !reply.push(&entry) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn push_plain(reply: &mut DirectoryReply, ino: Ino, name: &[u8], cookie: u64) -> bool {
+    reply.push(&DirectoryEntry {
+        ino,
+        kind: FileKind::Directory,
+        name,
+        cookie,
+        plus: None,
+    })
+}

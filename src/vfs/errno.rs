@@ -1,0 +1,50 @@
+//! The one table from what goes wrong to what the kernel is told.
+
+use bkfs_chunker::error::DepotError;
+use bkfs_chunker::store::StoreErrorKind;
+use bkfs_fuse::Errno;
+
+use crate::volume::error::VolumeError;
+
+/// What a caller of the kernel sees. Exhaustive: a new error does not compile until somebody decides.
+pub fn errno(error: &VolumeError) -> Errno {
+    match error {
+        VolumeError::NotFound => Errno::ENOENT,
+        VolumeError::Stale => Errno::ESTALE,
+        VolumeError::Exists => Errno::EEXIST,
+        VolumeError::NotDirectory => Errno::ENOTDIR,
+        VolumeError::IsDirectory => Errno::EISDIR,
+        VolumeError::NotEmpty => Errno::ENOTEMPTY,
+        VolumeError::ReadOnly => Errno::EROFS,
+        VolumeError::NotPermitted => Errno::EPERM,
+        VolumeError::Denied => Errno::EACCES,
+        VolumeError::NameTooLong => Errno::ENAMETOOLONG,
+        VolumeError::Invalid | VolumeError::SnapshotName(_) => Errno::EINVAL,
+        VolumeError::TooLarge => Errno::EFBIG,
+        VolumeError::TooManyLinks => Errno::EMLINK,
+        VolumeError::NoAttribute => Errno::ENODATA,
+        VolumeError::AttributeTooLarge => Errno::E2BIG,
+        VolumeError::NoSuchPlace => Errno::ENXIO,
+        VolumeError::NotSupported => Errno::EOPNOTSUPP,
+        VolumeError::CrossesSnapshots => Errno::EXDEV,
+        VolumeError::Malformed { .. } | VolumeError::Tree(_) => Errno::EIO,
+        VolumeError::Commit(_) | VolumeError::Poisoned(_) => Errno::EIO,
+        VolumeError::Depot(error) => depot_errno(error),
+    }
+}
+
+fn depot_errno(error: &DepotError) -> Errno {
+    match error.cause() {
+        DepotError::Store(error) if error.kind() == StoreErrorKind::NoSpace => Errno::ENOSPC,
+        DepotError::Damaged { .. }
+        | DepotError::Missing { .. }
+        | DepotError::Unknown { .. }
+        | DepotError::Unreadable { .. }
+        | DepotError::Store(_)
+        | DepotError::Stalled { .. }
+        | DepotError::Failed(_)
+        | DepotError::Invalid(_)
+        | DepotError::CacheDirectory { .. }
+        | DepotError::Internal(_) => Errno::EIO,
+    }
+}

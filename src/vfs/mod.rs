@@ -1,0 +1,173 @@
+//! The filesystem that the kernel sees: one volume, its snapshots, and the mount's own files.
+//!
+//! Owns: inode numbers, handles and lifetimes as the kernel has them, and which tree a request goes to. Does not own: what operations do (`volume`), how requests
+//! arrive (the fuse crate).
+//!
+//! Every request becomes a future. It is polled once where it arrives, which is enough when everything it needs is in memory; if it must wait it moves to
+//! the runtime, and the kernel's thread is free again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use bkfs_fuse::{Errno, Reply};
+use parking_lot::Mutex;
+use tokio::runtime::Handle as Runtime;
+
+use crate::vfs::convert::Lifetimes;
+use crate::vfs::handles::Handles;
+use crate::vfs::numbers::Number;
+use crate::vfs::special::{Control, History, Owner, Shelf};
+use crate::volume::Volume;
+use crate::volume::error::VolumeError;
+use crate::volume::view::View;
+
+mod change;
+pub mod convert;
+mod directory;
+pub mod errno;
+mod file;
+mod handles;
+mod look;
+pub mod numbers;
+pub mod readahead;
+mod requests;
+pub mod special;
+
+/// A mounted volume or snapshot.
+pub struct Mount {
+    runtime: Runtime,
+    view: View,
+    volume: Option<Arc<Volume>>,
+    lifetimes: Lifetimes,
+    history: Option<Arc<dyn History>>,
+    control: Arc<dyn Control>,
+    owner: Owner,
+    close: CloseMode,
+    shelves: Mutex<HashMap<u16, Shelf>>,
+    handles: Handles,
+}
+
+/// What close(2) waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseMode {
+    /// For the data of files with more than 1 MiB unsent.
+    Bounded,
+    /// For everything the file holds.
+    Durable,
+    /// For nothing.
+    Async,
+}
+
+/// What a mount is made of.
+pub struct MountParts {
+    /// Where requests that wait go on.
+    pub runtime: Runtime,
+    /// What the root of the mount shows.
+    pub view: View,
+    /// The volume, if the mount is writable.
+    pub volume: Option<Arc<Volume>>,
+    /// How long the kernel may keep what it learns of the tree.
+    pub lifetimes: Lifetimes,
+    /// The snapshots; none in a mount of one snapshot.
+    pub history: Option<Arc<dyn History>>,
+    /// Status and requests.
+    pub control: Arc<dyn Control>,
+    /// Who mounted.
+    pub owner: Owner,
+    /// What close(2) waits for.
+    pub close: CloseMode,
+}
+
+/// The [`Mount`] behind the kernel door.
+#[derive(Clone)]
+pub struct BkfsVfs(Arc<Mount>);
+
+impl BkfsVfs {
+    /// A filesystem to be mounted.
+    pub fn new(parts: MountParts) -> Self {
+        BkfsVfs(Arc::new(Mount {
+            runtime: parts.runtime,
+            view: parts.view,
+            volume: parts.volume,
+            lifetimes: parts.lifetimes,
+            history: parts.history,
+            control: parts.control,
+            owner: parts.owner,
+            close: parts.close,
+            shelves: Mutex::new(HashMap::new()),
+            handles: Handles::default(),
+        }))
+    }
+
+    /// Answers `reply` with what `work` comes to.
+    fn answer<T, F>(&self, reply: Reply<T>, work: impl FnOnce(Arc<Mount>) -> F)
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, VolumeError>> + Send + 'static,
+    {
+        let future = work(self.0.clone());
+        self.run(async move {
+            let result = future.await;
+            reply.send(result.map_err(|error| report(&error)));
+        });
+    }
+
+    /// Polls once here, and goes on in the runtime if that is not enough.
+    fn run(&self, future: impl Future<Output = ()> + Send + 'static) {
+        let mut future = Box::pin(future);
+        let _inside = self.0.runtime.enter();
+        let pending = future
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .is_pending();
+        if pending {
+            self.0.runtime.spawn(future);
+        }
+    }
+}
+
+/// The errno of an error; what is no everyday answer is logged with its cause.
+fn report(error: &VolumeError) -> Errno {
+    let errno = errno::errno(error);
+    if matches!(errno, Errno::EIO | Errno::ENOSPC) {
+        tracing::error!("{errno:?}: {error}");
+    }
+    errno
+}
+
+impl Mount {
+    /// What a number's tree is read through.
+    fn view_of(&self, number: Number) -> Result<View, VolumeError> {
+        match number.snapshot {
+            0 => Ok(self.view.clone()),
+            snapshot => {
+                let shelves = self.shelves.lock();
+                shelves
+                    .get(&snapshot)
+                    .map(|shelf| shelf.view.clone())
+                    .ok_or(VolumeError::Stale)
+            }
+        }
+    }
+
+    /// The volume, for a change of the inode with this number.
+    fn volume_for(&self, number: Number) -> Result<&Arc<Volume>, VolumeError> {
+        if number.snapshot != 0 || number.is_special() {
+            return Err(VolumeError::ReadOnly);
+        }
+        self.volume.as_ref().ok_or(VolumeError::ReadOnly)
+    }
+
+    fn lifetimes_of(&self, number: Number) -> Lifetimes {
+        if number.snapshot == 0 {
+            self.lifetimes
+        } else {
+            Lifetimes::FROZEN
+        }
+    }
+
+    fn history(&self) -> Result<&Arc<dyn History>, VolumeError> {
+        self.history.as_ref().ok_or(VolumeError::NotFound)
+    }
+}

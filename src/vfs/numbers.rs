@@ -1,0 +1,92 @@
+//! Inode numbers as the kernel sees them: which tree, and which inode in it.
+//!
+//! ```text
+//!   63         48 47                                0
+//!   snapshot number │ inode of the tree               snapshot 0 is the live volume
+//! ```
+//! So `cp .snapshots/day1/f f` never sees "the same file", and a number says for ever what it said once: snapshot numbers are unique among the
+//! snapshots a repository keeps, inode numbers are never reused.
+
+use bkfs_fuse::Ino;
+
+/// Bits of an inode number within its tree.
+const INODE_BITS: u32 = 48;
+
+/// The directory `.snapshots` of the live volume's root.
+pub const SNAPSHOTS: Number = Number {
+    snapshot: 0,
+    inode: 2,
+};
+/// The directory `.bkfs`.
+pub const CONTROL_DIRECTORY: Number = Number {
+    snapshot: 0,
+    inode: 3,
+};
+/// The file `.bkfs/status`.
+pub const STATUS: Number = Number {
+    snapshot: 0,
+    inode: 4,
+};
+/// The file `.bkfs/metrics`.
+pub const METRICS: Number = Number {
+    snapshot: 0,
+    inode: 5,
+};
+/// The file `.bkfs/control`.
+pub const CONTROL: Number = Number {
+    snapshot: 0,
+    inode: 6,
+};
+/// The root of the mount.
+pub const ROOT: Number = Number {
+    snapshot: 0,
+    inode: 1,
+};
+
+/// An inode number taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Number {
+    /// Which snapshot; 0 is the live volume.
+    pub snapshot: u16,
+    /// Which inode in its tree.
+    pub inode: u64,
+}
+
+impl Number {
+    /// Takes apart what the kernel sent.
+    pub fn of(ino: Ino) -> Number {
+        Number {
+            snapshot: (ino.0 >> INODE_BITS) as u16,
+            inode: ino.0 & ((1 << INODE_BITS) - 1),
+        }
+    }
+
+    /// The same inode number in the same tree.
+    pub fn with_inode(self, inode: u64) -> Number {
+        Number { inode, ..self }
+    }
+
+    /// What the kernel is sent.
+    pub fn ino(self) -> Ino {
+        Ino(u64::from(self.snapshot) << INODE_BITS | self.inode)
+    }
+
+    /// True for the mount's own files, which are in no tree.
+    pub fn is_special(self) -> bool {
+        self.snapshot == 0 && (SNAPSHOTS.inode..crate::volume::FIRST_INODE).contains(&self.inode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn there_and_back(snapshot: u16, inode in 0u64..1 << INODE_BITS) {
+            let number = Number { snapshot, inode };
+            prop_assert_eq!(Number::of(number.ino()), number);
+        }
+    }
+}

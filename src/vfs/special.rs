@@ -1,0 +1,112 @@
+//! What a mount shows beside its tree: `.snapshots` and `.bkfs`.
+//!
+//! Owns: their attributes, listings and contents. Does not own: what snapshots are (`History`), what the status says (`Control`).
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bkfs_fuse::{Attributes as Shown, FileKind, Ino};
+use bytes::Bytes;
+
+use crate::tree::item::Timestamp;
+use crate::vfs::convert::time;
+use crate::vfs::numbers::{CONTROL, CONTROL_DIRECTORY, METRICS, Number, SNAPSHOTS, STATUS};
+use crate::volume::error::VolumeError;
+use crate::volume::view::View;
+
+/// A snapshot as a mount shows it.
+#[derive(Clone)]
+pub struct Shelf {
+    /// Its number, which is part of the inode numbers below it.
+    pub number: u16,
+    /// Its name.
+    pub name: String,
+    /// Its tree.
+    pub view: View,
+}
+
+/// The snapshots of a volume, as a mount needs them.
+#[async_trait]
+pub trait History: Send + Sync + 'static {
+    /// Names and numbers of all, sorted by name.
+    async fn list(&self) -> Result<Vec<(String, u16)>, VolumeError>;
+    /// A snapshot by name, `latest` or `@TIME`.
+    async fn find(&self, name: &str) -> Result<Shelf, VolumeError>;
+    /// Forgets one.
+    async fn forget(&self, name: &str) -> Result<(), VolumeError>;
+}
+
+/// What `.bkfs` is for.
+#[async_trait]
+pub trait Control: Send + Sync + 'static {
+    /// `.bkfs/status`, as JSON.
+    fn status(&self) -> String;
+    /// `.bkfs/metrics`, as Prometheus text.
+    fn metrics(&self) -> String;
+    /// A request written to `.bkfs/control`, and its answer, both JSON.
+    async fn handle(&self, request: Bytes) -> String;
+}
+
+/// Who owns the mount's own files, and since when they are.
+#[derive(Debug, Clone, Copy)]
+pub struct Owner {
+    /// The user who mounted.
+    pub uid: u32,
+    /// That user's group.
+    pub gid: u32,
+    /// When.
+    pub since: Timestamp,
+}
+
+/// Names of `.bkfs`.
+pub const CONTROL_FILES: [(&str, Number); 3] = [
+    ("control", CONTROL),
+    ("metrics", METRICS),
+    ("status", STATUS),
+];
+
+/// The mount's own name in its root, if it is one.
+pub fn in_root(name: &[u8]) -> Option<Number> {
+    match name {
+        b".snapshots" => Some(SNAPSHOTS),
+        b".bkfs" => Some(CONTROL_DIRECTORY),
+        _ => None,
+    }
+}
+
+/// Attributes of one of the mount's own files.
+pub fn attributes(number: Number, owner: &Owner, read_only: bool) -> Result<Shown, VolumeError> {
+    let (kind, permissions, nlink) = match number {
+        SNAPSHOTS if read_only => (FileKind::Directory, 0o555, 2),
+        SNAPSHOTS => (FileKind::Directory, 0o755, 2),
+        CONTROL_DIRECTORY => (FileKind::Directory, 0o500, 2),
+        STATUS | METRICS => (FileKind::Regular, 0o400, 1),
+        CONTROL => (FileKind::Regular, 0o600, 1),
+        _ => return Err(VolumeError::Stale),
+    };
+    let since = time(owner.since);
+    Ok(Shown {
+        ino: Ino(number.inode),
+        size: if kind == FileKind::Directory { 4096 } else { 0 },
+        blocks: 0,
+        atime: since,
+        mtime: since,
+        ctime: since,
+        kind,
+        permissions,
+        nlink,
+        uid: owner.uid,
+        gid: owner.gid,
+        rdev: 0,
+        blksize: 4096,
+    })
+}
+
+/// What opening one of the mount's own files reads.
+pub fn text(number: Number, control: &Arc<dyn Control>) -> Option<Bytes> {
+    match number {
+        STATUS => Some(Bytes::from(control.status())),
+        METRICS => Some(Bytes::from(control.metrics())),
+        _ => None,
+    }
+}

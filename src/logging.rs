@@ -1,0 +1,99 @@
+//! Where log lines go: the terminal at first, the journal or a file once the terminal is gone.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// Where a daemon's lines go.
+enum Sink {
+    Terminal,
+    File(File),
+    /// The journal's own layer takes them.
+    Nowhere,
+}
+
+/// The log of this process.
+#[derive(Clone)]
+pub struct Log(Arc<Mutex<Sink>>);
+
+impl Log {
+    /// Starts logging to stderr. `BKFS_LOG` overrides the level, in the syntax of tracing's `EnvFilter`.
+    pub fn start(verbose: u8, quiet: bool) -> Log {
+        let log = Log(Arc::new(Mutex::new(Sink::Terminal)));
+        let level = match (quiet, verbose) {
+            (true, _) => LevelFilter::ERROR,
+            (false, 0) => LevelFilter::WARN,
+            (false, 1) => LevelFilter::INFO,
+            (false, _) => LevelFilter::DEBUG,
+        };
+        let filter = EnvFilter::builder()
+            .with_default_directive(level.into())
+            .with_env_var("BKFS_LOG")
+            .from_env_lossy();
+        let writer = log.clone();
+        let lines = tracing_subscriber::fmt::layer()
+            .with_ansi(false)
+            .with_target(false)
+            .with_writer(move || writer.clone());
+        let journal = is_journal_wanted()
+            .then(|| tracing_journald::layer().ok())
+            .flatten();
+        // A second start, as in tests, keeps the first.
+        let _ = tracing_subscriber::registry()
+            .with(lines.and_then(journal).with_filter(filter))
+            .try_init();
+        log
+    }
+
+    /// The terminal is gone.
+    pub fn detach(&self) {
+        *self.0.lock() = match (is_journal_wanted(), log_file()) {
+            (false, Some(file)) => Sink::File(file),
+            _ => Sink::Nowhere,
+        };
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match &mut *self.0.lock() {
+            Sink::Terminal => io::stderr().write(line),
+            Sink::File(file) => file.write(line),
+            Sink::Nowhere => Ok(line.len()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A system with a journal gets lines there; `-f` under systemd has stderr connected to it anyway.
+fn is_journal_wanted() -> bool {
+    std::path::Path::new("/run/systemd/journal/socket").exists()
+        && std::env::var_os("JOURNAL_STREAM").is_none()
+}
+
+/// Where this user's daemons log without a journal.
+pub fn log_path() -> Option<PathBuf> {
+    crate::places::state_dir().map(|directory| directory.join("bkfs.log"))
+}
+
+fn log_file() -> Option<File> {
+    let path = log_path()?;
+    std::fs::create_dir_all(path.parent()?).ok()?;
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)
+        .ok()
+}

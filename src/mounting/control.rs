@@ -1,0 +1,184 @@
+//! What a mount says of itself, and what it can be asked through `.bkfs/control`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::repository::Repository;
+use crate::root::state::HolderInfo;
+use crate::tree::item::Timestamp;
+use crate::vfs::special::Control;
+use crate::volume::Volume;
+use crate::volume::commit::{Committed, SnapshotRequest};
+use crate::volume::error::VolumeError;
+
+/// Changes wait this long for an unmount that was announced; then they go on.
+const FREEZE: Duration = Duration::from_secs(10);
+
+/// A mount's voice.
+pub struct MountControl {
+    /// What is mounted.
+    pub repository: Arc<Repository>,
+    /// The volume's name.
+    pub volume_name: String,
+    /// The volume, if the mount is writable.
+    pub volume: Option<Arc<Volume>>,
+    /// This process.
+    pub holder: HolderInfo,
+    /// When it was mounted, RFC 3339.
+    pub since: String,
+}
+
+/// A request, as written to `.bkfs/control`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Request {
+    /// Make a snapshot.
+    Snapshot {
+        name: Option<String>,
+        #[serde(default)]
+        tags: Vec<String>,
+    },
+    /// Commit everything, and let nothing change until the unmount.
+    Drain {},
+    /// The unmount did not come about.
+    Resume {},
+}
+
+impl MountControl {
+    async fn carry_out(&self, request: Request) -> Result<Value, VolumeError> {
+        let Some(volume) = &self.volume else {
+            return match request {
+                Request::Snapshot { .. } => Err(VolumeError::ReadOnly),
+                Request::Drain {} | Request::Resume {} => {
+                    Ok(json!({ "generation": self.generation() }))
+                }
+            };
+        };
+        match request {
+            Request::Snapshot { name, tags } => {
+                let made = volume.snapshot(SnapshotRequest { name, tags }).await?;
+                Ok(json!({ "name": made.snapshot, "generation": made.generation }))
+            }
+            Request::Drain {} => Ok(json!({ "generation": drain(volume).await?.generation })),
+            Request::Resume {} => {
+                volume.freeze(false);
+                Ok(json!({}))
+            }
+        }
+    }
+
+    fn generation(&self) -> u64 {
+        self.repository.handle.current().root.generation
+    }
+
+    fn counters(&self) -> serde_json::Map<String, Value> {
+        match serde_json::to_value(self.repository.depot.metrics()) {
+            Ok(Value::Object(counters)) => counters,
+            _ => serde_json::Map::new(),
+        }
+    }
+}
+
+/// RFC 3339, UTC.
+pub fn time_text(time: Timestamp) -> String {
+    let shown = jiff::Timestamp::new(time.seconds, time.nanoseconds as i32);
+    shown.map_or_else(
+        |_| time.seconds.to_string(),
+        |time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+    )
+}
+
+async fn drain(volume: &Arc<Volume>) -> Result<Committed, VolumeError> {
+    volume.freeze(true);
+    let thaw = volume.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(FREEZE).await;
+        thaw.freeze(false);
+    });
+    let committed = volume.commit().await;
+    if committed.is_err() {
+        volume.freeze(false);
+    }
+    committed
+}
+
+#[async_trait]
+impl Control for MountControl {
+    fn status(&self) -> String {
+        let totals = self
+            .volume
+            .as_ref()
+            .map(|volume| volume.view.totals())
+            .unwrap_or_default();
+        let dirty = self
+            .volume
+            .as_ref()
+            .map(|volume| volume.dirty())
+            .unwrap_or_default();
+        let failure = self.volume.as_ref().and_then(|volume| volume.failure());
+        let status = json!({
+            "repository": self.repository.url,
+            "volume": self.volume_name,
+            "mode": if self.volume.is_some() { "read-write" } else { "read-only" },
+            "healthy": failure.is_none(),
+            "failure": failure.map(|failure| failure.to_string()),
+            "generation": self.generation(),
+            "last_commit": self.volume.as_ref().and_then(|volume| volume.last_commit()).map(time_text),
+            "inodes": totals.inodes,
+            "bytes": totals.bytes,
+            "dirty_bytes": dirty.bytes,
+            "dirty_files": dirty.files,
+            "open_files": self.volume.as_ref().map_or(0, |volume| volume.usage().open_files()),
+            "pid": self.holder.pid,
+            "pid_namespace": self.holder.pid_namespace,
+            "host": self.holder.host,
+            "since": self.since,
+            "version": env!("CARGO_PKG_VERSION"),
+            "metrics": self.counters(),
+        });
+        status.to_string() + "\n"
+    }
+
+    fn metrics(&self) -> String {
+        let mut text = String::new();
+        let mut put = |name: &str, kind: &str, value: u64| {
+            text.push_str(&format!("# TYPE bkfs_{name} {kind}\nbkfs_{name} {value}\n"));
+        };
+        for (name, value) in self.counters() {
+            put(
+                &format!("{name}_total"),
+                "counter",
+                value.as_u64().unwrap_or(0),
+            );
+        }
+        put("generation", "gauge", self.generation());
+        if let Some(volume) = &self.volume {
+            let dirty = volume.dirty();
+            put("dirty_bytes", "gauge", dirty.bytes);
+            put("dirty_files", "gauge", dirty.files);
+            put("healthy", "gauge", u64::from(volume.failure().is_none()));
+            put("inodes", "gauge", volume.view.totals().inodes);
+            put("content_bytes", "gauge", volume.view.totals().bytes);
+        }
+        text
+    }
+
+    async fn handle(&self, request: Bytes) -> String {
+        let answer = match serde_json::from_slice::<Request>(&request) {
+            Ok(request) => self.carry_out(request).await,
+            Err(error) => {
+                return json!({ "error": format!("not understood: {error}"), "code": 2 })
+                    .to_string();
+            }
+        };
+        match answer {
+            Ok(value) => value.to_string(),
+            Err(error) => json!({ "error": error.to_string(), "code": 1 }).to_string(),
+        }
+    }
+}

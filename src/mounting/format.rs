@@ -1,0 +1,56 @@
+//! What a volume holds before anybody writes to it, and what a crash left behind.
+
+use bkfs_chunker::ingest::Ingest;
+
+use crate::tree::item::Attributes;
+use crate::tree::key::{self, Key, KeyParts};
+use crate::vfs::special::Owner;
+use crate::volume::error::VolumeError;
+use crate::volume::nodes::NewNodes;
+use crate::volume::state::Scope;
+use crate::volume::{ROOT_INODE, Volume};
+
+/// The empty tree, stored.
+pub async fn empty_tree(ingest: &Ingest) -> Result<bkfs_chunker::id::Id, VolumeError> {
+    crate::tree::empty(&NewNodes(ingest)).await
+}
+
+/// Makes the root directory of a new volume, owned by whoever mounts.
+pub async fn make_root(volume: &Volume, owner: Owner) -> Result<(), VolumeError> {
+    let attributes = Attributes {
+        mode: libc::S_IFDIR | 0o755,
+        uid: owner.uid,
+        gid: owner.gid,
+        links: 2,
+        accessed: owner.since,
+        modified: owner.since,
+        changed: owner.since,
+        ..Attributes::default()
+    };
+    volume
+        .view
+        .transact(|run| {
+            if run.get(&Key::attributes(ROOT_INODE))?.is_none() {
+                run.count_inode();
+                run.set_attributes(ROOT_INODE, attributes);
+            }
+            Ok(())
+        })
+        .await
+}
+
+/// Drops inodes that had lost their last name while a process of an earlier mount held them open.
+pub async fn reap_orphans(volume: &Volume) -> Result<(), VolumeError> {
+    loop {
+        let page = volume.view.items(Scope::Live, key::orphans(), 1024).await?;
+        for (key, _) in &page.items {
+            let Ok(KeyParts::Orphan { inode }) = key.parse() else {
+                return Err(VolumeError::Malformed { inode: 0 });
+            };
+            volume.reap_left_behind(inode).await?;
+        }
+        if page.next.is_none() {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The snapshots of a volume, for a mount.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::time::{Duration, Instant};
+
+use crate::mounting::publish::IngestUploads;
+use crate::repository::Repository;
+use crate::root::forget::ListChanger;
+use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotReference};
+use crate::root::state::SessionId;
+use crate::vfs::special::{History, Shelf};
+use crate::volume::error::VolumeError;
+
+/// A list this old is asked for again: another machine may have made or forgotten snapshots.
+const FRESH: Duration = Duration::from_secs(2);
+
+/// Snapshots of one volume of a repository.
+pub struct Snapshots {
+    repository: Arc<Repository>,
+    volume: String,
+    /// For forgetting; none if the mount is read-only.
+    writer: Option<(SessionId, Arc<IngestUploads>)>,
+    known: Mutex<Option<(Instant, SnapshotList)>>,
+}
+
+impl Snapshots {
+    /// Those of `volume`.
+    pub fn new(
+        repository: Arc<Repository>,
+        volume: String,
+        writer: Option<(SessionId, Arc<IngestUploads>)>,
+    ) -> Self {
+        Snapshots {
+            repository,
+            volume,
+            writer,
+            known: Mutex::new(None),
+        }
+    }
+
+    /// The list has changed, and this mount knows it.
+    pub fn changed(&self) {
+        *self.known.lock() = None;
+    }
+
+    async fn current(&self) -> Result<SnapshotList, VolumeError> {
+        if let Some((at, list)) = self.known.lock().as_ref() {
+            if at.elapsed() < FRESH {
+                return Ok(list.clone());
+            }
+        }
+        let list = self
+            .repository
+            .snapshots()
+            .await
+            .map_err(|error| VolumeError::Commit(error.to_string()))?;
+        *self.known.lock() = Some((Instant::now(), list.clone()));
+        Ok(list)
+    }
+}
+
+#[async_trait]
+impl History for Snapshots {
+    async fn list(&self) -> Result<Vec<(String, u16)>, VolumeError> {
+        let list = self.current().await?;
+        let named = |entry: &&SnapshotEntry| (entry.name.clone(), entry.number);
+        let mut names: Vec<(String, u16)> =
+            list.of_volume(&self.volume).iter().map(named).collect();
+        names.sort_by_key(|(_, number)| *number);
+        Ok(names)
+    }
+
+    async fn find(&self, name: &str) -> Result<Shelf, VolumeError> {
+        let list = self.current().await?;
+        let reference = SnapshotReference::parse(name).map_err(|_| VolumeError::NotFound)?;
+        let entry = list
+            .resolve(&self.volume, &reference)
+            .map_err(|_| VolumeError::NotFound)?;
+        let view = self
+            .repository
+            .view(entry)
+            .await
+            .map_err(|error| VolumeError::Commit(error.to_string()))?;
+        Ok(Shelf {
+            number: entry.number,
+            name: entry.name.clone(),
+            view,
+        })
+    }
+
+    async fn forget(&self, name: &str) -> Result<(), VolumeError> {
+        let (session, uploads) = self.writer.as_ref().ok_or(VolumeError::ReadOnly)?;
+        self.current()
+            .await?
+            .named(&self.volume, name)
+            .ok_or(VolumeError::NotFound)?;
+        let Repository { handle, lists, .. } = self.repository.as_ref();
+        let changer = ListChanger {
+            handle,
+            lists,
+            writer: uploads.as_ref(),
+            session: *session,
+        };
+        let forgotten = changer
+            .forget(&self.volume, &[name.to_owned()], self.repository.now())
+            .await;
+        self.changed();
+        match forgotten {
+            Ok(_) => Ok(()),
+            Err(error) => Err(VolumeError::Commit(error.to_string())),
+        }
+    }
+}

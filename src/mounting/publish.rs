@@ -1,0 +1,155 @@
+//! From a volume's commits to the root: the volume's [`Publish`] over the root's committer, and the root's [`Uploads`] over the chunker's ingest.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::ingest::{Ingest, Mark, Sealed};
+use bkfs_chunker::pack::PackName;
+use bytes::Bytes;
+
+use crate::clock::Clock;
+use crate::mounting::history::Snapshots;
+use crate::root::commit::{CommitRequest, Committer, Uploads};
+use crate::root::error::{ErrorKind, RootError};
+use crate::root::lists::{ListWriter, Lists};
+use crate::root::snapshots::SnapshotRequest;
+use crate::root::state::{HolderInfo, Root};
+use crate::volume::commit::{Committed, Publication, Publish, PublishError};
+
+/// The ingest as the root sees it.
+pub struct IngestUploads {
+    /// The session's way into the bucket.
+    pub ingest: Arc<Ingest>,
+    /// Lists of the repository.
+    pub lists: Lists,
+}
+
+#[async_trait]
+impl ListWriter for IngestUploads {
+    async fn put_list(&self, payload: Vec<u8>) -> Result<PackName, RootError> {
+        self.ingest
+            .put_list(&payload)
+            .await
+            .map_err(RootError::from)
+    }
+}
+
+#[async_trait]
+impl Uploads for IngestUploads {
+    type Mark = Mark;
+
+    async fn store_record(&self, record: Vec<u8>) -> Result<Id, RootError> {
+        self.ingest
+            .store_blob(Kind::Commit, Bytes::from(record))
+            .await
+            .map_err(RootError::from)
+    }
+
+    async fn read_record(&self, root: &Root, id: Id) -> Result<Bytes, RootError> {
+        let condemned = self.lists.condemned(root).await?;
+        self.ingest
+            .depot()
+            .load_index(&root.index, &condemned)
+            .await?;
+        self.ingest
+            .depot()
+            .read_blob(Kind::Commit, id)
+            .await
+            .map_err(RootError::from)
+    }
+
+    async fn seal_since(&self, mark: Mark, current: &[IndexRef]) -> Result<Sealed, RootError> {
+        self.ingest
+            .seal_since(mark, current)
+            .await
+            .map_err(RootError::from)
+    }
+
+    async fn not_live(
+        &self,
+        index: &[IndexRef],
+        condemned: &HashSet<PackName>,
+        packs: &[PackName],
+    ) -> Result<Vec<PackName>, RootError> {
+        self.ingest.depot().load_index(index, condemned).await?;
+        Ok(packs
+            .iter()
+            .filter(|pack| !self.ingest.depot().is_live(pack))
+            .copied()
+            .collect())
+    }
+
+    fn committed(&self, sealed: Sealed) {
+        self.ingest.committed(sealed);
+    }
+
+    fn conflicted(&self, sealed: Sealed) {
+        self.ingest.conflicted(sealed);
+    }
+}
+
+/// Publishes the commits of one volume.
+pub struct Publisher {
+    /// Commits for the session that holds the volume.
+    pub committer: Committer<IngestUploads>,
+    /// Who commits: snapshots carry host and user.
+    pub holder: HolderInfo,
+    /// What the mount shows of snapshots.
+    pub history: Arc<Snapshots>,
+    /// The time that commits carry.
+    pub clock: Arc<dyn Clock>,
+}
+
+#[async_trait]
+impl Publish for Publisher {
+    async fn publish(&self, publication: Publication) -> Result<Committed, PublishError> {
+        let now = self.clock.now();
+        let clock = jiff::Timestamp::new(now.seconds, now.nanoseconds as i32)
+            .unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+        let snapshot = publication.snapshot.map(|request| SnapshotRequest {
+            name: request.name,
+            host: self.holder.host.clone(),
+            user: self.holder.user.clone(),
+            tags: request.tags,
+            clock,
+        });
+        let wants_snapshot = snapshot.is_some();
+        let request = CommitRequest {
+            mark: publication.mark,
+            tree: Some(publication.tree),
+            // Operations are numbered once the journal is there to carry them.
+            covered: 0,
+            next_inode: publication.next_inode,
+            inodes: publication.totals.inodes,
+            bytes: publication.totals.bytes,
+            clock,
+            snapshot,
+        };
+        let committed = self.committer.commit(request).await.map_err(classify)?;
+        if wants_snapshot {
+            self.history.changed();
+        }
+        Ok(Committed {
+            generation: committed.generation,
+            snapshot: committed.snapshot.map(|entry| entry.name),
+        })
+    }
+}
+
+fn classify(error: RootError) -> PublishError {
+    let text = error.to_string();
+    match error.kind() {
+        ErrorKind::Refused => PublishError::Refused(text),
+        ErrorKind::Fenced
+        | ErrorKind::Held
+        | ErrorKind::Damaged
+        | ErrorKind::NoRepository
+        | ErrorKind::WrongPassword => PublishError::Lost(text),
+        ErrorKind::Rebuild | ErrorKind::OutcomeUnknown | ErrorKind::Unavailable => {
+            PublishError::Again(text)
+        }
+    }
+}

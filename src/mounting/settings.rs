@@ -1,0 +1,246 @@
+//! Mount options, as far as they are bkfs's own.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bkfs_chunker::depot::Compression;
+use bkfs_fuse::options::OtherOption;
+
+use crate::vfs::CloseMode;
+
+/// Memory for everything, in bytes, unless `memory=` says otherwise (brief, promise 10).
+const MEMORY_BYTES: u64 = 512 << 20;
+
+/// The least that works: two open packs, a fetch, and room for dirty bytes.
+const MEMORY_BYTES_MIN: u64 = 128 << 20;
+
+/// Frames kept on disk, in bytes, unless `cache_size=` says otherwise.
+const CACHE_BYTES: u64 = 10 << 30;
+
+/// How long the store may make no progress.
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// What the options of a mount ask for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// `volume=`; none for the default.
+    pub volume: Option<String>,
+    /// `snapshot=`: mount this one only.
+    pub snapshot: Option<String>,
+    /// `close=`.
+    pub close: CloseMode,
+    /// `cache_dir=`.
+    pub cache_dir: Option<PathBuf>,
+    /// `cache_size=`, in bytes.
+    pub cache_bytes: u64,
+    /// `memory=`, in bytes.
+    pub memory_bytes: u64,
+    /// `compression=`.
+    pub compression: Compression,
+    /// `timeout=`.
+    pub timeout: Duration,
+    /// `endpoint=`.
+    pub endpoint: Option<String>,
+    /// `region=`.
+    pub region: Option<String>,
+    /// `password_file=`.
+    pub password_file: Option<PathBuf>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            volume: None,
+            snapshot: None,
+            close: CloseMode::Bounded,
+            cache_dir: None,
+            cache_bytes: CACHE_BYTES,
+            memory_bytes: MEMORY_BYTES,
+            compression: Compression::Auto,
+            timeout: TIMEOUT,
+            endpoint: None,
+            region: None,
+            password_file: None,
+        }
+    }
+}
+
+/// What is wrong with an option.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SettingError {
+    /// Nobody knows it.
+    #[error("unknown mount option '{0}'")]
+    Unknown(String),
+    /// It is part of the contract, and this version does not have it.
+    #[error("mount option '{0}' is not built yet")]
+    NotBuilt(String),
+    /// Its value makes no sense.
+    #[error("mount option '{key}={value}': expected {expected}")]
+    BadValue {
+        /// Which.
+        key: String,
+        /// What was given.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+}
+
+impl Settings {
+    /// Reads what the generic options left over.
+    ///
+    /// # Errors
+    /// The first option that is unknown or malformed, by name.
+    pub fn parse(options: &[OtherOption]) -> Result<Self, SettingError> {
+        let mut settings = Settings::default();
+        for option in options {
+            settings.apply(&option.key, option.value.as_deref().unwrap_or_default())?;
+        }
+        Ok(settings)
+    }
+
+    fn apply(&mut self, key: &str, value: &str) -> Result<(), SettingError> {
+        let bad = |expected| SettingError::BadValue {
+            key: key.into(),
+            value: value.into(),
+            expected,
+        };
+        let text = |expected| {
+            if value.is_empty() {
+                Err(bad(expected))
+            } else {
+                Ok(value.to_owned())
+            }
+        };
+        match key {
+            "volume" => self.volume = Some(text("a volume's name")?),
+            "snapshot" => self.snapshot = Some(text("a snapshot's name, latest or @TIME")?),
+            "endpoint" => self.endpoint = Some(text("a URL")?),
+            "region" => self.region = Some(text("a region's name")?),
+            "password_file" => self.password_file = Some(text("a file")?.into()),
+            "cache_dir" => self.cache_dir = Some(text("a directory")?.into()),
+            "cache_size" => {
+                self.cache_bytes = size(value).ok_or_else(|| bad("a size such as 10G"))?
+            }
+            "memory" => {
+                let bytes = size(value).filter(|bytes| *bytes >= MEMORY_BYTES_MIN);
+                self.memory_bytes = bytes.ok_or_else(|| bad("a size of at least 128M"))?;
+            }
+            "timeout" => {
+                let seconds = value
+                    .trim_end_matches('s')
+                    .parse()
+                    .ok()
+                    .filter(|seconds| *seconds > 0);
+                self.timeout =
+                    Duration::from_secs(seconds.ok_or_else(|| bad("a number of seconds"))?);
+            }
+            "close" => {
+                self.close = match value {
+                    "bounded" => CloseMode::Bounded,
+                    "durable" => CloseMode::Durable,
+                    "async" => CloseMode::Async,
+                    _ => return Err(bad("bounded, durable or async")),
+                }
+            }
+            "fsync" if value == "bucket" => {}
+            "compression" => {
+                self.compression =
+                    compression(value).ok_or_else(|| bad("auto, none or a level 1–19"))?
+            }
+            "fsync" | "spool_size" | "upload_rate" | "download_rate" | "scrub" => {
+                return Err(SettingError::NotBuilt(key.into()));
+            }
+            _ => return Err(SettingError::Unknown(key.into())),
+        }
+        Ok(())
+    }
+}
+
+fn compression(value: &str) -> Option<Compression> {
+    match value {
+        "auto" => Some(Compression::Auto),
+        "none" => Some(Compression::None),
+        level => level
+            .parse()
+            .ok()
+            .filter(|level| (1..=19).contains(level))
+            .map(Compression::Level),
+    }
+}
+
+/// A size with an optional binary unit: `512M`, `10G`, `1T`, `4096`.
+pub fn size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "B" => 1,
+        "k" | "K" | "KiB" => 1 << 10,
+        "M" | "MiB" => 1 << 20,
+        "G" | "GiB" => 1 << 30,
+        "T" | "TiB" => 1_u64 << 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Settings, SettingError> {
+        let option = |part: &str| match part.split_once('=') {
+            Some((key, value)) => OtherOption {
+                key: key.into(),
+                value: Some(value.into()),
+            },
+            None => OtherOption {
+                key: part.into(),
+                value: None,
+            },
+        };
+        Settings::parse(&text.split(',').map(option).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn options_are_read() {
+        let settings = parse(
+            "volume=db,cache_size=2G,memory=256M,close=durable,compression=3,timeout=60,fsync=bucket",
+        );
+        let settings = settings.unwrap();
+        assert_eq!(settings.volume.as_deref(), Some("db"));
+        assert_eq!(
+            (settings.cache_bytes, settings.memory_bytes),
+            (2 << 30, 256 << 20)
+        );
+        assert_eq!(settings.close, CloseMode::Durable);
+        assert_eq!(settings.compression, Compression::Level(3));
+        assert_eq!(settings.timeout, Duration::from_secs(60));
+    }
+
+    #[test]
+    fn what_is_unknown_or_malformed_is_refused_by_name() {
+        assert_eq!(
+            parse("volumes=db"),
+            Err(SettingError::Unknown("volumes".into()))
+        );
+        assert_eq!(
+            parse("fsync=local"),
+            Err(SettingError::NotBuilt("fsync".into()))
+        );
+        for text in [
+            "memory=1M",
+            "memory=lots",
+            "close=never",
+            "compression=77",
+            "timeout=0",
+            "volume=",
+            "cache_size=9X",
+        ] {
+            assert!(
+                matches!(parse(text), Err(SettingError::BadValue { .. })),
+                "{text}"
+            );
+        }
+        assert_eq!(size("18446744073709551615T"), None);
+    }
+}

@@ -1,0 +1,38 @@
+//! Where bkfs keeps things on a machine.
+
+use std::path::PathBuf;
+
+fn home(name: &str, below_home: &str) -> Option<PathBuf> {
+    let given = std::env::var_os(name)
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute());
+    given.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(below_home)))
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Fetched data and index tables: may be deleted at any time.
+pub fn cache_dir() -> Option<PathBuf> {
+    if is_root() && std::env::var_os("XDG_CACHE_HOME").is_none() {
+        return Some(PathBuf::from("/var/cache/bkfs"));
+    }
+    home("XDG_CACHE_HOME", ".cache").map(|path| path.join("bkfs"))
+}
+
+/// What this machine remembers: the newest generation of each repository it has seen, and its log.
+pub fn state_dir() -> Option<PathBuf> {
+    if is_root() && std::env::var_os("XDG_STATE_HOME").is_none() {
+        return Some(PathBuf::from("/var/lib/bkfs"));
+    }
+    home("XDG_STATE_HOME", ".local/state").map(|path| path.join("bkfs"))
+}
+
+/// Configuration files, the stronger one last.
+pub fn config_files() -> Vec<PathBuf> {
+    let user = home("XDG_CONFIG_HOME", ".config").map(|path| path.join("bkfs/bkfs.toml"));
+    std::iter::once(PathBuf::from("/etc/bkfs.toml"))
+        .chain(user)
+        .collect()
+}

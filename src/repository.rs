@@ -1,0 +1,227 @@
+//! An open repository: store, keys, root, index and caches, ready for a command or a mount.
+//!
+//! Owns: the order in which they are opened. Does not own: any of them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bkfs_chunker::depot::{Depot, DepotConfig};
+use bkfs_chunker::entropy::SystemEntropy;
+use bkfs_chunker::id::Id;
+use bkfs_chunker::seal::SlotCost;
+use bkfs_chunker::store::{RepositoryUrl, Store, StoreOptions, open_store};
+use zeroize::Zeroizing;
+
+use crate::root::error::RootError;
+use crate::root::handle::{RootHandle, RootView};
+use crate::root::lists::Lists;
+use crate::root::repository::{self as objects, NewRepository, OpenOptions, Passwords};
+use crate::root::retry::RetryPolicy;
+use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotReference};
+use crate::root::state::{HolderInfo, ROOT_KEY, Volume as VolumeEntry};
+use crate::volume::nodes::Nodes;
+use crate::volume::state::Totals;
+use crate::volume::view::View;
+
+/// What a repository is opened with.
+pub struct Opening {
+    /// Where it is.
+    pub url: RepositoryUrl,
+    /// How its store is reached.
+    pub store: StoreOptions,
+    /// How the machine is used.
+    pub depot: DepotConfig,
+    /// How long the store may make no progress.
+    pub timeout: Duration,
+    /// The oldest generation that is accepted.
+    pub min_generation: u64,
+    /// Where this machine remembers what it saw; nowhere if none.
+    pub state_dir: Option<PathBuf>,
+}
+
+/// An open repository.
+pub struct Repository {
+    /// Its URL, without secrets.
+    pub url: String,
+    /// The root.
+    pub handle: RootHandle,
+    /// Contents.
+    pub depot: Depot,
+    /// Lists of snapshots and the like.
+    pub lists: Lists,
+    /// Nodes of trees.
+    pub nodes: Arc<Nodes>,
+}
+
+/// Opens a repository.
+pub async fn open(
+    opening: Opening,
+    passwords: &mut dyn Passwords,
+) -> Result<Repository, RootError> {
+    let store = open_store(&opening.url, &opening.store).await?;
+    open_in(store, opening, passwords).await
+}
+
+/// Opens a repository in a store that is open already.
+pub async fn open_in(
+    store: Arc<dyn Store>,
+    opening: Opening,
+    passwords: &mut dyn Passwords,
+) -> Result<Repository, RootError> {
+    let entropy = Arc::new(SystemEntropy);
+    let options = OpenOptions {
+        entropy: entropy.clone(),
+        policy: RetryPolicy {
+            stall_timeout: opening.timeout,
+            ..RetryPolicy::default()
+        },
+        state_dir: opening.state_dir,
+        min_generation: opening.min_generation,
+    };
+    let opened = objects::Repository::open(store.clone(), options, passwords).await?;
+    let depot = Depot::open(store, opened.keyring().clone(), entropy, opening.depot)?;
+    let nodes = Arc::new(Nodes::new(depot.clone()));
+    let (handle, lists) = (opened.handle().clone(), opened.lists().clone());
+    Ok(Repository {
+        url: opening.url.to_string(),
+        handle,
+        depot,
+        lists,
+        nodes,
+    })
+}
+
+/// What a repository is created with.
+pub struct Creation {
+    /// Where.
+    pub url: RepositoryUrl,
+    /// How its store is reached.
+    pub store: StoreOptions,
+    /// Its password; none for an unsealed one.
+    pub password: Option<Zeroizing<Vec<u8>>>,
+}
+
+/// Creates a repository, and the directory if it is a local one. Returns its id.
+pub async fn create(creation: Creation) -> Result<String, RootError> {
+    let options = StoreOptions {
+        create_directory: true,
+        ..creation.store
+    };
+    let store = open_store(&creation.url, &options).await?;
+    create_in(store, creation.password).await
+}
+
+/// Creates a repository in a store that is open already.
+pub async fn create_in(
+    store: Arc<dyn Store>,
+    password: Option<Zeroizing<Vec<u8>>>,
+) -> Result<String, RootError> {
+    let host = HolderInfo::of_this_process("").host;
+    let new = NewRepository {
+        password: password.as_ref().map(|password| password.as_slice()),
+        cost: SlotCost::DEFAULT,
+        label: &host,
+        clock: jiff::Timestamp::now(),
+    };
+    Ok(objects::create(store.as_ref(), &SystemEntropy, &new)
+        .await?
+        .to_string())
+}
+
+/// True if there is a repository. A store that cannot be asked is an error; a directory that does not exist is made.
+pub async fn exists(url: &RepositoryUrl, options: &StoreOptions) -> Result<bool, RootError> {
+    let options = StoreOptions {
+        create_directory: true,
+        ..options.clone()
+    };
+    let store = open_store(url, &options).await?;
+    match store.head(ROOT_KEY).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_not_found() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Repository {
+    /// The snapshots of all volumes, as of now; the index is that of the same root.
+    pub async fn snapshots(&self) -> Result<SnapshotList, RootError> {
+        let (view, list) = self.lists.current_snapshots(&self.handle).await?;
+        self.load(&view).await?;
+        Ok(list)
+    }
+
+    /// A snapshot by NAME, `latest` or `@TIME`, ready to be read.
+    pub async fn snapshot(
+        &self,
+        volume: &str,
+        name: &str,
+    ) -> Result<(SnapshotEntry, View), RootError> {
+        let list = self.snapshots().await?;
+        let entry = list
+            .resolve(volume, &SnapshotReference::parse(name)?)?
+            .clone();
+        let view = self.view(&entry).await?;
+        Ok((entry, view))
+    }
+
+    /// The tree of a snapshot.
+    pub async fn view(&self, entry: &SnapshotEntry) -> Result<View, RootError> {
+        let totals = Totals {
+            inodes: entry.files,
+            bytes: entry.bytes,
+        };
+        let tree = entry
+            .tree
+            .ok_or_else(|| RootError::damaged("snapshot", format!("{} has no tree", entry.name)))?;
+        Ok(View::frozen(self.nodes.clone(), tree, totals))
+    }
+
+    /// What the root says of a volume; a volume that is not there is empty.
+    pub fn volume_entry(&self, volume: &str) -> VolumeEntry {
+        self.handle
+            .current()
+            .root
+            .volumes
+            .get(volume)
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    /// The volume's tree as of its last commit, by the newest root.
+    pub async fn volume_tree(&self, volume: &str) -> Result<(Id, Totals), RootError> {
+        let view = self.handle.refresh().await?;
+        self.load(&view).await?;
+        let entry = view.root.volumes.get(volume);
+        let tree = entry.and_then(|entry| entry.tree.map(|tree| (tree, entry)));
+        let (tree, entry) = tree.ok_or_else(|| RootError::NoSnapshot {
+            name: "(its last commit)".to_owned(),
+            volume: volume.to_owned(),
+        })?;
+        Ok((
+            tree,
+            Totals {
+                inodes: entry.inodes,
+                bytes: entry.bytes,
+            },
+        ))
+    }
+
+    /// Makes the index that of the root as last seen.
+    pub async fn load_index(&self) -> Result<(), RootError> {
+        self.load(&self.handle.current()).await
+    }
+
+    async fn load(&self, view: &RootView) -> Result<(), RootError> {
+        let condemned = self.lists.condemned(&view.root).await?;
+        self.depot
+            .load_index(&view.root.index, &condemned)
+            .await
+            .map_err(RootError::from)
+    }
+
+    /// The time of day, for what is recorded.
+    pub fn now(&self) -> jiff::Timestamp {
+        jiff::Timestamp::now()
+    }
+}

@@ -1,0 +1,183 @@
+//! Contents of one file, in parts that are fetched side by side.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use rustix::fs::Advice;
+use tokio::task::JoinSet;
+
+use crate::restore::{Job, place};
+use crate::tree::item::Attributes;
+use crate::volume::state::Scope;
+
+/// A part of a file, in bytes.
+pub const PART_BYTES: u64 = 8 * 1024 * 1024;
+
+/// A file that is being filled. Its owner, permissions and times are set when the last part lets go of it.
+pub struct Contents {
+    job: Arc<Job>,
+    inode: u64,
+    attributes: Attributes,
+    xattrs: Vec<(Vec<u8>, Bytes)>,
+    fd: OwnedFd,
+    path: PathBuf,
+    failed: AtomicBool,
+}
+
+impl Contents {
+    /// The contents of an inode for an empty file.
+    pub fn new(
+        job: Arc<Job>,
+        inode: u64,
+        attributes: Attributes,
+        xattrs: Vec<(Vec<u8>, Bytes)>,
+        fd: OwnedFd,
+        path: PathBuf,
+    ) -> Arc<Self> {
+        Arc::new(Contents {
+            job,
+            inode,
+            attributes,
+            xattrs,
+            fd,
+            path,
+            failed: AtomicBool::new(false),
+        })
+    }
+
+    /// Fills the file by tasks in `parts`; waits while too many parts are in flight.
+    pub async fn spawn(self: Arc<Self>, parts: &mut JoinSet<()>) {
+        let size = self.attributes.size_bytes;
+        if let Err(error) = rustix::fs::ftruncate(&self.fd, size) {
+            self.failed.store(true, Ordering::Relaxed);
+            return self.job.problem(&self.path, &error, false);
+        }
+        let mut at = 0;
+        while at < size {
+            let part = at..size.min(at + PART_BYTES);
+            at = part.end;
+            let permits = self.job.permits.clone();
+            // The semaphore is never closed.
+            let Ok(permit) = permits.acquire_owned().await else {
+                return;
+            };
+            let contents = self.clone();
+            parts.spawn(async move {
+                contents.part(part).await;
+                drop(permit);
+            });
+            while parts.try_join_next().is_some() {}
+        }
+    }
+
+    async fn part(self: Arc<Self>, range: std::ops::Range<u64>) {
+        let length = range.end - range.start;
+        let map = match self.job.view.map_of(self.inode, range).await {
+            Ok(map) => map,
+            Err(error) => return self.fail_volume(&error),
+        };
+        for (range, is_data) in map {
+            if !is_data {
+                continue;
+            }
+            let bytes = match self
+                .job
+                .view
+                .read(Scope::Live, self.inode, range.clone())
+                .await
+            {
+                Ok(bytes) => bytes,
+                Err(error) => return self.fail_volume(&error),
+            };
+            let contents = self.clone();
+            let written =
+                tokio::task::spawn_blocking(move || contents.write(range.start, bytes)).await;
+            match written {
+                Ok(Ok(())) => {}
+                Ok(Err(reason)) => return self.fail(&reason),
+                Err(error) => return self.fail(&error),
+            }
+        }
+        self.job.progress.bytes.fetch_add(length, Ordering::Relaxed);
+    }
+
+    /// Writes, and with `--verify` reads back what the disk has.
+    fn write(&self, offset: u64, buffers: Vec<Bytes>) -> Result<(), String> {
+        let mut at = offset;
+        for buffer in &buffers {
+            let mut rest: &[u8] = buffer;
+            while !rest.is_empty() {
+                let written =
+                    rustix::io::pwrite(&self.fd, rest, at).map_err(|error| error.to_string())?;
+                rest = &rest[written..];
+                at += written as u64;
+            }
+        }
+        if self.job.options.verify {
+            self.verify(offset, &buffers)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn verify(&self, offset: u64, buffers: &[Bytes]) -> Result<(), String> {
+        let length: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        let failed = |error: rustix::io::Errno| error.to_string();
+        rustix::fs::fdatasync(&self.fd).map_err(failed)?;
+        // Written back pages can be dropped, so that the disk is read and not the cache.
+        let span = std::num::NonZeroU64::new(length);
+        rustix::fs::fadvise(&self.fd, offset, span, Advice::DontNeed).map_err(failed)?;
+        let mut at = offset;
+        let mut read = Vec::new();
+        for buffer in buffers {
+            read.resize(buffer.len(), 0);
+            let mut filled = 0;
+            while filled < read.len() {
+                let count = rustix::io::pread(&self.fd, &mut read[filled..], at).map_err(failed)?;
+                if count == 0 {
+                    return Err(format!("reads back short at byte {at}"));
+                }
+                filled += count;
+                at += count as u64;
+            }
+            if read != *buffer {
+                return Err(format!("reads back different bytes before byte {at}"));
+            }
+        }
+        self.job
+            .progress
+            .verified_bytes
+            .fetch_add(length, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn fail(&self, reason: &dyn std::fmt::Display) {
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            self.job.problem(&self.path, reason, false);
+        }
+    }
+
+    fn fail_volume(&self, error: &crate::volume::error::VolumeError) {
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            self.job.volume_problem(&self.path, error);
+        }
+    }
+}
+
+impl Drop for Contents {
+    fn drop(&mut self) {
+        if let Err(error) = place::finish(
+            self.fd.as_fd(),
+            &self.attributes,
+            &self.xattrs,
+            self.job.is_root,
+        ) {
+            self.fail(&error);
+        } else if !self.failed.load(Ordering::Relaxed) {
+            self.job.made();
+        }
+    }
+}

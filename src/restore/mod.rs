@@ -1,0 +1,198 @@
+//! Restoring a tree, a directory or a file into a local directory, without a mount.
+//!
+//! Owns: the walk, what is made of each inode, how parts are fetched in parallel, and what is said of what failed. Does not own: reading (`view`).
+//!
+//! Everything is made relative to open directories and never through a symbolic link, so that neither a hostile name in the bucket nor a link that lies in the
+//! target can lead outside of it.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::tree::item::Item;
+use crate::tree::key::Key;
+use crate::volume::ROOT_INODE;
+use crate::volume::error::VolumeError;
+use crate::volume::mode;
+use crate::volume::state::Scope;
+use crate::volume::view::View;
+
+mod file;
+mod place;
+mod walk;
+
+/// Parts of files in flight at once; each holds at most [`file::PART_BYTES`].
+const PARTS_AT_ONCE: usize = 12;
+
+/// How a restore is done.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Replace what is there, and keep what is not in the snapshot.
+    pub overwrite: bool,
+    /// Read everything back and compare.
+    pub verify: bool,
+}
+
+/// How far it is. Read by whoever shows progress.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Inodes made.
+    pub inodes: AtomicU64,
+    /// Bytes written, holes counted.
+    pub bytes: AtomicU64,
+    /// Bytes read back and found equal.
+    pub verified_bytes: AtomicU64,
+}
+
+/// Something that could not be restored.
+#[derive(Debug, Clone)]
+pub struct Problem {
+    /// What, as a path in the target.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: String,
+    /// True if the bucket's copy is damaged.
+    pub damaged: bool,
+}
+
+/// Why nothing could be restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The target cannot be used.
+    #[error("{}: {reason}", path.display())]
+    Target {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// No such path in the snapshot.
+    #[error("no {path:?} in the snapshot")]
+    NoSuchPath {
+        /// Which.
+        path: String,
+    },
+    /// The snapshot cannot be read.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+}
+
+/// A restore under way.
+struct Job {
+    view: View,
+    options: Options,
+    progress: Arc<Progress>,
+    permits: Arc<Semaphore>,
+    problems: Mutex<Vec<Problem>>,
+    /// Only root may give files away and make devices.
+    is_root: bool,
+}
+
+impl Job {
+    fn problem(&self, path: &Path, error: &dyn std::fmt::Display, damaged: bool) {
+        let problem = Problem {
+            path: path.to_owned(),
+            reason: error.to_string(),
+            damaged,
+        };
+        tracing::error!("{}: {}", problem.path.display(), problem.reason);
+        self.problems.lock().push(problem);
+    }
+
+    fn volume_problem(&self, path: &Path, error: &VolumeError) {
+        self.problem(path, error, error.is_damage());
+    }
+
+    fn made(&self) {
+        self.progress.inodes.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Finds an inode by its path from the root; empty components are skipped.
+pub async fn resolve(view: &View, path: &str) -> Result<u64, RestoreError> {
+    let missing = || RestoreError::NoSuchPath {
+        path: path.to_owned(),
+    };
+    let mut inode = ROOT_INODE;
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        let cookie = view.nodes().names().cookie(name.as_bytes());
+        match view
+            .item(Scope::Live, &Key::name(inode, cookie, name.as_bytes()))
+            .await?
+        {
+            Some(Item::Name { inode: found, .. }) => inode = found,
+            _ => return Err(missing()),
+        }
+    }
+    Ok(inode)
+}
+
+/// Restores what `inode` is (a directory's contents, or one file) as `target`.
+///
+/// Returns what could not be restored; everything else was, and is on disk (`syncfs`).
+pub async fn restore(
+    view: View,
+    inode: u64,
+    target: &Path,
+    options: Options,
+    progress: Arc<Progress>,
+) -> Result<Vec<Problem>, RestoreError> {
+    let attributes = view.attributes(Scope::Live, inode).await?;
+    let job = Arc::new(Job {
+        view,
+        options,
+        progress,
+        permits: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
+        problems: Mutex::new(Vec::new()),
+        is_root: rustix::process::geteuid().is_root(),
+    });
+    let mut parts = JoinSet::new();
+    let directory: OwnedFd = if mode::is_directory(attributes.mode) {
+        let directory = place::target_directory(target, options.overwrite)?;
+        walk::directory(&job, inode, attributes, &directory, target, &mut parts).await?;
+        directory
+    } else {
+        let (directory, name) = place::target_file(target, options.overwrite)?;
+        walk::single(
+            &job,
+            inode,
+            &attributes,
+            directory.clone(),
+            &name,
+            target,
+            &mut parts,
+        )
+        .await;
+        Arc::try_unwrap(directory)
+            .or_else(|shared| shared.try_clone())
+            .map_err(|error| RestoreError::Target {
+                path: target.to_owned(),
+                reason: error.to_string(),
+            })?
+    };
+    while let Some(done) = parts.join_next().await {
+        if let Err(error) = done {
+            job.problem(target, &error, false);
+        }
+    }
+    sync(&directory, target, &job).await;
+    Ok(std::mem::take(&mut *job.problems.lock()))
+}
+
+/// A restore that is only in the page cache is none.
+async fn sync(directory: &OwnedFd, target: &Path, job: &Job) {
+    let synced = match directory.try_clone() {
+        Ok(directory) => tokio::task::spawn_blocking(move || rustix::fs::syncfs(&directory)).await,
+        Err(error) => return job.problem(target, &error, false),
+    };
+    match synced {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => job.problem(target, &error, false),
+        Err(error) => job.problem(target, &error, false),
+    }
+}

@@ -1,5 +1,17 @@
 //! The filesystem and its history.
+//!
+//! The pure part is `tree` and `extents`; the live volume is `volume`; what the kernel sees is `vfs`. See ARCHITECTURE.md for the whole house.
 
+pub mod cli;
+pub mod clock;
+pub mod config;
 pub mod extents;
+mod logging;
+pub mod mounting;
+mod places;
+pub mod repository;
+pub mod restore;
 pub mod root;
 pub mod tree;
+pub mod vfs;
+pub mod volume;

@@ -1,2 +1,5 @@
-//! bkfs.
-fn main() {}
+//! The program.
+
+fn main() {
+    std::process::exit(bkfs::cli::run(std::env::args_os()));
+}

@@ -1,0 +1,176 @@
+//! From what the user typed to an open repository.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bkfs_chunker::budget::MemoryBudget;
+use bkfs_chunker::depot::{Compression, DepotConfig};
+use bkfs_chunker::store::{RepositoryUrl, StoreOptions, parse_url};
+
+use crate::cli::Global;
+use crate::cli::output::Failure;
+use crate::cli::password::{Asking, Sources};
+use crate::config::{Config, NamedRepository};
+use crate::mounting::settings::Settings;
+use crate::places;
+pub use crate::repository::Repository;
+use crate::repository::{Opening, open as open_repository};
+
+/// Everything that is needed to open a repository, and nothing that was opened yet.
+pub struct Access {
+    /// The repository.
+    pub url: RepositoryUrl,
+    /// How its store is reached.
+    pub store: StoreOptions,
+    /// Where its password comes from.
+    pub password: Sources,
+    depot: DepotConfig,
+    timeout: Duration,
+    min_generation: u64,
+}
+
+impl Access {
+    /// For a command without a mount.
+    pub fn of_command(url: &str, global: &Global) -> Result<Access, Failure> {
+        Access::of_mount(url, global, &Settings::default())
+    }
+
+    /// For a mount: its options win over the configuration file, and general arguments over both.
+    pub fn of_mount(url: &str, global: &Global, settings: &Settings) -> Result<Access, Failure> {
+        let config = Config::load(&places::config_files())
+            .map_err(|error| Failure::usage(error.to_string()))?;
+        let named = config.repositories.get(url);
+        let url = parse(named.map_or(url, |named| &named.url))?;
+        let from_config =
+            |get: fn(&NamedRepository) -> Option<&String>| named.and_then(get).cloned();
+        let endpoint = from_config(|named| named.endpoint.as_ref());
+        let region = from_config(|named| named.region.as_ref());
+        let store = StoreOptions {
+            endpoint: global
+                .endpoint
+                .clone()
+                .or_else(|| settings.endpoint.clone())
+                .or(endpoint),
+            region: global
+                .region
+                .clone()
+                .or_else(|| settings.region.clone())
+                .or(region),
+            retry_for: settings.timeout,
+            ..StoreOptions::default()
+        };
+        let password = Sources {
+            file: (global.password_file.clone())
+                .or_else(|| settings.password_file.clone())
+                .or_else(|| named.and_then(|named| named.password_file.clone())),
+            command: global
+                .password_command
+                .clone()
+                .or_else(|| from_config(|named| named.password_command.as_ref())),
+        };
+        let cache_dir = global
+            .cache_dir
+            .clone()
+            .or_else(|| settings.cache_dir.clone())
+            .or_else(places::cache_dir);
+        Ok(Access {
+            url,
+            store,
+            password,
+            depot: depot_config(settings, cache_dir),
+            timeout: settings.timeout,
+            min_generation: global.min_generation,
+        })
+    }
+}
+
+fn depot_config(settings: &Settings, cache_dir: Option<PathBuf>) -> DepotConfig {
+    let memory = MemoryBudget::of_total(settings.memory_bytes);
+    let compression: Compression = settings.compression;
+    DepotConfig {
+        cache_bytes: cache_limit(settings.cache_bytes, cache_dir.as_deref()),
+        cache_dir,
+        memory,
+        compression,
+        timeout_ms: settings.timeout.as_millis() as u64,
+        ..DepotConfig::default()
+    }
+}
+
+/// At most a tenth of what is free.
+fn cache_limit(wanted: u64, cache_dir: Option<&Path>) -> u64 {
+    let existing = cache_dir.and_then(|path| path.ancestors().find(|path| path.exists()));
+    let free = existing
+        .and_then(|path| rustix::fs::statvfs(path).ok())
+        .map(|stat| stat.f_bavail * stat.f_frsize);
+    free.map_or(wanted, |free| wanted.min(free / 10))
+}
+
+/// Reads a URL; a bare word that is no name of the configuration is a bucket.
+fn parse(text: &str) -> Result<RepositoryUrl, Failure> {
+    let url = parse_url(text).map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(url.or_bucket())
+}
+
+/// Opens a repository for a command.
+pub async fn open(url: &str, global: &Global) -> Result<Repository, Failure> {
+    open_with(&Access::of_command(url, global)?).await
+}
+
+/// Opens a repository.
+pub async fn open_with(access: &Access) -> Result<Repository, Failure> {
+    let opening = Opening {
+        url: access.url.clone(),
+        store: access.store.clone(),
+        depot: access.depot.clone(),
+        timeout: access.timeout,
+        min_generation: access.min_generation,
+        state_dir: places::state_dir(),
+    };
+    let mut asking = Asking::new(&access.password);
+    let opened = open_repository(opening, &mut asking).await;
+    // Why there was no password says more than that there was none.
+    asking
+        .failure()
+        .map_or_else(|| opened.map_err(Failure::from), Err)
+}
+
+/// The repository that a mount shows, or the URL itself.
+pub fn target_url(target: &str) -> Result<String, Failure> {
+    let path = Path::new(target);
+    if !target.contains("://") && path.is_dir() {
+        let mount = bkfs_fuse::find_mount(path)
+            .map_err(|error| Failure::new(format!("{target}: {error}")))?;
+        if let Some(mount) = mount.filter(bkfs_fuse::MountInfo::is_bkfs) {
+            return Ok(mount.source.to_string_lossy().into_owned());
+        }
+    }
+    Ok(target.to_owned())
+}
+
+/// `NAME[:/path]` taken apart. A time has colons of its own: the path begins at the first `:/`.
+pub fn split_path(what: &str) -> (&str, &str) {
+    match what.find(":/") {
+        Some(at) => (&what[..at], &what[at + 1..]),
+        None => (what, "/"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::split_path;
+
+    #[test]
+    fn names_and_paths_are_told_apart() {
+        assert_eq!(split_path("day1"), ("day1", "/"));
+        assert_eq!(split_path("day1:/a/b:c"), ("day1", "/a/b:c"));
+        assert_eq!(
+            split_path("@2026-11-20T10:00:00Z"),
+            ("@2026-11-20T10:00:00Z", "/")
+        );
+        assert_eq!(
+            split_path("@2026-11-20T10:00:00Z:/x"),
+            ("@2026-11-20T10:00:00Z", "/x")
+        );
+    }
+}

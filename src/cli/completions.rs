@@ -1,0 +1,40 @@
+//! `bkfs generate`: what packages install beside the program.
+
+use clap::{CommandFactory, ValueEnum};
+use clap_complete::Shell;
+
+use crate::cli::Cli;
+use crate::cli::output::Failure;
+
+/// Print a completion script for a shell, or the manual page
+#[derive(Debug, clap::Args)]
+pub struct Generate {
+    /// What to print
+    what: What,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum What {
+    Bash,
+    Zsh,
+    Fish,
+    Man,
+}
+
+pub fn run(command: Generate) -> Result<(), Failure> {
+    let mut program = Cli::command();
+    let mut out = std::io::stdout();
+    let shell = match command.what {
+        What::Bash => Shell::Bash,
+        What::Zsh => Shell::Zsh,
+        What::Fish => Shell::Fish,
+        What::Man => {
+            let page = clap_mangen::Man::new(program);
+            return page
+                .render(&mut out)
+                .map_err(|error| Failure::new(error.to_string()));
+        }
+    };
+    clap_complete::generate(shell, &mut program, "bkfs", &mut out);
+    Ok(())
+}

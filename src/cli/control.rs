@@ -1,0 +1,107 @@
+//! Talking to a mount through `.bkfs/control`.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::cli::output::{Code, Failure};
+
+/// A mount that answers.
+pub struct MountClient {
+    root: PathBuf,
+}
+
+impl MountClient {
+    /// The bkfs mount that `path` lies in, or is.
+    pub fn find(path: &Path) -> Result<MountClient, Failure> {
+        let absolute = std::path::absolute(path)
+            .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+        let no_mount = || {
+            Failure::new(format!("{} is no bkfs mount", path.display()))
+                .code(Code::Usage)
+                .hint("findmnt -t fuse.bkfs lists those there are.")
+        };
+        let mount = bkfs_fuse::find_mount(&absolute)
+            .ok()
+            .flatten()
+            .ok_or_else(no_mount)?;
+        if !mount.is_bkfs() {
+            return Err(no_mount());
+        }
+        Ok(MountClient {
+            root: mount.mount_point,
+        })
+    }
+
+    /// Where it is mounted.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// `.bkfs/status`.
+    pub fn status(&self) -> Result<Value, Failure> {
+        let path = self.root.join(".bkfs/status");
+        let text = std::fs::read_to_string(&path).map_err(|error| unreachable(&path, &error))?;
+        serde_json::from_str(&text)
+            .map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+    }
+
+    /// Sends a request and waits for its answer.
+    pub fn request(&self, request: &Value) -> Result<Value, Failure> {
+        let path = self.root.join(".bkfs/control");
+        let failed = |error: std::io::Error| unreachable(&path, &error);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(failed)?;
+        let text = request.to_string();
+        let written = file.write_at(text.as_bytes(), 0).map_err(failed)?;
+        if written != text.len() {
+            return Err(Failure::new(format!(
+                "{}: the request was cut short",
+                path.display()
+            )));
+        }
+        let mut answer = Vec::new();
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            match file
+                .read_at(&mut buffer, answer.len() as u64)
+                .map_err(failed)?
+            {
+                0 => break,
+                read => answer.extend_from_slice(&buffer[..read]),
+            }
+        }
+        let answer: Value = serde_json::from_slice(&answer)
+            .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+        match answer.get("error").and_then(Value::as_str) {
+            None => Ok(answer),
+            Some(message) => {
+                let code = answer.get("code").and_then(Value::as_i64).unwrap_or(1);
+                let mut failure = Failure::new(message).code(Code::of(code));
+                failure.hint = answer
+                    .get("hint")
+                    .and_then(Value::as_str)
+                    .map(str::to_owned);
+                Err(failure)
+            }
+        }
+    }
+}
+
+fn unreachable(path: &Path, error: &std::io::Error) -> Failure {
+    let failure = Failure::new(format!("{}: {error}", path.display()));
+    match error.raw_os_error() {
+        Some(libc::ENOTCONN) => {
+            failure.hint("The daemon of this mount is gone: umount it and mount again.")
+        }
+        Some(libc::EACCES) => {
+            failure.hint("Only the user who mounted (and root, with allow_other) may do this.")
+        }
+        _ => failure,
+    }
+}

@@ -1,0 +1,249 @@
+//! `bkfs ls URL NAME[:/path]`
+
+use serde::Serialize;
+
+use crate::cli::access::{Repository, open, split_path};
+use crate::cli::output::{Failure, Output};
+use crate::cli::snapshots::columns;
+use crate::cli::{Global, block_on};
+use crate::restore::resolve;
+use crate::tree::item::{Attributes, Item};
+use crate::tree::key::{self, Key, KeyParts};
+use crate::volume::error::VolumeError;
+use crate::volume::mode;
+use crate::volume::state::Scope;
+use crate::volume::view::View;
+
+/// List files of a snapshot without a mount
+#[derive(Debug, clap::Args)]
+pub struct Ls {
+    /// The repository
+    url: String,
+    /// Snapshot and path: NAME, NAME:/path, latest, @TIME
+    #[arg(value_name = "NAME[:/PATH]")]
+    what: String,
+    /// Directories below as well
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// Only names
+    #[arg(long)]
+    names: bool,
+}
+
+/// A file as scripts read it.
+#[derive(Debug, Serialize)]
+struct Row {
+    path: String,
+    kind: &'static str,
+    mode: String,
+    uid: u32,
+    gid: u32,
+    size: u64,
+    modified: String,
+    links: u32,
+    inode: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
+}
+
+pub fn run(command: Ls, global: &Global, output: &Output) -> Result<(), Failure> {
+    block_on(async {
+        let repository: Repository = open(&command.url, global).await?;
+        let (name, path) = split_path(&command.what);
+        let (_, view) = repository.snapshot(&global.volume, name).await?;
+        let inode = resolve(&view, path)
+            .await
+            .map_err(|error| Failure::new(error.to_string()))?;
+        let mut rows = Vec::new();
+        let attributes = view.attributes(Scope::Live, inode).await?;
+        if mode::is_directory(attributes.mode) {
+            list(&view, inode, "", command.recursive, &mut |row| {
+                emit(row, &command, output, &mut rows)
+            })
+            .await?;
+        } else {
+            let row = row(
+                &view,
+                path.trim_start_matches('/').to_owned(),
+                inode,
+                &attributes,
+            )
+            .await?;
+            emit(row, &command, output, &mut rows)?;
+        }
+        if output.is_json() || rows.is_empty() {
+            return Ok(());
+        }
+        output.result(&(), || columns(&rows, &[1, 2, 3]))
+    })
+}
+
+/// Rows are printed at once where columns need no common width, and gathered otherwise.
+fn emit(
+    row: Row,
+    command: &Ls,
+    output: &Output,
+    rows: &mut Vec<[String; 6]>,
+) -> Result<(), Failure> {
+    if output.is_json() {
+        return output.result(&row, String::new);
+    }
+    if command.names {
+        return output.result(&(), || row.path);
+    }
+    let name = match &row.target {
+        Some(target) => format!("{} -> {target}", row.path),
+        None => row.path,
+    };
+    rows.push([
+        row.mode,
+        row.uid.to_string(),
+        row.gid.to_string(),
+        row.size.to_string(),
+        row.modified,
+        name,
+    ]);
+    Ok(())
+}
+
+async fn list(
+    view: &View,
+    inode: u64,
+    prefix: &str,
+    recursive: bool,
+    emit: &mut dyn FnMut(Row) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut stack = vec![(inode, prefix.to_owned())];
+    while let Some((inode, prefix)) = stack.pop() {
+        let mut names = names_of(view, inode).await?;
+        names.sort();
+        let mut inside = Vec::new();
+        for (name, inode) in names {
+            let attributes = view.attributes(Scope::Live, inode).await?;
+            let path = format!("{prefix}{}", name.escape_ascii_lossy());
+            if recursive && mode::is_directory(attributes.mode) {
+                inside.push((inode, format!("{path}/")));
+            }
+            emit(row(view, path, inode, &attributes).await?)?;
+        }
+        inside.reverse();
+        stack.append(&mut inside);
+    }
+    Ok(())
+}
+
+/// All names of a directory; as much memory as one directory has names.
+async fn names_of(view: &View, inode: u64) -> Result<Vec<(Vec<u8>, u64)>, Failure> {
+    let mut names = Vec::new();
+    let mut range = key::names_from(inode, 0);
+    loop {
+        let page = view.items(Scope::Live, range.clone(), 1024).await?;
+        for (key, item) in page.items {
+            let (Ok(KeyParts::Name { name, .. }), Item::Name { inode, .. }) = (key.parse(), item)
+            else {
+                return Err(VolumeError::Malformed { inode }.into());
+            };
+            names.push((name.to_vec(), inode));
+        }
+        match page.next {
+            Some(next) => range.start = next,
+            None => return Ok(names),
+        }
+    }
+}
+
+/// Names are bytes: UTF-8 is shown as it is, but for control characters; anything else is escaped.
+trait Shown {
+    fn escape_ascii_lossy(&self) -> String;
+}
+
+impl Shown for Vec<u8> {
+    fn escape_ascii_lossy(&self) -> String {
+        match std::str::from_utf8(self) {
+            Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+            _ => self.escape_ascii().to_string(),
+        }
+    }
+}
+
+async fn row(
+    view: &View,
+    path: String,
+    inode: u64,
+    attributes: &Attributes,
+) -> Result<Row, Failure> {
+    let target = match mode::is_symlink(attributes.mode) {
+        false => None,
+        true => match view.item(Scope::Live, &Key::symlink(inode)).await? {
+            Some(Item::Symlink(target)) => Some(target.to_vec().escape_ascii_lossy()),
+            _ => None,
+        },
+    };
+    let (kind, letter) = match attributes.mode & libc::S_IFMT {
+        libc::S_IFDIR => ("directory", 'd'),
+        libc::S_IFLNK => ("symlink", 'l'),
+        libc::S_IFIFO => ("fifo", 'p'),
+        libc::S_IFSOCK => ("socket", 's'),
+        libc::S_IFCHR => ("character device", 'c'),
+        libc::S_IFBLK => ("block device", 'b'),
+        _ => ("file", '-'),
+    };
+    let time = jiff::Timestamp::new(
+        attributes.modified.seconds,
+        attributes.modified.nanoseconds as i32,
+    );
+    let size = if letter == 'd' {
+        0
+    } else {
+        attributes.size_bytes
+    };
+    Ok(Row {
+        path,
+        kind,
+        mode: mode_text(letter, attributes.mode),
+        uid: attributes.uid,
+        gid: attributes.gid,
+        size,
+        modified: time.map_or_else(
+            |_| attributes.modified.seconds.to_string(),
+            |time| time.to_string(),
+        ),
+        links: attributes.links,
+        inode,
+        target,
+    })
+}
+
+/// As ls(1) shows it.
+fn mode_text(letter: char, mode: u32) -> String {
+    let mut text = String::from(letter);
+    for (shift, special, lower, upper) in [
+        (6, libc::S_ISUID, 's', 'S'),
+        (3, libc::S_ISGID, 's', 'S'),
+        (0, libc::S_ISVTX, 't', 'T'),
+    ] {
+        let bits = mode >> shift;
+        text.push(if bits & 4 != 0 { 'r' } else { '-' });
+        text.push(if bits & 2 != 0 { 'w' } else { '-' });
+        text.push(match (mode & special != 0, bits & 1 != 0) {
+            (true, true) => lower,
+            (true, false) => upper,
+            (false, true) => 'x',
+            (false, false) => '-',
+        });
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mode_text;
+
+    #[test]
+    fn modes_are_shown_as_ls_shows_them() {
+        assert_eq!(mode_text('-', 0o644), "-rw-r--r--");
+        assert_eq!(mode_text('d', 0o1777), "drwxrwxrwt");
+        assert_eq!(mode_text('-', 0o6754), "-rwsr-sr--");
+        assert_eq!(mode_text('-', 0o7000), "---S--S--T");
+    }
+}

@@ -1,0 +1,143 @@
+//! The command line: one file per command.
+//!
+//! Owns: arguments, what is printed, exit codes. Does not own: what commands do to repositories and mounts (`mounting`, `root`, `snapshots`, `restore`).
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+pub mod access;
+mod completions;
+mod control;
+mod init;
+mod ls;
+mod mount;
+pub mod output;
+mod password;
+mod progress;
+mod restore;
+mod snapshot;
+mod snapshots;
+mod status;
+mod umount;
+
+use output::{Failure, Output};
+
+/// The version that `--version` shows: program and format.
+const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (repository format 0: not frozen, no promise to read it later)"
+);
+
+/// A bucket as a backup directory: mount it, write with any tool, snapshot, browse, restore.
+#[derive(Debug, Parser)]
+#[command(name = "bkfs", version = VERSION, max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Clone, Args)]
+pub struct Global {
+    /// Print JSON: one object, or one per line
+    #[arg(long, global = true)]
+    json: bool,
+    /// Print only errors
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    /// Log more; twice for everything
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// The volume to work on
+    #[arg(long, global = true, default_value = "main", value_name = "NAME")]
+    volume: String,
+    /// Read the password from the first line of this file, which others must not be able to read
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Password")]
+    password_file: Option<PathBuf>,
+    /// Read the password from what this command prints
+    #[arg(long, global = true, value_name = "COMMAND", help_heading = "Password")]
+    password_command: Option<String>,
+    /// The store's address, for S3 and its kin other than AWS
+    #[arg(long, global = true, value_name = "URL", help_heading = "Store")]
+    endpoint: Option<String>,
+    /// The store's region
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Store")]
+    region: Option<String>,
+    /// Refuse a repository older than this generation (bkfs snapshot prints it)
+    #[arg(
+        long,
+        global = true,
+        value_name = "N",
+        default_value_t = 0,
+        help_heading = "Store"
+    )]
+    min_generation: u64,
+    /// Keep fetched data here (default: /var/cache/bkfs, or bkfs in the user's cache directory)
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Store")]
+    cache_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Create a repository
+    Init(init::Init),
+    /// Mount a repository as a directory
+    Mount(mount::MountCommand),
+    /// Drain, commit and unmount
+    Umount(umount::Umount),
+    /// Make a snapshot of a mount: the success signal of a backup
+    Snapshot(snapshot::Snapshot),
+    /// List snapshots
+    Snapshots(snapshots::Snapshots),
+    /// List files of a snapshot without a mount
+    Ls(ls::Ls),
+    /// Restore a snapshot, a directory or a file without a mount
+    Restore(restore::Restore),
+    /// Show the health of a mount, and what is not yet in the bucket
+    Status(status::Status),
+    /// Print a completion script for a shell, or the manual page
+    #[command(hide = true)]
+    Generate(completions::Generate),
+}
+
+/// Runs the program; the answer is its exit code.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // A closed pipe on help is no failure.
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    let output = Output::new(cli.global.json, cli.global.quiet);
+    let global = cli.global;
+    let result = match cli.command {
+        Command::Init(command) => init::run(command, &global, &output),
+        Command::Mount(command) => mount::run(command, &global, &output),
+        Command::Umount(command) => umount::run(command, &global, &output),
+        Command::Snapshot(command) => snapshot::run(command, &global, &output),
+        Command::Snapshots(command) => snapshots::run(command, &global, &output),
+        Command::Ls(command) => ls::run(command, &global, &output),
+        Command::Restore(command) => restore::run(command, &global, &output),
+        Command::Status(command) => status::run(command, &global, &output),
+        Command::Generate(command) => completions::run(command),
+    };
+    match result {
+        Ok(()) => 0,
+        Err(failure) => output.fail(&failure),
+    }
+}
+
+/// Runs work that waits for the store.
+fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
+    runtime.block_on(work)
+}

@@ -1,0 +1,251 @@
+//! `bkfs mount URL MOUNTPOINT`
+
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bkfs_fuse::MountOptions;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::access::{self, Access};
+use crate::cli::output::{Code, Failure, Output};
+use crate::cli::{Global, init};
+use crate::logging::Log;
+use crate::mounting::settings::Settings;
+use crate::mounting::{Mounted, MountingError, Plan};
+
+/// Names the descriptor on which a daemon says that its mount answers.
+const READY_VARIABLE: &str = "BKFS_READY_FD";
+
+/// How often a mount that is busy is tried again while a signal asks for its end.
+const UNMOUNT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// After a signal, a busy mount is detached when it has been tried for this long.
+const UNMOUNT_TRIES: u32 = 20;
+
+/// Mount a repository as a directory
+///
+/// Returns 0 when the mount answers. What is written is uploaded in the background; `bkfs snapshot` makes it a backup.
+#[derive(Debug, clap::Args)]
+pub struct MountCommand {
+    /// The repository: s3://bucket/prefix, gs://…, az://…, or a directory
+    url: String,
+    /// Where to mount it
+    mountpoint: PathBuf,
+    /// Mount options, comma separated; may be repeated
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Stay in the foreground
+    #[arg(short = 'f', long)]
+    foreground: bool,
+    /// Create local directory, repository and mount point if absent
+    #[arg(long)]
+    init: bool,
+    /// With --init: a repository without a password
+    #[arg(long, requires = "init")]
+    no_encryption: bool,
+    /// Take the volume over from whoever holds it
+    #[arg(long)]
+    steal: bool,
+}
+
+pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<(), Failure> {
+    let (options, settings) = parse_options(&command.options)?;
+    let ready = Ready::from_environment();
+    if !command.foreground && ready.is_none() {
+        return start_daemon(&command, output);
+    }
+    let log = Log::start(global.verbose, global.quiet);
+    let runtime = runtime()?;
+    let mounted = bring_up(&command, global, output, options, settings, &runtime)?;
+    match ready {
+        Some(ready) => {
+            ready
+                .tell()
+                .map_err(|error| Failure::new(format!("the starting process is gone: {error}")))?;
+            log.detach();
+        }
+        None => output.remark(format_args!(
+            "mounted at {}",
+            mounted.mount_point().display()
+        )),
+    }
+    serve(mounted, runtime)
+}
+
+fn parse_options(options: &[String]) -> Result<(MountOptions, Settings), Failure> {
+    let options =
+        MountOptions::parse(options).map_err(|error| Failure::usage(error.to_string()))?;
+    let settings = Settings::parse(&options.others).map_err(|error| {
+        let hint = "See bkfs mount --help and the documentation for the options there are.";
+        Failure::usage(error.to_string()).hint(hint)
+    })?;
+    Ok((options, settings))
+}
+
+fn runtime() -> Result<Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("bkfs")
+        .build()
+        .map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))
+}
+
+fn bring_up(
+    command: &MountCommand,
+    global: &Global,
+    output: &Output,
+    options: MountOptions,
+    settings: Settings,
+    runtime: &Runtime,
+) -> Result<Mounted, Failure> {
+    let access = Access::of_mount(&command.url, global, &settings)?;
+    let absent =
+        |error: std::io::Error| Failure::new(format!("{}: {error}", command.mountpoint.display()));
+    if command.init {
+        std::fs::create_dir_all(&command.mountpoint).map_err(absent)?;
+        runtime.block_on(init::create_if_absent(
+            &access,
+            command.no_encryption,
+            output,
+        ))?;
+    } else if let Err(error) = std::fs::symlink_metadata(&command.mountpoint) {
+        if error.kind() == std::io::ErrorKind::NotFound {
+            let hint = "Create it, or give --init.";
+            return Err(Failure::new(format!(
+                "mount point {} does not exist",
+                command.mountpoint.display()
+            ))
+            .hint(hint));
+        }
+    }
+    let repository = Arc::new(runtime.block_on(access::open_with(&access))?);
+    let volume = settings
+        .volume
+        .clone()
+        .unwrap_or_else(|| global.volume.clone());
+    let plan = Plan {
+        repository,
+        mount_point: command.mountpoint.clone(),
+        options,
+        settings,
+        volume,
+        steal: command.steal,
+    };
+    plan.mount(runtime).map_err(failure)
+}
+
+/// Serves until the mount is gone, or a signal asks for its end.
+fn serve(mounted: Mounted, runtime: Runtime) -> Result<(), Failure> {
+    let session = mounted.session().clone();
+    let mut terminate = runtime
+        .block_on(async { signal(SignalKind::terminate()) })
+        .map_err(no_signals)?;
+    let mut interrupt = runtime
+        .block_on(async { signal(SignalKind::interrupt()) })
+        .map_err(no_signals)?;
+    runtime.spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        for attempt in 0..=UNMOUNT_TRIES {
+            let session = session.clone();
+            let lazy = attempt == UNMOUNT_TRIES;
+            tracing::info!(lazy, "a signal asks for the end of the mount");
+            let result = tokio::task::spawn_blocking(move || session.unmount(lazy)).await;
+            match result {
+                Ok(Err(bkfs_fuse::MountError::Busy(_))) => {
+                    tokio::time::sleep(UNMOUNT_INTERVAL).await
+                }
+                _ => return,
+            }
+        }
+    });
+    mounted.wait(&runtime).map_err(failure)
+}
+
+fn no_signals(error: std::io::Error) -> Failure {
+    Failure::new(format!("cannot wait for signals: {error}"))
+}
+
+/// Runs this program again as the daemon, and waits until its mount answers or it has said why not. The daemon keeps the terminal until then, for
+/// errors and for the password.
+fn start_daemon(command: &MountCommand, output: &Output) -> Result<(), Failure> {
+    let failed = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {error}"));
+    let program =
+        std::env::current_exe().map_err(|error| failed("cannot find this program", error))?;
+    let (read, write) = rustix::pipe::pipe().map_err(|error| failed("pipe", error.into()))?;
+    rustix::io::fcntl_setfd(&read, rustix::io::FdFlags::CLOEXEC)
+        .map_err(|error| failed("pipe", error.into()))?;
+    let mut daemon = Command::new(program);
+    daemon
+        .args(std::env::args_os().skip(1))
+        .arg0("bkfs")
+        .env(READY_VARIABLE, write.as_raw_fd().to_string());
+    daemon.stdout(Stdio::null());
+    let mut child = daemon
+        .spawn()
+        .map_err(|error| failed("cannot start the daemon", error))?;
+    drop(write);
+    let mut ready = Vec::new();
+    std::fs::File::from(read)
+        .read_to_end(&mut ready)
+        .map_err(|error| failed("waiting for the daemon", error))?;
+    if ready == [1] {
+        output.remark(format_args!("mounted at {}", command.mountpoint.display()));
+        return Ok(());
+    }
+    let status = child
+        .wait()
+        .map_err(|error| failed("waiting for the daemon", error))?;
+    // It has told why.
+    std::process::exit(status.code().unwrap_or(Code::Failed as i32));
+}
+
+/// The pipe on which the starting process waits.
+struct Ready(OwnedFd);
+
+impl Ready {
+    fn from_environment() -> Option<Ready> {
+        let number: i32 = std::env::var(READY_VARIABLE).ok()?.parse().ok()?;
+        if number <= 2 {
+            return None;
+        }
+        // SAFETY: the process that started this one left this descriptor open for it and named it in the environment; nothing else in this process
+        // knows the number.
+        let fd = unsafe { OwnedFd::from_raw_fd(number) };
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).ok()?;
+        Some(Ready(fd))
+    }
+
+    /// The mount answers: the starting process may return, and this one goes on alone.
+    fn tell(self) -> std::io::Result<()> {
+        // A session of its own, so that the end of the terminal is not the end of the mount.
+        let _ = rustix::process::setsid();
+        let null = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        std::env::set_current_dir("/")?;
+        std::fs::File::from(self.0).write_all(&[1])
+    }
+}
+
+fn failure(error: MountingError) -> Failure {
+    match error {
+        MountingError::Root(error) => error.into(),
+        MountingError::Volume(error) => error.into(),
+        MountingError::Kernel(error) => Failure::new(error.to_string()),
+        MountingError::Broken(error) => Failure::new(error.to_string()),
+        MountingError::Options(text) => Failure::usage(text),
+    }
+}

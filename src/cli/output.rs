@@ -1,0 +1,255 @@
+//! What people and scripts read: text, JSON, errors, exit codes.
+
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+
+use crate::root::error::{ErrorKind, RootError};
+use crate::volume::error::VolumeError;
+
+/// Exit codes that scripts rely on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Code {
+    /// Failed.
+    Failed = 1,
+    /// Bad usage.
+    Usage = 2,
+    /// Partly done; what is missing is named.
+    Partly = 3,
+    /// No such repository.
+    NoRepository = 10,
+    /// Locked, or a conflicting writer.
+    Held = 11,
+    /// Wrong password.
+    WrongPassword = 12,
+    /// Damaged data found.
+    Damaged = 13,
+    /// Outcome unknown: look before repeating.
+    Unknown = 14,
+}
+
+impl Code {
+    /// The code with this number, for errors that come from a mount.
+    pub fn of(number: i64) -> Code {
+        let all = [
+            Code::Usage,
+            Code::Partly,
+            Code::NoRepository,
+            Code::Held,
+            Code::WrongPassword,
+            Code::Damaged,
+            Code::Unknown,
+        ];
+        all.into_iter()
+            .find(|code| *code as i64 == number)
+            .unwrap_or(Code::Failed)
+    }
+}
+
+/// Why a command failed, and what to do about it.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// The exit code.
+    pub code: Code,
+    /// What happened, to what.
+    pub message: String,
+    /// What can be done.
+    pub hint: Option<String>,
+}
+
+impl Failure {
+    /// A failure with exit code 1.
+    pub fn new(message: impl Into<String>) -> Self {
+        Failure {
+            code: Code::Failed,
+            message: message.into(),
+            hint: None,
+        }
+    }
+
+    /// Bad usage.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Failure {
+            code: Code::Usage,
+            message: message.into(),
+            hint: None,
+        }
+    }
+
+    /// With another code.
+    pub fn code(mut self, code: Code) -> Self {
+        self.code = code;
+        self
+    }
+
+    /// With advice.
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// With words in front that say what was being done.
+    pub fn context(mut self, doing: impl fmt::Display) -> Self {
+        self.message = format!("{doing}: {}", self.message);
+        self
+    }
+}
+
+impl From<RootError> for Failure {
+    fn from(error: RootError) -> Self {
+        let code = match error.kind() {
+            ErrorKind::NoRepository => Code::NoRepository,
+            ErrorKind::Held | ErrorKind::Fenced => Code::Held,
+            ErrorKind::WrongPassword => Code::WrongPassword,
+            ErrorKind::Damaged => Code::Damaged,
+            ErrorKind::OutcomeUnknown => Code::Unknown,
+            ErrorKind::Rebuild | ErrorKind::Refused | ErrorKind::Unavailable => Code::Failed,
+        };
+        let hint = error.hint().map(str::to_owned);
+        Failure {
+            code,
+            message: error.to_string(),
+            hint,
+        }
+    }
+}
+
+impl From<VolumeError> for Failure {
+    fn from(error: VolumeError) -> Self {
+        let code = if error.is_damage() {
+            Code::Damaged
+        } else {
+            Code::Failed
+        };
+        Failure::new(error.to_string()).code(code)
+    }
+}
+
+impl From<bkfs_chunker::error::DepotError> for Failure {
+    fn from(error: bkfs_chunker::error::DepotError) -> Self {
+        VolumeError::from(error).into()
+    }
+}
+
+/// Where a command's words go.
+#[derive(Debug, Clone)]
+pub struct Output {
+    json: bool,
+    quiet: bool,
+}
+
+impl Output {
+    /// As the user asked.
+    pub fn new(json: bool, quiet: bool) -> Self {
+        Output { json, quiet }
+    }
+
+    /// True if JSON is wanted.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// True if progress may be shown: a person watches.
+    pub fn shows_progress(&self) -> bool {
+        !self.quiet && !self.json && io::stderr().is_terminal()
+    }
+
+    /// A result: `value` as JSON, or `text`.
+    pub fn result(
+        &self,
+        value: &impl serde::Serialize,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
+        if self.json {
+            let line =
+                serde_json::to_string(value).map_err(|error| Failure::new(error.to_string()))?;
+            return print(&line);
+        }
+        if self.quiet {
+            return Ok(());
+        }
+        print(&text())
+    }
+
+    /// A remark for people, on stderr.
+    pub fn remark(&self, text: impl fmt::Display) {
+        if !self.quiet && !self.json {
+            eprintln!("bkfs: {text}");
+        }
+    }
+
+    /// Prints a failure and returns its exit code.
+    pub fn fail(&self, failure: &Failure) -> i32 {
+        let code = failure.code as i32;
+        if self.json {
+            let error =
+                serde_json::json!({ "error": failure.message, "hint": failure.hint, "code": code });
+            // Nobody is left to be told if this fails.
+            let _ = print(&error.to_string());
+        }
+        eprintln!("bkfs: {}", failure.message);
+        if let Some(hint) = &failure.hint {
+            eprintln!("      {hint}");
+        }
+        code
+    }
+}
+
+/// Prints a line on stdout; a reader that has gone away ends the program quietly, as it ends other tools.
+fn print(line: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => Err(Failure::new(format!(
+            "cannot write to standard output: {error}"
+        ))),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// A number of bytes for people: three digits, binary units.
+pub fn bytes(count: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match (unit, value) {
+        (0, _) => format!("{count} B"),
+        (_, value) if value < 10.0 => format!("{value:.2} {}", units[unit]),
+        (_, value) if value < 100.0 => format!("{value:.1} {}", units[unit]),
+        (_, value) => format!("{value:.0} {}", units[unit]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_three_digits() {
+        let shown: Vec<String> = [
+            0,
+            999,
+            1000,
+            1024,
+            10_240,
+            1 << 20,
+            123 << 20,
+            1000 << 20,
+            u64::MAX,
+        ]
+        .into_iter()
+        .map(bytes)
+        .collect();
+        assert_eq!(
+            shown,
+            [
+                "0 B", "999 B", "0.98 KiB", "1.00 KiB", "10.0 KiB", "1.00 MiB", "123 MiB",
+                "0.98 GiB", "16.0 EiB"
+            ]
+        );
+    }
+}

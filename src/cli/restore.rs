@@ -1,0 +1,117 @@
+//! `bkfs restore URL NAME[:/path] TARGET`
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::cli::access::{open, split_path};
+use crate::cli::output::{Code, Failure, Output, bytes};
+use crate::cli::progress::Bar;
+use crate::cli::{Global, block_on};
+use crate::restore::{Options, Problem, Progress, RestoreError, resolve, restore};
+use crate::volume::mode;
+use crate::volume::state::Scope;
+
+/// Restore a snapshot, a directory or a file without a mount
+///
+/// The contents of PATH appear directly in TARGET, which is created if absent; a file is restored as the file TARGET. Owners are restored by
+/// root only.
+#[derive(Debug, clap::Args)]
+pub struct Restore {
+    /// The repository
+    url: String,
+    /// Snapshot and path: NAME, NAME:/path, latest, @TIME
+    #[arg(value_name = "NAME[:/PATH]")]
+    what: String,
+    /// Where to
+    target: PathBuf,
+    /// Restore into a directory that is not empty, replacing what is there
+    #[arg(long)]
+    overwrite: bool,
+    /// Read everything back from the disk and compare
+    #[arg(long)]
+    verify: bool,
+}
+
+pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Failure> {
+    block_on(async {
+        let started = Instant::now();
+        let repository = open(&command.url, global).await?;
+        let (name, path) = split_path(&command.what);
+        let (entry, view) = repository.snapshot(&global.volume, name).await?;
+        let inode = resolve(&view, path).await.map_err(failure)?;
+        let attributes = view.attributes(Scope::Live, inode).await?;
+        let total = match (
+            path.trim_matches('/').is_empty(),
+            mode::is_regular(attributes.mode),
+        ) {
+            (true, _) => Some(entry.bytes),
+            (false, true) => Some(attributes.size_bytes),
+            (false, false) => None,
+        };
+        let progress = Arc::new(Progress::default());
+        let bar = Bar::start(output, total, progress.clone());
+        let options = Options {
+            overwrite: command.overwrite,
+            verify: command.verify,
+        };
+        let problems = restore(view, inode, &command.target, options, progress.clone()).await;
+        bar.finish().await;
+        let problems = problems.map_err(failure)?;
+        let restored = progress.bytes.load(Ordering::Relaxed);
+        let seconds = started.elapsed().as_secs_f64();
+        let answer = json!({
+            "snapshot": entry.name,
+            "target": command.target,
+            "inodes": progress.inodes.load(Ordering::Relaxed),
+            "bytes": restored,
+            "verified_bytes": progress.verified_bytes.load(Ordering::Relaxed),
+            "seconds": seconds,
+            "problems": problems.iter().map(|problem| json!({ "path": problem.path, "reason": problem.reason })).collect::<Vec<_>>(),
+        });
+        output.result(&answer, || {
+            let verified = if command.verify { ", verified" } else { "" };
+            let rate = bytes((restored as f64 / seconds.max(0.001)) as u64);
+            format!(
+                "restored {} inodes, {} to {} in {seconds:.1} s ({rate}/s){verified}",
+                progress.inodes.load(Ordering::Relaxed),
+                bytes(restored),
+                command.target.display()
+            )
+        })?;
+        conclude(&problems)
+    })
+}
+
+fn conclude(problems: &[Problem]) -> Result<(), Failure> {
+    if problems.is_empty() {
+        return Ok(());
+    }
+    for problem in problems {
+        eprintln!(
+            "bkfs: not restored: {}: {}",
+            problem.path.display(),
+            problem.reason
+        );
+    }
+    let code = if problems.iter().any(|problem| problem.damaged) {
+        Code::Damaged
+    } else {
+        Code::Partly
+    };
+    Err(Failure::new(format!(
+        "{} of the inodes could not be restored",
+        problems.len()
+    ))
+    .code(code))
+}
+
+fn failure(error: RestoreError) -> Failure {
+    match error {
+        RestoreError::Volume(error) => error.into(),
+        error => Failure::new(error.to_string()),
+    }
+}

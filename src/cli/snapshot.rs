@@ -1,0 +1,37 @@
+//! `bkfs snapshot MOUNTPOINT [NAME]`
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use crate::cli::Global;
+use crate::cli::control::MountClient;
+use crate::cli::output::{Failure, Output};
+
+/// Make a snapshot of a mount
+///
+/// Everything written so far becomes a named, immutable snapshot. When this returns 0, the snapshot is in the bucket: it restores on
+/// an empty machine that has only the bucket and the password.
+#[derive(Debug, clap::Args)]
+pub struct Snapshot {
+    /// The mount, or any directory in it
+    mountpoint: PathBuf,
+    /// Its name: 1–255 bytes, no '/', not starting with '.' or '@' (default: the time, UTC)
+    name: Option<String>,
+    /// Tag it; may be repeated
+    #[arg(long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
+}
+
+pub fn run(command: Snapshot, _: &Global, output: &Output) -> Result<(), Failure> {
+    let mount = MountClient::find(&command.mountpoint)?;
+    let answer =
+        mount.request(&json!({ "snapshot": { "name": command.name, "tags": command.tags } }))?;
+    output.result(&answer, || {
+        format!(
+            "snapshot {} (generation {})",
+            answer["name"].as_str().unwrap_or_default(),
+            answer["generation"].as_u64().unwrap_or_default()
+        )
+    })
+}

@@ -1,0 +1,118 @@
+//! `bkfs snapshots URL|MOUNTPOINT`
+
+use serde::Serialize;
+
+use crate::cli::access::{open, target_url};
+use crate::cli::output::{Failure, Output, bytes};
+use crate::cli::{Global, block_on};
+use crate::root::snapshots::SnapshotEntry;
+
+/// List snapshots
+#[derive(Debug, clap::Args)]
+pub struct Snapshots {
+    /// A repository, or a mount of one
+    #[arg(value_name = "URL|MOUNTPOINT")]
+    target: String,
+    /// Those of every volume
+    #[arg(long)]
+    all: bool,
+}
+
+/// A snapshot as scripts read it.
+#[derive(Debug, Serialize)]
+struct Row<'a> {
+    name: &'a str,
+    volume: &'a str,
+    time: String,
+    host: &'a str,
+    user: &'a str,
+    tags: &'a [String],
+    files: u64,
+    bytes: u64,
+    new_bytes: u64,
+    generation: u64,
+}
+
+impl<'a> From<&'a SnapshotEntry> for Row<'a> {
+    fn from(entry: &'a SnapshotEntry) -> Self {
+        Row {
+            name: &entry.name,
+            volume: &entry.volume,
+            time: entry.time.to_string(),
+            host: &entry.host,
+            user: &entry.user,
+            tags: &entry.tags,
+            files: entry.files,
+            bytes: entry.bytes,
+            new_bytes: entry.new_bytes,
+            generation: entry.generation,
+        }
+    }
+}
+
+pub fn run(command: Snapshots, global: &Global, output: &Output) -> Result<(), Failure> {
+    block_on(async {
+        let url = target_url(&command.target)?;
+        let repository = open(&url, global).await?;
+        let list = repository.snapshots().await?;
+        let entries: Vec<&SnapshotEntry> = match command.all {
+            true => list.iter().collect(),
+            false => list.of_volume(&global.volume),
+        };
+        if output.is_json() {
+            return entries
+                .iter()
+                .try_for_each(|entry| output.result(&Row::from(*entry), String::new));
+        }
+        if entries.is_empty() {
+            output.remark(format_args!("no snapshots of volume {}", global.volume));
+            return Ok(());
+        }
+        output.result(&(), || table(&entries, command.all))
+    })
+}
+
+fn table(entries: &[&SnapshotEntry], with_volume: bool) -> String {
+    let mut rows = vec![["NAME", "TIME", "HOST", "FILES", "SIZE", "NEW"].map(str::to_owned)];
+    for entry in entries {
+        let name = if with_volume {
+            format!("{}:{}", entry.volume, entry.name)
+        } else {
+            entry.name.clone()
+        };
+        let time = entry.time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let tags: String = entry.tags.iter().map(|tag| format!(" #{tag}")).collect();
+        rows.push([
+            name + &tags,
+            time,
+            entry.host.clone(),
+            entry.files.to_string(),
+            bytes(entry.bytes),
+            bytes(entry.new_bytes),
+        ]);
+    }
+    columns(&rows, &[3, 4, 5])
+}
+
+/// Aligns columns; those in `right` to the right.
+pub fn columns<const N: usize>(rows: &[[String; N]], right: &[usize]) -> String {
+    let width = |column: usize| {
+        rows.iter()
+            .map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let line = |row: &[String; N]| {
+        let cells = row.iter().enumerate().map(|(column, cell)| {
+            let pad = " ".repeat(widths[column] - cell.chars().count());
+            if right.contains(&column) {
+                pad + cell
+            } else {
+                cell.clone() + &pad
+            }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}

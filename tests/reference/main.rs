@@ -1,0 +1,110 @@
+//! The reference: one alphabet of operations, carried out by a model, by the engine unmounted, and by real directories, which must all agree.
+//!
+//! A failure that proptest has shrunk becomes a named test below.
+
+mod alphabet;
+mod directory;
+mod engine;
+mod model;
+
+use std::sync::Arc;
+
+use alphabet::{Dump, Op, World, op};
+use bkfs_chunker::store::MemoryStore;
+use directory::Directory;
+use engine::Engine;
+use model::Model;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError};
+
+/// Cases of each comparison: few in every run, many with `BKFS_FULL=1`.
+fn cases(quick: u32, full: u32) -> Config {
+    let count = if std::env::var_os("BKFS_FULL").is_some() {
+        full
+    } else {
+        quick
+    };
+    Config {
+        cases: count,
+        max_shrink_iters: 2_000,
+        ..Config::default()
+    }
+}
+
+fn differences(one: &Dump, other: &Dump) -> String {
+    let paths: std::collections::BTreeSet<_> = one.keys().chain(other.keys()).collect();
+    let mut text = String::new();
+    for path in paths {
+        match (one.get(path), other.get(path)) {
+            (a, b) if a == b => {}
+            (Some(a), Some(b)) if a.contents != b.contents => {
+                let at = a.contents.iter().zip(&b.contents).position(|(x, y)| x != y);
+                let place = format!(
+                    "{} and {} bytes, first difference at {at:?}",
+                    a.contents.len(),
+                    b.contents.len()
+                );
+                text += &format!("{}: {place}\n", path.escape_ascii());
+            }
+            (a, b) => text += &format!("{}: {a:?} and {b:?}\n", path.escape_ascii()),
+        }
+    }
+    text
+}
+
+/// Lets two worlds carry out the same operations, and compares every answer and what is there in the end.
+fn compare(one: &mut dyn World, other: &mut dyn World, ops: &[Op]) -> Result<(), TestCaseError> {
+    for (index, op) in ops.iter().enumerate() {
+        let (left, right) = (one.apply(op), other.apply(op));
+        let same = left == right;
+        let shown =
+            |answer: &alphabet::Answer| answer.as_ref().map(Vec::len).map_err(|errno| *errno);
+        prop_assert!(
+            same,
+            "operation {index}, {op:?}: {:?} and {:?}",
+            shown(&left),
+            shown(&right)
+        );
+    }
+    let (left, right) = (one.dump(), other.dump());
+    prop_assert!(left == right, "{}", differences(&left, &right));
+    Ok(())
+}
+
+fn check_engine(ops: &[Op]) -> Result<(), TestCaseError> {
+    let mut engine = Engine::new(Arc::new(MemoryStore::new()), None);
+    let mut model = Model::default();
+    compare(&mut model, &mut engine, ops)?;
+    // Once more from the bucket alone.
+    engine.reopen();
+    let (left, right) = (model.dump(), engine.dump());
+    prop_assert!(
+        left == right,
+        "after reopening: {}",
+        differences(&left, &right)
+    );
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(60, 3_000))]
+
+    #[test]
+    fn the_engine_behaves_like_the_model(ops in proptest::collection::vec(op(), 1..60)) {
+        check_engine(&ops)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(60, 3_000))]
+
+    /// The model is right: it agrees with the machine's own filesystem.
+    #[test]
+    fn the_model_behaves_like_a_directory(ops in proptest::collection::vec(op(), 1..60)) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = directory.path().join("root");
+        std::fs::create_dir(&root).expect("a directory");
+        let mut directory = Directory::new(root, Box::new(|| ()));
+        compare(&mut Model::default(), &mut directory, &ops)?;
+    }
+}

@@ -73,6 +73,7 @@ contract! {
         replacing_never_resurrects,
         odd_keys_are_kept_apart,
         bad_keys_are_refused,
+        the_probe_finds_it_fit,
         lists_are_in_order,
         pages_join_without_gaps,
         prefixes_are_strings,

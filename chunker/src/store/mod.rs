@@ -18,11 +18,15 @@
 
 #[cfg(any(test, feature = "testing"))]
 pub mod contract;
+mod counting;
 mod error;
+#[cfg(any(test, feature = "testing"))]
+pub mod fault;
 mod key;
 mod local;
 mod memory;
 mod options;
+mod probe;
 mod remote;
 mod url;
 mod version;
@@ -34,11 +38,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+pub use counting::{Counters, CountingStore, Tally};
 pub use error::{Operation, StoreError, StoreErrorKind};
 pub use key::{KEY_BYTES_MAX, PART_BYTES_MAX, check_key, check_prefix};
 pub use local::LocalStore;
 pub use memory::MemoryStore;
 pub use options::StoreOptions;
+pub use probe::{PROBE_PREFIX, ProbeError, probe_conditional_writes};
 pub use remote::RemoteStore;
 pub use url::{RepositoryUrl, UrlError, parse_url};
 pub use version::Version;

@@ -66,6 +66,7 @@ cases![
     writes::replacing_never_resurrects,
     writes::odd_keys_are_kept_apart,
     writes::bad_keys_are_refused,
+    writes::the_probe_finds_it_fit,
     lists::lists_are_in_order,
     lists::pages_join_without_gaps,
     lists::prefixes_are_strings,

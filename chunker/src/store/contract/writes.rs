@@ -5,7 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::super::{Store, StoreErrorKind as Kind, Version};
+use super::super::{
+    PROBE_PREFIX, Store, StoreErrorKind as Kind, Version, probe_conditional_writes,
+};
 use super::{Place, assert_kind, body};
 
 /// How many race for one object.
@@ -402,4 +404,22 @@ pub(super) async fn bad_keys_are_refused(place: &Place) {
     assert_kind(store.list("../", None, 10).await, Kind::Invalid, "a prefix");
     let (read, _) = store.get(&place.key("object")).await.expect("it is there");
     assert_eq!(read, "x");
+}
+
+pub(super) async fn the_probe_finds_it_fit(place: &Place) {
+    let other = place.reopen().await;
+    let salts = ["probe-1", "probe-2"].map(|name| format!("{}-{name}", place.subject.salt));
+    let (first, second) = futures::join!(
+        probe_conditional_writes(place.store.as_ref(), &salts[0]),
+        probe_conditional_writes(other.as_ref(), &salts[1]),
+    );
+    first.expect("the store is fit");
+    second.expect("the store is fit");
+    for salt in salts {
+        let left = place
+            .store
+            .list(&format!("{PROBE_PREFIX}{salt}"), None, 10)
+            .await;
+        assert_eq!(left.expect("lists work"), vec![]);
+    }
 }

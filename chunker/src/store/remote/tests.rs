@@ -1,1 +1,523 @@
+//! The client of S3 against a server that says and does what a script tells it.
 
+use std::sync::Mutex;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::store::StoreErrorKind as Kind;
+
+/// What the server does with one request.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Reads all of it and answers.
+    Answer(&'static str, Vec<(&'static str, String)>, String),
+    /// Reads all of it and goes away.
+    Forget,
+    /// Reads so many bytes of the body and goes away.
+    Leave(usize),
+    /// Reads all of it and says nothing.
+    Hang,
+    /// Reads nothing of the body and says nothing.
+    Ignore,
+    /// Answers with so many bytes of a body that should have more, and says no more.
+    Stop(usize, usize),
+    /// Reads the body slowly, so many bytes (1 MiB at most) at a time with a pause, then answers.
+    Slow(usize, Duration),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Seen(Arc<Mutex<Vec<String>>>);
+
+impl Seen {
+    /// The heads of the requests so far.
+    fn heads(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn count(&self) -> usize {
+        self.heads().len()
+    }
+}
+
+fn success() -> Step {
+    answer("200 OK", "")
+}
+
+fn answer(status: &'static str, body: &str) -> Step {
+    let etag = ("ETag", "\"tag\"".to_owned());
+    Step::Answer(status, vec![etag], body.to_owned())
+}
+
+fn error(status: &'static str, code: &str) -> Step {
+    answer(
+        status,
+        &format!("<Error><Code>{code}</Code><Message>words</Message></Error>"),
+    )
+}
+
+/// Serves one connection for each step of the script, and one more each that is refused with 418.
+async fn serve(script: Vec<Step>) -> (String, Seen) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let seen = Seen::default();
+    tokio::spawn({
+        let seen = seen.clone();
+        async move {
+            let mut script = script.into_iter();
+            loop {
+                let (connection, _) = listener.accept().await.unwrap();
+                let step = script.next().unwrap_or(answer("418 Unexpected", ""));
+                tokio::spawn(play(connection, step, seen.clone()));
+            }
+        }
+    });
+    (endpoint, seen)
+}
+
+async fn play(mut connection: TcpStream, step: Step, seen: Seen) {
+    let (head, mut body) = read_head(&mut connection).await;
+    let length: usize = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: "))
+        .map_or(0, |length| length.parse().unwrap());
+    let is_head = head.starts_with("HEAD");
+    seen.0.lock().unwrap().push(head);
+    let mut buffer = vec![0; 1 << 20];
+    let (stop_at, step_bytes, pause) = match &step {
+        Step::Ignore => (0, buffer.len(), Duration::ZERO),
+        Step::Leave(bytes) => (*bytes, buffer.len(), Duration::ZERO),
+        Step::Slow(bytes, pause) => (length, *bytes, *pause),
+        _ => (length, buffer.len(), Duration::ZERO),
+    };
+    while body < stop_at {
+        let room = step_bytes.min(stop_at - body);
+        body += connection.read_exact(&mut buffer[..room]).await.unwrap();
+        if !pause.is_zero() {
+            sleep(pause).await;
+        }
+    }
+    match step {
+        Step::Answer(status, headers, text) => {
+            write_answer(
+                &mut connection,
+                status,
+                &headers,
+                text.len(),
+                is_head,
+                text.as_bytes(),
+            )
+            .await;
+        }
+        Step::Slow(..) => {
+            let etag = [("ETag", "\"slow\"".to_owned())];
+            write_answer(&mut connection, "200 OK", &etag, 0, is_head, b"").await;
+        }
+        Step::Stop(sent, length) => {
+            let etag = [("ETag", "\"tag\"".to_owned())];
+            write_answer(
+                &mut connection,
+                "200 OK",
+                &etag,
+                length,
+                false,
+                &vec![b'x'; sent],
+            )
+            .await;
+            std::future::pending().await
+        }
+        Step::Forget | Step::Leave(_) => {}
+        Step::Hang | Step::Ignore => std::future::pending().await,
+    }
+}
+
+async fn read_head(connection: &mut TcpStream) -> (String, usize) {
+    let mut bytes = Vec::new();
+    loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+            return (head, bytes.len() - end - 4);
+        }
+        assert!(connection.read_buf(&mut bytes).await.unwrap() > 0);
+    }
+}
+
+async fn write_answer(
+    connection: &mut TcpStream,
+    status: &str,
+    headers: &[(&str, String)],
+    length: usize,
+    is_head: bool,
+    body: &[u8],
+) {
+    let mut head =
+        format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n");
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    connection.write_all(head.as_bytes()).await.unwrap();
+    if !is_head {
+        connection.write_all(body).await.unwrap();
+    }
+    connection.flush().await.unwrap();
+}
+
+fn options(endpoint: &str) -> StoreOptions {
+    let setting = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    StoreOptions {
+        endpoint: Some(endpoint.to_owned()),
+        region: Some("us-east-1".to_owned()),
+        settings: vec![
+            setting("AWS_ACCESS_KEY_ID", "id"),
+            setting("AWS_SECRET_ACCESS_KEY", "secret"),
+        ],
+        use_environment: false,
+        stall_timeout: Duration::from_millis(300),
+        retry_for: Duration::from_secs(20),
+        ..StoreOptions::default()
+    }
+}
+
+async fn open(endpoint: &str) -> RemoteStore {
+    let url = "s3://bucket/prefix".parse().unwrap();
+    RemoteStore::open(&url, &options(endpoint)).await.unwrap()
+}
+
+/// A store before a server with a script.
+async fn scripted(script: impl Into<Vec<Step>>) -> (RemoteStore, Seen) {
+    let (endpoint, seen) = serve(script.into()).await;
+    (open(&endpoint).await, seen)
+}
+
+fn body(bytes: usize) -> Vec<Bytes> {
+    vec![
+        Bytes::from(vec![b'x'; bytes]),
+        Bytes::new(),
+        Bytes::from_static(b"y"),
+    ]
+}
+
+fn version() -> Version {
+    Version::new(Some("\"tag\"".to_owned()), None)
+}
+
+#[tokio::test]
+async fn requests_are_conditional_signed_and_of_known_length() {
+    let (store, seen) = scripted([success(), success(), success(), success()]).await;
+    let created = store.put_new("data/a b", body(10)).await.unwrap();
+    assert_eq!(created, version());
+    store.replace("root", body(0), &version()).await.unwrap();
+    store.put("sessions/1", vec![]).await.unwrap();
+    store.get("root").await.unwrap();
+    let heads: Vec<String> = seen
+        .heads()
+        .iter()
+        .map(|head| head.to_ascii_lowercase())
+        .collect();
+    assert!(
+        heads[0].starts_with("put /bucket/prefix/data/a%20b http/1.1"),
+        "{}",
+        heads[0]
+    );
+    assert!(heads[0].contains("if-none-match: *"), "{}", heads[0]);
+    assert!(heads[0].contains("content-length: 11"), "{}", heads[0]);
+    assert!(
+        heads[0].contains("authorization: aws4-hmac-sha256"),
+        "{}",
+        heads[0]
+    );
+    assert!(heads[1].contains("if-match: \"tag\""), "{}", heads[1]);
+    assert!(heads[2].contains("content-length: 0"), "{}", heads[2]);
+    for head in heads {
+        assert!(!head.contains("transfer-encoding"), "{head}");
+        // In the clear, a body is guarded by its hash.
+        assert!(!head.contains("unsigned-payload"), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn what_surely_was_not_applied_is_sent_again() {
+    let refusals = [
+        error("503 Slow Down", "SlowDown"),
+        error("409 Conflict", "ConditionalRequestConflict"),
+        error("400 Bad Request", "RequestTimeout"),
+        Step::Leave(4096),
+    ];
+    for refusal in refusals {
+        let (store, seen) = scripted([refusal.clone(), success()]).await;
+        store
+            .replace("root", body(4 << 20), &version())
+            .await
+            .unwrap();
+        assert_eq!(seen.count(), 2, "{refusal:?}");
+        let (store, seen) = scripted([refusal.clone(), success()]).await;
+        store.put_new("data/a", body(4 << 20)).await.unwrap();
+        assert_eq!(seen.count(), 2, "{refusal:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_conditional_write_that_may_have_been_applied_is_not_sent_again() {
+    let troubles = [
+        Step::Forget,
+        Step::Hang,
+        error("500 Internal Server Error", "InternalError"),
+        answer("502 Bad Gateway", "<html>nginx</html>"),
+        answer("503 Service Unavailable", ""),
+        answer("504 Gateway Timeout", ""),
+        answer("409 Conflict", ""),
+        // Success without the version that it made.
+        Step::Answer("200 OK", vec![], String::new()),
+    ];
+    for trouble in troubles {
+        let (store, seen) = scripted([trouble.clone(), success()]).await;
+        let error = store
+            .replace("root", body(9), &version())
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), Kind::OutcomeUnknown, "{trouble:?}: {error}");
+        let error = {
+            let (store, _) = scripted([trouble.clone(), success()]).await;
+            store.put_new("root", body(9)).await.unwrap_err()
+        };
+        assert_eq!(error.kind(), Kind::OutcomeUnknown, "{trouble:?}: {error}");
+        assert_eq!(seen.count(), 1, "{trouble:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_is_believed() {
+    let cases = [
+        (
+            error("412 Precondition Failed", "PreconditionFailed"),
+            Kind::AlreadyExists,
+            Kind::Conflict,
+        ),
+        (
+            error("404 Not Found", "NoSuchBucket"),
+            Kind::NoBucket,
+            Kind::NoBucket,
+        ),
+        (
+            error("403 Forbidden", "AccessDenied"),
+            Kind::Denied,
+            Kind::Denied,
+        ),
+        (
+            error("507 Full", "XMinioStorageFull"),
+            Kind::NoSpace,
+            Kind::NoSpace,
+        ),
+        (
+            error("501 Not Implemented", "NotImplemented"),
+            Kind::Invalid,
+            Kind::Invalid,
+        ),
+    ];
+    for (step, created, replaced) in cases {
+        let (store, seen) = scripted([step.clone(), step.clone()]).await;
+        let error = store.put_new("a", body(1)).await.unwrap_err();
+        assert_eq!(error.kind(), created, "{error}");
+        let error = store.replace("a", body(1), &version()).await.unwrap_err();
+        assert_eq!(error.kind(), replaced, "{error}");
+        assert_eq!(seen.count(), 2);
+    }
+}
+
+#[tokio::test]
+async fn reads_and_repeatable_writes_are_sent_again_whatever_happened() {
+    let troubles = [
+        Step::Forget,
+        Step::Hang,
+        error("500 Internal Server Error", "InternalError"),
+        answer("503 Service Unavailable", ""),
+    ];
+    for trouble in troubles {
+        let (store, seen) = scripted([trouble.clone(), answer("200 OK", "read")]).await;
+        assert_eq!(store.get("a").await.unwrap().0, "read", "{trouble:?}");
+        assert_eq!(seen.count(), 2, "{trouble:?}");
+        let (store, seen) = scripted([trouble.clone(), success()]).await;
+        store.put("a", body(1)).await.unwrap();
+        assert_eq!(seen.count(), 2, "{trouble:?}");
+        let (store, seen) = scripted([trouble.clone(), answer("204 No Content", "")]).await;
+        store.delete("a").await.unwrap();
+        assert_eq!(seen.count(), 2, "{trouble:?}");
+    }
+}
+
+#[tokio::test]
+async fn time_counts_only_without_progress() {
+    // Three times as long as the timeout, but never without progress.
+    let slow = Step::Slow(1 << 20, Duration::from_millis(100));
+    let (endpoint, seen) = serve(vec![slow]).await;
+    let url = "s3://bucket".parse().unwrap();
+    let options = StoreOptions {
+        stall_timeout: Duration::from_secs(1),
+        ..options(&endpoint)
+    };
+    let store = RemoteStore::open(&url, &options).await.unwrap();
+    let start = Instant::now();
+    store.put_new("a", body(32 << 20)).await.unwrap();
+    assert!(
+        start.elapsed() > Duration::from_secs(3),
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(seen.count(), 1);
+}
+
+#[tokio::test]
+async fn a_stalled_request_is_broken_off() {
+    let (endpoint, seen) = serve(vec![Step::Ignore, Step::Stop(10, 20), Step::Hang]).await;
+    let url = "s3://bucket".parse().unwrap();
+    let impatient = StoreOptions {
+        retry_for: Duration::ZERO,
+        ..options(&endpoint)
+    };
+    let store = RemoteStore::open(&url, &impatient).await.unwrap();
+    let start = Instant::now();
+    // More than the sockets take, so that the server cannot have all of it.
+    let error = store.put_new("a", body(32 << 20)).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    let error = store.get("a").await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    assert!(error.message().contains("no progress"), "{error}");
+    let error = store.head("a").await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(seen.count(), 3);
+}
+
+#[tokio::test]
+async fn an_absent_server_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let url = "s3://bucket".parse().unwrap();
+    let impatient = StoreOptions {
+        retry_for: Duration::from_millis(300),
+        ..options(&format!("http://{address}"))
+    };
+    let store = RemoteStore::open(&url, &impatient).await.unwrap();
+    for error in [
+        store.get("a").await.unwrap_err(),
+        store.put_new("a", body(1)).await.unwrap_err(),
+        store.replace("a", vec![], &version()).await.unwrap_err(),
+        store.delete("a").await.unwrap_err(),
+        store.list("", None, 1).await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+        assert!(error.message().contains(&address.to_string()), "{error}");
+        assert!(error.message().contains("refused"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn missing_credentials_are_told_from_missing_permission() {
+    let (endpoint, seen) = serve(vec![error("404 Not Found", "NoRole"); 4]).await;
+    let url = "s3://bucket".parse().unwrap();
+    let without = StoreOptions {
+        settings: vec![("AWS_METADATA_ENDPOINT".to_owned(), endpoint.clone())],
+        ..options(&endpoint)
+    };
+    let store = RemoteStore::open(&url, &without).await.unwrap();
+    for error in [
+        store.get("a").await.unwrap_err(),
+        store.put_new("a", body(1)).await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), Kind::Denied, "{error}");
+        assert!(
+            error.message().contains("there are no credentials"),
+            "{error}"
+        );
+    }
+    assert!(
+        seen.heads()
+            .iter()
+            .all(|head| head.contains("/latest/api/token"))
+    );
+}
+
+#[tokio::test]
+async fn a_bucket_elsewhere_is_told_where() {
+    let moved = Step::Answer(
+        "301 Moved Permanently",
+        vec![("x-amz-bucket-region", "eu-central-1".to_owned())],
+        "<Error><Code>PermanentRedirect</Code></Error>".to_owned(),
+    );
+    let (store, seen) = scripted([moved]).await;
+    let error = store.get("config").await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid, "{error}");
+    assert!(error.message().contains("region=eu-central-1"), "{error}");
+    assert_eq!(seen.count(), 1);
+}
+
+#[tokio::test]
+async fn an_object_that_is_too_large_is_not_begun() {
+    let (store, _) = scripted([Step::Stop(0, 1 << 40)]).await;
+    let error = store.get("root").await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid, "{error}");
+    assert!(error.message().contains("1099511627776 bytes"), "{error}");
+}
+
+#[tokio::test]
+async fn other_bytes_than_were_asked_for_are_refused() {
+    let whole = answer("200 OK", "0123456789");
+    let other = |range: &str, text: &str| {
+        let range = ("Content-Range", range.to_owned());
+        let etag = ("ETag", "\"tag\"".to_owned());
+        Step::Answer("206 Partial Content", vec![range, etag], text.to_owned())
+    };
+    for step in [
+        whole.clone(),
+        other("bytes 0-2/10", "012"),
+        other("bytes 4-6/10", "45"),
+    ] {
+        // The second answer is to the question for the object's size.
+        let (store, _) = scripted([step.clone(), whole.clone(), whole.clone()]).await;
+        let error = store.get_range("a", 4..7).await.unwrap_err();
+        assert!(!error.is_not_found(), "{step:?}: {error}");
+    }
+    let (store, _) = scripted([other("bytes 4-6/10", "456")]).await;
+    assert_eq!(store.get_range("a", 4..7).await.unwrap(), "456");
+    let (store, _) = scripted([other("bytes 4-6/7", "456"), whole]).await;
+    let error = store.get_range("a", 4..12).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::OutOfRange, "{error}");
+}
+
+#[tokio::test]
+async fn settings_that_make_no_sense_are_refused() {
+    let refused = async |url: &str, options: StoreOptions| {
+        let url = url.parse().unwrap();
+        let error = RemoteStore::open(&url, &options).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid, "{error}");
+        error.to_string()
+    };
+    let error = refused("s3://bucket", options("127.0.0.1:9000")).await;
+    assert!(error.contains("https://host:port"), "{error}");
+    let mut unknown = options("http://127.0.0.1:9000");
+    unknown
+        .settings
+        .push(("AWS_SHOE_SIZE".to_owned(), "45".to_owned()));
+    let error = refused("s3://bucket", unknown).await;
+    assert!(error.contains("aws_shoe_size"), "{error}");
+    let account = StoreOptions {
+        use_environment: false,
+        ..StoreOptions::default()
+    };
+    let error = refused("az://container", account).await;
+    assert!(error.to_lowercase().contains("account"), "{error}");
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let shown = format!("{:?}", options("http://127.0.0.1:9000"));
+    assert!(shown.contains("AWS_SECRET_ACCESS_KEY"), "{shown}");
+    assert!(!shown.contains("\"secret\""), "{shown}");
+}

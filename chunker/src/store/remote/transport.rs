@@ -69,9 +69,14 @@ impl Connector {
     fn client(&self, options: &ClientOptions) -> reqwest::Result<reqwest::Client> {
         let setting = |key| options.get_config_value(&key);
         let is_set = |key| setting(key).is_some_and(|value| value == "true");
+        // So `object_store` marks the client for the machine's own metadata service, which answers at once or is not there.
+        let connect_timeout = match setting(ClientConfigKey::ConnectTimeout).as_deref() {
+            Some("1s") => Duration::from_secs(1),
+            _ => self.connect_timeout,
+        };
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("bkfs/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(self.connect_timeout)
+            .connect_timeout(connect_timeout)
             // A peer that is gone is noticed by the kernel, also while it owes nothing.
             .tcp_user_timeout(self.stall_timeout)
             .tcp_keepalive(Duration::from_secs(20))

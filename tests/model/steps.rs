@@ -164,6 +164,9 @@ fn of_writer(
         return;
     }
     steps.extend(both.map(|late| Step::BaseSend { s, late }));
+    if model.scenario.leave {
+        steps.push(Step::LeaveCas(s));
+    }
     let accepts_early = model.lacks(Mutant::TakerAcceptsEarly) || model.scenario.early_accept;
     if process.phase != Phase::Mounted && !(accepts_early && process.phase != Phase::Registered) {
         return;
@@ -185,9 +188,6 @@ fn of_writer(
     }
     if model.scenario.refresh {
         steps.push(Step::RefreshIndex(s));
-    }
-    if model.scenario.leave {
-        steps.push(Step::LeaveCas(s));
     }
     let odd_steps = [
         (Mutant::GetBeforeAnswer, Step::EarlyGet(s)),

@@ -216,13 +216,13 @@ pub fn remove_replayed_cas(model: &Protocol, state: &State, s: Session) -> Optio
     Some(next)
 }
 
-/// A clean unmount: everything is committed, the session leaves R with its volume in one CAS.
+/// A clean unmount: everything is committed, the session leaves R with its volume in one CAS. A taker may give up before it has replayed; its
+/// victims stay, ending, for the next one.
 pub fn leave_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let mut next = *state;
     learn(model, &mut next, s);
     let process = &next.processes[s];
     if !model.may_replace(state, s)
-        || process.phase != Phase::Mounted
         || process.covered < process.accepted
         || process.pending.is_some()
     {

@@ -16,6 +16,7 @@
 //! | [`notifier`] | invalidating what the kernel caches |
 //! | `adapter`, `convert`, `negotiate` | the library fuser; besides the session, nothing else imports it |
 //! | `fusermount` | mounting without root |
+//! | `utab` | that umount(8) finds its helper |
 
 mod adapter;
 mod convert;
@@ -28,6 +29,7 @@ pub mod options;
 pub mod reply;
 pub mod session;
 pub mod types;
+mod utab;
 pub mod vfs;
 
 pub use errno::Errno;
@@ -35,6 +37,8 @@ pub use mountinfo::{FILE_SYSTEM_TYPE, MountInfo, find_mount};
 pub use notifier::Notifier;
 pub use options::{Access, MountFlags, MountOptions, OptionError, OtherOption, Ownership};
 pub use reply::{DirectoryReply, Reply};
-pub use session::{MountConfig, MountError, Session, SessionError, mount, unmount};
+pub use session::{
+    MountConfig, MountError, Session, SessionError, become_io_flusher, mount, unmount,
+};
 pub use types::*;
 pub use vfs::{CopyFileRange, Create, Fallocate, Mknod, Read, Rename, SetXattr, Vfs, Write};

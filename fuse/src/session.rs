@@ -31,6 +31,7 @@ use crate::negotiate::{MAX_REQUEST_BYTES, Negotiation};
 use crate::notifier::Notifier;
 use crate::options::{Access, MountFlags, MountOptions};
 use crate::types::Granted;
+use crate::utab;
 use crate::vfs::Vfs;
 
 const DEVICE: &str = "/dev/fuse";
@@ -180,7 +181,14 @@ pub fn mount(
     let mounted = topmost(&mount_point)
         .filter(MountInfo::is_bkfs)
         .ok_or_else(|| unmount_on_error(MountError::NotMounted(mount_point.clone())))?;
-    let started = start(vfs, connection, config).map_err(|error| {
+    let left = mount_point.clone();
+    let at_end = move || {
+        // Not the entry of another mount that has taken the place.
+        if is_direct && !topmost(&left).is_some_and(|mount| mount.is_bkfs()) {
+            utab::leave(&left);
+        }
+    };
+    let started = start(vfs, connection, config, at_end).map_err(|error| {
         unmount_on_error(match error.raw_os_error() {
             Some(libc::EPERM) => MountError::NotPermitted(mount_point.clone()),
             _ => MountError::Start(error),
@@ -188,6 +196,7 @@ pub fn mount(
     })?;
     if is_direct {
         raise_read_ahead(mounted.device, config.read_ahead_bytes);
+        utab::enter(&config.source, &mount_point);
     }
     info!(mount_point = %mount_point.display(), source = config.source, "mounted");
     Ok(Session {
@@ -352,8 +361,13 @@ struct Started {
     ending: Arc<Ending>,
 }
 
-/// Greets the kernel and starts the threads.
-fn start(vfs: Arc<dyn Vfs>, connection: OwnedFd, config: &MountConfig) -> io::Result<Started> {
+/// Greets the kernel and starts the threads; the last of them calls `at_end`.
+fn start(
+    vfs: Arc<dyn Vfs>,
+    connection: OwnedFd,
+    config: &MountConfig,
+    at_end: impl FnOnce() + Send + 'static,
+) -> io::Result<Started> {
     let granted = Arc::new(OnceLock::new());
     let negotiation = Negotiation {
         max_background: config.max_background,
@@ -386,6 +400,7 @@ fn start(vfs: Arc<dyn Vfs>, connection: OwnedFd, config: &MountConfig) -> io::Re
             }
             // Nobody may be left waiting at a connection that nobody serves.
             closing.close();
+            at_end();
             *keeper.result.lock() = Some(result.map_err(|error| error.to_string()));
             keeper.changed.notify_all();
         })?;
@@ -438,6 +453,16 @@ fn unmount_as(mount_point: &Path, lazy: bool, is_direct: bool) -> Result<(), Mou
 /// [`MountError::Busy`], [`MountError::NotMounted`], and what the system refuses.
 pub fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
     unmount_as(mount_point, lazy, rustix::process::geteuid().is_root())
+}
+
+/// Tells the kernel that this thread, and all that it starts from now on, store what others wait
+/// to have stored: when memory is short they do not wait for their own mount to take dirty pages
+/// off the kernel's hands. To be called before any thread is started.
+///
+/// # Errors
+/// It takes CAP_SYS_RESOURCE, and Linux 5.6. Going without is no more than a risk.
+pub fn become_io_flusher() -> io::Result<()> {
+    rustix::process::configure_io_flusher_behavior(true).map_err(io::Error::from)
 }
 
 impl Session {

@@ -17,8 +17,11 @@
 //!   number until as many have been given back by [`Vfs::forget`], also when it has lost its last
 //!   name. When the mount ends, what is left is forgotten without a request.
 //! - The kernel checks permissions from the attributes it is shown (`default_permissions`),
-//!   applies umasks, keeps POSIX and flock locks, updates nothing by itself: times, link counts
-//!   and sizes are the filesystem's.
+//!   applies umasks, and keeps POSIX and flock locks. The rest is the filesystem's: times, link
+//!   counts, sizes, that a set-group-id directory passes on its group (and to directories the
+//!   bit), and clearing set-user-id bits where
+//!   requests say so.
+//! - Requests on one handle are answered before its release is sent.
 
 use bytes::Bytes;
 

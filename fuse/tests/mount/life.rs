@@ -173,6 +173,69 @@ fn an_aborted_connection_ends_the_session() {
     unmount(mounted.directory.path(), false).unwrap();
 }
 
+/// Set to the mount point for the process that has helpers of its own.
+const WITH_HELPER: &str = "BKFS_TEST_MOUNT_WITH_HELPER";
+
+/// A layer over the place of helpers, and a table of libmount's own.
+const WITH_HELPER_IN_NAMESPACE: &str = "
+mount -t tmpfs tmpfs $1
+mkdir $1/upper $1/work
+mount -t overlay -o lowerdir=/sbin,upperdir=$1/upper,workdir=$1/work overlay /sbin
+mount -t tmpfs tmpfs /run
+printf '#!/bin/sh\\necho \"helper: $*\"\\numount -i \"$1\"\\n' >/sbin/umount.fuse.bkfs
+chmod 755 /sbin/umount.fuse.bkfs
+exec $2 --exact life::in_the_process_with_a_helper --nocapture
+";
+
+#[test]
+fn umount_finds_its_helper() {
+    let directory = tempfile::tempdir().unwrap();
+    let layer = tempfile::tempdir().unwrap();
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-euc", WITH_HELPER_IN_NAMESPACE])
+        .args([
+            Path::new("sh"),
+            layer.path(),
+            &std::env::current_exe().unwrap(),
+        ])
+        .env(WITH_HELPER, directory.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    let called = format!("helper: {}\n", directory.path().display());
+    assert!(text.contains(&called), "{text}");
+    assert!(text.contains("no entry is left"), "{text}");
+}
+
+#[test]
+fn in_the_process_with_a_helper() {
+    let Some(directory) = std::env::var_os(WITH_HELPER) else {
+        // The test above starts this one.
+        return;
+    };
+    let directory = Path::new(&directory);
+    for by_helper in [true, false] {
+        let session = mount(MemoryFs::new(), directory, &config()).unwrap();
+        if by_helper {
+            assert!(
+                Command::new("umount")
+                    .arg(directory)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        } else {
+            session.unmount(false).unwrap();
+        }
+        session.wait().unwrap();
+        let entries = fs::read_to_string("/run/mount/utab").unwrap();
+        assert_eq!(entries, "");
+    }
+    println!("no entry is left");
+}
+
 /// Set to the mount point for the process that mounts as an ordinary user.
 const AS_USER: &str = "BKFS_TEST_MOUNT_AS_USER";
 
@@ -238,4 +301,12 @@ fn in_the_process_of_an_ordinary_user() {
     session.wait().unwrap();
     assert_eq!(count(&memory.counters.destroyed), 1);
     println!("served as an ordinary user");
+}
+
+#[test]
+fn becoming_a_flusher_works_or_is_forbidden() {
+    let result = std::thread::spawn(become_io_flusher).join().unwrap();
+    if result.is_err() {
+        assert_eq!(errno(result), libc::EPERM, "without CAP_SYS_RESOURCE");
+    }
 }

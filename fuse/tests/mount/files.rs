@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use bkfs_fuse::{MountConfig, MountOptions, Notifier, Ownership};
+use bkfs_fuse::{Access, MountConfig, MountOptions, Notifier, Ownership};
 
 use crate::helpers::*;
 use crate::memory::{MemoryFs, count};
@@ -430,6 +430,23 @@ fn permissions_are_checked_by_the_kernel() {
         libc::EACCES
     );
     mounted.end();
+}
+
+#[test]
+fn others_are_kept_out_unless_let_in() {
+    for (access, may) in [
+        (Access::Owner, false),
+        (Access::OwnerAndRoot, false),
+        (Access::Everyone, true),
+    ] {
+        let mut config = config();
+        config.options.access = access;
+        let mounted = Mounted::with(config);
+        fs::write(mounted.path("file"), b"x").unwrap();
+        let seen = as_user(|| fs::read(mounted.path("file")));
+        assert_eq!(seen.is_ok(), may, "{access:?}: {seen:?}");
+        mounted.end();
+    }
 }
 
 #[test]

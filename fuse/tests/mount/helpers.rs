@@ -184,14 +184,16 @@ pub fn copy_range(
     } as i64)
 }
 
-/// Runs `action` on a thread that is user 1000 to filesystems, without root's capabilities there.
+/// Runs `action` on a thread that is user 1000, with none of root's capabilities.
 pub fn as_user<T: Send>(action: impl FnOnce() -> T + Send) -> T {
+    const USER: libc::c_long = 1000;
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            // SAFETY: changes the ids of this thread only, which ends with the scope.
+            // SAFETY: the bare system calls, unlike the C library's functions, change this thread
+            // only, which ends with the scope.
             unsafe {
-                libc::setfsgid(1000);
-                libc::setfsuid(1000);
+                assert_eq!(libc::syscall(libc::SYS_setresgid, USER, USER, USER), 0);
+                assert_eq!(libc::syscall(libc::SYS_setresuid, USER, USER, USER), 0);
             }
             action()
         });

@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use bkfs_chunker::budget::MemoryBudget;
 use bkfs_chunker::depot::{Compression, DepotConfig};
-use bkfs_chunker::store::{RepositoryUrl, StoreOptions, parse_url};
+use bkfs_chunker::store::{RepositoryUrl, StoreErrorKind, StoreOptions, parse_url};
 
 use crate::cli::Global;
-use crate::cli::output::Failure;
+use crate::cli::output::{Code, Failure, bytes};
 use crate::cli::password::{Asking, Sources};
 use crate::config::{Config, NamedRepository};
 use crate::mounting::settings::Settings;
 use crate::places;
 pub use crate::repository::Repository;
 use crate::repository::{Opening, open as open_repository};
+use crate::root::error::{ErrorKind, RootError};
 
 /// Everything that is needed to open a repository, and nothing that was opened yet.
 pub struct Access {
@@ -97,13 +98,39 @@ fn depot_config(settings: &Settings, cache_dir: Option<PathBuf>) -> DepotConfig 
     }
 }
 
+/// The least room in which index tables and some frames fit, in bytes.
+const CACHE_ROOM_BYTES: u64 = 16 << 20;
+
+/// Free bytes where a directory is or would be made.
+fn free_bytes(directory: &Path) -> Option<u64> {
+    let existing = directory.ancestors().find(|path| path.exists())?;
+    let stat = rustix::fs::statvfs(existing).ok()?;
+    Some(stat.f_bavail * stat.f_frsize)
+}
+
 /// At most a tenth of what is free.
 fn cache_limit(wanted: u64, cache_dir: Option<&Path>) -> u64 {
-    let existing = cache_dir.and_then(|path| path.ancestors().find(|path| path.exists()));
-    let free = existing
-        .and_then(|path| rustix::fs::statvfs(path).ok())
-        .map(|stat| stat.f_bavail * stat.f_frsize);
-    free.map_or(wanted, |free| wanted.min(free / 10))
+    cache_dir
+        .and_then(free_bytes)
+        .map_or(wanted, |free| wanted.min(free / 10))
+}
+
+fn check_cache_room(cache_dir: Option<&Path>) -> Result<(), Failure> {
+    let Some(directory) = cache_dir else {
+        return Ok(());
+    };
+    match free_bytes(directory) {
+        Some(free) if free < CACHE_ROOM_BYTES => {
+            let message = format!(
+                "not enough room in the cache directory {}: {} free, {} needed",
+                directory.display(),
+                bytes(free),
+                bytes(CACHE_ROOM_BYTES)
+            );
+            Err(Failure::new(message).hint("Make room, or give another one with cache_dir=."))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads a URL; a bare word that is no name of the configuration is a bucket.
@@ -130,9 +157,30 @@ pub async fn open_with(access: &Access) -> Result<Repository, Failure> {
     let mut asking = Asking::new(&access.password);
     let opened = open_repository(opening, &mut asking).await;
     // Why there was no password says more than that there was none.
-    asking
-        .failure()
-        .map_or_else(|| opened.map_err(Failure::from), Err)
+    match asking.failure() {
+        Some(failure) => Err(failure),
+        None => opened.map_err(|error| explain(error, &access.url)),
+    }
+}
+
+/// What went wrong with a repository, which one, and how to get one where there is none.
+pub fn explain(error: RootError, url: &RepositoryUrl) -> Failure {
+    let is_absent = match &error {
+        RootError::Store(error) => {
+            let absent = matches!(
+                error.kind(),
+                StoreErrorKind::NoBucket | StoreErrorKind::NotFound
+            );
+            absent && url.local_path().is_some()
+        }
+        error => error.kind() == ErrorKind::NoRepository,
+    };
+    let mut failure = Failure::from(error).context(format_args!("repository {url}"));
+    if is_absent {
+        failure.code = Code::NoRepository;
+        failure.hint = Some(format!("Check the URL, or create one: bkfs init {url}"));
+    }
+    failure
 }
 
 /// The repository that a mount shows, or the URL itself.

@@ -20,7 +20,6 @@ impl MountClient {
             .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
         let no_mount = || {
             Failure::new(format!("{} is no bkfs mount", path.display()))
-                .code(Code::Usage)
                 .hint("findmnt -t fuse.bkfs lists those there are.")
         };
         let mount = bkfs_fuse::find_mount(&absolute)

@@ -3,7 +3,7 @@
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use crate::cli::access::Access;
+use crate::cli::access::{Access, explain};
 use crate::cli::output::{Failure, Output};
 use crate::cli::{Global, block_on};
 use crate::repository::{self, Creation};
@@ -40,7 +40,9 @@ async fn create(access: &Access, no_encryption: bool, output: &Output) -> Result
         store: access.store.clone(),
         password,
     };
-    let id = repository::create(creation).await?;
+    let id = repository::create(creation)
+        .await
+        .map_err(|error| explain(error, &access.url))?;
     let sealed = !no_encryption;
     let answer = json!({ "repository": access.url.to_string(), "id": id, "encrypted": sealed });
     output.result(&answer, || {
@@ -59,7 +61,10 @@ pub async fn create_if_absent(
     no_encryption: bool,
     output: &Output,
 ) -> Result<(), Failure> {
-    if repository::exists(&access.url, &access.store).await? {
+    if repository::exists(&access.url, &access.store)
+        .await
+        .map_err(|error| explain(error, &access.url))?
+    {
         return Ok(());
     }
     create(access, no_encryption, output).await

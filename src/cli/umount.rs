@@ -15,11 +15,14 @@ const EXIT_WAIT: Duration = Duration::from_secs(60);
 
 /// Drain, commit and unmount
 ///
-/// Returns 0 only if everything that was written is in the bucket.
+/// Returns 0 only if everything that was written is in the bucket. If something cannot be stored, the mount stays, so that it can be tried again.
 #[derive(Debug, clap::Args)]
 pub struct Umount {
     /// The mount
     mountpoint: PathBuf,
+    /// Unmount even if something that was written cannot be stored, and lose it
+    #[arg(long)]
+    discard: bool,
 }
 
 pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> {
@@ -28,23 +31,45 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
         Ok(status) => status,
         Err(failure) => return unmount_dead(&mount, failure),
     };
-    let drained = mount.request(&json!({ "drain": {} }));
+    let root = mount.root().display();
+    let drained = drain(&mount, &status);
+    let generation = match (drained, command.discard) {
+        (Ok(generation), _) => generation,
+        (Err(failure), true) => {
+            output.remark(format_args!(
+                "discarded what was not in the bucket: {}",
+                failure.message
+            ));
+            status["generation"].as_u64().unwrap_or_default()
+        }
+        (Err(failure), false) => {
+            let hint = format!(
+                "Try again when the cause is mended, or lose it: bkfs umount --discard {root}"
+            );
+            let doing = format!("{root} stays mounted, since not everything is in the bucket");
+            return Err(failure.context(doing).hint(hint));
+        }
+    };
     if let Err(failure) = bkfs_fuse::unmount(mount.root(), false) {
         // Whoever keeps it busy shall not wait for the thaw.
         let _ = mount.request(&json!({ "resume": {} }));
-        let hint = format!("fuser -vm {} shows who uses it.", mount.root().display());
-        return Err(Failure::new(format!("{}: {failure}", mount.root().display())).hint(hint));
+        let hint = format!("fuser -vm {root} shows who uses it.");
+        return Err(Failure::new(failure.to_string()).hint(hint));
     }
     wait_for_exit(&status)?;
-    let answer = drained
-        .map_err(|failure| failure.context("unmounted, but not everything is in the bucket"))?;
+    let answer = json!({ "mountpoint": mount.root(), "generation": generation });
     output.result(&answer, || {
-        format!(
-            "unmounted {} (generation {})",
-            mount.root().display(),
-            answer["generation"].as_u64().unwrap_or_default()
-        )
+        format!("unmounted {root} (generation {generation})")
     })
+}
+
+/// Commits everything; the answer is the generation that holds it. A read-only mount has nothing to commit.
+fn drain(mount: &MountClient, status: &serde_json::Value) -> Result<u64, Failure> {
+    if status["mode"] == "read-only" {
+        return Ok(status["generation"].as_u64().unwrap_or_default());
+    }
+    let answer = mount.request(&json!({ "drain": {} }))?;
+    Ok(answer["generation"].as_u64().unwrap_or_default())
 }
 
 /// A mount whose daemon is gone can only be taken away; what it had not committed is lost.

@@ -15,6 +15,7 @@ use bkfs_chunker::store::{
 };
 use zeroize::Zeroizing;
 
+use crate::clock::{Clock, SystemClock};
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootView};
 use crate::root::lists::Lists;
@@ -125,7 +126,7 @@ pub async fn create_in(
         password: password.as_ref().map(|password| password.as_slice()),
         cost: SlotCost::DEFAULT,
         label: &host,
-        clock: jiff::Timestamp::now(),
+        clock: now(),
     };
     Ok(objects::create(store.as_ref(), &SystemEntropy, &new)
         .await?
@@ -243,6 +244,12 @@ impl Repository {
 
     /// The time of day, for what is recorded.
     pub fn now(&self) -> jiff::Timestamp {
-        jiff::Timestamp::now()
+        now()
     }
+}
+
+/// The time of day, for what is recorded.
+fn now() -> jiff::Timestamp {
+    let now = SystemClock.now();
+    jiff::Timestamp::new(now.seconds, now.nanoseconds as i32).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
 }

@@ -74,6 +74,7 @@ impl Access {
             .clone()
             .or_else(|| settings.cache_dir.clone())
             .or_else(places::cache_dir);
+        check_cache_room(cache_dir.as_deref())?;
         Ok(Access {
             url,
             store,

@@ -114,15 +114,14 @@ fn bring_up(
             command.no_encryption,
             output,
         ))?;
-    } else if let Err(error) = std::fs::symlink_metadata(&command.mountpoint) {
-        if error.kind() == std::io::ErrorKind::NotFound {
-            let hint = "Create it, or give --init.";
-            return Err(Failure::new(format!(
-                "mount point {} does not exist",
-                command.mountpoint.display()
-            ))
-            .hint(hint));
-        }
+    } else if let Err(error) = std::fs::symlink_metadata(&command.mountpoint)
+        && error.kind() == std::io::ErrorKind::NotFound
+    {
+        let message = format!(
+            "mount point {} does not exist",
+            command.mountpoint.display()
+        );
+        return Err(Failure::new(message).hint("Create it, or give --init."));
     }
     let repository = Arc::new(runtime.block_on(access::open_with(&access))?);
     let volume = settings

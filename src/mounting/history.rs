@@ -47,10 +47,10 @@ impl Snapshots {
     }
 
     async fn current(&self) -> Result<SnapshotList, VolumeError> {
-        if let Some((at, list)) = self.known.lock().as_ref() {
-            if at.elapsed() < FRESH {
-                return Ok(list.clone());
-            }
+        if let Some((at, list)) = self.known.lock().as_ref()
+            && at.elapsed() < FRESH
+        {
+            return Ok(list.clone());
         }
         let list = self
             .repository

@@ -158,16 +158,12 @@ pub async fn restore(
         directory
     } else {
         let (directory, name) = place::target_file(target, options.overwrite)?;
-        walk::single(
-            &job,
-            inode,
-            &attributes,
-            directory.clone(),
-            &name,
-            target,
-            &mut parts,
-        )
-        .await;
+        let place = walk::Place {
+            directory: &directory,
+            name: &name,
+            path: target,
+        };
+        walk::single(&job, (inode, &attributes), place, &mut parts).await;
         Arc::try_unwrap(directory)
             .or_else(|shared| shared.try_clone())
             .map_err(|error| RestoreError::Target {

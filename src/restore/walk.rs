@@ -81,14 +81,22 @@ pub async fn directory(
 /// Restores one inode that is no directory.
 pub async fn single(
     job: &Arc<Job>,
-    inode: u64,
-    attributes: &Attributes,
-    directory: Arc<OwnedFd>,
-    name: &OsStr,
-    path: &Path,
+    source: (u64, &Attributes),
+    place: Place<'_>,
     parts: &mut JoinSet<()>,
 ) {
-    make(job, inode, attributes, &directory, name, path, parts).await;
+    make(job, source, place, parts).await;
+}
+
+/// Where an inode is made.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    /// The open directory.
+    pub directory: &'a Arc<OwnedFd>,
+    /// The name in it.
+    pub name: &'a OsStr,
+    /// The whole path, for messages.
+    pub path: &'a Path,
 }
 
 fn filling(inode: u64, attributes: Attributes, fd: Arc<OwnedFd>, path: PathBuf) -> Filling {
@@ -194,7 +202,12 @@ async fn list(
         {
             // The other name is there, and this one leads to it now.
         } else {
-            make(job, inode, &attributes, &filling.fd, &name, &path, parts).await;
+            let place = Place {
+                directory: &filling.fd,
+                name: &name,
+                path: &path,
+            };
+            make(job, (inode, &attributes), place, parts).await;
         }
     }
     Ok(())
@@ -235,17 +248,19 @@ fn link_or_remember(
 
 async fn make(
     job: &Arc<Job>,
-    inode: u64,
-    attributes: &Attributes,
-    directory: &Arc<OwnedFd>,
-    name: &OsStr,
-    path: &Path,
+    (inode, attributes): (u64, &Attributes),
+    place: Place<'_>,
     parts: &mut JoinSet<()>,
 ) {
-    if job.options.overwrite {
-        if let Err(error) = place::clear(directory.as_fd(), name) {
-            return job.problem(path, &error, false);
-        }
+    let Place {
+        directory,
+        name,
+        path,
+    } = place;
+    if job.options.overwrite
+        && let Err(error) = place::clear(directory.as_fd(), name)
+    {
+        return job.problem(path, &error, false);
     }
     let xattrs = match xattrs(job, inode).await {
         Ok(xattrs) => xattrs,

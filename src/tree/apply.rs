@@ -161,7 +161,7 @@ where
                 self.add_level().await?;
             }
             for (key, value) in up.drain(..) {
-                let value = value.as_ref().map(Vec::as_slice);
+                let value = value.as_deref();
                 self.levels[below + 1]
                     .change(source, sink, key.as_bytes(), value)
                     .await?;

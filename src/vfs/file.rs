@@ -295,10 +295,10 @@ impl Mount {
         handle: Handle,
     ) -> Result<(), VolumeError> {
         self.handles.remove(handle);
-        if let (Some(volume), 0, false) = (&self.volume, number.snapshot, number.is_special()) {
-            if volume.usage().closed(number.inode) {
-                volume.reap(number.inode).await?;
-            }
+        if let (Some(volume), 0, false) = (&self.volume, number.snapshot, number.is_special())
+            && volume.usage().closed(number.inode)
+        {
+            volume.reap(number.inode).await?;
         }
         Ok(())
     }

@@ -27,10 +27,11 @@ impl Mount {
         parent: Number,
         name: Vec<u8>,
     ) -> Result<Lookup, VolumeError> {
-        if parent == ROOT && self.history.is_some() {
-            if let Some(number) = special::in_root(&name) {
-                return Ok(self.special_entry(number)?.into());
-            }
+        if parent == ROOT
+            && self.history.is_some()
+            && let Some(number) = special::in_root(&name)
+        {
+            return Ok(self.special_entry(number)?.into());
         }
         match parent {
             SNAPSHOTS => return Ok(self.snapshot_entry(&name).await?.into()),

@@ -286,7 +286,7 @@ impl Volume {
                     (RenameTo::Exchange, Some(there)) => {
                         exchange(run, source, target, moved, there, now)
                     }
-                    (_, there) => self.move_name(run, source, target, moved, there, now),
+                    _ => self.move_name(run, (source, target), moved, now),
                 }
             })
             .await
@@ -295,12 +295,11 @@ impl Volume {
     fn move_name(
         &self,
         run: &mut Transaction<'_>,
-        mut source: Place,
-        mut target: Place,
+        (mut source, mut target): (Place, Place),
         moved: (u64, u8),
-        there: Option<(u64, u8)>,
         now: Timestamp,
     ) -> Step<()> {
+        let there = target.holds;
         let mut attributes = run.attributes(moved.0)?;
         let is_directory = mode::is_directory(attributes.mode);
         let same = source.directory == target.directory;

@@ -210,13 +210,11 @@ impl State {
             base: Some(self.base),
         };
         for layer in self.layers(scope) {
-            let mut taken = 0;
-            for (key, item) in layer.items.range(range.clone()) {
+            for (taken, (key, item)) in layer.items.range(range.clone()).enumerate() {
                 if taken == limit {
                     changes.complete_to = changes.complete_to.min(key.clone());
                     break;
                 }
-                taken += 1;
                 changes
                     .items
                     .entry(key.clone())

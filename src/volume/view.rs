@@ -4,6 +4,7 @@
 //!
 //! A frozen view is the same with empty layers, so that snapshots are read by the same code as the live volume.
 
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -175,9 +176,9 @@ impl View {
                     break;
                 }
                 taken += 1;
-                if !merged.contains_key(&key) {
-                    let item = decode_item(&key, &value)?;
-                    merged.insert(key, Some(item));
+                if let Entry::Vacant(vacant) = merged.entry(key) {
+                    let item = decode_item(vacant.key(), &value)?;
+                    vacant.insert(Some(item));
                 }
             }
         }

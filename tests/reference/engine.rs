@@ -270,14 +270,15 @@ impl Engine {
         if self.is_below(new_parent, moved) {
             return Err(libc::EINVAL);
         }
-        if let Ok(there) = there {
-            if self.is_below(parent, there.attributes.ino) {
-                return Err(if mode == Mode::Exchange {
-                    libc::EINVAL
-                } else {
-                    libc::ENOTEMPTY
-                });
-            }
+        if let Ok(there) = there
+            && self.is_below(parent, there.attributes.ino)
+        {
+            let exchange = mode == Mode::Exchange;
+            return Err(if exchange {
+                libc::EINVAL
+            } else {
+                libc::ENOTEMPTY
+            });
         }
         let mode = match mode {
             Mode::Replace => RenameMode::Replace,

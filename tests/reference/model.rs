@@ -150,14 +150,15 @@ impl Model {
         if self.is_below(to_parent, moved) {
             return Err(libc::EINVAL);
         }
-        if let Some(there) = there {
-            if self.is_below(from_parent, there) {
-                return Err(if mode == Mode::Exchange {
-                    libc::EINVAL
-                } else {
-                    libc::ENOTEMPTY
-                });
-            }
+        if let Some(there) = there
+            && self.is_below(from_parent, there)
+        {
+            let exchange = mode == Mode::Exchange;
+            return Err(if exchange {
+                libc::EINVAL
+            } else {
+                libc::ENOTEMPTY
+            });
         }
         if there == Some(moved) {
             return Ok(Vec::new());

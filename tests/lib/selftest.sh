@@ -21,7 +21,7 @@ printf 'many\t40\t0\tcounted\n' >>"$RESULTS"
 exit 0
 S
 little_suite bad 30 <<'S'
-later() { false; touch "$SUITE_TMP/../went-on"; }
+later() { echo "what it said"; false; touch "$SUITE_TMP/../went-on"; }
 case_of "a failing command ends its case" later
 case_of "the next case runs" true
 exit 0
@@ -67,6 +67,8 @@ run_says() { # CODE LAST-LINE NAME…
 counts_success() { run_says 0 "41 passed, 0 failed" good; }
 counts_failure() {
   run_says 1 "42 passed, 1 failed" good bad
+  grep -qx ' *| what it said' "$SUITE_TMP/little" || wrong "what the failed case said is not shown"
+  ! grep -q '| ok  *the next case' "$SUITE_TMP/little" || wrong "what another case said is shown"
   [ ! -e "$PROJECT/temporary/went-on" ] || wrong "a case went on after a failed command"
 }
 empty_suite_fails() { run_says 1 "0 passed, 1 failed" nothing; }

@@ -116,7 +116,7 @@ case_of "runner: what a killed run left is put away by the next" killed_run_is_p
 session_agrees() {
   local document=$SUITE_TMP/document.md steps=$SUITE_TMP/steps n=0 verdict
   mkdir -p "$steps"
-  printf 'Text\n```console\n$ one \\\n> more\nseen …, line\n...\nlast\n$ two\n```\n```sh\n$ not this\n```\n```console\n# three\n```\n' >"$document"
+  printf 'Text\n```console\n$ unmarked\n```\n<!-- session: a -->\n```console\n$ one \\\n> more\nseen …, line\n...\nlast\n$ two\n```\n```sh\n$ not this\n```\n<!-- session: b -->\n```console\n# three\n```\n' >"$document"
   [ "$("$ROOT/tests/lib/session.pl" extract "$document" "$steps")" = 3 ] || wrong "not three commands"
   [ "$(cat "$steps/1.command")" = "$(printf 'one \\\nmore')" ] || wrong "the command is $(cat "$steps/1.command")"
   shown() { printf "$1" >"$SUITE_TMP/seen"; "$ROOT/tests/lib/session.pl" compare "$steps/1.expected" "$SUITE_TMP/seen"; }

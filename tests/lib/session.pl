@@ -4,7 +4,7 @@
 #   session.pl extract DOCUMENT DIRECTORY   writes DIRECTORY/N.command and DIRECTORY/N.expected for each command, prints how many
 #   session.pl compare EXPECTED SEEN        exit code 0 when they agree, else says where they part
 #
-# Every fenced block marked `console` is a part of one session. A line that begins with `$ ` or `# ` is a command, `> ` goes on
+# Every fenced block marked `console` after a line `<!-- session: NAME -->` is a part of one session. A line that begins with `$ ` or `# ` is a command, `> ` goes on
 # with it, and what follows is what is seen. In that, `…` (or `...`) stands for any text within a line, and alone on a line
 # for any lines.
 use strict;
@@ -15,9 +15,10 @@ sub spill { open my $out, '>', $_[0] or die "$_[0]: $!\n"; print $out $_[1]; clo
 
 sub extract {
     my ($document, $directory) = @_;
-    my ($inside, $count, @steps) = (0, 0);
+    my ($inside, $marked, $count, @steps) = (0, 0, 0);
     for my $line (split /\n/, slurp($document)) {
-        if ($line =~ /^\s*```(\w*)/) { $inside = !$inside && $1 eq 'console'; next }
+        if ($line =~ /^<!-- session: .* -->$/) { $marked = 1; next }
+        if ($line =~ /^```(\w*)/) { $inside = !$inside && $marked && $1 eq 'console'; $marked = 0; next }
         next unless $inside;
         if ($line =~ /^[\$#] (.*)/) { push @steps, { command => "$1\n", expected => '' } }
         elsif ($line =~ /^> (.*)/ && @steps && $steps[-1]{expected} eq '') { $steps[-1]{command} .= "$1\n" }

@@ -18,7 +18,7 @@ count=$("$ROOT/tests/lib/session.pl" extract "$CLONE/README.md" "$STEPS") || die
 
 # One shell runs all commands, as a reader would: directory and variables stay.
 {
-  echo 'cd /mnt'
+  echo 'cd /mnt; shopt -s expand_aliases' # as in the shell of somebody who types
   for n in $(seq "$count"); do
     printf '{ eval "$(cat %q)"; } >%q 2>&1 </dev/null\necho $? >%q\n' "$STEPS/$n.command" "$STEPS/$n.seen" "$STEPS/$n.status"
   done

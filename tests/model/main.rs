@@ -170,7 +170,7 @@ macro_rules! refuted {
                 refute(scenarios::$scenario, &$mutants, properties::$property);
             }
         )*
-        const REFUTED: &[&[Mutant]] = &[$(&$mutants),*];
+        const REFUTED: &[(&[Mutant], &str)] = &[$((&$mutants, properties::$property)),*];
     };
 }
 
@@ -180,6 +180,7 @@ refuted! {
     delete_without_waiting: [DeleteWithoutWaiting], REUSE_ONLY, JOURNAL_INTACT;
     end_before_journal_committed: [EndBeforeJournalCommitted], TAKEOVER, ACKNOWLEDGED_KEPT;
     reused_segment_as_proof: [ReusedSegmentAsProof], REUSE_ONLY, JOURNAL_INTACT;
+    delete_what_is_held: [DeleteWithoutWaiting], REUSE_ONLY, HELD_EXISTS;
     mark_from_older_root: [MarkFromOlderRoot], REUSE_ONLY, ROOT_INTACT;
 
     rule_2_collectors_cas_without_live_session: [CasWithoutLiveSession], DEAD_COLLECTOR, ROOT_INTACT;
@@ -201,6 +202,7 @@ refuted! {
     rule_8_not_closed_again: [NotClosedAgain], CLOSING, CLOSED;
 
     own_by_memory: [OwnByMemory], LEFT_OUT, LIVE_EXISTS;
+    own_by_memory_revives: [OwnByMemory], LEFT_OUT, NEVER_REVIVED;
     unacknowledged_named: [UnacknowledgedNamed], FLOOR, ROOT_INTACT;
     absent_heartbeat_ignored: [AbsentHeartbeatIgnored], ARRIVAL, JOURNAL_INTACT;
     unresolved_journal_ignored: [UnresolvedJournalIgnored], REUSE_ONLY, JOURNAL_INTACT;
@@ -217,9 +219,20 @@ refuted! {
 fn every_mutant_is_refuted() {
     let missing: Vec<_> = mutants::ALL
         .iter()
-        .filter(|m| !REFUTED.iter().any(|set| set.contains(m)))
+        .filter(|m| !REFUTED.iter().any(|(set, _)| set.contains(m)))
         .collect();
     assert!(missing.is_empty(), "no scenario refutes {missing:?}");
+}
+
+/// A property that no mutant violates might be one that cannot fail.
+#[test]
+fn every_property_can_fail() {
+    let silent: Vec<_> = properties::all()
+        .into_iter()
+        .map(|property| property.name)
+        .filter(|name| !REFUTED.iter().any(|(_, violated)| violated == name))
+        .collect();
+    assert!(silent.is_empty(), "no mutant violates {silent:?}");
 }
 
 #[test]

@@ -322,7 +322,9 @@ pub fn commit_cas(
     // A commit whose answer was lost may have left out a pack and set a floor above it, which later operations nevertheless came to use.
     mine = mine.common(model.own(&next, s));
     let needs = model.needed_by(&next, s, process.covered + 1, last);
-    if !mine.has_all(&next, process.held, needs) {
+    let unanswered = process.unresolved.without(mine);
+    let places = process.held.without(unanswered);
+    if !needs.without(next.store.objects(places)).is_empty() {
         return None;
     }
     let mut add = next.store.holding(mine, needs);
@@ -355,20 +357,6 @@ pub fn commit_cas(
         absorb_commit(model, &mut next, s);
     }
     Some(next)
-}
-
-impl PackSet {
-    /// Whether each of the objects lies in a pack that is held and was not given up to an unanswered PUT: own packs must be in `self`.
-    fn has_all(self, state: &State, held: PackSet, objects: Objects) -> bool {
-        let unanswered = state
-            .processes
-            .iter()
-            .fold(PackSet::EMPTY, |all, p| all.and(p.unresolved))
-            .without(self);
-        objects
-            .without(state.store.objects(held.without(unanswered)))
-            .is_empty()
-    }
 }
 
 /// What the volume's tree reaches once the operations of `s` up to `last` are in it.
@@ -409,7 +397,8 @@ fn apply_commit(model: &Protocol, next: &mut State, s: Session, pending: Pending
         next.root.volumes[volume].log.push(s, n);
     }
     entry.covered = pending.last;
-    entry.floor = pending.floor;
+    // A floor never goes down: what it has passed may be condemned.
+    entry.floor = entry.floor.max(pending.floor);
     next.root.live = next.root.live.and(pending.add);
     next.root.volumes[volume].holder = s as u8;
     model.root_replaced(next, Some(s));

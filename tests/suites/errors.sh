@@ -185,7 +185,7 @@ restore_refusals() {
 store_fails_in_the_middle() {
   local url=s3://$BKFS_TEST_BUCKET/middle began status=0
   exits 0 bkfs init --no-encryption "$url"
-  exits 0 try_mount "$url" -o timeout=8,spool_size=64M,memory=256M
+  exits 0 try_mount "$url" -o timeout=8,memory=256M
   random_file "$MNT/before" 5000000
   sha256sum <"$MNT/before" >"$SUITE_TMP/before.sum"
   exits 0 bkfs snapshot "$MNT" before

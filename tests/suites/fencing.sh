@@ -37,11 +37,11 @@ second_is_refused() {
 }
 readers_and_other_volumes_work() {
   exits 0 on b mount_at "$URL" "$B" -o ro
-  exits 0 bkfs umount "$B"
+  exits 0 on b bkfs umount "$B"
   exits 0 on b mount_at "$URL" "$B" -o volume=other
   fsynced "$B/theirs" "by b"
   [ ! -e "$B/kept" ] || wrong "the volumes are one"
-  exits 0 bkfs umount "$B"
+  exits 0 on b bkfs umount "$B"
 }
 # On the same boot and pid namespace a holder whose process is gone is replaced at once, and what it fsynced is there.
 dead_one_is_replaced_at_once() {

@@ -27,6 +27,7 @@ use crate::root::commit::Committer as RootCommitter;
 use crate::root::error::RootError;
 use crate::root::heartbeat::Standing;
 use crate::root::holder::SystemProcesses;
+use crate::root::repository::probe;
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::state::HolderInfo;
 use crate::vfs::convert::Lifetimes;
@@ -238,6 +239,8 @@ impl Plan {
             name: self.volume.clone(),
             steal: self.steal,
         };
+        let entropy = repository.handle.entropy();
+        probe(repository.handle.store().as_ref(), entropy.as_ref()).await?;
         let open = OpenSession::open(
             &repository.handle,
             holder.clone(),

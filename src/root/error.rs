@@ -160,7 +160,7 @@ pub enum RootError {
     )]
     NotEncrypted,
     /// The store's conditional writes are wrong, so that two writers could destroy each other's work.
-    #[error("this store cannot be used: {reason}")]
+    #[error("{reason}")]
     UnfitStore {
         /// What was wrong.
         reason: String,
@@ -233,9 +233,9 @@ impl RootError {
             Self::Refused(Refusal::Fenced { .. }) => {
                 Some("unmount, and mount again: this mount can no longer write")
             }
-            Self::Rollback { .. } => {
-                Some("restore the bucket's newest state; do not write to this one")
-            }
+            Self::Rollback { .. } => Some(
+                "bring the bucket's newest state back; if what it has lost is known and accepted, remove what this machine remembers of the repository",
+            ),
             Self::OutcomeUnknown { .. } => Some("see bkfs snapshots"),
             Self::Refused(Refusal::Full { what: "sessions" }) => {
                 Some("see bkfs session list; end dead ones with bkfs session end")

@@ -36,11 +36,13 @@ pub struct Beat {
 }
 
 impl Beat {
-    fn encode(self) -> Vec<u8> {
+    /// The payload.
+    pub fn encode(self) -> Vec<u8> {
         minicbor::to_vec(self).expect("writing plain fields to memory cannot fail")
     }
 
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    /// The inverse of [`Beat::encode`]; none for anything else.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
         minicbor::decode(bytes).ok()
     }
 }
@@ -160,8 +162,9 @@ pub enum Watched {
 
 /// Watches the heartbeat of `session`, which holds `volume`, for as long as it takes to tell.
 ///
-/// Stillness is counted from the answer to the first look to the sending of the last one, so that slow answers never shorten it, and while the store does not
-/// answer nobody is judged. A heartbeat that is absent, or cannot be read, stands still like any other.
+/// Stillness is counted from the answer to the first look to the sending of the last one, so that slow answers never shorten it. A look that fails begins
+/// the count anew: what keeps this observer from the store may keep the holder from it too, and nobody is judged for that. A heartbeat that is absent, or cannot be
+/// read, stands still like any other.
 ///
 /// # Errors
 /// When the root cannot be read.
@@ -173,15 +176,14 @@ pub async fn watch_holder(
     let mut first: Option<(Option<u64>, Instant)> = None;
     loop {
         let sent = Instant::now();
-        if let Some(seen) = look(handle, session).await {
-            match first {
-                None => first = Some((seen, Instant::now())),
-                Some((before, _)) if before != seen => return Ok(Watched::Alive),
-                Some((_, since)) if sent.saturating_duration_since(since) >= DEAD_AFTER => {
-                    return Ok(Watched::Dead);
-                }
-                Some(_) => {}
+        match (look(handle, session).await, first) {
+            (None, _) => first = None,
+            (Some(seen), None) => first = Some((seen, Instant::now())),
+            (Some(seen), Some((before, _))) if before != seen => return Ok(Watched::Alive),
+            (Some(_), Some((_, since))) if sent.saturating_duration_since(since) >= DEAD_AFTER => {
+                return Ok(Watched::Dead);
             }
+            (Some(_), Some(_)) => {}
         }
         tokio::time::sleep(WATCH_INTERVAL).await;
         let view = handle.refresh().await?;

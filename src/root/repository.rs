@@ -20,7 +20,7 @@ use bkfs_chunker::seal::{
     Class, Config, Features, Keyring, NewSlot, OpenError, RepositoryId, Secrets, Slot, SlotCost,
     SlotError, SlotName,
 };
-use bkfs_chunker::store::{Store, StoreErrorKind};
+use bkfs_chunker::store::{ProbeError, Store, StoreErrorKind, probe_conditional_writes};
 use jiff::Timestamp;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub struct NewRepository<'a> {
     pub clock: Timestamp,
 }
 
-/// Creates a repository in `store`, whose conditional writes have been found right ([`bkfs_chunker::store`]).
+/// Creates a repository in `store`, once its conditional writes have been found right.
 ///
 /// # Errors
 /// [`RootError::NotEmpty`] if a repository, or part of one, is there; [`RootError::WrongPassword`] if an interrupted creation is to be completed with
@@ -75,6 +75,7 @@ pub async fn create(
     new: &NewRepository<'_>,
 ) -> Result<RepositoryId, RootError> {
     refuse_contents(store).await?;
+    probe(store, entropy).await?;
     let config = match read_config(store).await? {
         Some(config) => config,
         None => begin(store, entropy, new).await?,
@@ -111,6 +112,23 @@ pub async fn create(
         store,
         "a bkfs repository was created here a moment ago",
     ))
+}
+
+/// Proves that the store's conditional writes are right, by writing and removing a few small objects. Taken at creation and by every writable mount:
+/// on a store that gets them wrong two writers would destroy each other's work.
+///
+/// # Errors
+/// [`RootError::UnfitStore`] says what was wrong; store errors as they come.
+pub async fn probe(store: &dyn Store, entropy: &dyn Entropy) -> Result<(), RootError> {
+    let salt = u64::from_le_bytes(random(entropy));
+    probe_conditional_writes(store, &format!("{salt:016x}"))
+        .await
+        .map_err(|error| match error {
+            ProbeError::Store(error) => error.into(),
+            unfit @ ProbeError::Unfit { .. } => RootError::UnfitStore {
+                reason: unfit.to_string(),
+            },
+        })
 }
 
 /// Writes key slot and config, and returns the config that stands.

@@ -11,7 +11,7 @@ use super::error::RootError;
 use super::handle::{RootHandle, Transition};
 use super::heartbeat::{Heartbeat, Watched, watch_holder};
 use super::holder::{LocalVerdict, Processes};
-use super::state::{HolderInfo, Root, SessionId, SessionState};
+use super::state::{HolderInfo, Root, Session, SessionId, SessionState};
 use super::transition::{Claim, Refusal};
 use async_trait::async_trait;
 
@@ -54,7 +54,7 @@ impl OpenSession {
         handle.entropy().fill(&mut id);
         let id = SessionId(u64::from_le_bytes(id));
         let Some(request) = volume else {
-            let base = enter(handle, id, holder, None).await?;
+            let base = enter(handle, id, holder, None, processes).await?;
             let heartbeat = Heartbeat::start(handle.clone(), id, None, base);
             return Ok(Self {
                 handle: handle.clone(),
@@ -168,7 +168,8 @@ async fn enter_volume(
     let mut last = None;
     for _ in 0..JUDGEMENTS_MAX {
         let (claim, victim) = judge(handle, &holder, request, processes).await?;
-        match enter(handle, id, holder.clone(), Some((&request.name, claim))).await {
+        let volume = Some((request.name.as_str(), claim));
+        match enter(handle, id, holder.clone(), volume, processes).await {
             Ok(base) => return Ok((base, victim)),
             Err(error @ RootError::Refused(Refusal::Held { .. })) => last = Some(error),
             Err(error) => return Err(error),
@@ -225,23 +226,40 @@ async fn judge(
     }
 }
 
-/// Steps `RegisterCas` and `TakeCas`, in one swap. Returns the session's first base epoch.
+/// Steps `RegisterCas` and `TakeCas`, in one swap, and `EndSessionCas` for what this machine's crashed commands left. Returns the session's first base epoch.
 async fn enter(
     handle: &RootHandle,
     id: SessionId,
     holder: HolderInfo,
     volume: Option<(&str, Claim)>,
+    processes: &dyn Processes,
 ) -> Result<u64, RootError> {
-    Ok(handle
-        .update(&mut Enter { id, holder, volume })
-        .await?
-        .output)
+    let mut transition = Enter {
+        id,
+        holder,
+        volume,
+        processes,
+    };
+    Ok(handle.update(&mut transition).await?.output)
 }
 
 struct Enter<'a> {
     id: SessionId,
     holder: HolderInfo,
     volume: Option<(&'a str, Claim)>,
+    processes: &'a dyn Processes,
+}
+
+impl Enter<'_> {
+    /// Sessions of maintenance that ran on this machine and whose process is gone.
+    fn dead_sessions(&self, root: &Root) -> Vec<SessionId> {
+        let is_dead = |session: &Session| {
+            session.volume.is_none()
+                && session.holder.judge_locally(&self.holder, self.processes) == LocalVerdict::Dead
+        };
+        let dead = root.sessions.iter().filter(|(_, session)| is_dead(session));
+        dead.map(|(id, _)| *id).collect()
+    }
 }
 
 #[async_trait]
@@ -254,6 +272,10 @@ impl Transition for Enter<'_> {
     }
 
     async fn apply(&mut self, next: &mut Root) -> Result<u64, RootError> {
+        // First, since they may be what the root is full of.
+        for dead in self.dead_sessions(next) {
+            next.remove_dead(dead)?;
+        }
         next.register(self.id, self.holder.clone())?;
         if let Some((volume, claim)) = self.volume {
             next.claim(self.id, volume, claim)?;

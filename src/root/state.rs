@@ -26,8 +26,11 @@ pub const ROOT_BYTES_MAX: usize = 64 * 1024 - 128 - 28;
 /// Longest name of a volume or snapshot, in bytes (the longest name of a file, since they appear as directories).
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Longest text of a [`HolderInfo`] field in bytes; longer ones are cut when a session registers.
-pub const HOLDER_TEXT_BYTES_MAX: usize = 255;
+/// Longest mount point of a [`HolderInfo`] in bytes; longer ones are cut when a session registers.
+pub const MOUNT_POINT_BYTES_MAX: usize = 255;
+
+/// Longest of its other texts: what Linux allows the name of a host. Longer ones are cut.
+pub const HOLDER_TEXT_BYTES_MAX: usize = 64;
 
 /// The id of a session: random, registered in the root before its first upload, never reused.
 #[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash, Encode, Decode)]

@@ -7,8 +7,8 @@
 //! Steps named in the comments are those of the protocol's model (tests/model).
 
 use super::state::{
-    HOLDER_TEXT_BYTES_MAX, HolderInfo, ListRef, NameError, Root, Session, SessionId, SessionState,
-    Volume, check_name,
+    HOLDER_TEXT_BYTES_MAX, HolderInfo, ListRef, MOUNT_POINT_BYTES_MAX, NameError, Root, Session,
+    SessionId, SessionState, Volume, check_name,
 };
 use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;
@@ -280,9 +280,8 @@ impl Root {
     /// unregistered, and what it uploaded is garbage.
     ///
     /// # Errors
-    /// [`Refusal::Fenced`] if `session` is not live, [`Refusal::Held`] if the dead one has a volume: that is ended by taking the volume.
-    pub fn remove_dead(&mut self, session: SessionId, dead: SessionId) -> Result<(), Refusal> {
-        self.require_live(session)?;
+    /// [`Refusal::Held`] if the dead one has a volume: that is ended by taking the volume.
+    pub fn remove_dead(&mut self, dead: SessionId) -> Result<(), Refusal> {
         match self.sessions.get(&dead).map(|dead| dead.volume.clone()) {
             Some(Some(volume)) => Err(self.held(&volume, dead)),
             Some(None) => {
@@ -406,17 +405,19 @@ fn replace_refs<T: PartialEq + Clone>(
 }
 
 impl HolderInfo {
-    /// The same with every text cut to [`HOLDER_TEXT_BYTES_MAX`] bytes, so that nobody fills the root with a path.
+    /// The same with its texts cut, so that nobody fills the root with a path.
     fn cut(mut self) -> Self {
-        for text in [
+        let texts = [
             &mut self.host,
             &mut self.machine_id,
             &mut self.boot_id,
             &mut self.user,
-            &mut self.mount_point,
-        ] {
+        ];
+        for text in texts {
             text.truncate(text.floor_char_boundary(HOLDER_TEXT_BYTES_MAX));
         }
+        let mount_point = &mut self.mount_point;
+        mount_point.truncate(mount_point.floor_char_boundary(MOUNT_POINT_BYTES_MAX));
         self
     }
 }

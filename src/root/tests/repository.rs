@@ -6,7 +6,11 @@ use crate::root::repository::{NewRepository, OpenOptions, Passwords, Repository,
 use crate::root::retry::RetryPolicy;
 use crate::root::state::ROOT_KEY;
 use bkfs_chunker::seal::{Config, SlotCost, SlotName};
-use bkfs_chunker::store::{LocalStore, MemoryStore, Store, StoreErrorKind, StoreOptions};
+use bkfs_chunker::store::{
+    LocalStore, MemoryStore, ObjectInfo, Store, StoreError, StoreErrorKind, StoreOptions, Version,
+};
+use bytes::Bytes;
+use std::ops::Range;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
@@ -319,6 +323,74 @@ async fn what_the_store_refuses_is_told() {
         *store.outage.lock() = Some(kind);
         assert_eq!(open(&bucket, None).await.expect_err("refused").kind(), told);
     }
+}
+
+/// A store that ignores conditions.
+#[derive(Debug)]
+struct Careless(MemoryStore);
+
+#[async_trait::async_trait]
+impl Store for Careless {
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        self.0.get(key).await
+    }
+    async fn get_if_changed(
+        &self,
+        key: &str,
+        known: &Version,
+    ) -> Result<Option<(Bytes, Version)>, StoreError> {
+        self.0.get_if_changed(key, known).await
+    }
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.0.get_range(key, range).await
+    }
+    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
+        self.0.get_tail(key, bytes).await
+    }
+    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
+        self.0.head(key).await
+    }
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.0.put_new(key, body).await
+    }
+    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.0.put(key, body).await
+    }
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        _: &Version,
+    ) -> Result<Version, StoreError> {
+        self.0.put(key, body).await
+    }
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.0.delete(key).await
+    }
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ObjectInfo>, StoreError> {
+        self.0.list(prefix, after, limit).await
+    }
+    fn describe(&self) -> String {
+        "careless".into()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_ignores_conditions_gets_no_repository() {
+    let store = Careless(MemoryStore::new());
+    let error = create(&store, &*Seeded::new(1), &new(None))
+        .await
+        .expect_err("unfit");
+    assert!(
+        matches!(&error, RootError::UnfitStore { .. }) && error.to_string().contains("careless"),
+        "{error}"
+    );
+    assert_eq!(store.0.object_count(), 0, "nothing stays behind");
 }
 
 #[tokio::test(start_paused = true)]

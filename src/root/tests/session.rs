@@ -159,6 +159,40 @@ async fn nobody_is_judged_while_the_store_is_silent() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn crashed_commands_of_this_machine_are_cleared_away() {
+    let store = memory().await;
+    let handle = process(store.clone(), 1).await;
+    let crashed = OpenSession::open(&handle, holder("a"), None, &SystemProcesses)
+        .await
+        .expect("entered")
+        .id();
+    let elsewhere = OpenSession::open(&handle, holder("b"), None, &SystemProcesses)
+        .await
+        .expect("entered")
+        .id();
+    let running = Table(ProcessState::Running { start_ticks: 0 });
+    let session = enter(&store, 2, holder("a"), false, &running)
+        .await
+        .expect("free");
+    assert!(
+        handle
+            .refresh()
+            .await
+            .expect("there")
+            .root
+            .sessions
+            .contains_key(&crashed),
+        "it runs"
+    );
+    session.end().await.expect("live");
+    enter(&store, 3, holder("a"), false, &Table(ProcessState::Gone))
+        .await
+        .expect("free");
+    let root = &handle.refresh().await.expect("there").root;
+    assert!(!root.sessions.contains_key(&crashed) && root.sessions.contains_key(&elsewhere));
+}
+
+#[tokio::test(start_paused = true)]
 async fn on_one_machine_the_process_decides_at_once() {
     for (state, taken) in [
         (ProcessState::Gone, true),

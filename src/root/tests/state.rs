@@ -31,7 +31,6 @@ enum Step {
         session: usize,
     },
     RemoveDead {
-        session: usize,
         dead: usize,
     },
     List {
@@ -47,7 +46,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0usize..8, any::<bool>(), any::<bool>()).prop_map(|(session, replay, right)| Step::Commit { session, replay, right }),
         1 => (0usize..8).prop_map(|session| Step::Replay { session }),
         1 => (0usize..8).prop_map(|session| Step::End { session }),
-        1 => (0usize..8, 0usize..8).prop_map(|(session, dead)| Step::RemoveDead { session, dead }),
+        1 => (0usize..8).prop_map(|dead| Step::RemoveDead { dead }),
         1 => (0u8..3, 0usize..4).prop_map(|(list, removed)| Step::List { list, removed }),
     ]
 }
@@ -130,7 +129,7 @@ fn play(root: &Root, step: &Step, number: u64) -> Option<(Root, Result<(), Refus
             next.remove_replayed(session, &volume, &ended)
         }
         Step::End { session } => next.end(pick(*session)?),
-        Step::RemoveDead { session, dead } => next.remove_dead(pick(*session)?, pick(*dead)?),
+        Step::RemoveDead { dead } => next.remove_dead(pick(*dead)?),
         Step::List { list, removed } => {
             let of = |refs: &[ListRef]| refs.iter().take(*removed).copied().collect();
             match list {
@@ -309,24 +308,31 @@ fn a_root_has_its_largest_size() {
 #[test]
 fn a_full_complement_of_sessions_fits() {
     let mut root = Root::new(RepositoryId([7; 16]), [1; 16]);
-    let long = "x".repeat(400);
+    let long = || "ü".repeat(400);
     for number in 0..SESSIONS_MAX as u64 {
-        // Typical texts; a host name has at most 64 bytes, and machine and boot ids are 32 and 36.
         let holder = HolderInfo {
-            host: "h".repeat(64),
-            machine_id: "m".repeat(32),
-            boot_id: "b".repeat(36),
-            user: "u".repeat(32),
-            mount_point: long.clone(),
-            ..HolderInfo::default()
+            host: long(),
+            machine_id: long(),
+            boot_id: long(),
+            pid_namespace: u64::MAX,
+            pid: u32::MAX,
+            process_start_ticks: u64::MAX,
+            user: long(),
+            mount_point: long(),
         };
-        root.register(SessionId(number), holder).expect("room");
-        root.claim(SessionId(number), &format!("volume-{number}"), Claim::Free)
-            .expect("free");
+        root.register(SessionId(u64::MAX - number), holder)
+            .expect("room");
+        root.claim(
+            SessionId(u64::MAX - number),
+            &format!("volume-{number}"),
+            Claim::Free,
+        )
+        .expect("free");
     }
+    let longest = &root.sessions[&SessionId(u64::MAX)].holder;
     assert_eq!(
-        root.sessions[&SessionId(0)].holder.mount_point.len(),
-        HOLDER_TEXT_BYTES_MAX
+        (longest.mount_point.len(), longest.host.len()),
+        (MOUNT_POINT_BYTES_MAX - 1, HOLDER_TEXT_BYTES_MAX)
     );
     assert!(root.encode().is_ok());
     let refusal = root.register(SessionId(1000), holder("one too many"));
@@ -410,10 +416,7 @@ fn takeover_is_for_those_it_was_judged_for() {
         "it waits to be replayed"
     );
     assert!(
-        matches!(
-            root.remove_dead(SessionId(3), SessionId(2)),
-            Err(Refusal::Held { .. })
-        ),
+        matches!(root.remove_dead(SessionId(2)), Err(Refusal::Held { .. })),
         "so it is not simply removed"
     );
     assert!(matches!(

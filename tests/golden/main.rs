@@ -7,6 +7,7 @@
 //! `BKFS_REGENERATE_GOLDEN=1 cargo test -p bkfs-tests --test golden`; look at what `git diff --stat` says afterwards.
 
 mod chunker;
+mod root;
 
 use std::path::PathBuf;
 

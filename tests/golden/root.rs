@@ -1,0 +1,177 @@
+//! The forms that `src/root/` owns: the root, heartbeats, lists and commit records.
+
+use crate::fixed;
+use bkfs::root::heartbeat::Beat;
+use bkfs::root::record::{CommitRecord, RecordedSnapshot};
+use bkfs::root::snapshots::{PackEntry, SnapshotEntry, TrashEntry, decode_shard, encode_shard};
+use bkfs::root::state::{
+    Condemned, HolderInfo, ListRef, Root, Session, SessionId, SessionState, Volume,
+};
+use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::id::Id;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::RepositoryId;
+use std::collections::BTreeMap;
+
+fn name(sequence: u32) -> PackName {
+    PackName {
+        session: 0x0123_4567_89ab_cdef,
+        sequence,
+        random: 0xfeed_beef,
+    }
+}
+
+fn list(sequence: u32) -> ListRef {
+    ListRef {
+        name: name(sequence),
+        count: 3,
+        bytes: 456,
+    }
+}
+
+fn session(state: SessionState, volume: Option<&str>) -> Session {
+    Session {
+        state,
+        floor: 7,
+        volume: volume.map(str::to_owned),
+        registered_epoch: 3,
+        covered: 11,
+        holder: HolderInfo {
+            host: "db1".into(),
+            machine_id: "0123456789abcdef0123456789abcdef".into(),
+            boot_id: "01234567-89ab-cdef-0123-456789abcdef".into(),
+            pid_namespace: 4_026_531_836,
+            pid: 4321,
+            process_start_ticks: 987_654,
+            user: "root".into(),
+            mount_point: "/backup".into(),
+        },
+        claimed_generation: 5,
+    }
+}
+
+fn root() -> Root {
+    let main = Volume {
+        tree: Some(Id([0xaa; 32])),
+        holder: Some(SessionId(1)),
+        sequence: 12,
+        commit: Some(Id([0xbb; 32])),
+        next_inode: 1000,
+        inodes: 34,
+        bytes: 1 << 40,
+        unsnapshotted_bytes: 56,
+    };
+    Root {
+        repository: RepositoryId(*b"golden repositor"),
+        generation: 1234,
+        nonce: [0x5a; 16],
+        epoch: 9,
+        volumes: BTreeMap::from([("main".into(), main), ("other".into(), Volume::default())]),
+        sessions: BTreeMap::from([
+            (SessionId(1), session(SessionState::Live, Some("main"))),
+            (SessionId(2), session(SessionState::Ending, Some("main"))),
+            (SessionId(u64::MAX), session(SessionState::Live, None)),
+        ]),
+        snapshots: vec![list(1), list(2)],
+        trash: vec![list(3)],
+        index: vec![IndexRef {
+            name: name(4),
+            packs: 5,
+            blobs: 600,
+            bytes: 7000,
+        }],
+        condemned: vec![Condemned {
+            epoch: 8,
+            list: list(5),
+        }],
+        quarantine: vec![list(6)],
+        next_snapshot: 77,
+    }
+}
+
+fn snapshot(tree: Option<Id>) -> SnapshotEntry {
+    SnapshotEntry {
+        name: "day1".into(),
+        number: 76,
+        volume: "main".into(),
+        tree,
+        commit: Id([0xbb; 32]),
+        time: "2026-11-20T10:00:00.123456789Z".parse().expect("a time"),
+        host: "db1".into(),
+        user: "root".into(),
+        tags: vec!["daily".into()],
+        files: 34,
+        bytes: 1 << 40,
+        new_bytes: 56,
+        generation: 1233,
+    }
+}
+
+#[test]
+fn a_root() {
+    let frozen = fixed("root.bin", &root().encode().expect("small and consistent"));
+    assert_eq!(Root::decode(&frozen).expect("it is a root"), root());
+}
+
+#[test]
+fn a_heartbeat() {
+    let beat = Beat {
+        counter: 1000,
+        base: 9,
+    };
+    assert_eq!(
+        Beat::decode(&fixed("heartbeat.bin", &beat.encode())),
+        Some(beat)
+    );
+}
+
+#[test]
+fn lists() {
+    let snapshots = vec![snapshot(Some(Id([0xaa; 32]))), snapshot(None)];
+    let frozen = fixed("list-snapshots.bin", &encode_shard(snapshots.clone()));
+    assert_eq!(decode_shard(&frozen), Ok(snapshots));
+
+    let trash = vec![TrashEntry {
+        snapshot: snapshot(None),
+        forgotten: "1969-12-31T23:59:59.5Z".parse().expect("a time"),
+    }];
+    let frozen = fixed("list-trash.bin", &encode_shard(trash.clone()));
+    assert_eq!(decode_shard(&frozen), Ok(trash));
+
+    let packs = vec![PackEntry(name(1)), PackEntry(name(2))];
+    let frozen = fixed("list-packs.bin", &encode_shard(packs.clone()));
+    assert_eq!(decode_shard(&frozen), Ok(packs));
+}
+
+#[test]
+fn commit_records() {
+    let plain = CommitRecord {
+        volume: "main".into(),
+        session: SessionId(1),
+        sequence: 1,
+        parent: None,
+        tree: None,
+        time: "2026-11-20T10:00:00Z".parse().expect("a time"),
+        covered: 11,
+        next_inode: 1000,
+        inodes: 34,
+        bytes: 1 << 40,
+        snapshot: None,
+    };
+    let full = CommitRecord {
+        sequence: 2,
+        parent: Some(Id([0xbb; 32])),
+        tree: Some(Id([0xaa; 32])),
+        snapshot: Some(RecordedSnapshot {
+            name: Some("day1".into()),
+            host: "db1".into(),
+            user: "root".into(),
+            tags: vec!["daily".into()],
+        }),
+        ..plain.clone()
+    };
+    for (name, record) in [("commit-plain.bin", plain), ("commit-snapshot.bin", full)] {
+        let frozen = fixed(name, &record.encode());
+        assert_eq!(CommitRecord::decode(&frozen), Ok(record));
+    }
+}

@@ -162,9 +162,9 @@ pub enum Watched {
 
 /// Watches the heartbeat of `session`, which holds `volume`, for as long as it takes to tell.
 ///
-/// Stillness is counted from the answer to the first look to the sending of the last one, so that slow answers never shorten it. A look that fails begins
-/// the count anew: what keeps this observer from the store may keep the holder from it too, and nobody is judged for that. A heartbeat that is absent, or cannot be
-/// read, stands still like any other.
+/// Stillness is counted from the answer to the first look to the sending of the last one, so that slow answers never shorten it. It is counted anew after a look
+/// that failed, and after a gap between looks: what kept this observer from the store may have kept the holder from it too, and nobody is judged for that. A
+/// heartbeat that is absent, or cannot be read, stands still like any other.
 ///
 /// # Errors
 /// When the root cannot be read.
@@ -173,18 +173,24 @@ pub async fn watch_holder(
     session: SessionId,
     volume: &str,
 ) -> Result<Watched, RootError> {
-    let mut first: Option<(Option<u64>, Instant)> = None;
+    // What was seen first and when, and when it was seen last.
+    let mut still: Option<(Option<u64>, Instant, Instant)> = None;
     loop {
         let sent = Instant::now();
-        match (look(handle, session).await, first) {
-            (None, _) => first = None,
-            (Some(seen), None) => first = Some((seen, Instant::now())),
-            (Some(seen), Some((before, _))) if before != seen => return Ok(Watched::Alive),
-            (Some(_), Some((_, since))) if sent.saturating_duration_since(since) >= DEAD_AFTER => {
-                return Ok(Watched::Dead);
+        let seen = look(handle, session).await;
+        let answered = Instant::now();
+        let unbroken = |last: Instant| sent.saturating_duration_since(last) <= HEARTBEAT_INTERVAL;
+        still = match (seen, still) {
+            (None, _) => None,
+            (Some(seen), Some((before, _, _))) if before != seen => return Ok(Watched::Alive),
+            (Some(seen), Some((_, since, last))) if unbroken(last) => {
+                if sent.saturating_duration_since(since) >= DEAD_AFTER {
+                    return Ok(Watched::Dead);
+                }
+                Some((seen, since, answered))
             }
-            (Some(_), Some(_)) => {}
-        }
+            (Some(seen), _) => Some((seen, answered, answered)),
+        };
         tokio::time::sleep(WATCH_INTERVAL).await;
         let view = handle.refresh().await?;
         if view.root.require_holder(session, volume).is_err() {

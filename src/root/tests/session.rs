@@ -159,6 +159,28 @@ async fn nobody_is_judged_while_the_store_is_silent() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_outage_of_both_kills_nobody() {
+    let store = Faulty::new(memory().await);
+    let bucket: Arc<dyn Store> = store.clone();
+    let session = enter(&bucket, 1, holder("a"), false, &SystemProcesses)
+        .await
+        .expect("free");
+    let watching = tokio::spawn({
+        let bucket = bucket.clone();
+        async move { enter(&bucket, 2, holder("b"), false, &SystemProcesses).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    *store.outage.lock() = Some(StoreErrorKind::Unreachable);
+    tokio::time::sleep(Duration::from_secs(45)).await;
+    *store.outage.lock() = None;
+    assert_eq!(
+        watching.await.expect("no panic").expect_err("alive").kind(),
+        ErrorKind::Held
+    );
+    drop(session);
+}
+
+#[tokio::test(start_paused = true)]
 async fn crashed_commands_of_this_machine_are_cleared_away() {
     let store = memory().await;
     let handle = process(store.clone(), 1).await;

@@ -188,12 +188,8 @@ pub fn mount(
             utab::leave(&left);
         }
     };
-    let started = start(vfs, connection, config, at_end).map_err(|error| {
-        unmount_on_error(match error.raw_os_error() {
-            Some(libc::EPERM) => MountError::NotPermitted(mount_point.clone()),
-            _ => MountError::Start(error),
-        })
-    })?;
+    let started = start(vfs, connection, config, at_end)
+        .map_err(|error| unmount_on_error(MountError::Start(error)))?;
     if is_direct {
         raise_read_ahead(mounted.device, config.read_ahead_bytes);
         utab::enter(&config.source, &mount_point);

@@ -85,13 +85,13 @@ fn a_second_mount_on_the_same_place_is_refused() {
 fn a_filesystem_that_refuses_to_start_leaves_no_mount() {
     let directory = tempfile::tempdir().unwrap();
     let memory = MemoryFs::new();
-    *memory.refuses_to_start.lock() = Some(Errno::EROFS);
+    *memory.refuses_to_start.lock() = Some(Errno::EPERM);
     let error = match mount(memory.clone(), directory.path(), &config()) {
         Ok(_) => panic!("mounted"),
         Err(error) => error,
     };
     assert!(
-        matches!(&error, MountError::Start(source) if source.raw_os_error() == Some(libc::EROFS)),
+        matches!(&error, MountError::Start(source) if source.raw_os_error() == Some(libc::EPERM)),
         "{error}"
     );
     assert!(!find_mount(directory.path()).unwrap().unwrap().is_bkfs());

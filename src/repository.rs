@@ -7,12 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs_chunker::depot::{Depot, DepotConfig};
-use bkfs_chunker::entropy::{Entropy, SystemEntropy};
+use bkfs_chunker::entropy::SystemEntropy;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::seal::SlotCost;
-use bkfs_chunker::store::{
-    ProbeError, RepositoryUrl, Store, StoreOptions, open_store, probe_conditional_writes,
-};
+use bkfs_chunker::store::{RepositoryUrl, Store, StoreOptions, open_store};
 use zeroize::Zeroizing;
 
 use crate::clock::{Clock, SystemClock};
@@ -120,7 +118,6 @@ pub async fn create_in(
     store: Arc<dyn Store>,
     password: Option<Zeroizing<Vec<u8>>>,
 ) -> Result<String, RootError> {
-    probe(store.as_ref()).await?;
     let host = HolderInfo::of_this_process("").host;
     let new = NewRepository {
         password: password.as_ref().map(|password| password.as_slice()),
@@ -131,19 +128,6 @@ pub async fn create_in(
     Ok(objects::create(store.as_ref(), &SystemEntropy, &new)
         .await?
         .to_string())
-}
-
-/// Tries the store's conditional writes: two writers would destroy each other's work where they are wrong.
-async fn probe(store: &dyn Store) -> Result<(), RootError> {
-    let mut salt = [0; 16];
-    Entropy::fill(&SystemEntropy, &mut salt);
-    match probe_conditional_writes(store, &hex::encode(salt)).await {
-        Ok(()) => Ok(()),
-        Err(ProbeError::Store(error)) => Err(error.into()),
-        Err(wrong) => Err(RootError::UnfitStore {
-            reason: wrong.to_string(),
-        }),
-    }
 }
 
 /// True if there is a repository. A store that cannot be asked is an error; a directory that does not exist is made.
@@ -161,11 +145,6 @@ pub async fn exists(url: &RepositoryUrl, options: &StoreOptions) -> Result<bool,
 }
 
 impl Repository {
-    /// Refuses a store whose conditional writes are wrong.
-    pub async fn probe(&self) -> Result<(), RootError> {
-        probe(self.handle.store().as_ref()).await
-    }
-
     /// The snapshots of all volumes, as of now; the index is that of the same root.
     pub async fn snapshots(&self) -> Result<SnapshotList, RootError> {
         let (view, list) = self.lists.current_snapshots(&self.handle).await?;

@@ -233,7 +233,6 @@ impl Plan {
     /// A writable mount: the volume is taken, made if it is new, and cleared of what an earlier mount left.
     async fn writer(&self, runtime: &Handle) -> Result<(MountParts, Writer), MountingError> {
         let repository = &self.repository;
-        repository.probe().await?;
         let holder = self.holder();
         let request = VolumeRequest {
             name: self.volume.clone(),

@@ -87,7 +87,7 @@ impl Mount {
         }
         let regular = making.kind == FileKind::Regular;
         let profile = if regular {
-            bkfs_chunker::cut::detect(&making.name, &[])
+            bkfs_chunker::ingest::detect(&making.name, &[])
         } else {
             None
         };

@@ -7,8 +7,8 @@
 
 use std::ops::Range;
 
-use bkfs_chunker::cut::{Profile, detect};
 use bkfs_chunker::extent::{StoredExtent, StoredRun};
+use bkfs_chunker::ingest::{Profile, detect};
 use bytes::Bytes;
 
 use crate::extents::{self, Placed};

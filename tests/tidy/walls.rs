@@ -31,7 +31,6 @@ pub const PURE: &[&str] = &[
     "src/tree",
     "src/extents",
     "src/retain",
-    "chunker/src/catalog",
     "chunker/src/extent",
     "src/root/record",
     "src/root/state",

@@ -24,7 +24,7 @@ use crate::extent::{StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
 
-pub use crate::cut::Profile;
+pub use crate::cut::{Profile, detect};
 pub(crate) use frame::SealedHere;
 pub(crate) use ledger::Pending;
 pub use sealed::{Mark, Sealed};

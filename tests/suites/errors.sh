@@ -207,7 +207,7 @@ store_fails_in_the_middle() {
   [ $status != 0 ] || wrong "unmount claims success with data that is nowhere"
   kill -CONT "$MINIO_PID"
   # Still mounted when it refused to drop data; then it may yet succeed, now that the store is back.
-  if is_mounted "$MNT"; then bkfs umount "$MNT" || bkfs umount "$MNT" --discard || umount -i -l "$MNT"; fi
+  leave_mount "$MNT"
   machine two
   wait_for 60 not_mounted "$MNT"
   wait_for 90 mount_at "$url" "$MNT" || exits 0 mount_at "$url" "$MNT"
@@ -231,7 +231,9 @@ bucket_runs_full() {
   bkfs snapshot "$MNT" during >"$SUITE_TMP/output" 2>&1 || status=$?
   [ $status != 0 ] || wrong "a snapshot claims success"
   clear_message
-  bkfs umount "$MNT" || bkfs umount "$MNT" --discard || umount -i -l "$MNT"
+  exits 1 bkfs umount "$MNT"
+  clear_message
+  leave_mount "$MNT"
   wait_for 30 not_mounted "$MNT"
   mount -o remount,size=200m "$disk"
   machine two
@@ -292,34 +294,40 @@ damaged_pack() {
   rm -rf "$SUITE_TMP/from-$how"
 }
 
+# Each case begins without what an earlier one may have left mounted.
+clear_case() {
+  leave_mount "$MNT"
+  case_of "$@"
+}
+
 start_minio
 s3_environment "$BKFS_TEST_S3_MINIO"
 
 case_of "repositories, sealed and plain" repositories_exist || exit 1
-case_of "a wrong password" wrong_password
-case_of "no password, and nobody to ask" no_password
-case_of "a password file that others can read" open_password_file
-case_of "secrets stay out of the logs" secrets_stay_out_of_logs
-case_of "init of what is there already" init_twice
-case_of "no repository in a directory" no_repository_in_directory
-case_of "a repository of a newer format" newer_format
-case_of "a bucket that is absent" bucket_absent
-case_of "a bucket that is not a repository" not_a_repository
-case_of "no permission for the bucket" no_permission
-case_of "a store that cannot be reached" unreachable
-case_of "a mount point that is absent" mount_point_absent
-case_of "a mount point that is not empty" mount_point_not_empty
-case_of "a mount point that is taken" mount_point_taken
-case_of "a mount point that is a file" mount_point_is_a_file
-case_of "no /dev/fuse" no_fuse_device
-case_of "unknown options, commands and values" unknown_words
-case_of "no room in the cache directory" no_room_for_the_cache
-case_of "a daemon in the foreground says why it cannot start" foreground_says_why
-case_of "unmount of what is not mounted" umount_of_nothing
-case_of "snapshot names that are taken or not allowed" snapshot_names
-case_of "restores that are refused" restore_refusals
-case_of "damaged bytes in a pack" damaged_pack flipped
-case_of "a missing pack" damaged_pack removed
-case_of "a bucket that runs full" bucket_runs_full
-case_of "a store that stops answering in the middle of a backup" store_fails_in_the_middle
+clear_case "a wrong password" wrong_password
+clear_case "no password, and nobody to ask" no_password
+clear_case "a password file that others can read" open_password_file
+clear_case "secrets stay out of the logs" secrets_stay_out_of_logs
+clear_case "init of what is there already" init_twice
+clear_case "no repository in a directory" no_repository_in_directory
+clear_case "a repository of a newer format" newer_format
+clear_case "a bucket that is absent" bucket_absent
+clear_case "a bucket that is not a repository" not_a_repository
+clear_case "no permission for the bucket" no_permission
+clear_case "a store that cannot be reached" unreachable
+clear_case "a mount point that is absent" mount_point_absent
+clear_case "a mount point that is not empty" mount_point_not_empty
+clear_case "a mount point that is taken" mount_point_taken
+clear_case "a mount point that is a file" mount_point_is_a_file
+clear_case "no /dev/fuse" no_fuse_device
+clear_case "unknown options, commands and values" unknown_words
+clear_case "no room in the cache directory" no_room_for_the_cache
+clear_case "a daemon in the foreground says why it cannot start" foreground_says_why
+clear_case "unmount of what is not mounted" umount_of_nothing
+clear_case "snapshot names that are taken or not allowed" snapshot_names
+clear_case "restores that are refused" restore_refusals
+clear_case "damaged bytes in a pack" damaged_pack flipped
+clear_case "a missing pack" damaged_pack removed
+clear_case "a bucket that runs full" bucket_runs_full
+clear_case "a store that stops answering in the middle of a backup" store_fails_in_the_middle
 exit 0

@@ -9,6 +9,7 @@ URL=$SUITE_TMP/bucket A=$SUITE_TMP/mount-a B=$SUITE_TMP/mount-b C=$SUITE_TMP/mou
 mkdir -p "$A" "$B" "$C"
 for place in "$A" "$B" "$C"; do at_end "leave_mount '$place'"; done
 
+machine a
 # on MACHINE COMMAND…
 on() { machine "$1" && "${@:2}"; }
 # fsynced FILE TEXT: written and in the bucket.

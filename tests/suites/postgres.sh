@@ -63,6 +63,7 @@ case_of "unmount" unmount
 
 machine two
 MNT=$SUITE_TMP/mount-two
+mkdir -p "$MNT"
 case_of "mount on a second machine" exits 0 mount_at "$URL" "$MNT" -o allow_other
 at_end "leave_mount '$MNT'"
 case_of "pg_verifybackup inside the snapshot" verify "$MNT/.snapshots/pg-day1/pg"

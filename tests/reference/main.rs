@@ -108,3 +108,80 @@ proptest! {
         compare(&mut Model::default(), &mut directory, &ops)?;
     }
 }
+
+/// A real mount in a temporary directory, unmounted when this is dropped.
+struct Mounted {
+    program: std::ffi::OsString,
+    directory: tempfile::TempDir,
+}
+
+impl Mounted {
+    fn run(&self, arguments: &[&str]) {
+        let mut command = std::process::Command::new(&self.program);
+        command
+            .current_dir(self.directory.path())
+            .env("XDG_STATE_HOME", self.directory.path());
+        let status = command.args(arguments).status().expect("the program runs");
+        assert!(status.success(), "bkfs {arguments:?}: {status}");
+    }
+
+    fn mount(&self) {
+        self.run(&[
+            "-q",
+            "mount",
+            "--init",
+            "--no-encryption",
+            "./bucket",
+            "./mount",
+            "-o",
+            "cache_dir=cache",
+        ]);
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let place = self.directory.path().join("mount");
+        // Nothing is left mounted, whatever became of the test.
+        let _ = std::process::Command::new("umount")
+            .arg("-l")
+            .arg(place)
+            .status();
+    }
+}
+
+/// The same operations on a real mount, through the kernel, with remounts from the bucket. Needs root and the program under test in `BKFS_BIN`.
+#[test]
+fn a_mount_behaves_like_the_model() {
+    let Some(program) = std::env::var_os("BKFS_BIN") else {
+        println!("BKFS_BIN is not set: passed over");
+        return;
+    };
+    let mounted = std::rc::Rc::new(Mounted {
+        program,
+        directory: tempfile::tempdir().expect("a directory"),
+    });
+    mounted.mount();
+    let count = std::cell::Cell::new(0);
+    let mut runner = proptest::test_runner::TestRunner::new(cases(40, 1_000));
+    let result = runner.run(&proptest::collection::vec(op(), 1..60), |ops| {
+        count.set(count.get() + 1);
+        let root = mounted
+            .directory
+            .path()
+            .join(format!("mount/case-{}", count.get()));
+        std::fs::create_dir(&root).expect("a directory");
+        let again = mounted.clone();
+        let reopen = move || {
+            again.run(&["-q", "umount", "./mount"]);
+            again.mount();
+        };
+        compare(
+            &mut Model::default(),
+            &mut Directory::new(root, Box::new(reopen)),
+            &ops,
+        )
+    });
+    mounted.run(&["-q", "umount", "./mount"]);
+    result.expect("they agree");
+}

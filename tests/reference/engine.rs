@@ -9,8 +9,10 @@ use std::time::Duration;
 use bkfs::mounting::settings::Settings;
 use bkfs::mounting::{Assembled, Plan};
 use bkfs::repository::{Opening, Repository, create_in, open_in};
+use bkfs::restore::{Options, restore};
 use bkfs::root::error::RootError;
 use bkfs::root::repository::Passwords;
+use bkfs::volume::commit::SnapshotRequest;
 use bkfs_chunker::depot::DepotConfig;
 use bkfs_chunker::store::{Store, StoreOptions, parse_url};
 use bkfs_fuse::{
@@ -35,20 +37,22 @@ const CALLER: Caller = Caller {
 pub struct Engine {
     runtime: Runtime,
     store: Arc<dyn Store>,
-    cache: Option<std::path::PathBuf>,
+    password: Option<&'static str>,
     assembled: Option<Assembled>,
 }
 
-/// The repository is not sealed.
-struct NoPassword;
+/// The password of a repository, if it is sealed.
+struct Known(Option<&'static str>);
 
-impl Passwords for NoPassword {
+impl Passwords for Known {
     fn is_given(&self) -> bool {
-        false
+        self.0.is_some()
     }
 
     fn password(&mut self) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, RootError> {
-        Ok(None)
+        Ok(self
+            .0
+            .map(|password| zeroize::Zeroizing::new(password.as_bytes().to_vec())))
     }
 }
 
@@ -56,31 +60,35 @@ type Res<T> = Result<T, i32>;
 
 impl Engine {
     /// An empty repository in `store`, and a volume in it.
-    pub fn new(store: Arc<dyn Store>, cache: Option<std::path::PathBuf>) -> Self {
+    pub fn new(store: Arc<dyn Store>, password: Option<&'static str>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .expect("runtime");
         runtime
-            .block_on(create_in(store.clone(), None))
+            .block_on(create_in(
+                store.clone(),
+                password.map(|password| zeroize::Zeroizing::new(password.as_bytes().to_vec())),
+            ))
             .expect("create");
         let mut engine = Engine {
             runtime,
             store,
-            cache,
+            password,
             assembled: None,
         };
         engine.open();
         engine
     }
 
-    fn repository(&self) -> Repository {
+    /// What a second machine opens.
+    pub fn repository(&self) -> Repository {
         let opening = Opening {
             url: parse_url("/memory").expect("url"),
             store: StoreOptions::default(),
             depot: DepotConfig {
-                cache_dir: self.cache.clone(),
+                cache_dir: None,
                 ..DepotConfig::default()
             },
             timeout: Duration::from_secs(10),
@@ -88,7 +96,11 @@ impl Engine {
             state_dir: None,
         };
         self.runtime
-            .block_on(open_in(self.store.clone(), opening, &mut NoPassword))
+            .block_on(open_in(
+                self.store.clone(),
+                opening,
+                &mut Known(self.password),
+            ))
             .expect("open")
     }
 
@@ -107,6 +119,68 @@ impl Engine {
             .block_on(plan.assemble(&handle))
             .expect("assemble");
         self.assembled = Some(assembled);
+    }
+
+    /// An engine on a repository that exists, without a session of its own.
+    pub fn existing(store: Arc<dyn Store>, password: Option<&'static str>) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build();
+        Engine {
+            runtime: runtime.expect("runtime"),
+            store,
+            password,
+            assembled: None,
+        }
+    }
+
+    /// Makes a snapshot.
+    pub fn snapshot(&self, name: &str) {
+        let volume = self
+            .assembled
+            .as_ref()
+            .and_then(Assembled::volume)
+            .expect("is open")
+            .clone();
+        let request = SnapshotRequest {
+            name: Some(name.to_owned()),
+            tags: Vec::new(),
+        };
+        self.runtime
+            .block_on(volume.snapshot(request))
+            .expect("snapshot");
+    }
+
+    /// Ends the session well.
+    pub fn finish(&mut self) {
+        let assembled = self.assembled.take().expect("is open");
+        self.runtime.block_on(assembled.finish()).expect("finish");
+    }
+
+    /// Restores a snapshot into a directory; every byte is read back.
+    pub fn restore(&self, snapshot: &str, target: &std::path::Path) {
+        let repository = self.repository();
+        let options = Options {
+            overwrite: false,
+            verify: true,
+        };
+        let restored = self.runtime.block_on(async {
+            let (_, view) = repository
+                .snapshot("main", snapshot)
+                .await
+                .expect("the snapshot");
+            restore(
+                view,
+                bkfs::volume::ROOT_INODE,
+                target,
+                options,
+                Arc::default(),
+            )
+            .await
+        });
+        let problems = restored.expect("restore");
+        assert!(problems.is_empty(), "{problems:?}");
     }
 
     /// Ends the session well, and begins another from the bucket.

@@ -5,6 +5,7 @@
 mod alphabet;
 mod directory;
 mod engine;
+mod frozen;
 mod model;
 
 use std::sync::Arc;

@@ -134,10 +134,19 @@ fn check_cache_room(cache_dir: Option<&Path>) -> Result<(), Failure> {
     }
 }
 
-/// Reads a URL; a bare word that is no name of the configuration is a bucket.
+/// Reads a URL; a bare word that is no name of the configuration is a bucket. Directories become absolute, since mounts are asked for their
+/// source from other directories.
 fn parse(text: &str) -> Result<RepositoryUrl, Failure> {
-    let url = parse_url(text).map_err(|error| Failure::usage(error.to_string()))?;
-    Ok(url.or_bucket())
+    let url = parse_url(text)
+        .map_err(|error| Failure::usage(error.to_string()))?
+        .or_bucket();
+    let absolute = url
+        .local_path()
+        .and_then(|path| std::path::absolute(path).ok());
+    match absolute.as_deref().and_then(Path::to_str) {
+        Some(path) => parse_url(path).map_err(|error| Failure::usage(error.to_string())),
+        None => Ok(url),
+    }
 }
 
 /// Opens a repository for a command.

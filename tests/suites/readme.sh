@@ -36,6 +36,6 @@ for n in $(seq "$count"); do case_of "README: $(head -n 1 "$STEPS/$n.command")" 
 
 begins_with_it() { head -n 1 "$STEPS/1.command" | grep -qxF 'cargo run --release -- mount --init --no-encryption ./bucket ./backup'; }
 case_of "the README begins with the one command" begins_with_it
-nothing_left() { ! grep -q " $CLONE/" /proc/self/mountinfo || wrong "the session leaves something mounted"; }
+nothing_left() { ! grep " $CLONE/" /proc/self/mountinfo | grep -q ' fuse\.bkfs ' || wrong "the session leaves something mounted"; }
 case_of "the session unmounts what it mounted" nothing_left
 exit 0

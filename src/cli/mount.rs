@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,6 +104,7 @@ fn bring_up(
     settings: Settings,
     runtime: &Runtime,
 ) -> Result<Mounted, Failure> {
+    refuse_taken(&command.mountpoint)?;
     let access = Access::of_mount(&command.url, global, &settings)?;
     let absent =
         |error: std::io::Error| Failure::new(format!("{}: {error}", command.mountpoint.display()));
@@ -137,6 +138,23 @@ fn bring_up(
         steal: command.steal,
     };
     plan.mount(runtime).map_err(failure)
+}
+
+/// Refuses a mount point that is a mount already, before a volume is taken over for it.
+fn refuse_taken(mountpoint: &Path) -> Result<(), Failure> {
+    let Ok(mountpoint) = std::path::absolute(mountpoint) else {
+        return Ok(());
+    };
+    match bkfs_fuse::find_mount(&mountpoint) {
+        Ok(Some(mount)) if mount.is_bkfs() && mount.mount_point == mountpoint => {
+            let mounted = mount.source.to_string_lossy();
+            let place = mountpoint.display();
+            Err(Failure::new(format!(
+                "{place} is already a mount of {mounted}"
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Serves until the mount is gone, or a signal asks for its end.

@@ -10,8 +10,6 @@ use bkfs::mounting::settings::Settings;
 use bkfs::mounting::{Assembled, Plan};
 use bkfs::repository::{Opening, Repository, create_in, open_in};
 use bkfs::restore::{Options, restore};
-use bkfs::root::error::RootError;
-use bkfs::root::repository::Passwords;
 use bkfs::volume::commit::SnapshotRequest;
 use bkfs_chunker::depot::DepotConfig;
 use bkfs_chunker::store::{Store, StoreOptions, parse_url};
@@ -23,6 +21,7 @@ use bkfs_fuse::{
 use tokio::runtime::Runtime;
 
 use crate::alphabet::{Answer, Dump, Mode, Op, Path, Seen, World, bytes, name, xattr_name};
+use crate::password::Known;
 
 /// Requests are as large as the kernel makes them, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -39,21 +38,6 @@ pub struct Engine {
     store: Arc<dyn Store>,
     password: Option<&'static str>,
     assembled: Option<Assembled>,
-}
-
-/// The password of a repository, if it is sealed.
-struct Known(Option<&'static str>);
-
-impl Passwords for Known {
-    fn is_given(&self) -> bool {
-        self.0.is_some()
-    }
-
-    fn password(&mut self) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, RootError> {
-        Ok(self
-            .0
-            .map(|password| zeroize::Zeroizing::new(password.as_bytes().to_vec())))
-    }
 }
 
 type Res<T> = Result<T, i32>;

@@ -7,6 +7,7 @@ mod directory;
 mod engine;
 mod frozen;
 mod model;
+mod password;
 
 use std::sync::Arc;
 

@@ -207,8 +207,8 @@ struct Level {
     /// New nodes so far.
     made: u64,
     builder: NodeBuilder,
-    /// Opened nodes that the level above has not been told of: first key, and value there.
-    removed: VecDeque<(Key, Vec<u8>)>,
+    /// First keys of opened nodes, of which the level above has not been told.
+    removed: VecDeque<Key>,
     /// Changes for the level above, sorted.
     up: Vec<(Key, Option<Vec<u8>>)>,
 }
@@ -354,8 +354,7 @@ impl Level {
             return;
         };
         if let Some((parent, index)) = old.parent() {
-            self.removed
-                .push_back((parent.key(index), parent.value(index).to_vec()));
+            self.removed.push_back(parent.key(index));
         }
         self.opened = true;
         self.open = Some(0);
@@ -372,20 +371,19 @@ impl Level {
         let id = sink.store(level, self.builder.finish()).await?;
         let value = write_child(Child { id, items });
         self.made += 1;
-        while let Some((key, _)) = self.removed.pop_front_if(|(key, _)| *key < first_key) {
+        while let Some(key) = self.removed.pop_front_if(|key| *key < first_key) {
             self.up.push((key, None));
         }
-        let before = self.removed.pop_front_if(|(key, _)| *key == first_key);
-        if before.is_none_or(|(_, before)| before != value) {
-            self.up.push((first_key, Some(value)));
-        }
+        // An opened node with the same first key is replaced.
+        let _ = self.removed.pop_front_if(|key| *key == first_key);
+        self.up.push((first_key, Some(value)));
         Ok(())
     }
 
     /// Tells the level above of opened nodes that no new one took the place of.
     fn flush_removed(&mut self) {
         self.up
-            .extend(self.removed.drain(..).map(|(key, _)| (key, None)));
+            .extend(self.removed.drain(..).map(|key| (key, None)));
     }
 
     /// After the last change: copies on until old and new run alike, or to the end.

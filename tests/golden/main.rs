@@ -8,6 +8,7 @@
 
 mod chunker;
 mod root;
+mod tree;
 
 use std::path::PathBuf;
 

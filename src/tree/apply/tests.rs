@@ -337,6 +337,38 @@ fn a_directory_of_a_million_names_is_no_special_case() {
     assert!(bytes < 40_000_000, "{bytes} bytes");
 }
 
+/// A key of 392 bytes: so long that few children fit in a node.
+fn wide(n: u64) -> Key {
+    let digest = blake3::hash(&n.to_be_bytes());
+    Key::from_bytes([&n.to_be_bytes()[..], &digest.as_bytes().repeat(12)].concat())
+}
+
+/// A map whose tree has three levels, by long keys and values of about 2 KiB.
+fn deep(count: u64) -> Map {
+    (0..count)
+        .map(|n| (wide(n), value(n, 0).repeat(20)))
+        .collect()
+}
+
+#[test]
+fn every_tail_can_be_removed() {
+    let nodes = MemoryNodes::new();
+    let map = deep(2500);
+    let root = build(&nodes, &map);
+    let keys: Vec<Key> = map.keys().cloned().collect();
+    // As the tail grows shorter, the last interior node comes to have one child, the last leaf one entry.
+    for from in (0..2500).step_by(17).chain(2400..2500) {
+        let tail: Changes = keys[from..].iter().map(|key| (key.clone(), None)).collect();
+        let mut left = map.clone();
+        merge(&mut left, &tail);
+        assert_eq!(
+            change(&nodes, root, &tail),
+            build(&nodes, &left),
+            "from {from}"
+        );
+    }
+}
+
 /// A batch: for each number, whether it is set (with which version) or removed.
 fn batch(span: u64, most: usize) -> impl Strategy<Value = Vec<(u64, Option<u64>)>> {
     let scattered = proptest::collection::vec((0..span, proptest::option::of(0u64..3)), 0..most);
@@ -373,13 +405,8 @@ proptest! {
 
     #[test]
     fn wide_keys_make_deep_trees_that_are_still_the_same(batches in proptest::collection::vec(batch(4000, 60), 1..4)) {
-        // Keys of 400 bytes and values of 3000 leave few entries per node, so that three levels are reached.
-        let wide = |n: u64| {
-            let digest = blake3::hash(&n.to_be_bytes());
-            Key::from_bytes([&n.to_be_bytes()[..], &digest.as_bytes().repeat(12)].concat())
-        };
         let nodes = MemoryNodes::new();
-        let mut map: Map = (0..4000).map(|n| (wide(n), value(n, 0).repeat(20))).collect();
+        let mut map = deep(4000);
         let mut root = build(&nodes, &map);
         prop_assert!(nodes.peek(root).unwrap().level() >= 2);
         for batch in batches {
@@ -391,5 +418,29 @@ proptest! {
             root = change(&nodes, root, &changes);
             prop_assert_eq!(root, build(&nodes, &map));
         }
+    }
+
+    #[test]
+    fn removing_or_leaving_exactly_some_nodes(ends in proptest::collection::vec((any::<prop::sample::Index>(), 0u8..3), 1..8), rest: bool) {
+        let nodes = MemoryNodes::new();
+        let map = deep(3000);
+        let root = build(&nodes, &map);
+        let levels = all_nodes(&nodes, root);
+        // First keys of nodes on all levels, and the very end.
+        let mut cuts: Vec<usize> = ends
+            .into_iter()
+            .map(|(at, level)| {
+                let level = &levels[usize::from(level).min(levels.len() - 1)];
+                let at = at.index(level.len() + 1);
+                level.get(at).map_or(map.len(), |node| map.range(..node.key(0)).count())
+            })
+            .collect();
+        cuts.sort_unstable();
+        let is_gone = |at: usize| (cuts.iter().filter(|cut| **cut <= at).count() % 2 == 1) != rest;
+        let gone = map.keys().enumerate().filter(|(at, _)| is_gone(*at));
+        let changes: Changes = gone.map(|(_, key)| (key.clone(), None)).collect();
+        let mut left = map.clone();
+        merge(&mut left, &changes);
+        prop_assert_eq!(change(&nodes, root, &changes), build(&nodes, &left));
     }
 }

@@ -138,9 +138,36 @@ fn a_tree_with_a_misplaced_node_is_an_error() {
     let key = root.key(1);
     let wrong = Err(TreeError::Misplaced { id: one });
     assert_eq!(block_on(tree.get(&nodes, &key)), wrong);
-    // A node that is its own child would never end.
-    nodes.plant(one, root.bytes().clone()).unwrap();
+    // The same first key, but fewer entries than the parent has counted.
+    let fewer = build(&nodes, &Map::from([(key.clone(), vec![0])]));
+    let bytes = nodes.peek(fewer.root).unwrap().bytes().clone();
+    nodes.plant(one, bytes).unwrap();
     assert_eq!(block_on(tree.get(&nodes, &key)), wrong);
+}
+
+#[test]
+fn a_node_that_is_its_own_child_is_an_error() {
+    let nodes = MemoryNodes::new();
+    let id = Id([7; 32]);
+    // An interior node of level 1 with one child, itself, of one item.
+    let bytes = [&[1, 1, 1, 1, b'k', 0, 33][..], &id.0, &[1]].concat();
+    nodes.plant(id, Bytes::from(bytes)).unwrap();
+    let wrong = Err(TreeError::Misplaced { id });
+    let key = Key::from_bytes(*b"k");
+    assert_eq!(block_on(Tree::new(id).get(&nodes, &key)), wrong);
+}
+
+#[test]
+fn the_last_before_a_node_is_in_the_node_before() {
+    let nodes = MemoryNodes::new();
+    let tree = build(&nodes, &numbered(0..60_000));
+    let root = nodes.peek(tree.root).unwrap();
+    for index in 1..root.len() {
+        let range = key::everything().start..root.key(index);
+        let (last, _) = block_on(tree.last_in(&nodes, range)).unwrap().unwrap();
+        let before = nodes.peek(root.child(index - 1).unwrap().id).unwrap();
+        assert_eq!(last, before.key(before.len() - 1));
+    }
 }
 
 /// Keys as a filesystem has them: few inodes, all kinds.

@@ -6,7 +6,6 @@ use bkfs::tree::memory::MemoryNodes;
 use bkfs::tree::{Attributes, Extent, Item, Key, Node, Target, Timestamp, apply, empty};
 use bkfs_chunker::id::Id;
 use bytes::Bytes;
-use futures::executor::block_on;
 
 use crate::{fixed, fixed_text, noise};
 
@@ -83,7 +82,10 @@ fn entries() -> Vec<(Key, Item)> {
 fn build(entries: impl Iterator<Item = (Key, Vec<u8>)> + Send) -> (MemoryNodes, Id) {
     let nodes = MemoryNodes::new();
     let changes = entries.map(|(key, value)| (key, Some(value)));
-    let root = block_on(async {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .expect("a runtime without timers or I/O can be made");
+    let root = runtime.block_on(async {
         let root = empty(&nodes).await?;
         apply(&nodes, &nodes, root, changes).await
     });

@@ -44,13 +44,19 @@ pub(crate) struct TableFiles {
 }
 
 impl TableFiles {
-    /// Opens or makes the directory below `root`.
+    /// Opens or makes the directory below `root`, and removes what a process that died has left unfinished. A living one whose file goes this way keeps its
+    /// table in memory.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// It cannot be made or read.
     pub(crate) fn open_directory(root: &Path) -> io::Result<Self> {
         let directory = root.join("index");
         make_directory(&directory)?;
+        for file in fs::read_dir(&directory)?.flatten() {
+            if file.file_name().to_string_lossy().ends_with(UNFINISHED) {
+                let _ = fs::remove_file(file.path());
+            }
+        }
         Ok(Self {
             directory: directory.into(),
             unfinished: Arc::default(),
@@ -89,15 +95,14 @@ impl TableFiles {
     ) -> Result<Table<TableBytes>, TableError> {
         let path = self.path(name);
         let number = self.unfinished.fetch_add(1, Ordering::Relaxed);
-        let unfinished = self.directory.join(format!(
-            "{name}-{}-{number}{UNFINISHED}",
-            std::process::id()
-        ));
+        let process = std::process::id();
+        // Unique among the depots of this process, too: a name that is taken is left to whoever has it.
+        let unfinished = format!("{name}-{process}-{number}{UNFINISHED}");
+        let unfinished = self.directory.join(unfinished);
         let keep = move || match write(&unfinished, &path, &bytes).and_then(|()| map(&path)) {
             Ok(table) => Ok(table),
             Err(error) => {
                 tracing::warn!(path = %path.display(), "an index table stays in memory: {error}");
-                let _ = fs::remove_file(&unfinished);
                 Table::open(TableBytes::Memory(bytes))
             }
         };
@@ -110,17 +115,10 @@ impl TableFiles {
     /// Removes the files of all other index objects. Another process that has them mapped keeps them.
     pub(crate) async fn keep_only(&self, names: HashSet<PackName>) {
         let directory = Arc::clone(&self.directory);
-        let own = format!("-{}-", std::process::id());
         let sweep = move || {
             for file in fs::read_dir(&directory).into_iter().flatten().flatten() {
-                let text = file.file_name();
-                let text = text.to_string_lossy();
-                let is_kept = match text.parse::<PackName>() {
-                    Ok(name) => names.contains(&name),
-                    // Our own unfinished ones are being written; those of others, too, unless they died.
-                    Err(_) => text.contains(&own),
-                };
-                if !is_kept {
+                let name = file.file_name().to_string_lossy().parse::<PackName>();
+                if name.is_ok_and(|name| !names.contains(&name)) {
                     let _ = fs::remove_file(file.path());
                 }
             }
@@ -132,12 +130,16 @@ impl TableFiles {
 fn write(unfinished: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .mode(0o600)
         .open(unfinished)?;
-    file.write_all(bytes)?;
-    fs::rename(unfinished, path)
+    let written = file
+        .write_all(bytes)
+        .and_then(|()| fs::rename(unfinished, path));
+    if written.is_err() {
+        let _ = fs::remove_file(unfinished);
+    }
+    written
 }
 
 fn map(path: &Path) -> io::Result<Table<TableBytes>> {

@@ -8,7 +8,7 @@ mod reference;
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use futures::{StreamExt, TryStreamExt};
 use parking_lot::{Mutex, RwLock};
@@ -113,6 +113,8 @@ pub(crate) struct Catalog {
     quarantine: RwLock<HashSet<Prefix>>,
     damaged: Mutex<HashSet<(PackName, u16)>>,
     recent: MemoryCache<PackName, Arc<Vec<PackRecord>>>,
+    /// Made for a seal, and perhaps listed by a root soon.
+    staged: Mutex<Vec<Weak<Loaded>>>,
     loading: tokio::sync::Mutex<()>,
 }
 
@@ -132,6 +134,7 @@ impl Catalog {
             quarantine: RwLock::default(),
             damaged: Mutex::default(),
             recent: MemoryCache::new(RECENT_BYTES),
+            staged: Mutex::default(),
             loading: tokio::sync::Mutex::new(()),
         }
     }
@@ -209,11 +212,10 @@ impl Catalog {
     ) -> Result<(), DepotError> {
         let _turn = self.loading.lock().await;
         let before = self.state();
+        let staged = self.staged();
         let known = |name: PackName| {
-            before
-                .tables
-                .iter()
-                .find(|loaded| loaded.reference.name == name)
+            let mut all = before.tables.iter().chain(&staged);
+            all.find(|loaded| loaded.reference.name == name)
         };
         let missing = list
             .iter()
@@ -236,9 +238,9 @@ impl Catalog {
             condemned: condemned.clone(),
         });
         if is_new && let Some(files) = &self.files {
-            files
-                .keep_only(list.iter().map(|reference| reference.name).collect())
-                .await;
+            let staged = staged.iter().map(|loaded| loaded.reference.name);
+            let names = list.iter().map(|reference| reference.name).chain(staged);
+            files.keep_only(names.collect()).await;
         }
         Ok(())
     }
@@ -257,8 +259,8 @@ impl Catalog {
             .reserve(reference.bytes.saturating_mul(LOADING_FACTOR))
             .await;
         let records = self.fetch(reference.name).await?;
-        let staged = self.stage(reference, records).await?;
-        Ok(staged.loaded)
+        let (loaded, _) = self.tabulate(reference, records).await?;
+        Ok(loaded)
     }
 
     /// Reads an index object from the bucket.
@@ -285,12 +287,35 @@ impl Catalog {
         }
     }
 
-    /// Makes a table of an index object that has just been read or written.
+    /// Makes a table of an index object that has just been written, and that a root may list soon.
     pub(crate) async fn stage(
         &self,
         reference: IndexRef,
         records: Vec<PackRecord>,
     ) -> Result<Staged, DepotError> {
+        let (loaded, records) = self.tabulate(reference, records).await?;
+        let mut staged = self.staged.lock();
+        staged.retain(|loaded| loaded.strong_count() > 0);
+        staged.push(Arc::downgrade(&loaded));
+        Ok(Staged {
+            loaded,
+            records: Arc::new(records),
+        })
+    }
+
+    fn staged(&self) -> Vec<Arc<Loaded>> {
+        self.staged
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
+    }
+
+    async fn tabulate(
+        &self,
+        reference: IndexRef,
+        records: Vec<PackRecord>,
+    ) -> Result<(Arc<Loaded>, Vec<PackRecord>), DepotError> {
         let job = self.workers.run(move |_: &mut Scratch| {
             let mut builder = TableBuilder::new();
             for record in &records {
@@ -304,16 +329,19 @@ impl Catalog {
             None => Table::open(TableBytes::Memory(bytes)),
         };
         let table = table.map_err(|_| DepotError::Internal("a fresh table does not open"))?;
-        Ok(Staged {
-            loaded: Arc::new(Loaded { reference, table }),
-            records: Arc::new(records),
-        })
+        Ok((Arc::new(Loaded { reference, table }), records))
     }
 
     /// The root lists a new index object in the place of others.
     pub(crate) fn adopt(&self, staged: &[Staged], absorbed: &[PackName]) {
         let mut state = self.state.write();
-        let gone = |loaded: &Arc<Loaded>| absorbed.contains(&loaded.reference.name);
+        let gone = |loaded: &Arc<Loaded>| {
+            let name = loaded.reference.name;
+            let is_new = staged
+                .iter()
+                .any(|staged| staged.loaded.reference.name == name);
+            is_new || absorbed.contains(&name)
+        };
         let kept = state.tables.iter().filter(|loaded| !gone(loaded)).cloned();
         let new = staged.iter().map(|staged| Arc::clone(&staged.loaded));
         *state = Arc::new(State {

@@ -105,24 +105,33 @@ impl Reservation {
 /// Buffers that go round: fresh memory costs more than the copy into it (its pages must be cleared by the kernel first).
 #[derive(Debug, Clone)]
 pub(crate) struct BufferPool {
-    shelf: Arc<Mutex<Vec<Vec<u8>>>>,
-    kept: usize,
-    largest_bytes: usize,
+    shelf: Arc<Mutex<Shelf>>,
+    kept_bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    buffers: Vec<Vec<u8>>,
+    bytes: usize,
 }
 
 impl BufferPool {
-    /// Keeps up to `kept` buffers of at most `largest_bytes` each.
-    pub(crate) fn new(kept: usize, largest_bytes: usize) -> Self {
+    /// Keeps buffers of `kept_bytes` together.
+    pub(crate) fn new(kept_bytes: usize) -> Self {
         Self {
-            shelf: Arc::new(Mutex::new(Vec::new())),
-            kept,
-            largest_bytes,
+            shelf: Arc::default(),
+            kept_bytes,
         }
     }
 
     /// An empty buffer, with room for `bytes` unless it has to grow.
     pub(crate) fn take(&self, bytes: usize) -> Vec<u8> {
-        let found = self.shelf.lock().pop();
+        let found = {
+            let mut shelf = self.shelf.lock();
+            let found = shelf.buffers.pop();
+            shelf.bytes -= found.as_ref().map_or(0, Vec::capacity);
+            found
+        };
         let mut buffer = found.unwrap_or_default();
         buffer.clear();
         buffer.reserve(bytes);
@@ -131,12 +140,10 @@ impl BufferPool {
 
     /// Puts a buffer back.
     pub(crate) fn put(&self, buffer: Vec<u8>) {
-        if buffer.capacity() == 0 || buffer.capacity() > self.largest_bytes {
-            return;
-        }
         let mut shelf = self.shelf.lock();
-        if shelf.len() < self.kept {
-            shelf.push(buffer);
+        if buffer.capacity() > 0 && shelf.bytes + buffer.capacity() <= self.kept_bytes {
+            shelf.bytes += buffer.capacity();
+            shelf.buffers.push(buffer);
         }
     }
 }
@@ -166,15 +173,16 @@ mod tests {
 
     #[test]
     fn buffers_come_back_within_bounds() {
-        let pool = BufferPool::new(1, 1000);
-        let mut buffer = pool.take(100);
+        let pool = BufferPool::new(1000);
+        let mut buffer = pool.take(600);
         buffer.extend_from_slice(b"old");
         let place = buffer.as_ptr();
         pool.put(buffer);
-        pool.put(Vec::with_capacity(10));
+        pool.put(Vec::with_capacity(600));
         let again = pool.take(50);
         assert!(again.is_empty() && again.as_ptr() == place);
+        assert_eq!(pool.take(1).capacity().min(599), pool.take(1).capacity());
         pool.put(Vec::with_capacity(5000));
-        assert_eq!(pool.take(1).capacity().min(1000), pool.take(1).capacity());
+        assert!(pool.take(1).capacity() < 5000);
     }
 }

@@ -23,11 +23,8 @@ use crate::id::{Kind, Prefix};
 use crate::pack::{FrameTicket, PackBuilder, PackName};
 use crate::seal::{Class, Features};
 
-/// Buffers of frames that are kept for the next.
-const KEPT_BUFFERS: usize = 64;
-
-/// The most that one buffer kept may have grown to.
-const KEPT_BUFFER_BYTES: usize = 1 << 20;
+/// Buffers of frames that are kept for the next ones, in bytes.
+const KEPT_BUFFER_BYTES: usize = 8 << 20;
 
 /// The accepted bytes that may be under way are at least this many times the size of a pack: two open ones and their frames must never fill it.
 const PACKS_IN_BUDGET: u64 = 6;
@@ -54,7 +51,7 @@ impl Session {
     pub(super) fn new(shared: Arc<Shared>, session: u64) -> Arc<Self> {
         let budget = shared.config.memory.write_bytes;
         let target = shared.config.pack_bytes.min(budget / PACKS_IN_BUDGET);
-        let pool = BufferPool::new(KEPT_BUFFERS, KEPT_BUFFER_BYTES);
+        let pool = BufferPool::new(KEPT_BUFFER_BYTES);
         Arc::new(Self {
             shared,
             ledger: Mutex::new(Ledger::new(session, target, pool)),

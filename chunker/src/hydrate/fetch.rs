@@ -2,7 +2,7 @@
 //!
 //! Owns the tasks that fetch. They run to their end even if whoever began them went away, since others may wait for the same frames.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -40,8 +40,9 @@ impl Reader {
     /// Brings frames: one answer for each that is asked for.
     pub(super) async fn frames(self: &Arc<Self>, sources: Vec<Source>) -> Answers {
         let mut answers = Answers::new();
-        let mut tickets = HashMap::new();
-        let mut trips: HashMap<PackName, (Box<Candidate>, Vec<Errand>)> = HashMap::new();
+        // In order, so that a simulation repeats itself.
+        let mut tickets = BTreeMap::new();
+        let mut trips: BTreeMap<PackName, (Box<Candidate>, Vec<Errand>)> = BTreeMap::new();
         for source in sources {
             let (key, _) = source.place();
             if answers.contains_key(&key) || tickets.contains_key(&key) {
@@ -312,7 +313,19 @@ impl Reader {
         done.into_iter().flatten().flatten().collect()
     }
 
-    /// Keeps sealed frames on disk.
+    /// Keeps a whole pack on disk.
+    pub(crate) async fn keep_pack(&self, pack: PackName, parts: Vec<Bytes>) {
+        let mut offset = 0;
+        let place = |part: Bytes| {
+            let start = offset;
+            offset += part.len() as u64;
+            (start, part)
+        };
+        self.keep(pack, parts.into_iter().map(place).collect())
+            .await;
+    }
+
+    /// Keeps parts of a pack on disk, each with where it lies in the pack.
     async fn keep(&self, pack: PackName, frames: Vec<(u64, Bytes)>) {
         let Some(disk) = self.disk.clone() else {
             return;

@@ -285,7 +285,14 @@ impl Session {
         let key = pack.name.key(pack.class);
         self.shared.link.create(&key, &pack.parts).await?;
         self.shared.link.counters.packs_uploaded.one();
+        let whole = (pack.class == Class::MetadataPack).then(|| pack.parts.clone());
+        let name = pack.name;
         self.ledger().acknowledge(&sent, pack);
+        self.beat();
+        if let Some(parts) = whole {
+            // What was written of a tree is read soon. The room is given back when it is kept.
+            self.shared.reader.keep_pack(name, parts).await;
+        }
         // The reservation goes with it, before anybody is told.
         drop(sent);
         self.beat();

@@ -18,6 +18,9 @@ use crate::pack::{FrameDecoder, FrameEncoder};
 /// Jobs that may wait per thread; whoever comes later waits outside.
 const QUEUED_PER_THREAD: usize = 4;
 
+/// Cutting and naming so many bytes takes no longer than waking a thread does.
+const SMALL_BYTES: usize = 32 << 10;
+
 /// What a worker keeps between jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
@@ -90,6 +93,21 @@ impl Workers {
         match &*self.0 {
             Mode::Inline(_) => 1,
             Mode::Pool(pool) => pool.threads,
+        }
+    }
+
+    /// Runs a job over so many bytes: where it is asked for, if there are too few to be worth handing over.
+    ///
+    /// # Errors
+    /// As [`Workers::run`].
+    pub(crate) async fn run_sized<T, F>(&self, bytes: usize, job: F) -> Result<T, DepotError>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        match bytes <= SMALL_BYTES {
+            true => Ok(job()),
+            false => self.run(move |_| job()).await,
         }
     }
 

@@ -4,6 +4,7 @@
 //! the index object; only then is there a [`Sealed`], which a commit takes. Does not own the root, journals or trees.
 
 mod absorb;
+mod divide;
 mod frame;
 mod lane;
 mod ledger;

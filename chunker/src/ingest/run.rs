@@ -2,30 +2,29 @@
 //!
 //! Owns the steps of one `store_run`. What is gathered is the ledger's business from then on.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
 use super::Profile;
+use super::divide::{Named, Plan};
 use super::frame::{BlobKey, LARGEST_BLOB_BYTES};
 use super::session::Session;
-use crate::cut::segment::{self, SegmentChunk, SegmentEnds};
-use crate::cut::{Cut, Cutter};
+use crate::cut::segment::{self, SegmentChunk};
 use crate::depot::Shared;
 use crate::error::DepotError;
 use crate::extent::{StoredExtent, StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
 
-/// Content that one job cuts or names: large enough that handing it over costs nothing, small enough that several workers share a run.
+/// Content that one job names: large enough that handing it over costs nothing, small enough that several workers share a run.
 const JOB_BYTES: usize = 512 << 10;
-
-/// Up to so many bytes a hole extent may have.
-const HOLE_BYTES: u32 = 1 << 30;
 
 /// Bytes that a blob costs beside its content while it is under way.
 const BLOB_OVERHEAD_BYTES: u64 = 64;
+
+/// Blobs that are taken under one lock: neighbours stay together, and nobody is kept waiting for long.
+const TAKEN_AT_ONCE: usize = 8;
 
 /// Stores a run; see [`Ingest::store_run`](super::Ingest::store_run).
 pub(super) async fn store(
@@ -35,15 +34,15 @@ pub(super) async fn store(
     run: Vec<Bytes>,
     end_of_data: bool,
 ) -> Result<StoredRun, DepotError> {
-    let run = joined(run);
-    let cuts = cut(session, profile, file_offset, &run, end_of_data).await?;
-    let named = name(session, &run, cuts).await?;
+    let length = run.iter().map(Bytes::len).sum();
     let plan = Plan {
         profile,
         file_offset,
-        end_of_data: end_of_data.then_some(run.len()),
+        end_of_data: end_of_data.then_some(length),
     };
-    let parts = plan.divide(&session.shared.cutter, &named);
+    let chunks = cut(session, &plan, run).await?;
+    let named = name(session, chunks).await?;
+    let parts = plan.divide(session.shared.cutter.parameters(), &named);
     let mut stored = StoredRun::default();
     let mut zero = 0;
     for part in parts {
@@ -53,7 +52,7 @@ pub(super) async fn store(
                 zero += part.end - part.start;
                 None
             }
-            chunks => Some(store_part(session, profile, &run, chunks).await?),
+            chunks => Some(store_part(session, profile, chunks).await?),
         };
         stored.extents.push(StoredExtent {
             offset: file_offset + part.start as u64,
@@ -68,177 +67,88 @@ pub(super) async fn store(
     Ok(stored)
 }
 
-/// One piece of memory: nothing is copied if it is one already.
-fn joined(mut run: Vec<Bytes>) -> Bytes {
-    if run.len() <= 1 {
-        return run.pop().unwrap_or_default();
+/// The run in as few pieces as it must have. Pages are cut out of the memory that they arrived in, unless one lies across two pieces; other content has to be
+/// one piece, since cut points depend on what is before them.
+fn strands(plan: &Plan, page: u64, mut run: Vec<Bytes>) -> Vec<Bytes> {
+    let mut end = plan.file_offset;
+    let before_last = run.len().saturating_sub(1);
+    let is_aligned = run[..before_last].iter().all(|piece| {
+        end += piece.len() as u64;
+        end.is_multiple_of(page)
+    });
+    if run.len() <= 1 || (plan.profile == Profile::Grid && is_aligned) {
+        return run;
     }
-    let length = run.iter().map(Bytes::len).sum();
-    let mut whole = BytesMut::with_capacity(length);
-    for part in run {
-        whole.extend_from_slice(&part);
+    let mut whole = BytesMut::with_capacity(run.iter().map(Bytes::len).sum());
+    for piece in run.drain(..) {
+        whole.extend_from_slice(&piece);
     }
-    whole.freeze()
+    vec![whole.freeze()]
 }
 
+/// Cuts the run into chunks without names.
 async fn cut(
     session: &Arc<Session>,
-    profile: Profile,
-    file_offset: u64,
-    run: &Bytes,
-    end_of_data: bool,
-) -> Result<Vec<Cut>, DepotError> {
-    let (shared, run) = (Arc::clone(&session.shared), run.clone());
-    let job = session.shared.workers.run(move |_| {
+    plan: &Plan,
+    run: Vec<Bytes>,
+) -> Result<Vec<Named>, DepotError> {
+    let shared = Arc::clone(&session.shared);
+    let plan = *plan;
+    let length = run.iter().map(Bytes::len).sum();
+    let job = move || {
+        let page = u64::from(shared.cutter.parameters().grid());
+        let mut chunks = Vec::new();
         let mut cuts = Vec::new();
-        shared
-            .cutter
-            .cut(profile, &run, file_offset, end_of_data, &mut cuts);
-        cuts
-    });
-    job.await
-}
-
-/// A chunk with its name; holes have none.
-#[derive(Debug, Clone)]
-struct Named {
-    cut: Cut,
-    id: Option<Id>,
-    /// The pack of the index that has it.
-    known: Option<PackName>,
+        let mut start = 0;
+        for strand in strands(&plan, page, run) {
+            let offset = plan.file_offset + start as u64;
+            let is_end = plan.end_of_data == Some(start + strand.len());
+            cuts.clear();
+            shared
+                .cutter
+                .cut(plan.profile, &strand, offset, is_end, &mut cuts);
+            chunks.extend(cuts.iter().map(|cut| Named {
+                start: start + cut.range.start,
+                bytes: strand.slice(cut.range.clone()),
+                is_zero: cut.is_zero,
+                id: None,
+                known: None,
+            }));
+            start += strand.len();
+        }
+        chunks
+    };
+    session.shared.workers.run_sized(length, job).await
 }
 
 /// Names chunks and looks them up in the index, in as many jobs as it is worth.
-async fn name(
-    session: &Arc<Session>,
-    run: &Bytes,
-    cuts: Vec<Cut>,
-) -> Result<Vec<Named>, DepotError> {
+async fn name(session: &Arc<Session>, chunks: Vec<Named>) -> Result<Vec<Named>, DepotError> {
     let mut jobs = Vec::new();
-    let mut rest = cuts.as_slice();
+    let mut rest = chunks;
     while let Some(first) = rest.first() {
-        let limit = first.range.start + JOB_BYTES;
-        let count = rest.partition_point(|cut| cut.range.end <= limit).max(1);
-        let (job, others) = rest.split_at(count);
-        rest = others;
-        let (shared, run, job) = (Arc::clone(&session.shared), run.clone(), job.to_vec());
-        jobs.push(
-            session
-                .shared
-                .workers
-                .run(move |_| name_chunks(&shared, &run, job)),
-        );
+        let limit = first.start + JOB_BYTES;
+        let count = rest.partition_point(|chunk| chunk.end() <= limit).max(1);
+        let others = rest.split_off(count);
+        let mut batch = std::mem::replace(&mut rest, others);
+        let bytes = batch.iter().map(|chunk| chunk.bytes.len()).sum();
+        let shared = Arc::clone(&session.shared);
+        let job = move || {
+            batch
+                .iter_mut()
+                .for_each(|chunk| name_chunk(&shared, chunk));
+            batch
+        };
+        jobs.push(session.shared.workers.run_sized(bytes, job));
     }
     let named = futures::future::try_join_all(jobs).await?;
     Ok(named.into_iter().flatten().collect())
 }
 
-fn name_chunks(shared: &Shared, run: &[u8], cuts: Vec<Cut>) -> Vec<Named> {
-    let name = |cut: Cut| {
-        if cut.is_zero {
-            return Named {
-                cut,
-                id: None,
-                known: None,
-            };
-        }
-        let id = shared.keyring.id(Kind::Chunk, &run[cut.range.clone()]);
-        Named {
-            cut,
-            id: Some(id),
-            known: shared.catalog.find_live(&id),
-        }
-    };
-    cuts.into_iter().map(name).collect()
-}
-
-/// What decides where extents end.
-struct Plan {
-    profile: Profile,
-    file_offset: u64,
-    /// The length of the run, if the data ends with it.
-    end_of_data: Option<usize>,
-}
-
-/// One extent to be: its chunks, or none for a hole.
-struct Part<'a> {
-    start: usize,
-    end: usize,
-    chunks: Vec<&'a Named>,
-    open: bool,
-}
-
-impl Plan {
-    /// Divides chunks into segments and holes. What remains incomplete is left out unless the data ends.
-    fn divide<'a>(&self, cutter: &Cutter, named: &'a [Named]) -> Vec<Part<'a>> {
-        let mut parts: Vec<Part<'a>> = Vec::new();
-        let fresh = || SegmentEnds::new(self.profile, cutter.parameters());
-        let mut ends = fresh();
-        let mut gathered: Vec<&'a Named> = Vec::new();
-        for chunk in named {
-            let range = chunk.cut.range.clone();
-            let Some(id) = chunk.id else {
-                parts.extend(Part::of(std::mem::take(&mut gathered), false));
-                ends = fresh();
-                Part::extend_hole(&mut parts, range);
-                continue;
-            };
-            gathered.push(chunk);
-            let listed = SegmentChunk {
-                length: range.len() as u32,
-                id,
-            };
-            if ends.push(&listed, self.file_offset + range.end as u64) {
-                let open = self.is_cut_short(cutter, &range);
-                parts.extend(Part::of(std::mem::take(&mut gathered), open));
-            }
-        }
-        if self.end_of_data.is_some() {
-            parts.extend(Part::of(gathered, true));
-        }
-        parts
-    }
-
-    /// Whether the end of the data may have cut this chunk short.
-    fn is_cut_short(&self, cutter: &Cutter, range: &Range<usize>) -> bool {
-        let longest = cutter.parameters().longest(self.profile);
-        let ends_here = self.end_of_data == Some(range.end);
-        let is_whole = match self.profile {
-            Profile::Grid => {
-                (self.file_offset + range.end as u64).is_multiple_of(u64::from(longest))
-            }
-            Profile::Content | Profile::Raw => range.len() as u32 == longest,
-        };
-        ends_here && !is_whole
-    }
-}
-
-impl<'a> Part<'a> {
-    fn of(chunks: Vec<&'a Named>, open: bool) -> Option<Self> {
-        let start = chunks.first()?.cut.range.start;
-        let end = chunks.last()?.cut.range.end;
-        Some(Self {
-            start,
-            end,
-            chunks,
-            open,
-        })
-    }
-
-    fn extend_hole(parts: &mut Vec<Self>, range: Range<usize>) {
-        if let Some(last) = parts.last_mut()
-            && last.chunks.is_empty()
-            && range.end - last.start <= HOLE_BYTES as usize
-        {
-            last.end = range.end;
-            return;
-        }
-        parts.push(Part {
-            start: range.start,
-            end: range.end,
-            chunks: Vec::new(),
-            open: false,
-        });
+fn name_chunk(shared: &Shared, chunk: &mut Named) {
+    if !chunk.is_zero {
+        let id = shared.keyring.id(Kind::Chunk, &chunk.bytes);
+        chunk.id = Some(id);
+        chunk.known = shared.catalog.find_live(&id);
     }
 }
 
@@ -246,7 +156,6 @@ impl<'a> Part<'a> {
 async fn store_part(
     session: &Arc<Session>,
     profile: Profile,
-    run: &Bytes,
     chunks: &[&Named],
 ) -> Result<Target, DepotError> {
     let mut listed = Vec::with_capacity(chunks.len());
@@ -255,9 +164,8 @@ async fn store_part(
         let id = chunk
             .id
             .ok_or(DepotError::Internal("a hole in a segment"))?;
-        let range = chunk.cut.range.clone();
         listed.push(SegmentChunk {
-            length: range.len() as u32,
+            length: chunk.bytes.len() as u32,
             id,
         });
         wanted.push(Wanted {
@@ -265,7 +173,7 @@ async fn store_part(
                 kind: Kind::Chunk,
                 prefix: id.prefix(),
             },
-            bytes: run.slice(range),
+            bytes: chunk.bytes.clone(),
             known: chunk.known,
         });
     }
@@ -290,11 +198,12 @@ pub(super) async fn store_blob(
     }
     let shared = Arc::clone(&session.shared);
     let hashed = bytes.clone();
-    let job = session.shared.workers.run(move |_| {
+    let job = move || {
         let id = shared.keyring.id(kind, &hashed);
         (id, shared.catalog.find_live(&id))
-    });
-    let (id, known) = job.await?;
+    };
+    let workers = &session.shared.workers;
+    let (id, known) = workers.run_sized(bytes.len(), job).await?;
     let wanted = Wanted {
         key: BlobKey {
             kind,
@@ -356,17 +265,19 @@ async fn store_blobs(session: &Arc<Session>, wanted: &[Wanted]) -> Result<(), De
     let mut new = 0;
     if !missing.is_empty() {
         let mut reservation = session.reserve(bytes).await?;
-        let mut full = Vec::new();
-        {
-            let mut ledger = session.ledger();
-            for blob in missing {
-                let part = reservation.split(blob.bytes.len() as u64 + BLOB_OVERHEAD_BYTES);
-                let gathered = ledger.gather(blob.key, &blob.bytes, part);
-                full.extend(gathered.full);
-                new += if gathered.new { blob.bytes.len() } else { 0 };
+        for group in missing.chunks(TAKEN_AT_ONCE) {
+            let mut full = Vec::new();
+            {
+                let mut ledger = session.ledger();
+                for blob in group {
+                    let part = reservation.split(blob.bytes.len() as u64 + BLOB_OVERHEAD_BYTES);
+                    let gathered = ledger.gather(blob.key, &blob.bytes, part);
+                    full.extend(gathered.full);
+                    new += if gathered.new { blob.bytes.len() } else { 0 };
+                }
             }
+            session.process_all(full);
         }
-        session.process_all(full);
     }
     counters.bytes_new.add(new as u64);
     counters.bytes_deduplicated.add((total - new) as u64);

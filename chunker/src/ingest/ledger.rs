@@ -280,6 +280,12 @@ impl Ledger {
         packs.filter(|pack| !own(pack)).collect()
     }
 
+    /// Whether anything leans on this pack, own or not.
+    #[cfg(test)]
+    pub(super) fn is_relied_on(&self, pack: &PackName) -> bool {
+        self.relied.contains_key(pack)
+    }
+
     /// Draws a line: what is referred to below it has been handed out; see [`Mark`].
     pub(super) fn mark(&mut self) -> Mark {
         let now = self.here();

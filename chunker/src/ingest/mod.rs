@@ -195,3 +195,6 @@ impl Drop for Operation<'_> {
         self.session.ledger().end_operation(self.number);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use super::bucket::Verdict;
 use super::*;
 use crate::store::Operation;
 
@@ -155,6 +156,8 @@ async fn a_prefetch_fills_the_cache_and_can_be_stopped() {
     let ingest = world.ingest(&depot);
     let file = noise(25, 2 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, 2 * MIB).await;
+    let page = noise(2525, 16_384);
+    store_file(&ingest, Profile::Grid, &page, MIB).await;
     world.commit(&ingest).await;
     let depot = world.loaded().await;
     depot.prefetch(pieces(&stored));
@@ -166,12 +169,34 @@ async fn a_prefetch_fills_the_cache_and_can_be_stopped() {
     assert!(read_file(&depot, &stored).await.expect("reads") == file);
     assert_eq!(world.bucket.requests(Operation::GetRange, "data/"), 0);
     depot.prefetch(pieces(&stored)).cancel();
-    // More than may be under way is not begun at all.
-    let many = vec![pieces(&stored)[0]; 1000];
+    // While as much as may be is under way, no more is begun.
     let depot = world.loaded().await;
-    depot.prefetch(many);
+    world.bucket.script(|_, _| Verdict::Hang);
+    let limit = world.config.memory.fetch_bytes as usize / pieces(&stored)[0].length as usize;
+    let asked = |depot: &Depot| depot.metrics().get_requests;
+    let loading = asked(&depot);
+    let first = depot.prefetch(vec![pieces(&stored)[0]; limit + 1]);
+    while asked(&depot) == loading {
+        tokio::task::yield_now().await;
+    }
+    let before = asked(&depot);
+    depot.prefetch(pieces(&stored));
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(depot.metrics().bytes_fetched, depot.metrics().bytes_fetched);
+    assert_eq!(asked(&depot), before);
+    first.cancel();
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    // The lists of chunks are being waited for already, but this page is not.
+    depot.prefetch(vec![Piece {
+        target: Target::Chunk(world.keyring.id(Kind::Chunk, &page)),
+        offset: 0,
+        length: 1,
+    }]);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(asked(&depot) > before, "there is room again");
 }

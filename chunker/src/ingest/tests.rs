@@ -1,0 +1,363 @@
+//! The ledger and its lanes against all orders of events.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::frame::{BlobKey, FullFrame};
+use super::lane::{NewPack, OpenPack};
+use super::ledger::{Ledger, Pending};
+use super::sealed::Mark;
+use crate::codec::Effort;
+use crate::gate::{BufferPool, ByteGate};
+use crate::id::{Kind, Prefix};
+use crate::pack::{FinishedPack, FrameEncoder, FrameTicket, PackBuilder, PackName};
+use crate::seal::{Class, Features, Keyring, RepositoryId, Secrets};
+
+const TARGET_BYTES: u64 = 300_000;
+
+/// What may happen next; numbers choose among what is there.
+#[derive(Debug, Clone)]
+enum Event {
+    /// A blob is stored.
+    Store {
+        metadata: bool,
+        number: u8,
+        length: u32,
+    },
+    /// A frame reaches a worker.
+    Ticket(u8),
+    /// A worker is done.
+    Deliver(u8),
+    /// Everything so far is sent.
+    Cut {
+        metadata: bool,
+    },
+    /// The store has acknowledged a pack.
+    Acknowledge(u8),
+    Mark,
+    Begin,
+    End(u8),
+    /// A root takes all that waits, by the last mark.
+    Commit,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        8 => (any::<bool>(), any::<u8>(), 1u32..100_000)
+            .prop_map(|(metadata, number, length)| Event::Store { metadata, number, length }),
+        6 => any::<u8>().prop_map(Event::Ticket),
+        6 => any::<u8>().prop_map(Event::Deliver),
+        1 => any::<bool>().prop_map(|metadata| Event::Cut { metadata }),
+        3 => any::<u8>().prop_map(Event::Acknowledge),
+        1 => Just(Event::Mark),
+        1 => Just(Event::Begin),
+        1 => any::<u8>().prop_map(Event::End),
+        1 => Just(Event::Commit),
+    ]
+}
+
+struct World {
+    ledger: Ledger,
+    gate: ByteGate,
+    keyring: Keyring,
+    encoder: FrameEncoder,
+    full: Vec<FullFrame>,
+    working: Vec<(FullFrame, FrameTicket)>,
+    sent: Vec<OpenPack>,
+    /// Bytes of every blob ever stored, and the tick of the event that last referred to it.
+    blobs: BTreeMap<(Class, u8), (Bytes, u64)>,
+    cuts: BTreeMap<Class, BTreeSet<u64>>,
+    /// The last mark, and when it was made.
+    mark: (Mark, u64),
+    operations: Vec<(u64, u64)>,
+    /// Packs that roots took.
+    taken: BTreeSet<PackName>,
+    now: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let secrets = Secrets::new([1; 32], [2; 32], [3; 32]);
+        let mut ledger = Ledger::new(7, TARGET_BYTES, BufferPool::new(1 << 20));
+        let mark = ledger.mark();
+        Self {
+            ledger,
+            gate: ByteGate::new(1 << 30),
+            keyring: Keyring::unsealed(RepositoryId([0; 16]), secrets),
+            encoder: FrameEncoder::new(),
+            full: Vec::new(),
+            working: Vec::new(),
+            sent: Vec::new(),
+            blobs: BTreeMap::new(),
+            cuts: BTreeMap::new(),
+            mark: (mark, 0),
+            operations: Vec::new(),
+            taken: BTreeSet::new(),
+            now: 0,
+        }
+    }
+
+    fn key(class: Class, number: u8) -> BlobKey {
+        let kind = match class {
+            Class::DataPack => Kind::Chunk,
+            _ => Kind::Node,
+        };
+        BlobKey {
+            kind,
+            prefix: Prefix([number; 16]),
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        self.now += 1;
+        match event {
+            Event::Store {
+                metadata,
+                number,
+                length,
+            } => self.store(class(metadata), number, length),
+            Event::Ticket(choice) => self.ticket(choice),
+            Event::Deliver(choice) => self.deliver(choice),
+            Event::Cut { metadata } => self.cut(class(metadata)),
+            Event::Acknowledge(choice) => self.acknowledge(choice),
+            Event::Mark => self.mark = (self.ledger.mark(), self.now),
+            Event::Begin => {
+                let number = self.ledger.begin_operation();
+                self.operations.push((number, self.now));
+            }
+            Event::End(choice) => {
+                if let Some(position) = pick(&self.operations, choice) {
+                    let (number, _) = self.operations.remove(position);
+                    self.ledger.end_operation(number);
+                }
+            }
+            Event::Commit => self.commit(),
+        }
+    }
+
+    fn store(&mut self, class: Class, number: u8, length: u32) {
+        let key = Self::key(class, number % 16);
+        let id = (class, number % 16);
+        let bytes = match self.blobs.get(&id) {
+            Some((bytes, _)) => bytes.clone(),
+            None => Bytes::from(vec![number; length as usize]),
+        };
+        let in_root = self.is_in_root(id);
+        let reservation = self.gate.try_reserve(1).expect("there is room");
+        if in_root && !self.ledger.has(&key) {
+            // The index has it: the session refers to what the root holds.
+            let pack = *self.taken.first().expect("a root holds it");
+            self.ledger.rely_on(pack);
+        } else {
+            let gathered = self.ledger.gather(key, &bytes, reservation);
+            self.full.extend(gathered.full);
+        }
+        self.blobs.insert(id, (bytes, self.now));
+    }
+
+    /// Stored once, and gone from the ledger: then a root has it.
+    fn is_in_root(&self, id: (Class, u8)) -> bool {
+        self.blobs.contains_key(&id) && self.ledger.find(&Self::key(id.0, id.1)).is_none()
+    }
+
+    fn ticket(&mut self, choice: u8) {
+        let Some(position) = pick(&self.full, choice) else {
+            return;
+        };
+        let full = self.full.remove(position);
+        let class = full.frame.class;
+        let keyring = &self.keyring;
+        let (names, lane) = self.ledger.names_and_lane(class);
+        let ticket = lane.ticket(&full, || {
+            let name = names.draw(9)?;
+            let builder = PackBuilder::new(keyring, class, name, Features::NONE, [4; 32]);
+            let opener = keyring.object_opener(class, &name.key(class), builder.header());
+            Ok(NewPack {
+                opener: Arc::new(opener.expect("opens")),
+                builder,
+            })
+        });
+        self.working.push((full, ticket.expect("there are names")));
+    }
+
+    fn deliver(&mut self, choice: u8) {
+        let Some(position) = pick(&self.working, choice) else {
+            return;
+        };
+        let (full, ticket) = self.working.remove(position);
+        let class = full.frame.class;
+        let blobs = full.raw.blobs();
+        let sealed = ticket
+            .seal(&mut self.encoder, &blobs, Effort::None)
+            .expect("fits");
+        drop(blobs);
+        let packs = self.ledger.lane(class).deliver(full, sealed);
+        self.send(packs.expect("belongs here"));
+    }
+
+    fn cut(&mut self, class: Class) {
+        let frontier = self.ledger.frontier();
+        let lane = self.ledger.lane(class);
+        self.full.extend(lane.take_gathering());
+        let packs = lane.cut(frontier);
+        self.cuts.entry(class).or_default().insert(frontier);
+        self.send(packs);
+    }
+
+    /// Packs are closed: no cut that was made goes through one.
+    fn send(&mut self, packs: Vec<OpenPack>) {
+        for pack in packs {
+            let numbers: BTreeSet<u64> = pack.frames.iter().map(|frame| frame.number).collect();
+            let (low, high) = (
+                numbers.first().expect("frames"),
+                numbers.last().expect("frames"),
+            );
+            for cut in self.cuts.get(&pack.class).into_iter().flatten() {
+                assert!(cut <= low || cut > high, "{cut} goes through {numbers:?}");
+            }
+            self.sent.push(pack);
+        }
+    }
+
+    fn acknowledge(&mut self, choice: u8) {
+        let Some(position) = pick(&self.sent, choice) else {
+            return;
+        };
+        let (builder, sent) = self.sent.remove(position).into_parts();
+        let pack = builder
+            .finish(&mut self.encoder, Effort::None)
+            .expect("is whole");
+        self.ledger.acknowledge(&sent, pack);
+    }
+
+    /// What a seal and a root do together, for all that is acknowledged now.
+    fn commit(&mut self) {
+        let (mark, made) = self.mark;
+        let waiting = self.ledger.waiting(u64::MAX);
+        let packs: Vec<PackName> = waiting.iter().map(|stored| stored.pack.name).collect();
+        let below = |name: &PackName| name.sequence < mark.floor;
+        // A seal waits for all that was stored before it, so everything below the floor is acknowledged by then.
+        if self.sent.iter().any(|pack| below(&pack.builder.name())) {
+            return;
+        }
+        self.check_floor(mark, made);
+        self.ledger.commit(&packs, mark.floor, mark);
+        self.taken.extend(packs);
+        self.check_reliances(mark, made);
+    }
+
+    /// Nothing that was referred to after the line is in an own pack below it, unless that pack is relied on.
+    fn check_floor(&mut self, mark: Mark, made: u64) {
+        let relied_on = self.ledger.relied_on();
+        let began = self
+            .operations
+            .iter()
+            .map(|(_, began)| *began)
+            .min()
+            .unwrap_or(made);
+        for (&(class, number), (_, referred)) in &self.blobs {
+            if *referred <= made.min(began) {
+                continue;
+            }
+            let pack = match self.ledger.find(&Self::key(class, number)) {
+                Some(Pending::Sealed(sealed, _)) => sealed.pack,
+                Some(Pending::Stored(candidate)) => candidate.location.pack,
+                Some(Pending::Bytes(_)) | None => continue,
+            };
+            let is_own = pack.sequence >= mark.floor;
+            let will_be = relied_on.contains(&pack) || self.ledger.is_relied_on(&pack);
+            assert!(
+                is_own || will_be,
+                "{pack} holds what only uncommitted references name"
+            );
+        }
+    }
+
+    /// References made after the line are still known to be relied on.
+    fn check_reliances(&self, mark: Mark, made: u64) {
+        let relied_on = self.ledger.relied_on();
+        for (&id, (_, referred)) in &self.blobs {
+            if *referred > made && self.is_in_root(id) && mark.floor > 0 {
+                let known = self
+                    .taken
+                    .iter()
+                    .any(|pack| relied_on.contains(pack) || pack.sequence >= mark.floor);
+                assert!(known, "{id:?} was referred to at {referred}, after {made}");
+            }
+        }
+    }
+
+    /// Everything is sent and acknowledged, and all blobs are there.
+    fn finish(&mut self) {
+        for class in [Class::DataPack, Class::MetadataPack] {
+            self.cut(class);
+        }
+        while !self.full.is_empty() {
+            self.ticket(0);
+        }
+        while !self.working.is_empty() {
+            self.deliver(1);
+        }
+        let frontier = self.ledger.frontier();
+        assert!(self.sent.iter().all(|pack| pack.builder.pending() == 0));
+        while !self.sent.is_empty() {
+            self.acknowledge(0);
+        }
+        for class in [Class::DataPack, Class::MetadataPack] {
+            assert!(
+                self.ledger.lane(class).is_acknowledged(frontier),
+                "nothing is left behind"
+            );
+            assert!(!self.ledger.lane(class).is_moving());
+            assert_eq!(self.ledger.lane(class).lowest_open(), None);
+        }
+        self.check_blobs();
+        assert_eq!(self.gate.used(), 0, "every reservation was given back");
+        let mark = self.ledger.mark();
+        let waiting = self.ledger.waiting(frontier);
+        let packs: Vec<Arc<FinishedPack>> = waiting.into_iter().map(|stored| stored.pack).collect();
+        let names: Vec<PackName> = packs.iter().map(|pack| pack.name).collect();
+        if self.operations.is_empty() {
+            assert!(names.iter().all(|name| name.sequence < mark.floor));
+        }
+        self.ledger.commit(&names, mark.floor, mark);
+        assert_eq!(self.ledger.blob_count(), 0);
+    }
+
+    fn check_blobs(&self) {
+        for ((class, number), (bytes, _)) in &self.blobs {
+            match self.ledger.find(&Self::key(*class, *number)) {
+                Some(Pending::Bytes(found)) => assert_eq!(found, *bytes),
+                Some(Pending::Sealed(..) | Pending::Stored(_)) | None => {}
+            }
+        }
+    }
+}
+
+fn class(metadata: bool) -> Class {
+    match metadata {
+        true => Class::MetadataPack,
+        false => Class::DataPack,
+    }
+}
+
+fn pick<T>(items: &[T], choice: u8) -> Option<usize> {
+    (!items.is_empty()).then(|| usize::from(choice) % items.len())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn no_order_of_events_breaks_the_ledger(events in prop::collection::vec(event(), 0..120)) {
+        let mut world = World::new();
+        for event in events {
+            world.step(event);
+            world.check_blobs();
+        }
+        world.finish();
+    }
+}

@@ -9,6 +9,7 @@ use rustix::buffer::spare_capacity;
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, fsync, mkdirat, openat};
 use rustix::io::{Errno, pread};
 
+use super::fill::Buffers;
 use super::identity::Identity;
 use super::sync::Syncer;
 use crate::store::{
@@ -22,6 +23,7 @@ pub(super) struct Directory {
     root: OwnedFd,
     identity: Identity,
     pub(super) syncer: Syncer,
+    pub(super) buffers: Buffers,
 }
 
 /// An object that is open.
@@ -49,6 +51,7 @@ impl Directory {
             root,
             identity,
             syncer: Syncer::default(),
+            buffers: Buffers::default(),
         };
         directory.remove_leftovers();
         Ok(directory)

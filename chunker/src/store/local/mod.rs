@@ -22,6 +22,7 @@
 //! takes back; it has not been acknowledged to anyone then.
 
 mod directory;
+mod fill;
 mod identity;
 mod lock;
 mod publish;

@@ -1,6 +1,5 @@
 //! How objects come into the directory and leave it: write aside, flush, move into place, flush the names.
 
-use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 
 use bytes::Bytes;
@@ -8,9 +7,10 @@ use rustix::fs::{
     AtFlags, Dir, FlockOperation, Mode, OFlags, RenameFlags, flock, fstat, fsync, linkat, mkdirat,
     openat, renameat, renameat_with, statat, unlinkat,
 };
-use rustix::io::{Errno, writev};
+use rustix::io::Errno;
 
 use super::directory::Directory;
+use super::fill::fill;
 use super::lock::{Lock, LockError, lock_number, take_lock};
 use super::sync::{open_directory, parent_of};
 use crate::store::{Operation, StoreError, StoreErrorKind, Version};
@@ -22,9 +22,6 @@ const LOCKS: &str = ".bkfs/locks";
 
 /// How often a write is made again because a cleaner on another machine took its temporary file for a leftover.
 const ATTEMPTS_MAX: usize = 4;
-
-/// writev(2) takes no more parts than this at once (IOV_MAX).
-const PARTS_PER_WRITE: usize = 1024;
 
 /// An object that is written and flushed, and has no name among the objects yet.
 struct Draft {
@@ -202,7 +199,7 @@ impl Directory {
         // Says that the write is in progress, as long as this process lives. Where there are no locks, a cleaner may take
         // the file away; that is noticed when it is to be moved.
         let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
-        let written = write_parts(&file, body)
+        let written = fill(&file, body, &self.buffers)
             .and_then(|()| fsync(&file))
             .and_then(|()| self.version_of(&file));
         match written {
@@ -393,21 +390,4 @@ fn conflict(key: &str, exists: bool) -> StoreError {
 )]
 fn fresh_name() -> String {
     format!("{:032x}", rand::random::<u128>())
-}
-
-fn write_parts(file: &OwnedFd, body: &[Bytes]) -> Result<(), Errno> {
-    let mut parts: Vec<IoSlice<'_>> = body.iter().map(|part| IoSlice::new(part)).collect();
-    let mut rest = parts.as_mut_slice();
-    // Passes over empty parts at the beginning, which would make a write of nothing.
-    IoSlice::advance_slices(&mut rest, 0);
-    while !rest.is_empty() {
-        let count = rest.len().min(PARTS_PER_WRITE);
-        match writev(file, &rest[..count]) {
-            Ok(0) => return Err(Errno::IO),
-            Ok(written) => IoSlice::advance_slices(&mut rest, written),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
 }

@@ -390,7 +390,7 @@ fn start(
     thread::Builder::new()
         .name("bkfs-fuse".to_owned())
         .spawn(move || {
-            let result = session.run();
+            let result = without_the_race_at_the_end(session.run());
             if let Err(error) = &result {
                 error!(%error, "the mount is no longer served");
             }
@@ -405,6 +405,16 @@ fn start(
         notifier,
         ending,
     })
+}
+
+/// The kernel closes a connection with ENODEV, but a thread that was just taking a request from the
+/// queue (the last file's release, say) is told ECONNABORTED instead: the same end. Aborts by an
+/// administrator read as ENODEV too, since ABORT_ERROR is not asked for.
+fn without_the_race_at_the_end(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => Ok(()),
+        other => other,
+    }
 }
 
 /// Lets the kernel read further ahead than its 128 KiB. Not being able to is no error.

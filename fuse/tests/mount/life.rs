@@ -119,6 +119,28 @@ fn a_busy_mount_is_not_unmounted_but_can_be_detached() {
     assert_eq!(count(&mounted.memory.counters.destroyed), 1);
 }
 
+/// The kernel closes the connection while a thread takes the last request, now and then: that is
+/// an end like any other.
+#[test]
+fn a_detached_mount_ends_without_an_error_however_its_end_is_timed() {
+    for _ in 0..40 {
+        let mounted = Mounted::new();
+        let files: Vec<File> = (0..4)
+            .map(|number| File::create(mounted.path(&number.to_string())).unwrap())
+            .collect();
+        mounted.session.unmount(true).unwrap();
+        let closers: Vec<_> = files
+            .into_iter()
+            .map(|file| std::thread::spawn(move || drop(file)))
+            .collect();
+        mounted.session.wait().unwrap();
+        for closer in closers {
+            closer.join().unwrap();
+        }
+        assert_eq!(count(&mounted.memory.counters.destroyed), 1);
+    }
+}
+
 #[test]
 fn somebody_else_may_unmount() {
     let mounted = Mounted::new();

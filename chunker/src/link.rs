@@ -216,4 +216,26 @@ mod tests {
             assert!(!ends_with(&body, tail.as_bytes()), "{tail}");
         }
     }
+
+    #[tokio::test]
+    async fn only_our_own_object_counts_as_written() {
+        use crate::entropy::SeededEntropy;
+        use crate::store::MemoryStore;
+        let store = Arc::new(MemoryStore::new());
+        let entropy = Arc::new(SeededEntropy::new(1));
+        let link = Link::new(store, entropy, (1, 1), Duration::from_secs(10));
+        let body = [Bytes::from_static(b"ours"), Bytes::from_static(b" alone")];
+        for _ in 0..2 {
+            link.create("data/x", &body).await.expect("is ours");
+        }
+        for other in [&b"ours alonE"[..], b"s alone", b"xours alone"] {
+            let refused = link
+                .create("data/x", &[Bytes::copy_from_slice(other)])
+                .await;
+            let Err(DepotError::Store(error)) = refused else {
+                panic!("{other:?} is not what is there");
+            };
+            assert_eq!(error.kind(), StoreErrorKind::AlreadyExists);
+        }
+    }
 }

@@ -25,6 +25,8 @@ pub(super) enum Verdict {
     Wait(Duration),
     /// Never answered.
     Hang,
+    /// A range arrives with a bit changed.
+    Garble,
 }
 
 type Script = Box<dyn FnMut(Operation, &str) -> Verdict + Send>;
@@ -95,15 +97,26 @@ impl Bucket {
         key: &str,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
+        self.judge_noting(operation, key, request, |_| {}).await
+    }
+
+    async fn judge_noting<T>(
+        &self,
+        operation: Operation,
+        key: &str,
+        request: impl Future<Output = Result<T, StoreError>>,
+        note: impl Fn(Verdict),
+    ) -> Result<T, StoreError> {
         let class = key.split('/').next().unwrap_or_default().to_owned() + "/";
         *self.requests.lock().entry((operation, class)).or_default() += 1;
         let verdict = match &mut *self.script.lock() {
             Some(script) => script(operation, key),
             None => Verdict::Pass,
         };
+        note(verdict);
         let error = |kind| Err(StoreError::new(kind, operation, key, "as told"));
         match verdict {
-            Verdict::Pass => request.await,
+            Verdict::Pass | Verdict::Garble => request.await,
             Verdict::Fail(kind) => error(kind),
             Verdict::ApplyAndFail(kind) => {
                 request.await?;
@@ -143,8 +156,21 @@ impl Store for Bucket {
     }
 
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
-        self.judge(Operation::GetRange, key, self.inner.get_range(key, range))
-            .await
+        let garbled = Mutex::new(false);
+        let request = async {
+            let bytes = self.inner.get_range(key, range).await?;
+            if !*garbled.lock() {
+                return Ok(bytes);
+            }
+            let mut bytes = bytes.to_vec();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            Ok(Bytes::from(bytes))
+        };
+        self.judge_noting(Operation::GetRange, key, request, |verdict| {
+            *garbled.lock() = verdict == Verdict::Garble;
+        })
+        .await
     }
 
     async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {

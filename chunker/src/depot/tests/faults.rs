@@ -287,6 +287,27 @@ async fn damage_is_an_error_of_that_range_only() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_garbled_on_the_way_is_fetched_once_more() {
+    let mut world = World::new(38, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let file = noise(38, 3 * MIB);
+    let stored = store_file(&ingest, Profile::Content, &file, 3 * MIB).await;
+    world.commit(&ingest).await;
+    let depot = world.loaded().await;
+    let seen = parking_lot::Mutex::new(HashSet::new());
+    world.bucket.script(move |operation, key| {
+        // The first range of each pack.
+        match operation == Operation::GetRange && seen.lock().insert(key.to_owned()) {
+            true => Verdict::Garble,
+            false => Verdict::Pass,
+        }
+    });
+    assert!(read_file(&depot, &stored).await.expect("reads") == file);
+    assert_eq!(depot.metrics().damaged, 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pack_cut_short_still_gives_what_it_has() {
     let mut world = World::new(36, true);
     world.config.pack_bytes = 64 << 20;

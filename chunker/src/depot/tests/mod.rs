@@ -438,3 +438,36 @@ async fn the_pure_parts_alone_can_read_a_pack() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_is_a_bucket() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = crate::store::StoreOptions::default();
+    let store = crate::store::LocalStore::open(directory.path(), &options).await;
+    let store: Arc<dyn Store> = Arc::new(store.expect("opens"));
+    let world = World::new(10, true);
+    let open = || {
+        let entropy = Arc::new(SeededEntropy::new(10));
+        let config = DepotConfig {
+            workers: 2,
+            ..world.config.clone()
+        };
+        Depot::open(store.clone(), world.keyring.clone(), entropy, config).expect("opens")
+    };
+    let depot = open();
+    let ingest = Ingest::new(depot.clone(), 1);
+    let mut files = Vec::new();
+    for profile in [Profile::Grid, Profile::Content, Profile::Raw] {
+        let file = content(100 + profile as u64, 5 * MIB + 1);
+        files.push((store_file(&ingest, profile, &file, 2 * MIB).await, file));
+    }
+    let sealed = ingest.seal(&[]).await.expect("seals");
+    let index = sealed.index.clone();
+    ingest.committed(sealed);
+    let elsewhere = open();
+    let loaded = elsewhere.load_index(&index, &HashSet::new()).await;
+    loaded.expect("the index loads");
+    for (stored, file) in &files {
+        assert!(read_file(&elsewhere, stored).await.expect("reads") == *file);
+    }
+}

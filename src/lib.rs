@@ -7,6 +7,7 @@ pub mod clock;
 pub mod config;
 pub mod extents;
 mod logging;
+pub mod machine;
 pub mod mounting;
 mod places;
 pub mod repository;

@@ -7,20 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs_chunker::depot::{Depot, DepotConfig};
-use bkfs_chunker::entropy::SystemEntropy;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::seal::SlotCost;
 use bkfs_chunker::store::{RepositoryUrl, Store, StoreOptions, open_store};
 use zeroize::Zeroizing;
 
-use crate::clock::{Clock, SystemClock};
+use crate::machine::Machine;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootView};
 use crate::root::lists::Lists;
 use crate::root::repository::{self as objects, NewRepository, OpenOptions, Passwords};
 use crate::root::retry::RetryPolicy;
 use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotReference};
-use crate::root::state::{HolderInfo, ROOT_KEY, Volume as VolumeEntry};
+use crate::root::state::{ROOT_KEY, Volume as VolumeEntry};
 use crate::volume::nodes::Nodes;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
@@ -53,6 +52,8 @@ pub struct Repository {
     pub lists: Lists,
     /// Nodes of trees.
     pub nodes: Arc<Nodes>,
+    /// What it is opened on.
+    pub machine: Machine,
 }
 
 /// Opens a repository.
@@ -64,13 +65,23 @@ pub async fn open(
     open_in(store, opening, passwords).await
 }
 
-/// Opens a repository in a store that is open already.
+/// Opens a repository in a store that is open already, on this machine.
 pub async fn open_in(
     store: Arc<dyn Store>,
     opening: Opening,
     passwords: &mut dyn Passwords,
 ) -> Result<Repository, RootError> {
-    let entropy = Arc::new(SystemEntropy);
+    open_on(Machine::this(), store, opening, passwords).await
+}
+
+/// Opens a repository in a store that is open already, on any machine.
+pub async fn open_on(
+    machine: Machine,
+    store: Arc<dyn Store>,
+    opening: Opening,
+    passwords: &mut dyn Passwords,
+) -> Result<Repository, RootError> {
+    let entropy = machine.entropy.clone();
     let options = OpenOptions {
         entropy: entropy.clone(),
         policy: RetryPolicy {
@@ -90,6 +101,7 @@ pub async fn open_in(
         depot,
         lists,
         nodes,
+        machine,
     })
 }
 
@@ -113,21 +125,31 @@ pub async fn create(creation: Creation) -> Result<String, RootError> {
     create_in(store, creation.password).await
 }
 
-/// Creates a repository in a store that is open already.
+/// Creates a repository in a store that is open already, on this machine.
 pub async fn create_in(
     store: Arc<dyn Store>,
     password: Option<Zeroizing<Vec<u8>>>,
 ) -> Result<String, RootError> {
-    let host = HolderInfo::of_this_process("").host;
+    create_on(&Machine::this(), store, password).await
+}
+
+/// Creates a repository in a store that is open already, on any machine.
+pub async fn create_on(
+    machine: &Machine,
+    store: Arc<dyn Store>,
+    password: Option<Zeroizing<Vec<u8>>>,
+) -> Result<String, RootError> {
     let new = NewRepository {
         password: password.as_ref().map(|password| password.as_slice()),
         cost: SlotCost::DEFAULT,
-        label: &host,
-        clock: now(),
+        label: &machine.process.host,
+        clock: machine.now(),
     };
-    Ok(objects::create(store.as_ref(), &SystemEntropy, &new)
-        .await?
-        .to_string())
+    Ok(
+        objects::create(store.as_ref(), machine.entropy.as_ref(), &new)
+            .await?
+            .to_string(),
+    )
 }
 
 /// True if there is a repository. A store that cannot be asked is an error; a directory that does not exist is made.
@@ -223,12 +245,6 @@ impl Repository {
 
     /// The time of day, for what is recorded.
     pub fn now(&self) -> jiff::Timestamp {
-        now()
+        self.machine.now()
     }
-}
-
-/// The time of day, for what is recorded.
-fn now() -> jiff::Timestamp {
-    let now = SystemClock.now();
-    jiff::Timestamp::new(now.seconds, now.nanoseconds as i32).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
 }

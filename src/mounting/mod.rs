@@ -17,7 +17,6 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::clock::{Clock, SystemClock};
 use crate::mounting::control::MountControl;
 use crate::mounting::history::Snapshots;
 use crate::mounting::publish::{IngestUploads, Publisher};
@@ -26,7 +25,6 @@ use crate::repository::Repository;
 use crate::root::commit::Committer as RootCommitter;
 use crate::root::error::RootError;
 use crate::root::heartbeat::Standing;
-use crate::root::holder::SystemProcesses;
 use crate::root::repository::probe;
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::state::HolderInfo;
@@ -166,7 +164,7 @@ impl Plan {
         Owner {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
-            since: SystemClock.now(),
+            since: self.repository.machine.clock.now(),
         }
     }
 
@@ -183,7 +181,7 @@ impl Plan {
             volume_name: self.volume.clone(),
             volume: volume.clone(),
             holder,
-            since: control::time_text(SystemClock.now()),
+            since: control::time_text(self.repository.machine.clock.now()),
         });
         let lifetimes = match (&volume, &self.settings.snapshot) {
             (Some(_), _) => Lifetimes::OWNED,
@@ -205,7 +203,9 @@ impl Plan {
     fn holder(&self) -> HolderInfo {
         let mount_point =
             std::path::absolute(&self.mount_point).unwrap_or_else(|_| self.mount_point.clone());
-        HolderInfo::of_this_process(&mount_point.to_string_lossy())
+        self.repository
+            .machine
+            .holder(&mount_point.to_string_lossy())
     }
 
     /// A mount that changes nothing: one snapshot, or the volume as of its last commit.
@@ -244,7 +244,7 @@ impl Plan {
             &repository.handle,
             holder.clone(),
             Some(request),
-            &SystemProcesses,
+            repository.machine.processes.as_ref(),
         )
         .await?;
         if let Some(victim) = open.taken_from() {
@@ -300,7 +300,7 @@ impl Plan {
             ),
             None => (format::empty_tree(&ingest).await?, Totals::default(), true),
         };
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let clock = repository.machine.clock.clone();
         let view = View::live(repository.nodes.clone(), tree, totals);
         let (volume, requests) = Volume::new(VolumeParts {
             view: view.clone(),

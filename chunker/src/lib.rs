@@ -26,4 +26,5 @@ pub mod ingest;
 mod link;
 pub mod metrics;
 mod progress;
+pub mod spool;
 pub mod workers;

@@ -1,0 +1,241 @@
+//! The disk below a spool: a few operations on whole files, and what each of them promises.
+//!
+//! Owns the trait, so that tests and simulations can lose and tear what was not synced, and its form over the real filesystem.
+//! Does not own what files hold or how they are named.
+
+use std::fmt::Debug;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use rustix::fs::FlockOperation;
+
+/// Held until it is dropped, or until the process is gone.
+pub type DiskLock = Box<dyn Debug + Send + Sync>;
+
+/// What a directory holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskEntry {
+    /// Its name in the directory.
+    pub name: String,
+    /// Its length in bytes; means nothing for a directory.
+    pub bytes: u64,
+    /// Whether it is a directory.
+    pub is_directory: bool,
+}
+
+/// A filesystem, as far as a spool needs one.
+///
+/// A file survives the loss of power when [`Disk::write_new`] has returned well, and then [`Disk::sync_directory`] for the directory that it lies in. Anything else
+/// may be there afterwards, whole, in part, or not at all; what was removed may be there again.
+#[async_trait]
+pub trait Disk: Send + Sync + Debug + 'static {
+    /// Makes a directory, and those above it, private to the user (0700) and durable. One that is there already must belong to the user, and is made private.
+    async fn make_directory(&self, path: &Path) -> io::Result<()>;
+
+    /// What lies in a directory, in no order. Names that are not UTF-8 are left out.
+    async fn list(&self, directory: &Path) -> io::Result<Vec<DiskEntry>>;
+
+    /// Creates a file that must not exist (0600), writes all of it, and flushes its bytes by the same descriptor: a flush that failed is told once, and never again.
+    async fn write_new(&self, path: &Path, parts: &[Bytes]) -> io::Result<()>;
+
+    /// Makes the names in a directory durable.
+    async fn sync_directory(&self, path: &Path) -> io::Result<()>;
+
+    /// Reads exactly so many bytes.
+    async fn read(&self, path: &Path, offset: u64, length: usize) -> io::Result<Bytes>;
+
+    /// Removes a file.
+    async fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// Removes an empty directory.
+    async fn remove_directory(&self, path: &Path) -> io::Result<()>;
+
+    /// Creates a file if need be and locks it; `None` if somebody else holds it.
+    async fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>>;
+}
+
+/// The machine's own filesystem. Every call runs on a thread that may block.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct SystemDisk;
+
+async fn blocking<T: Send + 'static>(
+    job: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(job)
+        .await
+        .map_err(io::Error::other)?
+}
+
+#[async_trait]
+impl Disk for SystemDisk {
+    async fn make_directory(&self, path: &Path) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || make_private(&path)).await
+    }
+
+    async fn list(&self, directory: &Path) -> io::Result<Vec<DiskEntry>> {
+        let directory = directory.to_owned();
+        blocking(move || list(&directory)).await
+    }
+
+    async fn write_new(&self, path: &Path, parts: &[Bytes]) -> io::Result<()> {
+        let (path, parts) = (path.to_owned(), parts.to_vec());
+        blocking(move || {
+            let mut options = OpenOptions::new();
+            let mut file = options
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(path)?;
+            for part in parts {
+                file.write_all(&part)?;
+            }
+            file.sync_all()
+        })
+        .await
+    }
+
+    async fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || File::open(path)?.sync_all()).await
+    }
+
+    async fn read(&self, path: &Path, offset: u64, length: usize) -> io::Result<Bytes> {
+        let path = path.to_owned();
+        blocking(move || {
+            let file = File::open(path)?;
+            let mut bytes = vec![0; length];
+            file.read_exact_at(&mut bytes, offset)?;
+            Ok(Bytes::from(bytes))
+        })
+        .await
+    }
+
+    async fn remove(&self, path: &Path) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || fs::remove_file(path)).await
+    }
+
+    async fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || fs::remove_dir(path)).await
+    }
+
+    async fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>> {
+        let path = path.to_owned();
+        blocking(move || {
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(0o600);
+            let file = options.open(path)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => Ok(Some(Box::new(file) as DiskLock)),
+                Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(None),
+                Err(error) => Err(error.into()),
+            }
+        })
+        .await
+    }
+}
+
+fn list(directory: &Path) -> io::Result<Vec<DiskEntry>> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        match entry.metadata() {
+            Ok(data) => entries.push(DiskEntry {
+                name,
+                bytes: data.len(),
+                is_directory: data.is_dir(),
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(entries)
+}
+
+fn make_private(path: &Path) -> io::Result<()> {
+    let mut missing: Vec<PathBuf> = Vec::new();
+    let mut next = Some(path);
+    while let Some(directory) = next.filter(|directory| !directory.as_os_str().is_empty()) {
+        match fs::metadata(directory) {
+            Ok(data) if data.is_dir() => break,
+            Ok(_) => return Err(io::ErrorKind::NotADirectory.into()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                missing.push(directory.to_owned());
+                next = directory.parent();
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    for directory in missing.iter().rev() {
+        match DirBuilder::new().mode(0o700).create(directory) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(above) = directory.parent() {
+            File::open(above)?.sync_all()?;
+        }
+    }
+    let data = fs::metadata(path)?;
+    if data.uid() != rustix::process::geteuid().as_raw() {
+        let reason = "it belongs to another user";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+    }
+    if data.mode() & 0o777 != 0o700 {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn directories_and_files_are_private() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = directory.path().join("a/b");
+        SystemDisk.make_directory(&place).await.expect("makes it");
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o755)).expect("chmod");
+        SystemDisk.make_directory(&place).await.expect("mends it");
+        let mode = |path: &Path| fs::metadata(path).expect("is there").mode() & 0o777;
+        assert_eq!(
+            (mode(&place), mode(place.parent().expect("a"))),
+            (0o700, 0o700)
+        );
+        let file = place.join("file");
+        let parts = [Bytes::from_static(b"ab"), Bytes::from_static(b"cde")];
+        SystemDisk.write_new(&file, &parts).await.expect("writes");
+        assert_eq!(mode(&file), 0o600);
+        assert_eq!(
+            SystemDisk.read(&file, 1, 3).await.expect("reads"),
+            Bytes::from_static(b"bcd")
+        );
+        assert!(SystemDisk.read(&file, 3, 3).await.is_err(), "past the end");
+        let again = SystemDisk.write_new(&file, &parts).await;
+        assert_eq!(
+            again.expect_err("is there").kind(),
+            io::ErrorKind::AlreadyExists
+        );
+    }
+
+    #[tokio::test]
+    async fn a_lock_has_one_holder() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("lock");
+        let first = SystemDisk.lock(&path).await.expect("locks");
+        assert!(first.is_some());
+        assert!(SystemDisk.lock(&path).await.expect("looks").is_none());
+        drop(first);
+        assert!(SystemDisk.lock(&path).await.expect("locks").is_some());
+    }
+}

@@ -1,0 +1,476 @@
+//! The spool: what is on its way to the bucket, on local disk, when memory is not enough or a crash of the machine must not matter.
+//!
+//! Owns the directory of one session, from the lock that says that its owner lives to its removal when all that it held is committed; the bound on
+//! its size; and what is found there after a crash ([`leftovers`]). It holds finished objects under their keys in the bucket, sealed as they will lie there, never
+//! raw data. Does not own which objects go there, nor when they are uploaded (`ingest`), nor what a root makes of them.
+//!
+//! ```text
+//!   ROOT/SESSION/lock                  flock'd by the owner
+//!   ROOT/SESSION/NUMBER.KEY            one object each, in the order in which they came
+//! ```
+
+mod disk;
+mod file;
+mod left;
+#[cfg(any(test, feature = "testing"))]
+mod simulated;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+pub use disk::{Disk, DiskEntry, DiskLock, SystemDisk};
+pub use left::{LeftObject, Leftover, leftovers};
+#[cfg(any(test, feature = "testing"))]
+pub use simulated::{DiskOperation, SimulatedDisk};
+
+use crate::store::body_bytes;
+
+/// The name of the file in a session's directory that its owner locks.
+const LOCK: &str = "lock";
+
+/// A disk that was full is tried again after this time.
+const FULL_DISK_REST: Duration = Duration::from_secs(5);
+
+/// How often a new directory is made again that somebody took for a dead session's before it was locked.
+const CREATE_ATTEMPTS: u32 = 3;
+
+/// Why a spool could not do what it was asked.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SpoolError {
+    /// As many bytes as it may hold are in it. Room is made by uploads and commits.
+    #[error("the spool has reached its size of {limit_bytes} bytes")]
+    Full {
+        /// The bound.
+        limit_bytes: u64,
+    },
+    /// The disk failed. What was being written is not in the spool; what was there before is.
+    #[error("spool {path}: {source}")]
+    Disk {
+        /// The file or directory.
+        path: String,
+        /// Why.
+        source: Arc<io::Error>,
+    },
+    /// A file is not what was written.
+    #[error("spool {path} is damaged, or was not written to its end")]
+    Damaged {
+        /// The file.
+        path: String,
+    },
+    /// Another process holds the directory.
+    #[error("spool {path} belongs to another process")]
+    Held {
+        /// The directory.
+        path: String,
+    },
+    /// No object has this key.
+    #[error("an object under {0:?} cannot be spooled")]
+    BadKey(String),
+}
+
+impl SpoolError {
+    fn disk(path: &Path, source: io::Error) -> Self {
+        Self::Disk {
+            path: path.display().to_string(),
+            source: Arc::new(source),
+        }
+    }
+
+    /// Whether there may be room on the disk later.
+    fn is_full_disk(&self) -> bool {
+        let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        matches!(self, Self::Disk { source, .. } if kinds.contains(&source.kind()))
+    }
+}
+
+/// What is in a spool, for people.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SpoolUsage {
+    /// Objects.
+    pub files: u64,
+    /// Their bytes on disk.
+    pub bytes: u64,
+    /// Objects that are not in the bucket yet.
+    pub waiting_files: u64,
+    /// Their bytes on disk.
+    pub waiting_bytes: u64,
+}
+
+/// The spool of one living session.
+#[derive(Debug)]
+pub struct Spool {
+    disk: Arc<dyn Disk>,
+    directory: PathBuf,
+    limit_bytes: u64,
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    lock: Option<DiskLock>,
+    next: u64,
+    files: BTreeMap<u64, Arc<Spooled>>,
+    /// Bytes on disk, and bytes promised to those that are being written.
+    used: u64,
+    rest: Rest,
+}
+
+/// Whether the disk is written to.
+#[derive(Debug, Clone)]
+enum Rest {
+    No,
+    Until(Instant),
+    /// Its word is not trusted any more.
+    Forever(SpoolError),
+}
+
+/// One object in the spool. Whoever holds it can read it: its file goes when nobody does, after it was let go.
+#[derive(Debug)]
+pub struct Spooled {
+    key: String,
+    number: u64,
+    path: PathBuf,
+    disk: Arc<dyn Disk>,
+    bytes: u64,
+    is_in_bucket: AtomicBool,
+    is_released: AtomicBool,
+}
+
+impl Spool {
+    /// Makes the directory of `session` below `root` and locks it. `limit_bytes` is the most that it holds.
+    ///
+    /// # Errors
+    /// The disk refuses, or the directory belongs to somebody else.
+    pub async fn create(
+        disk: Arc<dyn Disk>,
+        root: &Path,
+        session: u64,
+        limit_bytes: u64,
+    ) -> Result<Arc<Self>, SpoolError> {
+        let directory = root.join(format!("{session:016x}"));
+        let lock = lock_new(&*disk, &directory).await?;
+        Ok(Arc::new(Self {
+            disk,
+            directory,
+            limit_bytes,
+            state: Mutex::new(State {
+                lock: Some(lock),
+                next: 0,
+                files: BTreeMap::new(),
+                used: 0,
+                rest: Rest::No,
+            }),
+            changed: watch::Sender::new(()),
+        }))
+    }
+
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The most that it holds, in bytes.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// Keeps an object. When this returns, it survives the loss of power.
+    ///
+    /// # Errors
+    /// `Full`; `Disk` if it could not be written or flushed: then it is not in the spool, however much of it lies on the disk, and after anything but a full disk
+    /// nothing is taken any more.
+    pub async fn put(&self, key: &str, body: &[Bytes]) -> Result<Arc<Spooled>, SpoolError> {
+        if !file::is_fit(key) {
+            return Err(SpoolError::BadKey(key.to_owned()));
+        }
+        let length = body_bytes(body);
+        let bytes = length + file::TRAILER_BYTES as u64;
+        let (number, promise) = self.promise(bytes)?;
+        let path = self.directory.join(file::name(number, key));
+        let mut parts = body.to_vec();
+        parts.push(file::trailer(length, &file::digest(body)));
+        if let Err(error) = self.write(&path, &parts).await {
+            self.distrust(&error);
+            // Whether this works or not, nothing counts on the file.
+            let _ = self.disk.remove(&path).await;
+            return Err(error);
+        }
+        let spooled = Arc::new(Spooled {
+            key: key.to_owned(),
+            number,
+            path,
+            disk: Arc::clone(&self.disk),
+            bytes,
+            is_in_bucket: AtomicBool::new(false),
+            is_released: AtomicBool::new(false),
+        });
+        self.state.lock().files.insert(number, Arc::clone(&spooled));
+        promise.keep();
+        Ok(spooled)
+    }
+
+    async fn write(&self, path: &Path, parts: &[Bytes]) -> Result<(), SpoolError> {
+        let written = self.disk.write_new(path, parts).await;
+        written.map_err(|error| SpoolError::disk(path, error))?;
+        let named = self.disk.sync_directory(&self.directory).await;
+        named.map_err(|error| SpoolError::disk(&self.directory, error))
+    }
+
+    fn promise(&self, bytes: u64) -> Result<(u64, Promise<'_>), SpoolError> {
+        let mut state = self.state.lock();
+        match &state.rest {
+            Rest::Forever(error) => return Err(error.clone()),
+            Rest::Until(end) if Instant::now() < *end => return Err(self.full()),
+            _ => state.rest = Rest::No,
+        }
+        if state.used + bytes > self.limit_bytes {
+            return Err(self.full());
+        }
+        state.used += bytes;
+        let number = state.next;
+        state.next += 1;
+        let promise = Promise {
+            spool: self,
+            bytes,
+            is_kept: false,
+        };
+        Ok((number, promise))
+    }
+
+    fn full(&self) -> SpoolError {
+        SpoolError::Full {
+            limit_bytes: self.limit_bytes,
+        }
+    }
+
+    /// A write failed. A full disk may have room again; of any other error it is not known what it has cost.
+    fn distrust(&self, error: &SpoolError) {
+        let mut state = self.state.lock();
+        if error.is_full_disk() {
+            tracing::warn!("nothing is spooled for a while: {error}");
+            state.rest = Rest::Until(Instant::now() + FULL_DISK_REST);
+        } else if !matches!(state.rest, Rest::Forever(_)) {
+            tracing::error!("nothing more is spooled in this session: {error}");
+            state.rest = Rest::Forever(error.clone());
+        }
+    }
+
+    /// Waits until [`Spool::put`] of an object of `length` bytes is worth a try; for ever, if the disk has failed or it could never fit.
+    pub async fn room(&self, length: u64) {
+        let bytes = length + file::TRAILER_BYTES as u64;
+        let mut changed = self.changed.subscribe();
+        loop {
+            let rest = {
+                let state = self.state.lock();
+                match &state.rest {
+                    Rest::No if state.used + bytes <= self.limit_bytes => return,
+                    other => other.clone(),
+                }
+            };
+            let rested = async {
+                match rest {
+                    Rest::Until(end) => tokio::time::sleep_until(end).await,
+                    _ => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = rested => self.end_rest(),
+                // The sender is `self`.
+                _ = changed.changed() => {}
+            }
+        }
+    }
+
+    fn end_rest(&self) {
+        let mut state = self.state.lock();
+        if let Rest::Until(end) = state.rest
+            && end <= Instant::now()
+        {
+            state.rest = Rest::No;
+        }
+    }
+
+    /// Why nothing is taken any more, if the disk has failed.
+    pub fn failure(&self) -> Option<SpoolError> {
+        match &self.state.lock().rest {
+            Rest::Forever(error) => Some(error.clone()),
+            _ => None,
+        }
+    }
+
+    /// The object is named by a root or an acknowledged journal: the spool need not keep it.
+    pub fn release(&self, spooled: &Spooled) {
+        spooled.is_released.store(true, Ordering::Release);
+    }
+
+    /// Removes the files of what was released and is not being read.
+    pub async fn sweep(&self) {
+        let gone: Vec<Arc<Spooled>> = {
+            let mut state = self.state.lock();
+            let is_gone = |_: &u64, spooled: &mut Arc<Spooled>| {
+                spooled.is_released.load(Ordering::Acquire) && Arc::strong_count(spooled) == 1
+            };
+            let gone = state.files.extract_if(.., is_gone);
+            gone.map(|(_, spooled)| spooled).collect()
+        };
+        for spooled in gone {
+            // A file that stays costs a needless upload after a crash.
+            if let Err(error) = self.disk.remove(&spooled.path).await {
+                tracing::warn!("{} stays in the spool: {error}", spooled.path.display());
+            }
+            self.state.lock().used -= spooled.bytes;
+            self.changed.send_replace(());
+        }
+    }
+
+    /// What it holds.
+    pub fn usage(&self) -> SpoolUsage {
+        let state = self.state.lock();
+        let mut usage = SpoolUsage::default();
+        for spooled in state.files.values() {
+            usage.files += 1;
+            usage.bytes += spooled.bytes;
+            if !spooled.is_in_bucket() {
+                usage.waiting_files += 1;
+                usage.waiting_bytes += spooled.bytes;
+            }
+        }
+        usage
+    }
+
+    /// Ends it: an empty spool leaves nothing behind; from one that is not, nothing is removed but what was released. Returns what stays.
+    pub async fn end(&self) -> SpoolUsage {
+        self.sweep().await;
+        let usage = self.usage();
+        let lock = self.state.lock().lock.take();
+        if usage.files == 0 {
+            remove_directory(&*self.disk, &self.directory).await;
+        }
+        drop(lock);
+        usage
+    }
+}
+
+/// Room that is given back unless it was used.
+struct Promise<'a> {
+    spool: &'a Spool,
+    bytes: u64,
+    is_kept: bool,
+}
+
+impl Promise<'_> {
+    fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.spool.state.lock().used -= self.bytes;
+            self.spool.changed.send_replace(());
+        }
+    }
+}
+
+impl Spooled {
+    /// Its key in the bucket.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Its place in the order of arrival.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The length of the object, in bytes.
+    pub fn length(&self) -> u64 {
+        self.bytes - file::TRAILER_BYTES as u64
+    }
+
+    /// The whole object, as it was put.
+    ///
+    /// # Errors
+    /// `Disk`, `Damaged`.
+    pub async fn read(&self) -> Result<Bytes, SpoolError> {
+        read_object(&*self.disk, &self.path, self.bytes).await
+    }
+
+    /// Some bytes of the object, not verified.
+    ///
+    /// # Errors
+    /// `Disk`.
+    pub async fn read_range(&self, range: Range<u64>) -> Result<Bytes, SpoolError> {
+        let length = (range.end - range.start) as usize;
+        let bytes = self.disk.read(&self.path, range.start, length).await;
+        bytes.map_err(|error| SpoolError::disk(&self.path, error))
+    }
+
+    /// The bucket has acknowledged it.
+    pub fn uploaded(&self) {
+        self.is_in_bucket.store(true, Ordering::Release);
+    }
+
+    /// Whether the bucket has acknowledged it.
+    pub fn is_in_bucket(&self) -> bool {
+        self.is_in_bucket.load(Ordering::Acquire)
+    }
+}
+
+async fn read_object(disk: &dyn Disk, path: &Path, bytes: u64) -> Result<Bytes, SpoolError> {
+    let read = disk.read(path, 0, bytes as usize).await;
+    let whole = read.map_err(|error| SpoolError::disk(path, error))?;
+    // Hashing takes milliseconds; it is no wait.
+    file::object(whole).ok_or_else(|| SpoolError::Damaged {
+        path: path.display().to_string(),
+    })
+}
+
+/// Makes a session's directory. Whoever looks for dead sessions may find it before it is locked, and take it for an empty one.
+async fn lock_new(disk: &dyn Disk, directory: &Path) -> Result<DiskLock, SpoolError> {
+    let path = directory.join(LOCK);
+    for _ in 0..CREATE_ATTEMPTS {
+        let made = disk.make_directory(directory).await;
+        made.map_err(|error| SpoolError::disk(directory, error))?;
+        let lock = match disk.lock(&path).await {
+            Ok(Some(lock)) => lock,
+            Ok(None) => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(SpoolError::disk(&path, error)),
+        };
+        let listed = disk.list(directory).await.unwrap_or_default();
+        if listed.iter().any(|entry| entry.name == LOCK) {
+            return Ok(lock);
+        }
+    }
+    Err(SpoolError::Held {
+        path: directory.display().to_string(),
+    })
+}
+
+/// Removes a directory that holds nothing but its lock. One that stays is found, and removed, by the next mount.
+async fn remove_directory(disk: &dyn Disk, directory: &Path) {
+    let _ = disk.remove(&directory.join(LOCK)).await;
+    if let Err(error) = disk.remove_directory(directory).await {
+        tracing::debug!("{} stays: {error}", directory.display());
+        return;
+    }
+    if let Some(root) = directory.parent() {
+        let _ = disk.sync_directory(root).await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

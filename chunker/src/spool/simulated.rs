@@ -1,0 +1,326 @@
+//! A disk in memory that forgets, on a crash, what it may forget, and fails when it is told to.
+//!
+//! Owns the rules of what survives: see [`Disk`]. For tests and simulations only.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
+
+use super::disk::{Disk, DiskEntry, DiskLock};
+use crate::entropy::{Entropy, number};
+
+/// What a disk can be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DiskOperation {
+    /// [`Disk::make_directory`].
+    MakeDirectory,
+    /// [`Disk::write_new`], its first half: the bytes.
+    Write,
+    /// [`Disk::write_new`], its second half: the flush.
+    Flush,
+    /// [`Disk::sync_directory`].
+    SyncDirectory,
+    /// [`Disk::read`].
+    Read,
+    /// [`Disk::remove`].
+    Remove,
+}
+
+/// A disk in memory. Clones are the same disk.
+#[derive(Debug, Clone, Default)]
+pub struct SimulatedDisk(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    directories: BTreeSet<PathBuf>,
+    files: BTreeMap<PathBuf, SimulatedFile>,
+    /// Removed, but the directory was not flushed since.
+    removed: BTreeMap<PathBuf, SimulatedFile>,
+    locks: BTreeSet<PathBuf>,
+    /// Locks of processes that a crash ended are of an older life.
+    life: u64,
+    capacity_bytes: Option<u64>,
+    failures: Vec<(DiskOperation, u64, io::ErrorKind)>,
+    struck: u64,
+}
+
+#[derive(Debug, Clone)]
+struct SimulatedFile {
+    bytes: Bytes,
+    is_flushed: bool,
+    is_named: bool,
+}
+
+#[derive(Debug)]
+struct SimulatedLock {
+    disk: SimulatedDisk,
+    path: PathBuf,
+    life: u64,
+}
+
+impl Drop for SimulatedLock {
+    fn drop(&mut self) {
+        let mut state = self.disk.0.lock();
+        if state.life == self.life {
+            state.locks.remove(&self.path);
+        }
+    }
+}
+
+impl SimulatedDisk {
+    /// An empty disk without a bound.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// From now on writes that would make the files take more than this fail, after half of their bytes.
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.0.lock().capacity_bytes = bytes;
+    }
+
+    /// The `nth` (from 1) operation of this kind from now on fails.
+    pub fn fail(&self, operation: DiskOperation, nth: u64, error: io::ErrorKind) {
+        self.0.lock().failures.push((operation, nth, error));
+    }
+
+    /// How many operations failed as they were told.
+    pub fn struck(&self) -> u64 {
+        self.0.lock().struck
+    }
+
+    /// The process is gone; the disk is not. Files stay as they are.
+    pub fn kill(&self) {
+        let mut state = self.0.lock();
+        state.locks.clear();
+        state.life += 1;
+    }
+
+    /// The power is gone: what was not synced is lost, torn, or there all the same, as `entropy` will have it.
+    pub fn crash(&self, entropy: &dyn Entropy) {
+        self.kill();
+        let mut state = self.0.lock();
+        let removed = std::mem::take(&mut state.removed);
+        for (path, file) in removed {
+            if number(entropy).is_multiple_of(2) {
+                state.files.entry(path).or_insert(file);
+            }
+        }
+        state.files.retain(|_, file| {
+            if !file.is_named && number(entropy).is_multiple_of(2) {
+                return false;
+            }
+            if !file.is_flushed {
+                file.bytes = tear(&file.bytes, entropy);
+            }
+            file.is_flushed = true;
+            file.is_named = true;
+            true
+        });
+    }
+
+    /// Turns a bit of a file.
+    pub fn rot(&self, path: &Path, bit: usize) {
+        if let Some(file) = self.0.lock().files.get_mut(path) {
+            let mut bytes = BytesMut::from(&file.bytes[..]);
+            let position = bit / 8 % bytes.len().max(1);
+            if let Some(byte) = bytes.get_mut(position) {
+                *byte ^= 1 << (bit % 8);
+            }
+            file.bytes = bytes.freeze();
+        }
+    }
+
+    /// Every file and directory.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let state = self.0.lock();
+        let files = state.files.keys().cloned();
+        files.chain(state.directories.iter().cloned()).collect()
+    }
+
+    fn meet(&self, operation: DiskOperation) -> io::Result<()> {
+        let mut state = self.0.lock();
+        let mut met = None;
+        for (which, left, error) in &mut state.failures {
+            if *which == operation && *left > 0 {
+                *left -= 1;
+                if *left == 0 {
+                    met = Some(*error);
+                }
+            }
+        }
+        match met {
+            None => Ok(()),
+            Some(kind) => {
+                state.struck += 1;
+                Err(io::Error::new(kind, "a fault that was planned"))
+            }
+        }
+    }
+}
+
+/// What a crash leaves of bytes that were not flushed: a beginning, or all of them with a hole.
+fn tear(bytes: &Bytes, entropy: &dyn Entropy) -> Bytes {
+    let length = bytes.len().max(1);
+    let place = number(entropy) as usize % length;
+    match number(entropy) % 3 {
+        0 => bytes.slice(..place.min(bytes.len())),
+        1 => {
+            let mut torn = BytesMut::from(&bytes[..]);
+            let end = (place + 4096).min(torn.len());
+            if let Some(hole) = torn.get_mut(place..end) {
+                hole.fill(0);
+            }
+            torn.freeze()
+        }
+        _ => bytes.clone(),
+    }
+}
+
+#[async_trait]
+impl Disk for SimulatedDisk {
+    async fn make_directory(&self, path: &Path) -> io::Result<()> {
+        self.meet(DiskOperation::MakeDirectory)?;
+        let mut state = self.0.lock();
+        let above = path.ancestors().map(Path::to_owned);
+        state.directories.extend(above);
+        Ok(())
+    }
+
+    async fn list(&self, directory: &Path) -> io::Result<Vec<DiskEntry>> {
+        let state = self.0.lock();
+        if !state.directories.contains(directory) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let name = |path: &PathBuf| {
+            let is_here = path.parent() == Some(directory);
+            let name = path.file_name().filter(|_| is_here)?;
+            Some(name.to_string_lossy().into_owned())
+        };
+        let directories = state.directories.iter().filter_map(|path| {
+            Some(DiskEntry {
+                name: name(path)?,
+                bytes: 0,
+                is_directory: true,
+            })
+        });
+        let files = state.files.iter().filter_map(|(path, file)| {
+            Some(DiskEntry {
+                name: name(path)?,
+                bytes: file.bytes.len() as u64,
+                is_directory: false,
+            })
+        });
+        Ok(directories.chain(files).collect())
+    }
+
+    async fn write_new(&self, path: &Path, parts: &[Bytes]) -> io::Result<()> {
+        let failed = self.meet(DiskOperation::Write);
+        let full = {
+            let mut state = self.0.lock();
+            let parent = path.parent().unwrap_or(Path::new("/"));
+            if !state.directories.contains(parent) {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            if state.files.contains_key(path) {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            let mut bytes = Bytes::from(parts.concat());
+            let used: usize = state.files.values().map(|file| file.bytes.len()).sum();
+            let room = state.capacity_bytes.unwrap_or(u64::MAX);
+            let full = (used + bytes.len()) as u64 > room;
+            if full || failed.is_err() {
+                bytes.truncate(bytes.len() / 2);
+            }
+            let file = SimulatedFile {
+                bytes,
+                is_flushed: false,
+                is_named: false,
+            };
+            state.files.insert(path.to_owned(), file);
+            full
+        };
+        failed?;
+        if full {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        // A crash may come here.
+        tokio::task::yield_now().await;
+        self.meet(DiskOperation::Flush)?;
+        if let Some(file) = self.0.lock().files.get_mut(path) {
+            file.is_flushed = true;
+        }
+        Ok(())
+    }
+
+    async fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        tokio::task::yield_now().await;
+        self.meet(DiskOperation::SyncDirectory)?;
+        let mut state = self.0.lock();
+        for (file, data) in &mut state.files {
+            if file.parent() == Some(path) {
+                data.is_named = true;
+            }
+        }
+        state.removed.retain(|file, _| file.parent() != Some(path));
+        Ok(())
+    }
+
+    async fn read(&self, path: &Path, offset: u64, length: usize) -> io::Result<Bytes> {
+        self.meet(DiskOperation::Read)?;
+        let state = self.0.lock();
+        let file = state.files.get(path).ok_or(io::ErrorKind::NotFound)?;
+        let start = offset as usize;
+        let end = start.saturating_add(length);
+        if end > file.bytes.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(file.bytes.slice(start..end))
+    }
+
+    async fn remove(&self, path: &Path) -> io::Result<()> {
+        self.meet(DiskOperation::Remove)?;
+        let mut state = self.0.lock();
+        let file = state.files.remove(path).ok_or(io::ErrorKind::NotFound)?;
+        if file.is_named {
+            state.removed.insert(path.to_owned(), file);
+        }
+        Ok(())
+    }
+
+    async fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.0.lock();
+        if state.files.keys().any(|file| file.parent() == Some(path)) {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into());
+        }
+        state.removed.retain(|file, _| file.parent() != Some(path));
+        state.directories.remove(path);
+        Ok(())
+    }
+
+    async fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>> {
+        let mut state = self.0.lock();
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        if !state.directories.contains(parent) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        if !state.locks.insert(path.to_owned()) {
+            return Ok(None);
+        }
+        let file = SimulatedFile {
+            bytes: Bytes::new(),
+            is_flushed: false,
+            is_named: false,
+        };
+        state.files.entry(path.to_owned()).or_insert(file);
+        Ok(Some(Box::new(SimulatedLock {
+            disk: self.clone(),
+            path: path.to_owned(),
+            life: state.life,
+        })))
+    }
+}

@@ -1,0 +1,361 @@
+//! The spool against a disk that loses, tears, fills and fails.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::pin;
+use std::task::Poll;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::entropy::SeededEntropy;
+
+const LIMIT_BYTES: u64 = 20_000;
+const ROOT: &str = "/state/spool/repository";
+
+#[derive(Debug, Clone)]
+enum Event {
+    /// An object is put, and waited for.
+    Put(u16),
+    /// An object is put, and its writer looks only so many times before it is gone.
+    PutAndLeave(u16, u8),
+    /// One of those that are there is named by a root.
+    Release(u8),
+    Sweep,
+    /// The disk is this much larger than what is on it.
+    Capacity(Option<u16>),
+    /// An operation fails some time.
+    Fail(DiskOperation, u8),
+    /// The power, or only the process, is gone; the next session begins.
+    Crash {
+        power: bool,
+        seed: u64,
+    },
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    use DiskOperation::{Flush, Remove, SyncDirectory, Write};
+    let operations = prop::sample::select(vec![Write, Flush, SyncDirectory, Remove]);
+    prop_oneof![
+        8 => (0u16..6000).prop_map(Event::Put),
+        3 => (1u16..6000, 0u8..5).prop_map(|(length, looks)| Event::PutAndLeave(length, looks)),
+        4 => any::<u8>().prop_map(Event::Release),
+        3 => Just(Event::Sweep),
+        1 => prop::option::of(0u16..9000).prop_map(Event::Capacity),
+        1 => (operations, 1u8..4).prop_map(|(operation, nth)| Event::Fail(operation, nth)),
+        2 => (any::<bool>(), any::<u64>()).prop_map(|(power, seed)| Event::Crash { power, seed }),
+    ]
+}
+
+struct World {
+    disk: SimulatedDisk,
+    spool: Arc<Spool>,
+    sessions: u64,
+    puts: u64,
+    /// Every object that anybody ever tried to put, by key.
+    known: BTreeMap<String, Bytes>,
+    /// Those that the spool said it keeps.
+    kept: BTreeMap<String, Arc<Spooled>>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 0).await;
+        Self {
+            disk,
+            spool,
+            sessions: 0,
+            puts: 0,
+            known: BTreeMap::new(),
+            kept: BTreeMap::new(),
+        }
+    }
+
+    fn object(&mut self, length: u16) -> (String, Bytes) {
+        self.puts += 1;
+        let key = format!("data/00/{:016x}-{:08x}", self.sessions, self.puts);
+        let body = noise(self.puts, length.into());
+        self.known.insert(key.clone(), body.clone());
+        (key, body)
+    }
+
+    async fn step(&mut self, event: &Event) {
+        match event {
+            Event::Put(length) => {
+                let (key, body) = self.object(*length);
+                let half = body.len() / 2;
+                let parts = [body.slice(..half), body.slice(half..)];
+                if let Ok(spooled) = self.spool.put(&key, &parts).await {
+                    assert_eq!(spooled.read().await.expect("is there"), body);
+                    self.kept.insert(key, spooled);
+                }
+            }
+            Event::PutAndLeave(length, looks) => {
+                let (key, body) = self.object(*length);
+                let spool = Arc::clone(&self.spool);
+                let parts = [body];
+                let mut put = pin!(spool.put(&key, &parts));
+                for _ in 0..*looks {
+                    let looked =
+                        std::future::poll_fn(|context| Poll::Ready(put.as_mut().poll(context)));
+                    if let Poll::Ready(result) = looked.await {
+                        if let Ok(spooled) = result {
+                            self.kept.insert(key.clone(), spooled);
+                        }
+                        break;
+                    }
+                }
+            }
+            Event::Release(which) => {
+                let count = self.kept.len().max(1);
+                let key = self.kept.keys().nth(usize::from(*which) % count).cloned();
+                if let Some(spooled) = key.and_then(|key| self.kept.remove(&key)) {
+                    self.spool.release(&spooled);
+                }
+            }
+            Event::Sweep => self.spool.sweep().await,
+            Event::Capacity(room) => {
+                let now = self.spool.usage().bytes;
+                self.disk
+                    .set_capacity(room.map(|room| now + u64::from(room)));
+            }
+            Event::Fail(operation, nth) => {
+                self.disk
+                    .fail(*operation, (*nth).into(), io::ErrorKind::Other);
+            }
+            Event::Crash { power, seed } => self.crash(*power, *seed).await,
+        }
+        let usage = self.spool.usage();
+        assert!(usage.bytes <= LIMIT_BYTES, "{usage:?}");
+        assert!(usage.files >= self.kept.len() as u64);
+        assert!(self.spool.state.lock().used <= LIMIT_BYTES);
+    }
+
+    async fn crash(&mut self, power: bool, seed: u64) {
+        match power {
+            true => self.disk.crash(&SeededEntropy::new(seed)),
+            false => self.disk.kill(),
+        }
+        let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
+        let found = leftovers(&disk, Path::new(ROOT)).await.expect("finds");
+        let mut read = BTreeMap::new();
+        for leftover in &found {
+            let mut last = String::new();
+            for object in leftover.objects() {
+                assert!(last < object.key, "the order in which they came");
+                last.clone_from(&object.key);
+                if let Some(bytes) = leftover.read(object).await.expect("reads") {
+                    assert_eq!(self.known.get(&object.key), Some(&bytes), "{object:?}");
+                    read.insert(object.key.clone(), bytes);
+                }
+            }
+        }
+        for key in self.kept.keys() {
+            assert!(read.contains_key(key), "{key} was kept, and is gone");
+        }
+        for leftover in found {
+            leftover.discard().await;
+        }
+        self.disk.set_capacity(None);
+        self.kept.clear();
+        self.sessions += 1;
+        self.spool = create(&self.disk, self.sessions).await;
+    }
+}
+
+async fn create(disk: &SimulatedDisk, session: u64) -> Arc<Spool> {
+    let disk = Arc::new(disk.clone());
+    let spool = Spool::create(disk, Path::new(ROOT), session, LIMIT_BYTES).await;
+    spool.expect("is made")
+}
+
+fn noise(seed: u64, length: usize) -> Bytes {
+    use crate::entropy::Entropy;
+    let mut bytes = vec![0; length];
+    SeededEntropy::new(seed).fill(&mut bytes);
+    Bytes::from(bytes)
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(future)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn what_it_says_it_keeps_survives(events in prop::collection::vec(event(), 1..60)) {
+        run(async {
+            let mut world = World::new().await;
+            for event in &events {
+                world.step(event).await;
+            }
+            world.crash(true, 1).await;
+        });
+    }
+}
+
+#[test]
+fn a_failed_flush_is_never_called_clean() {
+    for operation in [
+        DiskOperation::Flush,
+        DiskOperation::SyncDirectory,
+        DiskOperation::Write,
+    ] {
+        run(async {
+            let disk = SimulatedDisk::new();
+            let spool = create(&disk, 1).await;
+            let body = [noise(1, 100)];
+            let before = spool.put("data/00/a", &body).await.expect("is kept");
+            disk.fail(operation, 1, io::ErrorKind::Other);
+            let failed = spool.put("data/00/b", &body).await;
+            assert!(
+                matches!(failed, Err(SpoolError::Disk { .. })),
+                "{operation:?}"
+            );
+            assert_eq!(disk.struck(), 1);
+            let later = spool.put("data/00/c", &body).await;
+            assert!(
+                matches!(later, Err(SpoolError::Disk { .. })),
+                "not trusted any more"
+            );
+            assert!(spool.failure().is_some());
+            assert_eq!(before.read().await.expect("still there"), body[0]);
+            assert_eq!(spool.usage().files, 1);
+        });
+    }
+}
+
+#[test]
+fn a_full_disk_is_tried_again() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        disk.set_capacity(Some(50));
+        let body = [noise(1, 100)];
+        let full = spool.put("data/00/a", &body).await.expect_err("is full");
+        assert!(full.is_full_disk());
+        let again = spool.put("data/00/a", &body).await.expect_err("rests");
+        assert!(matches!(again, SpoolError::Full { .. }));
+        disk.set_capacity(None);
+        let begin = Instant::now();
+        spool.room(100).await;
+        assert_eq!(begin.elapsed(), FULL_DISK_REST);
+        spool.put("data/00/a", &body).await.expect("has room");
+        assert!(spool.failure().is_none());
+    });
+}
+
+#[test]
+fn room_comes_with_what_is_released() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        let body = [noise(1, 9_000)];
+        let first = spool.put("data/00/a", &body).await.expect("fits");
+        let second = spool.put("data/00/b", &body).await.expect("fits");
+        let third = spool.put("data/00/c", &body).await;
+        assert!(matches!(third, Err(SpoolError::Full { .. })));
+        first.uploaded();
+        assert_eq!(spool.usage().waiting_files, 1);
+        spool.release(&first);
+        spool.sweep().await;
+        assert_eq!(spool.usage().files, 2, "a reader holds it still");
+        drop(first);
+        let waiting = async {
+            spool.room(9_000).await;
+            spool.put("data/00/c", &body).await.expect("fits now")
+        };
+        let (third, ()) = tokio::join!(waiting, spool.sweep());
+        assert_eq!((second.number(), third.number()), (1, 2));
+    });
+}
+
+#[test]
+fn an_empty_spool_leaves_nothing_behind() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        let kept = spool.put("data/00/a", &[noise(1, 10)]).await.expect("fits");
+        assert_eq!(spool.end().await.files, 1);
+        assert!(disk.paths().iter().any(|path| path == spool.directory()));
+        spool.release(&kept);
+        drop(kept);
+        assert_eq!(spool.end().await.files, 0);
+        let left: Vec<PathBuf> = disk.paths();
+        assert!(
+            !left.iter().any(|path| path.starts_with(spool.directory())),
+            "{left:?}"
+        );
+    });
+}
+
+#[test]
+fn two_never_share_one() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+        let other = Spool::create(Arc::clone(&shared), Path::new(ROOT), 1, 1).await;
+        assert!(matches!(other, Err(SpoolError::Held { .. })));
+        let dead = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        assert!(dead.is_empty(), "its owner lives");
+        drop(spool);
+        let dead = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        assert_eq!(dead.len(), 1);
+        let again = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        assert!(again.is_empty(), "whoever replays it holds it");
+    });
+}
+
+#[test]
+fn rot_is_noticed() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        let body = noise(1, 1_000);
+        let kept = spool
+            .put("data/00/a", std::slice::from_ref(&body))
+            .await
+            .expect("fits");
+        assert_eq!(
+            kept.read_range(10..20).await.expect("reads"),
+            body.slice(10..20)
+        );
+        disk.rot(&kept.path, 4_321);
+        assert!(matches!(kept.read().await, Err(SpoolError::Damaged { .. })));
+    });
+}
+
+#[tokio::test]
+async fn the_real_disk_keeps_and_finds_it_too() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let root = directory.path().join("spool/repository");
+    let disk: Arc<dyn Disk> = Arc::new(SystemDisk);
+    let absent = leftovers(&disk, &root).await.expect("looks");
+    assert!(absent.is_empty());
+    let spool = Spool::create(Arc::clone(&disk), &root, 0xab, 1 << 20)
+        .await
+        .expect("is made");
+    let body = noise(1, 100_000);
+    let kept = spool
+        .put("meta/01/x", std::slice::from_ref(&body))
+        .await
+        .expect("fits");
+    assert_eq!(kept.read().await.expect("reads"), body);
+    assert!(leftovers(&disk, &root).await.expect("looks").is_empty());
+    drop(kept);
+    drop(spool);
+    let mut dead = leftovers(&disk, &root).await.expect("looks");
+    let dead = dead.pop().expect("one");
+    assert_eq!((dead.session(), dead.bytes()), (0xab, 100_000));
+    let object = dead.objects().first().cloned().expect("one");
+    assert_eq!(object.key, "meta/01/x");
+    assert_eq!(dead.read(&object).await.expect("reads"), Some(body));
+    dead.discard().await;
+    let left = std::fs::read_dir(&root).expect("is there").count();
+    assert_eq!(left, 0);
+}

@@ -17,6 +17,7 @@ pub mod output;
 mod password;
 mod progress;
 mod restore;
+mod run;
 mod snapshot;
 mod snapshots;
 mod status;
@@ -91,6 +92,8 @@ enum Command {
     Umount(umount::Umount),
     /// Make a snapshot of a mount: the success signal of a backup
     Snapshot(snapshot::Snapshot),
+    /// Run a backup tool, then make a snapshot: one exit code for both
+    Run(run::Run),
     /// List snapshots
     Snapshots(snapshots::Snapshots),
     /// List files of a snapshot without a mount
@@ -121,6 +124,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
         Command::Mount(command) => mount::run(command, &global, &output),
         Command::Umount(command) => umount::run(command, &global, &output),
         Command::Snapshot(command) => snapshot::run(command, &global, &output),
+        Command::Run(command) => match run::run(command, &global, &output) {
+            Ok(status) => return status,
+            Err(failure) => Err(failure),
+        },
         Command::Snapshots(command) => snapshots::run(command, &global, &output),
         Command::Ls(command) => ls::run(command, &global, &output),
         Command::Restore(command) => restore::run(command, &global, &output),

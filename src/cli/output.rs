@@ -26,6 +26,8 @@ pub enum Code {
     Damaged = 13,
     /// Outcome unknown: look before repeating.
     Unknown = 14,
+    /// `bkfs run`: the tool succeeded and bkfs did not.
+    RunFailed = 125,
 }
 
 impl Code {
@@ -39,6 +41,7 @@ impl Code {
             Code::WrongPassword,
             Code::Damaged,
             Code::Unknown,
+            Code::RunFailed,
         ];
         all.into_iter()
             .find(|code| *code as i64 == number)

@@ -1,0 +1,144 @@
+//! `bkfs run MOUNTPOINT -- COMMAND…`
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use serde_json::{Value, json};
+use tokio::process::Command;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::control::MountClient;
+use crate::cli::output::{Code, Failure, Output};
+use crate::cli::{Global, block_on};
+
+/// What env(1) and its kin exit with when the command is there but cannot be run, and when it is not there.
+const NOT_RUNNABLE: i32 = 126;
+const NOT_FOUND: i32 = 127;
+
+/// A command that a signal ended exits with this and the signal's number, as in every shell.
+const BY_SIGNAL: i32 = 128;
+
+/// Run a backup tool, then make a snapshot
+///
+/// Most backup tools neither sync nor look at what close() says, so their exit code 0 does not mean that the backup is stored. This makes one
+/// answer of both: if the tool succeeds, a snapshot is made, and only if that is in the bucket is the exit code 0.
+///
+/// If the tool fails, its exit code is passed on and no snapshot is made. If the tool succeeds and bkfs does not, the exit code is 125.
+#[derive(Debug, clap::Args)]
+pub struct Run {
+    /// The snapshot's name (default: the time, UTC)
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Tag the snapshot; may be repeated
+    #[arg(long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
+    /// The mount, or any directory in it
+    mountpoint: PathBuf,
+    /// The tool and its arguments, after --
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
+    let ours = |failure: Failure| failure.code(Code::RunFailed);
+    let mount = MountClient::find(&command.mountpoint).map_err(ours)?;
+    let losses = healthy(&mount).map_err(ours)?;
+    let status = block_on(run_tool(&command.command)).map_err(ours)?;
+    if status != 0 {
+        let tool = command.command[0].to_string_lossy();
+        output.remark(format_args!(
+            "{tool} ended with {status}: no snapshot was made"
+        ));
+        return Ok(status);
+    }
+    let answer = snapshot(&command, &mount, losses).map_err(|failure| {
+        ours(failure.context("the tool succeeded, but its backup did not become a snapshot"))
+    })?;
+    // Standard output is the tool's, unless JSON is asked for.
+    if output.is_json() {
+        output.result(&answer, String::new)?;
+    }
+    output.remark(format_args!(
+        "snapshot {} (generation {})",
+        answer["name"].as_str().unwrap_or_default(),
+        answer["generation"].as_u64().unwrap_or_default()
+    ));
+    Ok(0)
+}
+
+/// How often this mount has lost something so far; an error if it takes no writes.
+fn healthy(mount: &MountClient) -> Result<u64, Failure> {
+    let status = mount.status()?;
+    let place = mount.root().display();
+    if status["mode"] == "read-only" {
+        return Err(Failure::new(format!("{place} is mounted read-only")));
+    }
+    match status["failure"].as_str() {
+        Some(failure) => {
+            let hint = format!("bkfs status {place} says what is lost.");
+            Err(Failure::new(failure).hint(hint))
+        }
+        None => Ok(losses(&status)),
+    }
+}
+
+fn losses(status: &Value) -> u64 {
+    status["losses"].as_u64().unwrap_or_default()
+}
+
+fn snapshot(command: &Run, mount: &MountClient, losses_before: u64) -> Result<Value, Failure> {
+    // A loss that somebody acknowledged while the tool ran is a loss of this backup all the same.
+    if losses(&mount.status()?) != losses_before {
+        let message = "something that it wrote was lost, and that was acknowledged meanwhile";
+        return Err(Failure::new(message).hint("Run the backup again."));
+    }
+    mount.request(&json!({ "snapshot": { "name": command.name, "tags": command.tags } }))
+}
+
+/// Runs the tool to its end with this process's input and output; the answer is its exit code as a shell tells it.
+///
+/// SIGTERM and SIGHUP are passed on, and the tool ends first. SIGINT and SIGQUIT come from the terminal, which tells the tool by itself.
+async fn run_tool(command: &[OsString]) -> Result<i32, Failure> {
+    let name = command[0].to_string_lossy();
+    let no_signals = |error: std::io::Error| Failure::new(format!("signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(no_signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let mut quit = signal(SignalKind::quit()).map_err(no_signals)?;
+    let mut child = match Command::new(&command[0]).args(&command[1..]).spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("bkfs: cannot run {name}: {error}");
+            let is_absent = error.kind() == std::io::ErrorKind::NotFound;
+            return Ok(if is_absent { NOT_FOUND } else { NOT_RUNNABLE });
+        }
+    };
+    let tool = child
+        .id()
+        .and_then(|id| rustix::process::Pid::from_raw(id as i32));
+    let pass_on = |signal| {
+        if let Some(tool) = tool {
+            // It may have ended this very moment.
+            let _ = rustix::process::kill_process(tool, signal);
+        }
+    };
+    loop {
+        tokio::select! {
+            status = child.wait() => {
+                let status = status.map_err(|error| Failure::new(format!("{name}: {error}")))?;
+                return Ok(exit_code(status));
+            }
+            _ = terminate.recv() => pass_on(rustix::process::Signal::TERM),
+            _ = hangup.recv() => pass_on(rustix::process::Signal::HUP),
+            _ = interrupt.recv() => {}
+            _ = quit.recv() => {}
+        }
+    }
+}
+
+fn exit_code(status: ExitStatus) -> i32 {
+    let by_signal = || BY_SIGNAL + status.signal().unwrap_or_default();
+    status.code().unwrap_or_else(by_signal)
+}

@@ -2,22 +2,73 @@
 
 use std::path::PathBuf;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cli::Global;
 use crate::cli::control::MountClient;
 use crate::cli::output::{Failure, Output, bytes};
 
+/// Files named for people; JSON has more.
+const FILES_SHOWN: usize = 20;
+
 /// Show the health of a mount
+///
+/// When something that was written can no longer be stored, the mount takes no more writes, and every write, fsync, close and snapshot fails, until
+/// somebody has seen what was lost: this shows it, and --acknowledge ends it.
 #[derive(Debug, clap::Args)]
 pub struct Status {
     /// The mount, or any directory in it
     mountpoint: PathBuf,
+    /// Drop the list of lost files, and let the mount go on from its last commit: without what was lost
+    #[arg(long)]
+    acknowledge: bool,
 }
 
 pub fn run(command: Status, _: &Global, output: &Output) -> Result<(), Failure> {
-    let status = MountClient::find(&command.mountpoint)?.status()?;
+    let mount = MountClient::find(&command.mountpoint)?;
+    if command.acknowledge {
+        let hint = format!(
+            "What was lost stays listed. Unmount without it: bkfs umount --discard {}",
+            mount.root().display()
+        );
+        let lost = mount
+            .request(&json!({ "acknowledge": {} }))
+            .map_err(|failure| failure.hint(hint))?;
+        return output.result(&lost, || acknowledged(&lost));
+    }
+    let status = mount.request(&json!({ "status": {} }))?;
     output.result(&status, || text(&status))
+}
+
+fn acknowledged(lost: &Value) -> String {
+    let generation = lost["generation"].as_u64().unwrap_or(0);
+    match files(lost, "lost") {
+        lines if lines.is_empty() => "nothing was lost".into(),
+        lines => format!(
+            "{}\nacknowledged: the mount goes on from generation {generation}",
+            lines.join("\n")
+        ),
+    }
+}
+
+/// Files of one of the status's lists, a line each.
+fn files(status: &Value, which: &str) -> Vec<String> {
+    let list = status[format!("{which}_files")].as_array();
+    let list = list.map(Vec::as_slice).unwrap_or_default();
+    let beyond = status[format!("{which}_beyond")].as_u64().unwrap_or(0);
+    let shown = list.iter().take(FILES_SHOWN).map(|file| {
+        let path = file["path"].as_str().unwrap_or("?");
+        match file["bytes"].as_u64().unwrap_or(0) {
+            0 => format!("{which:<12} {path}"),
+            count => format!("{which:<12} {path} ({} not stored)", bytes(count)),
+        }
+    });
+    let mut lines: Vec<String> = shown.collect();
+    let rest = list.len().saturating_sub(FILES_SHOWN) as u64 + beyond;
+    if rest > 0 {
+        lines.push(format!("{which:<12} … and {rest} more (--json names them)"));
+    }
+    lines
 }
 
 fn text(status: &Value) -> String {
@@ -52,6 +103,14 @@ fn text(status: &Value) -> String {
             word("since")
         ),
     ];
+    if count("losses") > 0 {
+        lines.insert(
+            1,
+            format!("losses       {} since it was mounted", count("losses")),
+        );
+    }
+    lines.extend(files(status, "lost"));
+    lines.extend(files(status, "pending"));
     if let Some(metrics) = status["metrics"].as_object() {
         for (name, value) in metrics {
             let value = value.as_u64().unwrap_or(0);

@@ -8,16 +8,22 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::mounting::keeper::Keeper;
 use crate::repository::Repository;
 use crate::root::state::HolderInfo;
 use crate::tree::item::Timestamp;
+use crate::vfs::live::Current;
 use crate::vfs::special::Control;
 use crate::volume::Volume;
 use crate::volume::commit::{Committed, SnapshotRequest};
 use crate::volume::error::VolumeError;
+use crate::volume::unsaved::Unsaved;
 
 /// Changes wait this long for an unmount that was announced; then they go on.
 const FREEZE: Duration = Duration::from_secs(10);
+
+/// Files that wait to be stored and are told by name; the others are counted.
+const PENDING_FILES_MAX: usize = 1000;
 
 /// A mount's voice.
 pub struct MountControl {
@@ -25,8 +31,10 @@ pub struct MountControl {
     pub repository: Arc<Repository>,
     /// The volume's name.
     pub volume_name: String,
-    /// The volume, if the mount is writable.
-    pub volume: Option<Arc<Volume>>,
+    /// What the mount shows.
+    pub(super) current: Arc<Current>,
+    /// Keeps the mount writable, if it is.
+    pub(super) keeper: Option<Arc<Keeper>>,
     /// This process.
     pub holder: HolderInfo,
     /// When it was mounted, RFC 3339.
@@ -47,29 +55,92 @@ enum Request {
     Drain {},
     /// The unmount did not come about.
     Resume {},
+    /// The status, with the names of files that are not in the bucket.
+    Status {},
+    /// Drop the list of lost files, and go on from the last commit.
+    Acknowledge {},
 }
 
 impl MountControl {
     async fn carry_out(&self, request: Request) -> Result<Value, VolumeError> {
-        let Some(volume) = &self.volume else {
+        let (Some(volume), Some(keeper)) = (self.current.volume(), &self.keeper) else {
             return match request {
                 Request::Snapshot { .. } => Err(VolumeError::ReadOnly),
-                Request::Drain {} | Request::Resume {} => {
+                Request::Status {} => Ok(self.facts()),
+                Request::Drain {} | Request::Resume {} | Request::Acknowledge {} => {
                     Ok(json!({ "generation": self.generation() }))
                 }
             };
         };
         match request {
+            Request::Status {} => {
+                let mut facts = self.facts();
+                let (pending, beyond) = match volume.failure() {
+                    // What is not stored now is lost, and listed as that.
+                    Some(_) => Default::default(),
+                    None => volume.unsaved(PENDING_FILES_MAX).await,
+                };
+                facts["pending_files"] = listed(&pending);
+                facts["pending_beyond"] = json!(beyond);
+                Ok(facts)
+            }
+            Request::Acknowledge {} => {
+                let lost = keeper.acknowledge().await.map_err(|error| {
+                    VolumeError::Commit(format!("the mount cannot go on: {error}"))
+                })?;
+                Ok(
+                    json!({ "lost_files": listed(&lost.files), "lost_beyond": lost.beyond, "generation": self.generation() }),
+                )
+            }
             Request::Snapshot { name, tags } => {
                 let made = volume.snapshot(SnapshotRequest { name, tags }).await?;
                 Ok(json!({ "name": made.snapshot, "generation": made.generation }))
             }
-            Request::Drain {} => Ok(json!({ "generation": drain(volume).await?.generation })),
+            Request::Drain {} => Ok(json!({ "generation": drain(&volume).await?.generation })),
             Request::Resume {} => {
                 volume.freeze(false);
                 Ok(json!({}))
             }
         }
+    }
+
+    /// `.bkfs/status`.
+    fn facts(&self) -> Value {
+        let volume = self.current.volume();
+        let totals = self.current.view().totals();
+        let dirty = volume
+            .as_ref()
+            .map(|volume| volume.dirty())
+            .unwrap_or_default();
+        let failure = volume.as_ref().and_then(|volume| volume.failure());
+        let losses = self
+            .keeper
+            .as_ref()
+            .map(|keeper| keeper.losses())
+            .unwrap_or_default();
+        json!({
+            "repository": self.repository.url,
+            "volume": self.volume_name,
+            "mode": if volume.is_some() { "read-write" } else { "read-only" },
+            "healthy": failure.is_none(),
+            "failure": failure.map(|failure| failure.to_string()),
+            "losses": losses.count,
+            "lost_files": listed(&losses.files),
+            "lost_beyond": losses.beyond,
+            "generation": self.generation(),
+            "last_commit": volume.as_ref().and_then(|volume| volume.last_commit()).map(time_text),
+            "inodes": totals.inodes,
+            "bytes": totals.bytes,
+            "dirty_bytes": dirty.bytes,
+            "dirty_files": dirty.files,
+            "open_files": volume.as_ref().map_or(0, |volume| volume.usage().open_files()),
+            "pid": self.holder.pid,
+            "pid_namespace": self.holder.pid_namespace,
+            "host": self.holder.host,
+            "since": self.since,
+            "version": env!("CARGO_PKG_VERSION"),
+            "metrics": self.counters(),
+        })
     }
 
     fn generation(&self) -> u64 {
@@ -82,6 +153,12 @@ impl MountControl {
             _ => serde_json::Map::new(),
         }
     }
+}
+
+fn listed(files: &[Unsaved]) -> Value {
+    let file =
+        |file: &Unsaved| json!({ "path": file.path, "inode": file.inode, "bytes": file.bytes });
+    files.iter().map(file).collect()
 }
 
 /// RFC 3339, UTC.
@@ -110,38 +187,7 @@ async fn drain(volume: &Arc<Volume>) -> Result<Committed, VolumeError> {
 #[async_trait]
 impl Control for MountControl {
     fn status(&self) -> String {
-        let totals = self
-            .volume
-            .as_ref()
-            .map(|volume| volume.view.totals())
-            .unwrap_or_default();
-        let dirty = self
-            .volume
-            .as_ref()
-            .map(|volume| volume.dirty())
-            .unwrap_or_default();
-        let failure = self.volume.as_ref().and_then(|volume| volume.failure());
-        let status = json!({
-            "repository": self.repository.url,
-            "volume": self.volume_name,
-            "mode": if self.volume.is_some() { "read-write" } else { "read-only" },
-            "healthy": failure.is_none(),
-            "failure": failure.map(|failure| failure.to_string()),
-            "generation": self.generation(),
-            "last_commit": self.volume.as_ref().and_then(|volume| volume.last_commit()).map(time_text),
-            "inodes": totals.inodes,
-            "bytes": totals.bytes,
-            "dirty_bytes": dirty.bytes,
-            "dirty_files": dirty.files,
-            "open_files": self.volume.as_ref().map_or(0, |volume| volume.usage().open_files()),
-            "pid": self.holder.pid,
-            "pid_namespace": self.holder.pid_namespace,
-            "host": self.holder.host,
-            "since": self.since,
-            "version": env!("CARGO_PKG_VERSION"),
-            "metrics": self.counters(),
-        });
-        status.to_string() + "\n"
+        self.facts().to_string() + "\n"
     }
 
     fn metrics(&self) -> String {
@@ -157,7 +203,7 @@ impl Control for MountControl {
             );
         }
         put("generation", "gauge", self.generation());
-        if let Some(volume) = &self.volume {
+        if let Some(volume) = self.current.volume() {
             let dirty = volume.dirty();
             put("dirty_bytes", "gauge", dirty.bytes);
             put("dirty_files", "gauge", dirty.files);

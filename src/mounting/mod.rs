@@ -11,38 +11,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bkfs_chunker::ingest::Ingest;
 use bkfs_fuse::{MountConfig, MountOptions, Session};
 use tokio::runtime::{Handle, Runtime};
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 
 use crate::mounting::control::MountControl;
 use crate::mounting::history::Snapshots;
-use crate::mounting::publish::{IngestUploads, Publisher};
+use crate::mounting::keeper::Keeper;
 use crate::mounting::settings::Settings;
+use crate::mounting::writer::Writing;
 use crate::repository::Repository;
-use crate::root::commit::Committer as RootCommitter;
 use crate::root::error::RootError;
-use crate::root::heartbeat::Standing;
-use crate::root::repository::probe;
-use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::state::HolderInfo;
 use crate::vfs::convert::Lifetimes;
-use crate::vfs::special::{Control, History, Owner};
+use crate::vfs::live::{Current, Live};
+use crate::vfs::special::{Control, Owner};
 use crate::vfs::{BkfsVfs, MountParts};
-use crate::volume::commit::{Committed, Committer};
+use crate::volume::Volume;
 use crate::volume::error::VolumeError;
-use crate::volume::room::Limits;
-use crate::volume::state::Totals;
 use crate::volume::view::View;
-use crate::volume::{Volume, VolumeParts};
 
 pub mod control;
 mod format;
 pub mod history;
+mod keeper;
 pub mod publish;
 pub mod settings;
+mod writer;
 
 /// How often a read-only mount looks for a newer commit.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(2);
@@ -89,31 +83,23 @@ pub struct Mounted {
     assembled: Assembled,
 }
 
-/// What a writable mount has to finish.
-struct Writer {
-    open: OpenSession,
-    volume: Arc<Volume>,
-    stop: oneshot::Sender<()>,
-    committer: JoinHandle<Result<Committed, VolumeError>>,
-}
-
 /// A filesystem that is ready for requests, mounted or not.
 pub struct Assembled {
     /// Takes requests.
     pub vfs: BkfsVfs,
-    writer: Option<Writer>,
+    keeper: Option<Arc<Keeper>>,
 }
 
 impl Assembled {
     /// The volume, if it can be changed.
-    pub fn volume(&self) -> Option<&Arc<Volume>> {
-        self.writer.as_ref().map(|writer| &writer.volume)
+    pub fn volume(&self) -> Option<Arc<Volume>> {
+        self.keeper.as_ref()?.current().volume()
     }
 
     /// The last commit, and the end of the session: everything accepted is in the bucket when this returns well.
     pub async fn finish(self) -> Result<(), MountingError> {
-        match self.writer {
-            Some(writer) => writer.finish().await,
+        match self.keeper {
+            Some(keeper) => keeper.finish().await,
             None => Ok(()),
         }
     }
@@ -126,16 +112,16 @@ impl Plan {
 
     /// Everything but the kernel. Must be called within `runtime`.
     pub async fn assemble(&self, runtime: &Handle) -> Result<Assembled, MountingError> {
-        let (parts, writer) = match self.is_read_only() {
-            true => (self.reader(runtime).await?, None),
-            false => {
-                let (parts, writer) = self.writer(runtime).await?;
-                (parts, Some(writer))
-            }
+        let (current, keeper) = if self.is_read_only() {
+            (Current::new(self.reader().await?), None)
+        } else {
+            let keeper = Keeper::begin(self.writing(), self.steal).await?;
+            (keeper.current().clone(), Some(keeper))
         };
+        let parts = self.parts(runtime, current, keeper.clone());
         Ok(Assembled {
             vfs: BkfsVfs::new(parts),
-            writer,
+            keeper,
         })
     }
 
@@ -146,10 +132,15 @@ impl Plan {
         config.options = self.options.clone();
         config.options.flags.read_only = self.is_read_only();
         match bkfs_fuse::mount(Arc::new(assembled.vfs.clone()), &self.mount_point, &config) {
-            Ok(session) => Ok(Mounted {
-                session: Arc::new(session),
-                assembled,
-            }),
+            Ok(session) => {
+                if let Some(keeper) = &assembled.keeper {
+                    keeper.tell_kernel_by(session.notifier());
+                }
+                Ok(Mounted {
+                    session: Arc::new(session),
+                    assembled,
+                })
+            }
             Err(error) => {
                 // Nothing was written: the volume shall not stay held.
                 if let Err(left) = runtime.block_on(assembled.finish()) {
@@ -171,32 +162,39 @@ impl Plan {
     fn parts(
         &self,
         runtime: &Handle,
-        view: View,
-        volume: Option<Arc<Volume>>,
-        history: Option<Arc<dyn History>>,
-        holder: HolderInfo,
+        current: Arc<Current>,
+        keeper: Option<Arc<Keeper>>,
     ) -> MountParts {
-        let control: Arc<dyn Control> = Arc::new(MountControl {
-            repository: self.repository.clone(),
-            volume_name: self.volume.clone(),
-            volume: volume.clone(),
-            holder,
-            since: control::time_text(self.repository.machine.clock.now()),
-        });
-        let lifetimes = match (&volume, &self.settings.snapshot) {
+        let lifetimes = match (&keeper, &self.settings.snapshot) {
             (Some(_), _) => Lifetimes::OWNED,
             (None, Some(_)) => Lifetimes::FROZEN,
             (None, None) => Lifetimes::FOLLOWING,
         };
+        let control: Arc<dyn Control> = Arc::new(MountControl {
+            repository: self.repository.clone(),
+            volume_name: self.volume.clone(),
+            current: current.clone(),
+            keeper,
+            holder: self.holder(),
+            since: control::time_text(self.repository.machine.clock.now()),
+        });
         MountParts {
             runtime: runtime.clone(),
-            view,
-            volume,
+            current,
             lifetimes,
-            history,
             control,
             owner: self.owner(),
             close: self.settings.close,
+        }
+    }
+
+    fn writing(&self) -> Writing {
+        Writing {
+            repository: self.repository.clone(),
+            volume: self.volume.clone(),
+            memory_bytes: self.settings.memory_bytes,
+            owner: self.owner(),
+            holder: self.holder(),
         }
     }
 
@@ -209,11 +207,15 @@ impl Plan {
     }
 
     /// A mount that changes nothing: one snapshot, or the volume as of its last commit.
-    async fn reader(&self, runtime: &Handle) -> Result<MountParts, MountingError> {
+    async fn reader(&self) -> Result<Live, MountingError> {
         let repository = &self.repository;
         if let Some(name) = &self.settings.snapshot {
             let (_, view) = repository.snapshot(&self.volume, name).await?;
-            return Ok(self.parts(runtime, view, None, None, self.holder()));
+            return Ok(Live {
+                view,
+                volume: None,
+                history: None,
+            });
         }
         let (tree, totals) = repository.volume_tree(&self.volume).await?;
         let view = View::frozen(repository.nodes.clone(), tree, totals);
@@ -222,155 +224,13 @@ impl Plan {
             self.volume.clone(),
             view.clone(),
         ));
-        let history: Arc<dyn History> = Arc::new(Snapshots::new(
-            repository.clone(),
-            self.volume.clone(),
-            None,
-        ));
-        Ok(self.parts(runtime, view, None, Some(history), self.holder()))
+        let history = Snapshots::new(repository.clone(), self.volume.clone(), None);
+        Ok(Live {
+            view,
+            volume: None,
+            history: Some(Arc::new(history)),
+        })
     }
-
-    /// A writable mount: the volume is taken, made if it is new, and cleared of what an earlier mount left.
-    async fn writer(&self, runtime: &Handle) -> Result<(MountParts, Writer), MountingError> {
-        let repository = &self.repository;
-        let holder = self.holder();
-        let request = VolumeRequest {
-            name: self.volume.clone(),
-            steal: self.steal,
-        };
-        let entropy = repository.handle.entropy();
-        probe(repository.handle.store().as_ref(), entropy.as_ref()).await?;
-        let open = OpenSession::open(
-            &repository.handle,
-            holder.clone(),
-            Some(request),
-            repository.machine.processes.as_ref(),
-        )
-        .await?;
-        if let Some(victim) = open.taken_from() {
-            tracing::warn!("volume {} was taken over from {victim}", self.volume);
-        }
-        match self.start(runtime, holder, &open).await {
-            Ok((parts, volume, stop, committer)) => Ok((
-                parts,
-                Writer {
-                    open,
-                    volume,
-                    stop,
-                    committer,
-                },
-            )),
-            Err(error) => {
-                if let Err(left) = open.end().await {
-                    tracing::warn!("the session stays in the root: {left}");
-                }
-                Err(error)
-            }
-        }
-    }
-
-    async fn start(
-        &self,
-        runtime: &Handle,
-        holder: HolderInfo,
-        open: &OpenSession,
-    ) -> Result<Started, MountingError> {
-        let repository = &self.repository;
-        let ingest = Arc::new(Ingest::new(repository.depot.clone(), open.id().0));
-        let uploads = Arc::new(IngestUploads {
-            ingest: ingest.clone(),
-            lists: repository.lists.clone(),
-        });
-        let writer = Some((open.id(), uploads.clone()));
-        let history = Arc::new(Snapshots::new(
-            repository.clone(),
-            self.volume.clone(),
-            writer,
-        ));
-        repository.load_index().await?;
-        let entry = repository.volume_entry(&self.volume);
-        let (tree, totals, is_new) = match entry.tree {
-            Some(tree) => (
-                tree,
-                Totals {
-                    inodes: entry.inodes,
-                    bytes: entry.bytes,
-                },
-                false,
-            ),
-            None => (format::empty_tree(&ingest).await?, Totals::default(), true),
-        };
-        let clock = repository.machine.clock.clone();
-        let view = View::live(repository.nodes.clone(), tree, totals);
-        let (volume, requests) = Volume::new(VolumeParts {
-            view: view.clone(),
-            ingest,
-            clock: clock.clone(),
-            limits: limits(self.settings.memory_bytes),
-            next_inode: entry.next_inode,
-        });
-        if is_new {
-            format::make_root(&volume, self.owner()).await?;
-            volume.commit_soon();
-        }
-        format::reap_orphans(&volume).await?;
-        let committer = RootCommitter::new(
-            repository.handle.clone(),
-            repository.lists.clone(),
-            open.id(),
-            &self.volume,
-            uploads,
-        )?;
-        let publisher = Arc::new(Publisher {
-            committer,
-            holder: holder.clone(),
-            history: history.clone(),
-            clock,
-        });
-        let (stop, stopped) = oneshot::channel();
-        let generation = repository.handle.current().root.generation;
-        let committer = Committer::new(volume.clone(), publisher, requests, generation);
-        let committer = tokio::spawn(committer.run(async {
-            // A sender that is dropped means the same.
-            let _ = stopped.await;
-        }));
-        watch_standing(&volume, open);
-        let history: Arc<dyn History> = history;
-        let parts = self.parts(runtime, view, Some(volume.clone()), Some(history), holder);
-        Ok((parts, volume, stop, committer))
-    }
-}
-
-type Started = (
-    MountParts,
-    Arc<Volume>,
-    oneshot::Sender<()>,
-    JoinHandle<Result<Committed, VolumeError>>,
-);
-
-/// Half of the memory that is not the chunker's (see its budget) is for dirty bytes, and a part for changed items.
-fn limits(memory_bytes: u64) -> Limits {
-    Limits {
-        data_bytes: memory_bytes / 6,
-        item_bytes: memory_bytes / 12,
-    }
-}
-
-/// A session that was taken over accepts nothing more, from the moment it knows.
-fn watch_standing(volume: &Arc<Volume>, open: &OpenSession) {
-    let mut standing = open.heartbeat().standing();
-    let volume = Arc::downgrade(volume);
-    tokio::spawn(async move {
-        let fenced = standing
-            .wait_for(|standing| matches!(standing, Standing::Fenced(_)))
-            .await;
-        let Ok(standing) = fenced.map(|standing| standing.clone()) else {
-            return;
-        };
-        if let (Standing::Fenced(refusal), Some(volume)) = (standing, volume.upgrade()) {
-            volume.poison(VolumeError::Commit(refusal.to_string()));
-        }
-    });
 }
 
 /// Keeps a read-only view at the volume's last commit.
@@ -400,22 +260,6 @@ impl Mounted {
     pub fn wait(self, runtime: &Runtime) -> Result<(), MountingError> {
         let ended = self.session.wait();
         runtime.block_on(self.assembled.finish())?;
-        Ok(ended?)
-    }
-}
-
-impl Writer {
-    /// The last commit, and the end of the session.
-    async fn finish(self) -> Result<(), MountingError> {
-        self.volume.freeze(false);
-        // The committer ends by itself if it is gone already.
-        let _ = self.stop.send(());
-        let committed = match self.committer.await {
-            Ok(committed) => committed,
-            Err(error) => Err(VolumeError::Commit(format!("the committer ended: {error}"))),
-        };
-        let ended = self.open.end().await;
-        committed?;
         Ok(ended?)
     }
 }

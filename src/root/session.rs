@@ -50,9 +50,7 @@ impl OpenSession {
         volume: Option<VolumeRequest>,
         processes: &dyn Processes,
     ) -> Result<Self, RootError> {
-        let mut id = [0; 8];
-        handle.entropy().fill(&mut id);
-        let id = SessionId(u64::from_le_bytes(id));
+        let id = draw_id(handle);
         let Some(request) = volume else {
             let base = enter(handle, id, holder, None, processes).await?;
             let heartbeat = Heartbeat::start(handle.clone(), id, None, base);
@@ -65,11 +63,41 @@ impl OpenSession {
             });
         };
         let (base, taken_from) = enter_volume(handle, id, holder, &request, processes).await?;
-        let heartbeat = Heartbeat::start(handle.clone(), id, Some(request.name.clone()), base);
+        Self::begin(handle, id, request.name, base, taken_from).await
+    }
+
+    /// A new session takes the volume over from this one, which can store nothing more; what this one acknowledged is replayed.
+    ///
+    /// # Errors
+    /// A refusal of kind `Held` if somebody else took the volume over meanwhile; otherwise those of [`Self::open`].
+    pub async fn succeed(
+        &self,
+        holder: HolderInfo,
+        processes: &dyn Processes,
+    ) -> Result<Self, RootError> {
+        let handle = &self.handle;
+        let id = draw_id(handle);
+        let Some(volume) = self.volume.clone() else {
+            return Self::open(handle, holder, None, processes).await;
+        };
+        let claim = Some((volume.as_str(), Claim::Dead(self.id)));
+        let base = enter(handle, id, holder, claim, processes).await?;
+        Self::begin(handle, id, volume, base, None).await
+    }
+
+    /// Starts the session that has just taken `volume`, with what its predecessors left.
+    async fn begin(
+        handle: &RootHandle,
+        id: SessionId,
+        volume: String,
+        base: u64,
+        taken_from: Option<HolderInfo>,
+    ) -> Result<Self, RootError> {
+        let heartbeat = Heartbeat::start(handle.clone(), id, Some(volume.clone()), base);
         let session = Self {
             handle: handle.clone(),
             id,
-            volume: Some(request.name),
+            volume: Some(volume),
             heartbeat,
             taken_from,
         };
@@ -155,6 +183,12 @@ impl OpenSession {
         }
         Ok(())
     }
+}
+
+fn draw_id(handle: &RootHandle) -> SessionId {
+    let mut id = [0; 8];
+    handle.entropy().fill(&mut id);
+    SessionId(u64::from_le_bytes(id))
 }
 
 /// Enters with a volume; judges whoever holds it. Returns the first base epoch, and who was taken over.

@@ -109,7 +109,7 @@ impl Mount {
 
     /// `mkdir .snapshots/NAME` returns when the snapshot is in the bucket.
     async fn make_snapshot(&self, name: &[u8]) -> Result<Entry, VolumeError> {
-        let volume = self.volume.as_ref().ok_or(VolumeError::ReadOnly)?;
+        let volume = self.volume().ok_or(VolumeError::ReadOnly)?;
         let name = std::str::from_utf8(name).map_err(|_| VolumeError::Invalid)?;
         if self.history()?.find(name).await.is_ok() {
             return Err(VolumeError::Exists);
@@ -149,7 +149,7 @@ impl Mount {
 
     pub(super) async fn rmdir(&self, parent: Number, name: Vec<u8>) -> Result<(), VolumeError> {
         if parent == SNAPSHOTS {
-            if self.volume.is_none() {
+            if self.volume().is_none() {
                 return Err(VolumeError::ReadOnly);
             }
             let name = std::str::from_utf8(&name).map_err(|_| VolumeError::NotFound)?;

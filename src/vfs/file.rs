@@ -36,10 +36,10 @@ impl Mount {
         }
         let view = self.view_of(number)?;
         let frozen = number.snapshot != 0;
-        if (flags.write || flags.truncate) && (frozen || self.volume.is_none()) {
+        if (flags.write || flags.truncate) && (frozen || self.volume().is_none()) {
             return Err(VolumeError::ReadOnly);
         }
-        if let (Some(volume), false) = (&self.volume, frozen) {
+        if let (Some(volume), false) = (self.volume(), frozen) {
             // Counted before it is looked at, so that an unlink in between keeps it.
             volume.usage().opened(number.inode);
             let opened = self.check_open(volume.clone(), number, flags).await;
@@ -55,7 +55,7 @@ impl Mount {
             wrote: AtomicBool::new(flags.truncate),
             readahead: Mutex::new(ReadAhead::default()),
         }));
-        let keep_cache = frozen || self.volume.is_some();
+        let keep_cache = frozen || self.volume().is_some();
         Ok(Opened {
             handle,
             keep_cache,
@@ -119,7 +119,12 @@ impl Mount {
             Open::Plain => return Err(VolumeError::IsDirectory),
         };
         let inode = file.number.inode;
-        let size = file.view.attributes(Scope::Live, inode).await?.size_bytes;
+        let view = match file.number.snapshot {
+            // A live file is read as it is now, whatever the mount has gone through since it was opened.
+            0 => self.current.view(),
+            _ => file.view.clone(),
+        };
+        let size = view.attributes(Scope::Live, inode).await?.size_bytes;
         let range = request.offset
             ..request
                 .offset
@@ -130,10 +135,10 @@ impl Mount {
         }
         let ahead = file.readahead.lock().read(&range, size);
         if let Some(ahead) = ahead {
-            let pieces = file.view.pieces(inode, ahead).await?;
-            file.view.depot().prefetch(pieces);
+            let pieces = view.pieces(inode, ahead).await?;
+            view.depot().prefetch(pieces);
         }
-        Ok(file.view.read(Scope::Live, inode, range).await?.into())
+        Ok(view.read(Scope::Live, inode, range).await?.into())
     }
 
     pub(super) async fn write(
@@ -182,15 +187,16 @@ impl Mount {
         let Some(open) = self.handles.get(handle) else {
             return Ok(());
         };
-        let (Open::File(file), Some(volume)) = (open.as_ref(), &self.volume) else {
+        let (Open::File(file), Some(volume)) = (open.as_ref(), self.volume()) else {
             return Ok(());
         };
-        if !file.wrote.swap(false, Ordering::Relaxed) {
+        if !file.wrote.load(Ordering::Relaxed) {
             return Ok(());
         }
         if let Some(error) = volume.failure() {
             return Err(error);
         }
+        file.wrote.store(false, Ordering::Relaxed);
         let unsent = volume.usage().unsent_bytes(file.number.inode);
         let waits = match self.close {
             CloseMode::Bounded => unsent > CLOSE_WAITS_ABOVE_BYTES,
@@ -209,7 +215,7 @@ impl Mount {
         let Some(open) = self.handles.remove(handle) else {
             return Ok(());
         };
-        let (Open::File(file), Some(volume)) = (open.as_ref(), &self.volume) else {
+        let (Open::File(file), Some(volume)) = (open.as_ref(), self.volume()) else {
             return Ok(());
         };
         if file.number.snapshot == 0 && volume.usage().closed(file.number.inode) {
@@ -276,7 +282,7 @@ impl Mount {
     }
 
     pub(super) fn opendir(&self, number: Number) -> Result<Opened, VolumeError> {
-        if let (Some(volume), 0, false) = (&self.volume, number.snapshot, number.is_special()) {
+        if let (Some(volume), 0, false) = (self.volume(), number.snapshot, number.is_special()) {
             volume.usage().opened(number.inode);
         }
         let handle = self.handles.insert(Open::Plain);
@@ -295,7 +301,7 @@ impl Mount {
         handle: Handle,
     ) -> Result<(), VolumeError> {
         self.handles.remove(handle);
-        if let (Some(volume), 0, false) = (&self.volume, number.snapshot, number.is_special())
+        if let (Some(volume), 0, false) = (self.volume(), number.snapshot, number.is_special())
             && volume.usage().closed(number.inode)
         {
             volume.reap(number.inode).await?;

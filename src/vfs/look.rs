@@ -28,7 +28,7 @@ impl Mount {
         name: Vec<u8>,
     ) -> Result<Lookup, VolumeError> {
         if parent == ROOT
-            && self.history.is_some()
+            && self.history().is_ok()
             && let Some(number) = special::in_root(&name)
         {
             return Ok(self.special_entry(number)?.into());
@@ -59,7 +59,7 @@ impl Mount {
         }
         Ok(Key::name(
             directory,
-            self.view.nodes().names().cookie(name),
+            self.current.view().nodes().names().cookie(name),
             name,
         ))
     }
@@ -82,7 +82,7 @@ impl Mount {
     }
 
     pub(super) fn looked_up(&self, number: Number, parent: Number) {
-        if let (Some(volume), 0) = (&self.volume, number.snapshot) {
+        if let (Some(volume), 0) = (self.volume(), number.snapshot) {
             volume.usage().looked_up(number.inode, parent.inode);
         }
     }
@@ -92,7 +92,7 @@ impl Mount {
         number: Number,
         attributes: &Attributes,
     ) -> Result<Shown, VolumeError> {
-        let dirty = match (&self.volume, number.snapshot) {
+        let dirty = match (self.volume(), number.snapshot) {
             (Some(volume), 0) => volume.dirty_bytes(number.inode),
             _ => 0,
         };
@@ -100,7 +100,7 @@ impl Mount {
     }
 
     pub(super) fn special_entry(&self, number: Number) -> Result<Entry, VolumeError> {
-        let shown = special::attributes(number, &self.owner, self.volume.is_none())?;
+        let shown = special::attributes(number, &self.owner, self.volume().is_none())?;
         Ok(convert::entry(shown, self.lifetimes))
     }
 
@@ -120,7 +120,7 @@ impl Mount {
     }
 
     pub(super) fn forget(&self, forgets: &[Forget]) -> Vec<u64> {
-        let Some(volume) = &self.volume else {
+        let Some(volume) = self.volume() else {
             return Vec::new();
         };
         let unused = |forget: &Forget| {
@@ -137,7 +137,7 @@ impl Mount {
 
     pub(super) async fn getattr(&self, number: Number) -> Result<Stat, VolumeError> {
         if number.is_special() {
-            let shown = special::attributes(number, &self.owner, self.volume.is_none())?;
+            let shown = special::attributes(number, &self.owner, self.volume().is_none())?;
             return Ok(convert::stat(shown, self.lifetimes));
         }
         let attributes = self
@@ -183,7 +183,7 @@ impl Mount {
     }
 
     pub(super) fn statfs(&self) -> Statistics {
-        let totals = self.view.totals();
+        let totals = self.current.view().totals();
         let block = u64::from(STATFS_BLOCK_BYTES);
         let free = ROOM_BYTES / block;
         Statistics {
@@ -207,8 +207,7 @@ impl Mount {
             } if snapshot != 0 => SNAPSHOTS,
             _ => {
                 let parent = self
-                    .volume
-                    .as_ref()
+                    .volume()
                     .and_then(|volume| volume.usage().parent(number.inode));
                 number.with_inode(parent.unwrap_or(number.inode))
             }

@@ -16,6 +16,7 @@ use tokio::runtime::Handle as Runtime;
 
 use crate::vfs::convert::Lifetimes;
 use crate::vfs::handles::Handles;
+use crate::vfs::live::Current;
 use crate::vfs::numbers::Number;
 use crate::vfs::special::{Control, History, Owner, Shelf};
 use crate::volume::Volume;
@@ -28,6 +29,7 @@ mod directory;
 pub mod errno;
 mod file;
 mod handles;
+pub mod live;
 mod look;
 pub mod numbers;
 pub mod readahead;
@@ -37,10 +39,8 @@ pub mod special;
 /// A mounted volume or snapshot.
 pub struct Mount {
     runtime: Runtime,
-    view: View,
-    volume: Option<Arc<Volume>>,
+    current: Arc<Current>,
     lifetimes: Lifetimes,
-    history: Option<Arc<dyn History>>,
     control: Arc<dyn Control>,
     owner: Owner,
     close: CloseMode,
@@ -64,13 +64,9 @@ pub struct MountParts {
     /// Where requests that wait go on.
     pub runtime: Runtime,
     /// What the root of the mount shows.
-    pub view: View,
-    /// The volume, if the mount is writable.
-    pub volume: Option<Arc<Volume>>,
+    pub current: Arc<Current>,
     /// How long the kernel may keep what it learns of the tree.
     pub lifetimes: Lifetimes,
-    /// The snapshots; none in a mount of one snapshot.
-    pub history: Option<Arc<dyn History>>,
     /// Status and requests.
     pub control: Arc<dyn Control>,
     /// Who mounted.
@@ -88,10 +84,8 @@ impl BkfsVfs {
     pub fn new(parts: MountParts) -> Self {
         BkfsVfs(Arc::new(Mount {
             runtime: parts.runtime,
-            view: parts.view,
-            volume: parts.volume,
+            current: parts.current,
             lifetimes: parts.lifetimes,
-            history: parts.history,
             control: parts.control,
             owner: parts.owner,
             close: parts.close,
@@ -140,7 +134,7 @@ impl Mount {
     /// What a number's tree is read through.
     fn view_of(&self, number: Number) -> Result<View, VolumeError> {
         match number.snapshot {
-            0 => Ok(self.view.clone()),
+            0 => Ok(self.current.view()),
             snapshot => {
                 let shelves = self.shelves.lock();
                 shelves
@@ -152,11 +146,11 @@ impl Mount {
     }
 
     /// The volume, for a change of the inode with this number.
-    fn volume_for(&self, number: Number) -> Result<&Arc<Volume>, VolumeError> {
+    fn volume_for(&self, number: Number) -> Result<Arc<Volume>, VolumeError> {
         if number.snapshot != 0 || number.is_special() {
             return Err(VolumeError::ReadOnly);
         }
-        self.volume.as_ref().ok_or(VolumeError::ReadOnly)
+        self.volume().ok_or(VolumeError::ReadOnly)
     }
 
     fn lifetimes_of(&self, number: Number) -> Lifetimes {
@@ -167,7 +161,11 @@ impl Mount {
         }
     }
 
-    fn history(&self) -> Result<&Arc<dyn History>, VolumeError> {
-        self.history.as_ref().ok_or(VolumeError::NotFound)
+    fn volume(&self) -> Option<Arc<Volume>> {
+        self.current.volume()
+    }
+
+    fn history(&self) -> Result<Arc<dyn History>, VolumeError> {
+        self.current.history().ok_or(VolumeError::NotFound)
     }
 }

@@ -32,7 +32,7 @@ impl Vfs for BkfsVfs {
         for inode in self.0.forget(forgets) {
             let mount = self.0.clone();
             self.run(async move {
-                if let Some(volume) = &mount.volume
+                if let Some(volume) = mount.volume()
                     && let Err(error) = volume.reap(inode).await
                 {
                     tracing::warn!("inode {inode} stays behind until the next mount: {error}");

@@ -9,6 +9,7 @@
 //!   view                          layers and tree read as one
 //!   flush                         dirty bytes → extents
 //!   commit                        layers → tree → root
+//!   unsaved                       which files have changes that no commit holds
 //! ```
 
 use std::collections::HashSet;
@@ -44,6 +45,7 @@ pub mod nodes;
 pub mod room;
 pub mod state;
 pub mod transaction;
+pub mod unsaved;
 pub mod usage;
 pub mod view;
 
@@ -71,7 +73,8 @@ pub struct Volume {
     /// Held for reading by whoever places extents outside of a flush; a cut waits for them.
     cut_gate: tokio::sync::RwLock<()>,
     next_inode: AtomicU64,
-    health: Mutex<Option<VolumeError>>,
+    /// Why nothing more is accepted, if so.
+    health: tokio::sync::watch::Sender<Option<VolumeError>>,
     last_commit: Mutex<Option<Timestamp>>,
     requests: mpsc::Sender<Request>,
     /// A commit was asked for because items fill the memory; reset at the cut.
@@ -120,7 +123,7 @@ impl Volume {
             room: Room::new(parts.limits),
             cut_gate: tokio::sync::RwLock::new(()),
             next_inode: AtomicU64::new(parts.next_inode.max(FIRST_INODE)),
-            health: Mutex::new(None),
+            health: tokio::sync::watch::Sender::new(None),
             last_commit: Mutex::new(None),
             requests,
             commit_asked: AtomicBool::new(false),
@@ -190,17 +193,24 @@ impl Volume {
 
     /// Why nothing more is accepted, if so.
     pub fn failure(&self) -> Option<VolumeError> {
-        self.health.lock().clone()
+        self.health.borrow().clone()
+    }
+
+    /// Tells when nothing more is accepted, and why; ends with the volume.
+    pub fn health(&self) -> tokio::sync::watch::Receiver<Option<VolumeError>> {
+        self.health.subscribe()
     }
 
     /// Refuses all changes from now on: something that was accepted cannot be stored, or another session took over.
     pub fn poison(&self, error: VolumeError) {
-        let mut health = self.health.lock();
-        if health.is_none() {
-            tracing::error!("the mount takes no more writes: {error}");
-            *health = Some(VolumeError::Poisoned(error.to_string()));
-        }
-        drop(health);
+        self.health.send_if_modified(|health| {
+            let is_first = health.is_none();
+            if is_first {
+                tracing::error!("the mount takes no more writes: {error}");
+                *health = Some(VolumeError::Poisoned(error.to_string()));
+            }
+            is_first
+        });
         self.room.close();
     }
 
@@ -234,7 +244,7 @@ impl Volume {
         if items != Pressure::None && !self.commit_asked.swap(true, Ordering::Relaxed) {
             self.commit_soon();
         }
-        (data == Pressure::Full || items == Pressure::Full) && self.health.lock().is_none()
+        (data == Pressure::Full || items == Pressure::Full) && self.health.borrow().is_none()
     }
 
     /// Makes changes wait (or lets them go on): an unmount is draining.

@@ -1,0 +1,182 @@
+//! What becomes of a writable mount that lost something.
+//!
+//! Owns: the list of what was lost, and going on from the last commit once somebody has acknowledged it. Does not own: what makes a volume fail (`volume`), how
+//! a writer is brought up (`writer`).
+//!
+//! A volume that failed stays as it is, readable and refusing every change, until `bkfs status --acknowledge`. Then a new session succeeds the failed one, replays what
+//! that one acknowledged, and a new volume takes the place of the old.
+
+use std::sync::{Arc, OnceLock};
+
+use bkfs_fuse::{Ino, Notifier};
+use parking_lot::Mutex;
+
+use crate::mounting::MountingError;
+use crate::mounting::writer::{Writer, Writing};
+use crate::vfs::live::Current;
+use crate::volume::Volume;
+use crate::volume::unsaved::{Changed, Unsaved};
+
+/// Lost files that are kept by name; the others are counted.
+const LOST_FILES_MAX: usize = 10_000;
+
+/// Lost files that are named in the log.
+const LOST_FILES_LOGGED: usize = 100;
+
+/// What a mount has lost.
+#[derive(Debug, Clone, Default)]
+pub struct Losses {
+    /// How often, since it was mounted.
+    pub count: u64,
+    /// What was lost and is not acknowledged yet, sorted by path.
+    pub files: Vec<Unsaved>,
+    /// Lost files beside those.
+    pub beyond: usize,
+}
+
+/// Keeps a mount writable.
+pub(super) struct Keeper {
+    writing: Writing,
+    current: Arc<Current>,
+    writer: tokio::sync::Mutex<Option<Writer>>,
+    losses: Arc<Mutex<Losses>>,
+    kernel: OnceLock<Notifier>,
+}
+
+impl Keeper {
+    /// Enters the root and starts to write.
+    pub(super) async fn begin(writing: Writing, steal: bool) -> Result<Arc<Self>, MountingError> {
+        let open = writing.enter(steal).await?;
+        let (live, writer) = writing.start(open, 0).await?;
+        let losses = Arc::new(Mutex::new(Losses::default()));
+        if let Some(volume) = &live.volume {
+            watch_losses(volume, &losses);
+        }
+        Ok(Arc::new(Keeper {
+            writing,
+            current: Current::new(live),
+            writer: tokio::sync::Mutex::new(Some(writer)),
+            losses,
+            kernel: OnceLock::new(),
+        }))
+    }
+
+    /// What the mount shows.
+    pub(super) fn current(&self) -> &Arc<Current> {
+        &self.current
+    }
+
+    /// From now on the kernel is told what it must forget.
+    pub(super) fn tell_kernel_by(&self, kernel: Notifier) {
+        // A mount has one kernel.
+        let _ = self.kernel.set(kernel);
+    }
+
+    /// What was lost.
+    pub(super) fn losses(&self) -> Losses {
+        self.losses.lock().clone()
+    }
+
+    /// Drops what was lost and goes on from the last commit. The answer is what was lost; nothing if the mount is well.
+    ///
+    /// # Errors
+    /// The volume belongs to somebody else by now, or the store does not answer: the mount stays as it was.
+    pub(super) async fn acknowledge(&self) -> Result<Losses, MountingError> {
+        let mut slot = self.writer.lock().await;
+        let (Some(failed), Some(writer)) = (self.current.volume(), slot.as_ref()) else {
+            return Ok(Losses::default());
+        };
+        if failed.failure().is_none() {
+            return Ok(Losses::default());
+        }
+        let holder = self.writing.holder.clone();
+        let open = writer
+            .open
+            .succeed(holder, self.writing.repository.machine.processes.as_ref())
+            .await?;
+        // The kernel still knows the numbers of files that are lost now.
+        let (live, writer) = self.writing.start(open, failed.inode_mark()).await?;
+        let changed = failed.view.changed();
+        if let Some(volume) = &live.volume {
+            watch_losses(volume, &self.losses);
+        }
+        self.current.replace(live);
+        let lost = {
+            let mut losses = self.losses.lock();
+            let count = losses.count;
+            std::mem::replace(
+                &mut *losses,
+                Losses {
+                    count,
+                    ..Losses::default()
+                },
+            )
+        };
+        if let Some(old) = slot.replace(writer) {
+            // It has nothing to say any more but that it failed, and its session is gone.
+            tokio::spawn(async move { old.finish().await.ok() });
+        }
+        drop(slot);
+        self.make_kernel_forget(changed).await;
+        tracing::warn!(
+            "{} lost files were acknowledged; the volume goes on from its last commit",
+            lost.files.len() + lost.beyond
+        );
+        Ok(lost)
+    }
+
+    async fn make_kernel_forget(&self, changed: Changed) {
+        let Some(kernel) = self.kernel.get().cloned() else {
+            return;
+        };
+        let forget = move || {
+            for (directory, name) in changed.names.keys() {
+                kernel.invalidate_name(Ino(*directory), name);
+            }
+            for inode in changed.inodes.keys() {
+                kernel.invalidate_inode(Ino(*inode), 0, 0);
+            }
+        };
+        // The kernel's locks may make it wait for other requests.
+        if let Err(error) = tokio::task::spawn_blocking(forget).await {
+            tracing::warn!("the kernel may still show lost files: {error}");
+        }
+    }
+
+    /// The last commit, and the end of the session.
+    pub(super) async fn finish(&self) -> Result<(), MountingError> {
+        match self.writer.lock().await.take() {
+            Some(writer) => writer.finish().await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// Makes the list once the volume fails.
+fn watch_losses(volume: &Arc<Volume>, losses: &Arc<Mutex<Losses>>) {
+    let mut health = volume.health();
+    let volume = Arc::downgrade(volume);
+    let losses = losses.clone();
+    tokio::spawn(async move {
+        let failed = health.wait_for(Option::is_some).await.is_ok();
+        let (Some(volume), true) = (volume.upgrade(), failed) else {
+            return;
+        };
+        losses.lock().count += 1;
+        let (files, beyond) = volume.unsaved(LOST_FILES_MAX).await;
+        for file in files.iter().take(LOST_FILES_LOGGED) {
+            tracing::error!(
+                inode = file.inode,
+                bytes = file.bytes,
+                "not in the bucket, and lost with this mount: {}",
+                file.path
+            );
+        }
+        if beyond > 0 || files.len() > LOST_FILES_LOGGED {
+            tracing::error!("… {} files in all", files.len() + beyond);
+        }
+        let mut losses = losses.lock();
+        losses.files = files;
+        losses.beyond = beyond;
+    });
+}

@@ -1,0 +1,218 @@
+//! The writing side of a mount: session, volume and committer.
+//!
+//! Owns: the order in which they come up and go. Does not own: when they are replaced (`keeper`).
+
+use std::sync::Arc;
+
+use bkfs_chunker::ingest::Ingest;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::mounting::history::Snapshots;
+use crate::mounting::publish::{IngestUploads, Publisher};
+use crate::mounting::{MountingError, format};
+use crate::repository::Repository;
+use crate::root::commit::Committer as RootCommitter;
+use crate::root::heartbeat::Standing;
+use crate::root::repository::probe;
+use crate::root::session::{OpenSession, VolumeRequest};
+use crate::root::state::HolderInfo;
+use crate::vfs::live::Live;
+use crate::vfs::special::Owner;
+use crate::volume::commit::{Committed, Committer};
+use crate::volume::error::VolumeError;
+use crate::volume::room::Limits;
+use crate::volume::state::Totals;
+use crate::volume::view::View;
+use crate::volume::{Volume, VolumeParts};
+
+/// What is written, and by whom.
+pub(super) struct Writing {
+    pub(super) repository: Arc<Repository>,
+    /// The volume's name.
+    pub(super) volume: String,
+    /// Memory of the whole daemon, in bytes.
+    pub(super) memory_bytes: u64,
+    /// Owner of the root directory of a volume that is new.
+    pub(super) owner: Owner,
+    pub(super) holder: HolderInfo,
+}
+
+/// A session that writes.
+pub(super) struct Writer {
+    pub(super) open: OpenSession,
+    stop: oneshot::Sender<()>,
+    committer: JoinHandle<Result<Committed, VolumeError>>,
+    volume: Arc<Volume>,
+}
+
+impl Writing {
+    /// Enters the root and takes the volume, which is made if it is new.
+    pub(super) async fn enter(&self, steal: bool) -> Result<OpenSession, MountingError> {
+        let handle = &self.repository.handle;
+        probe(handle.store().as_ref(), handle.entropy().as_ref()).await?;
+        let request = VolumeRequest {
+            name: self.volume.clone(),
+            steal,
+        };
+        let holder = self.holder.clone();
+        let open = OpenSession::open(
+            handle,
+            holder,
+            Some(request),
+            self.repository.machine.processes.as_ref(),
+        )
+        .await?;
+        if let Some(victim) = open.taken_from() {
+            tracing::warn!("volume {} was taken over from {victim}", self.volume);
+        }
+        Ok(open)
+    }
+
+    /// Starts to write for a session that has just taken the volume; cleans up what an earlier mount left. No inode below `first_inode` is given out.
+    ///
+    /// # Errors
+    /// The session has left the root again, if that was possible.
+    pub(super) async fn start(
+        &self,
+        open: OpenSession,
+        first_inode: u64,
+    ) -> Result<(Live, Writer), MountingError> {
+        match self.begin(&open, first_inode).await {
+            Ok(begun) => Ok((
+                begun.live,
+                Writer {
+                    open,
+                    stop: begun.stop,
+                    committer: begun.committer,
+                    volume: begun.volume,
+                },
+            )),
+            Err(error) => {
+                if let Err(left) = open.end().await {
+                    tracing::warn!("the session stays in the root: {left}");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn begin(&self, open: &OpenSession, first_inode: u64) -> Result<Begun, MountingError> {
+        let repository = &self.repository;
+        let ingest = Arc::new(Ingest::new(repository.depot.clone(), open.id().0));
+        let uploads = Arc::new(IngestUploads {
+            ingest: ingest.clone(),
+            lists: repository.lists.clone(),
+        });
+        let history = Arc::new(Snapshots::new(
+            repository.clone(),
+            self.volume.clone(),
+            Some((open.id(), uploads.clone())),
+        ));
+        repository.load_index().await?;
+        let entry = repository.volume_entry(&self.volume);
+        let (tree, totals, is_new) = match entry.tree {
+            Some(tree) => {
+                let totals = Totals {
+                    inodes: entry.inodes,
+                    bytes: entry.bytes,
+                };
+                (tree, totals, false)
+            }
+            None => (format::empty_tree(&ingest).await?, Totals::default(), true),
+        };
+        let clock = repository.machine.clock.clone();
+        let view = View::live(repository.nodes.clone(), tree, totals);
+        let (volume, requests) = Volume::new(VolumeParts {
+            view: view.clone(),
+            ingest,
+            clock: clock.clone(),
+            limits: limits(self.memory_bytes),
+            next_inode: entry.next_inode.max(first_inode),
+        });
+        if is_new {
+            format::make_root(&volume, self.owner).await?;
+            volume.commit_soon();
+        }
+        format::reap_orphans(&volume).await?;
+        let publisher = Arc::new(Publisher {
+            committer: RootCommitter::new(
+                repository.handle.clone(),
+                repository.lists.clone(),
+                open.id(),
+                &self.volume,
+                uploads,
+            )?,
+            holder: self.holder.clone(),
+            history: history.clone(),
+            clock,
+        });
+        let (stop, stopped) = oneshot::channel();
+        let generation = repository.handle.current().root.generation;
+        let committer = Committer::new(volume.clone(), publisher, requests, generation);
+        let committer = tokio::spawn(committer.run(async {
+            // A sender that is dropped means the same.
+            let _ = stopped.await;
+        }));
+        watch_standing(&volume, open);
+        let live = Live {
+            view,
+            volume: Some(volume.clone()),
+            history: Some(history),
+        };
+        Ok(Begun {
+            live,
+            volume,
+            stop,
+            committer,
+        })
+    }
+}
+
+struct Begun {
+    live: Live,
+    volume: Arc<Volume>,
+    stop: oneshot::Sender<()>,
+    committer: JoinHandle<Result<Committed, VolumeError>>,
+}
+
+impl Writer {
+    /// The last commit, and the end of the session.
+    pub(super) async fn finish(self) -> Result<(), MountingError> {
+        self.volume.freeze(false);
+        // The committer ends by itself if it is gone already.
+        let _ = self.stop.send(());
+        let committed = match self.committer.await {
+            Ok(committed) => committed,
+            Err(error) => Err(VolumeError::Commit(format!("the committer ended: {error}"))),
+        };
+        let ended = self.open.end().await;
+        committed?;
+        Ok(ended?)
+    }
+}
+
+/// Half of the memory that is not the chunker's (see its budget) is for dirty bytes, and a part for changed items.
+fn limits(memory_bytes: u64) -> Limits {
+    Limits {
+        data_bytes: memory_bytes / 6,
+        item_bytes: memory_bytes / 12,
+    }
+}
+
+/// A session that was taken over accepts nothing more, from the moment it knows.
+fn watch_standing(volume: &Arc<Volume>, open: &OpenSession) {
+    let mut standing = open.heartbeat().standing();
+    let volume = Arc::downgrade(volume);
+    tokio::spawn(async move {
+        let fenced = standing
+            .wait_for(|standing| matches!(standing, Standing::Fenced(_)))
+            .await;
+        let Ok(standing) = fenced.map(|standing| standing.clone()) else {
+            return;
+        };
+        if let (Standing::Fenced(refusal), Some(volume)) = (standing, volume.upgrade()) {
+            volume.poison(VolumeError::Commit(refusal.to_string()));
+        }
+    });
+}

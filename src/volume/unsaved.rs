@@ -1,0 +1,181 @@
+//! What would be lost if the layers were: files with changes that no commit holds.
+//!
+//! Owns: finding them and their names. Does not own: whether they are lost (`mounting`).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::tree::item::Item;
+use crate::tree::key::{self, ItemKind, KeyParts};
+use crate::volume::error::VolumeError;
+use crate::volume::state::Scope;
+use crate::volume::view::View;
+use crate::volume::{ROOT_INODE, Volume};
+
+/// Names looked at in the tree to find those of changed files; beyond, a file is told by its number.
+const NAMES_WALKED_MAX: usize = 200_000;
+
+/// Items of a directory fetched at once.
+const PAGE: usize = 4096;
+
+/// A file, directory or name with changes that are not in the bucket.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Unsaved {
+    /// From the root of the mount, beginning with '/'; `inode N` if it has no name that could be found.
+    pub path: String,
+    /// Its inode.
+    pub inode: u64,
+    /// Bytes of its contents that are only in memory: 0 if only its name or attributes changed, or if its bytes wait for a commit alone.
+    pub bytes: u64,
+}
+
+/// All inodes and names that the layers change.
+#[derive(Debug, Default)]
+pub struct Changed {
+    /// Inodes, with their dirty bytes.
+    pub inodes: BTreeMap<u64, u64>,
+    /// Names, by directory: what they lead to, or `None` where the name was removed.
+    pub names: BTreeMap<(u64, Vec<u8>), Option<u64>>,
+}
+
+impl View {
+    /// What the layers change. Nothing, for a tree that nobody changes.
+    pub fn changed(&self) -> Changed {
+        let Ok(state) = self.state() else {
+            return Changed::default();
+        };
+        let state = state.lock();
+        let mut changed = Changed::default();
+        for layer in state.layers(Scope::Live) {
+            for (key, item) in &layer.items {
+                let Ok(inode) = key.inode() else { continue };
+                changed.inodes.entry(inode).or_default();
+                if let Ok(KeyParts::Name {
+                    directory, name, ..
+                }) = key.parse()
+                {
+                    let target = match item {
+                        Some(Item::Name { inode, .. }) => Some(*inode),
+                        _ => None,
+                    };
+                    // Layers come newest first.
+                    changed
+                        .names
+                        .entry((directory, name.to_vec()))
+                        .or_insert(target);
+                }
+            }
+            for (inode, ranges) in &layer.data {
+                *changed.inodes.entry(*inode).or_default() += ranges.data_bytes();
+            }
+            for inode in &layer.dropped {
+                changed.inodes.entry(*inode).or_default();
+            }
+        }
+        changed
+    }
+}
+
+impl Volume {
+    /// Files and directories with changes that are not in the bucket, sorted by path, and how many there are beyond `limit`.
+    ///
+    /// Directories count where only names in them changed if nothing below them does.
+    pub async fn unsaved(&self, limit: usize) -> (Vec<Unsaved>, usize) {
+        let changed = self.view.changed();
+        let mut found = Found::default();
+        for ((directory, name), target) in &changed.names {
+            if let Some(inode) = target {
+                found.parents.insert(*inode, (*directory, name.clone()));
+            }
+        }
+        if let Err(error) = found.walk(&self.view, &changed).await {
+            tracing::debug!("not all names of unsaved files were found: {error}");
+        }
+        let mut unsaved: Vec<Unsaved> = changed
+            .inodes
+            .iter()
+            // A directory whose only change is a new name is told by what the name leads to.
+            .filter(|(inode, bytes)| **bytes > 0 || !found.is_told_by_its_names(**inode, &changed))
+            .map(|(inode, bytes)| Unsaved {
+                path: found.path(*inode),
+                inode: *inode,
+                bytes: *bytes,
+            })
+            .collect();
+        unsaved.sort();
+        let beyond = unsaved.len().saturating_sub(limit);
+        unsaved.truncate(limit);
+        (unsaved, beyond)
+    }
+}
+
+/// Where inodes are named.
+#[derive(Default)]
+struct Found {
+    parents: HashMap<u64, (u64, Vec<u8>)>,
+}
+
+impl Found {
+    /// Looks through the directories for the names that the layers do not tell.
+    async fn walk(&mut self, view: &View, changed: &Changed) -> Result<(), VolumeError> {
+        let mut missing: BTreeSet<u64> = changed.inodes.keys().copied().collect();
+        missing.extend(changed.names.keys().map(|(directory, _)| *directory));
+        missing.extend(self.parents.values().map(|(directory, _)| *directory));
+        missing.retain(|inode| *inode != ROOT_INODE && !self.parents.contains_key(inode));
+        let mut directories = vec![ROOT_INODE];
+        let mut walked = 0;
+        while let (Some(directory), false) = (directories.pop(), missing.is_empty()) {
+            let mut range = key::of_kind(directory, ItemKind::Name);
+            loop {
+                let page = view.items(Scope::Live, range.clone(), PAGE).await?;
+                walked += page.items.len();
+                for (key, item) in &page.items {
+                    let (Item::Name { inode, file_type }, Ok(KeyParts::Name { name, .. })) =
+                        (item, key.parse())
+                    else {
+                        continue;
+                    };
+                    self.parents
+                        .entry(*inode)
+                        .or_insert_with(|| (directory, name.to_vec()));
+                    missing.remove(inode);
+                    if u32::from(*file_type) << 12 == libc::S_IFDIR {
+                        directories.push(*inode);
+                    }
+                }
+                match page.next {
+                    Some(next) if walked < NAMES_WALKED_MAX => range.start = next,
+                    _ => break,
+                }
+            }
+            if walked >= NAMES_WALKED_MAX {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_told_by_its_names(&self, inode: u64, changed: &Changed) -> bool {
+        let names = changed
+            .names
+            .range((inode, Vec::new())..(inode + 1, Vec::new()));
+        let mut leading = names.peekable();
+        leading.peek().is_some() && leading.all(|(_, target)| target.is_some())
+    }
+
+    fn path(&self, inode: u64) -> String {
+        let mut names = Vec::new();
+        let mut at = inode;
+        let mut seen = BTreeSet::new();
+        while at != ROOT_INODE {
+            match self.parents.get(&at) {
+                Some((parent, name)) if seen.insert(at) => {
+                    names.push(String::from_utf8_lossy(name).into_owned());
+                    at = *parent;
+                }
+                _ => return format!("inode {inode}"),
+            }
+        }
+        names.reverse();
+        format!("/{}", names.join("/"))
+    }
+}

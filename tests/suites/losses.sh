@@ -1,0 +1,187 @@
+#!/usr/bin/env bash
+# about: what was accepted and cannot be stored is never lost silently: poisoned mounts, lost files by name, --acknowledge, --discard, bkfs run
+# needs: program apt:e2fsprogs
+# limit: 300
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/bkfs.sh"
+
+URL=$SUITE_TMP/bucket MNT=$SUITE_TMP/mount
+mkdir -p "$MNT"
+at_end "leave_mount '$MNT'"
+# A bucket that takes nothing any more, and says so: what a withdrawn permission does elsewhere.
+refuse_packs() { chattr +i "$URL"/data "$URL"/meta; }
+accept_packs() { chattr -i "$URL"/data "$URL"/meta 2>/dev/null || true; }
+at_end accept_packs
+
+status_is() {
+  bkfs status --json "$MNT" >"$SUITE_TMP/status.json"
+  python3 - "$SUITE_TMP/status.json" "$1" <<'P'
+import json, sys
+status = json.load(open(sys.argv[1]))
+assert eval(sys.argv[2], {"status": status, "lost": [file["path"] for file in status["lost_files"]], "pending": [file["path"] for file in status.get("pending_files", [])]}), f"not {sys.argv[2]}: {status}"
+P
+}
+is_poisoned() { status_is 'not status["healthy"]' 2>/dev/null; }
+
+# --- bkfs run -------------------------------------------------------------------------------------------------------
+
+run_makes_a_snapshot() {
+  exits 0 bkfs run --name ran --tag nightly "$MNT" -- sh -c "echo from the tool; echo data >'$MNT/file'"
+  says 'from the tool' 'snapshot ran'
+  [ "$(cat "$MNT/.snapshots/ran/file")" = data ] || wrong "the snapshot does not hold what the tool wrote"
+  exits 0 bkfs run --json "$MNT" -- true
+  says '"generation"'
+}
+run_passes_the_tools_status_on() {
+  local before after
+  before=$(bkfs snapshots --json "$MNT" | wc -l)
+  exits 7 bkfs run "$MNT" -- sh -c 'exit 7'
+  exits 143 bkfs run "$MNT" -- sh -c 'kill -TERM $$'
+  exits 127 bkfs run "$MNT" -- /no/such/tool
+  says '/no/such/tool'
+  exits 126 bkfs run "$MNT" -- /etc/passwd
+  after=$(bkfs snapshots --json "$MNT" | wc -l)
+  [ "$before" = "$after" ] || wrong "a tool that failed made a snapshot"
+}
+run_says_when_bkfs_failed() {
+  exits 125 bkfs run "$SUITE_TMP" -- true
+  says 'no bkfs mount'
+  exits 125 bkfs run --name ran "$MNT" -- true
+  says 'ran'
+  exits 2 bkfs run "$MNT"
+}
+run_ends_with_its_tool() {
+  local pid tool
+  rm -f "$SUITE_TMP/tool"
+  "$MACHINE/run" "$BKFS_BIN" run "$MNT" -- sh -c "echo \$\$ >'$SUITE_TMP/tool'; exec sleep 1000" &
+  pid=$!
+  remember_pid $pid
+  wait_for 20 test -s "$SUITE_TMP/tool"
+  tool=$(cat "$SUITE_TMP/tool")
+  kill -TERM "$(pgrep -P "$pid" | head -n 1)"
+  gone "$tool" 10 || wrong "the tool lives on"
+  gone "$pid" 10 || wrong "bkfs run lives on"
+}
+
+# --- a store that takes nothing any more ------------------------------------------------------------------------------
+
+poisoned_and_named() {
+  mkdir "$MNT/directory"
+  echo kept >"$MNT/directory/kept"
+  head -c 100000 /dev/urandom >"$MNT/directory/changed"
+  exits 0 bkfs snapshot "$MNT" before
+  status_is 'status["healthy"] and status["losses"] == 0 and lost == [] and pending == []'
+  refuse_packs
+  # Accepted without waiting: little files and changes, closed at once.
+  printf changed | dd of="$MNT/directory/changed" bs=1 seek=500 conv=notrunc status=none
+  mv "$MNT/file" "$MNT/renamed"
+  head -c 100000 /dev/urandom >"$MNT/directory/lost"
+  fails_with 'Input/output error' dd if=/dev/zero of="$MNT/synced" bs=4k count=1 conv=fsync
+  wait_for 60 is_poisoned || wrong "the mount does not say that it failed"
+  sleep 1
+  cat "$SUITE_TMP/status.json"
+  status_is 'status["losses"] == 1 and {"/directory/lost", "/directory/changed", "/synced", "/renamed"} <= set(lost)'
+  status_is '"/directory/kept" not in lost and status["failure"]'
+  exits 0 bkfs status "$MNT"
+  says 'FAILED' 'lost .*/directory/lost'
+}
+everything_fails_while_poisoned() {
+  # It does not recover by itself, even now that the store takes everything again.
+  accept_packs
+  sleep 4
+  fails_with 'Input/output error' dd if=/dev/zero of="$MNT/later" bs=4k count=1
+  fails_with 'Input/output error' mkdir "$MNT/later-directory"
+  fails_with 'Input/output error' python3 -c "import os; os.fsync(os.open('$MNT/directory/kept', os.O_RDONLY))"
+  exits 1 bkfs snapshot "$MNT" poisoned
+  clear_message
+  fails_with 'Input/output error' mkdir "$MNT/.snapshots/poisoned"
+  exits 125 bkfs run "$MNT" -- true
+  says 'bkfs status'
+  exits 1 bkfs umount "$MNT"
+  says '--discard'
+  is_mounted "$MNT" || wrong "unmounted all the same"
+  # Reads go on.
+  [ "$(cat "$MNT/directory/kept")" = kept ] || wrong "what is in the bucket cannot be read"
+  is_poisoned || wrong "it recovered by itself"
+}
+acknowledged() {
+  # Open before and after: what the kernel knows of lost files must not live on.
+  exec 7<"$MNT/directory/kept" 8<"$MNT/directory/lost"
+  exits 0 bkfs status --acknowledge "$MNT"
+  says 'lost .*/directory/lost' 'acknowledged'
+  status_is 'status["healthy"] and status["losses"] == 1 and lost == []'
+  [ "$(cat <&7)" = kept ] || wrong "an open file of the last commit cannot be read"
+  ! cat <&8 >/dev/null 2>&1 || wrong "a lost file is read on"
+  exec 7<&- 8<&-
+  [ ! -e "$MNT/directory/lost" ] && [ ! -e "$MNT/synced" ] && [ ! -e "$MNT/renamed" ] || wrong "a lost file is shown"
+  [ "$(cat "$MNT/file")" = data ] || wrong "a lost rename is half undone"
+  cmp "$MNT/directory/changed" "$MNT/.snapshots/before/directory/changed"
+  exits 0 bkfs status --acknowledge "$MNT"
+  says 'nothing was lost'
+}
+goes_on() {
+  head -c 3000000 /dev/urandom >"$MNT/directory/again"
+  head -c 50000 /dev/urandom | dd of="$MNT/synced-again" conv=fsync status=none
+  exits 0 bkfs snapshot "$MNT" after
+  sha256sum "$MNT/directory/again" "$MNT/synced-again" | cut -d' ' -f1 >"$SUITE_TMP/sums"
+  exits 0 bkfs umount "$MNT"
+  machine two
+  exits 0 bkfs restore "$URL" after "$SUITE_TMP/restored"
+  sha256sum "$SUITE_TMP/restored/directory/again" "$SUITE_TMP/restored/synced-again" | cut -d' ' -f1 | diff - "$SUITE_TMP/sums"
+  diff -r "$SUITE_TMP/restored/directory/kept" <(echo kept)
+  machine one
+  exits 0 mount_at "$URL" "$MNT"
+}
+# A tool that syncs nothing and looks at nothing, over a loss that somebody acknowledges before it ends.
+acknowledged_loss_fails_the_run() {
+  refuse_packs
+  exits 125 bkfs run "$MNT" -- sh -c "head -c 3000000 /dev/urandom >'$MNT/unlooked' 2>/dev/null
+    until '$BKFS_BIN' status --json '$MNT' | grep -q '\"healthy\":false'; do '$BKFS_BIN' snapshot '$MNT' >/dev/null 2>&1; sleep 0.2; done
+    chattr -i '$URL/data' '$URL/meta'; '$BKFS_BIN' status --acknowledge '$MNT'; exit 0"
+  says 'lost'
+  status_is 'status["healthy"]'
+}
+discarded() {
+  refuse_packs
+  head -c 3000000 /dev/urandom >"$MNT/discarded" || true
+  ! dd if=/dev/zero of="$MNT/synced" bs=4k count=1 conv=fsync status=none 2>/dev/null || wrong "fsync claims success"
+  exits 0 bkfs umount --discard "$MNT"
+  accept_packs
+  not_mounted "$MNT" || wrong "still mounted"
+  exits 0 mount_at "$URL" "$MNT"
+  [ ! -e "$MNT/discarded" ] || wrong "what was discarded is there"
+  exits 0 bkfs umount "$MNT"
+}
+# Whoever took the volume over owns it: acknowledging a loss must not take it back.
+fenced_is_not_taken_back() {
+  local other=$SUITE_TMP/other
+  mkdir -p "$other"
+  at_end "leave_mount '$other'"
+  exits 0 mount_at "$URL" "$MNT"
+  machine thief
+  exits 0 mount_at "$URL" "$other" --steal
+  machine one
+  ! dd if=/dev/zero of="$MNT/fenced" bs=4k count=1 conv=fsync status=none 2>/dev/null || wrong "a fenced mount acknowledges a fsync"
+  is_poisoned || wrong "a fenced mount is well"
+  exits 1 bkfs status --acknowledge "$MNT"
+  says 'discard'
+  dd if=/dev/zero of="$other/theirs" bs=4k count=1 conv=fsync status=none
+  exits 0 bkfs umount --discard "$MNT"
+  machine thief
+  exits 0 bkfs umount "$other"
+}
+
+machine one
+mount_at "$URL" "$MNT" --init --no-encryption -o timeout=20 || die "cannot mount"
+case_of "bkfs run makes a snapshot of what its tool wrote" run_makes_a_snapshot
+case_of "bkfs run passes on the status of a tool that failed" run_passes_the_tools_status_on
+case_of "bkfs run exits with 125 when it is bkfs that failed" run_says_when_bkfs_failed
+case_of "bkfs run asked to end ends its tool first" run_ends_with_its_tool
+case_of "a mount that cannot store any more fails and names what is lost" poisoned_and_named
+case_of "while poisoned every write, fsync, snapshot and unmount fails, and it does not recover by itself" everything_fails_while_poisoned
+case_of "acknowledging the loss goes back to the last commit" acknowledged
+case_of "and the mount goes on, restorable on another machine" goes_on
+case_of "a loss that was acknowledged while the tool ran fails bkfs run" acknowledged_loss_fails_the_run
+case_of "umount --discard gives up what was lost" discarded
+case_of "a mount that was taken over is not taken back by acknowledging" fenced_is_not_taken_back
+exit 0

@@ -3,7 +3,7 @@
 //! Owns: the order in which repository, session, volume, committer and kernel come up and go. Does not own: any of them.
 //!
 //! ```text
-//!   up:    repository → session (root) → index → volume → committer → kernel
+//!   up:    repository → session (root) → index → volume (→ replay) → committer, journaler → kernel
 //!   down:  kernel → committer (last commit) → session leaves the root
 //! ```
 
@@ -36,6 +36,7 @@ pub mod history;
 mod keeper;
 pub mod publish;
 pub mod settings;
+pub mod takeover;
 mod writer;
 
 /// How often a read-only mount looks for a newer commit.

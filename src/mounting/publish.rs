@@ -1,4 +1,4 @@
-//! From a volume's commits to the root: the volume's [`Publish`] over the root's committer, and the root's [`Uploads`] over the chunker's ingest.
+//! From a volume to the root: the volume's [`Publish`] over the root's committer, its [`Journal`] over the root's journal writer, and the root's [`Uploads`] over the chunker's ingest.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,10 +14,12 @@ use crate::clock::Clock;
 use crate::mounting::history::Snapshots;
 use crate::root::commit::{CommitRequest, Committer, Uploads};
 use crate::root::error::{ErrorKind, RootError};
+use crate::root::journal::{JournalEntry, JournalWriter};
 use crate::root::lists::{ListWriter, Lists};
 use crate::root::snapshots::SnapshotRequest;
 use crate::root::state::{HolderInfo, Root};
 use crate::volume::commit::{Committed, Publication, Publish, PublishError};
+use crate::volume::journal::{Entry, Journal};
 
 /// The ingest as the root sees it.
 pub struct IngestUploads {
@@ -101,6 +103,8 @@ pub struct Publisher {
     pub history: Arc<Snapshots>,
     /// The time that commits carry.
     pub clock: Arc<dyn Clock>,
+    /// What a commit makes superfluous.
+    pub journals: Arc<JournalWriter>,
 }
 
 #[async_trait]
@@ -120,8 +124,7 @@ impl Publish for Publisher {
         let request = CommitRequest {
             mark: publication.mark,
             tree: Some(publication.tree),
-            // Operations are numbered once the journal is there to carry them.
-            covered: 0,
+            covered: publication.covered,
             next_inode: publication.next_inode,
             inodes: publication.totals.inodes,
             bytes: publication.totals.bytes,
@@ -129,6 +132,9 @@ impl Publish for Publisher {
             snapshot,
         };
         let committed = self.committer.commit(request).await.map_err(classify)?;
+        let journals = self.journals.clone();
+        let covered = publication.covered;
+        tokio::spawn(async move { journals.covered(covered).await });
         if wants_snapshot {
             self.history.changed();
         }
@@ -136,6 +142,21 @@ impl Publish for Publisher {
             generation: committed.generation,
             snapshot: committed.snapshot.map(|entry| entry.name),
         })
+    }
+}
+
+/// Writes the journals of one session.
+pub struct Journals(pub Arc<JournalWriter>);
+
+#[async_trait]
+impl Journal for Journals {
+    async fn write(&self, entry: Entry) -> Result<(), PublishError> {
+        let entry = JournalEntry::new(entry.operation, entry.packs, entry.operations);
+        self.0.write(entry).await.map_err(classify)
+    }
+
+    async fn confirm(&self) -> Result<(), PublishError> {
+        self.0.confirm().await.map_err(classify)
     }
 }
 

@@ -5,22 +5,24 @@
 use std::sync::Arc;
 
 use bkfs_chunker::ingest::Ingest;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::mounting::history::Snapshots;
-use crate::mounting::publish::{IngestUploads, Publisher};
-use crate::mounting::{MountingError, format};
+use crate::mounting::publish::{IngestUploads, Journals, Publisher};
+use crate::mounting::{MountingError, format, takeover};
 use crate::repository::Repository;
 use crate::root::commit::Committer as RootCommitter;
 use crate::root::heartbeat::Standing;
+use crate::root::journal::JournalWriter;
 use crate::root::repository::probe;
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::state::HolderInfo;
 use crate::vfs::live::Live;
 use crate::vfs::special::Owner;
-use crate::volume::commit::{Committed, Committer};
+use crate::volume::commit::{Committed, Committer, Request};
 use crate::volume::error::VolumeError;
+use crate::volume::journal::Journaler;
 use crate::volume::room::Limits;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
@@ -41,9 +43,16 @@ pub(super) struct Writing {
 /// A session that writes.
 pub(super) struct Writer {
     pub(super) open: OpenSession,
+    tasks: Tasks,
+}
+
+/// What works for a session that writes.
+struct Tasks {
+    volume: Arc<Volume>,
     stop: oneshot::Sender<()>,
     committer: JoinHandle<Result<Committed, VolumeError>>,
-    volume: Arc<Volume>,
+    journaler: Option<JoinHandle<()>>,
+    journals: Arc<JournalWriter>,
 }
 
 impl Writing {
@@ -79,15 +88,7 @@ impl Writing {
         first_inode: u64,
     ) -> Result<(Live, Writer), MountingError> {
         match self.begin(&open, first_inode).await {
-            Ok(begun) => Ok((
-                begun.live,
-                Writer {
-                    open,
-                    stop: begun.stop,
-                    committer: begun.committer,
-                    volume: begun.volume,
-                },
-            )),
+            Ok((live, tasks)) => Ok((live, Writer { open, tasks })),
             Err(error) => {
                 if let Err(left) = open.end().await {
                     tracing::warn!("the session stays in the root: {left}");
@@ -97,18 +98,13 @@ impl Writing {
         }
     }
 
-    async fn begin(&self, open: &OpenSession, first_inode: u64) -> Result<Begun, MountingError> {
+    /// The volume as of its last commit, the commits that will be asked for, and whether it is new.
+    async fn volume(
+        &self,
+        ingest: Arc<Ingest>,
+        first_inode: u64,
+    ) -> Result<(Arc<Volume>, mpsc::Receiver<Request>, bool), MountingError> {
         let repository = &self.repository;
-        let ingest = Arc::new(Ingest::new(repository.depot.clone(), open.id().0));
-        let uploads = Arc::new(IngestUploads {
-            ingest: ingest.clone(),
-            lists: repository.lists.clone(),
-        });
-        let history = Arc::new(Snapshots::new(
-            repository.clone(),
-            self.volume.clone(),
-            Some((open.id(), uploads.clone())),
-        ));
         repository.load_index().await?;
         let entry = repository.volume_entry(&self.volume);
         let (tree, totals, is_new) = match entry.tree {
@@ -121,31 +117,51 @@ impl Writing {
             }
             None => (format::empty_tree(&ingest).await?, Totals::default(), true),
         };
-        let clock = repository.machine.clock.clone();
         let view = View::live(repository.nodes.clone(), tree, totals);
         let (volume, requests) = Volume::new(VolumeParts {
-            view: view.clone(),
+            view,
             ingest,
-            clock: clock.clone(),
+            clock: repository.machine.clock.clone(),
             limits: limits(self.memory_bytes),
             next_inode: entry.next_inode.max(first_inode),
         });
+        Ok((volume, requests, is_new))
+    }
+
+    async fn begin(
+        &self,
+        open: &OpenSession,
+        first_inode: u64,
+    ) -> Result<(Live, Tasks), MountingError> {
+        let repository = &self.repository;
+        let ingest = Arc::new(Ingest::new(repository.depot.clone(), open.id().0));
+        let uploads = Arc::new(IngestUploads {
+            ingest: ingest.clone(),
+            lists: repository.lists.clone(),
+        });
+        let history = Arc::new(Snapshots::new(
+            repository.clone(),
+            self.volume.clone(),
+            Some((open.id(), uploads.clone())),
+        ));
+        let (volume, requests, is_new) = self.volume(ingest, first_inode).await?;
+        let replayed = takeover::replay(&volume, open).await?;
         if is_new {
             format::make_root(&volume, self.owner).await?;
             volume.commit_soon();
         }
         format::reap_orphans(&volume).await?;
+        let handle = &repository.handle;
+        let lists = repository.lists.clone();
+        let committer =
+            RootCommitter::new(handle.clone(), lists, open.id(), &self.volume, uploads)?;
+        let journals = Arc::new(JournalWriter::new(handle.clone(), open.id(), &self.volume));
         let publisher = Arc::new(Publisher {
-            committer: RootCommitter::new(
-                repository.handle.clone(),
-                repository.lists.clone(),
-                open.id(),
-                &self.volume,
-                uploads,
-            )?,
+            committer: committer.replaying(replayed),
             holder: self.holder.clone(),
             history: history.clone(),
-            clock,
+            clock: repository.machine.clock.clone(),
+            journals: journals.clone(),
         });
         let (stop, stopped) = oneshot::channel();
         let generation = repository.handle.current().root.generation;
@@ -154,39 +170,41 @@ impl Writing {
             // A sender that is dropped means the same.
             let _ = stopped.await;
         }));
+        takeover::commit_replayed(handle, &volume, open).await?;
+        let journaler = Journaler::new(volume.clone(), Arc::new(Journals(journals.clone())));
         watch_standing(&volume, open);
         let live = Live {
-            view,
+            view: volume.view.clone(),
             volume: Some(volume.clone()),
             history: Some(history),
         };
-        Ok(Begun {
-            live,
+        let tasks = Tasks {
             volume,
             stop,
             committer,
-        })
+            journaler: journaler.map(|journaler| tokio::spawn(journaler.run())),
+            journals,
+        };
+        Ok((live, tasks))
     }
-}
-
-struct Begun {
-    live: Live,
-    volume: Arc<Volume>,
-    stop: oneshot::Sender<()>,
-    committer: JoinHandle<Result<Committed, VolumeError>>,
 }
 
 impl Writer {
     /// The last commit, and the end of the session.
     pub(super) async fn finish(self) -> Result<(), MountingError> {
-        self.volume.freeze(false);
+        let Writer { open, tasks } = self;
+        tasks.volume.freeze(false);
+        // The last commit carries what a journal under way would.
+        if let Some(journaler) = tasks.journaler {
+            journaler.abort();
+        }
         // The committer ends by itself if it is gone already.
-        let _ = self.stop.send(());
-        let committed = match self.committer.await {
+        let _ = tasks.stop.send(());
+        let committed = match tasks.committer.await {
             Ok(committed) => committed,
             Err(error) => Err(VolumeError::Commit(format!("the committer ended: {error}"))),
         };
-        let ended = self.open.end().await;
+        let ended = takeover::end(open, &tasks.journals, committed.is_ok()).await;
         committed?;
         Ok(ended?)
     }

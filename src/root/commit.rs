@@ -103,6 +103,8 @@ pub struct Committer<U: Uploads> {
     session: SessionId,
     volume: String,
     uploads: Arc<U>,
+    /// Ended sessions whose operations every tree holds that is committed here (rule 7).
+    replayed: Vec<SessionId>,
     state: Mutex<State<U::Mark>>,
 }
 
@@ -150,8 +152,15 @@ impl<U: Uploads> Committer<U> {
             session,
             volume: volume.to_owned(),
             uploads,
+            replayed: Vec::new(),
             state: Mutex::new(state),
         })
+    }
+
+    /// The same for trees that hold what these ended sessions acknowledged: they leave the root in the same step as the first commit (`ReplayCommitCas`), and until
+    /// then their packs count as own.
+    pub fn replaying(self, replayed: Vec<SessionId>) -> Self {
+        Self { replayed, ..self }
     }
 
     /// Commits a tree, and makes a snapshot of it if one is asked for.
@@ -341,7 +350,7 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
             inodes: self.request.inodes,
             bytes: self.request.bytes,
             new_bytes: sealed.new_bytes,
-            replayed: Vec::new(),
+            replayed: self.committer.replayed.clone(),
         };
         next.commit(&change)?;
         next.change_index(&index)?;
@@ -390,9 +399,18 @@ impl<U: Uploads> CommitCas<'_, U> {
         let Some(sealed) = &self.pending.sealed else {
             return Ok(());
         };
-        let session = next.require_live(self.committer.session)?;
+        let floor = next.require_live(self.committer.session)?.floor;
+        let replayed = &self.committer.replayed;
         let own = |pack: &PackName| {
-            pack.session == self.committer.session.0 && pack.sequence >= session.floor
+            let of = SessionId(pack.session);
+            if of == self.committer.session {
+                return pack.sequence >= floor;
+            }
+            // A taker counts its victims' packs as its own, in the step that makes them live.
+            let victim = next.sessions.get(&of);
+            replayed.contains(&of)
+                && sealed.packs.contains(pack)
+                && victim.is_some_and(|victim| pack.sequence >= victim.floor)
         };
         let foreign: Vec<_> = sealed
             .relied_on

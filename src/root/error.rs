@@ -2,7 +2,7 @@
 //!
 //! Owns [`RootError`] and [`ErrorKind`]. Exit codes and errno values are made of the kind elsewhere (the command line, the errno table).
 
-use super::state::{HolderInfo, NameError, RootMark, SessionId, StateError};
+use super::state::{HolderInfo, NameError, RootMark, StateError};
 use super::transition::Refusal;
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::pack::PackName;
@@ -124,16 +124,6 @@ pub enum RootError {
         /// What was given.
         text: String,
     },
-    /// An ended session left a journal, which this program cannot replay: acknowledged data would be lost.
-    #[error(
-        "session {session} of volume {volume:?} left a journal, which this version cannot replay: mount with the version that wrote it"
-    )]
-    Journal {
-        /// The volume.
-        volume: String,
-        /// The session that wrote the journal.
-        session: SessionId,
-    },
     /// There is no repository at the URL.
     #[error("{location}: no bkfs repository here (create one with: bkfs init)")]
     NoRepository {
@@ -215,7 +205,6 @@ impl RootError {
             | Self::NoSnapshot { .. }
             | Self::BadName { .. }
             | Self::BadTime { .. }
-            | Self::Journal { .. }
             | Self::NotEmpty { .. }
             | Self::PasswordNeeded
             | Self::NotEncrypted

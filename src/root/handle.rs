@@ -469,7 +469,7 @@ impl RootHandle {
         operation: Operation,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        bounded(&self.0.policy, operation, request).await
+        bounded(&self.0.policy, operation, ROOT_KEY, request).await
     }
 
     fn random<const N: usize>(&self) -> [u8; N] {
@@ -495,7 +495,7 @@ async fn first_view(
 ) -> Result<RootView, RootError> {
     let mut pauses = Pauses::new(policy, entropy);
     loop {
-        match bounded(policy, Operation::Get, store.get(ROOT_KEY)).await {
+        match bounded(policy, Operation::Get, ROOT_KEY, store.get(ROOT_KEY)).await {
             Ok((object, version)) => return open_root(keyring, &object, version),
             Err(error) if may_pass(&error) => pauses.pause(&error).await.map_err(|_| error)?,
             Err(error) => return Err(error.into()),

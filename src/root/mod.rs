@@ -15,6 +15,7 @@
 //! | [`memory`] | what this machine remembers, to notice a bucket that was rolled back |
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
 //! | [`holder`], [`heartbeat`], [`session`] | who a session is, whether it lives; entering, taking over, leaving |
+//! | [`journal`] | what fsync acknowledged before a commit, written and read back |
 //! | [`commit`] | the order of a commit's writes; snapshots |
 //! | [`forget`] | to the trash, and back |
 //! | [`repository`] | creating and opening one |
@@ -25,6 +26,7 @@ pub mod forget;
 pub mod handle;
 pub mod heartbeat;
 pub mod holder;
+pub mod journal;
 pub mod lists;
 pub mod memory;
 pub mod record;
@@ -42,6 +44,7 @@ pub use forget::ListChanger;
 pub use handle::{Applied, RootHandle, RootParts, RootView, Transition};
 pub use heartbeat::{Heartbeat, Standing};
 pub use holder::{Processes, SystemProcesses};
+pub use journal::{JournalEntry, JournalWriter, Victim};
 pub use lists::{DirectLists, ListWriter, Lists};
 pub use memory::{FileMemory, GenerationMemory, VolatileMemory};
 pub use repository::{NewRepository, OpenOptions, Passwords, Repository};

@@ -3,7 +3,6 @@
 //! Owns the policy and its clock, and no request. Time is tokio's, so that a paused clock works; the jitter of pauses is drawn from the injected randomness.
 
 use super::error::RootError;
-use super::state::ROOT_KEY;
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::store::{Operation, StoreError, StoreErrorKind};
 use std::time::Duration;
@@ -49,10 +48,11 @@ pub(super) fn may_pass(error: &StoreError) -> bool {
     )
 }
 
-/// Gives up on a request to the root that is not answered in time; it may still be carried out.
+/// Gives up on a request that is not answered in time; it may still be carried out.
 pub(super) async fn bounded<T>(
     policy: &RetryPolicy,
     operation: Operation,
+    key: &str,
     request: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
     let kind = if operation.is_write() {
@@ -64,7 +64,7 @@ pub(super) async fn bounded<T>(
         StoreError::new(
             kind,
             operation,
-            ROOT_KEY,
+            key,
             format!("no answer within {} s", policy.request_timeout.as_secs()),
         )
     };

@@ -11,6 +11,7 @@ use super::error::RootError;
 use super::handle::{RootHandle, Transition};
 use super::heartbeat::{Heartbeat, Watched, watch_holder};
 use super::holder::{LocalVerdict, Processes};
+use super::journal::{Victim, victims};
 use super::state::{HolderInfo, Root, Session, SessionId, SessionState};
 use super::transition::{Claim, Refusal};
 use async_trait::async_trait;
@@ -36,14 +37,15 @@ pub struct OpenSession {
     heartbeat: Heartbeat,
     /// Who held the volume before and was taken over.
     taken_from: Option<HolderInfo>,
+    victims: Vec<Victim>,
 }
 
 impl OpenSession {
     /// Enters the root, as `holder`, and takes `volume` if one is wanted.
     ///
     /// # Errors
-    /// A refusal of kind `Held` if the volume's holder lives; [`RootError::Journal`] if an ended session of the volume left acknowledged operations that this version
-    /// cannot replay; [`RootError::OutcomeUnknown`] if the session may stand in the root (it then counts as dead after a while).
+    /// A refusal of kind `Held` if the volume's holder lives; `Damaged` if the journal of an ended session of the volume
+    /// cannot be read; [`RootError::OutcomeUnknown`] if the session may stand in the root (it then counts as dead after a while).
     pub async fn open(
         handle: &RootHandle,
         holder: HolderInfo,
@@ -60,6 +62,7 @@ impl OpenSession {
                 volume: None,
                 heartbeat,
                 taken_from: None,
+                victims: Vec::new(),
             });
         };
         let (base, taken_from) = enter_volume(handle, id, holder, &request, processes).await?;
@@ -94,14 +97,15 @@ impl OpenSession {
         taken_from: Option<HolderInfo>,
     ) -> Result<Self, RootError> {
         let heartbeat = Heartbeat::start(handle.clone(), id, Some(volume.clone()), base);
-        let session = Self {
+        let mut session = Self {
             handle: handle.clone(),
             id,
             volume: Some(volume),
             heartbeat,
             taken_from,
+            victims: Vec::new(),
         };
-        match session.replay().await {
+        match session.find_victims().await {
             Ok(()) => Ok(session),
             Err(error) => {
                 // The victims stay in the root, ending, for whoever can replay them.
@@ -153,34 +157,49 @@ impl OpenSession {
         Ok(())
     }
 
-    /// Steps `TakeList` and `ReplayCommitCas`: ended sessions of the volume leave the root once it is known that their journals hold nothing uncovered.
-    /// This version writes no journals; one that it finds was written by a version that acknowledged operations by it, so it is not passed over.
-    async fn replay(&self) -> Result<(), RootError> {
+    /// What ended sessions of the volume acknowledged and no commit covers, oldest session first. Empty, or to be replayed and committed before anything else is
+    /// accepted: the root takes no commit that leaves one of them out.
+    pub fn victims(&self) -> &[Victim] {
+        &self.victims
+    }
+
+    /// Steps `TakeList` and, if there is nothing to replay, `ReplayCommitCas`: ended sessions whose journals hold nothing uncovered leave the root.
+    async fn find_victims(&mut self) -> Result<(), RootError> {
         let Some(volume) = &self.volume else {
             return Ok(());
         };
-        let ended = self.handle.current().root.ending_sessions(volume);
-        for session in &ended {
-            let prefix = format!(
-                "journal/{:016x}/{session}/",
-                self.handle.keyring().name_hash(volume.as_bytes())
-            );
-            if !self.handle.store().list(&prefix, None, 1).await?.is_empty() {
-                return Err(RootError::Journal {
-                    volume: volume.clone(),
-                    session: *session,
-                });
-            }
+        let root = &self.handle.current().root;
+        let victims = victims(&self.handle, root, volume).await?;
+        if victims.iter().any(|victim| !victim.entries.is_empty()) {
+            self.victims = victims;
+            return Ok(());
         }
-        if !ended.is_empty() {
-            self.handle
-                .update(&mut RemoveReplayed {
-                    id: self.id,
-                    volume,
-                    ended: &ended,
-                })
-                .await?;
-        }
+        self.remove(&victims).await?;
+        self.handle.forget_journals(&victims).await;
+        Ok(())
+    }
+
+    /// Step `ReplayCommitCas` for victims of whose operations none is missing in the volume's tree: those that are still in the root leave it.
+    ///
+    /// # Errors
+    /// A refusal of kind `Fenced` if the volume was taken over meanwhile.
+    pub async fn remove_victims(&self) -> Result<(), RootError> {
+        self.remove(&self.victims).await
+    }
+
+    async fn remove(&self, victims: &[Victim]) -> Result<(), RootError> {
+        let root = &self.handle.current().root;
+        let ended = victims.iter().map(|victim| victim.session);
+        let ended: Vec<SessionId> = ended.filter(|id| root.sessions.contains_key(id)).collect();
+        let (Some(volume), false) = (&self.volume, ended.is_empty()) else {
+            return Ok(());
+        };
+        let mut transition = RemoveReplayed {
+            id: self.id,
+            volume,
+            ended: &ended,
+        };
+        self.handle.update(&mut transition).await?;
         Ok(())
     }
 }

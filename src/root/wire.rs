@@ -100,6 +100,48 @@ pub(super) mod id_option {
     }
 }
 
+/// The name of a write-once object.
+pub(super) mod name {
+    use super::*;
+    use bkfs_chunker::pack::PackName;
+
+    pub fn encode<C, W: Write>(
+        value: &PackName,
+        encoder: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.bytes(&value.to_bytes())?.ok()
+    }
+
+    pub fn decode<C>(decoder: &mut Decoder<'_>, _: &mut C) -> Result<PackName, Error> {
+        fixed(decoder).map(PackName::from_bytes)
+    }
+}
+
+/// Names of write-once objects.
+pub(super) mod names {
+    use super::*;
+    use bkfs_chunker::pack::PackName;
+
+    pub fn encode<C, W: Write>(
+        value: &[PackName],
+        encoder: &mut Encoder<W>,
+        context: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.array(value.len() as u64)?;
+        value
+            .iter()
+            .try_for_each(|value| name::encode(value, encoder, context))
+    }
+
+    pub fn decode<C>(decoder: &mut Decoder<'_>, context: &mut C) -> Result<Vec<PackName>, Error> {
+        let position = decoder.position();
+        let count = decoder.array()?;
+        let count = count.ok_or_else(|| Error::message("a list without a length").at(position))?;
+        (0..count).map(|_| name::decode(decoder, context)).collect()
+    }
+}
+
 /// An instant, as whole nanoseconds since 1970: seconds, then nanoseconds within the second, so that no year of the calendar overflows.
 pub(super) mod time {
     use super::*;

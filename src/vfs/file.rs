@@ -13,6 +13,7 @@ use crate::vfs::handles::{Open, OpenFile};
 use crate::vfs::numbers::{CONTROL, Number};
 use crate::vfs::readahead::ReadAhead;
 use crate::vfs::{CloseMode, Mount, special};
+use crate::volume::Volume;
 use crate::volume::attributes::Change;
 use crate::volume::data::{Room, Source, WriteOptions, seek};
 use crate::volume::error::VolumeError;
@@ -65,7 +66,7 @@ impl Mount {
 
     async fn check_open(
         &self,
-        volume: Arc<crate::volume::Volume>,
+        volume: Arc<Volume>,
         number: Number,
         flags: OpenFlags,
     ) -> Result<(), VolumeError> {
@@ -190,24 +191,30 @@ impl Mount {
         let (Open::File(file), Some(volume)) = (open.as_ref(), self.volume()) else {
             return Ok(());
         };
-        if !file.wrote.load(Ordering::Relaxed) {
+        if !file.wrote.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
+        let closed = self.close(&volume, file.number.inode).await;
+        if closed.is_err() {
+            // A duplicate of the handle that is closed later is told as well.
+            file.wrote.store(true, Ordering::Relaxed);
+        }
+        closed
+    }
+
+    async fn close(&self, volume: &Volume, inode: u64) -> Result<(), VolumeError> {
         if let Some(error) = volume.failure() {
             return Err(error);
         }
-        file.wrote.store(false, Ordering::Relaxed);
-        let unsent = volume.usage().unsent_bytes(file.number.inode);
-        let waits = match self.close {
-            CloseMode::Bounded => unsent > CLOSE_WAITS_ABOVE_BYTES,
-            CloseMode::Durable => true,
-            CloseMode::Async => false,
-        };
-        if waits {
-            volume.commit().await?;
-        } else {
-            volume.commit_within();
+        match self.close {
+            CloseMode::Async => return Ok(()),
+            CloseMode::Durable => return volume.fsync().await,
+            CloseMode::Bounded => {}
         }
+        if volume.usage().unsent_bytes(inode) > CLOSE_WAITS_ABOVE_BYTES {
+            volume.deliver(inode).await?;
+        }
+        volume.fsync_within();
         Ok(())
     }
 
@@ -226,7 +233,7 @@ impl Mount {
 
     pub(super) async fn fsync(&self, number: Number) -> Result<(), VolumeError> {
         match self.volume_for(number) {
-            Ok(volume) => volume.commit().await.map(|_| ()),
+            Ok(volume) => volume.fsync().await,
             // What cannot be written is as durable as it will ever be.
             Err(_) => Ok(()),
         }

@@ -28,17 +28,14 @@ use crate::volume::flush::Reach;
 use crate::volume::nodes::NewNodes;
 use crate::volume::state::Totals;
 
-/// Small files are at most so long behind after close(2) (brief, promise 4).
-pub const SOON: Duration = Duration::from_secs(1);
-
 /// An active volume commits at least so often.
 pub const PERIOD: Duration = Duration::from_secs(30);
 
 /// After a failed commit, the next one without being asked.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Files flushed at once for a commit: enough to keep all workers and uploads busy with small files.
-const FLUSHES_AT_ONCE: usize = 16;
+/// Files flushed at once: enough to keep all workers and uploads busy with small files.
+pub(super) const FLUSHES_AT_ONCE: usize = 16;
 
 /// A snapshot to be made by a commit.
 #[derive(Debug, Clone, Default)]
@@ -83,6 +80,8 @@ pub struct Publication {
     pub totals: Totals,
     /// The lowest inode number not given out.
     pub next_inode: u64,
+    /// The last operation of this session that it holds: what journals say up to there need not be replayed.
+    pub covered: u64,
     /// The snapshot to make of it.
     pub snapshot: Option<SnapshotRequest>,
 }
@@ -125,11 +124,6 @@ impl Volume {
         answer.await.map_err(|_| stopped())?
     }
 
-    /// A commit is wanted within [`SOON`].
-    pub fn commit_within(&self) {
-        self.soon.notify_one();
-    }
-
     /// A commit is wanted at once, but nobody waits for it.
     pub fn commit_soon(&self) {
         let (done, _) = oneshot::channel();
@@ -166,6 +160,7 @@ struct Sealing {
     mark: Mark,
     totals: Totals,
     next_inode: u64,
+    covered: u64,
 }
 
 impl Committer {
@@ -193,7 +188,6 @@ impl Committer {
     /// what is left.
     pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<Committed, VolumeError> {
         tokio::pin!(stop);
-        let volume = self.volume.clone();
         let mut due: Option<Instant> = Some(Instant::now() + PERIOD);
         loop {
             let sleep = tokio::time::sleep_until(due.unwrap_or_else(|| Instant::now() + PERIOD));
@@ -204,11 +198,6 @@ impl Committer {
                     None => break,
                 },
                 () = &mut stop => break,
-                () = volume.soon.notified() => {
-                    let wanted = Instant::now() + SOON;
-                    due = Some(due.map_or(wanted, |due| due.min(wanted)));
-                    continue;
-                }
                 () = sleep => {
                     let failed = self.commit(None).await.is_err();
                     due = failed.then(|| Instant::now() + RETRY);
@@ -286,11 +275,13 @@ impl Committer {
         let mark = self.volume.ingest.mark();
         state.cut();
         self.volume.commit_asked.store(false, Ordering::Relaxed);
-        self.volume.usage.cut();
+        // Tried again until it succeeds: a commit that fails is waited for by whoever closes next.
+        let _ = self.volume.usage.cut();
         self.sealing = Some(Sealing {
             mark,
             totals: state.totals,
             next_inode: self.volume.inode_mark(),
+            covered: state.operation,
         });
         Ok(())
     }
@@ -309,6 +300,7 @@ impl Committer {
             mark: sealing.mark,
             totals: sealing.totals,
             next_inode: sealing.next_inode,
+            covered: sealing.covered,
             snapshot,
         };
         let (result, refusal) = match self.publish.publish(publication(snapshot)).await {

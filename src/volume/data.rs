@@ -297,6 +297,7 @@ impl Volume {
             self.replace_extents(inode, epoch, Scope::Live, range.clone(), &moved)
                 .await?;
             let mut state = self.view.state()?.lock();
+            state.active.delta.content(inode, range.clone());
             state
                 .active
                 .with_data(inode, |ranges| ranges.forget(range.clone(), u64::MAX));

@@ -166,6 +166,15 @@ impl DirtyRanges {
         parts
     }
 
+    /// Bytes of data (not zeroes) in `range`.
+    pub fn data_bytes_in(&self, range: Range<u64>) -> u64 {
+        let inside = |(start, piece): (u64, &Piece)| match piece.content {
+            Content::Zero(_) => 0,
+            _ => (start + piece.content.len()).min(range.end) - start.max(range.start),
+        };
+        self.overlapping(&range).map(inside).sum()
+    }
+
     /// Maximal runs of adjacent data, and maximal runs of adjacent zeroes, in order of offset.
     pub fn runs(&self) -> Vec<(Range<u64>, bool)> {
         let mut runs: Vec<(Range<u64>, bool)> = Vec::new();

@@ -10,6 +10,8 @@
 //!   flush                         dirty bytes → extents
 //!   commit                        layers → tree → root
 //!   unsaved                       which files have changes that no commit holds
+//!   delta, capture, operations    what no journal has described yet, and its description  (delta, operations: pure)
+//!   journal, replay               fsync, and what a taker makes of it
 //! ```
 
 use std::collections::HashSet;
@@ -32,16 +34,21 @@ use crate::volume::usage::Usage;
 use crate::volume::view::View;
 
 pub mod attributes;
+pub mod capture;
 pub mod commit;
 pub mod data;
+pub mod delta;
 pub mod dirty;
 pub mod error;
 pub mod flush;
+pub mod journal;
 pub mod locks;
 pub mod mode;
 pub mod names;
 pub mod namespace;
 pub mod nodes;
+pub mod operations;
+pub mod replay;
 pub mod room;
 pub mod state;
 pub mod transaction;
@@ -79,7 +86,10 @@ pub struct Volume {
     requests: mpsc::Sender<Request>,
     /// A commit was asked for because items fill the memory; reset at the cut.
     commit_asked: AtomicBool,
-    /// A file was closed: a commit is due soon.
+    fsyncs: mpsc::Sender<journal::Request>,
+    /// For the one who will write the journals.
+    fsyncs_waiting: Mutex<Option<mpsc::Receiver<journal::Request>>>,
+    /// A file was closed: a journal is due soon.
     soon: tokio::sync::Notify,
     /// Closed while an unmount drains: changes wait.
     frozen: tokio::sync::watch::Sender<bool>,
@@ -112,6 +122,7 @@ impl Volume {
     /// A volume, and the requests that its committer ([`commit::Committer`]) must serve.
     pub fn new(parts: VolumeParts) -> (Arc<Volume>, mpsc::Receiver<Request>) {
         let (requests, receiver) = mpsc::channel(64);
+        let (fsyncs, fsyncs_waiting) = mpsc::channel(64);
         let volume = Volume {
             view: parts.view,
             ingest: parts.ingest,
@@ -127,6 +138,8 @@ impl Volume {
             last_commit: Mutex::new(None),
             requests,
             commit_asked: AtomicBool::new(false),
+            fsyncs,
+            fsyncs_waiting: Mutex::new(Some(fsyncs_waiting)),
             soon: tokio::sync::Notify::new(),
             frozen: tokio::sync::watch::Sender::new(false),
         };
@@ -260,6 +273,11 @@ impl Volume {
     /// The lowest inode number that was not given out yet.
     pub fn inode_mark(&self) -> u64 {
         self.next_inode.load(Ordering::Relaxed)
+    }
+
+    /// Numbers below this were given out by somebody before.
+    fn raise_inode_mark(&self, next: u64) {
+        self.next_inode.fetch_max(next, Ordering::Relaxed);
     }
 
     /// Starts a flush of a file in the background, unless one is under way.

@@ -10,6 +10,8 @@
 //! A layer holds changed items (a tombstone is `None`), inodes dropped whole, and dirty bytes of files. Reading a file asks the dirty bytes of both
 //! layers first, then the items of both over the base: extents made in a layer were cut to fit everything below them, so a file's bytes may be stored in the active
 //! layer only when its sealing layer has no dirty bytes left (`flush` keeps to that).
+//!
+//! Beside them each layer keeps its *delta*: which of its places no journal has described yet. Storing bytes changes no delta, since it changes nothing that can be read.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -18,10 +20,11 @@ use bkfs_chunker::id::Id;
 
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{self, Key};
+use crate::volume::delta::Delta;
 use crate::volume::dirty::{DirtyRanges, Part};
 
-/// What an item of a layer costs in memory beside its bytes: tree node and key headers (an estimate, for the memory budget).
-const ITEM_OVERHEAD_BYTES: u64 = 160;
+/// What an item of a layer costs in memory beside its bytes: tree nodes and key headers, here and in the delta (an estimate, for the memory budget).
+const ITEM_OVERHEAD_BYTES: u64 = 224;
 
 /// Memory of one changed item, in bytes.
 fn cost(key_bytes: usize, item: &Option<Item>) -> u64 {
@@ -43,6 +46,8 @@ pub struct Layer {
     pub dropped: HashSet<u64>,
     /// Dirty bytes of files.
     pub data: HashMap<u64, DirtyRanges>,
+    /// What was changed in it since the last journal.
+    pub delta: Delta,
     item_cost: u64,
     data_cost: u64,
 }
@@ -93,6 +98,7 @@ impl Layer {
 
     /// Drops an inode with all that belongs to it, here and below.
     pub fn drop_inode(&mut self, inode: u64) {
+        self.delta.drop_inode(inode);
         let keys: Vec<Key> = self
             .items
             .range(key::of_inode(inode))
@@ -120,7 +126,7 @@ pub enum Scope {
 }
 
 /// What the layers know of a key.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Found {
     /// The item, as changed.
     Item(Item),
@@ -152,6 +158,8 @@ pub struct State {
     pub totals: Totals,
     /// Counts writes; each dirty piece carries the count at which it was last written.
     pub stamp: u64,
+    /// The last operation that a journal was cut for: all that was done before it (rule 6). Counted from 1.
+    pub operation: u64,
 }
 
 impl State {
@@ -163,6 +171,7 @@ impl State {
             base,
             totals,
             stamp: 0,
+            operation: 0,
         }
     }
 
@@ -276,6 +285,27 @@ impl State {
         }
     }
 
+    /// True if something was changed since the last journal, and is in no commit.
+    pub fn is_unjournaled(&self) -> bool {
+        self.layers(Scope::Live)
+            .any(|layer| !layer.delta.is_empty())
+    }
+
+    /// Takes what was changed since the last journal: it is described by the next operation from now on.
+    pub fn take_delta(&mut self) -> Delta {
+        let older = self.sealing.as_mut().map(|layer| &mut layer.delta);
+        let mut delta = older.map(std::mem::take).unwrap_or_default();
+        delta.absorb(std::mem::take(&mut self.active.delta));
+        self.operation += 1;
+        delta
+    }
+
+    /// Gives a delta back whose journal did not come about. What a commit has carried away meanwhile is looked up in vain, and left out.
+    pub fn return_delta(&mut self, mut older: Delta) {
+        older.absorb(std::mem::take(&mut self.active.delta));
+        self.active.delta = older;
+    }
+
     /// Makes the active layer the sealing one. The caller makes sure that there is none.
     pub fn cut(&mut self) {
         assert!(
@@ -304,7 +334,7 @@ impl State {
 }
 
 /// Changed items of a range, over a base.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Changes {
     /// The newest change of each key.
     pub items: BTreeMap<Key, Option<Item>>,

@@ -136,20 +136,28 @@ fn apply(state: &mut State, effects: Vec<Effect>, inodes: i64, bytes: i64) {
     let layer = &mut state.active;
     for effect in effects {
         match effect {
-            Effect::Set(key, item) => layer.set(key, item),
+            Effect::Set(key, item) => {
+                layer.delta.item(&key);
+                layer.set(key, item);
+            }
             Effect::Drop(inode) => layer.drop_inode(inode),
             Effect::Write {
                 inode,
                 offset,
                 data,
-            } => layer.with_data(inode, |ranges| {
-                if data.len() < SHARED_WRITE_BYTES {
-                    ranges.write(offset, &data, stamp);
-                } else {
-                    ranges.write_shared(offset, data, stamp);
-                }
-            }),
+            } => {
+                let end = offset + data.len() as u64;
+                layer.delta.content(inode, offset..end);
+                layer.with_data(inode, |ranges| {
+                    if data.len() < SHARED_WRITE_BYTES {
+                        ranges.write(offset, &data, stamp);
+                    } else {
+                        ranges.write_shared(offset, data, stamp);
+                    }
+                });
+            }
             Effect::Zero { inode, range } => {
+                layer.delta.content(inode, range.clone());
                 layer.with_data(inode, |ranges| ranges.zero(range, stamp))
             }
         }

@@ -82,12 +82,25 @@ impl Usage {
             .map_or(0, |counts| counts.unsent_bytes)
     }
 
-    /// Takes the counts of unsent bytes, at a cut.
-    pub fn cut(&self) {
-        self.0.lock().retain(|_, counts| {
-            counts.unsent_bytes = 0;
+    /// So many of the bytes written to the file are in the bucket now.
+    pub fn sent(&self, inode: u64, bytes: u64) {
+        if let Some(counts) = self.0.lock().get_mut(&inode) {
+            counts.unsent_bytes = counts.unsent_bytes.saturating_sub(bytes);
+        }
+    }
+
+    /// Takes the counts of unsent bytes, at a cut: each file that has some, and how many. Those that do not get into the bucket are counted again by
+    /// [`Usage::wrote`].
+    pub fn cut(&self) -> Vec<(u64, u64)> {
+        let mut taken = Vec::new();
+        self.0.lock().retain(|inode, counts| {
+            let unsent = std::mem::take(&mut counts.unsent_bytes);
+            if unsent > 0 {
+                taken.push((*inode, unsent));
+            }
             counts.in_use()
         });
+        taken
     }
 
     /// Number of open files and directories.
@@ -129,7 +142,7 @@ mod tests {
         assert!(usage.closed(7));
         assert!(!usage.in_use(7));
         assert_eq!(usage.unsent_bytes(7), 10);
-        usage.cut();
+        assert_eq!(usage.cut(), [(7, 10)]);
         assert_eq!(usage.unsent_bytes(7), 0);
     }
 }

@@ -199,6 +199,17 @@ impl View {
     ) -> Result<Vec<Placed>, VolumeError> {
         let keys = extent_keys(inode, &range);
         let changes = self.state.lock().changes(scope, &keys, usize::MAX);
+        self.extents_among(changes, inode, range).await
+    }
+
+    /// The same, where `changes` are those of [`extent_keys`] as of some moment.
+    pub(super) async fn extents_among(
+        &self,
+        changes: Changes,
+        inode: u64,
+        range: Range<u64>,
+    ) -> Result<Vec<Placed>, VolumeError> {
+        let keys = extent_keys(inode, &range);
         let page = self.merge(changes, keys, usize::MAX).await?;
         overlapping(inode, page.items, &range)
     }
@@ -248,7 +259,12 @@ impl View {
         Ok(bytes)
     }
 
-    async fn inline(&self, inode: u64, found: Found) -> Result<Option<Bytes>, VolumeError> {
+    /// The contents of a small file, where `found` is what the layers know of them.
+    pub(super) async fn inline(
+        &self,
+        inode: u64,
+        found: Found,
+    ) -> Result<Option<Bytes>, VolumeError> {
         let item = match found {
             Found::Item(item) => Some(item),
             Found::Absent => None,
@@ -310,7 +326,8 @@ impl View {
     }
 }
 
-fn extent_keys(inode: u64, range: &Range<u64>) -> Range<Key> {
+/// The keys of all extents that may overlap `range`.
+pub(super) fn extent_keys(inode: u64, range: &Range<u64>) -> Range<Key> {
     key::extents_beginning(inode, search_start(range.start)..range.end)
 }
 

@@ -2,13 +2,20 @@
 
 use crate::fixed;
 use bkfs::root::heartbeat::Beat;
+use bkfs::root::journal::JournalEntry;
 use bkfs::root::record::{CommitRecord, RecordedSnapshot};
 use bkfs::root::snapshots::{PackEntry, SnapshotEntry, TrashEntry, decode_shard, encode_shard};
 use bkfs::root::state::{
     Condemned, HolderInfo, ListRef, Root, Session, SessionId, SessionState, Volume,
 };
+use bkfs::tree::item::{Extent, Item};
+use bkfs::tree::key::Key;
+use bkfs::volume::operations::{Content, Operations, Piece};
+use bkfs::volume::state::Totals;
 use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::extent::Target;
 use bkfs_chunker::id::Id;
+use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::RepositoryId;
 use std::collections::BTreeMap;
@@ -174,4 +181,53 @@ fn commit_records() {
         let frozen = fixed(name, &record.encode());
         assert_eq!(CommitRecord::decode(&frozen), Ok(record));
     }
+}
+
+#[test]
+fn journals() {
+    let stored = Extent {
+        length: 1 << 20,
+        target: Target::Segment(Id([0xcc; 32])),
+        target_offset: 4096,
+        open: true,
+    };
+    let piece = |offset, content| Piece {
+        inode: 70,
+        offset,
+        content,
+    };
+    let operations = Operations {
+        dropped: vec![66],
+        items: vec![
+            (
+                Key::xattr(70, b"user.golden"),
+                Some(Item::Xattr("value".into())),
+            ),
+            (Key::name(1, 99, b"gone"), None),
+        ],
+        contents: vec![
+            piece(0, Content::Data("bytes".into())),
+            piece(5, Content::Zero(1 << 30)),
+            piece(1 << 31, Content::Stored(stored)),
+        ],
+        next_inode: 71,
+        totals: Totals {
+            inodes: 3,
+            bytes: 1 << 40,
+        },
+    };
+    let packs = Delivered {
+        own: vec![NamedPack {
+            name: name(5),
+            is_metadata: true,
+            length: 12_345,
+        }],
+        relied_on: vec![name(6)],
+    };
+    let made = JournalEntry::new(8, packs.clone(), operations.encode());
+    let frozen = JournalEntry::decode(&fixed("journal.bin", &made.encode())).expect("reads");
+    assert_eq!(frozen, made);
+    assert_eq!(frozen.packs(), packs);
+    let read = Operations::decode(&frozen.operations).expect("reads");
+    assert_eq!(read, operations);
 }

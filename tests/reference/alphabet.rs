@@ -32,6 +32,10 @@ pub enum Op {
     Sync,
     /// Everything is closed and opened again: for an engine, from the bucket alone.
     Reopen,
+    /// For an engine: the root names everything.
+    Commit,
+    /// Everything is synced, and then, for an engine, the machine is gone: another takes over from the bucket alone.
+    Crash,
 }
 
 /// How a rename treats its target.
@@ -118,8 +122,10 @@ pub fn op() -> impl Strategy<Value = Op> {
         2 => (path(), 0u8..4, 0usize..400).prop_map(|(p, name, n)| Op::SetXattr(p, name, n)),
         1 => (path(), 0u8..4).prop_map(|(p, name)| Op::RemoveXattr(p, name)),
         4 => (path(), offset(), length()).prop_map(|(p, at, n)| Op::Read(p, at, n)),
-        2 => Just(Op::Sync),
+        3 => Just(Op::Sync),
         1 => Just(Op::Reopen),
+        1 => Just(Op::Commit),
+        2 => Just(Op::Crash),
     ]
 }
 

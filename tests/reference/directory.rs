@@ -125,7 +125,7 @@ impl Directory {
                 )?;
             }
             Op::Read(path, offset, length) => return self.read(path, *offset, *length),
-            Op::Sync => File::open(&self.root)?.sync_all()?,
+            Op::Sync | Op::Commit | Op::Crash => File::open(&self.root)?.sync_all()?,
             Op::Reopen => (self.reopen)(),
         }
         Ok(Vec::new())

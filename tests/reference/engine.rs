@@ -3,25 +3,20 @@
 //! What the kernel does before a request reaches us is done here as well: walking paths, refusing links and directories where a file is opened, the order
 //! of checks in rename(2) and link(2).
 
-use std::sync::Arc;
-use std::time::Duration;
+mod life;
 
-use bkfs::mounting::settings::Settings;
-use bkfs::mounting::{Assembled, Plan};
-use bkfs::repository::{Opening, Repository, create_in, open_in};
-use bkfs::restore::{Options, restore};
-use bkfs::volume::commit::SnapshotRequest;
-use bkfs_chunker::depot::DepotConfig;
-use bkfs_chunker::store::{Store, StoreOptions, parse_url};
+use std::sync::Arc;
+
+use bkfs::mounting::Assembled;
+use bkfs_chunker::store::Store;
 use bkfs_fuse::{
     AttributeChange, Caller, CopyFileRange, Create, DirectoryReply, Entry, Errno, Fallocate,
-    FallocateMode, FileKind, Forget, Handle, Ino, Lookup, MountOptions, OpenFlags, Read, Rename,
-    RenameMode, Reply, SetXattr, Vfs, Write, XattrMode,
+    FallocateMode, FileKind, Forget, Handle, Ino, Lookup, OpenFlags, Read, Rename, RenameMode,
+    Reply, SetXattr, Vfs, Write, XattrMode,
 };
 use tokio::runtime::Runtime;
 
 use crate::alphabet::{Answer, Dump, Mode, Op, Path, Seen, World, bytes, name, xattr_name};
-use crate::password::Known;
 
 /// Requests are as large as the kernel makes them, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -34,7 +29,8 @@ const CALLER: Caller = Caller {
 
 /// An engine that can be reopened from its bucket.
 pub struct Engine {
-    runtime: Runtime,
+    /// None only while one machine follows another.
+    runtime: Option<Runtime>,
     store: Arc<dyn Store>,
     password: Option<&'static str>,
     assembled: Option<Assembled>,
@@ -43,137 +39,6 @@ pub struct Engine {
 type Res<T> = Result<T, i32>;
 
 impl Engine {
-    /// An empty repository in `store`, and a volume in it.
-    pub fn new(store: Arc<dyn Store>, password: Option<&'static str>) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .expect("runtime");
-        runtime
-            .block_on(create_in(
-                store.clone(),
-                password.map(|password| zeroize::Zeroizing::new(password.as_bytes().to_vec())),
-            ))
-            .expect("create");
-        let mut engine = Engine {
-            runtime,
-            store,
-            password,
-            assembled: None,
-        };
-        engine.open();
-        engine
-    }
-
-    /// What a second machine opens.
-    pub fn repository(&self) -> Repository {
-        let opening = Opening {
-            url: parse_url("/memory").expect("url"),
-            store: StoreOptions::default(),
-            depot: DepotConfig {
-                cache_dir: None,
-                ..DepotConfig::default()
-            },
-            timeout: Duration::from_secs(10),
-            min_generation: 0,
-            state_dir: None,
-        };
-        self.runtime
-            .block_on(open_in(
-                self.store.clone(),
-                opening,
-                &mut Known(self.password),
-            ))
-            .expect("open")
-    }
-
-    fn open(&mut self) {
-        let plan = Plan {
-            repository: Arc::new(self.repository()),
-            mount_point: "/nowhere".into(),
-            options: MountOptions::default(),
-            settings: Settings::default(),
-            volume: "main".into(),
-            steal: false,
-        };
-        let handle = self.runtime.handle().clone();
-        let assembled = self
-            .runtime
-            .block_on(plan.assemble(&handle))
-            .expect("assemble");
-        self.assembled = Some(assembled);
-    }
-
-    /// An engine on a repository that exists, without a session of its own.
-    pub fn existing(store: Arc<dyn Store>, password: Option<&'static str>) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build();
-        Engine {
-            runtime: runtime.expect("runtime"),
-            store,
-            password,
-            assembled: None,
-        }
-    }
-
-    /// Makes a snapshot.
-    pub fn snapshot(&self, name: &str) {
-        let volume = self
-            .assembled
-            .as_ref()
-            .and_then(Assembled::volume)
-            .expect("is open")
-            .clone();
-        let request = SnapshotRequest {
-            name: Some(name.to_owned()),
-            tags: Vec::new(),
-        };
-        self.runtime
-            .block_on(volume.snapshot(request))
-            .expect("snapshot");
-    }
-
-    /// Ends the session well.
-    pub fn finish(&mut self) {
-        let assembled = self.assembled.take().expect("is open");
-        self.runtime.block_on(assembled.finish()).expect("finish");
-    }
-
-    /// Restores a snapshot into a directory; every byte is read back.
-    pub fn restore(&self, snapshot: &str, target: &std::path::Path) {
-        let repository = self.repository();
-        let options = Options {
-            overwrite: false,
-            verify: true,
-        };
-        let restored = self.runtime.block_on(async {
-            let (_, view) = repository
-                .snapshot("main", snapshot)
-                .await
-                .expect("the snapshot");
-            restore(
-                view,
-                bkfs::volume::ROOT_INODE,
-                target,
-                options,
-                Arc::default(),
-            )
-            .await
-        });
-        let problems = restored.expect("restore");
-        assert!(problems.is_empty(), "{problems:?}");
-    }
-
-    /// Ends the session well, and begins another from the bucket.
-    pub fn reopen(&mut self) {
-        let assembled = self.assembled.take().expect("is open");
-        self.runtime.block_on(assembled.finish()).expect("finish");
-        self.open();
-    }
-
     fn ask<T: Send + 'static>(&self, request: impl FnOnce(&dyn Vfs, Reply<T>)) -> Res<T> {
         let (reply, answer) = Reply::channel();
         request(&self.assembled.as_ref().expect("is open").vfs, reply);
@@ -520,6 +385,15 @@ impl Engine {
             Op::Sync => self.ask(|vfs, reply| vfs.fsyncdir(Ino::ROOT, Handle(0), false, reply)),
             Op::Reopen => {
                 self.reopen();
+                Ok(())
+            }
+            Op::Commit => {
+                self.commit();
+                Ok(())
+            }
+            Op::Crash => {
+                self.ask(|vfs, reply| vfs.fsyncdir(Ino::ROOT, Handle(0), false, reply))?;
+                self.crash();
                 Ok(())
             }
             other => self.make(other),

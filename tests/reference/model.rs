@@ -300,7 +300,7 @@ impl World for Model {
                 let end = (*offset as usize + length).min(data.len());
                 Ok(data[start..end].to_vec())
             }
-            Op::Sync | Op::Reopen => Ok(Vec::new()),
+            Op::Sync | Op::Reopen | Op::Commit | Op::Crash => Ok(Vec::new()),
         }
     }
 

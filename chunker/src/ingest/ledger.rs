@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use super::frame::{BlobKey, Frame, FrameState, FullFrame, SealedHere};
 use super::lane::{Lane, SentPack};
@@ -15,7 +16,7 @@ use crate::catalog::{Candidate, Location};
 use crate::error::DepotError;
 use crate::gate::{BufferPool, Reservation};
 use crate::id::Kind;
-use crate::pack::{FinishedPack, PackName};
+use crate::pack::{FinishedPack, FrameEntry, PackName};
 use crate::seal::Class;
 
 /// All that is shared.
@@ -27,7 +28,7 @@ pub(super) struct Ledger {
     data: Lane,
     metadata: Lane,
     /// Acknowledged, and not yet taken by a root.
-    acknowledged: BTreeMap<u32, StoredPack>,
+    acknowledged: BTreeMap<PackName, StoredPack>,
     operations: BTreeMap<u64, Mark>,
     next_operation: u64,
     /// Packs that references lean on, with the tick of the last such reference.
@@ -237,7 +238,40 @@ impl Ledger {
             end = end.max(frame.number + 1);
         }
         self.acknowledged
-            .insert(pack.name.sequence, StoredPack { pack, end });
+            .insert(pack.name, StoredPack { pack, end });
+    }
+
+    /// A pack of a session that has ended joins those that wait for a root; its blobs are found from now on.
+    pub(super) fn adopt(&mut self, pack: FinishedPack) {
+        let pack = Arc::new(pack);
+        let frame = |entry: FrameEntry| {
+            let location = Location {
+                pack: pack.name,
+                class: pack.class,
+                frame: entry.number,
+                offset: u64::from(entry.offset),
+                length: entry.stored_length,
+                raw_length: entry.raw_length,
+                slot: 0,
+            };
+            Arc::new(Frame {
+                number: 0,
+                class: pack.class,
+                state: Mutex::new(FrameState::Stored(location, Arc::clone(&pack))),
+            })
+        };
+        let frames: Vec<Arc<Frame>> = pack.footer.frames().map(frame).collect();
+        for blob in pack.footer.blobs() {
+            let key = BlobKey {
+                kind: blob.kind,
+                prefix: blob.prefix,
+            };
+            let place = (Arc::clone(&frames[usize::from(blob.frame)]), blob.slot);
+            self.blobs.entry(key).or_insert(place);
+        }
+        // It holds nothing that was accepted here, so no seal waits for it or passes it by.
+        let stored = StoredPack { pack, end: 0 };
+        self.acknowledged.insert(stored.pack.name, stored);
     }
 
     /// Packs that wait for a root and hold only what was accepted before `frontier`.
@@ -249,7 +283,7 @@ impl Ledger {
     /// The root took these packs, and knows this floor. Their blobs are in the index now.
     pub(super) fn commit(&mut self, packs: &[PackName], floor: u32, mark: Mark) {
         for name in packs {
-            let Some(stored) = self.acknowledged.remove(&name.sequence) else {
+            let Some(stored) = self.acknowledged.remove(name) else {
                 continue;
             };
             for entry in stored.pack.footer.blobs() {

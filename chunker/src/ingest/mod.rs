@@ -4,6 +4,7 @@
 //! the index object; only then is there a [`Sealed`], which a commit takes. Does not own the root, journals or trees.
 
 mod absorb;
+mod delivery;
 mod divide;
 mod frame;
 mod lane;
@@ -26,6 +27,7 @@ use crate::id::{Id, Kind};
 use crate::pack::PackName;
 
 pub use crate::cut::{Profile, detect};
+pub use delivery::{Delivered, NamedPack};
 pub(crate) use frame::SealedHere;
 pub(crate) use ledger::Pending;
 pub use sealed::{Mark, Sealed};
@@ -130,6 +132,23 @@ impl Ingest {
     pub async fn seal_since(&self, mark: Mark, current: &[IndexRef]) -> Result<Sealed, DepotError> {
         let _turn = self.sealing.lock().await;
         seal::seal(&self.session, mark, current).await
+    }
+
+    /// Everything stored before this call is in the bucket when it returns, without an index object: what a journal names (rule 6).
+    ///
+    /// # Errors
+    /// As [`Ingest::seal`].
+    pub async fn deliver(&self) -> Result<Delivered, DepotError> {
+        delivery::deliver(&self.session).await
+    }
+
+    /// Takes over the packs that a journal of an ended session names: from now on their blobs are found and read, and the next seal makes those live
+    /// that no root lists yet. All that is named counts as relied on.
+    ///
+    /// # Errors
+    /// `Missing`, `Damaged` or `Unreadable` if a pack is not what the journal says.
+    pub async fn take_over(&self, delivered: &Delivered) -> Result<(), DepotError> {
+        delivery::take_over(&self.session, delivered).await
     }
 
     /// The root took it: its packs are live, its floor is published.

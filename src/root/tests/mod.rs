@@ -2,6 +2,7 @@
 
 mod commit;
 mod handle;
+mod journal;
 mod lists;
 mod repository;
 mod session;

@@ -5,10 +5,9 @@ use crate::root::error::{ErrorKind, RootError};
 use crate::root::heartbeat::{DEAD_AFTER, HEARTBEAT_INTERVAL, Standing};
 use crate::root::holder::{ProcessState, Processes, SystemProcesses};
 use crate::root::session::{OpenSession, VolumeRequest};
-use crate::root::state::{HolderInfo, SessionId, SessionState};
+use crate::root::state::{HolderInfo, SessionId};
 use crate::root::transition::Refusal;
 use bkfs_chunker::store::{Store, StoreErrorKind};
-use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -325,43 +324,6 @@ async fn of_two_takers_one_wins() {
         }
     }
     assert_eq!(won.len(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_journal_of_the_dead_is_not_passed_over() {
-    let store = memory().await;
-    let dead = crashed(&store, holder("a")).await;
-    let key = format!("journal/{:016x}/{dead}/1", keyring().name_hash(b"main"));
-    store
-        .put_new(&key, vec![Bytes::from_static(b"operations")])
-        .await
-        .expect("new");
-    let error = enter(&store, 2, holder("b"), true, &SystemProcesses)
-        .await
-        .expect_err("acknowledged data");
-    assert!(
-        matches!(&error, RootError::Journal { session, .. } if *session == dead),
-        "{error}"
-    );
-    let root = &process(store.clone(), 3).await.current().root;
-    assert_eq!(root.sessions.len(), 1, "the taker has left");
-    assert_eq!(
-        root.sessions[&dead].state,
-        SessionState::Ending,
-        "the dead one waits for somebody who can replay it"
-    );
-    store.delete(&key).await.expect("deleted");
-    enter(&store, 4, holder("b"), false, &SystemProcesses)
-        .await
-        .expect("nothing is left to replay");
-    assert!(
-        !process(store, 5)
-            .await
-            .current()
-            .root
-            .sessions
-            .contains_key(&dead)
-    );
 }
 
 #[tokio::test(start_paused = true)]

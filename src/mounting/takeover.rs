@@ -1,0 +1,75 @@
+//! What a mount does with what an ended session acknowledged (protocol.md, rule 7), and with journals when it ends itself.
+//!
+//! Owns: the order of replay. Does not own: which sessions ended (`root::session`), their journals (`root::journal`), nor what replaying does to a volume
+//! (`volume::replay`).
+
+use std::sync::Arc;
+
+use crate::mounting::MountingError;
+use crate::root::error::RootError;
+use crate::root::handle::RootHandle;
+use crate::root::journal::JournalWriter;
+use crate::root::session::OpenSession;
+use crate::root::state::SessionId;
+use crate::volume::Volume;
+use crate::volume::error::VolumeError;
+use crate::volume::operations::Operations;
+
+/// Carries out what the victims of `open` acknowledged, oldest session first, on a volume that nobody uses yet. Returns the sessions that the first
+/// commit takes out of the root; it must be made before anything else is accepted.
+pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<SessionId>, MountingError> {
+    for victim in open.victims() {
+        let mut journals = Vec::with_capacity(victim.entries.len());
+        for entry in &victim.entries {
+            let damaged = |reason| {
+                let object = format!("journal of session {}", victim.session);
+                RootError::damaged(&object, reason)
+            };
+            journals.push(Operations::decode(&entry.operations).map_err(damaged)?);
+            volume
+                .ingest()
+                .take_over(&entry.packs())
+                .await
+                .map_err(VolumeError::from)?;
+        }
+        volume.replay(&journals).await?;
+        if let Some(last) = victim.entries.last() {
+            tracing::warn!(session = %victim.session, operations = journals.len(), last = last.last,
+                "carried out what an earlier mount had acknowledged and not committed");
+        }
+    }
+    Ok(open.victims().iter().map(|victim| victim.session).collect())
+}
+
+/// Step `ReplayCommitCas`: what was replayed becomes the volume's tree, and its sessions leave the root.
+pub async fn commit_replayed(
+    handle: &RootHandle,
+    volume: &Volume,
+    open: &OpenSession,
+) -> Result<(), MountingError> {
+    if open.victims().is_empty() {
+        return Ok(());
+    }
+    volume.commit().await?;
+    // Nothing was committed if what they acknowledged was there already.
+    open.remove_victims().await?;
+    handle.forget_journals(open.victims()).await;
+    Ok(())
+}
+
+/// Ends a session after its last commit. One whose journals hold what no commit covers stays in the root: whoever takes the volume next replays it.
+pub async fn end(
+    open: OpenSession,
+    journals: &Arc<JournalWriter>,
+    is_committed: bool,
+) -> Result<(), RootError> {
+    if is_committed {
+        journals.covered(u64::MAX).await;
+    } else if journals.is_needed().await {
+        tracing::warn!(
+            "acknowledged changes are in no commit: the session stays in the root, and the next mount of the volume carries them out"
+        );
+        return Ok(());
+    }
+    open.end().await
+}

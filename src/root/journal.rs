@@ -1,0 +1,367 @@
+//! Journals: operations that were acknowledged by fsync and are in no commit yet (protocol.md, rule 6), and reading back those of ended sessions (rule 7).
+//!
+//! Owns the object `journal/VOLUME/SESSION/N`, its numbers, and the order of an acknowledgement: the object is created, its creation is answered, and only then
+//! is the root read to see whether the volume is still ours. Does not know what the operations mean.
+//!
+//! Operations are numbered per session, and so are journal objects; each says which operations it carries. A number's bytes never change once they were
+//! sent: while the outcome is unknown the identical bytes are sent again, before any later journal. Other bytes under a number of ours mean that another machine
+//! has this session's identity.
+//!
+//! A base epoch is published once, at registration, and never raised: so no journal, resolved or not, can name a pack that collection has deleted (rule 4).
+
+use super::error::RootError;
+use super::handle::RootHandle;
+use super::retry::{Pauses, bounded, may_pass, random};
+use super::state::{Root, Session, SessionId};
+use super::transition::Refusal;
+use super::wire;
+use bkfs_chunker::ingest::{Delivered, NamedPack};
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::{Class, Features, Keyring};
+use bkfs_chunker::store::{Operation, StoreErrorKind};
+use bytes::Bytes;
+use minicbor::{Decode, Encode};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::Mutex;
+
+/// Objects listed in one request.
+const PAGE: usize = 1000;
+
+/// The payload of a journal object.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub struct JournalEntry {
+    /// The first operation that it carries.
+    #[n(0)]
+    pub first: u64,
+    /// The last one.
+    #[n(1)]
+    pub last: u64,
+    /// The session's base epoch: information only.
+    #[n(2)]
+    pub base: u64,
+    /// Packs of the session that no root listed when it was sent.
+    #[n(3)]
+    pub(super) own: Vec<OwnPack>,
+    /// Other packs that the operations refer to.
+    #[cbor(n(4), with = "wire::names")]
+    pub(super) relied_on: Vec<PackName>,
+    /// What was done, as the volume encodes it.
+    #[cbor(n(5), with = "minicbor::bytes")]
+    pub operations: Vec<u8>,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[cbor(array)]
+pub(super) struct OwnPack {
+    #[cbor(n(0), with = "wire::name")]
+    name: PackName,
+    #[n(1)]
+    is_metadata: bool,
+    #[n(2)]
+    length: u64,
+}
+
+impl JournalEntry {
+    /// The operation `last`, and all others of its session since the entry before; its packs are `packs`.
+    pub fn new(last: u64, packs: Delivered, operations: Vec<u8>) -> Self {
+        let own = packs.own.into_iter().map(|pack| OwnPack {
+            name: pack.name,
+            is_metadata: pack.is_metadata,
+            length: pack.length,
+        });
+        Self {
+            first: last,
+            last,
+            base: 0,
+            own: own.collect(),
+            relied_on: packs.relied_on,
+            operations,
+        }
+    }
+
+    /// The packs named.
+    pub fn packs(&self) -> Delivered {
+        let own = self.own.iter().map(|pack| NamedPack {
+            name: pack.name,
+            is_metadata: pack.is_metadata,
+            length: pack.length,
+        });
+        Delivered {
+            own: own.collect(),
+            relied_on: self.relied_on.clone(),
+        }
+    }
+
+    /// The payload.
+    pub fn encode(&self) -> Vec<u8> {
+        minicbor::to_vec(self).expect("writing plain fields to memory cannot fail")
+    }
+
+    /// The inverse of [`JournalEntry::encode`].
+    ///
+    /// # Errors
+    /// What is wrong with it, for people.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let entry: Self = minicbor::decode(bytes).map_err(|error| error.to_string())?;
+        match entry.first {
+            0 => Err("operations are counted from 1".to_owned()),
+            first if first > entry.last => Err("it carries no operation".to_owned()),
+            _ => Ok(entry),
+        }
+    }
+}
+
+/// Where the journals of a session lie.
+fn prefix(keyring: &Keyring, volume: &str, session: SessionId) -> String {
+    let volume = keyring.name_hash(volume.as_bytes());
+    format!("journal/{volume:016x}/{session}/")
+}
+
+/// Writes the journals of one session.
+#[derive(Debug)]
+pub struct JournalWriter {
+    handle: RootHandle,
+    session: SessionId,
+    volume: String,
+    prefix: String,
+    base: u64,
+    state: Mutex<Numbers>,
+    /// The store does not let us delete.
+    keeps: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Numbers {
+    /// Journal objects whose bytes are fixed.
+    sent: u64,
+    /// The last operation in one of them.
+    last: u64,
+    /// The one whose creation is not answered yet.
+    pending: Option<Pending>,
+    /// Those that are in the bucket: key, and last operation.
+    there: VecDeque<(String, u64)>,
+    /// The last operation that a commit covers.
+    covered: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Pending {
+    key: String,
+    last: u64,
+    body: Bytes,
+}
+
+impl JournalWriter {
+    /// For `session`, which holds `volume` and has written no journal yet.
+    pub fn new(handle: RootHandle, session: SessionId, volume: &str) -> Self {
+        let root = &handle.current().root;
+        let base = root
+            .sessions
+            .get(&session)
+            .map_or(0, |session| session.registered_epoch);
+        Self {
+            prefix: prefix(handle.keyring(), volume, session),
+            handle,
+            session,
+            volume: volume.to_owned(),
+            base,
+            state: Mutex::default(),
+            keeps: AtomicBool::new(false),
+        }
+    }
+
+    /// Step `JournalPut`: brings an entry into the bucket, after every earlier one. All operations after the last entry's belong to this one.
+    ///
+    /// # Errors
+    /// A refusal of kind `Fenced` if another machine writes under this session's name; store errors as they come. Then the entry may be in the bucket, now or
+    /// later, but it counts for nothing yet: its operations are to be carried again by a further one.
+    pub async fn write(&self, mut entry: JournalEntry) -> Result<(), RootError> {
+        let mut state = self.state.lock().await;
+        self.land(&mut state).await?;
+        entry.first = state.last + 1;
+        entry.base = self.base;
+        let key = format!("{}{:016x}", self.prefix, state.sent + 1);
+        let body = self.handle.keyring().seal_object(
+            Class::Journal,
+            &key,
+            Features::NONE,
+            random(&**self.handle.entropy()),
+            &entry.encode(),
+        );
+        state.sent += 1;
+        state.last = entry.last;
+        state.pending = Some(Pending {
+            key,
+            last: entry.last,
+            body,
+        });
+        self.land(&mut state).await
+    }
+
+    /// Step `FsyncGet`: reads the root by a request that is sent now, and thus after every answer that counts, and checks that the volume is still ours.
+    ///
+    /// # Errors
+    /// A refusal of kind `Fenced` if it is not; store errors.
+    pub async fn confirm(&self) -> Result<(), RootError> {
+        let view = self.handle.refresh().await?;
+        view.root.require_holder(self.session, &self.volume)?;
+        Ok(())
+    }
+
+    /// A commit covers all operations up to this one: their journals are garbage, and are deleted as far as the store permits.
+    pub async fn covered(&self, operation: u64) {
+        let done: Vec<String> = {
+            let mut state = self.state.lock().await;
+            state.covered = state.covered.max(operation);
+            let covered = state.covered;
+            let count = state.there.partition_point(|(_, last)| *last <= covered);
+            state.there.drain(..count).map(|(key, _)| key).collect()
+        };
+        for key in done {
+            if self.keeps.load(Ordering::Relaxed) {
+                return;
+            }
+            if let Err(error) = self.handle.store().delete(&key).await {
+                // Whoever collects garbage finds it again.
+                tracing::debug!(%key, %error, "a journal that is covered stays behind");
+                self.keeps.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether operations may be in the bucket that no commit covers: then the session must stay in the root for whoever replays it.
+    pub async fn is_needed(&self) -> bool {
+        let state = self.state.lock().await;
+        state.last > state.covered
+    }
+
+    /// Sends the pending journal until its creation is answered.
+    async fn land(&self, state: &mut Numbers) -> Result<(), RootError> {
+        let Some(pending) = state.pending.clone() else {
+            return Ok(());
+        };
+        self.create(&pending).await?;
+        state.pending = None;
+        state.there.push_back((pending.key, pending.last));
+        Ok(())
+    }
+
+    async fn create(&self, pending: &Pending) -> Result<(), RootError> {
+        let Pending { key, body, .. } = pending;
+        let policy = self.handle.policy();
+        let store = self.handle.store();
+        let mut pauses = Pauses::new(policy, &**self.handle.entropy());
+        loop {
+            let created = store.put_new(key, vec![body.clone()]);
+            let error = match bounded(policy, Operation::PutNew, key, created).await {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            if error.kind() == StoreErrorKind::AlreadyExists {
+                match bounded(policy, Operation::Get, key, store.get(key)).await {
+                    Ok((there, _)) if there == *body => return Ok(()),
+                    Ok(_) => return Err(Refusal::Fenced { by: None }.into()),
+                    Err(error) if may_pass(&error) || error.is_not_found() => {}
+                    Err(error) => return Err(error.into()),
+                }
+            } else if !may_pass(&error) {
+                return Err(error.into());
+            }
+            pauses.pause(&error).await.map_err(|_| error)?;
+        }
+    }
+}
+
+/// What an ended session acknowledged and no commit covers, in order.
+#[derive(Clone, Debug)]
+pub struct Victim {
+    /// The session.
+    pub session: SessionId,
+    /// Its uncovered operations, without a gap.
+    pub entries: Vec<JournalEntry>,
+    /// All its journal objects.
+    pub keys: Vec<String>,
+}
+
+/// Step `TakeList`: the journals of all ended sessions of the volume, oldest session first. To be called after the volume was taken.
+///
+/// # Errors
+/// `Damaged` if a journal cannot be read: what it holds was acknowledged, so it is not passed over.
+pub(super) async fn victims(
+    handle: &RootHandle,
+    root: &Root,
+    volume: &str,
+) -> Result<Vec<Victim>, RootError> {
+    let mut victims = Vec::new();
+    for id in root.ending_sessions(volume) {
+        let Some(session) = root.sessions.get(&id) else {
+            continue;
+        };
+        let keys = list(handle, &prefix(handle.keyring(), volume, id)).await?;
+        victims.push(Victim {
+            session: id,
+            entries: uncovered(handle, session, &keys).await?,
+            keys,
+        });
+    }
+    Ok(victims)
+}
+
+async fn list(handle: &RootHandle, prefix: &str) -> Result<Vec<String>, RootError> {
+    let mut keys: Vec<String> = Vec::new();
+    loop {
+        let after = keys.last().map(String::as_str);
+        let page = handle.store().list(prefix, after, PAGE).await?;
+        let is_last = page.len() < PAGE;
+        keys.extend(page.into_iter().map(|object| object.key));
+        if is_last {
+            return Ok(keys);
+        }
+    }
+}
+
+/// The operations of a session that follow what the root covers. What lies behind a gap was never acknowledged.
+async fn uncovered(
+    handle: &RootHandle,
+    session: &Session,
+    keys: &[String],
+) -> Result<Vec<JournalEntry>, RootError> {
+    let mut entries = Vec::new();
+    let mut last = session.covered;
+    for key in keys {
+        let (object, _) = handle.store().get(key).await?;
+        let payload = handle
+            .keyring()
+            .open_object(Class::Journal, key, &object)
+            .map_err(|source| RootError::Unopenable {
+                key: key.clone(),
+                source,
+            })?;
+        let entry =
+            JournalEntry::decode(&payload).map_err(|reason| RootError::damaged(key, reason))?;
+        if entry.last <= last {
+            continue;
+        }
+        if entry.first > last + 1 {
+            tracing::warn!(%key, "operations before this journal were never acknowledged: it is not replayed");
+            break;
+        }
+        last = entry.last;
+        entries.push(entry);
+    }
+    Ok(entries)
+}
+
+impl RootHandle {
+    /// Deletes journals of sessions that have left the root, as far as the store permits.
+    pub async fn forget_journals(&self, victims: &[Victim]) {
+        for key in victims.iter().flat_map(|victim| &victim.keys) {
+            if let Err(error) = self.store().delete(key).await {
+                tracing::debug!(%key, %error, "a journal that was replayed stays behind");
+                return;
+            }
+        }
+    }
+}

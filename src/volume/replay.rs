@@ -1,0 +1,135 @@
+//! Carrying out what journals of an ended session hold (protocol.md, rule 7).
+//!
+//! Owns: how operations become changes of the layers again. Does not own: which journals count (`root::journal`), nor the commit that must follow before
+//! anything else is accepted.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use crate::extents::Placed;
+use crate::tree::item::{Extent, Item};
+use crate::tree::key::Key;
+use crate::volume::Volume;
+use crate::volume::dirty::DirtyRanges;
+use crate::volume::error::VolumeError;
+use crate::volume::flush::Reach;
+use crate::volume::mode;
+use crate::volume::operations::{Content, Operations, Piece};
+use crate::volume::state::Scope;
+
+impl Volume {
+    /// Makes the changes of journals, in their order, on a volume that nobody else uses yet. What they refer to must be readable already
+    /// ([`bkfs_chunker::ingest::Ingest::take_over`]). Nothing is journaled again: a commit must follow.
+    ///
+    /// # Errors
+    /// If something that was acknowledged is not to be found: then nothing of it may be committed.
+    pub async fn replay(&self, journals: &[Operations]) -> Result<(), VolumeError> {
+        let mut files = BTreeSet::new();
+        for operations in journals {
+            self.replay_items(operations)?;
+            for piece in &operations.contents {
+                self.replay_piece(piece).await?;
+            }
+            let changed = operations
+                .items
+                .iter()
+                .filter_map(|(key, _)| key.inode().ok());
+            files.extend(changed);
+            files.extend(operations.contents.iter().map(|piece| piece.inode));
+        }
+        for inode in files {
+            self.count_allocated(inode).await?;
+        }
+        Ok(())
+    }
+
+    fn replay_items(&self, operations: &Operations) -> Result<(), VolumeError> {
+        self.raise_inode_mark(operations.next_inode);
+        let mut state = self.view.state()?.lock();
+        state.totals = operations.totals;
+        for inode in &operations.dropped {
+            state.active.drop_inode(*inode);
+        }
+        for (key, item) in &operations.items {
+            state.active.set(key.clone(), item.clone());
+        }
+        Ok(())
+    }
+
+    async fn replay_piece(&self, piece: &Piece) -> Result<(), VolumeError> {
+        let Piece {
+            inode,
+            offset,
+            content,
+        } = piece;
+        let range = *offset..*offset + content.length();
+        match content {
+            Content::Data(bytes) => {
+                let mut state = self.view.state()?.lock();
+                let stamp = state.next_stamp();
+                let write =
+                    |ranges: &mut DirtyRanges| ranges.write_shared(*offset, bytes.clone(), stamp);
+                state.active.with_data(*inode, write);
+                Ok(())
+            }
+            Content::Zero(_) => {
+                let mut state = self.view.state()?.lock();
+                let stamp = state.next_stamp();
+                let zero = |ranges: &mut DirtyRanges| ranges.zero(range.clone(), stamp);
+                state.active.with_data(*inode, zero);
+                Ok(())
+            }
+            Content::Stored(extent) => self.replay_stored(*inode, range.clone(), *extent).await,
+        }
+    }
+
+    /// Puts an extent where the journal says, over whatever is there.
+    async fn replay_stored(
+        &self,
+        inode: u64,
+        range: Range<u64>,
+        extent: Extent,
+    ) -> Result<(), VolumeError> {
+        self.ingest.adopt(extent.target).await?;
+        let epoch = self.view.state()?.lock().active.epoch;
+        let inline = self.view.item(Scope::Live, &Key::inline(inode)).await?;
+        if inline.is_some() {
+            self.flush_file(inode, epoch, Reach::Extents).await?;
+        }
+        let placed = Placed {
+            offset: range.start,
+            extent,
+        };
+        self.replace_extents(inode, epoch, Scope::Live, range.clone(), &[placed])
+            .await?;
+        let mut state = self.view.state()?.lock();
+        let forget = |ranges: &mut DirtyRanges| ranges.forget(range, u64::MAX);
+        state.active.with_data(inode, forget);
+        Ok(())
+    }
+
+    /// Counts anew what is stored of a file: the journal says what was stored when it was written, and a commit may have stored more.
+    async fn count_allocated(&self, inode: u64) -> Result<(), VolumeError> {
+        let key = Key::attributes(inode);
+        let Some(Item::Attributes(mut attributes)) = self.view.item(Scope::Live, &key).await?
+        else {
+            return Ok(());
+        };
+        if !mode::is_regular(attributes.mode) {
+            return Ok(());
+        }
+        let extents = self.view.extents(Scope::Live, inode, 0..u64::MAX).await?;
+        let stored: u64 = extents
+            .iter()
+            .map(|placed| u64::from(placed.extent.length))
+            .sum();
+        let inline = match self.view.item(Scope::Live, &Key::inline(inode)).await? {
+            Some(Item::Inline(bytes)) => bytes.len() as u64,
+            _ => 0,
+        };
+        attributes.allocated_bytes = stored + inline;
+        let mut state = self.view.state()?.lock();
+        state.active.set(key, Some(Item::Attributes(attributes)));
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! What close(2) waits for.
+
+use std::time::{Duration, Instant};
+
+use bkfs::mounting::settings::Settings;
+use bkfs::vfs::CloseMode;
+use bkfs_chunker::store::Operation;
+use bkfs_chunker::store::fault::{Fault, Gate, Strike};
+use bkfs_fuse::{Caller, Errno, Handle, Ino, OpenFlags, Reply, Vfs, Write};
+
+use crate::host::{Bucket, Host, noise};
+
+const CALLER: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    pid: 1,
+};
+
+fn host(bucket: &Bucket, close: CloseMode) -> Host {
+    let settings = Settings {
+        close,
+        ..Settings::default()
+    };
+    Host::with(bucket.memory.clone(), settings).expect("mounted")
+}
+
+type Answer<T> = std::sync::mpsc::Receiver<Result<T, Errno>>;
+
+fn ask<T: Send + 'static>(host: &Host, request: impl FnOnce(&dyn Vfs, Reply<T>)) -> Answer<T> {
+    let (reply, answer) = Reply::channel();
+    request(host.vfs(), reply);
+    answer
+}
+
+fn open(host: &Host, name: &str) -> (Ino, Handle) {
+    let ino = Ino(host.file(name));
+    let flags = OpenFlags {
+        read: true,
+        write: true,
+        ..OpenFlags::default()
+    };
+    let opened = ask(host, |vfs, reply| vfs.open(CALLER, ino, flags, reply));
+    (
+        ino,
+        opened.recv().expect("answered").expect("opened").handle,
+    )
+}
+
+/// Opens a file and writes to it.
+fn written(host: &Host, name: &str, data: &[u8]) -> (Ino, Handle) {
+    let (ino, handle) = open(host, name);
+    for (index, data) in data.chunks(1 << 20).enumerate() {
+        let write = Write {
+            ino,
+            handle,
+            offset: (index as u64) << 20,
+            data,
+            from_cache: false,
+            kill_privileges: false,
+        };
+        let written = ask(host, |vfs, reply| vfs.write(write, reply));
+        written.recv().expect("answered").expect("written");
+    }
+    (ino, handle)
+}
+
+/// What close(2) waits for.
+fn close(host: &Host, (ino, handle): (Ino, Handle)) -> Answer<()> {
+    ask(host, |vfs, reply| vfs.flush(ino, handle, reply))
+}
+
+#[test]
+fn a_small_file_is_in_the_bucket_a_second_after_close() {
+    let bucket = Bucket::new();
+    let host = host(&bucket, CloseMode::Bounded);
+    let replaced = host.asked(Operation::Replace);
+    let file = written(&host, "small", &noise(1, 10_000));
+    let begun = Instant::now();
+    close(&host, file)
+        .recv()
+        .expect("answered")
+        .expect("closed");
+    while bucket.count("journal/") == 0 && begun.elapsed() < Duration::from_secs(5) {
+        std::thread::yield_now();
+    }
+    assert!(
+        begun.elapsed() <= Duration::from_secs(1),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!(
+        host.asked(Operation::Replace),
+        replaced,
+        "the root is left alone"
+    );
+    host.crash();
+    assert!(bucket.host().read("small") == Some(noise(1, 10_000)));
+}
+
+#[test]
+fn the_close_of_a_large_file_waits_for_its_data() {
+    let bucket = Bucket::new();
+    let host = host(&bucket, CloseMode::Bounded);
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::PutNew);
+    host.faults.plan(strike.keys("data/").always());
+    let file = written(&host, "large", &noise(1, 3 << 20));
+    let closed = close(&host, file);
+    while host.faults.struck() == 0 {
+        std::thread::yield_now();
+    }
+    closed
+        .recv_timeout(Duration::from_millis(200))
+        .expect_err("its data is not in the bucket");
+    gate.open();
+    closed.recv().expect("answered").expect("closed");
+    assert!(bucket.count("data/") > 0);
+}
+
+#[test]
+fn a_handle_that_did_not_write_waits_for_nothing() {
+    let bucket = Bucket::new();
+    for mode in [CloseMode::Bounded, CloseMode::Durable] {
+        let host = host(&bucket, mode);
+        host.write("file", 0, noise(1, 3 << 20));
+        let hung = Strike::with(Fault::Hang).on_writes();
+        host.faults.plan(hung.always());
+        let file = open(&host, "file");
+        close(&host, file)
+            .recv()
+            .expect("answered")
+            .expect("closed");
+    }
+}
+
+#[test]
+fn close_durable_is_an_fsync() {
+    let bucket = Bucket::new();
+    let host = host(&bucket, CloseMode::Durable);
+    let file = written(&host, "file", b"kept");
+    close(&host, file)
+        .recv()
+        .expect("answered")
+        .expect("closed");
+    host.crash();
+    assert_eq!(bucket.host().read("file"), Some(b"kept".to_vec()));
+}
+
+#[test]
+fn close_async_never_waits() {
+    let bucket = Bucket::new();
+    let host = host(&bucket, CloseMode::Async);
+    host.faults
+        .plan(Strike::with(Fault::Hang).on_writes().always());
+    let file = written(&host, "file", &noise(1, 3 << 20));
+    close(&host, file)
+        .recv()
+        .expect("answered")
+        .expect("closed");
+}

@@ -1,0 +1,101 @@
+//! A writer that lost its volume acknowledges nothing.
+
+use bkfs_chunker::store::fault::{Fault, Gate, Strike};
+use bkfs_chunker::store::{Operation, Store};
+use bytes::Bytes;
+
+use crate::host::Bucket;
+
+#[test]
+fn one_that_was_taken_over_cannot_acknowledge() {
+    let bucket = Bucket::new();
+    let victim = bucket.host();
+    victim.write("file", 0, b"acknowledged".to_vec());
+    victim.fsync().expect("durable");
+    let taker = bucket.host();
+    victim.write("file", 0, b"never".to_vec());
+    victim.fsync().expect_err("fenced");
+    assert!(victim.volume().failure().is_some(), "and for ever");
+    victim
+        .try_write("file", 0, b"never".to_vec())
+        .expect_err("poisoned");
+    assert_eq!(taker.read("file"), Some(b"acknowledged".to_vec()));
+    taker.crash();
+    assert_eq!(bucket.host().read("file"), Some(b"acknowledged".to_vec()));
+}
+
+#[test]
+fn nothing_newer_is_no_reason_not_to_ask() {
+    let bucket = Bucket::new();
+    let victim = bucket.host();
+    victim.fsync().expect("still ours");
+    let _taker = bucket.host();
+    victim.fsync().expect_err("another's by now");
+}
+
+/// The journal arrives before the taking, its answer after: it is replayed, and not acknowledged.
+#[test]
+fn an_answer_that_comes_after_the_taking_acknowledges_nothing() {
+    let bucket = Bucket::new();
+    let victim = bucket.host();
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldAfter(gate.clone())).on(Operation::PutNew);
+    victim.faults.plan(strike.keys("journal/"));
+    victim.write("file", 0, b"arrived".to_vec());
+    let volume = victim.volume();
+    let fsync = victim.spawn(async move { volume.fsync().await });
+    while bucket.count("journal/") == 0 {
+        std::thread::yield_now();
+    }
+    let taker = bucket.host();
+    assert_eq!(taker.read("file"), Some(b"arrived".to_vec()));
+    gate.open();
+    victim
+        .run(fsync)
+        .expect("no panic")
+        .expect_err("the root was asked after the answer");
+}
+
+/// The journal arrives after it was looked for.
+#[test]
+fn a_journal_that_comes_too_late_is_not_acknowledged() {
+    let bucket = Bucket::new();
+    let victim = bucket.host();
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::PutNew);
+    victim.faults.plan(strike.keys("journal/"));
+    victim.write("file", 0, b"too late".to_vec());
+    let volume = victim.volume();
+    let fsync = victim.spawn(async move { volume.fsync().await });
+    while victim.faults.struck() == 0 {
+        std::thread::yield_now();
+    }
+    let taker = bucket.host();
+    gate.open();
+    victim.run(fsync).expect("no panic").expect_err("fenced");
+    assert_eq!(bucket.count("journal/"), 1, "it has arrived");
+    assert_eq!(taker.find("file"), None);
+    taker.crash();
+    assert_eq!(bucket.host().find("file"), None, "and counts for nothing");
+}
+
+/// A clone of the machine writes under the same session.
+#[test]
+fn other_bytes_under_a_number_of_ours_mean_that_we_are_fenced() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    host.write("file", 0, b"one".to_vec());
+    host.fsync().expect("durable");
+    let listed = host.run(bucket.memory.list("journal/", None, 10));
+    let first = listed.expect("listed")[0].key.clone();
+    let next = format!("{}2", first.strip_suffix('1').expect("number 1"));
+    host.run(
+        bucket
+            .memory
+            .put_new(&next, vec![Bytes::from_static(b"a clone's")]),
+    )
+    .expect("new");
+    host.write("file", 0, b"two".to_vec());
+    host.fsync().expect_err("fenced");
+    assert!(host.volume().failure().is_some());
+}

@@ -1,0 +1,249 @@
+//! A machine with a mount of the volume `main`, without a kernel: it can end well, or be gone from one moment to the next.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bkfs::mounting::settings::Settings;
+use bkfs::mounting::{Assembled, Plan};
+use bkfs::repository::{Opening, Repository, create_in, open_in};
+use bkfs::tree::item::Item;
+use bkfs::tree::key::Key;
+use bkfs::volume::data::WriteOptions;
+use bkfs::volume::error::VolumeError;
+use bkfs::volume::namespace::NewInode;
+use bkfs::volume::state::Scope;
+use bkfs::volume::{ROOT_INODE, Volume};
+use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
+use bkfs_chunker::store::{CountingStore, MemoryStore, Operation, Store, StoreOptions, parse_url};
+use bkfs_fuse::MountOptions;
+use bytes::Bytes;
+use tokio::runtime::Runtime;
+
+struct Unsealed;
+
+impl bkfs::root::Passwords for Unsealed {
+    fn is_given(&self) -> bool {
+        false
+    }
+
+    fn password(&mut self) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, bkfs::root::RootError> {
+        Ok(None)
+    }
+}
+
+/// A bucket with an empty repository, whose requests are counted, and can fail.
+pub struct Bucket {
+    /// What is there, without faults.
+    pub memory: Arc<MemoryStore>,
+}
+
+impl Bucket {
+    pub fn new() -> Self {
+        let memory = Arc::new(MemoryStore::new());
+        runtime()
+            .block_on(create_in(memory.clone(), None))
+            .expect("created");
+        Bucket { memory }
+    }
+
+    /// How many objects there are under a prefix.
+    pub fn count(&self, prefix: &str) -> usize {
+        let listed = runtime().block_on(self.memory.list(prefix, None, 10_000));
+        listed.expect("listed").len()
+    }
+
+    /// A machine that mounts the volume over whoever holds it.
+    pub fn host(&self) -> Host {
+        Host::new(self.memory.clone())
+    }
+
+    /// The same, whose way to the bucket fails from the start.
+    pub fn host_with(&self, strike: Strike) -> Host {
+        let faults = Arc::new(FaultStore::new(self.memory.clone()));
+        faults.plan(strike);
+        Host::new(faults)
+    }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("runtime")
+}
+
+/// A machine.
+pub struct Host {
+    runtime: Runtime,
+    assembled: Assembled,
+    /// The way from this machine to the bucket.
+    pub faults: Arc<FaultStore>,
+    /// What came through to the bucket.
+    pub counted: Arc<CountingStore>,
+    pub repository: Arc<Repository>,
+}
+
+impl Host {
+    fn new(store: Arc<dyn Store>) -> Self {
+        Self::with(store, Settings::default()).expect("mounted")
+    }
+
+    pub fn with(
+        store: Arc<dyn Store>,
+        settings: Settings,
+    ) -> Result<Self, bkfs::mounting::MountingError> {
+        let counted = Arc::new(CountingStore::new(store));
+        let faults = Arc::new(FaultStore::new(counted.clone()));
+        // A heartbeat would ask for the root at any time, and be counted. Nobody here waits for one.
+        let still = Arc::new(FaultStore::new(faults.clone()));
+        still.plan(
+            Strike::with(Fault::Hang)
+                .on(Operation::Put)
+                .keys("sessions/")
+                .always(),
+        );
+        let runtime = runtime();
+        let opening = Opening {
+            url: parse_url("/memory").expect("url"),
+            store: StoreOptions::default(),
+            depot: DepotConfig {
+                cache_dir: None,
+                ..DepotConfig::default()
+            },
+            timeout: Duration::from_secs(5),
+            min_generation: 0,
+            state_dir: None,
+        };
+        let repository = runtime.block_on(open_in(still, opening, &mut Unsealed))?;
+        let repository = Arc::new(repository);
+        let plan = Plan {
+            repository: repository.clone(),
+            mount_point: "/nowhere".into(),
+            options: MountOptions::default(),
+            settings,
+            volume: "main".into(),
+            steal: true,
+        };
+        let assembled = runtime.block_on(plan.assemble(&runtime.handle().clone()))?;
+        let host = Host {
+            runtime,
+            assembled,
+            faults,
+            counted,
+            repository,
+        };
+        // The first commit of a new volume is not what anybody here is about.
+        host.run(host.volume().commit()).expect("committed");
+        Ok(host)
+    }
+
+    pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        self.runtime.spawn(future)
+    }
+
+    pub fn volume(&self) -> Arc<Volume> {
+        self.assembled.volume().expect("is writable").clone()
+    }
+
+    pub fn vfs(&self) -> &bkfs::vfs::BkfsVfs {
+        &self.assembled.vfs
+    }
+
+    /// How often the bucket was asked for this.
+    pub fn asked(&self, operation: Operation) -> u64 {
+        self.counted.counters().tally(operation).requests
+    }
+
+    pub fn fsync(&self) -> Result<(), VolumeError> {
+        self.run(self.volume().fsync())
+    }
+
+    /// Makes the machine go away, with all that it held.
+    pub fn crash(self) {
+        self.runtime.shutdown_background();
+    }
+
+    /// Unmounts.
+    pub fn finish(self) -> Result<(), bkfs::mounting::MountingError> {
+        self.runtime.block_on(self.assembled.finish())
+    }
+
+    /// The inode of a file, which is made if it is not there.
+    pub fn file(&self, name: &str) -> u64 {
+        let volume = self.volume();
+        self.find(name).unwrap_or_else(|| {
+            let new = NewInode {
+                mode: libc::S_IFREG | 0o644,
+                uid: 0,
+                gid: 0,
+                device: 0,
+                target: None,
+                profile: 0,
+            };
+            let made = self.run(volume.make(ROOT_INODE, name.as_bytes(), new));
+            made.expect("made").inode
+        })
+    }
+
+    pub fn find(&self, name: &str) -> Option<u64> {
+        let volume = self.volume();
+        let key = volume.name_key(ROOT_INODE, name.as_bytes()).expect("short");
+        match self.run(volume.view.item(Scope::Live, &key)).expect("read") {
+            Some(Item::Name { inode, .. }) => Some(inode),
+            _ => None,
+        }
+    }
+
+    pub fn write(&self, name: &str, offset: u64, data: impl Into<Vec<u8>>) {
+        self.try_write(name, offset, data.into()).expect("written");
+    }
+
+    pub fn try_write(&self, name: &str, offset: u64, data: Vec<u8>) -> Result<u64, VolumeError> {
+        let inode = self.file(name);
+        let options = WriteOptions::default();
+        let volume = self.volume();
+        self.run(volume.write(inode, offset, Bytes::from(data), options))
+    }
+
+    /// What a file holds; none if it is not there.
+    pub fn read(&self, name: &str) -> Option<Vec<u8>> {
+        let inode = self.find(name)?;
+        let view = &self.volume().view;
+        let size = self.attributes(inode).size_bytes;
+        Some(
+            self.run(view.read(Scope::Live, inode, 0..size))
+                .expect("read")
+                .concat(),
+        )
+    }
+
+    pub fn attributes(&self, inode: u64) -> bkfs::tree::item::Attributes {
+        let view = &self.volume().view;
+        let item = self.run(view.item(Scope::Live, &Key::attributes(inode)));
+        match item.expect("read") {
+            Some(Item::Attributes(attributes)) => attributes,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Bytes that look like none other's.
+pub fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut byte = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 56) as u8
+    };
+    (0..length).map(|_| byte()).collect()
+}

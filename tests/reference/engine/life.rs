@@ -1,0 +1,170 @@
+//! The engine's life: how it comes up, goes down well, and crashes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bkfs::mounting::settings::Settings;
+use bkfs::mounting::{Assembled, Plan};
+use bkfs::repository::{Opening, Repository, create_in, open_in};
+use bkfs::restore::{Options, restore};
+use bkfs::volume::commit::SnapshotRequest;
+use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::store::{Store, StoreOptions, parse_url};
+use bkfs_fuse::MountOptions;
+use tokio::runtime::Runtime;
+
+use super::Engine;
+use crate::password::Known;
+
+impl Engine {
+    /// An empty repository in `store`, and a volume in it.
+    pub fn new(store: Arc<dyn Store>, password: Option<&'static str>) -> Self {
+        let runtime = machine();
+        runtime
+            .block_on(create_in(
+                store.clone(),
+                password.map(|password| zeroize::Zeroizing::new(password.as_bytes().to_vec())),
+            ))
+            .expect("create");
+        let mut engine = Engine {
+            runtime: Some(runtime),
+            store,
+            password,
+            assembled: None,
+        };
+        engine.open();
+        engine
+    }
+
+    /// What a second machine opens.
+    pub fn repository(&self) -> Repository {
+        let opening = Opening {
+            url: parse_url("/memory").expect("url"),
+            store: StoreOptions::default(),
+            depot: DepotConfig {
+                cache_dir: None,
+                ..DepotConfig::default()
+            },
+            timeout: Duration::from_secs(10),
+            min_generation: 0,
+            state_dir: None,
+        };
+        self.runtime()
+            .block_on(open_in(
+                self.store.clone(),
+                opening,
+                &mut Known(self.password),
+            ))
+            .expect("open")
+    }
+
+    fn open(&mut self) {
+        let plan = Plan {
+            repository: Arc::new(self.repository()),
+            mount_point: "/nowhere".into(),
+            options: MountOptions::default(),
+            settings: Settings::default(),
+            volume: "main".into(),
+            // The session of a machine that is gone seems to live: it is this process's.
+            steal: true,
+        };
+        let handle = self.runtime().handle().clone();
+        let assembled = self
+            .runtime()
+            .block_on(plan.assemble(&handle))
+            .expect("assemble");
+        self.assembled = Some(assembled);
+    }
+
+    /// An engine on a repository that exists, without a session of its own.
+    pub fn existing(store: Arc<dyn Store>, password: Option<&'static str>) -> Self {
+        Engine {
+            runtime: Some(machine()),
+            store,
+            password,
+            assembled: None,
+        }
+    }
+
+    /// Makes a snapshot.
+    pub fn snapshot(&self, name: &str) {
+        let volume = self
+            .assembled
+            .as_ref()
+            .and_then(Assembled::volume)
+            .expect("is open")
+            .clone();
+        let request = SnapshotRequest {
+            name: Some(name.to_owned()),
+            tags: Vec::new(),
+        };
+        self.runtime()
+            .block_on(volume.snapshot(request))
+            .expect("snapshot");
+    }
+
+    /// Ends the session well.
+    pub fn finish(&mut self) {
+        let assembled = self.assembled.take().expect("is open");
+        self.runtime().block_on(assembled.finish()).expect("finish");
+    }
+
+    /// Restores a snapshot into a directory; every byte is read back.
+    pub fn restore(&self, snapshot: &str, target: &std::path::Path) {
+        let repository = self.repository();
+        let options = Options {
+            overwrite: false,
+            verify: true,
+        };
+        let restored = self.runtime().block_on(async {
+            let (_, view) = repository
+                .snapshot("main", snapshot)
+                .await
+                .expect("the snapshot");
+            restore(
+                view,
+                bkfs::volume::ROOT_INODE,
+                target,
+                options,
+                Arc::default(),
+            )
+            .await
+        });
+        let problems = restored.expect("restore");
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+
+    /// Ends the session well, and begins another from the bucket.
+    pub fn reopen(&mut self) {
+        let assembled = self.assembled.take().expect("is open");
+        self.runtime().block_on(assembled.finish()).expect("finish");
+        self.open();
+    }
+
+    /// The root names everything.
+    pub fn commit(&self) {
+        let volume = self.assembled.as_ref().and_then(Assembled::volume);
+        let volume = volume.expect("is open").clone();
+        self.runtime().block_on(volume.commit()).expect("commit");
+    }
+
+    /// The machine is gone, with all that it held; another takes the volume over, from the bucket alone.
+    pub fn crash(&mut self) {
+        let gone = self.runtime.replace(machine()).expect("runs");
+        gone.shutdown_background();
+        self.assembled = None;
+        self.open();
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("runs")
+    }
+}
+
+fn machine() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("runtime")
+}

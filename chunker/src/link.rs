@@ -154,6 +154,8 @@ impl Link {
                 }
                 StoreErrorKind::OutcomeUnknown => {}
                 _ if error.is_transient() => {}
+                // Credentials expire and are renewed, permissions are mended: accepted bytes are not dropped for that.
+                StoreErrorKind::Denied => {}
                 _ if attempt >= STUBBORN_ATTEMPTS => return Err(error.into()),
                 _ => {}
             }

@@ -100,13 +100,39 @@ async fn every_write_may_be_applied_without_our_knowing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_write_that_is_refused_for_good_is_a_clear_error() {
-    for kind in [
-        StoreErrorKind::NoSpace,
-        StoreErrorKind::Denied,
-        StoreErrorKind::NoBucket,
-    ] {
+    for kind in [StoreErrorKind::NoSpace, StoreErrorKind::NoBucket] {
         sweep(Verdict::Fail(kind), u64::MAX / 2, false).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn expired_credentials_drop_nothing() {
+    sweep(Verdict::Fail(StoreErrorKind::Denied), 20, true).await;
+    let mut world = World::new(39, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    world
+        .bucket
+        .script(|operation, _| match operation.is_write() {
+            true => Verdict::Fail(StoreErrorKind::Denied),
+            false => Verdict::Pass,
+        });
+    let file = noise(39, MIB);
+    let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
+    let stalled = ingest.seal(&[]).await.expect_err("nobody may write");
+    assert!(
+        stalled.to_string().contains("as told"),
+        "{stalled} says why"
+    );
+    assert!(matches!(stalled, DepotError::Stalled { .. }));
+    world.bucket.behave();
+    world.commit(&ingest).await;
+    assert!(
+        read_file(&world.loaded().await, &stored)
+            .await
+            .expect("reads")
+            == file
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::id::{Id, Kind};
 use crate::seal::OpenError;
+use crate::spool::SpoolError;
 use crate::store::StoreError;
 
 /// Why a depot could not do what it was asked. Cheap to clone: several readers may wait for one fetch.
@@ -71,6 +72,9 @@ pub enum DepotError {
         /// Why.
         source: Arc<std::io::Error>,
     },
+    /// What only the spool had cannot be read back from it: it is lost.
+    #[error("lost: {0}")]
+    Spool(#[from] SpoolError),
     /// A mistake in this program.
     #[error("internal error: {0}")]
     Internal(&'static str),

@@ -57,6 +57,14 @@ counters! {
     pending_bytes,
     /// The most bytes that were ever pending at once.
     pending_peak_bytes,
+    /// Bytes of packs that went into the spool.
+    bytes_spooled,
+    /// Bytes in the spool, now.
+    spool_bytes,
+    /// Objects in the spool, now.
+    spool_files,
+    /// Bytes in the spool that are not in the bucket yet, now.
+    spool_waiting_bytes,
     /// Bytes in the cache on disk, now.
     disk_cache_bytes,
 }

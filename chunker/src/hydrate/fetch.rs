@@ -13,7 +13,8 @@ use super::plan::{RANGE_BYTES, coalesce};
 use super::{Answers, CachedFrame, FrameAnswer, FrameKey, Reader, Source};
 use crate::catalog::{Candidate, Location};
 use crate::error::DepotError;
-use crate::ingest::SealedHere;
+use crate::gate::Reservation;
+use crate::ingest::{Body, SealedHere};
 use crate::pack::PackName;
 use crate::seal::{Class, ObjectOpener};
 
@@ -92,11 +93,13 @@ impl Reader {
             let key = (sealed.pack, sealed.frame);
             let class = sealed.opener.header().class;
             let keyring = reader.keyring.clone();
+            let (body, _room) = match reader.body_of(&sealed.body).await {
+                Ok(found) => found,
+                Err(error) => return reader.land(key, duty, Err(error)),
+            };
             let job = reader.workers.run(move |scratch| {
                 let number = u32::from(sealed.frame);
-                let frame = scratch
-                    .frame_decoder
-                    .open(&sealed.opener, number, &sealed.body);
+                let frame = scratch.frame_decoder.open(&sealed.opener, number, &body);
                 frame.map(|frame| Arc::new(CachedFrame::new(&keyring, class, frame)))
             });
             let answer = match job.await {
@@ -105,6 +108,18 @@ impl Reader {
             };
             reader.land(key, duty, answer);
         });
+    }
+
+    /// The bytes of a frame that is here, with the room that they take if they had to be read.
+    async fn body_of(&self, body: &Body) -> Result<(Bytes, Option<Reservation>), DepotError> {
+        match body {
+            Body::Memory(bytes) => Ok((bytes.clone(), None)),
+            Body::Spool(spooled, range) => {
+                let room = self.fetch_gate.reserve(range.end - range.start).await;
+                let bytes = spooled.read_range(range.clone()).await?;
+                Ok((bytes, Some(room)))
+            }
+        }
     }
 
     /// Brings frames of one pack.

@@ -2,6 +2,7 @@
 //!
 //! Owns the record of one frame from the first blob gathered into it until its pack is committed. The ledger says which blob is in which frame.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use crate::gate::{BufferPool, Reservation};
 use crate::id::{Kind, Prefix};
 use crate::pack::{FinishedPack, PackName};
 use crate::seal::{Class, ObjectOpener};
+use crate::spool::Spooled;
 
 /// Frames are closed when they hold this many bytes: more compress no better (FORMAT.md, "Packs").
 pub(super) const FRAME_BYTES: usize = 128 << 10;
@@ -127,13 +129,22 @@ pub(super) enum FrameState {
     Stored(Location, Arc<FinishedPack>),
 }
 
-/// A sealed frame in memory, and what opens it.
+/// A sealed frame that is here, and what opens it.
 #[derive(Debug, Clone)]
 pub(crate) struct SealedHere {
     pub(crate) pack: PackName,
     pub(crate) frame: u16,
-    pub(crate) body: Bytes,
+    pub(crate) body: Body,
     pub(crate) opener: Arc<ObjectOpener>,
+}
+
+/// Where a frame that is here lies.
+#[derive(Debug, Clone)]
+pub(crate) enum Body {
+    /// In memory.
+    Memory(Bytes),
+    /// In these bytes of an object in the spool.
+    Spool(Arc<Spooled>, Range<u64>),
 }
 
 /// What finds its way to a worker.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::frame::{BlobKey, Frame, FrameState, FullFrame, RawFrame, SealedHere};
+use super::frame::{BlobKey, Body, Frame, FrameState, FullFrame, RawFrame, SealedHere};
 use crate::error::DepotError;
 use crate::gate::{BufferPool, Reservation};
 use crate::pack::{FrameTicket, PackBuilder, SealedFrame};
@@ -51,6 +51,8 @@ pub(super) struct Lane {
     cuts: BTreeSet<u64>,
     unplaced: BTreeSet<u64>,
     unacknowledged: BTreeSet<u64>,
+    /// Those of them that are in memory alone.
+    unkept: BTreeSet<u64>,
 }
 
 #[derive(Debug)]
@@ -70,6 +72,7 @@ impl Lane {
             cuts: BTreeSet::new(),
             unplaced: BTreeSet::new(),
             unacknowledged: BTreeSet::new(),
+            unkept: BTreeSet::new(),
         }
     }
 
@@ -99,6 +102,7 @@ impl Lane {
                 };
                 self.unplaced.insert(frame.number);
                 self.unacknowledged.insert(frame.number);
+                self.unkept.insert(frame.number);
                 empty.insert(FullFrameBuilder {
                     frame: Arc::new(frame),
                     raw: RawFrame::new(pool, bytes.len()),
@@ -205,10 +209,10 @@ impl Lane {
         let here = SealedHere {
             pack: sealed.pack(),
             frame: sealed.number(),
-            body: sealed.bytes().clone(),
+            body: Body::Memory(sealed.bytes().clone()),
             opener: Arc::clone(&pack.opener),
         };
-        pack.hold(full.reservation, here.body.len() as u64);
+        pack.hold(full.reservation, sealed.stored_length() as u64);
         pack.raw_bytes -= full.raw.contents.len() as u64;
         pack.builder.place(sealed).map_err(|_| STRAY)?;
         *full.frame.state.lock() = FrameState::Sealed(here);
@@ -231,6 +235,19 @@ impl Lane {
         for frame in frames {
             self.unacknowledged.remove(&frame.number);
         }
+        self.keep(frames);
+    }
+
+    /// Marks frames as being in the spool.
+    pub(super) fn keep(&mut self, frames: &[Arc<Frame>]) {
+        for frame in frames {
+            self.unkept.remove(&frame.number);
+        }
+    }
+
+    /// Whether every frame below `number` is in the bucket or in the spool.
+    pub(super) fn is_kept(&self, number: u64) -> bool {
+        self.unkept.first().is_none_or(|&first| first >= number)
     }
 
     /// Whether every frame below `number` is acknowledged.
@@ -248,7 +265,7 @@ impl Lane {
             .min()
     }
 
-    /// Whether frames are on their way to the store by themselves: if not, only a cut makes room.
+    /// Whether frames are on their way out of memory by themselves: if not, only a cut makes room.
     pub(super) fn is_moving(&self) -> bool {
         let resting = usize::from(self.gathering.is_some())
             + self
@@ -256,7 +273,7 @@ impl Lane {
                 .iter()
                 .map(|pack| pack.frames.len() - pack.builder.pending())
                 .sum::<usize>();
-        self.unacknowledged.len() > resting
+        self.unkept.len() > resting
     }
 
     fn take_complete(&mut self) -> Vec<OpenPack> {
@@ -291,7 +308,7 @@ impl OpenPack {
         let sent = SentPack {
             class: self.class,
             frames: self.frames,
-            _reservation: self.reservation,
+            reservation: self.reservation,
         };
         (self.builder, sent)
     }
@@ -302,6 +319,19 @@ impl OpenPack {
 pub(super) struct SentPack {
     pub(super) class: Class,
     pub(super) frames: Vec<Arc<Frame>>,
-    /// Given back when the pack is acknowledged and this is dropped.
-    _reservation: Option<Reservation>,
+    /// Given back when the pack is in the spool, or acknowledged and this is dropped.
+    reservation: Option<Reservation>,
+}
+
+impl SentPack {
+    /// Gives back the memory: the pack is elsewhere.
+    pub(super) fn release(&mut self) {
+        self.reservation = None;
+    }
+
+    /// The lowest number of its frames.
+    pub(super) fn first_frame(&self) -> u64 {
+        let numbers = self.frames.iter().map(|frame| frame.number);
+        numbers.min().unwrap_or(u64::MAX)
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::frame::{BlobKey, Frame, FrameState, FullFrame, SealedHere};
+use super::frame::{BlobKey, Body, Frame, FrameState, FullFrame, SealedHere};
 use super::lane::{Lane, SentPack};
 use super::sealed::Mark;
 use crate::catalog::{Candidate, Location};
@@ -18,6 +18,7 @@ use crate::gate::{BufferPool, Reservation};
 use crate::id::Kind;
 use crate::pack::{FinishedPack, FrameEntry, PackName};
 use crate::seal::Class;
+use crate::spool::Spooled;
 
 /// All that is shared.
 #[derive(Debug)]
@@ -272,6 +273,18 @@ impl Ledger {
         // It holds nothing that was accepted here, so no seal waits for it or passes it by.
         let stored = StoredPack { pack, end: 0 };
         self.acknowledged.insert(stored.pack.name, stored);
+    }
+
+    /// A pack is in the spool: its frames are read there from now on.
+    pub(super) fn spool(&mut self, sent: &SentPack, pack: &FinishedPack, spooled: &Arc<Spooled>) {
+        self.lane(sent.class).keep(&sent.frames);
+        for (frame, entry) in sent.frames.iter().zip(pack.footer.frames()) {
+            if let FrameState::Sealed(sealed) = &mut *frame.state.lock() {
+                let start = u64::from(entry.offset);
+                let range = start..start + u64::from(entry.stored_length);
+                sealed.body = Body::Spool(Arc::clone(spooled), range);
+            }
+        }
     }
 
     /// Packs that wait for a root and hold only what was accepted before `frontier`.

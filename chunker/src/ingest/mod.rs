@@ -13,6 +13,7 @@ mod run;
 mod seal;
 mod sealed;
 mod session;
+mod ship;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,10 +26,12 @@ use crate::error::DepotError;
 use crate::extent::{StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
+use crate::seal::Class;
+use crate::spool::Spool;
 
 pub use crate::cut::{Profile, detect};
 pub use delivery::{Delivered, NamedPack};
-pub(crate) use frame::SealedHere;
+pub(crate) use frame::{Body, SealedHere};
 pub(crate) use ledger::Pending;
 pub use sealed::{Mark, Sealed};
 pub(crate) use session::Session;
@@ -45,8 +48,13 @@ pub struct Ingest {
 impl Ingest {
     /// Begins to write as `session`, which is registered in the root already and has written nothing yet.
     pub fn new(depot: Depot, session: u64) -> Self {
+        Self::with_spool(depot, session, None)
+    }
+
+    /// The same, with a spool of this session: packs go there when the store is slower than the writer.
+    pub fn with_spool(depot: Depot, session: u64, spool: Option<Arc<Spool>>) -> Self {
         let shared = Arc::clone(depot.shared());
-        let inner = Session::new(shared, session);
+        let inner = Session::new(shared, session, spool);
         depot.shared().reader.register(&inner);
         Self {
             depot,
@@ -151,12 +159,35 @@ impl Ingest {
         delivery::take_over(&self.session, delivered).await
     }
 
+    /// Everything stored before this call survives a crash of this machine when it returns: it is in the bucket, or in the spool. Without a spool it is in the
+    /// bucket.
+    ///
+    /// # Errors
+    /// As [`Ingest::seal`].
+    pub async fn keep(&self) -> Result<(), DepotError> {
+        let session = &self.session;
+        let frontier = session.cut(&[Class::DataPack, Class::MetadataPack]);
+        if let Some(overflow) = &session.overflow {
+            overflow.demand(frontier);
+        }
+        let progress = &session.shared.link.progress;
+        progress.watch(session.kept(frontier)).await?
+    }
+
+    /// The spool, if there is one.
+    pub fn spool(&self) -> Option<&Arc<Spool>> {
+        let overflow = self.session.overflow.as_ref();
+        overflow.map(|overflow| &overflow.spool)
+    }
+
     /// The root took it: its packs are live, its floor is published.
     pub fn committed(&self, sealed: Sealed) {
         let catalog = &self.depot.shared().catalog;
         catalog.adopt(&sealed.staged, &sealed.absorbed);
-        let mut ledger = self.session.ledger();
-        ledger.commit(&sealed.packs, sealed.floor, sealed.mark);
+        self.session
+            .ledger()
+            .commit(&sealed.packs, sealed.floor, sealed.mark);
+        self.session.release(&sealed.packs);
     }
 
     /// The root did not take it: its packs stay pending, and the next seal makes an index object again, against the newer list.

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::frame::{BlobKey, FullFrame};
 use super::lane::{NewPack, OpenPack};
 use super::ledger::{Ledger, Pending};
+use super::ship::Overflow;
 use crate::depot::Shared;
 use crate::entropy::{number, salt};
 use crate::error::DepotError;
@@ -22,6 +23,7 @@ use crate::gate::{BufferPool, ByteGate, Reservation};
 use crate::id::{Kind, Prefix};
 use crate::pack::{FrameTicket, PackBuilder, PackName};
 use crate::seal::{Class, Features};
+use crate::spool::Spool;
 
 /// Buffers of frames that are kept for the next ones, in bytes.
 const KEPT_BUFFER_BYTES: usize = 8 << 20;
@@ -35,6 +37,8 @@ pub(crate) struct Session {
     pub(super) shared: Arc<Shared>,
     ledger: Mutex<Ledger>,
     gate: ByteGate,
+    /// The spool, if there is one.
+    pub(super) overflow: Option<Overflow>,
     /// Callers that wait at the gate.
     waiting: AtomicUsize,
     pulse: watch::Sender<Pulse>,
@@ -48,14 +52,22 @@ struct Pulse {
 }
 
 impl Session {
-    pub(super) fn new(shared: Arc<Shared>, session: u64) -> Arc<Self> {
+    pub(super) fn new(shared: Arc<Shared>, session: u64, spool: Option<Arc<Spool>>) -> Arc<Self> {
         let budget = shared.config.memory.write_bytes;
+        let (overflow, budget) = match spool {
+            None => (None, budget),
+            Some(spool) => {
+                let (overflow, left) = Overflow::new(spool, budget);
+                (Some(overflow), left)
+            }
+        };
         let target = shared.config.pack_bytes.min(budget / PACKS_IN_BUDGET);
         let pool = BufferPool::new(KEPT_BUFFER_BYTES);
         Arc::new(Self {
             shared,
             ledger: Mutex::new(Ledger::new(session, target, pool)),
             gate: ByteGate::new(budget),
+            overflow,
             waiting: AtomicUsize::new(0),
             pulse: watch::Sender::new(Pulse::default()),
         })
@@ -88,7 +100,7 @@ impl Session {
         self.beat();
     }
 
-    fn beat(&self) {
+    pub(super) fn beat(&self) {
         self.note_pending();
         self.pulse
             .send_modify(|pulse| pulse.beat = pulse.beat.wrapping_add(1));
@@ -98,6 +110,12 @@ impl Session {
         let counters = &self.shared.link.counters;
         counters.pending_bytes.set(self.gate.used());
         counters.pending_peak_bytes.set(self.gate.peak());
+        if let Some(overflow) = &self.overflow {
+            let usage = overflow.usage();
+            counters.spool_bytes.set(usage.bytes);
+            counters.spool_files.set(usage.files);
+            counters.spool_waiting_bytes.set(usage.waiting_bytes);
+        }
     }
 
     /// Waits until `done` says so of the ledger; however long that takes.
@@ -140,6 +158,7 @@ impl Session {
                         biased;
                         failed = self.wait(|_| false) => Err(failed.err()),
                         granted = self.gate.reserve(bytes) => Ok(granted),
+                        () = self.press() => Err(None),
                     }
                 });
                 let granted = granted.await?;
@@ -151,6 +170,14 @@ impl Session {
         };
         self.note_pending();
         Ok(reservation)
+    }
+
+    /// Lets the spool know of a caller that waits at the gate. Never ends.
+    async fn press(&self) {
+        match &self.overflow {
+            Some(overflow) => overflow.press().await,
+            None => std::future::pending().await,
+        }
     }
 
     /// If callers wait at the gate and nothing would open it by itself, sends what rests in open packs.
@@ -267,25 +294,31 @@ impl Session {
         }
     }
 
+    /// Waits until every frame below `frontier` is in the bucket or in the spool.
+    pub(super) async fn kept(&self, frontier: u64) -> Result<(), DepotError> {
+        self.wait(|ledger| {
+            let mut is_kept = |class| ledger.lane(class).is_kept(frontier);
+            is_kept(Class::DataPack) && is_kept(Class::MetadataPack)
+        })
+        .await
+    }
+
     /// Brings a pack into the bucket. A metadata pack waits until all data that was accepted before it was closed is there (rule 1).
     async fn send(self: Arc<Self>, pack: OpenPack) -> Result<(), DepotError> {
-        if pack.class == Class::MetadataPack {
-            let frontier = self.cut(&[Class::DataPack]);
-            self.acknowledged(Class::DataPack, frontier).await?;
-        }
-        let (builder, sent) = pack.into_parts();
+        let is_metadata = pack.class == Class::MetadataPack;
+        let after = is_metadata.then(|| self.cut(&[Class::DataPack]));
+        let (builder, mut sent) = pack.into_parts();
         let effort = self.shared.effort();
         let job = self
             .shared
             .workers
             .run(move |scratch| builder.finish(&mut scratch.frames, effort));
-        let pack = job
+        let mut pack = job
             .await?
             .map_err(|_| DepotError::Internal("a pack does not end as it should"))?;
-        let key = pack.name.key(pack.class);
-        self.shared.link.create(&key, &pack.parts).await?;
+        self.ship(&mut pack, &mut sent, after).await?;
         self.shared.link.counters.packs_uploaded.one();
-        let whole = (pack.class == Class::MetadataPack).then(|| pack.parts.clone());
+        let whole = is_metadata.then(|| pack.parts.clone());
         let name = pack.name;
         self.ledger().acknowledge(&sent, pack);
         self.beat();
@@ -298,6 +331,22 @@ impl Session {
         self.beat();
         self.make_room();
         Ok(())
+    }
+
+    /// A root took these packs: the spool need not keep them.
+    pub(super) fn release(self: &Arc<Self>, packs: &[PackName]) {
+        let Some(overflow) = &self.overflow else {
+            return;
+        };
+        overflow.release(packs);
+        let session = Arc::clone(self);
+        // Not one of the session's tasks: it ends well even if the session does not.
+        tokio::spawn(async move {
+            if let Some(overflow) = &session.overflow {
+                overflow.spool.sweep().await;
+                session.beat();
+            }
+        });
     }
 }
 

@@ -12,6 +12,7 @@
 mod disk;
 mod file;
 mod left;
+mod replay;
 #[cfg(any(test, feature = "testing"))]
 mod simulated;
 
@@ -30,6 +31,7 @@ use tokio::time::Instant;
 
 pub use disk::{Disk, DiskEntry, DiskLock, SystemDisk};
 pub use left::{LeftObject, Leftover, leftovers};
+pub use replay::ReplayProgress;
 #[cfg(any(test, feature = "testing"))]
 pub use simulated::{DiskOperation, SimulatedDisk};
 
@@ -114,6 +116,7 @@ pub struct Spool {
     limit_bytes: u64,
     state: Mutex<State>,
     changed: watch::Sender<()>,
+    sweeping: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -172,6 +175,7 @@ impl Spool {
                 rest: Rest::No,
             }),
             changed: watch::Sender::new(()),
+            sweeping: tokio::sync::Mutex::default(),
         }))
     }
 
@@ -316,6 +320,7 @@ impl Spool {
 
     /// Removes the files of what was released and is not being read.
     pub async fn sweep(&self) {
+        let _turn = self.sweeping.lock().await;
         let gone: Vec<Arc<Spooled>> = {
             let mut state = self.state.lock();
             let is_gone = |_: &u64, spooled: &mut Arc<Spooled>| {

@@ -4,6 +4,7 @@ mod bucket;
 mod cached;
 mod faults;
 mod seals;
+mod spooled;
 
 use std::collections::HashSet;
 use std::path::PathBuf;

@@ -1,0 +1,246 @@
+//! Storing with a spool: a store that is slow, absent or refuses, and a disk that is full, fails or rots.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use super::bucket::Verdict;
+use super::*;
+use crate::spool::{Disk, DiskOperation, SimulatedDisk, Spool, leftovers};
+use crate::store::{Operation, StoreErrorKind};
+use tokio::time::Instant;
+
+const ROOT: &str = "/state/spool/repository";
+
+impl World {
+    async fn spooling(&mut self, depot: &Depot, disk: &SimulatedDisk, limit: u64) -> Ingest {
+        self.sessions += 1;
+        let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+        let spool = Spool::create(disk, Path::new(ROOT), self.sessions, limit).await;
+        let spool = spool.expect("a spool");
+        Ingest::with_spool(depot.clone(), self.sessions, Some(spool))
+    }
+
+    /// Packs take this long from now on.
+    fn slow_uploads(&self, time: Duration) {
+        self.bucket.script(move |operation, _| match operation {
+            Operation::PutNew => Verdict::Wait(time),
+            _ => Verdict::Pass,
+        });
+    }
+
+    /// From now on nothing is written.
+    fn absent(&self, verdict: Verdict) {
+        self.bucket
+            .script(move |operation, _| match operation.is_write() {
+                true => verdict,
+                false => Verdict::Pass,
+            });
+    }
+
+    /// All files are read back by a depot that has seen nothing of how they were stored.
+    async fn check(&self, files: &[(StoredRun, Bytes)]) {
+        let depot = self.loaded().await;
+        for (stored, file) in files {
+            assert!(read_file(&depot, stored).await.expect("reads") == *file);
+        }
+    }
+}
+
+async fn store_noise(ingest: &Ingest, first: u64, count: u64) -> Vec<(StoredRun, Bytes)> {
+    let mut files = Vec::new();
+    for seed in first..first + count {
+        let file = noise(seed, 4 * MIB);
+        let stored = store_file(ingest, Profile::Grid, &file, MIB).await;
+        files.push((stored, file));
+    }
+    files
+}
+
+const UNREACHABLE: Verdict = Verdict::Fail(StoreErrorKind::Unreachable);
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_that_the_spool_absorbs_is_invisible_to_writers() {
+    for verdict in [UNREACHABLE, Verdict::Hang] {
+        let mut world = World::new(60, true);
+        let depot = world.loaded().await;
+        let disk = SimulatedDisk::new();
+        let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+        world.absent(verdict);
+        let begin = Instant::now();
+        let files = store_noise(&ingest, 600, 24).await;
+        let taken = begin.elapsed();
+        assert!(taken < Duration::from_secs(5), "{taken:?} for writers");
+        let metrics = depot.metrics();
+        assert_eq!(metrics.packs_uploaded, 0);
+        assert!(metrics.pending_peak_bytes <= world.config.memory.write_bytes * 5 / 6);
+        assert!(metrics.spool_bytes > 70 << 20, "{metrics:?}");
+        for (stored, file) in &files {
+            assert!(read_file(&depot, stored).await.expect("from the spool") == *file);
+        }
+        if verdict == Verdict::Hang {
+            // What hangs in memory hangs for ever here.
+            continue;
+        }
+        world.bucket.behave();
+        let sealed = ingest.seal(&world.index).await.expect("seals");
+        let usage = ingest.spool().expect("has one").usage();
+        assert_eq!(usage.waiting_files, 0);
+        assert!(usage.files > 70, "kept until a root names them: {usage:?}");
+        world.index.clone_from(&sealed.index);
+        ingest.committed(sealed);
+        world.check(&files).await;
+        let spool = Arc::clone(ingest.spool().expect("has one"));
+        drop(ingest);
+        assert_eq!(spool.end().await.files, 0, "all was named by a root");
+        assert!(
+            !disk
+                .paths()
+                .iter()
+                .any(|path| path.starts_with(spool.directory()))
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fast_store_needs_no_spool() {
+    let mut world = World::new(61, true);
+    let depot = world.loaded().await;
+    let disk = SimulatedDisk::new();
+    let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+    world.slow_uploads(Duration::from_millis(20));
+    let files = store_noise(&ingest, 700, 24).await;
+    world.commit(&ingest).await;
+    assert_eq!(depot.metrics().bytes_spooled, 0);
+    world.check(&files).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_spool_slows_writers_and_fails_nothing() {
+    let mut world = World::new(62, true);
+    let depot = world.loaded().await;
+    let disk = SimulatedDisk::new();
+    let limit = 10 << 20;
+    let ingest = world.spooling(&depot, &disk, limit).await;
+    world.slow_uploads(Duration::from_secs(20));
+    let begin = Instant::now();
+    let mut files = Vec::new();
+    for round in 0..20 {
+        files.extend(store_noise(&ingest, 800 + round, 1).await);
+        assert!(depot.metrics().spool_bytes <= limit);
+        if round % 8 == 7 {
+            world.commit(&ingest).await;
+        }
+    }
+    assert!(
+        begin.elapsed() > Duration::from_secs(100),
+        "writers were slowed"
+    );
+    let metrics = depot.metrics();
+    assert!(metrics.bytes_spooled > limit / 2, "{metrics:?}");
+    assert!(metrics.pending_peak_bytes <= world.config.memory.write_bytes);
+    world.commit(&ingest).await;
+    world.check(&files).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_kept_survives_the_process() {
+    for verdict in [UNREACHABLE, Verdict::Hang] {
+        let mut world = World::new(63, true);
+        let depot = world.loaded().await;
+        let disk = SimulatedDisk::new();
+        let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+        world.absent(verdict);
+        let files = store_noise(&ingest, 900, 2).await;
+        ingest.keep().await.expect("needs no store");
+        disk.crash(&SeededEntropy::new(1));
+        let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+        let found = leftovers(&shared, Path::new(ROOT)).await.expect("finds");
+        let mut kept = BTreeMap::new();
+        for object in found[0].objects() {
+            let bytes = found[0].read(object).await.expect("reads");
+            kept.insert(object.key.clone(), bytes.expect("is whole"));
+        }
+        if verdict == Verdict::Hang {
+            assert!(!kept.is_empty());
+            continue;
+        }
+        // What the living session goes on to upload is what the dead one would have left.
+        world.bucket.behave();
+        let sealed = ingest.seal(&world.index).await.expect("seals");
+        let usage = ingest.spool().expect("has one").usage();
+        assert_eq!((usage.files, usage.waiting_files), (kept.len() as u64, 0));
+        world.index.clone_from(&sealed.index);
+        ingest.committed(sealed);
+        let mut keys = world.bucket.keys("data/");
+        keys.extend(world.bucket.keys("meta/"));
+        assert_eq!(keys, kept.keys().cloned().collect::<Vec<_>>());
+        for (key, bytes) in kept {
+            assert!(world.bucket.bytes(&key) == bytes, "{key}");
+        }
+        world.check(&files).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_fails_or_is_full_costs_speed_only() {
+    for operation in [
+        DiskOperation::Write,
+        DiskOperation::Flush,
+        DiskOperation::SyncDirectory,
+    ] {
+        let mut world = World::new(64, true);
+        let depot = world.loaded().await;
+        let disk = SimulatedDisk::new();
+        let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+        world.slow_uploads(Duration::from_secs(5));
+        disk.fail(operation, 4, std::io::ErrorKind::Other);
+        let files = store_noise(&ingest, 1000, 16).await;
+        assert_eq!(disk.struck(), 1, "{operation:?}");
+        assert!(ingest.spool().expect("has one").failure().is_some());
+        world.commit(&ingest).await;
+        world.check(&files).await;
+    }
+    let mut world = World::new(65, true);
+    let depot = world.loaded().await;
+    let disk = SimulatedDisk::new();
+    disk.set_capacity(Some(5 << 20));
+    let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+    world.slow_uploads(Duration::from_secs(5));
+    let files = store_noise(&ingest, 1100, 16).await;
+    let spooled = depot.metrics().spool_bytes;
+    assert!(spooled > 3 << 20 && spooled <= 5 << 20, "{spooled}");
+    world.commit(&ingest).await;
+    world.check(&files).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_only_the_spool_had_and_lost_fails_the_session() {
+    for is_rot in [true, false] {
+        let mut world = World::new(66, true);
+        let depot = world.loaded().await;
+        let disk = SimulatedDisk::new();
+        let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+        world.absent(UNREACHABLE);
+        store_noise(&ingest, 1200, 16).await;
+        let spool = ingest.spool().expect("has one");
+        // The newest waits for its turn for certain.
+        let newest = disk
+            .paths()
+            .into_iter()
+            .rfind(|path| path.parent() == Some(spool.directory()) && !path.ends_with("lock"));
+        let newest = newest.expect("packs are there");
+        match is_rot {
+            true => disk.rot(&newest, 12_345),
+            false => disk.remove(&newest).await.expect("is there"),
+        }
+        world.bucket.behave();
+        let refused = ingest.seal(&world.index).await.expect_err("is lost");
+        let text = refused.to_string();
+        assert!(matches!(refused.cause(), DepotError::Spool(_)), "{text}");
+        let name = newest.file_name().expect("a name").to_string_lossy();
+        assert!(text.contains(&*name), "{text} names {name}");
+        let later = ingest.store_blob(crate::id::Kind::Node, noise(1, 10)).await;
+        assert!(matches!(later, Err(DepotError::Failed(_))));
+    }
+}

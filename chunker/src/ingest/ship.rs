@@ -1,0 +1,277 @@
+//! The way of a finished pack into the bucket: straight from memory, or by way of the spool.
+//!
+//! Owns the decision between the two and what memory each may take. Straight is the rule. The spool is taken when callers have waited for memory for a while (the
+//! uplink is slower than the writer), by packs that wait for their turn; and by every pack that somebody wants to survive a crash ([`Overflow::demand`]).
+//! What the spool holds is uploaded from there, oldest first, and let go when a root names it.
+//!
+//! Memory: of the bytes that a session may accept, a sixth is for packs read back from the spool, and of the others at most half for packs that are being sent. So
+//! there is always room for packs on their way to the spool, however long the store does not answer, and nobody who holds room waits for somebody else's.
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::lane::SentPack;
+use super::session::Session;
+use crate::error::DepotError;
+use crate::gate::ByteGate;
+use crate::pack::{FinishedPack, PackName};
+use crate::seal::Class;
+use crate::spool::{Spool, SpoolError, SpoolUsage, Spooled};
+
+/// How long a caller waits for memory before the uplink counts as slower than the writer: the time that a pack of 16 MiB takes at 80 MB/s.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// The part of the accepted bytes that packs read back from the spool may take.
+const READ_BACK_SHARE: u64 = 6;
+
+/// The part of the rest that packs which are being sent from memory may take.
+const FLIGHT_SHARE: u64 = 2;
+
+/// What a session with a spool has beside one without.
+#[derive(Debug)]
+pub(super) struct Overflow {
+    pub(super) spool: Arc<Spool>,
+    /// Packs in memory that are being sent.
+    flight: ByteGate,
+    /// Packs read back.
+    read_back: ByteGate,
+    demand: watch::Sender<Demand>,
+    /// Packs in the spool that no root names yet.
+    kept: Mutex<HashMap<PackName, Arc<Spooled>>>,
+}
+
+/// Who wants packs in the spool.
+#[derive(Debug, Default)]
+struct Demand {
+    /// Callers that wait for memory.
+    waiting: usize,
+    /// Somebody has waited for [`PATIENCE`], and the spool was not empty since.
+    is_pressed: bool,
+    /// Frames below this number shall survive a crash.
+    frontier: u64,
+}
+
+impl Demand {
+    fn wants(&self, first_frame: u64, is_sent: bool) -> bool {
+        first_frame < self.frontier || (self.is_pressed && self.waiting > 0 && !is_sent)
+    }
+}
+
+impl Overflow {
+    /// Divides `budget_bytes`. Returns what is left for accepting, too.
+    pub(super) fn new(spool: Arc<Spool>, budget_bytes: u64) -> (Self, u64) {
+        let read_back = budget_bytes / READ_BACK_SHARE;
+        let accepted = budget_bytes - read_back;
+        let overflow = Self {
+            spool,
+            flight: ByteGate::new(accepted / FLIGHT_SHARE),
+            read_back: ByteGate::new(read_back),
+            demand: watch::Sender::new(Demand::default()),
+            kept: Mutex::default(),
+        };
+        (overflow, accepted)
+    }
+
+    /// A caller waits for memory for as long as this is held, and presses when that takes long. Never ends.
+    pub(super) async fn press(&self) {
+        struct Waiter<'a>(&'a Overflow);
+        impl Drop for Waiter<'_> {
+            fn drop(&mut self) {
+                let demand = &self.0.demand;
+                demand.send_modify(|demand| demand.waiting -= 1);
+            }
+        }
+        self.demand.send_modify(|demand| demand.waiting += 1);
+        let _waiter = Waiter(self);
+        tokio::time::sleep(PATIENCE).await;
+        self.demand.send_modify(|demand| demand.is_pressed = true);
+        std::future::pending().await
+    }
+
+    /// Frames below this number shall be in the spool, unless they are in the bucket first.
+    pub(super) fn demand(&self, frontier: u64) {
+        self.demand
+            .send_modify(|demand| demand.frontier = demand.frontier.max(frontier));
+    }
+
+    /// Waits until a pack should go into the spool, and there is room for it.
+    async fn wanted(&self, pack: &FinishedPack, first_frame: u64, is_sent: &AtomicBool) {
+        let mut demand = self.demand.subscribe();
+        let wants = |demand: &Demand| demand.wants(first_frame, is_sent.load(Ordering::Relaxed));
+        loop {
+            if demand.wait_for(wants).await.is_err() {
+                return std::future::pending().await;
+            }
+            self.spool.room(pack.length).await;
+            if wants(&self.demand.borrow()) {
+                return;
+            }
+        }
+    }
+
+    /// Roots or acknowledged journals name these packs.
+    pub(super) fn release(&self, packs: &[PackName]) {
+        let mut kept = self.kept.lock();
+        for pack in packs {
+            if let Some(spooled) = kept.remove(pack) {
+                self.spool.release(&spooled);
+            }
+        }
+    }
+
+    /// What is in the spool, for people. The uplink has caught up when nothing waits there, nor for memory.
+    pub(super) fn usage(&self) -> SpoolUsage {
+        let usage = self.spool.usage();
+        self.demand.send_if_modified(|demand| {
+            if usage.waiting_files == 0 && demand.waiting == 0 {
+                demand.is_pressed = false;
+            }
+            // Nobody waits for pressure to end.
+            false
+        });
+        usage
+    }
+}
+
+impl Session {
+    /// Brings a finished pack into the bucket. When this returns it is there, and no memory is held for it but what is returned. A metadata pack is sent when all data
+    /// below `after` is there (rule 1); the spool may take it before.
+    pub(super) async fn ship(
+        &self,
+        pack: &mut FinishedPack,
+        sent: &mut SentPack,
+        after: Option<u64>,
+    ) -> Result<(), DepotError> {
+        let Some(overflow) = &self.overflow else {
+            return self.send_straight(pack, after, None).await;
+        };
+        let Some(spooled) = self.ship_or_spool(overflow, pack, sent, after).await? else {
+            return Ok(());
+        };
+        if !spooled.is_in_bucket() {
+            pack.parts.clear();
+            sent.release();
+            self.beat();
+            self.send_back(overflow, pack, &spooled, after).await?;
+        }
+        Ok(())
+    }
+
+    async fn send_straight(
+        &self,
+        pack: &FinishedPack,
+        after: Option<u64>,
+        flight: Option<(&ByteGate, &AtomicBool)>,
+    ) -> Result<(), DepotError> {
+        if let Some(frontier) = after {
+            self.acknowledged(Class::DataPack, frontier).await?;
+        }
+        let _room = match flight {
+            None => None,
+            Some((gate, is_sent)) => {
+                let room = gate.reserve(pack.length).await;
+                is_sent.store(true, Ordering::Relaxed);
+                Some(room)
+            }
+        };
+        let key = pack.name.key(pack.class);
+        self.shared.link.create(&key, &pack.parts).await
+    }
+
+    /// Sends a pack from memory, and puts it into the spool meanwhile if that is wanted. `None` if it is in the bucket and not in the spool; otherwise the caller sends
+    /// what is in the spool, unless it says that it is in the bucket.
+    async fn ship_or_spool(
+        &self,
+        overflow: &Overflow,
+        pack: &FinishedPack,
+        sent: &SentPack,
+        after: Option<u64>,
+    ) -> Result<Option<Arc<Spooled>>, DepotError> {
+        let is_sent = AtomicBool::new(false);
+        let mut straight =
+            pin!(self.send_straight(pack, after, Some((&overflow.flight, &is_sent))));
+        let key = pack.name.key(pack.class);
+        let spooled = loop {
+            tokio::select! {
+                biased;
+                sent = &mut straight => return sent.map(|()| None),
+                () = overflow.wanted(pack, sent.first_frame(), &is_sent) => {}
+            }
+            let mut put = pin!(overflow.spool.put(&key, &pack.parts));
+            let mut answer = None;
+            // Once begun, a write is waited for: the spool must know what is on its disk.
+            let put = loop {
+                tokio::select! {
+                    biased;
+                    sent = &mut straight, if answer.is_none() => answer = Some(sent),
+                    put = &mut put => break put,
+                }
+            };
+            match (put, answer) {
+                (Ok(spooled), Some(answer)) => {
+                    answer?;
+                    self.keep(overflow, pack, sent, &spooled);
+                    spooled.uploaded();
+                    return Ok(Some(spooled));
+                }
+                (Ok(spooled), None) => break spooled,
+                (Err(error), answer) => {
+                    // The bytes are still here: they go straight, and writers wait.
+                    if !matches!(error, SpoolError::Full { .. }) {
+                        tracing::warn!("a pack is not spooled: {error}");
+                    }
+                    if let Some(answer) = answer {
+                        return answer.map(|()| None);
+                    }
+                }
+            }
+        };
+        self.keep(overflow, pack, sent, &spooled);
+        if is_sent.load(Ordering::Relaxed) {
+            straight.await?;
+            spooled.uploaded();
+        }
+        Ok(Some(spooled))
+    }
+
+    /// It is in the spool: it can be read there, and survives.
+    fn keep(
+        &self,
+        overflow: &Overflow,
+        pack: &FinishedPack,
+        sent: &SentPack,
+        spooled: &Arc<Spooled>,
+    ) {
+        let mut kept = overflow.kept.lock();
+        kept.insert(pack.name, Arc::clone(spooled));
+        drop(kept);
+        self.shared.link.counters.bytes_spooled.add(pack.length);
+        self.ledger().spool(sent, pack, spooled);
+        self.beat();
+    }
+
+    /// Sends what is in the spool.
+    async fn send_back(
+        &self,
+        overflow: &Overflow,
+        pack: &FinishedPack,
+        spooled: &Spooled,
+        after: Option<u64>,
+    ) -> Result<(), DepotError> {
+        if let Some(frontier) = after {
+            self.acknowledged(Class::DataPack, frontier).await?;
+        }
+        // First come, first served: the oldest goes first.
+        let _room = overflow.read_back.reserve(pack.length).await;
+        let bytes = spooled.read().await.map_err(DepotError::from)?;
+        self.shared.link.create(spooled.key(), &[bytes]).await?;
+        spooled.uploaded();
+        Ok(())
+    }
+}

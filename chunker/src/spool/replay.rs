@@ -1,0 +1,87 @@
+//! Bringing what a dead session left into the bucket.
+//!
+//! Owns which of it is worth that, and the order (protocol.md, rule 1): data packs, then metadata packs, then what names them. Does not own what becomes of it
+//! there: a journal that is in the bucket is replayed by whoever takes the volume over.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures::{StreamExt, TryStreamExt};
+
+use super::{LeftObject, Leftover};
+use crate::depot::Depot;
+use crate::error::DepotError;
+use crate::seal::Class;
+
+/// Objects sent at the same time, each in memory as a whole.
+const SENT_AT_ONCE: usize = 4;
+
+/// How far a replay has come; may be looked at from elsewhere.
+#[derive(Debug, Default)]
+pub struct ReplayProgress {
+    /// Bytes read from the spool and acknowledged by the bucket.
+    pub bytes: AtomicU64,
+    /// Objects of these.
+    pub objects: AtomicU64,
+    /// Objects that were never written to their end.
+    pub torn: AtomicU64,
+}
+
+impl Leftover {
+    /// What is worth replaying, in the order of arrival: everything up to the last object that names others. What came after it is named by nothing.
+    pub fn named(&self) -> &[LeftObject] {
+        let last = self.objects().iter().rposition(|object| rank(object) == 2);
+        &self.objects()[..last.map_or(0, |last| last + 1)]
+    }
+
+    /// Brings all of [`Leftover::named`] into the bucket. It stays in the spool: see [`Leftover::discard`].
+    ///
+    /// # Errors
+    /// `Spool` if the disk fails, `Store` or `Stalled` if the store does: the same call may be made again.
+    pub async fn replay(&self, depot: &Depot, progress: &ReplayProgress) -> Result<(), DepotError> {
+        for wanted in 0..3 {
+            let objects = self.named().iter().filter(|object| rank(object) == wanted);
+            let sends = objects.map(|object| self.send(depot, object, progress));
+            // Journals are numbered: one after the other.
+            let at_once = if wanted == 2 { 1 } else { SENT_AT_ONCE };
+            futures::stream::iter(sends.collect::<Vec<_>>())
+                .buffered(at_once)
+                .try_collect::<()>()
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn send(
+        &self,
+        depot: &Depot,
+        object: &LeftObject,
+        progress: &ReplayProgress,
+    ) -> Result<(), DepotError> {
+        let Some(bytes) = self.read(object).await? else {
+            tracing::warn!("{} was not written to its end", object.key);
+            progress.torn.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        };
+        let link = &depot.shared().link;
+        let body = [bytes];
+        link.progress
+            .watch(link.create(&object.key, &body))
+            .await??;
+        progress.bytes.fetch_add(object.length, Ordering::Relaxed);
+        progress.objects.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// When an object is sent: nothing may be in the bucket before what it names.
+fn rank(object: &LeftObject) -> u8 {
+    let is_in = |class: Class| {
+        let below = object.key.strip_prefix(class.directory());
+        below.is_some_and(|rest| rest.starts_with('/'))
+    };
+    match () {
+        () if is_in(Class::DataPack) => 0,
+        () if is_in(Class::MetadataPack) => 1,
+        () => 2,
+    }
+}

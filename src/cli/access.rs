@@ -11,7 +11,7 @@ use crate::cli::Global;
 use crate::cli::output::{Code, Failure, bytes};
 use crate::cli::password::{Asking, Sources};
 use crate::config::{Config, NamedRepository};
-use crate::mounting::settings::Settings;
+use crate::mounting::settings::{SPOOL_BYTES, Settings};
 use crate::places;
 pub use crate::repository::Repository;
 use crate::repository::{Opening, open as open_repository};
@@ -97,6 +97,20 @@ fn depot_config(settings: &Settings, cache_dir: Option<PathBuf>) -> DepotConfig 
         timeout_ms: settings.timeout.as_millis() as u64,
         ..DepotConfig::default()
     }
+}
+
+/// The most that the spool of a mount holds, in bytes. A bucket in a local directory has none unless asked for: packs would be written to disks twice. Unless asked
+/// for, half of what is free is left to others.
+pub fn spool_bytes(access: &Access, settings: &Settings) -> u64 {
+    let is_local = access.url.local_path().is_some();
+    let usual = || {
+        let free = places::state_dir().and_then(|state| free_bytes(&state));
+        match is_local {
+            true => 0,
+            false => SPOOL_BYTES.min(free.map_or(u64::MAX, |free| free / 2)),
+        }
+    };
+    settings.spool_bytes.unwrap_or_else(usual)
 }
 
 /// The least room in which index tables and some frames fit, in bytes.

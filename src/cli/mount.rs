@@ -17,6 +17,7 @@ use crate::cli::output::{Code, Failure, Output};
 use crate::cli::{Global, init};
 use crate::logging::Log;
 use crate::mounting::settings::Settings;
+use crate::mounting::spooling::SpoolPlace;
 use crate::mounting::{Mounted, MountingError, Plan};
 
 /// Names the descriptor on which a daemon says that its mount answers.
@@ -129,6 +130,9 @@ fn bring_up(
         .volume
         .clone()
         .unwrap_or_else(|| global.volume.clone());
+    let spool_bytes = access::spool_bytes(&access, &settings);
+    let spool = SpoolPlace::on_this_machine(&repository, spool_bytes, &command.mountpoint)
+        .map_err(|error| Failure::new(error.to_string()))?;
     let plan = Plan {
         repository,
         mount_point: command.mountpoint.clone(),
@@ -136,6 +140,7 @@ fn bring_up(
         settings,
         volume,
         steal: command.steal,
+        spool,
     };
     plan.mount(runtime).map_err(failure)
 }
@@ -263,6 +268,7 @@ fn failure(error: MountingError) -> Failure {
         MountingError::Volume(error) => error.into(),
         MountingError::Kernel(error) => Failure::new(error.to_string()),
         MountingError::Broken(error) => Failure::new(error.to_string()),
+        MountingError::Spool(error) => Failure::new(error.to_string()),
         MountingError::Options(text) => Failure::usage(text),
     }
 }

@@ -3,7 +3,7 @@
 //! Owns: the order in which repository, session, volume, committer and kernel come up and go. Does not own: any of them.
 //!
 //! ```text
-//!   up:    repository → session (root) → index → volume (→ replay) → committer, journaler → kernel
+//!   up:    repository → replay of spools → session (root) → index → volume (→ replay) → committer, journaler → kernel
 //!   down:  kernel → committer (last commit) → session leaves the root
 //! ```
 
@@ -18,6 +18,7 @@ use crate::mounting::control::MountControl;
 use crate::mounting::history::Snapshots;
 use crate::mounting::keeper::Keeper;
 use crate::mounting::settings::Settings;
+use crate::mounting::spooling::{SpoolPlace, SpoolingError};
 use crate::mounting::writer::Writing;
 use crate::repository::Repository;
 use crate::root::error::RootError;
@@ -36,6 +37,7 @@ pub mod history;
 mod keeper;
 pub mod publish;
 pub mod settings;
+pub mod spooling;
 pub mod takeover;
 mod writer;
 
@@ -56,6 +58,8 @@ pub struct Plan {
     pub volume: String,
     /// Take the volume over from whoever holds it.
     pub steal: bool,
+    /// Where what is on its way may wait on a disk; none for memory only.
+    pub spool: Option<SpoolPlace>,
 }
 
 /// Why a mount did not come up, or did not go down well.
@@ -73,6 +77,9 @@ pub enum MountingError {
     /// The connection to the kernel broke.
     #[error(transparent)]
     Broken(#[from] bkfs_fuse::SessionError),
+    /// The spool cannot be used, or what is left in one not be replayed.
+    #[error(transparent)]
+    Spool(#[from] SpoolingError),
     /// Options that contradict each other.
     #[error("{0}")]
     Options(String),
@@ -194,6 +201,7 @@ impl Plan {
             repository: self.repository.clone(),
             volume: self.volume.clone(),
             memory_bytes: self.settings.memory_bytes,
+            spool: self.spool.clone(),
             owner: self.owner(),
             holder: self.holder(),
         }

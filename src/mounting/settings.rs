@@ -17,6 +17,12 @@ const MEMORY_BYTES_MIN: u64 = 128 << 20;
 /// Frames kept on disk, in bytes, unless `cache_size=` says otherwise.
 const CACHE_BYTES: u64 = 10 << 30;
 
+/// The most that the spool of a mount holds, in bytes, unless `spool_size=` says otherwise.
+pub const SPOOL_BYTES: u64 = 4 << 30;
+
+/// The least that is of any use: some packs. 0 is no spool.
+const SPOOL_BYTES_MIN: u64 = 64 << 20;
+
 /// How long the store may make no progress.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -33,6 +39,8 @@ pub struct Settings {
     pub cache_dir: Option<PathBuf>,
     /// `cache_size=`, in bytes.
     pub cache_bytes: u64,
+    /// `spool_size=`, in bytes, 0 for no spool; none if it was not given.
+    pub spool_bytes: Option<u64>,
     /// `memory=`, in bytes.
     pub memory_bytes: u64,
     /// `compression=`.
@@ -55,6 +63,7 @@ impl Default for Settings {
             close: CloseMode::Bounded,
             cache_dir: None,
             cache_bytes: CACHE_BYTES,
+            spool_bytes: None,
             memory_bytes: MEMORY_BYTES,
             compression: Compression::Auto,
             timeout: TIMEOUT,
@@ -122,6 +131,10 @@ impl Settings {
             "cache_size" => {
                 self.cache_bytes = size(value).ok_or_else(|| bad("a size such as 10G"))?
             }
+            "spool_size" => {
+                let bytes = size(value).filter(|bytes| *bytes == 0 || *bytes >= SPOOL_BYTES_MIN);
+                self.spool_bytes = Some(bytes.ok_or_else(|| bad("0, or a size of at least 64M"))?);
+            }
             "memory" => {
                 let bytes = size(value).filter(|bytes| *bytes >= MEMORY_BYTES_MIN);
                 self.memory_bytes = bytes.ok_or_else(|| bad("a size of at least 128M"))?;
@@ -148,7 +161,7 @@ impl Settings {
                 self.compression =
                     compression(value).ok_or_else(|| bad("auto, none or a level 1–19"))?
             }
-            "fsync" | "spool_size" | "upload_rate" | "download_rate" | "scrub" => {
+            "fsync" | "upload_rate" | "download_rate" | "scrub" => {
                 return Err(SettingError::NotBuilt(key.into()));
             }
             _ => return Err(SettingError::Unknown(key.into())),
@@ -204,7 +217,7 @@ mod tests {
     #[test]
     fn options_are_read() {
         let settings = parse(
-            "volume=db,cache_size=2G,memory=256M,close=durable,compression=3,timeout=60,fsync=bucket",
+            "volume=db,cache_size=2G,memory=256M,close=durable,compression=3,timeout=60,fsync=bucket,spool_size=2G",
         );
         let settings = settings.unwrap();
         assert_eq!(settings.volume.as_deref(), Some("db"));
@@ -212,6 +225,8 @@ mod tests {
             (settings.cache_bytes, settings.memory_bytes),
             (2 << 30, 256 << 20)
         );
+        assert_eq!(settings.spool_bytes, Some(2 << 30));
+        assert_eq!(parse("spool_size=0").unwrap().spool_bytes, Some(0));
         assert_eq!(settings.close, CloseMode::Durable);
         assert_eq!(settings.compression, Compression::Level(3));
         assert_eq!(settings.timeout, Duration::from_secs(60));
@@ -235,6 +250,7 @@ mod tests {
             "timeout=0",
             "volume=",
             "cache_size=9X",
+            "spool_size=1M",
         ] {
             assert!(
                 matches!(parse(text), Err(SettingError::BadValue { .. })),

@@ -5,12 +5,14 @@
 use std::sync::Arc;
 
 use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::spool::Spool;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::mounting::history::Snapshots;
 use crate::mounting::publish::{IngestUploads, Journals, Publisher};
-use crate::mounting::{MountingError, format, takeover};
+use crate::mounting::spooling::SpoolPlace;
+use crate::mounting::{MountingError, format, spooling, takeover};
 use crate::repository::Repository;
 use crate::root::commit::Committer as RootCommitter;
 use crate::root::heartbeat::Standing;
@@ -35,6 +37,8 @@ pub(super) struct Writing {
     pub(super) volume: String,
     /// Memory of the whole daemon, in bytes.
     pub(super) memory_bytes: u64,
+    /// Where packs may wait on a disk.
+    pub(super) spool: Option<SpoolPlace>,
     /// Owner of the root directory of a volume that is new.
     pub(super) owner: Owner,
     pub(super) holder: HolderInfo,
@@ -53,11 +57,16 @@ struct Tasks {
     committer: JoinHandle<Result<Committed, VolumeError>>,
     journaler: Option<JoinHandle<()>>,
     journals: Arc<JournalWriter>,
+    spool: Option<Arc<Spool>>,
 }
 
 impl Writing {
     /// Enters the root and takes the volume, which is made if it is new.
     pub(super) async fn enter(&self, steal: bool) -> Result<OpenSession, MountingError> {
+        let left = match &self.spool {
+            Some(place) => place.replay(&self.repository).await?,
+            None => Vec::new(),
+        };
         let handle = &self.repository.handle;
         probe(handle.store().as_ref(), handle.entropy().as_ref()).await?;
         let request = VolumeRequest {
@@ -75,6 +84,7 @@ impl Writing {
         if let Some(victim) = open.taken_from() {
             tracing::warn!("volume {} was taken over from {victim}", self.volume);
         }
+        spooling::discard(left).await;
         Ok(open)
     }
 
@@ -128,13 +138,24 @@ impl Writing {
         Ok((volume, requests, is_new))
     }
 
+    /// A way into the bucket for a session, by way of a spool if there is a place for one.
+    async fn ingest(&self, session: u64) -> Result<Arc<Ingest>, MountingError> {
+        let spool = match &self.spool {
+            Some(place) => place.create(session).await?,
+            None => None,
+        };
+        let depot = self.repository.depot.clone();
+        Ok(Arc::new(Ingest::with_spool(depot, session, spool)))
+    }
+
     async fn begin(
         &self,
         open: &OpenSession,
         first_inode: u64,
     ) -> Result<(Live, Tasks), MountingError> {
         let repository = &self.repository;
-        let ingest = Arc::new(Ingest::new(repository.depot.clone(), open.id().0));
+        let ingest = self.ingest(open.id().0).await?;
+        let spool = ingest.spool().cloned();
         let uploads = Arc::new(IngestUploads {
             ingest: ingest.clone(),
             lists: repository.lists.clone(),
@@ -184,6 +205,7 @@ impl Writing {
             committer,
             journaler: journaler.map(|journaler| tokio::spawn(journaler.run())),
             journals,
+            spool,
         };
         Ok((live, tasks))
     }
@@ -205,6 +227,9 @@ impl Writer {
             Err(error) => Err(VolumeError::Commit(format!("the committer ended: {error}"))),
         };
         let ended = takeover::end(open, &tasks.journals, committed.is_ok()).await;
+        if let Some(spool) = &tasks.spool {
+            spooling::end(spool).await;
+        }
         committed?;
         Ok(ended?)
     }

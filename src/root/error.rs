@@ -172,9 +172,9 @@ impl RootError {
             Self::Store(error) => of_store(error),
             Self::Content(error) => match error.cause() {
                 DepotError::Store(error) => of_store(error),
-                DepotError::Stalled { .. } | DepotError::CacheDirectory { .. } => {
-                    ErrorKind::Unavailable
-                }
+                DepotError::Stalled { .. }
+                | DepotError::CacheDirectory { .. }
+                | DepotError::Spool(_) => ErrorKind::Unavailable,
                 DepotError::Invalid(_) | DepotError::Internal(_) | DepotError::Failed(_) => {
                     ErrorKind::Refused
                 }

@@ -45,6 +45,7 @@ fn depot_errno(error: &DepotError) -> Errno {
         | DepotError::Failed(_)
         | DepotError::Invalid(_)
         | DepotError::CacheDirectory { .. }
+        | DepotError::Spool(_)
         | DepotError::Internal(_) => Errno::EIO,
     }
 }

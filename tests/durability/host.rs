@@ -125,6 +125,7 @@ impl Host {
             settings,
             volume: "main".into(),
             steal: true,
+            spool: None,
         };
         let assembled = runtime.block_on(plan.assemble(&runtime.handle().clone()))?;
         let host = Host {

@@ -67,6 +67,7 @@ impl Engine {
             volume: "main".into(),
             // The session of a machine that is gone seems to live: it is this process's.
             steal: true,
+            spool: None,
         };
         let handle = self.runtime().handle().clone();
         let assembled = self

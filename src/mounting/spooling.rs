@@ -1,0 +1,277 @@
+//! The spool of a mount: where it lies, what becomes of those that dead mounts have left, and its end.
+//!
+//! Owns: the choice of the directory, when what is left is replayed, and what is said of it. Does not own: the spool itself (the chunker), nor replaying journals.
+//!
+//! What a dead session of this machine left is brought into the bucket before the volume is taken over, so that the takeover finds its journals there like those of any
+//! other (protocol.md, rule 7).
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bkfs_chunker::error::DepotError;
+use bkfs_chunker::spool::{
+    Disk, Leftover, ReplayProgress, Spool, SpoolError, SystemDisk, leftovers,
+};
+use tokio::time::Instant;
+
+use crate::places;
+use crate::repository::Repository;
+use crate::root::error::RootError;
+use crate::root::state::SessionId;
+
+/// How often a replay says how far it is.
+const SAID_EVERY: Duration = Duration::from_secs(5);
+
+/// Where a mount may keep what is on its way. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct SpoolPlace {
+    /// The disk.
+    pub disk: Arc<dyn Disk>,
+    /// The directory of this repository's spools, one below it for each session.
+    pub root: PathBuf,
+    /// The most that one holds, in bytes; 0 for no spool, but what is left in others is replayed.
+    pub limit_bytes: u64,
+}
+
+/// Why a mount has no spool, or cannot empty an old one.
+#[derive(Debug, thiserror::Error)]
+pub enum SpoolingError {
+    /// It would hold its own packs up.
+    #[error(
+        "the spool {spool} would lie on the mount {mount} itself: set XDG_STATE_HOME to a directory on a local disk, or give -o spool_size=0"
+    )]
+    OnMount {
+        /// Where the spool would be.
+        spool: String,
+        /// The mount.
+        mount: String,
+    },
+    /// The directory cannot be found out or used.
+    #[error("the spool {path} cannot be used: {source} (-o spool_size=0 does without)")]
+    Unusable {
+        /// Where.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The disk refuses.
+    #[error("{0} (-o spool_size=0 does without a spool)")]
+    Spool(#[from] SpoolError),
+    /// What is left in a spool could not be brought into the bucket; it is still there.
+    #[error("what an earlier mount left in {path} could not be replayed: {source}")]
+    Replay {
+        /// The spool.
+        path: String,
+        /// Why.
+        source: DepotError,
+    },
+    /// The root could not be read.
+    #[error(transparent)]
+    Root(#[from] RootError),
+}
+
+impl SpoolPlace {
+    /// The place on this machine for a mount at `mount_point`; none if the user has no state directory.
+    ///
+    /// # Errors
+    /// It lies on a mount of bkfs, or would be covered by this one.
+    pub fn on_this_machine(
+        repository: &Repository,
+        limit_bytes: u64,
+        mount_point: &Path,
+    ) -> Result<Option<Self>, SpoolingError> {
+        let Some(state) = places::state_dir() else {
+            tracing::warn!("without HOME or XDG_STATE_HOME there is no place for a spool");
+            return Ok(None);
+        };
+        let id = repository.depot.keyring().repository().to_string();
+        let root = state.join("spool").join(id);
+        check_place(&root, mount_point)?;
+        Ok(Some(Self {
+            disk: Arc::new(SystemDisk),
+            root,
+            limit_bytes,
+        }))
+    }
+
+    /// A spool for a session of its own; none if it may hold nothing.
+    pub(super) async fn create(&self, session: u64) -> Result<Option<Arc<Spool>>, SpoolingError> {
+        if self.limit_bytes == 0 {
+            return Ok(None);
+        }
+        let disk = Arc::clone(&self.disk);
+        let spool = Spool::create(disk, &self.root, session, self.limit_bytes).await?;
+        Ok(Some(spool))
+    }
+
+    /// Brings what dead sessions have left into the bucket, as far as anything names it. Returns the spools that may go once the volume is taken.
+    pub(super) async fn replay(
+        &self,
+        repository: &Repository,
+    ) -> Result<Vec<Leftover>, SpoolingError> {
+        let found = leftovers(&self.disk, &self.root).await?;
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        let view = repository.handle.refresh().await?;
+        let mut done = Vec::new();
+        for left in found {
+            let path = left.directory().display().to_string();
+            if left.named().is_empty() {
+                if left.bytes() > 0 {
+                    tracing::warn!(
+                        "{path} holds {} that no journal names: it was written and never acknowledged, and is removed",
+                        mebibytes(left.bytes())
+                    );
+                }
+                done.push(left);
+            } else if view.root.sessions.contains_key(&SessionId(left.session())) {
+                bring(&left, repository)
+                    .await
+                    .map_err(|source| SpoolingError::Replay { path, source })?;
+                done.push(left);
+            } else {
+                tracing::error!(
+                    "{path} holds {} of a session that somebody else has ended; it stays there",
+                    mebibytes(left.bytes())
+                );
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Replays one spool, and says so.
+async fn bring(left: &Leftover, repository: &Repository) -> Result<(), DepotError> {
+    let objects = left.named();
+    let total: u64 = objects.iter().map(|object| object.length).sum();
+    let (path, count) = (left.directory().display(), objects.len());
+    tracing::warn!(
+        "replaying {count} objects, {}, from {path}",
+        mebibytes(total)
+    );
+    let begin = Instant::now();
+    let progress = ReplayProgress::default();
+    let mut work = pin!(left.replay(&repository.depot, &progress));
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => {
+                done?;
+                break;
+            }
+            () = tokio::time::sleep(SAID_EVERY) => {
+                let bytes = progress.bytes.load(Ordering::Relaxed);
+                tracing::warn!("{}", said(bytes, total, begin.elapsed()));
+            }
+        }
+    }
+    tracing::warn!("replayed {path} in {:.1} s", begin.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// `12.0 of 300.0 MiB, 4.1 MiB/s, 70 s left`
+fn said(bytes: u64, total: u64, elapsed: Duration) -> String {
+    let rate = bytes as f64 / elapsed.as_secs_f64().max(0.001);
+    let left = match bytes {
+        0 => "no end in sight yet".to_owned(),
+        _ => format!("{:.0} s left", total.saturating_sub(bytes) as f64 / rate),
+    };
+    format!(
+        "{:.1} of {}, {:.1} MiB/s, {left}",
+        bytes as f64 / MIB,
+        mebibytes(total),
+        rate / MIB
+    )
+}
+
+const MIB: f64 = (1 << 20) as f64;
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / MIB)
+}
+
+/// What was replayed is in the bucket, and the volume taken by somebody who replays what is there.
+pub(super) async fn discard(left: Vec<Leftover>) {
+    for left in left {
+        left.discard().await;
+    }
+}
+
+/// The end of a mount's own spool. One that is not empty stays for the next mount.
+pub(super) async fn end(spool: &Spool) {
+    let left = spool.end().await;
+    if left.files > 0 {
+        tracing::warn!(
+            "{} stay in the spool {}",
+            mebibytes(left.bytes),
+            spool.directory().display()
+        );
+    }
+}
+
+/// A spool on a mount of bkfs would wait for itself.
+fn check_place(spool: &Path, mount_point: &Path) -> Result<(), SpoolingError> {
+    let unusable = |source| SpoolingError::Unusable {
+        path: spool.display().to_string(),
+        source,
+    };
+    let on_mount = |mount: &Path| SpoolingError::OnMount {
+        spool: spool.display().to_string(),
+        mount: mount.display().to_string(),
+    };
+    let resolved = resolve(spool).map_err(unusable)?;
+    let mount = resolve(mount_point).map_err(unusable)?;
+    if resolved.starts_with(&mount) {
+        return Err(on_mount(mount_point));
+    }
+    let existing = resolved.ancestors().find(|path| path.exists());
+    match existing.map(bkfs_fuse::find_mount) {
+        Some(Ok(Some(found))) if found.is_bkfs() => Err(on_mount(&found.mount_point)),
+        _ => Ok(()),
+    }
+}
+
+/// The path without symbolic links, as far as it exists.
+fn resolve(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    for existing in path.ancestors() {
+        if let Ok(resolved) = existing.canonicalize() {
+            let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
+            return Ok(resolved.join(rest));
+        }
+    }
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spool_on_its_own_mount_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let mount = directory.path().join("mount");
+        std::fs::create_dir(&mount).unwrap();
+        std::os::unix::fs::symlink(&mount, directory.path().join("link")).unwrap();
+        for below in ["mount/state/spool", "link/state/spool", "mount"] {
+            let refused = check_place(&directory.path().join(below), &mount).unwrap_err();
+            assert!(
+                matches!(refused, SpoolingError::OnMount { .. }),
+                "{below}: {refused}"
+            );
+        }
+        check_place(&directory.path().join("mounted/spool"), &mount).unwrap();
+    }
+
+    #[test]
+    fn progress_is_said_in_words() {
+        let text = said(12 << 20, 300 << 20, Duration::from_secs(3));
+        assert_eq!(text, "12.0 of 300.0 MiB, 4.0 MiB/s, 72 s left");
+        assert!(said(0, 1, Duration::ZERO).ends_with("no end in sight yet"));
+    }
+}

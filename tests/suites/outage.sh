@@ -1,0 +1,135 @@
+#!/usr/bin/env bash
+# about: a store that stops answering while files are written, and the spool that takes what is written meanwhile
+# needs: program minio
+# limit: 600 1200
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/bkfs.sh"
+. "$(dirname "$0")/../lib/servers.sh"
+
+start_minio
+s3_environment "$BKFS_TEST_S3_MINIO"
+URL=s3://$BKFS_TEST_BUCKET/outage MNT=$SUITE_TMP/mount
+mkdir -p "$MNT"
+printf 'correct horse battery staple\n' >"$SUITE_TMP/password"
+chmod 600 "$SUITE_TMP/password"
+export BKFS_PASSWORD_FILE=$SUITE_TMP/password
+at_end "umount -i -l '$MNT' 2>/dev/null"
+at_end "kill -CONT '$MINIO_PID' 2>/dev/null"
+
+# metric NAME: a number of .bkfs/status.
+metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$MNT/.bkfs/status" "$1"; }
+spools() { find "$MACHINE/state/bkfs/spool" -mindepth 2 -maxdepth 2 -type d 2>/dev/null; }
+store_is_gone() { kill -STOP "$MINIO_PID"; }
+store_is_back() { kill -CONT "$MINIO_PID"; }
+# noise FILE MIB: bytes that neither compress nor deduplicate.
+noise() { head -c "$(($2 << 20))" /dev/urandom >"$1"; }
+
+outage_is_invisible() {
+  local began seconds spool
+  machine one
+  exits 0 bkfs init "$URL"
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=1G,timeout=120,close=async
+  noise "$SUITE_TMP/file" 400
+  store_is_gone
+  began=$(now_ms)
+  printf 'a name that nobody shall read\n' >"$MNT/plain"
+  cp "$SUITE_TMP/file" "$MNT/file"
+  seconds=$(seconds_since "$began")
+  echo "400 MiB were written in $seconds s without a store; $(($(metric spool_bytes) >> 20)) MiB in the spool"
+  row "400 MiB without a store" "$seconds s"
+  [ "$(metric spool_waiting_bytes)" -gt $((256 << 20)) ] || wrong "only $(metric spool_waiting_bytes) bytes wait in the spool"
+  [ "$(awk '/^VmHWM/ {print $2}' "/proc/$(daemon_of "$MNT")/status")" -lt $((320 << 10)) ] || wrong "the daemon took $(awk '/^VmHWM/ {print $2}' "/proc/$(daemon_of "$MNT")/status") KiB"
+  # What is in the spool is private, sealed, and read back.
+  spool=$(spools)
+  [ "$(stat -c %a "$spool")" = 700 ] || wrong "the spool has mode $(stat -c %a "$spool")"
+  [ -z "$(find "$spool" -type f ! -perm 600)" ] || wrong "files of the spool can be read by others"
+  ! grep -rqF 'that nobody shall read' "$spool" || wrong "the spool holds raw data"
+  cmp "$SUITE_TMP/file" "$MNT/file"
+  sleep 10
+  began=$(now_ms)
+  store_is_back
+  exits 0 bkfs snapshot "$MNT" after
+  row "snapshot after the outage" "$(seconds_since "$began") s"
+  [ "$(metric spool_files)" = 0 ] || wait_for 10 test "$(metric spool_files)" = 0 || wrong "$(metric spool_files) files stay in the spool after a commit"
+  exits 0 bkfs umount "$MNT"
+  wait_for 20 test -z "$(spools)"
+  [ -z "$(spools)" ] || wrong "a drained unmount leaves $(spools)"
+  machine two
+  exits 0 bkfs restore "$URL" after "$SUITE_TMP/restored"
+  cmp "$SUITE_TMP/file" "$SUITE_TMP/restored/file"
+  rm -r "$SUITE_TMP/restored"
+}
+
+# writing_through SECONDS: copies the file while the store is away for so long, which the spool cannot absorb.
+writing_through() {
+  local writer status=0
+  store_is_gone
+  cp "$SUITE_TMP/file" "$MNT/$2" 2>"$SUITE_TMP/writer" &
+  writer=$!
+  sleep "$1"
+  kill -0 $writer 2>/dev/null || wrong "the writer did not wait: $(cat "$SUITE_TMP/writer")"
+  store_is_back
+  wait $writer || status=$?
+  [ $status = 0 ] || wrong "the writer failed: $(cat "$SUITE_TMP/writer")"
+  exits 0 bkfs snapshot "$MNT" "$2"
+  exits 0 bkfs umount "$MNT"
+}
+full_spool_slows() {
+  machine one
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=64M,timeout=120
+  noise "$SUITE_TMP/file" 400
+  writing_through 15 full
+  machine two
+  exits 0 bkfs restore "$URL" full:/full "$SUITE_TMP/restored"
+  cmp "$SUITE_TMP/file" "$SUITE_TMP/restored"
+  rm "$SUITE_TMP/restored"
+}
+full_disk_slows() {
+  machine one
+  mkdir -p "$MACHINE/state/bkfs/spool"
+  mount -t tmpfs -o size=48m,mode=700 none "$MACHINE/state/bkfs/spool"
+  at_end "umount -l '$MACHINE/state/bkfs/spool'"
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=1G,timeout=120
+  noise "$SUITE_TMP/file" 400
+  writing_through 15 disk
+  umount "$MACHINE/state/bkfs/spool"
+  machine two
+  exits 0 bkfs restore "$URL" disk:/disk "$SUITE_TMP/restored"
+  cmp "$SUITE_TMP/file" "$SUITE_TMP/restored"
+  rm "$SUITE_TMP/restored"
+}
+killed_with_a_spool() {
+  machine one
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=1G,timeout=120,close=async
+  printf kept | dd of="$MNT/kept" conv=fsync status=none
+  noise "$SUITE_TMP/file" 300
+  store_is_gone
+  cp "$SUITE_TMP/file" "$MNT/lost"
+  [ "$(metric spool_waiting_bytes)" -gt 0 ] || wrong "the spool was empty: this proves nothing"
+  kill -KILL "$(daemon_of "$MNT")"
+  umount -i -l "$MNT"
+  store_is_back
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M
+  says 'that no journal names'
+  [ "$(cat "$MNT/kept")" = kept ] || wrong "what was fsynced is gone"
+  exits 0 bkfs umount "$MNT"
+  wait_for 20 test -z "$(spools)"
+  [ -z "$(spools)" ] || wrong "$(spools) stays"
+}
+not_on_the_mount() {
+  machine one
+  cp "$MACHINE/run" "$MACHINE/run.kept"
+  sed -i "s|XDG_STATE_HOME='[^']*'|XDG_STATE_HOME='$MNT/state'|" "$MACHINE/run"
+  exits 1 mount_at "$URL" "$MNT"
+  says 'on the mount .* itself'
+  not_mounted "$MNT"
+  mv "$MACHINE/run.kept" "$MACHINE/run"
+}
+
+case_of "an outage that the spool absorbs is invisible" outage_is_invisible
+case_of "a full spool slows writers and fails nothing" full_spool_slows
+case_of "a full disk under the spool slows writers and fails nothing" full_disk_slows
+case_of "a daemon killed with a full spool" killed_with_a_spool
+case_of "a spool is never on its own mount" not_on_the_mount
+print_table
+exit 0

@@ -224,6 +224,10 @@ impl Control for MountControl {
         };
         match answer {
             Ok(value) => value.to_string(),
+            Err(error @ VolumeError::OutcomeUnknown(_)) => {
+                json!({ "error": error.to_string(), "code": 14, "hint": "see bkfs snapshots" })
+                    .to_string()
+            }
             Err(error) => json!({ "error": error.to_string(), "code": 1 }).to_string(),
         }
     }

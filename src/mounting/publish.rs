@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bkfs_chunker::catalog::IndexRef;
@@ -12,7 +13,7 @@ use bytes::Bytes;
 
 use crate::clock::Clock;
 use crate::mounting::history::Snapshots;
-use crate::root::commit::{CommitRequest, Committer, Uploads};
+use crate::root::commit::{CommitRequest, Committed as Decided, Committer, Uploads};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::journal::{JournalEntry, JournalWriter};
 use crate::root::lists::{ListWriter, Lists};
@@ -20,6 +21,9 @@ use crate::root::snapshots::SnapshotRequest;
 use crate::root::state::{HolderInfo, Root};
 use crate::volume::commit::{Committed, Publication, Publish, PublishError};
 use crate::volume::journal::{Entry, Journal};
+
+/// How long a commit whose answer was lost is looked for once more. The deadline of the store's silence has passed already.
+const SETTLING: Duration = Duration::from_secs(10);
 
 /// The ingest as the root sees it.
 pub struct IngestUploads {
@@ -131,7 +135,10 @@ impl Publish for Publisher {
             clock,
             snapshot,
         };
-        let committed = self.committer.commit(request).await.map_err(classify)?;
+        let committed = match self.committer.commit(request).await {
+            Err(RootError::OutcomeUnknown { reason }) => self.settle(reason).await?,
+            result => result.map_err(classify)?,
+        };
         let journals = self.journals.clone();
         let covered = publication.covered;
         tokio::spawn(async move { journals.covered(covered).await });
@@ -142,6 +149,17 @@ impl Publish for Publisher {
             generation: committed.generation,
             snapshot: committed.snapshot.map(|entry| entry.name),
         })
+    }
+}
+
+impl Publisher {
+    /// One more look at a commit whose answer was lost: whoever asked for it is told what is known to be true.
+    async fn settle(&self, reason: String) -> Result<Decided, PublishError> {
+        match tokio::time::timeout(SETTLING, self.committer.settle_pending()).await {
+            Ok(Ok(Some(committed))) => Ok(committed),
+            Ok(Ok(None)) => Err(PublishError::Again(reason)),
+            Ok(Err(_)) | Err(_) => Err(PublishError::Unknown(reason)),
+        }
     }
 }
 
@@ -169,8 +187,7 @@ fn classify(error: RootError) -> PublishError {
         | ErrorKind::Damaged
         | ErrorKind::NoRepository
         | ErrorKind::WrongPassword => PublishError::Lost(text),
-        ErrorKind::Rebuild | ErrorKind::OutcomeUnknown | ErrorKind::Unavailable => {
-            PublishError::Again(text)
-        }
+        ErrorKind::OutcomeUnknown => PublishError::Unknown(text),
+        ErrorKind::Rebuild | ErrorKind::Unavailable => PublishError::Again(text),
     }
 }

@@ -125,6 +125,8 @@ struct Pending<M> {
     sealed: Option<Sealed>,
     /// The root's list that it was made for.
     sealed_for: Vec<IndexRef>,
+    /// The snapshot in the replacement that was sent last.
+    snapshot: Option<SnapshotEntry>,
 }
 
 impl<U: Uploads> Committer<U> {
@@ -187,6 +189,7 @@ impl<U: Uploads> Committer<U> {
             mark: request.mark,
             sealed: Some(sealed),
             sealed_for,
+            snapshot: None,
         });
         let made = self
             .handle
@@ -233,22 +236,32 @@ impl<U: Uploads> Committer<U> {
         }
     }
 
-    /// Finds out what became of a commit whose outcome is unknown. Does nothing if there is none.
+    /// Finds out what became of a commit whose outcome is unknown: what it did, if it was made. None if there is none to decide.
     ///
     /// # Errors
     /// If it still cannot be told.
-    pub async fn settle_pending(&self) -> Result<(), RootError> {
+    pub async fn settle_pending(&self) -> Result<Option<Committed>, RootError> {
         self.settle(&mut *self.state.lock().await).await
     }
 
-    async fn settle(&self, state: &mut State<U::Mark>) -> Result<(), RootError> {
+    async fn settle(&self, state: &mut State<U::Mark>) -> Result<Option<Committed>, RootError> {
         let Some(pending) = &state.pending else {
-            return Ok(());
+            return Ok(None);
         };
         let view = self.handle.settle().await?;
         let made = self.was_made(&view.root, pending).await?;
+        let committed = made.then(|| Committed {
+            // The first root that held it is not known, unless its snapshot tells.
+            generation: pending
+                .snapshot
+                .as_ref()
+                .map_or(view.root.generation, |snapshot| snapshot.generation),
+            sequence: pending.sequence,
+            record: pending.record,
+            snapshot: pending.snapshot.clone(),
+        });
         self.close(state, made);
-        Ok(())
+        Ok(committed)
     }
 
     /// The pending commit is decided.
@@ -354,10 +367,11 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
         };
         next.commit(&change)?;
         next.change_index(&index)?;
-        match &self.request.snapshot {
-            Some(request) => self.add_snapshot(next, request).await.map(Some),
-            None => Ok(None),
-        }
+        self.pending.snapshot = match &self.request.snapshot {
+            Some(request) => Some(self.add_snapshot(next, request).await?),
+            None => None,
+        };
+        Ok(self.pending.snapshot.clone())
     }
 
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {

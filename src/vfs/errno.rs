@@ -28,7 +28,9 @@ pub fn errno(error: &VolumeError) -> Errno {
         VolumeError::NotSupported => Errno::EOPNOTSUPP,
         VolumeError::CrossesSnapshots => Errno::EXDEV,
         VolumeError::Malformed { .. } | VolumeError::Tree(_) => Errno::EIO,
-        VolumeError::Commit(_) | VolumeError::Poisoned(_) => Errno::EIO,
+        VolumeError::Commit(_) | VolumeError::OutcomeUnknown(_) | VolumeError::Poisoned(_) => {
+            Errno::EIO
+        }
         VolumeError::Depot(error) => depot_errno(error),
     }
 }

@@ -64,6 +64,9 @@ pub enum PublishError {
     /// It can be tried again.
     #[error("{0}")]
     Again(String),
+    /// It may have been made or not: look before repeating it.
+    #[error("{0}")]
+    Unknown(String),
     /// This session can never commit again.
     #[error("{0}")]
     Lost(String),
@@ -329,6 +332,7 @@ impl Committer {
                 self.volume.poison(error.clone());
                 Err(error)
             }
+            Err(PublishError::Unknown(why)) => Err(self.failed(VolumeError::OutcomeUnknown(why))),
             Err(PublishError::Again(why) | PublishError::Refused(why)) => {
                 Err(self.failed(VolumeError::Commit(why)))
             }

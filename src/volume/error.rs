@@ -76,6 +76,9 @@ pub enum VolumeError {
     /// The volume was taken over, or the root could not be replaced.
     #[error("{0}")]
     Commit(String),
+    /// A commit or snapshot may have been made or not.
+    #[error("it is not known whether it was made: {0}; look before repeating it")]
+    OutcomeUnknown(String),
     /// Nothing more is accepted; the text says why.
     #[error("the mount takes no more writes: {0}")]
     Poisoned(String),

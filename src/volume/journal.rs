@@ -224,7 +224,9 @@ impl Journaler {
                 self.volume.poison(error.clone());
                 error
             }
-            PublishError::Again(why) | PublishError::Refused(why) => VolumeError::Commit(why),
+            PublishError::Again(why) | PublishError::Refused(why) | PublishError::Unknown(why) => {
+                VolumeError::Commit(why)
+            }
         }
     }
 }

@@ -94,6 +94,15 @@ impl Host {
         store: Arc<dyn Store>,
         settings: Settings,
     ) -> Result<Self, bkfs::mounting::MountingError> {
+        Self::patient(store, settings, Duration::from_secs(30))
+    }
+
+    /// One that bears a silent store for so long.
+    pub fn patient(
+        store: Arc<dyn Store>,
+        settings: Settings,
+        timeout: Duration,
+    ) -> Result<Self, bkfs::mounting::MountingError> {
         let counted = Arc::new(CountingStore::new(store));
         let faults = Arc::new(FaultStore::new(counted.clone()));
         // A heartbeat would ask for the root at any time, and be counted. Nobody here waits for one.
@@ -112,7 +121,7 @@ impl Host {
                 cache_dir: None,
                 ..DepotConfig::default()
             },
-            timeout: Duration::from_secs(5),
+            timeout,
             min_generation: 0,
             state_dir: None,
         };

@@ -6,4 +6,5 @@ mod closing;
 mod crashes;
 mod fencing;
 mod host;
+mod outcome;
 mod price;

@@ -336,7 +336,14 @@ async fn an_unknown_commit_is_found_out_by_the_next() {
         if deliver {
             assert_eq!(store.deliver().await, 1);
         }
-        // Either way it was completed: the same name is refused, and the next commit follows it.
+        // Either way it was completed, and that is told; the same name is refused, and the next commit follows it.
+        let settled = writer.committer.settle_pending().await.expect("decided");
+        let settled = settled.expect("made");
+        assert_eq!((settled.sequence, settled.generation), (1, 3));
+        let snapshot = settled.snapshot.expect("was asked for");
+        assert_eq!((snapshot.name.as_str(), snapshot.generation), ("one", 3));
+        let again = writer.committer.settle_pending().await.expect("decided");
+        assert_eq!(again, None, "nothing is left to decide");
         assert!(matches!(
             writer.committer.commit(named(2, "one")).await,
             Err(RootError::NameTaken { .. })

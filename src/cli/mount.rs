@@ -105,7 +105,7 @@ fn bring_up(
     settings: Settings,
     runtime: &Runtime,
 ) -> Result<Mounted, Failure> {
-    refuse_taken(&command.mountpoint)?;
+    make_way(&command.mountpoint, output)?;
     let access = Access::of_mount(&command.url, global, &settings)?;
     let absent =
         |error: std::io::Error| Failure::new(format!("{}: {error}", command.mountpoint.display()));
@@ -145,21 +145,28 @@ fn bring_up(
     plan.mount(runtime).map_err(failure)
 }
 
-/// Refuses a mount point that is a mount already, before a volume is taken over for it.
-fn refuse_taken(mountpoint: &Path) -> Result<(), Failure> {
+/// Refuses a mount point that is a mount already, before a volume is taken over for it. A mount whose daemon has died is taken away: nobody can use it.
+fn make_way(mountpoint: &Path, output: &Output) -> Result<(), Failure> {
     let Ok(mountpoint) = std::path::absolute(mountpoint) else {
         return Ok(());
     };
-    match bkfs_fuse::find_mount(&mountpoint) {
-        Ok(Some(mount)) if mount.is_bkfs() && mount.mount_point == mountpoint => {
-            let mounted = mount.source.to_string_lossy();
-            let place = mountpoint.display();
-            Err(Failure::new(format!(
-                "{place} is already a mount of {mounted}"
-            )))
-        }
-        _ => Ok(()),
+    let mounted = match bkfs_fuse::find_mount(&mountpoint) {
+        Ok(Some(mount)) if mount.is_bkfs() && mount.mount_point == mountpoint => mount,
+        _ => return Ok(()),
+    };
+    let (place, source) = (mountpoint.display(), mounted.source.to_string_lossy());
+    let is_dead = std::fs::symlink_metadata(&mountpoint)
+        .is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN));
+    if !is_dead {
+        let message = format!("{place} is already a mount of {source}");
+        return Err(Failure::new(message));
     }
+    // Processes may still have files of it open; they get errors from it either way.
+    bkfs_fuse::unmount(&mountpoint, true).map_err(|error| Failure::new(error.to_string()))?;
+    output.remark(format_args!(
+        "{place} was a mount of {source} whose daemon had died: replacing it"
+    ));
+    Ok(())
 }
 
 /// Serves until the mount is gone, or a signal asks for its end.

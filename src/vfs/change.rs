@@ -29,7 +29,8 @@ pub(super) struct Making {
 impl Mount {
     /// Names that the mount itself shows cannot be made, removed or moved.
     fn free_name(&self, parent: Number, name: &[u8]) -> Result<(), VolumeError> {
-        if parent == CONTROL_DIRECTORY || (parent == ROOT && special::in_root(name).is_some()) {
+        if parent == CONTROL_DIRECTORY || (parent == ROOT && special::in_root(name, true).is_some())
+        {
             return Err(VolumeError::NotPermitted);
         }
         if parent == SNAPSHOTS {

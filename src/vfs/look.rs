@@ -28,8 +28,7 @@ impl Mount {
         name: Vec<u8>,
     ) -> Result<Lookup, VolumeError> {
         if parent == ROOT
-            && self.history().is_ok()
-            && let Some(number) = special::in_root(&name)
+            && let Some(number) = special::in_root(&name, self.history().is_ok())
         {
             return Ok(self.special_entry(number)?.into());
         }

@@ -65,10 +65,10 @@ pub const CONTROL_FILES: [(&str, Number); 3] = [
     ("status", STATUS),
 ];
 
-/// The mount's own name in its root, if it is one.
-pub fn in_root(name: &[u8]) -> Option<Number> {
+/// The mount's own name in its root, if it is one. A mount of one snapshot has no others.
+pub fn in_root(name: &[u8], has_history: bool) -> Option<Number> {
     match name {
-        b".snapshots" => Some(SNAPSHOTS),
+        b".snapshots" if has_history => Some(SNAPSHOTS),
         b".bkfs" => Some(CONTROL_DIRECTORY),
         _ => None,
     }

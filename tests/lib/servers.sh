@@ -93,3 +93,20 @@ start_fake_gcs() {
 s3_environment() {
   export AWS_ACCESS_KEY_ID=$BKFS_TEST_ACCESS_KEY AWS_SECRET_ACCESS_KEY=$BKFS_TEST_SECRET_KEY AWS_REGION=$BKFS_TEST_REGION AWS_ENDPOINT_URL=$1
 }
+
+# --- a store that fails as it is told --------------------------------------------------------------------------------
+
+# start_faulty ENDPOINT: puts a proxy before an S3 server (tests/lib/faulty_proxy.py says what it can do); leaves FAULTY, its endpoint.
+start_faulty() {
+  FAULTS=$SUITE_TMP/faults
+  mkdir -p "$FAULTS"
+  launch faulty answers python3 "$ROOT/tests/lib/faulty_proxy.py" @PORT@ "${1#http://}" "$FAULTS"
+  FAULTY=http://127.0.0.1:$PORT
+}
+# faults JSON: from now on these; {} for none.
+faults() {
+  printf '%s' "$1" >"$FAULTS/rules.new"
+  mv "$FAULTS/rules.new" "$FAULTS/rules"
+}
+# struck: how many requests were failed so far.
+struck() { wc -l 2>/dev/null <"$FAULTS/struck" || echo 0; }

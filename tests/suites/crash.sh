@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# about: kill -9 of the daemon while tools write, at random and at named steps of a commit: what fsync acknowledged is there, here and elsewhere
+# needs: program minio
+# limit: 600 3600
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/bkfs.sh"
+. "$(dirname "$0")/../lib/servers.sh"
+
+MNT=$SUITE_TMP/mount OTHER=$SUITE_TMP/other
+mkdir -p "$MNT" "$OTHER"
+at_end "leave_mount '$MNT'"
+at_end "leave_mount '$OTHER'"
+writer() { python3 "$ROOT/tests/lib/fsync_writer.py" "$@"; }
+
+# begin_round URL RECORD SEED: one tool that syncs, one that does not.
+begin_round() {
+  mkdir -p "$MNT/synced" "$MNT/unsynced"
+  python3 -c "import os; os.fsync(os.open('$MNT', os.O_RDONLY))"
+  writer write "$MNT/synced" "$2" "$3" 2>"$SUITE_TMP/writer.log" &
+  WRITER=$!
+  remember_pid $WRITER
+  (while tar -C "$ROOT" -cf - src chunker fuse 2>/dev/null | tar -C "$MNT/unsynced" -xf - 2>/dev/null; do :; done) &
+  TAR=$!
+  remember_pid $TAR
+}
+# end_round URL RECORD: the daemon is dead. Its mount is replaced within 10 s, and everything acknowledged is there, on this machine and on one that has never
+# seen the bucket.
+end_round() {
+  local url=$1 record=$2 began seconds
+  wait "$WRITER" || true
+  wait "$TAR" || true
+  began=$(now_ms)
+  exits 0 mount_at "$url" "$MNT"
+  seconds=$((($(now_ms) - began) / 1000))
+  echo "mounted again after $seconds s"
+  [ $seconds -lt 10 ] || wrong "mounting again took $seconds s"
+  writer check "$MNT/synced" "$record"
+  exits 0 bkfs snapshot "$MNT" "round-$ROUND"
+  machine "elsewhere-$ROUND"
+  exits 0 mount_at "$url" "$OTHER" -o "snapshot=round-$ROUND"
+  writer check "$OTHER/synced" "$record"
+  exits 0 bkfs umount "$OTHER"
+  rm -rf "$MACHINE"
+  machine here
+}
+acknowledged() { [ -s "$1" ] && writer count "$1" || echo 0; }
+
+acknowledged_beyond() { [ "$(acknowledged "$2")" -gt $(($1 + 2)) ]; }
+
+# One round that ends at a random moment after the writer has got some way.
+killed_at_random() {
+  local url=$1 record=$2 pid before
+  not_mounted "$MNT" && exits 0 mount_at "$url" "$MNT" -o timeout=30
+  before=$(acknowledged "$record")
+  begin_round "$url" "$record" "$ROUND"
+  sleep "$(awk -v seed="$ROUND" 'BEGIN {srand(seed * 7919); printf "%.2f", 0.8 + rand() * 2.5}')"
+  pid=$(daemon_of "$MNT")
+  kill -KILL "$pid"
+  gone "$pid" 10
+  end_round "$url" "$record"
+  [ "$(acknowledged "$record")" -gt "$before" ] || wrong "nothing was acknowledged in this round: it shows nothing"
+}
+# One round that ends at the Nth request of a kind, before the store has applied it or after.
+killed_at_step() {
+  local url=$1 record=$2 class=$3 nth=$4 when=$5 pid before
+  not_mounted "$MNT" && exits 0 mount_at "$url" "$MNT" -o timeout=30
+  pid=$(daemon_of "$MNT")
+  before=$(struck)
+  begin_round "$url" "$record" "$ROUND"
+  # What nothing was acknowledged in shows nothing.
+  wait_for 60 acknowledged_beyond "$(acknowledged "$record")" "$record" || wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
+  faults "{\"crash\": {\"pid\": $pid, \"method\": \"PUT\", \"class\": \"$class\", \"nth\": $nth, \"when\": \"$when\"}}"
+  gone "$pid" 60 || wrong "no PUT of class $class came"
+  faults '{}'
+  [ "$(struck)" -gt "$before" ] || wrong "the fault never struck"
+  end_round "$url" "$record"
+}
+
+machine here
+ROUND=0
+RANDOM_ROUNDS=3
+[ "$FULL" = 0 ] || RANDOM_ROUNDS=30
+mkdir -p "$SUITE_TMP/records"
+bkfs init --no-encryption "$SUITE_TMP/bucket" || die "cannot make a bucket"
+for number in $(seq "$RANDOM_ROUNDS"); do
+  ROUND=$((ROUND + 1))
+  case_of "kill -9 at a random moment, directory bucket, round $number" killed_at_random "$SUITE_TMP/bucket" "$SUITE_TMP/records/local"
+done
+case_of "the last mount on the directory bucket ends well" exits 0 bkfs umount "$MNT"
+
+start_minio
+start_faulty "$BKFS_TEST_S3_MINIO"
+s3_environment "$FAULTY"
+REMOTE=s3://$BKFS_TEST_BUCKET/crash
+bkfs init --no-encryption "$REMOTE" || die "cannot make a repository"
+STEPS='data meta index root'
+REPEATS='1'
+[ "$FULL" = 0 ] || REPEATS='1 2 5 9'
+for nth in $REPEATS; do
+  for class in $STEPS; do
+    for when in before after; do
+      ROUND=$((ROUND + 1))
+      case_of "kill -9 $when the store applies PUT $nth of class $class" killed_at_step "$REMOTE" "$SUITE_TMP/records/remote" "$class" "$nth" "$when"
+    done
+  done
+done
+case_of "the last mount ends well" exits 0 bkfs umount "$MNT"
+exit 0

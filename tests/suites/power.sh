@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# about: power loss of the disk under an embedded bucket, on ext4 and xfs: what fsync and snapshot acknowledged is there
+# needs: program apt:xfsprogs apt:e2fsprogs
+# limit: 300 1200
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/bkfs.sh"
+
+MNT=$SUITE_TMP/mount DISK=$SUITE_TMP/disk
+mkdir -p "$MNT" "$DISK"
+at_end "leave_disk"
+at_end "leave_mount '$MNT'"
+leave_disk() { ! is_mounted "$DISK" || umount "$DISK" || umount -l "$DISK"; }
+writer() { python3 "$ROOT/tests/lib/fsync_writer.py" "$@"; }
+
+# The disk's filesystem is ended without writing what it holds back, as a power cut ends it; its journal is replayed at the next mount.
+power_loss() {
+  local record=$1 number=$2 pid before
+  exits 0 mount_at "$DISK/bucket" "$MNT" --init --no-encryption -o timeout=20
+  before=$([ -s "$record" ] && writer count "$record" || echo 0)
+  mkdir -p "$MNT/synced"
+  python3 -c "import os; os.fsync(os.open('$MNT', os.O_RDONLY))"
+  writer write "$MNT/synced" "$record" "$number" 2>"$SUITE_TMP/writer.log" &
+  WRITER=$!
+  remember_pid $WRITER
+  sleep "$(awk -v seed="$number" 'BEGIN {srand(seed * 104729); printf "%.2f", 1 + rand() * 2}')"
+  exits 0 bkfs snapshot "$MNT" "before-$number"
+  sleep 0.5
+  pid=$(daemon_of "$MNT")
+  xfs_io -x -c shutdown "$DISK"
+  kill -KILL "$pid"
+  gone "$pid" 10
+  wait "$WRITER" || true
+  umount -i -l "$MNT"
+  umount "$DISK"
+  mount -o loop "$IMAGE" "$DISK"
+  # A machine that has lost its power has lost its caches' last writes, too; this one's lie elsewhere, so that only the bucket is tried.
+  machine "after-$number"
+  exits 0 mount_at "$DISK/bucket" "$MNT" --steal
+  writer check "$MNT/synced" "$record"
+  [ "$(writer count "$record")" -gt "$before" ] || wrong "nothing was acknowledged in this round: it shows nothing"
+  exits 0 bkfs snapshots "$MNT"
+  says "before-$number"
+  find "$MNT/.snapshots/before-$number" -type f -exec cat {} + >/dev/null
+  exits 0 bkfs umount "$MNT"
+}
+
+on_filesystem() {
+  local kind=$1 first=$2 count=$3 number
+  IMAGE=$SUITE_TMP/$kind.image
+  truncate -s 400M "$IMAGE"
+  case $kind in
+    ext4) mkfs.ext4 -q -F "$IMAGE" ;;
+    xfs) mkfs.xfs -q -f "$IMAGE" ;;
+  esac
+  mount -o loop "$IMAGE" "$DISK" || die "cannot mount $kind"
+  machine "$kind"
+  for number in $(seq "$first" $((first + count - 1))); do
+    case_of "power loss under a bucket on $kind, $number" power_loss "$SUITE_TMP/record-$kind" "$number"
+  done
+  leave_disk
+  rm -f "$IMAGE"
+}
+ROUNDS=2
+[ "$FULL" = 0 ] || ROUNDS=10
+on_filesystem ext4 1 "$ROUNDS"
+on_filesystem xfs 101 "$ROUNDS"
+exit 0

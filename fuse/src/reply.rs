@@ -140,12 +140,23 @@ impl DirectoryReply {
         capacity: usize,
     ) -> (Self, Receiver<Result<Vec<OwnedDirectoryEntry>, Errno>>) {
         let (sender, receiver) = sync_channel(1);
+        // A receiver that has gone away no longer wants the answer.
+        let reply = Self::collecting(plus, capacity, move |answer| drop(sender.send(answer)));
+        (reply, receiver)
+    }
+
+    /// The same, handing the entries to `answer`, exactly once.
+    pub fn collecting(
+        plus: bool,
+        capacity: usize,
+        answer: impl FnOnce(Result<Vec<OwnedDirectoryEntry>, Errno>) + Send + 'static,
+    ) -> Self {
         let collector = Collector {
             capacity,
             entries: Vec::new(),
-            sender,
+            answer: Box::new(answer),
         };
-        (DirectoryReply::new(plus, Box::new(collector)), receiver)
+        DirectoryReply::new(plus, Box::new(collector))
     }
 
     /// Whether the kernel wants attributes with the names (READDIRPLUS). Then every entry but `.`
@@ -198,7 +209,7 @@ impl std::fmt::Debug for DirectoryReply {
 struct Collector {
     capacity: usize,
     entries: Vec<OwnedDirectoryEntry>,
-    sender: std::sync::mpsc::SyncSender<Result<Vec<OwnedDirectoryEntry>, Errno>>,
+    answer: Answer<Vec<OwnedDirectoryEntry>>,
 }
 
 impl DirectorySink for Collector {
@@ -212,10 +223,9 @@ impl DirectorySink for Collector {
 
     fn finish(self: Box<Self>, result: Result<(), Errno>) {
         let Collector {
-            entries, sender, ..
+            entries, answer, ..
         } = *self;
-        // A receiver that has gone away no longer wants the answer.
-        drop(sender.send(result.map(|()| entries)));
+        answer(result.map(|()| entries));
     }
 }
 

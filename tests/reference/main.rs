@@ -3,6 +3,7 @@
 //! A failure that proptest has shrunk becomes a named test below.
 
 mod alphabet;
+mod client;
 mod directory;
 mod engine;
 mod frozen;

@@ -157,7 +157,7 @@ impl Engine {
         self.open();
     }
 
-    fn runtime(&self) -> &Runtime {
+    pub(super) fn runtime(&self) -> &Runtime {
         self.runtime.as_ref().expect("runs")
     }
 }

@@ -307,6 +307,14 @@ impl Volume {
 
     /// Stores what is dirty of a file, and makes a small one's contents an extent.
     async fn unsettle_small(&self, inode: u64) -> Result<(), VolumeError> {
+        // Only files whose attributes are in a layer are moved out of the tree: nothing else says how long they are.
+        self.view
+            .transact(|run| {
+                let attributes = regular(run, inode)?;
+                run.set_attributes(inode, attributes);
+                Ok(())
+            })
+            .await?;
         let epoch = self.view.state()?.lock().active.epoch;
         self.flush_file(inode, epoch, Reach::Extents).await
     }

@@ -112,6 +112,20 @@ proptest! {
     }
 }
 
+/// Found by the simulation: the copy waited for ever, since nothing moved a small file out of the tree that no one had changed since the last commit.
+#[test]
+fn regression_copy_into_a_small_file_of_an_earlier_commit() {
+    let ops = [
+        Op::Create(vec![0]),
+        Op::Write(vec![0], 0, 100, 1),
+        Op::Create(vec![1]),
+        Op::Write(vec![1], 0, 200_000, 2),
+        Op::Sync,
+        Op::Copy(vec![1], 30_000, vec![0], 50, 40_000),
+    ];
+    check_engine(&ops).expect("they agree");
+}
+
 /// A real mount in a temporary directory, unmounted when this is dropped.
 struct Mounted {
     program: std::ffi::OsString,

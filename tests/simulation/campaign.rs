@@ -1,0 +1,185 @@
+//! Many seeds: how many, on how many threads, for how long, and where to go on.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::run::{Counts, FAULTS_MIN, Order, Outcome, run};
+
+/// Seeds of the long run.
+const FULL_SEEDS: u64 = 20_000;
+
+/// The short run takes so long, in seconds, unless `BKFS_SIM_SECONDS` says otherwise.
+const QUICK_SECONDS: u64 = 60;
+
+/// A piece of the long run takes so long at most, in seconds.
+const PIECE_SECONDS: u64 = 6_600;
+
+/// One of so many seeds is run twice, and must leave the same trace.
+const TWICE: u64 = 8;
+
+/// Failing seeds beyond these are not waited for.
+const FAILURES_MAX: usize = 5;
+
+/// Which seeds to run.
+pub struct Campaign {
+    /// The first seed of all pieces.
+    first_of_all: u64,
+    /// The first of this piece.
+    first: u64,
+    end: u64,
+    seconds: u64,
+    /// Holds the seed to go on with.
+    state: Option<PathBuf>,
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Whether the long counts are asked for.
+pub fn is_full() -> bool {
+    std::env::var("BKFS_TEST_FULL").is_ok_and(|value| value == "1")
+}
+
+impl Campaign {
+    /// What the environment asks for: `BKFS_TEST_FULL`, `BKFS_SIM_FIRST` (the first seed), `BKFS_SIM_SEEDS`, `BKFS_SIM_SECONDS`, `BKFS_SIM_STATE` (a file).
+    pub fn asked() -> Self {
+        let state = std::env::var_os("BKFS_SIM_STATE").map(PathBuf::from);
+        let left_at = state
+            .as_ref()
+            .and_then(|file| std::fs::read_to_string(file).ok())
+            .and_then(|text| text.trim().parse().ok());
+        let first = number("BKFS_SIM_FIRST").unwrap_or(0);
+        let count = number("BKFS_SIM_SEEDS").unwrap_or(match is_full() {
+            true => FULL_SEEDS,
+            false => u64::MAX / 2,
+        });
+        let seconds = match is_full() {
+            true => PIECE_SECONDS,
+            false => QUICK_SECONDS,
+        };
+        Campaign {
+            first_of_all: first,
+            first: left_at.unwrap_or(first),
+            end: first + count,
+            seconds: number("BKFS_SIM_SECONDS").unwrap_or(seconds),
+            state,
+        }
+    }
+
+    /// Runs them. Prints what was done; what failed, with how to replay it, is returned.
+    pub fn make(&self) -> Vec<String> {
+        let began = Instant::now();
+        let deadline = began + Duration::from_secs(self.seconds);
+        let next = AtomicU64::new(self.first);
+        let sums = Mutex::new(Sums::default());
+        let failures = Mutex::new(Vec::new());
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while Instant::now() < deadline && failures.lock().len() < FAILURES_MAX {
+                        let seed = next.fetch_add(1, Ordering::Relaxed);
+                        if seed >= self.end {
+                            next.fetch_sub(1, Ordering::Relaxed);
+                            return;
+                        }
+                        match one(seed) {
+                            Ok(outcome) => sums.lock().add(&outcome),
+                            Err(failure) => failures.lock().push(failure),
+                        }
+                    }
+                });
+            }
+        });
+        let reached = next.into_inner();
+        if let Some(file) = &self.state {
+            let left = match reached < self.end {
+                true => reached,
+                false => self.first_of_all,
+            };
+            std::fs::write(file, left.to_string()).expect("the state can be written");
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        println!(
+            "seeds {} to {} of {}, {seconds:.0} s",
+            self.first, reached, self.end
+        );
+        println!("{}", sums.into_inner().text());
+        failures.into_inner()
+    }
+}
+
+/// One seed, some of them twice.
+fn one(seed: u64) -> Result<Outcome, String> {
+    let order = Order {
+        seed,
+        printed: false,
+        bug: None,
+    };
+    let outcome = run(order);
+    if let Some(failure) = &outcome.failure {
+        return Err(report(seed, failure));
+    }
+    if seed.is_multiple_of(TWICE) && run(order).trace != outcome.trace {
+        return Err(report(seed, "two runs of it differ"));
+    }
+    Ok(outcome)
+}
+
+/// A failure, and how to see it again.
+pub fn report(seed: u64, failure: &str) -> String {
+    format!(
+        "seed {seed}: {failure}\n  replay: BKFS_SIM_SEED={seed} cargo test --release -p bkfs-tests --test simulation replay -- --nocapture"
+    )
+}
+
+/// What all runs did together.
+#[derive(Default)]
+struct Sums {
+    runs: u64,
+    least_faults: Option<u64>,
+    faults: BTreeMap<String, u64>,
+    counts: Counts,
+}
+
+impl Sums {
+    fn add(&mut self, outcome: &Outcome) {
+        let total: u64 = outcome.faults.values().sum();
+        assert!(total >= FAULTS_MIN, "a run of {total} faults did not fail");
+        self.runs += 1;
+        self.least_faults = Some(self.least_faults.map_or(total, |least| least.min(total)));
+        for (kind, count) in &outcome.faults {
+            *self.faults.entry(kind.clone()).or_default() += count;
+        }
+        let (sum, one) = (&mut self.counts, &outcome.counts);
+        sum.operations += one.operations;
+        sum.syncs += one.syncs;
+        sum.snapshots += one.snapshots;
+        sum.mounts += one.mounts;
+        sum.takeovers += one.takeovers;
+    }
+
+    fn text(&self) -> String {
+        let Counts {
+            operations,
+            syncs,
+            snapshots,
+            mounts,
+            takeovers,
+        } = self.counts;
+        let mut text = format!(
+            "{} runs: {operations} operations, {syncs} acknowledged fsyncs, {snapshots} acknowledged snapshots, {mounts} mounts, {takeovers} takeovers; at least {} faults in each:",
+            self.runs,
+            self.least_faults.unwrap_or(0)
+        );
+        for (kind, count) in &self.faults {
+            text += &format!("\n  {count:>9} {kind}");
+        }
+        text
+    }
+}

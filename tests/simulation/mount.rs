@@ -1,0 +1,169 @@
+//! Machines, and mounts on them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bkfs::clock::Clock;
+use bkfs::machine::Machine;
+use bkfs::mounting::settings::Settings;
+use bkfs::mounting::{Assembled, MountingError, Plan};
+use bkfs::repository::{Opening, open_on};
+use bkfs::root::error::RootError;
+use bkfs::root::holder::{ProcessState, Processes};
+use bkfs::root::state::HolderInfo;
+use bkfs::tree::item::Timestamp;
+use bkfs_chunker::budget::MemoryBudget;
+use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::entropy::SeededEntropy;
+use bkfs_chunker::store::{Store, StoreOptions, parse_url};
+use bkfs_fuse::MountOptions;
+use tokio::time::Instant;
+
+use crate::alphabet::Dump;
+use crate::client::Client;
+use crate::password::Known;
+
+/// How long the store may make no progress.
+const TIMEOUT: Duration = Duration::from_secs(40);
+
+/// Packs are closed at this size, in bytes, so that small files make many.
+const PACK_BYTES: u64 = 128 << 10;
+
+/// Memory of a mount, in bytes, so that writers have to wait for it.
+const MEMORY_BYTES: u64 = 4 << 20;
+
+/// A clock that is wrong by some seconds.
+struct SkewedClock {
+    start: Instant,
+    skew_s: i64,
+}
+
+impl Clock for SkewedClock {
+    fn now(&self) -> Timestamp {
+        let elapsed = self.start.elapsed();
+        Timestamp {
+            seconds: 1_795_000_000 + self.skew_s + elapsed.as_secs() as i64,
+            nanoseconds: elapsed.subsec_nanos(),
+        }
+    }
+}
+
+/// The processes of a machine: one of ours, at most.
+#[derive(Debug)]
+struct OneProcess(u32);
+
+impl Processes for OneProcess {
+    fn state(&self, pid: u32) -> ProcessState {
+        match pid == self.0 {
+            true => ProcessState::Running { start_ticks: 1 },
+            false => ProcessState::Gone,
+        }
+    }
+}
+
+/// What a mount is asked for.
+#[derive(Clone)]
+pub struct Wish {
+    /// The volume.
+    pub volume: String,
+    /// Take it over.
+    pub steal: bool,
+    /// One snapshot only, read-only.
+    pub snapshot: Option<String>,
+    /// The volume as of its last commit, read-only.
+    pub read_only: bool,
+    /// The host: processes of one host know of each other's death.
+    pub host: u64,
+    /// The process on it.
+    pub process: u32,
+    /// Seconds by which the clock is wrong.
+    pub skew_s: i64,
+    /// The seed of all that it draws.
+    pub seed: u64,
+}
+
+/// Why a mount did not come up.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    #[error(transparent)]
+    Root(#[from] RootError),
+    #[error(transparent)]
+    Mounting(#[from] MountingError),
+}
+
+/// A mount without a kernel.
+pub struct Mount {
+    pub assembled: Assembled,
+    pub client: Client,
+}
+
+/// The machine that a wish comes from.
+pub fn machine(wish: &Wish) -> Machine {
+    Machine {
+        clock: Arc::new(SkewedClock {
+            start: Instant::now(),
+            skew_s: wish.skew_s,
+        }),
+        entropy: Arc::new(SeededEntropy::new(wish.seed)),
+        processes: Arc::new(OneProcess(wish.process)),
+        process: HolderInfo {
+            host: format!("host-{}", wish.host),
+            machine_id: format!("machine-{}", wish.host),
+            boot_id: format!("boot-{}", wish.host),
+            pid_namespace: 1,
+            pid: wish.process,
+            process_start_ticks: 1,
+            user: "somebody".into(),
+            mount_point: String::new(),
+        },
+    }
+}
+
+/// Opens the repository and mounts.
+pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused> {
+    let opening = Opening {
+        url: parse_url("/simulation").expect("a URL"),
+        store: StoreOptions::default(),
+        depot: DepotConfig {
+            workers: 0,
+            memory: MemoryBudget::of_total(MEMORY_BYTES),
+            pack_bytes: PACK_BYTES,
+            timeout_ms: TIMEOUT.as_millis() as u64,
+            ..DepotConfig::default()
+        },
+        timeout: TIMEOUT,
+        min_generation: 0,
+        state_dir: None,
+    };
+    let repository = open_on(machine(wish), store, opening, &mut Known(None)).await?;
+    let repository = Arc::new(repository);
+    let mut options = MountOptions::default();
+    options.flags.read_only = wish.read_only;
+    let plan = Plan {
+        repository,
+        mount_point: "/backup".into(),
+        options,
+        settings: Settings {
+            memory_bytes: MEMORY_BYTES,
+            snapshot: wish.snapshot.clone(),
+            ..Settings::default()
+        },
+        volume: wish.volume.clone(),
+        steal: wish.steal,
+        spool: None,
+    };
+    let assembled = plan.assemble(&tokio::runtime::Handle::current()).await?;
+    let client = Client(assembled.vfs.clone());
+    Ok(Mount { assembled, client })
+}
+
+impl Mount {
+    /// All that is there.
+    ///
+    /// # Errors
+    /// What could not be read, as text.
+    pub async fn dump(&self) -> Result<Dump, String> {
+        let dump = self.client.dump().await;
+        dump.map_err(|(path, errno)| format!("{}: errno {errno}", path.escape_ascii()))
+    }
+}

@@ -1,0 +1,334 @@
+//! One run: a world of machines around one bucket, from one seed.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bkfs::repository::create_on;
+use bkfs_chunker::store::MemoryStore;
+use proptest::strategy::{Strategy as _, ValueTree as _};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use crate::alphabet::{Op, op};
+use crate::bugs::Bug;
+use crate::faults::{Faults, Rates};
+use crate::history::Snapshot;
+use crate::mount::{Wish, machine};
+use crate::store::{Power, Shared, SimStore};
+use crate::trace::Trace;
+use crate::{verify, volume};
+
+/// Each run strikes so often, or it fails.
+pub const FAULTS_MIN: u64 = 20;
+
+/// A run that takes longer than this, on its own clock, is stuck.
+const STUCK: Duration = Duration::from_secs(48 * 3600);
+
+/// A run that takes longer than this, on the machine's clock, turns in a circle. Most take less than a tenth of a second.
+const CIRCLES: Duration = Duration::from_secs(60);
+
+/// How a run is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Order {
+    /// All that is random comes from it.
+    pub seed: u64,
+    /// Print what happens.
+    pub printed: bool,
+    /// A mistake to plant.
+    pub bug: Option<Bug>,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What was wrong, if anything.
+    pub failure: Option<String>,
+    /// The hash of its trace.
+    pub trace: String,
+    /// Lines of its trace.
+    pub lines: u64,
+    /// Faults by kind.
+    pub faults: BTreeMap<String, u64>,
+    /// Operations, acknowledged snapshots, and mounts.
+    pub counts: Counts,
+}
+
+impl Outcome {
+    /// As a line, for another process.
+    pub fn line(&self) -> String {
+        let Counts {
+            operations,
+            syncs,
+            snapshots,
+            mounts,
+            takeovers,
+        } = self.counts;
+        let value = serde_json::json!({
+            "failure": self.failure,
+            "trace": self.trace,
+            "lines": self.lines,
+            "faults": self.faults,
+            "counts": [operations, syncs, snapshots, mounts, takeovers],
+        });
+        format!("{LINE}{value}")
+    }
+
+    /// The inverse, from all that a process said.
+    fn parse(text: &str) -> Option<Self> {
+        let line = text.lines().find_map(|line| line.split_once(LINE))?.1;
+        let value: serde_json::Value = serde_json::from_str(line).ok()?;
+        let count = |number: usize| value["counts"][number].as_u64();
+        let faults = value["faults"].as_object()?.iter();
+        Some(Outcome {
+            failure: value["failure"].as_str().map(str::to_owned),
+            trace: value["trace"].as_str()?.to_owned(),
+            lines: value["lines"].as_u64()?,
+            faults: faults
+                .map(|(kind, count)| (kind.clone(), count.as_u64().unwrap_or(0)))
+                .collect(),
+            counts: Counts {
+                operations: count(0)?,
+                syncs: count(1)?,
+                snapshots: count(2)?,
+                mounts: count(3)?,
+                takeovers: count(4)?,
+            },
+        })
+    }
+}
+
+/// What a line of an outcome begins with.
+const LINE: &str = "OUTCOME ";
+
+/// What was done in a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    pub operations: u64,
+    pub syncs: u64,
+    pub snapshots: u64,
+    pub mounts: u64,
+    pub takeovers: u64,
+}
+
+/// What all actors of a run share.
+pub struct World {
+    pub order: Order,
+    pub shared: Arc<Shared>,
+    pub random: RefCell<StdRng>,
+    runner: RefCell<TestRunner>,
+    pub snapshots: RefCell<Vec<Snapshot>>,
+    pub counts: RefCell<Counts>,
+    machines: RefCell<u64>,
+    /// The first thing that was wrong.
+    failure: RefCell<Option<String>>,
+}
+
+impl World {
+    fn new(order: Order) -> Rc<Self> {
+        let mut random = StdRng::seed_from_u64(order.seed);
+        let rates = Rates::draw(&mut random);
+        let shared = Arc::new(Shared {
+            bucket: MemoryStore::new(),
+            faults: Faults::new(order.seed, rates),
+            trace: Trace::new(order.printed),
+        });
+        shared
+            .trace
+            .note(format_args!("seed {} {rates:?}", order.seed));
+        let bytes: [u8; 32] = random.random();
+        let generator = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+        Rc::new(World {
+            order,
+            shared,
+            random: RefCell::new(random),
+            runner: RefCell::new(TestRunner::new_with_rng(Config::default(), generator)),
+            snapshots: RefCell::default(),
+            counts: RefCell::default(),
+            machines: RefCell::new(0),
+            failure: RefCell::new(None),
+        })
+    }
+
+    /// A number of the range.
+    pub fn draw(&self, range: std::ops::Range<u64>) -> u64 {
+        self.random.borrow_mut().random_range(range)
+    }
+
+    /// True in so many of a hundred cases.
+    pub fn chance(&self, percent: u64) -> bool {
+        self.draw(0..100) < percent
+    }
+
+    /// An operation for a writer, small enough to be one request.
+    pub fn operation(&self) -> Op {
+        let mut runner = self.runner.borrow_mut();
+        let drawn = op()
+            .new_tree(&mut runner)
+            .expect("every operation can be drawn");
+        let near = |offset: u64| offset % 300_000;
+        let short = |length: usize| length % 100_000 + 1;
+        match drawn.current() {
+            Op::Write(path, offset, length, seed) => {
+                Op::Write(path, near(offset), short(length), seed)
+            }
+            Op::Append(path, length, seed) => Op::Append(path, short(length), seed),
+            Op::Truncate(path, size) => Op::Truncate(path, near(size)),
+            Op::Punch(path, offset, length) => {
+                Op::Punch(path, near(offset), short(length as usize) as u64)
+            }
+            Op::ZeroRange(path, offset, length) => {
+                Op::ZeroRange(path, near(offset), short(length as usize) as u64)
+            }
+            // One page-aligned copy is one request; others may be several.
+            Op::Copy(from, at, to, target, length) => Op::Copy(
+                from,
+                near(at),
+                to,
+                near(target),
+                short(length as usize) as u64,
+            ),
+            Op::Reopen | Op::Commit | Op::Crash => Op::Sync,
+            other => other,
+        }
+    }
+
+    /// A machine, with the bucket as it reaches it.
+    pub fn machine(&self, steps: u64) -> SimStore {
+        *self.machines.borrow_mut() += 1;
+        SimStore {
+            shared: self.shared.clone(),
+            power: Power::new(*self.machines.borrow(), steps),
+            bug: self.order.bug,
+        }
+    }
+
+    /// Something is wrong.
+    pub fn fail(&self, text: String) {
+        self.shared.trace.note(format_args!("FAILED {text}"));
+        self.failure.borrow_mut().get_or_insert(text);
+    }
+
+    /// Whether something is wrong already.
+    pub fn has_failed(&self) -> bool {
+        self.failure.borrow().is_some()
+    }
+
+    /// Lets some time pass: mostly little.
+    pub async fn idle(&self) {
+        let pause_ms = match self.draw(0..20) {
+            0 => self.draw(0..40_000),
+            1..6 => self.draw(0..1_500),
+            _ => self.draw(0..20),
+        };
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+    }
+}
+
+/// Makes a run, in the calling thread. Only the first run of a process is like that of every other process.
+pub fn run_here(order: Order) -> Outcome {
+    crate::ambient::seed_this_thread(order.seed);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    let local = tokio::task::LocalSet::new();
+    let world = runtime.block_on(local.run_until(async {
+        let world = World::new(order);
+        let done = tokio::time::timeout(STUCK, live(&world)).await;
+        if done.is_err() {
+            world.fail("the run is stuck: something waits for ever".to_owned());
+        }
+        world
+    }));
+    let faults = world.shared.faults.struck();
+    let faults = faults
+        .into_iter()
+        .map(|(kind, count)| (kind.to_owned(), count));
+    let failure = world.failure.borrow_mut().take();
+    Outcome {
+        failure,
+        trace: world.shared.trace.hash(),
+        lines: world.shared.trace.lines(),
+        faults: faults.collect(),
+        counts: *world.counts.borrow(),
+    }
+}
+
+/// Makes a run in a process of its own: tokio wakes whoever waits for the same thing in an order that depends on how many runtimes the process has had. What it
+/// panics with is a failure too, and so is a run that does not end: it may turn in a circle in which its own clock stands still.
+pub fn run(order: Order) -> Outcome {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command
+        .args(["--exact", "replay", "--nocapture"])
+        .env("BKFS_SIM_SEED", order.seed.to_string())
+        .env("BKFS_SIM_SILENT", "1")
+        .env_remove("RUST_LOG")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    match order.bug {
+        Some(bug) => command.env("BKFS_SIM_BUG", format!("{bug:?}")),
+        None => command.env_remove("BKFS_SIM_BUG"),
+    };
+    let mut child = command.spawn().expect("it runs");
+    let mut said = child.stdout.take().expect("is piped");
+    let (done, outcome) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        // Whatever did not come is missed below.
+        let _ = said.read_to_string(&mut text);
+        let _ = done.send(text);
+    });
+    let text = outcome.recv_timeout(CIRCLES);
+    // It is gone already, unless it turns in a circle.
+    let _ = child.kill();
+    let _ = child.wait();
+    let failed = |text: String| Outcome {
+        failure: Some(text),
+        ..Outcome::default()
+    };
+    let Ok(text) = text else {
+        return failed(format!("no end of it after {} s", CIRCLES.as_secs()));
+    };
+    Outcome::parse(&text).unwrap_or_else(|| {
+        let mut panic = String::new();
+        let mut stderr = child.stderr.take().expect("is piped");
+        let _ = stderr.read_to_string(&mut panic);
+        failed(format!("it panicked: {panic}"))
+    })
+}
+
+/// The whole life of a world.
+async fn live(world: &Rc<World>) {
+    let wish = Wish::new("-", world);
+    let machine = machine(&wish);
+    create_on(&machine, Arc::new(world.shared.bucket.clone()), None)
+        .await
+        .expect("a repository");
+    let count = world.draw(1..4);
+    let names: Vec<String> = (0..count)
+        .map(|number| format!("volume-{number}"))
+        .collect();
+    let lives = names.iter().map(|name| volume::live(world, name));
+    let pasts = futures::future::join_all(lives).await;
+    for (name, past) in names.iter().zip(&pasts) {
+        if world.has_failed() {
+            return;
+        }
+        if let Err(error) = verify::volume(world, name, past).await {
+            world.fail(format!("{name}: {error}"));
+        }
+    }
+    let total = world.shared.faults.total();
+    if total < FAULTS_MIN && !world.has_failed() {
+        world.fail(format!(
+            "only {total} faults struck: the run proves too little"
+        ));
+    }
+}

@@ -1,0 +1,403 @@
+//! The bucket as one machine of a run reaches it.
+//!
+//! The bucket itself is linearizable and forgets nothing; everything that can go wrong lies on the way. A request runs in a task of its own, as on a network: it
+//! arrives whether or not somebody still waits for it, or still lives.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bkfs::root::state::ROOT_KEY;
+use bkfs_chunker::store::{
+    MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
+};
+use bytes::{Bytes, BytesMut};
+use tokio::sync::{Notify, oneshot};
+
+use crate::bugs::Bug;
+use crate::faults::{Fate, Faults, Way};
+use crate::trace::Trace;
+
+/// After this long without an answer a store's client gives up.
+const SILENCE: Duration = Duration::from_secs(90);
+
+/// What all machines of a run share.
+pub struct Shared {
+    /// The bucket.
+    pub bucket: MemoryStore,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// What happened.
+    pub trace: Trace,
+}
+
+/// A machine's power: dead machines send nothing, hear nothing, and write nothing to their disks.
+#[derive(Debug)]
+pub struct Power {
+    /// Its number in the run.
+    pub machine: u64,
+    dead: AtomicBool,
+    /// Steps of requests until it dies.
+    left: AtomicU64,
+    died: Notify,
+}
+
+impl Power {
+    /// A machine that runs until it is cut off, or for this many steps of requests.
+    pub fn new(machine: u64, steps: u64) -> Arc<Self> {
+        Arc::new(Self {
+            machine,
+            dead: AtomicBool::new(false),
+            left: AtomicU64::new(steps),
+            died: Notify::new(),
+        })
+    }
+
+    /// Whether it is dead.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed)
+    }
+
+    /// Cuts it off.
+    pub fn cut(&self) {
+        self.dead.store(true, Ordering::Relaxed);
+        self.died.notify_waiters();
+    }
+
+    /// Waits for its death.
+    pub async fn death(&self) {
+        let died = self.died.notified();
+        if !self.is_dead() {
+            died.await;
+        }
+    }
+
+    /// One step: a request is about to be sent, is about to be carried out, or is about to be answered.
+    fn step(&self) {
+        let left = self.left.fetch_sub(1, Ordering::Relaxed);
+        if left == 1 {
+            self.cut();
+        }
+    }
+}
+
+/// The bucket as one machine reaches it.
+#[derive(Clone)]
+pub struct SimStore {
+    /// What all machines share.
+    pub shared: Arc<Shared>,
+    /// The machine.
+    pub power: Arc<Power>,
+    /// A mistake that is planted on the way.
+    pub bug: Option<Bug>,
+}
+
+impl std::fmt::Debug for SimStore {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "SimStore({})", self.power.machine)
+    }
+}
+
+fn error(kind: StoreErrorKind, operation: Operation, key: &str) -> StoreError {
+    StoreError::new(kind, operation, key, "a fault of the simulation")
+}
+
+/// The name of a body in a trace.
+fn digest(parts: &[Bytes]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(part);
+    }
+    hasher.finalize().to_hex()[..8].to_owned()
+}
+
+impl SimStore {
+    fn note(&self, operation: Operation, key: &str, way: &Way, what: &str) {
+        let (machine, name) = (self.power.machine, operation.name());
+        match way.fate {
+            Fate::Fine => self
+                .shared
+                .trace
+                .note(format_args!("m{machine} {name} {key} {what}")),
+            fate => self
+                .shared
+                .trace
+                .note(format_args!("m{machine} {name} {key} {what} {fate:?}")),
+        }
+    }
+
+    /// A request that changes the bucket.
+    async fn write<T, F>(
+        &self,
+        operation: Operation,
+        key: &str,
+        body: &str,
+        apply: impl FnOnce(MemoryStore) -> F + Send + 'static,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send,
+    {
+        self.power.step();
+        if self.power.is_dead() {
+            return std::future::pending().await;
+        }
+        let way = self.shared.faults.draw(operation);
+        self.note(operation, key, &way, body);
+        let (answer, answered) = oneshot::channel();
+        let (this, key) = (self.clone(), key.to_owned());
+        tokio::spawn(async move {
+            if let Some(result) = this.carry_out(operation, &key, way, apply).await {
+                // Whoever gave up does not hear it.
+                let _ = answer.send(result);
+            }
+        });
+        self.wait(answered, operation, way).await
+    }
+
+    /// The caller's side of a request under way.
+    async fn wait<T>(
+        &self,
+        answered: oneshot::Receiver<Result<T, StoreError>>,
+        operation: Operation,
+        way: Way,
+    ) -> Result<T, StoreError> {
+        let patience = match way.fate {
+            Fate::Late(_) => Some(way.there),
+            Fate::Hung { .. } => Some(SILENCE),
+            _ => None,
+        };
+        if let Some(patience) = patience {
+            tokio::time::sleep(patience).await;
+            if !self.power.is_dead() {
+                return Err(error(StoreErrorKind::OutcomeUnknown, operation, "(late)"));
+            }
+        }
+        match answered.await {
+            Ok(result) => result,
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// The network's and the bucket's side of a write; its answer, if one arrives.
+    async fn carry_out<T, F>(
+        &self,
+        operation: Operation,
+        key: &str,
+        way: Way,
+        apply: impl FnOnce(MemoryStore) -> F,
+    ) -> Option<Result<T, StoreError>>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        tokio::time::sleep(way.there).await;
+        if let Fate::Late(later) = way.fate {
+            tokio::time::sleep(later).await;
+        }
+        let alive = !self.power.is_dead();
+        if alive {
+            self.power.step();
+        }
+        if self.power.is_dead() && !way.sent {
+            self.note(operation, key, &way, "died with its machine");
+            return None;
+        }
+        let result = match way.fate {
+            Fate::Refused(kind) => Err(error(kind, operation, key)),
+            Fate::Hung { applied: false } => return None,
+            _ => apply(self.shared.bucket.clone()).await,
+        };
+        let shown = match &result {
+            Ok(_) => "done".to_owned(),
+            Err(error) => format!("{:?}", error.kind()),
+        };
+        self.note(operation, key, &way, &shown);
+        tokio::time::sleep(way.back).await;
+        if self.power.is_dead() || matches!(way.fate, Fate::Hung { .. }) {
+            return None;
+        }
+        self.power.step();
+        if self.power.is_dead() {
+            return None;
+        }
+        Some(match way.fate {
+            Fate::Lost(kind) => result.and(Err(error(kind, operation, key))),
+            _ => result,
+        })
+    }
+
+    /// A request that reads.
+    async fn read<T>(
+        &self,
+        operation: Operation,
+        key: &str,
+        request: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<(T, Way), StoreError> {
+        self.power.step();
+        if self.power.is_dead() {
+            return std::future::pending().await;
+        }
+        let way = self.shared.faults.draw(operation);
+        tokio::time::sleep(way.there).await;
+        let answer = match way.fate {
+            Fate::Refused(kind) => Err(error(kind, operation, key)),
+            _ => request.await,
+        };
+        let shown = match &answer {
+            Ok(_) => "read".to_owned(),
+            Err(error) => format!("{:?}", error.kind()),
+        };
+        self.note(operation, key, &way, &shown);
+        tokio::time::sleep(way.back).await;
+        if let Fate::Hung { .. } = way.fate {
+            tokio::time::sleep(SILENCE).await;
+        }
+        if self.power.is_dead() {
+            return std::future::pending().await;
+        }
+        match way.fate {
+            Fate::Hung { .. } => Err(error(StoreErrorKind::Unreachable, operation, key)),
+            _ => Ok((answer?, way)),
+        }
+    }
+}
+
+/// What arrives of a body.
+fn arrived(bytes: Bytes, way: Way) -> Bytes {
+    match way.fate {
+        Fate::Cut(thousandths) => {
+            let length = bytes.len() * usize::from(thousandths) / 1000;
+            bytes.slice(..length)
+        }
+        Fate::Flipped(number) if !bytes.is_empty() => {
+            let bit = number as usize % (bytes.len() * 8);
+            let mut damaged = BytesMut::from(bytes.as_ref());
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            damaged.freeze()
+        }
+        _ => bytes,
+    }
+}
+
+#[async_trait]
+impl Store for SimStore {
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        let request = self.shared.bucket.get(key);
+        let ((bytes, version), way) = self.read(Operation::Get, key, request).await?;
+        Ok((arrived(bytes, way), version))
+    }
+
+    async fn get_if_changed(
+        &self,
+        key: &str,
+        known: &Version,
+    ) -> Result<Option<(Bytes, Version)>, StoreError> {
+        let request = self.shared.bucket.get_if_changed(key, known);
+        let (changed, way) = self.read(Operation::Get, key, request).await?;
+        if self.bug == Some(Bug::RootNotReadAgain) && key == ROOT_KEY {
+            return Ok(None);
+        }
+        Ok(changed.map(|(bytes, version)| (arrived(bytes, way), version)))
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let request = self.shared.bucket.get_range(key, range);
+        let (bytes, way) = self.read(Operation::GetRange, key, request).await?;
+        Ok(arrived(bytes, way))
+    }
+
+    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
+        let request = self.shared.bucket.get_tail(key, bytes);
+        let ((bytes, size), way) = self.read(Operation::GetTail, key, request).await?;
+        Ok((arrived(bytes, way), size))
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
+        let request = self.shared.bucket.head(key);
+        Ok(self.read(Operation::Head, key, request).await?.0)
+    }
+
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        if self.bug == Some(Bug::PackAfterIndex) && key.starts_with("data/") {
+            return self.acknowledge_early(key, body).await;
+        }
+        let (name, shown) = (key.to_owned(), digest(&body));
+        let apply = move |bucket: MemoryStore| async move { bucket.put_new(&name, body).await };
+        self.write(Operation::PutNew, key, &shown, apply).await
+    }
+
+    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        let (name, shown) = (key.to_owned(), digest(&body));
+        let apply = move |bucket: MemoryStore| async move { bucket.put(&name, body).await };
+        self.write(Operation::Put, key, &shown, apply).await
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        let (name, shown, expected) = (key.to_owned(), digest(&body), expected.clone());
+        let blind = self.bug == Some(Bug::RootNotReadAgain) && key == ROOT_KEY;
+        let apply = move |bucket: MemoryStore| async move {
+            let expected = match blind {
+                true => bucket.get(&name).await?.1,
+                false => expected,
+            };
+            bucket.replace(&name, body, &expected).await
+        };
+        let done = self.write(Operation::Replace, key, &shown, apply).await;
+        match done {
+            Err(error)
+                if self.bug == Some(Bug::UnknownIsSuccess)
+                    && key == ROOT_KEY
+                    && error.kind() == StoreErrorKind::OutcomeUnknown =>
+            {
+                Ok(self.shared.bucket.get(key).await?.1)
+            }
+            done => done,
+        }
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        let name = key.to_owned();
+        let apply = move |bucket: MemoryStore| async move { bucket.delete(&name).await };
+        self.write(Operation::Delete, key, "", apply).await
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ObjectInfo>, StoreError> {
+        let request = self.shared.bucket.list(prefix, after, limit);
+        Ok(self.read(Operation::List, prefix, request).await?.0)
+    }
+
+    fn describe(&self) -> String {
+        "simulation".to_owned()
+    }
+}
+
+impl SimStore {
+    /// [`Bug::PackAfterIndex`]: success is reported before the object is there, which takes long.
+    async fn acknowledge_early(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        let (bucket, power, key) = (
+            self.shared.bucket.clone(),
+            self.power.clone(),
+            key.to_owned(),
+        );
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            if !power.is_dead() {
+                let _ = bucket.put_new(&key, body).await;
+            }
+        });
+        // Any version will do: nobody replaces a pack.
+        Ok(self.shared.bucket.get(ROOT_KEY).await?.1)
+    }
+}

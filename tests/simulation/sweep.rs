@@ -1,0 +1,205 @@
+//! A small backup during which the Nth request fails, for every N.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bkfs::repository::create_on;
+use bkfs::volume::commit::SnapshotRequest;
+use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
+use bkfs_chunker::store::{MemoryStore, Store, StoreErrorKind};
+
+use crate::alphabet::{Dump, Op, World as _};
+use crate::model::Model;
+use crate::mount::{Wish, machine, mount};
+
+/// The name of the backup's snapshot.
+const NAME: &str = "backup";
+
+/// What the backup does.
+fn operations() -> Vec<Op> {
+    vec![
+        Op::Mkdir(vec![0]),
+        Op::Create(vec![0, 0]),
+        Op::Write(vec![0, 0], 0, 700, 3),
+        Op::Create(vec![0, 1]),
+        Op::Write(vec![0, 1], 0, 400_000, 7),
+        Op::Sync,
+        Op::Create(vec![2]),
+        Op::Write(vec![2], 1_000, 200_000, 9),
+        Op::SetXattr(vec![2], 1, 300),
+        Op::Link(vec![2], vec![0, 2]),
+    ]
+}
+
+/// What its user is told.
+#[derive(Debug)]
+enum Said {
+    /// The snapshot was made.
+    Success,
+    /// It was not.
+    Failure(String),
+    /// Nobody knows.
+    Unknown(String),
+}
+
+impl Said {
+    /// The kind, and why.
+    fn parts(&self) -> (&'static str, &str) {
+        match self {
+            Said::Success => ("success", ""),
+            Said::Failure(why) => ("failure", why),
+            Said::Unknown(why) => ("unknown", why),
+        }
+    }
+}
+
+/// Outcomes by kind.
+type Outcomes = BTreeMap<&'static str, u64>;
+
+fn wish(process: u32) -> Wish {
+    Wish {
+        volume: "main".to_owned(),
+        steal: false,
+        snapshot: None,
+        read_only: false,
+        host: 1,
+        process,
+        skew_s: 0,
+        seed: u64::from(process),
+    }
+}
+
+/// Makes the backup.
+async fn backup(store: Arc<dyn Store>) -> Said {
+    let up = match mount(store, &wish(1)).await {
+        Ok(up) => up,
+        Err(error) => return Said::Failure(error.to_string()),
+    };
+    for op in operations() {
+        if let Err(errno) = up.client.apply(&op).await {
+            return Said::Failure(format!("{op:?}: errno {errno}"));
+        }
+    }
+    let volume = up.assembled.volume().expect("it is writable").clone();
+    let request = SnapshotRequest {
+        name: Some(NAME.to_owned()),
+        tags: Vec::new(),
+    };
+    let made = volume.snapshot(request).await;
+    let ended = up.assembled.finish().await;
+    match (made, ended) {
+        (Ok(_), Ok(()) | Err(_)) => Said::Success,
+        (Err(error), _) if error.to_string().contains("it is not known") => {
+            Said::Unknown(error.to_string())
+        }
+        (Err(error), _) => Said::Failure(error.to_string()),
+    }
+}
+
+/// What an empty machine finds: the snapshot, or nothing.
+async fn found(bucket: MemoryStore) -> Result<Option<Dump>, String> {
+    let wish = Wish {
+        read_only: true,
+        snapshot: Some(NAME.to_owned()),
+        ..wish(2)
+    };
+    match mount(Arc::new(bucket), &wish).await {
+        Ok(up) => up.dump().await.map(Some),
+        Err(error) if error.to_string().contains("there is no snapshot") => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// One backup under one strike. What was said, if it struck.
+fn one(strike: Strike) -> Result<Option<&'static str>, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let bucket = MemoryStore::new();
+        create_on(&machine(&wish(9)), Arc::new(bucket.clone()), None)
+            .await
+            .expect("a repository");
+        let store = FaultStore::new(Arc::new(bucket.clone()));
+        store.plan(strike);
+        let said = backup(Arc::new(store.clone())).await;
+        if store.struck() == 0 {
+            return match said {
+                Said::Success => Ok(None),
+                other => Err(format!("it fails without any fault: {:?}", other.parts())),
+            };
+        }
+        // What is left of the first process must not go on beside the judge.
+        store.plan(Strike::with(Fault::Hang).always());
+        let found = found(bucket)
+            .await
+            .map_err(|error| format!("{:?}, and then: {error}", said.parts()))?;
+        let mut model = Model::default();
+        for op in operations() {
+            model.apply(&op).expect("every operation succeeds");
+        }
+        let is_right = found.as_ref().map(|seen| *seen == model.dump());
+        let agrees = match &said {
+            Said::Success => is_right == Some(true),
+            Said::Failure(_) => is_right.is_none(),
+            Said::Unknown(_) => is_right != Some(false),
+        };
+        let (kind, why) = said.parts();
+        match agrees {
+            true => Ok(Some(kind)),
+            false => Err(format!(
+                "{kind} {why}, and the snapshot is there and right: {is_right:?}"
+            )),
+        }
+    })
+}
+
+/// Fails every request in turn in this way, once or from there on for good. Returns what was said.
+fn sweep(name: &str, strike: &Strike, problems: &mut Vec<String>) -> Outcomes {
+    let mut outcomes = Outcomes::new();
+    for nth in 1.. {
+        match one(strike.clone().nth(nth)) {
+            Ok(Some(kind)) => *outcomes.entry(kind).or_default() += 1,
+            Ok(None) => break,
+            Err(error) => problems.push(format!("{name}, request {nth}: {error}")),
+        }
+    }
+    println!("{name}: {outcomes:?}");
+    outcomes
+}
+
+/// The outcome is success, loud failure, or unknown, and what an empty machine finds agrees with it. All requests, in every run: it takes seconds.
+#[test]
+fn whichever_request_fails_nobody_is_told_a_lie() {
+    use StoreErrorKind as Kind;
+    let before = [
+        Kind::Unreachable,
+        Kind::Throttled,
+        Kind::Denied,
+        Kind::NoSpace,
+        Kind::Other,
+    ];
+    let after = [Kind::OutcomeUnknown, Kind::AlreadyExists, Kind::Conflict];
+    let mut problems = Vec::new();
+    let mut kinds = Outcomes::new();
+    let mut all = |name: String, strike: Strike| {
+        for (kind, count) in sweep(&name, &strike, &mut problems) {
+            *kinds.entry(kind).or_default() += count;
+        }
+    };
+    for kind in before {
+        let strike = Strike::with(Fault::FailBefore(kind));
+        all(format!("{kind:?} once"), strike.clone());
+        all(format!("{kind:?} for good"), strike.always());
+    }
+    for kind in after {
+        let strike = Strike::with(Fault::FailAfter(kind)).on_writes();
+        all(format!("applied, then {kind:?} once"), strike);
+    }
+    let deaf = Strike::with(Fault::FailAfter(Kind::OutcomeUnknown)).on_writes();
+    all("answers lost for good".to_owned(), deaf.always());
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+    assert_eq!(kinds.len(), 3, "not all outcomes were met: {kinds:?}");
+}

@@ -1,0 +1,99 @@
+//! The verdict over a run: what empty machines find in the bucket when everything works again.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::alphabet::{Dump, World as _};
+use crate::history::{Shared as Past, differences};
+use crate::mount::{Wish, mount};
+use crate::run::World;
+
+/// Late writes have arrived after this long.
+const SETTLES: Duration = Duration::from_secs(900);
+
+/// An empty machine's view of one snapshot.
+async fn snapshot(world: &World, volume: &str, name: &str) -> Result<Dump, String> {
+    let mut wish = Wish::new(volume, world);
+    wish.read_only = true;
+    wish.snapshot = Some(name.to_owned());
+    let up = mount(Arc::new(world.machine(u64::MAX)), &wish)
+        .await
+        .map_err(|error| error.to_string())?;
+    up.dump().await
+}
+
+/// Holds a volume to all that was acknowledged of it.
+///
+/// # Errors
+/// What was lost, or is wrong.
+pub async fn volume(world: &Rc<World>, volume: &str, past: &Past) -> Result<(), String> {
+    world.shared.faults.heal();
+    tokio::time::sleep(SETTLES).await;
+    let store = world.machine(u64::MAX);
+    let mut wish = Wish::new(volume, world);
+    wish.steal = true;
+    let up = mount(Arc::new(store), &wish)
+        .await
+        .map_err(|error| format!("nobody can mount it any more: {error}"))?;
+    let seen = up.dump().await?;
+    let mut model = past
+        .borrow_mut()
+        .succeed(&seen)
+        .map_err(|error| format!("in the end there is {error}"))?;
+    up.assembled
+        .finish()
+        .await
+        .map_err(|error| format!("the last unmount failed: {error}"))?;
+    let mut wish = Wish::new(volume, world);
+    wish.read_only = true;
+    let reader = mount(Arc::new(world.machine(u64::MAX)), &wish)
+        .await
+        .map_err(|error| format!("nobody can read it any more: {error}"))?;
+    let read = reader.dump().await?;
+    if read != seen {
+        let difference = differences(&model.dump(), &read);
+        return Err(format!(
+            "a reader sees something else than its writer:\n{difference}"
+        ));
+    }
+    snapshots(world, volume).await
+}
+
+/// Reads every snapshot of a volume back.
+async fn snapshots(world: &Rc<World>, volume: &str) -> Result<(), String> {
+    let count = world.snapshots.borrow().len();
+    for number in 0..count {
+        let (name, past, least, most) = {
+            let all = world.snapshots.borrow();
+            let asked = &all[number];
+            if asked.volume != volume {
+                continue;
+            }
+            (
+                asked.name.clone(),
+                asked.lineage.clone(),
+                asked.least,
+                asked.most,
+            )
+        };
+        match (snapshot(world, volume, &name).await, most) {
+            (Ok(seen), most) => {
+                let most = most.unwrap_or(usize::MAX);
+                let past = past.borrow();
+                if past.find(&seen, least, most).is_none() {
+                    return Err(format!("{name} holds {}", past.explain(&seen, least, most)));
+                }
+            }
+            (Err(error), Some(_)) => {
+                return Err(format!(
+                    "{name} was acknowledged, and cannot be read: {error}"
+                ));
+            }
+            // It was refused, or nobody knew: it may be there or not.
+            (Err(error), None) if error.contains("no snapshot") => {}
+            (Err(error), None) => return Err(format!("{name} cannot be read: {error}")),
+        }
+    }
+    Ok(())
+}

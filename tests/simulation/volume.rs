@@ -1,0 +1,232 @@
+//! The life of one volume: mounts that write, snapshot, crash, are taken over and come back, and what is compared after each.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use crate::alphabet::{Dump, Op};
+use crate::bugs::Bug;
+use crate::history::{Lineage, Shared as Past, Snapshot};
+use crate::model::Model;
+use crate::mount::{Mount, Wish, mount};
+use crate::run::{FAULTS_MIN, World};
+use crate::store::{Power, SimStore};
+use crate::writer;
+
+/// Mounts of a volume, at least.
+const MOUNTS_MIN: u64 = 3;
+
+/// And at most, however few faults struck.
+const MOUNTS_MAX: u64 = 40;
+
+/// Attempts at a mount or a reading while things go wrong.
+const ATTEMPTS: u32 = 12;
+
+/// A mount that was left to itself: dead, or alive and about to lose its volume.
+struct Predecessor {
+    past: Past,
+    power: Arc<Power>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Predecessor {
+    /// The end of it, whatever it was doing.
+    fn bury(&mut self) {
+        self.power.cut();
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+    }
+}
+
+impl Wish {
+    /// The wish for a writable mount.
+    pub fn new(volume: &str, world: &World) -> Self {
+        let mut random = world.random.borrow_mut();
+        use rand::RngExt as _;
+        Wish {
+            volume: volume.to_owned(),
+            steal: false,
+            snapshot: None,
+            read_only: false,
+            host: random.random_range(0..3),
+            process: random.random_range(2..1_000_000),
+            skew_s: random.random_range(-100_000..100_000),
+            seed: random.random(),
+        }
+    }
+}
+
+/// All mounts of a volume, one after another. Returns the last one's past, which it must be held to.
+pub async fn live(world: &Rc<World>, volume: &str) -> Past {
+    let mut before = Predecessor {
+        past: Lineage::new(Model::default()),
+        power: Power::new(0, u64::MAX),
+        task: None,
+    };
+    before.power.cut();
+    for number in 0..MOUNTS_MAX {
+        if world.has_failed() {
+            break;
+        }
+        if number >= MOUNTS_MIN && world.shared.faults.total() >= FAULTS_MIN {
+            break;
+        }
+        match one_mount(world, volume, &mut before).await {
+            Ok(next) => before = next,
+            Err(error) => {
+                world.fail(format!("{volume}: {error}"));
+                break;
+            }
+        }
+    }
+    // A mount that is alive is left alone with its work for a while, and dies.
+    if let Some(task) = before.task.as_mut() {
+        let _ = tokio::time::timeout(Duration::from_secs(20), task).await;
+    }
+    before.bury();
+    before.past
+}
+
+/// Mounts, compares what is there, and lets a writer work. Returns when the mount has ended or is to be taken over.
+async fn one_mount(
+    world: &Rc<World>,
+    volume: &str,
+    before: &mut Predecessor,
+) -> Result<Predecessor, String> {
+    let (store, up, seen) = come_up(world, volume, before).await?;
+    let recovers = world.order.bug == Some(Bug::RecoversByItself);
+    let base = match recovers {
+        true => before.past.borrow().now().clone(),
+        false => before
+            .past
+            .borrow_mut()
+            .succeed(&seen)
+            .map_err(|error| format!("a new mount found {error}"))?,
+    };
+    if before.task.is_some() {
+        world.counts.borrow_mut().takeovers += 1;
+        world.shared.faults.count("taken over");
+    }
+    leave(world, before);
+    world.counts.borrow_mut().mounts += 1;
+    let machine = store.power.machine;
+    let past = Lineage::new(base);
+    world
+        .shared
+        .trace
+        .note(format_args!("m{machine} mounted {volume}"));
+    let work = writer::work(world.clone(), volume.to_owned(), up, past.clone());
+    let mut task = tokio::task::spawn_local(work);
+    let stolen_after = world.chance(25).then(|| world.draw(0..8_000));
+    let patience = Duration::from_millis(stolen_after.unwrap_or(u64::MAX >> 20));
+    tokio::select! {
+        biased;
+        done = &mut task => done.map_err(|error| panicked(&error))?,
+        () = store.power.death() => {
+            world.shared.faults.count("crash");
+            world.shared.trace.note(format_args!("m{machine} crashed"));
+            task.abort();
+        }
+        () = tokio::time::sleep(patience) => {
+            // It goes on while somebody else takes its volume.
+            return Ok(Predecessor { past, power: store.power, task: Some(task) });
+        }
+    }
+    store.power.cut();
+    Ok(Predecessor {
+        past,
+        power: store.power,
+        task: None,
+    })
+}
+
+fn panicked(error: &tokio::task::JoinError) -> String {
+    format!("a writer panicked: {error}")
+}
+
+/// What becomes of a mount that was taken over: it goes on for a while, then its machine is turned off.
+fn leave(world: &World, before: &mut Predecessor) {
+    let mut gone = Predecessor {
+        past: before.past.clone(),
+        power: before.power.clone(),
+        task: before.task.take(),
+    };
+    let pause = Duration::from_millis(world.draw(0..60_000));
+    tokio::task::spawn_local(async move {
+        if let Some(task) = gone.task.as_mut() {
+            let _ = tokio::time::timeout(pause, task).await;
+        }
+        gone.bury();
+    });
+}
+
+/// A mount that came up, on whatever machine and after however many attempts, and all that it shows.
+async fn come_up(
+    world: &Rc<World>,
+    volume: &str,
+    before: &Predecessor,
+) -> Result<(SimStore, Mount, Dump), String> {
+    let mut last = String::new();
+    for attempt in 0..ATTEMPTS {
+        let last_chance = attempt >= ATTEMPTS - 2;
+        if attempt == ATTEMPTS - 1 {
+            // Whoever held the volume is dead by now, and can be seen to be.
+            tokio::time::sleep(Duration::from_secs(300)).await;
+        }
+        let _rest = last_chance.then(|| world.shared.faults.rest());
+        let steps = match world.chance(60) && !last_chance {
+            true => world.draw(1..600),
+            false => u64::MAX,
+        };
+        let store = world.machine(steps);
+        let mut wish = Wish::new(volume, world);
+        wish.steal = before.task.is_some() || last_chance || world.chance(30);
+        let machine = store.power.machine;
+        let up = async {
+            let up = mount(Arc::new(store.clone()), &wish)
+                .await
+                .map_err(|error| error.to_string())?;
+            let seen = up.dump().await?;
+            Ok::<_, String>((up, seen))
+        };
+        tokio::select! {
+            biased;
+            up = up => match up {
+                Ok((up, seen)) => return Ok((store, up, seen)),
+                Err(error) => last = error,
+            },
+            () = store.power.death() => {
+                world.shared.faults.count("crash");
+                last = "its machine died".to_owned();
+            }
+        }
+        world
+            .shared
+            .trace
+            .note(format_args!("m{machine} did not come up: {last}"));
+        store.power.cut();
+        tokio::time::sleep(Duration::from_millis(world.draw(0..5_000))).await;
+    }
+    Err(format!("no mount comes up any more: {last}"))
+}
+
+/// An operation that only asks.
+pub fn is_question(op: &Op) -> bool {
+    matches!(op, Op::Read(..) | Op::Sync)
+}
+
+/// A snapshot is asked for: it may exist from now on.
+pub fn note_snapshot(world: &World, volume: &str, name: &str, past: &Past, least: usize) -> usize {
+    let mut snapshots = world.snapshots.borrow_mut();
+    snapshots.push(Snapshot {
+        volume: volume.to_owned(),
+        name: name.to_owned(),
+        lineage: past.clone(),
+        least,
+        most: None,
+    });
+    snapshots.len() - 1
+}

@@ -12,19 +12,20 @@ use bytes::Bytes;
 
 use crate::budget::MemoryBudget;
 use crate::cache::DiskCache;
-use crate::catalog::{Catalog, IndexRef, TableFiles};
+use crate::catalog::{Catalog, IndexRef, Place, TableFiles};
 use crate::codec::{DEFAULT_LEVEL, Effort};
 use crate::cut::{Cutter, Parameters};
 use crate::entropy::Entropy;
 use crate::error::DepotError;
 use crate::extent::Piece;
 use crate::hydrate::{Reader, ReaderParts};
-use crate::id::{Id, Kind};
+use crate::id::{Id, Kind, Prefix};
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::pack::PackName;
 use crate::seal::Keyring;
 use crate::store::Store;
+use crate::verify::PackContents;
 use crate::workers::Workers;
 
 /// How hard new frames are compressed. Every choice is readable by everybody: the codec is recorded per frame.
@@ -220,9 +221,29 @@ impl Depot {
         self.0.catalog.is_live(pack)
     }
 
-    /// Replaces the set of quarantined chunks: those in the index are never matched by new data, so that it is stored again.
-    pub fn set_quarantine(&self, chunks: HashSet<Id>) {
-        self.0.catalog.set_quarantine(chunks.into_iter());
+    /// Replaces the set of quarantined frames (protocol.md, rule 11): new data is never matched with what lies in them, so that it is stored again, and
+    /// readers try every other copy before.
+    pub fn set_quarantine(&self, places: HashSet<Place>) {
+        self.0.catalog.set_quarantine(places);
+    }
+
+    /// All copies of a blob in the index that is loaded, condemned packs and damaged frames included.
+    pub fn places(&self, id: &Id) -> Vec<Place> {
+        self.0.catalog.places(&id.prefix())
+    }
+
+    /// The same for what a footer calls it.
+    pub fn places_of(&self, prefix: &Prefix) -> Vec<Place> {
+        self.0.catalog.places(prefix)
+    }
+
+    /// Makes exactly these packs the index, whatever the root lists: for looking at a damaged repository. About 24 bytes of memory per blob stay in use.
+    ///
+    /// # Errors
+    /// [`DepotError::Internal`] only.
+    pub async fn load_packs(&self, packs: &[PackContents]) -> Result<(), DepotError> {
+        let records = packs.iter().map(|pack| pack.0.clone()).collect();
+        self.0.catalog.load_records(records).await
     }
 
     /// A blob, verified against its id. Fetched at most once for all that ask at the same time, then cached. For nodes, segments and commit

@@ -27,4 +27,5 @@ mod link;
 pub mod metrics;
 mod progress;
 pub mod spool;
+pub mod verify;
 pub mod workers;

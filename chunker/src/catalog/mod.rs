@@ -72,6 +72,15 @@ impl Location {
     }
 }
 
+/// A frame of a pack, or all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// The pack.
+    pub pack: PackName,
+    /// Which frame; none stands for all.
+    pub frame: Option<u16>,
+}
+
 /// A place to read a blob from.
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
@@ -110,7 +119,7 @@ pub(crate) struct Catalog {
     workers: Workers,
     link: Arc<Link>,
     state: RwLock<Arc<State>>,
-    quarantine: RwLock<HashSet<Prefix>>,
+    quarantine: RwLock<HashSet<Place>>,
     damaged: Mutex<HashSet<(PackName, u16)>>,
     recent: MemoryCache<PackName, Arc<Vec<PackRecord>>>,
     /// Made for a seal, and perhaps listed by a root soon.
@@ -146,15 +155,12 @@ impl Catalog {
     /// The pack that new data may refer to for this blob: live, and not known to be damaged.
     pub(crate) fn find_live(&self, id: &Id) -> Option<PackName> {
         let prefix = id.prefix();
-        if self.quarantine.read().contains(&prefix) {
-            return None;
-        }
         let state = self.state();
         state.tables.iter().find_map(|loaded| {
             loaded.table.find(&prefix).find_map(|found| {
                 let name = loaded.table.pack(found.pack)?.name;
-                let is_good = !state.condemned.contains(&name)
-                    && !self.damaged.lock().contains(&(name, found.frame));
+                let is_good =
+                    !state.condemned.contains(&name) && !self.is_damaged(name, found.frame);
                 is_good.then_some(name)
             })
         })
@@ -182,8 +188,7 @@ impl Catalog {
                     continue;
                 };
                 let Location { pack, frame, .. } = candidate.location;
-                let is_poor =
-                    state.condemned.contains(&pack) || self.damaged.lock().contains(&(pack, frame));
+                let is_poor = state.condemned.contains(&pack) || self.is_damaged(pack, frame);
                 found.push((is_poor, candidate));
             }
         }
@@ -199,8 +204,61 @@ impl Catalog {
         }
     }
 
-    pub(crate) fn set_quarantine(&self, chunks: impl Iterator<Item = Id>) {
-        *self.quarantine.write() = chunks.map(|id| id.prefix()).collect();
+    fn is_damaged(&self, pack: PackName, frame: u16) -> bool {
+        if self.damaged.lock().contains(&(pack, frame)) {
+            return true;
+        }
+        let quarantine = self.quarantine.read();
+        let holds = |frame| quarantine.contains(&Place { pack, frame });
+        !quarantine.is_empty() && (holds(Some(frame)) || holds(None))
+    }
+
+    pub(crate) fn set_quarantine(&self, places: HashSet<Place>) {
+        *self.quarantine.write() = places;
+    }
+
+    /// All copies of a blob, condemned packs and damaged frames included.
+    pub(crate) fn places(&self, prefix: &Prefix) -> Vec<Place> {
+        let state = self.state();
+        let place = |loaded: &Loaded, found: index::Location| {
+            let pack = loaded.table.pack(found.pack)?.name;
+            let frame = Some(found.frame);
+            Some(Place { pack, frame })
+        };
+        let tables = state.tables.iter();
+        tables
+            .flat_map(|loaded| loaded.table.find(prefix).map(|found| place(loaded, found)))
+            .flatten()
+            .collect()
+    }
+
+    /// Makes these packs, which no index object need hold, all that is known.
+    pub(crate) async fn load_records(&self, records: Vec<PackRecord>) -> Result<(), DepotError> {
+        let _turn = self.loading.lock().await;
+        let name = PackName {
+            session: 0,
+            sequence: 0,
+            random: 0,
+        };
+        let reference = IndexRef {
+            name,
+            packs: records.len() as u32,
+            blobs: 0,
+            bytes: 0,
+        };
+        let build = move |_: &mut Scratch| {
+            let mut builder = TableBuilder::new();
+            records.into_iter().for_each(|record| builder.push(record));
+            builder.finish()
+        };
+        let bytes = self.workers.run(build).await?;
+        let table = Table::open(TableBytes::Memory(bytes))
+            .map_err(|_| DepotError::Internal("a fresh table does not open"))?;
+        *self.state.write() = Arc::new(State {
+            tables: vec![Arc::new(Loaded { reference, table })],
+            condemned: HashSet::new(),
+        });
+        Ok(())
     }
 
     /// Makes the tables agree with the root's list; see [`Depot::load_index`](crate::depot::Depot::load_index).

@@ -28,6 +28,7 @@ use crate::id::{Id, Kind};
 use crate::pack::PackName;
 use crate::seal::Class;
 use crate::spool::Spool;
+use crate::verify::PackContents;
 
 pub use crate::cut::{Profile, detect};
 pub use delivery::{Delivered, NamedPack};
@@ -208,6 +209,16 @@ impl Ingest {
     pub async fn put_list(&self, payload: &[u8]) -> Result<PackName, DepotError> {
         let _operation = Operation::begin(&self.session);
         seal::put_list(&self.session, payload).await
+    }
+
+    /// Writes index objects that hold these packs, which are in the bucket already: for repair, where an index object was lost.
+    ///
+    /// # Errors
+    /// `Stalled`, `Store`.
+    pub async fn put_index(&self, packs: &[PackContents]) -> Result<Vec<IndexRef>, DepotError> {
+        let _operation = Operation::begin(&self.session);
+        let records = packs.iter().map(|pack| pack.0.clone()).collect();
+        seal::put_indexes(&self.session, records).await
     }
 
     /// Why the session is lost, once it is.

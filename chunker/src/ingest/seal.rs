@@ -59,6 +59,19 @@ pub(super) async fn seal(
     Ok(sealed)
 }
 
+/// Writes index objects of packs that are in the bucket; see [`Ingest::put_index`](super::Ingest::put_index).
+pub(super) async fn put_indexes(
+    session: &Arc<Session>,
+    records: Vec<PackRecord>,
+) -> Result<Vec<IndexRef>, DepotError> {
+    let mut written = Vec::new();
+    for records in divide(records) {
+        let staged = put_index(session, records).await?;
+        written.push(staged.loaded.reference());
+    }
+    Ok(written)
+}
+
 /// Divides packs so that each part fits an index object.
 fn divide(records: Vec<PackRecord>) -> Vec<Vec<PackRecord>> {
     let mut groups: Vec<Vec<PackRecord>> = Vec::new();

@@ -5,6 +5,7 @@ mod cached;
 mod faults;
 mod seals;
 mod spooled;
+mod verify;
 
 use std::collections::HashSet;
 use std::path::PathBuf;

@@ -207,12 +207,27 @@ async fn quarantined_chunks_are_stored_again() {
     let Some(Target::Chunk(id)) = stored.extents[0].target else {
         panic!("a page alone needs no segment");
     };
-    depot.set_quarantine(HashSet::from([id]));
+    let places = depot.places(&id);
+    assert_eq!(places.len(), 1);
+    depot.set_quarantine(places.into_iter().collect());
     let before = world.bucket.count("data/");
-    let again = store_file(&ingest, Profile::Grid, &page, MIB).await;
-    assert_eq!(again, stored);
+    for _ in 0..2 {
+        let again = store_file(&ingest, Profile::Grid, &page, MIB).await;
+        assert_eq!(again, stored);
+        world.commit(&ingest).await;
+        // Once: the new copy is good, and found from then on.
+        assert_eq!(world.bucket.count("data/"), before + 1);
+    }
+    assert_eq!(depot.places(&id).len(), 2);
+    let whole = depot.places(&id).into_iter();
+    let whole = whole.map(|place| Place {
+        frame: None,
+        ..place
+    });
+    depot.set_quarantine(whole.collect());
+    store_file(&ingest, Profile::Grid, &page, MIB).await;
     world.commit(&ingest).await;
-    assert_eq!(world.bucket.count("data/"), before + 1);
+    assert_eq!(world.bucket.count("data/"), before + 2, "whole packs, too");
 }
 
 #[tokio::test]

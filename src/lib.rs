@@ -8,6 +8,7 @@ pub mod config;
 pub mod extents;
 mod logging;
 pub mod machine;
+pub mod maintain;
 pub mod mounting;
 mod places;
 pub mod repository;

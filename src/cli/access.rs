@@ -1,11 +1,15 @@
 //! From what the user typed to an open repository.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs_chunker::budget::MemoryBudget;
 use bkfs_chunker::depot::{Compression, DepotConfig};
-use bkfs_chunker::store::{RepositoryUrl, StoreErrorKind, StoreOptions, parse_url};
+use bkfs_chunker::seal::Keyring;
+use bkfs_chunker::store::{
+    RepositoryUrl, Store, StoreErrorKind, StoreOptions, open_store, parse_url,
+};
 
 use crate::cli::Global;
 use crate::cli::output::{Code, Failure, bytes};
@@ -16,6 +20,8 @@ use crate::places;
 pub use crate::repository::Repository;
 use crate::repository::{Opening, open as open_repository};
 use crate::root::error::{ErrorKind, RootError};
+use crate::root::memory::{FileMemory, GenerationMemory};
+use crate::root::repository::open_keys;
 
 /// Everything that is needed to open a repository, and nothing that was opened yet.
 pub struct Access {
@@ -185,6 +191,45 @@ pub async fn open_with(access: &Access) -> Result<Repository, Failure> {
         Some(failure) => Err(failure),
         None => opened.map_err(|error| explain(error, &access.url)),
     }
+}
+
+/// A repository's store and keys, and what this machine remembers of it; its root may be damaged.
+pub struct Bare {
+    /// The bucket.
+    pub store: Arc<dyn Store>,
+    /// The keys.
+    pub keyring: Keyring,
+    /// The newest root that this machine has seen.
+    pub memory: Option<Arc<dyn GenerationMemory>>,
+    /// The oldest generation that is accepted.
+    pub min_generation: u64,
+    /// How long the store may make no progress.
+    pub timeout: Duration,
+}
+
+/// Opens a repository's store and keys only: for check, which looks at everything else itself.
+pub async fn open_bare(access: &Access) -> Result<Bare, Failure> {
+    let explained = |error| explain(error, &access.url);
+    let store = open_store(&access.url, &access.store)
+        .await
+        .map_err(|error| explained(error.into()))?;
+    let mut asking = Asking::new(&access.password);
+    let opened = open_keys(&*store, &mut asking).await;
+    let (_, keyring) = match asking.failure() {
+        Some(failure) => return Err(failure),
+        None => opened.map_err(explained)?,
+    };
+    let memory = places::state_dir().map(|directory| {
+        let memory = FileMemory::new(&directory, &keyring.repository().to_string());
+        Arc::new(memory) as Arc<dyn GenerationMemory>
+    });
+    Ok(Bare {
+        store,
+        keyring,
+        memory,
+        min_generation: access.min_generation,
+        timeout: access.timeout,
+    })
 }
 
 /// What went wrong with a repository, which one, and how to get one where there is none.

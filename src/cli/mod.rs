@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub mod access;
+mod check;
 mod completions;
 mod control;
 mod init;
@@ -100,6 +101,8 @@ enum Command {
     Ls(ls::Ls),
     /// Restore a snapshot, a directory or a file without a mount
     Restore(restore::Restore),
+    /// Check that everything in a repository is there and is what it was
+    Check(check::Check),
     /// Show the health of a mount, and what is not yet in the bucket
     Status(status::Status),
     /// Print a completion script for a shell, or the manual page
@@ -131,6 +134,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
         Command::Snapshots(command) => snapshots::run(command, &global, &output),
         Command::Ls(command) => ls::run(command, &global, &output),
         Command::Restore(command) => restore::run(command, &global, &output),
+        Command::Check(command) => check::run(command, &global, &output),
         Command::Status(command) => status::run(command, &global, &output),
         Command::Generate(command) => completions::run(command),
     };

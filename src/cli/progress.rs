@@ -14,37 +14,54 @@ use crate::restore::Progress;
 /// How often the bar moves.
 const TICK: Duration = Duration::from_millis(200);
 
-/// A bar that follows a restore.
+/// A bar that follows long work.
 pub struct Bar(Option<(oneshot::Sender<()>, JoinHandle<()>)>);
+
+/// Where work is: what is done, of how much (if that is known), and a few words.
+pub struct Position {
+    /// Bytes that are done.
+    pub bytes: u64,
+    /// Bytes that there are; none if nobody knows.
+    pub total_bytes: Option<u64>,
+    /// What else is worth seeing.
+    pub message: String,
+}
 
 impl Bar {
     /// Shows `progress` towards `total` bytes, if anybody watches.
     pub fn start(output: &Output, total: Option<u64>, progress: Arc<Progress>) -> Bar {
+        Bar::follow(output, move || Position {
+            bytes: progress.bytes.load(Ordering::Relaxed),
+            total_bytes: total,
+            message: format!("{} inodes", progress.inodes.load(Ordering::Relaxed)),
+        })
+    }
+
+    /// Shows what `position` answers from time to time, if anybody watches.
+    pub fn follow(output: &Output, position: impl Fn() -> Position + Send + 'static) -> Bar {
         if !output.shows_progress() {
             return Bar(None);
         }
-        let bar = match total {
-            Some(total) => ProgressBar::new(total),
-            None => ProgressBar::no_length(),
-        };
-        let template = match total {
-            Some(_) => {
-                "{bar:30} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left  {msg}"
-            }
-            None => "{spinner} {binary_bytes}  {binary_bytes_per_sec}  {msg}",
-        };
+        let bar = ProgressBar::no_length();
         // The templates are constants; a default bar is better than none.
-        let style =
-            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-        bar.set_style(style);
+        let style = |template| {
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+        };
+        bar.set_style(style(
+            "{spinner} {binary_bytes}  {binary_bytes_per_sec}  {msg}",
+        ));
         let (stop, mut stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             loop {
-                bar.set_position(progress.bytes.load(Ordering::Relaxed));
-                bar.set_message(format!(
-                    "{} inodes",
-                    progress.inodes.load(Ordering::Relaxed)
-                ));
+                let position = position();
+                if let Some(total) = position.total_bytes.filter(|_| bar.length().is_none()) {
+                    bar.set_style(style(
+                        "{bar:30} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left  {msg}",
+                    ));
+                    bar.set_length(total);
+                }
+                bar.set_position(position.bytes);
+                bar.set_message(position.message);
                 if tokio::time::timeout(TICK, &mut stopped).await.is_ok() {
                     break;
                 }

@@ -482,7 +482,7 @@ impl RootHandle {
 }
 
 /// Whether `found` cannot follow `known`: it is older, or another root of the same generation.
-fn is_rollback(known: RootMark, found: RootMark) -> bool {
+pub(crate) fn is_rollback(known: RootMark, found: RootMark) -> bool {
     found.generation < known.generation
         || (found.generation == known.generation && found.nonce != known.nonce)
 }

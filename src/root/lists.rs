@@ -6,10 +6,11 @@
 use super::error::RootError;
 use super::handle::{RootHandle, RootView};
 use super::snapshots::{
-    ListEntry, PackEntry, SnapshotEntry, SnapshotList, TrashEntry, decode_shard,
+    ListEntry, PackEntry, QuarantineEntry, SnapshotEntry, SnapshotList, TrashEntry, decode_shard,
 };
 use super::state::{ListRef, Root, SessionId};
 use async_trait::async_trait;
+use bkfs_chunker::catalog::Place;
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring};
@@ -48,6 +49,7 @@ struct Inner {
     snapshots: Mutex<LruCache<PackName, Arc<Vec<SnapshotEntry>>>>,
     trash: Mutex<LruCache<PackName, Arc<Vec<TrashEntry>>>>,
     packs: Mutex<LruCache<PackName, Arc<Vec<PackEntry>>>>,
+    quarantine: Mutex<LruCache<PackName, Arc<Vec<QuarantineEntry>>>>,
 }
 
 impl Lists {
@@ -59,6 +61,7 @@ impl Lists {
             snapshots: Mutex::new(LruCache::new(CACHED_SHARDS)),
             trash: Mutex::new(LruCache::new(CACHED_SHARDS)),
             packs: Mutex::new(LruCache::new(CACHED_SHARDS)),
+            quarantine: Mutex::new(LruCache::new(CACHED_SHARDS)),
         };
         Self(Arc::new(inner))
     }
@@ -93,11 +96,39 @@ impl Lists {
             .iter()
             .map(|condemned| condemned.list)
             .collect();
-        let shards = self.load(&self.0.packs, &refs).await?;
+        let shards = self.pack_shards(&refs).await?;
         Ok(shards
             .iter()
             .flat_map(|shard| shard.iter())
             .map(|entry| entry.0)
+            .collect())
+    }
+
+    /// The shards `refs` of a list of packs. Errors like [`Lists::snapshots`].
+    pub async fn pack_shards(
+        &self,
+        refs: &[ListRef],
+    ) -> Result<Vec<Arc<Vec<PackEntry>>>, RootError> {
+        self.load(&self.0.packs, refs).await
+    }
+
+    /// The shards `refs` of a list of quarantined places. Errors like [`Lists::snapshots`].
+    pub async fn quarantine_shards(
+        &self,
+        refs: &[ListRef],
+    ) -> Result<Vec<Arc<Vec<QuarantineEntry>>>, RootError> {
+        self.load(&self.0.quarantine, refs).await
+    }
+
+    /// All places that `root` has in quarantine. Errors like [`Lists::snapshots`].
+    pub async fn quarantine(&self, root: &Root) -> Result<HashSet<Place>, RootError> {
+        let shards = self.quarantine_shards(&root.quarantine).await?;
+        let entries = shards.iter().flat_map(|shard| shard.iter());
+        Ok(entries
+            .map(|entry| Place {
+                pack: entry.pack,
+                frame: entry.frame,
+            })
             .collect())
     }
 

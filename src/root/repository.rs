@@ -222,17 +222,7 @@ impl Repository {
         options: OpenOptions,
         passwords: &mut dyn Passwords,
     ) -> Result<Self, RootError> {
-        let Some(config) = read_config(&*store).await? else {
-            return Err(without_config(&*store).await?);
-        };
-        let keyring = if config.is_sealed() {
-            let password = passwords.password()?.ok_or(RootError::PasswordNeeded)?;
-            unlock(&*store, &config, &password).await?
-        } else if passwords.is_given() {
-            return Err(RootError::NotEncrypted);
-        } else {
-            open_keyring(&config)?
-        };
+        let (config, keyring) = open_keys(&*store, passwords).await?;
         let memory: Arc<dyn GenerationMemory> = match &options.state_dir {
             Some(directory) => Arc::new(FileMemory::new(
                 directory,
@@ -287,6 +277,28 @@ impl Repository {
     pub fn store(&self) -> &Arc<dyn Store> {
         self.handle.store()
     }
+}
+
+/// The config and the keys of the repository in `store`, whatever became of its root.
+///
+/// # Errors
+/// As [`Repository::open`], but for what the root says.
+pub async fn open_keys(
+    store: &dyn Store,
+    passwords: &mut dyn Passwords,
+) -> Result<(Config, Keyring), RootError> {
+    let Some(config) = read_config(store).await? else {
+        return Err(without_config(store).await?);
+    };
+    let keyring = if config.is_sealed() {
+        let password = passwords.password()?.ok_or(RootError::PasswordNeeded)?;
+        unlock(store, &config, &password).await?
+    } else if passwords.is_given() {
+        return Err(RootError::NotEncrypted);
+    } else {
+        open_keyring(&config)?
+    };
+    Ok((config, keyring))
 }
 
 /// The config, if there is one.

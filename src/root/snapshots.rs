@@ -91,6 +91,18 @@ pub struct TrashEntry {
 #[cbor(transparent)]
 pub struct PackEntry(#[cbor(n(0), with = "name_bytes")] pub PackName);
 
+/// Damage that was found, in a list of quarantined places (rule 11).
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub struct QuarantineEntry {
+    /// The pack.
+    #[cbor(n(0), with = "name_bytes")]
+    pub pack: PackName,
+    /// The frame in it; absent for all of the pack.
+    #[n(1)]
+    pub frame: Option<u16>,
+}
+
 /// The payload of a list object.
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
@@ -104,6 +116,7 @@ pub trait ListEntry: Encode<()> + for<'b> Decode<'b, ()> + Clone + Send + Sync +
 impl ListEntry for SnapshotEntry {}
 impl ListEntry for TrashEntry {}
 impl ListEntry for PackEntry {}
+impl ListEntry for QuarantineEntry {}
 
 /// The payload of a list object.
 pub fn encode_shard<T: ListEntry>(entries: Vec<T>) -> Vec<u8> {

@@ -90,7 +90,7 @@ pub struct Root {
     /// The packs condemned at each epoch and not yet deleted.
     #[n(9)]
     pub condemned: Vec<Condemned>,
-    /// Shards of the list of quarantined chunk ids (rule 11).
+    /// Shards of the list of quarantined places (rule 11): frames of packs that could not be read.
     #[n(10)]
     pub quarantine: Vec<ListRef>,
     /// Where the search for a free snapshot number starts, so that numbers come back as late as possible.

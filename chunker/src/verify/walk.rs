@@ -16,6 +16,9 @@ use crate::seal::{Class, HEADER_LEN, Keyring, ObjectOpener};
 use crate::store::WHOLE_OBJECT_BYTES_MAX;
 use crate::workers::Scratch;
 
+/// What is said of a pack that is not there.
+const MISSING: &str = "it is missing";
+
 /// Frames that one job decodes, in decoded bytes.
 const JOB_BYTES: u64 = 4 << 20;
 
@@ -52,6 +55,13 @@ pub struct WalkedPack {
     pub missing: bool,
 }
 
+impl PackDamage {
+    /// Whether the whole pack is not there.
+    pub fn is_absence(&self) -> bool {
+        self.frame.is_none() && self.what == MISSING
+    }
+}
+
 impl WalkedPack {
     fn note(&mut self, frame: Option<u16>, what: impl ToString) {
         let what = what.to_string();
@@ -83,7 +93,7 @@ impl Verifier {
             Ok(object) => object,
             Err(DepotError::Missing { .. }) => {
                 walked.missing = true;
-                walked.note(None, "it is missing");
+                walked.note(None, MISSING);
                 return Ok(walked);
             }
             Err(error @ DepotError::Store(_)) => {
@@ -123,7 +133,7 @@ impl Verifier {
         {
             Ok(found) if found == *pack => Ok(Vec::new()),
             Ok(_) => Ok(damage("its footer is not what the index has".to_owned())),
-            Err(DepotError::Missing { .. }) => Ok(damage("it is missing".to_owned())),
+            Err(DepotError::Missing { .. }) => Ok(damage(MISSING.to_owned())),
             Err(DepotError::Damaged { what, .. }) => Ok(damage(what)),
             Err(DepotError::Unreadable { source, .. }) => Ok(damage(source.to_string())),
             Err(error) => Err(error),

@@ -1,0 +1,232 @@
+//! `bkfs check URL [--read-data[=N%]]`
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::cli::access::{Access, Bare, open_bare, target_url};
+use crate::cli::output::{Code, Failure, Output, bytes};
+use crate::cli::progress::{Bar, Position};
+use crate::cli::{Global, block_on};
+use crate::maintain::check::{CheckOptions, CheckProgress, check};
+use crate::maintain::report::{Problem, Report};
+use crate::maintain::sample::Sample;
+use crate::root::retry::RetryPolicy;
+
+/// Problems shown to people; scripts see all.
+const SHOWN_PROBLEMS: usize = 100;
+
+/// Names shown with each.
+const SHOWN_NAMES: usize = 10;
+
+/// Check that everything in a repository is there and is what it was
+///
+/// Reads the bucket itself, never a cache, and writes nothing. Without --read-data: every reference from the root to packs, all metadata, and of data packs
+/// header and footer. Works beside running mounts. Ends with 13 if anything is damaged.
+#[derive(Debug, clap::Args)]
+pub struct Check {
+    /// The repository, or a mount of one
+    url: String,
+    /// Also read, decrypt and verify every byte of file contents, or of about N percent of the data packs
+    #[arg(long, value_name = "N%", num_args = 0..=1, require_equals = true, default_missing_value = "100%", value_parser = percent)]
+    read_data: Option<f64>,
+    /// Choose the packs of --read-data=N% as the check did that printed this number
+    #[arg(long, value_name = "N", requires = "read_data")]
+    seed: Option<u64>,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text);
+    match number.parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
+        _ => Err("a percentage above 0, at most 100%".to_owned()),
+    }
+}
+
+impl Check {
+    fn sample(&self, options: &CheckOptions) -> Sample {
+        match self.read_data {
+            None => Sample::Structure,
+            Some(100.0) => Sample::All,
+            Some(percent) => {
+                let fresh = || {
+                    let mut seed = [0; 4];
+                    options.entropy.fill(&mut seed);
+                    u64::from(u32::from_le_bytes(seed))
+                };
+                let seed = self.seed.unwrap_or_else(fresh);
+                Sample::Percent { percent, seed }
+            }
+        }
+    }
+}
+
+pub fn run(command: Check, global: &Global, output: &Output) -> Result<(), Failure> {
+    block_on(async {
+        let started = Instant::now();
+        let url = target_url(&command.url)?;
+        let bare = open_bare(&Access::of_command(&url, global)?).await?;
+        let mut options = options(&bare);
+        options.data = command.sample(&options);
+        if let Some(seed) = options.data.seed() {
+            output.remark(format_args!("the sample's seed is {seed}"));
+        }
+        let bar = follow(output, options.progress.clone());
+        let report = check(bare.store, &bare.keyring, &options).await;
+        bar.finish().await;
+        let report = report?;
+        show(&report, output, started)?;
+        conclude(&report)
+    })
+}
+
+fn options(bare: &Bare) -> CheckOptions {
+    let mut options = CheckOptions {
+        memory: bare.memory.clone(),
+        min_generation: bare.min_generation,
+        policy: RetryPolicy {
+            stall_timeout: bare.timeout,
+            ..RetryPolicy::default()
+        },
+        ..CheckOptions::default()
+    };
+    options.verifier.timeout_ms = bare.timeout.as_millis() as u64;
+    options
+}
+
+fn follow(output: &Output, progress: Arc<CheckProgress>) -> Bar {
+    Bar::follow(output, move || Position {
+        bytes: progress.done_bytes.load(Ordering::Relaxed),
+        total_bytes: Some(progress.total_bytes.load(Ordering::Relaxed)).filter(|total| *total > 0),
+        message: String::new(),
+    })
+}
+
+fn show(report: &Report, output: &Output, started: Instant) -> Result<(), Failure> {
+    let seconds = started.elapsed().as_secs_f64();
+    if !output.is_json() {
+        report
+            .problems
+            .iter()
+            .take(SHOWN_PROBLEMS)
+            .for_each(show_problem);
+        let hidden = report.problems.len().saturating_sub(SHOWN_PROBLEMS) as u64;
+        if hidden + report.more_problems > 0 {
+            eprintln!(
+                "bkfs: and {} further problems",
+                hidden + report.more_problems
+            );
+        }
+    }
+    output.result(&as_json(report, seconds), || summary(report, seconds))
+}
+
+fn show_problem(problem: &Problem) {
+    eprintln!("bkfs: {problem}");
+    let names = |what: &str, names: Vec<&String>, more: u64| {
+        let more = more + names.len().saturating_sub(SHOWN_NAMES) as u64;
+        for name in names.iter().take(SHOWN_NAMES) {
+            eprintln!("      {what} {name}");
+        }
+        if more > 0 {
+            eprintln!("      and {more} more");
+        }
+    };
+    names("touches", problem.snapshots.iter().collect(), 0);
+    names("lost:", problem.files.iter().collect(), problem.more_files);
+}
+
+fn summary(report: &Report, seconds: f64) -> String {
+    let counts = &report.counts;
+    let generation = match report.generation {
+        Some(generation) => format!("generation {generation}"),
+        None => "no readable root".to_owned(),
+    };
+    let verdict = match report.problems.len() as u64 + report.more_problems {
+        0 => "no damage".to_owned(),
+        1 => "1 problem".to_owned(),
+        count => format!("{count} problems"),
+    };
+    let mut text = format!(
+        "checked {generation}: {} snapshots, {} packs with {} blobs in {}, {} verified in {seconds:.1} s: {verdict}",
+        counts.snapshots,
+        counts.packs,
+        counts.blobs,
+        bytes(counts.bytes),
+        bytes(counts.verified_bytes),
+    );
+    let orphans = &report.orphans;
+    if orphans.count() + orphans.in_progress > 0 {
+        text += &format!(
+            "\n{} objects that nothing needs (no damage), {} of writers at work: {}",
+            orphans.count(),
+            orphans.in_progress,
+            bytes(orphans.bytes)
+        );
+    }
+    if counts.healed > 0 {
+        text += &format!("\n{} damaged places were stored again since", counts.healed);
+    }
+    text
+}
+
+fn as_json(report: &Report, seconds: f64) -> Value {
+    let counts = &report.counts;
+    let orphans = &report.orphans;
+    let problem = |problem: &Problem| {
+        json!({
+            "object": problem.object,
+            "kind": problem.kind.name(),
+            "what": problem.what,
+            "lost_blobs": problem.lost_blobs,
+            "snapshots": problem.snapshots,
+            "files": problem.files,
+            "more_files": problem.more_files,
+        })
+    };
+    json!({
+        "clean": report.is_clean(),
+        "generation": report.generation,
+        "snapshots": counts.snapshots,
+        "trash": counts.trash,
+        "volumes": counts.volumes,
+        "index_objects": counts.indexes,
+        "packs": counts.packs,
+        "packs_read": counts.packs_read,
+        "blobs": counts.blobs,
+        "references": counts.references,
+        "bytes": counts.bytes,
+        "verified_bytes": counts.verified_bytes,
+        "healed": counts.healed,
+        "silent_sessions": counts.silent_sessions,
+        "seed": report.seed,
+        "seconds": seconds,
+        "orphans": {
+            "packs": orphans.packs,
+            "index_objects": orphans.indexes,
+            "lists": orphans.lists,
+            "sessions": orphans.sessions,
+            "journals": orphans.journals,
+            "probes": orphans.probes,
+            "foreign": orphans.foreign,
+            "in_progress": orphans.in_progress,
+            "bytes": orphans.bytes,
+        },
+        "problems": report.problems.iter().map(problem).collect::<Vec<_>>(),
+        "more_problems": report.more_problems,
+    })
+}
+
+fn conclude(report: &Report) -> Result<(), Failure> {
+    if report.is_clean() {
+        return Ok(());
+    }
+    let count = report.problems.len() as u64 + report.more_problems;
+    let worst = &report.problems[0];
+    Err(Failure::new(format!(
+        "the repository is damaged ({count} found; the first: {worst})"
+    ))
+    .code(Code::Damaged))
+}

@@ -1,0 +1,405 @@
+//! Checks a repository: from the root down to every byte, in the bucket itself.
+//!
+//! Owns the order: keys, root, lists, index objects, data packs, metadata packs, heads, sessions, orphans, and what damage touches. Writes nothing to the bucket. It
+//! is also the oracle of the tests: [`check`] takes a store and a keyring, and says what is wrong.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bkfs_chunker::budget::MemoryBudget;
+use bkfs_chunker::depot::{Depot, DepotConfig};
+use bkfs_chunker::entropy::{Entropy, SystemEntropy};
+use bkfs_chunker::error::DepotError;
+use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::Keyring;
+use bkfs_chunker::store::Store;
+use bkfs_chunker::verify::{PackContents, Verifier, VerifierConfig};
+
+use super::blame::{Blame, Head};
+use super::contents::{Learned, Walk};
+use super::judge::Damage;
+use super::report::{Problem, ProblemKind, Report};
+use super::sample::Sample;
+use super::scan::{Indexed, Listed, Scan, count_orphans};
+use crate::root::error::RootError;
+use crate::root::handle::RootHandle;
+use crate::root::memory::GenerationMemory;
+use crate::root::record::CommitRecord;
+use crate::root::retry::RetryPolicy;
+use crate::root::state::{ROOT_KEY, Root};
+
+/// What the depot that looks blobs up keeps of frames, in bytes: it reads nodes when damage is traced, and nothing else.
+const CACHE_BYTES: u64 = 32 << 20;
+
+/// How often a check begins anew because the root was replaced while something was missing (protocol.md, rule 10).
+const ROUNDS_MAX: u32 = 3;
+
+/// How a check is made.
+#[derive(Clone, Debug)]
+pub struct CheckOptions {
+    /// How much of the data is read.
+    pub data: Sample,
+    /// What this machine remembers of the repository; none to compare with nothing.
+    pub memory: Option<Arc<dyn GenerationMemory>>,
+    /// The oldest generation that is accepted.
+    pub min_generation: u64,
+    /// Where the jitter of pauses comes from.
+    pub entropy: Arc<dyn Entropy>,
+    /// How long the store is tried.
+    pub policy: RetryPolicy,
+    /// How packs are read; 0 workers for simulations.
+    pub verifier: VerifierConfig,
+    /// Where the check is, for whoever watches.
+    pub progress: Arc<CheckProgress>,
+}
+
+impl Default for CheckOptions {
+    fn default() -> Self {
+        Self {
+            data: Sample::Structure,
+            memory: None,
+            min_generation: 0,
+            entropy: Arc::new(SystemEntropy),
+            policy: RetryPolicy::default(),
+            verifier: VerifierConfig::default(),
+            progress: Arc::default(),
+        }
+    }
+}
+
+impl CheckOptions {
+    /// Reads every byte, in the calling task: what tests and simulations ask.
+    pub fn oracle() -> Self {
+        Self {
+            data: Sample::All,
+            verifier: VerifierConfig {
+                workers: 0,
+                ..VerifierConfig::default()
+            },
+            ..Self::default()
+        }
+    }
+}
+
+/// Where a check is.
+#[derive(Debug, Default)]
+pub struct CheckProgress {
+    /// Bytes of packs that are done.
+    pub done_bytes: AtomicU64,
+    /// Bytes of packs that there are; zero until it is known.
+    pub total_bytes: AtomicU64,
+}
+
+impl CheckProgress {
+    /// Bytes were read and verified.
+    pub fn verified(&self, bytes: u64) {
+        self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes need not be read.
+    pub fn passed(&self, bytes: u64) {
+        self.verified(bytes);
+    }
+}
+
+/// All that a check learned; what repair plans with.
+pub struct Findings {
+    /// What was found.
+    pub report: Report,
+    /// The root's owner, if there is a readable root.
+    pub handle: Option<RootHandle>,
+    /// What the lists say.
+    pub listed: Listed,
+    /// What the index says.
+    pub indexed: Indexed,
+    /// Packs in the bucket that no index object holds, looked at only if an index object or the root is lost.
+    pub unlisted: Vec<PackContents>,
+    /// Sizes of all objects, as the bucket lists them.
+    pub bucket: BTreeMap<String, u64>,
+    /// What is wrong with packs.
+    pub damage: Damage,
+    /// What was learned of metadata.
+    pub learned: Learned,
+    /// Looks up and reads blobs of all packs that were looked at.
+    pub depot: Depot,
+}
+
+/// Checks the repository in `store`. Damage is in the report; an error means that the check could not be made.
+///
+/// # Errors
+/// Store errors.
+pub async fn check(
+    store: Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+) -> Result<Report, RootError> {
+    Ok(examine(store, keyring, options).await?.report)
+}
+
+/// The same, with all that was learned.
+///
+/// # Errors
+/// Store errors.
+pub async fn examine(
+    store: Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+) -> Result<Findings, RootError> {
+    let mut round = 1;
+    loop {
+        let findings = once(&store, keyring, options).await?;
+        let vanished = |problem: &Problem| problem.kind == ProblemKind::Missing;
+        let Some(handle) = &findings.handle else {
+            return Ok(findings);
+        };
+        if round == ROUNDS_MAX || !findings.report.problems.iter().any(vanished) {
+            return Ok(findings);
+        }
+        let fresh = handle.refresh().await?;
+        if findings.report.generation == Some(fresh.root.generation) {
+            return Ok(findings);
+        }
+        round += 1;
+    }
+}
+
+async fn once(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+) -> Result<Findings, RootError> {
+    let verifier = Verifier::new(
+        store.clone(),
+        keyring.clone(),
+        options.entropy.clone(),
+        &options.verifier,
+    )?;
+    let scan = Scan {
+        store,
+        keyring,
+        verifier: &verifier,
+        options,
+    };
+    let mut report = Report {
+        seed: options.data.seed(),
+        ..Report::default()
+    };
+    // The root before the list of the bucket: what it names is there by then.
+    let handle = scan.root(&mut report).await?;
+    let root = handle.as_ref().map(|handle| handle.current().root.clone());
+    let (listed, indexed) = match &root {
+        Some(root) => (
+            scan.lists(root, &mut report).await?,
+            scan.index(root, &mut report).await?,
+        ),
+        None => Default::default(),
+    };
+    let bucket = scan.list().await?;
+    scan.keys(&bucket, &mut report).await?;
+    let condemned = &listed.condemned;
+    let unlisted = match root.is_none() || !indexed.lost.is_empty() {
+        true => {
+            let known =
+                |name: &PackName| indexed.packs.contains_key(name) || condemned.contains(name);
+            scan.unlisted(&bucket, known).await?
+        }
+        false => Vec::new(),
+    };
+    let live = indexed
+        .packs
+        .values()
+        .filter(|pack| !condemned.contains(&pack.name()));
+    let packs: Vec<PackContents> = live.chain(&unlisted).cloned().collect();
+    let depot = open_depot(store, keyring, options)?;
+    depot.load_packs(&packs).await?;
+    count(&packs, options, &mut report);
+    let mut findings = Findings {
+        report,
+        handle,
+        listed,
+        indexed,
+        unlisted,
+        bucket,
+        damage: Damage::default(),
+        learned: Learned::default(),
+        depot,
+    };
+    findings.walk(&verifier, &packs, options).await?;
+    if let Some(root) = &root {
+        findings.heads(root).await?;
+        let Findings { bucket, report, .. } = &mut findings;
+        scan.sessions(root, bucket, report).await?;
+        let current = findings.handle.as_ref().map(RootHandle::current);
+        if let Some(view) = current {
+            findings.count_orphans(&view.root);
+        }
+        findings.blame(root).await?;
+    }
+    Ok(findings)
+}
+
+fn count(packs: &[PackContents], options: &CheckOptions, report: &mut Report) {
+    report.counts.packs = packs.len() as u64;
+    report.counts.blobs = packs.iter().map(|pack| pack.blob_count() as u64).sum();
+    report.counts.bytes = packs.iter().map(PackContents::bytes).sum();
+    let progress = &options.progress;
+    progress.done_bytes.store(0, Ordering::Relaxed);
+    progress
+        .total_bytes
+        .store(report.counts.bytes, Ordering::Relaxed);
+}
+
+fn open_depot(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+) -> Result<Depot, DepotError> {
+    let config = DepotConfig {
+        cache_dir: None,
+        memory: MemoryBudget {
+            cache_bytes: CACHE_BYTES,
+            ..MemoryBudget::default()
+        },
+        downloads: options.verifier.downloads,
+        workers: options.verifier.workers,
+        timeout_ms: options.verifier.timeout_ms,
+        ..DepotConfig::default()
+    };
+    Depot::open(
+        store.clone(),
+        keyring.clone(),
+        options.entropy.clone(),
+        config,
+    )
+}
+
+impl Findings {
+    /// Walks packs: data before metadata, so that segments are judged by chunks that are known to be lost.
+    async fn walk(
+        &mut self,
+        verifier: &Verifier,
+        packs: &[PackContents],
+        options: &CheckOptions,
+    ) -> Result<(), RootError> {
+        let walk = Walk {
+            verifier,
+            depot: &self.depot,
+            progress: &options.progress,
+            bucket: &self.bucket,
+            records: self.handle.is_none(),
+        };
+        let copies = |prefix: &_| self.depot.places_of(prefix);
+        let quarantine = &self.listed.quarantine;
+        walk.data(packs, options.data, &mut self.damage, &mut self.report)
+            .await?;
+        self.damage.judge(&mut self.report, quarantine, copies);
+        let learned = walk
+            .metadata(packs, &mut self.damage, &mut self.report)
+            .await?;
+        self.damage.judge(&mut self.report, quarantine, copies);
+        // Without a root, or with a part of the index gone, packs that never were live lie among the others: what those refer to says nothing.
+        if self.handle.is_some() && self.unlisted.is_empty() {
+            learned.judge(&mut self.damage, &mut self.report);
+        }
+        self.learned = learned;
+        Ok(())
+    }
+
+    /// What the root and the lists name: trees and commit records, and that these agree.
+    async fn heads(&mut self, root: &Root) -> Result<(), RootError> {
+        let mut named: Vec<(String, String, Option<Id>, Option<Id>, Option<u64>)> = Vec::new();
+        for (volume, entry) in &root.volumes {
+            let who = format!("volume {volume}");
+            let sequence = Some(entry.sequence);
+            named.push((ROOT_KEY.into(), who, entry.tree, entry.commit, sequence));
+        }
+        let kept = self.listed.snapshots.iter();
+        for entry in kept.chain(self.listed.trash.iter().map(|entry| &entry.snapshot)) {
+            let who = format!("snapshot {}/{}", entry.volume, entry.name);
+            named.push(("lists/".into(), who, entry.tree, Some(entry.commit), None));
+        }
+        for (object, who, tree, commit, sequence) in named {
+            if let Some(tree) = tree
+                && self.depot.places(&tree).is_empty()
+            {
+                let what = format!("the tree {tree} of {who} is in no live pack");
+                self.unresolved(&object, what, tree);
+            }
+            let Some(commit) = commit else { continue };
+            if self.depot.places(&commit).is_empty() {
+                let what = format!("the commit record {commit} of {who} is in no live pack");
+                self.unresolved(&object, what, commit);
+                continue;
+            }
+            let record = match self.depot.read_blob(Kind::Commit, commit).await {
+                Ok(bytes) => CommitRecord::decode(&bytes).ok(),
+                Err(DepotError::Store(error)) => return Err(DepotError::Store(error).into()),
+                Err(error @ DepotError::Stalled { .. }) => return Err(error.into()),
+                // It lies in a pack that is damaged, which is said there.
+                Err(_) => continue,
+            };
+            let agrees = record.is_some_and(|record| {
+                record.tree == tree && sequence.is_none_or(|sequence| sequence == record.sequence)
+            });
+            if !agrees {
+                let what = format!("the commit record of {who} says otherwise");
+                self.report
+                    .add(Problem::new(object, ProblemKind::Inconsistent, what));
+            }
+        }
+        Ok(())
+    }
+
+    fn unresolved(&mut self, object: &str, what: String, id: Id) {
+        let problem = Problem::new(object, ProblemKind::Unresolved, what);
+        if let Some(number) = self.report.add(problem) {
+            self.damage.lose(id.prefix(), number);
+        }
+    }
+
+    fn count_orphans(&mut self, root: &Root) {
+        let lost_index = !self.indexed.lost.is_empty();
+        if lost_index {
+            // Which packs are orphans is not known while a part of the index is gone.
+            for pack in &self.unlisted {
+                self.indexed
+                    .packs
+                    .entry(pack.name())
+                    .or_insert_with(|| pack.clone());
+            }
+        }
+        count_orphans(
+            root,
+            &self.indexed.packs,
+            &self.listed.condemned,
+            &self.bucket,
+            &mut self.report,
+        );
+        if lost_index {
+            for pack in &self.unlisted {
+                self.indexed.packs.remove(&pack.name());
+            }
+        }
+    }
+
+    /// Which snapshots and files are touched by what is lost.
+    async fn blame(&mut self, root: &Root) -> Result<(), RootError> {
+        if !self.damage.has_lost() {
+            return Ok(());
+        }
+        let snapshots = self.listed.snapshots.iter().filter_map(|entry| {
+            let name = format!("{}/{}", entry.volume, entry.name);
+            entry.tree.map(|tree| Head { name, tree })
+        });
+        let volumes = root.volumes.iter().filter_map(|(name, entry)| {
+            let name = name.clone();
+            entry.tree.map(|tree| Head { name, tree })
+        });
+        let heads: Vec<Head> = snapshots.chain(volumes).collect();
+        Blame::new(&self.depot, &self.damage)
+            .name(&heads, &mut self.report)
+            .await
+    }
+}

@@ -1,0 +1,350 @@
+//! What lies in packs: every blob of them, and everything that nodes and segments refer to.
+//!
+//! Owns the walk over live packs and the questions that it answers: is every byte what it was, is the live set closed (whatever an object in a live metadata pack
+//! refers to, reachable or not, lies in a live pack: protocol.md, rule 3), do nodes belong where their parents have them. Commit records refer weakly: their
+//! trees and parents may be collected one day; those of snapshots and volumes are looked at as heads, by [`super::check`].
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use bkfs_chunker::depot::Depot;
+use bkfs_chunker::error::DepotError;
+use bkfs_chunker::id::{Id, Kind, Prefix};
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::Class;
+use bkfs_chunker::verify::{Found, PackContents, PackDamage, Verifier, chunks_of};
+use futures::{StreamExt, TryStreamExt};
+
+use super::check::CheckProgress;
+use super::judge::Damage;
+use super::report::{Problem, ProblemKind, Report};
+use super::sample::Sample;
+use crate::root::record::CommitRecord;
+use crate::tree::item::Target;
+use crate::tree::node::Node;
+use crate::tree::source::{Reference, references};
+
+/// Packs in hand at a time, each within the verifier's budget.
+const PACKS_AT_ONCE: usize = 6;
+
+/// A reference that no live pack holds.
+#[derive(Clone, Debug)]
+pub struct Dangling {
+    /// The pack of the object that refers.
+    pub pack: PackName,
+    /// Its key.
+    pub key: String,
+    /// The object that refers.
+    pub from: (Kind, Prefix),
+    /// What it refers to.
+    pub to: (Kind, Id),
+}
+
+/// What was learned of metadata.
+#[derive(Debug, Default)]
+pub struct Learned {
+    /// References to nothing.
+    pub dangling: Vec<Dangling>,
+    /// Objects that verify but mean nothing: the pack's key, the object, and why.
+    pub senseless: Vec<(String, Prefix, String)>,
+    /// Segments of which a chunk is lost, with the problem that says why.
+    pub broken_segments: Vec<(Prefix, usize)>,
+    /// Commit records, if they were asked for.
+    pub records: Vec<(Id, CommitRecord)>,
+    /// References that were followed.
+    pub references: u64,
+    nodes: HashMap<Prefix, NodeFact>,
+    edges: Vec<Edge>,
+}
+
+/// What a parent has to know of a node.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+struct NodeFact {
+    level: u8,
+    items: u64,
+    /// Hash of the first key.
+    first: u64,
+}
+
+/// What a parent says of a child.
+#[derive(Copy, Clone, Debug)]
+struct Edge {
+    pack: PackName,
+    child: Prefix,
+    expected: NodeFact,
+}
+
+/// What the walk works with.
+pub struct Walk<'a> {
+    /// Reads packs.
+    pub verifier: &'a Verifier,
+    /// Knows where blobs lie.
+    pub depot: &'a Depot,
+    /// Counts bytes.
+    pub progress: &'a CheckProgress,
+    /// Sizes of all objects in the bucket, as it lists them.
+    pub bucket: &'a BTreeMap<String, u64>,
+    /// Keep commit records.
+    pub records: bool,
+}
+
+/// What was wrong with a pack, and whether it is gone.
+type Verdict<'p> = (&'p PackContents, bool, Vec<PackDamage>, bool);
+
+impl Walk<'_> {
+    /// Reads data packs: those that `sample` takes whole, of the others header and footer.
+    ///
+    /// # Errors
+    /// Only if the store cannot be read.
+    pub async fn data(
+        &self,
+        packs: &[PackContents],
+        sample: Sample,
+        damage: &mut Damage,
+        report: &mut Report,
+    ) -> Result<(), DepotError> {
+        let data = packs.iter().filter(|pack| pack.class() == Class::DataPack);
+        let work = data.map(|pack| async move {
+            let whole = sample.takes(pack.name());
+            let verdict: Verdict<'_> = match whole {
+                true => {
+                    let walked = self.verifier.walk(pack, &mut |_| ()).await?;
+                    self.progress.verified(walked.verified_bytes);
+                    (pack, walked.missing, walked.damage, true)
+                }
+                false => {
+                    let mut found = self.verifier.ends(pack).await?;
+                    let missing = found.iter().any(PackDamage::is_absence);
+                    found.extend(self.size_damage(pack).filter(|_| found.is_empty()));
+                    self.progress.passed(pack.bytes());
+                    (pack, missing, found, false)
+                }
+            };
+            Ok::<_, DepotError>(verdict)
+        });
+        let mut verdicts = futures::stream::iter(work.collect::<Vec<_>>()).buffered(PACKS_AT_ONCE);
+        while let Some((pack, missing, found, whole)) = verdicts.try_next().await? {
+            report.counts.packs_read += u64::from(whole);
+            report.counts.verified_bytes += if whole { pack.bytes() } else { 0 };
+            damage.note(pack, missing, found);
+        }
+        Ok(())
+    }
+
+    /// A pack that has bytes behind its end describes itself well all the same.
+    fn size_damage(&self, pack: &PackContents) -> Option<PackDamage> {
+        let listed = self.bucket.get(&pack.key())?;
+        let what = format!(
+            "it has {listed} bytes where the index says {}",
+            pack.bytes()
+        );
+        (*listed != pack.bytes()).then_some(PackDamage { frame: None, what })
+    }
+
+    /// Reads all metadata packs, every byte of them.
+    ///
+    /// # Errors
+    /// Only if the store cannot be read.
+    pub async fn metadata(
+        &self,
+        packs: &[PackContents],
+        damage: &mut Damage,
+        report: &mut Report,
+    ) -> Result<Learned, DepotError> {
+        let known: &Damage = damage;
+        let metadata = packs
+            .iter()
+            .filter(|pack| pack.class() == Class::MetadataPack);
+        let work = metadata.map(|pack| async move {
+            let mut learned = Learned::default();
+            let walked = self
+                .verifier
+                .walk(pack, &mut |found| {
+                    self.learn(known, pack, found, &mut learned)
+                })
+                .await?;
+            self.progress.verified(walked.verified_bytes);
+            Ok::<_, DepotError>((pack, walked, learned))
+        });
+        let work = work.collect::<Vec<_>>();
+        let mut all = Learned::default();
+        let mut verdicts = Vec::new();
+        {
+            let mut done = futures::stream::iter(work).buffered(PACKS_AT_ONCE);
+            while let Some((pack, walked, learned)) = done.try_next().await? {
+                report.counts.packs_read += 1;
+                report.counts.verified_bytes += walked.verified_bytes;
+                verdicts.push((pack, walked));
+                all.merge(learned);
+            }
+        }
+        for (pack, walked) in verdicts {
+            damage.note(pack, walked.missing, walked.damage);
+        }
+        report.counts.references += all.references;
+        Ok(all)
+    }
+
+    fn learn(&self, damage: &Damage, pack: &PackContents, found: Found, learned: &mut Learned) {
+        let from = (found.kind, found.id.prefix());
+        let senseless = |why: String| (pack.key(), from.1, why);
+        match found.kind {
+            Kind::Chunk => {}
+            Kind::Segment => match chunks_of(&found.bytes) {
+                Ok(chunks) => {
+                    for (id, _) in &chunks {
+                        self.follow(pack, from, (Kind::Chunk, *id), learned);
+                    }
+                    let mut lost = chunks.iter();
+                    let lost = lost.find_map(|(id, _)| damage.culprit(&id.prefix()));
+                    learned
+                        .broken_segments
+                        .extend(lost.map(|lost| (from.1, lost)));
+                }
+                Err(why) => learned.senseless.push(senseless(why)),
+            },
+            Kind::Node => match Node::decode(found.bytes) {
+                Ok(node) => self.learn_node(pack, from, &node, learned),
+                Err(error) => learned.senseless.push(senseless(error.to_string())),
+            },
+            Kind::Commit => match CommitRecord::decode(&found.bytes) {
+                Ok(record) if self.records => learned.records.push((found.id, record)),
+                Ok(_) => {}
+                Err(why) => learned.senseless.push(senseless(why)),
+            },
+        }
+    }
+
+    fn learn_node(
+        &self,
+        pack: &PackContents,
+        from: (Kind, Prefix),
+        node: &Node,
+        learned: &mut Learned,
+    ) {
+        if !node.is_empty() {
+            let fact = NodeFact {
+                level: node.level(),
+                items: node.items(),
+                first: hash(node.key(0).as_bytes()),
+            };
+            learned.nodes.insert(from.1, fact);
+        }
+        for index in 0..node.len() {
+            if let Some(child) = node.child(index) {
+                learned.edges.push(Edge {
+                    pack: pack.name(),
+                    child: child.id.prefix(),
+                    expected: NodeFact {
+                        level: node.level() - 1,
+                        items: child.items,
+                        first: hash(node.key(index).as_bytes()),
+                    },
+                });
+            }
+        }
+        for reference in references(node) {
+            match reference {
+                Ok(Reference::Node(id)) => self.follow(pack, from, (Kind::Node, id), learned),
+                Ok(Reference::Target(Target::Chunk(id))) => {
+                    self.follow(pack, from, (Kind::Chunk, id), learned);
+                }
+                Ok(Reference::Target(Target::Segment(id))) => {
+                    self.follow(pack, from, (Kind::Segment, id), learned);
+                }
+                Err(error) => {
+                    learned
+                        .senseless
+                        .push((pack.key(), from.1, error.to_string()));
+                }
+            }
+        }
+    }
+
+    fn follow(
+        &self,
+        pack: &PackContents,
+        from: (Kind, Prefix),
+        to: (Kind, Id),
+        learned: &mut Learned,
+    ) {
+        learned.references += 1;
+        if self.depot.places(&to.1).is_empty() {
+            learned.dangling.push(Dangling {
+                pack: pack.name(),
+                key: pack.key(),
+                from,
+                to,
+            });
+        }
+    }
+}
+
+impl Learned {
+    fn merge(&mut self, other: Learned) {
+        self.dangling.extend(other.dangling);
+        self.senseless.extend(other.senseless);
+        self.broken_segments.extend(other.broken_segments);
+        self.records.extend(other.records);
+        self.references += other.references;
+        self.nodes.extend(other.nodes);
+        self.edges.extend(other.edges);
+    }
+
+    /// Packs with objects that refer to nothing.
+    pub fn open_packs(&self) -> HashSet<PackName> {
+        self.dangling.iter().map(|dangling| dangling.pack).collect()
+    }
+
+    /// Makes problems of what is wrong. Blobs that cannot be used because of one are noted in `damage`.
+    pub fn judge(&self, damage: &mut Damage, report: &mut Report) {
+        for (segment, problem) in &self.broken_segments {
+            damage.lose(*segment, *problem);
+        }
+        for (key, blob, why) in &self.senseless {
+            let what = format!("blob {blob}: {why}");
+            if let Some(number) = report.add(Problem::new(key, ProblemKind::Inconsistent, what)) {
+                damage.lose(*blob, number);
+            }
+        }
+        // One problem for each pack and missing thing, not for each place that names it.
+        let mut known: HashMap<(PackName, Prefix), Option<usize>> = HashMap::new();
+        for dangling in &self.dangling {
+            let (kind, id) = dangling.to;
+            let number = *known
+                .entry((dangling.pack, id.prefix()))
+                .or_insert_with(|| {
+                    let (from_kind, from) = dangling.from;
+                    let what = format!(
+                        "{from_kind:?} {from} refers to {kind:?} {id}, which no live pack holds"
+                    );
+                    report.add(Problem::new(&dangling.key, ProblemKind::Unresolved, what))
+                });
+            if let Some(number) = number {
+                damage.lose(id.prefix(), number);
+                if dangling.from.0 == Kind::Segment {
+                    damage.lose(dangling.from.1, number);
+                }
+            }
+        }
+        for edge in &self.edges {
+            let Some(fact) = self.nodes.get(&edge.child) else {
+                continue; // Damaged or missing, which is said elsewhere; or the empty node, which is nobody's child.
+            };
+            if *fact != edge.expected {
+                let what = format!(
+                    "node {} does not belong where its parent has it",
+                    edge.child
+                );
+                let key = edge.pack.key(Class::MetadataPack);
+                report.add(Problem::new(key, ProblemKind::Inconsistent, what));
+            }
+        }
+    }
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}

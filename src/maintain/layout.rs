@@ -1,0 +1,85 @@
+//! Which object a key of the bucket is. Pure.
+//!
+//! Owns the reading of keys (FORMAT.md, "Objects and their names") as far as the chunker does not. Decides nothing about the objects.
+
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::{Class, Config, SlotName};
+use bkfs_chunker::store::PROBE_PREFIX;
+
+use crate::root::state::{ROOT_KEY, SessionId};
+
+/// What lies under a key.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Place {
+    /// The config object.
+    Config,
+    /// The root.
+    Root,
+    /// A key slot.
+    Slot(SlotName),
+    /// A heartbeat.
+    Session(SessionId),
+    /// A journal of a session: the hash of its volume's name, the session, and its number.
+    Journal {
+        /// Hash of the volume's name.
+        volume: u64,
+        /// Whose journal.
+        session: SessionId,
+        /// Which of its journal.
+        number: u64,
+    },
+    /// A pack, index object or list.
+    Named(Class, PackName),
+    /// What a proof of conditional writes left.
+    Probe,
+    /// Nothing of ours.
+    Foreign,
+}
+
+/// What lies under `key`.
+pub fn place_of(key: &str) -> Place {
+    if key == Config::KEY {
+        return Place::Config;
+    }
+    if key == ROOT_KEY {
+        return Place::Root;
+    }
+    if key.starts_with(PROBE_PREFIX) {
+        return Place::Probe;
+    }
+    if let Some(slot) = SlotName::from_key(key) {
+        return Place::Slot(slot);
+    }
+    if let Ok((class, name)) = PackName::from_key(key) {
+        return Place::Named(class, name);
+    }
+    if let Some(id) = key.strip_prefix("sessions/") {
+        return hexadecimal(id).map_or(Place::Foreign, |id| Place::Session(SessionId(id)));
+    }
+    journal(key).unwrap_or(Place::Foreign)
+}
+
+fn journal(key: &str) -> Option<Place> {
+    let mut parts = key.strip_prefix("journal/")?.split('/');
+    let (volume, session, number) = (parts.next()?, parts.next()?, parts.next()?);
+    if parts.next().is_some() || number.is_empty() || number.len() > 20 {
+        return None;
+    }
+    // How numbers are written is the journal's to say; here they only tell one object from another.
+    let digits = number.bytes().all(|byte| byte.is_ascii_hexdigit());
+    Some(Place::Journal {
+        volume: hexadecimal(volume)?,
+        session: SessionId(hexadecimal(session)?),
+        number: digits
+            .then(|| u64::from_str_radix(number, 16).ok())
+            .flatten()?,
+    })
+}
+
+/// Sixteen lower-case hexadecimal digits.
+fn hexadecimal(text: &str) -> Option<u64> {
+    let lower = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    (text.len() == 16 && text.bytes().all(lower))
+        .then(|| u64::from_str_radix(text, 16).ok())
+        .flatten()
+}

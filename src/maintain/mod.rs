@@ -1,0 +1,35 @@
+//! Maintenance: is everything there, is it what it should be, and what can be mended.
+//!
+//! Owns what `bkfs check` finds and says. Each piece of work plans first, purely, and then executes. Knows no pack layout: packs are walked by the chunker's
+//! verifier, which reads the bucket and never a cache. Does not own collection or retention.
+//!
+//! | module | |
+//! |---|---|
+//! | [`report`] | what a check found, for people, scripts and tests (pure) |
+//! | [`layout`] | which object a key of the bucket is (pure) |
+//! | [`sample`] | which packs a partial check reads (pure) |
+//! | [`judge`] | from what was seen of packs to what is damage (pure) |
+//! | [`check`] | reads the repository and judges it |
+//! | [`scan`] | root, lists, index objects, and what else lies in the bucket |
+//! | [`contents`] | walks packs: every blob, every reference |
+//! | [`blame`] | which snapshots and files damage touches |
+//!
+//! **Memory** of a check: 256 MiB for objects in hand, about 75 bytes for each blob in live packs (75 MB per million chunks, that is per 64 GB of
+//! deduplicated data), 150 bytes per object in the bucket, and 110 bytes per tree node. With damage: also 24 bytes per damaged blob, and what the paths of the
+//! directories of a damaged tree take.
+
+pub mod blame;
+pub mod check;
+pub mod contents;
+pub mod judge;
+pub mod layout;
+pub mod report;
+pub mod sample;
+pub mod scan;
+
+pub use check::{CheckOptions, CheckProgress, check};
+pub use report::{Problem, ProblemKind, Report};
+pub use sample::Sample;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! What a check found. Pure.
+//!
+//! Owns the words for it: problems, which are damage; orphans, which are not; and counts. Does not decide which is which: that is [`super::judge`] and
+//! [`super::scan`].
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// Problems that a report keeps; of more only the number is known.
+pub const PROBLEMS_MAX: usize = 10_000;
+
+/// Files named by one problem; of more only the number is known.
+pub const FILES_MAX: usize = 100;
+
+/// What is wrong with an object.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
+pub enum ProblemKind {
+    /// It is not there.
+    Missing,
+    /// Its bytes are not those that were written.
+    Damaged,
+    /// It says something that does not agree with the rest of the repository.
+    Inconsistent,
+    /// What it refers to is in no live pack.
+    Unresolved,
+    /// It is older than what this machine has seen.
+    RolledBack,
+}
+
+impl ProblemKind {
+    /// One word for scripts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Damaged => "damaged",
+            Self::Inconsistent => "inconsistent",
+            Self::Unresolved => "unresolved",
+            Self::RolledBack => "rolled-back",
+        }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Problem {
+    /// The object's key in the bucket.
+    pub object: String,
+    /// In one word.
+    pub kind: ProblemKind,
+    /// In a sentence.
+    pub what: String,
+    /// Blobs that cannot be read any more because of it, in no other pack.
+    pub lost_blobs: u64,
+    /// Snapshots that need what is lost, as `VOLUME/NAME`; a volume's current state as `VOLUME`.
+    pub snapshots: BTreeSet<String>,
+    /// Files that need what is lost, as `VOLUME/NAME:/path`; at most [`FILES_MAX`].
+    pub files: BTreeSet<String>,
+    /// Files beyond those.
+    pub more_files: u64,
+}
+
+impl Problem {
+    /// A problem that touches nothing, as far as is known.
+    pub fn new(object: impl Into<String>, kind: ProblemKind, what: impl ToString) -> Self {
+        Self {
+            object: object.into(),
+            kind,
+            what: what.to_string(),
+            lost_blobs: 0,
+            snapshots: BTreeSet::new(),
+            files: BTreeSet::new(),
+            more_files: 0,
+        }
+    }
+
+    /// A file is touched.
+    pub fn touch(&mut self, file: String) {
+        if self.files.contains(&file) {
+            return;
+        }
+        if self.files.len() < FILES_MAX {
+            self.files.insert(file);
+        } else {
+            self.more_files += 1;
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}: {}: {}", self.object, self.kind.name(), self.what)
+    }
+}
+
+/// Objects that no root needs: left by a crash, or by writers that are still at work. No damage.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Orphans {
+    /// Packs that no index object lists, written by sessions that are gone.
+    pub packs: u64,
+    /// Index objects and lists that the root does not name any more.
+    pub indexes: u64,
+    /// The same for lists.
+    pub lists: u64,
+    /// Heartbeats of sessions that are gone.
+    pub sessions: u64,
+    /// Journals of sessions that are gone.
+    pub journals: u64,
+    /// Objects that proofs of the store's conditional writes have left.
+    pub probes: u64,
+    /// Keys that are none of bkfs.
+    pub foreign: u64,
+    /// Objects of sessions that are at work now.
+    pub in_progress: u64,
+    /// Bytes of all of these.
+    pub bytes: u64,
+}
+
+impl Orphans {
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.packs
+            + self.indexes
+            + self.lists
+            + self.sessions
+            + self.journals
+            + self.probes
+            + self.foreign
+    }
+}
+
+/// How much was looked at.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Counts {
+    /// Kept snapshots.
+    pub snapshots: u64,
+    /// Snapshots in the trash.
+    pub trash: u64,
+    /// Volumes.
+    pub volumes: u64,
+    /// Index objects.
+    pub indexes: u64,
+    /// Live packs.
+    pub packs: u64,
+    /// Of these, packs that were read whole.
+    pub packs_read: u64,
+    /// Blobs in live packs.
+    pub blobs: u64,
+    /// References from nodes and segments that were followed.
+    pub references: u64,
+    /// Bytes of live packs.
+    pub bytes: u64,
+    /// Bytes that were verified.
+    pub verified_bytes: u64,
+    /// Sessions in the root that have no heartbeat object: they hold back deletion, nothing else.
+    pub silent_sessions: u64,
+    /// Damaged frames in quarantine, everything in which has been stored again.
+    pub healed: u64,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Report {
+    /// The generation of the root that was checked; none if there is no readable root.
+    pub generation: Option<u64>,
+    /// All that is wrong. Empty means that nothing is.
+    pub problems: Vec<Problem>,
+    /// Problems beyond [`PROBLEMS_MAX`].
+    pub more_problems: u64,
+    /// What nobody needs.
+    pub orphans: Orphans,
+    /// How much was looked at.
+    pub counts: Counts,
+    /// The seed of the sample, if only a part was read.
+    pub seed: Option<u64>,
+}
+
+impl Report {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    /// Adds a problem; returns its number.
+    pub fn add(&mut self, problem: Problem) -> Option<usize> {
+        if self.problems.len() >= PROBLEMS_MAX {
+            self.more_problems += 1;
+            return None;
+        }
+        self.problems.push(problem);
+        Some(self.problems.len() - 1)
+    }
+
+    /// Whether a problem names this object.
+    pub fn names(&self, object: &str) -> bool {
+        self.problems
+            .iter()
+            .any(|problem| problem.object == object || problem.what.contains(object))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for problem in &self.problems {
+            writeln!(out, "{problem}")?;
+        }
+        write!(out, "{} problems", self.problems.len())
+    }
+}

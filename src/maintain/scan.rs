@@ -1,0 +1,456 @@
+//! What lies in the bucket, object by object, but for packs: config, key slots, root, lists, index objects, heartbeats, journals, and what nobody needs.
+//!
+//! Owns the order in which they are read and what is said of each. Writes nothing.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use bkfs_chunker::catalog::{IndexRef, Place};
+use bkfs_chunker::error::DepotError;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::{Class, Config, Keyring, OpenError, Slot};
+use bkfs_chunker::store::Store;
+use bkfs_chunker::verify::{PackContents, Verifier};
+use futures::{StreamExt, TryStreamExt};
+
+use super::check::CheckOptions;
+use super::layout::{self, place_of};
+use super::report::{Problem, ProblemKind, Report};
+use crate::root::error::RootError;
+use crate::root::handle::{RootHandle, RootParts, is_rollback};
+use crate::root::heartbeat::Beat;
+use crate::root::lists::Lists;
+use crate::root::memory::VolatileMemory;
+use crate::root::snapshots::{SnapshotEntry, TrashEntry};
+use crate::root::state::{ListRef, ROOT_KEY, Root, RootMark, SessionId};
+
+/// Keys asked for at a time.
+const PAGE_KEYS: usize = 1000;
+
+/// Small objects read at the same time.
+const READS_AT_ONCE: usize = 8;
+
+/// What a scan reads with.
+pub struct Scan<'a> {
+    /// The bucket.
+    pub store: &'a Arc<dyn Store>,
+    /// The repository's keys.
+    pub keyring: &'a Keyring,
+    /// Reads objects.
+    pub verifier: &'a Verifier,
+    /// How.
+    pub options: &'a CheckOptions,
+}
+
+/// All that the lists of a root say.
+#[derive(Debug, Default)]
+pub struct Listed {
+    /// Kept snapshots.
+    pub snapshots: Vec<SnapshotEntry>,
+    /// Forgotten ones.
+    pub trash: Vec<TrashEntry>,
+    /// Condemned packs.
+    pub condemned: HashSet<PackName>,
+    /// Places in quarantine.
+    pub quarantine: HashSet<Place>,
+    /// Lists of snapshots or trash that cannot be read.
+    pub lost: Vec<ListRef>,
+}
+
+/// What the index objects of a root say.
+#[derive(Debug, Default)]
+pub struct Indexed {
+    /// The packs that they hold, by name.
+    pub packs: BTreeMap<PackName, PackContents>,
+    /// Index objects that cannot be read.
+    pub lost: Vec<IndexRef>,
+}
+
+/// Turns what was learned of one object into a problem; an error of the store stays one.
+pub fn as_problem(error: DepotError) -> Result<Problem, RootError> {
+    match error {
+        DepotError::Missing { object } => Ok(Problem::new(
+            object,
+            ProblemKind::Missing,
+            "it is missing from the bucket",
+        )),
+        DepotError::Damaged { object, what } => {
+            Ok(Problem::new(object, ProblemKind::Damaged, what))
+        }
+        // The config of this repository was read, so it is of a format that is known: what claims to be of another one was changed.
+        DepotError::Unreadable { object, source } => {
+            Ok(Problem::new(object, ProblemKind::Damaged, source))
+        }
+        error => Err(error.into()),
+    }
+}
+
+/// The same for objects of the root.
+fn root_problem(error: RootError) -> Result<Problem, RootError> {
+    match error {
+        RootError::Damaged { key, reason } => Ok(Problem::new(key, ProblemKind::Damaged, reason)),
+        RootError::Unopenable { key, source } => {
+            Ok(Problem::new(key, ProblemKind::Damaged, source))
+        }
+        RootError::State(error) => Ok(Problem::new(ROOT_KEY, ProblemKind::Damaged, error)),
+        RootError::Store(error) if error.is_not_found() => Ok(Problem::new(
+            error.key(),
+            ProblemKind::Missing,
+            "it is missing from the bucket",
+        )),
+        error => Err(error),
+    }
+}
+
+impl Scan<'_> {
+    /// Every key of the bucket with its size in bytes.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub async fn list(&self) -> Result<BTreeMap<String, u64>, RootError> {
+        let mut found = BTreeMap::new();
+        let mut after: Option<String> = None;
+        loop {
+            let page = self.store.list("", after.as_deref(), PAGE_KEYS).await?;
+            let is_last = page.len() < PAGE_KEYS;
+            after = page.last().map(|info| info.key.clone());
+            found.extend(page.into_iter().map(|info| (info.key, info.size)));
+            if is_last {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// The config, and every key slot of this repository as far as it can be judged without its password.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub async fn keys(
+        &self,
+        bucket: &BTreeMap<String, u64>,
+        report: &mut Report,
+    ) -> Result<(), RootError> {
+        match self.store.get(Config::KEY).await {
+            Ok((object, _)) => {
+                if let Err(error) = self.verify_config(&object) {
+                    report.add(Problem::new(Config::KEY, ProblemKind::Damaged, error));
+                }
+            }
+            Err(error) => {
+                report.add(root_problem(error.into())?);
+            }
+        }
+        let mut slots = 0;
+        for key in bucket.keys() {
+            let layout::Place::Slot(name) = place_of(key) else {
+                continue;
+            };
+            let object = match self.store.get(key).await {
+                Ok((object, _)) => object,
+                Err(error) if error.is_not_found() => continue,
+                Err(error) => return Err(error.into()),
+            };
+            match Slot::open(self.keyring.repository(), name, &object) {
+                Ok(_) => slots += 1,
+                // Left by a creation that another one overtook; unless it does not verify as that one's either.
+                Err(OpenError::WrongRepository { found })
+                    if Slot::open(found, name, &object).is_ok() => {}
+                Err(error) => {
+                    report.add(Problem::new(key, ProblemKind::Damaged, error));
+                }
+            }
+        }
+        if self.keyring.is_sealed() && slots == 0 {
+            let what = "no key slot of this repository is left: keep this process' password, and nothing else will open it";
+            report.add(Problem::new("keys/", ProblemKind::Missing, what));
+        }
+        Ok(())
+    }
+
+    fn verify_config(&self, object: &[u8]) -> Result<(), OpenError> {
+        let config = Config::open(object)?;
+        let found = match config.is_sealed() {
+            true => Some(config.unlock(self.keyring.secrets().clone())?),
+            false => config.keyring()?,
+        };
+        let found = found.filter(|found| {
+            found.is_sealed() == self.keyring.is_sealed()
+                && found.repository() == self.keyring.repository()
+        });
+        match found {
+            Some(_) => Ok(()),
+            None => Err(OpenError::Damaged {
+                what: "it is the config of another repository",
+            }),
+        }
+    }
+
+    /// The root, if it can be read; compared with what this machine remembers.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub async fn root(&self, report: &mut Report) -> Result<Option<RootHandle>, RootError> {
+        let parts = RootParts {
+            store: self.store.clone(),
+            keyring: self.keyring.clone(),
+            entropy: self.options.entropy.clone(),
+            memory: Arc::new(VolatileMemory::default()),
+            policy: self.options.policy,
+        };
+        let handle = match RootHandle::open(parts, 0).await {
+            Ok(handle) => handle,
+            Err(error) => {
+                report.add(root_problem(error)?);
+                return Ok(None);
+            }
+        };
+        let found = handle.current().root.mark();
+        report.generation = Some(found.generation);
+        if let Some(known) = self.known_mark().await
+            && is_rollback(known, found)
+        {
+            let what = format!(
+                "it shows generation {}, but generation {} was seen before: the bucket was rolled back",
+                found.generation, known.generation
+            );
+            report.add(Problem::new(ROOT_KEY, ProblemKind::RolledBack, what));
+        } else if let Some(memory) = &self.options.memory
+            && let Err(error) = memory.remember(found).await
+        {
+            tracing::warn!(%error, "cannot remember which generation of the repository was seen last");
+        }
+        if found.generation < self.options.min_generation {
+            let what = format!(
+                "it shows generation {}, and at least {} is demanded",
+                found.generation, self.options.min_generation
+            );
+            report.add(Problem::new(ROOT_KEY, ProblemKind::RolledBack, what));
+        }
+        Ok(Some(handle))
+    }
+
+    /// The newest root that this machine remembers.
+    pub async fn known_mark(&self) -> Option<RootMark> {
+        let memory = self.options.memory.as_ref()?;
+        memory.recall().await.ok().flatten()
+    }
+
+    /// Everything that the root's lists hold. Each list that cannot be read is a problem.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub async fn lists(&self, root: &Root, report: &mut Report) -> Result<Listed, RootError> {
+        let lists = Lists::new(self.store.clone(), self.keyring.clone());
+        let mut listed = Listed::default();
+        for list in &root.snapshots {
+            match lists.snapshot_shards(&[*list]).await {
+                Ok(shards) => listed
+                    .snapshots
+                    .extend(shards.iter().flat_map(|shard| shard.to_vec())),
+                Err(error) => {
+                    report.add(root_problem(error)?);
+                    listed.lost.push(*list);
+                }
+            }
+        }
+        for list in &root.trash {
+            match lists.trash_shards(&[*list]).await {
+                Ok(shards) => listed
+                    .trash
+                    .extend(shards.iter().flat_map(|shard| shard.to_vec())),
+                Err(error) => {
+                    report.add(root_problem(error)?);
+                    listed.lost.push(*list);
+                }
+            }
+        }
+        for condemned in &root.condemned {
+            match lists.pack_shards(&[condemned.list]).await {
+                Ok(shards) => {
+                    let entries = shards.iter().flat_map(|shard| shard.iter());
+                    listed.condemned.extend(entries.map(|entry| entry.0));
+                }
+                Err(error) => {
+                    report.add(root_problem(error)?);
+                }
+            }
+        }
+        for list in &root.quarantine {
+            match lists.quarantine_shards(&[*list]).await {
+                Ok(shards) => {
+                    let entries = shards.iter().flat_map(|shard| shard.iter());
+                    listed.quarantine.extend(entries.map(|entry| Place {
+                        pack: entry.pack,
+                        frame: entry.frame,
+                    }));
+                }
+                Err(error) => {
+                    report.add(root_problem(error)?);
+                }
+            }
+        }
+        report.counts.snapshots = listed.snapshots.len() as u64;
+        report.counts.trash = listed.trash.len() as u64;
+        report.counts.volumes = root.volumes.len() as u64;
+        Ok(listed)
+    }
+
+    /// Everything that the root's index objects hold. Each that cannot be read, or that contradicts another, is a problem.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub async fn index(&self, root: &Root, report: &mut Report) -> Result<Indexed, RootError> {
+        let mut indexed = Indexed::default();
+        let mut reads = futures::stream::iter(root.index.iter())
+            .map(|reference| async move { (*reference, self.verifier.index(*reference).await) })
+            .buffered(READS_AT_ONCE);
+        while let Some((reference, read)) = reads.next().await {
+            report.counts.indexes += 1;
+            let packs = match read {
+                Ok(packs) => packs,
+                Err(error) => {
+                    report.add(as_problem(error)?);
+                    indexed.lost.push(reference);
+                    continue;
+                }
+            };
+            for pack in packs {
+                let known = indexed
+                    .packs
+                    .entry(pack.name())
+                    .or_insert_with(|| pack.clone());
+                if *known != pack {
+                    let what = format!("it and another index object disagree about {}", pack.key());
+                    let key = reference.name.key(Class::Index);
+                    report.add(Problem::new(key, ProblemKind::Inconsistent, what));
+                }
+            }
+        }
+        Ok(indexed)
+    }
+
+    /// Packs in the bucket that are not among `known`, as they describe themselves. What does not describe itself is left out.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub async fn unlisted(
+        &self,
+        bucket: &BTreeMap<String, u64>,
+        known: impl Fn(&PackName) -> bool,
+    ) -> Result<Vec<PackContents>, RootError> {
+        let packs = bucket
+            .iter()
+            .filter_map(|(key, bytes)| match place_of(key) {
+                layout::Place::Named(class @ (Class::DataPack | Class::MetadataPack), name) => {
+                    (!known(&name)).then_some((class, name, *bytes))
+                }
+                _ => None,
+            });
+        futures::stream::iter(packs.collect::<Vec<_>>())
+            .map(|(class, name, bytes)| async move {
+                match self.verifier.describe(name, class, bytes).await {
+                    Ok(pack) => Ok(Some(pack)),
+                    Err(error) => as_problem(error).map(|_| None),
+                }
+            })
+            .buffered(READS_AT_ONCE)
+            .try_filter_map(|found| async move { Ok(found) })
+            .try_collect()
+            .await
+    }
+
+    /// Heartbeats and journals of the sessions in the root.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub async fn sessions(
+        &self,
+        root: &Root,
+        bucket: &BTreeMap<String, u64>,
+        report: &mut Report,
+    ) -> Result<(), RootError> {
+        for id in root.sessions.keys() {
+            let key = id.key();
+            match self.verifier.object(Class::Session, &key).await {
+                Ok(payload) if Beat::decode(&payload).is_some() => {}
+                Ok(_) => {
+                    let what = "it is no heartbeat";
+                    report.add(Problem::new(key, ProblemKind::Damaged, what));
+                }
+                // It has not beaten yet, or never will: that holds back deletion and hurts nobody.
+                Err(DepotError::Missing { .. }) => report.counts.silent_sessions += 1,
+                Err(error) => {
+                    report.add(as_problem(error)?);
+                }
+            }
+        }
+        for key in bucket.keys() {
+            let layout::Place::Journal { session, .. } = place_of(key) else {
+                continue;
+            };
+            if !root.sessions.contains_key(&session) {
+                continue;
+            }
+            match self.verifier.object(Class::Journal, key).await {
+                Ok(_) => {}
+                // Whoever replayed it has removed it since the bucket was listed.
+                Err(DepotError::Missing { .. }) => {}
+                Err(error) => {
+                    report.add(as_problem(error)?);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Counts what the root does not need.
+pub fn count_orphans(
+    root: &Root,
+    packs: &BTreeMap<PackName, PackContents>,
+    condemned: &HashSet<PackName>,
+    bucket: &BTreeMap<String, u64>,
+    report: &mut Report,
+) {
+    let lists: HashSet<PackName> = list_refs(root).map(|list| list.name).collect();
+    let indexes: HashSet<PackName> = root.index.iter().map(|index| index.name).collect();
+    let is_at_work = |session: u64| root.sessions.contains_key(&SessionId(session));
+    for (key, bytes) in bucket {
+        let orphans = &mut report.orphans;
+        let (needed, count, session) = match place_of(key) {
+            layout::Place::Config | layout::Place::Root | layout::Place::Slot(_) => continue,
+            layout::Place::Session(id) => (is_at_work(id.0), &mut orphans.sessions, id.0),
+            layout::Place::Journal { session, .. } => {
+                (is_at_work(session.0), &mut orphans.journals, session.0)
+            }
+            layout::Place::Named(Class::List, name) => {
+                (lists.contains(&name), &mut orphans.lists, name.session)
+            }
+            layout::Place::Named(Class::Index, name) => {
+                let needed = indexes.contains(&name);
+                (needed, &mut orphans.indexes, name.session)
+            }
+            layout::Place::Named(_, name) => {
+                let needed = packs.contains_key(&name) || condemned.contains(&name);
+                (needed, &mut orphans.packs, name.session)
+            }
+            layout::Place::Probe => (false, &mut orphans.probes, 0),
+            layout::Place::Foreign => (false, &mut orphans.foreign, 0),
+        };
+        if needed {
+            continue;
+        }
+        match is_at_work(session) {
+            true => orphans.in_progress += 1,
+            false => *count += 1,
+        }
+        report.orphans.bytes += bytes;
+    }
+}
+
+/// All lists that a root names.
+pub fn list_refs(root: &Root) -> impl Iterator<Item = &ListRef> {
+    let condemned = root.condemned.iter().map(|condemned| &condemned.list);
+    let lists = root.snapshots.iter().chain(&root.trash);
+    lists.chain(&root.quarantine).chain(condemned)
+}

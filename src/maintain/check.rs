@@ -203,7 +203,7 @@ async fn once(
         true => {
             let known =
                 |name: &PackName| indexed.packs.contains_key(name) || condemned.contains(name);
-            scan.unlisted(&bucket, known).await?
+            scan.unlisted(&bucket, known, &mut report).await?
         }
         false => Vec::new(),
     };
@@ -228,14 +228,7 @@ async fn once(
     };
     findings.walk(&verifier, &packs, options).await?;
     if let Some(root) = &root {
-        findings.heads(root).await?;
-        let Findings { bucket, report, .. } = &mut findings;
-        scan.sessions(root, bucket, report).await?;
-        let current = findings.handle.as_ref().map(RootHandle::current);
-        if let Some(view) = current {
-            findings.count_orphans(&view.root);
-        }
-        findings.blame(root).await?;
+        findings.judge(root, &scan).await?;
     }
     Ok(findings)
 }
@@ -275,6 +268,9 @@ fn open_depot(
     )
 }
 
+/// What the root or a list names: the object that does, who it is, its tree, its commit record and that record's number, if it is known.
+type NamedHead = (String, String, Option<Id>, Option<Id>, Option<u64>);
+
 impl Findings {
     /// Walks packs: data before metadata, so that segments are judged by chunks that are known to be lost.
     async fn walk(
@@ -307,9 +303,18 @@ impl Findings {
         Ok(())
     }
 
+    /// Everything that is judged by a root.
+    async fn judge(&mut self, root: &Root, scan: &Scan<'_>) -> Result<(), RootError> {
+        self.heads(root).await?;
+        let report = &mut self.report;
+        scan.sessions(root, &self.bucket, report).await?;
+        self.count_orphans(root);
+        self.blame(root).await
+    }
+
     /// What the root and the lists name: trees and commit records, and that these agree.
     async fn heads(&mut self, root: &Root) -> Result<(), RootError> {
-        let mut named: Vec<(String, String, Option<Id>, Option<Id>, Option<u64>)> = Vec::new();
+        let mut named: Vec<NamedHead> = Vec::new();
         for (volume, entry) in &root.volumes {
             let who = format!("volume {volume}");
             let sequence = Some(entry.sequence);

@@ -11,7 +11,7 @@ use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Config, Keyring, OpenError, Slot};
 use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::{PackContents, Verifier};
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 
 use super::check::CheckOptions;
 use super::layout::{self, place_of};
@@ -19,6 +19,7 @@ use super::report::{Problem, ProblemKind, Report};
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootParts, is_rollback};
 use crate::root::heartbeat::Beat;
+use crate::root::journal::JournalEntry;
 use crate::root::lists::Lists;
 use crate::root::memory::VolatileMemory;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry};
@@ -329,7 +330,8 @@ impl Scan<'_> {
         Ok(indexed)
     }
 
-    /// Packs in the bucket that are not among `known`, as they describe themselves. What does not describe itself is left out.
+    /// Packs in the bucket that are not among `known`, as they describe themselves. Asked only when a part of the index is lost: each may then be one that is needed, so
+    /// that one which does not describe itself is a problem.
     ///
     /// # Errors
     /// Store errors.
@@ -337,6 +339,7 @@ impl Scan<'_> {
         &self,
         bucket: &BTreeMap<String, u64>,
         known: impl Fn(&PackName) -> bool,
+        report: &mut Report,
     ) -> Result<Vec<PackContents>, RootError> {
         let packs = bucket
             .iter()
@@ -346,17 +349,20 @@ impl Scan<'_> {
                 }
                 _ => None,
             });
-        futures::stream::iter(packs.collect::<Vec<_>>())
-            .map(|(class, name, bytes)| async move {
-                match self.verifier.describe(name, class, bytes).await {
-                    Ok(pack) => Ok(Some(pack)),
-                    Err(error) => as_problem(error).map(|_| None),
+        let reads = packs.map(|(class, name, bytes)| self.verifier.describe(name, class, bytes));
+        let mut reads = futures::stream::iter(reads.collect::<Vec<_>>()).buffered(READS_AT_ONCE);
+        let mut found = Vec::new();
+        while let Some(read) = reads.next().await {
+            match read {
+                Ok(pack) => found.push(pack),
+                Err(error) => {
+                    let mut problem = as_problem(error)?;
+                    problem.what += " (no index object that can be read lists it)";
+                    report.add(problem);
                 }
-            })
-            .buffered(READS_AT_ONCE)
-            .try_filter_map(|found| async move { Ok(found) })
-            .try_collect()
-            .await
+            }
+        }
+        Ok(found)
     }
 
     /// Heartbeats and journals of the sessions in the root.
@@ -384,19 +390,72 @@ impl Scan<'_> {
                 }
             }
         }
+        for (id, session) in &root.sessions {
+            self.journals(*id, session.covered, bucket, report).await?;
+        }
+        Ok(())
+    }
+
+    /// The journals of one session in the root, up to `covered` of which a commit has everything: what is above must be whole, or it cannot be replayed. The newest
+    /// one that is gone cannot be missed: it might never have been written.
+    async fn journals(
+        &self,
+        id: SessionId,
+        covered: u64,
+        bucket: &BTreeMap<String, u64>,
+        report: &mut Report,
+    ) -> Result<(), RootError> {
+        let mut reached = covered;
         for key in bucket.keys() {
-            let layout::Place::Journal { session, .. } = place_of(key) else {
-                continue;
+            let number = match place_of(key) {
+                layout::Place::Journal {
+                    session, number, ..
+                } if session == id => number,
+                _ => continue,
             };
-            if !root.sessions.contains_key(&session) {
-                continue;
-            }
-            match self.verifier.object(Class::Journal, key).await {
-                Ok(_) => {}
-                // Whoever replayed it has removed it since the bucket was listed.
-                Err(DepotError::Missing { .. }) => {}
+            let payload = match self.verifier.object(Class::Journal, key).await {
+                Ok(payload) => payload,
+                // Whoever covered or replayed it has removed it since the bucket was listed.
+                Err(DepotError::Missing { .. }) => continue,
                 Err(error) => {
                     report.add(as_problem(error)?);
+                    // What follows is judged as if it were there.
+                    reached = u64::MAX;
+                    continue;
+                }
+            };
+            let entry = match JournalEntry::decode(&payload) {
+                Ok(entry) => entry,
+                Err(why) => {
+                    report.add(Problem::new(key, ProblemKind::Inconsistent, why));
+                    continue;
+                }
+            };
+            if entry.last <= covered {
+                continue;
+            }
+            if entry.first > reached.saturating_add(1) {
+                let directory = key.rsplit_once('/').map_or("", |(directory, _)| directory);
+                let missing = format!("{directory}/{:016x}", number.saturating_sub(1));
+                let (first, wanted) = (entry.first, reached + 1);
+                let what =
+                    format!("operation {wanted} is in no journal, and {key} begins with {first}");
+                report.add(Problem::new(missing, ProblemKind::Missing, what));
+            }
+            reached = reached.max(entry.last);
+            for pack in entry.packs().own {
+                let class = match pack.is_metadata {
+                    true => Class::MetadataPack,
+                    false => Class::DataPack,
+                };
+                let pack_key = pack.name.key(class);
+                if bucket.get(&pack_key) != Some(&pack.length) {
+                    let what = format!("{key} needs it, with {} bytes", pack.length);
+                    let kind = match bucket.contains_key(&pack_key) {
+                        true => ProblemKind::Damaged,
+                        false => ProblemKind::Missing,
+                    };
+                    report.add(Problem::new(pack_key, kind, what));
                 }
             }
         }

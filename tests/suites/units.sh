@@ -5,7 +5,7 @@
 . "$(dirname "$0")/../lib/common.sh"
 
 # Test targets that other suites run, or that need servers.
-elsewhere=' model simulation contract tidy '
+elsewhere=' damage model simulation contract tidy '
 
 targets=(--lib)
 for target in $(awk '/^\[/ {inside = ($0 == "[[test]]")} inside && /^name *=/ {gsub(/[" ]/, "", $0); sub(/^name=/, ""); print}' "$ROOT/tests/Cargo.toml"); do

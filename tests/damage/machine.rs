@@ -1,0 +1,164 @@
+//! A machine that fills a volume, without a kernel.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bkfs::mounting::settings::Settings;
+use bkfs::mounting::{Assembled, Plan};
+use bkfs::repository::{Opening, open_in};
+use bkfs::tree::item::Item;
+use bkfs::volume::commit::SnapshotRequest;
+use bkfs::volume::data::WriteOptions;
+use bkfs::volume::namespace::NewInode;
+use bkfs::volume::state::Scope;
+use bkfs::volume::{ROOT_INODE, Volume};
+use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::store::{Store, StoreOptions, parse_url};
+use bkfs_fuse::MountOptions;
+use bytes::Bytes;
+use tokio::runtime::Runtime;
+
+use crate::password::Known;
+
+/// How a repository is opened here.
+pub fn opening() -> Opening {
+    Opening {
+        url: parse_url("/memory").expect("url"),
+        store: StoreOptions::default(),
+        depot: DepotConfig {
+            cache_dir: None,
+            workers: 0,
+            ..DepotConfig::default()
+        },
+        timeout: Duration::from_secs(10),
+        min_generation: 0,
+        state_dir: None,
+    }
+}
+
+/// A machine with a mount of `main`.
+pub struct Machine {
+    runtime: Runtime,
+    assembled: Assembled,
+}
+
+impl Machine {
+    /// Mounts, over whoever holds the volume.
+    pub fn mount(store: Arc<dyn Store>, password: Option<&'static str>) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("runtime");
+        let mut password = Known(password);
+        let repository = runtime.block_on(open_in(store, opening(), &mut password));
+        let plan = Plan {
+            repository: Arc::new(repository.expect("opens")),
+            mount_point: "/nowhere".into(),
+            options: MountOptions::default(),
+            settings: Settings::default(),
+            volume: "main".into(),
+            steal: true,
+            spool: None,
+        };
+        let assembled = runtime.block_on(plan.assemble(&runtime.handle().clone()));
+        Machine {
+            assembled: assembled.expect("mounted"),
+            runtime,
+        }
+    }
+
+    fn volume(&self) -> Arc<Volume> {
+        self.assembled.volume().expect("is writable").clone()
+    }
+
+    /// Directory and name of a path of at most two parts.
+    fn place<'p>(&self, path: &'p str) -> (u64, &'p str) {
+        match path.split_once('/') {
+            Some((directory, name)) => (self.find(ROOT_INODE, directory).expect("is there"), name),
+            None => (ROOT_INODE, path),
+        }
+    }
+
+    fn find(&self, directory: u64, name: &str) -> Option<u64> {
+        let volume = self.volume();
+        let key = volume.name_key(directory, name.as_bytes()).expect("short");
+        let item = self.runtime.block_on(volume.view.item(Scope::Live, &key));
+        match item.expect("reads") {
+            Some(Item::Name { inode, .. }) => Some(inode),
+            _ => None,
+        }
+    }
+
+    fn make(&self, path: &str, mode: u32, target: Option<&[u8]>) -> u64 {
+        let (directory, name) = self.place(path);
+        let new = NewInode {
+            mode,
+            uid: 0,
+            gid: 0,
+            device: 0,
+            target: target.map(Bytes::copy_from_slice),
+            profile: 0,
+        };
+        let made = self.volume();
+        let made = self
+            .runtime
+            .block_on(made.make(directory, name.as_bytes(), new));
+        made.expect("made").inode
+    }
+
+    /// Makes a directory.
+    pub fn directory(&self, path: &str) {
+        self.make(path, libc::S_IFDIR | 0o755, None);
+    }
+
+    /// Makes a symbolic link.
+    pub fn symlink(&self, path: &str, target: &[u8]) {
+        self.make(path, libc::S_IFLNK | 0o777, Some(target));
+    }
+
+    /// Writes to a file, which is made if it is not there.
+    pub fn write(&self, path: &str, offset: u64, bytes: Vec<u8>) {
+        let (directory, name) = self.place(path);
+        let inode = self.find(directory, name);
+        let inode = inode.unwrap_or_else(|| self.make(path, libc::S_IFREG | 0o644, None));
+        let volume = self.volume();
+        let write = volume.write(inode, offset, Bytes::from(bytes), WriteOptions::default());
+        self.runtime.block_on(write).expect("written");
+    }
+
+    /// Makes a snapshot.
+    pub fn snapshot(&self, name: &str) {
+        let request = SnapshotRequest {
+            name: Some(name.to_owned()),
+            tags: Vec::new(),
+        };
+        let snapshot = self.volume();
+        self.runtime
+            .block_on(snapshot.snapshot(request))
+            .expect("snapshot");
+    }
+
+    /// Everything is acknowledged.
+    pub fn fsync(&self) {
+        let volume = self.volume();
+        self.runtime.block_on(volume.fsync()).expect("fsync");
+    }
+
+    /// Is gone from one moment to the next.
+    pub fn crash(self) {
+        self.runtime.shutdown_background();
+    }
+}
+
+/// Bytes that look like none other's.
+pub fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut byte = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..length).map(|_| byte()).collect()
+}

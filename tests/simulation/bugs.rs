@@ -17,11 +17,13 @@ pub enum Bug {
     SnapshotReturnsEarly,
     /// A writer that was taken over goes on to acknowledge.
     FencedAcknowledges,
+    /// What a journal holds is carried out again, over the commit that had it.
+    JournalReplayedTwice,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 7] = [
+    pub const ALL: [Bug; 8] = [
         Bug::FsyncReturnsEarly,
         Bug::PackAfterIndex,
         Bug::RootNotReadAgain,
@@ -29,5 +31,6 @@ impl Bug {
         Bug::RecoversByItself,
         Bug::SnapshotReturnsEarly,
         Bug::FencedAcknowledges,
+        Bug::JournalReplayedTwice,
     ];
 }

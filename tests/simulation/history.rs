@@ -57,6 +57,11 @@ impl Lineage {
         self.ops.len()
     }
 
+    /// The last operations that were asked for.
+    pub fn tail(&self, count: usize) -> Vec<Op> {
+        self.ops[self.ops.len().saturating_sub(count)..].to_vec()
+    }
+
     /// The state after all of them.
     pub fn now(&self) -> &Model {
         &self.now

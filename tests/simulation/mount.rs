@@ -15,6 +15,7 @@ use bkfs::tree::item::Timestamp;
 use bkfs_chunker::budget::MemoryBudget;
 use bkfs_chunker::depot::DepotConfig;
 use bkfs_chunker::entropy::SeededEntropy;
+use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::store::{Store, StoreOptions, parse_url};
 use bkfs_fuse::MountOptions;
 use tokio::time::Instant;
@@ -95,6 +96,7 @@ pub enum Refused {
 pub struct Mount {
     pub assembled: Assembled,
     pub client: Client,
+    pub keyring: Keyring,
 }
 
 /// The machine that a wish comes from.
@@ -137,6 +139,7 @@ pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused>
     };
     let repository = open_on(machine(wish), store, opening, &mut Known(None)).await?;
     let repository = Arc::new(repository);
+    let keyring = repository.depot.keyring().clone();
     let mut options = MountOptions::default();
     options.flags.read_only = wish.read_only;
     let plan = Plan {
@@ -154,7 +157,11 @@ pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused>
     };
     let assembled = plan.assemble(&tokio::runtime::Handle::current()).await?;
     let client = Client(assembled.vfs.clone());
-    Ok(Mount { assembled, client })
+    Ok(Mount {
+        assembled,
+        client,
+        keyring,
+    })
 }
 
 impl Mount {

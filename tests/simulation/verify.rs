@@ -4,6 +4,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bkfs::maintain::{self, CheckOptions};
+use bkfs_chunker::entropy::SeededEntropy;
+use bkfs_chunker::seal::Keyring;
+
 use crate::alphabet::{Dump, World as _};
 use crate::history::{Shared as Past, differences};
 use crate::mount::{Wish, mount};
@@ -57,7 +61,24 @@ pub async fn volume(world: &Rc<World>, volume: &str, past: &Past) -> Result<(), 
             "a reader sees something else than its writer:\n{difference}"
         ));
     }
-    snapshots(world, volume).await
+    snapshots(world, volume).await?;
+    check(world, &reader.keyring).await
+}
+
+/// `bkfs check --read-data` finds nothing wrong.
+async fn check(world: &World, keyring: &Keyring) -> Result<(), String> {
+    let options = CheckOptions {
+        entropy: Arc::new(SeededEntropy::new(world.order.seed)),
+        ..CheckOptions::oracle()
+    };
+    let bucket = Arc::new(world.shared.bucket.clone());
+    let report = maintain::check(bucket, keyring, &options)
+        .await
+        .map_err(|error| format!("check cannot be made: {error}"))?;
+    match report.is_clean() {
+        true => Ok(()),
+        false => Err(format!("check finds {report}")),
+    }
 }
 
 /// Reads every snapshot of a volume back.

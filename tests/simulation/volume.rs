@@ -24,6 +24,9 @@ const MOUNTS_MAX: u64 = 40;
 /// Attempts at a mount or a reading while things go wrong.
 const ATTEMPTS: u32 = 12;
 
+/// Operations of the last journal, for [`Bug::JournalReplayedTwice`].
+const REPLAYED_TWICE: usize = 6;
+
 /// A mount that was left to itself: dead, or alive and about to lose its volume.
 struct Predecessor {
     past: Past,
@@ -106,6 +109,13 @@ async fn one_mount(
             .succeed(&seen)
             .map_err(|error| format!("a new mount found {error}"))?,
     };
+    if world.order.bug == Some(Bug::JournalReplayedTwice) {
+        let journal = before.past.borrow().tail(REPLAYED_TWICE);
+        for op in &journal {
+            // A replay has nobody to answer to.
+            let _ = up.client.apply(op).await;
+        }
+    }
     if before.task.is_some() {
         world.counts.borrow_mut().takeovers += 1;
         world.shared.faults.count("taken over");

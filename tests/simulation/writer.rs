@@ -141,6 +141,7 @@ impl Writer {
     /// fsync(2): what it acknowledges must never be lost.
     async fn sync(&self) -> Result<Option<End>, String> {
         let count = self.past.borrow().length();
+        let was_taken = self.past.borrow().is_taken();
         let answer = match self.bug() {
             Some(Bug::FsyncReturnsEarly) => Ok(Vec::new()),
             _ => {
@@ -154,6 +155,12 @@ impl Writer {
             shown(&answer)
         ));
         let pretends = self.bug() == Some(Bug::FencedAcknowledges) && self.past.borrow().is_taken();
+        if answer.is_ok() && was_taken {
+            return Err(
+                "a fsync was acknowledged that began after the volume had been taken over"
+                    .to_owned(),
+            );
+        }
         if answer.is_ok() || pretends {
             self.world.counts.borrow_mut().syncs += 1;
             self.past.borrow_mut().acknowledge(count)?;
@@ -206,6 +213,7 @@ impl Writer {
             return Ok(());
         };
         let least = self.past.borrow().length().saturating_sub(under_way);
+        let was_taken = self.past.borrow().is_taken();
         let name = format!("snapshot-{}", world.snapshots.borrow().len());
         let number = note_snapshot(world, &self.volume, &name, &self.past, least);
         let request = SnapshotRequest {
@@ -226,6 +234,11 @@ impl Writer {
             .shared
             .trace
             .note(format_args!("{} {name} of {least}: {said}", self.volume));
+        if made.is_ok() && was_taken {
+            return Err(format!(
+                "{name} was acknowledged, and had been asked for after the volume was taken over"
+            ));
+        }
         if made.is_ok() {
             world.counts.borrow_mut().snapshots += 1;
             let most = self.past.borrow().length();

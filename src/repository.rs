@@ -237,10 +237,17 @@ impl Repository {
 
     async fn load(&self, view: &RootView) -> Result<(), RootError> {
         let condemned = self.lists.condemned(&view.root).await?;
-        self.depot
-            .load_index(&view.root.index, &condemned)
-            .await
-            .map_err(RootError::from)
+        self.depot.load_index(&view.root.index, &condemned).await?;
+        self.load_quarantine(view).await;
+        Ok(())
+    }
+
+    /// New data is not matched with what is known to be damaged. A quarantine that cannot be read keeps nobody from working: what is damaged is then found by reading.
+    async fn load_quarantine(&self, view: &RootView) {
+        match self.lists.quarantine(&view.root).await {
+            Ok(places) => self.depot.set_quarantine(places),
+            Err(error) => tracing::warn!(%error, "the quarantine cannot be read"),
+        }
     }
 
     /// The time of day, for what is recorded.

@@ -1,4 +1,4 @@
-//! `bkfs check URL [--read-data[=N%]]`
+//! `bkfs check URL [--read-data[=N%]] [--repair]`
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,8 +11,10 @@ use crate::cli::output::{Code, Failure, Output, bytes};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::{Global, block_on};
 use crate::maintain::check::{CheckOptions, CheckProgress, check};
+use crate::maintain::repair;
 use crate::maintain::report::{Problem, Report};
 use crate::maintain::sample::Sample;
+use crate::root::error::RootError;
 use crate::root::retry::RetryPolicy;
 
 /// Problems shown to people; scripts see all.
@@ -23,7 +25,7 @@ const SHOWN_NAMES: usize = 10;
 
 /// Check that everything in a repository is there and is what it was
 ///
-/// Reads the bucket itself, never a cache, and writes nothing. Without --read-data: every reference from the root to packs, all metadata, and of data packs
+/// Reads the bucket itself, never a cache, and writes nothing without --repair. Without --read-data: every reference from the root to packs, all metadata, and of data packs
 /// header and footer. Works beside running mounts. Ends with 13 if anything is damaged.
 #[derive(Debug, clap::Args)]
 pub struct Check {
@@ -35,7 +37,13 @@ pub struct Check {
     /// Choose the packs of --read-data=N% as the check did that printed this number
     #[arg(long, value_name = "N", requires = "read_data")]
     seed: Option<u64>,
+    /// Mend what can be mended: lost index objects, a lost root, lost lists of snapshots; put damage in quarantine, so that the next write of the same data stores it again
+    #[arg(long)]
+    repair: bool,
 }
+
+/// How often what was repaired is looked at and repaired again: a root first, then what it names.
+const REPAIRS_MAX: u32 = 3;
 
 fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text);
@@ -74,12 +82,36 @@ pub fn run(command: Check, global: &Global, output: &Output) -> Result<(), Failu
             output.remark(format_args!("the sample's seed is {seed}"));
         }
         let bar = follow(output, options.progress.clone());
-        let report = check(bare.store, &bare.keyring, &options).await;
+        let report = match command.repair {
+            true => mend(&bare, &options, output).await,
+            false => check(bare.store, &bare.keyring, &options).await,
+        };
         bar.finish().await;
         let report = report?;
         show(&report, output, started)?;
         conclude(&report)
     })
+}
+
+/// Says what will be done, does it, and checks again, until nothing can be done any more. The report is that of the last check.
+async fn mend(bare: &Bare, options: &CheckOptions, output: &Output) -> Result<Report, RootError> {
+    for _ in 0..REPAIRS_MAX {
+        let (findings, plan) = repair::plan(&bare.store, &bare.keyring, options).await?;
+        if plan.is_empty() {
+            return Ok(findings.report);
+        }
+        findings
+            .report
+            .problems
+            .iter()
+            .take(SHOWN_PROBLEMS)
+            .for_each(|problem| output.remark(problem));
+        for step in &plan.steps {
+            output.remark(format_args!("repair: {step}"));
+        }
+        repair::execute(&bare.store, &bare.keyring, options, &findings, plan).await?;
+    }
+    check(bare.store.clone(), &bare.keyring, options).await
 }
 
 fn options(bare: &Bare) -> CheckOptions {

@@ -3,7 +3,7 @@
 //! Owns the order: keys, root, lists, index objects, data packs, metadata packs, heads, sessions, orphans, and what damage touches. Writes nothing to the bucket. It
 //! is also the oracle of the tests: [`check`] takes a store and a keyring, and says what is wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,6 +28,7 @@ use crate::root::handle::RootHandle;
 use crate::root::memory::GenerationMemory;
 use crate::root::record::CommitRecord;
 use crate::root::retry::RetryPolicy;
+use crate::root::snapshots::SnapshotEntry;
 use crate::root::state::{ROOT_KEY, Root};
 
 /// What the depot that looks blobs up keeps of frames, in bytes: it reads nodes when damage is traced, and nothing else.
@@ -124,6 +125,14 @@ pub struct Findings {
     pub learned: Learned,
     /// Looks up and reads blobs of all packs that were looked at.
     pub depot: Depot,
+    /// Why the root may be of a newer program, if it says so.
+    pub newer_root: Option<String>,
+    /// Snapshots that any list in the bucket tells of; looked for only if the root or a list is lost.
+    pub leftover_snapshots: Vec<SnapshotEntry>,
+    /// The highest epoch that a heartbeat tells of; looked for as above.
+    pub leftover_epoch: u64,
+    /// The newest generation that this machine remembers.
+    pub known_generation: u64,
 }
 
 /// Checks the repository in `store`. Damage is in the report; an error means that the check could not be made.
@@ -147,9 +156,22 @@ pub async fn examine(
     keyring: &Keyring,
     options: &CheckOptions,
 ) -> Result<Findings, RootError> {
+    examine_without(store, keyring, options, &HashSet::new()).await
+}
+
+/// The same, as if some packs that no index object holds were not there.
+///
+/// # Errors
+/// Store errors.
+pub async fn examine_without(
+    store: Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+    left_out: &HashSet<PackName>,
+) -> Result<Findings, RootError> {
     let mut round = 1;
     loop {
-        let findings = once(&store, keyring, options).await?;
+        let findings = once(&store, keyring, options, left_out).await?;
         let vanished = |problem: &Problem| problem.kind == ProblemKind::Missing;
         let Some(handle) = &findings.handle else {
             return Ok(findings);
@@ -169,6 +191,7 @@ async fn once(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
     options: &CheckOptions,
+    left_out: &HashSet<PackName>,
 ) -> Result<Findings, RootError> {
     let verifier = Verifier::new(
         store.clone(),
@@ -182,14 +205,30 @@ async fn once(
         verifier: &verifier,
         options,
     };
+    let mut findings = look(&scan, left_out).await?;
+    let live = findings.live_packs();
+    findings.depot.load_packs(&live).await?;
+    count(&live, options, &mut findings.report);
+    findings.walk(&verifier, &live, options).await?;
+    let root = findings.handle.as_ref().map(|handle| handle.current());
+    if let Some(view) = root {
+        findings.judge(&view.root, &scan).await?;
+    }
+    Ok(findings)
+}
+
+/// Everything but packs.
+async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings, RootError> {
+    let options = scan.options;
     let mut report = Report {
         seed: options.data.seed(),
         ..Report::default()
     };
     // The root before the list of the bucket: what it names is there by then.
-    let handle = scan.root(&mut report).await?;
+    let mut newer_root = None;
+    let handle = scan.root(&mut report, &mut newer_root).await?;
     let root = handle.as_ref().map(|handle| handle.current().root.clone());
-    let (listed, indexed) = match &root {
+    let (listed, mut indexed) = match &root {
         Some(root) => (
             scan.lists(root, &mut report).await?,
             scan.index(root, &mut report).await?,
@@ -198,24 +237,28 @@ async fn once(
     };
     let bucket = scan.list().await?;
     scan.keys(&bucket, &mut report).await?;
+    let mut leftovers = Indexed::default();
+    let lost = root.is_none() || !listed.lost.is_empty();
+    let (leftover_snapshots, leftover_epoch) = match lost {
+        true => scan.leftovers(&bucket, &mut leftovers).await?,
+        false => Default::default(),
+    };
+    if root.is_none() {
+        indexed = leftovers;
+    }
     let condemned = &listed.condemned;
     let unlisted = match root.is_none() || !indexed.lost.is_empty() {
         true => {
-            let known =
-                |name: &PackName| indexed.packs.contains_key(name) || condemned.contains(name);
+            let known = |name: &PackName| {
+                indexed.packs.contains_key(name)
+                    || condemned.contains(name)
+                    || left_out.contains(name)
+            };
             scan.unlisted(&bucket, known, &mut report).await?
         }
         false => Vec::new(),
     };
-    let live = indexed
-        .packs
-        .values()
-        .filter(|pack| !condemned.contains(&pack.name()));
-    let packs: Vec<PackContents> = live.chain(&unlisted).cloned().collect();
-    let depot = open_depot(store, keyring, options)?;
-    depot.load_packs(&packs).await?;
-    count(&packs, options, &mut report);
-    let mut findings = Findings {
+    Ok(Findings {
         report,
         handle,
         listed,
@@ -224,13 +267,12 @@ async fn once(
         bucket,
         damage: Damage::default(),
         learned: Learned::default(),
-        depot,
-    };
-    findings.walk(&verifier, &packs, options).await?;
-    if let Some(root) = &root {
-        findings.judge(root, &scan).await?;
-    }
-    Ok(findings)
+        depot: open_depot(scan.store, scan.keyring, options)?,
+        newer_root,
+        leftover_snapshots,
+        leftover_epoch,
+        known_generation: scan.known_mark().await.map_or(0, |mark| mark.generation),
+    })
 }
 
 fn count(packs: &[PackContents], options: &CheckOptions, report: &mut Report) {
@@ -284,7 +326,7 @@ impl Findings {
             depot: &self.depot,
             progress: &options.progress,
             bucket: &self.bucket,
-            records: self.handle.is_none(),
+            records: self.handle.is_none() || !self.listed.lost.is_empty(),
         };
         let copies = |prefix: &_| self.depot.places_of(prefix);
         let quarantine = &self.listed.quarantine;
@@ -301,6 +343,14 @@ impl Findings {
         }
         self.learned = learned;
         Ok(())
+    }
+
+    /// The packs that are looked at: the index, without what is condemned, and what it may have lost.
+    fn live_packs(&self) -> Vec<PackContents> {
+        let condemned = &self.listed.condemned;
+        let held = self.indexed.packs.values();
+        let live = held.filter(|pack| !condemned.contains(&pack.name()));
+        live.chain(&self.unlisted).cloned().collect()
     }
 
     /// Everything that is judged by a root.

@@ -12,6 +12,8 @@
 //! | [`check`] | reads the repository and judges it |
 //! | [`scan`] | root, lists, index objects, and what else lies in the bucket |
 //! | [`contents`] | walks packs: every blob, every reference |
+//! | [`rebuild`] | from what is left to a new root (pure) |
+//! | [`repair`] | plans what can be mended, and does it |
 //! | [`blame`] | which snapshots and files damage touches |
 //!
 //! **Memory** of a check: 256 MiB for objects in hand, about 75 bytes for each blob in live packs (75 MB per million chunks, that is per 64 GB of
@@ -23,6 +25,8 @@ pub mod check;
 pub mod contents;
 pub mod judge;
 pub mod layout;
+pub mod rebuild;
+pub mod repair;
 pub mod report;
 pub mod sample;
 pub mod scan;

@@ -22,7 +22,7 @@ use crate::root::heartbeat::Beat;
 use crate::root::journal::JournalEntry;
 use crate::root::lists::Lists;
 use crate::root::memory::VolatileMemory;
-use crate::root::snapshots::{SnapshotEntry, TrashEntry};
+use crate::root::snapshots::{SnapshotEntry, TrashEntry, decode_shard};
 use crate::root::state::{ListRef, ROOT_KEY, Root, RootMark, SessionId};
 
 /// Keys asked for at a time.
@@ -56,6 +56,8 @@ pub struct Listed {
     pub quarantine: HashSet<Place>,
     /// Lists of snapshots or trash that cannot be read.
     pub lost: Vec<ListRef>,
+    /// A list of quarantined places cannot be read.
+    pub lost_quarantine: bool,
 }
 
 /// What the index objects of a root say.
@@ -190,7 +192,11 @@ impl Scan<'_> {
     ///
     /// # Errors
     /// Store errors.
-    pub async fn root(&self, report: &mut Report) -> Result<Option<RootHandle>, RootError> {
+    pub async fn root(
+        &self,
+        report: &mut Report,
+        newer: &mut Option<String>,
+    ) -> Result<Option<RootHandle>, RootError> {
         let parts = RootParts {
             store: self.store.clone(),
             keyring: self.keyring.clone(),
@@ -201,6 +207,12 @@ impl Scan<'_> {
         let handle = match RootHandle::open(parts, 0).await {
             Ok(handle) => handle,
             Err(error) => {
+                if let RootError::Unopenable { source, .. } = &error
+                    && let OpenError::NewerFormat { .. } | OpenError::UnknownFeatures { .. } =
+                        source
+                {
+                    *newer = Some(source.to_string());
+                }
                 report.add(root_problem(error)?);
                 return Ok(None);
             }
@@ -287,6 +299,7 @@ impl Scan<'_> {
                 }
                 Err(error) => {
                     report.add(root_problem(error)?);
+                    listed.lost_quarantine = true;
                 }
             }
         }
@@ -328,6 +341,53 @@ impl Scan<'_> {
             }
         }
         Ok(indexed)
+    }
+
+    /// What is left of index objects and lists when no root names them: every index object that can be read, every snapshot that any list tells of, and the highest
+    /// epoch of any heartbeat.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub async fn leftovers(
+        &self,
+        bucket: &BTreeMap<String, u64>,
+        indexed: &mut Indexed,
+    ) -> Result<(Vec<SnapshotEntry>, u64), RootError> {
+        let (mut snapshots, mut epoch) = (Vec::new(), 0);
+        for key in bucket.keys() {
+            let (class, name) = match place_of(key) {
+                layout::Place::Named(class, name) => (class, Some(name)),
+                layout::Place::Session(_) => (Class::Session, None),
+                _ => continue,
+            };
+            if let (Class::Index, Some(name)) = (class, name) {
+                match self.verifier.index_of(name).await {
+                    Ok(packs) => {
+                        let packs = packs.into_iter().map(|pack| (pack.name(), pack));
+                        indexed.packs.extend(packs);
+                    }
+                    Err(error) => drop(as_problem(error)?),
+                }
+            }
+            if !matches!(class, Class::List | Class::Session) {
+                continue;
+            }
+            let payload = match self.verifier.object(class, key).await {
+                Ok(payload) => payload,
+                Err(error) => {
+                    as_problem(error)?;
+                    continue;
+                }
+            };
+            if class == Class::Session {
+                epoch = epoch.max(Beat::decode(&payload).map_or(0, |beat| beat.base));
+            } else if let Ok(entries) = decode_shard::<SnapshotEntry>(&payload) {
+                snapshots.extend(entries);
+            } else if let Ok(entries) = decode_shard::<TrashEntry>(&payload) {
+                snapshots.extend(entries.into_iter().map(|entry| entry.snapshot));
+            }
+        }
+        Ok((snapshots, epoch))
     }
 
     /// Packs in the bucket that are not among `known`, as they describe themselves. Asked only when a part of the index is lost: each may then be one that is needed, so

@@ -504,7 +504,7 @@ async fn first_view(
 }
 
 /// Opens and decodes a root object.
-pub(super) fn open_root(
+pub(crate) fn open_root(
     keyring: &Keyring,
     object: &[u8],
     version: Version,

@@ -74,7 +74,7 @@ pub(super) async fn bounded<T>(
 }
 
 /// `N` bytes of fresh randomness.
-pub(super) fn random<const N: usize>(entropy: &dyn Entropy) -> [u8; N] {
+pub(crate) fn random<const N: usize>(entropy: &dyn Entropy) -> [u8; N] {
     let mut bytes = [0; N];
     entropy.fill(&mut bytes);
     bytes

@@ -334,7 +334,7 @@ pub fn new_entry(
 }
 
 /// The UTC time to the second, with a counter behind it if that is taken.
-fn default_name(time: Timestamp, taken: impl Fn(&str) -> bool) -> String {
+pub(crate) fn default_name(time: Timestamp, taken: impl Fn(&str) -> bool) -> String {
     let seconds = Timestamp::new(time.as_second(), 0)
         .unwrap_or(time)
         .to_string();
@@ -348,7 +348,7 @@ fn default_name(time: Timestamp, taken: impl Fn(&str) -> bool) -> String {
 }
 
 /// The first number from `start` on, cyclically, that is neither zero nor taken.
-fn free_number(start: u16, taken: &HashSet<u16>) -> Option<u16> {
+pub(crate) fn free_number(start: u16, taken: &HashSet<u16>) -> Option<u16> {
     (0..=u16::MAX)
         .map(|step| start.wrapping_add(step))
         .find(|number| *number != 0 && !taken.contains(number))

@@ -317,6 +317,11 @@ impl Root {
         replace_refs(&mut self.trash, &change.removed, &change.added)
     }
 
+    /// Shards of the quarantine are replaced. Errors like [`Root::change_snapshots`].
+    pub fn change_quarantine(&mut self, change: &ListChange) -> Result<(), Refusal> {
+        replace_refs(&mut self.quarantine, &change.removed, &change.added)
+    }
+
     /// Index objects are replaced. Errors like [`Root::change_snapshots`].
     pub fn change_index(&mut self, change: &IndexChange) -> Result<(), Refusal> {
         replace_refs(&mut self.index, &change.absorbed, &change.added)

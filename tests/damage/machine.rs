@@ -127,6 +127,19 @@ impl Machine {
         self.runtime.block_on(write).expect("written");
     }
 
+    /// What a file holds.
+    pub fn read(&self, path: &str) -> Vec<u8> {
+        let (directory, name) = self.place(path);
+        let inode = self.find(directory, name).expect("is there");
+        let volume = self.volume();
+        let read = async {
+            let attributes = volume.view.attributes(Scope::Live, inode).await?;
+            let range = 0..attributes.size_bytes;
+            volume.view.read(Scope::Live, inode, range).await
+        };
+        self.runtime.block_on(read).expect("reads").concat()
+    }
+
     /// Makes a snapshot.
     pub fn snapshot(&self, name: &str) {
         let request = SnapshotRequest {

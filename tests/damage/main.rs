@@ -9,6 +9,7 @@ mod cases;
 mod machine;
 #[path = "../reference/password.rs"]
 mod password;
+mod repairs;
 mod restored;
 mod targeted;
 mod world;

@@ -56,6 +56,19 @@ a_lost_root_is_named() {
   says 'root: missing'
   clear_message
 }
+a_lost_root_is_rebuilt() {
+  exits 0 bkfs restore "$PLAIN" frozen "$SUITE_TMP/expected"
+  exits 0 bkfs check "$SUITE_TMP/rootless" --repair
+  says 'repair: write a new root' 'no damage'
+  exits 0 bkfs restore "$SUITE_TMP/rootless" frozen "$SUITE_TMP/rebuilt"
+  diff -r "$SUITE_TMP/expected" "$SUITE_TMP/rebuilt"
+}
+damage_is_quarantined_once() {
+  exits 13 bkfs check "$SUITE_TMP/flipped" --read-data --repair
+  says 'repair: put 1 damaged places in quarantine' 'touches main/frozen'
+  exits 13 bkfs check "$SUITE_TMP/flipped" --read-data --repair
+  says_not 'repair:'
+}
 an_older_root_is_refused_by_whoever_saw_a_newer_one() {
   local bucket=$SUITE_TMP/older mountpoint=$SUITE_TMP/older-mount generation
   mkdir -p "$mountpoint"
@@ -104,6 +117,8 @@ at_end "leave_mount '$SUITE_TMP/busy-mount'"
 case_of "clean repositories are clean, and a check writes nothing" clean_repositories_are_clean
 case_of "a flipped bit is named with the files that it spoils" a_flipped_bit_is_named_with_the_files_it_spoils
 case_of "a lost root is named" a_lost_root_is_named
+case_of "a lost root is rebuilt from commit records" a_lost_root_is_rebuilt
+case_of "damage is put in quarantine once" damage_is_quarantined_once
 case_of "an older root is refused by whoever saw a newer one" an_older_root_is_refused_by_whoever_saw_a_newer_one
 case_of "a mount is checked while it is written" a_mount_is_checked_while_it_is_written
 exit 0

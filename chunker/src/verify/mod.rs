@@ -105,7 +105,26 @@ impl Verifier {
     /// # Errors
     /// As [`Verifier::object`].
     pub async fn index(&self, reference: IndexRef) -> Result<Vec<PackContents>, DepotError> {
-        let key = reference.name.key(Class::Index);
+        let packs = self.index_of(reference.name).await?;
+        let blobs = packs.iter().map(PackContents::blob_count);
+        let agrees = packs.len() == reference.packs as usize
+            && blobs.sum::<usize>() as u64 == reference.blobs
+            && index::encoded_length(packs.iter().map(|pack| &pack.0)) == reference.bytes;
+        match agrees {
+            true => Ok(packs),
+            false => {
+                let key = reference.name.key(Class::Index);
+                Err(DepotError::damaged(key, "it is not what the root says"))
+            }
+        }
+    }
+
+    /// The packs of an index object of which no root tells anything.
+    ///
+    /// # Errors
+    /// As [`Verifier::object`].
+    pub async fn index_of(&self, name: PackName) -> Result<Vec<PackContents>, DepotError> {
+        let key = name.key(Class::Index);
         let object = self.link.get(&key).await?;
         let room = object.len() as u64 * INDEX_FACTOR;
         let _room = self.gate.reserve(room).await;
@@ -116,14 +135,7 @@ impl Verifier {
                 .map_err(|error| DepotError::unopened(&key, error))?;
             let records = index::decode(&payload, scratch.frame_decoder.decoder())
                 .map_err(|error| DepotError::damaged(&key, error))?;
-            let blobs = records.iter().map(|record| record.footer.blob_count());
-            let agrees = records.len() == reference.packs as usize
-                && blobs.sum::<usize>() as u64 == reference.blobs
-                && index::encoded_length(&records) == reference.bytes;
-            match agrees {
-                true => Ok(records.into_iter().map(PackContents).collect()),
-                false => Err(DepotError::damaged(&key, "it is not what the root says")),
-            }
+            Ok(records.into_iter().map(PackContents).collect())
         });
         job.await?
     }

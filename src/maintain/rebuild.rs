@@ -1,0 +1,234 @@
+//! From what is left of a repository to a new root. Pure.
+//!
+//! Owns the rules: which commit record may be a volume's last, which snapshots there were, which sessions left journals that must be replayed, and how far above all that
+//! was ever seen the new generation lies. Who reads what is left, and who writes the root, is [`super::repair`].
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use bkfs_chunker::id::Id;
+use bkfs_chunker::seal::RepositoryId;
+
+use crate::root::record::CommitRecord;
+use crate::root::snapshots::{SnapshotEntry, TrashEntry, default_name, free_number};
+use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
+
+/// A generation at least so far above what is known to have been: no machine may have seen one that is higher. A million replacements are a year of one busy volume.
+const GENERATION_GAP: u64 = 1_000_000;
+
+/// A record with its id.
+pub type Record = (Id, CommitRecord);
+
+/// The records of each volume, the best candidate for its last commit first: by number, then by time.
+pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
+    let mut volumes: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
+    for record in records {
+        volumes.entry(&record.1.volume).or_default().push(record);
+    }
+    for records in volumes.values_mut() {
+        let order = |record: &CommitRecord| std::cmp::Reverse((record.sequence, record.time));
+        records.sort_by_key(|(id, record)| (order(record), *id));
+        records.dedup_by_key(|record| record.0);
+    }
+    volumes
+}
+
+/// The records from `tip` back along their parents, as far as they are there.
+pub fn history(records: &[Record], tip: Id) -> Vec<&Record> {
+    let by_id: HashMap<Id, &Record> = records.iter().map(|record| (record.0, record)).collect();
+    let mut found: Vec<&Record> = Vec::new();
+    let mut next = by_id.get(&tip).copied();
+    while let Some(record) = next {
+        found.push(record);
+        // Numbers go down each time, so no chain is a loop.
+        let parent = record
+            .1
+            .parent
+            .and_then(|parent| by_id.get(&parent).copied());
+        next = parent.filter(|parent| parent.1.sequence < record.1.sequence);
+    }
+    found
+}
+
+/// Snapshots that are known already: their names and numbers are taken.
+#[derive(Clone, Debug, Default)]
+pub struct Taken {
+    names: HashSet<(String, String)>,
+    numbers: HashSet<u16>,
+    commits: HashSet<Id>,
+}
+
+impl Taken {
+    /// A snapshot is there.
+    pub fn take(&mut self, entry: &SnapshotEntry) {
+        self.names
+            .insert((entry.volume.clone(), entry.name.clone()));
+        self.numbers.insert(entry.number);
+        self.commits.insert(entry.commit);
+    }
+
+    /// The number that a root tries next.
+    pub fn next_number(&self) -> u16 {
+        self.numbers
+            .iter()
+            .max()
+            .map_or(1, |last| last.wrapping_add(1))
+    }
+}
+
+/// The snapshots that a volume's `history` tells of and that are not `taken`, newest first; of two with one name the older one goes to the trash. `listed` are entries of
+/// whatever lists are left, which know numbers and generations that records do not. What was forgotten comes back.
+pub fn snapshots(
+    history: &[&Record],
+    listed: &[SnapshotEntry],
+    taken: &mut Taken,
+) -> (Vec<SnapshotEntry>, Vec<TrashEntry>) {
+    let by_commit: HashMap<Id, &SnapshotEntry> =
+        listed.iter().map(|entry| (entry.commit, entry)).collect();
+    let (mut kept, mut trash) = (Vec::new(), Vec::new());
+    for (id, record) in history {
+        if taken.commits.contains(id) {
+            continue;
+        }
+        let mut entry = match (by_commit.get(id), &record.snapshot) {
+            (Some(entry), _) => (*entry).clone(),
+            (None, Some(_)) => entry_of(*id, record, taken),
+            (None, None) => continue,
+        };
+        if entry.number == 0 || taken.numbers.contains(&entry.number) {
+            let Some(number) = free_number(1, &taken.numbers) else {
+                break;
+            };
+            entry.number = number;
+        }
+        let name = (entry.volume.clone(), entry.name.clone());
+        let is_taken = taken.names.contains(&name);
+        taken.take(&entry);
+        match is_taken {
+            false => kept.push(entry),
+            true => trash.push(TrashEntry {
+                forgotten: entry.time,
+                snapshot: entry,
+            }),
+        }
+    }
+    (kept, trash)
+}
+
+/// What a record alone tells of its snapshot.
+fn entry_of(id: Id, record: &CommitRecord, taken: &Taken) -> SnapshotEntry {
+    let asked = record.snapshot.clone();
+    let (mut name, mut host, mut user, mut tags) = Default::default();
+    if let Some(asked) = asked {
+        (name, host, user, tags) = (asked.name, asked.host, asked.user, asked.tags);
+    }
+    let is_taken = |name: &str| {
+        let key = (record.volume.clone(), name.to_owned());
+        taken.names.contains(&key)
+    };
+    SnapshotEntry {
+        name: name.unwrap_or_else(|| default_name(record.time, is_taken)),
+        number: 0,
+        volume: record.volume.clone(),
+        tree: record.tree,
+        commit: id,
+        time: record.time,
+        host,
+        user,
+        tags,
+        files: record.inodes,
+        bytes: record.bytes,
+        new_bytes: 0,
+        generation: record.sequence,
+    }
+}
+
+/// A session that left journals: the volume and who.
+pub type Left = (String, SessionId);
+
+/// What a new root is made of.
+#[derive(Clone, Debug)]
+pub struct Remains<'a> {
+    /// Which repository.
+    pub repository: RepositoryId,
+    /// Fresh randomness.
+    pub nonce: [u8; 16],
+    /// All commit records.
+    pub records: &'a [Record],
+    /// The last commit of each volume.
+    pub tips: &'a BTreeMap<String, Id>,
+    /// Sessions with journals.
+    pub journals: &'a BTreeSet<Left>,
+    /// The highest epoch that any heartbeat tells of.
+    pub epoch: u64,
+    /// The highest generation that this machine or any list tells of.
+    pub seen: u64,
+}
+
+/// The new root, without lists and index objects. Sessions that left journals stand in it as ended, so that whoever takes their volume replays them; all others
+/// are gone, and find themselves fenced.
+pub fn root(remains: &Remains<'_>) -> Root {
+    let mut root = Root::new(remains.repository, remains.nonce);
+    let by_id: HashMap<Id, &CommitRecord> = remains
+        .records
+        .iter()
+        .map(|(id, record)| (*id, record))
+        .collect();
+    let mut commits = 0;
+    for (volume, tip) in remains.tips {
+        let Some(record) = by_id.get(tip) else {
+            continue;
+        };
+        commits += record.sequence;
+        let entry = Volume {
+            tree: record.tree,
+            holder: None,
+            sequence: record.sequence,
+            commit: Some(*tip),
+            next_inode: record.next_inode,
+            inodes: record.inodes,
+            bytes: record.bytes,
+            unsnapshotted_bytes: 0,
+        };
+        root.volumes.insert(volume.clone(), entry);
+    }
+    root.generation = remains
+        .seen
+        .max(commits)
+        .saturating_mul(2)
+        .saturating_add(GENERATION_GAP);
+    root.epoch = remains.epoch.max(1) + 1;
+    root.sessions = ended_sessions(remains, &root);
+    root
+}
+
+/// The sessions that left journals, in the order in which they committed; one that has not committed yet came after all that have.
+fn ended_sessions(remains: &Remains<'_>, root: &Root) -> BTreeMap<SessionId, Session> {
+    let mut left: Vec<(u64, u64, &Left)> = Vec::new();
+    for session in remains.journals {
+        let Some(tip) = remains.tips.get(&session.0) else {
+            continue;
+        };
+        let chain = history(remains.records, *tip);
+        let own = chain
+            .iter()
+            .filter(|(_, record)| record.session == session.1);
+        let order = own.clone().map(|(_, record)| record.sequence).max();
+        let covered = own.map(|(_, record)| record.covered).max();
+        left.push((order.unwrap_or(u64::MAX), covered.unwrap_or(0), session));
+    }
+    left.sort();
+    let ended = left.into_iter().enumerate();
+    let ended = ended.map(|(order, (_, covered, (volume, id)))| {
+        let session = Session {
+            state: SessionState::Ending,
+            floor: 0,
+            volume: Some(volume.clone()),
+            registered_epoch: root.epoch,
+            covered,
+            holder: HolderInfo::default(),
+            claimed_generation: order as u64 + 1,
+        };
+        (*id, session)
+    });
+    ended.collect()
+}

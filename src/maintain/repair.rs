@@ -1,0 +1,489 @@
+//! Mends what can be mended: a lost index, a lost root, lost lists of snapshots; and puts damage in quarantine, so that the next write of the same data stores it again.
+//!
+//! Owns the plan, which says beforehand what will be done, and its execution: everything that the new root names is written and acknowledged first, then the root is
+//! replaced, by a session that is registered in it (protocol.md, rules 1 and 2). Deletes nothing. Only where no root is left is one written by nobody's session:
+//! every session of the past is then gone or ended, and finds itself fenced.
+//!
+//! What comes back is closed (rule 3): packs that refer to what is nowhere are left out, unless a snapshot or volume needs them; then what is missing is lost, and
+//! the next check says so. Footers and commit records are what packs carry for this.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bkfs_chunker::catalog::Place;
+use bkfs_chunker::id::Id;
+use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::{Class, Features, Keyring};
+use bkfs_chunker::store::{Store, StoreErrorKind};
+use bkfs_chunker::verify::PackContents;
+
+use super::blame::reach;
+use super::check::{CheckOptions, Findings, examine_without};
+use super::layout;
+use super::rebuild::{self, Left, Remains, Taken};
+use super::report::ProblemKind;
+use crate::root::error::RootError;
+use crate::root::handle::{Transition, open_root};
+use crate::root::holder::SystemProcesses;
+use crate::root::repository::probe;
+use crate::root::retry::random;
+use crate::root::session::OpenSession;
+use crate::root::snapshots::{ListEntry, QuarantineEntry, SnapshotEntry, TrashEntry, encode_shard};
+use crate::root::state::{HolderInfo, ListRef, ROOT_KEY, Root, SessionId};
+use crate::root::transition::{IndexChange, ListChange};
+
+/// What the repair session calls itself.
+const MOUNT_POINT: &str = "bkfs check --repair";
+
+/// How often packs that do not belong to anything are left out and the rest is looked at again.
+const ROUNDS_MAX: u32 = 8;
+
+/// What will be done.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// In sentences, in order.
+    pub steps: Vec<String>,
+    root: Option<Root>,
+    packs: Vec<PackContents>,
+    snapshots: Vec<SnapshotEntry>,
+    trash: Vec<TrashEntry>,
+    quarantine: Vec<QuarantineEntry>,
+    writes_quarantine: bool,
+}
+
+impl Plan {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+}
+
+/// A check that goes on until what it would bring back is closed, and the plan that follows from it.
+///
+/// # Errors
+/// [`RootError::Rollback`] and [`RootError::Unopenable`] where repair would destroy more than it mends; store errors.
+pub async fn plan(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+) -> Result<(Findings, Plan), RootError> {
+    let mut left_out = HashSet::new();
+    for _ in 0..ROUNDS_MAX {
+        let findings = examine_without(store.clone(), keyring, options, &left_out).await?;
+        refuse(&findings)?;
+        let tips = tips(&findings).await?;
+        let open = strangers(&findings, &tips).await?;
+        if open.is_empty() {
+            let plan = make_plan(&findings, &tips, keyring, options)?;
+            return Ok((findings, plan));
+        }
+        left_out.extend(open);
+    }
+    Err(RootError::damaged(
+        "meta/",
+        "too much refers to what is nowhere: nothing is repaired",
+    ))
+}
+
+/// Refuses where a new root would make a loss final that need not be one.
+fn refuse(findings: &Findings) -> Result<(), RootError> {
+    let rolled_back = |kind| kind == ProblemKind::RolledBack;
+    if findings
+        .report
+        .problems
+        .iter()
+        .any(|problem| rolled_back(problem.kind))
+    {
+        return Err(RootError::damaged(
+            ROOT_KEY,
+            "the bucket was rolled back: bring its newest state back; a repair now would make the loss final",
+        ));
+    }
+    if let Some(why) = &findings.newer_root {
+        return Err(RootError::damaged(
+            ROOT_KEY,
+            format!(
+                "{why}: use the program that wrote it; if it is certain that nothing newer ever wrote here, remove the object root and repair again"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// The last commit of each volume: as the root says, or the best of the records. A record that some index object holds was stored with all that it needs, before
+/// anything was damaged; another must prove it.
+async fn tips(findings: &Findings) -> Result<BTreeMap<String, Id>, RootError> {
+    let mut tips = BTreeMap::new();
+    if let Some(handle) = &findings.handle {
+        let view = handle.current();
+        let volumes = view.root.volumes.iter();
+        tips.extend(volumes.filter_map(|(name, entry)| Some((name.clone(), entry.commit?))));
+        return Ok(tips);
+    }
+    for (volume, records) in rebuild::candidates(&findings.learned.records) {
+        for (id, record) in &records {
+            let places = findings.depot.places(id);
+            let is_held = |place: &Place| findings.indexed.packs.contains_key(&place.pack);
+            let proven = places.iter().any(is_held)
+                || match record.tree {
+                    Some(tree) => {
+                        reach(&findings.depot, tree, &mut HashSet::new(), &mut |_| ()).await?
+                    }
+                    None => true,
+                };
+            if proven {
+                tips.insert(volume.to_owned(), *id);
+                break;
+            }
+        }
+    }
+    Ok(tips)
+}
+
+/// Packs outside of every index object that refer to what is nowhere, and that no snapshot and no volume needs: what a crash has left.
+async fn strangers(
+    findings: &Findings,
+    tips: &BTreeMap<String, Id>,
+) -> Result<HashSet<PackName>, RootError> {
+    let outside: HashSet<PackName> = findings.unlisted.iter().map(|pack| pack.name()).collect();
+    let mut open = findings.learned.open_packs();
+    open.retain(|pack| outside.contains(pack));
+    if open.is_empty() {
+        return Ok(open);
+    }
+    let records = &findings.learned.records;
+    let mut trees: BTreeSet<Id> = findings
+        .listed
+        .snapshots
+        .iter()
+        .filter_map(|entry| entry.tree)
+        .collect();
+    if let Some(handle) = &findings.handle {
+        let view = handle.current();
+        trees.extend(view.root.volumes.values().filter_map(|entry| entry.tree));
+    }
+    for tip in tips.values() {
+        let history = rebuild::history(records, *tip).into_iter();
+        let named = history.filter(|(id, record)| id == tip || record.snapshot.is_some());
+        trees.extend(named.filter_map(|(_, record)| record.tree));
+    }
+    let mut seen = HashSet::new();
+    for tree in trees {
+        let mut visit = |id: Id| {
+            for place in findings.depot.places(&id) {
+                open.remove(&place.pack);
+            }
+        };
+        reach(&findings.depot, tree, &mut seen, &mut visit).await?;
+    }
+    Ok(open)
+}
+
+/// Pure: from what was found to what will be done.
+fn make_plan(
+    findings: &Findings,
+    tips: &BTreeMap<String, Id>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+) -> Result<Plan, RootError> {
+    let mut plan = Plan::default();
+    let lists_lost = findings.handle.is_none() || !findings.listed.lost.is_empty();
+    if lists_lost {
+        plan_lists(findings, tips, &mut plan);
+    }
+    match &findings.handle {
+        None => plan_root(findings, tips, keyring, options, &mut plan),
+        Some(_) => {
+            if !findings.indexed.lost.is_empty() {
+                plan.packs.clone_from(&findings.unlisted);
+                plan.steps.push(format!(
+                    "write {} lost index objects anew, from what {} packs say of themselves",
+                    findings.indexed.lost.len(),
+                    plan.packs.len()
+                ));
+            }
+            if lists_lost {
+                plan.steps.push(format!(
+                    "write {} lost lists of snapshots anew: {} snapshots and {} in the trash are known from commit records",
+                    findings.listed.lost.len(),
+                    plan.snapshots.len(),
+                    plan.trash.len()
+                ));
+            }
+            plan_quarantine(findings, &mut plan);
+        }
+    }
+    Ok(plan)
+}
+
+fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Plan) {
+    let mut taken = Taken::default();
+    if findings.handle.is_some() {
+        let kept = findings.listed.snapshots.iter();
+        let trash = findings.listed.trash.iter().map(|entry| &entry.snapshot);
+        kept.chain(trash).for_each(|entry| taken.take(entry));
+    }
+    for tip in tips.values() {
+        let history = rebuild::history(&findings.learned.records, *tip);
+        let listed = &findings.leftover_snapshots;
+        let (kept, trash) = rebuild::snapshots(&history, listed, &mut taken);
+        plan.snapshots.extend(kept);
+        plan.trash.extend(trash);
+    }
+}
+
+fn plan_root(
+    findings: &Findings,
+    tips: &BTreeMap<String, Id>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+    plan: &mut Plan,
+) {
+    let mut journals: BTreeSet<Left> = BTreeSet::new();
+    for key in findings.bucket.keys() {
+        let layout::Place::Journal {
+            volume, session, ..
+        } = layout::place_of(key)
+        else {
+            continue;
+        };
+        let named = tips
+            .keys()
+            .find(|name| keyring.name_hash(name.as_bytes()) == volume);
+        journals.extend(named.map(|name| (name.clone(), session)));
+    }
+    let listed = findings.leftover_snapshots.iter();
+    let listed = listed.map(|entry| entry.generation).max().unwrap_or(0);
+    let remains = Remains {
+        repository: keyring.repository(),
+        nonce: random(&*options.entropy),
+        records: &findings.learned.records,
+        tips,
+        journals: &journals,
+        epoch: findings.leftover_epoch,
+        seen: findings.known_generation.max(listed),
+    };
+    let root = rebuild::root(&remains);
+    plan.packs = findings
+        .indexed
+        .packs
+        .values()
+        .chain(&findings.unlisted)
+        .cloned()
+        .collect();
+    let volumes = root.volumes.iter();
+    let volumes: Vec<String> = volumes
+        .map(|(name, volume)| format!("{name} as of its commit {}", volume.sequence))
+        .collect();
+    plan.steps.push(format!(
+        "write a new root of generation {}: {} packs; volumes: {}; {} snapshots, {} in the trash; {} ended sessions with journals",
+        root.generation,
+        plan.packs.len(),
+        if volumes.is_empty() { "none".to_owned() } else { volumes.join(", ") },
+        plan.snapshots.len(),
+        plan.trash.len(),
+        root.sessions.len(),
+    ));
+    plan.root = Some(root);
+}
+
+fn plan_quarantine(findings: &Findings, plan: &mut Plan) {
+    let known = &findings.listed.quarantine;
+    let mut found: Vec<Place> = findings.damage.places().into_iter().collect();
+    found.retain(|place| {
+        let whole = Place {
+            frame: None,
+            ..*place
+        };
+        !known.contains(place) && !known.contains(&whole)
+    });
+    plan.writes_quarantine = !found.is_empty() || findings.listed.lost_quarantine;
+    if !plan.writes_quarantine {
+        return;
+    }
+    plan.steps.push(format!(
+        "put {} damaged places in quarantine, so that the next write of the same data stores it again",
+        found.len()
+    ));
+    found.extend(known);
+    found.sort();
+    found.dedup();
+    let entry = |place: Place| QuarantineEntry {
+        pack: place.pack,
+        frame: place.frame,
+    };
+    plan.quarantine = found.into_iter().map(entry).collect();
+}
+
+/// Does what was planned.
+///
+/// # Errors
+/// Store errors, and those of a session's entry; [`RootError::OutcomeUnknown`]. Doing it again is safe.
+pub async fn execute(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+    findings: &Findings,
+    plan: Plan,
+) -> Result<(), RootError> {
+    probe(&**store, &*options.entropy).await?;
+    match plan.root.clone() {
+        Some(root) => write_root(store, keyring, options, findings, plan, root).await,
+        None => mend(findings, plan).await,
+    }
+}
+
+/// Writes the first root after the last one was lost.
+async fn write_root(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+    findings: &Findings,
+    plan: Plan,
+    mut root: Root,
+) -> Result<(), RootError> {
+    let ingest = Ingest::new(
+        findings.depot.clone(),
+        u64::from_le_bytes(random(&*options.entropy)),
+    );
+    root.index = ingest.put_index(&plan.packs).await?;
+    let mut taken = Taken::default();
+    plan.snapshots.iter().for_each(|entry| taken.take(entry));
+    root.next_snapshot = taken.next_number();
+    root.snapshots
+        .extend(put_list(&ingest, plan.snapshots).await?);
+    root.trash.extend(put_list(&ingest, plan.trash).await?);
+    let salt = random(&*options.entropy);
+    let payload = root.encode()?;
+    let object = keyring.seal_object(Class::Root, ROOT_KEY, Features::NONE, salt, &payload);
+    let written = match store.get(ROOT_KEY).await {
+        Ok((bytes, version)) if open_root(keyring, &bytes, version.clone()).is_err() => {
+            store.replace(ROOT_KEY, vec![object], &version).await
+        }
+        Ok(_) => {
+            return Err(RootError::damaged(
+                ROOT_KEY,
+                "somebody else has just repaired it",
+            ));
+        }
+        Err(error) if error.is_not_found() => store.put_new(ROOT_KEY, vec![object]).await,
+        Err(error) => return Err(error.into()),
+    };
+    match written {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == StoreErrorKind::OutcomeUnknown => {
+            Err(RootError::OutcomeUnknown {
+                reason: error.to_string(),
+            })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn put_list<T: ListEntry>(
+    ingest: &Ingest,
+    entries: Vec<T>,
+) -> Result<Option<ListRef>, RootError> {
+    if entries.is_empty() {
+        return Ok(None);
+    }
+    let count = entries.len() as u32;
+    let payload = encode_shard(entries);
+    let bytes = payload.len() as u64;
+    let name = ingest.put_list(&payload).await?;
+    Ok(Some(ListRef { name, count, bytes }))
+}
+
+/// Changes a root that is there, as a session of maintenance.
+async fn mend(findings: &Findings, plan: Plan) -> Result<(), RootError> {
+    let Some(handle) = &findings.handle else {
+        return Ok(());
+    };
+    let holder = HolderInfo::of_this_process(MOUNT_POINT);
+    let session = OpenSession::open(handle, holder, None, &SystemProcesses).await?;
+    let made = async {
+        let ingest = Ingest::new(findings.depot.clone(), session.id().0);
+        let root = &handle.current().root;
+        let lost = &findings.listed.lost;
+        let gone = |refs: &[ListRef]| -> Vec<ListRef> {
+            refs.iter()
+                .filter(|list| lost.contains(list))
+                .copied()
+                .collect()
+        };
+        let added = |list: Option<ListRef>| list.into_iter().collect();
+        let mut change = Mend {
+            session: session.id(),
+            index: IndexChange {
+                absorbed: findings.indexed.lost.clone(),
+                added: ingest.put_index(&plan.packs).await?,
+            },
+            snapshots: ListChange {
+                removed: gone(&root.snapshots),
+                added: added(put_list(&ingest, plan.snapshots).await?),
+            },
+            trash: ListChange {
+                removed: gone(&root.trash),
+                added: added(put_list(&ingest, plan.trash).await?),
+            },
+            quarantine: ListChange::default(),
+        };
+        if plan.writes_quarantine {
+            change.quarantine = ListChange {
+                removed: root.quarantine.clone(),
+                added: added(put_list(&ingest, plan.quarantine).await?),
+            };
+        }
+        handle.update(&mut change).await.map(|_| ())
+    };
+    let made = made.await;
+    match session.end().await {
+        Ok(()) => made,
+        Err(left) => {
+            tracing::warn!(error = %left, "the session of the repair stays in the root");
+            made
+        }
+    }
+}
+
+/// One replacement of the root, with all that was mended.
+struct Mend {
+    session: SessionId,
+    index: IndexChange,
+    snapshots: ListChange,
+    trash: ListChange,
+    quarantine: ListChange,
+}
+
+#[async_trait]
+impl Transition for Mend {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.session)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        next.change_index(&self.index)?;
+        next.change_snapshots(&self.snapshots)?;
+        next.change_trash(&self.trash)?;
+        next.change_quarantine(&self.quarantine)?;
+        Ok(())
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        // All lists and index objects that were written here have names of their own.
+        let lists = |refs: &[ListRef], change: &ListChange| {
+            change.added.iter().all(|list| refs.contains(list))
+                && !change.removed.iter().any(|list| refs.contains(list))
+        };
+        let holds = |name| root.index.iter().any(|index| index.name == name);
+        Ok(lists(&root.snapshots, &self.snapshots)
+            && lists(&root.trash, &self.trash)
+            && lists(&root.quarantine, &self.quarantine)
+            && self.index.added.iter().all(|index| holds(index.name))
+            && !self.index.absorbed.iter().any(|index| holds(index.name)))
+    }
+}

@@ -1,0 +1,173 @@
+//! What a repair brings back: lost indexes, a lost root, lost lists; and that damage is stored again by the next write of the same data.
+
+use std::sync::Arc;
+
+use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::maintain::repair::{execute, plan};
+use bkfs::maintain::report::{ProblemKind, Report};
+use bkfs::root::state::Root;
+use bkfs_chunker::seal::Class;
+use bkfs_chunker::store::{MemoryStore, Store};
+
+use crate::cases::{Case, Harm};
+use crate::machine::{Machine, noise};
+use crate::restored::restore;
+use crate::world::{Fixture, PASSWORD, SNAPSHOTS, bucket, class_of, wait};
+
+/// Repairs until nothing is left to do, as the command does; gives what a check says then.
+fn mend(fixture: &Fixture, store: &Arc<dyn Store>) -> Report {
+    let options: CheckOptions = fixture.options();
+    wait(async {
+        for _ in 0..3 {
+            let planned = plan(store, &fixture.keyring, &options).await;
+            let (findings, plan) = planned.expect("plans");
+            if plan.is_empty() {
+                return findings.report;
+            }
+            let done = execute(store, &fixture.keyring, &options, &findings, plan).await;
+            done.expect("is done");
+        }
+        let report = check(store.clone(), &fixture.keyring, &options).await;
+        report.expect("checks")
+    })
+}
+
+/// All snapshots restore as they were.
+fn all_restore(fixture: &Fixture, store: &Arc<MemoryStore>) {
+    for name in SNAPSHOTS {
+        let restored = restore(fixture, store.clone(), name).expect("restores");
+        assert!(
+            restored.problems.is_empty(),
+            "{name}: {:?}",
+            restored.problems
+        );
+        assert!(restored.tree == fixture.trees[name], "{name} is another");
+    }
+}
+
+fn harmed(fixture: &Fixture, key: &str, harm: Harm) -> Arc<MemoryStore> {
+    bucket(&Case::new(key, harm).apply(fixture))
+}
+
+fn root_of(fixture: &Fixture, store: &MemoryStore) -> Root {
+    let object = wait(store.get("root")).expect("a root").0;
+    let payload = fixture.keyring.open_object(Class::Root, "root", &object);
+    Root::decode(&payload.expect("opens")).expect("decodes")
+}
+
+#[test]
+fn lost_index_objects_are_rebuilt_from_footers() {
+    for password in [None, Some(PASSWORD)] {
+        let fixture = Fixture::build(password);
+        let lost = fixture.needed.iter().filter(|key| class_of(key) == "index");
+        for key in lost {
+            for harm in [Harm::Remove, Harm::Flip(200, 1)] {
+                let store = harmed(&fixture, key, harm);
+                let report = mend(&fixture, &(store.clone() as Arc<dyn Store>));
+                assert!(report.is_clean(), "{report}");
+                all_restore(&fixture, &store);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lost_root_is_rebuilt_from_commit_records() {
+    for password in [None, Some(PASSWORD)] {
+        let fixture = Fixture::build(password);
+        let before = root_of(&fixture, &bucket(&fixture.objects));
+        for harm in [Harm::Remove, Harm::Flip(200, 1), Harm::Cut(90)] {
+            let store = harmed(&fixture, "root", harm);
+            let report = mend(&fixture, &(store.clone() as Arc<dyn Store>));
+            assert!(report.is_clean(), "{report}");
+            assert_eq!(report.counts.snapshots, SNAPSHOTS.len() as u64);
+            all_restore(&fixture, &store);
+            let after = root_of(&fixture, &store);
+            assert!(after.generation > before.generation);
+            let (old, new) = (&before.volumes["main"], &after.volumes["main"]);
+            assert_eq!(
+                (old.tree, old.commit, old.sequence),
+                (new.tree, new.commit, new.sequence)
+            );
+            assert_eq!(old.next_inode, new.next_inode);
+            // What fsync acknowledged is replayed by whoever mounts next.
+            let machine = Machine::mount(store.clone(), fixture.password);
+            let synced: Vec<u8> = (0..3)
+                .flat_map(|number| noise(90 + number, 20_000))
+                .collect();
+            assert!(
+                machine.read("synced") == synced,
+                "what fsync acknowledged is gone"
+            );
+            machine.snapshot("after");
+            machine.crash();
+        }
+    }
+}
+
+#[test]
+fn without_lists_too_snapshots_are_known_from_records() {
+    let fixture = Fixture::build(None);
+    for with_root in [true, false] {
+        let mut objects = fixture.objects.clone();
+        objects.retain(|key, _| class_of(key) != "lists" && (with_root || key != "root"));
+        let store = bucket(&objects);
+        let report = mend(&fixture, &(store.clone() as Arc<dyn Store>));
+        assert!(report.is_clean(), "{report}");
+        all_restore(&fixture, &store);
+    }
+}
+
+#[test]
+fn quarantined_damage_is_stored_again_by_the_next_write() {
+    let fixture = Fixture::build(None);
+    let options = fixture.options();
+    let first = fixture.needed.iter().filter(|key| class_of(key) == "data");
+    let mut healed = 0;
+    for key in first {
+        let store = harmed(&fixture, key, Harm::Flip(300, 1));
+        let shared: Arc<dyn Store> = store.clone();
+        let report = mend(&fixture, &shared);
+        assert!(report.names(key), "what is lost stays named: {report}");
+        assert!(!root_of(&fixture, &store).quarantine.is_empty());
+        let planned = wait(plan(&shared, &fixture.keyring, &options));
+        assert!(
+            planned.expect("plans").1.is_empty(),
+            "what is known is not quarantined again"
+        );
+        let machine = Machine::mount(shared.clone(), None);
+        machine.write("again-pages.ibd", 0, noise(1, 16_384 * 40));
+        machine.write("again-pages.ibd", 16_384 * 9, noise(4, 16_384 * 3));
+        machine.write("again-pages-1.ibd", 0, noise(1, 16_384 * 40));
+        machine.write("again-large", 1_000, noise(3, 900_000));
+        machine.write("again-late", 0, noise(6, 700_000));
+        machine.snapshot("again");
+        machine.crash();
+        let report = wait(check(shared, &fixture.keyring, &options)).expect("checks");
+        if report.is_clean() {
+            assert!(report.counts.healed > 0);
+            all_restore(&fixture, &store);
+            healed += 1;
+        }
+    }
+    assert!(healed > 0, "nothing healed");
+}
+
+#[test]
+fn a_bucket_that_was_rolled_back_is_not_repaired() {
+    let fixture = Fixture::build(None);
+    let store = harmed(&fixture, "root", Harm::Older);
+    let before = crate::world::objects(&*store);
+    let mut options = fixture.options();
+    options.min_generation = root_of(&fixture, &bucket(&fixture.objects)).generation;
+    let shared: Arc<dyn Store> = store.clone();
+    let report = wait(check(shared.clone(), &fixture.keyring, &options)).expect("checks");
+    assert!(
+        report
+            .problems
+            .iter()
+            .any(|problem| problem.kind == ProblemKind::RolledBack)
+    );
+    assert!(wait(plan(&shared, &fixture.keyring, &options)).is_err());
+    assert!(crate::world::objects(&*store) == before);
+}

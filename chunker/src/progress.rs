@@ -56,6 +56,18 @@ impl Progress {
         self.state.lock().error = Some(Arc::clone(error));
     }
 
+    /// Waits until the store has done nothing for us for so long, from now on.
+    pub(crate) async fn idle(&self, patience: Duration) {
+        let begin = Instant::now();
+        loop {
+            let last = self.state.lock().last.map_or(begin, |last| last.max(begin));
+            if Instant::now() >= last + patience {
+                return;
+            }
+            tokio::time::sleep_until(last + patience).await;
+        }
+    }
+
     /// Waits for `future`, but gives up when nothing moved at the store for the whole timeout.
     pub(crate) async fn watch<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
         let mut future = pin!(future);
@@ -93,6 +105,20 @@ pub(crate) fn pause(attempt: u32, entropy: &dyn Entropy) -> Duration {
 mod tests {
     use super::*;
     use crate::entropy::SeededEntropy;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_does_something_is_not_idle() {
+        let progress = Progress::new(Duration::from_secs(100));
+        let begin = Instant::now();
+        let works = async {
+            for _ in 0..5 {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                progress.note();
+            }
+        };
+        tokio::join!(works, progress.idle(Duration::from_secs(2)));
+        assert_eq!(begin.elapsed(), Duration::from_secs(7));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn only_time_without_progress_counts() {

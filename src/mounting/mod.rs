@@ -202,6 +202,7 @@ impl Plan {
             volume: self.volume.clone(),
             memory_bytes: self.settings.memory_bytes,
             spool: self.spool.clone(),
+            is_local: self.settings.fsync_local,
             owner: self.owner(),
             holder: self.holder(),
         }

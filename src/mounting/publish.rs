@@ -173,6 +173,27 @@ impl Journal for Journals {
         self.0.write(entry).await.map_err(classify)
     }
 
+    async fn keep(&self, entry: Entry) -> Result<(), PublishError> {
+        let entry = JournalEntry::new(entry.operation, entry.packs, entry.operations);
+        self.0.keep(entry).await.map_err(classify)
+    }
+
+    async fn keep_pending(&self) -> Result<(), PublishError> {
+        self.0.keep_pending().await.map_err(classify)
+    }
+
+    async fn land(&self) -> Result<(), PublishError> {
+        self.0.land().await.map_err(classify)
+    }
+
+    async fn is_behind(&self) -> bool {
+        self.0.is_behind().await
+    }
+
+    fn can_keep(&self) -> bool {
+        self.0.has_spool()
+    }
+
     async fn confirm(&self) -> Result<(), PublishError> {
         self.0.confirm().await.map_err(classify)
     }

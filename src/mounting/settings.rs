@@ -39,6 +39,8 @@ pub struct Settings {
     pub cache_dir: Option<PathBuf>,
     /// `cache_size=`, in bytes.
     pub cache_bytes: u64,
+    /// `fsync=local`: the spool is enough for fsync.
+    pub fsync_local: bool,
     /// `spool_size=`, in bytes, 0 for no spool; none if it was not given.
     pub spool_bytes: Option<u64>,
     /// `memory=`, in bytes.
@@ -63,6 +65,7 @@ impl Default for Settings {
             close: CloseMode::Bounded,
             cache_dir: None,
             cache_bytes: CACHE_BYTES,
+            fsync_local: false,
             spool_bytes: None,
             memory_bytes: MEMORY_BYTES,
             compression: Compression::Auto,
@@ -156,12 +159,18 @@ impl Settings {
                     _ => return Err(bad("bounded, durable or async")),
                 }
             }
-            "fsync" if value == "bucket" => {}
+            "fsync" => {
+                self.fsync_local = match value {
+                    "bucket" => false,
+                    "local" => true,
+                    _ => return Err(bad("bucket or local")),
+                }
+            }
             "compression" => {
                 self.compression =
                     compression(value).ok_or_else(|| bad("auto, none or a level 1–19"))?
             }
-            "fsync" | "upload_rate" | "download_rate" | "scrub" => {
+            "upload_rate" | "download_rate" | "scrub" => {
                 return Err(SettingError::NotBuilt(key.into()));
             }
             _ => return Err(SettingError::Unknown(key.into())),
@@ -239,8 +248,8 @@ mod tests {
             Err(SettingError::Unknown("volumes".into()))
         );
         assert_eq!(
-            parse("fsync=local"),
-            Err(SettingError::NotBuilt("fsync".into()))
+            parse("upload_rate=1M"),
+            Err(SettingError::NotBuilt("upload_rate".into()))
         );
         for text in [
             "memory=1M",
@@ -251,6 +260,7 @@ mod tests {
             "volume=",
             "cache_size=9X",
             "spool_size=1M",
+            "fsync=never",
         ] {
             assert!(
                 matches!(parse(text), Err(SettingError::BadValue { .. })),

@@ -21,7 +21,8 @@ use tokio::time::Instant;
 use crate::places;
 use crate::repository::Repository;
 use crate::root::error::RootError;
-use crate::root::state::SessionId;
+use crate::root::session::OpenSession;
+use crate::root::state::{SessionId, SessionState};
 
 /// How often a replay says how far it is.
 const SAID_EVERY: Duration = Duration::from_secs(5);
@@ -108,11 +109,11 @@ impl SpoolPlace {
         Ok(Some(spool))
     }
 
-    /// Brings what dead sessions have left into the bucket, as far as anything names it. Returns the spools that may go once the volume is taken.
+    /// Brings what dead sessions have left into the bucket, as far as anything names it. Returns the spools that may go once the volume is taken: see [`discard`].
     pub(super) async fn replay(
         &self,
         repository: &Repository,
-    ) -> Result<Vec<Leftover>, SpoolingError> {
+    ) -> Result<Vec<Brought>, SpoolingError> {
         let found = leftovers(&self.disk, &self.root).await?;
         if found.is_empty() {
             return Ok(Vec::new());
@@ -128,21 +129,40 @@ impl SpoolPlace {
                         mebibytes(left.bytes())
                     );
                 }
-                done.push(left);
+                done.push(Brought {
+                    left,
+                    is_safe: true,
+                });
             } else if view.root.sessions.contains_key(&SessionId(left.session())) {
                 bring(&left, repository)
                     .await
                     .map_err(|source| SpoolingError::Replay { path, source })?;
-                done.push(left);
+                // Asked after every answer: whoever takes the volume from a session that lives now lists its journals after that.
+                let view = repository.handle.refresh().await?;
+                let session = view.root.sessions.get(&SessionId(left.session()));
+                let is_safe = session.is_some_and(|session| session.state == SessionState::Live);
+                done.push(Brought { left, is_safe });
             } else {
-                tracing::error!(
-                    "{path} holds {} of a session that somebody else has ended; it stays there",
-                    mebibytes(left.bytes())
-                );
+                say_stranded(&left);
             }
         }
         Ok(done)
     }
+}
+
+/// A spool that is in the bucket now.
+pub(super) struct Brought {
+    left: Leftover,
+    /// Whoever takes the volume finds what it named.
+    is_safe: bool,
+}
+
+fn say_stranded(left: &Leftover) {
+    tracing::error!(
+        "{} holds {} of a session that somebody else has ended; it stays there",
+        left.directory().display(),
+        mebibytes(left.bytes())
+    );
 }
 
 /// Replays one spool, and says so.
@@ -195,10 +215,16 @@ fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / MIB)
 }
 
-/// What was replayed is in the bucket, and the volume taken by somebody who replays what is there.
-pub(super) async fn discard(left: Vec<Leftover>) {
-    for left in left {
-        left.discard().await;
+/// `open` has taken the volume: spools go whose journals it has found, or whoever takes their volume will find. What an ended session's journals hold is found by nobody
+/// who has listed them before; such a spool stays.
+pub(super) async fn discard(brought: Vec<Brought>, open: &OpenSession) {
+    for Brought { left, is_safe } in brought {
+        let mut victims = open.victims().iter();
+        if is_safe || victims.any(|victim| victim.session.0 == left.session()) {
+            left.discard().await;
+        } else {
+            say_stranded(&left);
+        }
     }
 }
 

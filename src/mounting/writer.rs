@@ -39,6 +39,8 @@ pub(super) struct Writing {
     pub(super) memory_bytes: u64,
     /// Where packs may wait on a disk.
     pub(super) spool: Option<SpoolPlace>,
+    /// `fsync=local`.
+    pub(super) is_local: bool,
     /// Owner of the root directory of a volume that is new.
     pub(super) owner: Owner,
     pub(super) holder: HolderInfo,
@@ -84,7 +86,7 @@ impl Writing {
         if let Some(victim) = open.taken_from() {
             tracing::warn!("volume {} was taken over from {victim}", self.volume);
         }
-        spooling::discard(left).await;
+        spooling::discard(left, &open).await;
         Ok(open)
     }
 
@@ -176,7 +178,8 @@ impl Writing {
         let lists = repository.lists.clone();
         let committer =
             RootCommitter::new(handle.clone(), lists, open.id(), &self.volume, uploads)?;
-        let journals = Arc::new(JournalWriter::new(handle.clone(), open.id(), &self.volume));
+        let journals = JournalWriter::new(handle.clone(), open.id(), &self.volume);
+        let journals = Arc::new(journals.with_spool(spool.clone()));
         let publisher = Arc::new(Publisher {
             committer: committer.replaying(replayed),
             holder: self.holder.clone(),
@@ -203,7 +206,8 @@ impl Writing {
             volume,
             stop,
             committer,
-            journaler: journaler.map(|journaler| tokio::spawn(journaler.run())),
+            journaler: journaler
+                .map(|journaler| tokio::spawn(journaler.locally(self.is_local).run())),
             journals,
             spool,
         };

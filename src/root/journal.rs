@@ -15,15 +15,22 @@ use super::retry::{Pauses, bounded, may_pass, random};
 use super::state::{Root, Session, SessionId};
 use super::transition::Refusal;
 use super::wire;
+use bkfs_chunker::error::DepotError;
 use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring};
+use bkfs_chunker::spool::{Spool, SpoolError, Spooled};
 use bkfs_chunker::store::{Operation, StoreErrorKind};
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::sync::Mutex;
+
+/// How long a commit waits for a journal under way before it lets go of what the spool keeps of others.
+const FORGET_WAITS: Duration = Duration::from_secs(1);
 
 /// Objects listed in one request.
 const PAGE: usize = 1000;
@@ -128,6 +135,10 @@ pub struct JournalWriter {
     prefix: String,
     base: u64,
     state: Mutex<Numbers>,
+    /// Journals are sent one after the other.
+    landing: Mutex<()>,
+    /// Where they survive before they are in the bucket.
+    spool: Option<Arc<Spool>>,
     /// The store does not let us delete.
     keeps: AtomicBool,
 }
@@ -138,8 +149,8 @@ struct Numbers {
     sent: u64,
     /// The last operation in one of them.
     last: u64,
-    /// The one whose creation is not answered yet.
-    pending: Option<Pending>,
+    /// Those whose creation is not answered yet, oldest first.
+    pending: VecDeque<Pending>,
     /// Those that are in the bucket: key, and last operation.
     there: VecDeque<(String, u64)>,
     /// The last operation that a commit covers.
@@ -150,7 +161,13 @@ struct Numbers {
 struct Pending {
     key: String,
     last: u64,
-    body: Bytes,
+    body: Body,
+}
+
+#[derive(Debug, Clone)]
+enum Body {
+    Memory(Bytes),
+    Spool(Arc<Spooled>),
 }
 
 impl JournalWriter {
@@ -168,8 +185,20 @@ impl JournalWriter {
             volume: volume.to_owned(),
             base,
             state: Mutex::default(),
+            landing: Mutex::default(),
+            spool: None,
             keeps: AtomicBool::new(false),
         }
+    }
+
+    /// The same, with the session's spool.
+    pub fn with_spool(self, spool: Option<Arc<Spool>>) -> Self {
+        Self { spool, ..self }
+    }
+
+    /// Whether there is a spool, so that entries can be kept.
+    pub fn has_spool(&self) -> bool {
+        self.spool.is_some()
     }
 
     /// Step `JournalPut`: brings an entry into the bucket, after every earlier one. All operations after the last entry's belong to this one.
@@ -177,9 +206,66 @@ impl JournalWriter {
     /// # Errors
     /// A refusal of kind `Fenced` if another machine writes under this session's name; store errors as they come. Then the entry may be in the bucket, now or
     /// later, but it counts for nothing yet: its operations are to be carried again by a further one.
-    pub async fn write(&self, mut entry: JournalEntry) -> Result<(), RootError> {
+    pub async fn write(&self, entry: JournalEntry) -> Result<(), RootError> {
+        self.land().await?;
+        self.fix(entry).await;
+        self.land().await
+    }
+
+    /// Keeps an entry, and all before it, in the spool: when this returns, it survives the loss of power. It goes to the bucket with [`JournalWriter::land`], or with
+    /// what the next mount on this machine finds.
+    ///
+    /// # Errors
+    /// The spool refuses, or stays full for as long as the store may make no progress.
+    pub async fn keep(&self, entry: JournalEntry) -> Result<(), RootError> {
+        self.fix(entry).await;
+        self.keep_pending().await
+    }
+
+    /// Keeps in the spool what was sent and is not answered.
+    ///
+    /// # Errors
+    /// As [`JournalWriter::keep`].
+    pub async fn keep_pending(&self) -> Result<(), RootError> {
+        let absent = || DepotError::Internal("there is no spool");
+        let spool = self.spool.as_ref().ok_or_else(absent)?;
         let mut state = self.state.lock().await;
-        self.land(&mut state).await?;
+        for pending in &mut state.pending {
+            if let Body::Memory(bytes) = &pending.body {
+                let kept = self.put(spool, &pending.key, bytes).await;
+                pending.body = Body::Spool(kept.map_err(DepotError::from)?);
+            }
+        }
+        Ok(())
+    }
+
+    async fn put(
+        &self,
+        spool: &Spool,
+        key: &str,
+        bytes: &Bytes,
+    ) -> Result<Arc<Spooled>, SpoolError> {
+        loop {
+            let full = match spool.put(key, std::slice::from_ref(bytes)).await {
+                Err(error @ SpoolError::Full { .. }) => error,
+                other => return other,
+            };
+            let room = spool.room(bytes.len() as u64);
+            let patience = self.handle.policy().stall_timeout;
+            tokio::time::timeout(patience, room)
+                .await
+                .map_err(|_| full)?;
+        }
+    }
+
+    /// Whether entries are not in the bucket yet.
+    pub async fn is_behind(&self) -> bool {
+        !self.state.lock().await.pending.is_empty()
+    }
+
+    /// Gives an entry its number, and fixes its bytes for good.
+    async fn fix(&self, mut entry: JournalEntry) {
+        let mut state = self.state.lock().await;
         entry.first = state.last + 1;
         entry.base = self.base;
         let key = format!("{}{:016x}", self.prefix, state.sent + 1);
@@ -192,12 +278,11 @@ impl JournalWriter {
         );
         state.sent += 1;
         state.last = entry.last;
-        state.pending = Some(Pending {
+        state.pending.push_back(Pending {
             key,
             last: entry.last,
-            body,
+            body: Body::Memory(body),
         });
-        self.land(&mut state).await
     }
 
     /// Step `FsyncGet`: reads the root by a request that is sent now, and thus after every answer that counts, and checks that the volume is still ours.
@@ -212,6 +297,7 @@ impl JournalWriter {
 
     /// A commit covers all operations up to this one: their journals are garbage, and are deleted as far as the store permits.
     pub async fn covered(&self, operation: u64) {
+        self.forget_kept(operation).await;
         let done: Vec<String> = {
             let mut state = self.state.lock().await;
             state.covered = state.covered.max(operation);
@@ -231,25 +317,71 @@ impl JournalWriter {
         }
     }
 
-    /// Whether operations may be in the bucket that no commit covers: then the session must stay in the root for whoever replays it.
+    /// What was kept here and is covered by a commit need not go to the bucket. Its numbers are used up.
+    async fn forget_kept(&self, operation: u64) {
+        // The one that is being sent now is answered first, or goes the next time.
+        let turn = tokio::time::timeout(FORGET_WAITS, self.landing.lock());
+        let Ok(_turn) = turn.await else {
+            return;
+        };
+        let done: Vec<Pending> = {
+            let mut state = self.state.lock().await;
+            let is_done = |pending: &Pending| {
+                pending.last <= operation && matches!(pending.body, Body::Spool(_))
+            };
+            let (done, pending): (VecDeque<Pending>, VecDeque<Pending>) =
+                std::mem::take(&mut state.pending)
+                    .into_iter()
+                    .partition(is_done);
+            state.pending = pending;
+            done.into()
+        };
+        self.release(done).await;
+    }
+
+    /// Whether operations may be in the bucket, or in the spool, that no commit covers: then the session must stay in the root for whoever replays it.
     pub async fn is_needed(&self) -> bool {
         let state = self.state.lock().await;
         state.last > state.covered
     }
 
-    /// Sends the pending journal until its creation is answered.
-    async fn land(&self, state: &mut Numbers) -> Result<(), RootError> {
-        let Some(pending) = state.pending.clone() else {
-            return Ok(());
-        };
-        self.create(&pending).await?;
-        state.pending = None;
-        state.there.push_back((pending.key, pending.last));
-        Ok(())
+    /// Sends what is pending until its creation is answered, oldest first. The packs that it names must be in the bucket.
+    ///
+    /// # Errors
+    /// As [`JournalWriter::write`]; `Spool` if what was kept cannot be read back.
+    pub async fn land(&self) -> Result<(), RootError> {
+        let _turn = self.landing.lock().await;
+        loop {
+            let Some(pending) = self.state.lock().await.pending.front().cloned() else {
+                return Ok(());
+            };
+            let bytes = match &pending.body {
+                Body::Memory(bytes) => bytes.clone(),
+                Body::Spool(spooled) => spooled.read().await.map_err(DepotError::from)?,
+            };
+            self.create(&pending.key, &bytes).await?;
+            let mut state = self.state.lock().await;
+            let front = state.pending.pop_front();
+            state.there.push_back((pending.key, pending.last));
+            drop(state);
+            drop(pending.body);
+            self.release(front).await;
+        }
     }
 
-    async fn create(&self, pending: &Pending) -> Result<(), RootError> {
-        let Pending { key, body, .. } = pending;
+    /// The spool need not keep these any more.
+    async fn release(&self, done: impl IntoIterator<Item = Pending>) {
+        let Some(spool) = &self.spool else { return };
+        for pending in done {
+            if let Body::Spool(spooled) = pending.body {
+                spooled.uploaded();
+                spool.release(&spooled);
+            }
+        }
+        spool.sweep().await;
+    }
+
+    async fn create(&self, key: &str, body: &Bytes) -> Result<(), RootError> {
         let policy = self.handle.policy();
         let store = self.handle.store();
         let mut pauses = Pauses::new(policy, &**self.handle.entropy());

@@ -208,7 +208,7 @@ impl Mount {
         }
         match self.close {
             CloseMode::Async => return Ok(()),
-            CloseMode::Durable => return volume.fsync().await,
+            CloseMode::Durable => return volume.fsync_in_bucket().await,
             CloseMode::Bounded => {}
         }
         if volume.usage().unsent_bytes(inode) > CLOSE_WAITS_ABOVE_BYTES {

@@ -7,11 +7,13 @@
 //! journal says what is not in the tree yet, whichever layer holds it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bkfs_chunker::ingest::Delivered;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::volume::Volume;
@@ -26,6 +28,12 @@ pub const SOON: Duration = Duration::from_millis(500);
 
 /// After a failed journal that nobody waits for, the next one.
 const RETRY: Duration = Duration::from_secs(2);
+
+/// After so long without anything acknowledged, a close is content with the spool.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// After so long without anything acknowledged, a journal that nobody waits for is kept in the spool until it can be sent.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The longest journal, in bytes: what would be longer is committed.
 const JOURNAL_BYTES_MAX: usize = 32 * 1024 * 1024;
@@ -46,6 +54,31 @@ pub struct Entry {
 pub trait Journal: Send + Sync + 'static {
     /// After this the entry and all before it are in the bucket.
     async fn write(&self, entry: Entry) -> Result<(), PublishError>;
+
+    /// After this the entry and all before it survive a crash of this machine. What it names must do so too.
+    async fn keep(&self, entry: Entry) -> Result<(), PublishError> {
+        self.write(entry).await
+    }
+
+    /// The same for what was being written when that took too long.
+    async fn keep_pending(&self) -> Result<(), PublishError> {
+        Err(PublishError::Again("there is no spool".into()))
+    }
+
+    /// Brings what was only kept into the bucket. What it names must be there.
+    async fn land(&self) -> Result<(), PublishError> {
+        Ok(())
+    }
+
+    /// Whether there is such.
+    async fn is_behind(&self) -> bool {
+        false
+    }
+
+    /// Whether there is a spool, so that keeping is any different from writing.
+    fn can_keep(&self) -> bool {
+        false
+    }
 
     /// Asks, by a request that is sent now, whether the volume is still ours: only then may anything be acknowledged.
     async fn confirm(&self) -> Result<(), PublishError>;
@@ -77,12 +110,23 @@ impl Volume {
         answer.await.map_err(|_| stopped())?
     }
 
+    /// Everything that was done before this call is in the bucket when it returns, whatever fsync is content with.
+    ///
+    /// # Errors
+    /// As [`Volume::fsync`].
+    pub async fn fsync_in_bucket(&self) -> Result<(), VolumeError> {
+        match self.is_local.load(Ordering::Relaxed) {
+            true => self.commit().await.map(|_| ()),
+            false => self.fsync().await,
+        }
+    }
+
     /// A journal is wanted within [`SOON`]; nobody waits for it.
     pub fn fsync_within(&self) {
         self.soon.notify_one();
     }
 
-    /// Everything written to a file before this call is stored in the bucket when it returns. What names it there is not: see [`Volume::fsync_within`].
+    /// Everything written to a file before this call is stored in the bucket when it returns; in the spool is enough while the store does not answer. What names it there is not: see [`Volume::fsync_within`].
     ///
     /// # Errors
     /// If it could not be stored; it stays accepted.
@@ -90,7 +134,7 @@ impl Volume {
         let epoch = self.view.state()?.lock().active.epoch;
         let sent = self.usage.unsent_bytes(inode);
         self.flush_file(inode, epoch, Reach::All).await?;
-        self.ingest.deliver().await?;
+        self.ingest.deliver_or_keep(CLOSE_PATIENCE).await?;
         self.usage.sent(inode, sent);
         Ok(())
     }
@@ -101,6 +145,30 @@ pub struct Journaler {
     volume: Arc<Volume>,
     journal: Arc<dyn Journal>,
     requests: mpsc::Receiver<Request>,
+    /// The spool is enough for fsync.
+    is_local: bool,
+    /// Brings what was only kept into the bucket.
+    landing: JoinSet<()>,
+}
+
+/// What is to become of a journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Aim {
+    /// The bucket, however long that takes.
+    Bucket,
+    /// The bucket, but the spool if the store does not answer.
+    Soon,
+    /// The spool.
+    Local,
+}
+
+/// What has become of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Landed,
+    Kept,
+    /// It is too much for a journal.
+    TooMuch,
 }
 
 impl Journaler {
@@ -111,7 +179,23 @@ impl Journaler {
             volume,
             journal,
             requests,
+            is_local: false,
+            landing: JoinSet::new(),
         })
+    }
+
+    /// With `fsync=local`: the spool is enough, if there is one.
+    pub fn locally(mut self, is_local: bool) -> Self {
+        self.is_local = is_local && self.journal.can_keep();
+        match (is_local, self.is_local) {
+            (true, true) => tracing::warn!(
+                "fsync=local: what is fsynced survives a crash of this machine, but not its loss until it is uploaded"
+            ),
+            (true, false) => tracing::warn!("fsync=local without a spool is fsync=bucket"),
+            _ => {}
+        }
+        self.volume.is_local.store(self.is_local, Ordering::Relaxed);
+        self
     }
 
     /// Serves requests until it is dropped.
@@ -131,7 +215,7 @@ impl Journaler {
                     None => return,
                 },
                 () = sleep, if due.is_some() => {
-                    due = match self.write().await {
+                    due = match self.write(self.soon()).await {
                         Ok(()) => None,
                         Err(error) if self.volume.failure().is_none() => {
                             tracing::warn!("closed files are not in the bucket yet, will be tried again: {error}");
@@ -139,7 +223,10 @@ impl Journaler {
                         }
                         Err(_) => None,
                     };
+                    self.land_behind().await;
                 }
+                // However it ended: what did not arrive is sent with the next journal.
+                Some(_) = self.landing.join_next() => {}
                 () = volume.soon.notified() => {
                     due = due.or_else(|| Some(Instant::now() + SOON));
                 }
@@ -154,14 +241,49 @@ impl Journaler {
             waiting.push(request);
         }
         let result = self.acknowledge().await;
+        self.land_behind().await;
         for Request(done) in waiting {
             let _ = done.send(result.clone());
         }
         result.is_ok()
     }
 
+    /// What a journal is written for that nobody waits for.
+    fn soon(&self) -> Aim {
+        match (self.is_local, self.journal.can_keep()) {
+            (true, _) => Aim::Local,
+            (false, true) => Aim::Soon,
+            (false, false) => Aim::Bucket,
+        }
+    }
+
+    /// Sends what was only kept, beside everything else, until it has arrived.
+    async fn land_behind(&mut self) {
+        if !self.landing.is_empty() || !self.journal.is_behind().await {
+            return;
+        }
+        let (volume, journal) = (self.volume.clone(), self.journal.clone());
+        self.landing.spawn(async move {
+            while volume.failure().is_none() {
+                match land(&volume, &*journal).await {
+                    Ok(()) => return,
+                    Err(error) => {
+                        tracing::warn!("kept on this machine, not in the bucket yet: {error}")
+                    }
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+        });
+    }
+
     async fn acknowledge(&self) -> Result<(), VolumeError> {
-        self.write().await?;
+        if self.is_local {
+            return self.write(Aim::Local).await;
+        }
+        self.write(Aim::Bucket).await?;
+        if self.journal.is_behind().await {
+            land(&self.volume, &*self.journal).await?;
+        }
         // Also if there was nothing to write: what was written before may belong to another's volume by now.
         self.journal
             .confirm()
@@ -169,8 +291,8 @@ impl Journaler {
             .map_err(|error| self.failed(error))
     }
 
-    /// Brings everything done so far into the bucket.
-    async fn write(&self) -> Result<(), VolumeError> {
+    /// Brings everything done so far into the bucket, or to where `aim` is content with.
+    async fn write(&self, aim: Aim) -> Result<(), VolumeError> {
         if let Some(error) = self.volume.failure() {
             return Err(error);
         }
@@ -179,8 +301,8 @@ impl Journaler {
             Captured::TooMuch => return self.volume.commit().await.map(|_| ()),
             Captured::Changes(capture) => capture,
         };
-        match self.write_captured(&capture).await {
-            Ok(true) => Ok(()),
+        match self.write_captured(&capture, aim).await {
+            Ok(Outcome::Landed | Outcome::Kept) => Ok(()),
             unwritten => {
                 self.volume.give_back(*capture)?;
                 unwritten?;
@@ -189,44 +311,63 @@ impl Journaler {
         }
     }
 
-    /// False if it is too much for a journal.
-    async fn write_captured(&self, capture: &Capture) -> Result<bool, VolumeError> {
+    async fn write_captured(&self, capture: &Capture, aim: Aim) -> Result<Outcome, VolumeError> {
         let operations = self.volume.describe(capture).await?;
         let is_stored = |content: &Content| matches!(content, Content::Stored(_));
-        let refers = operations
-            .contents
-            .iter()
-            .any(|piece| is_stored(&piece.content));
-        let packs = match refers {
-            true => self.volume.ingest.deliver().await?,
-            false => Delivered::default(),
+        let contents = &operations.contents;
+        let refers = contents.iter().any(|piece| is_stored(&piece.content));
+        let ingest = &self.volume.ingest;
+        // What was kept before goes to the bucket first, and what it names before that.
+        let (packs, is_there) = match (refers || self.journal.is_behind().await, aim) {
+            (false, _) => (Delivered::default(), aim != Aim::Local),
+            (true, Aim::Bucket) => (ingest.deliver().await?, true),
+            (true, Aim::Soon) => ingest.deliver_or_keep(PATIENCE).await?,
+            (true, Aim::Local) => (ingest.keep().await?, false),
         };
         let operations = operations.encode();
         if operations.len() > JOURNAL_BYTES_MAX {
-            return Ok(false);
+            return Ok(Outcome::TooMuch);
         }
         let entry = Entry {
             operation: capture.operation,
             packs,
             operations,
         };
-        self.journal
-            .write(entry)
-            .await
-            .map_err(|error| self.failed(error))?;
-        Ok(true)
+        let journal = &self.journal;
+        let written = match (is_there, aim) {
+            (false, _) => journal.keep(entry).await.map(|()| Outcome::Kept),
+            (true, Aim::Soon) => tokio::select! {
+                biased;
+                written = journal.write(entry) => written.map(|()| Outcome::Landed),
+                () = ingest.idle(PATIENCE) => journal.keep_pending().await.map(|()| Outcome::Kept),
+            },
+            (true, _) => journal.write(entry).await.map(|()| Outcome::Landed),
+        };
+        written.map_err(|error| self.failed(error))
     }
 
     fn failed(&self, error: PublishError) -> VolumeError {
-        match error {
-            PublishError::Lost(why) => {
-                let error = VolumeError::Commit(why);
-                self.volume.poison(error.clone());
-                error
-            }
-            PublishError::Again(why) | PublishError::Refused(why) | PublishError::Unknown(why) => {
-                VolumeError::Commit(why)
-            }
+        failed(&self.volume, error)
+    }
+}
+
+/// A journal did not come about.
+fn failed(volume: &Volume, error: PublishError) -> VolumeError {
+    match error {
+        PublishError::Lost(why) => {
+            let error = VolumeError::Commit(why);
+            volume.poison(error.clone());
+            error
+        }
+        PublishError::Again(why) | PublishError::Refused(why) | PublishError::Unknown(why) => {
+            VolumeError::Commit(why)
         }
     }
+}
+
+/// Brings what was only kept into the bucket, and what it names before it.
+async fn land(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
+    volume.ingest.deliver().await?;
+    let landed = journal.land().await;
+    landed.map_err(|error| failed(volume, error))
 }

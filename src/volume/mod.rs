@@ -86,6 +86,8 @@ pub struct Volume {
     requests: mpsc::Sender<Request>,
     /// A commit was asked for because items fill the memory; reset at the cut.
     commit_asked: AtomicBool,
+    /// fsync is content with the spool of this machine.
+    is_local: AtomicBool,
     fsyncs: mpsc::Sender<journal::Request>,
     /// For the one who will write the journals.
     fsyncs_waiting: Mutex<Option<mpsc::Receiver<journal::Request>>>,
@@ -138,6 +140,7 @@ impl Volume {
             last_commit: Mutex::new(None),
             requests,
             commit_asked: AtomicBool::new(false),
+            is_local: AtomicBool::new(false),
             fsyncs,
             fsyncs_waiting: Mutex::new(Some(fsyncs_waiting)),
             soon: tokio::sync::Notify::new(),

@@ -116,6 +116,70 @@ killed_with_a_spool() {
   wait_for 20 test -z "$(spools)"
   [ -z "$(spools)" ] || wrong "$(spools) stays"
 }
+# killed_in_an_outage: the daemon and the store are gone; the store comes back, and the volume is mounted again.
+killed_in_an_outage() {
+  [ "$(metric spool_waiting_bytes)" -gt 0 ] || wrong "the spool was empty: this proves nothing"
+  kill -KILL "$(daemon_of "$MNT")"
+  umount -i -l "$MNT"
+  store_is_back
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M
+  says 'replaying [0-9]+ objects' 'replayed'
+}
+drained() {
+  exits 0 bkfs umount "$MNT"
+  wait_for 20 test -z "$(spools)"
+  [ -z "$(spools)" ] || wrong "$(spools) stays"
+}
+local_fsync_survives() {
+  local began
+  machine one
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=1G,timeout=120,fsync=local
+  says 'not its loss'
+  noise "$SUITE_TMP/file" 100
+  store_is_gone
+  began=$(now_ms)
+  mkdir "$MNT/directory"
+  dd if="$SUITE_TMP/file" of="$MNT/directory/synced" bs=1M conv=fsync status=none
+  for name in a b c; do printf '%s' "$name" | dd of="$MNT/directory/$name" conv=fsync status=none; done
+  row "fsync=local of 100 MiB without a store" "$(seconds_since "$began") s"
+  killed_in_an_outage
+  cmp "$SUITE_TMP/file" "$MNT/directory/synced"
+  [ "$(cat "$MNT/directory/"{a,b,c})" = abc ] || wrong "small files: $(cat "$MNT/directory/"{a,b,c})"
+  # It is in the bucket by now, and a second machine sees it.
+  exits 0 bkfs snapshot "$MNT" replayed
+  drained
+  machine two
+  exits 0 bkfs restore "$URL" replayed:/directory "$SUITE_TMP/restored"
+  cmp "$SUITE_TMP/file" "$SUITE_TMP/restored/synced"
+  rm -r "$SUITE_TMP/restored"
+}
+local_fsync_arrives() {
+  machine one
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=1G,timeout=120,fsync=local
+  for name in $(seq 20); do printf '%s' "$name" | dd of="$MNT/arrives-$name" conv=fsync status=none; done
+  wait_for 20 test "$(metric spool_waiting_bytes)" = 0 || wrong "$(metric spool_waiting_bytes) bytes wait though the store answers"
+  drained
+  machine two
+  exits 0 mount_at "$URL" "$MNT"
+  [ "$(cat "$MNT/arrives-20")" = 20 ] || wrong "the last file holds '$(cat "$MNT/arrives-20")'"
+  exits 0 bkfs umount "$MNT"
+}
+journal_is_kept() { find "$(spools)" -name '*.journal+*' | grep -q .; }
+close_is_content_with_the_spool() {
+  local began
+  machine one
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=1G,timeout=120
+  noise "$SUITE_TMP/file" 60
+  store_is_gone
+  began=$(now_ms)
+  cp "$SUITE_TMP/file" "$MNT/closed"
+  row "close of 60 MiB without a store" "$(seconds_since "$began") s"
+  # What names the file is kept a few seconds later.
+  wait_for 30 journal_is_kept || wrong "no journal in the spool"
+  killed_in_an_outage
+  cmp "$SUITE_TMP/file" "$MNT/closed"
+  drained
+}
 not_on_the_mount() {
   machine one
   cp "$MACHINE/run" "$MACHINE/run.kept"
@@ -130,6 +194,9 @@ case_of "an outage that the spool absorbs is invisible" outage_is_invisible
 case_of "a full spool slows writers and fails nothing" full_spool_slows
 case_of "a full disk under the spool slows writers and fails nothing" full_disk_slows
 case_of "a daemon killed with a full spool" killed_with_a_spool
+case_of "fsync=local survives the daemon, in an outage" local_fsync_survives
+case_of "fsync=local arrives in the bucket by itself" local_fsync_arrives
+case_of "close is content with the spool, and what it kept is replayed" close_is_content_with_the_spool
 case_of "a spool is never on its own mount" not_on_the_mount
 print_table
 exit 0

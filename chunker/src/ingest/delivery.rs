@@ -56,19 +56,40 @@ pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, DepotEr
         session.acknowledged(Class::MetadataPack, frontier).await
     };
     session.shared.link.progress.watch(sent).await??;
+    Ok(delivered(session, Vec::new()))
+}
+
+/// See [`Ingest::keep`](super::Ingest::keep).
+pub(super) async fn keep(session: &Arc<Session>) -> Result<Delivered, DepotError> {
+    let Some(overflow) = &session.overflow else {
+        return deliver(session).await;
+    };
+    let frontier = session.cut(&[Class::DataPack, Class::MetadataPack]);
+    overflow.demand(frontier);
+    let progress = &session.shared.link.progress;
+    progress.watch(session.kept(frontier)).await??;
+    Ok(delivered(session, overflow.kept()))
+}
+
+/// What uncommitted references may name: packs in the bucket, and `kept` ones.
+fn delivered(session: &Arc<Session>, kept: Vec<NamedPack>) -> Delivered {
     let ledger = session.ledger();
     let waiting = ledger.waiting(u64::MAX);
-    let own = waiting.iter().map(|stored| NamedPack {
-        name: stored.pack.name,
-        is_metadata: stored.pack.class == Class::MetadataPack,
-        length: stored.pack.length,
-    });
-    let mut delivered = Delivered {
-        own: own.collect(),
-        relied_on: ledger.relied_on().into_iter().collect(),
-    };
-    delivered.relied_on.sort_unstable();
-    Ok(delivered)
+    let mut own: Vec<NamedPack> = waiting
+        .iter()
+        .map(|stored| NamedPack {
+            name: stored.pack.name,
+            is_metadata: stored.pack.class == Class::MetadataPack,
+            length: stored.pack.length,
+        })
+        .collect();
+    // A kept one may have arrived, or been committed, meanwhile.
+    own.extend(kept);
+    own.sort_unstable_by_key(|pack| pack.name);
+    own.dedup_by_key(|pack| pack.name);
+    let mut relied_on: Vec<PackName> = ledger.relied_on().into_iter().collect();
+    relied_on.sort_unstable();
+    Delivered { own, relied_on }
 }
 
 /// See [`Ingest::take_over`](super::Ingest::take_over).

@@ -17,6 +17,7 @@ mod ship;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -26,7 +27,6 @@ use crate::error::DepotError;
 use crate::extent::{StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
-use crate::seal::Class;
 use crate::spool::Spool;
 use crate::verify::PackContents;
 
@@ -161,18 +161,35 @@ impl Ingest {
     }
 
     /// Everything stored before this call survives a crash of this machine when it returns: it is in the bucket, or in the spool. Without a spool it is in the
-    /// bucket.
+    /// bucket. What is returned names packs that may not be in the bucket yet: a journal that names them is sent after the next [`Ingest::deliver`].
     ///
     /// # Errors
     /// As [`Ingest::seal`].
-    pub async fn keep(&self) -> Result<(), DepotError> {
-        let session = &self.session;
-        let frontier = session.cut(&[Class::DataPack, Class::MetadataPack]);
-        if let Some(overflow) = &session.overflow {
-            overflow.demand(frontier);
+    pub async fn keep(&self) -> Result<Delivered, DepotError> {
+        delivery::keep(&self.session).await
+    }
+
+    /// [`Ingest::deliver`], but [`Ingest::keep`] once the store has acknowledged nothing for `patience`. True if it is all in the bucket.
+    ///
+    /// # Errors
+    /// As [`Ingest::seal`].
+    pub async fn deliver_or_keep(
+        &self,
+        patience: Duration,
+    ) -> Result<(Delivered, bool), DepotError> {
+        if self.session.overflow.is_none() {
+            return Ok((self.deliver().await?, true));
         }
-        let progress = &session.shared.link.progress;
-        progress.watch(session.kept(frontier)).await?
+        tokio::select! {
+            biased;
+            delivered = self.deliver() => Ok((delivered?, true)),
+            () = self.idle(patience) => Ok((self.keep().await?, false)),
+        }
+    }
+
+    /// Waits until the store has acknowledged nothing for `patience`, from now on.
+    pub async fn idle(&self, patience: Duration) {
+        self.session.shared.link.progress.idle(patience).await;
     }
 
     /// The spool, if there is one.

@@ -16,6 +16,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::delivery::NamedPack;
 use super::lane::SentPack;
 use super::session::Session;
 use crate::error::DepotError;
@@ -113,6 +114,18 @@ impl Overflow {
                 return;
             }
         }
+    }
+
+    /// Packs in the spool that no root names yet.
+    pub(super) fn kept(&self) -> Vec<NamedPack> {
+        let kept = self.kept.lock();
+        let packs = kept.iter().map(|(name, spooled)| NamedPack {
+            name: *name,
+            is_metadata: PackName::from_key(spooled.key())
+                .is_ok_and(|(class, _)| class == Class::MetadataPack),
+            length: spooled.length(),
+        });
+        packs.collect()
     }
 
     /// Roots or acknowledged journals name these packs.

@@ -9,8 +9,10 @@ use crate::root::state::SessionState;
 use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features};
+use bkfs_chunker::spool::{Disk, DiskOperation, SimulatedDisk, Spool, leftovers};
 use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
 use bkfs_chunker::store::{Operation, Store, StoreErrorKind};
+use std::path::Path;
 use std::sync::Arc;
 
 async fn enter(store: &Arc<dyn Store>, seed: u64, name: &str) -> Result<OpenSession, RootError> {
@@ -201,5 +203,99 @@ fn entries_are_read_back_and_nothing_else_is() {
             ..entry.clone()
         };
         assert!(JournalEntry::decode(&wrong.encode()).is_err());
+    }
+}
+
+/// A writer with a spool on a disk of its own.
+async fn keeping(store: &Arc<dyn Store>, session: &OpenSession) -> (JournalWriter, SimulatedDisk) {
+    let disk = SimulatedDisk::new();
+    let (root, id) = (Path::new("/spool"), session.id().0);
+    let spool = Spool::create(Arc::new(disk.clone()), root, id, 1 << 20).await;
+    let writer = writer(store, session).await;
+    (writer.with_spool(Some(spool.expect("made"))), disk)
+}
+
+/// What a mount after a crash brings into the bucket.
+async fn bring_leftovers(store: &Arc<dyn Store>, disk: &SimulatedDisk) -> usize {
+    disk.kill();
+    let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+    let left = leftovers(&disk, Path::new("/spool")).await.expect("found");
+    let mut count = 0;
+    for object in left.iter().flat_map(|left| left.named()) {
+        let bytes = left[0].read(object).await.expect("read").expect("whole");
+        store.put_new(&object.key, vec![bytes]).await.expect("new");
+        count += 1;
+    }
+    count
+}
+
+#[tokio::test(start_paused = true)]
+async fn kept_entries_are_replayed_when_a_mount_has_brought_them() {
+    let faults = Arc::new(FaultStore::new(memory().await));
+    let store: Arc<dyn Store> = faults.clone();
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping(&store, &session).await;
+    let gone = Strike::with(Fault::FailBefore(StoreErrorKind::Unreachable));
+    faults.plan(gone.on(Operation::PutNew).keys("journal/").always());
+    writer.keep(entry(1)).await.expect("needs no store");
+    writer.keep(entry(4)).await.expect("needs no store");
+    writer.land().await.expect_err("needs one");
+    assert!(writer.is_behind().await && writer.is_needed().await);
+    faults.heal();
+    assert_eq!(journals(&store).await.len(), 0);
+    assert_eq!(bring_leftovers(&store, &disk).await, 2);
+    assert_eq!(found(&store, 2).await, [[(1, 1), (2, 4)]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn kept_entries_land_before_later_ones_and_leave_the_spool() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping(&store, &session).await;
+    writer.keep(entry(1)).await.expect("kept");
+    writer.keep(entry(2)).await.expect("kept");
+    assert_eq!(journals(&store).await.len(), 0);
+    writer.write(entry(3)).await.expect("written");
+    assert!(!writer.is_behind().await);
+    assert_eq!(bring_leftovers(&store, &disk).await, 0);
+    assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2), (3, 3)]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_commit_covers_need_not_land() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping(&store, &session).await;
+    for operation in 1..=3 {
+        writer.keep(entry(operation)).await.expect("kept");
+    }
+    writer.covered(2).await;
+    assert!(writer.is_needed().await);
+    writer.land().await.expect("landed");
+    assert_eq!(journals(&store).await.len(), 1);
+    writer.covered(3).await;
+    assert!(!writer.is_needed().await);
+    assert_eq!(bring_leftovers(&store, &disk).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_entry_that_the_spool_refused_goes_to_the_bucket() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping(&store, &session).await;
+    writer.keep(entry(1)).await.expect("kept");
+    disk.fail(DiskOperation::Flush, 1, std::io::ErrorKind::Other);
+    writer.keep(entry(2)).await.expect_err("not flushed");
+    writer
+        .keep(entry(3))
+        .await
+        .expect_err("not trusted any more");
+    assert_eq!(disk.struck(), 1);
+    writer.write(entry(4)).await.expect("written");
+    let found = found(&store, 2).await;
+    let last = found[0].last().expect("entries");
+    assert_eq!((found[0][0], last.1), ((1, 1), 4));
+    for pair in found[0].windows(2) {
+        assert!(pair[1].0 <= pair[0].1 + 1, "no gap: {found:?}");
     }
 }

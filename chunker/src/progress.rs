@@ -13,12 +13,18 @@ use tokio::time::Instant;
 
 use crate::entropy::{Entropy, number};
 use crate::error::DepotError;
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// The first pause after a transient error; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause between two attempts: an outage that ends is noticed within it.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// A store that refuses us is waited for so long: credentials may be renewed, but somebody should know soon.
+const REFUSED_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often a waiter looks whether the store refuses.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// When the store last did anything for us.
 #[derive(Debug)]
@@ -73,20 +79,30 @@ impl Progress {
         let mut future = pin!(future);
         let begin = Instant::now();
         loop {
-            let last = self.state.lock().last.map_or(begin, |last| last.max(begin));
-            let deadline = last + self.timeout;
+            let (last, error) = {
+                let state = self.state.lock();
+                let last = state.last.map_or(begin, |last| last.max(begin));
+                (last, state.error.clone())
+            };
+            let is_refused = error
+                .as_ref()
+                .is_some_and(|error| error.kind() == StoreErrorKind::Denied);
+            let patience = match is_refused {
+                true => self.timeout.min(REFUSED_PATIENCE),
+                false => self.timeout,
+            };
+            let deadline = last + patience;
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(DepotError::Stalled {
+                    waited_ms: patience.as_millis() as u64,
+                    last: error,
+                });
+            }
             tokio::select! {
                 biased;
                 output = &mut future => return Ok(output),
-                () = tokio::time::sleep_until(deadline) => {
-                    let state = self.state.lock();
-                    if state.last.is_none_or(|newer| newer <= last) {
-                        return Err(DepotError::Stalled {
-                            waited_ms: self.timeout.as_millis() as u64,
-                            last: state.error.clone(),
-                        });
-                    }
-                }
+                () = tokio::time::sleep_until(deadline.min(now + LOOK_EVERY)) => {}
             }
         }
     }

@@ -258,9 +258,11 @@ impl JournalWriter {
         }
     }
 
-    /// Whether entries are not in the bucket yet.
+    /// Whether entries that were kept are not in the bucket yet.
     pub async fn is_behind(&self) -> bool {
-        !self.state.lock().await.pending.is_empty()
+        let state = self.state.lock().await;
+        let mut pending = state.pending.iter();
+        pending.any(|pending| matches!(pending.body, Body::Spool(_)))
     }
 
     /// Gives an entry its number, and fixes its bytes for good.

@@ -107,7 +107,7 @@ async fn a_write_that_is_refused_for_good_is_a_clear_error() {
 
 #[tokio::test(start_paused = true)]
 async fn expired_credentials_drop_nothing() {
-    sweep(Verdict::Fail(StoreErrorKind::Denied), 20, true).await;
+    sweep(Verdict::Fail(StoreErrorKind::Denied), 6, true).await;
     let mut world = World::new(39, true);
     let depot = world.loaded().await;
     let ingest = world.ingest(&depot);

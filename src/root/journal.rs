@@ -20,7 +20,7 @@ use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_chunker::spool::{Spool, SpoolError, Spooled};
-use bkfs_chunker::store::{Operation, StoreErrorKind};
+use bkfs_chunker::store::{Operation, StoreError, StoreErrorKind};
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 use std::collections::VecDeque;
@@ -443,11 +443,34 @@ pub(super) async fn victims(
     Ok(victims)
 }
 
+/// Reads, again and again while the store does not answer.
+async fn patiently<T, R>(
+    handle: &RootHandle,
+    operation: Operation,
+    key: &str,
+    request: impl Fn() -> R,
+) -> Result<T, RootError>
+where
+    R: Future<Output = Result<T, StoreError>>,
+{
+    let mut pauses = Pauses::new(handle.policy(), &**handle.entropy());
+    loop {
+        match bounded(handle.policy(), operation, key, request()).await {
+            Ok(answer) => return Ok(answer),
+            Err(error) if may_pass(&error) => pauses.pause(&error).await.map_err(|_| error)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 async fn list(handle: &RootHandle, prefix: &str) -> Result<Vec<String>, RootError> {
     let mut keys: Vec<String> = Vec::new();
     loop {
         let after = keys.last().map(String::as_str);
-        let page = handle.store().list(prefix, after, PAGE).await?;
+        let page = patiently(handle, Operation::List, prefix, || {
+            handle.store().list(prefix, after, PAGE)
+        });
+        let page = page.await?;
         let is_last = page.len() < PAGE;
         keys.extend(page.into_iter().map(|object| object.key));
         if is_last {
@@ -465,7 +488,8 @@ async fn uncovered(
     let mut entries = Vec::new();
     let mut last = session.covered;
     for key in keys {
-        let (object, _) = handle.store().get(key).await?;
+        let (object, _) =
+            patiently(handle, Operation::Get, key, || handle.store().get(key)).await?;
         let payload = handle
             .keyring()
             .open_object(Class::Journal, key, &object)

@@ -94,7 +94,7 @@ impl Host {
         store: Arc<dyn Store>,
         settings: Settings,
     ) -> Result<Self, bkfs::mounting::MountingError> {
-        Self::patient(store, settings, Duration::from_secs(30))
+        Self::patient(store, settings, Duration::from_secs(10))
     }
 
     /// One that bears a silent store for so long.
@@ -119,6 +119,7 @@ impl Host {
             store: StoreOptions::default(),
             depot: DepotConfig {
                 cache_dir: None,
+                timeout_ms: timeout.as_millis() as u64,
                 ..DepotConfig::default()
             },
             timeout,

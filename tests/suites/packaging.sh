@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # about: the install target, mount -t bkfs and an fstab line through /sbin/mount.bkfs, umount(8) draining through /sbin/umount.fuse.bkfs
-# needs: program apt:make
+# needs: program apt:make apt:systemd
 # limit: 300
 . "$(dirname "$0")/../lib/common.sh"
 # The helpers belong in /sbin, where mount(8) looks: a copy-on-write layer over /usr takes them, for this suite only.
@@ -66,6 +66,20 @@ fstab_line() {
   fails_with 'Read-only file system' touch "$MNT/file"
   exits 0 tool umount "$MNT"
 }
+# There is no systemd to start it here; what can be seen without one is that it would be taken, and that its commands work.
+unit_is_sound() {
+  local unit=/usr/local/lib/systemd/system/bkfs@.service line
+  cp "$unit" "$SUITE_TMP/bkfs@test.service"
+  exits 0 systemd-analyze verify --man=no --recursive-errors=no "$SUITE_TMP/bkfs@test.service"
+  [ ! -s "$SUITE_TMP/output" ] || wrong "systemd complains: $(cat "$SUITE_TMP/output")"
+  export BKFS_URL=$URL BKFS_MOUNTPOINT=$MNT BKFS_OPTIONS=$options
+  line=$(sed -n 's/^ExecStart=//p' "$unit")
+  exits 0 tool sh -c "$line"
+  echo unit >"$MNT/by-unit"
+  line=$(sed -n 's/^ExecStop=//p' "$unit")
+  exits 0 tool sh -c "$line"
+  in_bucket by-unit unit || wrong "not in the bucket"
+}
 says_why() {
   exits_not_0 tool mount -t bkfs "$SUITE_TMP/absent" "$MNT" -o "$options"
   clear_message
@@ -101,6 +115,7 @@ case_of "the install target brings program and helpers" installs || exit 1
 case_of "mount -t bkfs" mounts_by_type
 case_of "umount(8) returns when everything is in the bucket" umount_drains
 case_of "an fstab line, by mount point and by -a, noauto and ro" fstab_line
+case_of "the unit for systemd is sound" unit_is_sound
 case_of "mount(8) shows why the daemon did not start" says_why
 case_of "umount -l returns at once and the daemon drains" lazy_unmount_drains_behind "umount -l"
 case_of "umount -i returns at once and the daemon drains" lazy_unmount_drains_behind "umount -i"

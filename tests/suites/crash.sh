@@ -93,7 +93,7 @@ start_faulty "$BKFS_TEST_S3_MINIO"
 s3_environment "$FAULTY"
 REMOTE=s3://$BKFS_TEST_BUCKET/crash
 bkfs init --no-encryption "$REMOTE" || die "cannot make a repository"
-STEPS='data meta index root'
+STEPS='data meta index journal root'
 REPEATS='1'
 [ "$FULL" = 0 ] || REPEATS='1 2 5 9'
 for nth in $REPEATS; do

@@ -9,8 +9,11 @@ URL=$SUITE_TMP/bucket MNT=$SUITE_TMP/mount
 mkdir -p "$MNT"
 at_end "leave_mount '$MNT'"
 # A bucket that takes nothing any more, and says so: what a withdrawn permission does elsewhere.
-refuse_packs() { chattr +i "$URL"/data "$URL"/meta; }
-accept_packs() { chattr -i "$URL"/data "$URL"/meta 2>/dev/null || true; }
+refuse_packs() {
+  mkdir -p "$URL/journal"
+  chattr -R +i "$URL"/data "$URL"/meta "$URL"/journal
+}
+accept_packs() { chattr -R -i "$URL"/data "$URL"/meta "$URL"/journal 2>/dev/null || true; }
 at_end accept_packs
 
 status_is() {
@@ -137,7 +140,7 @@ acknowledged_loss_fails_the_run() {
   refuse_packs
   exits 125 bkfs run "$MNT" -- sh -c "head -c 3000000 /dev/urandom >'$MNT/unlooked' 2>/dev/null
     until '$BKFS_BIN' status --json '$MNT' | grep -q '\"healthy\":false'; do '$BKFS_BIN' snapshot '$MNT' >/dev/null 2>&1; sleep 0.2; done
-    chattr -i '$URL/data' '$URL/meta'; '$BKFS_BIN' status --acknowledge '$MNT'; exit 0"
+    chattr -R -i '$URL/data' '$URL/meta' '$URL/journal'; '$BKFS_BIN' status --acknowledge '$MNT'; exit 0"
   says 'lost'
   status_is 'status["healthy"]'
 }

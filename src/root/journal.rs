@@ -22,6 +22,7 @@ use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_chunker::spool::{Spool, SpoolError, Spooled};
 use bkfs_chunker::store::{Operation, StoreError, StoreErrorKind};
 use bytes::Bytes;
+use futures::future::join_all;
 use minicbor::{Decode, Encode};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,6 +35,9 @@ const FORGET_WAITS: Duration = Duration::from_secs(1);
 
 /// Objects listed in one request.
 const PAGE: usize = 1000;
+
+/// Journals read at the same time by whoever replays them.
+const READ_AT_ONCE: usize = 16;
 
 /// The payload of a journal object.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Encode, Decode)]
@@ -487,29 +491,41 @@ async fn uncovered(
 ) -> Result<Vec<JournalEntry>, RootError> {
     let mut entries = Vec::new();
     let mut last = session.covered;
-    for key in keys {
-        let (object, _) =
-            patiently(handle, Operation::Get, key, || handle.store().get(key)).await?;
-        let payload = handle
-            .keyring()
-            .open_object(Class::Journal, key, &object)
-            .map_err(|source| RootError::Unopenable {
-                key: key.clone(),
-                source,
-            })?;
-        let entry =
-            JournalEntry::decode(&payload).map_err(|reason| RootError::damaged(key, reason))?;
-        if entry.last <= last {
-            continue;
+    for keys in keys.chunks(READ_AT_ONCE) {
+        let reads = keys.iter().map(|key| async move {
+            patiently(handle, Operation::Get, key, || handle.store().get(key)).await
+        });
+        let objects = join_all(reads).await;
+        for (key, object) in keys.iter().zip(objects) {
+            let object = match object {
+                // Its writer deletes what a commit covers, and may do so late.
+                Err(RootError::Store(error)) if error.is_not_found() => continue,
+                object => object?.0,
+            };
+            let entry = open(handle, key, &object)?;
+            if entry.last <= last {
+                continue;
+            }
+            if entry.first > last + 1 {
+                tracing::warn!(%key, "operations before this journal were never acknowledged: it is not replayed");
+                return Ok(entries);
+            }
+            last = entry.last;
+            entries.push(entry);
         }
-        if entry.first > last + 1 {
-            tracing::warn!(%key, "operations before this journal were never acknowledged: it is not replayed");
-            break;
-        }
-        last = entry.last;
-        entries.push(entry);
     }
     Ok(entries)
+}
+
+fn open(handle: &RootHandle, key: &str, object: &Bytes) -> Result<JournalEntry, RootError> {
+    let payload = handle
+        .keyring()
+        .open_object(Class::Journal, key, object)
+        .map_err(|source| RootError::Unopenable {
+            key: key.to_owned(),
+            source,
+        })?;
+    JournalEntry::decode(&payload).map_err(|reason| RootError::damaged(key, reason))
 }
 
 impl RootHandle {

@@ -38,6 +38,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest journal, in bytes: what would be longer is committed.
 const JOURNAL_BYTES_MAX: usize = 32 * 1024 * 1024;
 
+/// After so many journals, or bytes in them, a commit makes them superfluous: whoever takes the volume over reads them all, and holds them in memory.
+const UNCOMMITTED_JOURNALS_MAX: u64 = 512;
+const UNCOMMITTED_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
 /// A journal to be written.
 #[derive(Debug, Clone)]
 pub struct Entry {
@@ -149,6 +153,8 @@ pub struct Journaler {
     is_local: bool,
     /// Brings what was only kept into the bucket.
     landing: JoinSet<()>,
+    /// Journals, and bytes in them, since a commit was last asked for.
+    uncommitted: (u64, u64),
 }
 
 /// What is to become of a journal.
@@ -181,6 +187,7 @@ impl Journaler {
             requests,
             is_local: false,
             landing: JoinSet::new(),
+            uncommitted: (0, 0),
         })
     }
 
@@ -276,7 +283,7 @@ impl Journaler {
         });
     }
 
-    async fn acknowledge(&self) -> Result<(), VolumeError> {
+    async fn acknowledge(&mut self) -> Result<(), VolumeError> {
         if self.is_local {
             return self.write(Aim::Local).await;
         }
@@ -292,7 +299,7 @@ impl Journaler {
     }
 
     /// Brings everything done so far into the bucket, or to where `aim` is content with.
-    async fn write(&self, aim: Aim) -> Result<(), VolumeError> {
+    async fn write(&mut self, aim: Aim) -> Result<(), VolumeError> {
         if let Some(error) = self.volume.failure() {
             return Err(error);
         }
@@ -311,7 +318,11 @@ impl Journaler {
         }
     }
 
-    async fn write_captured(&self, capture: &Capture, aim: Aim) -> Result<Outcome, VolumeError> {
+    async fn write_captured(
+        &mut self,
+        capture: &Capture,
+        aim: Aim,
+    ) -> Result<Outcome, VolumeError> {
         let operations = self.volume.describe(capture).await?;
         let is_stored = |content: &Content| matches!(content, Content::Stored(_));
         let contents = &operations.contents;
@@ -328,6 +339,7 @@ impl Journaler {
         if operations.len() > JOURNAL_BYTES_MAX {
             return Ok(Outcome::TooMuch);
         }
+        let length = operations.len() as u64;
         let entry = Entry {
             operation: capture.operation,
             packs,
@@ -343,7 +355,20 @@ impl Journaler {
             },
             (true, _) => journal.write(entry).await.map(|()| Outcome::Landed),
         };
-        written.map_err(|error| self.failed(error))
+        let outcome = written.map_err(|error| self.failed(error))?;
+        self.count(length);
+        Ok(outcome)
+    }
+
+    /// Asks for a commit before journals become many.
+    fn count(&mut self, bytes: u64) {
+        self.uncommitted.0 += 1;
+        self.uncommitted.1 += bytes;
+        let (journals, bytes) = self.uncommitted;
+        if journals >= UNCOMMITTED_JOURNALS_MAX || bytes >= UNCOMMITTED_BYTES_MAX {
+            self.uncommitted = (0, 0);
+            self.volume.commit_soon();
+        }
     }
 
     fn failed(&self, error: PublishError) -> VolumeError {

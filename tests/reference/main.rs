@@ -20,9 +20,9 @@ use model::Model;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
 
-/// Cases of each comparison: few in every run, many with `BKFS_FULL=1`.
+/// Cases of each comparison: few in every run, many with `BKFS_TEST_FULL=1`.
 fn cases(quick: u32, full: u32) -> Config {
-    let count = if std::env::var_os("BKFS_FULL").is_some() {
+    let count = if std::env::var_os("BKFS_TEST_FULL").is_some_and(|full| full == "1") {
         full
     } else {
         quick

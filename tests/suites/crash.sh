@@ -89,6 +89,7 @@ for number in $(seq "$RANDOM_ROUNDS"); do
   case_of "kill -9 at a random moment, directory bucket, round $number" killed_at_random "$SUITE_TMP/bucket" "$SUITE_TMP/records/local"
 done
 case_of "the last mount on the directory bucket ends well" exits 0 bkfs umount "$MNT"
+case_of "a check of every byte finds nothing, directory bucket" exits 0 bkfs check --read-data "$SUITE_TMP/bucket"
 
 start_minio
 start_faulty "$BKFS_TEST_S3_MINIO"
@@ -107,4 +108,5 @@ for nth in $REPEATS; do
   done
 done
 case_of "the last mount ends well" exits 0 bkfs umount "$MNT"
+case_of "a check of every byte finds nothing" exits 0 bkfs check --read-data "$REMOTE"
 exit 0

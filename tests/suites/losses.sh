@@ -200,4 +200,5 @@ case_of "and the mount goes on, restorable on another machine" goes_on
 case_of "a loss that was acknowledged while the tool ran fails bkfs run" acknowledged_loss_fails_the_run
 case_of "umount --discard gives up what was lost" discarded
 case_of "a mount that was taken over is not taken back by acknowledging" fenced_is_not_taken_back
+case_of "a check of every byte finds nothing" exits 0 bkfs check --read-data "$URL"
 exit 0

@@ -57,6 +57,7 @@ on_filesystem() {
   for number in $(seq "$first" $((first + count - 1))); do
     case_of "power loss under a bucket on $kind, $number" power_loss "$SUITE_TMP/record-$kind" "$number"
   done
+  case_of "a check of every byte of the bucket on $kind finds nothing" exits 0 bkfs check --read-data "$DISK/bucket"
   leave_disk
   rm -f "$IMAGE"
 }

@@ -91,4 +91,5 @@ STEALS=3 BEATS=1
 [ "$FULL" = 0 ] || STEALS=10 BEATS=10
 for number in $(seq "$STEALS"); do case_of "stopped, stolen by --steal, woken: $number" round steal "$number"; done
 for number in $(seq 101 $((100 + BEATS))); do case_of "stopped, taken over when its heartbeat stood still, woken: $number" round heartbeat "$number"; done
+case_of "a check of every byte finds nothing" exits 0 on d bkfs check --read-data "$URL"
 exit 0

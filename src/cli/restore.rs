@@ -65,12 +65,12 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         let seconds = started.elapsed().as_secs_f64();
         let answer = json!({
             "snapshot": entry.name,
-            "target": command.target,
+            "target": command.target.to_string_lossy(),
             "inodes": progress.inodes.load(Ordering::Relaxed),
             "bytes": restored,
             "verified_bytes": progress.verified_bytes.load(Ordering::Relaxed),
             "seconds": seconds,
-            "problems": problems.iter().map(|problem| json!({ "path": problem.path, "reason": problem.reason })).collect::<Vec<_>>(),
+            "problems": problems.iter().map(|problem| json!({ "path": problem.path.to_string_lossy(), "reason": problem.reason })).collect::<Vec<_>>(),
         });
         output.result(&answer, || {
             let verified = if command.verify { ", verified" } else { "" };

@@ -57,7 +57,7 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
         return Err(Failure::new(failure.to_string()).hint(hint));
     }
     wait_for_exit(&status)?;
-    let answer = json!({ "mountpoint": mount.root(), "generation": generation });
+    let answer = json!({ "mountpoint": mount.root().to_string_lossy(), "generation": generation });
     output.result(&answer, || {
         format!("unmounted {root} (generation {generation})")
     })

@@ -7,6 +7,7 @@ VERSITYGW_VERSION=v1.8.0
 FAKE_GCS_VERSION=v1.56.1
 AZURITE_VERSION=3.35.0 # the last one for Node 18, which is Debian 12's
 PJDFSTEST_VERSION=0.2.2
+FSX_VERSION=0.3.2
 CARGO_DENY_VERSION=0.20.2
 GO_VERSION=1.26.8 # used only where no Go of at least 1.21 is installed; a newer Go fetches what a module asks for by itself
 
@@ -109,6 +110,10 @@ need_pjdfstest() {
   install_packages
   kept "pjdfstest-$PJDFSTEST_VERSION" cargo_install "pjdfstest@$PJDFSTEST_VERSION"
   export PJDFSTEST=$CACHE/pjdfstest-$PJDFSTEST_VERSION/bin/pjdfstest
+}
+need_fsx() {
+  kept "fsx-$FSX_VERSION" cargo_install "fsx@$FSX_VERSION"
+  export FSX=$CACHE/fsx-$FSX_VERSION/bin/fsx
 }
 need_cargo_deny() {
   kept "cargo-deny-$CARGO_DENY_VERSION" cargo_install "cargo-deny@$CARGO_DENY_VERSION"

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# about: fsx on a mount, several seeds at once under a stream of snapshots; each file equals what the same seed leaves elsewhere, here and after a remount
+# needs: program fsx
+# limit: 240 3600
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/bkfs.sh"
+
+URL=$SUITE_TMP/bucket MNT=$SUITE_TMP/mount PLAIN=$SUITE_TMP/plain
+# SHAPE:SEED:OPERATIONS. Files of the large shape reach beyond a segment and beyond the kernel's largest request, and move twenty times the bytes.
+RUNS=(small:1:20000 small:2:20000 small:3:20000 small:4:20000 large:5:2000)
+[ "$FULL" = 0 ] || RUNS=({small:{1..10}:200000,large:{11..14}:20000})
+mkdir -p "$MNT" "$PLAIN" "$SUITE_TMP/artifacts"
+
+weights='[weights]
+close_open = 1
+read = 10
+write = 10
+mapread = 10
+mapwrite = 10
+invalidate = 2
+truncate = 2
+fsync = 0.1
+fdatasync = 0.1
+posix_fallocate = 2
+punch_hole = 4
+sendfile = 2
+posix_fadvise = 2
+copy_file_range = 4'
+printf '%s\n' "$weights" >"$SUITE_TMP/small.toml"
+printf 'flen = 12582912\n[opsize]\nmax = 2621440\n%s\n' "$weights" >"$SUITE_TMP/large.toml"
+
+# fsx_on DIRECTORY RUN: the same run leaves the same bytes anywhere.
+fsx_on() {
+  local shape seed operations
+  IFS=: read -r shape seed operations <<<"$2"
+  "$FSX" -f "$SUITE_TMP/$shape.toml" -N "$operations" -S "$seed" -P "$SUITE_TMP/artifacts" "$1/$2" >"$SUITE_TMP/log-$2" 2>&1
+}
+
+# Two at a time, as there are two cores; commits cut into everything that goes on.
+runs_agree() {
+  local run taken=0 workers
+  printf '%s\n' "${RUNS[@]}" >"$SUITE_TMP/runs"
+  export -f fsx_on
+  export FSX SUITE_TMP MNT
+  xargs -P 2 -I RUN bash -c 'fsx_on "$MNT" RUN || { echo "RUN failed"; tail -n 25 "$SUITE_TMP/log-RUN"; exit 255; }' <"$SUITE_TMP/runs" &
+  workers=$!
+  remember_pid $workers
+  while kill -0 "$workers" 2>/dev/null; do
+    exits 0 bkfs snapshot "$MNT" "during-$taken"
+    taken=$((taken + 1))
+    # A snapshot costs a commit: this keeps them from being all that the machine does.
+    sleep 1
+  done
+  wait "$workers" || wrong "fsx found something"
+  [ $taken -gt 2 ] || wrong "$taken snapshots were taken meanwhile"
+}
+# The same runs on a filesystem in memory.
+runs_elsewhere() {
+  local run
+  mount -t tmpfs -o size=1g,mode=755 bkfs-test-plain "$PLAIN"
+  for run in "${RUNS[@]}"; do fsx_on "$PLAIN" "$run"; done
+  (cd "$PLAIN" && sha256sum -- *) >"$SUITE_TMP/sums"
+  umount "$PLAIN"
+  [ "$(wc -l <"$SUITE_TMP/sums")" = ${#RUNS[@]} ] || wrong "not all runs left a file"
+}
+same_here() { (cd "$1" && sha256sum -- *) | diff "$SUITE_TMP/sums" - || wrong "files in $1 differ"; }
+same_after_remount() {
+  exits 0 bkfs snapshot "$MNT" last
+  exits 0 bkfs umount "$MNT"
+  machine elsewhere
+  exits 0 mount_at "$URL" "$MNT"
+  same_here "$MNT"
+  same_here "$MNT/.snapshots/last"
+  exits 0 bkfs umount "$MNT"
+  exits 0 bkfs check "$URL" --read-data
+}
+
+machine one
+mount_at "$URL" "$MNT" --init --no-encryption || die "cannot mount"
+at_end "leave_mount '$MNT'"
+case_of "fsx finds nothing, with snapshots taken meanwhile (${RUNS[*]})" runs_agree || exit 1
+case_of "the same runs on a filesystem in memory" runs_elsewhere
+case_of "every file is the same" same_here "$MNT"
+case_of "and after a remount with an empty cache, and in a snapshot" same_after_remount
+exit 0

@@ -13,6 +13,7 @@ pub mod mounting;
 mod places;
 pub mod repository;
 pub mod restore;
+pub mod retain;
 pub mod root;
 pub mod tree;
 pub mod vfs;

@@ -11,6 +11,7 @@ pub mod access;
 mod check;
 mod completions;
 mod control;
+mod forget;
 mod init;
 mod ls;
 mod mount;
@@ -101,6 +102,8 @@ enum Command {
     Ls(ls::Ls),
     /// Restore a snapshot, a directory or a file without a mount
     Restore(restore::Restore),
+    /// Forget snapshots by policy, or take that back
+    Forget(forget::Forget),
     /// Check that everything in a repository is there and is what it was
     Check(check::Check),
     /// Show the health of a mount, and what is not yet in the bucket
@@ -134,6 +137,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
         Command::Snapshots(command) => snapshots::run(command, &global, &output),
         Command::Ls(command) => ls::run(command, &global, &output),
         Command::Restore(command) => restore::run(command, &global, &output),
+        Command::Forget(command) => forget::run(command, &global, &output),
         Command::Check(command) => check::run(command, &global, &output),
         Command::Status(command) => status::run(command, &global, &output),
         Command::Generate(command) => completions::run(command),

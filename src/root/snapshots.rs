@@ -10,6 +10,7 @@
 use super::error::RootError;
 use super::state::{ListRef, NameError, Root, check_name};
 use super::wire;
+use crate::retain::Dated;
 use bkfs_chunker::catalog::name_bytes;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::pack::PackName;
@@ -249,6 +250,28 @@ impl SnapshotEntry {
     /// Orders the snapshots of a volume by age. Times never go back within a volume; of equal ones the root's generation tells.
     fn age_order(&self) -> (Timestamp, u64) {
         (self.time, self.generation)
+    }
+}
+
+impl Dated for SnapshotEntry {
+    fn volume(&self) -> &str {
+        &self.volume
+    }
+
+    fn host(&self) -> &str {
+        &self.host
+    }
+
+    fn time(&self) -> Timestamp {
+        self.time
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    fn tags(&self) -> &[String] {
+        &self.tags
     }
 }
 

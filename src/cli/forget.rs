@@ -1,0 +1,219 @@
+//! `bkfs forget URL --keep-… [--dry-run]`, `bkfs forget URL NAME…`, `bkfs forget URL --undo NAME`
+
+use serde_json::{Value, json};
+
+use crate::cli::access::{Repository, open, target_url};
+use crate::cli::output::{Failure, Output};
+use crate::cli::snapshots::columns;
+use crate::cli::{Global, block_on};
+use crate::retain::{Policy, Reason, Span, plan};
+use crate::root::error::RootError;
+use crate::root::forget::ListChanger;
+use crate::root::lists::DirectLists;
+use crate::root::session::OpenSession;
+use crate::root::snapshots::SnapshotEntry;
+
+/// What becomes of a snapshot.
+type Verdict<'a> = crate::retain::Verdict<'a, SnapshotEntry>;
+
+/// Forget snapshots by policy, or take that back
+///
+/// A snapshot stays if any rule keeps it; each host's snapshots of the volume are counted apart, and the newest of each always stays. Days, weeks, months and years are UTC's. A
+/// snapshot whose time cannot be right (ahead of now, or the same as another's since a clock had jumped) is kept and not counted. What is forgotten lies in the trash and
+/// can be brought back with --undo, until bkfs gc empties it.
+#[derive(Debug, clap::Args)]
+pub struct Forget {
+    /// The repository, or a mount of one
+    url: String,
+    /// Forget these snapshots, whatever they are
+    #[arg(value_name = "NAME", conflicts_with = "undo")]
+    names: Vec<String>,
+    #[command(flatten)]
+    keep: Keep,
+    /// Print what would stay and why, and change nothing
+    #[arg(short = 'n', long, conflicts_with = "undo")]
+    dry_run: bool,
+    /// Bring a forgotten snapshot back
+    #[arg(long, value_name = "NAME")]
+    undo: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+#[group(multiple = true, conflicts_with_all = ["undo", "names"])]
+struct Keep {
+    /// Keep the last N
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    keep_last: u32,
+    /// Keep the last one of each of the last N hours that have one
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    keep_hourly: u32,
+    /// Keep the last one of each of the last N days that have one
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    keep_daily: u32,
+    /// Keep the last one of each of the last N weeks that have one
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    keep_weekly: u32,
+    /// Keep the last one of each of the last N months that have one
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    keep_monthly: u32,
+    /// Keep the last one of each of the last N years that have one
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    keep_yearly: u32,
+    /// Keep all that are not older than this, seen from the newest: 12h, 30d, 8w, 6m, 2y
+    #[arg(long, value_name = "TIME")]
+    keep_within: Option<Span>,
+    /// Keep all with this tag (may be repeated)
+    #[arg(long, value_name = "TAG")]
+    keep_tag: Vec<String>,
+}
+
+impl From<Keep> for Policy {
+    fn from(keep: Keep) -> Self {
+        Self {
+            last: keep.keep_last,
+            hourly: keep.keep_hourly,
+            daily: keep.keep_daily,
+            weekly: keep.keep_weekly,
+            monthly: keep.keep_monthly,
+            yearly: keep.keep_yearly,
+            within: keep.keep_within,
+            tags: keep.keep_tag,
+        }
+    }
+}
+
+pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Failure> {
+    let policy = Policy::from(command.keep);
+    let by_policy = command.undo.is_none() && command.names.is_empty();
+    if by_policy && policy.is_empty() {
+        return Err(Failure::usage(
+            "say what to keep: at least one of --keep-last, --keep-hourly, --keep-daily, --keep-weekly, --keep-monthly, --keep-yearly, --keep-within, --keep-tag",
+        ));
+    }
+    block_on(async {
+        let url = target_url(&command.url)?;
+        let repository = open(&url, global).await?;
+        let volume = &global.volume;
+        if let Some(name) = &command.undo {
+            let entry = undo(&repository, volume, name).await?;
+            let answer = json!({ "volume": volume, "restored": entry.name });
+            return output.result(&answer, || format!("{} is back", entry.name));
+        }
+        let list = repository.snapshots().await?;
+        let entries = list.of_volume(volume);
+        let verdicts = match by_policy {
+            true => plan(entries.iter().copied(), &policy, repository.now()),
+            false => named(&entries, &command.names, volume)?,
+        };
+        let going = verdicts.iter().filter(|verdict| !verdict.stays());
+        let going: Vec<String> = going.map(|verdict| verdict.snapshot.name.clone()).collect();
+        if !command.dry_run && !going.is_empty() {
+            forget(&repository, volume, &going).await?;
+        }
+        let answer = as_json(volume, &verdicts, command.dry_run);
+        output.result(&answer, || table(&verdicts, command.dry_run))
+    })
+}
+
+/// The verdict over snapshots that are named: they go, and of the others nothing is said.
+fn named<'a>(
+    entries: &[&'a SnapshotEntry],
+    names: &[String],
+    volume: &str,
+) -> Result<Vec<Verdict<'a>>, RootError> {
+    let verdict = |name: &String| {
+        let found = entries.iter().find(|entry| entry.name == *name);
+        let snapshot = *found.ok_or_else(|| RootError::NoSnapshot {
+            name: name.clone(),
+            volume: volume.to_owned(),
+        })?;
+        let reasons = Vec::new();
+        Ok(Verdict { snapshot, reasons })
+    };
+    names.iter().map(verdict).collect()
+}
+
+/// Does something with the lists, as a session of its own.
+async fn change<T>(
+    repository: &Repository,
+    work: impl AsyncFnOnce(ListChanger<'_>) -> Result<T, RootError>,
+) -> Result<T, RootError> {
+    let machine = &repository.machine;
+    let holder = machine.holder("bkfs forget");
+    let session = OpenSession::open(&repository.handle, holder, None, &*machine.processes).await?;
+    let writer = DirectLists::new(&repository.handle, session.id());
+    let done = work(ListChanger {
+        handle: &repository.handle,
+        lists: &repository.lists,
+        writer: &writer,
+        session: session.id(),
+    })
+    .await;
+    if let Err(error) = session.end().await {
+        tracing::warn!("the session of this command stays in the root: {error}");
+    }
+    done
+}
+
+async fn forget(repository: &Repository, volume: &str, names: &[String]) -> Result<(), RootError> {
+    change(repository, async |changer: ListChanger<'_>| {
+        changer.forget(volume, names, repository.now()).await
+    })
+    .await?;
+    Ok(())
+}
+
+async fn undo(
+    repository: &Repository,
+    volume: &str,
+    name: &str,
+) -> Result<SnapshotEntry, RootError> {
+    let restored = change(repository, async |changer: ListChanger<'_>| {
+        changer.restore_forgotten(volume, name).await
+    });
+    Ok(restored.await?.output)
+}
+
+fn reasons(verdict: &Verdict<'_>) -> Vec<String> {
+    verdict.reasons.iter().map(Reason::to_string).collect()
+}
+
+fn as_json(volume: &str, verdicts: &[Verdict<'_>], dry_run: bool) -> Value {
+    let row = |verdict: &Verdict<'_>| {
+        let entry = verdict.snapshot;
+        json!({
+            "name": entry.name,
+            "time": entry.time.to_string(),
+            "host": entry.host,
+            "keep": verdict.stays(),
+            "reasons": reasons(verdict),
+        })
+    };
+    let kept = verdicts.iter().filter(|verdict| verdict.stays()).count();
+    json!({
+        "volume": volume,
+        "dry_run": dry_run,
+        "kept": kept,
+        "forgotten": verdicts.len() - kept,
+        "snapshots": verdicts.iter().map(row).collect::<Vec<_>>(),
+    })
+}
+
+fn table(verdicts: &[Verdict<'_>], dry_run: bool) -> String {
+    let mut rows = vec![["NAME", "TIME", "HOST", "", "WHY"].map(str::to_owned)];
+    for verdict in verdicts {
+        let entry = verdict.snapshot;
+        let fate = if verdict.stays() { "keep" } else { "forget" };
+        rows.push([
+            entry.name.clone(),
+            entry.time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            entry.host.clone(),
+            fate.to_owned(),
+            reasons(verdict).join(", "),
+        ]);
+    }
+    let going = verdicts.iter().filter(|verdict| !verdict.stays()).count();
+    let doing = if dry_run { "would forget" } else { "forgot" };
+    let table = columns(&rows, &[]);
+    format!("{table}\n{doing} {going} of {}", verdicts.len())
+}

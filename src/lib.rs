@@ -15,6 +15,7 @@ pub mod repository;
 pub mod restore;
 pub mod retain;
 pub mod root;
+pub mod stream;
 pub mod tree;
 pub mod vfs;
 pub mod volume;

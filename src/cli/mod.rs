@@ -5,7 +5,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::parser::ValueSource;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub mod access;
 mod check;
@@ -18,6 +19,7 @@ mod mount;
 pub mod output;
 mod password;
 mod progress;
+mod put;
 mod restore;
 mod run;
 mod snapshot;
@@ -58,6 +60,9 @@ pub struct Global {
     /// The volume to work on
     #[arg(long, global = true, default_value = "main", value_name = "NAME")]
     volume: String,
+    /// True if --volume was given.
+    #[arg(skip)]
+    volume_is_given: bool,
     /// Read the password from the first line of this file, which others must not be able to read
     #[arg(long, global = true, value_name = "FILE", help_heading = "Password")]
     password_file: Option<PathBuf>,
@@ -84,38 +89,35 @@ pub struct Global {
     cache_dir: Option<PathBuf>,
 }
 
+/// Each says at its arguments what it does: first a line, then all that its `--help` tells.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Create a repository
     Init(init::Init),
-    /// Mount a repository as a directory
     Mount(mount::MountCommand),
-    /// Drain, commit and unmount
     Umount(umount::Umount),
-    /// Make a snapshot of a mount: the success signal of a backup
     Snapshot(snapshot::Snapshot),
-    /// Run a backup tool, then make a snapshot: one exit code for both
     Run(run::Run),
-    /// List snapshots
+    Put(put::Put),
     Snapshots(snapshots::Snapshots),
-    /// List files of a snapshot without a mount
     Ls(ls::Ls),
-    /// Restore a snapshot, a directory or a file without a mount
     Restore(restore::Restore),
-    /// Forget snapshots by policy, or take that back
     Forget(forget::Forget),
-    /// Check that everything in a repository is there and is what it was
     Check(check::Check),
-    /// Show the health of a mount, and what is not yet in the bucket
     Status(status::Status),
-    /// Print a completion script for a shell, or the manual page
     #[command(hide = true)]
     Generate(completions::Generate),
 }
 
+fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let matches = Cli::command().try_get_matches_from(arguments)?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    cli.global.volume_is_given = matches.value_source("volume") == Some(ValueSource::CommandLine);
+    Ok(cli)
+}
+
 /// Runs the program; the answer is its exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli = match parse(arguments) {
         Ok(cli) => cli,
         Err(error) => {
             // A closed pipe on help is no failure.
@@ -134,6 +136,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
             Ok(status) => return status,
             Err(failure) => Err(failure),
         },
+        Command::Put(command) => put::run(command, &global, &output),
         Command::Snapshots(command) => snapshots::run(command, &global, &output),
         Command::Ls(command) => ls::run(command, &global, &output),
         Command::Restore(command) => restore::run(command, &global, &output),
@@ -155,4 +158,33 @@ fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Fail
         .build()
         .map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(work)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_a_line_in_the_list() {
+        Cli::command().debug_assert();
+        for command in Cli::command().get_subcommands() {
+            let about = command.get_about().map(ToString::to_string);
+            let name = command.get_name();
+            assert!(
+                about.is_some_and(|line| !line.is_empty() && line.len() <= 100),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn whether_a_volume_was_given_is_known() {
+        let is_given = |arguments: &[&str]| {
+            let arguments = ["bkfs"].iter().chain(arguments).map(OsString::from);
+            parse(arguments).unwrap().global.volume_is_given
+        };
+        assert!(!is_given(&["put", "./b", "x"]));
+        assert!(is_given(&["put", "--volume", "main", "./b", "x"]));
+        assert!(is_given(&["--volume=main", "put", "./b", "x"]));
+    }
 }

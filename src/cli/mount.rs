@@ -18,7 +18,7 @@ use crate::cli::{Global, init};
 use crate::logging::Log;
 use crate::mounting::settings::Settings;
 use crate::mounting::spooling::SpoolPlace;
-use crate::mounting::{Mounted, MountingError, Plan};
+use crate::mounting::{Mounted, Plan};
 
 /// Names the descriptor on which a daemon says that its mount answers.
 const READY_VARIABLE: &str = "BKFS_READY_FD";
@@ -142,7 +142,7 @@ fn bring_up(
         steal: command.steal,
         spool,
     };
-    plan.mount(runtime).map_err(failure)
+    Ok(plan.mount(runtime)?)
 }
 
 /// Refuses a mount point that is a mount already, before a volume is taken over for it. A mount whose daemon has died is taken away: nobody can use it.
@@ -196,7 +196,7 @@ fn serve(mounted: Mounted, runtime: Runtime) -> Result<(), Failure> {
             }
         }
     });
-    mounted.wait(&runtime).map_err(failure)
+    Ok(mounted.wait(&runtime)?)
 }
 
 fn no_signals(error: std::io::Error) -> Failure {
@@ -266,16 +266,5 @@ impl Ready {
         rustix::stdio::dup2_stderr(&null)?;
         std::env::set_current_dir("/")?;
         std::fs::File::from(self.0).write_all(&[1])
-    }
-}
-
-fn failure(error: MountingError) -> Failure {
-    match error {
-        MountingError::Root(error) => error.into(),
-        MountingError::Volume(error) => error.into(),
-        MountingError::Kernel(error) => Failure::new(error.to_string()),
-        MountingError::Broken(error) => Failure::new(error.to_string()),
-        MountingError::Spool(error) => Failure::new(error.to_string()),
-        MountingError::Options(text) => Failure::usage(text),
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
+use crate::mounting::MountingError;
 use crate::root::error::{ErrorKind, RootError};
 use crate::volume::error::VolumeError;
 
@@ -119,12 +120,23 @@ impl From<RootError> for Failure {
 
 impl From<VolumeError> for Failure {
     fn from(error: VolumeError) -> Self {
-        let code = if error.is_damage() {
-            Code::Damaged
-        } else {
-            Code::Failed
+        let code = match &error {
+            VolumeError::OutcomeUnknown(_) => Code::Unknown,
+            error if error.is_damage() => Code::Damaged,
+            _ => Code::Failed,
         };
         Failure::new(error.to_string()).code(code)
+    }
+}
+
+impl From<MountingError> for Failure {
+    fn from(error: MountingError) -> Self {
+        match error {
+            MountingError::Root(error) => error.into(),
+            MountingError::Volume(error) => error.into(),
+            MountingError::Options(text) => Failure::usage(text),
+            error => Failure::new(error.to_string()),
+        }
     }
 }
 

@@ -31,6 +31,7 @@ use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::view::View;
 
+pub mod alone;
 pub mod control;
 mod format;
 pub mod history;

@@ -223,7 +223,7 @@ impl Volume {
     }
 
     /// Which way the file is cut: as it was, or as its name or first bytes say.
-    fn profile(
+    pub(super) fn profile(
         &self,
         inode: u64,
         epoch: u64,
@@ -400,7 +400,7 @@ fn scope_of(state: &State, epoch: u64) -> Scope {
     }
 }
 
-fn new_extents(stored: &StoredRun) -> Vec<Placed> {
+pub(super) fn new_extents(stored: &StoredRun) -> Vec<Placed> {
     let placed = |stored: &StoredExtent| {
         let target = stored.target?;
         let extent = Extent {

@@ -8,6 +8,7 @@
 //!   transaction, state, dirty     the layers in memory                          (dirty, state: pure)
 //!   view                          layers and tree read as one
 //!   flush                         dirty bytes → extents
+//!   deposit                       a file that comes in one stream, named when it is whole
 //!   commit                        layers → tree → root
 //!   unsaved                       which files have changes that no commit holds
 //!   delta, capture, operations    what no journal has described yet, and its description  (delta, operations: pure)
@@ -38,6 +39,7 @@ pub mod capture;
 pub mod commit;
 pub mod data;
 pub mod delta;
+pub mod deposit;
 pub mod dirty;
 pub mod error;
 pub mod flush;

@@ -55,12 +55,12 @@ pub struct Entry {
 }
 
 /// A name in a directory within a transaction.
-struct Place {
+pub(super) struct Place {
     directory: u64,
     attributes: Attributes,
-    key: Key,
+    pub(super) key: Key,
     /// Inode and kind of what is there.
-    holds: Option<(u64, u8)>,
+    pub(super) holds: Option<(u64, u8)>,
 }
 
 impl Volume {
@@ -79,7 +79,7 @@ impl Volume {
         ))
     }
 
-    fn place(&self, run: &Transaction<'_>, directory: u64, name: &[u8]) -> Step<Place> {
+    pub(super) fn place(&self, run: &Transaction<'_>, directory: u64, name: &[u8]) -> Step<Place> {
         let attributes = run.attributes(directory)?;
         if !mode::is_directory(attributes.mode) {
             return Err(VolumeError::NotDirectory.into());
@@ -207,7 +207,7 @@ impl Volume {
     }
 
     /// Takes one name from an inode that `place` held; the inode goes when it was the last and nobody uses it.
-    fn unname(
+    pub(super) fn unname(
         &self,
         run: &mut Transaction<'_>,
         place: &mut Place,
@@ -391,7 +391,7 @@ fn drop_inode(run: &mut Transaction<'_>, inode: u64, attributes: &Attributes) {
     run.drop_inode(inode);
 }
 
-fn name_item(inode: u64, attributes: &Attributes) -> Item {
+pub(super) fn name_item(inode: u64, attributes: &Attributes) -> Item {
     Item::Name {
         inode,
         file_type: mode::kind(attributes.mode),
@@ -399,7 +399,12 @@ fn name_item(inode: u64, attributes: &Attributes) -> Item {
 }
 
 /// Counts names in a directory and moves its times.
-fn touch_directory(run: &mut Transaction<'_>, place: &mut Place, names: i64, now: Timestamp) {
+pub(super) fn touch_directory(
+    run: &mut Transaction<'_>,
+    place: &mut Place,
+    names: i64,
+    now: Timestamp,
+) {
     place.attributes.size_bytes = place.attributes.size_bytes.saturating_add_signed(names);
     place.attributes.modified = now;
     place.attributes.changed = now;

@@ -1,0 +1,342 @@
+//! `bkfs put URL PATH [FILE]`
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rustix::pipe::PipeFlags;
+use serde_json::json;
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::access::open;
+use crate::cli::output::{Code, Failure, Output, bytes};
+use crate::cli::progress::{Bar, Position};
+use crate::cli::{Global, block_on};
+use crate::mounting::MountingError;
+use crate::mounting::alone::{Alone, AloneParts};
+use crate::mounting::settings::Settings;
+use crate::repository::Repository;
+use crate::root::error::RootError;
+use crate::root::snapshots::SnapshotReference;
+use crate::stream::source::{Facts, Source};
+use crate::stream::{Place, Progress, Received, StreamError, abandon, keep, new_file, receive};
+use crate::tree::item::Timestamp;
+use crate::volume::commit::{Committed, SnapshotRequest};
+use crate::volume::namespace::NewInode;
+
+/// The volume that streams go to unless --volume says otherwise: a mount of the default volume does not hold it.
+const VOLUME: &str = "streams";
+
+/// Store one stream or file, without a mount, as a snapshot
+///
+/// Standard input, FILE, or the output of COMMAND becomes PATH in the volume (`streams` unless --volume is given), in place of what was there, and the volume a snapshot.
+/// When this returns 0, the snapshot is in the bucket. A stream that cannot be read or stored to its end makes no snapshot and changes nothing.
+///
+/// The end of a pipe does not say whether its writer succeeded. `bkfs put URL PATH -- COMMAND` runs the writer itself, and stores what it wrote only if it ends with 0.
+///
+///     bkfs put s3://bucket/prefix db/main.sql -- mariadb-dump --all-databases
+///     bkfs restore s3://bucket/prefix --volume streams latest:/db/main.sql main.sql
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Put {
+    /// The repository
+    url: String,
+    /// The file's path in the volume; its directories are made
+    path: OsString,
+    /// What to store (default: standard input); with its mode, owner and time
+    #[arg(conflicts_with = "command")]
+    file: Option<PathBuf>,
+    /// The snapshot's name (default: the time, UTC)
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Tag the snapshot; may be repeated
+    #[arg(long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
+    /// Take the volume over from whoever holds it
+    #[arg(long)]
+    steal: bool,
+    /// A command, after --, whose standard output to store
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// What is stored, and whom to ask whether it was whole.
+struct Input {
+    source: Source,
+    facts: Facts,
+    child: Option<Child>,
+}
+
+pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure> {
+    let place =
+        Place::parse(command.path.as_bytes()).map_err(|error| Failure::usage(error.to_string()))?;
+    let umask = umask();
+    block_on(async {
+        let started = Instant::now();
+        let repository = Arc::new(open(&command.url, global).await?);
+        let volume = match global.volume_is_given {
+            true => global.volume.clone(),
+            false => VOLUME.to_owned(),
+        };
+        refuse_name(&command, &volume, &repository).await?;
+        let alone = Alone::begin(AloneParts {
+            repository: repository.clone(),
+            volume: volume.clone(),
+            command: format!("bkfs put {}", command.path.to_string_lossy()),
+            memory_bytes: Settings::default().memory_bytes,
+            steal: command.steal,
+        })
+        .await
+        .map_err(held)?;
+        let put = put(&command, &place, &alone, umask, output).await;
+        let put = match put {
+            // Why nothing can be committed any more says more than that nothing can.
+            Err(failure) => Err(match alone.fenced().await {
+                Some(refusal) => Failure::from(RootError::from(refusal)).hint(
+                    "Somebody took the volume over. Run this again, or with another --volume.",
+                ),
+                None => failure,
+            }),
+            made => made,
+        };
+        let finished = alone.finish().await;
+        let (made, length) = put.map_err(|failure| Failure {
+            message: format!("no snapshot was made: {}", failure.message),
+            ..failure
+        })?;
+        // The snapshot stands, whatever became of the session behind it.
+        if let Err(error) = finished {
+            output.remark(format_args!("the session was not ended well: {error}"));
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        let stored = Stored {
+            path: command.path.to_string_lossy().into_owned(),
+            volume,
+            bytes: length,
+            seconds,
+        };
+        stored.show(&made, &repository, output)
+    })
+}
+
+/// A name that is taken is refused before the stream is read, not after.
+async fn refuse_name(command: &Put, volume: &str, repository: &Repository) -> Result<(), Failure> {
+    let Some(name) = &command.name else {
+        return Ok(());
+    };
+    let list = repository.snapshots().await?;
+    SnapshotReference::parse(name)?;
+    match list.named(volume, name) {
+        Some(_) => Err(RootError::NameTaken { name: name.clone() }.into()),
+        None => Ok(()),
+    }
+}
+
+fn held(error: MountingError) -> Failure {
+    let mut failure = Failure::from(error);
+    if failure.code == Code::Held {
+        let hint = "Give another --volume, wait, or give --steal to take it over (its holder's unsent writes then fail).";
+        failure.hint = Some(hint.into());
+    }
+    failure
+}
+
+/// Everything but the session: the stream, its name, the snapshot.
+async fn put(
+    command: &Put,
+    place: &Place,
+    alone: &Alone,
+    umask: u32,
+    output: &Output,
+) -> Result<(Committed, u64), Failure> {
+    let volume = alone.volume();
+    place.check(volume).await.map_err(failure)?;
+    let mut input = Input::begin(command)?;
+    let new = new_file(place, &input.facts, umask);
+    let received = input.receive(&new, alone, output).await?;
+    let length = received.bytes;
+    if let Err(failure) = input.conclude(command, length, output).await {
+        abandon(volume, received).await;
+        return Err(failure);
+    }
+    let modified = input.facts.file.map_or_else(
+        || volume.now(),
+        |file| Timestamp {
+            seconds: file.modified.0,
+            nanoseconds: file.modified.1,
+        },
+    );
+    keep(volume, place, &new, received, modified)
+        .await
+        .map_err(failure)?;
+    let request = SnapshotRequest {
+        name: command.name.clone(),
+        tags: command.tags.clone(),
+    };
+    Ok((volume.snapshot(request).await?, length))
+}
+
+impl Input {
+    fn begin(command: &Put) -> Result<Input, Failure> {
+        let mut child = None;
+        let source = if let Some(path) = &command.file {
+            Source::open(path)
+                .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?
+        } else if let Some(program) = command.command.first() {
+            let failed = |error: std::io::Error| {
+                Failure::new(format!("cannot run {}: {error}", program.to_string_lossy()))
+            };
+            let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
+                .map_err(|error| failed(error.into()))?;
+            let mut running = Command::new(program);
+            running.args(&command.command[1..]).stdout(write);
+            child = Some(running.spawn().map_err(failed)?);
+            Source::of(read)
+        } else {
+            if std::io::stdin().is_terminal() {
+                let hint = "Pipe something into it, name a FILE, or give a command after --.";
+                return Err(Failure::usage("standard input is a terminal").hint(hint));
+            }
+            let input = rustix::io::dup(std::io::stdin())
+                .map_err(|error| Failure::new(format!("standard input: {error}")))?;
+            Source::of(input)
+        };
+        let facts = source
+            .facts()
+            .map_err(|error| Failure::new(format!("cannot look at the stream: {error}")))?;
+        Ok(Input {
+            source,
+            facts,
+            child,
+        })
+    }
+
+    async fn receive(
+        &self,
+        new: &NewInode,
+        alone: &Alone,
+        output: &Output,
+    ) -> Result<Received, Failure> {
+        let progress = Arc::new(Progress::default());
+        let shown = progress.clone();
+        let total = self.facts.total_bytes;
+        let bar = Bar::follow(output, move || Position {
+            bytes: shown.bytes.load(Ordering::Relaxed),
+            total_bytes: total.filter(|total| *total > 0),
+            message: String::new(),
+        });
+        let received = async {
+            let mut blocks = self.source.try_clone()?.blocks()?;
+            receive(alone.volume(), new, &mut blocks, &progress, signals()).await
+        };
+        let received = received.await;
+        bar.finish().await;
+        received.map_err(failure)
+    }
+
+    /// Whether the stream was whole, as far as anybody can tell.
+    async fn conclude(
+        &mut self,
+        command: &Put,
+        length: u64,
+        output: &Output,
+    ) -> Result<(), Failure> {
+        if let Some(mut child) = self.child.take() {
+            let program = command.command[0].to_string_lossy();
+            let status = tokio::select! {
+                status = child.wait() => status.map_err(|error| Failure::new(format!("{program}: {error}")))?,
+                why = signals() => return Err(Failure::new(why)),
+            };
+            if !status.success() {
+                return Err(Failure::new(format!("{program} ended with {status}")));
+            }
+        }
+        let now = self.source.facts().ok().and_then(|facts| facts.file);
+        let before = self.facts.file;
+        if command.file.is_some() && (now != before || now.is_some_and(|now| now.length != length))
+        {
+            output.remark("the file was changed while it was read; what was read is stored");
+        }
+        Ok(())
+    }
+}
+
+/// Resolves when a signal asks for the end: then nothing is left behind, neither half a file nor a held volume.
+async fn signals() -> &'static str {
+    let kinds = [
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::hangup(),
+    ];
+    let [interrupt, terminate, hangup] = kinds.map(|kind| async move {
+        match signal(kind) {
+            Ok(mut signal) => signal.recv().await,
+            // What cannot be waited for ends the process as it always does.
+            Err(_) => std::future::pending().await,
+        }
+    });
+    tokio::select! {
+        _ = interrupt => "interrupted",
+        _ = terminate => "terminated by a signal",
+        _ = hangup => "the terminal is gone",
+    }
+}
+
+/// What a shell would take from the mode of a new file. Asked before there are other threads.
+fn umask() -> u32 {
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(umask);
+    umask.as_raw_mode()
+}
+
+fn failure(error: StreamError) -> Failure {
+    match error {
+        StreamError::Volume(error) => error.into(),
+        error => Failure::new(error.to_string()),
+    }
+}
+
+/// What is told of a stream that was stored.
+struct Stored {
+    path: String,
+    volume: String,
+    bytes: u64,
+    seconds: f64,
+}
+
+impl Stored {
+    fn show(
+        &self,
+        made: &Committed,
+        repository: &Repository,
+        output: &Output,
+    ) -> Result<(), Failure> {
+        let metrics = repository.depot.metrics();
+        let name = made.snapshot.as_deref().unwrap_or_default();
+        let (path, seconds) = (&self.path, self.seconds);
+        let answer = json!({
+            "name": name,
+            "generation": made.generation,
+            "volume": self.volume,
+            "path": path,
+            "bytes": self.bytes,
+            "new_bytes": metrics.bytes_new,
+            "uploaded_bytes": metrics.bytes_uploaded,
+            "seconds": seconds,
+        });
+        output.result(&answer, || {
+            let rate = bytes((self.bytes as f64 / seconds.max(0.001)) as u64);
+            format!(
+                "snapshot {name} (generation {}): {path}, {} in {seconds:.1} s ({rate}/s), {} new",
+                made.generation,
+                bytes(self.bytes),
+                bytes(metrics.bytes_new),
+            )
+        })
+    }
+}

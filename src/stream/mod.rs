@@ -1,0 +1,288 @@
+//! One stream into a volume, without a mount.
+//!
+//! Owns: the way from blocks to a file that has its name only when it is whole. Does not own: reading (`source`), the file (`volume::deposit`), the session (`mounting::alone`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+
+use crate::tree::item::{Item, Timestamp};
+use crate::volume::data::WriteOptions;
+use crate::volume::error::VolumeError;
+use crate::volume::namespace::NewInode;
+use crate::volume::state::Scope;
+use crate::volume::{ROOT_INODE, Volume, mode};
+
+pub mod source;
+
+use source::{Blocks, Facts};
+
+/// Names that a mount shows in its root and that no file can have there.
+const RESERVED: [&[u8]; 2] = [b".snapshots", b".bkfs"];
+
+/// Why a stream did not become a file.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    /// It could not be read to its end.
+    #[error("cannot read the stream: {0}")]
+    Read(#[from] std::io::Error),
+    /// It could not be stored.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// Somebody asked for its end.
+    #[error("{0}")]
+    Stopped(&'static str),
+    /// The path cannot be a file's.
+    #[error("{path}: {reason}")]
+    Path {
+        /// Which.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// How far it is.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Bytes read and stored, or on their way.
+    pub bytes: AtomicU64,
+}
+
+/// A file's place in a volume: the names of its directories, and its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    directories: Vec<Vec<u8>>,
+    name: Vec<u8>,
+}
+
+impl Place {
+    /// Reads a path from the root of the volume.
+    pub fn parse(path: &[u8]) -> Result<Place, StreamError> {
+        let wrong = |reason: &str| StreamError::Path {
+            path: path.escape_ascii().to_string(),
+            reason: reason.to_owned(),
+        };
+        let mut names: Vec<Vec<u8>> = path
+            .split(|byte| *byte == b'/')
+            .filter(|name| !name.is_empty())
+            .map(<[u8]>::to_vec)
+            .collect();
+        if path.ends_with(b"/") {
+            return Err(wrong("names a directory; give the name of a file"));
+        }
+        if names.iter().any(|name| name == b"." || name == b"..") {
+            return Err(wrong("'.' and '..' are no names"));
+        }
+        if names
+            .first()
+            .is_some_and(|name| RESERVED.contains(&name.as_slice()))
+        {
+            return Err(wrong("is the mount's own"));
+        }
+        let name = names.pop().ok_or_else(|| wrong("no name for a file"))?;
+        Ok(Place {
+            directories: names,
+            name,
+        })
+    }
+
+    /// The file's own name.
+    pub fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// Says early what [`Place::take`] would say late.
+    pub async fn check(&self, volume: &Volume) -> Result<(), StreamError> {
+        let mut directory = ROOT_INODE;
+        for name in &self.directories {
+            match self.find(volume, directory, name).await? {
+                Some((inode, true)) => directory = inode,
+                Some(_) => return Err(self.wrong(name, "is not a directory")),
+                None => return Ok(()),
+            }
+        }
+        match self.find(volume, directory, &self.name).await? {
+            Some((_, true)) => Err(self.wrong(&self.name, "is a directory")),
+            _ => Ok(()),
+        }
+    }
+
+    fn wrong(&self, name: &[u8], reason: &str) -> StreamError {
+        StreamError::Path {
+            path: name.escape_ascii().to_string(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    /// The inode of a name, and whether it is a directory's.
+    async fn find(
+        &self,
+        volume: &Volume,
+        directory: u64,
+        name: &[u8],
+    ) -> Result<Option<(u64, bool)>, VolumeError> {
+        let key = volume.name_key(directory, name)?;
+        match volume.view.item(Scope::Live, &key).await? {
+            None => Ok(None),
+            Some(Item::Name { inode, file_type }) => {
+                Ok(Some((inode, file_type == mode::kind(libc::S_IFDIR))))
+            }
+            Some(_) => Err(VolumeError::Malformed { inode: directory }),
+        }
+    }
+
+    /// The directory of the file; directories that are not there are made.
+    async fn directory(&self, volume: &Volume, new: &NewInode) -> Result<u64, StreamError> {
+        let mut directory = ROOT_INODE;
+        for name in &self.directories {
+            directory = match self.find(volume, directory, name).await? {
+                Some((inode, true)) => inode,
+                Some(_) => return Err(self.wrong(name, "is not a directory")),
+                None => {
+                    let new = NewInode {
+                        mode: libc::S_IFDIR | 0o755,
+                        profile: 0,
+                        ..new.clone()
+                    };
+                    volume.make(directory, name, new).await?.inode
+                }
+            };
+        }
+        Ok(directory)
+    }
+}
+
+/// What a file made of a stream is like.
+pub fn new_file(place: &Place, facts: &Facts, umask: u32) -> NewInode {
+    let profile = bkfs_chunker::ingest::detect(place.name(), &[]);
+    let file = facts.file;
+    NewInode {
+        mode: libc::S_IFREG | file.map_or(0o666 & !umask, |file| file.permissions),
+        uid: file.map_or_else(|| rustix::process::geteuid().as_raw(), |file| file.uid),
+        gid: file.map_or_else(|| rustix::process::getegid().as_raw(), |file| file.gid),
+        device: 0,
+        target: None,
+        profile: profile.map_or(0, |profile| profile as u8),
+    }
+}
+
+/// A stream that is whole, and has no name yet.
+#[derive(Debug)]
+pub struct Received {
+    inode: u64,
+    /// How long it is.
+    pub bytes: u64,
+}
+
+/// Stores a stream to its end. If that fails, or `stop` says why it must end before, nothing is left of it.
+pub async fn receive(
+    volume: &Arc<Volume>,
+    new: &NewInode,
+    blocks: &mut Blocks,
+    progress: &Progress,
+    stop: impl Future<Output = &'static str>,
+) -> Result<Received, StreamError> {
+    let inode = volume.begin_deposit(new).await?;
+    let filled = tokio::select! {
+        filled = fill(volume, inode, blocks, progress) => filled,
+        why = stop => Err(StreamError::Stopped(why)),
+    };
+    match filled {
+        Ok(bytes) => Ok(Received { inode, bytes }),
+        Err(error) => {
+            abandon(volume, Received { inode, bytes: 0 }).await;
+            Err(error)
+        }
+    }
+}
+
+/// Drops what was received.
+pub async fn abandon(volume: &Volume, received: Received) {
+    if let Err(error) = volume.drop_deposit(received.inode).await {
+        tracing::debug!("left to the next session: {error}");
+    }
+}
+
+/// Gives the stream its name, in place of the file that had it.
+pub async fn keep(
+    volume: &Volume,
+    place: &Place,
+    new: &NewInode,
+    received: Received,
+    modified: Timestamp,
+) -> Result<(), StreamError> {
+    let named = async {
+        let directory = place.directory(volume, new).await?;
+        let inode = received.inode;
+        let named = volume.name_deposit(inode, directory, &place.name, modified);
+        Ok(named.await?)
+    };
+    let result = named.await;
+    if result.is_err() {
+        abandon(volume, received).await;
+    }
+    result
+}
+
+async fn fill(
+    volume: &Arc<Volume>,
+    inode: u64,
+    blocks: &mut Blocks,
+    progress: &Progress,
+) -> Result<u64, StreamError> {
+    let mut left = Bytes::new();
+    let mut offset = 0;
+    loop {
+        let block = blocks.next().await?;
+        let is_last = block.is_last();
+        let length = block.length() as u64;
+        let run = block.after(&left);
+        if is_last && offset == 0 {
+            // What fits into memory is stored like any small file: perhaps in the tree.
+            if length > 0 {
+                let options = WriteOptions::default();
+                volume.write(inode, 0, run, options).await?;
+            }
+            progress.bytes.fetch_add(length, Ordering::Relaxed);
+            return Ok(length);
+        }
+        if !run.is_empty() {
+            let taken = volume.deposit(inode, offset, run.clone(), is_last).await?;
+            left = run.slice(taken as usize..);
+            offset += taken;
+        }
+        progress.bytes.fetch_add(length, Ordering::Relaxed);
+        if is_last {
+            return match left.is_empty() {
+                true => Ok(offset),
+                false => Err(VolumeError::Invalid.into()),
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_a_file() {
+        let place = Place::parse(b"/a//b\xff/c").unwrap();
+        assert_eq!(place.directories, [b"a".to_vec(), b"b\xff".to_vec()]);
+        assert_eq!(place.name(), b"c");
+        for path in [
+            &b""[..],
+            b"/",
+            b"a/",
+            b"../a",
+            b"a/./b",
+            b".snapshots/x",
+            b"/.bkfs",
+        ] {
+            assert!(Place::parse(path).is_err(), "{}", path.escape_ascii());
+        }
+        assert!(Place::parse(b"a/.snapshots").is_ok());
+    }
+}

@@ -1,0 +1,363 @@
+//! Reading a stream ahead, in large blocks, on a thread of its own.
+//!
+//! Owns: the blocks, their reuse, and direct I/O with its fallback. Does not own: what becomes of the bytes.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::mpsc as threads;
+
+use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Advice, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use tokio::sync::mpsc;
+
+/// A block is read whole before it is given on, in bytes: eight segments or more, so that little is left over from one to the next.
+pub const BLOCK_BYTES: usize = 8 << 20;
+
+/// Room before a block's bytes for what is left over from the one before it: a segment (2 MiB at most) and a chunk.
+const HEADROOM_BYTES: usize = 4 << 20;
+
+/// What direct I/O must be aligned to at most, in bytes.
+const ALIGNMENT_BYTES: usize = 4096;
+
+/// Blocks that wait between reader and user; one more is being filled, one in use.
+const WAITING_BLOCKS: usize = 1;
+
+/// The room asked for in a pipe, in bytes: what an unprivileged user gets (/proc/sys/fs/pipe-max-size).
+const PIPE_BYTES: usize = 1 << 20;
+
+/// What a stream is, as far as is known before it is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts {
+    /// Its length; none if nobody knows.
+    pub total_bytes: Option<u64>,
+    /// What fstat(2) says of a regular file.
+    pub file: Option<FileFacts>,
+}
+
+/// Attributes of a regular file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileFacts {
+    /// Permission bits.
+    pub permissions: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Time of modification: seconds and nanoseconds.
+    pub modified: (i64, u32),
+    /// Bytes.
+    pub length: u64,
+}
+
+/// A stream that can be read once.
+#[derive(Debug)]
+pub struct Source {
+    fd: OwnedFd,
+    is_direct: bool,
+}
+
+impl Source {
+    /// A stream that is open already: a pipe, a file, a device.
+    pub fn of(fd: OwnedFd) -> Source {
+        // More room means fewer turns of the processor between writer and reader; a pipe that stays small works as well.
+        let _ = rustix::pipe::fcntl_setpipe_size(&fd, PIPE_BYTES);
+        Source {
+            fd,
+            is_direct: false,
+        }
+    }
+
+    /// Opens a file; past the page cache if its filesystem can do that.
+    pub fn open(path: &Path) -> io::Result<Source> {
+        let open = |flags| {
+            rustix::fs::open(
+                path,
+                OFlags::RDONLY | OFlags::CLOEXEC | flags,
+                Mode::empty(),
+            )
+        };
+        let (fd, is_direct) = match open(OFlags::DIRECT) {
+            Ok(fd) => (fd, true),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => (open(OFlags::empty())?, false),
+            Err(error) => return Err(error.into()),
+        };
+        let stat = rustix::fs::fstat(&fd)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => return Err(Errno::ISDIR.into()),
+            FileType::RegularFile | FileType::BlockDevice => {}
+            _ => {
+                return Ok(Source {
+                    is_direct: false,
+                    ..Source::of(fd)
+                });
+            }
+        }
+        let source = Source { fd, is_direct };
+        if !is_direct {
+            source.read_through_cache();
+        }
+        Ok(source)
+    }
+
+    fn read_through_cache(&self) {
+        // Advice, no more.
+        let _ = rustix::fs::fadvise(&self.fd, 0, None, Advice::Sequential);
+    }
+
+    /// The same stream again: one to be read, one to be asked.
+    pub fn try_clone(&self) -> io::Result<Source> {
+        Ok(Source {
+            fd: self.fd.try_clone()?,
+            is_direct: self.is_direct,
+        })
+    }
+
+    /// What is known of it.
+    pub fn facts(&self) -> io::Result<Facts> {
+        let stat = rustix::fs::fstat(&self.fd)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Ok(Facts {
+                total_bytes: None,
+                file: None,
+            });
+        }
+        let length = stat.st_size as u64;
+        Ok(Facts {
+            total_bytes: Some(length),
+            file: Some(FileFacts {
+                permissions: stat.st_mode & 0o7777,
+                uid: stat.st_uid,
+                gid: stat.st_gid,
+                modified: (stat.st_mtime, stat.st_mtime_nsec as u32),
+                length,
+            }),
+        })
+    }
+
+    /// Starts to read ahead. The thread ends with the stream, with an error, or once nobody takes blocks any more (and the read under way returns).
+    pub fn blocks(mut self) -> io::Result<Blocks> {
+        let (sender, receiver) = mpsc::channel(WAITING_BLOCKS);
+        let (back, free) = threads::channel();
+        std::thread::Builder::new()
+            .name("bkfs-read".into())
+            .spawn(move || {
+                loop {
+                    let buffer = free.try_recv().unwrap_or_else(|_| Buffer::new());
+                    let block = self.fill(buffer, &back);
+                    let is_last = !matches!(&block, Ok(block) if !block.is_last);
+                    if sender.blocking_send(block).is_err() || is_last {
+                        return;
+                    }
+                }
+            })?;
+        Ok(Blocks { receiver })
+    }
+
+    /// Reads until the buffer is full or the stream ends.
+    fn fill(&mut self, mut buffer: Buffer, back: &threads::Sender<Buffer>) -> io::Result<Block> {
+        let mut length = 0;
+        while length < BLOCK_BYTES {
+            match rustix::io::read(&self.fd, &mut buffer.data()[length..]) {
+                Ok(0) => break,
+                Ok(count) => {
+                    length += count;
+                    if self.is_direct && !length.is_multiple_of(ALIGNMENT_BYTES) {
+                        self.leave_direct()?;
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => wait_readable(&self.fd)?,
+                Err(Errno::INVAL) if self.is_direct => self.leave_direct()?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Block {
+            buffer: Some(buffer),
+            length,
+            is_last: length < BLOCK_BYTES,
+            back: back.clone(),
+        })
+    }
+
+    /// The end of a file is not aligned, and some filesystems ask for more than they said.
+    fn leave_direct(&mut self) -> io::Result<()> {
+        let flags = rustix::fs::fcntl_getfl(&self.fd)?;
+        rustix::fs::fcntl_setfl(&self.fd, flags.difference(OFlags::DIRECT))?;
+        self.is_direct = false;
+        Ok(())
+    }
+}
+
+/// A descriptor that somebody made non-blocking.
+fn wait_readable(fd: &OwnedFd) -> io::Result<()> {
+    match poll(&mut [PollFd::new(&fd.as_fd(), PollFlags::IN)], None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The blocks of a stream, in order.
+#[derive(Debug)]
+pub struct Blocks {
+    receiver: mpsc::Receiver<io::Result<Block>>,
+}
+
+impl Blocks {
+    /// The next block; the last one says so.
+    pub async fn next(&mut self) -> io::Result<Block> {
+        match self.receiver.recv().await {
+            Some(block) => block,
+            None => Err(io::Error::other("the reading thread has ended")),
+        }
+    }
+}
+
+/// Memory for one block, which begins aligned behind the headroom.
+#[derive(Debug)]
+struct Buffer {
+    memory: Vec<u8>,
+    start: usize,
+}
+
+impl Buffer {
+    fn new() -> Buffer {
+        let memory = vec![0; HEADROOM_BYTES + BLOCK_BYTES + ALIGNMENT_BYTES];
+        let behind_headroom = memory.as_ptr().addr() + HEADROOM_BYTES;
+        let start =
+            HEADROOM_BYTES + behind_headroom.next_multiple_of(ALIGNMENT_BYTES) - behind_headroom;
+        Buffer { memory, start }
+    }
+
+    fn data(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + BLOCK_BYTES]
+    }
+}
+
+/// A part of the stream.
+#[derive(Debug)]
+pub struct Block {
+    /// None only while it is given back.
+    buffer: Option<Buffer>,
+    length: usize,
+    is_last: bool,
+    back: threads::Sender<Buffer>,
+}
+
+impl Block {
+    /// True if the stream ends with it.
+    pub fn is_last(&self) -> bool {
+        self.is_last
+    }
+
+    /// Bytes in it.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// What was left over, and behind it this block, in one piece.
+    pub fn after(mut self, left: &[u8]) -> Bytes {
+        let Some(buffer) = &mut self.buffer else {
+            return Bytes::copy_from_slice(left);
+        };
+        let (start, end) = (buffer.start, buffer.start + self.length);
+        let Some(joined) = start.checked_sub(left.len()) else {
+            return [left, &buffer.memory[start..end]].concat().into();
+        };
+        buffer.memory[joined..start].copy_from_slice(left);
+        Bytes::from_owner(self).slice(joined..end)
+    }
+}
+
+impl AsRef<[u8]> for Block {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], |buffer| &buffer.memory)
+    }
+}
+
+impl Drop for Block {
+    /// Memory that was touched once is cheaper than fresh memory: it goes back to the reader.
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            // The reader may have ended.
+            let _ = self.back.send(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    async fn all_of(mut blocks: Blocks) -> (Vec<u8>, usize) {
+        let (mut bytes, mut count) = (Vec::new(), 0);
+        loop {
+            let block = blocks.next().await.unwrap();
+            count += 1;
+            let is_last = block.is_last();
+            bytes.extend_from_slice(&block.after(&[]));
+            if is_last {
+                return (bytes, count);
+            }
+        }
+    }
+
+    fn numbered(length: usize) -> Vec<u8> {
+        (0..length).map(|at| (at / 7 + at / 4099) as u8).collect()
+    }
+
+    #[tokio::test]
+    async fn files_of_any_length_are_read_whole() {
+        for length in [0, 1, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 4097] {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            let bytes = numbered(length);
+            file.write_all(&bytes).unwrap();
+            let source = Source::open(file.path()).unwrap();
+            let facts = source.facts().unwrap();
+            assert_eq!(facts.total_bytes, Some(length as u64));
+            let (read, count) = all_of(source.blocks().unwrap()).await;
+            assert!(read == bytes, "{length} bytes");
+            assert_eq!(count, length / BLOCK_BYTES + 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pipe_of_small_writes_becomes_full_blocks() {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let bytes = numbered(2 * BLOCK_BYTES + 5);
+        let written = bytes.clone();
+        let writer = std::thread::spawn(move || {
+            let mut pipe = std::fs::File::from(write);
+            written
+                .chunks(60_001)
+                .for_each(|part| pipe.write_all(part).unwrap());
+        });
+        let source = Source::of(read);
+        assert_eq!(source.facts().unwrap().total_bytes, None);
+        let (read, count) = all_of(source.blocks().unwrap()).await;
+        writer.join().unwrap();
+        assert!(read == bytes);
+        assert_eq!(count, 3);
+    }
+
+    #[tokio::test]
+    async fn what_was_left_over_lies_before_the_block() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"behind").unwrap();
+        for left in [numbered(10), numbered(HEADROOM_BYTES + 2 * ALIGNMENT_BYTES)] {
+            let mut blocks = Source::open(file.path()).unwrap().blocks().unwrap();
+            let joined = blocks.next().await.unwrap().after(&left);
+            assert!(joined == [&left[..], b"behind"].concat());
+        }
+    }
+
+    #[test]
+    fn a_directory_is_no_stream() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = Source::open(directory.path()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EISDIR));
+    }
+}

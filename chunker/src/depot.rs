@@ -22,6 +22,7 @@ use crate::hydrate::{Reader, ReaderParts};
 use crate::id::{Id, Kind, Prefix};
 use crate::link::Link;
 use crate::metrics::Metrics;
+use crate::pace::Rates;
 use crate::pack::PackName;
 use crate::seal::Keyring;
 use crate::store::Store;
@@ -63,6 +64,8 @@ pub struct DepotConfig {
     pub pack_bytes: u64,
     /// How long the store may make no progress at all before waiting calls give up.
     pub timeout_ms: u64,
+    /// How many bytes of packs and index objects may go by in a second.
+    pub rates: Rates,
 }
 
 impl Default for DepotConfig {
@@ -78,6 +81,7 @@ impl Default for DepotConfig {
             workers: std::thread::available_parallelism().map_or(2, usize::from),
             pack_bytes: 16 << 20,
             timeout_ms: 300_000,
+            rates: Rates::default(),
         }
     }
 }
@@ -121,12 +125,9 @@ impl Depot {
         mut config: DepotConfig,
     ) -> Result<Self, DepotError> {
         config.memory = config.memory.at_least_workable();
-        let link = Arc::new(Link::new(
-            store,
-            entropy,
-            (config.uploads, config.downloads),
-            Duration::from_millis(config.timeout_ms),
-        ));
+        let limits = (config.uploads, config.downloads);
+        let timeout = Duration::from_millis(config.timeout_ms);
+        let link = Arc::new(Link::new(store, entropy, limits, timeout).at(config.rates));
         let workers = match config.workers {
             0 => Workers::inline(),
             threads => Workers::pool(threads)

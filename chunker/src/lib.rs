@@ -25,6 +25,7 @@ mod hydrate;
 pub mod ingest;
 mod link;
 pub mod metrics;
+pub mod pace;
 mod progress;
 pub mod spool;
 pub mod verify;

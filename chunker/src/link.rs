@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::Semaphore;
 
 use crate::entropy::Entropy;
 use crate::error::DepotError;
 use crate::metrics::Counters;
+use crate::pace::{Meter, Rates, Turns};
 use crate::progress::{Progress, pause};
 use crate::store::{Store, StoreError, StoreErrorKind, body_bytes};
 
@@ -30,8 +30,10 @@ pub(crate) struct Link {
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) progress: Progress,
-    uploads: Semaphore,
-    downloads: Semaphore,
+    uploads: Turns,
+    downloads: Turns,
+    upload_rate: Meter,
+    download_rate: Meter,
 }
 
 impl Link {
@@ -47,8 +49,20 @@ impl Link {
             entropy,
             counters: Arc::default(),
             progress: Progress::new(timeout),
-            uploads: Semaphore::new(uploads.max(1)),
-            downloads: Semaphore::new(downloads.max(1)),
+            uploads: Turns::new(uploads),
+            downloads: Turns::new(downloads),
+            upload_rate: Meter::new(None),
+            download_rate: Meter::new(None),
+        }
+    }
+
+    /// The same, at most at these rates. Waiting for one of them is no silence of the store.
+    pub(crate) fn at(self, rates: Rates) -> Self {
+        self.count_turns();
+        Self {
+            upload_rate: Meter::new(rates.upload),
+            download_rate: Meter::new(rates.download),
+            ..self
         }
     }
 
@@ -85,17 +99,27 @@ impl Link {
             let mut attempt = 0;
             loop {
                 attempt += 1;
-                let turn = self.downloads.acquire().await;
+                let turn = self.downloads.take().await;
+                // Of an object that is read whole the length is known only afterwards.
+                let waiting = || self.progress.note_waiting();
+                self.download_rate.pass(0, waiting).await;
                 self.counters.get_requests.one();
                 let answer = request().await;
                 drop(turn);
                 match answer {
                     Ok(bytes) => {
                         self.progress.note();
+                        self.downloads.succeeded();
+                        self.download_rate.passed(bytes.len() as u64);
                         self.counters.bytes_fetched.add(bytes.len() as u64);
                         return Ok(bytes);
                     }
-                    Err(error) => self.consider(key, error, attempt).await?,
+                    Err(error) => {
+                        if error.kind() == StoreErrorKind::Throttled {
+                            self.downloads.slow_down();
+                        }
+                        self.consider(key, error, attempt).await?
+                    }
                 }
             }
         };
@@ -137,15 +161,25 @@ impl Link {
         let mut attempt = 0;
         loop {
             attempt += 1;
-            let turn = self.uploads.acquire().await;
+            let turn = self.uploads.take().await;
+            let waiting = || self.progress.note_waiting();
+            self.upload_rate.pass(body_bytes(body), waiting).await;
             self.counters.put_requests.one();
             let answer = self.store.put_new(key, body.to_vec()).await;
             drop(turn);
             let error = match answer {
-                Ok(_) => break,
+                Ok(_) => {
+                    self.uploads.succeeded();
+                    self.count_turns();
+                    break;
+                }
                 Err(error) => error,
             };
             match error.kind() {
+                StoreErrorKind::Throttled => {
+                    self.uploads.slow_down();
+                    self.count_turns();
+                }
                 StoreErrorKind::AlreadyExists => {
                     if self.is_ours(key, body).await? {
                         break;
@@ -166,6 +200,11 @@ impl Link {
         self.progress.note();
         self.counters.bytes_uploaded.add(body_bytes(body));
         Ok(())
+    }
+
+    fn count_turns(&self) {
+        let turns = self.uploads.limit();
+        self.counters.uploads_at_once.set(turns as u64);
     }
 
     /// Whether what lies under `key` is `body`: of that length, with that end. An object that went away meanwhile is not.
@@ -217,6 +256,55 @@ mod tests {
         for tail in ["d", "xde", "xabcde", "abcd"] {
             assert!(!ends_with(&body, tail.as_bytes()), "{tail}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_go_by_at_their_rates_and_waiting_for_them_is_no_stall() {
+        use crate::entropy::SeededEntropy;
+        use crate::store::MemoryStore;
+        let store = Arc::new(MemoryStore::new());
+        let entropy = Arc::new(SeededEntropy::new(1));
+        let rates = Rates {
+            upload: Some(10),
+            download: Some(100),
+        };
+        let link = Link::new(store, entropy, (4, 4), Duration::from_secs(2)).at(rates);
+        let body = [Bytes::from_static(&[7; 100])];
+        let begin = tokio::time::Instant::now();
+        let keys = ["data/1", "data/2", "data/3"];
+        let sent = keys.map(|key| link.progress.watch(link.create(key, &body)));
+        for sent in futures::future::join_all(sent).await {
+            sent.expect("no stall").expect("created");
+        }
+        assert_eq!(begin.elapsed().as_secs(), 20, "the first goes at once");
+        let begin = tokio::time::Instant::now();
+        for key in keys {
+            assert_eq!(link.get(key).await.expect("there").len(), 100);
+        }
+        assert_eq!(begin.elapsed().as_secs(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_asks_for_patience_is_sent_less_at_once_until_it_takes_more() {
+        use crate::entropy::SeededEntropy;
+        use crate::store::fault::{Fault, FaultStore, Strike};
+        use crate::store::{MemoryStore, Operation};
+        let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::new())));
+        let entropy = Arc::new(SeededEntropy::new(1));
+        let link = Link::new(store.clone(), entropy, (8, 8), Duration::from_secs(60));
+        let busy = Strike::with(Fault::FailBefore(StoreErrorKind::Throttled));
+        store.plan(busy.on(Operation::PutNew).keys("data/busy").always());
+        let body = [Bytes::from_static(b"bytes")];
+        let refused = link.create("data/busy", &body);
+        let refused = tokio::time::timeout(Duration::from_secs(20), refused).await;
+        assert!(refused.is_err(), "it is tried for as long as it takes");
+        assert_eq!(link.uploads.limit(), 1);
+        store.heal();
+        for number in 0..40 {
+            let sent = link.create(&format!("data/{number}"), &body).await;
+            sent.expect("created");
+        }
+        assert_eq!(link.uploads.limit(), 8);
     }
 
     #[tokio::test]

@@ -65,6 +65,8 @@ counters! {
     spool_files,
     /// Bytes in the spool that are not in the bucket yet, now.
     spool_waiting_bytes,
+    /// How many uploads may run at once, now: fewer while the store asks for patience.
+    uploads_at_once,
     /// Bytes in the cache on disk, now.
     disk_cache_bytes,
 }

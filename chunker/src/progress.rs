@@ -57,6 +57,11 @@ impl Progress {
         state.error = None;
     }
 
+    /// It is not the store that is waited for.
+    pub(crate) fn note_waiting(&self) {
+        self.state.lock().last = Some(Instant::now());
+    }
+
     /// The store answered with an error that may pass.
     pub(crate) fn note_trouble(&self, error: &Arc<StoreError>) {
         self.state.lock().error = Some(Arc::clone(error));

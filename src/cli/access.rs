@@ -101,8 +101,17 @@ fn depot_config(settings: &Settings, cache_dir: Option<PathBuf>) -> DepotConfig 
         memory,
         compression,
         timeout_ms: settings.timeout.as_millis() as u64,
+        rates: settings.rates,
+        pack_bytes: pack_bytes(settings),
         ..DepotConfig::default()
     }
+}
+
+/// A pack goes by in a few seconds, however slow the link is said to be.
+fn pack_bytes(settings: &Settings) -> u64 {
+    let usual = DepotConfig::default().pack_bytes;
+    let at_rate = |rate: u64| (rate * 4).clamp(1 << 20, usual);
+    settings.rates.upload.map_or(usual, at_rate)
 }
 
 /// The most that the spool of a mount holds, in bytes. A bucket in a local directory has none unless asked for: packs would be written to disks twice. Unless asked

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bkfs_chunker::depot::Compression;
+use bkfs_chunker::pace::Rates;
 use bkfs_fuse::options::OtherOption;
 
 use crate::vfs::CloseMode;
@@ -25,6 +26,12 @@ const SPOOL_BYTES_MIN: u64 = 64 << 20;
 
 /// How long the store may make no progress.
 const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long SIGTERM waits for the store: less than the 15 minutes after which the unit for systemd kills.
+const DRAIN: Duration = Duration::from_secs(600);
+
+/// The least rate, in bytes per second: a pack goes by in a minute.
+const RATE_MIN: u64 = 256 << 10;
 
 /// What the options of a mount ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +56,10 @@ pub struct Settings {
     pub compression: Compression,
     /// `timeout=`.
     pub timeout: Duration,
+    /// `upload_rate=` and `download_rate=`.
+    pub rates: Rates,
+    /// `drain=`: how long SIGTERM waits for the store before it leaves the rest in the spool.
+    pub drain: Duration,
     /// `endpoint=`.
     pub endpoint: Option<String>,
     /// `region=`.
@@ -70,6 +81,8 @@ impl Default for Settings {
             memory_bytes: MEMORY_BYTES,
             compression: Compression::Auto,
             timeout: TIMEOUT,
+            rates: Rates::default(),
+            drain: DRAIN,
             endpoint: None,
             region: None,
             password_file: None,
@@ -143,13 +156,16 @@ impl Settings {
                 self.memory_bytes = bytes.ok_or_else(|| bad("a size of at least 128M"))?;
             }
             "timeout" => {
-                let seconds = value
-                    .trim_end_matches('s')
-                    .parse()
-                    .ok()
-                    .filter(|seconds| *seconds > 0);
-                self.timeout =
-                    Duration::from_secs(seconds.ok_or_else(|| bad("a number of seconds"))?);
+                self.timeout = seconds(value).ok_or_else(|| bad("a number of seconds"))?;
+            }
+            "drain" => self.drain = seconds(value).ok_or_else(|| bad("a number of seconds"))?,
+            "upload_rate" | "download_rate" => {
+                let rate = size(value).filter(|rate| *rate >= RATE_MIN);
+                let rate = rate.ok_or_else(|| bad("bytes per second, at least 256K"))?;
+                match key {
+                    "upload_rate" => self.rates.upload = Some(rate),
+                    _ => self.rates.download = Some(rate),
+                }
             }
             "close" => {
                 self.close = match value {
@@ -170,9 +186,7 @@ impl Settings {
                 self.compression =
                     compression(value).ok_or_else(|| bad("auto, none or a level 1–19"))?
             }
-            "upload_rate" | "download_rate" | "scrub" => {
-                return Err(SettingError::NotBuilt(key.into()));
-            }
+            "scrub" => return Err(SettingError::NotBuilt(key.into())),
             _ => return Err(SettingError::Unknown(key.into())),
         }
         Ok(())
@@ -189,6 +203,14 @@ fn compression(value: &str) -> Option<Compression> {
             .filter(|level| (1..=19).contains(level))
             .map(Compression::Level),
     }
+}
+
+/// A time, in seconds, that is not zero.
+fn seconds(value: &str) -> Option<Duration> {
+    let seconds = value.trim_end_matches('s').parse().ok();
+    seconds
+        .filter(|seconds| *seconds > 0)
+        .map(Duration::from_secs)
 }
 
 /// A size with an optional binary unit: `512M`, `10G`, `1T`, `4096`.
@@ -226,7 +248,7 @@ mod tests {
     #[test]
     fn options_are_read() {
         let settings = parse(
-            "volume=db,cache_size=2G,memory=256M,close=durable,compression=3,timeout=60,fsync=bucket,spool_size=2G",
+            "volume=db,cache_size=2G,memory=256M,close=durable,compression=3,timeout=60,fsync=bucket,spool_size=2G,upload_rate=2M,download_rate=1G,drain=30",
         );
         let settings = settings.unwrap();
         assert_eq!(settings.volume.as_deref(), Some("db"));
@@ -239,6 +261,9 @@ mod tests {
         assert_eq!(settings.close, CloseMode::Durable);
         assert_eq!(settings.compression, Compression::Level(3));
         assert_eq!(settings.timeout, Duration::from_secs(60));
+        assert_eq!(settings.drain, Duration::from_secs(30));
+        assert_eq!(settings.rates.upload, Some(2 << 20));
+        assert_eq!(settings.rates.download, Some(1 << 30));
     }
 
     #[test]
@@ -248,8 +273,8 @@ mod tests {
             Err(SettingError::Unknown("volumes".into()))
         );
         assert_eq!(
-            parse("upload_rate=1M"),
-            Err(SettingError::NotBuilt("upload_rate".into()))
+            parse("scrub=1M"),
+            Err(SettingError::NotBuilt("scrub".into()))
         );
         for text in [
             "memory=1M",
@@ -261,6 +286,8 @@ mod tests {
             "cache_size=9X",
             "spool_size=1M",
             "fsync=never",
+            "upload_rate=1K",
+            "drain=0",
         ] {
             assert!(
                 matches!(parse(text), Err(SettingError::BadValue { .. })),

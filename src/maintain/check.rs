@@ -19,6 +19,7 @@ use bkfs_chunker::verify::{PackContents, Verifier, VerifierConfig};
 
 use super::blame::{Blame, Head};
 use super::contents::{Learned, Walk};
+use super::journals::Unreplayable;
 use super::judge::Damage;
 use super::report::{Problem, ProblemKind, Report};
 use super::sample::Sample;
@@ -121,6 +122,8 @@ pub struct Findings {
     pub bucket: BTreeMap<String, u64>,
     /// What is wrong with packs.
     pub damage: Damage,
+    /// Journals that keep everybody from taking their volume.
+    pub unreplayable: Vec<Unreplayable>,
     /// What was learned of metadata.
     pub learned: Learned,
     /// Looks up and reads blobs of all packs that were looked at.
@@ -266,6 +269,7 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
         unlisted,
         bucket,
         damage: Damage::default(),
+        unreplayable: Vec::new(),
         learned: Learned::default(),
         depot: open_depot(scan.store, scan.keyring, options)?,
         newer_root,
@@ -357,7 +361,7 @@ impl Findings {
     async fn judge(&mut self, root: &Root, scan: &Scan<'_>) -> Result<(), RootError> {
         self.heads(root).await?;
         let report = &mut self.report;
-        scan.sessions(root, &self.bucket, report).await?;
+        self.unreplayable = scan.sessions(root, &self.bucket, report).await?;
         self.count_orphans(root);
         self.blame(root).await
     }

@@ -12,6 +12,7 @@
 //! | [`check`] | reads the repository and judges it |
 //! | [`scan`] | root, lists, index objects, and what else lies in the bucket |
 //! | [`contents`] | walks packs: every blob, every reference |
+//! | [`journals`] | heartbeats and journals of sessions |
 //! | [`rebuild`] | from what is left to a new root (pure) |
 //! | [`repair`] | plans what can be mended, and does it |
 //! | [`blame`] | which snapshots and files damage touches |
@@ -23,6 +24,7 @@
 pub mod blame;
 pub mod check;
 pub mod contents;
+pub mod journals;
 pub mod judge;
 pub mod layout;
 pub mod rebuild;

@@ -21,7 +21,7 @@ pub type Record = (Id, CommitRecord);
 /// The records of each volume, the best candidate for its last commit first: by number, then by time.
 pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
     let mut volumes: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
-    for record in records {
+    for record in records.iter().filter(|(_, record)| !record.is_beside()) {
         volumes.entry(&record.1.volume).or_default().push(record);
     }
     for records in volumes.values_mut() {

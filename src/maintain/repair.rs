@@ -1,7 +1,7 @@
 //! Mends what can be mended: a lost index, a lost root, lost lists of snapshots; and puts damage in quarantine, so that the next write of the same data stores it again.
 //!
 //! Owns the plan, which says beforehand what will be done, and its execution: everything that the new root names is written and acknowledged first, then the root is
-//! replaced, by a session that is registered in it (protocol.md, rules 1 and 2). Deletes nothing. Only where no root is left is one written by nobody's session:
+//! replaced, by a session that is registered in it (protocol.md, rules 1 and 2). Deletes nothing but journals that can never be carried out, of which it leaves copies. Only where no root is left is one written by nobody's session:
 //! every session of the past is then gone or ended, and finds itself fenced.
 //!
 //! What comes back is closed (rule 3): packs that refer to what is nowhere are left out, unless a snapshot or volume needs them; then what is missing is lost, and
@@ -34,6 +34,9 @@ use crate::root::snapshots::{ListEntry, QuarantineEntry, SnapshotEntry, TrashEnt
 use crate::root::state::{HolderInfo, ListRef, ROOT_KEY, Root, SessionId};
 use crate::root::transition::{IndexChange, ListChange};
 
+/// Where journals are kept that cannot be carried out. No class of objects lies there.
+const SET_ASIDE: &str = "damaged/";
+
 /// What the repair session calls itself.
 const MOUNT_POINT: &str = "bkfs check --repair";
 
@@ -51,6 +54,8 @@ pub struct Plan {
     trash: Vec<TrashEntry>,
     quarantine: Vec<QuarantineEntry>,
     writes_quarantine: bool,
+    /// Keys of journals.
+    set_aside: Vec<String>,
 }
 
 impl Plan {
@@ -213,6 +218,7 @@ fn make_plan(
                 ));
             }
             plan_quarantine(findings, &mut plan);
+            plan_journals(findings, &mut plan);
         }
     }
     Ok(plan)
@@ -226,7 +232,15 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Plan)
         kept.chain(trash).for_each(|entry| taken.take(entry));
     }
     for tip in tips.values() {
-        let history = rebuild::history(&findings.learned.records, *tip);
+        let records = &findings.learned.records;
+        let mut history = rebuild::history(records, *tip);
+        let of = history.first().map(|(_, record)| record.volume.clone());
+        // Snapshots beside the chain: what an index object holds was stored with all that it needs.
+        history.extend(records.iter().filter(|(id, record)| {
+            let places = findings.depot.places(id);
+            let is_held = |place: &Place| findings.indexed.packs.contains_key(&place.pack);
+            record.is_beside() && Some(&record.volume) == of.as_ref() && places.iter().any(is_held)
+        }));
         let listed = &findings.leftover_snapshots;
         let (kept, trash) = rebuild::snapshots(&history, listed, &mut taken);
         plan.snapshots.extend(kept);
@@ -289,6 +303,37 @@ fn plan_root(
     plan.root = Some(root);
 }
 
+fn plan_journals(findings: &Findings, plan: &mut Plan) {
+    for broken in &findings.unreplayable {
+        plan.steps.push(format!(
+            "set {} journals aside that cannot be carried out, below {SET_ASIDE}: {} is lost, and the volume can be mounted again",
+            broken.keys.len(),
+            broken.lost()
+        ));
+        plan.set_aside.extend(broken.keys.iter().cloned());
+    }
+}
+
+/// Copies journals to where nobody looks, and removes them: the last one first, so that those that are left over by a crash are still found to be broken.
+async fn set_aside(store: &dyn Store, keys: &[String]) -> Result<(), RootError> {
+    for key in keys.iter().rev() {
+        let (bytes, _) = match store.get(key).await {
+            Err(error) if error.is_not_found() => continue,
+            found => found?,
+        };
+        match store
+            .put_new(&format!("{SET_ASIDE}{key}"), vec![bytes])
+            .await
+        {
+            Ok(_) => {}
+            Err(error) if error.kind() == StoreErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error.into()),
+        }
+        store.delete(key).await?;
+    }
+    Ok(())
+}
+
 fn plan_quarantine(findings: &Findings, plan: &mut Plan) {
     let known = &findings.listed.quarantine;
     let mut found: Vec<Place> = findings.damage.places().into_iter().collect();
@@ -331,7 +376,10 @@ pub async fn execute(
     probe(&**store, &*options.entropy).await?;
     match plan.root.clone() {
         Some(root) => write_root(store, keyring, options, findings, plan, root).await,
-        None => mend(findings, plan).await,
+        None => {
+            set_aside(&**store, &plan.set_aside).await?;
+            mend(findings, plan).await
+        }
     }
 }
 

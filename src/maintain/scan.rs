@@ -1,4 +1,4 @@
-//! What lies in the bucket, object by object, but for packs: config, key slots, root, lists, index objects, heartbeats, journals, and what nobody needs.
+//! What lies in the bucket, object by object, but for packs and what sessions own: config, key slots, root, lists, index objects, and what nobody needs.
 //!
 //! Owns the order in which they are read and what is said of each. Writes nothing.
 
@@ -19,7 +19,6 @@ use super::report::{Problem, ProblemKind, Report};
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootParts, is_rollback};
 use crate::root::heartbeat::Beat;
-use crate::root::journal::JournalEntry;
 use crate::root::lists::Lists;
 use crate::root::memory::VolatileMemory;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, decode_shard};
@@ -423,103 +422,6 @@ impl Scan<'_> {
             }
         }
         Ok(found)
-    }
-
-    /// Heartbeats and journals of the sessions in the root.
-    ///
-    /// # Errors
-    /// Store errors.
-    pub async fn sessions(
-        &self,
-        root: &Root,
-        bucket: &BTreeMap<String, u64>,
-        report: &mut Report,
-    ) -> Result<(), RootError> {
-        for id in root.sessions.keys() {
-            let key = id.key();
-            match self.verifier.object(Class::Session, &key).await {
-                Ok(payload) if Beat::decode(&payload).is_some() => {}
-                Ok(_) => {
-                    let what = "it is no heartbeat";
-                    report.add(Problem::new(key, ProblemKind::Damaged, what));
-                }
-                // It has not beaten yet, or never will: that holds back deletion and hurts nobody.
-                Err(DepotError::Missing { .. }) => report.counts.silent_sessions += 1,
-                Err(error) => {
-                    report.add(as_problem(error)?);
-                }
-            }
-        }
-        for (id, session) in &root.sessions {
-            self.journals(*id, session.covered, bucket, report).await?;
-        }
-        Ok(())
-    }
-
-    /// The journals of one session in the root, up to `covered` of which a commit has everything: what is above must be whole, or it cannot be replayed. The newest
-    /// one that is gone cannot be missed: it might never have been written.
-    async fn journals(
-        &self,
-        id: SessionId,
-        covered: u64,
-        bucket: &BTreeMap<String, u64>,
-        report: &mut Report,
-    ) -> Result<(), RootError> {
-        let mut reached = covered;
-        for key in bucket.keys() {
-            let number = match place_of(key) {
-                layout::Place::Journal {
-                    session, number, ..
-                } if session == id => number,
-                _ => continue,
-            };
-            let payload = match self.verifier.object(Class::Journal, key).await {
-                Ok(payload) => payload,
-                // Whoever covered or replayed it has removed it since the bucket was listed.
-                Err(DepotError::Missing { .. }) => continue,
-                Err(error) => {
-                    report.add(as_problem(error)?);
-                    // What follows is judged as if it were there.
-                    reached = u64::MAX;
-                    continue;
-                }
-            };
-            let entry = match JournalEntry::decode(&payload) {
-                Ok(entry) => entry,
-                Err(why) => {
-                    report.add(Problem::new(key, ProblemKind::Inconsistent, why));
-                    continue;
-                }
-            };
-            if entry.last <= covered {
-                continue;
-            }
-            if entry.first > reached.saturating_add(1) {
-                let directory = key.rsplit_once('/').map_or("", |(directory, _)| directory);
-                let missing = format!("{directory}/{:016x}", number.saturating_sub(1));
-                let (first, wanted) = (entry.first, reached + 1);
-                let what =
-                    format!("operation {wanted} is in no journal, and {key} begins with {first}");
-                report.add(Problem::new(missing, ProblemKind::Missing, what));
-            }
-            reached = reached.max(entry.last);
-            for pack in entry.packs().own {
-                let class = match pack.is_metadata {
-                    true => Class::MetadataPack,
-                    false => Class::DataPack,
-                };
-                let pack_key = pack.name.key(class);
-                if bucket.get(&pack_key) != Some(&pack.length) {
-                    let what = format!("{key} needs it, with {} bytes", pack.length);
-                    let kind = match bucket.contains_key(&pack_key) {
-                        true => ProblemKind::Damaged,
-                        false => ProblemKind::Missing,
-                    };
-                    report.add(Problem::new(pack_key, kind, what));
-                }
-            }
-        }
-        Ok(())
     }
 }
 

@@ -171,3 +171,40 @@ fn a_bucket_that_was_rolled_back_is_not_repaired() {
     assert!(wait(plan(&shared, &fixture.keyring, &options)).is_err());
     assert!(crate::world::objects(&*store) == before);
 }
+
+#[test]
+fn journals_that_cannot_be_carried_out_are_set_aside() {
+    for password in [None, Some(PASSWORD)] {
+        let fixture = Fixture::build(password);
+        let journals = fixture
+            .needed
+            .iter()
+            .filter(|key| class_of(key) == "journal");
+        for (number, key) in journals.enumerate() {
+            let store = harmed(&fixture, key, Harm::Flip(200, 1));
+            let shared: Arc<dyn Store> = store.clone();
+            let planned = wait(plan(&shared, &fixture.keyring, &fixture.options()));
+            let steps = planned.expect("plans").1.steps.join("\n");
+            assert!(steps.contains("is lost"), "it does not say so: {steps}");
+            let report = mend(&fixture, &shared);
+            assert!(report.is_clean(), "{report}");
+            let aside = crate::world::objects(&*store);
+            let aside = aside.keys().filter(|key| key.starts_with("damaged/"));
+            assert_eq!(aside.count(), 3 - number, "it and all after it");
+            // Without the repair nobody could mount the volume.
+            let machine = Machine::mount(shared, password);
+            if number > 0 {
+                let synced: Vec<u8> = (0..number as u64)
+                    .flat_map(|number| noise(90 + number, 20_000))
+                    .collect();
+                assert!(
+                    machine.read("synced") == synced,
+                    "what came before the damage is gone"
+                );
+            }
+            machine.snapshot("after");
+            machine.crash();
+            all_restore(&fixture, &store);
+        }
+    }
+}

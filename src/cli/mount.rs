@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bkfs_fuse::MountOptions;
@@ -172,6 +173,7 @@ fn make_way(mountpoint: &Path, output: &Output) -> Result<(), Failure> {
 /// Serves until the mount is gone, or a signal asks for its end.
 fn serve(mounted: Mounted, runtime: Runtime) -> Result<(), Failure> {
     let session = mounted.session().clone();
+    let hurry = mounted.hurry();
     let mut terminate = runtime
         .block_on(async { signal(SignalKind::terminate()) })
         .map_err(no_signals)?;
@@ -183,6 +185,7 @@ fn serve(mounted: Mounted, runtime: Runtime) -> Result<(), Failure> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
+        hurry.store(true, Ordering::Relaxed);
         for attempt in 0..=UNMOUNT_TRIES {
             let session = session.clone();
             let lazy = attempt == UNMOUNT_TRIES;

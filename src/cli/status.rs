@@ -71,6 +71,22 @@ fn files(status: &Value, which: &str) -> Vec<String> {
     lines
 }
 
+/// What was found in spools when the volume was mounted.
+fn spools(status: &Value) -> Vec<String> {
+    let list = |key: &str| status[key].as_array().cloned().unwrap_or_default();
+    let word = |entry: &Value, key: &str| entry[key].as_str().unwrap_or("?").to_owned();
+    let recovered = list("recovered").into_iter().map(|made| {
+        let (snapshot, volume) = (word(&made, "snapshot"), word(&made, "volume"));
+        format!("recovered    snapshot {snapshot} of volume {volume}: what only this machine had when another one took over")
+    });
+    let stranded = list("stranded").into_iter().map(|left| {
+        let count = bytes(left["bytes"].as_u64().unwrap_or(0));
+        let (path, why) = (word(&left, "path"), word(&left, "why"));
+        format!("stranded     {count} in {path}: {why}")
+    });
+    recovered.chain(stranded).collect()
+}
+
 fn text(status: &Value) -> String {
     let word = |key: &str| status[key].as_str().unwrap_or("-").to_owned();
     let count = |key: &str| status[key].as_u64().unwrap_or(0);
@@ -109,6 +125,7 @@ fn text(status: &Value) -> String {
             format!("losses       {} since it was mounted", count("losses")),
         );
     }
+    lines.extend(spools(status));
     lines.extend(files(status, "lost"));
     lines.extend(files(status, "pending"));
     if let Some(metrics) = status["metrics"].as_object() {

@@ -61,7 +61,8 @@ impl Alone {
             owner,
             holder,
         };
-        let open = writing.enter(parts.steal).await?;
+        // What was found in spools is in the log.
+        let (open, _) = writing.enter(parts.steal).await?;
         let (live, writer) = writing.start(open, 0).await?;
         match live.volume {
             Some(volume) => Ok(Alone {
@@ -99,6 +100,6 @@ impl Alone {
 
     /// The last commit, and the end of the session.
     pub async fn finish(self) -> Result<(), MountingError> {
-        self.writer.finish().await
+        self.writer.finish(None).await
     }
 }

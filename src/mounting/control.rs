@@ -118,6 +118,8 @@ impl MountControl {
             .as_ref()
             .map(|keeper| keeper.losses())
             .unwrap_or_default();
+        let news = self.keeper.as_ref().map(|keeper| keeper.news());
+        let news = news.unwrap_or_default();
         json!({
             "repository": self.repository.url,
             "volume": self.volume_name,
@@ -127,6 +129,8 @@ impl MountControl {
             "losses": losses.count,
             "lost_files": listed(&losses.files),
             "lost_beyond": losses.beyond,
+            "recovered": news.recovered.iter().map(|made| json!({ "volume": made.volume, "snapshot": made.snapshot })).collect::<Value>(),
+            "stranded": news.stranded.iter().map(|left| json!({ "path": left.path, "bytes": left.bytes, "why": left.why })).collect::<Value>(),
             "generation": self.generation(),
             "last_commit": volume.as_ref().and_then(|volume| volume.last_commit()).map(time_text),
             "inodes": totals.inodes,

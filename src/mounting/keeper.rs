@@ -7,11 +7,13 @@
 //! that one acknowledged, and a new volume takes the place of the old.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bkfs_fuse::{Ino, Notifier};
 use parking_lot::Mutex;
 
 use crate::mounting::MountingError;
+use crate::mounting::spooling::{self, SpoolNews};
 use crate::mounting::writer::{Writer, Writing};
 use crate::vfs::live::Current;
 use crate::volume::Volume;
@@ -40,13 +42,14 @@ pub(super) struct Keeper {
     current: Arc<Current>,
     writer: tokio::sync::Mutex<Option<Writer>>,
     losses: Arc<Mutex<Losses>>,
+    news: Mutex<SpoolNews>,
     kernel: OnceLock<Notifier>,
 }
 
 impl Keeper {
     /// Enters the root and starts to write.
     pub(super) async fn begin(writing: Writing, steal: bool) -> Result<Arc<Self>, MountingError> {
-        let open = writing.enter(steal).await?;
+        let (open, news) = writing.enter(steal).await?;
         let (live, writer) = writing.start(open, 0).await?;
         let losses = Arc::new(Mutex::new(Losses::default()));
         if let Some(volume) = &live.volume {
@@ -57,6 +60,7 @@ impl Keeper {
             current: Current::new(live),
             writer: tokio::sync::Mutex::new(Some(writer)),
             losses,
+            news: Mutex::new(news),
             kernel: OnceLock::new(),
         }))
     }
@@ -77,6 +81,17 @@ impl Keeper {
         self.losses.lock().clone()
     }
 
+    /// What earlier mounts had left in spools that could not simply be replayed.
+    pub(super) fn news(&self) -> SpoolNews {
+        self.news.lock().clone()
+    }
+
+    fn add_news(&self, more: SpoolNews) {
+        let mut news = self.news.lock();
+        news.recovered.extend(more.recovered);
+        news.stranded.extend(more.stranded);
+    }
+
     /// Drops what was lost and goes on from the last commit. The answer is what was lost; nothing if the mount is well.
     ///
     /// # Errors
@@ -89,11 +104,17 @@ impl Keeper {
         if failed.failure().is_none() {
             return Ok(Losses::default());
         }
+        // What fsync=local acknowledged is not what was lost: it goes to the bucket, where the successor finds it.
+        writer.abandon_spool().await;
+        let mut news = SpoolNews::default();
+        let brought = self.writing.bring_spools(&mut news).await?;
         let holder = self.writing.holder.clone();
         let open = writer
             .open
             .succeed(holder, self.writing.repository.machine.processes.as_ref())
             .await?;
+        spooling::discard(brought, &open, &self.writing, &mut news).await;
+        self.add_news(news);
         // The kernel still knows the numbers of files that are lost now.
         let (live, writer) = self.writing.start(open, failed.inode_mark()).await?;
         let changed = failed.view.changed();
@@ -114,7 +135,7 @@ impl Keeper {
         };
         if let Some(old) = slot.replace(writer) {
             // It has nothing to say any more but that it failed, and its session is gone.
-            tokio::spawn(async move { old.finish().await.ok() });
+            tokio::spawn(async move { old.finish(None).await.ok() });
         }
         drop(slot);
         self.make_kernel_forget(changed).await;
@@ -143,10 +164,10 @@ impl Keeper {
         }
     }
 
-    /// The last commit, and the end of the session.
-    pub(super) async fn finish(&self) -> Result<(), MountingError> {
+    /// The last commit, and the end of the session; with a `limit` for what the store is waited for if there is a spool.
+    pub(super) async fn finish(&self, limit: Option<Duration>) -> Result<(), MountingError> {
         match self.writer.lock().await.take() {
-            Some(writer) => writer.finish().await,
+            Some(writer) => writer.finish(limit).await,
             None => Ok(()),
         }
     }

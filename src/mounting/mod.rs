@@ -9,6 +9,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bkfs_fuse::{MountConfig, MountOptions, Session};
@@ -37,6 +38,7 @@ mod format;
 pub mod history;
 mod keeper;
 pub mod publish;
+pub mod recovery;
 pub mod settings;
 pub mod spooling;
 pub mod takeover;
@@ -90,6 +92,8 @@ pub enum MountingError {
 pub struct Mounted {
     session: Arc<Session>,
     assembled: Assembled,
+    drain: Duration,
+    is_hurried: Arc<AtomicBool>,
 }
 
 /// A filesystem that is ready for requests, mounted or not.
@@ -107,8 +111,13 @@ impl Assembled {
 
     /// The last commit, and the end of the session: everything accepted is in the bucket when this returns well.
     pub async fn finish(self) -> Result<(), MountingError> {
+        self.finish_within(None).await
+    }
+
+    /// The same, but if there is a spool, what the store does not take within `limit` stays there for the next mount on this machine, and that is an error.
+    pub async fn finish_within(self, limit: Option<Duration>) -> Result<(), MountingError> {
         match self.keeper {
-            Some(keeper) => keeper.finish().await,
+            Some(keeper) => keeper.finish(limit).await,
             None => Ok(()),
         }
     }
@@ -148,6 +157,8 @@ impl Plan {
                 Ok(Mounted {
                     session: Arc::new(session),
                     assembled,
+                    drain: self.settings.drain,
+                    is_hurried: Arc::default(),
                 })
             }
             Err(error) => {
@@ -267,10 +278,17 @@ impl Mounted {
         &self.session
     }
 
+    /// To be set by whoever is told to end the mount soon: then the store is waited for no longer than `drain=`, if there is a spool.
+    pub fn hurry(&self) -> Arc<AtomicBool> {
+        self.is_hurried.clone()
+    }
+
     /// Waits until the mount is gone, and finishes: everything accepted is in the bucket when this returns well.
     pub fn wait(self, runtime: &Runtime) -> Result<(), MountingError> {
         let ended = self.session.wait();
-        runtime.block_on(self.assembled.finish())?;
+        let is_hurried = self.is_hurried.load(Ordering::Relaxed);
+        let limit = is_hurried.then_some(self.drain);
+        runtime.block_on(self.assembled.finish_within(limit))?;
         Ok(ended?)
     }
 }

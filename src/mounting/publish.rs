@@ -199,7 +199,7 @@ impl Journal for Journals {
     }
 }
 
-fn classify(error: RootError) -> PublishError {
+pub(super) fn classify(error: RootError) -> PublishError {
     let text = error.to_string();
     match error.kind() {
         ErrorKind::Refused => PublishError::Refused(text),

@@ -3,7 +3,7 @@
 //! Owns: the choice of the directory, when what is left is replayed, and what is said of it. Does not own: the spool itself (the chunker), nor replaying journals.
 //!
 //! What a dead session of this machine left is brought into the bucket before the volume is taken over, so that the takeover finds its journals there like those of any
-//! other (protocol.md, rule 7).
+//! other (protocol.md, rule 7). What belongs to a session that somebody has ended meanwhile becomes a snapshot of its own (`recovery`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,8 @@ use bkfs_chunker::spool::{
 };
 use tokio::time::Instant;
 
+use crate::mounting::recovery::{Recovered, recover};
+use crate::mounting::writer::Writing;
 use crate::places;
 use crate::repository::Repository;
 use crate::root::error::RootError;
@@ -75,6 +77,26 @@ pub enum SpoolingError {
     Root(#[from] RootError),
 }
 
+/// What was found in spools of sessions that somebody else had ended.
+#[derive(Debug, Clone, Default)]
+pub struct SpoolNews {
+    /// What became a snapshot.
+    pub recovered: Vec<Recovered>,
+    /// What could not, and stays where it is.
+    pub stranded: Vec<Stranded>,
+}
+
+/// A spool of which no snapshot could be made.
+#[derive(Debug, Clone)]
+pub struct Stranded {
+    /// Where it is.
+    pub path: String,
+    /// What it holds, in bytes.
+    pub bytes: u64,
+    /// Why not.
+    pub why: String,
+}
+
 impl SpoolPlace {
     /// The place on this machine for a mount at `mount_point`; none if the user has no state directory.
     ///
@@ -112,8 +134,10 @@ impl SpoolPlace {
     /// Brings what dead sessions have left into the bucket, as far as anything names it. Returns the spools that may go once the volume is taken: see [`discard`].
     pub(super) async fn replay(
         &self,
-        repository: &Repository,
+        writing: &Writing,
+        news: &mut SpoolNews,
     ) -> Result<Vec<Brought>, SpoolingError> {
+        let repository = &*writing.repository;
         let found = leftovers(&self.disk, &self.root).await?;
         if found.is_empty() {
             return Ok(Vec::new());
@@ -143,7 +167,7 @@ impl SpoolPlace {
                 let is_safe = session.is_some_and(|session| session.state == SessionState::Live);
                 done.push(Brought { left, is_safe });
             } else {
-                say_stranded(&left);
+                rescue(left, writing, news).await;
             }
         }
         Ok(done)
@@ -157,12 +181,35 @@ pub(super) struct Brought {
     is_safe: bool,
 }
 
-fn say_stranded(left: &Leftover) {
-    tracing::error!(
-        "{} holds {} of a session that somebody else has ended; it stays there",
-        left.directory().display(),
-        mebibytes(left.bytes())
-    );
+/// Makes a snapshot of what is left of a session that somebody else has ended. If that fails nobody waits for it: the spool stays, and the next mount tries again.
+async fn rescue(left: Leftover, writing: &Writing, news: &mut SpoolNews) {
+    let path = left.directory().display().to_string();
+    match recover(&left, writing).await {
+        Ok(Some(made)) => {
+            tracing::warn!(
+                "{path} holds what was acknowledged here and nowhere else when volume {} was taken over: it is now the snapshot {}",
+                made.volume,
+                made.snapshot
+            );
+            news.recovered.push(made);
+            left.discard().await;
+        }
+        Ok(None) => {
+            tracing::warn!("all that {path} names was committed before: it is removed");
+            left.discard().await;
+        }
+        Err(error) => {
+            tracing::error!(
+                "{path} holds {} of a session that somebody else has ended, and no snapshot can be made of it: {error}; it stays there",
+                mebibytes(left.bytes())
+            );
+            news.stranded.push(Stranded {
+                path,
+                bytes: left.bytes(),
+                why: error.to_string(),
+            });
+        }
+    }
 }
 
 /// Replays one spool, and says so.
@@ -216,14 +263,19 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 /// `open` has taken the volume: spools go whose journals it has found, or whoever takes their volume will find. What an ended session's journals hold is found by nobody
-/// who has listed them before; such a spool stays.
-pub(super) async fn discard(brought: Vec<Brought>, open: &OpenSession) {
+/// who has listed them before: see [`rescue`].
+pub(super) async fn discard(
+    brought: Vec<Brought>,
+    open: &OpenSession,
+    writing: &Writing,
+    news: &mut SpoolNews,
+) {
     for Brought { left, is_safe } in brought {
         let mut victims = open.victims().iter();
         if is_safe || victims.any(|victim| victim.session.0 == left.session()) {
             left.discard().await;
         } else {
-            say_stranded(&left);
+            rescue(left, writing, news).await;
         }
     }
 }

@@ -9,15 +9,15 @@ use crate::mounting::MountingError;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
 use crate::root::journal::JournalWriter;
+use crate::root::record::Replayed;
 use crate::root::session::OpenSession;
-use crate::root::state::SessionId;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::operations::Operations;
 
 /// Carries out what the victims of `open` acknowledged, oldest session first, on a volume that nobody uses yet. Returns the sessions that the first
 /// commit takes out of the root; it must be made before anything else is accepted.
-pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<SessionId>, MountingError> {
+pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>, MountingError> {
     for victim in open.victims() {
         let mut journals = Vec::with_capacity(victim.entries.len());
         for entry in &victim.entries {
@@ -38,7 +38,11 @@ pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<SessionId
                 "carried out what an earlier mount had acknowledged and not committed");
         }
     }
-    Ok(open.victims().iter().map(|victim| victim.session).collect())
+    let replayed = open.victims().iter().map(|victim| Replayed {
+        session: victim.session,
+        last: victim.entries.last().map_or(0, |entry| entry.last),
+    });
+    Ok(replayed.collect())
 }
 
 /// Step `ReplayCommitCas`: what was replayed becomes the volume's tree, and its sessions leave the root.

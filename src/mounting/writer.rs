@@ -3,6 +3,7 @@
 //! Owns: the order in which they come up and go. Does not own: when they are replaced (`keeper`).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::spool::Spool;
@@ -11,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use crate::mounting::history::Snapshots;
 use crate::mounting::publish::{IngestUploads, Journals, Publisher};
-use crate::mounting::spooling::SpoolPlace;
+use crate::mounting::spooling::{SpoolNews, SpoolPlace};
 use crate::mounting::{MountingError, format, spooling, takeover};
 use crate::repository::Repository;
 use crate::root::commit::Committer as RootCommitter;
@@ -24,7 +25,7 @@ use crate::vfs::live::Live;
 use crate::vfs::special::Owner;
 use crate::volume::commit::{Committed, Committer, Request};
 use crate::volume::error::VolumeError;
-use crate::volume::journal::Journaler;
+use crate::volume::journal::{Journaler, keep_everything};
 use crate::volume::room::Limits;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
@@ -64,11 +65,12 @@ struct Tasks {
 
 impl Writing {
     /// Enters the root and takes the volume, which is made if it is new.
-    pub(super) async fn enter(&self, steal: bool) -> Result<OpenSession, MountingError> {
-        let left = match &self.spool {
-            Some(place) => place.replay(&self.repository).await?,
-            None => Vec::new(),
-        };
+    pub(super) async fn enter(
+        &self,
+        steal: bool,
+    ) -> Result<(OpenSession, SpoolNews), MountingError> {
+        let mut news = SpoolNews::default();
+        let left = self.bring_spools(&mut news).await?;
         let handle = &self.repository.handle;
         probe(handle.store().as_ref(), handle.entropy().as_ref()).await?;
         let request = VolumeRequest {
@@ -86,8 +88,19 @@ impl Writing {
         if let Some(victim) = open.taken_from() {
             tracing::warn!("volume {} was taken over from {victim}", self.volume);
         }
-        spooling::discard(left, &open).await;
-        Ok(open)
+        spooling::discard(left, &open, self, &mut news).await;
+        Ok((open, news))
+    }
+
+    /// Brings what dead sessions of this machine have left into the bucket: see [`SpoolPlace::replay`].
+    pub(super) async fn bring_spools(
+        &self,
+        news: &mut SpoolNews,
+    ) -> Result<Vec<spooling::Brought>, MountingError> {
+        match &self.spool {
+            Some(place) => Ok(place.replay(self, news).await?),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Starts to write for a session that has just taken the volume; cleans up what an earlier mount left. No inode below `first_inode` is given out.
@@ -216,8 +229,19 @@ impl Writing {
 }
 
 impl Writer {
-    /// The last commit, and the end of the session.
-    pub(super) async fn finish(self) -> Result<(), MountingError> {
+    /// The spool as a dead session's, for whoever replays it: nothing more is written to it.
+    pub(super) async fn abandon_spool(&self) {
+        if let Some(journaler) = &self.tasks.journaler {
+            journaler.abort();
+        }
+        if let Some(spool) = &self.tasks.spool {
+            spool.end().await;
+        }
+    }
+
+    /// The last commit, and the end of the session. With a spool and a `limit` for it, what is not in the bucket then stays in the spool, and the session in the root, for the
+    /// next mount on this machine: that is an error, which says so.
+    pub(super) async fn finish(self, limit: Option<Duration>) -> Result<(), MountingError> {
         let Writer { open, tasks } = self;
         tasks.volume.freeze(false);
         // The last commit carries what a journal under way would.
@@ -226,9 +250,25 @@ impl Writer {
         }
         // The committer ends by itself if it is gone already.
         let _ = tasks.stop.send(());
-        let committed = match tasks.committer.await {
-            Ok(committed) => committed,
-            Err(error) => Err(VolumeError::Commit(format!("the committer ended: {error}"))),
+        let limit = limit.filter(|_| tasks.spool.is_some());
+        let mut committer = tasks.committer;
+        let ended = match limit {
+            Some(limit) => tokio::time::timeout(limit, &mut committer).await.ok(),
+            None => Some((&mut committer).await),
+        };
+        let committed = match ended {
+            Some(Ok(committed)) => committed,
+            Some(Err(error)) => Err(VolumeError::Commit(format!("the committer ended: {error}"))),
+            None => {
+                committer.abort();
+                let journal = Arc::new(Journals(tasks.journals.clone()));
+                Err(match keep_everything(tasks.volume.clone(), journal).await {
+                    Ok(()) => VolumeError::Commit(
+                        "the store did not take everything in time: the rest stays in the spool, and the next mount on this machine brings it to the bucket".into(),
+                    ),
+                    Err(error) => error,
+                })
+            }
         };
         let ended = takeover::end(open, &tasks.journals, committed.is_ok()).await;
         if let Some(spool) = &tasks.spool {
@@ -240,7 +280,7 @@ impl Writer {
 }
 
 /// Half of the memory that is not the chunker's (see its budget) is for dirty bytes, and a part for changed items.
-fn limits(memory_bytes: u64) -> Limits {
+pub(super) fn limits(memory_bytes: u64) -> Limits {
     Limits {
         data_bytes: memory_bytes / 6,
         item_bytes: memory_bytes / 12,

@@ -9,13 +9,16 @@
 //!
 //! If the answer is lost, the volume's entry decides, then or at the next commit. If another session has committed on top meanwhile, the records of its
 //! commits are followed back by their parents to see whether ours is among them.
+//!
+//! A committer *beside* a volume makes nothing but snapshots: of trees that are not the volume's state, by a session that does not hold it. Their records have number 0 and
+//! are no link of the volume's chain; the list of snapshots decides what became of them.
 
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
 use super::lists::{ListWriter, Lists};
-use super::record::{CommitRecord, RecordedSnapshot};
+use super::record::{CommitRecord, RecordedSnapshot, Replayed};
 use super::snapshots::{SnapshotEntry, SnapshotRequest, encode_shard, new_entry, shards_to_merge};
-use super::state::{ListRef, Root, SessionId};
+use super::state::{ListRef, Root, SessionId, Volume};
 use super::transition::{CommitChange, IndexChange, ListChange, Refusal};
 use async_trait::async_trait;
 use bkfs_chunker::catalog::IndexRef;
@@ -104,7 +107,8 @@ pub struct Committer<U: Uploads> {
     volume: String,
     uploads: Arc<U>,
     /// Ended sessions whose operations every tree holds that is committed here (rule 7).
-    replayed: Vec<SessionId>,
+    replayed: Vec<Replayed>,
+    is_beside: bool,
     state: Mutex<State<U::Mark>>,
 }
 
@@ -155,13 +159,39 @@ impl<U: Uploads> Committer<U> {
             volume: volume.to_owned(),
             uploads,
             replayed: Vec::new(),
+            is_beside: false,
             state: Mutex::new(state),
         })
     }
 
+    /// Makes snapshots of `volume` beside its chain of commits, for a live session; what they are made of follows the commit `parent`.
+    pub fn beside(
+        handle: RootHandle,
+        lists: Lists,
+        session: SessionId,
+        volume: &str,
+        uploads: Arc<U>,
+        parent: Option<Id>,
+    ) -> Self {
+        Self {
+            handle,
+            lists,
+            session,
+            volume: volume.to_owned(),
+            uploads,
+            replayed: Vec::new(),
+            is_beside: true,
+            state: Mutex::new(State {
+                sequence: 0,
+                last: parent,
+                pending: None,
+            }),
+        }
+    }
+
     /// The same for trees that hold what these ended sessions acknowledged: they leave the root in the same step as the first commit (`ReplayCommitCas`), and until
     /// then their packs count as own.
-    pub fn replaying(self, replayed: Vec<SessionId>) -> Self {
+    pub fn replaying(self, replayed: Vec<Replayed>) -> Self {
         Self { replayed, ..self }
     }
 
@@ -175,7 +205,10 @@ impl<U: Uploads> Committer<U> {
     pub async fn commit(&self, request: CommitRequest<U::Mark>) -> Result<Committed, RootError> {
         let mut state = self.state.lock().await;
         self.settle(&mut state).await?;
-        let sequence = state.sequence + 1;
+        let sequence = match self.is_beside {
+            true => 0,
+            false => state.sequence + 1,
+        };
         let record = self.record(&request, sequence, state.last);
         let record = self.uploads.store_record(record.encode()).await?;
         let sealed_for = self.handle.current().root.index.clone();
@@ -269,7 +302,7 @@ impl<U: Uploads> Committer<U> {
         let Some(pending) = state.pending.take() else {
             return;
         };
-        if made {
+        if made && !self.is_beside {
             state.sequence = pending.sequence;
             state.last = Some(pending.record);
         }
@@ -282,6 +315,10 @@ impl<U: Uploads> Committer<U> {
 
     /// Whether a commit that can no longer be made was made before `root` came to be: rule 5, the volume's entry decides.
     async fn was_made(&self, root: &Root, pending: &Pending<U::Mark>) -> Result<bool, RootError> {
+        if self.is_beside {
+            let kept = self.lists.snapshots(root).await?;
+            return Ok(kept.iter().any(|entry| entry.commit == pending.record));
+        }
         let Some(entry) = root.volumes.get(&self.volume) else {
             return Ok(false);
         };
@@ -302,6 +339,10 @@ impl<U: Uploads> Committer<U> {
         Ok(sequence == pending.sequence && last == Some(pending.record))
     }
 
+    fn replayed_sessions(&self) -> impl Iterator<Item = SessionId> + '_ {
+        self.replayed.iter().map(|replayed| replayed.session)
+    }
+
     fn record(
         &self,
         request: &CommitRequest<U::Mark>,
@@ -314,7 +355,12 @@ impl<U: Uploads> Committer<U> {
             user: snapshot.user.clone(),
             tags: snapshot.tags.clone(),
         });
+        // Only the commit that takes them out of the root carries them out.
+        let root = &self.handle.current().root;
+        let standing = |replayed: &&Replayed| root.sessions.contains_key(&replayed.session);
+        let replayed: Vec<Replayed> = self.replayed.iter().filter(standing).copied().collect();
         CommitRecord {
+            replayed: (!replayed.is_empty()).then_some(replayed),
             volume: self.volume.clone(),
             session: self.session,
             sequence,
@@ -347,6 +393,9 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
 
     async fn apply(&mut self, next: &mut Root) -> Result<Self::Output, RootError> {
         let (session, volume) = (self.committer.session, &self.committer.volume);
+        if self.committer.is_beside {
+            return self.apply_beside(next).await;
+        }
         next.require_parent(session, volume, self.pending.parent)?;
         let index = self.current_index(next).await?;
         self.check_relied_on(next).await?;
@@ -363,12 +412,17 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
             inodes: self.request.inodes,
             bytes: self.request.bytes,
             new_bytes: sealed.new_bytes,
-            replayed: self.committer.replayed.clone(),
+            replayed: self.committer.replayed_sessions().collect(),
         };
         next.commit(&change)?;
         next.change_index(&index)?;
         self.pending.snapshot = match &self.request.snapshot {
-            Some(request) => Some(self.add_snapshot(next, request).await?),
+            Some(request) => {
+                let entry = next.require_holder(session, volume)?.clone();
+                let made = self.add_snapshot(next, &entry, request).await?;
+                next.count_anew(session, volume)?;
+                Some(made)
+            }
             None => None,
         };
         Ok(self.pending.snapshot.clone())
@@ -380,6 +434,28 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
 }
 
 impl<U: Uploads> CommitCas<'_, U> {
+    /// The root takes the snapshot, and the packs that it needs; the volume stays as it is.
+    async fn apply_beside(&mut self, next: &mut Root) -> Result<Option<SnapshotEntry>, RootError> {
+        next.require_live(self.committer.session)?;
+        let index = self.current_index(next).await?;
+        self.check_relied_on(next).await?;
+        let sealed = self.pending.sealed.as_ref().ok_or(Refusal::ListsChanged)?;
+        let state = Volume {
+            tree: self.request.tree,
+            commit: Some(self.pending.record),
+            inodes: self.request.inodes,
+            bytes: self.request.bytes,
+            unsnapshotted_bytes: sealed.new_bytes,
+            ..Volume::default()
+        };
+        next.raise_floor(self.committer.session, sealed.floor);
+        next.change_index(&index)?;
+        if let Some(request) = &self.request.snapshot {
+            self.pending.snapshot = Some(self.add_snapshot(next, &state, request).await?);
+        }
+        Ok(self.pending.snapshot.clone())
+    }
+
     /// What the commit changes in the root's list of index objects. If one that was absorbed has left the list, its successor may hold packs that ours
     /// does not: then ours is made again.
     async fn current_index(&mut self, next: &Root) -> Result<IndexChange, RootError> {
@@ -422,7 +498,7 @@ impl<U: Uploads> CommitCas<'_, U> {
             }
             // A taker counts its victims' packs as its own, in the step that makes them live.
             let victim = next.sessions.get(&of);
-            replayed.contains(&of)
+            replayed.iter().any(|replayed| replayed.session == of)
                 && sealed.packs.contains(pack)
                 && victim.is_some_and(|victim| pack.sequence >= victim.floor)
         };
@@ -448,22 +524,22 @@ impl<U: Uploads> CommitCas<'_, U> {
         }
     }
 
-    /// Writes the shard with the new snapshot, and puts it into `next`.
+    /// Writes the shard with a new snapshot of `state`, and puts it into `next`.
     async fn add_snapshot(
         &self,
         next: &mut Root,
+        state: &Volume,
         request: &SnapshotRequest,
     ) -> Result<SnapshotEntry, RootError> {
         let Committer {
             lists,
             volume,
             uploads,
-            session,
             ..
         } = self.committer;
         let kept = lists.snapshots(next).await?;
         let trash = lists.trash_shards(&next.trash).await?;
-        let entry = new_entry(next, &kept, &trash, volume, request)?;
+        let entry = new_entry(next, &kept, &trash, (volume, state), request)?;
         let removed = shards_to_merge(&next.snapshots);
         let merged = lists.snapshot_shards(&removed).await?;
         let mut entries: Vec<_> = merged
@@ -477,7 +553,6 @@ impl<U: Uploads> CommitCas<'_, U> {
             added: vec![added],
         })?;
         next.next_snapshot = entry.number.wrapping_add(1);
-        next.count_anew(*session, volume)?;
         Ok(entry)
     }
 }

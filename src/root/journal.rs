@@ -16,6 +16,7 @@ use super::state::{Root, Session, SessionId};
 use super::transition::Refusal;
 use super::wire;
 use bkfs_chunker::error::DepotError;
+use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring};
@@ -61,6 +62,9 @@ pub struct JournalEntry {
     /// What was done, as the volume encodes it.
     #[cbor(n(5), with = "minicbor::bytes")]
     pub operations: Vec<u8>,
+    /// The record of the commit that the session found when it took the volume, if there was one.
+    #[cbor(n(6), with = "wire::id_option", has_nil)]
+    pub ground: Option<Id>,
 }
 
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
@@ -89,6 +93,7 @@ impl JournalEntry {
             own: own.collect(),
             relied_on: packs.relied_on,
             operations,
+            ground: None,
         }
     }
 
@@ -125,7 +130,7 @@ impl JournalEntry {
 }
 
 /// Where the journals of a session lie.
-fn prefix(keyring: &Keyring, volume: &str, session: SessionId) -> String {
+pub(super) fn prefix(keyring: &Keyring, volume: &str, session: SessionId) -> String {
     let volume = keyring.name_hash(volume.as_bytes());
     format!("journal/{volume:016x}/{session}/")
 }
@@ -138,6 +143,7 @@ pub struct JournalWriter {
     volume: String,
     prefix: String,
     base: u64,
+    ground: Option<Id>,
     state: Mutex<Numbers>,
     /// Journals are sent one after the other.
     landing: Mutex<()>,
@@ -155,6 +161,9 @@ struct Numbers {
     last: u64,
     /// Those whose creation is not answered yet, oldest first.
     pending: VecDeque<Pending>,
+    /// Those that are in the bucket and in the spool: they stay there until the root shows that the volume was ours after they had arrived. Else they arrived too late
+    /// for whoever took it over.
+    unconfirmed: Vec<Pending>,
     /// Those that are in the bucket: key, and last operation.
     there: VecDeque<(String, u64)>,
     /// The last operation that a commit covers.
@@ -188,6 +197,7 @@ impl JournalWriter {
             session,
             volume: volume.to_owned(),
             base,
+            ground: root.volumes.get(volume).and_then(|entry| entry.commit),
             state: Mutex::default(),
             landing: Mutex::default(),
             spool: None,
@@ -262,9 +272,12 @@ impl JournalWriter {
         }
     }
 
-    /// Whether entries that were kept are not in the bucket yet.
+    /// Whether entries that were kept are not in the bucket yet, or not known to be in time.
     pub async fn is_behind(&self) -> bool {
         let state = self.state.lock().await;
+        if !state.unconfirmed.is_empty() {
+            return true;
+        }
         let mut pending = state.pending.iter();
         pending.any(|pending| matches!(pending.body, Body::Spool(_)))
     }
@@ -274,6 +287,7 @@ impl JournalWriter {
         let mut state = self.state.lock().await;
         entry.first = state.last + 1;
         entry.base = self.base;
+        entry.ground = self.ground;
         let key = format!("{}{:016x}", self.prefix, state.sent + 1);
         let body = self.handle.keyring().seal_object(
             Class::Journal,
@@ -340,7 +354,9 @@ impl JournalWriter {
                     .into_iter()
                     .partition(is_done);
             state.pending = pending;
-            done.into()
+            let mut done = Vec::from(done);
+            done.extend(state.unconfirmed.extract_if(.., |pending| is_done(pending)));
+            done
         };
         self.release(done).await;
     }
@@ -351,15 +367,16 @@ impl JournalWriter {
         state.last > state.covered
     }
 
-    /// Sends what is pending until its creation is answered, oldest first. The packs that it names must be in the bucket.
+    /// Sends what is pending until its creation is answered, oldest first. The packs that it names must be in the bucket. What the spool kept is let go when the root, read
+    /// after that, still shows the volume as ours.
     ///
     /// # Errors
-    /// As [`JournalWriter::write`]; `Spool` if what was kept cannot be read back.
+    /// As [`JournalWriter::write`] and [`JournalWriter::confirm`]; `Spool` if what was kept cannot be read back.
     pub async fn land(&self) -> Result<(), RootError> {
         let _turn = self.landing.lock().await;
         loop {
             let Some(pending) = self.state.lock().await.pending.front().cloned() else {
-                return Ok(());
+                return self.settle_kept().await;
             };
             let bytes = match &pending.body {
                 Body::Memory(bytes) => bytes.clone(),
@@ -369,10 +386,20 @@ impl JournalWriter {
             let mut state = self.state.lock().await;
             let front = state.pending.pop_front();
             state.there.push_back((pending.key, pending.last));
-            drop(state);
-            drop(pending.body);
-            self.release(front).await;
+            let is_kept = |pending: &Pending| matches!(pending.body, Body::Spool(_));
+            state.unconfirmed.extend(front.filter(is_kept));
         }
+    }
+
+    /// Lets go of what has arrived in time.
+    async fn settle_kept(&self) -> Result<(), RootError> {
+        if self.state.lock().await.unconfirmed.is_empty() {
+            return Ok(());
+        }
+        self.confirm().await?;
+        let arrived = std::mem::take(&mut self.state.lock().await.unconfirmed);
+        self.release(arrived).await;
+        Ok(())
     }
 
     /// The spool need not keep these any more.
@@ -517,7 +544,11 @@ async fn uncovered(
     Ok(entries)
 }
 
-fn open(handle: &RootHandle, key: &str, object: &Bytes) -> Result<JournalEntry, RootError> {
+pub(super) fn open(
+    handle: &RootHandle,
+    key: &str,
+    object: &Bytes,
+) -> Result<JournalEntry, RootError> {
     let payload = handle
         .keyring()
         .open_object(Class::Journal, key, object)

@@ -15,6 +15,7 @@
 //! | [`memory`] | what this machine remembers, to notice a bucket that was rolled back |
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
 //! | [`holder`], [`heartbeat`], [`session`] | who a session is, whether it lives; entering, taking over, leaving |
+//! | [`ground`] | which commit the journals follow that an ended session kept on its own machine |
 //! | [`journal`] | what fsync acknowledged before a commit, written and read back |
 //! | [`commit`] | the order of a commit's writes; snapshots |
 //! | [`forget`] | to the trash, and back |
@@ -23,6 +24,7 @@
 pub mod commit;
 pub mod error;
 pub mod forget;
+pub mod ground;
 pub mod handle;
 pub mod heartbeat;
 pub mod holder;

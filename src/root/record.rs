@@ -19,7 +19,7 @@ pub struct CommitRecord {
     /// The session that made it.
     #[n(1)]
     pub session: SessionId,
-    /// Its number among the volume's commits, from 1.
+    /// Its number among the volume's commits, from 1; 0 for one beside their chain, which made nothing but a snapshot.
     #[n(2)]
     pub sequence: u64,
     /// The record of the commit before it.
@@ -46,6 +46,21 @@ pub struct CommitRecord {
     /// The snapshot that was asked for with it.
     #[n(10)]
     pub snapshot: Option<RecordedSnapshot>,
+    /// What of ended sessions it carried out; none if nothing.
+    #[n(11)]
+    pub replayed: Option<Vec<Replayed>>,
+}
+
+/// Journals of an ended session that a commit carried out (rule 7).
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[cbor(array)]
+pub struct Replayed {
+    /// The session.
+    #[n(0)]
+    pub session: SessionId,
+    /// Its last operation.
+    #[n(1)]
+    pub last: u64,
 }
 
 /// What a commit record keeps of the snapshot that the commit was to make. Number and generation are given by the root, later.
@@ -67,6 +82,11 @@ pub struct RecordedSnapshot {
 }
 
 impl CommitRecord {
+    /// Whether it is no link of the volume's chain of commits: see [`super::commit`].
+    pub fn is_beside(&self) -> bool {
+        self.sequence == 0
+    }
+
     /// The blob. The same record gives the same bytes, always.
     pub fn encode(&self) -> Vec<u8> {
         minicbor::to_vec(self).expect("writing plain fields to memory cannot fail")

@@ -8,7 +8,7 @@
 //! `forget --undo`: numbers in the trash count as taken.
 
 use super::error::RootError;
-use super::state::{ListRef, NameError, Root, check_name};
+use super::state::{ListRef, NameError, Root, Volume, check_name};
 use super::wire;
 use crate::retain::Dated;
 use bkfs_chunker::catalog::name_bytes;
@@ -290,7 +290,7 @@ pub struct SnapshotRequest {
     pub clock: Timestamp,
 }
 
-/// The entry of a new snapshot of `volume` as its last commit in `next` (a root with its new generation) left it.
+/// The entry of a new snapshot of `volume` in `next` (a root with its new generation): of `entry`, which is usually the volume as its last commit left it.
 ///
 /// # Errors
 /// [`RootError::NameTaken`], [`RootError::BadName`], and a refusal when all numbers are taken.
@@ -298,10 +298,9 @@ pub fn new_entry(
     next: &Root,
     kept: &SnapshotList,
     trash: &[Arc<Vec<TrashEntry>>],
-    volume: &str,
+    (volume, entry): (&str, &Volume),
     request: &SnapshotRequest,
 ) -> Result<SnapshotEntry, RootError> {
-    let entry = next.volumes.get(volume).cloned().unwrap_or_default();
     let commit = entry.commit.ok_or_else(|| {
         RootError::damaged("root", format!("volume {volume:?} was never committed"))
     })?;

@@ -226,8 +226,8 @@ impl Root {
         self.sessions.retain(|id, session| {
             session.state == SessionState::Live || !change.replayed.contains(id)
         });
+        self.raise_floor(change.session, change.floor);
         if let Some(session) = self.sessions.get_mut(&change.session) {
-            session.floor = session.floor.max(change.floor);
             session.covered = session.covered.max(change.covered);
         }
         if let Some(entry) = self.volumes.get_mut(&change.volume) {
@@ -289,6 +289,13 @@ impl Root {
                 Ok(())
             }
             None => Ok(()),
+        }
+    }
+
+    /// Everything of a session's below `floor` is referred to by this root, or is garbage.
+    pub fn raise_floor(&mut self, session: SessionId, floor: u32) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.floor = session.floor.max(floor);
         }
     }
 

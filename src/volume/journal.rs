@@ -177,6 +177,40 @@ enum Outcome {
     TooMuch,
 }
 
+/// Everything done so far survives a crash of this machine when this returns, without a word to the store: for a mount that must end now. The volume must be frozen, and its
+/// journaler gone.
+///
+/// # Errors
+/// There is no spool, it fails, or the changes are more than journals can say.
+pub async fn keep_everything(
+    volume: Arc<Volume>,
+    journal: Arc<dyn Journal>,
+) -> Result<(), VolumeError> {
+    if let Some(error) = volume.failure() {
+        return Err(error);
+    }
+    let (_, requests) = mpsc::channel(1);
+    let mut journaler = Journaler {
+        volume,
+        journal,
+        requests,
+        is_local: true,
+        landing: JoinSet::new(),
+        uncommitted: (0, 0),
+    };
+    let too_much = || VolumeError::Commit("too much was changed for a journal".into());
+    let kept = journaler.journal.keep_pending().await;
+    kept.map_err(|error| failed(&journaler.volume, error))?;
+    match journaler.volume.capture().await? {
+        Captured::Nothing => Ok(()),
+        Captured::TooMuch => Err(too_much()),
+        Captured::Changes(capture) => match journaler.write_captured(&capture, Aim::Local).await? {
+            Outcome::TooMuch => Err(too_much()),
+            Outcome::Landed | Outcome::Kept => Ok(()),
+        },
+    }
+}
+
 impl Journaler {
     /// The journaler of `volume`; none if it has one already.
     pub fn new(volume: Arc<Volume>, journal: Arc<dyn Journal>) -> Option<Self> {

@@ -3,7 +3,7 @@
 use crate::fixed;
 use bkfs::root::heartbeat::Beat;
 use bkfs::root::journal::JournalEntry;
-use bkfs::root::record::{CommitRecord, RecordedSnapshot};
+use bkfs::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use bkfs::root::snapshots::{PackEntry, SnapshotEntry, TrashEntry, decode_shard, encode_shard};
 use bkfs::root::state::{
     Condemned, HolderInfo, ListRef, Root, Session, SessionId, SessionState, Volume,
@@ -164,6 +164,7 @@ fn commit_records() {
         inodes: 34,
         bytes: 1 << 40,
         snapshot: None,
+        replayed: None,
     };
     let full = CommitRecord {
         sequence: 2,
@@ -177,7 +178,18 @@ fn commit_records() {
         }),
         ..plain.clone()
     };
-    for (name, record) in [("commit-plain.bin", plain), ("commit-snapshot.bin", full)] {
+    let taker = CommitRecord {
+        replayed: Some(vec![Replayed {
+            session: SessionId(2),
+            last: 12,
+        }]),
+        ..full.clone()
+    };
+    for (name, record) in [
+        ("commit-plain.bin", plain),
+        ("commit-snapshot.bin", full),
+        ("commit-replayed.bin", taker),
+    ] {
         let frozen = fixed(name, &record.encode());
         assert_eq!(CommitRecord::decode(&frozen), Ok(record));
     }
@@ -228,6 +240,10 @@ fn journals() {
     let frozen = JournalEntry::decode(&fixed("journal.bin", &made.encode())).expect("reads");
     assert_eq!(frozen, made);
     assert_eq!(frozen.packs(), packs);
+    let mut grounded = made;
+    grounded.ground = Some(Id([0xbb; 32]));
+    let frozen_too = fixed("journal-ground.bin", &grounded.encode());
+    assert_eq!(JournalEntry::decode(&frozen_too), Ok(grounded));
     let read = Operations::decode(&frozen.operations).expect("reads");
     assert_eq!(read, operations);
 }

@@ -187,6 +187,31 @@ fenced_is_not_taken_back() {
   exits 0 bkfs umount "$other"
 }
 
+# What fsync=local acknowledged is in the spool, whatever became of the rest: acknowledging the loss brings it to the bucket.
+spool_is_carried_over() {
+  exits 0 mount_at "$URL" "$MNT" -o fsync=local,spool_size=64M
+  mkdir "$MNT/local"
+  exits 0 bkfs snapshot "$MNT" local
+  head -c 3000000 /dev/urandom >"$SUITE_TMP/kept"
+  refuse_packs
+  dd if="$SUITE_TMP/kept" of="$MNT/local/kept" bs=1M conv=fsync status=none
+  until is_poisoned; do
+    head -c 3000000 /dev/urandom >"$MNT/local/lost" 2>/dev/null || true
+    bkfs snapshot "$MNT" >/dev/null 2>&1 || true
+  done
+  accept_packs
+  exits 0 bkfs status --acknowledge "$MNT"
+  status_is 'status["healthy"] and status["losses"] == 1'
+  cmp "$SUITE_TMP/kept" "$MNT/local/kept"
+  exits 0 bkfs snapshot "$MNT" carried
+  exits 0 bkfs umount "$MNT"
+  machine three
+  exits 0 bkfs restore "$URL" carried:/local/kept "$SUITE_TMP/carried"
+  cmp "$SUITE_TMP/kept" "$SUITE_TMP/carried"
+  machine one
+  [ -z "$(find "$MACHINE/state/bkfs/spool" -mindepth 2 -maxdepth 2 -type d)" ] || wrong "a spool stays"
+}
+
 machine one
 mount_at "$URL" "$MNT" --init --no-encryption -o timeout=20 || die "cannot mount"
 case_of "bkfs run makes a snapshot of what its tool wrote" run_makes_a_snapshot
@@ -199,6 +224,7 @@ case_of "acknowledging the loss goes back to the last commit" acknowledged
 case_of "and the mount goes on, restorable on another machine" goes_on
 case_of "a loss that was acknowledged while the tool ran fails bkfs run" acknowledged_loss_fails_the_run
 case_of "umount --discard gives up what was lost" discarded
+case_of "what fsync=local acknowledged is carried over an acknowledged loss" spool_is_carried_over
 case_of "a mount that was taken over is not taken back by acknowledging" fenced_is_not_taken_back
 case_of "a check of every byte finds nothing" exits 0 bkfs check --read-data "$URL"
 exit 0

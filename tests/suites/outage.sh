@@ -180,6 +180,33 @@ close_is_content_with_the_spool() {
   cmp "$SUITE_TMP/file" "$MNT/closed"
   drained
 }
+# SIGTERM while the store is away: what was written waits in the spool, which is said, and the next mount brings it. No fsync was ever called.
+told_to_end() {
+  local pid status=0
+  machine one
+  noise "$SUITE_TMP/file" 60
+  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,spool_size=1G,timeout=120,close=async,drain=3" 2>"$SUITE_TMP/daemon" &
+  pid=$!
+  remember_pid $pid
+  wait_for 30 is_mounted "$MNT"
+  mkdir "$MNT/ended"
+  store_is_gone
+  cp "$SUITE_TMP/file" "$MNT/ended/large"
+  printf 'the end' >"$MNT/ended/small"
+  kill -TERM "$(daemon_of "$MNT")"
+  gone $pid 60 || wrong "the daemon does not end"
+  wait $pid || status=$?
+  cat "$SUITE_TMP/daemon"
+  [ $status = 1 ] || wrong "it ends with $status"
+  cp "$SUITE_TMP/daemon" "$SUITE_TMP/output"
+  says 'stays in the spool' 'MiB stay in the spool'
+  store_is_back
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M
+  says 'replaying [0-9]+ objects'
+  cmp "$SUITE_TMP/file" "$MNT/ended/large"
+  [ "$(cat "$MNT/ended/small")" = 'the end' ] || wrong "small: $(cat "$MNT/ended/small")"
+  drained
+}
 not_on_the_mount() {
   machine one
   cp "$MACHINE/run" "$MACHINE/run.kept"
@@ -197,6 +224,7 @@ case_of "a daemon killed with a full spool" killed_with_a_spool
 case_of "fsync=local survives the daemon, in an outage" local_fsync_survives
 case_of "fsync=local arrives in the bucket by itself" local_fsync_arrives
 case_of "close is content with the spool, and what it kept is replayed" close_is_content_with_the_spool
+case_of "a mount that is told to end while the store is away leaves the rest in the spool" told_to_end
 case_of "a spool is never on its own mount" not_on_the_mount
 print_table
 exit 0

@@ -81,6 +81,107 @@ round() {
   exits 0 on "c-$2" bkfs umount "$B"
 }
 
+# --- what only the spool of the machine that lost the volume has ------------------------------------------------
+
+metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$A/.bkfs/status" "$1"; }
+spools() { find "$SUITE_TMP/machine-a/state/bkfs/spool" -mindepth 2 -maxdepth 2 -type d 2>/dev/null; }
+all_arrived() { [ "$(metric spool_waiting_bytes)" = 0 ]; }
+synced() { dd of="$1" bs=1M conv=fsync,notrunc status=none "${@:2}"; }
+# kept_alone NUMBER EARLY: machine a acknowledges by its spool alone, in an outage; `early`: something of the same session is in the bucket's journals before.
+kept_alone() {
+  exits 0 on a mount_at "$URL" "$A" -o memory=128M,spool_size=1G,timeout=60,fsync=local
+  HOLDER=$(daemon_of "$A")
+  mkdir "$A/alone-$1"
+  for name in kept rewritten removed; do printf 'before' >"$A/alone-$1/$name"; done
+  exits 0 on a bkfs snapshot "$A" "before-$1"
+  if [ "$2" = early ]; then
+    printf 'early' | synced "$A/alone-$1/early"
+    wait_for 20 all_arrived || wrong "the early journal does not arrive"
+  fi
+  head -c 60M /dev/urandom >"$SUITE_TMP/alone"
+  kill -STOP "$MINIO_PID"
+  synced "$A/alone-$1/large" if="$SUITE_TMP/alone"
+  printf 'after!' | synced "$A/alone-$1/rewritten"
+  rm "$A/alone-$1/removed"
+  mkdir "$A/alone-$1/made"
+  mv "$A/alone-$1/kept" "$A/alone-$1/made/moved"
+  python3 -c "import os; os.fsync(os.open('$A/alone-$1', os.O_RDONLY))"
+  [ "$(metric spool_waiting_bytes)" -gt $((32 << 20)) ] || wrong "only $(metric spool_waiting_bytes) bytes are in the spool: it shows nothing"
+}
+# theirs_now NUMBER: machine b has the volume, and writes other things over the same names.
+theirs_now() {
+  kill -CONT "$MINIO_PID"
+  exits 0 on b mount_at "$URL" "$B" --steal
+  [ ! -e "$B/alone-$1/large" ] || wrong "the taker has what was in the spool alone"
+  printf 'theirs' | synced "$B/alone-$1/rewritten"
+  rm -r "${B:?}/alone-$1/kept"
+  exits 0 on b bkfs umount "$B"
+}
+# recovered NUMBER EARLY: the next mount of machine a makes a snapshot of it, and says so.
+recovered() {
+  local name shown
+  exits 0 on a mount_at "$URL" "$A"
+  says 'is now the snapshot recovered-[0-9a-f]{16}'
+  name=$(grep -oE 'recovered-[0-9a-f]{16}' "$SUITE_TMP/output" | head -n 1)
+  [ "$(cat "$A/alone-$1/rewritten")" = theirs ] || wrong "the live state is not that of the taker"
+  [ ! -e "$A/alone-$1/large" ] || wrong "what was recovered is in the live state"
+  shown=$(on a bkfs status "$A")
+  grep -q "recovered .*$name" <<<"$shown" || wrong "the status does not tell of $name: $shown"
+  exits 0 on a bkfs umount "$A"
+  [ -z "$(spools)" ] || wrong "$(spools) stays"
+  exits 0 on "d-$1" bkfs restore "$URL" "$name:/alone-$1" "$SUITE_TMP/restored"
+  cmp "$SUITE_TMP/alone" "$SUITE_TMP/restored/large"
+  [ "$(cat "$SUITE_TMP/restored/rewritten")" = 'after!' ] || wrong "rewritten: $(cat "$SUITE_TMP/restored/rewritten")"
+  [ "$(cat "$SUITE_TMP/restored/made/moved")" = before ] || wrong "moved: $(cat "$SUITE_TMP/restored/made/moved")"
+  [ "$2" != early ] || [ "$(cat "$SUITE_TMP/restored/early")" = early ] || wrong "what the bucket's journal held is missing"
+  [ ! -e "$SUITE_TMP/restored/removed" ] && [ ! -e "$SUITE_TMP/restored/kept" ] || wrong "removed names are back"
+  rm -r "$SUITE_TMP/restored"
+  # A second mount finds nothing more to do.
+  exits 0 on a mount_at "$URL" "$A"
+  says_not 'recovered-'
+  exits 0 on a bkfs umount "$A"
+}
+dead_and_taken() {
+  kept_alone "$1" "$2"
+  kill -KILL "$HOLDER"
+  umount -i -l "$A"
+  theirs_now "$1"
+  recovered "$1" "$2"
+}
+# The machine that lost the volume lives, and finds out when it is asked to unmount.
+alive_and_taken() {
+  kept_alone "$1" "$2"
+  kill -STOP "$HOLDER"
+  theirs_now "$1"
+  kill -CONT "$HOLDER"
+  wait_for 60 on a fails "$A"
+  on a bkfs umount --discard "$A" || umount -i -l "$A"
+  gone "$HOLDER" 60 || wrong "the fenced daemon lives on"
+  recovered "$1" "$2"
+}
+fails() { bkfs status "$1" | grep -q FAILED; }
+# What it stands on is gone: the spool is kept, it is said, and nobody's mount is held up.
+without_ground() {
+  kept_alone "$1" no
+  kill -KILL "$HOLDER"
+  umount -i -l "$A"
+  theirs_now "$1"
+  local spool journal
+  spool=$(spools)
+  # The first of two journals is lost, as by a bad disk.
+  journal=$(find "$spool" -name '*journal+*' | sort | head -n 1)
+  mv "$journal" "$SUITE_TMP/lost-journal"
+  exits 0 on a mount_at "$URL" "$A"
+  says 'no snapshot can be made of it'
+  on a bkfs status "$A" >"$SUITE_TMP/output"
+  says "stranded .*$(basename "$spool")"
+  exits 0 on a bkfs umount "$A"
+  [ "$(spools)" = "$spool" ] || wrong "the spool is gone"
+  # It comes back: then the snapshot is made.
+  mv "$SUITE_TMP/lost-journal" "$journal"
+  recovered "$1" no
+}
+
 machine a
 # Not on a directory: there a process can be stopped while it holds the lock of the root, and nobody gets past that before it is woken.
 start_minio
@@ -91,5 +192,9 @@ STEALS=3 BEATS=1
 [ "$FULL" = 0 ] || STEALS=10 BEATS=10
 for number in $(seq "$STEALS"); do case_of "stopped, stolen by --steal, woken: $number" round steal "$number"; done
 for number in $(seq 101 $((100 + BEATS))); do case_of "stopped, taken over when its heartbeat stood still, woken: $number" round heartbeat "$number"; done
+case_of "what only the spool of a dead machine had becomes a snapshot" dead_and_taken 201 no
+case_of "the same, behind journals that the taker found" dead_and_taken 202 early
+case_of "what only the spool of a fenced machine had becomes a snapshot" alive_and_taken 203 early
+case_of "a spool that stands on nothing is kept, and said to be" without_ground 204
 case_of "a check of every byte finds nothing" exits 0 on d bkfs check --read-data "$URL"
 exit 0

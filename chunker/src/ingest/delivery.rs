@@ -31,6 +31,11 @@ pub struct NamedPack {
 }
 
 impl NamedPack {
+    /// Its key in the bucket.
+    pub fn key(&self) -> String {
+        self.name.key(self.class())
+    }
+
     fn class(&self) -> Class {
         match self.is_metadata {
             true => Class::MetadataPack,

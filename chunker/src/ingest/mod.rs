@@ -4,6 +4,7 @@
 //! the index object; only then is there a [`Sealed`], which a commit takes. Does not own the root, journals or trees.
 
 mod absorb;
+mod again;
 mod delivery;
 mod divide;
 mod frame;
@@ -28,7 +29,7 @@ use crate::extent::{StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
 use crate::spool::Spool;
-use crate::verify::PackContents;
+use crate::verify::{Found, PackContents};
 
 pub use crate::cut::{Profile, detect};
 pub use delivery::{Delivered, NamedPack};
@@ -113,8 +114,39 @@ impl Ingest {
             Target::Chunk(id) => (Kind::Chunk, id),
             Target::Segment(id) => (Kind::Segment, id),
         };
+        self.adopt_blob(kind, id)
+    }
+
+    /// The same for any blob. Since the live set is closed, whatever it refers to is live as well (protocol.md, rule 3).
+    ///
+    /// # Errors
+    /// As [`Ingest::adopt`].
+    pub fn adopt_blob(&self, kind: Kind, id: Id) -> Result<(), DepotError> {
         let _operation = Operation::begin(&self.session);
         run::adopt(&self.session, kind, id)
+    }
+
+    /// Stores again what `wanted` names of a pack of another session, whose key and whole bytes these are; it need not be in the bucket. Returns what was stored,
+    /// with its bytes if it was a metadata pack.
+    ///
+    /// # Errors
+    /// As [`Ingest::store_run`]; `Damaged` if it is no pack, or one of its frames that are needed cannot be opened.
+    pub async fn store_again(
+        &self,
+        key: &str,
+        object: Bytes,
+        wanted: &HashSet<(Kind, Id)>,
+    ) -> Result<Vec<Found>, DepotError> {
+        let _operation = Operation::begin(&self.session);
+        again::store_again(&self.session, key, object, wanted).await
+    }
+
+    /// A whole pack from the bucket.
+    ///
+    /// # Errors
+    /// `Missing`, `Store`, `Stalled`.
+    pub async fn fetch_pack(&self, pack: &NamedPack) -> Result<Bytes, DepotError> {
+        self.session.shared.link.get(&pack.key()).await
     }
 
     /// Draws the line for the next commit: take it first, then make the tree that holds every reference returned before, then

@@ -24,6 +24,7 @@ use crate::workers::Workers;
 
 pub use contents::{Listed, PackContents, chunks_of};
 pub use walk::{Found, PackDamage, WalkedPack};
+pub(crate) use walk::{open_frame, read_footer};
 
 /// The end of a pack that is fetched in the hope that its footer is in it.
 const TAIL_BYTES: u64 = 64 << 10;

@@ -40,7 +40,7 @@ pub struct Found {
     pub id: Id,
     /// Which frame of the pack holds it.
     pub frame: u16,
-    /// Its bytes, in metadata packs; empty in data packs, where nobody looks at them.
+    /// Its bytes, in metadata packs; empty in data packs that are verified, where nobody looks at them.
     pub bytes: Bytes,
 }
 
@@ -227,12 +227,18 @@ impl Verifier {
     ) -> Result<Vec<Opened>, DepotError> {
         let (opener, object) = (Arc::clone(opener), object.clone());
         let keyring = self.keyring.clone();
+        let with_bytes = class == Class::MetadataPack;
         let job = self.workers.run(move |scratch| {
             let open = |((frame, listed), range): (Expected, Range<usize>)| {
                 let found = match object.get(range) {
-                    Some(sealed) => {
-                        open_frame(&keyring, &opener, class, (&frame, &listed), sealed, scratch)
-                    }
+                    Some(sealed) => open_frame(
+                        &keyring,
+                        &opener,
+                        with_bytes,
+                        (&frame, &listed),
+                        sealed,
+                        scratch,
+                    ),
                     None => Err("the pack ends before it".to_owned()),
                 };
                 (frame.number, found)
@@ -244,7 +250,7 @@ impl Verifier {
 }
 
 /// The footer of a pack that is here as a whole.
-fn read_footer(
+pub(crate) fn read_footer(
     opener: &ObjectOpener,
     object: &[u8],
     scratch: &mut Scratch,
@@ -260,11 +266,11 @@ fn read_footer(
         .map_err(|error| format!("its footer: {error}"))
 }
 
-/// Opens a frame and compares every blob in it with what the footer calls it.
-fn open_frame(
+/// Opens a frame and compares every blob in it with what the footer calls it. The bytes of blobs are in the answer if `with_bytes`.
+pub(crate) fn open_frame(
     keyring: &Keyring,
     opener: &ObjectOpener,
-    class: Class,
+    with_bytes: bool,
     (frame, listed): (&FrameEntry, &[BlobEntry]),
     sealed: &[u8],
     scratch: &mut Scratch,
@@ -287,9 +293,9 @@ fn open_frame(
             kind: entry.kind,
             id,
             frame: frame.number,
-            bytes: match class {
-                Class::MetadataPack => bytes,
-                _ => Bytes::new(),
+            bytes: match with_bytes {
+                true => bytes,
+                false => Bytes::new(),
             },
         });
     }

@@ -299,3 +299,20 @@ async fn an_entry_that_the_spool_refused_goes_to_the_bucket() {
         assert!(pair[1].0 <= pair[0].1 + 1, "no gap: {found:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_entry_that_arrives_after_the_takeover_stays_in_the_spool() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping(&store, &session).await;
+    writer.keep(entry(1)).await.expect("kept");
+    assert!(found(&store, 2).await.is_empty(), "the taker finds nothing");
+    let error = writer.land().await.expect_err("too late");
+    assert_eq!(error.kind(), ErrorKind::Fenced);
+    assert_eq!(journals(&store).await.len(), 1, "where nobody looks");
+    assert!(writer.is_behind().await);
+    disk.kill();
+    let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+    let left = leftovers(&disk, Path::new("/spool")).await.expect("found");
+    assert_eq!(left[0].named().len(), 1);
+}

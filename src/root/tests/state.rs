@@ -1,7 +1,7 @@
 //! The root's encoding, and what transitions keep true.
 
 use super::support::*;
-use crate::root::record::{CommitRecord, RecordedSnapshot};
+use crate::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use crate::root::state::*;
 use crate::root::transition::*;
 use bkfs_chunker::catalog::IndexRef;
@@ -242,6 +242,7 @@ proptest! {
         let record = CommitRecord {
             volume: text.clone(), session: SessionId(numbers.0), sequence: numbers.1, parent: parent.map(bkfs_chunker::id::Id), tree: tree.map(bkfs_chunker::id::Id),
             time: time(seconds), covered: numbers.2, next_inode: numbers.3, inodes: numbers.0, bytes: numbers.1,
+            replayed: snapshot.then(|| vec![Replayed { session: SessionId(numbers.1), last: numbers.2 }]),
             snapshot: snapshot.then(|| RecordedSnapshot { name, host: text.clone(), user: text.clone(), tags: vec![text] }),
         };
         prop_assert_eq!(CommitRecord::decode(&record.encode()).expect("decodes"), record.clone());

@@ -1,0 +1,367 @@
+//! What a session of this machine had acknowledged here alone when another machine took its volume over: made a snapshot (protocol.md, rule 7).
+//!
+//! Owns: the steps from a spool to a snapshot `recovered-SESSION` of the volume, and that doing them twice makes one snapshot. Does not own: on which commit the journals
+//! stand (`root::ground`), carrying them out (`volume::replay`), nor how a snapshot beside the volume's commits gets into the root (`root::commit`).
+//!
+//! The session is in no root any more, so its packs are garbage to everybody: what its journals need of them is stored again by a session of maintenance, which holds no
+//! volume. So nobody who writes the volume meanwhile is disturbed. The spool goes when the snapshot is in the root; a crash before that leaves garbage, and the spool.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bkfs_chunker::error::DepotError;
+use bkfs_chunker::extent::Target;
+use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::ingest::{Delivered, Ingest, NamedPack};
+use bkfs_chunker::spool::{Leftover, SpoolError};
+use bkfs_chunker::verify::chunks_of;
+use tokio::sync::oneshot;
+
+use crate::mounting::format;
+use crate::mounting::publish::{IngestUploads, classify};
+use crate::mounting::writer::{Writing, limits};
+use crate::root::commit::{CommitRequest, Committer as RootCommitter};
+use crate::root::error::RootError;
+use crate::root::ground::{Ground, GroundError, KeptJournals};
+use crate::root::record::CommitRecord;
+use crate::root::session::OpenSession;
+use crate::root::snapshots::SnapshotRequest as RootRequest;
+use crate::root::state::{HolderInfo, SessionId};
+use crate::volume::commit::{
+    Committed, Committer, Publication, Publish, PublishError, SnapshotRequest,
+};
+use crate::volume::error::VolumeError;
+use crate::volume::operations::{Content, Operations};
+use crate::volume::state::Totals;
+use crate::volume::view::View;
+use crate::volume::{Volume, VolumeParts};
+
+/// The tag of such snapshots.
+const TAG: &str = "recovered";
+
+/// A snapshot made of what a spool held.
+#[derive(Debug, Clone)]
+pub struct Recovered {
+    /// Its volume.
+    pub volume: String,
+    /// Its name.
+    pub snapshot: String,
+}
+
+/// Why none was made: the spool stays.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoveryError {
+    /// There is no tree to stand on.
+    #[error(transparent)]
+    Ground(#[from] GroundError),
+    /// Something that the journals refer to is gone.
+    #[error("what they follow is no more in the repository ({0})")]
+    Gone(DepotError),
+    /// Journals that make no sense.
+    #[error("a journal of it cannot be read: {0}")]
+    Malformed(String),
+    /// The spool cannot be read.
+    #[error(transparent)]
+    Spool(#[from] SpoolError),
+    /// The root or the store.
+    #[error(transparent)]
+    Root(#[from] RootError),
+    /// The volume could not be made.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+}
+
+impl From<DepotError> for RecoveryError {
+    fn from(error: DepotError) -> Self {
+        match error.wants_newer_root() {
+            true => Self::Gone(error),
+            false => Self::Volume(error.into()),
+        }
+    }
+}
+
+/// The name of the snapshot of what a session's spool held.
+pub fn snapshot_name(session: SessionId) -> String {
+    format!("recovered-{session}")
+}
+
+/// Makes a snapshot of what is left in a spool whose session is in the root no more. None if nothing of it is missing in the volume's commits.
+///
+/// # Errors
+/// Why not: then nothing has changed, and the spool must stay.
+pub(super) async fn recover(
+    left: &Leftover,
+    writing: &Writing,
+) -> Result<Option<Recovered>, RecoveryError> {
+    let repository = &writing.repository;
+    let session = SessionId(left.session());
+    let snapshots = repository.snapshots().await?;
+    let root = repository.handle.current().root.clone();
+    let objects = journals(left).await?;
+    let Some(mut kept) = repository.handle.open_kept(session, &objects)? else {
+        return Ok(None);
+    };
+    let made = Recovered {
+        volume: kept.volume.clone(),
+        snapshot: snapshot_name(session),
+    };
+    let trash = repository.lists.trash_shards(&root.trash).await?;
+    let mut trash = trash.iter().flat_map(|shard| shard.iter());
+    let is_it = |volume: &str, name: &str| volume == made.volume && name == made.snapshot;
+    if snapshots.named(&made.volume, &made.snapshot).is_some()
+        || trash.any(|entry| is_it(&entry.snapshot.volume, &entry.snapshot.name))
+    {
+        return Ok(Some(made));
+    }
+    let read = |id| async move {
+        let bytes = repository.depot.read_blob(Kind::Commit, id).await?;
+        CommitRecord::decode(&bytes)
+            .map_err(|reason| RootError::damaged(&format!("commit record {id}"), reason))
+    };
+    let Some(ground) = kept.stand(&root, read).await? else {
+        return Ok(None);
+    };
+    let handle = &repository.handle;
+    let processes = repository.machine.processes.as_ref();
+    let open = OpenSession::open(handle, writing.holder.clone(), None, processes).await?;
+    let recovery = Recovery {
+        left,
+        writing,
+        ingest: Arc::new(Ingest::new(repository.depot.clone(), open.id().0)),
+        session: open.id(),
+        kept,
+        ground,
+    };
+    let done = recovery.make(&made.snapshot).await;
+    if let Err(stays) = open.end().await {
+        tracing::warn!("the session of the recovery stays in the root: {stays}");
+    }
+    done.map(|()| Some(made))
+}
+
+/// The journals in a spool, whole ones only: nobody was told that another one was kept.
+async fn journals(left: &Leftover) -> Result<Vec<(String, bytes::Bytes)>, SpoolError> {
+    let mut found = Vec::new();
+    for object in left.objects() {
+        if object.key.starts_with("journal/") {
+            let bytes = left.read(object).await?;
+            found.extend(bytes.map(|bytes| (object.key.clone(), bytes)));
+        }
+    }
+    // Numbers have the same number of digits.
+    found.sort();
+    Ok(found)
+}
+
+/// One recovery under way.
+struct Recovery<'a> {
+    left: &'a Leftover,
+    writing: &'a Writing,
+    ingest: Arc<Ingest>,
+    session: SessionId,
+    kept: KeptJournals,
+    ground: Ground,
+}
+
+impl Recovery<'_> {
+    async fn make(self, name: &str) -> Result<(), RecoveryError> {
+        let repository = &self.writing.repository;
+        // The session must not count on an index older than itself (rule 4).
+        repository.load_index().await?;
+        let operations: Result<Vec<Operations>, String> = self
+            .kept
+            .entries
+            .iter()
+            .map(|entry| Operations::decode(&entry.operations))
+            .collect();
+        let operations = operations.map_err(RecoveryError::Malformed)?;
+        let tree = match self.ground.tree {
+            Some(tree) => {
+                self.ingest.adopt_blob(Kind::Node, tree)?;
+                tree
+            }
+            None => format::empty_tree(&self.ingest).await?,
+        };
+        self.bring(&operations).await?;
+        let totals = Totals {
+            inodes: self.ground.inodes,
+            bytes: self.ground.bytes,
+        };
+        let (volume, requests) = Volume::new(VolumeParts {
+            view: View::live(repository.nodes.clone(), tree, totals),
+            ingest: self.ingest.clone(),
+            clock: repository.machine.clock.clone(),
+            limits: limits(self.writing.memory_bytes),
+            next_inode: self.ground.next_inode,
+        });
+        volume.replay(&operations).await?;
+        format::reap_orphans(&volume).await?;
+        let publisher = Arc::new(self.publisher());
+        let generation = repository.handle.current().root.generation;
+        let committer = Committer::new(volume.clone(), publisher, requests, generation);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let committer = tokio::spawn(committer.run(async {
+            let _ = stopped.await;
+        }));
+        let request = SnapshotRequest {
+            name: Some(name.to_owned()),
+            tags: vec![TAG.to_owned()],
+        };
+        let made = volume.snapshot(request).await;
+        if made.is_err() {
+            // There is nothing to commit but that snapshot.
+            committer.abort();
+        }
+        drop(stop);
+        // What it says is known: the snapshot was made, or not.
+        let _ = committer.await;
+        Ok(made.map(|_| ())?)
+    }
+
+    /// What the operations refer to, in packs of this session or in live ones.
+    async fn bring(&self, operations: &[Operations]) -> Result<(), RecoveryError> {
+        let mut own: HashMap<String, NamedPack> = HashMap::new();
+        for entry in &self.kept.entries {
+            let Delivered { own: packs, .. } = entry.packs();
+            own.extend(packs.into_iter().map(|pack| (pack.key(), pack)));
+        }
+        let targets = operations.iter().flat_map(|operations| {
+            let contents = operations.contents.iter();
+            contents.filter_map(|piece| match &piece.content {
+                Content::Stored(extent) => Some(extent.target),
+                Content::Data(_) | Content::Zero(_) => None,
+            })
+        });
+        let mut chunks = HashSet::new();
+        let mut segments = HashSet::new();
+        for target in targets {
+            match target {
+                Target::Chunk(id) => chunks.insert((Kind::Chunk, id)),
+                Target::Segment(id) => segments.insert((Kind::Segment, id)),
+            };
+        }
+        self.adopt(&mut segments)?;
+        for pack in own.values().filter(|pack| pack.is_metadata) {
+            let found = self.store_again(pack, &mut segments).await?;
+            for (id, bytes) in found {
+                let listed = chunks_of(&bytes)
+                    .map_err(|what| RecoveryError::Malformed(format!("segment {id}: {what}")))?;
+                chunks.extend(listed.into_iter().map(|(id, _)| (Kind::Chunk, id)));
+            }
+        }
+        self.adopt(&mut chunks)?;
+        for pack in own.values().filter(|pack| !pack.is_metadata) {
+            self.store_again(pack, &mut chunks).await?;
+        }
+        match segments.union(&chunks).next() {
+            Some(&(kind, id)) => Err(RecoveryError::Gone(DepotError::Unknown { kind, id })),
+            None => Ok(()),
+        }
+    }
+
+    /// Relies on what is live, and takes it out of `wanted`.
+    fn adopt(&self, wanted: &mut HashSet<(Kind, Id)>) -> Result<(), RecoveryError> {
+        let mut missing = HashSet::new();
+        for (kind, id) in wanted.drain() {
+            match self.ingest.adopt_blob(kind, id) {
+                Ok(()) => {}
+                Err(DepotError::Unknown { .. }) => {
+                    missing.insert((kind, id));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        *wanted = missing;
+        Ok(())
+    }
+
+    /// Stores again what is wanted of a pack, from the spool or else from the bucket, and takes it out of `wanted`. A pack that is in neither holds nothing.
+    async fn store_again(
+        &self,
+        pack: &NamedPack,
+        wanted: &mut HashSet<(Kind, Id)>,
+    ) -> Result<Vec<(Id, bytes::Bytes)>, RecoveryError> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let key = pack.key();
+        let mut objects = self.left.objects().iter();
+        let spooled = match objects.find(|object| object.key == key) {
+            Some(object) => self.left.read(object).await?,
+            None => None,
+        };
+        let object = match spooled {
+            Some(object) => object,
+            None => match self.ingest.fetch_pack(pack).await {
+                Err(error) if error.wants_newer_root() => return Ok(Vec::new()),
+                fetched => fetched?,
+            },
+        };
+        let found = self.ingest.store_again(&key, object, wanted).await?;
+        for blob in &found {
+            wanted.remove(&(blob.kind, blob.id));
+        }
+        Ok(found
+            .into_iter()
+            .map(|blob| (blob.id, blob.bytes))
+            .collect())
+    }
+
+    fn publisher(&self) -> SnapshotBeside {
+        let repository = &self.writing.repository;
+        let uploads = Arc::new(IngestUploads {
+            ingest: self.ingest.clone(),
+            lists: repository.lists.clone(),
+        });
+        SnapshotBeside {
+            committer: RootCommitter::beside(
+                repository.handle.clone(),
+                repository.lists.clone(),
+                self.session,
+                &self.kept.volume,
+                uploads,
+                self.ground.commit,
+            ),
+            holder: self.writing.holder.clone(),
+            now: repository.now(),
+        }
+    }
+}
+
+/// Publishes nothing but a snapshot.
+struct SnapshotBeside {
+    committer: RootCommitter<IngestUploads>,
+    holder: HolderInfo,
+    now: jiff::Timestamp,
+}
+
+#[async_trait]
+impl Publish for SnapshotBeside {
+    async fn publish(&self, publication: Publication) -> Result<Committed, PublishError> {
+        let Some(wanted) = publication.snapshot else {
+            return Err(PublishError::Lost("only as a snapshot".to_owned()));
+        };
+        let request = CommitRequest {
+            mark: publication.mark,
+            tree: Some(publication.tree),
+            covered: 0,
+            next_inode: publication.next_inode,
+            inodes: publication.totals.inodes,
+            bytes: publication.totals.bytes,
+            clock: self.now,
+            snapshot: Some(RootRequest {
+                name: wanted.name,
+                host: self.holder.host.clone(),
+                user: self.holder.user.clone(),
+                tags: wanted.tags,
+                clock: self.now,
+            }),
+        };
+        let committed = self.committer.commit(request).await.map_err(classify)?;
+        Ok(Committed {
+            generation: committed.generation,
+            snapshot: committed.snapshot.map(|entry| entry.name),
+        })
+    }
+}

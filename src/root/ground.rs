@@ -1,0 +1,320 @@
+//! Where a session stood that somebody else has ended: the commit that what it kept on its own machine follows (protocol.md, rule 7, "a fenced spool").
+//!
+//! Owns reading back such journals, and finding the one tree on which they say what their session had acknowledged. Does not own spools, nor what is made of it.
+//!
+//! A taker commits what the bucket's journals of its victim say before it accepts anything of its own. So there are two trees to stand on: the last one that the session
+//! committed, if the journals that were kept follow it without a gap; else the one that was committed right after it, if its record says that it carried out those in between.
+
+use std::future::Future;
+
+use bkfs_chunker::id::Id;
+use bytes::Bytes;
+
+use super::error::RootError;
+use super::handle::RootHandle;
+use super::journal::{JournalEntry, open, prefix};
+use super::record::CommitRecord;
+use super::state::{Root, SessionId};
+
+/// How many commits are followed back: those of a volume that is written all the time, in about a week.
+const RECORDS_FOLLOWED_MAX: u32 = 20_000;
+
+/// Journals that were kept on the machine of a session.
+#[derive(Clone, Debug)]
+pub struct KeptJournals {
+    /// The session.
+    pub session: SessionId,
+    /// Its volume.
+    pub volume: String,
+    /// Its journals, in order.
+    pub entries: Vec<JournalEntry>,
+}
+
+/// A commit that journals follow.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Ground {
+    /// Its record; none before a volume's first commit.
+    pub commit: Option<Id>,
+    /// Its tree.
+    pub tree: Option<Id>,
+    /// The lowest inode number that it had not given out.
+    pub next_inode: u64,
+    /// Inodes in the tree.
+    pub inodes: u64,
+    /// Bytes of file contents in the tree.
+    pub bytes: u64,
+}
+
+/// Why there is no ground to stand on.
+#[derive(Debug, thiserror::Error)]
+pub enum GroundError {
+    /// No volume of the root is theirs.
+    #[error("the root names no volume that they belong to")]
+    NoVolume,
+    /// Journals that were in the bucket lie between, and nobody committed them.
+    #[error("operations {from} to {to} of the session are in no commit that can be found")]
+    Gap {
+        /// The first that is missing.
+        from: u64,
+        /// The last.
+        to: u64,
+    },
+    /// The session's commit is not among the volume's commits.
+    #[error("the commit that they follow is not among the last {followed} commits of the volume")]
+    TooFar {
+        /// How many were looked at.
+        followed: u32,
+    },
+    /// The root, a commit record or a journal cannot be read.
+    #[error(transparent)]
+    Root(#[from] RootError),
+}
+
+impl RootHandle {
+    /// Opens the journals among `objects` (keys and bytes, in the order in which they came) of a session. None if there are none.
+    ///
+    /// # Errors
+    /// `NoVolume`; `Root` if one cannot be opened.
+    pub fn open_kept(
+        &self,
+        session: SessionId,
+        objects: &[(String, Bytes)],
+    ) -> Result<Option<KeptJournals>, GroundError> {
+        let mut entries = Vec::with_capacity(objects.len());
+        for (key, object) in objects {
+            entries.push(open(self, key, object)?);
+        }
+        let Some((first, _)) = objects.first() else {
+            return Ok(None);
+        };
+        let view = self.current();
+        let mut volumes = view.root.volumes.keys();
+        let volume =
+            volumes.find(|volume| first.starts_with(&prefix(self.keyring(), volume, session)));
+        let volume = volume.ok_or(GroundError::NoVolume)?.clone();
+        Ok(Some(KeptJournals {
+            session,
+            volume,
+            entries,
+        }))
+    }
+}
+
+impl KeptJournals {
+    /// The commit that these journals follow, as of `root`; those that it covers are dropped. None if nothing is left then.
+    ///
+    /// # Errors
+    /// As [`GroundError`] says. `read` reads commit records.
+    pub async fn stand<F>(
+        &mut self,
+        root: &Root,
+        read: impl Fn(Id) -> F,
+    ) -> Result<Option<Ground>, GroundError>
+    where
+        F: Future<Output = Result<CommitRecord, RootError>>,
+    {
+        let named = self.entries.last().and_then(|entry| entry.ground);
+        let mut next = root
+            .volumes
+            .get(&self.volume)
+            .and_then(|entry| entry.commit);
+        let mut after: Option<(Id, CommitRecord)> = None;
+        let mut last: Option<(Id, CommitRecord)> = None;
+        for followed in 0.. {
+            if followed == RECORDS_FOLLOWED_MAX {
+                return Err(GroundError::TooFar { followed });
+            }
+            let Some(id) = next else { break };
+            let record = read(id).await?;
+            if record.session == self.session || Some(id) == named {
+                last = Some((id, record));
+                break;
+            }
+            next = record.parent;
+            after = Some((id, record));
+        }
+        if last.is_none() && named.is_some() {
+            return Err(GroundError::TooFar {
+                followed: RECORDS_FOLLOWED_MAX,
+            });
+        }
+        self.choose(last, after)
+    }
+
+    fn choose(
+        &mut self,
+        last: Option<(Id, CommitRecord)>,
+        after: Option<(Id, CommitRecord)>,
+    ) -> Result<Option<Ground>, GroundError> {
+        let own = last
+            .as_ref()
+            .filter(|(_, record)| record.session == self.session);
+        let covered = own.map_or(0, |(_, record)| record.covered);
+        self.entries.retain(|entry| entry.last > covered);
+        // Up to which operation the commit after it holds journals of this session.
+        let replayed = after
+            .as_ref()
+            .and_then(|(_, record)| record.replayed.as_ref());
+        let mut replayed = replayed.into_iter().flatten();
+        let ours = replayed.find(|replayed| replayed.session == self.session);
+        let held = ours.map_or(0, |replayed| replayed.last);
+        let mut reached = None;
+        for entry in &self.entries {
+            let gap = |from| GroundError::Gap {
+                from,
+                to: entry.first.saturating_sub(1),
+            };
+            match reached {
+                Some(reached) if entry.first > reached + 1 => return Err(gap(reached + 1)),
+                None if entry.first > held.max(covered) + 1 => return Err(gap(covered + 1)),
+                _ => reached = Some(entry.last),
+            }
+        }
+        let Some(first) = self.entries.first() else {
+            return Ok(None);
+        };
+        let chosen = match first.first > covered + 1 {
+            true => after,
+            false => last,
+        };
+        Ok(Some(chosen.map_or_else(Ground::default, Ground::of)))
+    }
+}
+
+impl Ground {
+    fn of((id, record): (Id, CommitRecord)) -> Self {
+        Self {
+            commit: Some(id),
+            tree: record.tree,
+            next_inode: record.next_inode,
+            inodes: record.inodes,
+            bytes: record.bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::record::Replayed;
+    use bkfs_chunker::ingest::Delivered;
+    use std::collections::HashMap;
+
+    const OURS: SessionId = SessionId(7);
+    const TAKER: SessionId = SessionId(8);
+
+    fn id(number: u8) -> Id {
+        Id([number; 32])
+    }
+
+    /// A volume's commits, oldest first: session, and last operation covered; the taker's first carries out our journals up to the 7th operation. Record and tree of the n-th are
+    /// `id(n)`, from 1.
+    fn world(commits: &[(SessionId, u64)]) -> (Root, HashMap<Id, CommitRecord>) {
+        let mut root = Root::new(bkfs_chunker::seal::RepositoryId([1; 16]), [0; 16]);
+        let mut records = HashMap::new();
+        for (number, (session, covered)) in (1..).zip(commits) {
+            let record = CommitRecord {
+                volume: "main".to_owned(),
+                session: *session,
+                sequence: u64::from(number),
+                parent: (number > 1).then(|| id(number - 1)),
+                tree: Some(id(number)),
+                time: jiff::Timestamp::UNIX_EPOCH,
+                covered: *covered,
+                next_inode: 64,
+                inodes: 1,
+                bytes: 0,
+                snapshot: None,
+                replayed: (*session == TAKER && *covered == 0).then(|| {
+                    vec![Replayed {
+                        session: OURS,
+                        last: 7,
+                    }]
+                }),
+            };
+            records.insert(id(number), record);
+            let volume = root.volumes.entry("main".to_owned()).or_default();
+            volume.commit = Some(id(number));
+        }
+        (root, records)
+    }
+
+    fn kept(ground: Option<u8>, operations: &[(u64, u64)]) -> KeptJournals {
+        let entry = |(first, last): &(u64, u64)| JournalEntry {
+            first: *first,
+            ground: ground.map(id),
+            ..JournalEntry::new(*last, Delivered::default(), Vec::new())
+        };
+        KeptJournals {
+            session: OURS,
+            volume: "main".to_owned(),
+            entries: operations.iter().map(entry).collect(),
+        }
+    }
+
+    /// The number of the commit to stand on (0 for none before it), and the first operation that is carried out.
+    async fn stands(
+        commits: &[(SessionId, u64)],
+        mut kept: KeptJournals,
+    ) -> Result<Option<(u8, u64)>, String> {
+        let (root, records) = world(commits);
+        let read = |id| std::future::ready(Ok(records[&id].clone()));
+        let ground = kept.stand(&root, read).await;
+        let ground = ground.map_err(|error| error.to_string())?;
+        let number = |ground: Ground| ground.commit.map_or(0, |id| id.0[0]);
+        Ok(ground.map(|ground| (number(ground), kept.entries[0].first)))
+    }
+
+    #[tokio::test]
+    async fn journals_stand_on_their_sessions_last_commit() {
+        let commits = [(OURS, 3), (OURS, 5), (TAKER, 2), (TAKER, 9)];
+        let found = stands(&commits, kept(None, &[(4, 5), (6, 6), (7, 9)])).await;
+        assert_eq!(found, Ok(Some((2, 6))));
+        // One that a commit overlaps is carried out whole.
+        assert_eq!(
+            stands(&commits, kept(None, &[(4, 6)])).await,
+            Ok(Some((2, 4)))
+        );
+    }
+
+    #[tokio::test]
+    async fn journals_that_the_taker_found_lie_in_its_first_commit() {
+        let commits = [(OURS, 5), (TAKER, 0), (TAKER, 4)];
+        let found = stands(&commits, kept(None, &[(8, 8), (9, 9)])).await;
+        assert_eq!(found, Ok(Some((2, 8))));
+        let too_few = stands(&commits, kept(None, &[(9, 9)])).await;
+        assert!(too_few.unwrap_err().contains("operations 6 to 8"));
+        for other in [&commits[..1], &[(OURS, 5), (TAKER, 2)]] {
+            let nobody = stands(other, kept(None, &[(8, 8)])).await;
+            assert!(nobody.unwrap_err().contains("operations 6 to 7"));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_session_without_a_commit_stands_where_it_began() {
+        let commits = [(SessionId(1), 5), (TAKER, 0), (TAKER, 4)];
+        let found = stands(&commits, kept(Some(1), &[(1, 1), (2, 2)])).await;
+        assert_eq!(found, Ok(Some((1, 1))));
+        assert_eq!(
+            stands(&commits, kept(Some(1), &[(8, 8)])).await,
+            Ok(Some((2, 8)))
+        );
+        assert_eq!(
+            stands(&[(TAKER, 4)], kept(None, &[(1, 1)])).await,
+            Ok(Some((0, 1)))
+        );
+        // Not a commit of this volume.
+        assert!(stands(&commits, kept(Some(9), &[(1, 1)])).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn what_is_committed_or_torn_is_not_carried_out() {
+        let commits = [(OURS, 9), (TAKER, 0)];
+        assert_eq!(
+            stands(&commits, kept(None, &[(8, 8), (9, 9)])).await,
+            Ok(None)
+        );
+        let torn = stands(&commits, kept(None, &[(10, 10), (12, 12)])).await;
+        assert!(torn.unwrap_err().contains("operations 11 to 11"));
+    }
+}

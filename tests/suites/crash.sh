@@ -31,6 +31,7 @@ end_round() {
   wait "$TAR" || true
   began=$(now_ms)
   exits 0 mount_at "$url" "$MNT"
+  cp "$SUITE_TMP/output" "$SUITE_TMP/mounted"
   seconds=$((($(now_ms) - began) / 1000))
   echo "mounted again after $seconds s"
   [ $seconds -lt 10 ] || wrong "mounting again took $seconds s"
@@ -53,6 +54,7 @@ killed_at_random() {
   not_mounted "$MNT" && exits 0 mount_at "$url" "$MNT" -o timeout=30
   before=$(acknowledged "$record")
   begin_round "$url" "$record" "$ROUND"
+  wait_for 60 acknowledged_beyond "$before" "$record" || wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
   sleep "$(awk -v seed="$ROUND" 'BEGIN {srand(seed * 7919); printf "%.2f", 0.8 + rand() * 2.5}')"
   pid=$(daemon_of "$MNT")
   kill -KILL "$pid"
@@ -76,6 +78,31 @@ killed_at_step() {
   faults '{}'
   [ "$(struck)" -gt "$before" ] || wrong "the fault never struck"
   end_round "$url" "$record"
+}
+
+metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$MNT/.bkfs/status" "$1"; }
+spool_holds() { [ "$(metric spool_waiting_bytes)" -gt "$1" ]; }
+# One round that ends while the store does not answer and the spool, which is all that fsync is content with, is full.
+killed_with_full_spool() {
+  local url=$1 record=$2 pid before
+  is_mounted "$MNT" && exits 0 bkfs umount "$MNT"
+  exits 0 mount_at "$url" "$MNT" -o timeout=60,fsync=local,memory=128M,spool_size=64M
+  pid=$(daemon_of "$MNT")
+  before=$(acknowledged "$record")
+  kill -STOP "$MINIO_PID"
+  begin_round "$url" "$record" "$ROUND"
+  wait_for 60 acknowledged_beyond "$before" "$record" || wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
+  head -c 400M /dev/urandom >"$MNT/unsynced/noise" 2>/dev/null &
+  NOISE=$!
+  remember_pid $NOISE
+  wait_for 60 spool_holds $((44 << 20)) || wrong "the spool holds only $(metric spool_waiting_bytes) bytes"
+  sleep "$(awk -v seed="$ROUND" 'BEGIN {srand(seed * 6151); printf "%.2f", rand() * 1.5}')"
+  kill -KILL "$pid"
+  gone "$pid" 10
+  kill -CONT "$MINIO_PID"
+  wait $NOISE || true
+  end_round "$url" "$record"
+  grep -q 'replaying [0-9]* objects' "$SUITE_TMP/mounted" || wrong "nothing was replayed from the spool: $(cat "$SUITE_TMP/mounted")"
 }
 
 machine here
@@ -106,6 +133,13 @@ for nth in $REPEATS; do
       case_of "kill -9 $when the store applies PUT $nth of class $class" killed_at_step "$REMOTE" "$SUITE_TMP/records/remote" "$class" "$nth" "$when"
     done
   done
+done
+at_end "kill -CONT '$MINIO_PID' 2>/dev/null"
+SPOOLED=2
+[ "$FULL" = 0 ] || SPOOLED=20
+for number in $(seq "$SPOOLED"); do
+  ROUND=$((ROUND + 1))
+  case_of "kill -9 with a full spool, round $number" killed_with_full_spool "$REMOTE" "$SUITE_TMP/records/remote"
 done
 case_of "the last mount ends well" exits 0 bkfs umount "$MNT"
 case_of "a check of every byte finds nothing" exits 0 bkfs check --read-data "$REMOTE"

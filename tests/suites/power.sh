@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# about: power loss of the disk under an embedded bucket, on ext4 and xfs: what fsync and snapshot acknowledged is there
-# needs: program apt:xfsprogs apt:e2fsprogs
+# about: power loss of the disk under an embedded bucket, and under a spool, on ext4 and xfs: what fsync and snapshot acknowledged is there
+# needs: program minio apt:xfsprogs apt:e2fsprogs
 # limit: 300 1200
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/bkfs.sh"
+. "$(dirname "$0")/../lib/servers.sh"
 
 MNT=$SUITE_TMP/mount DISK=$SUITE_TMP/disk
 mkdir -p "$MNT" "$DISK"
@@ -44,8 +45,56 @@ power_loss() {
   exits 0 bkfs umount "$MNT"
 }
 
+metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$MNT/.bkfs/status" "$1"; }
+acknowledged_beyond() { [ -s "$2" ] && [ "$(writer count "$2")" -gt $(($1 + 10)) ]; }
+# The same under the spool, which is all that fsync is content with, while the store does not answer.
+power_loss_under_spool() {
+  local record=$1 number=$2 pid before
+  exits 0 mount_at "$URL" "$MNT" -o timeout=60,fsync=local,spool_size=128M
+  before=$([ -s "$record" ] && writer count "$record" || echo 0)
+  mkdir -p "$MNT/synced"
+  python3 -c "import os; os.fsync(os.open('$MNT', os.O_RDONLY))"
+  kill -STOP "$MINIO_PID"
+  writer write "$MNT/synced" "$record" "$number" 2>"$SUITE_TMP/writer.log" &
+  WRITER=$!
+  remember_pid $WRITER
+  wait_for 60 acknowledged_beyond "$before" "$record" || wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
+  sleep "$(awk -v seed="$number" 'BEGIN {srand(seed * 104729); printf "%.2f", rand()}')"
+  [ "$(metric spool_waiting_bytes)" -gt 0 ] || wrong "the spool is empty: it shows nothing"
+  pid=$(daemon_of "$MNT")
+  xfs_io -x -c shutdown "$DISK"
+  kill -KILL "$pid"
+  gone "$pid" 10
+  wait "$WRITER" || true
+  umount -i -l "$MNT"
+  kill -CONT "$MINIO_PID"
+  umount "$DISK"
+  mount -o loop "$IMAGE" "$DISK"
+  exits 0 mount_at "$URL" "$MNT"
+  says 'replaying [0-9]+ objects'
+  writer check "$MNT/synced" "$record"
+  exits 0 bkfs snapshot "$MNT" "spooled-$number"
+  exits 0 bkfs umount "$MNT"
+  # And elsewhere.
+  machine "elsewhere-$number"
+  exits 0 mount_at "$URL" "$MNT" -o "snapshot=spooled-$number"
+  writer check "$MNT/synced" "$record"
+  exits 0 bkfs umount "$MNT"
+}
+# spool_on DISK: this machine's state lies on the disk.
+spool_on() {
+  machine "$1"
+  rm -rf "${MACHINE:?}/state"
+  mkdir -p "$DISK/state"
+  ln -s "$DISK/state" "$MACHINE/state"
+}
+spooled_round() {
+  machine "spool-$KIND"
+  power_loss_under_spool "$@"
+}
+
 on_filesystem() {
-  local kind=$1 first=$2 count=$3 number
+  local kind=$1 first=$2 count=$3 number # $4: rounds with a spool
   IMAGE=$SUITE_TMP/$kind.image
   truncate -s 400M "$IMAGE"
   case $kind in
@@ -57,12 +106,27 @@ on_filesystem() {
   for number in $(seq "$first" $((first + count - 1))); do
     case_of "power loss under a bucket on $kind, $number" power_loss "$SUITE_TMP/record-$kind" "$number"
   done
+  KIND=$kind
+  spool_on "spool-$kind"
+  for number in $(seq "$((first + 50))" $((first + 49 + $4))); do
+    case_of "power loss under a spool on $kind, $number" spooled_round "$SUITE_TMP/record-spool-$kind" "$number"
+  done
   case_of "a check of every byte of the bucket on $kind finds nothing" exits 0 bkfs check --read-data "$DISK/bucket"
   leave_disk
   rm -f "$IMAGE"
 }
-ROUNDS=2
-[ "$FULL" = 0 ] || ROUNDS=10
-on_filesystem ext4 1 "$ROUNDS"
-on_filesystem xfs 101 "$ROUNDS"
+ROUNDS=2 SPOOLED=1
+[ "$FULL" = 0 ] || ROUNDS=10 SPOOLED=5
+start_minio
+at_end "kill -CONT '$MINIO_PID' 2>/dev/null"
+s3_environment "$BKFS_TEST_S3_MINIO"
+for kind in ext4 xfs; do
+  URL=s3://$BKFS_TEST_BUCKET/$kind
+  machine "spool-$kind"
+  bkfs init --no-encryption "$URL" || die "cannot make a repository"
+  case $kind in
+    ext4) on_filesystem ext4 1 "$ROUNDS" "$SPOOLED" ;;
+    xfs) on_filesystem xfs 101 "$ROUNDS" "$SPOOLED" ;;
+  esac
+done
 exit 0

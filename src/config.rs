@@ -1,10 +1,15 @@
-//! The configuration file: names for repositories.
+//! The configuration file: names for repositories, and what a store costs.
 //!
 //! ```toml
 //! [repository.offsite]
 //! url = "s3://backups/db1"
 //! endpoint = "https://minio.example"
 //! password_file = "/etc/bkfs.password"
+//!
+//! [prices]
+//! currency = "EUR"
+//! storage_gb_month = 0.02
+//! put_1000 = 0.005
 //! ```
 
 use std::collections::BTreeMap;
@@ -13,12 +18,37 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 /// A file of configuration.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Repositories by name.
     #[serde(default, rename = "repository")]
     pub repositories: BTreeMap<String, NamedRepository>,
+    /// What a store costs.
+    pub prices: Option<Prices>,
+}
+
+/// What a store costs.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Prices {
+    /// What the numbers are.
+    pub currency: String,
+    /// A gigabyte (2^30 bytes) for a month.
+    pub storage_gb_month: f64,
+    /// A thousand requests that write.
+    pub put_1000: f64,
+}
+
+impl Default for Prices {
+    /// List prices of S3 Standard in us-east-1, first 50 TB, as of 2025.
+    fn default() -> Self {
+        Prices {
+            currency: "USD".to_owned(),
+            storage_gb_month: 0.023,
+            put_1000: 0.005,
+        }
+    }
 }
 
 /// A repository with a name.
@@ -52,6 +82,7 @@ impl Config {
         for path in files {
             if let Some(more) = Config::read(path)? {
                 config.repositories.extend(more.repositories);
+                config.prices = more.prices.or(config.prices);
             }
         }
         Ok(config)
@@ -88,11 +119,20 @@ mod tests {
             "system",
             "[repository.a]\nurl = 's3://a'\n[repository.b]\nurl = 's3://b'\n",
         );
-        let user = file("user", "[repository.b]\nurl = '/mnt/b'\nregion = 'x'\n");
+        let user = file(
+            "user",
+            "[repository.b]\nurl = '/mnt/b'\nregion = 'x'\n[prices]\nput_1000 = 0.01\n",
+        );
+        assert_eq!(
+            Config::load(std::slice::from_ref(&system)).unwrap().prices,
+            None
+        );
         let absent = directory.path().join("absent");
         let config = Config::load(&[system.clone(), absent, user]).unwrap();
         assert_eq!(config.repositories["a"].url, "s3://a");
         assert_eq!(config.repositories["b"].url, "/mnt/b");
+        let prices = config.prices.unwrap();
+        assert_eq!((prices.put_1000, prices.currency.as_str()), (0.01, "USD"));
         let wrong = file(
             "wrong",
             "[repository.a]\nurl = 's3://a'\npasword_file = 'x'\n",

@@ -4,18 +4,24 @@
 
 pub mod cli;
 pub mod clock;
+pub mod compare;
 pub mod config;
+pub mod dump;
 pub mod extents;
+pub mod glob;
 mod logging;
 pub mod machine;
 pub mod maintain;
 pub mod mounting;
 mod places;
+pub mod replicate;
 pub mod repository;
 pub mod restore;
 pub mod retain;
 pub mod root;
+pub mod stats;
 pub mod stream;
 pub mod tree;
 pub mod vfs;
 pub mod volume;
+pub mod walk;

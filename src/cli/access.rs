@@ -1,5 +1,7 @@
 //! From what the user typed to an open repository.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +15,7 @@ use bkfs_chunker::store::{
 
 use crate::cli::Global;
 use crate::cli::output::{Code, Failure, bytes};
-use crate::cli::password::{Asking, Sources};
+use crate::cli::password::{Asking, Sources, Variables};
 use crate::config::{Config, NamedRepository};
 use crate::mounting::settings::{SPOOL_BYTES, Settings};
 use crate::places;
@@ -74,6 +76,7 @@ impl Access {
                 .password_command
                 .clone()
                 .or_else(|| from_config(|named| named.password_command.as_ref())),
+            variables: Variables::Own,
         };
         let cache_dir = global
             .cache_dir
@@ -274,29 +277,39 @@ pub fn target_url(target: &str) -> Result<String, Failure> {
     Ok(target.to_owned())
 }
 
-/// `NAME[:/path]` taken apart. A time has colons of its own: the path begins at the first `:/`.
-pub fn split_path(what: &str) -> (&str, &str) {
-    match what.find(":/") {
-        Some(at) => (&what[..at], &what[at + 1..]),
-        None => (what, "/"),
+/// `NAME[:/path]` taken apart. A time has colons of its own: the path begins at the first `:/`. Paths are bytes; names of snapshots are text.
+pub fn split_path(what: &OsStr) -> Result<(&str, &[u8]), Failure> {
+    let bytes = what.as_bytes();
+    let (name, path) = match bytes.windows(2).position(|pair| pair == b":/") {
+        Some(at) => (&bytes[..at], &bytes[at + 1..]),
+        None => (bytes, &b"/"[..]),
+    };
+    match std::str::from_utf8(name) {
+        Ok(name) => Ok((name, path)),
+        Err(_) => {
+            let message = format!("{} is no name of a snapshot", name.escape_ascii());
+            Err(Failure::usage(message))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::split_path;
+    use super::*;
 
     #[test]
     fn names_and_paths_are_told_apart() {
-        assert_eq!(split_path("day1"), ("day1", "/"));
-        assert_eq!(split_path("day1:/a/b:c"), ("day1", "/a/b:c"));
-        assert_eq!(
-            split_path("@2026-11-20T10:00:00Z"),
-            ("@2026-11-20T10:00:00Z", "/")
-        );
-        assert_eq!(
-            split_path("@2026-11-20T10:00:00Z:/x"),
-            ("@2026-11-20T10:00:00Z", "/x")
-        );
+        let split = |what: &[u8]| {
+            let (name, path) = split_path(OsStr::from_bytes(what)).unwrap();
+            (name.to_owned(), path.to_vec())
+        };
+        let pair = |name: &str, path: &[u8]| (name.to_owned(), path.to_vec());
+        assert_eq!(split(b"day1"), pair("day1", b"/"));
+        assert_eq!(split(b"day1:/a/b:c"), pair("day1", b"/a/b:c"));
+        assert_eq!(split(b"day1:/a\xff"), pair("day1", b"/a\xff"));
+        let time = "@2026-11-20T10:00:00Z";
+        assert_eq!(split(time.as_bytes()), pair(time, b"/"));
+        assert_eq!(split(b"@2026-11-20T10:00:00Z:/x"), pair(time, b"/x"));
+        assert!(split_path(OsStr::from_bytes(b"day\xff:/x")).is_err());
     }
 }

@@ -1,18 +1,20 @@
 //! `bkfs ls URL NAME[:/path]`
 
+use std::ffi::OsString;
+
 use serde::Serialize;
 
 use crate::cli::access::{Repository, open, split_path};
-use crate::cli::output::{Failure, Output};
+use crate::cli::output::{Failure, Output, name_text};
 use crate::cli::snapshots::columns;
 use crate::cli::{Global, block_on};
 use crate::restore::resolve;
 use crate::tree::item::{Attributes, Item};
-use crate::tree::key::{self, Key, KeyParts};
-use crate::volume::error::VolumeError;
+use crate::tree::key::Key;
 use crate::volume::mode;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
+use crate::walk::{Named, names};
 
 /// List files of a snapshot without a mount
 #[derive(Debug, clap::Args)]
@@ -21,7 +23,7 @@ pub struct Ls {
     url: String,
     /// Snapshot and path: NAME, NAME:/path, latest, @TIME
     #[arg(value_name = "NAME[:/PATH]")]
-    what: String,
+    what: OsString,
     /// Directories below as well
     #[arg(short = 'R', long)]
     recursive: bool,
@@ -49,7 +51,7 @@ struct Row {
 pub fn run(command: Ls, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let repository: Repository = open(&command.url, global).await?;
-        let (name, path) = split_path(&command.what);
+        let (name, path) = split_path(&command.what)?;
         let (_, view) = repository.snapshot(&global.volume, name).await?;
         let inode = resolve(&view, path)
             .await
@@ -62,13 +64,7 @@ pub fn run(command: Ls, global: &Global, output: &Output) -> Result<(), Failure>
             })
             .await?;
         } else {
-            let row = row(
-                &view,
-                path.trim_start_matches('/').to_owned(),
-                inode,
-                &attributes,
-            )
-            .await?;
+            let row = row(&view, name_text(trimmed(path)), inode, &attributes).await?;
             emit(row, &command, output, &mut rows)?;
         }
         if output.is_json() || rows.is_empty() {
@@ -76,6 +72,12 @@ pub fn run(command: Ls, global: &Global, output: &Output) -> Result<(), Failure>
         }
         output.result(&(), || columns(&rows, &[1, 2, 3]))
     })
+}
+
+/// A path as `ls -R` shows it: without the slashes that it begins with.
+fn trimmed(path: &[u8]) -> &[u8] {
+    let start = path.iter().position(|byte| *byte != b'/');
+    &path[start.unwrap_or(path.len())..]
 }
 
 /// Rows are printed at once where columns need no common width, and gathered otherwise.
@@ -115,12 +117,11 @@ async fn list(
 ) -> Result<(), Failure> {
     let mut stack = vec![(inode, prefix.to_owned())];
     while let Some((inode, prefix)) = stack.pop() {
-        let mut names = names_of(view, inode).await?;
-        names.sort();
+        let names = names(view, inode).await?;
         let mut inside = Vec::new();
-        for (name, inode) in names {
+        for Named { name, inode, .. } in names {
             let attributes = view.attributes(Scope::Live, inode).await?;
-            let path = format!("{prefix}{}", name.escape_ascii_lossy());
+            let path = format!("{prefix}{}", name_text(&name));
             if recursive && mode::is_directory(attributes.mode) {
                 inside.push((inode, format!("{path}/")));
             }
@@ -132,40 +133,6 @@ async fn list(
     Ok(())
 }
 
-/// All names of a directory; as much memory as one directory has names.
-async fn names_of(view: &View, inode: u64) -> Result<Vec<(Vec<u8>, u64)>, Failure> {
-    let mut names = Vec::new();
-    let mut range = key::names_from(inode, 0);
-    loop {
-        let page = view.items(Scope::Live, range.clone(), 1024).await?;
-        for (key, item) in page.items {
-            let (Ok(KeyParts::Name { name, .. }), Item::Name { inode, .. }) = (key.parse(), item)
-            else {
-                return Err(VolumeError::Malformed { inode }.into());
-            };
-            names.push((name.to_vec(), inode));
-        }
-        match page.next {
-            Some(next) => range.start = next,
-            None => return Ok(names),
-        }
-    }
-}
-
-/// Names are bytes: UTF-8 is shown as it is, but for control characters; anything else is escaped.
-trait Shown {
-    fn escape_ascii_lossy(&self) -> String;
-}
-
-impl Shown for Vec<u8> {
-    fn escape_ascii_lossy(&self) -> String {
-        match std::str::from_utf8(self) {
-            Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
-            _ => self.escape_ascii().to_string(),
-        }
-    }
-}
-
 async fn row(
     view: &View,
     path: String,
@@ -175,7 +142,7 @@ async fn row(
     let target = match mode::is_symlink(attributes.mode) {
         false => None,
         true => match view.item(Scope::Live, &Key::symlink(inode)).await? {
-            Some(Item::Symlink(target)) => Some(target.to_vec().escape_ascii_lossy()),
+            Some(Item::Symlink(target)) => Some(name_text(&target)),
             _ => None,
         },
     };

@@ -12,8 +12,13 @@ pub mod access;
 mod check;
 mod completions;
 mod control;
+mod copy;
+mod diff;
+mod dump;
+mod find;
 mod forget;
 mod init;
+mod key;
 mod ls;
 mod mount;
 pub mod output;
@@ -24,6 +29,7 @@ mod restore;
 mod run;
 mod snapshot;
 mod snapshots;
+mod stats;
 mod status;
 mod umount;
 
@@ -100,9 +106,15 @@ enum Command {
     Put(put::Put),
     Snapshots(snapshots::Snapshots),
     Ls(ls::Ls),
+    Dump(dump::Dump),
+    Diff(diff::Diff),
+    Find(find::Find),
+    Stats(stats::StatsCommand),
     Restore(restore::Restore),
     Forget(forget::Forget),
     Check(check::Check),
+    Copy(copy::Copy),
+    Key(key::Key),
     Status(status::Status),
     #[command(hide = true)]
     Generate(completions::Generate),
@@ -139,9 +151,15 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
         Command::Put(command) => put::run(command, &global, &output),
         Command::Snapshots(command) => snapshots::run(command, &global, &output),
         Command::Ls(command) => ls::run(command, &global, &output),
+        Command::Dump(command) => dump::run(command, &global, &output),
+        Command::Diff(command) => diff::run(command, &global, &output),
+        Command::Find(command) => find::run(command, &global, &output),
+        Command::Stats(command) => stats::run(command, &global, &output),
         Command::Restore(command) => restore::run(command, &global, &output),
         Command::Forget(command) => forget::run(command, &global, &output),
         Command::Check(command) => check::run(command, &global, &output),
+        Command::Copy(command) => copy::run(command, &global, &output),
+        Command::Key(command) => key::run(command, &global, &output),
         Command::Status(command) => status::run(command, &global, &output),
         Command::Generate(command) => completions::run(command),
     };

@@ -213,12 +213,30 @@ impl Output {
 /// Prints a line on stdout; a reader that has gone away ends the program quietly, as it ends other tools.
 fn print(line: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+    ended_or(writeln!(out, "{line}").and_then(|()| out.flush()))
+}
+
+fn ended_or(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
         Err(error) => Err(Failure::new(format!(
             "cannot write to standard output: {error}"
         ))),
         Ok(()) => Ok(()),
+    }
+}
+
+/// Bytes as they are, on stdout.
+pub fn write_raw(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    ended_or(out.write_all(bytes).and_then(|()| out.flush()))
+}
+
+/// Names are bytes: UTF-8 is shown as it is, but for control characters; anything else is escaped.
+pub fn name_text(name: &[u8]) -> String {
+    match std::str::from_utf8(name) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => name.escape_ascii().to_string(),
     }
 }
 

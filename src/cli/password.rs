@@ -22,6 +22,30 @@ pub struct Sources {
     pub file: Option<std::path::PathBuf>,
     /// `--password-command`, or the configuration's.
     pub command: Option<String>,
+    /// Where else.
+    pub variables: Variables,
+}
+
+/// Variables of the environment: one names a file, the other holds the password itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Variables {
+    /// Of the repository that a command works on.
+    #[default]
+    Own,
+    /// Of the one that is copied from.
+    From,
+    /// A password that is to be.
+    New,
+}
+
+impl Variables {
+    fn names(self) -> [&'static str; 2] {
+        match self {
+            Variables::Own => ["BKFS_PASSWORD_FILE", "BKFS_PASSWORD"],
+            Variables::From => ["BKFS_FROM_PASSWORD_FILE", "BKFS_FROM_PASSWORD"],
+            Variables::New => ["BKFS_NEW_PASSWORD_FILE", "BKFS_NEW_PASSWORD"],
+        }
+    }
 }
 
 impl Sources {
@@ -33,10 +57,11 @@ impl Sources {
         if let Some(command) = &self.command {
             return read_command(command).map(Some);
         }
-        if let Some(file) = std::env::var_os("BKFS_PASSWORD_FILE") {
+        let [file, password] = self.variables.names();
+        if let Some(file) = std::env::var_os(file) {
             return read_file(Path::new(&file)).map(Some);
         }
-        match std::env::var("BKFS_PASSWORD") {
+        match std::env::var(password) {
             Ok(password) => Ok(Some(Zeroizing::new(password))),
             Err(_) => Ok(None),
         }
@@ -44,7 +69,7 @@ impl Sources {
 
     /// True if a password was given in advance.
     pub fn are_given(&self) -> bool {
-        let variables = ["BKFS_PASSWORD_FILE", "BKFS_PASSWORD"];
+        let variables = self.variables.names();
         self.file.is_some()
             || self.command.is_some()
             || variables
@@ -56,16 +81,22 @@ impl Sources {
     pub fn existing(&self) -> Result<Password, Failure> {
         match self.find()? {
             Some(password) => Ok(password),
+            None if self.variables == Variables::From => {
+                prompt("Password of the repository to copy from: ")
+            }
             None => prompt("Password of the repository: "),
         }
     }
 
-    /// The password for a new repository, asked for twice.
+    /// The password for a new repository or key, asked for twice.
     pub fn new_password(&self) -> Result<Password, Failure> {
         if let Some(password) = self.find()? {
             return accept(password);
         }
-        let password = prompt("Password for the new repository: ")?;
+        let password = match self.variables {
+            Variables::New => prompt("New password: ")?,
+            _ => prompt("Password for the new repository: ")?,
+        };
         let again = prompt("The same again: ")?;
         if *password != *again {
             return Err(Failure::usage("the two passwords differ"));

@@ -1,5 +1,6 @@
 //! `bkfs restore URL NAME[:/path] TARGET`
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +26,7 @@ pub struct Restore {
     url: String,
     /// Snapshot and path: NAME, NAME:/path, latest, @TIME
     #[arg(value_name = "NAME[:/PATH]")]
-    what: String,
+    what: OsString,
     /// Where to
     target: PathBuf,
     /// Restore into a directory that is not empty, replacing what is there
@@ -40,12 +41,12 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
     block_on(async {
         let started = Instant::now();
         let repository = open(&command.url, global).await?;
-        let (name, path) = split_path(&command.what);
+        let (name, path) = split_path(&command.what)?;
         let (entry, view) = repository.snapshot(&global.volume, name).await?;
         let inode = resolve(&view, path).await.map_err(failure)?;
         let attributes = view.attributes(Scope::Live, inode).await?;
         let total = match (
-            path.trim_matches('/').is_empty(),
+            path.iter().all(|byte| *byte == b'/'),
             mode::is_regular(attributes.mode),
         ) {
             (true, _) => Some(entry.bytes),

@@ -34,7 +34,7 @@ use crate::volume::view::View;
 
 pub mod alone;
 pub mod control;
-mod format;
+pub(crate) mod format;
 pub mod history;
 mod keeper;
 pub mod publish;

@@ -72,7 +72,7 @@ pub enum RestoreError {
         reason: String,
     },
     /// No such path in the snapshot.
-    #[error("no {path:?} in the snapshot")]
+    #[error("no {path} in the snapshot")]
     NoSuchPath {
         /// Which.
         path: String,
@@ -114,15 +114,18 @@ impl Job {
 }
 
 /// Finds an inode by its path from the root; empty components are skipped.
-pub async fn resolve(view: &View, path: &str) -> Result<u64, RestoreError> {
+pub async fn resolve(view: &View, path: &[u8]) -> Result<u64, RestoreError> {
     let missing = || RestoreError::NoSuchPath {
-        path: path.to_owned(),
+        path: path.escape_ascii().to_string(),
     };
     let mut inode = ROOT_INODE;
-    for name in path.split('/').filter(|name| !name.is_empty()) {
-        let cookie = view.nodes().names().cookie(name.as_bytes());
+    for name in path
+        .split(|byte| *byte == b'/')
+        .filter(|name| !name.is_empty())
+    {
+        let cookie = view.nodes().names().cookie(name);
         match view
-            .item(Scope::Live, &Key::name(inode, cookie, name.as_bytes()))
+            .item(Scope::Live, &Key::name(inode, cookie, name))
             .await?
         {
             Some(Item::Name { inode: found, .. }) => inode = found,

@@ -35,6 +35,7 @@ pub mod record;
 pub mod repository;
 pub mod retry;
 pub mod session;
+pub mod slots;
 pub mod snapshots;
 pub mod state;
 pub mod transition;

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use zeroize::Zeroizing;
 
 /// Most key slots that are tried with a password; a person makes each.
-const SLOTS_MAX: usize = 64;
+pub(super) const SLOTS_MAX: usize = 64;
 
 /// What everything that is not config or key slot lies under. An object there means that a root once stood.
 const CONTENTS: [&str; 6] = [
@@ -302,7 +302,7 @@ pub async fn open_keys(
 }
 
 /// The config, if there is one.
-async fn read_config(store: &dyn Store) -> Result<Option<Config>, RootError> {
+pub(super) async fn read_config(store: &dyn Store) -> Result<Option<Config>, RootError> {
     match store.get(Config::KEY).await {
         Ok((object, _)) => Config::open(&object)
             .map(Some)
@@ -380,14 +380,14 @@ fn open_keyring(config: &Config) -> Result<Keyring, RootError> {
     keyring.ok_or(RootError::PasswordNeeded)
 }
 
-fn unopenable(key: &str, source: OpenError) -> RootError {
+pub(super) fn unopenable(key: &str, source: OpenError) -> RootError {
     RootError::Unopenable {
         key: key.to_owned(),
         source,
     }
 }
 
-fn of_slot(error: SlotError, key: &str) -> RootError {
+pub(super) fn of_slot(error: SlotError, key: &str) -> RootError {
     match error {
         SlotError::WrongPassword => RootError::WrongPassword,
         SlotError::NoMemory { .. } => RootError::Local {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# about: commands that look into a repository or write to it without a mount: put
-# needs: program apt:time
-# limit: 180
+# about: commands that look into a repository or write to it without a mount: put, dump, diff, find, stats, key, copy
+# needs: program apt:time apt:rsync
+# limit: 240
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/bkfs.sh"
 
@@ -142,10 +142,283 @@ put_needs_little_memory() {
 }
 init_local "$SUITE_TMP/large" >/dev/null
 
+# --- a snapshot of many kinds of things, and another ------------------------------------------------------------------
+
+PAIR=$SUITE_TMP/pair MNT=$SUITE_TMP/mount STATES=$SUITE_TMP/states
+ODD=$'odd\xff\nname'
+mkdir -p "$MNT" "$STATES"
+at_end "leave_mount '$MNT'"
+
+# Two snapshots of a mount, and the directories that they were made of.
+two_snapshots() {
+  local tree=$STATES/one
+  mkdir -p "$tree"/{same,dir/inner,moved,gone}
+  random_file "$tree/same/large" $((5 * MIB))
+  random_file "$tree/dir/page.ibd" $((2 * MIB))
+  random_file "$tree/dir/inner/$ODD" 70000
+  echo small >"$tree/dir/small"
+  echo gone >"$tree/gone/file"
+  echo moved >"$tree/moved/file"
+  printf 'x%.0s' $(seq 200) >"$tree/dir/$(printf 'long%.0s' $(seq 50))"
+  ln "$tree/dir/small" "$tree/link"
+  ln -s dir/small "$tree/symbolic"
+  mkfifo "$tree/fifo"
+  truncate -s $((3 * MIB)) "$tree/sparse"
+  setfattr -n user.note -v 'some text' "$tree/dir/small"
+  chown 1234:5678 "$tree/same/large"
+  touch -d '1965-03-04 05:06:07.25' "$tree/dir/page.ibd"
+  init_local "$PAIR"
+  mount_at "$PAIR" "$MNT"
+  cp -a "$tree/." "$MNT/"
+  bkfs snapshot "$MNT" one
+  cp -a "$tree" "$STATES/two"
+  local place
+  for place in "$MNT" "$STATES/two"; do
+    printf changed | dd of="$place/same/large" bs=1 seek=$MIB conv=notrunc status=none
+    chmod 700 "$place/dir"
+    touch -d '2001-01-01' "$place/dir/page.ibd"
+    setfattr -n user.note -v 'other text' "$place/dir/small"
+    rm -r "$place/gone" "$place/symbolic"
+    mkdir "$place/symbolic"
+    mv "$place/moved" "$place/arrived"
+    echo new >"$place/dir/inner/new"
+    # The same under another inode.
+    cp -a "$place/sparse" "$place/copy"
+    mv "$place/copy" "$place/sparse"
+  done
+  bkfs snapshot "$MNT" two
+  bkfs umount "$MNT"
+}
+
+dump_gives_the_bytes_back() {
+  local file
+  for file in same/large dir/small "dir/inner/$ODD" sparse; do
+    bkfs dump "$PAIR" "one:/$file" | cmp - "$STATES/one/$file"
+  done
+  exits 2 bkfs dump "$PAIR" one:/dir
+  says 'is a directory' 'archive tar'
+  exits 1 bkfs dump "$PAIR" one:/nowhere
+  says 'no /nowhere in the snapshot'
+  # A reader that has had enough: no message, and no success.
+  set +o pipefail
+  bkfs dump "$PAIR" one:/same/large 2>"$SUITE_TMP/quiet" | head -c 10 >/dev/null
+  [ "${PIPESTATUS[0]}" = 141 ] || wrong "a closed pipe ends with ${PIPESTATUS[0]}"
+  [ ! -s "$SUITE_TMP/quiet" ] || wrong "a closed pipe is talked about: $(cat "$SUITE_TMP/quiet")"
+  mkdir "$SUITE_TMP/untarred"
+  bkfs dump "$PAIR" one:/ --archive tar | tar -C "$SUITE_TMP/untarred" --xattrs --xattrs-include='*' -xpf -
+  rsync -aHAXni --delete "$STATES/one/" "$SUITE_TMP/untarred/" >"$SUITE_TMP/differs"
+  [ ! -s "$SUITE_TMP/differs" ] || wrong "the archive differs: $(cat "$SUITE_TMP/differs")"
+}
+
+dump_says_what_is_damaged() {
+  local damaged=$SUITE_TMP/damaged pack
+  cp -a "$PAIR" "$damaged"
+  pack=$(find "$damaged/data" -type f -printf '%s %p\n' | sort -n | tail -n 1 | cut -d' ' -f2)
+  printf XXXX | dd of="$pack" bs=1 seek=$MIB conv=notrunc status=none
+  machine without-cache
+  exits 13 bkfs dump "$damaged" one:/same/large
+  says 'the output is not complete' 'damaged'
+  exits 13 bkfs dump "$damaged" one:/ --archive tar
+  says 'same/large'
+  machine one
+}
+
+diff_names_what_differs() {
+  exits 0 bkfs diff -q "$PAIR" one two
+  [ ! -s "$SUITE_TMP/output" ] || wrong "-q is not quiet"
+  bkfs diff "$PAIR" one two 2>/dev/null | sort >"$SUITE_TMP/differs"
+  cat "$SUITE_TMP/differs"
+  sort >"$SUITE_TMP/expected" <<'E'
++ /arrived/
++ /arrived/file
++ /dir/inner/new
+- /gone/
+- /gone/file
+- /moved/
+- /moved/file
+M /same/large
+T /symbolic
+U /dir/
+U /dir/page.ibd
+U /dir/small
+U /link
+E
+  diff "$SUITE_TMP/expected" "$SUITE_TMP/differs"
+  bkfs diff --json "$PAIR" two one | jq -r .change | sort | uniq -c | awk '{printf "%s=%s ", $2, $1}' >"$SUITE_TMP/counts"
+  [ "$(cat "$SUITE_TMP/counts")" = 'added=4 metadata=4 modified=1 removed=3 type=1 ' ] || wrong "the other way: $(cat "$SUITE_TMP/counts")"
+  [ "$(bkfs diff "$PAIR" one:/dir two:/dir 2>/dev/null | sort | tr '\n' ' ')" = "+ /dir/inner/new U /dir/ U /dir/page.ibd U /dir/small " ] || wrong "below a directory: $(bkfs diff "$PAIR" one:/dir two:/dir)"
+  exits 0 bkfs diff "$PAIR" one one
+  says_not '^[-+MUT] '
+  [ "$(bkfs diff -0 "$PAIR" one:/gone one:/dir/inner 2>/dev/null | tr '\0\n' '|.')" = $'- /dir/inner/file|+ /dir/inner/odd\xff.name|' ] || wrong "raw names: $(bkfs diff -0 "$PAIR" one:/gone one:/dir/inner | od -c)"
+}
+
+find_finds_names() {
+  finds() { local expected=$1; shift; local found; found=$(bkfs find "$PAIR" "$@" 2>/dev/null | sort | tr '\n' ' '); [ "$found" = "$expected" ] || wrong "find $*: $found"; }
+  finds 'one:/dir/page.ibd two:/dir/page.ibd ' '*.ibd'
+  finds 'two:/dir/inner/new ' 'new'
+  finds 'one:/gone/file one:/moved/file two:/arrived/file ' '/**/file'
+  finds 'one:/dir/inner ' '/dir/**' --snapshot one --type d
+  finds 'two:/same/large ' 'LARGE' --iname --snapshot latest
+  finds 'one:/same/large ' '*' --snapshot one --size +4M
+  finds 'one:/dir/page.ibd ' '*' --snapshot one --older 1970-01-01T00:00:00Z
+  finds 'one:/symbolic ' 'sym*' --type l
+  [ "$(bkfs find -0 "$PAIR" 'odd*' --snapshot one | tr '\0\n' '|.')" = $'one:/dir/inner/odd\xff.name|' ] || wrong "raw names"
+  bkfs find --json "$PAIR" large --snapshot one | jq -e '.path == "/same/large" and .size == 5242880 and .snapshot == "one"' >/dev/null
+  exits 0 bkfs find "$PAIR" no-such-name
+  says 'nothing was found'
+}
+
+ls_and_restore_take_any_name() {
+  exits 0 bkfs ls "$PAIR" "one:/dir/inner/$ODD"
+  says 'odd\\xff\\nname'
+  bkfs -q restore "$PAIR" "one:/dir/inner/$ODD" "$SUITE_TMP/odd"
+  cmp "$SUITE_TMP/odd" "$STATES/one/dir/inner/$ODD"
+}
+
+stats_add_up() {
+  exits 0 bkfs stats "$PAIR"
+  says 'main:one' '2 snapshots' 'unique' 'stored'
+  says_not 'a month'
+  bkfs stats --json "$PAIR" >"$SUITE_TMP/stats"
+  cat "$SUITE_TMP/stats"
+  # Five and two MiB, a changed chunk and small files, once; both states, twice. The stored packs are what lies there.
+  jq -e '.unique_bytes > 7340032 and .unique_bytes < 8388608 and .raw_bytes > 2 * .unique_bytes - 1000000 and .month == null' "$SUITE_TMP/stats"
+  [ "$(jq .stored_bytes "$SUITE_TMP/stats")" = "$(find "$PAIR/data" "$PAIR/meta" -type f -printf '%s\n' | awk '{sum += $1} END {print sum}')" ] || wrong "stored bytes are not what lies there"
+  mkdir -p "$MACHINE/config/bkfs"
+  printf '[prices]\ncurrency = "EUR"\nstorage_gb_month = 1000.0\nput_1000 = 0.0\n' >"$MACHINE/config/bkfs/bkfs.toml"
+  bkfs stats --json "$PAIR" | jq -e '.month.currency == "EUR" and .month.total == .month.storage and (.month.total - .stored_bytes / 1073741824 * 1000 | fabs) < 0.001'
+  rm "$MACHINE/config/bkfs/bkfs.toml"
+}
+
+# --- key --------------------------------------------------------------------------------------------------------------
+
+SEALED=$SUITE_TMP/sealed
+for password in first second third; do
+  (umask 077; echo "the $password password" >"$SUITE_TMP/$password")
+done
+with() { local password=$1; shift; bkfs --password-file "$SUITE_TMP/$password" "$@"; }
+key_of() { with "$1" key list --json "$SEALED" | jq -r 'select(.own).key'; }
+
+keys_come_and_go() {
+  exits 0 with first init "$SEALED"
+  exits 1 with first key remove "$SEALED" "$(key_of first)"
+  says 'only key' 'key add'
+  exits 0 with first key add "$SEALED" --new-password-file "$SUITE_TMP/second" --label "the second one"
+  exits 0 with second key list "$SEALED"
+  says '\* +[0-9a-f]{16}.*the second one'
+  # The old password opens nothing any more.
+  exits 0 with first key passwd "$SEALED" --new-password-file "$SUITE_TMP/third"
+  exits 12 with first snapshots "$SEALED"
+  exits 12 with first key list "$SEALED"
+  exits 0 with third snapshots "$SEALED"
+  exits 0 with second key remove "$SEALED" "$(key_of third)"
+  exits 12 with third snapshots "$SEALED"
+  exits 0 with second snapshots "$SEALED"
+  [ "$(find "$SEALED/keys" -type f | wc -l)" = 1 ] || wrong "copies of keys are left: $(ls "$SEALED/keys")"
+  exits 1 bkfs key list "$PAIR"
+  says 'not encrypted'
+  exits 10 with first key list "$SUITE_TMP/nowhere"
+  chmod 644 "$SUITE_TMP/third"
+  exits 1 with second key add "$SEALED" --new-password-file "$SUITE_TMP/third"
+  says 'can be read by others'
+  chmod 600 "$SUITE_TMP/third"
+}
+
+# Two who remove each other's keys at the same moment: one key remains, whoever wins.
+crossing_removals_leave_a_key() {
+  local round first second a b
+  for round in 1 2 3; do
+    exits 0 with second key add "$SEALED" --new-password-file "$SUITE_TMP/first"
+    first=$(key_of first) second=$(key_of second)
+    with first key remove "$SEALED" "$second" >/dev/null 2>&1 &
+    a=$!
+    with second key remove "$SEALED" "$first" >/dev/null 2>&1 &
+    b=$!
+    wait "$a" || true
+    wait "$b" || true
+    local opens=
+    for password in first second; do
+      if with "$password" snapshots "$SEALED" >/dev/null 2>&1; then opens=$password; fi
+    done
+    [ -n "$opens" ] || wrong "round $round: nobody opens it"
+    [ "$opens" = second ] || exits 0 with "$opens" key passwd "$SEALED" --new-password-file "$SUITE_TMP/second"
+    # Back to one key, that of the second.
+    local other
+    for other in $(with second key list --json "$SEALED" | jq -r 'select(.own | not).key'); do exits 0 with second key remove "$SEALED" "$other"; done
+  done
+}
+
+# --- copy -------------------------------------------------------------------------------------------------------------
+
+# same_snapshot NAME FROM TO-COMMAND…: both restore to the same tree.
+same_snapshot() {
+  rm -rf "$SUITE_TMP/there" "$SUITE_TMP/here"
+  bkfs -q restore "$PAIR" "$1" "$SUITE_TMP/here"
+  "${@:2}" -q restore "$SEALED" "$1" "$SUITE_TMP/there"
+  rsync -aHAXnci --delete "$SUITE_TMP/here/" "$SUITE_TMP/there/" >"$SUITE_TMP/differs"
+  [ ! -s "$SUITE_TMP/differs" ] || wrong "$1 differs: $(cat "$SUITE_TMP/differs")"
+}
+
+copy_makes_the_same_snapshots() {
+  exits 0 with second copy "$PAIR" "$SEALED" --snapshot one
+  says 'copied main:one' '1 snapshots copied'
+  same_snapshot one with second
+  local before
+  before=$(bytes_in "$SEALED")
+  exits 0 with second copy "$PAIR" "$SEALED"
+  says 'copied main:two' '1 snapshots copied, 1 were there'
+  [ $(($(bytes_in "$SEALED") - before)) -lt $MIB ] || wrong "what was there was sent again: $(($(bytes_in "$SEALED") - before)) bytes"
+  same_snapshot two with second
+  exits 0 with second copy "$PAIR" "$SEALED" --json
+  [ "$(jq -r 'select(.copied)' "$SUITE_TMP/output" | wc -l)" = 0 ] || wrong "copied twice"
+  diff <(bkfs snapshots --json "$PAIR" | jq -c '[.name, .time, .host, .files, .bytes]') <(with second snapshots --json "$SEALED" | jq -c '[.name, .time, .host, .files, .bytes]')
+  exits 0 with second check --read-data "$SEALED"
+  exits 2 bkfs copy "$PAIR" "$PAIR"
+  exits 10 bkfs copy "$SUITE_TMP/nowhere" "$PAIR"
+  exits 12 bkfs copy "$SEALED" "$PAIR" --from-password-file "$SUITE_TMP/first"
+}
+
+copy_goes_on_after_a_kill() {
+  local from=$SUITE_TMP/long to=$SUITE_TMP/copied
+  init_local "$from"
+  init_local "$to"
+  random_file "$FILES/long" $((60 * MIB))
+  exits 0 bkfs put "$from" long "$FILES/long" --volume main --name long
+  "$MACHINE/run" "$BKFS_BIN" copy "$from" "$to" --commit-every 2M >/dev/null 2>&1 &
+  local copy=$! sent
+  wait_for 60 eval "[ \"\$(bytes_in '$to/data' 2>/dev/null || echo 0)\" -gt $((10 * MIB)) ]"
+  kill -KILL "$(program_of "$copy")"
+  wait "$copy" 2>/dev/null || true
+  sent=$(bytes_in "$to")
+  exits 0 bkfs copy "$from" "$to" --commit-every 2M
+  says 'copied main:long'
+  row copy "killed after $(mib "$sent") of 60 MiB" "$(bytes_in "$to" | awk '{printf "%.1f", $1 / 1048576}') MiB in the end"
+  # No more than what was in flight and not committed is there twice.
+  [ "$(bytes_in "$to")" -lt $((80 * MIB)) ] || wrong "$(bytes_in "$to") bytes in the end"
+  bkfs dump "$to" long:/long | cmp - "$FILES/long"
+  exits 0 bkfs check --read-data "$to"
+  # What somebody else wrote there is not overwritten.
+  exits 0 bkfs put "$to" other "$FILES/small" --volume main
+  exits 0 bkfs put "$from" long "$FILES/small" --volume main --name shorter
+  exits 11 bkfs copy "$from" "$to"
+  says 'changes that are in no snapshot of the source'
+}
+
 case_of "put stores files and streams whole" put_stores_files_and_streams
 case_of "put replaces a path and older snapshots remember it" put_replaces_and_remembers
 case_of "a put that fails changes nothing" put_that_fails_changes_nothing
 case_of "a put holds its volume and is fenced when it is taken" put_holds_its_volume
 case_of "a put that is ended leaves nothing" put_leaves_nothing_when_it_is_ended
 case_of "put needs little memory" put_needs_little_memory
+case_of "two snapshots to look at" two_snapshots
+case_of "dump gives files and archives" dump_gives_the_bytes_back
+case_of "dump says what is damaged" dump_says_what_is_damaged
+case_of "diff names what differs" diff_names_what_differs
+case_of "find finds names" find_finds_names
+case_of "ls and restore take names that are not UTF-8" ls_and_restore_take_any_name
+case_of "stats add up" stats_add_up
+case_of "keys come and go" keys_come_and_go
+case_of "crossing removals leave a key" crossing_removals_leave_a_key
+case_of "copy makes the same snapshots" copy_makes_the_same_snapshots
+case_of "copy goes on after a kill" copy_goes_on_after_a_kill
 print_table

@@ -8,6 +8,7 @@ mod again;
 mod delivery;
 mod divide;
 mod frame;
+mod import;
 mod lane;
 mod ledger;
 mod run;
@@ -102,6 +103,15 @@ impl Ingest {
     pub async fn store_blob(&self, kind: Kind, bytes: Bytes) -> Result<Id, DepotError> {
         let _operation = Operation::begin(&self.session);
         run::store_blob(&self.session, kind, bytes).await
+    }
+
+    /// Stores what a target of another repository holds, in the same chunks, and says what it is called here. Read and verified there first, whether it is new here or not.
+    ///
+    /// # Errors
+    /// As [`Ingest::store_run`], and those of [`Depot::read`] for `from`.
+    pub async fn import(&self, from: &Depot, target: Target) -> Result<Target, DepotError> {
+        let _operation = Operation::begin(&self.session);
+        import::import(&self.session, from, target).await
     }
 
     /// Takes over a reference that this session did not make (an extent shared with a snapshot): it is checked to be live, and its pack joins

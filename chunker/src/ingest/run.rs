@@ -122,7 +122,10 @@ async fn cut(
 }
 
 /// Names chunks and looks them up in the index, in as many jobs as it is worth.
-async fn name(session: &Arc<Session>, chunks: Vec<Named>) -> Result<Vec<Named>, DepotError> {
+pub(super) async fn name(
+    session: &Arc<Session>,
+    chunks: Vec<Named>,
+) -> Result<Vec<Named>, DepotError> {
     let mut jobs = Vec::new();
     let mut rest = chunks;
     while let Some(first) = rest.first() {
@@ -153,7 +156,7 @@ fn name_chunk(shared: &Shared, chunk: &mut Named) {
 }
 
 /// Stores the chunks of one extent and, if they are several, their list.
-async fn store_part(
+pub(super) async fn store_part(
     session: &Arc<Session>,
     profile: Profile,
     chunks: &[&Named],

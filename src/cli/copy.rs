@@ -1,0 +1,209 @@
+//! `bkfs copy FROM TO`
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::cli::access::{Access, Repository, open_with};
+use crate::cli::output::{Code, Failure, Output, bytes};
+use crate::cli::password::{Sources, Variables};
+use crate::cli::progress::{Bar, Position};
+use crate::cli::{Global, block_on};
+use crate::mounting::settings::{Settings, size};
+use crate::replicate::{Outcome, Progress, ReplicateError, Replication};
+use crate::root::error::RootError;
+
+/// Copy snapshots of a volume to another repository
+///
+/// Snapshots keep their names, times, hosts and tags; their contents are verified as they are read, and named and sealed under the other repository's keys. What the other repository has already is
+/// not sent again, and a copy that was interrupted goes on where it was. The target's volume belongs to the copy: it must be new, or have nothing but copied snapshots.
+///
+/// --password-file and its kin are the target's (TO). Those of the source come from --from-password-file, --from-password-command, BKFS_FROM_PASSWORD_FILE,
+/// BKFS_FROM_PASSWORD or the configuration.
+#[derive(Debug, clap::Args)]
+pub struct Copy {
+    /// The repository to copy from
+    from: String,
+    /// The repository to copy to; create it with bkfs init
+    to: String,
+    /// Copy this snapshot only; may be repeated (default: all of the volume)
+    #[arg(long = "snapshot", value_name = "NAME")]
+    snapshots: Vec<String>,
+    /// Copy every volume
+    #[arg(long, conflicts_with = "snapshots")]
+    all: bool,
+    /// Make what was sent safe from being sent again at least after so many bytes
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = commit_size)]
+    commit_every: u64,
+    /// Take the target's volume over from whoever holds it
+    #[arg(long)]
+    steal: bool,
+    /// Read the source's password from the first line of this file
+    #[arg(long, value_name = "FILE", help_heading = "Source")]
+    from_password_file: Option<PathBuf>,
+    /// Read the source's password from what this command prints
+    #[arg(long, value_name = "COMMAND", help_heading = "Source")]
+    from_password_command: Option<String>,
+    /// The source store's address
+    #[arg(long, value_name = "URL", help_heading = "Source")]
+    from_endpoint: Option<String>,
+    /// The source store's region
+    #[arg(long, value_name = "NAME", help_heading = "Source")]
+    from_region: Option<String>,
+}
+
+fn commit_size(text: &str) -> Result<u64, String> {
+    let bytes = size(text).filter(|bytes| *bytes >= COMMIT_BYTES_MIN);
+    bytes.ok_or_else(|| "expected a size of at least 1M".to_owned())
+}
+
+/// The least that is worth a commit, in bytes.
+const COMMIT_BYTES_MIN: u64 = 1 << 20;
+
+pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failure> {
+    block_on(async {
+        let started = Instant::now();
+        // Two repositories are open, and each takes half.
+        let settings = Settings {
+            memory_bytes: Settings::default().memory_bytes / 2,
+            ..Settings::default()
+        };
+        let from = open_with(&source(&command, global, &settings)?).await?;
+        let to = Access::of_mount(&command.to, global, &settings)?;
+        let to = Arc::new(open_with(&to).await?);
+        let volumes = volumes(&command, global, &from).await?;
+        let progress = Arc::new(Progress::default());
+        let bar = follow(output, progress.clone());
+        let mut outcomes = Vec::new();
+        let mut result = Ok(());
+        for volume in &volumes {
+            let replication = Replication {
+                from: &from,
+                to: &to,
+                volume,
+                names: &command.snapshots,
+                steal: command.steal,
+                commit_bytes: command.commit_every,
+                progress: &progress,
+            };
+            let mut done = |outcome: &Outcome| outcomes.push(outcome.clone());
+            result = replication.run(&mut done).await;
+            if result.is_err() {
+                break;
+            }
+        }
+        bar.finish().await;
+        show(&outcomes, output)?;
+        result.map_err(failure)?;
+        let uploaded = to.depot.metrics().bytes_uploaded;
+        summary(&outcomes, uploaded, started.elapsed().as_secs_f64(), output);
+        Ok(())
+    })
+}
+
+fn follow(output: &Output, progress: Arc<Progress>) -> Bar {
+    Bar::follow(output, move || Position {
+        bytes: progress.bytes.load(Ordering::Relaxed),
+        total_bytes: None,
+        message: format!("{} items", progress.items.load(Ordering::Relaxed)),
+    })
+}
+
+async fn volumes(
+    command: &Copy,
+    global: &Global,
+    from: &Repository,
+) -> Result<Vec<String>, Failure> {
+    if !command.all {
+        return Ok(vec![global.volume.clone()]);
+    }
+    let list = from.snapshots().await?;
+    let mut names: Vec<String> = list.iter().map(|entry| entry.volume.clone()).collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// How the source is reached: nothing that is said of the target is meant for it.
+fn source(command: &Copy, global: &Global, settings: &Settings) -> Result<Access, Failure> {
+    let global = Global {
+        password_file: None,
+        password_command: None,
+        endpoint: command.from_endpoint.clone().or(global.endpoint.clone()),
+        region: command.from_region.clone().or(global.region.clone()),
+        min_generation: 0,
+        ..global.clone()
+    };
+    let mut access = Access::of_mount(&command.from, &global, settings)?;
+    let named = access.password;
+    access.password = Sources {
+        file: command.from_password_file.clone().or(named.file),
+        command: command.from_password_command.clone().or(named.command),
+        variables: Variables::From,
+    };
+    Ok(access)
+}
+
+fn show(outcomes: &[Outcome], output: &Output) -> Result<(), Failure> {
+    for outcome in outcomes
+        .iter()
+        .filter(|outcome| outcome.is_new || output.is_json())
+    {
+        let entry = &outcome.snapshot;
+        let row = json!({
+            "name": entry.name,
+            "volume": entry.volume,
+            "time": entry.time.to_string(),
+            "bytes": entry.bytes,
+            "files": entry.files,
+            "copied": outcome.is_new,
+            "generation": outcome.generation,
+        });
+        output.result(&row, || {
+            format!(
+                "copied {}:{} ({})",
+                entry.volume,
+                entry.name,
+                bytes(entry.bytes)
+            )
+        })?;
+    }
+    Ok(())
+}
+
+fn summary(outcomes: &[Outcome], uploaded: u64, seconds: f64, output: &Output) {
+    let copied = outcomes.iter().filter(|outcome| outcome.is_new).count();
+    output.remark(format_args!(
+        "{copied} snapshots copied, {} were there, {} sent in {seconds:.1} s",
+        outcomes.len() - copied,
+        bytes(uploaded),
+    ));
+}
+
+fn failure(error: ReplicateError) -> Failure {
+    let text = error.to_string();
+    match error {
+        ReplicateError::Root(error @ RootError::Rebuild { .. }) => {
+            Failure::from(error).hint("Somebody collected garbage meanwhile: run it again.")
+        }
+        ReplicateError::Root(error) => {
+            let mut failure = Failure::from(error);
+            if failure.code == Code::Held {
+                failure.hint = Some("Unmount it, or give --steal to take the target's volume over (its holder's unsent writes then fail).".into());
+            }
+            failure
+        }
+        ReplicateError::Volume(error) => error.into(),
+        ReplicateError::Same => Failure::usage(text),
+        ReplicateError::Diverged { .. } => Failure::new(text)
+            .code(Code::Held)
+            .hint("A copy goes into a volume of its own: copy to another repository, or make a snapshot of the changes and move them elsewhere."),
+        ReplicateError::Older { .. } => {
+            Failure::new(text).hint("Copy older snapshots first, or all at once.")
+        }
+        ReplicateError::Taken { .. } => Failure::new(text),
+    }
+}

@@ -1,0 +1,108 @@
+//! `bkfs diff URL A B`
+
+use std::ffi::OsString;
+
+use serde_json::{Value, json};
+
+use crate::cli::access::{open, split_path};
+use crate::cli::output::{Failure, Output, name_text, write_raw};
+use crate::cli::{Global, block_on};
+use crate::compare::{Change, Comparison, Difference};
+use crate::mounting::control::time_text;
+use crate::restore::resolve;
+use crate::tree::item::Attributes;
+use crate::volume::mode;
+
+/// Show what differs between two snapshots
+///
+/// One line for each path: + added, - removed, M other contents, U other mode, owner, time or extended attribute, T other type. Contents are not read: what is stored
+/// under the same ids is the same. Takes time by what differs, and where the contents of files changed also by the number of names, of which the directories are
+/// listed.
+#[derive(Debug, clap::Args)]
+pub struct Diff {
+    /// The repository
+    url: String,
+    /// The first snapshot, and a path in it
+    #[arg(value_name = "A[:/PATH]")]
+    left: OsString,
+    /// The second
+    #[arg(value_name = "B[:/PATH]")]
+    right: OsString,
+    /// Print names as they are, each line ended by a zero byte
+    #[arg(short = '0', long)]
+    null: bool,
+}
+
+pub fn run(command: Diff, global: &Global, output: &Output) -> Result<(), Failure> {
+    block_on(async {
+        let repository = open(&command.url, global).await?;
+        let (left_name, left_path) = split_path(&command.left)?;
+        let (right_name, right_path) = split_path(&command.right)?;
+        let (_, left) = repository.snapshot(&global.volume, left_name).await?;
+        let (_, right) = repository.snapshot(&global.volume, right_name).await?;
+        let failed = |error: crate::restore::RestoreError| Failure::new(error.to_string());
+        let inodes = (
+            resolve(&left, left_path).await.map_err(failed)?,
+            resolve(&right, right_path).await.map_err(failed)?,
+        );
+        let mut counts = [0_u64; 5];
+        let mut comparison = Comparison::new((&left, &right), inodes, right_path).await?;
+        while let Some(found) = comparison.next().await? {
+            for difference in &found {
+                counts[difference.change as usize] += 1;
+                show(difference, &command, output)?;
+            }
+        }
+        let [added, removed, modified, metadata, other] = counts;
+        output.remark(format_args!(
+            "{added} added, {removed} removed, {modified} changed, {metadata} with other attributes, {other} of another type"
+        ));
+        Ok(())
+    })
+}
+
+fn show(difference: &Difference, command: &Diff, output: &Output) -> Result<(), Failure> {
+    let letter = match difference.change {
+        Change::Added => '+',
+        Change::Removed => '-',
+        Change::Modified => 'M',
+        Change::Metadata => 'U',
+        Change::Type => 'T',
+    };
+    let is_directory = [&difference.left, &difference.right]
+        .into_iter()
+        .flatten()
+        .all(|attributes| mode::is_directory(attributes.mode));
+    let mut path = difference.path.clone();
+    if is_directory && path != b"/" {
+        path.push(b'/');
+    }
+    if command.null && !output.is_json() {
+        let line = [letter.to_string().as_bytes(), b" ", &path, b"\0"].concat();
+        return write_raw(&line);
+    }
+    let shown = name_text(&path);
+    let answer = json!({
+        "change": match difference.change {
+            Change::Added => "added",
+            Change::Removed => "removed",
+            Change::Modified => "modified",
+            Change::Metadata => "metadata",
+            Change::Type => "type",
+        },
+        "path": shown,
+        "left": difference.left.as_ref().map(facts),
+        "right": difference.right.as_ref().map(facts),
+    });
+    output.result(&answer, || format!("{letter} {shown}"))
+}
+
+fn facts(attributes: &Attributes) -> Value {
+    json!({
+        "mode": format!("{:o}", attributes.mode),
+        "uid": attributes.uid,
+        "gid": attributes.gid,
+        "size": if mode::is_directory(attributes.mode) { 0 } else { attributes.size_bytes },
+        "modified": time_text(attributes.modified),
+    })
+}

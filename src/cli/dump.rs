@@ -1,0 +1,160 @@
+//! `bkfs dump URL NAME:/path`
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+
+use clap::ValueEnum;
+
+use crate::cli::access::{open, split_path};
+use crate::cli::output::{Code, Failure, Output};
+use crate::cli::{Global, block_on};
+use crate::dump::{DumpError, Dumped, Sink, archive, file};
+use crate::restore::resolve;
+use crate::volume::mode;
+use crate::volume::state::Scope;
+
+/// What a shell says of a tool whose output nobody read any more: 128 and SIGPIPE.
+const PIPE_CLOSED: i32 = 128 + libc::SIGPIPE;
+
+/// Write a file of a snapshot to standard output
+///
+/// A file's bytes as they are, or a directory as a tar archive (--archive tar) with owners, times, links and extended attributes. What was damaged ends the output
+/// early, with exit code 13: everything that was written before is right.
+///
+///     bkfs dump s3://bucket/prefix --volume streams latest:/db/main.sql | mariadb
+///     bkfs dump s3://bucket/prefix monday:/etc --archive tar | tar -tv
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Dump {
+    /// The repository
+    url: String,
+    /// Snapshot and path: NAME:/path; also latest:/path, @TIME:/path
+    #[arg(value_name = "NAME[:/PATH]")]
+    what: OsString,
+    /// Write this kind of archive; needed for directories
+    #[arg(long, value_name = "KIND")]
+    archive: Option<Archive>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Archive {
+    /// With extended headers (POSIX.1-2001), which GNU tar and all others read
+    Tar,
+}
+
+/// Standard output, in large writes.
+struct Stdout {
+    buffer: Vec<u8>,
+}
+
+/// Small pieces are gathered up to this size, in bytes.
+const GATHERED_BYTES: usize = 1 << 20;
+
+impl Sink for Stdout {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.buffer.len() + bytes.len() > GATHERED_BYTES {
+            self.flush()?;
+        }
+        match bytes.len() {
+            large if large >= GATHERED_BYTES / 2 => write_out(bytes),
+            _ => {
+                self.buffer.extend_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Stdout {
+    fn flush(&mut self) -> io::Result<()> {
+        write_out(&self.buffer)?;
+        self.buffer.clear();
+        Ok(())
+    }
+}
+
+/// The reader may take its time: other tasks go on meanwhile.
+fn write_out(bytes: &[u8]) -> io::Result<()> {
+    tokio::task::block_in_place(|| {
+        let mut out = rustix_stdout();
+        out.write_all(bytes)
+    })
+}
+
+/// Without the line buffer of the standard library, which would copy everything once more.
+fn rustix_stdout() -> impl Write {
+    struct Raw;
+    impl Write for Raw {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(rustix::io::write(rustix::stdio::stdout(), bytes)?)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    Raw
+}
+
+pub fn run(command: Dump, global: &Global, output: &Output) -> Result<(), Failure> {
+    block_on(async {
+        let repository = open(&command.url, global).await?;
+        let (name, path) = split_path(&command.what)?;
+        let (_, view) = repository.snapshot(&global.volume, name).await?;
+        let inode = resolve(&view, path)
+            .await
+            .map_err(|error| Failure::new(error.to_string()))?;
+        let attributes = view.attributes(Scope::Live, inode).await?;
+        let shown = command.what.to_string_lossy();
+        let mut out = Stdout { buffer: Vec::new() };
+        let dumped = match (command.archive, mode::kind(attributes.mode)) {
+            (Some(Archive::Tar), kind) if kind == mode::kind(libc::S_IFDIR) => {
+                if io::stdout().is_terminal() {
+                    let hint = "Redirect it to a file, or pipe it into tar.";
+                    return Err(Failure::usage("standard output is a terminal").hint(hint));
+                }
+                archive(&view, inode, &mut out).await
+            }
+            (None, kind) if kind == mode::kind(libc::S_IFDIR) => {
+                let hint = "Give --archive tar, or use bkfs restore.";
+                return Err(Failure::usage(format!("{shown} is a directory")).hint(hint));
+            }
+            (Some(_), _) => {
+                let message = format!("{shown} is no directory: there is nothing to archive");
+                return Err(Failure::usage(message));
+            }
+            (None, kind) if kind == mode::kind(libc::S_IFREG) => {
+                file(&view, inode, &shown, &mut out).await
+            }
+            (None, _) => {
+                return Err(Failure::usage(format!("{shown} is no regular file")));
+            }
+        };
+        let flushed = out.flush().map_err(DumpError::from);
+        conclude(dumped.and_then(|dumped| flushed.map(|()| dumped)), output)
+    })
+}
+
+fn conclude(dumped: Result<Dumped, DumpError>, output: &Output) -> Result<(), Failure> {
+    match dumped {
+        Ok(Dumped { skipped: 0, .. }) => Ok(()),
+        Ok(Dumped { skipped, .. }) => {
+            output.remark(format_args!(
+                "{skipped} sockets are not in the archive: tar has none"
+            ));
+            Ok(())
+        }
+        // Whoever read it has had enough: quiet, as other tools are, but no success either.
+        Err(DumpError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+            std::process::exit(PIPE_CLOSED)
+        }
+        Err(error @ DumpError::Write(_)) => Err(Failure::new(error.to_string())),
+        Err(error @ DumpError::Read { .. }) => {
+            let is_damage = matches!(&error, DumpError::Read { source, .. } if source.is_damage());
+            let failure = Failure::new(format!("the output is not complete: {error}"));
+            Err(match is_damage {
+                true => failure.code(Code::Damaged),
+                false => failure,
+            })
+        }
+    }
+}

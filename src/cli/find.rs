@@ -1,0 +1,266 @@
+//! `bkfs find URL PATTERN`
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+use clap::ValueEnum;
+use serde_json::json;
+
+use crate::cli::access::open;
+use crate::cli::output::{Failure, Output, name_text, write_raw};
+use crate::cli::{Global, block_on};
+use crate::glob::Glob;
+use crate::mounting::control::time_text;
+use crate::mounting::settings::size;
+use crate::repository::Repository;
+use crate::root::snapshots::{SnapshotEntry, SnapshotReference};
+use crate::tree::item::Attributes;
+use crate::volume::state::Scope;
+use crate::volume::view::View;
+use crate::volume::{ROOT_INODE, mode};
+use crate::walk::{Named, join, names};
+
+/// Find files in snapshots by name
+///
+/// PATTERN is compared with names, or with whole paths (from /) if it has a slash: * any run without a slash, ** any run, ? one character, [a-z] one of these.
+/// Shows NAME:/path, as bkfs restore and bkfs dump take it.
+///
+///     bkfs find s3://bucket/prefix '*.ibd' --snapshot latest --size +1G
+///     bkfs find s3://bucket/prefix '/etc/**' --newer 2026-11-01T00:00:00Z
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Find {
+    /// The repository
+    url: String,
+    /// What names or paths look like
+    pattern: OsString,
+    /// Look into this snapshot only; may be repeated (default: all of the volume)
+    #[arg(long = "snapshot", value_name = "NAME")]
+    snapshots: Vec<String>,
+    /// Upper and lower case are the same
+    #[arg(short = 'i', long = "iname")]
+    ignore_case: bool,
+    /// Only this kind
+    #[arg(long = "type", value_name = "KIND")]
+    kind: Option<Kind>,
+    /// At least (+10M), at most (-10M) or exactly so many bytes
+    #[arg(long, value_name = "[+-]SIZE", allow_hyphen_values = true, value_parser = sizes)]
+    size: Option<Sizes>,
+    /// Contents changed after this time
+    #[arg(long, value_name = "TIME")]
+    newer: Option<jiff::Timestamp>,
+    /// Contents changed before this time
+    #[arg(long, value_name = "TIME")]
+    older: Option<jiff::Timestamp>,
+    /// Print names as they are, each ended by a zero byte
+    #[arg(short = '0', long)]
+    null: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Regular files
+    #[value(name = "f")]
+    File,
+    /// Directories
+    #[value(name = "d")]
+    Directory,
+    /// Symbolic links
+    #[value(name = "l")]
+    Link,
+    /// Fifos
+    #[value(name = "p")]
+    Fifo,
+    /// Sockets
+    #[value(name = "s")]
+    Socket,
+    /// Block devices
+    #[value(name = "b")]
+    Block,
+    /// Character devices
+    #[value(name = "c")]
+    Character,
+}
+
+impl Kind {
+    fn file_type(self) -> u8 {
+        mode::kind(match self {
+            Kind::File => libc::S_IFREG,
+            Kind::Directory => libc::S_IFDIR,
+            Kind::Link => libc::S_IFLNK,
+            Kind::Fifo => libc::S_IFIFO,
+            Kind::Socket => libc::S_IFSOCK,
+            Kind::Block => libc::S_IFBLK,
+            Kind::Character => libc::S_IFCHR,
+        })
+    }
+}
+
+/// Sizes that are wanted, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Sizes(std::ops::RangeInclusive<u64>);
+
+fn sizes(text: &str) -> Result<Sizes, String> {
+    let number = size(text.trim_start_matches(['+', '-']));
+    let number = number.ok_or_else(|| "expected a size such as 4096, +10M or -1G".to_owned())?;
+    Ok(Sizes(match text.as_bytes().first() {
+        Some(b'+') => number..=u64::MAX,
+        Some(b'-') => 0..=number,
+        _ => number..=number,
+    }))
+}
+
+/// A search of one snapshot.
+struct Search<'a> {
+    command: &'a Find,
+    glob: Glob,
+    has_path: bool,
+    output: &'a Output,
+    found: u64,
+}
+
+pub fn run(command: Find, global: &Global, output: &Output) -> Result<(), Failure> {
+    block_on(async {
+        let repository = open(&command.url, global).await?;
+        let pattern = command.pattern.as_bytes();
+        let mut search = Search {
+            command: &command,
+            glob: Glob::new(pattern, command.ignore_case),
+            has_path: pattern.contains(&b'/'),
+            output,
+            found: 0,
+        };
+        for entry in chosen(&command, global, &repository).await? {
+            let view = repository.view(&entry).await?;
+            search.look_into(&view, &entry).await?;
+        }
+        if search.found == 0 {
+            output.remark("nothing was found");
+        }
+        Ok(())
+    })
+}
+
+async fn chosen(
+    command: &Find,
+    global: &Global,
+    repository: &Repository,
+) -> Result<Vec<SnapshotEntry>, Failure> {
+    let list = repository.snapshots().await?;
+    if command.snapshots.is_empty() {
+        return Ok(list
+            .of_volume(&global.volume)
+            .into_iter()
+            .cloned()
+            .collect());
+    }
+    let mut entries = Vec::new();
+    for name in &command.snapshots {
+        let reference = SnapshotReference::parse(name)?;
+        entries.push(list.resolve(&global.volume, &reference)?.clone());
+    }
+    Ok(entries)
+}
+
+impl Search<'_> {
+    async fn look_into(&mut self, view: &View, entry: &SnapshotEntry) -> Result<(), Failure> {
+        let mut open = vec![(ROOT_INODE, Vec::new())];
+        while let Some((directory, path)) = open.pop() {
+            let mut inside = Vec::new();
+            for named in names(view, directory).await? {
+                let path = join(&path, &named.name);
+                self.look_at(view, entry, &named, &path).await?;
+                if named.is_directory() {
+                    inside.push((named.inode, path));
+                }
+            }
+            inside.reverse();
+            open.append(&mut inside);
+        }
+        Ok(())
+    }
+
+    async fn look_at(
+        &mut self,
+        view: &View,
+        entry: &SnapshotEntry,
+        named: &Named,
+        path: &[u8],
+    ) -> Result<(), Failure> {
+        let text = if self.has_path { path } else { &named.name };
+        let kind = self.command.kind;
+        if !self.glob.matches(text) || kind.is_some_and(|kind| kind.file_type() != named.file_type)
+        {
+            return Ok(());
+        }
+        let attributes = view.attributes(Scope::Live, named.inode).await?;
+        if !self.fits(&attributes) {
+            return Ok(());
+        }
+        self.found += 1;
+        let snapshot = &entry.name;
+        if self.command.null && !self.output.is_json() {
+            return write_raw(&[snapshot.as_bytes(), b":", path, b"\0"].concat());
+        }
+        let shown = name_text(path);
+        let row = json!({
+            "snapshot": snapshot,
+            "volume": entry.volume,
+            "path": shown,
+            "mode": format!("{:o}", attributes.mode),
+            "size": size_of(&attributes),
+            "modified": time_text(attributes.modified),
+            "inode": named.inode,
+        });
+        self.output.result(&row, || format!("{snapshot}:{shown}"))
+    }
+
+    fn fits(&self, attributes: &Attributes) -> bool {
+        let command = self.command;
+        let modified = (
+            attributes.modified.seconds,
+            i64::from(attributes.modified.nanoseconds),
+        );
+        let time = |time: &jiff::Timestamp| {
+            // Those before 1970 count their nanoseconds backwards.
+            let nanoseconds = time.as_nanosecond();
+            let second = i128::from(1_000_000_000);
+            (
+                nanoseconds.div_euclid(second) as i64,
+                nanoseconds.rem_euclid(second) as i64,
+            )
+        };
+        let fits_size = |sizes: &Sizes| {
+            !mode::is_directory(attributes.mode) && sizes.0.contains(&attributes.size_bytes)
+        };
+        command.size.as_ref().is_none_or(fits_size)
+            && command
+                .newer
+                .as_ref()
+                .is_none_or(|newer| modified > time(newer))
+            && command
+                .older
+                .as_ref()
+                .is_none_or(|older| modified < time(older))
+    }
+}
+
+fn size_of(attributes: &Attributes) -> u64 {
+    match mode::is_directory(attributes.mode) {
+        true => 0,
+        false => attributes.size_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_ranges() {
+        assert_eq!(sizes("+1M").unwrap().0, (1 << 20)..=u64::MAX);
+        assert_eq!(sizes("-2k").unwrap().0, 0..=2048);
+        assert_eq!(sizes("7").unwrap().0, 7..=7);
+        assert!(sizes("+many").is_err() && sizes("").is_err());
+    }
+}

@@ -1,0 +1,424 @@
+//! Snapshots of one repository in another: the same files under other keys.
+//!
+//! Owns: which snapshots are copied and in what order, and the session that writes them. Does not own: the translation of a tree (`tree`), nor that of contents (the chunker).
+//!
+//! Everything in a repository is named and sealed under keys of its own, so nothing can be copied as it is. A snapshot is read, verified and stored anew, with the same inodes; from the
+//! second one on only what differs from a snapshot that both repositories have. What was stored by a copy that broke off is found in the index and not sent again.
+//!
+//! While a snapshot is being copied the volume's tree is that far. It has no name, and the copy that goes on from there begins at the last whole snapshot again.
+//! That the volume was left so by a copy, and not changed by somebody, is known from who held it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bkfs_chunker::id::Id;
+use bkfs_chunker::ingest::Ingest;
+
+use crate::mounting::format;
+use crate::mounting::publish::IngestUploads;
+use crate::repository::Repository;
+use crate::root::commit::{CommitRequest, Committed, Committer};
+use crate::root::error::RootError;
+use crate::root::record::Replayed;
+use crate::root::repository::probe;
+use crate::root::session::{OpenSession, VolumeRequest};
+use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotRequest};
+use crate::volume::error::VolumeError;
+
+mod tree;
+
+/// Why snapshots were not copied.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplicateError {
+    /// One of the roots.
+    #[error(transparent)]
+    Root(#[from] RootError),
+    /// The source cannot be read, or the target not be written.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// Both URLs are one repository.
+    #[error("both are the same repository")]
+    Same,
+    /// The target's volume holds what no copy brought there.
+    #[error("volume {volume:?} of the target holds changes that are in no snapshot of the source")]
+    Diverged {
+        /// Which.
+        volume: String,
+    },
+    /// A snapshot that would have to be put before others.
+    #[error(
+        "snapshot {name:?} is older than the newest one that the target has, and snapshots are only added at the end"
+    )]
+    Older {
+        /// Which.
+        name: String,
+    },
+    /// Another snapshot of that name.
+    #[error("the target has another snapshot {name:?}")]
+    Taken {
+        /// Which.
+        name: String,
+    },
+}
+
+/// How far it is.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Bytes of contents that were translated.
+    pub bytes: AtomicU64,
+    /// Items of trees that were translated.
+    pub items: AtomicU64,
+}
+
+/// What became of one snapshot.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// It, as the source has it.
+    pub snapshot: SnapshotEntry,
+    /// False if the target had it.
+    pub is_new: bool,
+    /// The generation of the target's root that has it, if it was copied now.
+    pub generation: Option<u64>,
+}
+
+/// A copy of snapshots of one volume.
+pub struct Replication<'a> {
+    /// Where from.
+    pub from: &'a Repository,
+    /// Where to.
+    pub to: &'a Arc<Repository>,
+    /// The volume, on both sides.
+    pub volume: &'a str,
+    /// Only these, by name; all if empty.
+    pub names: &'a [String],
+    /// Take the target's volume over from whoever holds it.
+    pub steal: bool,
+    /// A commit is due after so much, in bytes of contents: what a copy that breaks off would send again.
+    pub commit_bytes: u64,
+    /// For whoever shows it.
+    pub progress: &'a Progress,
+}
+
+/// What is to be done.
+struct Plan {
+    /// In order of time.
+    wanted: Vec<SnapshotEntry>,
+    /// Pairs of trees, in the source and in the target, of snapshots that both have; newest last.
+    common: Vec<(Id, Id)>,
+    /// Names that the target has already.
+    present: HashSet<String>,
+}
+
+impl Replication<'_> {
+    /// Copies what is missing, oldest first, and tells `done` of each.
+    ///
+    /// # Errors
+    /// The first thing that went wrong; what was copied before it stays.
+    pub async fn run(&self, done: &mut (dyn FnMut(&Outcome) + Send)) -> Result<(), ReplicateError> {
+        if self.from.handle.current().root.repository == self.to.handle.current().root.repository {
+            return Err(ReplicateError::Same);
+        }
+        let plan = self.plan().await?;
+        let has_work = plan
+            .wanted
+            .iter()
+            .any(|entry| !plan.present.contains(&entry.name));
+        for entry in &plan.wanted {
+            if plan.present.contains(&entry.name) {
+                done(&Outcome {
+                    snapshot: entry.clone(),
+                    is_new: false,
+                    generation: None,
+                });
+            }
+        }
+        if !has_work {
+            return Ok(());
+        }
+        let writer = self.enter(&plan).await?;
+        let copied = self.copy_all(&writer, plan, done).await;
+        writer.leave().await;
+        copied
+    }
+
+    async fn plan(&self) -> Result<Plan, ReplicateError> {
+        let source = self.from.snapshots().await?;
+        let target = self.to.snapshots().await?;
+        let mut wanted: Vec<SnapshotEntry> = match self.names {
+            [] => source.of_volume(self.volume).into_iter().cloned().collect(),
+            names => names
+                .iter()
+                .map(|name| self.named(&source, name))
+                .collect::<Result<_, _>>()?,
+        };
+        wanted.sort_by_key(|entry| (entry.time, entry.generation));
+        let mut plan = Plan {
+            wanted,
+            common: Vec::new(),
+            present: HashSet::new(),
+        };
+        let mut ours = target.of_volume(self.volume);
+        ours.sort_by_key(|entry| (entry.time, entry.generation));
+        for there in &ours {
+            let here = source.named(self.volume, &there.name);
+            let trees = here.filter(|here| is_copy(here, there));
+            if let Some((here, there)) = trees.and_then(|here| Some((here.tree?, there.tree?))) {
+                plan.common.push((here, there));
+                continue;
+            }
+            if plan.wanted.iter().any(|entry| entry.name == there.name) {
+                let name = there.name.clone();
+                return Err(ReplicateError::Taken { name });
+            }
+        }
+        plan.present = ours.iter().map(|entry| entry.name.clone()).collect();
+        if let Some(newest) = ours.last() {
+            let late = |entry: &&SnapshotEntry| {
+                !plan.present.contains(&entry.name) && entry.time < newest.time
+            };
+            if let Some(older) = plan.wanted.iter().find(late) {
+                let name = older.name.clone();
+                return Err(ReplicateError::Older { name });
+            }
+        }
+        Ok(plan)
+    }
+
+    fn named(&self, source: &SnapshotList, name: &str) -> Result<SnapshotEntry, RootError> {
+        let reference = crate::root::snapshots::SnapshotReference::parse(name)?;
+        source.resolve(self.volume, &reference).cloned()
+    }
+
+    /// Takes the target's volume.
+    async fn enter(&self, plan: &Plan) -> Result<Writer, ReplicateError> {
+        let to = self.to;
+        let handle = &to.handle;
+        probe(handle.store().as_ref(), handle.entropy().as_ref()).await?;
+        let command = command(self.from);
+        let request = VolumeRequest {
+            name: self.volume.to_owned(),
+            steal: self.steal,
+        };
+        let holder = to.machine.holder(&command);
+        let processes = to.machine.processes.clone();
+        let open = OpenSession::open(handle, holder, Some(request), processes.as_ref()).await?;
+        let left_by_copy = open
+            .taken_from()
+            .is_some_and(|holder| holder.mount_point == command);
+        let begun = self.begin(&open, plan, left_by_copy).await;
+        match begun {
+            Ok((ingest, committer, tree)) => Ok(Writer {
+                open,
+                ingest,
+                committer,
+                last_whole: tree,
+                next_inode: self.from.volume_entry(self.volume).next_inode,
+                is_whole: AtomicBool::new(!left_by_copy),
+            }),
+            Err(error) => {
+                if let Err(left) = open.end().await {
+                    tracing::warn!("the session stays in the root: {left}");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn begin(
+        &self,
+        open: &OpenSession,
+        plan: &Plan,
+        left_by_copy: bool,
+    ) -> Result<(Arc<Ingest>, Committer<IngestUploads>, Id), ReplicateError> {
+        let to = self.to;
+        to.load_index().await?;
+        let diverged = || ReplicateError::Diverged {
+            volume: self.volume.to_owned(),
+        };
+        if open
+            .victims()
+            .iter()
+            .any(|victim| !victim.entries.is_empty())
+        {
+            return Err(diverged());
+        }
+        let ingest = Arc::new(Ingest::new(to.depot.clone(), open.id().0));
+        let empty = format::empty_tree(&ingest).await?;
+        let head = to.volume_entry(self.volume).tree;
+        let is_copy =
+            |tree: Id| tree == empty || plan.common.iter().any(|(_, there)| *there == tree);
+        if head.is_some_and(|tree| !is_copy(tree) && !left_by_copy) {
+            return Err(diverged());
+        }
+        let uploads = Arc::new(IngestUploads {
+            ingest: ingest.clone(),
+            lists: to.lists.clone(),
+        });
+        // They have acknowledged nothing.
+        let victims = open.victims().iter().map(|victim| Replayed {
+            session: victim.session,
+            last: 0,
+        });
+        let victims = victims.collect();
+        let committer = Committer::new(
+            to.handle.clone(),
+            to.lists.clone(),
+            open.id(),
+            self.volume,
+            uploads,
+        )?;
+        let last_whole = plan.common.last().map_or(empty, |(_, there)| *there);
+        Ok((ingest, committer.replaying(victims), last_whole))
+    }
+
+    async fn copy_all(
+        &self,
+        writer: &Writer,
+        plan: Plan,
+        done: &mut (dyn FnMut(&Outcome) + Send),
+    ) -> Result<(), ReplicateError> {
+        let mut base = plan.common.last().copied();
+        for entry in plan.wanted {
+            if plan.present.contains(&entry.name) {
+                continue;
+            }
+            let source = entry.tree.ok_or_else(|| {
+                RootError::damaged("snapshot", format!("{} has no tree", entry.name))
+            })?;
+            let copied = self.copy_one(writer, base, source, &entry).await;
+            let (tree, made) = match copied {
+                Ok(copied) => copied,
+                Err(error) => {
+                    let whole = base.map_or(writer.last_whole, |(_, there)| there);
+                    writer.go_back(whole, &entry).await;
+                    return Err(error);
+                }
+            };
+            base = Some((source, tree));
+            done(&Outcome {
+                snapshot: entry,
+                is_new: true,
+                generation: Some(made.generation),
+            });
+        }
+        Ok(())
+    }
+
+    async fn copy_one(
+        &self,
+        writer: &Writer,
+        base: Option<(Id, Id)>,
+        source: Id,
+        entry: &SnapshotEntry,
+    ) -> Result<(Id, Committed), ReplicateError> {
+        let tree = self.translate(writer, base, source, entry).await?;
+        let snapshot = SnapshotRequest {
+            name: Some(entry.name.clone()),
+            host: entry.host.clone(),
+            user: entry.user.clone(),
+            tags: entry.tags.clone(),
+            clock: entry.time,
+        };
+        let made = writer.commit(tree, entry, Some(snapshot)).await?;
+        Ok((tree, made))
+    }
+
+    /// The tree of a snapshot in the target, over one that both have.
+    async fn translate(
+        &self,
+        writer: &Writer,
+        base: Option<(Id, Id)>,
+        source: Id,
+        entry: &SnapshotEntry,
+    ) -> Result<Id, ReplicateError> {
+        let start = base.map_or(writer.last_whole, |(_, there)| there);
+        let mut translation = tree::Translation::new(
+            self,
+            writer.ingest.clone(),
+            (base.map(|(here, _)| here), source),
+            start,
+        );
+        while translation.step().await? {
+            // What is stored is named by a commit before long: so it need not be sent again, and little is held in memory.
+            if translation.wants_commit() {
+                writer.commit(translation.tree(), entry, None).await?;
+                translation.committed();
+            }
+        }
+        Ok(translation.tree())
+    }
+}
+
+/// Whether one entry is the other's copy. Times are kept, and no two snapshots of a volume have one name.
+fn is_copy(here: &SnapshotEntry, there: &SnapshotEntry) -> bool {
+    let facts = |entry: &SnapshotEntry| {
+        let who = (entry.host.clone(), entry.user.clone());
+        (entry.time, who, entry.files, entry.bytes)
+    };
+    facts(here) == facts(there)
+}
+
+/// What a holder says who copies from that repository.
+fn command(from: &Repository) -> String {
+    format!("bkfs copy of {}", from.handle.current().root.repository)
+}
+
+/// The session that writes.
+struct Writer {
+    open: OpenSession,
+    ingest: Arc<Ingest>,
+    committer: Committer<IngestUploads>,
+    /// The tree of the last snapshot that both sides had at the start, or an empty one.
+    last_whole: Id,
+    next_inode: u64,
+    /// The volume's tree is that of a snapshot, or empty.
+    is_whole: AtomicBool,
+}
+
+impl Writer {
+    async fn commit(
+        &self,
+        tree: Id,
+        entry: &SnapshotEntry,
+        snapshot: Option<SnapshotRequest>,
+    ) -> Result<Committed, RootError> {
+        // Every reference made so far is in the tree, and none is made meanwhile.
+        let request = CommitRequest {
+            mark: self.ingest.mark(),
+            tree: Some(tree),
+            covered: 0,
+            next_inode: self.next_inode,
+            inodes: entry.files,
+            bytes: entry.bytes,
+            clock: entry.time,
+            snapshot,
+        };
+        let is_whole = request.snapshot.is_some();
+        self.is_whole.store(false, Ordering::Relaxed);
+        let made = self.committer.commit(request).await?;
+        self.is_whole.store(is_whole, Ordering::Relaxed);
+        Ok(made)
+    }
+
+    /// After a failure: the volume shows its last whole snapshot again, if the store can still be reached.
+    async fn go_back(&self, tree: Id, entry: &SnapshotEntry) {
+        if self.is_whole.load(Ordering::Relaxed) {
+            return;
+        }
+        match self.commit(tree, entry, None).await {
+            Ok(_) => self.is_whole.store(true, Ordering::Relaxed),
+            Err(error) => tracing::debug!("the volume stays as far as the copy came: {error}"),
+        }
+    }
+
+    /// Leaves the root, unless the volume is half copied: then the session that stays tells the next copy who left it so.
+    async fn leave(self) {
+        if !self.is_whole.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.open.end().await {
+            tracing::warn!("the session stays in the root: {error}");
+        }
+    }
+}

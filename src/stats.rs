@@ -1,0 +1,204 @@
+//! What a repository holds and costs: from its root, its lists and its index, never from data.
+//!
+//! Owns: the sums, and the arithmetic of the bill. Does not own: prices (`config`).
+
+use std::sync::Arc;
+
+use bkfs_chunker::entropy::Entropy;
+use bkfs_chunker::id::Kind;
+use bkfs_chunker::seal::{Class, Keyring};
+use bkfs_chunker::store::Store;
+use bkfs_chunker::verify::{Verifier, VerifierConfig};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::config::Prices;
+use crate::root::error::RootError;
+use crate::root::snapshots::SnapshotEntry;
+use crate::root::state::Root;
+
+/// Index objects read at once: each may take 64 MiB decoded, but nearly all are small.
+const INDEXES_AT_ONCE: usize = 4;
+
+/// What makes a month of a bill.
+const MONTH: SignedDuration = SignedDuration::from_hours(30 * 24);
+
+/// What stores call a gigabyte on their bills, in bytes.
+const GIGABYTE: f64 = (1_u64 << 30) as f64;
+
+/// Requests that a commit makes beside its packs: a list, an index object, the root (and a look at it).
+const PUTS_PER_SNAPSHOT: u64 = 3;
+
+/// The sums.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Packs with contents of files.
+    pub data_packs: u64,
+    /// Packs with trees and lists of chunks.
+    pub metadata_packs: u64,
+    /// Bytes of both in the bucket.
+    pub data_bytes: u64,
+    /// Bytes of metadata packs in the bucket.
+    pub metadata_bytes: u64,
+    /// Index objects.
+    pub index_objects: u64,
+    /// Their bytes, before compression.
+    pub index_bytes: u64,
+    /// Lists.
+    pub lists: u64,
+    /// Chunks of file contents.
+    pub chunks: u64,
+    /// Bytes of chunks before compression: what is unique.
+    pub unique_bytes: u64,
+    /// Bytes of trees, segments and records before compression.
+    pub raw_metadata_bytes: u64,
+}
+
+impl Stats {
+    /// Bytes in the bucket.
+    pub fn stored_bytes(&self) -> u64 {
+        self.data_bytes + self.metadata_bytes
+    }
+
+    /// Adds up what the index of `root` lists. Reads index objects only.
+    ///
+    /// # Errors
+    /// What keeps them from being read.
+    pub async fn of(
+        root: &Root,
+        store: Arc<dyn Store>,
+        keyring: Keyring,
+        entropy: Arc<dyn Entropy>,
+    ) -> Result<Stats, RootError> {
+        let config = VerifierConfig {
+            downloads: INDEXES_AT_ONCE,
+            ..VerifierConfig::default()
+        };
+        let verifier = Verifier::new(store, keyring, entropy, &config)?;
+        let lists = [&root.snapshots, &root.trash, &root.quarantine];
+        let mut stats = Stats {
+            index_objects: root.index.len() as u64,
+            index_bytes: root.index.iter().map(|index| index.bytes).sum(),
+            lists: lists.iter().map(|shards| shards.len() as u64).sum::<u64>()
+                + root.condemned.len() as u64,
+            ..Stats::default()
+        };
+        let reads = root.index.iter().map(|index| verifier.index(*index));
+        let mut packs = stream::iter(reads.collect::<Vec<_>>()).buffered(INDEXES_AT_ONCE);
+        while let Some(packs) = packs.try_next().await? {
+            for pack in packs {
+                stats.count(pack.class(), pack.bytes());
+                for blob in pack.blobs() {
+                    match blob.kind {
+                        Kind::Chunk => {
+                            stats.chunks += 1;
+                            stats.unique_bytes += u64::from(blob.length);
+                        }
+                        _ => stats.raw_metadata_bytes += u64::from(blob.length),
+                    }
+                }
+            }
+        }
+        Ok(stats)
+    }
+
+    fn count(&mut self, class: Class, bytes: u64) {
+        match class {
+            Class::DataPack => {
+                self.data_packs += 1;
+                self.data_bytes += bytes;
+            }
+            _ => {
+                self.metadata_packs += 1;
+                self.metadata_bytes += bytes;
+            }
+        }
+    }
+}
+
+/// What a month costs, in the currency of the prices.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Bill {
+    /// For what lies there.
+    pub storage: f64,
+    /// For the requests that put new snapshots there.
+    pub requests: f64,
+}
+
+impl Bill {
+    /// An estimate: what is stored now lies there for a month, and as much is added as in the month before `now`.
+    pub fn estimate(
+        stats: &Stats,
+        snapshots: &[&SnapshotEntry],
+        now: Timestamp,
+        prices: &Prices,
+    ) -> Bill {
+        let is_recent = |entry: &&&SnapshotEntry| now.duration_since(entry.time) <= MONTH;
+        let recent: Vec<&&SnapshotEntry> = snapshots.iter().filter(is_recent).collect();
+        let new_bytes: u64 = recent.iter().map(|entry| entry.new_bytes).sum();
+        let packs = stats.data_packs + stats.metadata_packs;
+        let pack_bytes = stats.stored_bytes().checked_div(packs).unwrap_or(0).max(1);
+        let puts = new_bytes.div_ceil(pack_bytes) + recent.len() as u64 * PUTS_PER_SNAPSHOT;
+        Bill {
+            storage: stats.stored_bytes() as f64 / GIGABYTE * prices.storage_gb_month,
+            requests: puts as f64 / 1000.0 * prices.put_1000,
+        }
+    }
+
+    /// Both.
+    pub fn total(&self) -> f64 {
+        self.storage + self.requests
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bill_adds_up() {
+        let stats = Stats {
+            data_packs: 64,
+            data_bytes: 1 << 30,
+            ..Stats::default()
+        };
+        let prices = Prices {
+            currency: "USD".into(),
+            storage_gb_month: 0.5,
+            put_1000: 10.0,
+        };
+        let now: Timestamp = "2026-11-21T00:00:00Z".parse().unwrap();
+        let entry = |time: &str, new_bytes| SnapshotEntry {
+            time: time.parse().unwrap(),
+            new_bytes,
+            ..plain()
+        };
+        let (new, old) = (
+            entry("2026-11-20T00:00:00Z", 97 * (16 << 20)),
+            entry("2026-01-20T00:00:00Z", 1 << 40),
+        );
+        let bill = Bill::estimate(&stats, &[&new, &old], now, &prices);
+        assert_eq!(bill.storage, 0.5);
+        // 97 packs of 16 MiB, and three for the commit.
+        assert_eq!(bill.requests, 1.0);
+        assert_eq!(bill.total(), 1.5);
+    }
+
+    fn plain() -> SnapshotEntry {
+        SnapshotEntry {
+            name: "a".into(),
+            number: 1,
+            volume: "main".into(),
+            tree: None,
+            commit: bkfs_chunker::id::Id([0; 32]),
+            time: Timestamp::UNIX_EPOCH,
+            host: String::new(),
+            user: String::new(),
+            tags: Vec::new(),
+            files: 0,
+            bytes: 0,
+            new_bytes: 0,
+            generation: 1,
+        }
+    }
+}

@@ -517,7 +517,7 @@ impl fuser::Filesystem for Adapter {
 
     fn fallocate(
         &self,
-        _request: &Request,
+        request: &Request,
         inode: INodeNo,
         file: FileHandle,
         offset: u64,
@@ -538,6 +538,7 @@ impl fuser::Filesystem for Adapter {
             offset,
             length,
             mode,
+            kill_privileges: !is_privileged(caller(request)),
         };
         self.call("fallocate", |vfs| vfs.fallocate(parts, reply));
     }
@@ -562,7 +563,7 @@ impl fuser::Filesystem for Adapter {
 
     fn copy_file_range(
         &self,
-        _request: &Request,
+        request: &Request,
         inode_in: INodeNo,
         file_in: FileHandle,
         offset_in: u64,
@@ -582,6 +583,7 @@ impl fuser::Filesystem for Adapter {
             handle_out: handle(file_out),
             offset_out,
             length: length.min(answers::COPY_BYTES_MAX),
+            kill_privileges: !is_privileged(caller(request)),
         };
         self.call("copy_file_range", |vfs| vfs.copy_file_range(parts, reply));
     }

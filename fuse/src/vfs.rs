@@ -122,6 +122,8 @@ pub struct CopyFileRange {
     pub offset_out: u64,
     /// Number of bytes at most; fewer may be copied.
     pub length: u64,
+    /// Clear set-user-id and set-group-id of the target, as in [`AttributeChange::kill_privileges`].
+    pub kill_privileges: bool,
 }
 
 /// Preallocate, punch or zero a range.
@@ -137,6 +139,8 @@ pub struct Fallocate {
     pub length: u64,
     /// What to do.
     pub mode: FallocateMode,
+    /// Clear set-user-id and set-group-id, as in [`AttributeChange::kill_privileges`].
+    pub kill_privileges: bool,
 }
 
 /// Set an extended attribute.

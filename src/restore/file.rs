@@ -11,6 +11,8 @@ use tokio::task::JoinSet;
 
 use crate::restore::{Job, place};
 use crate::tree::item::Attributes;
+use crate::volume::data::seek;
+use crate::volume::error::VolumeError;
 use crate::volume::state::Scope;
 
 /// A part of a file, in bytes.
@@ -55,8 +57,19 @@ impl Contents {
             self.failed.store(true, Ordering::Relaxed);
             return self.job.problem(&self.path, &error, false);
         }
+        let is_sparse = self.attributes.allocated_bytes < size;
         let mut at = 0;
         while at < size {
+            if is_sparse {
+                // A hole may be as long as a file can be: it is never stepped through.
+                match self.data_behind(at).await {
+                    Ok(data) => at = data,
+                    Err(error) => return self.fail_volume(&error),
+                }
+                if at == size {
+                    break;
+                }
+            }
             let part = at..size.min(at + PART_BYTES);
             at = part.end;
             let permits = self.job.permits.clone();
@@ -71,6 +84,20 @@ impl Contents {
             });
             while parts.try_join_next().is_some() {}
         }
+    }
+
+    /// Where data goes on at or after `at`; the end of the file if there is none. What lies between counts as done.
+    async fn data_behind(&self, at: u64) -> Result<u64, VolumeError> {
+        let found = match seek(&self.job.view, self.inode, at, true).await {
+            Err(VolumeError::NoSuchPlace) => self.attributes.size_bytes,
+            found => found?,
+        };
+        let skipped = found - at;
+        self.job
+            .progress
+            .bytes
+            .fetch_add(skipped, Ordering::Relaxed);
+        Ok(found)
     }
 
     async fn part(self: Arc<Self>, range: std::ops::Range<u64>) {
@@ -160,7 +187,7 @@ impl Contents {
         }
     }
 
-    fn fail_volume(&self, error: &crate::volume::error::VolumeError) {
+    fn fail_volume(&self, error: &VolumeError) {
         if !self.failed.swap(true, Ordering::Relaxed) {
             self.job.volume_problem(&self.path, error);
         }

@@ -69,7 +69,7 @@ impl Mount {
         let attributes = volume.set_attributes(number.inode, change).await?;
         Ok(convert::stat(
             self.shown(number, &attributes)?,
-            self.lifetimes_of(number),
+            self.lifetimes_shown(number, &attributes),
         ))
     }
 

@@ -103,13 +103,15 @@ impl Mount {
                 },
                 plus: None,
             };
-            if reply.plus() {
-                // A name removed since it was listed is left out.
-                let Ok(attributes) = view.attributes(Scope::Live, listed.number.inode).await else {
-                    continue;
-                };
+            // A name whose inode was removed since may lead to another by now: it is listed, and looked up by whoever wants more.
+            if reply.plus()
+                && let Ok(attributes) = view.attributes(Scope::Live, listed.number.inode).await
+            {
                 let shown = self.shown(listed.number, &attributes)?;
-                entry.plus = Some(convert::entry(shown, self.lifetimes_of(listed.number)));
+                entry.plus = Some(convert::entry(
+                    shown,
+                    self.lifetimes_shown(listed.number, &attributes),
+                ));
             }
             if !reply.push(&entry) {
                 return Ok(false);

@@ -255,7 +255,7 @@ impl Mount {
             file.wrote.store(true, Ordering::Relaxed);
         }
         self.volume_for(number)?
-            .allocate(number.inode, range, room, false)
+            .allocate(number.inode, range, room, request.kill_privileges)
             .await
     }
 
@@ -284,7 +284,12 @@ impl Mount {
             offset: request.offset_in,
         };
         self.volume_for(to)?
-            .share(&source, (to.inode, request.offset_out), request.length)
+            .share(
+                &source,
+                (to.inode, request.offset_out),
+                request.length,
+                request.kill_privileges,
+            )
             .await
     }
 

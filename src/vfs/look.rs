@@ -77,7 +77,10 @@ impl Mount {
     ) -> Result<Entry, VolumeError> {
         let shown = self.shown(number, attributes)?;
         self.looked_up(number, parent);
-        Ok(convert::entry(shown, self.lifetimes_of(number)))
+        Ok(convert::entry(
+            shown,
+            self.lifetimes_shown(number, attributes),
+        ))
     }
 
     pub(super) fn looked_up(&self, number: Number, parent: Number) {
@@ -145,7 +148,7 @@ impl Mount {
             .await?;
         Ok(convert::stat(
             self.shown(number, &attributes)?,
-            self.lifetimes_of(number),
+            self.lifetimes_shown(number, &attributes),
         ))
     }
 

@@ -14,6 +14,7 @@ use bkfs_fuse::{Errno, Reply};
 use parking_lot::Mutex;
 use tokio::runtime::Handle as Runtime;
 
+use crate::tree::item::Attributes;
 use crate::vfs::convert::Lifetimes;
 use crate::vfs::handles::Handles;
 use crate::vfs::live::Current;
@@ -159,6 +160,18 @@ impl Mount {
         } else {
             Lifetimes::FROZEN
         }
+    }
+
+    /// The same for attributes that are shown now: where dirty bytes may lie over stored ones, `st_blocks` is counted anew once they are stored.
+    fn lifetimes_shown(&self, number: Number, attributes: &Attributes) -> Lifetimes {
+        let mut lifetimes = self.lifetimes_of(number);
+        if let (Some(volume), 0) = (self.volume(), number.snapshot)
+            && attributes.allocated_bytes > 0
+            && volume.dirty_bytes(number.inode) > 0
+        {
+            lifetimes.attributes = lifetimes.attributes.min(Lifetimes::FOLLOWING.attributes);
+        }
+        lifetimes
     }
 
     fn volume(&self) -> Option<Arc<Volume>> {

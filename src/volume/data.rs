@@ -8,13 +8,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::extents;
-use crate::tree::item::{Attributes, Timestamp};
+use crate::tree::item::{Attributes, Item, Timestamp};
 use crate::tree::key::Key;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
-use crate::volume::flush::{RUN_BYTES, Reach};
+use crate::volume::flush::{INLINE_BYTES, RUN_BYTES, Reach, place_extents};
 use crate::volume::mode;
-use crate::volume::state::Scope;
+use crate::volume::state::{Scope, State};
 use crate::volume::transaction::{Step, Transaction};
 use crate::volume::view::View;
 
@@ -146,7 +146,8 @@ impl Volume {
             return Err(VolumeError::TooLarge);
         }
         let now = self.clock.now();
-        self.view
+        let size = self
+            .view
             .transact(|run| {
                 let mut attributes = regular(run, inode)?;
                 let size = attributes.size_bytes;
@@ -167,9 +168,17 @@ impl Volume {
                     attributes.mode = mode::without_privileges(attributes.mode);
                 }
                 changed(run, inode, attributes, now);
-                Ok(())
+                Ok(size)
             })
-            .await
+            .await?;
+        // What was allocated there is so no longer, and stat(2) says it at once. If the tree cannot be read now, the next commit says it.
+        if !matches!(room, Room::Allocate { .. }) && size > INLINE_BYTES {
+            let epoch = self.view.state()?.lock().active.epoch;
+            if let Err(error) = self.flush_file(inode, epoch, Reach::Holes).await {
+                tracing::debug!("inode {inode} keeps what its holes had allocated: {error}");
+            }
+        }
+        Ok(())
     }
 
     /// The first byte of data (or of a hole) at or after `offset`.
@@ -186,6 +195,7 @@ impl Volume {
         source: &Source,
         target: (u64, u64),
         length: u64,
+        kill_privileges: bool,
     ) -> Result<u64, VolumeError> {
         self.writable().await?;
         let attributes = source.view.attributes(Scope::Live, source.inode).await?;
@@ -197,13 +207,10 @@ impl Volume {
         if length == 0 {
             return Ok(0);
         }
-        let end = target
-            .1
-            .checked_add(length)
-            .filter(|end| *end <= FILE_BYTES_MAX);
-        let Some(end) = end else {
+        let end = target.1.checked_add(length);
+        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
             return Err(VolumeError::TooLarge);
-        };
+        }
         if source.view.state().is_ok() {
             self.settle(source.inode).await?;
         }
@@ -213,18 +220,12 @@ impl Volume {
             .await?
             .is_some()
         {
-            return self.copy_small(source, target, length).await;
+            return self
+                .copy_small(source, target, length, kill_privileges)
+                .await;
         }
         self.settle(target.0).await?;
-        self.share_extents(source, target, length).await?;
-        let now = self.clock.now();
-        self.view
-            .transact(|run| {
-                let mut attributes = regular(run, target.0)?;
-                grow(run, &mut attributes, end);
-                changed(run, target.0, attributes, now);
-                Ok(())
-            })
+        self.share_extents(source, target, length, kill_privileges)
             .await?;
         Ok(length)
     }
@@ -234,6 +235,7 @@ impl Volume {
         source: &Source,
         target: (u64, u64),
         length: u64,
+        kill_privileges: bool,
     ) -> Result<u64, VolumeError> {
         let range = source.offset..source.offset + length;
         let bytes = source
@@ -245,7 +247,10 @@ impl Volume {
             target.0,
             target.1,
             Bytes::from(bytes),
-            WriteOptions::default(),
+            WriteOptions {
+                kill_privileges,
+                append: false,
+            },
         )
         .await?;
         Ok(length)
@@ -256,6 +261,7 @@ impl Volume {
         source: &Source,
         target: (u64, u64),
         length: u64,
+        kill_privileges: bool,
     ) -> Result<(), VolumeError> {
         let inode = target.0;
         let range = target.1..target.1 + length;
@@ -294,27 +300,33 @@ impl Volume {
             }
             let malformed = |error| VolumeError::Tree(format!("inode {}: {error}", source.inode));
             let moved = extents::clone_range(&extents, from, target.1).map_err(malformed)?;
-            self.replace_extents(inode, epoch, Scope::Live, range.clone(), &moved)
+            let plan = self
+                .plan_extents(inode, Scope::Live, range.clone(), &moved)
                 .await?;
+            // No cut comes between: the attributes stay in the active layer until they are changed below.
+            self.touch(inode).await?;
+            let now = self.clock.now();
             let mut state = self.view.state()?.lock();
-            state.active.delta.content(inode, range.clone());
-            state
-                .active
-                .with_data(inode, |ranges| ranges.forget(range.clone(), u64::MAX));
-            return Ok(());
+            place_extents(&mut state, inode, epoch, plan);
+            return finish_share(&mut state, inode, range, now, kill_privileges);
         }
     }
 
-    /// Stores what is dirty of a file, and makes a small one's contents an extent.
-    async fn unsettle_small(&self, inode: u64) -> Result<(), VolumeError> {
-        // Only files whose attributes are in a layer are moved out of the tree: nothing else says how long they are.
+    /// Puts the attributes of a regular file into the active layer.
+    async fn touch(&self, inode: u64) -> Result<(), VolumeError> {
         self.view
             .transact(|run| {
                 let attributes = regular(run, inode)?;
                 run.set_attributes(inode, attributes);
                 Ok(())
             })
-            .await?;
+            .await
+    }
+
+    /// Stores what is dirty of a file, and makes a small one's contents an extent.
+    async fn unsettle_small(&self, inode: u64) -> Result<(), VolumeError> {
+        // Only files whose attributes are in a layer are moved out of the tree: nothing else says how long they are.
+        self.touch(inode).await?;
         let epoch = self.view.state()?.lock().active.epoch;
         self.flush_file(inode, epoch, Reach::Extents).await
     }
@@ -368,12 +380,47 @@ pub async fn seek(
             }
         }
         at = step.end;
+        if want_data {
+            // A hole may be as long as a file can be: what lies between is never stepped through.
+            at = match view.next_contents(inode, at..size).await? {
+                Some(next) => next,
+                None => break,
+            };
+        }
     }
     if want_data {
         Err(VolumeError::NoSuchPlace)
     } else {
         Ok(size)
     }
+}
+
+/// What sharing changes beside extents, at the same moment: what was dirty in the range, the size, times and permissions.
+fn finish_share(
+    state: &mut State,
+    inode: u64,
+    range: Range<u64>,
+    now: Timestamp,
+    kill_privileges: bool,
+) -> Result<(), VolumeError> {
+    let Some(mut attributes) = state.attributes(Scope::Live, inode) else {
+        return Err(VolumeError::Stale);
+    };
+    let grown = range.end.saturating_sub(attributes.size_bytes);
+    state.totals.bytes += grown;
+    attributes.size_bytes += grown;
+    attributes.modified = now;
+    attributes.changed = now;
+    if kill_privileges {
+        attributes.mode = mode::without_privileges(attributes.mode);
+    }
+    let key = Key::attributes(inode);
+    let layer = &mut state.active;
+    layer.delta.item(&key);
+    layer.set(key, Some(Item::Attributes(attributes)));
+    layer.delta.content(inode, range.clone());
+    layer.with_data(inode, |ranges| ranges.forget(range, u64::MAX));
+    Ok(())
 }
 
 fn regular(run: &Transaction<'_>, inode: u64) -> Step<Attributes> {

@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use crate::extents::{self, Placed};
 use crate::tree::item::{Attributes, Extent, Item};
-use crate::tree::key::{self, Key};
+use crate::tree::key::{self, Key, KeyParts};
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::state::{Scope, State};
@@ -27,14 +27,16 @@ const PAGE_BYTES: u64 = 16 * 1024;
 /// A run is stored in parts of this size, in bytes; a streaming flush waits until it has as much.
 pub const RUN_BYTES: u64 = 8 * 1024 * 1024;
 
-/// Extents that are looked at in one go while a range is emptied, in bytes of the file: bounds memory for huge holes.
-const HOLE_STEP_BYTES: u64 = 4 * 1024 * 1024 * 1024;
+/// Extents that are removed in one go while a range is emptied: bounds memory, whatever the size of the hole.
+const HOLE_EXTENTS: usize = 4096;
 
 /// How much of a file is to be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
     /// Whole segments of long runs only: the writer is expected to go on.
     Streaming,
+    /// What reads as zeroes only, so that what is allocated is known. Data may stay dirty.
+    Holes,
     /// Everything.
     All,
     /// Everything, and as extents even where the tree would hold it.
@@ -113,11 +115,20 @@ impl Volume {
         };
         for (run, is_data) in ranges.runs() {
             let long = run.end - run.start >= RUN_BYTES;
-            if run.start < skip_to || (reach == Reach::Streaming && is_data && !long) {
+            let wanted = match reach {
+                Reach::Streaming => !is_data || long,
+                Reach::Holes => !is_data,
+                Reach::All | Reach::Extents => true,
+            };
+            if run.start < skip_to || !wanted {
                 continue;
             }
-            let step = if is_data { RUN_BYTES } else { HOLE_STEP_BYTES };
-            let range = run.start..run.end.min(run.start + step);
+            let end = if is_data {
+                run.end.min(run.start + RUN_BYTES)
+            } else {
+                run.end
+            };
+            let range = run.start..end;
             let more = range.end < run.end || reach == Reach::Streaming;
             let data = is_data.then(|| ranges.capture(range.clone()));
             return Ok(Some((
@@ -144,6 +155,7 @@ impl Volume {
     ) -> Result<bool, VolumeError> {
         let range = picked.range.clone();
         let Some(data) = picked.data else {
+            let range = self.hole_step(inode, scope, range).await?;
             self.replace_extents(inode, epoch, scope, range.clone(), &[])
                 .await?;
             self.forget_dirty(inode, epoch, range, picked.stamp)?;
@@ -179,6 +191,23 @@ impl Volume {
         Ok(true)
     }
 
+    /// As much of a hole as is emptied in one go: all of it, unless very many extents lie in it. Never counted in bytes, since a hole may be as long as a file can be.
+    async fn hole_step(
+        &self,
+        inode: u64,
+        scope: Scope,
+        hole: Range<u64>,
+    ) -> Result<Range<u64>, VolumeError> {
+        let keys = key::extents_beginning(inode, hole.clone());
+        match self.view.items(scope, keys, HOLE_EXTENTS).await?.next {
+            None => Ok(hole),
+            Some(next) => match next.parse() {
+                Ok(KeyParts::Extent { offset, .. }) => Ok(hole.start..offset),
+                _ => Err(VolumeError::Malformed { inode }),
+            },
+        }
+    }
+
     fn forget_dirty(
         &self,
         inode: u64,
@@ -202,24 +231,25 @@ impl Volume {
         range: Range<u64>,
         new: &[Placed],
     ) -> Result<(), VolumeError> {
+        let plan = self.plan_extents(inode, scope, range, new).await?;
+        let mut state = self.view.state()?.lock();
+        place_extents(&mut state, inode, epoch, plan);
+        Ok(())
+    }
+
+    /// What [`place_extents`] has to do to put `new` in place of whatever extents lie in `range`.
+    pub(super) async fn plan_extents(
+        &self,
+        inode: u64,
+        scope: Scope,
+        range: Range<u64>,
+        new: &[Placed],
+    ) -> Result<ExtentPlan, VolumeError> {
         let existing = self.view.extents(scope, inode, range.clone()).await?;
         let malformed = |error| VolumeError::Tree(format!("inode {inode}: {error}"));
         let changes = extents::replace(&existing, range, new).map_err(malformed)?;
         let growth = extents::allocated_change(&existing, &changes);
-        let mut state = self.view.state()?.lock();
-        let Some(layer) = state.layer_mut(epoch) else {
-            return Ok(());
-        };
-        if layer.dropped.contains(&inode) {
-            return Ok(());
-        }
-        for (offset, extent) in changes {
-            layer.set(Key::extent(inode, offset), extent.map(Item::Extent));
-        }
-        adjust(&mut state, inode, epoch, |attributes| {
-            attributes.allocated_bytes = attributes.allocated_bytes.saturating_add_signed(growth);
-        });
-        Ok(())
+        Ok(ExtentPlan { changes, growth })
     }
 
     /// Which way the file is cut: as it was, or as its name or first bytes say.
@@ -377,6 +407,31 @@ impl Volume {
         });
         Ok(())
     }
+}
+
+/// Extents to be set and removed.
+pub(super) struct ExtentPlan {
+    changes: Vec<extents::Change>,
+    /// By how much they change what is allocated, in bytes.
+    growth: i64,
+}
+
+/// Carries a plan out in the layer of `epoch`, unless that or the inode is gone.
+pub(super) fn place_extents(state: &mut State, inode: u64, epoch: u64, plan: ExtentPlan) {
+    let Some(layer) = state.layer_mut(epoch) else {
+        return;
+    };
+    if layer.dropped.contains(&inode) {
+        return;
+    }
+    for (offset, extent) in plan.changes {
+        layer.set(Key::extent(inode, offset), extent.map(Item::Extent));
+    }
+    adjust(state, inode, epoch, |attributes| {
+        attributes.allocated_bytes = attributes
+            .allocated_bytes
+            .saturating_add_signed(plan.growth);
+    });
 }
 
 /// Closes the list of covered ranges in [`Volume::move_out`].

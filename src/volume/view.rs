@@ -319,6 +319,36 @@ impl View {
         Ok(map)
     }
 
+    /// Where the first extent or piece of dirty data that lies in `range` or begins in it is found, at the earliest: what comes before is a hole.
+    pub async fn next_contents(
+        &self,
+        inode: u64,
+        range: Range<u64>,
+    ) -> Result<Option<u64>, VolumeError> {
+        let dirty = {
+            let parts = self
+                .state
+                .lock()
+                .dirty_parts(Scope::Live, inode, range.clone());
+            let data = parts
+                .into_iter()
+                .filter(|(_, part)| matches!(part, Part::Data(_)));
+            data.map(|(part, _)| part.start).min()
+        };
+        let near = self.extents(Scope::Live, inode, range.start..range.start + 1);
+        if !near.await?.is_empty() {
+            return Ok(Some(range.start));
+        }
+        let keys = key::extents_beginning(inode, range);
+        let page = self.items(Scope::Live, keys, 1).await?;
+        let stored = match page.items.first().map(|(key, _)| key.parse()) {
+            None => None,
+            Some(Ok(key::KeyParts::Extent { offset, .. })) => Some(offset),
+            Some(_) => return Err(VolumeError::Malformed { inode }),
+        };
+        Ok([dirty, stored].into_iter().flatten().min())
+    }
+
     /// What reading `range` would fetch, for read-ahead.
     pub async fn pieces(&self, inode: u64, range: Range<u64>) -> Result<Vec<Piece>, VolumeError> {
         let extents = self.extents(Scope::Live, inode, range.clone()).await?;

@@ -4,6 +4,7 @@
 
 mod closing;
 mod crashes;
+mod far;
 mod fencing;
 mod host;
 mod outcome;

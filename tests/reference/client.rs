@@ -147,6 +147,7 @@ impl Client {
                 offset,
                 length,
                 mode,
+                kill_privileges: false,
             };
             self.ask(|vfs, reply| vfs.fallocate(request, reply)).await
         })
@@ -170,6 +171,7 @@ impl Client {
                         handle_out,
                         offset_out: target,
                         length: left,
+                        kill_privileges: false,
                     };
                     let copied = self
                         .ask(|vfs, reply| vfs.copy_file_range(request, reply))

@@ -22,7 +22,7 @@ use_mariabackup() {
   mariabackup_prepare "$here/full" --apply-log-only
   for step in first second; do mariabackup_prepare "$here/full" --incremental-dir="$here/$step"; done
 }
-mariadb_change_again() { sql kinds -e "UPDATE parted SET value = SHA2(id, 512) WHERE id % 11 = 0; CREATE TABLE made_last (id INT PRIMARY KEY) ENGINE=InnoDB; INSERT INTO made_last VALUES (1), (2)"; }
+mariadb_change_again() { sql kinds -e "UPDATE parted SET value = UPPER(value) WHERE id % 11 = 0; DELETE FROM parted WHERE id % 13 = 0; CREATE TABLE made_last (id INT PRIMARY KEY) ENGINE=InnoDB; INSERT INTO made_last VALUES (1), (2)"; }
 mariabackup_to() {
   mariabackup --no-defaults --backup --user=root --socket="$MARIADB_SOCKET" --datadir="$PLAIN/mariadb" --target-dir="$1" --parallel=2 "${@:2}" 2>"$PLAIN/mariabackup.log" ||
     { tail -n 20 "$PLAIN/mariabackup.log"; return 1; }
@@ -81,7 +81,6 @@ check_mariadbd() {
 
 # --- pgBackRest with its repository on the mount, and a base backup with its log streamed ---------------------------
 
-PGBACKREST_VERSION_OF_SERVER() { basename "$(dirname "$PG_BIN")"; }
 pgbackrest() { as_postgres "$(command -v pgbackrest)" --config="$PLAIN/pgbackrest.conf" --stanza=main --log-level-console=warn "$@"; }
 pgbackrest_configuration() {
   mkdir -p "$PLAIN/pgbackrest-log" "$PLAIN/pgbackrest-spool"

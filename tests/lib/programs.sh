@@ -100,14 +100,15 @@ check_cargo() { [ "$("$1/small/target/debug/small")" = 42 ]; }
 # --- SQLite -------------------------------------------------------------------------------------------------------
 
 SQLITE=$ROOT/tests/posix/sqlite_writer.py
-# killed_writing MODE ROWS: a writer that is killed once there are more rows than that.
+# killed_writing MODE ROWS: a writer that is killed once it has added so many rows, or a few more.
 killed_writing() {
-  local writer record=$PLAIN/sqlite-$1
+  local writer before record=$PLAIN/sqlite-$1
   touch "$record"
+  before=$(wc -l <"$record")
   python3 "$SQLITE" write "$MNT/sqlite/$1.db" "$1" "$record" &
   writer=$!
   remember_pid $writer
-  wait_for 60 rows_beyond "$2" "$record" || wrong "no rows are written"
+  wait_for 60 rows_beyond $((before + $2)) "$record" || wrong "no rows are written"
   kill -KILL $writer
   wait $writer || true
 }
@@ -117,7 +118,7 @@ use_sqlite() {
     killed_writing "$mode" 50
     python3 "$SQLITE" check "$MNT/sqlite/$mode.db" "$PLAIN/sqlite-$mode"
     # Killed once more, and left as it is: with a journal beside it.
-    killed_writing "$mode" 120
+    killed_writing "$mode" 50
     [ "$mode" != wal ] || [ -s "$MNT/sqlite/wal.db-wal" ] || wrong "there is no log beside the database"
   done
 }

@@ -1,9 +1,12 @@
 //! `bkfs dump URL NAME:/path`
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
+use async_trait::async_trait;
+use bytes::Bytes;
 use clap::ValueEnum;
+use rustix::io::Errno;
 
 use crate::cli::access::{open, split_path};
 use crate::cli::output::{Code, Failure, Output};
@@ -43,22 +46,24 @@ enum Archive {
 }
 
 /// Standard output, in large writes.
+#[derive(Default)]
 struct Stdout {
-    buffer: Vec<u8>,
+    gathered: Vec<u8>,
 }
 
 /// Small pieces are gathered up to this size, in bytes.
 const GATHERED_BYTES: usize = 1 << 20;
 
+#[async_trait]
 impl Sink for Stdout {
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if self.buffer.len() + bytes.len() > GATHERED_BYTES {
-            self.flush()?;
+    async fn put(&mut self, bytes: Bytes) -> io::Result<()> {
+        if self.gathered.len() + bytes.len() > GATHERED_BYTES {
+            self.flush().await?;
         }
         match bytes.len() {
-            large if large >= GATHERED_BYTES / 2 => write_out(bytes),
+            large if large >= GATHERED_BYTES / 2 => write_out(bytes).await,
             _ => {
-                self.buffer.extend_from_slice(bytes);
+                self.gathered.extend_from_slice(&bytes);
                 Ok(())
             }
         }
@@ -66,33 +71,25 @@ impl Sink for Stdout {
 }
 
 impl Stdout {
-    fn flush(&mut self) -> io::Result<()> {
-        write_out(&self.buffer)?;
-        self.buffer.clear();
+    async fn flush(&mut self) -> io::Result<()> {
+        write_out(std::mem::take(&mut self.gathered).into()).await
+    }
+}
+
+/// Without the line buffer of the standard library, which would copy everything once more. The reader may take its time.
+async fn write_out(bytes: Bytes) -> io::Result<()> {
+    let written = tokio::task::spawn_blocking(move || {
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            match rustix::io::write(rustix::stdio::stdout(), rest) {
+                Ok(count) => rest = &rest[count..],
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
         Ok(())
-    }
-}
-
-/// The reader may take its time: other tasks go on meanwhile.
-fn write_out(bytes: &[u8]) -> io::Result<()> {
-    tokio::task::block_in_place(|| {
-        let mut out = rustix_stdout();
-        out.write_all(bytes)
-    })
-}
-
-/// Without the line buffer of the standard library, which would copy everything once more.
-fn rustix_stdout() -> impl Write {
-    struct Raw;
-    impl Write for Raw {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            Ok(rustix::io::write(rustix::stdio::stdout(), bytes)?)
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    Raw
+    });
+    written.await.map_err(io::Error::other)?
 }
 
 pub fn run(command: Dump, global: &Global, output: &Output) -> Result<(), Failure> {
@@ -105,7 +102,7 @@ pub fn run(command: Dump, global: &Global, output: &Output) -> Result<(), Failur
             .map_err(|error| Failure::new(error.to_string()))?;
         let attributes = view.attributes(Scope::Live, inode).await?;
         let shown = command.what.to_string_lossy();
-        let mut out = Stdout { buffer: Vec::new() };
+        let mut out = Stdout::default();
         let dumped = match (command.archive, mode::kind(attributes.mode)) {
             (Some(Archive::Tar), kind) if kind == mode::kind(libc::S_IFDIR) => {
                 if io::stdout().is_terminal() {
@@ -129,7 +126,7 @@ pub fn run(command: Dump, global: &Global, output: &Output) -> Result<(), Failur
                 return Err(Failure::usage(format!("{shown} is no regular file")));
             }
         };
-        let flushed = out.flush().map_err(DumpError::from);
+        let flushed = out.flush().await.map_err(DumpError::from);
         conclude(dumped.and_then(|dumped| flushed.map(|()| dumped)), output)
     })
 }

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::io;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt};
 
@@ -50,10 +51,14 @@ pub enum DumpError {
 }
 
 /// Where the bytes go.
+#[async_trait]
 pub trait Sink: Send {
     /// Takes what comes next.
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()>;
+    async fn put(&mut self, bytes: Bytes) -> io::Result<()>;
 }
+
+/// What fills the last block of a member, and ends an archive.
+static ZEROES: [u8; 2 * tar::BLOCK_BYTES] = [0; 2 * tar::BLOCK_BYTES];
 
 /// What was written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -111,7 +116,7 @@ async fn contents(
     while let Some(read) = reads.next().await {
         let read = read.map_err(|error| io::Error::other(error.to_string()))?;
         for bytes in read.map_err(|source| failed(path, source))? {
-            sink.put(&bytes)?;
+            sink.put(bytes).await?;
         }
     }
     Ok(size)
@@ -165,7 +170,7 @@ pub async fn archive(view: &View, inode: u64, sink: &mut dyn Sink) -> Result<Dum
         inside.reverse();
         open.append(&mut inside);
     }
-    sink.put(&[0; 2 * tar::BLOCK_BYTES])?;
+    sink.put(Bytes::from_static(&ZEROES)).await?;
     Ok(dumped)
 }
 
@@ -240,7 +245,7 @@ async fn put_member(
         dumped.skipped += 1;
         return Ok(());
     };
-    sink.put(&header)?;
+    sink.put(header.into()).await?;
     dumped.entries += 1;
     if !is_directory && attributes.links > 1 && first.is_none() {
         firsts.insert(member.inode, member.path.clone());
@@ -252,7 +257,7 @@ async fn put_member(
     match member.small {
         Some(small) => {
             for bytes in small {
-                sink.put(&bytes)?;
+                sink.put(bytes).await?;
             }
         }
         None => {
@@ -262,6 +267,7 @@ async fn put_member(
     }
     dumped.bytes += size;
     let fill = size.next_multiple_of(tar::BLOCK_BYTES as u64) - size;
-    sink.put(&[0; tar::BLOCK_BYTES][..fill as usize])?;
+    sink.put(Bytes::from_static(&ZEROES[..fill as usize]))
+        .await?;
     Ok(())
 }

@@ -133,6 +133,8 @@ check_sqlite() {
 
 # --- rsync, tar, cp -----------------------------------------------------------------------------------------------
 
+# Times are compared to the nanosecond: rsync takes those of one second for equal otherwise, and leaves them.
+rsync() { command rsync --modify-window=-1 "$@"; }
 use_rsync() {
   local here=$MNT/rsync before
   rsync -aHAXS --delete "$PLAIN/tree/" "$here/full/"

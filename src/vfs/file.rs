@@ -49,6 +49,8 @@ impl Mount {
                 return Err(error);
             }
         }
+        // Snapshots never change: their pages are worth keeping.
+        let direct_io = !frozen && self.modes.opened(number, &flags);
         let handle = self.handles.insert(Open::File(OpenFile {
             view,
             number,
@@ -60,6 +62,7 @@ impl Mount {
         Ok(Opened {
             handle,
             keep_cache,
+            direct_io,
             ..Opened::default()
         })
     }
@@ -222,10 +225,17 @@ impl Mount {
         let Some(open) = self.handles.remove(handle) else {
             return Ok(());
         };
-        let (Open::File(file), Some(volume)) = (open.as_ref(), self.volume()) else {
+        let Open::File(file) = open.as_ref() else {
             return Ok(());
         };
-        if file.number.snapshot == 0 && volume.usage().closed(file.number.inode) {
+        if file.number.snapshot != 0 {
+            return Ok(());
+        }
+        self.modes.closed(file.number);
+        let Some(volume) = self.volume() else {
+            return Ok(());
+        };
+        if volume.usage().closed(file.number.inode) {
             volume.reap(file.number.inode).await?;
         }
         Ok(())

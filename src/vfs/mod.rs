@@ -18,6 +18,7 @@ use crate::tree::item::Attributes;
 use crate::vfs::convert::Lifetimes;
 use crate::vfs::handles::Handles;
 use crate::vfs::live::Current;
+use crate::vfs::modes::Modes;
 use crate::vfs::numbers::Number;
 use crate::vfs::special::{Control, History, Owner, Shelf};
 use crate::volume::Volume;
@@ -32,6 +33,7 @@ mod file;
 mod handles;
 pub mod live;
 mod look;
+mod modes;
 pub mod numbers;
 pub mod readahead;
 mod requests;
@@ -47,6 +49,7 @@ pub struct Mount {
     close: CloseMode,
     shelves: Mutex<HashMap<u16, Shelf>>,
     handles: Handles,
+    modes: Modes,
 }
 
 /// What close(2) waits for.
@@ -92,6 +95,7 @@ impl BkfsVfs {
             close: parts.close,
             shelves: Mutex::new(HashMap::new()),
             handles: Handles::default(),
+            modes: Modes::default(),
         }))
     }
 

@@ -16,6 +16,7 @@ use crate::vfs::numbers::Number;
 impl Vfs for BkfsVfs {
     fn init(&self, granted: &Granted) -> Result<(), Errno> {
         tracing::debug!(?granted, "the kernel answered");
+        self.0.modes.mappable(granted.direct_io_mmap);
         Ok(())
     }
 

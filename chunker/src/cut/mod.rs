@@ -168,23 +168,13 @@ impl Cutter {
         end_of_data: bool,
         cuts: &mut Vec<Cut>,
     ) {
-        let longest = self.parameters.longest(profile) as usize;
         let mut start = 0;
         while start < run.len() {
             let rest = &run[start..];
-            // How long the chunk would be at its longest, and how long it is in what is there.
-            let (full, length) = match profile {
-                Profile::Grid => {
-                    // The grid is a power of two.
-                    let within = (file_offset.wrapping_add(start as u64) % longest as u64) as usize;
-                    (longest - within, (longest - within).min(rest.len()))
-                }
-                Profile::Content => (longest, self.next(rest)),
-                Profile::Raw => (longest, longest.min(rest.len())),
-            };
-            if length == rest.len() && length < full && !end_of_data {
+            let offset = file_offset.wrapping_add(start as u64);
+            let Some(length) = self.first(profile, rest, offset, end_of_data) else {
                 break;
-            }
+            };
             let range = start..start + length;
             cuts.push(Cut {
                 is_zero: is_zero(&run[range.clone()]),
@@ -192,6 +182,28 @@ impl Cutter {
             });
             start += length;
         }
+    }
+
+    /// The length of the chunk that `rest`, which is not empty, begins with; `None` if it may go on behind it, which it cannot at the `end_of_data`.
+    pub fn first(
+        &self,
+        profile: Profile,
+        rest: &[u8],
+        file_offset: u64,
+        end_of_data: bool,
+    ) -> Option<usize> {
+        let longest = self.parameters.longest(profile) as usize;
+        // How long the chunk would be at its longest, and how long it is in what is there.
+        let (full, length) = match profile {
+            Profile::Grid => {
+                // The grid is a power of two.
+                let within = (file_offset % longest as u64) as usize;
+                (longest - within, (longest - within).min(rest.len()))
+            }
+            Profile::Content => (longest, self.next(rest)),
+            Profile::Raw => (longest, longest.min(rest.len())),
+        };
+        (length < rest.len() || length == full || end_of_data).then_some(length)
     }
 
     /// The length of the next chunk by content, at least 1: all of `rest` if no cut is found in it.

@@ -16,6 +16,7 @@ mod seal;
 mod sealed;
 mod session;
 mod ship;
+mod strands;
 
 use std::collections::HashSet;
 use std::sync::Arc;

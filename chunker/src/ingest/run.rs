@@ -4,12 +4,13 @@
 
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::Profile;
 use super::divide::{Named, Plan};
 use super::frame::{BlobKey, LARGEST_BLOB_BYTES};
 use super::session::Session;
+use super::strands;
 use crate::cut::segment::{self, SegmentChunk};
 use crate::depot::Shared;
 use crate::error::DepotError;
@@ -67,25 +68,6 @@ pub(super) async fn store(
     Ok(stored)
 }
 
-/// The run in as few pieces as it must have. Pages are cut out of the memory that they arrived in, unless one lies across two pieces; other content has to be
-/// one piece, since cut points depend on what is before them.
-fn strands(plan: &Plan, page: u64, mut run: Vec<Bytes>) -> Vec<Bytes> {
-    let mut end = plan.file_offset;
-    let before_last = run.len().saturating_sub(1);
-    let is_aligned = run[..before_last].iter().all(|piece| {
-        end += piece.len() as u64;
-        end.is_multiple_of(page)
-    });
-    if run.len() <= 1 || (plan.profile == Profile::Grid && is_aligned) {
-        return run;
-    }
-    let mut whole = BytesMut::with_capacity(run.iter().map(Bytes::len).sum());
-    for piece in run.drain(..) {
-        whole.extend_from_slice(&piece);
-    }
-    vec![whole.freeze()]
-}
-
 /// Cuts the run into chunks without names.
 async fn cut(
     session: &Arc<Session>,
@@ -95,29 +77,7 @@ async fn cut(
     let shared = Arc::clone(&session.shared);
     let plan = *plan;
     let length = run.iter().map(Bytes::len).sum();
-    let job = move || {
-        let page = u64::from(shared.cutter.parameters().grid());
-        let mut chunks = Vec::new();
-        let mut cuts = Vec::new();
-        let mut start = 0;
-        for strand in strands(&plan, page, run) {
-            let offset = plan.file_offset + start as u64;
-            let is_end = plan.end_of_data == Some(start + strand.len());
-            cuts.clear();
-            shared
-                .cutter
-                .cut(plan.profile, &strand, offset, is_end, &mut cuts);
-            chunks.extend(cuts.iter().map(|cut| Named {
-                start: start + cut.range.start,
-                bytes: strand.slice(cut.range.clone()),
-                is_zero: cut.is_zero,
-                id: None,
-                known: None,
-            }));
-            start += strand.len();
-        }
-        chunks
-    };
+    let job = move || strands::cut(&shared.cutter, &plan, run);
     session.shared.workers.run_sized(length, job).await
 }
 

@@ -1,0 +1,155 @@
+//! Cutting a run that lies in several pieces of memory: pure.
+//!
+//! Owns the joining of what a chunk needs in one piece, so that only chunks across the border of two pieces are copied. Does not own where chunks end.
+
+use bytes::{Bytes, BytesMut};
+
+use super::divide::{Named, Plan};
+use crate::cut::Cutter;
+
+/// Cuts `run`, which begins at `plan.file_offset`, into chunks without names: the same chunks as if it lay in one piece.
+pub(super) fn cut(cutter: &Cutter, plan: &Plan, run: Vec<Bytes>) -> Vec<Named> {
+    let mut cutting = Cutting {
+        cutter,
+        plan,
+        start: 0,
+        named: Vec::new(),
+    };
+    // What is left of the pieces before: the beginning of a chunk, shorter than the longest.
+    let mut rest = Bytes::new();
+    for piece in run {
+        rest = cutting.piece(rest, piece);
+    }
+    cutting.named
+}
+
+struct Cutting<'a> {
+    cutter: &'a Cutter,
+    plan: &'a Plan,
+    /// Where the next chunk begins in the run.
+    start: usize,
+    named: Vec<Named>,
+}
+
+impl Cutting<'_> {
+    /// Cuts `rest` and `piece` behind it; returns what may go on.
+    fn piece(&mut self, mut rest: Bytes, piece: Bytes) -> Bytes {
+        let mut used = 0;
+        while !rest.is_empty() {
+            let Some((joined, length)) = self.bridge(&rest, &piece[used..]) else {
+                return join(&rest, &piece[used..]);
+            };
+            used += length.saturating_sub(rest.len());
+            // The chunk may end before the border: with what is left the same begins again.
+            rest = rest.slice(length.min(rest.len())..);
+            self.push(joined.slice(..length));
+        }
+        let mut piece = piece.slice(used..);
+        while !piece.is_empty() {
+            let Some(length) = self.next(&piece) else {
+                break;
+            };
+            self.push(piece.slice(..length));
+            piece = piece.slice(length..);
+        }
+        piece
+    }
+
+    /// The chunk that begins with `rest` and goes on in `piece`, at the beginning of memory that holds both; `None` if it may go on behind them.
+    fn bridge(&self, rest: &[u8], piece: &[u8]) -> Option<(Bytes, usize)> {
+        let longest = self.cutter.parameters().longest(self.plan.profile) as usize;
+        let most = longest
+            .saturating_sub(rest.len())
+            .clamp(1, piece.len().max(1));
+        // Most chunks are far shorter than the longest.
+        for take in [most.min(longest / 4), most] {
+            let joined = join(rest, &piece[..take.min(piece.len())]);
+            if let Some(length) = self.next(&joined) {
+                return Some((joined, length));
+            }
+        }
+        None
+    }
+
+    /// The length of the chunk that `bytes` begins with, unless it may go on behind them.
+    fn next(&self, bytes: &[u8]) -> Option<usize> {
+        let is_end = self.plan.end_of_data == Some(self.start + bytes.len());
+        let offset = self.plan.file_offset + self.start as u64;
+        self.cutter.first(self.plan.profile, bytes, offset, is_end)
+    }
+
+    fn push(&mut self, bytes: Bytes) {
+        let start = self.start;
+        self.start += bytes.len();
+        self.named.push(Named {
+            start,
+            is_zero: crate::cut::is_zero(&bytes),
+            bytes,
+            id: None,
+            known: None,
+        });
+    }
+}
+
+fn join(one: &[u8], two: &[u8]) -> Bytes {
+    let mut joined = BytesMut::with_capacity(one.len() + two.len());
+    joined.extend_from_slice(one);
+    joined.extend_from_slice(two);
+    joined.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cut::{Parameters, Profile};
+    use proptest::prelude::*;
+
+    fn cutter() -> Cutter {
+        let gear = std::array::from_fn(|number| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&blake3::hash(&[number as u8]).as_bytes()[..8]);
+            u64::from_le_bytes(bytes)
+        });
+        let small = Parameters::from_array([4096, 1024, 4096, 16_384, 8192]);
+        Cutter::new(small.expect("within bounds"), &gear)
+    }
+
+    fn shape(named: &[Named]) -> Vec<(usize, Bytes, bool)> {
+        let shape = |chunk: &Named| (chunk.start, chunk.bytes.clone(), chunk.is_zero);
+        named.iter().map(shape).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_cut_as_the_whole_is(
+            seed: u64, length in 0..120_000usize, alphabet in 1..=255u8, offset in 0..4u64, at_end: bool,
+            mut borders in prop::collection::vec(any::<prop::sample::Index>(), 0..12), profile in 0..3usize,
+        ) {
+            let mut bytes = vec![0; length];
+            blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
+            bytes.iter_mut().for_each(|byte| *byte %= alphabet);
+            let whole = Bytes::from(bytes);
+            let plan = Plan {
+                profile: Profile::ALL[profile],
+                file_offset: offset * 1000,
+                end_of_data: at_end.then_some(length),
+            };
+            let mut ends: Vec<usize> = borders.drain(..).map(|border| border.index(length + 1)).collect();
+            ends.push(length);
+            ends.sort_unstable();
+            let mut start = 0;
+            let pieces = ends.into_iter().map(|end| whole.slice(std::mem::replace(&mut start, end)..end));
+            let cutter = cutter();
+            let in_pieces = cut(&cutter, &plan, pieces.collect());
+            let in_one = cut(&cutter, &plan, vec![whole.clone()]);
+            prop_assert_eq!(shape(&in_pieces), shape(&in_one));
+            let mut cuts = Vec::new();
+            cutter.cut(plan.profile, &whole, plan.file_offset, at_end, &mut cuts);
+            let known: Vec<_> = cuts
+                .into_iter()
+                .map(|cut| (cut.range.start, whole.slice(cut.range), cut.is_zero))
+                .collect();
+            prop_assert_eq!(shape(&in_one), known);
+        }
+    }
+}

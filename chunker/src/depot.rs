@@ -48,6 +48,8 @@ pub struct DepotConfig {
     pub cache_dir: Option<PathBuf>,
     /// The most that frames on disk may take, in bytes.
     pub cache_bytes: u64,
+    /// Whether frames that are fetched are kept on disk; those that are there are used either way.
+    pub keeps_frames: bool,
     /// The most memory that each part may take.
     pub memory: MemoryBudget,
     /// How new frames are compressed.
@@ -73,6 +75,7 @@ impl Default for DepotConfig {
         Self {
             cache_dir: None,
             cache_bytes: 10 << 30,
+            keeps_frames: true,
             memory: MemoryBudget::default(),
             compression: Compression::Auto,
             parameters: Parameters::default(),
@@ -153,6 +156,7 @@ impl Depot {
             workers: workers.clone(),
             catalog: Arc::clone(&catalog),
             disk,
+            keeps_frames: config.keeps_frames,
             fetch_bytes: config.memory.fetch_bytes,
             cache_bytes: config.memory.cache_bytes,
         }));

@@ -93,6 +93,11 @@ impl Access {
             min_generation: global.min_generation,
         })
     }
+
+    /// Everything will be read once: what comes from a bucket on this machine's own disk is not written to its cache as well.
+    pub fn read_once(&mut self) {
+        self.depot.keeps_frames = self.url.local_path().is_none();
+    }
 }
 
 fn depot_config(settings: &Settings, cache_dir: Option<PathBuf>) -> DepotConfig {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::cli::access::{open, split_path};
+use crate::cli::access::{Access, open_with, split_path};
 use crate::cli::output::{Code, Failure, Output, bytes};
 use crate::cli::progress::Bar;
 use crate::cli::{Global, block_on};
@@ -40,7 +40,9 @@ pub struct Restore {
 pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let started = Instant::now();
-        let repository = open(&command.url, global).await?;
+        let mut access = Access::of_command(&command.url, global)?;
+        access.read_once();
+        let repository = open_with(&access).await?;
         let (name, path) = split_path(&command.what)?;
         let (entry, view) = repository.snapshot(&global.volume, name).await?;
         let inode = resolve(&view, path).await.map_err(failure)?;

@@ -345,7 +345,7 @@ impl Reader {
         let Some(disk) = self.disk.clone() else {
             return;
         };
-        if frames.is_empty() {
+        if frames.is_empty() || !self.keeps_frames {
             return;
         }
         let counters = Arc::clone(&self.link.counters);

@@ -1,2 +1,177 @@
-//! bench
-fn main() {}
+//! `bkfs-bench SUITE`: whole workloads, bkfs beside its peers.
+//!
+//! Owns: the command line, the order of suites, and where results go.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use bkfs_bench::Outcome;
+use bkfs_bench::context::{Context, Size};
+use bkfs_bench::peers::Peers;
+use bkfs_bench::program::Program;
+use bkfs_bench::report::Report;
+use bkfs_bench::suites::SUITES;
+use bkfs_bench::targets;
+use clap::{Parser, ValueEnum};
+
+/// Benchmarks of bkfs beside its peers
+///
+/// Prepares its own data from fixed seeds, runs everybody in turn on the same machine, checks that what was stored comes back byte by byte, and writes tables, JSON and plots.
+/// Mounts filesystems, drops the kernel's caches and starts servers on 127.0.0.1: run it as root, on a machine with nothing else to do.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// mariadb, stream, files, latency, micro, index, or all
+    #[arg(required = true)]
+    suites: Vec<String>,
+    /// Runs of each step
+    #[arg(long, default_value_t = 3)]
+    repeat: usize,
+    /// How much data
+    #[arg(long, value_enum, default_value = "full")]
+    size: Sizes,
+    /// Where report.json, tables.md and the plots go
+    #[arg(long, default_value = "bench/results")]
+    output: PathBuf,
+    /// A page that takes the tables between its marks, such as PERFORMANCE.md
+    #[arg(long)]
+    page: Option<PathBuf>,
+    /// Where data is prepared, stored and restored (default: the system's directory for temporary files)
+    #[arg(long)]
+    work: Option<PathBuf>,
+    /// The bkfs to measure (default: $BKFS_BIN, or one that is built now)
+    #[arg(long, env = "BKFS_BIN")]
+    bkfs: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Sizes {
+    Small,
+    Middle,
+    Full,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bkfs-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Outcome<()> {
+    let wanted = |name: &str| {
+        arguments
+            .suites
+            .iter()
+            .any(|suite| suite == name || suite == "all")
+    };
+    let unknown =
+        |suite: &&String| *suite != "all" && !SUITES.iter().any(|(name, _)| name == suite);
+    if let Some(suite) = arguments.suites.iter().find(unknown) {
+        return Err(format!("there is no suite {suite}").into());
+    }
+    let place = arguments.work.clone().unwrap_or_else(std::env::temp_dir);
+    let work = tempfile::Builder::new()
+        .prefix("bkfs-bench.")
+        .tempdir_in(place)?;
+    // Seen by the database's own user.
+    fs::set_permissions(
+        work.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )?;
+    let binary = match &arguments.bkfs {
+        Some(binary) => fs::canonicalize(binary)?,
+        None => build()?,
+    };
+    let mut context = Context {
+        work: work.path().to_owned(),
+        repeat: arguments.repeat.max(1),
+        size: match arguments.size {
+            Sizes::Small => Size::Small,
+            Sizes::Middle => Size::Middle,
+            Sizes::Full => Size::Full,
+        },
+        program: Program::new(binary, work.path().join("home")),
+        peers: Peers::look(),
+        report: Report::default(),
+    };
+    describe(&mut context);
+    for (name, suite) in SUITES {
+        if wanted(name) {
+            eprintln!("{name}");
+            suite(&mut context).map_err(|error| format!("{name}: {error}"))?;
+            // What is measured is there even if a later suite fails.
+            context.report.write(&arguments.output)?;
+        }
+    }
+    if let Some(page) = &arguments.page {
+        let output = arguments.output.display().to_string();
+        context.report.write_into(page, &output)?;
+    }
+    println!("{}", targets::table(&context.report.verdicts()));
+    for (name, reason) in &context.report.absent {
+        println!(
+            "absent: {name}: {}",
+            reason.lines().next().unwrap_or_default()
+        );
+    }
+    Ok(())
+}
+
+/// Builds the program as its users do.
+fn build() -> Outcome<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args([
+            "build",
+            "--release",
+            "--bin",
+            "bkfs",
+            "--message-format=json",
+        ])
+        .stderr(std::process::Stdio::inherit())
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let executable = text.lines().rev().find_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        message["executable"].as_str().map(PathBuf::from)
+    });
+    match (output.status.success(), executable) {
+        (true, Some(binary)) => Ok(binary),
+        _ => Err("the program does not build".into()),
+    }
+}
+
+/// The machine, the versions and the command line.
+fn describe(context: &mut Context) {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let processor = field(&read("/proc/cpuinfo"), "model name").unwrap_or_default();
+    let cores = std::thread::available_parallelism().map_or(0, |cores| cores.get());
+    let memory = field(&read("/proc/meminfo"), "MemTotal").unwrap_or_default();
+    let kernel = read("/proc/sys/kernel/osrelease").trim().to_owned();
+    let command: Vec<String> = std::env::args().skip(1).collect();
+    context.report.about = vec![
+        (
+            "machine".to_owned(),
+            format!("{processor}, {cores} cores, {memory}, Linux {kernel}"),
+        ),
+        ("bkfs".to_owned(), context.program.version()),
+        ("peers".to_owned(), context.peers.versions()),
+        (
+            "command".to_owned(),
+            format!("bkfs-bench {}", command.join(" ")),
+        ),
+        ("runs of each step".to_owned(), context.repeat.to_string()),
+        (
+            "load before".to_owned(),
+            read("/proc/loadavg").trim().to_owned(),
+        ),
+    ];
+}

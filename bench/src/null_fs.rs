@@ -1,10 +1,10 @@
 //! A filesystem that keeps names and sizes, and no bytes.
 //!
 //! It measures what the way through the kernel costs by itself: what bkfs reaches on a mount
-//! can be no faster than this. Writes are counted and dropped, reads are zeros. One flat
-//! directory; files only.
+//! can be no faster than this. Writes are counted and dropped, reads are zeros. Files and
+//! directories only.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -43,36 +43,42 @@ pub struct NullFs {
 #[derive(Default)]
 struct Files {
     attributes: HashMap<Ino, Attributes>,
-    names: HashMap<Vec<u8>, Ino>,
-    /// Names by cookie, in order of creation.
-    order: std::collections::BTreeMap<u64, (Vec<u8>, Ino)>,
-    cookies: HashMap<Ino, u64>,
+    names: HashMap<(Ino, Vec<u8>), Ino>,
+    /// Names by directory and cookie, in order of creation.
+    order: BTreeMap<(Ino, u64), (Vec<u8>, Ino)>,
+    cookies: HashMap<Ino, (Ino, u64)>,
     last: u64,
 }
 
 impl Files {
-    fn insert(&mut self, caller: Caller, name: &[u8], permissions: u16) -> Attributes {
+    fn insert(
+        &mut self,
+        caller: Caller,
+        (parent, name): (Ino, &[u8]),
+        kind: FileKind,
+        permissions: u16,
+    ) -> Attributes {
         self.last += 1;
         let ino = Ino(self.last + 1);
-        let attributes = new_attributes(ino, FileKind::Regular, permissions, caller);
+        let attributes = new_attributes(ino, kind, permissions, caller);
         self.attributes.insert(ino, attributes);
-        self.attach(name, ino);
+        self.attach(parent, name, ino);
         attributes
     }
 
-    fn attach(&mut self, name: &[u8], ino: Ino) {
+    fn attach(&mut self, parent: Ino, name: &[u8], ino: Ino) {
         self.last += 1;
         // Cookies 1 and 2 are the directory's own entries.
         let cookie = self.last + 2;
-        self.names.insert(name.to_vec(), ino);
-        self.order.insert(cookie, (name.to_vec(), ino));
-        self.cookies.insert(ino, cookie);
+        self.names.insert((parent, name.to_vec()), ino);
+        self.order.insert((parent, cookie), (name.to_vec(), ino));
+        self.cookies.insert(ino, (parent, cookie));
     }
 
-    fn detach(&mut self, name: &[u8]) -> Option<Ino> {
-        let ino = self.names.remove(name)?;
-        if let Some(cookie) = self.cookies.remove(&ino) {
-            self.order.remove(&cookie);
+    fn detach(&mut self, parent: Ino, name: &[u8]) -> Option<Ino> {
+        let ino = self.names.remove(&(parent, name.to_vec()))?;
+        if let Some(place) = self.cookies.remove(&ino) {
+            self.order.remove(&place);
         }
         Some(ino)
     }
@@ -147,11 +153,11 @@ impl Vfs for NullFs {
 
     fn destroy(&self) {}
 
-    fn lookup(&self, _caller: Caller, _parent: Ino, name: &[u8], reply: Reply<Lookup>) {
+    fn lookup(&self, _caller: Caller, parent: Ino, name: &[u8], reply: Reply<Lookup>) {
         let files = self.files();
         let found = files
             .names
-            .get(name)
+            .get(&(parent, name.to_vec()))
             .and_then(|ino| files.attributes.get(ino));
         reply.ok(match found {
             Some(&attributes) => Lookup::Found(entry(attributes)),
@@ -208,29 +214,44 @@ impl Vfs for NullFs {
     }
 
     fn mknod(&self, caller: Caller, request: Mknod<'_>, reply: Reply<Entry>) {
+        let place = (request.parent, request.name);
         let attributes = self
             .files()
-            .insert(caller, request.name, request.permissions);
+            .insert(caller, place, FileKind::Regular, request.permissions);
         reply.ok(entry(attributes));
     }
 
     fn mkdir(
         &self,
-        _caller: Caller,
-        _parent: Ino,
-        _name: &[u8],
-        _permissions: u16,
+        caller: Caller,
+        parent: Ino,
+        name: &[u8],
+        permissions: u16,
         reply: Reply<Entry>,
     ) {
-        reply.err(Errno::EOPNOTSUPP);
+        let place = (parent, name);
+        let attributes = self
+            .files()
+            .insert(caller, place, FileKind::Directory, permissions);
+        reply.ok(entry(attributes));
     }
 
-    fn unlink(&self, _caller: Caller, _parent: Ino, name: &[u8], reply: Reply<()>) {
-        reply.send(self.files().detach(name).map(drop).ok_or(Errno::ENOENT));
+    fn unlink(&self, _caller: Caller, parent: Ino, name: &[u8], reply: Reply<()>) {
+        reply.send(
+            self.files()
+                .detach(parent, name)
+                .map(drop)
+                .ok_or(Errno::ENOENT),
+        );
     }
 
-    fn rmdir(&self, _caller: Caller, _parent: Ino, _name: &[u8], reply: Reply<()>) {
-        reply.err(Errno::ENOTDIR);
+    fn rmdir(&self, _caller: Caller, parent: Ino, name: &[u8], reply: Reply<()>) {
+        reply.send(
+            self.files()
+                .detach(parent, name)
+                .map(drop)
+                .ok_or(Errno::ENOENT),
+        );
     }
 
     fn symlink(
@@ -249,11 +270,11 @@ impl Vfs for NullFs {
         if request.mode != RenameMode::Replace {
             return reply.err(Errno::EINVAL);
         }
-        match files.detach(request.name) {
+        match files.detach(request.parent, request.name) {
             None => reply.err(Errno::ENOENT),
             Some(ino) => {
-                files.detach(request.new_name);
-                files.attach(request.new_name, ino);
+                files.detach(request.new_parent, request.new_name);
+                files.attach(request.new_parent, request.new_name, ino);
                 reply.ok(());
             }
         }
@@ -274,9 +295,10 @@ impl Vfs for NullFs {
     }
 
     fn create(&self, caller: Caller, request: Create<'_>, reply: Reply<Created>) {
+        let place = (request.parent, request.name);
         let attributes = self
             .files()
-            .insert(caller, request.name, request.permissions);
+            .insert(caller, place, FileKind::Regular, request.permissions);
         reply.ok(Created {
             entry: entry(attributes),
             opened: self.opened(),
@@ -322,12 +344,12 @@ impl Vfs for NullFs {
         reply.ok(Opened::default());
     }
 
-    fn readdir(&self, _ino: Ino, _handle: Handle, cookie: u64, mut reply: DirectoryReply) {
+    fn readdir(&self, ino: Ino, _handle: Handle, cookie: u64, mut reply: DirectoryReply) {
         let files = self.files();
         for (own, name) in [(1, b".".as_slice()), (2, b"..")] {
             if own > cookie {
                 let entry = DirectoryEntry {
-                    ino: Ino::ROOT,
+                    ino,
                     kind: FileKind::Directory,
                     name,
                     cookie: own,
@@ -338,10 +360,13 @@ impl Vfs for NullFs {
                 }
             }
         }
-        for (&next, (name, ino)) in files.order.range(cookie + 1..) {
+        for (&(_, next), (name, ino)) in files.order.range((ino, cookie + 1)..=(ino, u64::MAX)) {
             let listed = DirectoryEntry {
                 ino: *ino,
-                kind: FileKind::Regular,
+                kind: files
+                    .attributes
+                    .get(ino)
+                    .map_or(FileKind::Regular, |attributes| attributes.kind),
                 name,
                 cookie: next,
                 plus: files.attributes.get(ino).copied().map(entry),

@@ -1,7 +1,7 @@
 //! Which open files bypass the kernel's page cache.
 //!
-//! Owns: one mode for all handles that a file has at the same time. A cached and a direct handle on one file would not always see the same bytes: what a reader fetches
-//! while a direct write is on its way stays in the cache.
+//! Owns: one mode for all handles that a file has at the same time. A cached and a direct handle on one file would not always see the same
+//! bytes: what a reader fetches while a direct write is on its way stays in the cache.
 //! Does not own: what a mode means to the kernel (the fuse crate), nor handles.
 
 use std::collections::HashMap;
@@ -34,8 +34,8 @@ impl Modes {
 
     /// A file is opened once more; true if this handle bypasses the page cache.
     ///
-    /// The first handle decides. One that only writes gains by going direct: each write(2) is a request either way, and the copy into the cache is saved. Whoever reads
-    /// too, or maps, is better off with the cache.
+    /// The first handle decides. One that only writes gains by going direct: each write(2) is a request either way, and the copy into the cache
+    /// is saved. Whoever reads too, or maps, is better off with the cache.
     pub fn opened(&self, number: Number, flags: &OpenFlags) -> bool {
         let wants_direct = flags.write && !flags.read && self.is_mappable.load(Ordering::Relaxed);
         let mut open = self.open.lock();

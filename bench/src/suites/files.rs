@@ -1,0 +1,199 @@
+//! Many small files: unpacked, listed, compared, and brought back.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use bkfs_fuse::{MountConfig, mount};
+
+use super::{text, verified};
+use crate::Outcome;
+use crate::context::{Context, remove};
+use crate::data;
+use crate::measure::{self, Run, shell};
+use crate::null_fs::{NullConfig, NullFs};
+use crate::program::flush;
+use crate::verify::same_trees;
+
+const SUITE: &str = "files";
+
+/// Unpacks an archive of small files everywhere.
+pub(super) fn run(context: &mut Context) -> Outcome<()> {
+    let count = context.size.choose(1_000, 10_000, 50_000);
+    let source = context.fresh("tree")?;
+    data::small_files(&source, count, 21)?;
+    let archive = context.work.join("files.tar");
+    shell(&format!(
+        "tar -cf {} -C {} .",
+        text(&archive),
+        text(&source)
+    ))?;
+    for _ in 0..context.repeat {
+        shell(&format!("cat {} >/dev/null", text(&archive)))?;
+        local(context, &archive, &source)?;
+        null(context, &archive, count)?;
+        mounted(context, &archive, &source)?;
+        restic(context, &source);
+        borg(context, &source);
+    }
+    remove(&archive)?;
+    remove(&source)
+}
+
+fn local(context: &mut Context, archive: &Path, source: &Path) -> Outcome<()> {
+    let target = context.fresh("local")?;
+    let mut run = shell(&format!("tar -xf {} -C {}", text(archive), text(&target)))?;
+    run.wall_s += flush(&target)?;
+    same_trees(source, &target, true)?;
+    remove(&target)?;
+    context.note(SUITE, "tar -x", "local disk", verified(run));
+    Ok(())
+}
+
+fn null(context: &mut Context, archive: &Path, count: usize) -> Outcome<()> {
+    let point = context.fresh("null")?;
+    let null = Arc::new(NullFs::new(NullConfig {
+        direct_io: true,
+        parallel_direct_writes: false,
+    }));
+    let session = mount(null, &point, &MountConfig::new("null"))?;
+    let unpacked = shell(&format!("tar -xf {} -C {}", text(archive), text(&point)));
+    let there = unpacked.is_ok().then(|| names_below(&point));
+    session.unmount(false)?;
+    session.wait()?;
+    let run = Run {
+        cpu_s: None,
+        anon_bytes: None,
+        verified: there == Some(count),
+        ..unpacked?
+    };
+    context.note(SUITE, "tar -x", "null filesystem", run);
+    Ok(())
+}
+
+fn names_below(root: &Path) -> usize {
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    let count = |path: &Path| fs::read_dir(path).map_or(0, Iterator::count);
+    entries.map(|entry| count(&entry.path())).sum()
+}
+
+fn mounted(context: &mut Context, archive: &Path, source: &Path) -> Outcome<()> {
+    let bucket = context.fresh("bucket")?;
+    let url = text(&bucket).to_owned();
+    let program = context.program.clone();
+    program.init(&url)?;
+    let point = context.fresh("mount")?;
+    let mounted = program.mount(&url, &point)?;
+    let unpack = format!("tar -xf {} -C {}", text(archive), text(&point));
+    let mut first = mounted.measure(|| {
+        shell(&unpack)?;
+        mounted.snapshot("one")
+    })?;
+    first.stored_bytes = Some(measure::stored_bytes(&bucket));
+    let quiet = |line: String| mounted.measure(|| shell(&line).map(drop));
+    let find = quiet(format!("find {} -type f >/dev/null", text(&point)))?;
+    let rsync = context.peers.need("rsync").map(|rsync| {
+        // Permissions of the mount's own root are no part of the archive.
+        quiet(format!(
+            "{rsync} -a --omit-dir-times {}/ {}/",
+            text(source),
+            text(&point)
+        ))
+    });
+    mounted.unmount()?;
+    program.forget_caches()?;
+    measure::drop_caches();
+    let mounted = program.mount(&url, &point)?;
+    let listing =
+        mounted.measure(|| shell(&format!("ls -lR {} >/dev/null", text(&point))).map(drop))?;
+    mounted.unmount()?;
+    let target = context.work.join("restored");
+    let mut restored = program.restore(&url, "one", &target)?;
+    same_trees(source, &target, true)?;
+    restored.stored_bytes = Some(measure::stored_bytes(&target));
+    remove(&target)?;
+    remove(&bucket)?;
+    context.note(SUITE, "tar -x", "bkfs", verified(first));
+    context.note(SUITE, "find", "bkfs", verified(find));
+    match rsync {
+        Ok(run) => context.note(SUITE, "rsync, nothing changed", "bkfs", verified(run?)),
+        Err(reason) => context.absent("rsync", reason),
+    }
+    context.note(SUITE, "ls -lR, cold", "bkfs", verified(listing));
+    context.note(SUITE, "restore", "bkfs", verified(restored));
+    Ok(())
+}
+
+fn restic(context: &mut Context, source: &Path) {
+    context.peer("restic", |context| {
+        let restic = context.peers.need("restic")?;
+        let repository = context.fresh("restic")?;
+        let target = context.fresh("restored")?;
+        let base = format!("{restic} --no-cache -q -r {}", text(&repository));
+        let base = format!("export RESTIC_PASSWORD=benchmark; {base}");
+        shell(&format!("{base} init"))?;
+        let mut first = shell(&format!("{base} backup {}", text(source)))?;
+        first.wall_s += flush(&repository)?;
+        first.stored_bytes = Some(measure::stored_bytes(&repository));
+        measure::drop_caches();
+        let mut restored = shell(&format!("{base} restore latest --target {}", text(&target)))?;
+        restored.wall_s += flush(&target)?;
+        same_trees(
+            source,
+            &target.join(text(source).trim_start_matches('/')),
+            true,
+        )?;
+        remove(&target)?;
+        remove(&repository)?;
+        context.note(
+            SUITE,
+            "tar -x",
+            "restic (backup of the tree)",
+            verified(first),
+        );
+        context.note(SUITE, "restore", "restic", verified(restored));
+        Ok(())
+    });
+}
+
+fn borg(context: &mut Context, source: &Path) {
+    context.peer("borg", |context| {
+        let borg = context.peers.need("borg")?;
+        let (repository, home) = (context.fresh("borg")?, context.fresh("borg-home")?);
+        let target = context.fresh("restored")?;
+        let base = format!(
+            "export BORG_PASSPHRASE=benchmark BORG_BASE_DIR={}; ",
+            text(&home)
+        );
+        let place = text(&repository);
+        shell(&format!("{base}{borg} init -e repokey-blake2 {place}"))?;
+        let mut first = shell(&format!(
+            "{base}{borg} create -C zstd,1 {place}::one {}",
+            text(source)
+        ))?;
+        first.wall_s += flush(&repository)?;
+        first.stored_bytes = Some(measure::stored_bytes(&repository));
+        measure::drop_caches();
+        let mut restored = shell(&format!(
+            "{base}cd {}; {borg} extract {place}::one",
+            text(&target)
+        ))?;
+        restored.wall_s += flush(&target)?;
+        same_trees(
+            source,
+            &target.join(text(source).trim_start_matches('/')),
+            true,
+        )?;
+        for path in [target, repository, home] {
+            remove(&path)?;
+        }
+        context.note(
+            SUITE,
+            "tar -x",
+            "borg (backup of the tree)",
+            verified(first),
+        );
+        context.note(SUITE, "restore", "borg", verified(restored));
+        Ok(())
+    });
+}

@@ -1,0 +1,203 @@
+//! One long stream: incompressible, compressible, and stored already.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bkfs_fuse::{MountConfig, mount};
+
+use super::{text, verified};
+use crate::Outcome;
+use crate::context::{Context, remove};
+use crate::data::{self, Texture};
+use crate::measure::{self, Run, shell};
+use crate::null_fs::{NullConfig, NullFs};
+use crate::program::flush;
+use crate::verify::same_bytes;
+
+const SUITE: &str = "stream";
+
+/// Writes streams of both kinds.
+pub(super) fn run(context: &mut Context) -> Outcome<()> {
+    let length = context.size.choose(24 << 20, 512 << 20, 4 << 30);
+    for (name, texture) in [("noise", Texture::Noise), ("pages", Texture::Pages)] {
+        let source = context.work.join(format!("stream-{name}"));
+        data::stream(&source, texture, length, 11)?;
+        for _ in 0..context.repeat {
+            // Everybody reads the source from memory.
+            shell(&format!("cat {} >/dev/null", text(&source)))?;
+            local(context, name, &source)?;
+            null(context, name, &source)?;
+            mounted(context, name, &source)?;
+            context.peer("bkfs put", |context| put(context, name, &source));
+            rclone(context, name, &source);
+            aws(context, name, &source);
+        }
+        remove(&source)?;
+    }
+    Ok(())
+}
+
+/// dd to the local disk, with fsync.
+fn local(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
+    let target = context.fresh("local")?.join("copy");
+    let line = format!(
+        "dd if={} of={} bs=1M conv=fsync",
+        text(source),
+        text(&target)
+    );
+    let run = shell(&line)?;
+    same_bytes(source, &target)?;
+    remove(&target)?;
+    context.note(SUITE, name, "dd, fsync", verified(run));
+    Ok(())
+}
+
+/// dd onto the filesystem that keeps nothing: what the way through the kernel costs. It is direct, as bkfs is for whoever only writes.
+fn null(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
+    let point = context.fresh("null")?;
+    let null = Arc::new(NullFs::new(NullConfig {
+        direct_io: true,
+        parallel_direct_writes: false,
+    }));
+    let session = mount(null.clone(), &point, &MountConfig::new("null"))?;
+    let written = shell(&format!(
+        "dd if={} of={}/copy bs=1M",
+        text(source),
+        text(&point)
+    ));
+    session.unmount(false)?;
+    session.wait()?;
+    let run = Run {
+        // Its daemon is this process, which does other things too.
+        cpu_s: None,
+        anon_bytes: None,
+        verified: null.written_bytes.load(Ordering::Relaxed) == source.metadata()?.len(),
+        ..written?
+    };
+    context.note(SUITE, name, "null filesystem", run.clone());
+    context.note(
+        SUITE,
+        &format!("{name}, stored already"),
+        "null filesystem",
+        run,
+    );
+    Ok(())
+}
+
+/// dd onto a mount, to a snapshot; the same bytes again under another name that says nothing; and both back.
+fn mounted(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
+    let bucket = context.fresh("bucket")?;
+    let url = text(&bucket).to_owned();
+    let program = context.program.clone();
+    program.init(&url)?;
+    let mounted = program.mount(&url, &context.fresh("mount")?)?;
+    let dd = |to: &str| {
+        let target: PathBuf = mounted.path().join(to);
+        shell(&format!(
+            "dd if={} of={} bs=1M",
+            text(source),
+            text(&target)
+        ))
+        .map(drop)
+    };
+    let mut first = mounted.measure(|| dd("first").and_then(|()| mounted.snapshot("first")))?;
+    first.stored_bytes = Some(measure::stored_bytes(&bucket));
+    let mut again = mounted.measure(|| dd("other-name"))?;
+    mounted.snapshot("second")?;
+    again.stored_bytes = Some(measure::stored_bytes(&bucket));
+    mounted.unmount()?;
+    let target = context.work.join("restored");
+    let restored = program.restore(&url, "second", &target)?;
+    for copy in ["first", "other-name"] {
+        same_bytes(source, &target.join(copy))?;
+    }
+    remove(&target)?;
+    context.note(SUITE, name, "bkfs", verified(first));
+    context.note(
+        SUITE,
+        &format!("{name}, stored already"),
+        "bkfs",
+        verified(again),
+    );
+    context.note(
+        SUITE,
+        &format!("{name}, restore of both"),
+        "bkfs",
+        verified(restored),
+    );
+    remove(&bucket)
+}
+
+/// `bkfs put`, into a repository of its own.
+fn put(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
+    if !context.program.has("put") {
+        return Err("this program has no such command".into());
+    }
+    let bucket = context.fresh("bucket")?;
+    let url = text(&bucket).to_owned();
+    let program = context.program.clone();
+    program.init(&url)?;
+    let mut run = measure::command(program.command(&["put", &url, "stream"]).arg(source))?;
+    run.stored_bytes = Some(measure::stored_bytes(&bucket));
+    let target = context.work.join("restored");
+    remove(&target)?;
+    measure::command(
+        program
+            .command(&["restore", "-q", "--volume", "streams", &url, "latest"])
+            .arg(&target),
+    )?;
+    same_bytes(source, &target.join("stream"))?;
+    remove(&target)?;
+    context.note(SUITE, name, "bkfs put", verified(run));
+    remove(&bucket)
+}
+
+fn rclone(context: &mut Context, name: &str, source: &Path) {
+    context.peer("rclone rcat", |context| {
+        let rclone = context.peers.need("rclone")?;
+        let target = context.fresh("local")?.join("copy");
+        let mut run = shell(&format!(
+            "{rclone} --config /dev/null rcat {} <{}",
+            text(&target),
+            text(source)
+        ))?;
+        run.wall_s += flush(&target)?;
+        same_bytes(source, &target)?;
+        remove(&target)?;
+        context.note(SUITE, name, "rclone rcat", verified(run));
+        Ok(())
+    });
+}
+
+fn aws(context: &mut Context, name: &str, source: &Path) {
+    use crate::servers::{BUCKET, Minio, endpoint, s3_environment};
+    context.peer("aws s3 cp", |context| {
+        let (aws, minio) = (context.peers.need("aws")?, context.peers.need("minio")?);
+        let data = context.fresh("minio")?;
+        let server = Minio::start(Path::new(&minio), &data)?;
+        let object = format!("s3://{BUCKET}/stream");
+        let command = |line: &str| {
+            let mut command = measure::shell_command(&format!(
+                "{aws} --endpoint-url {} {line}",
+                endpoint(server.address)
+            ));
+            command.envs(s3_environment(server.address));
+            measure::command(&mut command)
+        };
+        let size = source.metadata()?.len();
+        let run = command(&format!(
+            "s3 cp --expected-size {size} - {object} <{}",
+            text(source)
+        ))?;
+        let target = context.work.join("restored");
+        remove(&target)?;
+        command(&format!("s3 cp {object} {}", text(&target)))?;
+        same_bytes(source, &target)?;
+        remove(&target)?;
+        drop(server);
+        remove(&data)?;
+        context.note(SUITE, name, "aws s3 cp, MinIO", verified(run));
+        Ok(())
+    });
+}

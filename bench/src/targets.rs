@@ -1,0 +1,254 @@
+//! The figures that are to be reached, and whether they are.
+//!
+//! Owns: limits, aims, and which measurements they are read from.
+
+use serde::Serialize;
+
+use crate::report::{Report, line, shown};
+
+/// A figure and what became of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// What is measured.
+    pub measure: &'static str,
+    /// It must not be above this.
+    pub limit: f64,
+    /// And should not be above this.
+    pub aim: f64,
+    /// What was measured; nothing if a suite or a peer was missing.
+    pub measured: Option<f64>,
+}
+
+impl Verdict {
+    /// In a word.
+    pub fn word(&self) -> &'static str {
+        match self.measured {
+            None => "not measured",
+            Some(figure) if figure <= self.aim => "pass, aim reached",
+            Some(figure) if figure <= self.limit => "pass",
+            Some(_) => "miss",
+        }
+    }
+}
+
+/// Every figure with what the report has of it.
+pub fn verdicts(report: &Report) -> Vec<Verdict> {
+    let mut verdicts = of_the_database(report);
+    verdicts.extend(of_the_rest(report));
+    verdicts
+}
+
+fn verdict(measure: &'static str, limit: f64, aim: f64, measured: Option<f64>) -> Verdict {
+    Verdict {
+        measure,
+        limit,
+        aim,
+        measured,
+    }
+}
+
+fn of_the_database(report: &Report) -> Vec<Verdict> {
+    let database = |one, other| report.ratio("mariadb", one, other);
+    vec![
+        verdict(
+            "first full onto bkfs (local directory) ÷ mariabackup, pigz --fast -p2",
+            0.5,
+            0.33,
+            database(("first full", "bkfs"), ("first full", "mariabackup, pigz")),
+        ),
+        verdict(
+            "first full onto bkfs on MinIO ÷ mariabackup onto s3fs on the same MinIO",
+            0.45,
+            0.33,
+            database(("first full, MinIO", "bkfs"), ("first full, MinIO", "s3fs")),
+        ),
+        verdict(
+            "second full ÷ rustic's repeat on the finished directory",
+            0.8,
+            0.5,
+            database(("second full", "bkfs"), ("second full", "rustic")),
+        ),
+        verdict(
+            "bytes added by the second full ÷ the least any peer added",
+            0.25,
+            0.15,
+            added(report),
+        ),
+        verdict(
+            "repository after the first full ÷ rustic's",
+            1.02,
+            0.98,
+            repository(report),
+        ),
+        verdict(
+            "restore to a local directory ÷ rustic restore",
+            0.8,
+            0.6,
+            database(("restore", "bkfs"), ("restore", "rustic")),
+        ),
+    ]
+}
+
+fn of_the_rest(report: &Report) -> Vec<Verdict> {
+    vec![
+        verdict(
+            "dd of data already stored, no hint ÷ the same onto the null filesystem",
+            5.0,
+            3.0,
+            report.ratio(
+                "stream",
+                ("noise, stored already", "bkfs"),
+                ("noise, stored already", "null filesystem"),
+            ),
+        ),
+        verdict(
+            "incompressible stream through the mount ÷ dd, fsync to local disk",
+            2.0,
+            1.2,
+            report.ratio("stream", ("noise", "bkfs"), ("noise", "dd, fsync")),
+        ),
+        verdict(
+            "daemon's processor time, first full ÷ zstd -1 of the same bytes in blocks of 128 KiB",
+            1.5,
+            1.25,
+            processor(report),
+        ),
+        verdict(
+            "small files, tar -x to durable ÷ the same onto the null filesystem",
+            1.8,
+            1.3,
+            report.ratio("files", ("tar -x", "bkfs"), ("tar -x", "null filesystem")),
+        ),
+        verdict(
+            "sequential read in a snapshot with 20 ms of latency ÷ with none",
+            1.3,
+            1.1,
+            report.ratio(
+                "latency",
+                ("read a snapshot, 20 ms", "bkfs"),
+                ("read a snapshot, 0 ms", "bkfs"),
+            ),
+        ),
+        verdict(
+            "peak anonymous memory of the daemon, MiB",
+            512.0,
+            300.0,
+            memory(report),
+        ),
+        verdict(
+            "index: anonymous MiB per TiB of unique data in 16 KiB chunks",
+            128.0,
+            80.0,
+            report.figures.get(INDEX_MEMORY).copied(),
+        ),
+    ]
+}
+
+/// The name of a figure: processor seconds of zstd -1, single-threaded, over the files of the first full backup.
+pub const FLOOR: &str = "mariadb: zstd -1 in blocks of 128 KiB, processor s";
+
+/// The name of a figure.
+pub const INDEX_MEMORY: &str = "index: anonymous MiB per TiB";
+
+fn stored(report: &Report, step: &str, system: &str) -> Option<f64> {
+    let record = report.find("mariadb", step, system)?;
+    record.median(|run| run.stored_bytes.map(|bytes| bytes as f64))
+}
+
+fn added(report: &Report) -> Option<f64> {
+    let of = |system| {
+        Some(stored(report, "second full", system)? - stored(report, "first full", system)?)
+    };
+    let least = ["restic", "rustic", "borg"]
+        .into_iter()
+        .filter_map(of)
+        .fold(f64::INFINITY, f64::min);
+    Some(of("bkfs")? / Some(least).filter(|least| least.is_finite())?)
+}
+
+fn repository(report: &Report) -> Option<f64> {
+    Some(stored(report, "first full", "bkfs")? / stored(report, "first full", "rustic")?)
+}
+
+fn processor(report: &Report) -> Option<f64> {
+    let record = report.find("mariadb", "first full", "bkfs")?;
+    Some(record.median(|run| run.cpu_s)? / report.figures.get(FLOOR)?)
+}
+
+fn memory(report: &Report) -> Option<f64> {
+    let ours = report.records.iter();
+    let ours = ours.filter(|record| record.system.starts_with("bkfs") && record.suite != "index");
+    ours.flat_map(|record| record.runs.iter().filter_map(|run| run.anon_bytes))
+        .max()
+        .map(|bytes| bytes as f64 / (1 << 20) as f64)
+}
+
+/// The verdicts as a table in Markdown.
+pub fn table(verdicts: &[Verdict]) -> String {
+    let mut text = String::from("| measure | limit | aim | measured | |\n|---|---|---|---|---|\n");
+    for verdict in verdicts {
+        let Verdict {
+            measure,
+            limit,
+            aim,
+            measured,
+        } = verdict;
+        let word = verdict.word();
+        let measured = shown(*measured, 2);
+        line(
+            &mut text,
+            format_args!("| {measure} | {limit} | {aim} | {measured} | {word} |"),
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::Run;
+    use crate::report::Record;
+
+    fn add(report: &mut Report, step: &str, system: &str, (wall_s, stored): (f64, u64)) {
+        let record = Record {
+            suite: "mariadb",
+            step: step.to_owned(),
+            system: system.to_owned(),
+            runs: Vec::new(),
+        };
+        let run = Run {
+            wall_s,
+            cpu_s: Some(wall_s),
+            stored_bytes: Some(stored),
+            anon_bytes: Some(64 << 20),
+            verified: true,
+            ..Run::default()
+        };
+        report.add(record, run);
+    }
+
+    #[test]
+    fn each_figure_is_read_from_where_it_lies() {
+        let mut report = Report::default();
+        for verdict in verdicts(&report) {
+            assert_eq!(verdict.word(), "not measured");
+            assert!(verdict.aim <= verdict.limit);
+        }
+        add(&mut report, "first full", "bkfs", (1.0, 100));
+        add(&mut report, "second full", "bkfs", (1.0, 120));
+        for (system, after) in [("rustic", 300), ("restic", 180)] {
+            add(&mut report, "first full", system, (2.0, 100));
+            add(&mut report, "second full", system, (2.0, after));
+        }
+        report.figures.insert(FLOOR.to_owned(), 0.5);
+        let measured: Vec<_> = verdicts(&report)
+            .iter()
+            .map(|verdict| verdict.measured)
+            .collect();
+        assert_eq!(measured[2..5], [Some(0.5), Some(0.25), Some(1.0)]);
+        assert_eq!((measured[8], measured[11]), (Some(2.0), Some(64.0)));
+        let words: Vec<_> = verdicts(&report).iter().map(Verdict::word).collect();
+        assert_eq!(words[2..5], ["pass, aim reached", "pass", "pass"]);
+        assert_eq!(words[8], "miss");
+    }
+}

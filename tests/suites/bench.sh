@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# about: every suite of the benchmarks in its smallest form: restores verified, the report whole; no time is judged
+# needs: program apt:restic apt:borgbackup apt:pigz apt:rsync apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench minio
+# limit: 600
+. "$(dirname "$0")/../lib/common.sh"
+
+export BKFS_BIN
+BENCH=$SUITE_TMP/bkfs-bench OUT=$SUITE_TMP/results PAGE=$SUITE_TMP/page.md
+builds() {
+  (cd "$ROOT" && cargo build -q --release -p bkfs-bench)
+  cp "$CARGO_TARGET_DIR/release/bkfs-bench" "$BENCH"
+}
+case_of "the benchmarks build" builds || exit 1
+
+runs() {
+  mkdir -p "$SUITE_TMP/work"
+  printf 'before\n<!-- tables: written by bkfs-bench -->\n<!-- end of tables -->\nafter\n' >"$PAGE"
+  (cd "$SUITE_TMP" && "$BENCH" all --size small --repeat 1 --work "$SUITE_TMP/work" --output results --page page.md)
+}
+case_of "all suites run" runs || exit 1
+
+measured() { # SUITE STEP SYSTEM
+  jq -e --arg suite "$1" --arg step "$2" --arg system "$3" \
+    '.records[] | select(.suite == $suite and .step == $step and .system == $system) | (.runs | length == 1) and (.runs | all(.verified and .wall_s > 0))' "$OUT/report.json"
+}
+for step in "mariadb|first full|bkfs" "mariadb|second full|bkfs" "mariadb|restore|bkfs" "mariadb|restore|restic" "mariadb|restore|borg" "mariadb|first full|mariabackup, pigz" \
+  "mariadb|first full, MinIO|bkfs" "stream|noise|bkfs" "stream|noise, stored already|bkfs" "stream|noise|dd, fsync" "stream|pages|null filesystem" \
+  "files|tar -x|bkfs" "files|tar -x|null filesystem" "files|restore|bkfs" "files|restore|restic" "latency|read a snapshot, 20 ms|bkfs" "micro|pages as pages|bkfs"; do
+  IFS='|' read -r suite name system <<<"$step"
+  case_of "$suite: $name by $system is verified" measured "$suite" "$name" "$system"
+done
+
+figures() { jq -e '.figures | length >= 20 and all(. >= 0)' "$OUT/report.json"; }
+case_of "the stages and the index have figures" figures
+
+page() {
+  grep -q '^before$' "$PAGE" && grep -q '^after$' "$PAGE"
+  [ "$(grep -cE '\| (pass|pass, aim reached|miss) \|$' "$PAGE")" -ge 10 ] || wrong "fewer figures than there should be: $(grep -c 'not measured' "$PAGE") are not measured"
+  ! grep -q 'not verified' "$PAGE" || wrong "something was not verified"
+}
+case_of "the page has the table of what is to be reached" page
+plots() { local suite; for suite in mariadb stream files latency micro; do grep -q '<rect x=' "$OUT/$suite.svg" || wrong "no bars in $suite.svg"; done; }
+case_of "each suite has a plot" plots
+nothing_left() {
+  if grep -q " $SUITE_TMP/" /proc/self/mountinfo; then wrong "something is still mounted"; fi
+  [ -z "$(ls "$SUITE_TMP/work")" ] || wrong "the benchmark leaves something behind"
+}
+case_of "nothing is left mounted or lying about" nothing_left

@@ -19,7 +19,7 @@ use_mariabackup() {
   mariabackup_to "$here/second" --incremental-basedir="$here/first"
   mariadb_stop
   mariabackup_prepare "$here/alone"
-  mariabackup_prepare "$here/full" --apply-log-only
+  mariabackup_prepare "$here/full"
   for step in first second; do mariabackup_prepare "$here/full" --incremental-dir="$here/$step"; done
 }
 mariadb_change_again() { sql kinds -e "UPDATE parted SET value = UPPER(value) WHERE id % 11 = 0; DELETE FROM parted WHERE id % 13 = 0; CREATE TABLE made_last (id INT PRIMARY KEY) ENGINE=InnoDB; INSERT INTO made_last VALUES (1), (2)"; }

@@ -119,24 +119,38 @@ impl Scan<'_> {
                 report.add(Problem::new(missing, ProblemKind::Missing, what));
             }
             reached = reached.max(entry.last);
-            for pack in entry.packs().own {
-                let class = match pack.is_metadata {
-                    true => Class::MetadataPack,
-                    false => Class::DataPack,
-                };
-                let pack_key = pack.name.key(class);
-                if bucket.get(&pack_key) != Some(&pack.length) {
-                    let what = format!("{key} needs it, with {} bytes", pack.length);
-                    let kind = match bucket.contains_key(&pack_key) {
-                        true => ProblemKind::Damaged,
-                        false => ProblemKind::Missing,
-                    };
-                    report.add(Problem::new(pack_key, kind, what));
-                    broken.begin(key, before);
-                }
+            if self.lacks_packs(key, &entry, bucket, report).await? {
+                broken.begin(key, before);
             }
         }
         Ok((!broken.keys.is_empty()).then_some(broken))
+    }
+
+    /// Whether packs that the journal under `key` names are not there as it says; reports them. A writer at work may have sent both since the bucket was listed.
+    async fn lacks_packs(
+        &self,
+        key: &str,
+        entry: &JournalEntry,
+        bucket: &BTreeMap<String, u64>,
+        report: &mut Report,
+    ) -> Result<bool, RootError> {
+        let mut lacks = false;
+        for pack in entry.packs().own {
+            let pack_key = pack.key();
+            if bucket.get(&pack_key) == Some(&pack.length) {
+                continue;
+            }
+            let kind = match self.store.head(&pack_key).await {
+                Ok(found) if found.size == pack.length => continue,
+                Ok(_) => ProblemKind::Damaged,
+                Err(error) if error.is_not_found() => ProblemKind::Missing,
+                Err(error) => return Err(error.into()),
+            };
+            let what = format!("{key} needs it, with {} bytes", pack.length);
+            report.add(Problem::new(pack_key, kind, what));
+            lacks = true;
+        }
+        Ok(lacks)
     }
 }
 

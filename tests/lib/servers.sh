@@ -29,12 +29,15 @@ launch() {
 probe_or_dead() { ! kill -0 "$1" 2>/dev/null || "$2" "$3"; }
 
 answers() { [ "$(curl -s -o /dev/null -m 5 -w '%{http_code}' "http://127.0.0.1:$1/")" != 000 ]; }
-minio_lives() { curl -sf -m 5 -o /dev/null "http://127.0.0.1:$1/minio/health/ready"; }
+# An answer to a signed request: its health page is ready a moment before what keeps buckets and users is.
+minio_lives() {
+  curl -sf -m 5 -o /dev/null --aws-sigv4 "aws:amz:$BKFS_TEST_REGION:s3" --user "$BKFS_TEST_ACCESS_KEY:$BKFS_TEST_SECRET_KEY" "http://127.0.0.1:$1/"
+}
 
 # make_s3_bucket ENDPOINT NAME
 make_s3_bucket() {
   # The hash of an empty body: this curl signs without one, which versitygw refuses.
-  curl -sSf -m 30 -o /dev/null -X PUT -H "x-amz-content-sha256: $(printf "" | sha256sum | cut -d" " -f1)" --aws-sigv4 "aws:amz:$BKFS_TEST_REGION:s3" --user "$BKFS_TEST_ACCESS_KEY:$BKFS_TEST_SECRET_KEY" "$1/$2" ||
+  curl -sS --fail-with-body -m 30 -X PUT -H "x-amz-content-sha256: $(printf "" | sha256sum | cut -d" " -f1)" --aws-sigv4 "aws:amz:$BKFS_TEST_REGION:s3" --user "$BKFS_TEST_ACCESS_KEY:$BKFS_TEST_SECRET_KEY" "$1/$2" ||
     die "could not create bucket $2 at $1"
 }
 
@@ -74,7 +77,7 @@ make_azure_container() {
   text=$(printf 'PUT\n\n\n\n\n\n\n\n\n\n\n\nx-ms-date:%s\nx-ms-version:2021-08-06\n/%s/%s/%s\nrestype:container' "$date" "$BKFS_TEST_AZURITE_ACCOUNT" "$BKFS_TEST_AZURITE_ACCOUNT" "$1")
   key=$(printf '%s' "$BKFS_TEST_AZURITE_KEY" | base64 -d | od -An -v -tx1 | tr -d ' \n')
   signature=$(printf '%s' "$text" | openssl dgst -sha256 -mac HMAC -macopt "hexkey:$key" -binary | base64 -w 0)
-  curl -sSf -m 30 -o /dev/null -X PUT -H 'Content-Length: 0' -H "x-ms-date: $date" -H 'x-ms-version: 2021-08-06' \
+  curl -sS --fail-with-body -m 30 -X PUT -H 'Content-Length: 0' -H "x-ms-date: $date" -H 'x-ms-version: 2021-08-06' \
     -H "Authorization: SharedKey $BKFS_TEST_AZURITE_ACCOUNT:$signature" "$BKFS_TEST_AZURITE/$1?restype=container" ||
     die "could not create the Azure container"
 }

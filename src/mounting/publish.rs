@@ -201,14 +201,17 @@ impl Journal for Journals {
 
 pub(super) fn classify(error: RootError) -> PublishError {
     let text = error.to_string();
+    if matches!(error, RootError::Rollback { .. }) {
+        return PublishError::Lost(text);
+    }
     match error.kind() {
-        ErrorKind::Refused => PublishError::Refused(text),
-        ErrorKind::Fenced
-        | ErrorKind::Held
-        | ErrorKind::Damaged
-        | ErrorKind::NoRepository
-        | ErrorKind::WrongPassword => PublishError::Lost(text),
+        // A damaged list of snapshots refuses the snapshot, and nothing else; a damaged root refuses every commit, until it is mended.
+        ErrorKind::Refused | ErrorKind::Damaged => PublishError::Refused(text),
+        ErrorKind::Fenced | ErrorKind::Held | ErrorKind::WrongPassword => PublishError::Lost(text),
         ErrorKind::OutcomeUnknown => PublishError::Unknown(text),
-        ErrorKind::Rebuild | ErrorKind::Unavailable => PublishError::Again(text),
+        // A bucket may be away for a moment: one answer that it is not there ends nothing.
+        ErrorKind::Rebuild | ErrorKind::Unavailable | ErrorKind::NoRepository => {
+            PublishError::Again(text)
+        }
     }
 }

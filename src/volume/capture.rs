@@ -50,6 +50,8 @@ pub enum Captured {
 pub struct Capture {
     /// The number of the operation that they are.
     pub operation: u64,
+    /// The layer that was the active one.
+    epoch: u64,
     /// The places.
     delta: Delta,
     /// Bytes written to files that it holds.
@@ -124,6 +126,7 @@ impl Volume {
         let ranges = places.flat_map(|(inode, ranges)| ranges.iter().map(|range| (*inode, range)));
         Capture {
             operation: state.operation,
+            epoch: state.active.epoch,
             items,
             ranges: ranges
                 .map(|(inode, range)| capture_range(state, inode, range))
@@ -137,11 +140,17 @@ impl Volume {
 
     /// The journal did not come about: what it was to describe is described by a later one.
     pub(super) fn give_back(&self, capture: Capture) -> Result<(), VolumeError> {
-        for (inode, bytes) in capture.unsent {
-            self.usage.wrote(inode, bytes);
-        }
-        self.view.state()?.lock().return_delta(capture.delta);
+        self.usage.stayed(&capture.unsent);
+        self.view
+            .state()?
+            .lock()
+            .return_delta(capture.epoch, capture.delta);
         Ok(())
+    }
+
+    /// The journal holds what it was to describe.
+    pub(super) fn is_written(&self, capture: &Capture) {
+        self.usage.landed(&capture.unsent);
     }
 
     /// Looks up what is stored. The packs that it is in may not be in the bucket yet.

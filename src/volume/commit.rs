@@ -161,6 +161,8 @@ pub struct Committer {
 #[derive(Debug, Clone)]
 struct Sealing {
     mark: Mark,
+    /// Bytes written to files that are on their way with it.
+    unsent: Vec<(u64, u64)>,
     totals: Totals,
     next_inode: u64,
     covered: u64,
@@ -278,10 +280,9 @@ impl Committer {
         let mark = self.volume.ingest.mark();
         state.cut();
         self.volume.commit_asked.store(false, Ordering::Relaxed);
-        // Tried again until it succeeds: a commit that fails is waited for by whoever closes next.
-        let _ = self.volume.usage.cut();
         self.sealing = Some(Sealing {
             mark,
+            unsent: self.volume.usage.cut(),
             totals: state.totals,
             next_inode: self.volume.inode_mark(),
             covered: state.operation,
@@ -316,6 +317,7 @@ impl Committer {
             Ok(committed) => {
                 self.volume.view.state()?.lock().committed(tree);
                 self.sealing = None;
+                self.volume.usage.landed(&sealing.unsent);
                 *self.volume.last_commit.lock() = Some(self.volume.now());
                 tracing::debug!(generation = committed.generation, elapsed = ?started.elapsed(), "committed");
                 self.last = Committed {
@@ -347,7 +349,7 @@ impl Committer {
     /// The tree of the sealing layer over the base.
     async fn build(&self) -> Result<Id, VolumeError> {
         self.flush_all().await?;
-        let (base, dropped, mut changes) = {
+        let (base, mut dropped, mut changes) = {
             let state = self.volume.view.state()?.lock();
             let Some(layer) = &state.sealing else {
                 return Ok(state.base);
@@ -366,6 +368,8 @@ impl Committer {
             )
         };
         let nodes = self.volume.view.nodes();
+        // Neighbours in the tree one after the other: each of its nodes is read once.
+        dropped.sort_unstable();
         for inode in dropped {
             let mut cursor = Tree::new(base).range(key::of_inode(inode));
             while let Some((key, _)) = cursor.next(nodes.as_ref()).await? {

@@ -98,7 +98,7 @@ impl Volume {
                 Ok(offset)
             })
             .await?;
-        self.wrote(inode, data.len() as u64);
+        self.wrote(inode, place..place + data.len() as u64);
         Ok(place)
     }
 
@@ -338,21 +338,17 @@ impl Volume {
     }
 
     /// After a write: starts storing long runs, and makes room if memory runs short.
-    fn wrote(self: &Arc<Self>, inode: u64, bytes: u64) {
-        self.usage.wrote(inode, bytes);
-        let (dirty, epoch) = {
+    fn wrote(self: &Arc<Self>, inode: u64, range: Range<u64>) {
+        self.usage.wrote(inode, range.end - range.start);
+        let (is_long, epoch) = {
             let Ok(state) = self.view.state() else { return };
             let state = state.lock();
-            (
-                state
-                    .active
-                    .data
-                    .get(&inode)
-                    .map_or(0, |ranges| ranges.data_bytes()),
-                state.active.epoch,
-            )
+            let is_long = state.active.data.get(&inode).is_some_and(|ranges| {
+                ranges.data_bytes() >= RUN_BYTES && ranges.runs_for(range.start, RUN_BYTES)
+            });
+            (is_long, state.active.epoch)
         };
-        if dirty >= RUN_BYTES {
+        if is_long {
             self.flush_soon(inode, epoch, Reach::Streaming);
         }
         self.relieve();

@@ -69,6 +69,12 @@ struct Piece {
     stamp: u64,
 }
 
+impl Piece {
+    fn is_data(&self) -> bool {
+        !matches!(self.content, Content::Zero(_))
+    }
+}
+
 /// A part of a range, as the overlay knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
@@ -175,18 +181,49 @@ impl DirtyRanges {
         self.overlapping(&range).map(inside).sum()
     }
 
-    /// Maximal runs of adjacent data, and maximal runs of adjacent zeroes, in order of offset.
-    pub fn runs(&self) -> Vec<(Range<u64>, bool)> {
-        let mut runs: Vec<(Range<u64>, bool)> = Vec::new();
-        for (&start, piece) in &self.pieces {
-            let is_data = !matches!(piece.content, Content::Zero(_));
-            let end = start + piece.content.len();
-            match runs.last_mut() {
-                Some((run, data)) if *data == is_data && run.end == start => run.end = end,
-                _ => runs.push((start..end, is_data)),
+    /// Maximal runs of adjacent data, and maximal runs of adjacent zeroes, that begin at or behind `from`, in order of offset; found as they are asked for.
+    pub fn runs_from(&self, from: u64) -> impl Iterator<Item = (Range<u64>, bool)> + '_ {
+        let run_before = self.pieces.range(..from).next_back();
+        let mut before =
+            run_before.map(|(start, piece)| (start + piece.content.len(), piece.is_data()));
+        let mut pieces = self.pieces.range(from..).peekable();
+        std::iter::from_fn(move || {
+            loop {
+                let (&start, piece) = pieces.next()?;
+                let is_data = piece.is_data();
+                let mut end = start + piece.content.len();
+                while let Some((next, piece)) = pieces.peek()
+                    && **next == end
+                    && piece.is_data() == is_data
+                {
+                    end += piece.content.len();
+                    pieces.next();
+                }
+                // The rest of a run that begins before.
+                if before.take() != Some((start, is_data)) {
+                    return Some((start..end, is_data));
+                }
             }
+        })
+    }
+
+    /// Whether the data around `offset` runs on for at least `length` bytes.
+    pub fn runs_for(&self, offset: u64, length: u64) -> bool {
+        let at = self.first_overlapping(offset);
+        let (mut start, mut end) = (at, at);
+        for (&next, piece) in self.pieces.range(at..) {
+            if end - start >= length || next != end || !piece.is_data() {
+                break;
+            }
+            end += piece.content.len();
         }
-        runs
+        for (&next, piece) in self.pieces.range(..at).rev() {
+            if end - start >= length || next + piece.content.len() != start || !piece.is_data() {
+                break;
+            }
+            start = next;
+        }
+        end - start >= length
     }
 
     /// The buffers of a run of data, closed from now on. `range` must lie inside one run of data.
@@ -258,10 +295,10 @@ impl DirtyRanges {
     }
 
     fn account(&mut self, piece: &Piece, added: bool) {
-        let data = if matches!(piece.content, Content::Zero(_)) {
-            0
-        } else {
+        let data = if piece.is_data() {
             piece.content.len()
+        } else {
+            0
         };
         if added {
             self.cost += piece.content.cost();
@@ -361,8 +398,7 @@ mod tests {
             .collect();
         assert!(seen == expected);
         let data: u64 = dirty
-            .runs()
-            .iter()
+            .runs_from(0)
             .filter(|(_, data)| *data)
             .map(|(run, _)| run.end - run.start)
             .sum();
@@ -408,7 +444,8 @@ mod tests {
                         }
                     }
                     Op::Capture => {
-                        for (run, data) in dirty.runs() {
+                        let runs: Vec<_> = dirty.runs_from(0).collect();
+                        for (run, data) in runs {
                             if data {
                                 let bytes: Vec<u8> = dirty.capture(run.clone()).concat();
                                 let expected: Vec<u8> =

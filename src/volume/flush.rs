@@ -83,10 +83,14 @@ impl Volume {
         }
         // A streaming flush leaves the incomplete end of each run: it must not be picked again for ever.
         let mut skip_to = 0;
-        while let Some((picked, scope)) = self.pick(inode, epoch, reach, skip_to)? {
-            let end = picked.range.end;
-            if !self.store_picked(inode, epoch, scope, picked).await? {
-                skip_to = end;
+        while let Some(picked) = self.pick(inode, epoch, reach, skip_to)? {
+            let range = picked.range.clone();
+            let is_stored = self.store_picked(inode, epoch, picked).await?;
+            if !is_stored {
+                skip_to = range.end;
+            } else if reach == Reach::Streaming {
+                // What was too short before it is looked at once.
+                skip_to = range.start;
             }
             self.room.notify();
         }
@@ -99,11 +103,10 @@ impl Volume {
         epoch: u64,
         reach: Reach,
         skip_to: u64,
-    ) -> Result<Option<(Picked, Scope)>, VolumeError> {
+    ) -> Result<Option<Picked>, VolumeError> {
         let mut state = self.view.state()?.lock();
-        let scope = scope_of(&state, epoch);
         let stamp = state.stamp;
-        let attributes = state.attributes(scope, inode);
+        let attributes = state.attributes(Scope::Until(epoch), inode);
         let Some(layer) = state.layer_mut(epoch) else {
             return Ok(None);
         };
@@ -113,36 +116,29 @@ impl Volume {
         let Some(attributes) = attributes else {
             return Err(VolumeError::Malformed { inode });
         };
-        for (run, is_data) in ranges.runs() {
-            let long = run.end - run.start >= RUN_BYTES;
-            let wanted = match reach {
-                Reach::Streaming => !is_data || long,
-                Reach::Holes => !is_data,
-                Reach::All | Reach::Extents => true,
-            };
-            if run.start < skip_to || !wanted {
-                continue;
-            }
-            let end = if is_data {
-                run.end.min(run.start + RUN_BYTES)
-            } else {
-                run.end
-            };
-            let range = run.start..end;
-            let more = range.end < run.end || reach == Reach::Streaming;
-            let data = is_data.then(|| ranges.capture(range.clone()));
-            return Ok(Some((
-                Picked {
-                    range,
-                    data,
-                    more,
-                    stamp,
-                    attributes,
-                },
-                scope,
-            )));
-        }
-        Ok(None)
+        let is_wanted = |run: &Range<u64>, is_data: bool| match reach {
+            Reach::Streaming => !is_data || run.end - run.start >= RUN_BYTES,
+            Reach::Holes => !is_data,
+            Reach::All | Reach::Extents => true,
+        };
+        let mut runs = ranges.runs_from(skip_to);
+        let Some((run, is_data)) = runs.find(|(run, is_data)| is_wanted(run, *is_data)) else {
+            return Ok(None);
+        };
+        drop(runs);
+        let end = if is_data {
+            run.end.min(run.start + RUN_BYTES)
+        } else {
+            run.end
+        };
+        let range = run.start..end;
+        Ok(Some(Picked {
+            more: range.end < run.end || reach == Reach::Streaming,
+            data: is_data.then(|| ranges.capture(range.clone())),
+            range,
+            stamp,
+            attributes,
+        }))
     }
 
     /// Stores a picked run; false if nothing of it could be stored yet.
@@ -150,9 +146,10 @@ impl Volume {
         &self,
         inode: u64,
         epoch: u64,
-        scope: Scope,
         picked: Picked,
     ) -> Result<bool, VolumeError> {
+        // Whatever is cut and committed while this waits: what lies above the layer is never looked at.
+        let scope = Scope::Until(epoch);
         let range = picked.range.clone();
         let Some(data) = picked.data else {
             let range = self.hole_step(inode, scope, range).await?;
@@ -330,10 +327,10 @@ impl Volume {
         epoch: u64,
         reach: Reach,
     ) -> Result<bool, VolumeError> {
-        let (scope, attributes, stamp) = {
+        let scope = Scope::Until(epoch);
+        let (attributes, stamp) = {
             let state = self.view.state()?.lock();
-            let scope = scope_of(&state, epoch);
-            (scope, state.attributes(scope, inode), state.stamp)
+            (state.attributes(scope, inode), state.stamp)
         };
         let Some(attributes) = attributes else {
             return Ok(false);
@@ -358,7 +355,7 @@ impl Volume {
         };
         let growth = size as i64 - old.as_ref().map_or(0, |item| inline_length(item) as i64);
         let mut state = self.view.state()?.lock();
-        let Some(layer) = state.layer_mut(epoch) else {
+        let Some(layer) = state.storing_layer(epoch, inode) else {
             return Ok(true);
         };
         let item = (size > 0).then(|| Item::Inline(Bytes::from(contents)));
@@ -385,7 +382,7 @@ impl Volume {
         let stamp = state.next_stamp();
         let mut covered = state.dirty_parts(scope, inode, 0..length);
         covered.sort_unstable_by_key(|(range, _)| range.start);
-        let Some(layer) = state.layer_mut(epoch) else {
+        let Some(layer) = state.storing_layer(epoch, inode) else {
             return Ok(());
         };
         let mut at = 0;
@@ -418,12 +415,9 @@ pub(super) struct ExtentPlan {
 
 /// Carries a plan out in the layer of `epoch`, unless that or the inode is gone.
 pub(super) fn place_extents(state: &mut State, inode: u64, epoch: u64, plan: ExtentPlan) {
-    let Some(layer) = state.layer_mut(epoch) else {
+    let Some(layer) = state.storing_layer(epoch, inode) else {
         return;
     };
-    if layer.dropped.contains(&inode) {
-        return;
-    }
     for (offset, extent) in plan.changes {
         layer.set(Key::extent(inode, offset), extent.map(Item::Extent));
     }
@@ -444,14 +438,6 @@ fn inline_length(item: &Item) -> u64 {
     match item {
         Item::Inline(bytes) => bytes.len() as u64,
         _ => 0,
-    }
-}
-
-fn scope_of(state: &State, epoch: u64) -> Scope {
-    if state.active.epoch == epoch {
-        Scope::Live
-    } else {
-        Scope::Sealing
     }
 }
 

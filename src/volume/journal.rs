@@ -136,7 +136,7 @@ impl Volume {
     /// If it could not be stored; it stays accepted.
     pub async fn deliver(&self, inode: u64) -> Result<(), VolumeError> {
         let epoch = self.view.state()?.lock().active.epoch;
-        let sent = self.usage.unsent_bytes(inode);
+        let sent = self.usage.uncut_bytes(inode);
         self.flush_file(inode, epoch, Reach::All).await?;
         self.ingest.deliver_or_keep(CLOSE_PATIENCE).await?;
         self.usage.sent(inode, sent);
@@ -343,7 +343,10 @@ impl Journaler {
             Captured::Changes(capture) => capture,
         };
         match self.write_captured(&capture, aim).await {
-            Ok(Outcome::Landed | Outcome::Kept) => Ok(()),
+            Ok(Outcome::Landed | Outcome::Kept) => {
+                self.volume.is_written(&capture);
+                Ok(())
+            }
             unwritten => {
                 self.volume.give_back(*capture)?;
                 unwritten?;

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bkfs_chunker::ingest::Ingest;
+use futures::stream::{self, StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -76,6 +77,8 @@ pub struct Volume {
     usage: Usage,
     flushing: InodeLocks,
     streaming: Mutex<HashSet<u64>>,
+    /// A task makes room.
+    relieving: AtomicBool,
     /// Inodes that lost their last name while somebody used them.
     orphans: Mutex<HashSet<u64>>,
     room: Room,
@@ -134,6 +137,7 @@ impl Volume {
             usage: Usage::default(),
             flushing: InodeLocks::default(),
             streaming: Mutex::new(HashSet::new()),
+            relieving: AtomicBool::new(false),
             orphans: Mutex::new(HashSet::new()),
             room: Room::new(parts.limits),
             cut_gate: tokio::sync::RwLock::new(()),
@@ -314,34 +318,73 @@ impl Volume {
         self.room.failed(error);
     }
 
-    /// If dirty bytes fill the memory: stores the largest files.
+    /// If dirty bytes fill the memory: stores the largest files, until there is room. One task at a time does so.
     fn relieve(self: &Arc<Self>) {
-        let Ok(state) = self.view.state() else { return };
-        let mut files: Vec<(u64, u64, u64)> = {
-            let state = state.lock();
-            if self.room.data_pressure(&state) == Pressure::None {
-                return;
-            }
-            let layer = &state.active;
-            layer
-                .data
-                .iter()
-                .map(|(inode, ranges)| (ranges.cost(), *inode, layer.epoch))
-                .collect()
-        };
-        files.sort_unstable_by(|one, other| other.cmp(one));
-        for (_, inode, epoch) in files.into_iter().take(RELIEVED_AT_ONCE) {
-            self.flush_soon(inode, epoch, Reach::All);
+        if !self.is_pressed() || self.relieving.swap(true, Ordering::AcqRel) {
+            return;
         }
+        let volume = self.clone();
+        tokio::spawn(async move {
+            loop {
+                let result = volume.make_room().await;
+                volume.relieving.store(false, Ordering::Release);
+                if let Err(error) = result {
+                    volume.storing_failed(error);
+                    return;
+                }
+                // Whoever asked in between was sent away.
+                let is_left = volume.is_pressed() && !volume.largest_files().is_empty();
+                if !is_left || volume.relieving.swap(true, Ordering::AcqRel) {
+                    return;
+                }
+            }
+        });
     }
 
-    /// Which layers belong to `epoch`.
-    pub fn scope_of(&self, epoch: u64) -> Result<Scope, VolumeError> {
-        let state = self.view.state()?.lock();
-        Ok(if state.active.epoch == epoch {
-            Scope::Live
-        } else {
-            Scope::Sealing
-        })
+    async fn make_room(&self) -> Result<(), VolumeError> {
+        while self.is_pressed() {
+            let files = self.largest_files();
+            if files.is_empty() {
+                return Ok(());
+            }
+            let flushes = files
+                .into_iter()
+                .map(|(inode, epoch)| self.flush_file(inode, epoch, Reach::All));
+            stream::iter(flushes)
+                .buffer_unordered(RELIEVED_AT_ONCE)
+                .try_for_each(|()| {
+                    self.room.notify();
+                    std::future::ready(Ok(()))
+                })
+                .await?;
+        }
+        Ok(())
+    }
+
+    fn is_pressed(&self) -> bool {
+        let Ok(state) = self.view.state() else {
+            return false;
+        };
+        self.room.data_pressure(&state.lock()) != Pressure::None
+    }
+
+    /// Files with the most dirty bytes in the active layer, and its epoch: so many that looking for them costs little beside storing them.
+    fn largest_files(&self) -> Vec<(u64, u64)> {
+        let Ok(state) = self.view.state() else {
+            return Vec::new();
+        };
+        let (mut files, epoch): (Vec<(u64, u64)>, u64) = {
+            let layer = &state.lock().active;
+            let costs = layer.data.iter();
+            let costs = costs.map(|(inode, ranges)| (ranges.cost(), *inode));
+            (costs.collect(), layer.epoch)
+        };
+        let count = files.len().min(RELIEVED_AT_ONCE.max(files.len() / 16));
+        if count < files.len() {
+            files.select_nth_unstable_by(count, |one, other| other.cmp(one));
+        }
+        files.truncate(count);
+        files.sort_unstable_by(|one, other| other.cmp(one));
+        files.into_iter().map(|(_, inode)| (inode, epoch)).collect()
     }
 }

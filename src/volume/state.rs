@@ -121,8 +121,8 @@ impl Layer {
 pub enum Scope {
     /// Everything: what the users of the mount see.
     Live,
-    /// The sealing layer and below: what the commit under way will hold.
-    Sealing,
+    /// The layer of this epoch and below, whether it is active, being sealed or committed by now: a cut changes nothing of what is seen.
+    Until(u64),
 }
 
 /// What the layers know of a key.
@@ -177,8 +177,13 @@ impl State {
 
     /// The layers in `scope`, newest first.
     pub fn layers(&self, scope: Scope) -> impl Iterator<Item = &Layer> {
-        let active = (scope == Scope::Live).then_some(&self.active);
-        active.into_iter().chain(self.sealing.as_ref())
+        let newest = match scope {
+            Scope::Live => u64::MAX,
+            Scope::Until(epoch) => epoch,
+        };
+        std::iter::once(&self.active)
+            .chain(self.sealing.as_ref())
+            .filter(move |layer| layer.epoch <= newest)
     }
 
     /// The layer of this epoch, if it is not committed yet.
@@ -187,6 +192,15 @@ impl State {
             return Some(&mut self.active);
         }
         self.sealing.as_mut().filter(|layer| layer.epoch == epoch)
+    }
+
+    /// The layer of this epoch, if what was stored of `inode` may still be put into it: not if the inode was dropped there; and not if it is being sealed
+    /// and no bytes of the file are dirty in it, since the tree that holds it may be built already.
+    pub fn storing_layer(&mut self, epoch: u64, inode: u64) -> Option<&mut Layer> {
+        let is_active = self.active.epoch == epoch;
+        self.layer_mut(epoch).filter(|layer| {
+            !layer.dropped.contains(&inode) && (is_active || layer.data.contains_key(&inode))
+        })
     }
 
     /// The next stamp.
@@ -300,10 +314,13 @@ impl State {
         delta
     }
 
-    /// Gives a delta back whose journal did not come about. What a commit has carried away meanwhile is looked up in vain, and left out.
-    pub fn return_delta(&mut self, mut older: Delta) {
-        older.absorb(std::mem::take(&mut self.active.delta));
-        self.active.delta = older;
+    /// Gives a delta back whose journal did not come about, to the layer that was the active one (`epoch`) when it was taken. If that is committed by now,
+    /// so is all that the delta names.
+    pub fn return_delta(&mut self, epoch: u64, mut older: Delta) {
+        if let Some(layer) = self.layer_mut(epoch) {
+            older.absorb(std::mem::take(&mut layer.delta));
+            layer.delta = older;
+        }
     }
 
     /// Makes the active layer the sealing one. The caller makes sure that there is none.
@@ -342,4 +359,74 @@ pub struct Changes {
     pub complete_to: Key,
     /// The tree below, unless nothing below counts.
     pub base: Option<Id>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> State {
+        State::new(Id([0; 32]), Totals::default())
+    }
+
+    #[test]
+    fn nothing_is_stored_into_a_sealed_layer_without_dirty_bytes_of_the_file() {
+        let mut state = state();
+        state
+            .active
+            .with_data(7, |ranges| ranges.write(0, b"dirty", 1));
+        assert!(state.storing_layer(1, 7).is_some());
+        assert!(state.storing_layer(1, 8).is_some());
+        state.cut();
+        assert!(state.storing_layer(1, 7).is_some(), "it is being stored");
+        assert!(
+            state.storing_layer(1, 8).is_none(),
+            "its tree may be built already"
+        );
+        assert!(state.storing_layer(2, 8).is_some());
+        state.active.drop_inode(8);
+        assert!(
+            state.storing_layer(2, 8).is_none(),
+            "nobody has it any more"
+        );
+    }
+
+    #[test]
+    fn what_lies_above_a_layer_is_not_seen_from_it() {
+        let mut state = state();
+        state
+            .active
+            .with_data(7, |ranges| ranges.write(0, b"older", 1));
+        state.cut();
+        state.active.drop_inode(7);
+        let seen = |scope| state.dirty_parts(scope, 7, 0..5).len();
+        assert_eq!((seen(Scope::Until(1)), seen(Scope::Live)), (1, 0));
+    }
+
+    #[test]
+    fn a_delta_comes_back_below_what_was_changed_since() {
+        let mut state = state();
+        state.active.delta.content(7, 0..10);
+        let epoch = state.active.epoch;
+        let taken = state.take_delta();
+        state.active.drop_inode(7);
+        state.cut();
+        state.active.delta.content(8, 0..10);
+        state.return_delta(epoch, taken);
+        let delta = state.take_delta();
+        assert_eq!(delta.contents.keys().copied().collect::<Vec<_>>(), [8]);
+        assert_eq!(delta.dropped.iter().copied().collect::<Vec<_>>(), [7]);
+    }
+
+    #[test]
+    fn a_delta_that_was_committed_meanwhile_does_not_come_back() {
+        let mut state = state();
+        state.active.delta.content(7, 0..10);
+        let epoch = state.active.epoch;
+        let taken = state.take_delta();
+        state.cut();
+        state.committed(Id([1; 32]));
+        state.return_delta(epoch, taken);
+        assert!(!state.is_unjournaled());
+    }
 }

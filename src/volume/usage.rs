@@ -13,13 +13,19 @@ struct Counts {
     lookups: u64,
     /// For directories: the directory it was last looked up in (`..`).
     parent: u64,
-    /// Bytes written and not yet in a commit.
-    unsent_bytes: u64,
+    /// Bytes written since the last cut.
+    uncut_bytes: u64,
+    /// Bytes written before a cut, of which no commit or journal is in the bucket yet.
+    leaving_bytes: u64,
 }
 
 impl Counts {
     fn in_use(&self) -> bool {
         self.opens > 0 || self.lookups > 0
+    }
+
+    fn unsent_bytes(&self) -> u64 {
+        self.uncut_bytes + self.leaving_bytes
     }
 }
 
@@ -71,36 +77,76 @@ impl Usage {
 
     /// Bytes were written.
     pub fn wrote(&self, inode: u64, bytes: u64) {
-        self.0.lock().entry(inode).or_default().unsent_bytes += bytes;
+        self.0.lock().entry(inode).or_default().uncut_bytes += bytes;
     }
 
-    /// Bytes written to the file since the last commit.
+    /// Bytes written to the file that are in no commit and no journal in the bucket.
     pub fn unsent_bytes(&self, inode: u64) -> u64 {
+        self.0.lock().get(&inode).map_or(0, Counts::unsent_bytes)
+    }
+
+    /// Those of them that are not on their way with a commit or journal either.
+    pub fn uncut_bytes(&self, inode: u64) -> u64 {
         self.0
             .lock()
             .get(&inode)
-            .map_or(0, |counts| counts.unsent_bytes)
+            .map_or(0, |counts| counts.uncut_bytes)
     }
 
-    /// So many of the bytes written to the file are in the bucket now.
+    /// So many of the bytes written since the last cut are in the bucket now.
     pub fn sent(&self, inode: u64, bytes: u64) {
         if let Some(counts) = self.0.lock().get_mut(&inode) {
-            counts.unsent_bytes = counts.unsent_bytes.saturating_sub(bytes);
+            counts.uncut_bytes = counts.uncut_bytes.saturating_sub(bytes);
         }
     }
 
-    /// Takes the counts of unsent bytes, at a cut: each file that has some, and how many. Those that do not get into the bucket are counted again by
-    /// [`Usage::wrote`].
+    /// What was written so far leaves with a commit or journal: each file that has some, and how many bytes. They count as unsent until [`Usage::landed`].
     pub fn cut(&self) -> Vec<(u64, u64)> {
-        let mut taken = Vec::new();
-        self.0.lock().retain(|inode, counts| {
-            let unsent = std::mem::take(&mut counts.unsent_bytes);
-            if unsent > 0 {
-                taken.push((*inode, unsent));
+        let mut leaving = Vec::new();
+        for (inode, counts) in self.0.lock().iter_mut() {
+            let bytes = std::mem::take(&mut counts.uncut_bytes);
+            if bytes > 0 {
+                counts.leaving_bytes += bytes;
+                leaving.push((*inode, bytes));
             }
-            counts.in_use()
-        });
-        taken
+        }
+        leaving
+    }
+
+    /// What left with a cut is in the bucket.
+    pub fn landed(&self, leaving: &[(u64, u64)]) {
+        let mut all = self.0.lock();
+        for (inode, bytes) in leaving {
+            let Some(counts) = all.get_mut(inode) else {
+                continue;
+            };
+            counts.leaving_bytes = counts.leaving_bytes.saturating_sub(*bytes);
+            if !counts.in_use() && counts.unsent_bytes() == 0 {
+                all.remove(inode);
+            }
+        }
+    }
+
+    /// What was to leave with a cut did not get into the bucket.
+    pub fn stayed(&self, leaving: &[(u64, u64)]) {
+        let mut all = self.0.lock();
+        for (inode, bytes) in leaving {
+            if let Some(counts) = all.get_mut(inode) {
+                counts.leaving_bytes = counts.leaving_bytes.saturating_sub(*bytes);
+                counts.uncut_bytes += bytes;
+            }
+        }
+    }
+
+    /// Takes over who uses what, from a volume in whose place this one comes.
+    pub fn adopt_users(&self, former: &Usage) {
+        let mut all = self.0.lock();
+        for (inode, users) in former.0.lock().iter().filter(|(_, users)| users.in_use()) {
+            let counts = all.entry(*inode).or_default();
+            counts.opens += users.opens;
+            counts.lookups += users.lookups;
+            counts.parent = users.parent;
+        }
     }
 
     /// Number of open files and directories.
@@ -119,7 +165,7 @@ impl Usage {
         };
         change(counts);
         let unused = !counts.in_use();
-        if unused && counts.unsent_bytes == 0 {
+        if unused && counts.unsent_bytes() == 0 {
             all.remove(&inode);
         }
         unused
@@ -142,7 +188,37 @@ mod tests {
         assert!(usage.closed(7));
         assert!(!usage.in_use(7));
         assert_eq!(usage.unsent_bytes(7), 10);
-        assert_eq!(usage.cut(), [(7, 10)]);
+        let leaving = usage.cut();
+        assert_eq!(leaving, [(7, 10)]);
+        assert_eq!((usage.unsent_bytes(7), usage.uncut_bytes(7)), (10, 0));
+        usage.landed(&leaving);
+        assert_eq!(usage.unsent_bytes(7), 0);
+        assert!(
+            usage.0.lock().is_empty(),
+            "nothing is known of a file that nobody uses"
+        );
+    }
+
+    #[test]
+    fn users_outlive_a_volume() {
+        let (former, usage) = (Usage::default(), Usage::default());
+        former.opened(7);
+        former.wrote(7, 10);
+        usage.adopt_users(&former);
+        assert_eq!(usage.unsent_bytes(7), 0);
+        assert!(usage.in_use(7));
+        assert!(usage.closed(7));
+    }
+
+    #[test]
+    fn what_did_not_get_into_the_bucket_is_unsent_again() {
+        let usage = Usage::default();
+        usage.wrote(7, 10);
+        let leaving = usage.cut();
+        usage.wrote(7, 5);
+        usage.stayed(&leaving);
+        assert_eq!((usage.unsent_bytes(7), usage.uncut_bytes(7)), (15, 15));
+        usage.sent(7, 15);
         assert_eq!(usage.unsent_bytes(7), 0);
     }
 }

@@ -7,5 +7,6 @@ mod crashes;
 mod far;
 mod fencing;
 mod host;
+mod layers;
 mod outcome;
 mod price;

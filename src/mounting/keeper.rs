@@ -119,6 +119,8 @@ impl Keeper {
         let (live, writer) = self.writing.start(open, failed.inode_mark()).await?;
         let changed = failed.view.changed();
         if let Some(volume) = &live.volume {
+            // The kernel goes on using what it opened and looked up before.
+            volume.usage().adopt_users(failed.usage());
             watch_losses(volume, &self.losses);
         }
         self.current.replace(live);

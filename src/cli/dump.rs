@@ -24,8 +24,8 @@ const PIPE_CLOSED: i32 = 128 + libc::SIGPIPE;
 /// A file's bytes as they are, or a directory as a tar archive (--archive tar) with owners, times, links and extended attributes. What was damaged ends the output
 /// early, with exit code 13: everything that was written before is right.
 ///
-///     bkfs dump s3://bucket/prefix --volume streams latest:/db/main.sql | mariadb
-///     bkfs dump s3://bucket/prefix monday:/etc --archive tar | tar -tv
+///   bkfs dump s3://bucket/prefix --volume streams latest:/db/main.sql | mariadb
+///   bkfs dump s3://bucket/prefix monday:/etc --archive tar | tar -tv
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Dump {

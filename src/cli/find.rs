@@ -25,8 +25,8 @@ use crate::walk::{Named, join, names};
 /// PATTERN is compared with names, or with whole paths (from /) if it has a slash: * any run without a slash, ** any run, ? one character, [a-z] one of these.
 /// Shows NAME:/path, as bkfs restore and bkfs dump take it.
 ///
-///     bkfs find s3://bucket/prefix '*.ibd' --snapshot latest --size +1G
-///     bkfs find s3://bucket/prefix '/etc/**' --newer 2026-11-01T00:00:00Z
+///   bkfs find s3://bucket/prefix '*.ibd' --snapshot latest --size +1G
+///   bkfs find s3://bucket/prefix '/etc/**' --newer 2026-11-01T00:00:00Z
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Find {

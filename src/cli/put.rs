@@ -39,8 +39,8 @@ const VOLUME: &str = "streams";
 ///
 /// The end of a pipe does not say whether its writer succeeded. `bkfs put URL PATH -- COMMAND` runs the writer itself, and stores what it wrote only if it ends with 0.
 ///
-///     bkfs put s3://bucket/prefix db/main.sql -- mariadb-dump --all-databases
-///     bkfs restore s3://bucket/prefix --volume streams latest:/db/main.sql main.sql
+///   bkfs put s3://bucket/prefix db/main.sql -- mariadb-dump --all-databases
+///   bkfs restore s3://bucket/prefix --volume streams latest:/db/main.sql main.sql
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Put {

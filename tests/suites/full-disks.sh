@@ -78,9 +78,21 @@ restores() {
   rm -rf "$SUITE_TMP/restored" "$MACHINE"
 }
 
+# renew TOOL: what it is to back up holds bytes that the bucket does not have yet, or nothing would need the disk.
+renew() {
+  case $1 in
+    mariabackup)
+      sql sbtest -e 'UPDATE noise SET value = RANDOM_BYTES(8192)'
+      mariadb_checksums >"$SUITE_TMP/checksums"
+      ;;
+    *) head -c 100M /dev/urandom >"$SUITE_TMP/files/noise" ;;
+  esac
+}
+
 # strikes TOOL WHERE KIND MIB: the disk under WHERE takes so much more, or fails when so much is on it. The store is away for a while, so that the spool is needed.
 strikes() {
   local name=$1-$2-$3-$4 status=0 away
+  renew "$1"
   machine "$name"
   disk_for "$3"
   with_mount "$2"
@@ -128,9 +140,7 @@ note "source: $(mib "$(bytes_in "$SOURCE")") MiB"
 mariadb_checksums >"$SUITE_TMP/checksums"
 # A copy of it, with bytes beside it that do not compress.
 cp -r "$SOURCE/sbtest" "$SUITE_TMP/files"
-head -c 100M /dev/urandom >"$SUITE_TMP/files/noise"
 sql sbtest -e 'CREATE TABLE noise (id INT PRIMARY KEY, value LONGBLOB) ENGINE=InnoDB; INSERT INTO noise SELECT seq, RANDOM_BYTES(8192) FROM seq_1_to_10000'
-mariadb_checksums >"$SUITE_TMP/checksums"
 start_minio
 at_end "kill -CONT '$MINIO_PID' 2>/dev/null"
 s3_environment "$BKFS_TEST_S3_MINIO"

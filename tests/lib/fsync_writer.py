@@ -99,7 +99,8 @@ def write(place, record, seed):
     tree, number = Tree(), 0
     if os.path.exists(record):
         steps, done = read_record(record)
-        number = len(steps) + 1
+        # Steps that were never acknowledged leave the record, but not the numbers that were given out.
+        number = 1 + max((int(name.rsplit("-", 1)[1]) for step in steps for name in step[1:3] if isinstance(name, str)), default=-1)
         # What a crash left of an unacknowledged step is found out by looking.
         for step in steps[:done]:
             tree.apply(step)

@@ -84,15 +84,19 @@ metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["met
 spool_holds() { [ "$(metric spool_waiting_bytes)" -gt "$1" ]; }
 # One round that ends while the store does not answer and the spool, which is all that fsync is content with, is full.
 killed_with_full_spool() {
-  local url=$1 record=$2 pid before
+  local url=$1 record=$2 pid kept=kept-$ROUND
+  kill -CONT "$MINIO_PID"
   is_mounted "$MNT" && exits 0 bkfs umount "$MNT"
   exits 0 mount_at "$url" "$MNT" -o timeout=60,fsync=local,memory=128M,spool_size=64M
   pid=$(daemon_of "$MNT")
-  before=$(acknowledged "$record")
-  kill -STOP "$MINIO_PID"
   begin_round "$url" "$record" "$ROUND"
-  wait_for 60 acknowledged_beyond "$before" "$record" || wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
-  head -c 400M /dev/urandom >"$MNT/unsynced/noise" 2>/dev/null &
+  wait_for 60 acknowledged_beyond "$(acknowledged "$record")" "$record" || wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
+  mkdir "$MNT/$kept"
+  python3 -c "import os; os.fsync(os.open('$MNT/$kept', os.O_RDONLY))"
+  kill -STOP "$MINIO_PID"
+  head -c 300000 /dev/urandom >"$SUITE_TMP/kept"
+  dd if="$SUITE_TMP/kept" of="$MNT/$kept/file" bs=300000 conv=fsync status=none || wrong "fsync=local waits for a store that does not answer"
+  head -c 400M /dev/urandom >"$MNT/$kept/noise" 2>/dev/null &
   NOISE=$!
   remember_pid $NOISE
   wait_for 60 spool_holds $((44 << 20)) || wrong "the spool holds only $(metric spool_waiting_bytes) bytes"
@@ -103,6 +107,7 @@ killed_with_full_spool() {
   wait $NOISE || true
   end_round "$url" "$record"
   grep -q 'replaying [0-9]* objects' "$SUITE_TMP/mounted" || wrong "nothing was replayed from the spool: $(cat "$SUITE_TMP/mounted")"
+  cmp "$SUITE_TMP/kept" "$MNT/.snapshots/round-$ROUND/$kept/file"
 }
 
 machine here

@@ -50,7 +50,7 @@ with_mount() {
 tool() {
   case $1 in
     mariabackup) echo "mariabackup --no-defaults --backup --user=root --socket=$MARIADB_SOCKET --datadir=$SOURCE --target-dir=$MNT/$2 --parallel=2" ;;
-    tar) echo "mkdir $MNT/$2 && tar -C $SUITE_TMP/files -cf - . | tar -C $MNT/$2 -xf -" ;;
+    tar) echo "tar -C $SUITE_TMP/files -cf - . | tar -C $MNT/$2 -xf -" ;;
     rsync) echo "rsync -a $SUITE_TMP/files/ $MNT/$2/" ;;
   esac
 }
@@ -85,7 +85,7 @@ renew() {
       sql sbtest -e 'UPDATE noise SET value = RANDOM_BYTES(8192)'
       mariadb_checksums >"$SUITE_TMP/checksums"
       ;;
-    *) head -c 100M /dev/urandom >"$SUITE_TMP/files/noise" ;;
+    *) head -c 400M /dev/urandom >"$SUITE_TMP/files/noise" ;;
   esac
 }
 
@@ -97,6 +97,9 @@ strikes() {
   disk_for "$3"
   with_mount "$2"
   [ "$3" = failing ] || left_on_disk "$4"
+  # What the tool looks up first is fetched before the store goes away: a tool that waits for that writes nothing.
+  mkdir "$MNT/$name"
+  ls -lR "$MNT" >/dev/null
   kill -STOP "$MINIO_PID"
   BKFS_LIMIT=240 bkfs run --name "$name" "$MNT" -- sh -c "$(tool "$1" "$name")" >"$SUITE_TMP/run" 2>&1 &
   away=$!

@@ -19,11 +19,15 @@ pub enum Bug {
     FencedAcknowledges,
     /// What a journal holds is carried out again, over the commit that had it.
     JournalReplayedTwice,
+    /// What is spooled is acknowledged before the disk has flushed it.
+    SpoolNotFlushed,
+    /// A journal leaves the spool before it is anywhere else.
+    SpoolRemovedEarly,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 8] = [
+    pub const ALL: [Bug; 10] = [
         Bug::FsyncReturnsEarly,
         Bug::PackAfterIndex,
         Bug::RootNotReadAgain,
@@ -32,5 +36,7 @@ impl Bug {
         Bug::SnapshotReturnsEarly,
         Bug::FencedAcknowledges,
         Bug::JournalReplayedTwice,
+        Bug::SpoolNotFlushed,
+        Bug::SpoolRemovedEarly,
     ];
 }

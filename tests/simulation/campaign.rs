@@ -162,6 +162,7 @@ impl Sums {
         sum.snapshots += one.snapshots;
         sum.mounts += one.mounts;
         sum.takeovers += one.takeovers;
+        sum.recovered += one.recovered;
     }
 
     fn text(&self) -> String {
@@ -171,9 +172,10 @@ impl Sums {
             snapshots,
             mounts,
             takeovers,
+            recovered,
         } = self.counts;
         let mut text = format!(
-            "{} runs: {operations} operations, {syncs} acknowledged fsyncs, {snapshots} acknowledged snapshots, {mounts} mounts, {takeovers} takeovers; at least {} faults in each:",
+            "{} runs: {operations} operations, {syncs} acknowledged fsyncs, {snapshots} acknowledged snapshots, {mounts} mounts, {takeovers} takeovers, {recovered} recovered spools; at least {} faults in each:",
             self.runs,
             self.least_faults.unwrap_or(0)
         );

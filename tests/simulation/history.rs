@@ -13,8 +13,21 @@ pub struct Lineage {
     now: Model,
     /// States before this one are gone for good: this many operations were acknowledged as durable.
     acknowledged: usize,
+    /// So many operations were acknowledged by the disk of this host alone.
+    kept: usize,
+    /// Where it was, if the host has a disk.
+    home: Option<Home>,
     /// The volume was taken over, and the taker found the state after this many operations, which looks like this.
     taken: Option<(usize, Dump)>,
+}
+
+/// The host of a mount with a spool.
+#[derive(Clone, Copy, Debug)]
+pub struct Home {
+    /// Its number.
+    pub host: u64,
+    /// Its disk is enough for fsync.
+    pub is_local: bool,
 }
 
 /// A lineage in several hands of one thread.
@@ -37,11 +50,18 @@ pub struct Snapshot {
 impl Lineage {
     /// A mount that begins with `base`.
     pub fn new(base: Model) -> Shared {
+        Self::on(base, None)
+    }
+
+    /// The same, with a spool on a host.
+    pub fn on(base: Model, home: Option<Home>) -> Shared {
         Rc::new(RefCell::new(Lineage {
             now: base.clone(),
             base,
             ops: Vec::new(),
             acknowledged: 0,
+            kept: 0,
+            home,
             taken: None,
         }))
     }
@@ -84,6 +104,50 @@ impl Lineage {
         Ok(())
     }
 
+    /// The first `count` operations were acknowledged by fsync: by the disk of the host, where that is enough.
+    ///
+    /// # Errors
+    /// As [`Lineage::acknowledge`].
+    pub fn sync(&mut self, count: usize) -> Result<(), String> {
+        match self.is_local() {
+            false => self.acknowledge(count),
+            true => {
+                self.keep(count);
+                Ok(())
+            }
+        }
+    }
+
+    /// The disk of the host has the first `count` operations.
+    pub fn keep(&mut self, count: usize) {
+        self.kept = self.kept.max(count);
+    }
+
+    /// The host, if it has a disk.
+    pub fn host(&self) -> Option<u64> {
+        self.home.map(|home| home.host)
+    }
+
+    /// Whether fsync is content with the disk of the host.
+    pub fn is_local(&self) -> bool {
+        self.home.is_some_and(|home| home.is_local)
+    }
+
+    /// Whether something was acknowledged by the disk of the host that the successor does not have: it must have become a snapshot.
+    pub fn is_owed(&self) -> bool {
+        match &self.taken {
+            Some((_, seen)) => {
+                self.kept > 0 && self.find(seen, self.kept, self.ops.len()).is_none()
+            }
+            None => false,
+        }
+    }
+
+    /// Whether this is a state that holds all that was acknowledged here.
+    pub fn is_paid_by(&self, seen: &Dump) -> bool {
+        self.find(seen, self.kept, self.ops.len()).is_some()
+    }
+
     /// Whether somebody else has the volume.
     pub fn is_taken(&self) -> bool {
         self.taken.is_some()
@@ -105,17 +169,22 @@ impl Lineage {
         found
     }
 
-    /// The state that a successor found, which must be none that is older than what was acknowledged.
+    /// The state that a successor found, which must be none that is older than what was acknowledged; a successor `at_home`, on the same host before anybody else, finds what
+    /// the disk acknowledged, too.
     ///
     /// # Errors
     /// It is no such state.
-    pub fn succeed(&mut self, seen: &Dump) -> Result<Model, String> {
-        match self.find(seen, self.acknowledged, self.ops.len()) {
+    pub fn succeed(&mut self, seen: &Dump, at_home: bool) -> Result<Model, String> {
+        let least = match at_home {
+            true => self.acknowledged.max(self.kept),
+            false => self.acknowledged,
+        };
+        match self.find(seen, least, self.ops.len()) {
             Some((count, model)) => {
                 self.taken = Some((count, seen.clone()));
                 Ok(model)
             }
-            None => Err(self.explain(seen, self.acknowledged, self.ops.len())),
+            None => Err(self.explain(seen, least, self.ops.len())),
         }
     }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 use bkfs::clock::Clock;
 use bkfs::machine::Machine;
 use bkfs::mounting::settings::Settings;
+use bkfs::mounting::spooling::SpoolPlace;
 use bkfs::mounting::{Assembled, MountingError, Plan};
-use bkfs::repository::{Opening, open_on};
+use bkfs::repository::{Opening, Repository, open_on};
 use bkfs::root::error::RootError;
 use bkfs::root::holder::{ProcessState, Processes};
 use bkfs::root::state::HolderInfo;
@@ -16,6 +17,7 @@ use bkfs_chunker::budget::MemoryBudget;
 use bkfs_chunker::depot::DepotConfig;
 use bkfs_chunker::entropy::SeededEntropy;
 use bkfs_chunker::seal::Keyring;
+use bkfs_chunker::spool::Disk;
 use bkfs_chunker::store::{Store, StoreOptions, parse_url};
 use bkfs_fuse::MountOptions;
 use tokio::time::Instant;
@@ -32,6 +34,9 @@ const PACK_BYTES: u64 = 128 << 10;
 
 /// Memory of a mount, in bytes, so that writers have to wait for it.
 const MEMORY_BYTES: u64 = 4 << 20;
+
+/// What a spool holds, in bytes, so that it is full at times.
+const SPOOL_BYTES: u64 = 2 << 20;
 
 /// A clock that is wrong by some seconds.
 struct SkewedClock {
@@ -81,6 +86,10 @@ pub struct Wish {
     pub skew_s: i64,
     /// The seed of all that it draws.
     pub seed: u64,
+    /// The host's disk, for a spool.
+    pub disk: Option<Arc<dyn Disk>>,
+    /// The spool is enough for fsync.
+    pub is_local: bool,
 }
 
 /// Why a mount did not come up.
@@ -97,6 +106,7 @@ pub struct Mount {
     pub assembled: Assembled,
     pub client: Client,
     pub keyring: Keyring,
+    pub repository: Arc<Repository>,
 }
 
 /// The machine that a wish comes from.
@@ -142,18 +152,24 @@ pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused>
     let keyring = repository.depot.keyring().clone();
     let mut options = MountOptions::default();
     options.flags.read_only = wish.read_only;
+    let spool = wish.disk.clone().map(|disk| SpoolPlace {
+        disk,
+        root: "/spool".into(),
+        limit_bytes: SPOOL_BYTES,
+    });
     let plan = Plan {
-        repository,
+        repository: repository.clone(),
         mount_point: "/backup".into(),
         options,
         settings: Settings {
             memory_bytes: MEMORY_BYTES,
+            fsync_local: wish.is_local,
             snapshot: wish.snapshot.clone(),
             ..Settings::default()
         },
         volume: wish.volume.clone(),
         steal: wish.steal,
-        spool: None,
+        spool,
     };
     let assembled = plan.assemble(&tokio::runtime::Handle::current()).await?;
     let client = Client(assembled.vfs.clone());
@@ -161,6 +177,7 @@ pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused>
         assembled,
         client,
         keyring,
+        repository,
     })
 }
 

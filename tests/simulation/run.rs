@@ -17,8 +17,9 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use crate::alphabet::{Op, op};
 use crate::bugs::Bug;
+use crate::disk::{Host, Trouble};
 use crate::faults::{Faults, Rates};
-use crate::history::Snapshot;
+use crate::history::{Shared as Past, Snapshot};
 use crate::mount::{Wish, machine};
 use crate::store::{Power, Shared, SimStore};
 use crate::trace::Trace;
@@ -26,6 +27,15 @@ use crate::{verify, volume};
 
 /// Each run strikes so often, or it fails.
 pub const FAULTS_MIN: u64 = 20;
+
+/// In so many of a hundred worlds mounts have a spool on the disk of their host.
+const DISK_PERCENT: u32 = 45;
+
+/// In so many of a hundred mounts with a spool fsync is content with it.
+const LOCAL_PERCENT: u64 = 70;
+
+/// In so many of a hundred mounts with a spool its disk fails or is full.
+const TROUBLE_PERCENT: u64 = 40;
 
 /// A run that takes longer than this, on its own clock, is stuck.
 const STUCK: Duration = Duration::from_secs(48 * 3600);
@@ -68,13 +78,14 @@ impl Outcome {
             snapshots,
             mounts,
             takeovers,
+            recovered,
         } = self.counts;
         let value = serde_json::json!({
             "failure": self.failure,
             "trace": self.trace,
             "lines": self.lines,
             "faults": self.faults,
-            "counts": [operations, syncs, snapshots, mounts, takeovers],
+            "counts": [operations, syncs, snapshots, mounts, takeovers, recovered],
         });
         format!("{LINE}{value}")
     }
@@ -98,6 +109,7 @@ impl Outcome {
                 snapshots: count(2)?,
                 mounts: count(3)?,
                 takeovers: count(4)?,
+                recovered: count(5)?,
             },
         })
     }
@@ -114,6 +126,8 @@ pub struct Counts {
     pub snapshots: u64,
     pub mounts: u64,
     pub takeovers: u64,
+    /// Snapshots made of what only a disk had.
+    pub recovered: u64,
 }
 
 /// What all actors of a run share.
@@ -124,6 +138,12 @@ pub struct World {
     runner: RefCell<TestRunner>,
     pub snapshots: RefCell<Vec<Snapshot>>,
     pub counts: RefCell<Counts>,
+    /// In this world mounts have spools.
+    pub has_disks: bool,
+    /// The hosts' disks, by volume and host.
+    pub hosts: RefCell<BTreeMap<(String, u64), Host>>,
+    /// Every mount's past, by volume.
+    pub pasts: RefCell<Vec<(String, Past)>>,
     machines: RefCell<u64>,
     /// The first thing that was wrong.
     failure: RefCell<Option<String>>,
@@ -142,6 +162,7 @@ impl World {
             .trace
             .note(format_args!("seed {} {rates:?}", order.seed));
         let bytes: [u8; 32] = random.random();
+        let has_disks = random.random_range(0..100) < DISK_PERCENT;
         let generator = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
         Rc::new(World {
             order,
@@ -150,6 +171,9 @@ impl World {
             runner: RefCell::new(TestRunner::new_with_rng(Config::default(), generator)),
             snapshots: RefCell::default(),
             counts: RefCell::default(),
+            has_disks,
+            hosts: RefCell::default(),
+            pasts: RefCell::default(),
             machines: RefCell::new(0),
             failure: RefCell::new(None),
         })
@@ -205,6 +229,44 @@ impl World {
             shared: self.shared.clone(),
             power: Power::new(*self.machines.borrow(), steps),
             bug: self.order.bug,
+        }
+    }
+
+    /// Gives the mount that a process wishes for the disk of its host, if this world has any. The host may have lost its power since somebody lived there; when `all_is_well`, its
+    /// disk works.
+    pub fn settle(&self, wish: &mut Wish, process: &SimStore, all_is_well: bool) {
+        if !self.has_disks {
+            return;
+        }
+        let mut hosts = self.hosts.borrow_mut();
+        let host = hosts.entry((wish.volume.clone(), wish.host)).or_default();
+        if host.is_deserted() && self.chance(50) {
+            if !all_is_well {
+                self.shared.faults.count("power");
+            }
+            host.lose_power(self.draw(0..u64::MAX));
+        }
+        let trouble = match self.chance(TROUBLE_PERCENT) && !all_is_well {
+            true => self.trouble(),
+            false => Trouble::None,
+        };
+        let machine = process.power.machine;
+        wish.is_local = self.chance(LOCAL_PERCENT);
+        self.shared.trace.note(format_args!(
+            "m{machine} is on host {}, {trouble:?}, fsync=local {}",
+            wish.host, wish.is_local
+        ));
+        wish.disk = Some(host.start(process, trouble));
+    }
+
+    fn trouble(&self) -> Trouble {
+        match self.chance(30) {
+            true => Trouble::Full(self.draw(0..200_000)),
+            false => {
+                let operations = Trouble::OPERATIONS;
+                let which = self.draw(0..operations.len() as u64) as usize;
+                Trouble::Fails(operations[which], self.draw(1..8))
+            }
         }
     }
 

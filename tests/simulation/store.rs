@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bkfs::root::state::ROOT_KEY;
+use bkfs_chunker::spool::DiskLock;
 use bkfs_chunker::store::{
     MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
 };
 use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use crate::bugs::Bug;
@@ -42,7 +44,11 @@ pub struct Power {
     /// Steps of requests until it dies.
     left: AtomicU64,
     died: Notify,
+    locks: Mutex<Vec<HeldLock>>,
 }
+
+/// A lock on a disk that is free when its holder is dead.
+pub type HeldLock = Arc<Mutex<Option<DiskLock>>>;
 
 impl Power {
     /// A machine that runs until it is cut off, or for this many steps of requests.
@@ -52,6 +58,7 @@ impl Power {
             dead: AtomicBool::new(false),
             left: AtomicU64::new(steps),
             died: Notify::new(),
+            locks: Mutex::default(),
         })
     }
 
@@ -63,7 +70,15 @@ impl Power {
     /// Cuts it off.
     pub fn cut(&self) {
         self.dead.store(true, Ordering::Relaxed);
+        for lock in self.locks.lock().drain(..) {
+            lock.lock().take();
+        }
         self.died.notify_waiters();
+    }
+
+    /// It holds a lock, for as long as it lives.
+    pub fn held(&self, lock: HeldLock) {
+        self.locks.lock().push(lock);
     }
 
     /// Waits for its death.
@@ -74,8 +89,8 @@ impl Power {
         }
     }
 
-    /// One step: a request is about to be sent, is about to be carried out, or is about to be answered.
-    fn step(&self) {
+    /// One step: a request, or something on a disk, is about to be sent, to be carried out, or to be answered.
+    pub fn step(&self) {
         let left = self.left.fetch_sub(1, Ordering::Relaxed);
         if left == 1 {
             self.cut();

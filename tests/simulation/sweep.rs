@@ -66,6 +66,8 @@ fn wish(process: u32) -> Wish {
         process,
         skew_s: 0,
         seed: u64::from(process),
+        disk: None,
+        is_local: false,
     }
 }
 

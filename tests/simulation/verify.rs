@@ -43,7 +43,7 @@ pub async fn volume(world: &Rc<World>, volume: &str, past: &Past) -> Result<(), 
     let seen = up.dump().await?;
     let mut model = past
         .borrow_mut()
-        .succeed(&seen)
+        .succeed(&seen, false)
         .map_err(|error| format!("in the end there is {error}"))?;
     up.assembled
         .finish()
@@ -62,6 +62,7 @@ pub async fn volume(world: &Rc<World>, volume: &str, past: &Past) -> Result<(), 
         ));
     }
     snapshots(world, volume).await?;
+    recovered(world, volume, &seen).await?;
     check(world, &reader.keyring).await
 }
 
@@ -79,6 +80,51 @@ async fn check(world: &World, keyring: &Keyring) -> Result<(), String> {
         true => Ok(()),
         false => Err(format!("check finds {report}")),
     }
+}
+
+/// What only the disks of hosts had acknowledged became snapshots when mounts came back there, and the volume is as it was.
+async fn recovered(world: &Rc<World>, volume: &str, live: &Dump) -> Result<(), String> {
+    if !world.has_disks {
+        return Ok(());
+    }
+    for host in 0..3 {
+        let store = world.machine(u64::MAX);
+        let mut wish = Wish::new(volume, world);
+        (wish.host, wish.steal) = (host, true);
+        world.settle(&mut wish, &store, true);
+        let up = mount(Arc::new(store), &wish)
+            .await
+            .map_err(|error| format!("host {host} cannot mount it any more: {error}"))?;
+        if up.dump().await? != *live {
+            return Err(format!("a mount on host {host} has changed the volume"));
+        }
+        let finished = up.assembled.finish().await;
+        finished.map_err(|error| format!("the unmount on host {host} failed: {error}"))?;
+    }
+    let mut wish = Wish::new(volume, world);
+    wish.read_only = true;
+    let reader = mount(Arc::new(world.machine(u64::MAX)), &wish)
+        .await
+        .map_err(|error| error.to_string())?;
+    let list = reader.repository.snapshots().await;
+    let list = list.map_err(|error| error.to_string())?;
+    let mut found = Vec::new();
+    for entry in list.of_volume(volume) {
+        if entry.name.starts_with("recovered-") {
+            found.push(snapshot(world, volume, &entry.name).await?);
+        }
+    }
+    for (number, (of, past)) in world.pasts.borrow().iter().enumerate() {
+        let past = past.borrow();
+        if of == volume && past.is_owed() && !found.iter().any(|seen| past.is_paid_by(seen)) {
+            return Err(format!(
+                "mount {number} of the run acknowledged what neither its successor nor any of {} recovered snapshots has",
+                found.len()
+            ));
+        }
+    }
+    world.counts.borrow_mut().recovered += found.len() as u64;
+    Ok(())
 }
 
 /// Reads every snapshot of a volume back.

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use crate::alphabet::{Dump, Op};
 use crate::bugs::Bug;
-use crate::history::{Lineage, Shared as Past, Snapshot};
+use crate::history::{Home, Lineage, Shared as Past, Snapshot};
 use crate::model::Model;
 use crate::mount::{Mount, Wish, mount};
 use crate::run::{FAULTS_MIN, World};
@@ -44,6 +44,18 @@ impl Predecessor {
     }
 }
 
+/// A mount that came up.
+struct Arrival {
+    process: SimStore,
+    up: Mount,
+    /// All that it shows.
+    seen: Dump,
+    /// Where it is, if there is a disk.
+    home: Option<Home>,
+    /// That is where the one before it was, which is dead, and nobody tried elsewhere in between.
+    is_home: bool,
+}
+
 impl Wish {
     /// The wish for a writable mount.
     pub fn new(volume: &str, world: &World) -> Self {
@@ -58,6 +70,8 @@ impl Wish {
             process: random.random_range(2..1_000_000),
             skew_s: random.random_range(-100_000..100_000),
             seed: random.random(),
+            disk: None,
+            is_local: false,
         }
     }
 }
@@ -99,14 +113,20 @@ async fn one_mount(
     volume: &str,
     before: &mut Predecessor,
 ) -> Result<Predecessor, String> {
-    let (store, up, seen) = come_up(world, volume, before).await?;
+    let Arrival {
+        process: store,
+        up,
+        seen,
+        home,
+        is_home,
+    } = come_up(world, volume, before).await?;
     let recovers = world.order.bug == Some(Bug::RecoversByItself);
     let base = match recovers {
         true => before.past.borrow().now().clone(),
         false => before
             .past
             .borrow_mut()
-            .succeed(&seen)
+            .succeed(&seen, is_home)
             .map_err(|error| format!("a new mount found {error}"))?,
     };
     if world.order.bug == Some(Bug::JournalReplayedTwice) {
@@ -123,7 +143,9 @@ async fn one_mount(
     leave(world, before);
     world.counts.borrow_mut().mounts += 1;
     let machine = store.power.machine;
-    let past = Lineage::new(base);
+    let past = Lineage::on(base, home);
+    let of = (volume.to_owned(), past.clone());
+    world.pasts.borrow_mut().push(of);
     world
         .shared
         .trace
@@ -173,13 +195,11 @@ fn leave(world: &World, before: &mut Predecessor) {
     });
 }
 
-/// A mount that came up, on whatever machine and after however many attempts, and all that it shows.
-async fn come_up(
-    world: &Rc<World>,
-    volume: &str,
-    before: &Predecessor,
-) -> Result<(SimStore, Mount, Dump), String> {
+/// A mount that comes up, on whatever machine and after however many attempts.
+async fn come_up(world: &Rc<World>, volume: &str, before: &Predecessor) -> Result<Arrival, String> {
     let mut last = String::new();
+    let mut is_home = before.task.is_none();
+    let home = before.past.borrow().host();
     for attempt in 0..ATTEMPTS {
         let last_chance = attempt >= ATTEMPTS - 2;
         if attempt == ATTEMPTS - 1 {
@@ -194,6 +214,8 @@ async fn come_up(
         let store = world.machine(steps);
         let mut wish = Wish::new(volume, world);
         wish.steal = before.task.is_some() || last_chance || world.chance(30);
+        is_home &= home == Some(wish.host);
+        world.settle(&mut wish, &store, last_chance);
         let machine = store.power.machine;
         let up = async {
             let up = mount(Arc::new(store.clone()), &wish)
@@ -205,7 +227,11 @@ async fn come_up(
         tokio::select! {
             biased;
             up = up => match up {
-                Ok((up, seen)) => return Ok((store, up, seen)),
+                Ok((up, seen)) => {
+                    let (host, is_local) = (wish.host, wish.is_local);
+                    let home = wish.disk.map(|_| Home { host, is_local });
+                    return Ok(Arrival { process: store, up, seen, home, is_home });
+                }
                 Err(error) => last = error,
             },
             () = store.power.death() => {

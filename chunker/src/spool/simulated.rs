@@ -47,6 +47,8 @@ struct State {
     capacity_bytes: Option<u64>,
     failures: Vec<(DiskOperation, u64, io::ErrorKind)>,
     struck: u64,
+    /// Flushes are answered, and not made.
+    lies: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -86,6 +88,18 @@ impl SimulatedDisk {
     /// The `nth` (from 1) operation of this kind from now on fails.
     pub fn fail(&self, operation: DiskOperation, nth: u64, error: io::ErrorKind) {
         self.0.lock().failures.push((operation, nth, error));
+    }
+
+    /// Nothing fails any more that was told to, and there is room again.
+    pub fn heal(&self) {
+        let mut state = self.0.lock();
+        state.failures.clear();
+        state.capacity_bytes = None;
+    }
+
+    /// From now on nothing that is flushed is: neither bytes nor names.
+    pub fn lie(&self) {
+        self.0.lock().lies = true;
     }
 
     /// How many operations failed as they were told.
@@ -251,8 +265,10 @@ impl Disk for SimulatedDisk {
         // A crash may come here.
         tokio::task::yield_now().await;
         self.meet(DiskOperation::Flush)?;
-        if let Some(file) = self.0.lock().files.get_mut(path) {
-            file.is_flushed = true;
+        let mut state = self.0.lock();
+        let lies = state.lies;
+        if let Some(file) = state.files.get_mut(path) {
+            file.is_flushed |= !lies;
         }
         Ok(())
     }
@@ -261,6 +277,9 @@ impl Disk for SimulatedDisk {
         tokio::task::yield_now().await;
         self.meet(DiskOperation::SyncDirectory)?;
         let mut state = self.0.lock();
+        if state.lies {
+            return Ok(());
+        }
         for (file, data) in &mut state.files {
             if file.parent() == Some(path) {
                 data.is_named = true;

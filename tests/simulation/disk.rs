@@ -1,0 +1,210 @@
+//! The disks of hosts, as the machines of a run reach them.
+//!
+//! A host's disk outlives the processes on it. A process that dies leaves its files as they are and its locks free; when the power of the host goes, which can only be seen
+//! when nobody lives there any more, what was not synced is lost or torn, and what was removed may be back. While a process runs, the disk may fail once, or be full.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bkfs_chunker::entropy::SeededEntropy;
+use bkfs_chunker::spool::{Disk, DiskEntry, DiskLock, DiskOperation, SimulatedDisk};
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::bugs::Bug;
+use crate::store::{Power, SimStore};
+
+/// A host: its disk, and who has been started on it.
+#[derive(Default)]
+pub struct Host {
+    disk: SimulatedDisk,
+    powers: Vec<Arc<Power>>,
+}
+
+/// What is wrong with a disk while a process runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Trouble {
+    /// Nothing.
+    None,
+    /// The nth operation of a kind fails.
+    Fails(DiskOperation, u64),
+    /// It holds so many bytes.
+    Full(u64),
+}
+
+impl Trouble {
+    /// The operations that can fail.
+    pub const OPERATIONS: [DiskOperation; 6] = [
+        DiskOperation::MakeDirectory,
+        DiskOperation::Write,
+        DiskOperation::Flush,
+        DiskOperation::SyncDirectory,
+        DiskOperation::Read,
+        DiskOperation::Remove,
+    ];
+}
+
+impl Host {
+    /// Whether somebody has lived here, and nobody does any more.
+    pub fn is_deserted(&self) -> bool {
+        !self.powers.is_empty() && self.powers.iter().all(|power| power.is_dead())
+    }
+
+    /// The power was gone meanwhile.
+    pub fn lose_power(&self, seed: u64) {
+        self.disk.crash(&SeededEntropy::new(seed));
+    }
+
+    /// Starts a process here, in this trouble and no other.
+    pub fn start(&mut self, process: &SimStore, trouble: Trouble) -> Arc<dyn Disk> {
+        self.powers.push(process.power.clone());
+        self.disk.heal();
+        match trouble {
+            Trouble::None => {}
+            Trouble::Fails(operation, nth) => {
+                self.disk.fail(operation, nth, io::ErrorKind::Other);
+            }
+            Trouble::Full(bytes) => self.disk.set_capacity(Some(bytes)),
+        }
+        if process.bug == Some(Bug::SpoolNotFlushed) {
+            self.disk.lie();
+        }
+        Arc::new(HostDisk {
+            disk: self.disk.clone(),
+            process: process.clone(),
+            ghosts: Mutex::default(),
+        })
+    }
+}
+
+/// A host's disk in the hands of one process.
+#[derive(Debug)]
+struct HostDisk {
+    disk: SimulatedDisk,
+    process: SimStore,
+    /// [`Bug::SpoolRemovedEarly`]: what its process believes to be there.
+    ghosts: Mutex<BTreeMap<PathBuf, Bytes>>,
+}
+
+/// A lock that its process's death lets go.
+#[derive(Debug)]
+struct HostLock(Arc<Mutex<Option<DiskLock>>>);
+
+impl Drop for HostLock {
+    fn drop(&mut self) {
+        self.0.lock().take();
+    }
+}
+
+impl HostDisk {
+    /// The process may die before it is done, and after: then it never hears of it.
+    async fn step(&self) {
+        let power = &self.process.power;
+        if !power.is_dead() {
+            power.step();
+        }
+        if power.is_dead() {
+            std::future::pending().await
+        }
+    }
+
+    /// Something was done: it stands in the trace, and its failure is a fault.
+    fn done<T>(&self, what: &str, path: &Path, result: io::Result<T>) -> io::Result<T> {
+        let shared = &self.process.shared;
+        let machine = self.process.power.machine;
+        let shown = match &result {
+            Ok(_) => "done".to_owned(),
+            Err(error) => format!("{:?}", error.kind()),
+        };
+        let path = path.display();
+        shared
+            .trace
+            .note(format_args!("m{machine} disk {what} {path} {shown}"));
+        match result.as_ref().map_err(io::Error::kind) {
+            Err(io::ErrorKind::StorageFull) => shared.faults.count("disk full"),
+            Err(io::ErrorKind::Other) => shared.faults.count("disk failed"),
+            _ => {}
+        }
+        result
+    }
+
+    /// [`Bug::SpoolRemovedEarly`]: a journal goes as soon as it is there, and its process does not know.
+    async fn forget(&self, path: &Path, parts: &[Bytes]) -> io::Result<()> {
+        let is_journal = path.to_string_lossy().contains(".journal+");
+        if self.process.bug != Some(Bug::SpoolRemovedEarly) || !is_journal {
+            return Ok(());
+        }
+        let bytes = Bytes::from(parts.concat());
+        self.ghosts.lock().insert(path.to_owned(), bytes);
+        self.disk.remove(path).await
+    }
+}
+
+#[async_trait]
+impl Disk for HostDisk {
+    async fn make_directory(&self, path: &Path) -> io::Result<()> {
+        self.step().await;
+        let made = self.disk.make_directory(path).await;
+        self.done("mkdir", path, made)
+    }
+
+    async fn list(&self, directory: &Path) -> io::Result<Vec<DiskEntry>> {
+        self.step().await;
+        self.disk.list(directory).await
+    }
+
+    async fn write_new(&self, path: &Path, parts: &[Bytes]) -> io::Result<()> {
+        self.step().await;
+        let written = self.disk.write_new(path, parts).await;
+        self.done("write", path, written)?;
+        self.forget(path, parts).await?;
+        self.step().await;
+        Ok(())
+    }
+
+    async fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        self.step().await;
+        let synced = self.disk.sync_directory(path).await;
+        self.done("sync", path, synced)?;
+        self.step().await;
+        Ok(())
+    }
+
+    async fn read(&self, path: &Path, offset: u64, length: usize) -> io::Result<Bytes> {
+        self.step().await;
+        if let Some(ghost) = self.ghosts.lock().get(path) {
+            return Ok(ghost.slice(offset as usize..offset as usize + length));
+        }
+        let read = self.disk.read(path, offset, length).await;
+        self.done("read", path, read)
+    }
+
+    async fn remove(&self, path: &Path) -> io::Result<()> {
+        self.step().await;
+        if self.ghosts.lock().remove(path).is_some() {
+            return Ok(());
+        }
+        let removed = self.disk.remove(path).await;
+        self.done("remove", path, removed)
+    }
+
+    async fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        self.step().await;
+        let removed = self.disk.remove_directory(path).await;
+        self.done("rmdir", path, removed)
+    }
+
+    async fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>> {
+        self.step().await;
+        let locked = self.disk.lock(path).await;
+        let Some(lock) = self.done("lock", path, locked)? else {
+            return Ok(None);
+        };
+        let held = Arc::new(Mutex::new(Some(lock)));
+        self.process.power.held(held.clone());
+        Ok(Some(Box::new(HostLock(held))))
+    }
+}

@@ -10,6 +10,7 @@ use bkfs_chunker::depot::{Depot, DepotConfig};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::seal::SlotCost;
 use bkfs_chunker::store::{RepositoryUrl, Store, StoreOptions, open_store};
+use tokio::sync::watch;
 use zeroize::Zeroizing;
 
 use crate::machine::Machine;
@@ -54,6 +55,8 @@ pub struct Repository {
     pub nodes: Arc<Nodes>,
     /// What it is opened on.
     pub machine: Machine,
+    /// The generation of the root whose quarantine is heeded.
+    quarantined: watch::Sender<u64>,
 }
 
 /// Opens a repository.
@@ -102,6 +105,7 @@ pub async fn open_on(
         lists,
         nodes,
         machine,
+        quarantined: watch::Sender::new(0),
     })
 }
 
@@ -238,16 +242,34 @@ impl Repository {
     async fn load(&self, view: &RootView) -> Result<(), RootError> {
         let condemned = self.lists.condemned(&view.root).await?;
         self.depot.load_index(&view.root.index, &condemned).await?;
-        self.load_quarantine(view).await;
+        // One that cannot be read keeps nobody from working: what is damaged is then found by reading.
+        if let Err(error) = self.heed_quarantine(view).await {
+            tracing::warn!(%error, "the quarantine cannot be read");
+        }
         Ok(())
     }
 
-    /// New data is not matched with what is known to be damaged. A quarantine that cannot be read keeps nobody from working: what is damaged is then found by reading.
-    async fn load_quarantine(&self, view: &RootView) {
-        match self.lists.quarantine(&view.root).await {
-            Ok(places) => self.depot.set_quarantine(places),
-            Err(error) => tracing::warn!(%error, "the quarantine cannot be read"),
-        }
+    /// New data is not matched with what is known to be damaged (protocol.md, rule 11), unless a newer root than this one is heeded already.
+    ///
+    /// # Errors
+    /// The list cannot be read: what was heeded before still is.
+    pub async fn heed_quarantine(&self, view: &RootView) -> Result<(), RootError> {
+        let places = self.lists.quarantine(&view.root).await?;
+        let generation = view.root.generation;
+        self.quarantined.send_if_modified(|heeded| {
+            let is_newer = *heeded <= generation;
+            if is_newer {
+                *heeded = generation;
+                self.depot.set_quarantine(places);
+            }
+            is_newer
+        });
+        Ok(())
+    }
+
+    /// The generation of the root whose quarantine is heeded.
+    pub fn heeded(&self) -> watch::Receiver<u64> {
+        self.quarantined.subscribe()
     }
 
     /// The time of day, for what is recorded.

@@ -31,6 +31,9 @@ use crate::volume::state::Totals;
 use crate::volume::view::View;
 use crate::volume::{Volume, VolumeParts};
 
+/// A quarantine that could not be read is read again after so long.
+const QUARANTINE_RETRY: Duration = Duration::from_secs(5);
+
 /// What is written, and by whom.
 pub(super) struct Writing {
     pub(super) repository: Arc<Repository>,
@@ -210,6 +213,7 @@ impl Writing {
         takeover::commit_replayed(handle, &volume, open).await?;
         let journaler = Journaler::new(volume.clone(), Arc::new(Journals(journals.clone())));
         watch_standing(&volume, open);
+        watch_quarantine(&volume, repository);
         let live = Live {
             view: volume.view.clone(),
             volume: Some(volume.clone()),
@@ -277,6 +281,34 @@ impl Writer {
         committed?;
         Ok(ended?)
     }
+}
+
+/// What others put into quarantine while the volume is written is not matched any more, from the moment a root that says so is known (protocol.md, rule 11).
+fn watch_quarantine(volume: &Arc<Volume>, repository: &Arc<Repository>) {
+    let mut roots = repository.handle.subscribe();
+    let (volume, repository) = (Arc::downgrade(volume), Arc::downgrade(repository));
+    let mut heeded = Vec::new();
+    tokio::spawn(async move {
+        loop {
+            let view = roots.borrow_and_update().clone();
+            let (Some(_), Some(repository)) = (volume.upgrade(), repository.upgrade()) else {
+                return;
+            };
+            if view.root.quarantine != heeded {
+                if let Err(error) = repository.heed_quarantine(&view).await {
+                    tracing::warn!(%error, "the quarantine cannot be read, will be tried again");
+                    drop(repository);
+                    tokio::time::sleep(QUARANTINE_RETRY).await;
+                    continue;
+                }
+                heeded.clone_from(&view.root.quarantine);
+            }
+            drop(repository);
+            if roots.changed().await.is_err() {
+                return;
+            }
+        }
+    });
 }
 
 /// Half of the memory that is not the chunker's (see its budget) is for dirty bytes, and a part for changed items.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
 use bkfs::mounting::{Assembled, Plan};
-use bkfs::repository::{Opening, open_in};
+use bkfs::repository::{Opening, Repository, open_in};
 use bkfs::tree::item::Item;
 use bkfs::volume::commit::SnapshotRequest;
 use bkfs::volume::data::WriteOptions;
@@ -40,6 +40,7 @@ pub fn opening() -> Opening {
 pub struct Machine {
     runtime: Runtime,
     assembled: Assembled,
+    repository: Arc<Repository>,
 }
 
 impl Machine {
@@ -52,8 +53,9 @@ impl Machine {
             .expect("runtime");
         let mut password = Known(password);
         let repository = runtime.block_on(open_in(store, opening(), &mut password));
+        let repository = Arc::new(repository.expect("opens"));
         let plan = Plan {
-            repository: Arc::new(repository.expect("opens")),
+            repository: repository.clone(),
             mount_point: "/nowhere".into(),
             options: MountOptions::default(),
             settings: Settings::default(),
@@ -65,6 +67,7 @@ impl Machine {
         Machine {
             assembled: assembled.expect("mounted"),
             runtime,
+            repository,
         }
     }
 
@@ -156,6 +159,23 @@ impl Machine {
     pub fn fsync(&self) {
         let volume = self.volume();
         self.runtime.block_on(volume.fsync()).expect("fsync");
+    }
+
+    /// Looks at the root, and waits until the quarantine of one of this generation is heeded.
+    pub fn heed(&self, generation: u64) {
+        let mut heeded = self.repository.heeded();
+        let heeds = async {
+            self.repository.handle.refresh().await.expect("a root");
+            heeded
+                .wait_for(|heeded| *heeded >= generation)
+                .await
+                .map(drop)
+        };
+        let patience = Duration::from_secs(60);
+        let waited = self
+            .runtime
+            .block_on(async { tokio::time::timeout(patience, heeds).await });
+        waited.expect("it is heeded").expect("the mount lives");
     }
 
     /// Is gone from one moment to the next.

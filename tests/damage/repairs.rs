@@ -55,6 +55,16 @@ fn root_of(fixture: &Fixture, store: &MemoryStore) -> Root {
     Root::decode(&payload.expect("opens")).expect("decodes")
 }
 
+/// Writes what the fixture's files hold once more.
+fn write_again(machine: &Machine) {
+    machine.write("again-pages.ibd", 0, noise(1, 16_384 * 40));
+    machine.write("again-pages.ibd", 16_384 * 9, noise(4, 16_384 * 3));
+    machine.write("again-pages-1.ibd", 0, noise(1, 16_384 * 40));
+    machine.write("again-large", 1_000, noise(3, 900_000));
+    machine.write("again-late", 0, noise(6, 700_000));
+    machine.snapshot("again");
+}
+
 #[test]
 fn lost_index_objects_are_rebuilt_from_footers() {
     for password in [None, Some(PASSWORD)] {
@@ -136,12 +146,7 @@ fn quarantined_damage_is_stored_again_by_the_next_write() {
             "what is known is not quarantined again"
         );
         let machine = Machine::mount(shared.clone(), None);
-        machine.write("again-pages.ibd", 0, noise(1, 16_384 * 40));
-        machine.write("again-pages.ibd", 16_384 * 9, noise(4, 16_384 * 3));
-        machine.write("again-pages-1.ibd", 0, noise(1, 16_384 * 40));
-        machine.write("again-large", 1_000, noise(3, 900_000));
-        machine.write("again-late", 0, noise(6, 700_000));
-        machine.snapshot("again");
+        write_again(&machine);
         machine.crash();
         let report = wait(check(shared, &fixture.keyring, &options)).expect("checks");
         if report.is_clean() {
@@ -149,6 +154,25 @@ fn quarantined_damage_is_stored_again_by_the_next_write() {
             all_restore(&fixture, &store);
             healed += 1;
         }
+    }
+    assert!(healed > 0, "nothing healed");
+}
+
+#[test]
+fn a_running_mount_learns_what_was_put_in_quarantine() {
+    let fixture = Fixture::build(None);
+    let mut healed = 0;
+    for key in fixture.needed.iter().filter(|key| class_of(key) == "data") {
+        let store = harmed(&fixture, key, Harm::Flip(300, 1));
+        let shared: Arc<dyn Store> = store.clone();
+        let machine = Machine::mount(shared.clone(), None);
+        let report = mend(&fixture, &shared);
+        assert!(report.names(key), "what is lost stays named: {report}");
+        machine.heed(root_of(&fixture, &store).generation);
+        write_again(&machine);
+        machine.crash();
+        let report = wait(check(shared, &fixture.keyring, &fixture.options())).expect("checks");
+        healed += u32::from(report.is_clean() && report.counts.healed > 0);
     }
     assert!(healed > 0, "nothing healed");
 }

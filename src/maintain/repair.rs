@@ -373,7 +373,7 @@ pub async fn execute(
     findings: &Findings,
     plan: Plan,
 ) -> Result<(), RootError> {
-    probe(&**store, &*options.entropy).await?;
+    probe(&**store, &*options.entropy, &options.policy).await?;
     match plan.root.clone() {
         Some(root) => write_root(store, keyring, options, findings, plan, root).await,
         None => {

@@ -75,7 +75,8 @@ impl Writing {
         let mut news = SpoolNews::default();
         let left = self.bring_spools(&mut news).await?;
         let handle = &self.repository.handle;
-        probe(handle.store().as_ref(), handle.entropy().as_ref()).await?;
+        let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
+        probe(store, entropy, handle.policy()).await?;
         let request = VolumeRequest {
             name: self.volume.clone(),
             steal,

@@ -194,7 +194,8 @@ impl Replication<'_> {
     async fn enter(&self, plan: &Plan) -> Result<Writer, ReplicateError> {
         let to = self.to;
         let handle = &to.handle;
-        probe(handle.store().as_ref(), handle.entropy().as_ref()).await?;
+        let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
+        probe(store, entropy, handle.policy()).await?;
         let command = command(self.from);
         let request = VolumeRequest {
             name: self.volume.to_owned(),

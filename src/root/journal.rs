@@ -11,7 +11,7 @@
 
 use super::error::RootError;
 use super::handle::RootHandle;
-use super::retry::{Pauses, bounded, may_pass, random};
+use super::retry::{self, Pauses, bounded, may_pass, random};
 use super::state::{Root, Session, SessionId};
 use super::transition::Refusal;
 use super::wire;
@@ -484,14 +484,8 @@ async fn patiently<T, R>(
 where
     R: Future<Output = Result<T, StoreError>>,
 {
-    let mut pauses = Pauses::new(handle.policy(), &**handle.entropy());
-    loop {
-        match bounded(handle.policy(), operation, key, request()).await {
-            Ok(answer) => return Ok(answer),
-            Err(error) if may_pass(&error) => pauses.pause(&error).await.map_err(|_| error)?,
-            Err(error) => return Err(error.into()),
-        }
-    }
+    let (policy, entropy) = (handle.policy(), &**handle.entropy());
+    Ok(retry::patiently(policy, entropy, operation, key, request).await?)
 }
 
 async fn list(handle: &RootHandle, prefix: &str) -> Result<Vec<String>, RootError> {

@@ -13,7 +13,7 @@ use super::error::RootError;
 use super::handle::{RootHandle, RootParts, open_root};
 use super::lists::Lists;
 use super::memory::{FileMemory, GenerationMemory, VolatileMemory};
-use super::retry::{RetryPolicy, random};
+use super::retry::{PatientReads, Pauses, RetryPolicy, may_pass, random};
 use super::state::{ROOT_KEY, Root};
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::seal::{
@@ -24,6 +24,7 @@ use bkfs_chunker::store::{ProbeError, Store, StoreErrorKind, probe_conditional_w
 use jiff::Timestamp;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use zeroize::Zeroizing;
 
 /// Most key slots that are tried with a password; a person makes each.
@@ -38,6 +39,9 @@ const CONTENTS: [&str; 6] = [
     "meta/",
     "sessions/",
 ];
+
+/// How long a store that does not answer is asked for the objects that a repository is opened with: whoever has mistyped its address should know soon.
+const OPENING_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where passwords come from.
 pub trait Passwords: Send {
@@ -75,7 +79,12 @@ pub async fn create(
     new: &NewRepository<'_>,
 ) -> Result<RepositoryId, RootError> {
     refuse_contents(store).await?;
-    probe(store, entropy).await?;
+    // Somebody waits for the answer, and can ask again.
+    let impatient = RetryPolicy {
+        stall_timeout: Duration::ZERO,
+        ..RetryPolicy::default()
+    };
+    probe(store, entropy, &impatient).await?;
     let config = match read_config(store).await? {
         Some(config) => config,
         None => begin(store, entropy, new).await?,
@@ -117,18 +126,31 @@ pub async fn create(
 /// Proves that the store's conditional writes are right, by writing and removing a few small objects. Taken at creation and by every writable mount:
 /// on a store that gets them wrong two writers would destroy each other's work.
 ///
+/// While the store does not answer it is probed again, with other objects: no conditional write is ever sent twice.
+///
 /// # Errors
-/// [`RootError::UnfitStore`] says what was wrong; store errors as they come.
-pub async fn probe(store: &dyn Store, entropy: &dyn Entropy) -> Result<(), RootError> {
-    let salt = u64::from_le_bytes(random(entropy));
-    probe_conditional_writes(store, &format!("{salt:016x}"))
-        .await
-        .map_err(|error| match error {
-            ProbeError::Store(error) => error.into(),
-            unfit @ ProbeError::Unfit { .. } => RootError::UnfitStore {
-                reason: unfit.to_string(),
-            },
-        })
+/// [`RootError::UnfitStore`] says what was wrong; store errors that do not pass.
+pub async fn probe(
+    store: &dyn Store,
+    entropy: &dyn Entropy,
+    policy: &RetryPolicy,
+) -> Result<(), RootError> {
+    let mut pauses = Pauses::new(policy, entropy);
+    loop {
+        let salt = u64::from_le_bytes(random(entropy));
+        match probe_conditional_writes(store, &format!("{salt:016x}")).await {
+            Ok(()) => return Ok(()),
+            Err(ProbeError::Store(error)) if may_pass(&error) => {
+                pauses.pause(&error).await.map_err(|_| error)?;
+            }
+            Err(ProbeError::Store(error)) => return Err(error.into()),
+            Err(unfit @ ProbeError::Unfit { .. }) => {
+                return Err(RootError::UnfitStore {
+                    reason: unfit.to_string(),
+                });
+            }
+        }
+    }
 }
 
 /// Writes key slot and config, and returns the config that stands.
@@ -222,7 +244,15 @@ impl Repository {
         options: OpenOptions,
         passwords: &mut dyn Passwords,
     ) -> Result<Self, RootError> {
-        let (config, keyring) = open_keys(&*store, passwords).await?;
+        let patient = Arc::new(PatientReads {
+            store: store.clone(),
+            policy: RetryPolicy {
+                stall_timeout: options.policy.stall_timeout.min(OPENING_PATIENCE),
+                ..options.policy
+            },
+            entropy: options.entropy.clone(),
+        });
+        let (config, keyring) = open_keys(&*patient, passwords).await?;
         let memory: Arc<dyn GenerationMemory> = match &options.state_dir {
             Some(directory) => Arc::new(FileMemory::new(
                 directory,
@@ -248,7 +278,7 @@ impl Repository {
         };
         Ok(Self {
             handle,
-            lists: Lists::new(store, keyring),
+            lists: Lists::new(patient, keyring),
             config: Arc::new(config),
         })
     }

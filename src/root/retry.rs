@@ -1,10 +1,14 @@
 //! How often and how long requests for the root are tried: pauses, deadlines, and which errors may pass.
 //!
-//! Owns the policy and its clock, and no request. Time is tokio's, so that a paused clock works; the jitter of pauses is drawn from the injected randomness.
+//! Owns the policy and its clock, and no request of its own. Time is tokio's, so that a paused clock works; the jitter of pauses is drawn from the injected randomness.
 
 use super::error::RootError;
+use async_trait::async_trait;
 use bkfs_chunker::entropy::Entropy;
-use bkfs_chunker::store::{Operation, StoreError, StoreErrorKind};
+use bkfs_chunker::store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version};
+use bytes::Bytes;
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -119,5 +123,113 @@ impl<'a> Pauses<'a> {
         self.tries += 1;
         let fraction = u32::from_le_bytes(random(self.entropy));
         tokio::time::sleep(bound.mul_f64(f64::from(fraction) / f64::from(u32::MAX))).await;
+    }
+}
+
+/// Asks again and again while the store does not answer: only for what changes nothing by being repeated.
+pub(super) async fn patiently<T, R>(
+    policy: &RetryPolicy,
+    entropy: &dyn Entropy,
+    operation: Operation,
+    key: &str,
+    request: impl Fn() -> R,
+) -> Result<T, StoreError>
+where
+    R: Future<Output = Result<T, StoreError>>,
+{
+    let mut pauses = Pauses::new(policy, entropy);
+    loop {
+        match bounded(policy, operation, key, request()).await {
+            Err(error) if may_pass(&error) => pauses.pause(&error).await.map_err(|_| error)?,
+            answer => return answer,
+        }
+    }
+}
+
+/// A store whose reads and lists are asked for again while it does not answer. Writes are passed on as they are: whether they may be repeated is for their senders to know.
+#[derive(Clone, Debug)]
+pub(super) struct PatientReads {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) policy: RetryPolicy,
+    pub(super) entropy: Arc<dyn Entropy>,
+}
+
+impl PatientReads {
+    async fn ask<T, R>(
+        &self,
+        operation: Operation,
+        key: &str,
+        request: impl Fn() -> R + Send,
+    ) -> Result<T, StoreError>
+    where
+        R: Future<Output = Result<T, StoreError>> + Send,
+    {
+        patiently(&self.policy, &*self.entropy, operation, key, request).await
+    }
+}
+
+#[async_trait]
+impl Store for PatientReads {
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        self.ask(Operation::Get, key, || self.store.get(key)).await
+    }
+
+    async fn get_if_changed(
+        &self,
+        key: &str,
+        known: &Version,
+    ) -> Result<Option<(Bytes, Version)>, StoreError> {
+        let request = || self.store.get_if_changed(key, known);
+        self.ask(Operation::Get, key, request).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let request = || self.store.get_range(key, range.clone());
+        self.ask(Operation::GetRange, key, request).await
+    }
+
+    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
+        let request = || self.store.get_tail(key, bytes);
+        self.ask(Operation::GetTail, key, request).await
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
+        let request = || self.store.head(key);
+        self.ask(Operation::Head, key, request).await
+    }
+
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.store.put_new(key, body).await
+    }
+
+    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.store.put(key, body).await
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        self.store.replace(key, body, expected).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.store.delete(key).await
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ObjectInfo>, StoreError> {
+        let request = || self.store.list(prefix, after, limit);
+        self.ask(Operation::List, prefix, request).await
+    }
+
+    fn describe(&self) -> String {
+        self.store.describe()
     }
 }

@@ -205,3 +205,50 @@ fn whichever_request_fails_nobody_is_told_a_lie() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
     assert_eq!(kinds.len(), 3, "not all outcomes were met: {kinds:?}");
 }
+
+/// Mounts while the nth request fails in this way. False if there are not so many.
+fn mounts(strike: Strike) -> Result<bool, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let bucket = MemoryStore::new();
+        create_on(&machine(&wish(9)), Arc::new(bucket.clone()), None)
+            .await
+            .expect("a repository");
+        // What a mount finds that is not the first.
+        let first = backup(Arc::new(bucket.clone())).await;
+        assert!(matches!(first, Said::Success), "{:?}", first.parts());
+        let store = FaultStore::new(Arc::new(bucket));
+        store.plan(strike);
+        match mount(Arc::new(store.clone()), &wish(3)).await {
+            Ok(_) => Ok(store.struck() > 0),
+            Err(error) => Err(error.to_string()),
+        }
+    })
+}
+
+/// One request that fails, whichever it is, keeps nobody from mounting.
+#[test]
+fn whichever_request_fails_while_mounting_it_comes_up() {
+    use StoreErrorKind as Kind;
+    let before =
+        [Kind::Unreachable, Kind::Throttled].map(|kind| Strike::with(Fault::FailBefore(kind)));
+    let after = [Kind::OutcomeUnknown, Kind::AlreadyExists, Kind::Conflict];
+    let after = after.map(|kind| Strike::with(Fault::FailAfter(kind)).on_writes());
+    let mut problems = Vec::new();
+    for strike in before.into_iter().chain(after) {
+        let mut struck = 0;
+        for nth in 1.. {
+            match mounts(strike.clone().nth(nth)) {
+                Ok(true) => struck += 1,
+                Ok(false) => break,
+                Err(error) => problems.push(format!("{strike:?}, request {nth}: {error}")),
+            }
+        }
+        assert!(struck > 10, "{strike:?} struck {struck} times");
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}

@@ -14,7 +14,8 @@ pub const PROBE_PREFIX: &str = "probe/";
 /// How many try the same write at once.
 const CONTENDERS: usize = 4;
 
-/// How often the probe is begun again because the outcome of a write is not known.
+/// How often the probe is begun again because the outcome of a write is not known, or because a write may have been refused for its own success: servers and what lies before them repeat
+/// requests, and answer to the second.
 const ATTEMPTS_MAX: usize = 3;
 
 /// A store that cannot be used, or could not be asked.
@@ -36,6 +37,8 @@ pub enum ProbeError {
 /// What one attempt found.
 enum Verdict {
     Unfit(String),
+    /// The same, unless the store answered to a repetition that it made itself.
+    Doubtful(String),
     Failed(StoreError),
 }
 
@@ -60,7 +63,8 @@ pub async fn probe_conditional_writes(store: &dyn Store, salt: &str) -> Result<(
         let removed = keys.remove(store).await;
         match verdict {
             Ok(()) => return removed,
-            Err(Verdict::Unfit(fault)) => {
+            Err(Verdict::Doubtful(_)) if attempt < ATTEMPTS_MAX => attempt += 1,
+            Err(Verdict::Unfit(fault) | Verdict::Doubtful(fault)) => {
                 return Err(ProbeError::Unfit {
                     store: store.describe(),
                     fault,
@@ -142,7 +146,7 @@ async fn probe_creation(store: &dyn Store, key: &str) -> Result<(), Verdict> {
     let created = match store.put_new(key, body(key, "first")).await {
         Ok(version) => version,
         Err(error) if error.kind() == StoreErrorKind::AlreadyExists => {
-            return Err("a create-only write (If-None-Match: *) of a new object is refused as if it existed".into());
+            return Err(Verdict::Doubtful("a create-only write (If-None-Match: *) of a new object is refused as if it existed".into()));
         }
         Err(error) => return Err(error.into()),
     };
@@ -173,7 +177,9 @@ async fn probe_replacement(store: &dyn Store, key: &str) -> Result<Version, Verd
     let second = match store.replace(key, body(key, "second"), &first).await {
         Ok(version) => version,
         Err(error) if error.kind() == StoreErrorKind::Conflict => {
-            return Err("a conditional write (If-Match) with the right version is refused".into());
+            return Err(Verdict::Doubtful(
+                "a conditional write (If-Match) with the right version is refused".into(),
+            ));
         }
         Err(error) => return Err(error.into()),
     };
@@ -265,7 +271,7 @@ fn only_winner(
     }
     match winners {
         1 => Ok(()),
-        0 => Err(Verdict::Unfit(format!(
+        0 => Err(Verdict::Doubtful(format!(
             "of {CONTENDERS} simultaneous {what} none succeeds"
         ))),
         _ => Err(Verdict::Unfit(format!(

@@ -361,7 +361,10 @@ impl Findings {
     async fn judge(&mut self, root: &Root, scan: &Scan<'_>) -> Result<(), RootError> {
         self.heads(root).await?;
         let report = &mut self.report;
-        self.unreplayable = scan.sessions(root, &self.bucket, report).await?;
+        if let Some(handle) = &self.handle {
+            let sessions = scan.sessions(handle, root, &self.bucket, report);
+            self.unreplayable = sessions.await?;
+        }
         self.count_orphans(root);
         self.blame(root).await
     }

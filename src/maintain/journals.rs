@@ -1,6 +1,9 @@
 //! What sessions in the root own: heartbeats, and journals that must be carried out when their volume is taken over.
 //!
 //! Owns what is said of them, and which journals can never be carried out. Writes nothing.
+//!
+//! Sessions are at work while this looks: they write journals, cover them by a commit, and delete them. A list of the bucket takes many requests, and may show a journal and not the one
+//! before it. So what is wrong at first sight is looked at again, by a newer root and a newer list, until it is right or nothing was covered while it was looked at.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +14,20 @@ use super::layout::{self, place_of};
 use super::report::{Problem, ProblemKind, Report};
 use super::scan::{Scan, as_problem};
 use crate::root::error::RootError;
+use crate::root::handle::RootHandle;
 use crate::root::heartbeat::Beat;
-use crate::root::journal::JournalEntry;
+use crate::root::journal::{JournalEntry, prefix};
 use crate::root::state::{Root, Session, SessionId};
+
+/// How often journals are looked at again whose session goes on covering them.
+const LOOKS_MAX: u32 = 16;
+
+/// What is wrong with the journals of a session.
+#[derive(Debug, Default)]
+struct Look {
+    problems: Vec<Problem>,
+    broken: Option<Unreplayable>,
+}
 
 /// The journals of a session from the first on that cannot be carried out, which nobody can mount past.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -29,12 +43,13 @@ pub struct Unreplayable {
 }
 
 impl Scan<'_> {
-    /// Heartbeats and journals of the sessions in the root.
+    /// Heartbeats and journals of the sessions in `root`.
     ///
     /// # Errors
     /// Store errors.
     pub async fn sessions(
         &self,
+        handle: &RootHandle,
         root: &Root,
         bucket: &BTreeMap<String, u64>,
         report: &mut Report,
@@ -56,9 +71,43 @@ impl Scan<'_> {
         }
         let mut broken = Vec::new();
         for (id, session) in &root.sessions {
-            broken.extend(self.journals(*id, session, bucket, report).await?);
+            let mut look = self.journals(*id, session, bucket).await?;
+            if !look.problems.is_empty() {
+                look = self.look_again(handle, *id, look).await?;
+            }
+            for problem in look.problems {
+                report.add(problem);
+            }
+            broken.extend(look.broken);
         }
         Ok(broken)
+    }
+
+    /// What is still wrong with a session's journals when nothing is covered meanwhile; `last` is what was seen before.
+    async fn look_again(
+        &self,
+        handle: &RootHandle,
+        id: SessionId,
+        mut last: Look,
+    ) -> Result<Look, RootError> {
+        for _ in 0..LOOKS_MAX {
+            let view = handle.refresh().await?;
+            let Some(session) = view.root.sessions.get(&id) else {
+                // It ended, or somebody has carried them out.
+                return Ok(Look::default());
+            };
+            let volume = session.volume.as_deref().unwrap_or_default();
+            let bucket = self.list_below(&prefix(self.keyring, volume, id)).await?;
+            last = self.journals(id, session, &bucket).await?;
+            let after = handle.refresh().await?;
+            let stands = after.root.sessions.get(&id);
+            if last.problems.is_empty()
+                || stands.map(|session| session.covered) == Some(session.covered)
+            {
+                break;
+            }
+        }
+        Ok(last)
     }
 
     /// The journals of one session in the root, up to `covered` of which a commit has everything: what is above must be whole, or it cannot be replayed. The newest
@@ -68,8 +117,7 @@ impl Scan<'_> {
         id: SessionId,
         session: &Session,
         bucket: &BTreeMap<String, u64>,
-        report: &mut Report,
-    ) -> Result<Option<Unreplayable>, RootError> {
+    ) -> Result<Look, RootError> {
         let covered = session.covered;
         let mut broken = Unreplayable {
             session: id,
@@ -77,6 +125,7 @@ impl Scan<'_> {
             after: covered,
             keys: Vec::new(),
         };
+        let mut problems = Vec::new();
         let mut reached = covered;
         for key in bucket.keys() {
             let number = match place_of(key) {
@@ -90,7 +139,7 @@ impl Scan<'_> {
                 // Whoever covered or replayed it has removed it since the bucket was listed.
                 Err(DepotError::Missing { .. }) => continue,
                 Err(error) => {
-                    report.add(as_problem(error)?);
+                    problems.push(as_problem(error)?);
                     // What follows is judged as if it were there.
                     broken.begin(key, reached);
                     reached = u64::MAX;
@@ -100,7 +149,7 @@ impl Scan<'_> {
             let entry = match JournalEntry::decode(&payload) {
                 Ok(entry) => entry,
                 Err(why) => {
-                    report.add(Problem::new(key, ProblemKind::Inconsistent, why));
+                    problems.push(Problem::new(key, ProblemKind::Inconsistent, why));
                     broken.begin(key, reached);
                     continue;
                 }
@@ -116,25 +165,29 @@ impl Scan<'_> {
                 let (first, wanted) = (entry.first, reached + 1);
                 let what =
                     format!("operation {wanted} is in no journal, and {key} begins with {first}");
-                report.add(Problem::new(missing, ProblemKind::Missing, what));
+                problems.push(Problem::new(missing, ProblemKind::Missing, what));
             }
             reached = reached.max(entry.last);
-            if self.lacks_packs(key, &entry, bucket, report).await? {
+            let lacking = self.lacking_packs(key, &entry, bucket).await?;
+            if !lacking.is_empty() {
                 broken.begin(key, before);
+                problems.extend(lacking);
             }
         }
-        Ok((!broken.keys.is_empty()).then_some(broken))
+        Ok(Look {
+            problems,
+            broken: (!broken.keys.is_empty()).then_some(broken),
+        })
     }
 
-    /// Whether packs that the journal under `key` names are not there as it says; reports them. A writer at work may have sent both since the bucket was listed.
-    async fn lacks_packs(
+    /// Packs that the journal under `key` names and that are not there as it says. A writer at work may have sent both since the bucket was listed.
+    async fn lacking_packs(
         &self,
         key: &str,
         entry: &JournalEntry,
         bucket: &BTreeMap<String, u64>,
-        report: &mut Report,
-    ) -> Result<bool, RootError> {
-        let mut lacks = false;
+    ) -> Result<Vec<Problem>, RootError> {
+        let mut lacking = Vec::new();
         for pack in entry.packs().own {
             let pack_key = pack.key();
             if bucket.get(&pack_key) == Some(&pack.length) {
@@ -147,10 +200,9 @@ impl Scan<'_> {
                 Err(error) => return Err(error.into()),
             };
             let what = format!("{key} needs it, with {} bytes", pack.length);
-            report.add(Problem::new(pack_key, kind, what));
-            lacks = true;
+            lacking.push(Problem::new(pack_key, kind, what));
         }
-        Ok(lacks)
+        Ok(lacking)
     }
 }
 

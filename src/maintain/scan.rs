@@ -110,10 +110,18 @@ impl Scan<'_> {
     /// # Errors
     /// Store errors.
     pub async fn list(&self) -> Result<BTreeMap<String, u64>, RootError> {
+        self.list_below("").await
+    }
+
+    /// The same for keys that begin with `prefix`.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub async fn list_below(&self, prefix: &str) -> Result<BTreeMap<String, u64>, RootError> {
         let mut found = BTreeMap::new();
         let mut after: Option<String> = None;
         loop {
-            let page = self.store.list("", after.as_deref(), PAGE_KEYS).await?;
+            let page = self.store.list(prefix, after.as_deref(), PAGE_KEYS).await?;
             let is_last = page.len() < PAGE_KEYS;
             after = page.last().map(|info| info.key.clone());
             found.extend(page.into_iter().map(|info| (info.key, info.size)));

@@ -130,7 +130,7 @@ impl JournalEntry {
 }
 
 /// Where the journals of a session lie.
-pub(super) fn prefix(keyring: &Keyring, volume: &str, session: SessionId) -> String {
+pub(crate) fn prefix(keyring: &Keyring, volume: &str, session: SessionId) -> String {
     let volume = keyring.name_hash(volume.as_bytes());
     format!("journal/{volume:016x}/{session}/")
 }

@@ -5,6 +5,7 @@
 //!
 //! A failing case prints how to replay it: `BKFS_DAMAGE_SEED=S BKFS_DAMAGE_CASE=N cargo test -p bkfs-tests --test damage`.
 
+mod busy;
 mod cases;
 mod machine;
 #[path = "../reference/password.rs"]

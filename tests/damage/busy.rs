@@ -1,0 +1,150 @@
+//! A check beside somebody who writes all the time.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bkfs::maintain::check::{CheckOptions, check};
+use bkfs_chunker::store::{MemoryStore, ObjectInfo, Store, StoreError, Version};
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::machine::{Machine, noise};
+use crate::world::{Fixture, bucket, wait};
+
+/// A bucket on which a machine works while it is listed as a whole: between the two pages of each such list it commits, and acknowledges something more.
+#[derive(Debug)]
+struct Busy {
+    bucket: Arc<MemoryStore>,
+    machine: Mutex<Worker>,
+}
+
+struct Worker {
+    machine: Arc<Machine>,
+    rounds: u64,
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Worker({})", self.rounds)
+    }
+}
+
+impl Worker {
+    fn write(&mut self) {
+        self.rounds += 1;
+        let name = format!("round-{}", self.rounds);
+        self.machine.write(&name, 0, noise(self.rounds, 30_000));
+        self.machine.fsync();
+    }
+
+    /// Commits, which makes the journal of the last write superfluous, and writes more.
+    fn go_on(&mut self, bucket: &MemoryStore) {
+        let journals = || wait(bucket.list("journal/", None, 1000)).expect("listed");
+        let covered = journals();
+        self.machine.snapshot(&format!("round-{}", self.rounds));
+        // It is deleted by a task of its own.
+        while covered.iter().any(|one| journals().contains(one)) {
+            std::thread::yield_now();
+        }
+        self.write();
+    }
+}
+
+#[async_trait]
+impl Store for Busy {
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ObjectInfo>, StoreError> {
+        let mut listed = self.bucket.list(prefix, after, limit).await?;
+        if !prefix.is_empty() {
+            return Ok(listed);
+        }
+        let last = listed
+            .iter()
+            .rposition(|object| object.key.starts_with("journal/"));
+        let last = listed[last.expect("a journal")].key.clone();
+        std::thread::scope(|scope| {
+            let worked = scope
+                .spawn(|| self.machine.lock().go_on(&self.bucket))
+                .join();
+            worked.expect("works");
+        });
+        listed.retain(|object| object.key <= last);
+        listed.extend(self.bucket.list(prefix, Some(&last), limit).await?);
+        Ok(listed)
+    }
+
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        self.bucket.get(key).await
+    }
+
+    async fn get_if_changed(
+        &self,
+        key: &str,
+        known: &Version,
+    ) -> Result<Option<(Bytes, Version)>, StoreError> {
+        self.bucket.get_if_changed(key, known).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.bucket.get_range(key, range).await
+    }
+
+    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
+        self.bucket.get_tail(key, bytes).await
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
+        self.bucket.head(key).await
+    }
+
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.bucket.put_new(key, body).await
+    }
+
+    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.bucket.put(key, body).await
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        self.bucket.replace(key, body, expected).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.bucket.delete(key).await
+    }
+
+    fn describe(&self) -> String {
+        "busy".to_owned()
+    }
+}
+
+#[test]
+fn a_check_beside_a_writer_at_work_finds_nothing() {
+    let fixture = Fixture::build(None);
+    let store = bucket(&fixture.objects);
+    let machine = Arc::new(Machine::mount(store.clone(), None));
+    let mut worker = Worker { machine, rounds: 0 };
+    worker.write();
+    let busy = Arc::new(Busy {
+        bucket: store,
+        machine: Mutex::new(worker),
+    });
+    let checked = wait(check(
+        busy.clone(),
+        &fixture.keyring,
+        &CheckOptions::oracle(),
+    ));
+    let report = checked.expect("checks");
+    assert!(busy.machine.lock().rounds > 1, "nobody worked meanwhile");
+    assert!(report.is_clean(), "{report}");
+}

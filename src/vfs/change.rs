@@ -115,13 +115,18 @@ impl Mount {
         if self.history()?.find(name).await.is_ok() {
             return Err(VolumeError::Exists);
         }
-        volume
-            .snapshot(SnapshotRequest {
-                name: Some(name.to_owned()),
-                tags: Vec::new(),
-            })
-            .await?;
-        self.snapshot_entry(name.as_bytes()).await
+        let request = SnapshotRequest {
+            name: Some(name.to_owned()),
+            tags: Vec::new(),
+        };
+        match volume.snapshot(request).await {
+            // Somebody else made it meanwhile.
+            Err(VolumeError::SnapshotName(_)) if self.history()?.find(name).await.is_ok() => {
+                Err(VolumeError::Exists)
+            }
+            Err(error) => Err(error),
+            Ok(_) => self.snapshot_entry(name.as_bytes()).await,
+        }
     }
 
     pub(super) async fn create(

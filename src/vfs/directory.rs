@@ -117,7 +117,7 @@ impl Mount {
                 return Ok(false);
             }
             if entry.plus.is_some() {
-                self.looked_up(listed.number, directory);
+                self.looked_up(listed.number, directory, listed.kind == FileKind::Directory);
             }
         }
         Ok(true)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bkfs_fuse::{Attributes as Shown, Entry, Forget, Lookup, Stat, Statistics};
+use bkfs_fuse::{Attributes as Shown, Entry, FileKind, Forget, Lookup, Stat, Statistics};
 use bytes::Bytes;
 
 use crate::tree::item::{Attributes, Item};
@@ -76,16 +76,18 @@ impl Mount {
         attributes: &Attributes,
     ) -> Result<Entry, VolumeError> {
         let shown = self.shown(number, attributes)?;
-        self.looked_up(number, parent);
+        self.looked_up(number, parent, shown.kind == FileKind::Directory);
         Ok(convert::entry(
             shown,
             self.lifetimes_shown(number, attributes),
         ))
     }
 
-    pub(super) fn looked_up(&self, number: Number, parent: Number) {
-        if let (Some(volume), 0) = (self.volume(), number.snapshot) {
-            volume.usage().looked_up(number.inode, parent.inode);
+    pub(super) fn looked_up(&self, number: Number, parent: Number, is_directory: bool) {
+        match (self.volume(), number.snapshot) {
+            (Some(volume), 0) => volume.usage().looked_up(number.inode, parent.inode),
+            _ if is_directory => self.ancestry.looked_up(number, parent),
+            _ => {}
         }
     }
 
@@ -122,6 +124,9 @@ impl Mount {
     }
 
     pub(super) fn forget(&self, forgets: &[Forget]) -> Vec<u64> {
+        for forget in forgets {
+            self.ancestry.forgot(Number::of(forget.ino), forget.lookups);
+        }
         let Some(volume) = self.volume() else {
             return Vec::new();
         };
@@ -207,12 +212,13 @@ impl Mount {
                 snapshot,
                 inode: ROOT_INODE,
             } if snapshot != 0 => SNAPSHOTS,
-            _ => {
-                let parent = self
-                    .volume()
-                    .and_then(|volume| volume.usage().parent(number.inode));
-                number.with_inode(parent.unwrap_or(number.inode))
-            }
+            _ => match (self.volume(), number.snapshot) {
+                (Some(volume), 0) => {
+                    let parent = volume.usage().parent(number.inode);
+                    number.with_inode(parent.unwrap_or(number.inode))
+                }
+                _ => self.ancestry.parent(number).unwrap_or(number),
+            },
         }
     }
 }

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle as Runtime;
 
 use crate::tree::item::Attributes;
+use crate::vfs::ancestry::Ancestry;
 use crate::vfs::convert::Lifetimes;
 use crate::vfs::handles::Handles;
 use crate::vfs::live::Current;
@@ -25,6 +26,7 @@ use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::view::View;
 
+mod ancestry;
 mod change;
 pub mod convert;
 mod directory;
@@ -48,6 +50,7 @@ pub struct Mount {
     owner: Owner,
     close: CloseMode,
     shelves: Mutex<HashMap<u16, Shelf>>,
+    ancestry: Ancestry,
     handles: Handles,
     modes: Modes,
 }
@@ -94,6 +97,7 @@ impl BkfsVfs {
             owner: parts.owner,
             close: parts.close,
             shelves: Mutex::new(HashMap::new()),
+            ancestry: Ancestry::default(),
             handles: Handles::default(),
             modes: Modes::default(),
         }))

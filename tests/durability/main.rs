@@ -6,6 +6,7 @@ mod closing;
 mod crashes;
 mod far;
 mod fencing;
+mod history;
 mod host;
 mod layers;
 mod outcome;

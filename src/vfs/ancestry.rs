@@ -1,0 +1,68 @@
+//! Which directory leads to which in trees that nobody writes, as far as the kernel knows them: a tree's items tell names, not parents.
+//!
+//! Owns the parents of directories in snapshots and of read-only mounts, for as long as the kernel knows those directories. Those of a live volume are its own
+//! (`volume::usage`), since they move.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+use crate::vfs::numbers::Number;
+
+/// The parents of directories that the kernel has looked up and not forgotten.
+#[derive(Debug, Default)]
+pub(super) struct Ancestry(Mutex<HashMap<Number, Child>>);
+
+#[derive(Debug)]
+struct Child {
+    parent: Number,
+    lookups: u64,
+}
+
+impl Ancestry {
+    /// The kernel has found a directory in another one.
+    pub(super) fn looked_up(&self, number: Number, parent: Number) {
+        let mut known = self.0.lock();
+        let child = known.entry(number).or_insert(Child { parent, lookups: 0 });
+        child.parent = parent;
+        child.lookups += 1;
+    }
+
+    /// The kernel has given lookups back, of whatever that was.
+    pub(super) fn forgot(&self, number: Number, lookups: u64) {
+        let mut known = self.0.lock();
+        if let Some(child) = known.get_mut(&number) {
+            child.lookups = child.lookups.saturating_sub(lookups);
+            if child.lookups == 0 {
+                known.remove(&number);
+            }
+        }
+    }
+
+    /// Where a directory was found.
+    pub(super) fn parent(&self, number: Number) -> Option<Number> {
+        self.0.lock().get(&number).map(|child| child.parent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_forgot_is_forgotten() {
+        let number = |snapshot, inode| Number { snapshot, inode };
+        let ancestry = Ancestry::default();
+        ancestry.looked_up(number(1, 30), number(1, 20));
+        ancestry.looked_up(number(1, 30), number(1, 20));
+        ancestry.looked_up(number(2, 30), number(2, 25));
+        ancestry.forgot(number(1, 30), 1);
+        assert_eq!(ancestry.parent(number(1, 30)), Some(number(1, 20)));
+        ancestry.forgot(number(1, 30), 1);
+        ancestry.forgot(number(1, 99), 1);
+        assert_eq!(ancestry.parent(number(1, 30)), None);
+        assert_eq!(ancestry.parent(number(2, 30)), Some(number(2, 25)));
+        ancestry.forgot(number(2, 30), 7);
+        assert!(ancestry.0.lock().is_empty());
+    }
+}

@@ -1,0 +1,94 @@
+//! `.snapshots`, as the kernel asks for it.
+
+use bkfs::vfs::numbers::SNAPSHOTS;
+use bkfs_fuse::{
+    Caller, DirectoryReply, Errno, Handle, Ino, Lookup, Rename, RenameMode, Reply, Vfs,
+};
+
+use crate::host::{Bucket, Host};
+
+const CALLER: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    pid: 1,
+};
+
+type Answer<T> = std::sync::mpsc::Receiver<Result<T, Errno>>;
+
+fn ask<T: Send + 'static>(host: &Host, request: impl FnOnce(&dyn Vfs, Reply<T>)) -> Answer<T> {
+    let (reply, answer) = Reply::channel();
+    request(host.vfs(), reply);
+    answer
+}
+
+fn mkdir(host: &Host, parent: Ino, name: &[u8]) -> Answer<bkfs_fuse::Entry> {
+    ask(host, |vfs, reply| {
+        vfs.mkdir(CALLER, parent, name, 0o755, reply)
+    })
+}
+
+fn made(host: &Host, parent: Ino, name: &[u8]) -> Ino {
+    let entry = mkdir(host, parent, name).recv().expect("answered");
+    entry.expect("made").attributes.ino
+}
+
+fn lookup(host: &Host, parent: Ino, name: &[u8]) -> Ino {
+    let found = ask(host, |vfs, reply| vfs.lookup(CALLER, parent, name, reply));
+    match found.recv().expect("answered").expect("looked up") {
+        Lookup::Found(entry) => entry.attributes.ino,
+        Lookup::Absent { .. } => panic!("{} is not there", name.escape_ascii()),
+    }
+}
+
+/// What `..` of a directory is listed as.
+fn above(host: &Host, directory: Ino) -> Ino {
+    let opened = ask(host, |vfs, reply| vfs.opendir(CALLER, directory, reply));
+    let handle: Handle = opened.recv().expect("answered").expect("opened").handle;
+    let (sender, answer) = std::sync::mpsc::channel();
+    let reply = DirectoryReply::collecting(false, 3, move |answer| drop(sender.send(answer)));
+    host.vfs().readdir(directory, handle, 0, reply);
+    let listed = answer.recv().expect("answered").expect("listed");
+    let above = listed.iter().find(|entry| entry.name == b"..");
+    above.expect("every directory has it").ino
+}
+
+#[test]
+fn dot_dot_in_a_snapshot_is_what_was_above_when_it_was_made() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    let outer = made(&host, Ino::ROOT, b"outer");
+    made(&host, outer, b"inner");
+    made(&host, SNAPSHOTS.ino(), b"then");
+    let moved = ask(&host, |vfs, reply| {
+        let rename = Rename {
+            parent: outer,
+            name: b"inner",
+            new_parent: Ino::ROOT,
+            new_name: b"inner",
+            mode: RenameMode::Replace,
+        };
+        vfs.rename(CALLER, rename, reply);
+    });
+    moved.recv().expect("answered").expect("moved");
+    let root = lookup(&host, SNAPSHOTS.ino(), b"then");
+    let outer = lookup(&host, root, b"outer");
+    let inner = lookup(&host, outer, b"inner");
+    assert_eq!(above(&host, inner), outer);
+    assert_eq!(above(&host, outer), root);
+    assert_eq!(above(&host, root), SNAPSHOTS.ino());
+    let inner = lookup(&host, Ino::ROOT, b"inner");
+    assert_eq!(above(&host, inner), Ino::ROOT);
+}
+
+#[test]
+fn of_two_who_make_one_snapshot_one_is_told_that_it_exists() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    for round in 0..10 {
+        let name = format!("round-{round}");
+        let both = [(); 2].map(|()| mkdir(&host, SNAPSHOTS.ino(), name.as_bytes()));
+        let answers = both.map(|answer| answer.recv().expect("answered").map(drop));
+        assert!(answers.contains(&Ok(())), "{answers:?}");
+        assert!(answers.contains(&Err(Errno::EEXIST)), "{answers:?}");
+    }
+}

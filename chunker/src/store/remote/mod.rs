@@ -11,6 +11,7 @@
 //! change nothing by being repeated, also when the outcome is not known.
 
 mod answer;
+mod profile;
 mod setup;
 mod transport;
 

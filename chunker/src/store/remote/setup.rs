@@ -10,6 +10,7 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
 
+use super::profile::Profiles;
 use super::transport::Connector;
 use super::{Flavor, Service};
 use crate::store::{Operation, StoreError, StoreErrorKind, StoreOptions};
@@ -102,6 +103,9 @@ pub(super) async fn s3(bucket: &str, options: &StoreOptions) -> Result<Setup, St
     if let Some(region) = &options.region {
         builder = builder.with_region(region);
     }
+    if options.use_environment && !has_credentials(&builder) {
+        builder = with_profile(builder)?;
+    }
     let endpoint = [Key::S3Endpoint, Key::Endpoint]
         .iter()
         .find_map(|key| builder.get_config_value(key))
@@ -130,6 +134,41 @@ pub(super) async fn s3(bucket: &str, options: &StoreOptions) -> Result<Setup, St
         flavor: Flavor::S3,
         endpoint,
     })
+}
+
+/// Whether environment and settings name any credentials, or say that none are wanted.
+fn has_credentials(builder: &AmazonS3Builder) -> bool {
+    use AmazonS3ConfigKey as Key;
+    let sources = [
+        Key::AccessKeyId,
+        Key::SecretAccessKey,
+        Key::WebIdentityTokenFile,
+        Key::ContainerCredentialsRelativeUri,
+        Key::ContainerCredentialsFullUri,
+    ];
+    let value = |key: &Key| builder.get_config_value(key);
+    let is_set = |key: &Key| value(key).is_some_and(|value| !value.is_empty());
+    sources.iter().any(is_set) || value(&Key::SkipSignature).is_some_and(|value| value == "true")
+}
+
+/// The keys of a profile, and its region if no other is known. Without one, `object_store` asks the machine that it runs on.
+fn with_profile(mut builder: AmazonS3Builder) -> Result<AmazonS3Builder, StoreError> {
+    use AmazonS3ConfigKey as Key;
+    let Some(profiles) = Profiles::of(|name| std::env::var(name).ok()) else {
+        return Ok(builder);
+    };
+    let Some(profile) = profiles.load().map_err(invalid)? else {
+        return Ok(builder);
+    };
+    let regions = [Key::Region, Key::DefaultRegion];
+    let known = regions.iter().any(|key| {
+        let region = builder.get_config_value(key);
+        region.is_some_and(|region| !region.is_empty())
+    });
+    if let Some(region) = profile.region.filter(|_| !known) {
+        builder = builder.with_region(region);
+    }
+    Ok(builder.with_credentials(profile.keys))
 }
 
 /// Servers of others are asked by path, unless the environment says that they want the bucket in the host's name.

@@ -243,14 +243,31 @@ impl JournalWriter {
     pub async fn keep_pending(&self) -> Result<(), RootError> {
         let absent = || DepotError::Internal("there is no spool");
         let spool = self.spool.as_ref().ok_or_else(absent)?;
-        let mut state = self.state.lock().await;
-        for pending in &mut state.pending {
-            if let Body::Memory(bytes) = &pending.body {
-                let kept = self.put(spool, &pending.key, bytes).await;
-                pending.body = Body::Spool(kept.map_err(DepotError::from)?);
+        // The lock is not held while the spool is waited for: what makes room in it needs the lock.
+        while let Some((pending, bytes)) = self.first_in_memory().await {
+            let kept = self.put(spool, &pending.key, &bytes).await;
+            let body = Body::Spool(kept.map_err(DepotError::from)?);
+            let mut state = self.state.lock().await;
+            let mut there = state.pending.iter_mut();
+            match there.find(|other| other.key == pending.key) {
+                Some(waiting) => waiting.body = body,
+                // It has arrived meanwhile, which nobody may count on yet.
+                None => state.unconfirmed.push(Pending { body, ..pending }),
             }
         }
         Ok(())
+    }
+
+    /// The first journal that is not answered and in memory alone.
+    async fn first_in_memory(&self) -> Option<(Pending, Bytes)> {
+        let state = self.state.lock().await;
+        state
+            .pending
+            .iter()
+            .find_map(|pending| match &pending.body {
+                Body::Memory(bytes) => Some((pending.clone(), bytes.clone())),
+                Body::Spool(_) => None,
+            })
     }
 
     async fn put(

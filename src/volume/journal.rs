@@ -256,7 +256,7 @@ impl Journaler {
                     None => return,
                 },
                 () = sleep, if due.is_some() => {
-                    due = match self.write(self.soon()).await {
+                    due = match self.write_soon().await {
                         Ok(()) => None,
                         Err(error) if self.volume.failure().is_none() => {
                             tracing::warn!("closed files are not in the bucket yet, will be tried again: {error}");
@@ -289,12 +289,11 @@ impl Journaler {
         result.is_ok()
     }
 
-    /// What a journal is written for that nobody waits for.
+    /// What a journal is written for that nobody waits for, where the spool is not enough.
     fn soon(&self) -> Aim {
-        match (self.is_local, self.journal.can_keep()) {
-            (true, _) => Aim::Local,
-            (false, true) => Aim::Soon,
-            (false, false) => Aim::Bucket,
+        match self.journal.can_keep() {
+            true => Aim::Soon,
+            false => Aim::Bucket,
         }
     }
 
@@ -318,8 +317,8 @@ impl Journaler {
     }
 
     async fn acknowledge(&mut self) -> Result<(), VolumeError> {
-        if self.is_local {
-            return self.write(Aim::Local).await;
+        if self.is_local && self.write_locally().await? {
+            return Ok(());
         }
         self.write(Aim::Bucket).await?;
         if self.journal.is_behind().await {
@@ -330,6 +329,28 @@ impl Journaler {
             .confirm()
             .await
             .map_err(|error| self.failed(error))
+    }
+
+    /// Keeps everything done so far in the spool. False if the spool does not take it, and the volume is well: then the bucket must.
+    async fn write_locally(&mut self) -> Result<bool, VolumeError> {
+        match self.write(Aim::Local).await {
+            Ok(()) => Ok(true),
+            Err(error) if self.volume.failure().is_none() => {
+                tracing::warn!("what the spool does not take goes to the bucket: {error}");
+                // A journal that it did not take is sent before the next one, and what it names before that.
+                self.volume.ingest.deliver().await?;
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes what nobody waits for.
+    async fn write_soon(&mut self) -> Result<(), VolumeError> {
+        if self.is_local && self.write_locally().await? {
+            return Ok(());
+        }
+        self.write(self.soon()).await
     }
 
     /// Brings everything done so far into the bucket, or to where `aim` is content with.

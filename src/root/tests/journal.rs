@@ -14,6 +14,7 @@ use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
 use bkfs_chunker::store::{Operation, Store, StoreErrorKind};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 async fn enter(store: &Arc<dyn Store>, seed: u64, name: &str) -> Result<OpenSession, RootError> {
     let handle = process(store.clone(), seed).await;
@@ -208,9 +209,17 @@ fn entries_are_read_back_and_nothing_else_is() {
 
 /// A writer with a spool on a disk of its own.
 async fn keeping(store: &Arc<dyn Store>, session: &OpenSession) -> (JournalWriter, SimulatedDisk) {
+    keeping_at_most(store, session, 1 << 20).await
+}
+
+async fn keeping_at_most(
+    store: &Arc<dyn Store>,
+    session: &OpenSession,
+    bytes: u64,
+) -> (JournalWriter, SimulatedDisk) {
     let disk = SimulatedDisk::new();
     let (root, id) = (Path::new("/spool"), session.id().0);
-    let spool = Spool::create(Arc::new(disk.clone()), root, id, 1 << 20).await;
+    let spool = Spool::create(Arc::new(disk.clone()), root, id, bytes).await;
     let writer = writer(store, session).await;
     (writer.with_spool(Some(spool.expect("made"))), disk)
 }
@@ -258,6 +267,29 @@ async fn kept_entries_land_before_later_ones_and_leave_the_spool() {
     writer.write(entry(3)).await.expect("written");
     assert!(!writer.is_behind().await);
     assert_eq!(bring_leftovers(&store, &disk).await, 0);
+    assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2), (3, 3)]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn entries_that_wait_for_room_are_let_in_by_those_that_land() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    // There is room for two.
+    let (writer, _disk) = keeping_at_most(&store, &session, 700).await;
+    let begin = tokio::time::Instant::now();
+    let lands = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        writer.land().await
+    };
+    let keeps = async {
+        for operation in 1..=3 {
+            writer.keep(entry(operation)).await.expect("kept");
+        }
+    };
+    let (landed, ()) = tokio::join!(lands, keeps);
+    landed.expect("landed");
+    assert_eq!(begin.elapsed().as_secs(), 1);
+    writer.land().await.expect("landed");
     assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2), (3, 3)]]);
 }
 

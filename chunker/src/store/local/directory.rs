@@ -65,7 +65,9 @@ impl Directory {
         self.identity == Identity::Handle
     }
 
+    /// A whole object that a writer is to rely on: its name is on disk as far as this process can tell, or it is an error.
     pub(super) fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        self.settle(Operation::Get, key)?;
         let object = self.open_object(Operation::Get, key)?;
         self.read_whole(key, &object)
     }
@@ -75,6 +77,7 @@ impl Directory {
         key: &str,
         known: &Version,
     ) -> Result<Option<(Bytes, Version)>, StoreError> {
+        self.settle(Operation::Get, key)?;
         let object = self.open_object(Operation::Get, key)?;
         let version = self
             .version_of(&object.file)

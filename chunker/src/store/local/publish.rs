@@ -44,7 +44,7 @@ impl Directory {
         let operation = Operation::PutNew;
         let fail = |errno| self.error(operation, key, errno);
         if statat(self.root(), key, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
-            return Err(occupied(key));
+            return Err(self.occupied(key));
         }
         for _ in 0..ATTEMPTS_MAX {
             let draft = self.write_draft(body).map_err(fail)?;
@@ -52,7 +52,7 @@ impl Directory {
                 Ok(Placed::Yes) => return self.acknowledge(operation, key, draft.version),
                 Ok(Placed::Occupied) => {
                     self.discard(&draft);
-                    return Err(occupied(key));
+                    return Err(self.occupied(key));
                 }
                 Ok(Placed::Lost) => {}
                 Err(errno) => {
@@ -136,7 +136,8 @@ impl Directory {
                 let error = self.error(operation, key, Errno::NOENT);
                 return match error.kind() {
                     StoreErrorKind::NoBucket => Err(error),
-                    _ => Ok(()),
+                    // An earlier attempt may have removed it without its absence having come to disk.
+                    _ => self.settle(operation, key),
                 };
             }
             Err(errno) => return Err(self.error(operation, key, errno)),
@@ -149,10 +150,35 @@ impl Directory {
     /// A directory two levels down or deeper (a finished session's journal) goes with its last object.
     fn remove_if_empty(&self, key: &str) {
         let directory = parent_of(key);
-        if directory.contains('/') {
-            // Not empty, or gone already: either is right. A writer that loses its directory makes it again.
-            let _ = unlinkat(self.root(), directory, AtFlags::REMOVEDIR);
+        if !directory.contains('/') {
+            return;
         }
+        let Ok(status) = statat(self.root(), directory, AtFlags::SYMLINK_NOFOLLOW) else {
+            return;
+        };
+        // Not empty, or gone already: either is right. A writer that loses its directory makes it again.
+        if unlinkat(self.root(), directory, AtFlags::REMOVEDIR).is_ok() {
+            self.syncer.forget((status.st_dev, status.st_ino));
+        }
+    }
+
+    /// That a name is taken is an answer about an object that stays: whoever made it may not have flushed it, an earlier attempt of this process included.
+    fn occupied(&self, key: &str) -> StoreError {
+        let operation = Operation::PutNew;
+        let taken = StoreError::new(
+            StoreErrorKind::AlreadyExists,
+            operation,
+            key,
+            "there is an object of that name",
+        );
+        self.flush_name(operation, key).err().unwrap_or(taken)
+    }
+
+    /// Before what is at `key`, or is not, is believed to stay so.
+    pub(super) fn settle(&self, operation: Operation, key: &str) -> Result<(), StoreError> {
+        self.syncer
+            .settle(self.root(), parent_of(key))
+            .map_err(|errno| not_flushed(operation, key, errno))
     }
 
     fn acknowledge(
@@ -169,14 +195,7 @@ impl Directory {
     fn flush_name(&self, operation: Operation, key: &str) -> Result<(), StoreError> {
         self.syncer
             .sync(self.root(), parent_of(key))
-            .map_err(|errno| {
-                StoreError::new(
-                    StoreErrorKind::OutcomeUnknown,
-                    operation,
-                    key,
-                    format!("its directory could not be flushed: {errno}"),
-                )
-            })
+            .map_err(|errno| not_flushed(operation, key, errno))
     }
 
     fn write_draft(&self, body: &[Bytes]) -> Result<Draft, Errno> {
@@ -366,13 +385,13 @@ impl Directory {
     }
 }
 
-fn occupied(key: &str) -> StoreError {
-    StoreError::new(
-        StoreErrorKind::AlreadyExists,
-        Operation::PutNew,
-        key,
-        "there is an object of that name",
-    )
+fn not_flushed(operation: Operation, key: &str, errno: Errno) -> StoreError {
+    let kind = match operation.is_write() {
+        true => StoreErrorKind::OutcomeUnknown,
+        false => StoreErrorKind::Other,
+    };
+    let message = format!("its directory could not be flushed: {errno}");
+    StoreError::new(kind, operation, key, message)
 }
 
 fn conflict(key: &str, exists: bool) -> StoreError {

@@ -1,4 +1,7 @@
 //! Flushing directories, so that a name is on disk before its write is acknowledged.
+//!
+//! Linux reports a flush that failed once, and a second flush of the same directory succeeds without anything having come to disk. So a directory whose flush
+//! failed is failed for as long as this process lives, and what it shows is not believed.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,6 +21,20 @@ pub(super) struct Syncer {
     directories: Mutex<HashMap<String, Arc<Queue>>>,
     /// Device and inode of the directories whose own name is known to be on disk.
     anchored: Mutex<HashSet<(u64, u64)>>,
+    /// Directories whose names may not be on disk though readers see them.
+    doubtful: Mutex<HashMap<String, Doubt>>,
+    /// Errors for the next flushes, the last one first.
+    #[cfg(test)]
+    pub(super) faults: Mutex<Vec<Errno>>,
+}
+
+/// Why the names in a directory may not be on disk.
+#[derive(Debug, Clone, Copy)]
+enum Doubt {
+    /// They could not be flushed, and the next flush tells.
+    Open,
+    /// A flush failed: no later one tells anything.
+    Failed(Errno),
 }
 
 #[derive(Debug, Default)]
@@ -45,15 +62,40 @@ impl Syncer {
             let through = queue.asked.load(Ordering::SeqCst);
             let result = self.flush_chain(root.as_fd(), directory);
             flushed.through = through;
-            if let Err(error) = result {
-                // Linux reports a failed flush once; all who waited for it must hear of it.
-                flushed.failed = Some((through, error));
+            let mut doubtful = self.doubtful.lock();
+            match result {
+                Ok(()) => {
+                    doubtful.remove(directory);
+                }
+                Err(error) => {
+                    doubtful.entry(directory.to_owned()).or_insert(Doubt::Open);
+                    // All who waited for it must hear of it.
+                    flushed.failed = Some((through, error));
+                }
             }
         }
         match flushed.failed {
             Some((through, error)) if ticket <= through => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Before what `directory` shows is believed: after a flush that did not succeed another one is tried.
+    pub(super) fn settle(&self, root: impl AsFd, directory: &str) -> Result<(), Errno> {
+        if self.doubtful.lock().contains_key(directory) {
+            return self.sync(root, directory);
+        }
+        Ok(())
+    }
+
+    /// A directory is gone: another one may get its inode number.
+    pub(super) fn forget(&self, identity: (u64, u64)) {
+        self.anchored.lock().remove(&identity);
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_anchored(&self, identity: (u64, u64)) -> bool {
+        self.anchored.lock().contains(&identity)
     }
 
     fn queue(&self, directory: &str) -> Arc<Queue> {
@@ -78,7 +120,7 @@ impl Syncer {
                 }
                 other => other?,
             };
-            fsync(&file)?;
+            self.flush(&file, directory)?;
             let status = fstat(&file)?;
             let identity = (status.st_dev, status.st_ino);
             if directory.is_empty() || self.anchored.lock().contains(&identity) {
@@ -94,6 +136,30 @@ impl Syncer {
         }
         anchored.extend(flushed);
         Ok(())
+    }
+
+    fn flush(&self, file: &OwnedFd, directory: &str) -> Result<(), Errno> {
+        if let Some(Doubt::Failed(error)) = self.doubtful.lock().get(directory) {
+            return Err(*error);
+        }
+        let result = self.fsync(file);
+        match result {
+            // Interrupted before anything was tried.
+            Ok(()) | Err(Errno::INTR) => {}
+            Err(error) => {
+                let mut doubtful = self.doubtful.lock();
+                doubtful.insert(directory.to_owned(), Doubt::Failed(error));
+            }
+        }
+        result
+    }
+
+    fn fsync(&self, file: &OwnedFd) -> Result<(), Errno> {
+        #[cfg(test)]
+        if let Some(error) = self.faults.lock().pop() {
+            return Err(error);
+        }
+        fsync(file)
     }
 }
 

@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use tempfile::TempDir;
 
 use super::*;
@@ -274,4 +275,79 @@ async fn versions_tell_states_apart_even_with_equal_content() {
     for _ in 0..200 {
         assert!(seen.insert(store.put("a", body("same")).await.unwrap()));
     }
+}
+
+/// A name whose flush failed is never acknowledged by a later answer, since a second flush tells nothing.
+#[tokio::test]
+async fn a_name_whose_flush_failed_is_never_acknowledged() {
+    let home = TempDir::new().unwrap();
+    let store = open(home.path()).await;
+    store.put_new("data/x/old", body("0")).await.unwrap();
+    let version = store.put_new("root", body("1")).await.unwrap();
+    let fail = || store.directory.syncer.faults.lock().push(Errno::IO);
+    fail();
+    for _ in 0..3 {
+        let error = store.put_new("data/x/new", body("1")).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::OutcomeUnknown, "{error}");
+    }
+    fail();
+    for _ in 0..2 {
+        let error = store.replace("root", body("2"), &version).await;
+        let kind = error.unwrap_err().kind();
+        let expected = [StoreErrorKind::OutcomeUnknown, StoreErrorKind::Conflict];
+        assert!(expected.contains(&kind), "{kind:?}");
+        // Whoever looks what became of it must not take what it sees for what is on disk.
+        store.get("root").await.unwrap_err();
+        store.get_if_changed("root", &version).await.unwrap_err();
+    }
+    // Other directories, and packs that were acknowledged, are none the worse.
+    store.put_new("data/z", body("1")).await.unwrap();
+    store.get_range("data/x/old", 0..1).await.unwrap();
+}
+
+/// A flush that was not even tried leaves the name open until the next one.
+#[tokio::test]
+async fn a_name_that_is_not_flushed_yet_is_flushed_before_it_counts() {
+    let home = TempDir::new().unwrap();
+    let store = open(home.path()).await;
+    store.put_new("data/x", body("1")).await.unwrap();
+    let version = store.put_new("root", body("1")).await.unwrap();
+    let faults = |count| *store.directory.syncer.faults.lock() = vec![Errno::INTR; count];
+    let left = || store.directory.syncer.faults.lock().len();
+    faults(2);
+    for expected in [
+        StoreErrorKind::OutcomeUnknown,
+        StoreErrorKind::OutcomeUnknown,
+        StoreErrorKind::AlreadyExists,
+    ] {
+        let error = store.put_new("data/new", body("1")).await.unwrap_err();
+        assert_eq!(error.kind(), expected, "{error}");
+    }
+    faults(2);
+    store
+        .replace("root", body("2"), &version)
+        .await
+        .unwrap_err();
+    store.get("root").await.unwrap_err();
+    assert_eq!(store.get("root").await.unwrap().0, "2");
+    faults(2);
+    store.delete("root").await.unwrap_err();
+    store.delete("root").await.unwrap_err();
+    store.delete("root").await.unwrap();
+    assert_eq!(left(), 0, "each was met");
+}
+
+/// A directory that is gone leaves its inode number to another one, whose own name is to be flushed.
+#[tokio::test]
+async fn a_directory_that_is_gone_is_not_remembered() {
+    let home = TempDir::new().unwrap();
+    let store = open(home.path()).await;
+    store.put_new("journal/v/s/1", body("1")).await.unwrap();
+    let status = fs::metadata(home.path().join("journal/v/s")).unwrap();
+    let identity = (status.dev(), status.ino());
+    let known = || store.directory.syncer.is_anchored(identity);
+    assert!(known());
+    store.delete("journal/v/s/1").await.unwrap();
+    assert!(!home.path().join("journal/v/s").exists());
+    assert!(!known());
 }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use serde_json::{Value, json};
 
 use crate::cli::access::{open, split_path};
-use crate::cli::output::{Failure, Output, name_text, write_raw};
+use crate::cli::output::{Failure, Output, name_text};
 use crate::cli::{Global, block_on};
 use crate::compare::{Change, Comparison, Difference};
 use crate::mounting::control::time_text;
@@ -48,6 +48,9 @@ pub fn run(command: Diff, global: &Global, output: &Output) -> Result<(), Failur
         let mut counts = [0_u64; 5];
         let mut comparison = Comparison::new((&left, &right), inodes, right_path).await?;
         while let Some(found) = comparison.next().await? {
+            if output.is_closed() {
+                return Ok(());
+            }
             for difference in &found {
                 counts[difference.change as usize] += 1;
                 show(difference, &command, output)?;
@@ -79,7 +82,7 @@ fn show(difference: &Difference, command: &Diff, output: &Output) -> Result<(), 
     }
     if command.null && !output.is_json() {
         let line = [letter.to_string().as_bytes(), b" ", &path, b"\0"].concat();
-        return write_raw(&line);
+        return output.raw(&line);
     }
     let shown = name_text(&path);
     let answer = json!({

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde_json::json;
 
 use crate::cli::access::open;
-use crate::cli::output::{Failure, Output, name_text, write_raw};
+use crate::cli::output::{Failure, Output, name_text};
 use crate::cli::{Global, block_on};
 use crate::glob::Glob;
 use crate::mounting::control::time_text;
@@ -168,6 +168,9 @@ impl Search<'_> {
         while let Some((directory, path)) = open.pop() {
             let mut inside = Vec::new();
             for named in names(view, directory).await? {
+                if self.output.is_closed() {
+                    return Ok(());
+                }
                 let path = join(&path, &named.name);
                 self.look_at(view, entry, &named, &path).await?;
                 if named.is_directory() {
@@ -200,7 +203,9 @@ impl Search<'_> {
         self.found += 1;
         let snapshot = &entry.name;
         if self.command.null && !self.output.is_json() {
-            return write_raw(&[snapshot.as_bytes(), b":", path, b"\0"].concat());
+            return self
+                .output
+                .raw(&[snapshot.as_bytes(), b":", path, b"\0"].concat());
         }
         let shown = name_text(path);
         let row = json!({

@@ -59,10 +59,8 @@ pub fn run(command: Ls, global: &Global, output: &Output) -> Result<(), Failure>
         let mut rows = Vec::new();
         let attributes = view.attributes(Scope::Live, inode).await?;
         if mode::is_directory(attributes.mode) {
-            list(&view, inode, "", command.recursive, &mut |row| {
-                emit(row, &command, output, &mut rows)
-            })
-            .await?;
+            let emit = &mut |row| emit(row, &command, output, &mut rows);
+            list(&view, inode, command.recursive, output, emit).await?;
         } else {
             let row = row(&view, name_text(trimmed(path)), inode, &attributes).await?;
             emit(row, &command, output, &mut rows)?;
@@ -111,15 +109,18 @@ fn emit(
 async fn list(
     view: &View,
     inode: u64,
-    prefix: &str,
     recursive: bool,
+    output: &Output,
     emit: &mut dyn FnMut(Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let mut stack = vec![(inode, prefix.to_owned())];
+    let mut stack = vec![(inode, String::new())];
     while let Some((inode, prefix)) = stack.pop() {
         let names = names(view, inode).await?;
         let mut inside = Vec::new();
         for Named { name, inode, .. } in names {
+            if output.is_closed() {
+                return Ok(());
+            }
             let attributes = view.attributes(Scope::Live, inode).await?;
             let path = format!("{prefix}{}", name_text(&name));
             if recursive && mode::is_directory(attributes.mode) {

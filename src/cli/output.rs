@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::mounting::MountingError;
 use crate::root::error::{ErrorKind, RootError};
@@ -151,12 +153,23 @@ impl From<bkfs_chunker::error::DepotError> for Failure {
 pub struct Output {
     json: bool,
     quiet: bool,
+    /// Whoever read the results has gone away.
+    closed: Arc<AtomicBool>,
 }
 
 impl Output {
     /// As the user asked.
     pub fn new(json: bool, quiet: bool) -> Self {
-        Output { json, quiet }
+        Output {
+            json,
+            quiet,
+            closed: Arc::default(),
+        }
+    }
+
+    /// True once the reader of the results has gone away: a listing may end early. What the command has to say by its exit code stays.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
     }
 
     /// True if JSON is wanted.
@@ -178,18 +191,42 @@ impl Output {
         if self.json {
             let line =
                 serde_json::to_string(value).map_err(|error| Failure::new(error.to_string()))?;
-            return print(&line);
+            return self.print(&line);
         }
         if self.quiet {
             return Ok(());
         }
-        print(&text())
+        self.print(&text())
+    }
+
+    fn print(&self, line: &str) -> Result<(), Failure> {
+        if self.is_closed() {
+            return Ok(());
+        }
+        self.note(print_to(&mut io::stdout().lock(), line)?);
+        Ok(())
+    }
+
+    /// Bytes as they are, on stdout.
+    pub fn raw(&self, bytes: &[u8]) -> Result<(), Failure> {
+        if self.is_closed() {
+            return Ok(());
+        }
+        let mut out = io::stdout().lock();
+        self.note(printed(out.write_all(bytes).and_then(|()| out.flush()))?);
+        Ok(())
+    }
+
+    fn note(&self, printed: Printed) {
+        if printed == Printed::NobodyReads {
+            self.closed.store(true, Ordering::Relaxed);
+        }
     }
 
     /// A remark for people, on stderr.
     pub fn remark(&self, text: impl fmt::Display) {
         if !self.quiet && !self.json {
-            eprintln!("bkfs: {text}");
+            complain(format_args!("bkfs: {text}"));
         }
     }
 
@@ -200,36 +237,41 @@ impl Output {
             let error =
                 serde_json::json!({ "error": failure.message, "hint": failure.hint, "code": code });
             // Nobody is left to be told if this fails.
-            let _ = print(&error.to_string());
+            let _ = self.print(&error.to_string());
         }
-        eprintln!("bkfs: {}", failure.message);
+        complain(format_args!("bkfs: {}", failure.message));
         if let Some(hint) = &failure.hint {
-            eprintln!("      {hint}");
+            complain(format_args!("      {hint}"));
         }
         code
     }
 }
 
-/// Prints a line on stdout; a reader that has gone away ends the program quietly, as it ends other tools.
-fn print(line: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    ended_or(writeln!(out, "{line}").and_then(|()| out.flush()))
+/// A line on stderr. That nobody reads it changes nothing about what happened, nor about the exit code.
+pub fn complain(line: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
-fn ended_or(written: io::Result<()>) -> Result<(), Failure> {
+/// What became of a line.
+#[derive(Debug, PartialEq, Eq)]
+enum Printed {
+    Yes,
+    NobodyReads,
+}
+
+/// Prints a line. A reader that has gone away (`| head`) is no failure, and no success either: what a command found is said by its exit code all the same.
+fn print_to(out: &mut impl Write, line: &str) -> Result<Printed, Failure> {
+    printed(writeln!(out, "{line}").and_then(|()| out.flush()))
+}
+
+fn printed(written: io::Result<()>) -> Result<Printed, Failure> {
     match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Ok(()) => Ok(Printed::Yes),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Printed::NobodyReads),
         Err(error) => Err(Failure::new(format!(
             "cannot write to standard output: {error}"
         ))),
-        Ok(()) => Ok(()),
     }
-}
-
-/// Bytes as they are, on stdout.
-pub fn write_raw(bytes: &[u8]) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    ended_or(out.write_all(bytes).and_then(|()| out.flush()))
 }
 
 /// Names are bytes: UTF-8 is shown as it is, but for control characters; anything else is escaped.
@@ -260,6 +302,15 @@ pub fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reader_that_has_gone_away_ends_nothing() {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let mut write = std::fs::File::from(write);
+        assert_eq!(print_to(&mut write, "line").unwrap(), Printed::Yes);
+        drop(read);
+        assert_eq!(print_to(&mut write, "line").unwrap(), Printed::NobodyReads);
+    }
 
     #[test]
     fn bytes_have_three_digits() {

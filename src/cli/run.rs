@@ -10,7 +10,7 @@ use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::control::MountClient;
-use crate::cli::output::{Code, Failure, Output};
+use crate::cli::output::{Code, Failure, Output, complain};
 use crate::cli::{Global, block_on};
 
 /// What env(1) and its kin exit with when the command is there but cannot be run, and when it is not there.
@@ -110,7 +110,7 @@ async fn run_tool(command: &[OsString]) -> Result<i32, Failure> {
     let mut child = match Command::new(&command[0]).args(&command[1..]).spawn() {
         Ok(child) => child,
         Err(error) => {
-            eprintln!("bkfs: cannot run {name}: {error}");
+            complain(format_args!("bkfs: cannot run {name}: {error}"));
             let is_absent = error.kind() == std::io::ErrorKind::NotFound;
             return Ok(if is_absent { NOT_FOUND } else { NOT_RUNNABLE });
         }

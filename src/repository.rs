@@ -45,6 +45,10 @@ pub struct Opening {
 pub struct Repository {
     /// Its URL, without secrets.
     pub url: String,
+    /// The store's address that was given for it, without secrets.
+    pub endpoint: Option<String>,
+    /// The store's region that was given for it.
+    pub region: Option<String>,
     /// The root.
     pub handle: RootHandle,
     /// Contents.
@@ -100,6 +104,9 @@ pub async fn open_on(
     let (handle, lists) = (opened.handle().clone(), opened.lists().clone());
     Ok(Repository {
         url: opening.url.to_string(),
+        // An address may hold a name and a password (`https://user:word@host`): then it is not told.
+        endpoint: (opening.store.endpoint).filter(|endpoint| !endpoint.contains('@')),
+        region: opening.store.region,
         handle,
         depot,
         lists,

@@ -14,6 +14,7 @@ use bkfs_chunker::store::{
 };
 
 use crate::cli::Global;
+use crate::cli::control::MountClient;
 use crate::cli::output::{Code, Failure, bytes};
 use crate::cli::password::{Asking, Sources, Variables};
 use crate::config::{Config, NamedRepository};
@@ -71,7 +72,8 @@ impl Access {
         let password = Sources {
             file: (global.password_file.clone())
                 .or_else(|| settings.password_file.clone())
-                .or_else(|| named.and_then(|named| named.password_file.clone())),
+                .or_else(|| named.and_then(|named| named.password_file.clone()))
+                .map(absolute),
             command: global
                 .password_command
                 .clone()
@@ -82,7 +84,8 @@ impl Access {
             .cache_dir
             .clone()
             .or_else(|| settings.cache_dir.clone())
-            .or_else(places::cache_dir);
+            .or_else(places::cache_dir)
+            .map(absolute);
         check_cache_room(cache_dir.as_deref())?;
         Ok(Access {
             url,
@@ -98,6 +101,11 @@ impl Access {
     pub fn read_once(&mut self) {
         self.depot.keeps_frames = self.url.local_path().is_none();
     }
+}
+
+/// A path as the user meant it: a daemon works in another directory than the one it was started in.
+fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
 }
 
 fn depot_config(settings: &Settings, cache_dir: Option<PathBuf>) -> DepotConfig {
@@ -269,17 +277,35 @@ pub fn explain(error: RootError, url: &RepositoryUrl) -> Failure {
     failure
 }
 
-/// The repository that a mount shows, or the URL itself.
-pub fn target_url(target: &str) -> Result<String, Failure> {
-    let path = Path::new(target);
-    if !target.contains("://") && path.is_dir() {
-        let mount = bkfs_fuse::find_mount(path)
-            .map_err(|error| Failure::new(format!("{target}: {error}")))?;
-        if let Some(mount) = mount.filter(bkfs_fuse::MountInfo::is_bkfs) {
-            return Ok(mount.source.to_string_lossy().into_owned());
-        }
+/// The repository that a mount shows, with the store's address and region that the mount was given; or the URL itself. What the user gives wins.
+pub fn target(text: &str, global: &Global) -> Result<(String, Global), Failure> {
+    let mut global = global.clone();
+    let Some(source) = mounted_source(text)? else {
+        return Ok((text.to_owned(), global));
+    };
+    // A mount that does not answer still says what it shows.
+    let status = MountClient::find(Path::new(text))?.status();
+    let status = status.unwrap_or_default();
+    let told = |name: &str| status[name].as_str().map(str::to_owned);
+    global.endpoint = global.endpoint.or_else(|| told("endpoint"));
+    global.region = global.region.or_else(|| told("region"));
+    Ok((source, global))
+}
+
+/// The repository that a mount shows, or the URL itself: for what asks for no more of the mount.
+pub fn target_url(text: &str) -> Result<String, Failure> {
+    mounted_source(text).map(|source| source.unwrap_or_else(|| text.to_owned()))
+}
+
+fn mounted_source(text: &str) -> Result<Option<String>, Failure> {
+    let path = Path::new(text);
+    if text.contains("://") || !path.is_dir() {
+        return Ok(None);
     }
-    Ok(target.to_owned())
+    let mount =
+        bkfs_fuse::find_mount(path).map_err(|error| Failure::new(format!("{text}: {error}")))?;
+    let mount = mount.filter(bkfs_fuse::MountInfo::is_bkfs);
+    Ok(mount.map(|mount| mount.source.to_string_lossy().into_owned()))
 }
 
 /// `NAME[:/path]` taken apart. A time has colons of its own: the path begins at the first `:/`. Paths are bytes; names of snapshots are text.

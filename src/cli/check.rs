@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::cli::access::{Access, Bare, open_bare, target_url};
-use crate::cli::output::{Code, Failure, Output, bytes};
+use crate::cli::access::{Access, Bare, open_bare, target};
+use crate::cli::output::{Code, Failure, Output, bytes, complain};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::{Global, block_on};
 use crate::maintain::check::{CheckOptions, CheckProgress, check};
@@ -74,8 +74,8 @@ impl Check {
 pub fn run(command: Check, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let started = Instant::now();
-        let url = target_url(&command.url)?;
-        let bare = open_bare(&Access::of_command(&url, global)?).await?;
+        let (url, global) = target(&command.url, global)?;
+        let bare = open_bare(&Access::of_command(&url, &global)?).await?;
         let mut options = options(&bare);
         options.data = command.sample(&options);
         if let Some(seed) = options.data.seed() {
@@ -146,24 +146,24 @@ fn show(report: &Report, output: &Output, started: Instant) -> Result<(), Failur
             .for_each(show_problem);
         let hidden = report.problems.len().saturating_sub(SHOWN_PROBLEMS) as u64;
         if hidden + report.more_problems > 0 {
-            eprintln!(
+            complain(format_args!(
                 "bkfs: and {} further problems",
                 hidden + report.more_problems
-            );
+            ));
         }
     }
     output.result(&as_json(report, seconds), || summary(report, seconds))
 }
 
 fn show_problem(problem: &Problem) {
-    eprintln!("bkfs: {problem}");
+    complain(format_args!("bkfs: {problem}"));
     let names = |what: &str, names: Vec<&String>, more: u64| {
         let more = more + names.len().saturating_sub(SHOWN_NAMES) as u64;
         for name in names.iter().take(SHOWN_NAMES) {
-            eprintln!("      {what} {name}");
+            complain(format_args!("      {what} {name}"));
         }
         if more > 0 {
-            eprintln!("      and {more} more");
+            complain(format_args!("      and {more} more"));
         }
     };
     names("touches", problem.snapshots.iter().collect(), 0);

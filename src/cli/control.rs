@@ -39,6 +39,13 @@ impl MountClient {
         &self.root
     }
 
+    /// True if the daemon is gone: the kernel says that nobody is connected, or cut the connection. Anything else may be a live mount.
+    pub fn is_dead(&self) -> bool {
+        let answer = std::fs::symlink_metadata(&self.root);
+        let code = answer.err().and_then(|error| error.raw_os_error());
+        matches!(code, Some(libc::ENOTCONN | libc::ECONNABORTED))
+    }
+
     /// `.bkfs/status`.
     pub fn status(&self) -> Result<Value, Failure> {
         let path = self.root.join(".bkfs/status");

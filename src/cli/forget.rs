@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::access::{Repository, open, target_url};
+use crate::cli::access::{Repository, open, target};
 use crate::cli::output::{Failure, Output};
 use crate::cli::snapshots::columns;
 use crate::cli::{Global, block_on};
@@ -91,8 +91,8 @@ pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Fail
         ));
     }
     block_on(async {
-        let url = target_url(&command.url)?;
-        let repository = open(&url, global).await?;
+        let (url, global) = target(&command.url, global)?;
+        let repository = open(&url, &global).await?;
         let volume = &global.volume;
         if let Some(name) = &command.undo {
             let entry = undo(&repository, volume, name).await?;

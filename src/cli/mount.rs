@@ -15,11 +15,13 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::access::{self, Access};
 use crate::cli::output::{Code, Failure, Output};
-use crate::cli::{Global, init};
+use crate::cli::{Global, init, raise_descriptor_limit};
 use crate::logging::Log;
+use crate::mounting::outcome::{self, Outcome};
 use crate::mounting::settings::Settings;
 use crate::mounting::spooling::SpoolPlace;
-use crate::mounting::{Mounted, Plan};
+use crate::mounting::{Mounted, MountingError, Plan};
+use crate::places;
 
 /// Names the descriptor on which a daemon says that its mount answers.
 const READY_VARIABLE: &str = "BKFS_READY_FD";
@@ -57,12 +59,15 @@ pub struct MountCommand {
 }
 
 pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<(), Failure> {
-    let (options, settings) = parse_options(&command.options)?;
+    let (options, mut settings) = parse_options(&command.options)?;
     let ready = Ready::from_environment();
     if !command.foreground && ready.is_none() {
         return start_daemon(&command, output);
     }
     let log = Log::start(global.verbose, global.quiet);
+    raise_descriptor_limit();
+    settings.outcome = outcome_place(&command.mountpoint);
+    let ending = settings.outcome.clone();
     let runtime = runtime()?;
     let mounted = bring_up(&command, global, output, options, settings, &runtime)?;
     match ready {
@@ -77,7 +82,32 @@ pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<()
             mounted.mount_point().display()
         )),
     }
-    serve(mounted, runtime)
+    serve(mounted, runtime, ending.as_deref())
+}
+
+/// Says how a mount ended: well if everything accepted is in the bucket, even though its session may not have left the root.
+fn say_how(ended: Result<(), &MountingError>, place: &Path) {
+    let error = match ended {
+        Ok(()) | Err(MountingError::Root(_) | MountingError::Broken(_)) => None,
+        Err(error) => Some(error.to_string()),
+    };
+    let pid = std::process::id();
+    if let Err(error) = outcome::write(place, &Outcome { pid, error }) {
+        tracing::error!("cannot say how the mount ended: {error}");
+    }
+}
+
+/// Where this mount will say how it ended; nowhere if nothing can be written there.
+fn outcome_place(mountpoint: &Path) -> Option<PathBuf> {
+    let mountpoint = std::path::absolute(mountpoint).ok()?;
+    let place = outcome::place(&places::state_dir()?, &mountpoint);
+    match outcome::prepare(&place) {
+        Ok(()) => Some(place),
+        Err(error) => {
+            tracing::warn!("{}: {error}", place.display());
+            None
+        }
+    }
 }
 
 fn parse_options(options: &[String]) -> Result<(MountOptions, Settings), Failure> {
@@ -171,7 +201,7 @@ fn make_way(mountpoint: &Path, output: &Output) -> Result<(), Failure> {
 }
 
 /// Serves until the mount is gone, or a signal asks for its end.
-fn serve(mounted: Mounted, runtime: Runtime) -> Result<(), Failure> {
+fn serve(mounted: Mounted, runtime: Runtime, ending: Option<&Path>) -> Result<(), Failure> {
     let session = mounted.session().clone();
     let hurry = mounted.hurry();
     let mut terminate = runtime
@@ -199,7 +229,11 @@ fn serve(mounted: Mounted, runtime: Runtime) -> Result<(), Failure> {
             }
         }
     });
-    Ok(mounted.wait(&runtime)?)
+    let ended = mounted.wait(&runtime);
+    if let Some(place) = ending {
+        say_how(ended.as_ref().copied(), place);
+    }
+    Ok(ended?)
 }
 
 fn no_signals(error: std::io::Error) -> Failure {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::cli::access::{open, target_url};
+use crate::cli::access::{open, target};
 use crate::cli::output::{Failure, Output, bytes};
 use crate::cli::{Global, block_on};
 use crate::root::snapshots::SnapshotEntry;
@@ -52,8 +52,8 @@ impl<'a> From<&'a SnapshotEntry> for Row<'a> {
 
 pub fn run(command: Snapshots, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
-        let url = target_url(&command.target)?;
-        let repository = open(&url, global).await?;
+        let (url, global) = target(&command.target, global)?;
+        let repository = open(&url, &global).await?;
         let list = repository.snapshots().await?;
         let entries: Vec<&SnapshotEntry> = match command.all {
             true => list.iter().collect(),

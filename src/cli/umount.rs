@@ -1,13 +1,17 @@
 //! `bkfs umount MOUNTPOINT`
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{PidfdFlags, pidfd_open};
+use serde_json::{Value, json};
 
 use crate::cli::Global;
 use crate::cli::control::MountClient;
 use crate::cli::output::{Code, Failure, Output};
+use crate::mounting::outcome::{self, Outcome};
 use crate::root::state::HolderInfo;
 
 /// How long the daemon may take to end once everything is in the bucket and the mount is gone.
@@ -29,9 +33,12 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
     let mount = MountClient::find(&command.mountpoint)?;
     let status = match mount.status() {
         Ok(status) => status,
-        Err(failure) => return unmount_dead(&mount, failure),
+        Err(failure) if mount.is_dead() => return unmount_dead(&mount, failure),
+        Err(failure) => return unasked(&mount, failure, &command, output),
     };
     let root = mount.root().display();
+    // Before the mount goes: afterwards the number may be another process's.
+    let daemon = Daemon::of(&status);
     let drained = drain(&mount, &status);
     let generation = match (drained, command.discard) {
         (Ok(generation), _) => generation,
@@ -56,7 +63,10 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
         let hint = format!("fuser -vm {root} shows who uses it.");
         return Err(Failure::new(failure.to_string()).hint(hint));
     }
-    wait_for_exit(&status)?;
+    daemon.wait()?;
+    if !command.discard {
+        daemon.judge()?;
+    }
     let answer = json!({ "mountpoint": mount.root().to_string_lossy(), "generation": generation });
     output.result(&answer, || {
         format!("unmounted {root} (generation {generation})")
@@ -80,33 +90,90 @@ fn unmount_dead(mount: &MountClient, failure: Failure) -> Result<(), Failure> {
     ))
 }
 
-/// Waits for the daemon, so that the bucket is at rest when this command returns.
-fn wait_for_exit(status: &serde_json::Value) -> Result<(), Failure> {
-    let here = HolderInfo::of_this_process("").pid_namespace;
-    let same_namespace = status["pid_namespace"].as_u64() == Some(here);
-    let (Some(pid), true) = (status["pid"].as_i64(), same_namespace) else {
-        return Ok(());
-    };
-    let Some(pid) = rustix::process::Pid::from_raw(pid as i32) else {
-        return Ok(());
-    };
-    let Ok(process) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
-        return Ok(());
-    };
-    let started = Instant::now();
-    let mut poll = [rustix::event::PollFd::new(
-        &process,
-        rustix::event::PollFlags::IN,
-    )];
-    while started.elapsed() < EXIT_WAIT {
-        let second = rustix::event::Timespec {
-            tv_sec: 1,
-            tv_nsec: 0,
-        };
-        if matches!(rustix::event::poll(&mut poll, Some(&second)), Ok(ready) if ready > 0) {
-            return Ok(());
+/// A mount that may well be alive, and does not let itself be asked.
+fn unasked(
+    mount: &MountClient,
+    failure: Failure,
+    command: &Umount,
+    output: &Output,
+) -> Result<(), Failure> {
+    let root = mount.root().display();
+    if !command.discard {
+        let doing = format!(
+            "{root} stays mounted, since it cannot be asked whether everything is in the bucket"
+        );
+        let hint = format!(
+            "Do it as the user who mounted, or let the daemon drain behind you: umount -i {root}. To lose what is not in the bucket: bkfs umount --discard {root}"
+        );
+        return Err(failure.context(doing).hint(hint));
+    }
+    output.remark(format_args!("not asked: {}", failure.message));
+    bkfs_fuse::unmount(mount.root(), false).map_err(|error| Failure::new(error.to_string()))?;
+    let answer = json!({ "mountpoint": mount.root().to_string_lossy(), "generation": null });
+    output.result(&answer, || format!("unmounted {root}"))
+}
+
+/// The process that serves a mount.
+struct Daemon {
+    number: i64,
+    /// None if it cannot be seen from here, or is gone already.
+    process: Option<OwnedFd>,
+    /// Where it says how it ended.
+    outcome: Option<PathBuf>,
+}
+
+impl Daemon {
+    fn of(status: &Value) -> Daemon {
+        let here = HolderInfo::of_this_process("").pid_namespace;
+        let same_namespace = status["pid_namespace"].as_u64() == Some(here);
+        let number = status["pid"].as_i64().unwrap_or_default();
+        let process = rustix::process::Pid::from_raw(number as i32)
+            .filter(|_| same_namespace)
+            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let outcome = status["outcome"].as_str().map(PathBuf::from);
+        Daemon {
+            number,
+            process,
+            outcome: outcome.filter(|_| same_namespace),
         }
     }
-    let message = format!("unmounted, but process {} still runs", pid.as_raw_nonzero());
-    Err(Failure::new(message).code(Code::Unknown))
+
+    /// Waits for its end, so that the bucket is at rest when this command returns.
+    fn wait(&self) -> Result<(), Failure> {
+        let Some(process) = &self.process else {
+            return Ok(());
+        };
+        let started = Instant::now();
+        let mut poll = [PollFd::new(process, PollFlags::IN)];
+        while started.elapsed() < EXIT_WAIT {
+            let second = Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            };
+            if matches!(rustix::event::poll(&mut poll, Some(&second)), Ok(ready) if ready > 0) {
+                return Ok(());
+            }
+        }
+        let message = format!("unmounted, but process {} still runs", self.number);
+        Err(Failure::new(message).code(Code::Unknown))
+    }
+
+    /// What was accepted between the answer and the unmount is in the last commit of the daemon, which says how that went.
+    fn judge(&self) -> Result<(), Failure> {
+        let Some(place) = &self.outcome else {
+            return Ok(());
+        };
+        match outcome::read(place, self.number) {
+            Some(Outcome { error: None, .. }) => Ok(()),
+            Some(Outcome {
+                error: Some(error), ..
+            }) => Err(Failure::new(format!(
+                "unmounted, but the end of the mount failed: {error}"
+            ))),
+            None => Err(Failure::new(
+                "unmounted, but the daemon did not say whether everything is in the bucket",
+            )
+            .code(Code::Unknown)),
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! What a mount says of itself, and what it can be asked through `.bkfs/control`.
 
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -19,7 +21,7 @@ use crate::volume::commit::{Committed, SnapshotRequest};
 use crate::volume::error::VolumeError;
 use crate::volume::unsaved::Unsaved;
 
-/// Changes wait this long for an unmount that was announced; then they go on.
+/// Changes wait this long, from the end of the commit, for an unmount that was announced; then they go on.
 const FREEZE: Duration = Duration::from_secs(10);
 
 /// Files that wait to be stored and are told by name; the others are counted.
@@ -39,6 +41,10 @@ pub struct MountControl {
     pub holder: HolderInfo,
     /// When it was mounted, RFC 3339.
     pub since: String,
+    /// Where it will say how it ended.
+    pub outcome: Option<PathBuf>,
+    /// Unmounts announced so far: only the last one's freeze may end by itself.
+    pub drains: Arc<AtomicU64>,
 }
 
 /// A request, as written to `.bkfs/control`.
@@ -96,8 +102,12 @@ impl MountControl {
                 let made = volume.snapshot(SnapshotRequest { name, tags }).await?;
                 Ok(json!({ "name": made.snapshot, "generation": made.generation }))
             }
-            Request::Drain {} => Ok(json!({ "generation": drain(&volume).await?.generation })),
+            Request::Drain {} => {
+                let committed = drain(&volume, &self.drains).await?;
+                Ok(json!({ "generation": committed.generation }))
+            }
             Request::Resume {} => {
+                self.drains.fetch_add(1, Ordering::SeqCst);
                 volume.freeze(false);
                 Ok(json!({}))
             }
@@ -138,6 +148,9 @@ impl MountControl {
             "dirty_bytes": dirty.bytes,
             "dirty_files": dirty.files,
             "open_files": volume.as_ref().map_or(0, |volume| volume.usage().open_files()),
+            "endpoint": self.repository.endpoint,
+            "region": self.repository.region,
+            "outcome": self.outcome,
             "pid": self.holder.pid,
             "pid_namespace": self.holder.pid_namespace,
             "host": self.holder.host,
@@ -174,18 +187,42 @@ pub fn time_text(time: Timestamp) -> String {
     )
 }
 
-async fn drain(volume: &Arc<Volume>) -> Result<Committed, VolumeError> {
-    volume.freeze(true);
-    let thaw = volume.clone();
+/// Ends the freeze that an announced unmount began, unless another one has been announced since.
+struct Freeze {
+    volume: Arc<Volume>,
+    drains: Arc<AtomicU64>,
+    number: u64,
+}
+
+impl Freeze {
+    fn begin(volume: &Arc<Volume>, drains: &Arc<AtomicU64>) -> Freeze {
+        let number = drains.fetch_add(1, Ordering::SeqCst) + 1;
+        volume.freeze(true);
+        Freeze {
+            volume: volume.clone(),
+            drains: drains.clone(),
+            number,
+        }
+    }
+}
+
+impl Drop for Freeze {
+    fn drop(&mut self) {
+        if self.drains.load(Ordering::SeqCst) == self.number {
+            self.volume.freeze(false);
+        }
+    }
+}
+
+/// Commits everything and lets nothing change from before the commit until [`FREEZE`] after it, however long it takes: what the unmount finds is what was committed.
+async fn drain(volume: &Arc<Volume>, drains: &Arc<AtomicU64>) -> Result<Committed, VolumeError> {
+    let freeze = Freeze::begin(volume, drains);
+    let committed = volume.commit().await?;
     tokio::spawn(async move {
         tokio::time::sleep(FREEZE).await;
-        thaw.freeze(false);
+        drop(freeze);
     });
-    let committed = volume.commit().await;
-    if committed.is_err() {
-        volume.freeze(false);
-    }
-    committed
+    Ok(committed)
 }
 
 #[async_trait]

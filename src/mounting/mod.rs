@@ -37,6 +37,7 @@ pub mod control;
 pub(crate) mod format;
 pub mod history;
 mod keeper;
+pub mod outcome;
 pub mod publish;
 pub mod recovery;
 pub mod settings;
@@ -197,6 +198,8 @@ impl Plan {
             keeper,
             holder: self.holder(),
             since: control::time_text(self.repository.machine.clock.now()),
+            outcome: self.settings.outcome.clone(),
+            drains: Arc::default(),
         });
         MountParts {
             runtime: runtime.clone(),

@@ -66,6 +66,8 @@ pub struct Settings {
     pub region: Option<String>,
     /// `password_file=`.
     pub password_file: Option<PathBuf>,
+    /// Where the mount says how it ended. No option: whoever mounts decides.
+    pub outcome: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -86,6 +88,7 @@ impl Default for Settings {
             endpoint: None,
             region: None,
             password_file: None,
+            outcome: None,
         }
     }
 }
@@ -142,8 +145,8 @@ impl Settings {
             "snapshot" => self.snapshot = Some(text("a snapshot's name, latest or @TIME")?),
             "endpoint" => self.endpoint = Some(text("a URL")?),
             "region" => self.region = Some(text("a region's name")?),
-            "password_file" => self.password_file = Some(text("a file")?.into()),
-            "cache_dir" => self.cache_dir = Some(text("a directory")?.into()),
+            "password_file" => self.password_file = Some(absolute(text("a file")?)),
+            "cache_dir" => self.cache_dir = Some(absolute(text("a directory")?)),
             "cache_size" => {
                 self.cache_bytes = size(value).ok_or_else(|| bad("a size such as 10G"))?
             }
@@ -213,6 +216,11 @@ fn seconds(value: &str) -> Option<Duration> {
         .map(Duration::from_secs)
 }
 
+/// A path as the user meant it: a daemon works in another directory than the one it was started in.
+fn absolute(path: String) -> PathBuf {
+    std::path::absolute(&path).unwrap_or_else(|_| path.into())
+}
+
 /// A size with an optional binary unit: `512M`, `10G`, `1T`, `4096`.
 pub fn size(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
@@ -264,6 +272,14 @@ mod tests {
         assert_eq!(settings.drain, Duration::from_secs(30));
         assert_eq!(settings.rates.upload, Some(2 << 20));
         assert_eq!(settings.rates.download, Some(1 << 30));
+    }
+
+    #[test]
+    fn paths_do_not_depend_on_where_the_daemon_goes() {
+        let settings = parse("cache_dir=cache,password_file=../secret").unwrap();
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(settings.cache_dir, Some(here.join("cache")));
+        assert_eq!(settings.password_file, Some(here.join("../secret")));
     }
 
     #[test]

@@ -9,17 +9,19 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::cli::access::{Access, open_with, split_path};
-use crate::cli::output::{Code, Failure, Output, bytes};
+use crate::cli::output::{Code, Failure, Output, bytes, complain};
 use crate::cli::progress::Bar;
-use crate::cli::{Global, block_on};
+use crate::cli::{Global, block_on, raise_descriptor_limit};
 use crate::restore::{Options, Problem, Progress, RestoreError, resolve, restore};
 use crate::volume::mode;
 use crate::volume::state::Scope;
 
 /// Restore a snapshot, a directory or a file without a mount
 ///
-/// The contents of PATH appear directly in TARGET, which is created if absent; a file is restored as the file TARGET. Owners are restored by
-/// root only.
+/// The contents of PATH appear directly in TARGET, which is created if absent; a file is restored as the file TARGET. Owners, and extended
+/// attributes other than user.* (capabilities, labels), are restored by root only: what was left out is said at the end.
+///
+/// With --overwrite each file is written beside the one that it replaces, and takes its place when it is whole.
 #[derive(Debug, clap::Args)]
 pub struct Restore {
     /// The repository
@@ -38,6 +40,7 @@ pub struct Restore {
 }
 
 pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Failure> {
+    raise_descriptor_limit();
     block_on(async {
         let started = Instant::now();
         let mut access = Access::of_command(&command.url, global)?;
@@ -65,6 +68,12 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         bar.finish().await;
         let problems = problems.map_err(failure)?;
         let restored = progress.bytes.load(Ordering::Relaxed);
+        let left_out = progress.privileged_xattrs.load(Ordering::Relaxed);
+        if left_out > 0 {
+            output.remark(format_args!(
+                "{left_out} extended attributes were left out: only root can set them"
+            ));
+        }
         let seconds = started.elapsed().as_secs_f64();
         let answer = json!({
             "snapshot": entry.name,
@@ -72,6 +81,7 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
             "inodes": progress.inodes.load(Ordering::Relaxed),
             "bytes": restored,
             "verified_bytes": progress.verified_bytes.load(Ordering::Relaxed),
+            "privileged_xattrs_left_out": left_out,
             "seconds": seconds,
             "problems": problems.iter().map(|problem| json!({ "path": problem.path.to_string_lossy(), "reason": problem.reason })).collect::<Vec<_>>(),
         });
@@ -94,11 +104,11 @@ fn conclude(problems: &[Problem]) -> Result<(), Failure> {
         return Ok(());
     }
     for problem in problems {
-        eprintln!(
+        complain(format_args!(
             "bkfs: not restored: {}: {}",
             problem.path.display(),
             problem.reason
-        );
+        ));
     }
     let code = if problems.iter().any(|problem| problem.damaged) {
         Code::Damaged

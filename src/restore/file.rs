@@ -1,9 +1,10 @@
 //! Contents of one file, in parts that are fetched side by side.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use rustix::fs::Advice;
@@ -18,15 +19,29 @@ use crate::volume::state::Scope;
 /// A part of a file, in bytes.
 pub const PART_BYTES: u64 = 8 * 1024 * 1024;
 
-/// A file that is being filled. Its owner, permissions and times are set when the last part lets go of it.
+/// Where a file is made.
+pub struct Target {
+    /// The directory.
+    pub directory: Arc<OwnedFd>,
+    /// The name it is made under: its own, or another one until it is whole, so that what is there stays until then.
+    pub draft: OsString,
+    /// Its own name.
+    pub name: OsString,
+    /// The whole path, for messages.
+    pub path: PathBuf,
+}
+
+/// A file that is being filled. When the last part lets go of it and it is whole, it gets its owner, permissions, times and name.
 pub struct Contents {
     job: Arc<Job>,
     inode: u64,
     attributes: Attributes,
     xattrs: Vec<(Vec<u8>, Bytes)>,
     fd: OwnedFd,
-    path: PathBuf,
+    target: Target,
     failed: AtomicBool,
+    /// Bytes that no part has written yet.
+    left: AtomicU64,
 }
 
 impl Contents {
@@ -37,7 +52,7 @@ impl Contents {
         attributes: Attributes,
         xattrs: Vec<(Vec<u8>, Bytes)>,
         fd: OwnedFd,
-        path: PathBuf,
+        target: Target,
     ) -> Arc<Self> {
         Arc::new(Contents {
             job,
@@ -45,8 +60,9 @@ impl Contents {
             attributes,
             xattrs,
             fd,
-            path,
+            target,
             failed: AtomicBool::new(false),
+            left: AtomicU64::new(attributes.size_bytes),
         })
     }
 
@@ -54,8 +70,7 @@ impl Contents {
     pub async fn spawn(self: Arc<Self>, parts: &mut JoinSet<()>) {
         let size = self.attributes.size_bytes;
         if let Err(error) = rustix::fs::ftruncate(&self.fd, size) {
-            self.failed.store(true, Ordering::Relaxed);
-            return self.job.problem(&self.path, &error, false);
+            return self.fail(&error);
         }
         let is_sparse = self.attributes.allocated_bytes < size;
         let mut at = 0;
@@ -82,6 +97,7 @@ impl Contents {
                 contents.part(part).await;
                 drop(permit);
             });
+            // What a part that panicked did not write is seen when the file is finished.
             while parts.try_join_next().is_some() {}
         }
     }
@@ -128,6 +144,7 @@ impl Contents {
                 Err(error) => return self.fail(&error),
             }
         }
+        self.left.fetch_sub(length, Ordering::Relaxed);
         self.job.progress.bytes.fetch_add(length, Ordering::Relaxed);
     }
 
@@ -183,28 +200,60 @@ impl Contents {
 
     fn fail(&self, reason: &dyn std::fmt::Display) {
         if !self.failed.swap(true, Ordering::Relaxed) {
-            self.job.problem(&self.path, reason, false);
+            self.job.problem(&self.target.path, reason, false);
         }
     }
 
     fn fail_volume(&self, error: &VolumeError) {
         if !self.failed.swap(true, Ordering::Relaxed) {
-            self.job.volume_problem(&self.path, error);
+            self.job.volume_problem(&self.target.path, error);
+        }
+    }
+}
+
+impl Contents {
+    /// A file that is not whole keeps the time at which it was written, so that nobody takes it for the one in the snapshot.
+    fn finish(&self) {
+        let is_whole = self.left.load(Ordering::Relaxed) == 0;
+        if !is_whole {
+            self.fail(&"a part of it was not written");
+        }
+        let Target {
+            directory,
+            draft,
+            name,
+            ..
+        } = &self.target;
+        if self.failed.load(Ordering::Relaxed) {
+            self.job.unmade.lock().insert(self.inode);
+            if draft != name {
+                place::discard(directory.as_fd(), draft);
+            }
+            return;
+        }
+        let unset = place::finish(
+            self.fd.as_fd(),
+            &self.attributes,
+            &self.xattrs,
+            self.job.is_root,
+        );
+        let named = match draft == name {
+            true => Ok(()),
+            false => place::rename(directory.as_fd(), draft, name),
+        };
+        if let Err(error) = named {
+            self.job.unmade.lock().insert(self.inode);
+            return self.fail(&error);
+        }
+        match self.job.unset(&self.target.path, &unset) {
+            true => {}
+            false => self.job.made(),
         }
     }
 }
 
 impl Drop for Contents {
     fn drop(&mut self) {
-        if let Err(error) = place::finish(
-            self.fd.as_fd(),
-            &self.attributes,
-            &self.xattrs,
-            self.job.is_root,
-        ) {
-            self.fail(&error);
-        } else if !self.failed.load(Ordering::Relaxed) {
-            self.job.made();
-        }
+        self.finish();
     }
 }

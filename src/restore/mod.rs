@@ -5,6 +5,8 @@
 //! Everything is made relative to open directories and never through a symbolic link, so that neither a hostile name in the bucket nor a link that lies in the
 //! target can lead outside of it.
 
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,6 +49,8 @@ pub struct Progress {
     pub bytes: AtomicU64,
     /// Bytes read back and found equal.
     pub verified_bytes: AtomicU64,
+    /// Extended attributes that only root can set, and that were left out.
+    pub privileged_xattrs: AtomicU64,
 }
 
 /// Something that could not be restored.
@@ -91,9 +95,33 @@ struct Job {
     problems: Mutex<Vec<Problem>>,
     /// Only root may give files away and make devices.
     is_root: bool,
+    /// Inodes whose first name does not lead to them.
+    unmade: Mutex<HashSet<u64>>,
+    /// Names of drafts given out.
+    drafts: AtomicU64,
 }
 
 impl Job {
+    /// The name under which something is made that will be called `name`: another one where something may have that name.
+    fn draft(&self, name: &OsStr) -> OsString {
+        if !self.options.overwrite {
+            return name.to_owned();
+        }
+        let number = self.drafts.fetch_add(1, Ordering::Relaxed);
+        format!(".bkfs-restore-{}-{number}", std::process::id()).into()
+    }
+
+    /// Tells what could not be set; true if there was anything.
+    fn unset(&self, path: &Path, unset: &place::Unset) -> bool {
+        let left_out = &self.progress.privileged_xattrs;
+        left_out.fetch_add(unset.privileged, Ordering::Relaxed);
+        let told = unset.told();
+        if let Some(told) = &told {
+            self.problem(path, told, false);
+        }
+        told.is_some()
+    }
+
     fn problem(&self, path: &Path, error: &dyn std::fmt::Display, damaged: bool) {
         let problem = Problem {
             path: path.to_owned(),
@@ -153,6 +181,8 @@ pub async fn restore(
         permits: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
         problems: Mutex::new(Vec::new()),
         is_root: rustix::process::geteuid().is_root(),
+        unmade: Mutex::default(),
+        drafts: AtomicU64::new(0),
     });
     let mut parts = JoinSet::new();
     let directory: OwnedFd = if mode::is_directory(attributes.mode) {

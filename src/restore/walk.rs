@@ -11,7 +11,7 @@ use bytes::Bytes;
 use rustix::fs::AtFlags;
 use tokio::task::JoinSet;
 
-use crate::restore::file::Contents;
+use crate::restore::file::{Contents, Target};
 use crate::restore::{Job, RestoreError, place};
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{self, Key, KeyParts};
@@ -22,8 +22,23 @@ use crate::volume::state::Scope;
 /// Names looked at in one go.
 const PAGE_NAMES: usize = 1024;
 
-/// Links to follow up: where an inode with several names was made first.
-type FirstNames = HashMap<u64, (Arc<OwnedFd>, OsString)>;
+/// Names that are waiting to become links; each is a few words and a name.
+const LINKS_MAX: usize = 4096;
+
+/// A name, as the path of its directory below the target: an open directory for each would be more than a process may have.
+struct Name {
+    directory: Arc<Path>,
+    name: OsString,
+}
+
+/// Links to follow up.
+#[derive(Default)]
+struct Links {
+    /// Where an inode with several names is made first, and how many of its names are still to be met.
+    firsts: HashMap<u64, (Arc<Name>, u32)>,
+    /// Further names, which are made when the first one is whole.
+    waiting: Vec<(u64, Arc<Name>, Name)>,
+}
 
 /// A directory that is being filled.
 struct Filling {
@@ -31,6 +46,8 @@ struct Filling {
     attributes: Attributes,
     fd: Arc<OwnedFd>,
     path: PathBuf,
+    /// The same below the target.
+    below: Arc<Path>,
     /// Where the listing goes on; none when it is done.
     rest: Option<Key>,
     /// Subdirectories that were seen and not yet entered.
@@ -50,31 +67,48 @@ pub async fn directory(
         path: path.to_owned(),
         reason: error.to_string(),
     })?;
-    let mut firsts = FirstNames::new();
-    let mut finished: Vec<(u64, Attributes, Arc<OwnedFd>, PathBuf)> = Vec::new();
-    let mut stack = vec![filling(inode, attributes, Arc::new(fd), path.to_owned())];
+    let mut walk = Walk {
+        job,
+        root: target,
+        path,
+        links: Links::default(),
+        finished: Vec::new(),
+    };
+    let below = Arc::from(Path::new(""));
+    let mut stack = vec![filling(
+        inode,
+        attributes,
+        Arc::new(fd),
+        (path.to_owned(), below),
+    )];
     while let Some(top) = stack.last_mut() {
         if top.rest.is_some() {
-            list(job, top, &mut firsts, parts).await?;
+            list(job, top, &mut walk.links, parts).await?;
+            if walk.links.waiting.len() >= LINKS_MAX {
+                walk.flush(parts).await;
+            }
             continue;
         }
         match top.inside.pop() {
             Some((inode, attributes, name)) => {
-                let inner = top.path.join(&name);
+                let inner = (top.path.join(&name), Arc::from(top.below.join(&name)));
                 match place::directory(top.fd.as_fd(), &name, job.options.overwrite) {
                     Ok(fd) => stack.push(filling(inode, attributes, Arc::new(fd), inner)),
-                    Err(error) => job.problem(&inner, &error, false),
+                    Err(error) => job.problem(&inner.0, &error, false),
                 }
             }
             None => {
                 if let Some(done) = stack.pop() {
-                    finished.push((done.inode, done.attributes, done.fd, done.path));
-                    flush_finished(job, &mut finished, parts).await;
+                    walk.finished
+                        .push((done.inode, done.attributes, done.fd, done.path));
+                    if walk.finished.len() >= FINISHED_MAX {
+                        walk.flush(parts).await;
+                    }
                 }
             }
         }
     }
-    flush_all(job, finished, parts).await;
+    walk.flush(parts).await;
     Ok(())
 }
 
@@ -99,13 +133,19 @@ pub struct Place<'a> {
     pub path: &'a Path,
 }
 
-fn filling(inode: u64, attributes: Attributes, fd: Arc<OwnedFd>, path: PathBuf) -> Filling {
+fn filling(
+    inode: u64,
+    attributes: Attributes,
+    fd: Arc<OwnedFd>,
+    (path, below): (PathBuf, Arc<Path>),
+) -> Filling {
     let rest = Some(key::names_from(inode, 0).start);
     Filling {
         inode,
         attributes,
         fd,
         path,
+        below,
         rest,
         inside: Vec::new(),
     }
@@ -114,37 +154,62 @@ fn filling(inode: u64, attributes: Attributes, fd: Arc<OwnedFd>, path: PathBuf) 
 /// Directories wait for their contents before their times are set; this many may wait, each with an open descriptor.
 const FINISHED_MAX: usize = 256;
 
-async fn flush_finished(
-    job: &Arc<Job>,
-    finished: &mut Vec<(u64, Attributes, Arc<OwnedFd>, PathBuf)>,
-    parts: &mut JoinSet<()>,
-) {
-    if finished.len() >= FINISHED_MAX {
-        flush_all(job, std::mem::take(finished), parts).await;
-    }
+/// A walk under way.
+struct Walk<'a> {
+    job: &'a Arc<Job>,
+    /// The target.
+    root: &'a OwnedFd,
+    path: &'a Path,
+    links: Links,
+    /// Directories that are filled, and wait for their attributes.
+    finished: Vec<(u64, Attributes, Arc<OwnedFd>, PathBuf)>,
 }
 
-/// Sets the attributes of directories, once nothing is made in them any more.
-async fn flush_all(
-    job: &Arc<Job>,
-    finished: Vec<(u64, Attributes, Arc<OwnedFd>, PathBuf)>,
-    parts: &mut JoinSet<()>,
-) {
-    while let Some(done) = parts.join_next().await {
-        if let Err(error) = done {
-            job.problem(Path::new(""), &error, false);
+impl Walk<'_> {
+    /// Waits for all contents; makes the links to them; sets the attributes of directories, in which nothing is made any more.
+    async fn flush(&mut self, parts: &mut JoinSet<()>) {
+        let job = self.job;
+        while let Some(done) = parts.join_next().await {
+            if let Err(error) = done {
+                job.problem(self.path, &error, false);
+            }
+        }
+        for (inode, first, name) in std::mem::take(&mut self.links.waiting) {
+            if let Err(reason) = self.link(inode, &first, &name) {
+                let path = self.path.join(&name.directory).join(&name.name);
+                job.problem(&path, &reason, false);
+            }
+        }
+        for (inode, attributes, fd, path) in std::mem::take(&mut self.finished) {
+            match xattrs(job, inode).await {
+                Ok(xattrs) => {
+                    let unset = place::finish(fd.as_fd(), &attributes, &xattrs, job.is_root);
+                    job.unset(&path, &unset);
+                }
+                Err(error) => job.volume_problem(&path, &error),
+            }
+            job.made();
         }
     }
-    for (inode, attributes, fd, path) in finished {
-        match xattrs(job, inode).await {
-            Ok(xattrs) => {
-                if let Err(error) = place::finish(fd.as_fd(), &attributes, &xattrs, job.is_root) {
-                    job.problem(&path, &error, false);
-                }
-            }
-            Err(error) => job.volume_problem(&path, &error),
+
+    /// Makes a further name of an inode that has its first one.
+    fn link(&self, inode: u64, first: &Name, name: &Name) -> Result<(), String> {
+        let job = self.job;
+        if job.options.overwrite && job.unmade.lock().contains(&inode) {
+            return Err("its other name could not be restored".to_owned());
         }
-        job.made();
+        let draft = job.draft(&name.name);
+        let link = || {
+            let from = place::reopen(self.root.as_fd(), &first.directory)?;
+            let to = place::reopen(self.root.as_fd(), &name.directory)?;
+            let first = first.name.as_os_str();
+            rustix::fs::linkat(&from, first, &to, &draft, AtFlags::empty())?;
+            match draft == name.name {
+                true => Ok(()),
+                false => place::rename(to.as_fd(), &draft, &name.name),
+            }
+        };
+        link().map_err(|error: rustix::io::Errno| error.to_string())
     }
 }
 
@@ -152,7 +217,7 @@ async fn flush_all(
 async fn list(
     job: &Arc<Job>,
     filling: &mut Filling,
-    firsts: &mut FirstNames,
+    links: &mut Links,
     parts: &mut JoinSet<()>,
 ) -> Result<(), RestoreError> {
     let Some(start) = filling.rest.take() else {
@@ -198,9 +263,9 @@ async fn list(
         if mode::is_directory(attributes.mode) {
             filling.inside.push((inode, attributes, name));
         } else if attributes.links > 1
-            && !link_or_remember(job, inode, &filling.fd, &name, &path, firsts)
+            && !links.is_first(inode, attributes.links, &filling.below, &name)
         {
-            // The other name is there, and this one leads to it now.
+            // The other name is made already, and this one is to lead to it.
         } else {
             let place = Place {
                 directory: &filling.fd,
@@ -213,37 +278,25 @@ async fn list(
     Ok(())
 }
 
-/// Links another name of an inode that was made already; true if this is its first name.
-fn link_or_remember(
-    job: &Job,
-    inode: u64,
-    directory: &Arc<OwnedFd>,
-    name: &OsStr,
-    path: &Path,
-    firsts: &mut FirstNames,
-) -> bool {
-    let Some((first, first_name)) = firsts.get(&inode) else {
-        firsts.insert(inode, (directory.clone(), name.to_owned()));
-        return true;
-    };
-    let cleared = if job.options.overwrite {
-        place::clear(directory.as_fd(), name)
-    } else {
-        Ok(())
-    };
-    let linked = cleared.and_then(|()| {
-        rustix::fs::linkat(
-            first.as_fd(),
-            first_name.as_os_str(),
-            directory.as_fd(),
-            name,
-            AtFlags::empty(),
-        )
-    });
-    if let Err(error) = linked {
-        job.problem(path, &error, false);
+impl Links {
+    /// True for the first name of an inode; another one is remembered as a link to it.
+    fn is_first(&mut self, inode: u64, names: u32, directory: &Arc<Path>, name: &OsStr) -> bool {
+        let name = Name {
+            directory: directory.clone(),
+            name: name.to_owned(),
+        };
+        let Some((first, left)) = self.firsts.get_mut(&inode) else {
+            let left = names.saturating_sub(1);
+            self.firsts.insert(inode, (Arc::new(name), left));
+            return true;
+        };
+        self.waiting.push((inode, first.clone(), name));
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            self.firsts.remove(&inode);
+        }
+        false
     }
-    false
 }
 
 async fn make(
@@ -257,39 +310,54 @@ async fn make(
         name,
         path,
     } = place;
-    if job.options.overwrite
-        && let Err(error) = place::clear(directory.as_fd(), name)
-    {
-        return job.problem(path, &error, false);
-    }
+    let unmade = || {
+        job.unmade.lock().insert(inode);
+    };
     let xattrs = match xattrs(job, inode).await {
         Ok(xattrs) => xattrs,
-        Err(error) => return job.volume_problem(path, &error),
+        Err(error) => {
+            unmade();
+            return job.volume_problem(path, &error);
+        }
     };
+    let draft = job.draft(name);
     if mode::is_regular(attributes.mode) {
-        return match place::file(directory.as_fd(), name) {
+        return match place::file(directory.as_fd(), &draft) {
             Ok(fd) => {
-                let file =
-                    Contents::new(job.clone(), inode, *attributes, xattrs, fd, path.to_owned());
+                let target = Target {
+                    directory: directory.clone(),
+                    draft,
+                    name: name.to_owned(),
+                    path: path.to_owned(),
+                };
+                let file = Contents::new(job.clone(), inode, *attributes, xattrs, fd, target);
                 file.spawn(parts).await;
             }
-            Err(error) => job.problem(path, &error, false),
+            Err(error) => {
+                unmade();
+                job.problem(path, &error, false);
+            }
         };
     }
-    let made = make_other(job, inode, attributes, directory, name).await;
-    let finished = made.and_then(|()| {
-        place::xattrs_at(directory.as_fd(), name, &xattrs, job.is_root)?;
-        Ok(place::finish_at(
-            directory.as_fd(),
-            name,
-            attributes,
-            job.is_root,
-        )?)
-    });
-    match finished {
-        Ok(()) => job.made(),
-        Err(MakeError::Volume(error)) => job.volume_problem(path, &error),
-        Err(MakeError::System(error)) => job.problem(path, &error, false),
+    match make_other(job, inode, attributes, directory, &draft).await {
+        Ok(()) => {}
+        Err(error) => {
+            unmade();
+            return match error {
+                MakeError::Volume(error) => job.volume_problem(path, &error),
+                MakeError::System(error) => job.problem(path, &error, false),
+            };
+        }
+    }
+    let unset = place::finish_at(directory.as_fd(), &draft, attributes, &xattrs, job.is_root);
+    if draft != *name
+        && let Err(error) = place::rename(directory.as_fd(), &draft, name)
+    {
+        unmade();
+        return job.problem(path, &error, false);
+    }
+    if !job.unset(path, &unset) {
+        job.made();
     }
 }
 

@@ -34,6 +34,9 @@ use tokio::sync::Mutex;
 /// How long a commit waits for a journal under way before it lets go of what the spool keeps of others.
 const FORGET_WAITS: Duration = Duration::from_secs(1);
 
+/// How many journals in the bucket are remembered while none can be deleted; whoever collects garbage finds the others.
+const THERE_MAX: usize = 65_536;
+
 /// Objects listed in one request.
 const PAGE: usize = 1000;
 
@@ -335,22 +338,33 @@ impl JournalWriter {
     /// A commit covers all operations up to this one: their journals are garbage, and are deleted as far as the store permits.
     pub async fn covered(&self, operation: u64) {
         self.forget_kept(operation).await;
-        let done: Vec<String> = {
+        let mut done: VecDeque<(String, u64)> = {
             let mut state = self.state.lock().await;
             state.covered = state.covered.max(operation);
             let covered = state.covered;
             let count = state.there.partition_point(|(_, last)| *last <= covered);
-            state.there.drain(..count).map(|(key, _)| key).collect()
+            state.there.drain(..count).collect()
         };
-        for key in done {
+        while let Some((key, last)) = done.pop_front() {
             if self.keeps.load(Ordering::Relaxed) {
                 return;
             }
-            if let Err(error) = self.handle.store().delete(&key).await {
-                // Whoever collects garbage finds it again.
-                tracing::debug!(%key, %error, "a journal that is covered stays behind");
+            let Err(error) = self.handle.store().delete(&key).await else {
+                continue;
+            };
+            tracing::debug!(%key, %error, "a journal that is covered stays behind");
+            if error.kind() == StoreErrorKind::Denied {
+                // Whoever collects garbage finds them again.
                 self.keeps.store(true, Ordering::Relaxed);
+                return;
             }
+            // The next commit tries again.
+            done.push_front((key, last));
+            let mut state = self.state.lock().await;
+            done.append(&mut state.there);
+            done.drain(..done.len().saturating_sub(THERE_MAX));
+            state.there = done;
+            return;
         }
     }
 

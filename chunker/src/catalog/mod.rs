@@ -283,7 +283,10 @@ impl Catalog {
             .buffered(LOADED_AT_ONCE)
             .try_collect()
             .await?;
-        let is_new = !fresh.is_empty() || before.tables.len() != list.len();
+        let listed: HashSet<PackName> = list.iter().map(|reference| reference.name).collect();
+        let is_same = before.tables.len() == list.len()
+            && (before.tables.iter()).all(|loaded| listed.contains(&loaded.reference.name));
+        let is_new = !fresh.is_empty() || !is_same;
         if !is_new && before.condemned == *condemned {
             return Ok(());
         }

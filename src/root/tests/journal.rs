@@ -157,6 +157,11 @@ async fn covered_journals_are_deleted_and_need_not_be() {
     for operation in 1..=4 {
         writer.write(entry(operation)).await.expect("written");
     }
+    // A store that fails once is asked again at the next commit.
+    let passing = Fault::FailBefore(StoreErrorKind::Unreachable);
+    faults.plan(Strike::with(passing).on(Operation::Delete));
+    writer.covered(1).await;
+    assert_eq!(journals(&store).await.len(), 4);
     writer.covered(2).await;
     assert_eq!(journals(&store).await.len(), 2);
     assert!(writer.is_needed().await);

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::TryStreamExt;
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
 use object_store::{
@@ -48,6 +49,25 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// How many keys are asked for at once (the most that S3 gives).
 const PAGE_KEYS_MAX: usize = 1000;
+
+/// The body of an answer that announced `length` bytes, at most the largest that are read at once. What sends more is not read to its end.
+async fn body_of(answer: GetResult, length: u64) -> object_store::Result<Bytes> {
+    let mut parts = answer.into_stream();
+    let mut body = Vec::with_capacity(length as usize);
+    while let Some(part) = parts.try_next().await? {
+        if (body.len() + part.len()) as u64 > length {
+            return Err(object_store::Error::Generic {
+                store: "remote",
+                source: "the body is longer than was announced".into(),
+            });
+        }
+        if body.is_empty() && part.len() as u64 == length {
+            return Ok(part);
+        }
+        body.extend_from_slice(&part);
+    }
+    Ok(body.into())
+}
 
 /// What the services' clients have in common.
 trait Service: ObjectStore + PaginatedListStore {}
@@ -214,7 +234,7 @@ impl RemoteStore {
                 // A body that is too large is not begun.
                 let bytes = match range.end - range.start {
                     size if size > bytes_max => None,
-                    _ => Some(result.bytes().await?),
+                    size => Some(body_of(result, size).await?),
                 };
                 Ok(Read { bytes, range, meta })
             }

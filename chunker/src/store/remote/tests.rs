@@ -23,6 +23,8 @@ enum Step {
     Ignore,
     /// Answers with so many bytes of a body that should have more, and says no more.
     Stop(usize, usize),
+    /// Announces three bytes of an object, and sends more of them without end.
+    Endless,
     /// Reads the body slowly, so many bytes (1 MiB at most) at a time with a pause, then answers.
     Slow(usize, Duration),
 }
@@ -126,6 +128,12 @@ async fn play(mut connection: TcpStream, step: Step, seen: Seen) {
             )
             .await;
             std::future::pending().await
+        }
+        Step::Endless => {
+            let head = "HTTP/1.1 206 Partial Content\r\nETag: \"tag\"\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes 4-6/10\r\nConnection: close\r\n\r\n";
+            let _ = connection.write_all(head.as_bytes()).await;
+            let part = format!("10000\r\n{}\r\n", "x".repeat(1 << 16));
+            while connection.write_all(part.as_bytes()).await.is_ok() {}
         }
         Step::Forget | Step::Leave(_) => {}
         Step::Hang | Step::Ignore => std::future::pending().await,
@@ -464,6 +472,14 @@ async fn an_object_that_is_too_large_is_not_begun() {
     let error = store.get("root").await.unwrap_err();
     assert_eq!(error.kind(), Kind::Invalid, "{error}");
     assert!(error.message().contains("1099511627776 bytes"), "{error}");
+}
+
+/// Without a bound this would take memory until there is none.
+#[tokio::test]
+async fn a_body_without_end_is_broken_off() {
+    let (store, _) = scripted([Step::Endless]).await;
+    let error = store.get_range("a", 4..7).await.unwrap_err();
+    assert!(error.to_string().contains("longer than"), "{error}");
 }
 
 #[tokio::test]

@@ -80,6 +80,7 @@ overwriting_keeps_what_it_cannot_replace() {
 unread() { perl -e 'pipe(R, W); close R; open STDOUT, ">&", \*W; exec @ARGV' "$MACHINE/run" "$BKFS_BIN" "$@"; }
 
 exit_codes_do_not_depend_on_a_reader() {
+  machine three # with nothing in its cache
   exits 13 unread check --read-data "$SUITE_TMP/damaged"
   exits 13 unread check --read-data --json "$SUITE_TMP/damaged"
   exits 13 unread restore --json "$SUITE_TMP/damaged" whole "$SUITE_TMP/afresh-too"

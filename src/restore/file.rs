@@ -108,7 +108,8 @@ impl Contents {
             Err(VolumeError::NoSuchPlace) => self.attributes.size_bytes,
             found => found?,
         };
-        let skipped = found - at;
+        let skipped = found.saturating_sub(at);
+        self.left.fetch_sub(skipped, Ordering::Relaxed);
         self.job
             .progress
             .bytes

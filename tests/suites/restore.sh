@@ -23,6 +23,7 @@ fill() {
   head -c 3000000 /dev/urandom >"$MOUNT/big"
   ln "$MOUNT/big" "$MOUNT/big-too"
   ln -s big "$MOUNT/link"
+  truncate -s 1T "$MOUNT/sparse"
   mkfifo -m 640 "$MOUNT/fifo"
   touch -d '2020-02-29 12:34:56' "$MOUNT/big"
   cp "$MOUNT/big" "$SUITE_TMP/big"
@@ -40,6 +41,7 @@ many_links_need_few_descriptors() {
   for number in 1 17 "$LINKED"; do
     [ "$TARGET/near/$number/file" -ef "$TARGET/far/$number" ] || wrong "$number is not linked"
   done
+  [ "$(stat -c %s "$TARGET/sparse")" = $((1 << 40)) ] || wrong "holes are lost"
   [ "$(find "$TARGET" -type f -links 2 | wc -l)" = $((2 * LINKED + 2)) ] || wrong "not all are linked"
 }
 

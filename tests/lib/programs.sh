@@ -97,6 +97,24 @@ use_cargo() {
 }
 check_cargo() { [ "$("$1/small/target/debug/small")" = 42 ]; }
 
+# The whole of this project: hundreds of crates, locks, hard links and renames of cargo and rustc.
+use_project() {
+  local here=$MNT/project/source
+  mkdir "$here"
+  git -C "$ROOT" archive HEAD | tar -x -C "$here"
+  (
+    unset RUSTC_WRAPPER
+    export CARGO_TARGET_DIR=$here/target CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
+    cd "$here" || exit
+    cargo -q build --offline --locked
+    cargo build --offline --locked -v 2>&1 | tee "$SUITE_TMP/output"
+  )
+  says 'Fresh bkfs v'
+  says_not 'Compiling|Running|Dirty'
+  check_project "$MNT/project"
+}
+check_project() { "$1/source/target/debug/bkfs" --version; }
+
 # --- SQLite -------------------------------------------------------------------------------------------------------
 
 SQLITE=$ROOT/tests/posix/sqlite_writer.py

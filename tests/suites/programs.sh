@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# about: real programs on a mount (git, cargo, SQLite, rsync, tar, cp, logrotate, restic, borg; in full databases too), each checked again from a snapshot on an empty machine
+# about: real programs on a mount (git, cargo, SQLite, rsync, tar, cp, logrotate, restic, borg; in full databases and this project too), each checked again from a snapshot on an empty machine
 # needs: program apt:git apt:rsync apt:sqlite3 apt:restic apt:borgbackup apt:logrotate apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench apt:postgresql-15 apt:pgbackrest
 # limit: 300 3600
 . "$(dirname "$0")/../lib/common.sh"
@@ -14,7 +14,7 @@ mkdir -p "$MNT" "$PLAIN"
 at_end "leave_mount '$MNT'"
 
 PROGRAMS=(git cargo sqlite rsync tar cp logrotate restic borg)
-[ "$FULL" = 0 ] || PROGRAMS+=(mariabackup mariadbd pgbackrest)
+[ "$FULL" = 0 ] || PROGRAMS+=(project mariabackup mariadbd pgbackrest)
 
 # Each program NAME has use_NAME, which works in $MNT/NAME, and check_NAME, which is given a copy of that directory.
 use() { mkdir "$MNT/$1" && "use_$1"; }

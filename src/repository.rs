@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bkfs_chunker::depot::{Depot, DepotConfig};
+use async_trait::async_trait;
+use bkfs_chunker::depot::{Depot, DepotConfig, Renew};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::seal::SlotCost;
 use bkfs_chunker::store::{RepositoryUrl, Store, StoreOptions, open_store};
@@ -24,6 +25,9 @@ use crate::root::state::{ROOT_KEY, Volume as VolumeEntry};
 use crate::volume::nodes::Nodes;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
+
+/// How often an index that has vanished makes the root be read again (rule 10) before it counts as damage.
+const VANISHED_MAX: u32 = 8;
 
 /// What a repository is opened with.
 pub struct Opening {
@@ -102,6 +106,10 @@ pub async fn open_on(
     let depot = Depot::open(store, opened.keyring().clone(), entropy, opening.depot)?;
     let nodes = Arc::new(Nodes::new(depot.clone()));
     let (handle, lists) = (opened.handle().clone(), opened.lists().clone());
+    depot.renew_by(Arc::new(NewestRoot {
+        handle: handle.clone(),
+        lists: lists.clone(),
+    }));
     Ok(Repository {
         url: opening.url.to_string(),
         // An address may hold a name and a password (`https://user:word@host`): then it is not told.
@@ -114,6 +122,26 @@ pub async fn open_on(
         machine,
         quarantined: watch::Sender::new(0),
     })
+}
+
+/// Brings a depot's index up to the newest root, for readers that met what is gone (rule 10).
+#[derive(Debug)]
+struct NewestRoot {
+    handle: RootHandle,
+    lists: Lists,
+}
+
+#[async_trait]
+impl Renew for NewestRoot {
+    async fn renew(&self, depot: &Depot) -> bool {
+        let renewed = async {
+            let view = self.handle.refresh().await?;
+            let condemned = self.lists.condemned(&view.root).await?;
+            depot.load_index(&view.root.index, &condemned).await?;
+            Ok::<_, RootError>(())
+        };
+        renewed.await.is_ok()
+    }
 }
 
 /// What a repository is created with.
@@ -246,7 +274,28 @@ impl Repository {
         self.load(&self.handle.current()).await
     }
 
+    /// Makes the index that of this root, or of a newer one if what this one names is gone (rule 10).
     async fn load(&self, view: &RootView) -> Result<(), RootError> {
+        let mut newer = None;
+        for _ in 0..VANISHED_MAX {
+            let view: &RootView = newer.as_deref().unwrap_or(view);
+            let error = match self.load_once(view).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let fresh = self.handle.refresh().await?;
+            if fresh.root.mark() == view.root.mark() {
+                return Err(error);
+            }
+            newer = Some(fresh);
+        }
+        Err(RootError::damaged(
+            ROOT_KEY,
+            "what it names vanishes faster than it can be read",
+        ))
+    }
+
+    async fn load_once(&self, view: &RootView) -> Result<(), RootError> {
         let condemned = self.lists.condemned(&view.root).await?;
         self.depot.load_index(&view.root.index, &condemned).await?;
         // One that cannot be read keeps nobody from working: what is damaged is then found by reading.

@@ -5,9 +5,10 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::budget::MemoryBudget;
@@ -89,6 +90,16 @@ impl Default for DepotConfig {
     }
 }
 
+/// Brings the index up to the newest root, when something is not where the index has it (rule 10).
+#[async_trait]
+pub trait Renew: Send + Sync + std::fmt::Debug {
+    /// Loads the newest index into `depot`. False if that was not possible.
+    async fn renew(&self, depot: &Depot) -> bool;
+}
+
+/// How often a read begins again with a newer index.
+const RENEWALS_MAX: u32 = 3;
+
 /// A repository as one process sees it. Cheap to clone; all clones share index, caches and workers.
 #[derive(Clone, Debug)]
 pub struct Depot(Arc<Shared>);
@@ -103,6 +114,7 @@ pub(crate) struct Shared {
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) reader: Arc<Reader>,
+    renew: OnceLock<Arc<dyn Renew>>,
 }
 
 impl Shared {
@@ -168,6 +180,7 @@ impl Depot {
             workers,
             catalog,
             reader,
+            renew: OnceLock::new(),
         })))
     }
 
@@ -226,6 +239,11 @@ impl Depot {
         self.0.catalog.is_live(pack)
     }
 
+    /// True if an index object that is loaded holds the pack, condemned or not.
+    pub fn is_listed(&self, pack: &PackName) -> bool {
+        self.0.catalog.is_listed(pack)
+    }
+
     /// Replaces the set of quarantined frames (protocol.md, rule 11): new data is never matched with what lies in them, so that it is stored again, and
     /// readers try every other copy before.
     pub fn set_quarantine(&self, places: HashSet<Place>) {
@@ -235,6 +253,11 @@ impl Depot {
     /// All copies of a blob in the index that is loaded, condemned packs and damaged frames included.
     pub fn places(&self, id: &Id) -> Vec<Place> {
         self.0.catalog.places(&id.prefix())
+    }
+
+    /// All copies of a blob by pack, frame and number in the frame, in the index that is loaded; those in condemned packs too.
+    pub fn slots_of(&self, prefix: &Prefix) -> Vec<(PackName, u16, u16)> {
+        self.0.catalog.slots(prefix)
     }
 
     /// The same for what a footer calls it.
@@ -257,10 +280,30 @@ impl Depot {
     /// # Errors
     /// `Unknown` or `Missing` (a newer root may help), `Damaged`, `Unreadable`, `Store`, `Stalled`.
     pub async fn read_blob(&self, kind: Kind, id: Id) -> Result<Bytes, DepotError> {
-        let mut answers = self.0.reader.blobs(&[(kind, id)]).await;
-        answers
-            .pop()
-            .unwrap_or(Err(DepotError::Unknown { kind, id }))
+        let mut renewals = 0;
+        loop {
+            let mut answers = self.0.reader.blobs(&[(kind, id)]).await;
+            let answer = answers.pop();
+            let answer = answer.unwrap_or(Err(DepotError::Unknown { kind, id }));
+            match answer {
+                Err(error) if self.renewed(&error, &mut renewals).await => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Reads begin again with a newer index when a pack has gone: from now on that is got by this.
+    pub fn renew_by(&self, renew: Arc<dyn Renew>) {
+        // There is one for a repository.
+        let _ = self.0.renew.set(renew);
+    }
+
+    async fn renewed(&self, error: &DepotError, renewals: &mut u32) -> bool {
+        let Some(renew) = self.0.renew.get() else {
+            return false;
+        };
+        *renewals += 1;
+        error.wants_newer_root() && *renewals <= RENEWALS_MAX && renew.renew(self).await
     }
 
     /// Reads pieces of a file, in file order: one answer of exactly `length` bytes for each. What lies together is fetched together;
@@ -274,7 +317,16 @@ impl Depot {
 
     /// The same, with an answer or an error for each piece: damage to one does not keep the others from being read.
     pub async fn read_each(&self, pieces: &[Piece]) -> Vec<Result<Bytes, DepotError>> {
-        self.0.reader.read_each(pieces).await
+        let mut renewals = 0;
+        loop {
+            let answers = self.0.reader.read_each(pieces).await;
+            let mut failed = answers.iter().filter_map(|answer| answer.as_ref().err());
+            let stale = failed.find(|error| error.wants_newer_root()).cloned();
+            match stale {
+                Some(error) if self.renewed(&error, &mut renewals).await => {}
+                _ => return answers,
+            }
+        }
     }
 
     /// Begins to fetch pieces into the caches, in the background. A hint: it is dropped when enough is on its way already, and its errors are

@@ -17,6 +17,7 @@ mod diff;
 mod dump;
 mod find;
 mod forget;
+mod gc;
 mod init;
 mod key;
 mod ls;
@@ -27,6 +28,7 @@ mod progress;
 mod put;
 mod restore;
 mod run;
+mod session;
 mod snapshot;
 mod snapshots;
 mod stats;
@@ -112,6 +114,9 @@ enum Command {
     Stats(stats::StatsCommand),
     Restore(restore::Restore),
     Forget(forget::Forget),
+    Gc(gc::Gc),
+    #[command(subcommand)]
+    Session(session::Session),
     Check(check::Check),
     Copy(copy::Copy),
     Key(key::Key),
@@ -157,6 +162,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
         Command::Stats(command) => stats::run(command, &global, &output),
         Command::Restore(command) => restore::run(command, &global, &output),
         Command::Forget(command) => forget::run(command, &global, &output),
+        Command::Gc(command) => gc::run(command, &global, &output),
+        Command::Session(command) => session::run(command, &global, &output),
         Command::Check(command) => check::run(command, &global, &output),
         Command::Copy(command) => copy::run(command, &global, &output),
         Command::Key(command) => key::run(command, &global, &output),

@@ -1,7 +1,7 @@
 //! Maintenance: is everything there, is it what it should be, and what can be mended.
 //!
 //! Owns what `bkfs check` finds and says. Each piece of work plans first, purely, and then executes. Knows no pack layout: packs are walked by the chunker's
-//! verifier, which reads the bucket and never a cache. Does not own collection or retention.
+//! verifier, which reads the bucket and never a cache.
 //!
 //! | module | |
 //! |---|---|
@@ -15,6 +15,7 @@
 //! | [`journals`] | heartbeats and journals of sessions |
 //! | [`rebuild`] | from what is left to a new root (pure) |
 //! | [`repair`] | plans what can be mended, and does it |
+//! | [`collect`] | frees what nothing needs |
 //! | [`blame`] | which snapshots and files damage touches |
 //!
 //! **Memory** of a check: 256 MiB for objects in hand, about 75 bytes for each blob in live packs (75 MB per million chunks, that is per 64 GB of
@@ -23,6 +24,7 @@
 
 pub mod blame;
 pub mod check;
+pub mod collect;
 pub mod contents;
 pub mod journals;
 pub mod judge;

@@ -33,6 +33,7 @@ use crate::volume::error::VolumeError;
 use crate::volume::view::View;
 
 pub mod alone;
+mod base;
 pub mod control;
 pub(crate) mod format;
 pub mod history;

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,9 +22,13 @@ use crate::root::snapshots::SnapshotRequest;
 use crate::root::state::{HolderInfo, Root};
 use crate::volume::commit::{Committed, Publication, Publish, PublishError};
 use crate::volume::journal::{Entry, Journal};
+use crate::volume::rescue::rescue;
 
 /// How long a commit whose answer was lost is looked for once more. The deadline of the store's silence has passed already.
 const SETTLING: Duration = Duration::from_secs(10);
+
+/// How often a commit stores again what was condemned before it gives up for now.
+pub const RESCUES_MAX: u32 = 8;
 
 /// The ingest as the root sees it.
 pub struct IngestUploads {
@@ -109,6 +114,10 @@ pub struct Publisher {
     pub clock: Arc<dyn Clock>,
     /// What a commit makes superfluous.
     pub journals: Arc<JournalWriter>,
+    /// Where what was condemned meanwhile is stored again.
+    pub ingest: Arc<Ingest>,
+    /// Something was stored again that no root holds yet: a journal may refer to it and not name its pack.
+    pub has_rescued: AtomicBool,
 }
 
 #[async_trait]
@@ -135,10 +144,11 @@ impl Publish for Publisher {
             clock,
             snapshot,
         };
-        let committed = match self.committer.commit(request).await {
+        let committed = match self.commit(request).await {
             Err(RootError::OutcomeUnknown { reason }) => self.settle(reason).await?,
             result => result.map_err(classify)?,
         };
+        self.has_rescued.store(false, Ordering::SeqCst);
         let journals = self.journals.clone();
         let covered = publication.covered;
         tokio::spawn(async move { journals.covered(covered).await });
@@ -153,6 +163,26 @@ impl Publish for Publisher {
 }
 
 impl Publisher {
+    /// Step `CommitCas`. What the check of rule 3 finds condemned is stored again, and the check made anew.
+    async fn commit(&self, request: CommitRequest<Mark>) -> Result<Decided, RootError> {
+        let mut rescues = 0;
+        loop {
+            match self.committer.commit(request.clone()).await {
+                Err(RootError::Rebuild { packs }) if rescues < RESCUES_MAX => {
+                    rescues += 1;
+                    self.has_rescued.store(true, Ordering::SeqCst);
+                    if let Err(error) = rescue(&self.ingest, &packs).await {
+                        tracing::error!(
+                            "what was condemned meanwhile cannot be stored again: {error}"
+                        );
+                        return Err(RootError::Rebuild { packs });
+                    }
+                }
+                result => return result,
+            }
+        }
+    }
+
     /// One more look at a commit whose answer was lost: whoever asked for it is told what is known to be true.
     async fn settle(&self, reason: String) -> Result<Decided, PublishError> {
         match tokio::time::timeout(SETTLING, self.committer.settle_pending()).await {

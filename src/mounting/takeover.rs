@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use bkfs_chunker::ingest::NamedPack;
+
 use crate::mounting::MountingError;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
@@ -14,10 +16,12 @@ use crate::root::session::OpenSession;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::operations::Operations;
+use crate::volume::rescue;
 
 /// Carries out what the victims of `open` acknowledged, oldest session first, on a volume that nobody uses yet. Returns the sessions that the first
 /// commit takes out of the root; it must be made before anything else is accepted.
 pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>, MountingError> {
+    take_packs(volume, open).await?;
     for victim in open.victims() {
         let mut journals = Vec::with_capacity(victim.entries.len());
         for entry in &victim.entries {
@@ -26,11 +30,6 @@ pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>
                 RootError::damaged(&object, reason)
             };
             journals.push(Operations::decode(&entry.operations).map_err(damaged)?);
-            volume
-                .ingest()
-                .take_over(&entry.packs())
-                .await
-                .map_err(VolumeError::from)?;
         }
         volume.replay(&journals).await?;
         if let Some(last) = victim.entries.last() {
@@ -43,6 +42,21 @@ pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>
         last: victim.entries.last().map_or(0, |entry| entry.last),
     });
     Ok(replayed.collect())
+}
+
+/// The packs that the victims' journals name become this session's, closed as rule 3 demands: what collection has condemned since is stored again.
+async fn take_packs(volume: &Volume, open: &OpenSession) -> Result<(), MountingError> {
+    let entries = open.victims().iter().flat_map(|victim| &victim.entries);
+    let mut own: Vec<NamedPack> = Vec::new();
+    for entry in entries {
+        let packs = entry.packs();
+        let ingest = volume.ingest();
+        ingest.take_over(&packs).await.map_err(VolumeError::from)?;
+        own.extend(packs.own);
+    }
+    own.sort_unstable_by_key(|pack| pack.name);
+    own.dedup_by_key(|pack| pack.name);
+    Ok(rescue::close(volume.ingest(), &own).await?)
 }
 
 /// Step `ReplayCommitCas`: what was replayed becomes the volume's tree, and its sessions leave the root.

@@ -3,6 +3,7 @@
 //! Owns: the order in which they come up and go. Does not own: when they are replaced (`keeper`).
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bkfs_chunker::ingest::Ingest;
@@ -10,6 +11,7 @@ use bkfs_chunker::spool::Spool;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+use crate::mounting::base::BaseKeeper;
 use crate::mounting::history::Snapshots;
 use crate::mounting::publish::{IngestUploads, Journals, Publisher};
 use crate::mounting::spooling::{SpoolNews, SpoolPlace};
@@ -64,6 +66,16 @@ struct Tasks {
     journaler: Option<JoinHandle<()>>,
     journals: Arc<JournalWriter>,
     spool: Option<Arc<Spool>>,
+    _base: Ended,
+}
+
+/// A task that ends with its owner.
+struct Ended(JoinHandle<()>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Writing {
@@ -203,7 +215,10 @@ impl Writing {
             history: history.clone(),
             clock: repository.machine.clock.clone(),
             journals: journals.clone(),
+            ingest: volume.ingest().clone(),
+            has_rescued: AtomicBool::new(false),
         });
+        let base = BaseKeeper::new(repository, open, &volume, &publisher);
         let (stop, stopped) = oneshot::channel();
         let generation = repository.handle.current().root.generation;
         let committer = Committer::new(volume.clone(), publisher, requests, generation);
@@ -228,6 +243,7 @@ impl Writing {
                 .map(|journaler| tokio::spawn(journaler.locally(self.is_local).run())),
             journals,
             spool,
+            _base: Ended(tokio::spawn(base.run())),
         };
         Ok((live, tasks))
     }

@@ -12,11 +12,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use bkfs_chunker::id::Id;
+use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
 
 use crate::mounting::format;
-use crate::mounting::publish::IngestUploads;
+use crate::mounting::publish::{IngestUploads, RESCUES_MAX};
 use crate::repository::Repository;
 use crate::root::commit::{CommitRequest, Committed, Committer};
 use crate::root::error::RootError;
@@ -25,6 +25,7 @@ use crate::root::repository::probe;
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotRequest};
 use crate::volume::error::VolumeError;
+use crate::volume::rescue::rescue;
 
 mod tree;
 
@@ -334,6 +335,11 @@ impl Replication<'_> {
         entry: &SnapshotEntry,
     ) -> Result<Id, ReplicateError> {
         let start = base.map_or(writer.last_whole, |(_, there)| there);
+        // What was copied is built over this: the next commit checks that it is still live, whoever forgets its snapshot meanwhile (rule 3).
+        writer
+            .ingest
+            .adopt_blob(Kind::Node, start)
+            .map_err(VolumeError::from)?;
         let mut translation = tree::Translation::new(
             self,
             writer.ingest.clone(),
@@ -397,14 +403,27 @@ impl Writer {
         };
         let is_whole = request.snapshot.is_some();
         self.is_whole.store(false, Ordering::Relaxed);
-        let made = self.committer.commit(request).await?;
+        let mut rescues = 0;
+        let made = loop {
+            match self.committer.commit(request.clone()).await {
+                Err(RootError::Rebuild { packs }) if rescues < RESCUES_MAX => {
+                    rescues += 1;
+                    if let Err(error) = rescue(&self.ingest, &packs).await {
+                        tracing::error!("what was condemned meanwhile is gone: {error}");
+                        return Err(RootError::Rebuild { packs });
+                    }
+                }
+                made => break made?,
+            }
+        };
         self.is_whole.store(is_whole, Ordering::Relaxed);
         Ok(made)
     }
 
     /// After a failure: the volume shows its last whole snapshot again, if the store can still be reached.
     async fn go_back(&self, tree: Id, entry: &SnapshotEntry) {
-        if self.is_whole.load(Ordering::Relaxed) {
+        let is_live = || self.ingest.adopt_blob(Kind::Node, tree).is_ok();
+        if self.is_whole.load(Ordering::Relaxed) || !is_live() {
             return;
         }
         match self.commit(tree, entry, None).await {

@@ -502,9 +502,11 @@ impl<U: Uploads> CommitCas<'_, U> {
                 && sealed.packs.contains(pack)
                 && victim.is_some_and(|victim| pack.sequence >= victim.floor)
         };
+        // A pack made live must be own too, by the same floor: one that the floor has passed may have been condemned.
         let foreign: Vec<_> = sealed
             .relied_on
             .iter()
+            .chain(&sealed.packs)
             .filter(|pack| !own(pack))
             .copied()
             .collect();
@@ -574,7 +576,7 @@ fn index_change(before: &[IndexRef], after: &[IndexRef]) -> IndexChange {
 }
 
 /// Stores entries as a new list object, and says how a root refers to it.
-pub(super) async fn put_shard<T: super::snapshots::ListEntry>(
+pub(crate) async fn put_shard<T: super::snapshots::ListEntry>(
     writer: &dyn ListWriter,
     entries: Vec<T>,
 ) -> Result<ListRef, RootError> {

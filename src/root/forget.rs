@@ -77,7 +77,7 @@ fn identity(entry: &SnapshotEntry) -> (u16, Id) {
 }
 
 /// Takes the entries for which `leaves` says so out of the shards of a list, and adds `joining`. Only shards that change are written, all as one.
-async fn rewrite<T: ListEntry>(
+pub(crate) async fn rewrite<T: ListEntry>(
     writer: &dyn ListWriter,
     refs: &[ListRef],
     shards: &[Arc<Vec<T>>],

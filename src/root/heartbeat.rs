@@ -9,8 +9,10 @@ use super::state::{Root, SessionId};
 use super::transition::Refusal;
 use bkfs_chunker::seal::{Class, Features};
 use minicbor::{Decode, Encode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -59,10 +61,43 @@ pub enum Standing {
     Fenced(Refusal),
 }
 
+/// The base epoch of a session of this process, as its next heartbeat will say it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Base(Arc<BaseState>);
+
+#[derive(Debug)]
+struct BaseState {
+    epoch: AtomicU64,
+    raised: Notify,
+}
+
+impl Base {
+    fn new(epoch: u64) -> Self {
+        Self(Arc::new(BaseState {
+            epoch: AtomicU64::new(epoch),
+            raised: Notify::new(),
+        }))
+    }
+
+    /// What it is now.
+    pub fn get(&self) -> u64 {
+        self.0.epoch.load(Ordering::SeqCst)
+    }
+
+    /// Step `BaseCheck` has found that every reference of the session that is in no root yet names what is live at a root of this epoch or a later one. Never goes back. A heartbeat
+    /// says so soon.
+    pub fn raise(&self, epoch: u64) {
+        if self.0.epoch.fetch_max(epoch, Ordering::SeqCst) < epoch {
+            self.0.raised.notify_one();
+        }
+    }
+}
+
 /// The heartbeat of one session of this process. It stops when this is dropped.
 #[derive(Debug)]
 pub struct Heartbeat {
     task: JoinHandle<()>,
+    base: Base,
     standing: watch::Receiver<Standing>,
 }
 
@@ -75,15 +110,27 @@ impl Heartbeat {
         base: u64,
     ) -> Self {
         let (tell, standing) = watch::channel(Standing::Live { last_beat: None });
+        let known = Base::new(base);
+        let base = known.clone();
         let task = tokio::spawn(async move {
             let mut interval = tokio::time::interval(HEARTBEAT_INTERVAL);
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
             for counter in 1.. {
-                interval.tick().await;
+                tokio::select! {
+                    _ = interval.tick() => {}
+                    () = base.0.raised.notified() => {}
+                }
                 // Given up after an interval: what counts is that the next one is sent in time.
                 match tokio::time::timeout(
                     HEARTBEAT_INTERVAL,
-                    put_beat(&handle, session, Beat { counter, base }),
+                    put_beat(
+                        &handle,
+                        session,
+                        Beat {
+                            counter,
+                            base: base.get(),
+                        },
+                    ),
                 )
                 .await
                 {
@@ -106,12 +153,21 @@ impl Heartbeat {
                 }
             }
         });
-        Self { task, standing }
+        Self {
+            task,
+            base: known,
+            standing,
+        }
     }
 
     /// What is known of the session now, and every change of that.
     pub fn standing(&self) -> watch::Receiver<Standing> {
         self.standing.clone()
+    }
+
+    /// The session's base epoch.
+    pub fn base(&self) -> Base {
+        self.base.clone()
     }
 
     /// Stops, and returns when nothing more is sent.
@@ -160,7 +216,7 @@ pub enum Watched {
     Left,
 }
 
-/// Watches the heartbeat of `session`, which holds `volume`, for as long as it takes to tell.
+/// Watches the heartbeat of `session`, which holds `volume` or, if that is none, only stands in the root, for as long as it takes to tell.
 ///
 /// Stillness is counted from the answer to the first look to the sending of the last one, so that slow answers never shorten it. It is counted anew after a look
 /// that failed, and after a gap between looks: what kept this observer from the store may have kept the holder from it too, and nobody is judged for that. A
@@ -171,7 +227,7 @@ pub enum Watched {
 pub async fn watch_holder(
     handle: &RootHandle,
     session: SessionId,
-    volume: &str,
+    volume: Option<&str>,
 ) -> Result<Watched, RootError> {
     // What was seen first and when, and when it was seen last.
     let mut still: Option<(Option<u64>, Instant, Instant)> = None;
@@ -193,10 +249,33 @@ pub async fn watch_holder(
         };
         tokio::time::sleep(WATCH_INTERVAL).await;
         let view = handle.refresh().await?;
-        if view.root.require_holder(session, volume).is_err() {
+        if standing_in(&view.root, session, volume).is_err() {
             return Ok(Watched::Left);
         }
     }
+}
+
+/// The base epoch that a session has published; none if its heartbeat is absent or cannot be read, which blocks deletion (rule 4).
+///
+/// # Errors
+/// The store does not tell.
+pub async fn published_base(
+    handle: &RootHandle,
+    session: SessionId,
+) -> Result<Option<u64>, RootError> {
+    let key = session.key();
+    let object = match handle.store().get(&key).await {
+        Ok((object, _)) => object,
+        Err(error) if error.is_not_found() => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let payload = handle
+        .keyring()
+        .open_object(Class::Session, &key, &object)
+        .ok();
+    Ok(payload
+        .and_then(|payload| Beat::decode(&payload))
+        .map(|beat| beat.base))
 }
 
 /// The counter of a session's heartbeat as it stands in the bucket; none if it is absent or unreadable. Nothing at all if the store did not tell.

@@ -7,7 +7,8 @@
 //! sent: while the outcome is unknown the identical bytes are sent again, before any later journal. Other bytes under a number of ours mean that another machine
 //! has this session's identity.
 //!
-//! A base epoch is published once, at registration, and never raised: so no journal, resolved or not, can name a pack that collection has deleted (rule 4).
+//! A journal is never replaced for the sake of a higher base epoch (rule 4): what is condemned beneath it is stored again, and the base rises only once a commit has made that live
+//! (`mounting::base`). Names of packs that were relied on are hints: whoever replays looks each reference up.
 
 use super::error::RootError;
 use super::handle::RootHandle;

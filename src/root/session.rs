@@ -204,6 +204,42 @@ impl OpenSession {
     }
 }
 
+/// Step `EndSessionCas`: a dead session of maintenance leaves the root, by the hand of `by`, a live session.
+///
+/// # Errors
+/// A refusal of kind `Held` if the dead one has a volume: that is ended by taking the volume.
+pub async fn remove_dead(
+    handle: &RootHandle,
+    by: &OpenSession,
+    dead: SessionId,
+) -> Result<(), RootError> {
+    let mut transition = RemoveDead { by: by.id, dead };
+    handle.update(&mut transition).await?;
+    Ok(())
+}
+
+struct RemoveDead {
+    by: SessionId,
+    dead: SessionId,
+}
+
+#[async_trait]
+impl Transition for RemoveDead {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.by)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        Ok(next.remove_dead(self.dead)?)
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        Ok(!root.sessions.contains_key(&self.dead))
+    }
+}
+
 fn draw_id(handle: &RootHandle) -> SessionId {
     let mut id = [0; 8];
     handle.entropy().fill(&mut id);
@@ -271,7 +307,7 @@ async fn judge(
             LocalVerdict::Elsewhere => {}
         }
         tracing::info!(volume, holder = %by, "the volume is held from elsewhere; watching whether its holder lives");
-        match watch_holder(handle, session, volume).await? {
+        match watch_holder(handle, session, Some(volume)).await? {
             Watched::Alive => return Err(held(by)),
             Watched::Dead => return Ok((Claim::Dead(session), Some(by))),
             Watched::Left => {}

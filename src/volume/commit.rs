@@ -145,6 +145,30 @@ impl Volume {
         let state = state.lock();
         state.sealing.is_some() || !state.active.is_empty()
     }
+
+    /// True if a journal may stand that no commit covers: one that was cut while a commit was under way, even if that commit holds all that it tells.
+    pub fn has_uncovered(&self) -> bool {
+        let Ok(state) = self.view.state() else {
+            return false;
+        };
+        let state = state.lock();
+        state.operation > state.covered
+    }
+
+    /// True if a commit would change anything in the bucket.
+    fn wants_commit(&self) -> bool {
+        self.is_dirty() || self.has_uncovered()
+    }
+
+    /// If everything is in the root, no reference is left that leans on anything but the root's own tree (rule 4).
+    pub async fn let_go(&self) {
+        // As for a cut: nobody is between making a reference and placing it.
+        let _alone = self.cut_gate.write().await;
+        let mark = self.ingest.mark();
+        if !self.wants_commit() {
+            self.ingest.let_go_before(mark);
+        }
+    }
 }
 
 /// Makes all commits of one volume.
@@ -209,7 +233,7 @@ impl Committer {
                     continue;
                 }
             }
-            due = (self.volume.is_dirty() && self.volume.failure().is_none())
+            due = (self.volume.wants_commit() && self.volume.failure().is_none())
                 .then(|| Instant::now() + PERIOD);
         }
         self.requests.close();
@@ -265,7 +289,7 @@ impl Committer {
         if self.sealing.is_some() {
             self.seal(None).await?;
         }
-        if snapshot.is_none() && !self.volume.is_dirty() {
+        if snapshot.is_none() && !self.volume.wants_commit() {
             return Ok(self.last.clone());
         }
         self.cut().await?;
@@ -315,7 +339,11 @@ impl Committer {
         };
         match result {
             Ok(committed) => {
-                self.volume.view.state()?.lock().committed(tree);
+                {
+                    let mut state = self.volume.view.state()?.lock();
+                    state.committed(tree);
+                    state.covered = state.covered.max(sealing.covered);
+                }
                 self.sealing = None;
                 self.volume.usage.landed(&sealing.unsent);
                 *self.volume.last_commit.lock() = Some(self.volume.now());

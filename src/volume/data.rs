@@ -14,6 +14,7 @@ use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::flush::{INLINE_BYTES, RUN_BYTES, Reach, place_extents};
 use crate::volume::mode;
+use crate::volume::rescue;
 use crate::volume::state::{Scope, State};
 use crate::volume::transaction::{Step, Transaction};
 use crate::volume::view::View;
@@ -296,7 +297,7 @@ impl Volume {
                 .extents(Scope::Live, source.inode, from.clone())
                 .await?;
             for target in extents::targets(&extents) {
-                self.ingest.adopt(target).await?;
+                rescue::ensure_target(&self.ingest, target).await?;
             }
             let malformed = |error| VolumeError::Tree(format!("inode {}: {error}", source.inode));
             let moved = extents::clone_range(&extents, from, target.1).map_err(malformed)?;

@@ -13,6 +13,7 @@
 //!   unsaved                       which files have changes that no commit holds
 //!   delta, capture, operations    what no journal has described yet, and its description  (delta, operations: pure)
 //!   journal, replay               fsync, and what a taker makes of it
+//!   rescue                        what collection has condemned meanwhile, stored again
 //! ```
 
 use std::collections::HashSet;
@@ -52,6 +53,7 @@ pub mod namespace;
 pub mod nodes;
 pub mod operations;
 pub mod replay;
+pub mod rescue;
 pub mod room;
 pub mod state;
 pub mod transaction;

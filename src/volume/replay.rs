@@ -15,6 +15,7 @@ use crate::volume::error::VolumeError;
 use crate::volume::flush::Reach;
 use crate::volume::mode;
 use crate::volume::operations::{Content, Operations, Piece};
+use crate::volume::rescue;
 use crate::volume::state::Scope;
 
 impl Volume {
@@ -90,7 +91,7 @@ impl Volume {
         range: Range<u64>,
         extent: Extent,
     ) -> Result<(), VolumeError> {
-        self.ingest.adopt(extent.target).await?;
+        rescue::ensure_target(&self.ingest, extent.target).await?;
         let epoch = self.view.state()?.lock().active.epoch;
         let inline = self.view.item(Scope::Live, &Key::inline(inode)).await?;
         if inline.is_some() {

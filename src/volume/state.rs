@@ -160,6 +160,8 @@ pub struct State {
     pub stamp: u64,
     /// The last operation that a journal was cut for: all that was done before it (rule 6). Counted from 1.
     pub operation: u64,
+    /// The last operation that a commit covers.
+    pub covered: u64,
 }
 
 impl State {
@@ -172,6 +174,7 @@ impl State {
             totals,
             stamp: 0,
             operation: 0,
+            covered: 0,
         }
     }
 

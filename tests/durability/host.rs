@@ -53,6 +53,20 @@ impl Bucket {
         listed.expect("listed").len()
     }
 
+    /// How many bytes there are under a prefix.
+    pub fn bytes(&self, prefix: &str) -> u64 {
+        let listed = runtime().block_on(self.memory.list(prefix, None, 10_000));
+        listed.expect("listed").iter().map(|info| info.size).sum()
+    }
+
+    /// Works on the repository without a mount, by way of `store`.
+    pub fn work<T>(&self, store: Arc<dyn Store>, work: impl AsyncFnOnce(&Repository) -> T) -> T {
+        runtime().block_on(async {
+            let opened = open_in(store, opening(Duration::from_secs(10)), &mut Unsealed).await;
+            work(&opened.expect("opened")).await
+        })
+    }
+
     /// A machine that mounts the volume over whoever holds it.
     pub fn host(&self) -> Host {
         Host::new(self.memory.clone())
@@ -72,6 +86,21 @@ fn runtime() -> Runtime {
         .enable_all()
         .build()
         .expect("runtime")
+}
+
+fn opening(timeout: Duration) -> Opening {
+    Opening {
+        url: parse_url("/memory").expect("url"),
+        store: StoreOptions::default(),
+        depot: DepotConfig {
+            cache_dir: None,
+            timeout_ms: timeout.as_millis() as u64,
+            ..DepotConfig::default()
+        },
+        timeout,
+        min_generation: 0,
+        state_dir: None,
+    }
 }
 
 /// A machine.
@@ -114,19 +143,7 @@ impl Host {
                 .always(),
         );
         let runtime = runtime();
-        let opening = Opening {
-            url: parse_url("/memory").expect("url"),
-            store: StoreOptions::default(),
-            depot: DepotConfig {
-                cache_dir: None,
-                timeout_ms: timeout.as_millis() as u64,
-                ..DepotConfig::default()
-            },
-            timeout,
-            min_generation: 0,
-            state_dir: None,
-        };
-        let repository = runtime.block_on(open_in(still, opening, &mut Unsealed))?;
+        let repository = runtime.block_on(open_in(still, opening(timeout), &mut Unsealed))?;
         let repository = Arc::new(repository);
         let plan = Plan {
             repository: repository.clone(),

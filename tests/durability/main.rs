@@ -3,6 +3,7 @@
 //! Each test makes machines without a kernel over one bucket. A crash drops all but the bucket.
 
 mod closing;
+mod collecting;
 mod crashes;
 mod far;
 mod fencing;

@@ -163,6 +163,8 @@ impl Sums {
         sum.mounts += one.mounts;
         sum.takeovers += one.takeovers;
         sum.recovered += one.recovered;
+        sum.collections += one.collections;
+        sum.freed += one.freed;
     }
 
     fn text(&self) -> String {
@@ -173,9 +175,11 @@ impl Sums {
             mounts,
             takeovers,
             recovered,
+            collections,
+            freed,
         } = self.counts;
         let mut text = format!(
-            "{} runs: {operations} operations, {syncs} acknowledged fsyncs, {snapshots} acknowledged snapshots, {mounts} mounts, {takeovers} takeovers, {recovered} recovered spools; at least {} faults in each:",
+            "{} runs: {operations} operations, {syncs} acknowledged fsyncs, {snapshots} acknowledged snapshots, {mounts} mounts, {takeovers} takeovers, {recovered} recovered spools, {collections} collections that deleted {freed} packs; at least {} faults in each:",
             self.runs,
             self.least_faults.unwrap_or(0)
         );

@@ -7,6 +7,7 @@ mod bugs;
 mod campaign;
 #[path = "../reference/client.rs"]
 mod client;
+mod collector;
 mod disk;
 mod faults;
 mod history;

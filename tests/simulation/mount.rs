@@ -131,8 +131,8 @@ pub fn machine(wish: &Wish) -> Machine {
     }
 }
 
-/// Opens the repository and mounts.
-pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused> {
+/// Opens the repository.
+pub async fn open(store: Arc<dyn Store>, wish: &Wish) -> Result<Repository, RootError> {
     let opening = Opening {
         url: parse_url("/simulation").expect("a URL"),
         store: StoreOptions::default(),
@@ -147,8 +147,12 @@ pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused>
         min_generation: 0,
         state_dir: None,
     };
-    let repository = open_on(machine(wish), store, opening, &mut Known(None)).await?;
-    let repository = Arc::new(repository);
+    open_on(machine(wish), store, opening, &mut Known(None)).await
+}
+
+/// Opens the repository and mounts.
+pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused> {
+    let repository = Arc::new(open(store, wish).await?);
     let keyring = repository.depot.keyring().clone();
     let mut options = MountOptions::default();
     options.flags.read_only = wish.read_only;

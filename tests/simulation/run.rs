@@ -1,6 +1,6 @@
 //! One run: a world of machines around one bucket, from one seed.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::process::{Command, Stdio};
@@ -23,7 +23,7 @@ use crate::history::{Shared as Past, Snapshot};
 use crate::mount::{Wish, machine};
 use crate::store::{Power, Shared, SimStore};
 use crate::trace::Trace;
-use crate::{verify, volume};
+use crate::{collector, verify, volume};
 
 /// Each run strikes so often, or it fails.
 pub const FAULTS_MIN: u64 = 20;
@@ -36,6 +36,9 @@ const LOCAL_PERCENT: u64 = 70;
 
 /// In so many of a hundred mounts with a spool its disk fails or is full.
 const TROUBLE_PERCENT: u64 = 40;
+
+/// Collectors beside the writers.
+const COLLECTORS: u64 = 2;
 
 /// A run that takes longer than this, on its own clock, is stuck.
 const STUCK: Duration = Duration::from_secs(48 * 3600);
@@ -79,13 +82,15 @@ impl Outcome {
             mounts,
             takeovers,
             recovered,
+            collections,
+            freed,
         } = self.counts;
         let value = serde_json::json!({
             "failure": self.failure,
             "trace": self.trace,
             "lines": self.lines,
             "faults": self.faults,
-            "counts": [operations, syncs, snapshots, mounts, takeovers, recovered],
+            "counts": [operations, syncs, snapshots, mounts, takeovers, recovered, collections, freed],
         });
         format!("{LINE}{value}")
     }
@@ -110,6 +115,8 @@ impl Outcome {
                 mounts: count(3)?,
                 takeovers: count(4)?,
                 recovered: count(5)?,
+                collections: count(6)?,
+                freed: count(7)?,
             },
         })
     }
@@ -128,6 +135,9 @@ pub struct Counts {
     pub takeovers: u64,
     /// Snapshots made of what only a disk had.
     pub recovered: u64,
+    /// Collections that ended well, and packs that they deleted.
+    pub collections: u64,
+    pub freed: u64,
 }
 
 /// What all actors of a run share.
@@ -378,7 +388,28 @@ async fn live(world: &Rc<World>) {
         .map(|number| format!("volume-{number}"))
         .collect();
     let lives = names.iter().map(|name| volume::live(world, name));
+    let done = Rc::new(Cell::new(false));
+    // What only the disk of a host has, of a session that is in no root, stands on nothing that a collection keeps: worlds have disks or collectors.
+    let count = match world.has_disks {
+        true => 0,
+        false => COLLECTORS,
+    };
+    let collectors: Vec<_> = (0..count)
+        .map(|number| {
+            tokio::task::spawn_local(collector::live(world.clone(), number, done.clone()))
+        })
+        .collect();
     let pasts = futures::future::join_all(lives).await;
+    done.set(true);
+    for collector in collectors {
+        // What one is in the middle of it does to its end, or its machine dies with the others.
+        if world.chance(50) {
+            collector.abort();
+        }
+        if collector.await.is_err_and(|error| error.is_panic()) {
+            return world.fail("a collector panicked".to_owned());
+        }
+    }
     for (name, past) in names.iter().zip(&pasts) {
         if world.has_failed() {
             return;
@@ -386,6 +417,12 @@ async fn live(world: &Rc<World>) {
         if let Err(error) = verify::volume(world, name, past).await {
             world.fail(format!("{name}: {error}"));
         }
+    }
+    if !world.has_failed()
+        && !world.has_disks
+        && let Err(error) = verify::collected(world, &names).await
+    {
+        world.fail(format!("after a last collection: {error}"));
     }
     let total = world.shared.faults.total();
     if total < FAULTS_MIN && !world.has_failed() {

@@ -9,8 +9,9 @@ use bkfs_chunker::entropy::SeededEntropy;
 use bkfs_chunker::seal::Keyring;
 
 use crate::alphabet::{Dump, World as _};
+use crate::collector;
 use crate::history::{Shared as Past, differences};
-use crate::mount::{Wish, mount};
+use crate::mount::{Wish, mount, open};
 use crate::run::World;
 
 /// Late writes have arrived after this long.
@@ -64,6 +65,33 @@ pub async fn volume(world: &Rc<World>, volume: &str, past: &Past) -> Result<(), 
     snapshots(world, volume).await?;
     recovered(world, volume, &seen).await?;
     check(world, &reader.keyring).await
+}
+
+/// Collects until nothing more is to be had, on a world that works, and looks at everything once more.
+///
+/// # Errors
+/// What was lost, or is wrong.
+pub async fn collected(world: &Rc<World>, volumes: &[String]) -> Result<(), String> {
+    world.shared.faults.heal();
+    let mut keyring = None;
+    for _ in 0..3 {
+        let wish = Wish::new("-", world);
+        let store = Arc::new(world.machine(u64::MAX));
+        let repository = open(store, &wish)
+            .await
+            .map_err(|error| error.to_string())?;
+        collector::gather(&repository)
+            .await
+            .map_err(|error| error.to_string())?;
+        keyring = Some(repository.depot.keyring().clone());
+    }
+    for volume in volumes {
+        snapshots(world, volume).await?;
+    }
+    match keyring {
+        Some(keyring) => check(world, &keyring).await,
+        None => Ok(()),
+    }
 }
 
 /// `bkfs check --read-data` finds nothing wrong.

@@ -108,6 +108,8 @@ pub(crate) struct Staged {
 #[derive(Debug, Default)]
 struct State {
     tables: Vec<Arc<Loaded>>,
+    /// All packs that were ever said to be condemned (some 30 bytes each). None ever comes back to life, so that whoever loads an older root after a newer one, or
+    /// learns late that a commit of before was made, cannot make a pack look live whose base epoch was given up.
     condemned: HashSet<PackName>,
 }
 
@@ -177,6 +179,11 @@ impl Catalog {
         !state.condemned.contains(pack) && state.tables.iter().any(|loaded| loaded.holds(pack))
     }
 
+    /// Whether an index object holds this pack, condemned or not.
+    pub(crate) fn is_listed(&self, pack: &PackName) -> bool {
+        self.state().tables.iter().any(|loaded| loaded.holds(pack))
+    }
+
     /// All places where a blob can be read, the best first: condemned packs may go at any time, damaged frames are a last hope.
     pub(crate) fn locate(&self, id: &Id) -> Vec<Candidate> {
         let prefix = id.prefix();
@@ -228,6 +235,20 @@ impl Catalog {
         let tables = state.tables.iter();
         tables
             .flat_map(|loaded| loaded.table.find(prefix).map(|found| place(loaded, found)))
+            .flatten()
+            .collect()
+    }
+
+    /// All copies of a blob: pack, frame, and which blob of the frame.
+    pub(crate) fn slots(&self, prefix: &Prefix) -> Vec<(PackName, u16, u16)> {
+        let state = self.state();
+        let slot = |loaded: &Loaded, found: index::Location| {
+            let pack = loaded.table.pack(found.pack)?.name;
+            Some((pack, found.frame, found.slot))
+        };
+        let tables = state.tables.iter();
+        tables
+            .flat_map(|loaded| loaded.table.find(prefix).map(|found| slot(loaded, found)))
             .flatten()
             .collect()
     }
@@ -287,16 +308,17 @@ impl Catalog {
         let is_same = before.tables.len() == list.len()
             && (before.tables.iter()).all(|loaded| listed.contains(&loaded.reference.name));
         let is_new = !fresh.is_empty() || !is_same;
-        if !is_new && before.condemned == *condemned {
+        if !is_new && condemned.is_subset(&before.condemned) {
             return Ok(());
         }
         let mut fresh = fresh.into_iter();
         let tables = list
             .iter()
             .filter_map(|reference| known(reference.name).cloned().or_else(|| fresh.next()));
+        let ever = before.condemned.union(condemned).copied();
         *self.state.write() = Arc::new(State {
             tables: tables.collect(),
-            condemned: condemned.clone(),
+            condemned: ever.collect(),
         });
         if is_new && let Some(files) = &self.files {
             let staged = staged.iter().map(|loaded| loaded.reference.name);

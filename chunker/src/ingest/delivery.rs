@@ -36,7 +36,8 @@ impl NamedPack {
         self.name.key(self.class())
     }
 
-    fn class(&self) -> Class {
+    /// Data or metadata.
+    pub fn class(&self) -> Class {
         match self.is_metadata {
             true => Class::MetadataPack,
             false => Class::DataPack,
@@ -103,10 +104,11 @@ pub(super) async fn take_over(
     delivered: &Delivered,
 ) -> Result<(), DepotError> {
     let catalog = &session.shared.catalog;
+    // One that was listed since and is condemned by now is no more the session's than any other: what is needed of it is stored again.
     let unlisted = delivered
         .own
         .iter()
-        .filter(|pack| !catalog.is_live(&pack.name));
+        .filter(|pack| !catalog.is_listed(&pack.name));
     let reads = unlisted.map(|pack| read(session, *pack));
     let packs: Vec<FinishedPack> = futures::stream::iter(reads.collect::<Vec<_>>())
         .buffered(READ_AT_ONCE)
@@ -115,10 +117,6 @@ pub(super) async fn take_over(
     let mut ledger = session.ledger();
     for pack in packs {
         ledger.adopt(pack);
-    }
-    let named = delivered.own.iter().map(|pack| pack.name);
-    for pack in named.chain(delivered.relied_on.iter().copied()) {
-        ledger.rely_on(pack);
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::catalog::Location;
 use crate::gate::{BufferPool, Reservation};
-use crate::id::{Kind, Prefix};
+use crate::id::{Id, Kind, Prefix};
 use crate::pack::{FinishedPack, PackName};
 use crate::seal::{Class, ObjectOpener};
 use crate::spool::Spooled;
@@ -29,6 +29,16 @@ pub(super) const FRAME_BLOBS: usize = 4096;
 pub(super) struct BlobKey {
     pub(super) kind: Kind,
     pub(super) prefix: Prefix,
+}
+
+impl BlobKey {
+    /// What the blob with this id is known by.
+    pub(super) fn of(kind: Kind, id: &Id) -> Self {
+        Self {
+            kind,
+            prefix: id.prefix(),
+        }
+    }
 }
 
 /// The blobs of one frame, before compression.

@@ -15,7 +15,7 @@ use super::sealed::Mark;
 use crate::catalog::{Candidate, Location};
 use crate::error::DepotError;
 use crate::gate::{BufferPool, Reservation};
-use crate::id::Kind;
+use crate::id::{Id, Kind};
 use crate::pack::{FinishedPack, FrameEntry, PackName};
 use crate::seal::Class;
 use crate::spool::Spooled;
@@ -32,8 +32,8 @@ pub(super) struct Ledger {
     acknowledged: BTreeMap<PackName, StoredPack>,
     operations: BTreeMap<u64, Mark>,
     next_operation: u64,
-    /// Packs that references lean on, with the tick of the last such reference.
-    relied: HashMap<PackName, u64>,
+    /// Packs that references lean on.
+    relied: HashMap<PackName, Reliance>,
     tick: u64,
     /// The floor that the root knows.
     floor: u32,
@@ -64,6 +64,15 @@ impl Names {
             random,
         })
     }
+}
+
+/// What leans on a pack.
+#[derive(Debug, Default)]
+struct Reliance {
+    /// The tick of the last such reference.
+    tick: u64,
+    /// What is referred to, so that it can be stored again should the pack be condemned (rule 4): 40 bytes each, until the next commit.
+    blobs: HashSet<(Kind, Id)>,
 }
 
 /// A pack in the bucket that no root names yet.
@@ -146,13 +155,13 @@ impl Ledger {
     }
 
     /// Whether this session has the blob; if so, the reference is noted.
-    pub(super) fn has(&mut self, key: &BlobKey) -> bool {
-        let Some((frame, _)) = self.blobs.get(key) else {
+    pub(super) fn has(&mut self, kind: Kind, id: Id) -> bool {
+        let Some((frame, _)) = self.blobs.get(&BlobKey::of(kind, &id)) else {
             return false;
         };
         let placed = frame.pack();
         if let Some(pack) = placed {
-            self.rely_on(pack);
+            self.rely_on(pack, kind, id);
         }
         true
     }
@@ -160,11 +169,13 @@ impl Ledger {
     /// Takes a blob, copying its bytes, unless it is here already.
     pub(super) fn gather(
         &mut self,
-        key: BlobKey,
+        kind: Kind,
+        id: Id,
         bytes: &[u8],
         reservation: Reservation,
     ) -> Gathered {
-        if self.has(&key) {
+        let key = BlobKey::of(kind, &id);
+        if self.has(kind, id) {
             return Gathered {
                 full: None,
                 new: false,
@@ -311,12 +322,44 @@ impl Ledger {
             }
         }
         self.floor = self.floor.max(floor);
-        self.relied.retain(|_, tick| *tick > mark.tick);
+        self.let_go_before(mark);
+    }
+
+    /// Nothing leans on anything for the sake of references made before this line.
+    pub(super) fn let_go_before(&mut self, mark: Mark) {
+        self.relied.retain(|_, reliance| reliance.tick > mark.tick);
     }
 
     /// A reference to something in `pack` was made.
-    pub(super) fn rely_on(&mut self, pack: PackName) {
-        self.relied.insert(pack, self.tick);
+    pub(super) fn rely_on(&mut self, pack: PackName, kind: Kind, id: Id) {
+        let reliance = self.relied.entry(pack).or_default();
+        reliance.tick = self.tick;
+        reliance.blobs.insert((kind, id));
+    }
+
+    /// What is referred to in these packs by what no root holds yet.
+    pub(super) fn relied_blobs(&self, packs: &[PackName]) -> Vec<(Kind, Id)> {
+        let reliances = packs.iter().filter_map(|pack| self.relied.get(pack));
+        let blobs = reliances.flat_map(|reliance| reliance.blobs.iter().copied());
+        let mut blobs: Vec<(Kind, Id)> = blobs.collect();
+        blobs.sort_unstable_by_key(|(kind, id)| (*kind as u8, id.0));
+        blobs.dedup();
+        blobs
+    }
+
+    /// These blobs have another place by now: nothing leans on `packs` for their sake.
+    pub(super) fn let_go(&mut self, packs: &[PackName], blobs: &[(Kind, Id)]) {
+        for pack in packs {
+            let Some(reliance) = self.relied.get_mut(pack) else {
+                continue;
+            };
+            for blob in blobs {
+                reliance.blobs.remove(blob);
+            }
+            if reliance.blobs.is_empty() {
+                self.relied.remove(pack);
+            }
+        }
     }
 
     /// Packs relied on that are not the session's own by the floor that the root knows.

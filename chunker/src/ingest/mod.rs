@@ -160,6 +160,21 @@ impl Ingest {
         self.session.shared.link.get(&pack.key()).await
     }
 
+    /// What uncommitted references name in these packs. Once the packs are known to be condemned ([`Depot::load_index`]), no more references to them are made.
+    pub fn relied_blobs(&self, packs: &[PackName]) -> Vec<(Kind, Id)> {
+        self.session.ledger().relied_blobs(packs)
+    }
+
+    /// These blobs were stored or found elsewhere since: the session does not lean on `packs` for their sake any more (rule 4).
+    pub fn let_go(&self, packs: &[PackName], blobs: &[(Kind, Id)]) {
+        self.session.ledger().let_go(packs, blobs);
+    }
+
+    /// Every reference made before `mark` was drawn is in the root, or given up: the session leans on nothing for its sake.
+    pub fn let_go_before(&self, mark: Mark) {
+        self.session.ledger().let_go_before(mark);
+    }
+
     /// Draws the line for the next commit: take it first, then make the tree that holds every reference returned before, then
     /// [`Ingest::seal_since`] it. References made after it keep their packs above the floor, or among those relied on.
     pub fn mark(&self) -> Mark {
@@ -195,7 +210,7 @@ impl Ingest {
     }
 
     /// Takes over the packs that a journal of an ended session names: from now on their blobs are found and read, and the next seal makes those live
-    /// that no root lists yet. All that is named counts as relied on.
+    /// that no root lists yet. What its own packs refer to in others is for the caller to adopt: names alone prove nothing.
     ///
     /// # Errors
     /// `Missing`, `Damaged` or `Unreadable` if a pack is not what the journal says.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::Profile;
 use super::divide::{Named, Plan};
-use super::frame::{BlobKey, LARGEST_BLOB_BYTES};
+use super::frame::LARGEST_BLOB_BYTES;
 use super::session::Session;
 use super::strands;
 use crate::cut::segment::{self, SegmentChunk};
@@ -132,10 +132,8 @@ pub(super) async fn store_part(
             id,
         });
         wanted.push(Wanted {
-            key: BlobKey {
-                kind: Kind::Chunk,
-                prefix: id.prefix(),
-            },
+            kind: Kind::Chunk,
+            id,
             bytes: chunk.bytes.clone(),
             known: chunk.known,
         });
@@ -168,10 +166,8 @@ pub(super) async fn store_blob(
     let workers = &session.shared.workers;
     let (id, known) = workers.run_sized(bytes.len(), job).await?;
     let wanted = Wanted {
-        key: BlobKey {
-            kind,
-            prefix: id.prefix(),
-        },
+        kind,
+        id,
         bytes,
         known,
     };
@@ -181,17 +177,13 @@ pub(super) async fn store_blob(
 
 /// Takes over a reference to a blob that must be live already.
 pub(super) fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), DepotError> {
-    let key = BlobKey {
-        kind,
-        prefix: id.prefix(),
-    };
     let known = session.shared.catalog.find_live(&id);
     let mut ledger = session.ledger();
     if let Some(pack) = session.still_live(known) {
-        ledger.rely_on(pack);
+        ledger.rely_on(pack, kind, id);
         return Ok(());
     }
-    match ledger.has(&key) {
+    match ledger.has(kind, id) {
         true => Ok(()),
         false => Err(DepotError::Unknown { kind, id }),
     }
@@ -199,7 +191,8 @@ pub(super) fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), De
 
 /// A blob to be had in the bucket.
 struct Wanted {
-    key: BlobKey,
+    kind: Kind,
+    id: Id,
     bytes: Bytes,
     known: Option<PackName>,
 }
@@ -216,8 +209,8 @@ async fn store_blobs(session: &Arc<Session>, wanted: &[Wanted]) -> Result<(), De
         }
         for blob in wanted {
             if let Some(pack) = session.still_live(blob.known) {
-                ledger.rely_on(pack);
-            } else if !ledger.has(&blob.key) {
+                ledger.rely_on(pack, blob.kind, blob.id);
+            } else if !ledger.has(blob.kind, blob.id) {
                 bytes += blob.bytes.len() as u64 + BLOB_OVERHEAD_BYTES;
                 missing.push(blob);
             }
@@ -234,7 +227,7 @@ async fn store_blobs(session: &Arc<Session>, wanted: &[Wanted]) -> Result<(), De
                 let mut ledger = session.ledger();
                 for blob in group {
                     let part = reservation.split(blob.bytes.len() as u64 + BLOB_OVERHEAD_BYTES);
-                    let gathered = ledger.gather(blob.key, &blob.bytes, part);
+                    let gathered = ledger.gather(blob.kind, blob.id, &blob.bytes, part);
                     full.extend(gathered.full);
                     new += if gathered.new { blob.bytes.len() } else { 0 };
                 }

@@ -12,7 +12,7 @@ use super::ledger::{Ledger, Pending};
 use super::sealed::Mark;
 use crate::codec::Effort;
 use crate::gate::{BufferPool, ByteGate};
-use crate::id::{Kind, Prefix};
+use crate::id::{Id, Kind};
 use crate::pack::{FinishedPack, FrameEncoder, FrameTicket, PackBuilder, PackName};
 use crate::seal::{Class, Features, Keyring, RepositoryId, Secrets};
 
@@ -100,15 +100,17 @@ impl World {
         }
     }
 
-    fn key(class: Class, number: u8) -> BlobKey {
+    fn blob(class: Class, number: u8) -> (Kind, Id) {
         let kind = match class {
             Class::DataPack => Kind::Chunk,
             _ => Kind::Node,
         };
-        BlobKey {
-            kind,
-            prefix: Prefix([number; 16]),
-        }
+        (kind, Id([number; 32]))
+    }
+
+    fn key(class: Class, number: u8) -> BlobKey {
+        let (kind, id) = Self::blob(class, number);
+        BlobKey::of(kind, &id)
     }
 
     fn step(&mut self, event: Event) {
@@ -139,7 +141,7 @@ impl World {
     }
 
     fn store(&mut self, class: Class, number: u8, length: u32) {
-        let key = Self::key(class, number % 16);
+        let (kind, name) = Self::blob(class, number % 16);
         let id = (class, number % 16);
         let bytes = match self.blobs.get(&id) {
             Some((bytes, _)) => bytes.clone(),
@@ -147,12 +149,12 @@ impl World {
         };
         let in_root = self.is_in_root(id);
         let reservation = self.gate.try_reserve(1).expect("there is room");
-        if in_root && !self.ledger.has(&key) {
+        if in_root && !self.ledger.has(kind, name) {
             // The index has it: the session refers to what the root holds.
             let pack = *self.taken.first().expect("a root holds it");
-            self.ledger.rely_on(pack);
+            self.ledger.rely_on(pack, kind, name);
         } else {
-            let gathered = self.ledger.gather(key, &bytes, reservation);
+            let gathered = self.ledger.gather(kind, name, &bytes, reservation);
             self.full.extend(gathered.full);
         }
         self.blobs.insert(id, (bytes, self.now));

@@ -19,6 +19,8 @@ pub struct Listed {
     pub prefix: Prefix,
     /// The frame that holds it.
     pub frame: u16,
+    /// Which blob of the frame.
+    pub slot: u16,
     /// Its length in bytes.
     pub length: u32,
 }
@@ -60,7 +62,36 @@ impl PackContents {
             kind: entry.kind,
             prefix: entry.prefix,
             frame: entry.frame,
+            slot: entry.slot,
             length: entry.length,
+        })
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl PackContents {
+    /// What an index might say of a pack that nobody wrote, for tests: `frames` tells how many blobs each of its frames has, and `bytes` how long it is.
+    pub fn unproven(name: PackName, class: Class, frames: &[u16], bytes: u64) -> Self {
+        let kind = match class {
+            Class::MetadataPack => Kind::Node,
+            _ => Kind::Chunk,
+        };
+        let mut footer = crate::pack::FooterBuilder::new();
+        for (frame, count) in frames.iter().enumerate() {
+            let blobs = (0..*count).map(|slot| {
+                let mut prefix = [frame as u8; 16];
+                prefix[0] = slot as u8;
+                (kind, 100, Prefix(prefix))
+            });
+            footer.push(100, blobs);
+        }
+        let footer = footer.finish().expect("a footer");
+        Self(PackRecord {
+            name,
+            class,
+            length: bytes,
+            header: [0; crate::seal::HEADER_LEN],
+            footer,
         })
     }
 }

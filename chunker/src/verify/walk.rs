@@ -12,7 +12,7 @@ use super::{PackContents, Verifier};
 use crate::error::DepotError;
 use crate::id::{Id, Kind};
 use crate::pack::{BlobEntry, Footer, FrameEntry, TRAILER_LEN, Trailer};
-use crate::seal::{Class, HEADER_LEN, Keyring, ObjectOpener};
+use crate::seal::{HEADER_LEN, Keyring, ObjectOpener};
 use crate::store::WHOLE_OBJECT_BYTES_MAX;
 use crate::workers::Scratch;
 
@@ -40,7 +40,9 @@ pub struct Found {
     pub id: Id,
     /// Which frame of the pack holds it.
     pub frame: u16,
-    /// Its bytes, in metadata packs; empty in data packs that are verified, where nobody looks at them.
+    /// Which blob of the frame.
+    pub slot: u16,
+    /// Its bytes.
     pub bytes: Bytes,
 }
 
@@ -198,7 +200,7 @@ impl Verifier {
             if batched > JOB_BYTES || frame.is_none() {
                 let batch = std::mem::take(&mut batch);
                 batched = 0;
-                let opened = self.open_frames(record.class, &opener, object, batch);
+                let opened = self.open_frames(&opener, object, batch);
                 for (frame, answer) in opened.await? {
                     match answer {
                         Ok(found) => found.into_iter().for_each(&mut *visit),
@@ -220,25 +222,18 @@ impl Verifier {
 
     async fn open_frames(
         &self,
-        class: Class,
         opener: &Arc<ObjectOpener>,
         object: &Bytes,
         batch: Vec<(Expected, Range<usize>)>,
     ) -> Result<Vec<Opened>, DepotError> {
         let (opener, object) = (Arc::clone(opener), object.clone());
         let keyring = self.keyring.clone();
-        let with_bytes = class == Class::MetadataPack;
         let job = self.workers.run(move |scratch| {
             let open = |((frame, listed), range): (Expected, Range<usize>)| {
                 let found = match object.get(range) {
-                    Some(sealed) => open_frame(
-                        &keyring,
-                        &opener,
-                        with_bytes,
-                        (&frame, &listed),
-                        sealed,
-                        scratch,
-                    ),
+                    Some(sealed) => {
+                        open_frame(&keyring, &opener, true, (&frame, &listed), sealed, scratch)
+                    }
                     None => Err("the pack ends before it".to_owned()),
                 };
                 (frame.number, found)
@@ -293,6 +288,7 @@ pub(crate) fn open_frame(
             kind: entry.kind,
             id,
             frame: frame.number,
+            slot: entry.slot,
             bytes: match with_bytes {
                 true => bytes,
                 false => Bytes::new(),

@@ -165,6 +165,12 @@ async fn condemned_packs_are_read_and_not_referred_to() {
         .await
         .expect("loads");
     assert_eq!(depot.not_live(&condemned).len(), condemned.len());
+    // An older root that is loaded late brings nothing back to life.
+    depot
+        .load_index(&world.index, &HashSet::new())
+        .await
+        .expect("loads");
+    assert_eq!(depot.not_live(&condemned).len(), condemned.len());
     assert!(read_file(&depot, &stored).await.expect("reads") == file);
     let ingest = world.ingest(&depot);
     let refused = ingest.adopt(pieces(&stored)[0].target).await;

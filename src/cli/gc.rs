@@ -1,0 +1,187 @@
+//! `bkfs gc URL [--dry-run] [--undelete-window 7d]`
+
+use serde_json::{Value, json};
+
+use crate::cli::access::{open, target_url};
+use crate::cli::output::{Failure, Output, bytes};
+use crate::cli::{Global, block_on};
+use crate::maintain::collect::plan::Effort;
+use crate::maintain::collect::sweep::Holding;
+use crate::maintain::collect::{Collected, Options, Prospect, collect, may_delete, prospect};
+use crate::retain::Span;
+use crate::root::error::RootError;
+
+/// Free what no snapshot needs, beside running mounts
+///
+/// What nothing needs is condemned first, and deleted once every mount of the repository has moved past that: a mount does within a minute, a dead one must be ended (bkfs session list). So of
+/// what a collection condemns, the next one may delete a part. Forgotten snapshots can be brought back until the undelete window has passed. Says what it will do and what that
+/// will cost before it begins; may be stopped at any moment, and may run several times at once.
+#[derive(Debug, clap::Args)]
+pub struct Gc {
+    /// The repository, or a mount of one
+    url: String,
+    /// Print what would be done and what it would cost, and change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// How long forgotten snapshots can be brought back: 12h, 7d, 8w; 0s frees them at once
+    #[arg(long, value_name = "TIME", default_value = "7d")]
+    undelete_window: Span,
+    /// Write a data pack anew when less than this much of it is needed
+    #[arg(long, value_name = "N%", default_value = "90%", value_parser = percent)]
+    repack_below: f64,
+    /// Read at most so many MiB of data packs to write them anew, the emptiest first (default: no limit)
+    #[arg(long, value_name = "MIB")]
+    repack_budget: Option<u64>,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.strip_suffix('%').unwrap_or(text).parse::<f64>() {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent / 100.0),
+        _ => Err("a percentage from 0% to 100%".to_owned()),
+    }
+}
+
+pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure> {
+    block_on(async {
+        let url = target_url(&command.url)?;
+        let repository = open(&url, global).await?;
+        if !command.dry_run {
+            may_delete(&repository.handle)
+                .await
+                .map_err(cannot_delete)?;
+        }
+        let budget = command.repack_budget.map(|mib| mib.saturating_mul(1 << 20));
+        let options = Options {
+            undelete_window: command.undelete_window.0,
+            effort: Effort {
+                threshold: command.repack_below,
+                budget_bytes: budget.unwrap_or(u64::MAX),
+            },
+        };
+        let found = prospect(&repository, &options, repository.now()).await?;
+        output.result(&prospect_json(&found, command.dry_run), || {
+            prospect_text(&found)
+        })?;
+        if command.dry_run {
+            return Ok(());
+        }
+        if found.is_empty() {
+            return Ok(());
+        }
+        let done = collect(&repository, found).await?;
+        output.result(&done_json(&done), || done_text(&done))
+    })
+}
+
+fn cannot_delete(error: RootError) -> Failure {
+    Failure::from(error)
+        .context("nothing was collected, since nothing can be deleted")
+        .hint("Collection needs a key that may delete; writers do not. --dry-run needs none.")
+}
+
+fn holding_json(holding: &[Holding]) -> Value {
+    let one = |holding: &Holding| {
+        json!({
+            "session": holding.session.to_string(),
+            "host": holding.holder.host,
+            "pid": holding.holder.pid,
+            "where": holding.holder.mount_point,
+            "base": holding.base,
+        })
+    };
+    holding.iter().map(one).collect()
+}
+
+fn prospect_json(found: &Prospect, dry_run: bool) -> Value {
+    let plan = &found.plan;
+    json!({
+        "dry_run": dry_run,
+        "live_bytes": plan.live_bytes,
+        "dead_packs": plan.dead.len(),
+        "rewritten_packs": plan.rewritten.len(),
+        "unlisted_packs": plan.unlisted.len(),
+        "condemned_bytes": plan.condemned_bytes,
+        "read_bytes": plan.read_bytes,
+        "written_bytes": plan.rewritten_bytes,
+        "expired_snapshots": found.expired,
+        "orphans": found.orphans.len(),
+        "deletable_packs": found.free_packs,
+        "held_packs": found.held_packs,
+        "held_by": holding_json(&found.holding),
+        "metadata_packs_read": found.packs_read(),
+        "requests_made": found.requests_made,
+        "requests": found.requests,
+    })
+}
+
+fn prospect_text(found: &Prospect) -> String {
+    let plan = &found.plan;
+    let mut lines = vec![format!(
+        "{} in live packs; {} requests made to find out",
+        bytes(plan.live_bytes),
+        found.requests_made
+    )];
+    if found.is_empty() {
+        lines.push("nothing to free".to_owned());
+    } else {
+        lines.push(format!(
+            "to condemn: {} packs ({}), of which {} of {} are written anew; {} forgotten snapshots expire",
+            plan.candidates().len(),
+            bytes(plan.condemned_bytes),
+            bytes(plan.rewritten_bytes),
+            bytes(plan.read_bytes),
+            found.expired,
+        ));
+        lines.push(format!(
+            "to delete: {} packs condemned before, {} other objects; about {} requests",
+            found.free_packs,
+            found.orphans.len(),
+            found.requests
+        ));
+    }
+    lines.extend(held_text(found.held_packs, &found.holding));
+    lines.join("\n")
+}
+
+fn held_text(packs: u64, holding: &[Holding]) -> Option<String> {
+    if packs == 0 || holding.is_empty() {
+        return None;
+    }
+    let mut text = format!("{packs} condemned packs are held back by");
+    for one in holding {
+        text += &format!("\n  session {}: {}", one.session, one.holder);
+    }
+    Some(text)
+}
+
+fn done_json(done: &Collected) -> Value {
+    json!({
+        "condemned_packs": done.condemned.packs,
+        "condemned_bytes": done.condemned.bytes,
+        "expired_snapshots": done.condemned.expired,
+        "gave_way": done.condemned.gave_way,
+        "deleted_packs": done.deleted_packs,
+        "deleted_bytes": done.deleted_bytes,
+        "deleted_orphans": done.deleted_orphans,
+        "held_packs": done.held_packs,
+        "held_by": holding_json(&done.holding),
+    })
+}
+
+fn done_text(done: &Collected) -> String {
+    let condemned = &done.condemned;
+    let mut text = format!(
+        "condemned {} packs ({}); deleted {} packs and {} other objects",
+        condemned.packs,
+        bytes(condemned.bytes),
+        done.deleted_packs,
+        done.deleted_orphans
+    );
+    if condemned.gave_way {
+        text += "\nanother collector was faster: nothing was condemned here";
+    }
+    if let Some(held) = held_text(done.held_packs, &done.holding) {
+        text = text + "\n" + &held;
+    }
+    text
+}

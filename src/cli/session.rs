@@ -1,0 +1,176 @@
+//! `bkfs session list URL`, `bkfs session end URL SESSION`
+
+use std::sync::Arc;
+
+use bkfs_fuse::MountOptions;
+use serde_json::json;
+
+use crate::cli::access::{Repository, open, target_url};
+use crate::cli::output::{Code, Failure, Output};
+use crate::cli::snapshots::columns;
+use crate::cli::{Global, block_on};
+use crate::mounting::Plan;
+use crate::mounting::settings::Settings;
+use crate::root::heartbeat::{Watched, published_base, watch_holder};
+use crate::root::holder::LocalVerdict;
+use crate::root::session::{OpenSession, remove_dead};
+use crate::root::state::{Session as Entry, SessionId, SessionState};
+
+/// List the sessions of a repository, or end dead ones
+#[derive(Debug, clap::Subcommand)]
+pub enum Session {
+    /// List the sessions that stand in the root: whoever writes, and what dead ones left
+    List(List),
+    /// End a dead session, so that collection can go on: what it had acknowledged is carried out first
+    End(End),
+}
+
+/// `bkfs session list URL`
+#[derive(Debug, clap::Args)]
+pub struct List {
+    /// The repository, or a mount of one
+    url: String,
+}
+
+/// `bkfs session end URL SESSION`
+///
+/// The session's heartbeat is watched for half a minute first, unless its process is known to be gone: one that lives is not ended.
+#[derive(Debug, clap::Args)]
+pub struct End {
+    /// The repository, or a mount of one
+    url: String,
+    /// Its id, as the list shows it
+    #[arg(value_name = "SESSION", value_parser = session_id)]
+    session: SessionId,
+    /// End it even if it may live: it then loses its mount, but nothing that it acknowledged
+    #[arg(long)]
+    force: bool,
+}
+
+fn session_id(text: &str) -> Result<SessionId, String> {
+    let id = u64::from_str_radix(text, 16).map_err(|_| "16 hexadecimal digits".to_owned())?;
+    Ok(SessionId(id))
+}
+
+pub fn run(command: Session, global: &Global, output: &Output) -> Result<(), Failure> {
+    block_on(async {
+        match command {
+            Session::List(command) => list(command, global, output).await,
+            Session::End(command) => end(command, global, output).await,
+        }
+    })
+}
+
+async fn list(command: List, global: &Global, output: &Output) -> Result<(), Failure> {
+    let repository = open(&target_url(&command.url)?, global).await?;
+    let handle = &repository.handle;
+    let root = &handle.current().root;
+    let head = [
+        "SESSION", "STATE", "VOLUME", "BASE", "HOST", "PROCESS", "WHERE",
+    ];
+    let mut rows = vec![head.map(str::to_owned)];
+    for (id, session) in &root.sessions {
+        let base = published_base(handle, *id).await?;
+        let state = match session.state {
+            SessionState::Live => "live",
+            SessionState::Ending => "ending",
+        };
+        let holder = &session.holder;
+        if output.is_json() {
+            let row = json!({
+                "session": id.to_string(),
+                "state": state,
+                "volume": session.volume,
+                "base": base,
+                "epoch": root.epoch,
+                "host": holder.host,
+                "pid": holder.pid,
+                "user": holder.user,
+                "where": holder.mount_point,
+            });
+            output.result(&row, String::new)?;
+            continue;
+        }
+        rows.push([
+            id.to_string(),
+            state.to_owned(),
+            session.volume.clone().unwrap_or_default(),
+            base.map_or("-".to_owned(), |base| format!("{base}/{}", root.epoch)),
+            holder.host.clone(),
+            holder.pid.to_string(),
+            holder.mount_point.clone(),
+        ]);
+    }
+    if output.is_json() {
+        return Ok(());
+    }
+    if rows.len() == 1 {
+        output.remark("no sessions");
+        return Ok(());
+    }
+    output.result(&(), || columns(&rows, &[]))
+}
+
+async fn end(command: End, global: &Global, output: &Output) -> Result<(), Failure> {
+    let repository = Arc::new(open(&target_url(&command.url)?, global).await?);
+    let id = command.session;
+    let entry = repository.handle.current().root.sessions.get(&id).cloned();
+    let entry = entry.ok_or_else(|| Failure::new(format!("there is no session {id}")))?;
+    match entry.volume.clone() {
+        Some(volume) => take(&repository, volume, command.force).await?,
+        None => remove(&repository, id, &entry, command.force).await?,
+    }
+    let answer = json!({ "session": id.to_string(), "volume": entry.volume, "ended": true });
+    output.result(&answer, || format!("session {id} has ended"))
+}
+
+/// Step `TakeCas` and all that follows: the volume is taken, what was acknowledged is carried out and committed, and the volume is free.
+async fn take(repository: &Arc<Repository>, volume: String, force: bool) -> Result<(), Failure> {
+    let plan = Plan {
+        repository: repository.clone(),
+        mount_point: "(bkfs session end)".into(),
+        options: MountOptions::default(),
+        settings: Settings::default(),
+        volume,
+        steal: force,
+        spool: None,
+    };
+    let failed = |error: crate::mounting::MountingError| match error {
+        crate::mounting::MountingError::Root(error) => Failure::from(error),
+        error => Failure::new(error.to_string()),
+    };
+    let assembled = plan
+        .assemble(&tokio::runtime::Handle::current())
+        .await
+        .map_err(failed)?;
+    assembled.finish().await.map_err(failed)
+}
+
+/// A session of maintenance holds nothing but its place.
+async fn remove(
+    repository: &Repository,
+    id: SessionId,
+    entry: &Entry,
+    force: bool,
+) -> Result<(), Failure> {
+    let (handle, machine) = (&repository.handle, &repository.machine);
+    let here = machine.holder("bkfs session end");
+    let verdict = entry.holder.judge_locally(&here, &*machine.processes);
+    let is_dead = match verdict {
+        _ if force => true,
+        LocalVerdict::Dead => true,
+        LocalVerdict::Alive => false,
+        LocalVerdict::Elsewhere => watch_holder(handle, id, None).await? != Watched::Alive,
+    };
+    if !is_dead {
+        let message = format!("session {id} lives: {}", entry.holder);
+        return Err(Failure::new(message)
+            .code(Code::Held)
+            .hint("--force ends it all the same."));
+    }
+    // Entering ends what this machine's dead commands left; then it is gone already.
+    let session = OpenSession::open(handle, here, None, &*machine.processes).await?;
+    let removed = remove_dead(handle, &session, id).await;
+    session.end().await?;
+    Ok(removed?)
+}

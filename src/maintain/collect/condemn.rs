@@ -1,0 +1,357 @@
+//! Condemning: what a plan takes out of the live set leaves it in one replacement of the root (protocol.md, rule 8b).
+//!
+//! Owns the storing anew of what is needed of packs that go, and the check that precedes every attempt at the replacement: the root that is replaced is marked, not the one that
+//! was read once; what it needs beside what was known leaves the candidates; and whatever an object in a pack that stays refers to leaves them too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use async_trait::async_trait;
+use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::ingest::{Ingest, Mark, Sealed};
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::Class;
+
+use super::mark::{Marker, is_own};
+use super::plan::Plan;
+use crate::root::commit::put_shard;
+use crate::root::error::RootError;
+use crate::root::forget::rewrite;
+use crate::root::handle::{RootHandle, Transition};
+use crate::root::lists::ListWriter;
+use crate::root::snapshots::{PackEntry, TrashEntry};
+use crate::root::state::{Condemned, Root, SessionId};
+use crate::root::transition::{IndexChange, Refusal};
+
+/// More epochs than this are never kept apart in a root.
+const EPOCHS_MAX: usize = 64;
+
+/// Writes lists in the name of the collecting session.
+struct IngestLists<'a>(&'a Ingest);
+
+#[async_trait]
+impl ListWriter for IngestLists<'_> {
+    async fn put_list(&self, payload: Vec<u8>) -> Result<PackName, RootError> {
+        Ok(self.0.put_list(&payload).await?)
+    }
+}
+
+/// What was condemned.
+#[derive(Clone, Debug, Default)]
+pub struct Done {
+    /// Packs.
+    pub packs: u64,
+    /// Bytes of theirs.
+    pub bytes: u64,
+    /// Forgotten snapshots that cannot be brought back any more.
+    pub expired: u64,
+    /// Another collector was faster; nothing was condemned here.
+    pub gave_way: bool,
+}
+
+/// Carries a plan out. `epoch` is that of the root that was marked.
+///
+/// # Errors
+/// `Damaged` if something needed cannot be read; refusals; store errors. Nothing is condemned then.
+pub async fn condemn(
+    handle: &RootHandle,
+    session: SessionId,
+    ingest: &Ingest,
+    marker: &mut Marker,
+    plan: &Plan,
+    epoch: u64,
+) -> Result<Done, RootError> {
+    let gave_way = || Done {
+        gave_way: true,
+        ..Done::default()
+    };
+    if handle.refresh().await?.root.epoch != epoch {
+        return Ok(gave_way());
+    }
+    let mark = ingest.mark();
+    let mut candidates = Candidates::of(plan, marker);
+    let stored = store_again(handle, ingest, marker, plan, &mut candidates).await;
+    if let Err(error) = stored {
+        // Another collector may have deleted what was to be read.
+        return match handle.refresh().await?.root.epoch == epoch {
+            true => Err(error),
+            false => Ok(gave_way()),
+        };
+    }
+    let mut cas = CondemnCas {
+        session,
+        ingest,
+        marker,
+        epoch,
+        mark,
+        candidates,
+        sealed: None,
+        sealed_for: Vec::new(),
+        list: None,
+        gave_way: false,
+    };
+    let made = handle.update(&mut cas).await;
+    let was_late = cas.gave_way;
+    match (made, cas.sealed.take()) {
+        (Ok(applied), sealed) => {
+            sealed
+                .into_iter()
+                .for_each(|sealed| ingest.committed(sealed));
+            Ok(applied.output)
+        }
+        (Err(error), sealed) => {
+            sealed
+                .into_iter()
+                .for_each(|sealed| ingest.conflicted(sealed));
+            match was_late {
+                true => Ok(gave_way()),
+                false => Err(error),
+            }
+        }
+    }
+}
+
+/// Known of a pack that is to go, but cannot: no count of needed blobs is the same.
+const STAYS: u32 = u32::MAX;
+
+/// Packs that are to go, each with how many of its blobs were needed when it was looked at.
+#[derive(Clone, Debug, Default)]
+struct Candidates {
+    listed: BTreeMap<PackName, u32>,
+    unlisted: BTreeMap<PackName, u64>,
+}
+
+impl Candidates {
+    fn of(plan: &Plan, marker: &Marker) -> Self {
+        let reached = |name: &PackName| marker.marks.pack(name).map_or(0, |pack| pack.reached);
+        let listed = plan.dead.union(&plan.rewritten);
+        Self {
+            listed: listed.map(|name| (*name, reached(name))).collect(),
+            unlisted: plan.unlisted.clone(),
+        }
+    }
+
+    fn names(&self) -> BTreeSet<PackName> {
+        self.listed
+            .keys()
+            .chain(self.unlisted.keys())
+            .copied()
+            .collect()
+    }
+}
+
+/// Stores again what is needed of the packs that go, unless a pack that stays has it. A pack that cannot be read whole stays.
+async fn store_again(
+    handle: &RootHandle,
+    ingest: &Ingest,
+    marker: &mut Marker,
+    plan: &Plan,
+    candidates: &mut Candidates,
+) -> Result<(), RootError> {
+    let root = handle.current().root.clone();
+    // What goes is not matched with what is stored again.
+    let mut leaving = marker.lists.condemned(&root).await?;
+    leaving.extend(candidates.names());
+    ingest.depot().load_index(&root.index, &leaving).await?;
+    for name in &plan.rewritten {
+        let contents = marker.contents(*name).await?;
+        let mut blobs = Vec::new();
+        let marks = marker.marks.pack(name);
+        let walked = marker
+            .verifier
+            .walk(&contents, &mut |found| {
+                if marks.is_some_and(|marks| marks.needs(found.frame, found.slot)) {
+                    blobs.push((found.kind, found.bytes));
+                }
+            })
+            .await?;
+        let needed = marks.map_or(0, |marks| marks.reached);
+        if blobs.len() != needed as usize {
+            let damage = walked.damage.first().map_or("", |damage| &damage.what);
+            tracing::warn!(pack = %contents.key(), "not written anew, since it is damaged: {damage}");
+            // The next check finds that it stays, and with it all that it refers to.
+            candidates.listed.insert(*name, STAYS);
+            continue;
+        }
+        for (kind, bytes) in blobs {
+            ingest.store_blob(kind, bytes).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Step `CondemnCas`.
+struct CondemnCas<'a> {
+    session: SessionId,
+    ingest: &'a Ingest,
+    marker: &'a mut Marker,
+    epoch: u64,
+    mark: Mark,
+    candidates: Candidates,
+    sealed: Option<Sealed>,
+    sealed_for: Vec<IndexRef>,
+    /// The list of the attempt that was sent last.
+    list: Option<PackName>,
+    gave_way: bool,
+}
+
+#[async_trait]
+impl Transition for CondemnCas<'_> {
+    type Output = Done;
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.session)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<Done, RootError> {
+        if next.epoch != self.epoch {
+            // What another collector has moved was marked where it lay before.
+            self.gave_way = true;
+            return Err(Refusal::ListsChanged.into());
+        }
+        self.marker.mark(next).await?;
+        self.close_again(next).await?;
+        let index = self.seal(next).await?;
+        self.check_relied_on(next)?;
+        next.change_index(&index)?;
+        let expired = self.empty_trash(next).await?;
+        let names = self.candidates.names();
+        let (packs, bytes) = (names.len() as u64, self.bytes());
+        if !names.is_empty() {
+            let entries: Vec<PackEntry> = self.with_oldest(next, names).await?;
+            let list = put_shard(&IngestLists(self.ingest), entries).await?;
+            next.epoch += 1;
+            let epoch = next.epoch;
+            next.condemned.push(Condemned { epoch, list });
+            self.list = Some(list.name);
+        }
+        Ok(Done {
+            packs,
+            bytes,
+            expired,
+            gave_way: false,
+        })
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        // An epoch is not forgotten while the session that condemned it has published no base of it.
+        let ours = |condemned: &Condemned| Some(condemned.list.name) == self.list;
+        Ok(self.list.is_some() && root.condemned.iter().any(ours))
+    }
+}
+
+impl CondemnCas<'_> {
+    /// What this root needs beside what was known leaves the candidates; and what a pack that stays refers to, until nothing more leaves.
+    async fn close_again(&mut self, next: &Root) -> Result<(), RootError> {
+        let held: BTreeSet<PackName> = self.marker.listed(next);
+        self.candidates
+            .unlisted
+            .retain(|name, _| !held.contains(name) && !is_own(next, name));
+        loop {
+            let marks = &self.marker.marks;
+            let stays = |(name, known): (&PackName, &u32)| {
+                let reached = marks.pack(name).map_or(u32::MAX, |pack| pack.reached);
+                reached != *known || !self.marker.live.contains(name) || is_own(next, name)
+            };
+            let listed = self.candidates.listed.iter();
+            let staying: Vec<PackName> = listed
+                .filter(|entry| stays(*entry))
+                .map(|(name, _)| *name)
+                .collect();
+            if staying.is_empty() {
+                return Ok(());
+            }
+            for name in staying {
+                self.candidates.listed.remove(&name);
+                let pack = self.marker.marks.pack(&name);
+                if pack.is_some_and(|pack| pack.class == Class::MetadataPack)
+                    && self.marker.live.contains(&name)
+                {
+                    self.marker.marks.need_all(name);
+                }
+            }
+            self.marker.follow().await?;
+        }
+    }
+
+    /// Everything that was stored again is in the bucket; what that changes in the root's list of index objects.
+    async fn seal(&mut self, next: &Root) -> Result<IndexChange, RootError> {
+        let is_current = self.sealed.as_ref().is_some_and(|sealed| {
+            let absorbed = sealed.absorbed.iter();
+            let listed = |name: &PackName| next.index.iter().any(|index| index.name == *name);
+            absorbed.clone().all(listed)
+        });
+        if !is_current {
+            self.sealed
+                .take()
+                .into_iter()
+                .for_each(|sealed| self.ingest.conflicted(sealed));
+            self.sealed = Some(self.ingest.seal_since(self.mark, &next.index).await?);
+            self.sealed_for = next.index.clone();
+        }
+        let Some(sealed) = &self.sealed else {
+            return Ok(IndexChange::default());
+        };
+        let gone = |index: &&IndexRef| !sealed.index.contains(index);
+        let new = |index: &&IndexRef| !self.sealed_for.contains(index);
+        Ok(IndexChange {
+            absorbed: self.sealed_for.iter().filter(gone).copied().collect(),
+            added: sealed.index.iter().filter(new).copied().collect(),
+        })
+    }
+
+    /// Rule 3: a copy that was found instead of being stored again is live in the root that is replaced, and stays. What becomes live is our own.
+    fn check_relied_on(&self, next: &Root) -> Result<(), RootError> {
+        let Some(sealed) = &self.sealed else {
+            return Ok(());
+        };
+        let stays = |pack: &PackName| {
+            let is_own = pack.session == self.session.0 && is_own(next, pack);
+            let is_kept =
+                self.marker.live.contains(pack) && !self.candidates.listed.contains_key(pack);
+            is_own || is_kept
+        };
+        let relied = sealed.relied_on.iter().chain(&sealed.packs);
+        let gone: Vec<PackName> = relied.filter(|pack| !stays(pack)).copied().collect();
+        match gone.is_empty() {
+            true => Ok(()),
+            false => Err(RootError::Rebuild { packs: gone }),
+        }
+    }
+
+    /// If somebody holds very many epochs back, the packs of all move to the new one, so that the root does not fill with them: that only delays deletion.
+    async fn with_oldest(
+        &self,
+        next: &mut Root,
+        mut names: BTreeSet<PackName>,
+    ) -> Result<Vec<PackEntry>, RootError> {
+        if next.condemned.len() >= EPOCHS_MAX {
+            names.extend(self.marker.lists.condemned(next).await?);
+            next.condemned.clear();
+        }
+        Ok(names.into_iter().map(PackEntry).collect())
+    }
+
+    async fn empty_trash(&self, next: &mut Root) -> Result<u64, RootError> {
+        let shards = self.marker.lists.trash_shards(&next.trash).await?;
+        let expired = |entry: &TrashEntry| self.marker.has_expired(entry);
+        let count = shards
+            .iter()
+            .flat_map(|shard| shard.iter())
+            .filter(|entry| expired(entry))
+            .count();
+        if count == 0 {
+            return Ok(0);
+        }
+        let writer = IngestLists(self.ingest);
+        let change = rewrite(&writer, &next.trash, &shards, expired, Vec::new()).await?;
+        next.change_trash(&change)?;
+        Ok(count as u64)
+    }
+
+    fn bytes(&self) -> u64 {
+        let marks = &self.marker.marks;
+        let bytes = |name: &PackName| marks.pack(name).map_or(0, |pack| pack.bytes);
+        let listed: u64 = self.candidates.listed.keys().map(bytes).sum();
+        listed + self.candidates.unlisted.values().sum::<u64>()
+    }
+}

@@ -1,0 +1,269 @@
+//! Marking: from a root to all that is needed, reading metadata packs and nothing else (protocol.md, rule 8a).
+//!
+//! Owns the walk. Writes nothing. Whatever it is shown later, another root or a pack that stays after all, adds to the marks that there are, and costs only what differs.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use bkfs_chunker::catalog::{IndexRef, Place};
+use bkfs_chunker::depot::Depot;
+use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::Class;
+use bkfs_chunker::verify::{PackContents, Verifier};
+use futures::{StreamExt, TryStreamExt};
+use jiff::Timestamp;
+
+use super::marks::Marks;
+use crate::root::error::RootError;
+use crate::root::lists::Lists;
+use crate::root::record::CommitRecord;
+use crate::root::snapshots::TrashEntry;
+use crate::root::state::{Root, SessionId};
+use crate::volume::rescue::below;
+
+/// Index objects read at the same time.
+const INDEXES_AT_ONCE: usize = 4;
+
+/// Marks what roots need.
+pub struct Marker {
+    /// Reads packs and index objects, from the bucket and never from a cache.
+    pub verifier: Arc<Verifier>,
+    /// Looks blobs up, in the index of the root that was shown last.
+    pub depot: Depot,
+    /// Loads lists.
+    pub lists: Lists,
+    /// What was marked so far.
+    pub marks: Marks,
+    /// Live packs of the root that was shown last.
+    pub live: HashSet<PackName>,
+    /// Forgotten snapshots from before this instant need nothing any more.
+    pub forgotten_before: Timestamp,
+    /// What is known to be damaged in the root that was shown last.
+    quarantine: HashSet<Place>,
+    /// Metadata packs as the index has them, to be walked.
+    metadata: HashMap<PackName, PackContents>,
+    known: HashSet<PackName>,
+    held: HashMap<PackName, Vec<PackName>>,
+    /// Metadata packs that were read.
+    pub packs_read: u64,
+}
+
+/// Whether a pack is own to a session of the root, at or above its floor: never garbage (rules 2 and 8).
+pub fn is_own(root: &Root, pack: &PackName) -> bool {
+    let session = root.sessions.get(&SessionId(pack.session));
+    session.is_some_and(|session| pack.sequence >= session.floor)
+}
+
+impl Marker {
+    /// With nothing marked.
+    pub fn new(
+        verifier: Arc<Verifier>,
+        depot: Depot,
+        lists: Lists,
+        forgotten_before: Timestamp,
+    ) -> Self {
+        Self {
+            verifier,
+            depot,
+            lists,
+            marks: Marks::default(),
+            live: HashSet::new(),
+            forgotten_before,
+            quarantine: HashSet::new(),
+            metadata: HashMap::new(),
+            known: HashSet::new(),
+            held: HashMap::new(),
+            packs_read: 0,
+        }
+    }
+
+    /// Step `CollectMark`. Marks all that `root` needs; of what was marked for another root nothing is read again.
+    ///
+    /// # Errors
+    /// `Damaged` if something that is needed is in no live pack, or cannot be read: then nothing may be collected. Store errors.
+    pub async fn mark(&mut self, root: &Root) -> Result<(), RootError> {
+        self.learn(root).await?;
+        for (kind, id) in self.heads(root).await? {
+            self.need(kind, id)?;
+        }
+        // Packs of sessions at work stay, and with them all that their objects refer to, reachable or not.
+        let own: Vec<PackName> = self
+            .live
+            .iter()
+            .filter(|pack| is_own(root, pack))
+            .copied()
+            .collect();
+        own.into_iter().for_each(|pack| self.marks.need_all(pack));
+        self.follow().await
+    }
+
+    /// The index of `root`, and which packs are live in it.
+    async fn learn(&mut self, root: &Root) -> Result<(), RootError> {
+        let condemned = self.lists.condemned(root).await?;
+        self.quarantine = self.lists.quarantine(root).await?;
+        self.depot.load_index(&root.index, &condemned).await?;
+        let unknown = |index: &&IndexRef| !self.known.contains(&index.name);
+        let missing: Vec<IndexRef> = root.index.iter().filter(unknown).copied().collect();
+        let verifier = self.verifier.clone();
+        let mut reads = futures::stream::iter(missing)
+            .map(|index| {
+                let verifier = verifier.clone();
+                async move { Ok::<_, RootError>((index, verifier.index(index).await?)) }
+            })
+            .buffered(INDEXES_AT_ONCE);
+        while let Some((index, packs)) = reads.try_next().await? {
+            self.known.insert(index.name);
+            self.held
+                .insert(index.name, packs.iter().map(PackContents::name).collect());
+            for pack in packs {
+                self.marks.know(&pack);
+                if pack.class() == Class::MetadataPack {
+                    self.metadata.insert(pack.name(), pack);
+                }
+            }
+        }
+        let held = root
+            .index
+            .iter()
+            .filter_map(|index| self.held.get(&index.name));
+        let held = held.flatten().filter(|pack| !condemned.contains(pack));
+        self.live = held.copied().collect();
+        Ok(())
+    }
+
+    /// Trees and commit records of volumes, snapshots, and what the trash still holds.
+    async fn heads(&self, root: &Root) -> Result<Vec<(Kind, Id)>, RootError> {
+        let mut heads = Vec::new();
+        for volume in root.volumes.values() {
+            heads.extend(volume.tree.map(|tree| (Kind::Node, tree)));
+            heads.extend(volume.commit.map(|commit| (Kind::Commit, commit)));
+        }
+        let snapshots = self.lists.snapshots(root).await?;
+        let trash = self.lists.trash_shards(&root.trash).await?;
+        let trash = trash.iter().flat_map(|shard| shard.iter());
+        let trash = trash.filter(|entry| !self.has_expired(entry));
+        for entry in snapshots.iter().chain(trash.map(|entry| &entry.snapshot)) {
+            heads.extend(entry.tree.map(|tree| (Kind::Node, tree)));
+            heads.push((Kind::Commit, entry.commit));
+        }
+        Ok(heads)
+    }
+
+    /// Whether a forgotten snapshot cannot be brought back any more.
+    pub fn has_expired(&self, entry: &TrashEntry) -> bool {
+        entry.forgotten <= self.forgotten_before
+    }
+
+    /// All live copies of a blob are needed, since which of them is good is not known; but those in quarantine only if there is no other.
+    fn need(&mut self, kind: Kind, id: Id) -> Result<(), RootError> {
+        if self.want(id) {
+            return Ok(());
+        }
+        let what = format!("{kind:?} {id} is needed and in no live pack: nothing was collected");
+        Err(RootError::damaged("the repository", what))
+    }
+
+    fn want(&mut self, id: Id) -> bool {
+        let mut copies = self.depot.slots_of(&id.prefix());
+        copies.retain(|(pack, ..)| self.live.contains(pack));
+        let is_good = |(pack, frame, _): &(PackName, u16, u16)| {
+            let quarantined = |frame| self.quarantine.contains(&Place { pack: *pack, frame });
+            !quarantined(Some(*frame)) && !quarantined(None)
+        };
+        if !self.quarantine.is_empty() && copies.iter().any(is_good) {
+            copies.retain(is_good);
+        }
+        let needed = copies
+            .into_iter()
+            .map(|(pack, frame, slot)| self.marks.need(pack, frame, slot));
+        needed.fold(false, |any, is_there| any | is_there)
+    }
+
+    /// Follows all references, until nothing new is needed.
+    pub async fn follow(&mut self) -> Result<(), RootError> {
+        while let Some(pack) = self.marks.next_open() {
+            if !self.marks.close(pack) {
+                self.follow_pack(pack).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn follow_pack(&mut self, name: PackName) -> Result<(), RootError> {
+        let contents = self.metadata.get(&name).cloned();
+        let contents =
+            contents.ok_or_else(|| RootError::damaged("the index", "it names no such pack"))?;
+        let mut found = BTreeMap::new();
+        let walked = self
+            .verifier
+            .walk(&contents, &mut |blob| {
+                let below = match blob.kind {
+                    // Records refer weakly: to the one before, if it is there, so that a lost root can be rebuilt from the chain.
+                    Kind::Commit => CommitRecord::decode(&blob.bytes)
+                        .map(|record| record.parent.map(|parent| (Kind::Commit, parent)))
+                        .map(|parent| parent.into_iter().collect()),
+                    kind => below(kind, &blob.bytes),
+                };
+                found.insert((blob.frame, blob.slot), below);
+            })
+            .await?;
+        self.packs_read += 1;
+        loop {
+            let mut is_done = true;
+            for (&(frame, slot), below) in &found {
+                if !self.marks.is_due(name, frame, slot) {
+                    continue;
+                }
+                is_done = false;
+                let below = below.clone();
+                let below = below.map_err(|why| RootError::damaged(&contents.key(), why))?;
+                for (kind, id) in below {
+                    match kind {
+                        Kind::Commit => {
+                            self.want(id);
+                        }
+                        kind => self.need(kind, id)?,
+                    }
+                }
+                // Not before: if one of them is not there, the next root may have it.
+                self.marks.followed(name, frame, slot);
+            }
+            if is_done {
+                break;
+            }
+        }
+        if !self.marks.close(name) {
+            let damage = walked.damage.first();
+            let what = damage.map_or("it is not what the index says", |damage| &damage.what);
+            return Err(RootError::damaged(&contents.key(), what));
+        }
+        Ok(())
+    }
+
+    /// All packs that the index objects of a root hold, condemned ones too. To be asked after the root was marked.
+    pub fn listed(&self, root: &Root) -> BTreeSet<PackName> {
+        let held = root
+            .index
+            .iter()
+            .filter_map(|index| self.held.get(&index.name));
+        held.flatten().copied().collect()
+    }
+
+    /// What a marked pack holds, to be walked.
+    ///
+    /// # Errors
+    /// Store errors; `Damaged` if its footer cannot be read, or no root that was marked knows the pack.
+    pub async fn contents(&self, name: PackName) -> Result<PackContents, RootError> {
+        if let Some(contents) = self.metadata.get(&name) {
+            return Ok(contents.clone());
+        }
+        match self.marks.pack(&name) {
+            Some(pack) => Ok(self.verifier.describe(name, pack.class, pack.bytes).await?),
+            None => Err(RootError::damaged(
+                "the index",
+                format!("it does not hold {name}"),
+            )),
+        }
+    }
+}

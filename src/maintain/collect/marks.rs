@@ -1,0 +1,200 @@
+//! Which blobs of which packs are needed: two bits for each blob.
+//!
+//! Owns the compact set that marking fills, keyed by pack and place, so that no id is kept. Pure. Marks only grow: what was needed in one root stays marked, so that a conflict
+//! with another session adds to them and never starts them over.
+//!
+//! Memory: 2 bits for each blob, 4 bytes for each frame, about 120 bytes for each pack: 80 MB for 100 million chunks of 16 KiB.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::Class;
+use bkfs_chunker::verify::PackContents;
+
+/// A row of bits.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn of(count: u32) -> Self {
+        Self(vec![0; (count as usize).div_ceil(64)])
+    }
+
+    fn get(&self, position: u32) -> bool {
+        let word = self.0.get(position as usize / 64).copied().unwrap_or(0);
+        word >> (position % 64) & 1 == 1
+    }
+
+    /// True if it was not set.
+    fn set(&mut self, position: u32) -> bool {
+        let Some(word) = self.0.get_mut(position as usize / 64) else {
+            return false;
+        };
+        let bit = 1 << (position % 64);
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+}
+
+/// What is known of one pack.
+#[derive(Clone, Debug)]
+pub struct PackMarks {
+    /// Data or metadata.
+    pub class: Class,
+    /// Its length in the bucket, in bytes.
+    pub bytes: u64,
+    /// How many blobs it holds.
+    pub blobs: u32,
+    /// How many of them are needed.
+    pub reached: u32,
+    /// The first blob of each frame.
+    starts: Box<[u32]>,
+    needed: Bits,
+    followed: Bits,
+}
+
+impl PackMarks {
+    fn new(pack: &PackContents) -> Self {
+        let mut starts = vec![0; pack.frame_count() + 1];
+        for blob in pack.blobs() {
+            starts[usize::from(blob.frame) + 1] += 1;
+        }
+        let mut sum = 0;
+        for start in &mut starts {
+            sum += *start;
+            *start = sum;
+        }
+        let followed = match pack.class() {
+            Class::MetadataPack => Bits::of(sum),
+            _ => Bits::default(),
+        };
+        Self {
+            class: pack.class(),
+            bytes: pack.bytes(),
+            blobs: sum,
+            reached: 0,
+            starts: starts.into(),
+            needed: Bits::of(sum),
+            followed,
+        }
+    }
+
+    fn position(&self, frame: u16, slot: u16) -> Option<u32> {
+        let start = self.starts.get(usize::from(frame))?;
+        let end = self.starts.get(usize::from(frame) + 1)?;
+        start
+            .checked_add(u32::from(slot))
+            .filter(|position| position < end)
+    }
+
+    /// Whether a blob is needed.
+    pub fn needs(&self, frame: u16, slot: u16) -> bool {
+        self.position(frame, slot)
+            .is_some_and(|position| self.needed.get(position))
+    }
+
+    /// About how many of its bytes are needed.
+    pub fn needed_bytes(&self) -> u64 {
+        match self.blobs {
+            0 => 0,
+            blobs => (u128::from(self.bytes) * u128::from(self.reached) / u128::from(blobs)) as u64,
+        }
+    }
+}
+
+/// All marks.
+#[derive(Clone, Debug, Default)]
+pub struct Marks {
+    packs: BTreeMap<PackName, PackMarks>,
+    /// Metadata packs with needed blobs whose references were not followed.
+    open: BTreeSet<PackName>,
+}
+
+impl Marks {
+    /// Makes a pack known. Nothing changes if it is.
+    pub fn know(&mut self, pack: &PackContents) {
+        self.packs
+            .entry(pack.name())
+            .or_insert_with(|| PackMarks::new(pack));
+    }
+
+    /// What is known of a pack.
+    pub fn pack(&self, name: &PackName) -> Option<&PackMarks> {
+        self.packs.get(name)
+    }
+
+    /// All packs that are known.
+    pub fn packs(&self) -> impl Iterator<Item = (&PackName, &PackMarks)> {
+        self.packs.iter()
+    }
+
+    /// A blob is needed. False if there is no such place.
+    pub fn need(&mut self, pack: PackName, frame: u16, slot: u16) -> bool {
+        let Some(marks) = self.packs.get_mut(&pack) else {
+            return false;
+        };
+        let Some(position) = marks.position(frame, slot) else {
+            return false;
+        };
+        if marks.needed.set(position) {
+            marks.reached += 1;
+            if marks.class == Class::MetadataPack {
+                self.open.insert(pack);
+            }
+        }
+        true
+    }
+
+    /// All that a metadata pack holds is needed: it stays as it is, so what its objects refer to, reachable or not, stays too (rule 3).
+    pub fn need_all(&mut self, pack: PackName) {
+        let Some(marks) = self.packs.get_mut(&pack) else {
+            return;
+        };
+        for position in 0..marks.blobs {
+            if marks.needed.set(position) {
+                marks.reached += 1;
+                self.open.insert(pack);
+            }
+        }
+    }
+
+    /// A metadata pack whose references are to be followed. It stays the next one until it is [closed](Self::close): who fails under way begins with it again.
+    pub fn next_open(&self) -> Option<PackName> {
+        self.open.first().copied()
+    }
+
+    /// Whether the references of a needed blob are still to be followed.
+    pub fn is_due(&self, pack: PackName, frame: u16, slot: u16) -> bool {
+        let Some(marks) = self.packs.get(&pack) else {
+            return false;
+        };
+        let due = |position| marks.needed.get(position) && !marks.followed.get(position);
+        marks.position(frame, slot).is_some_and(due)
+    }
+
+    /// All that a needed blob refers to is needed by now.
+    pub fn followed(&mut self, pack: PackName, frame: u16, slot: u16) {
+        if let Some(marks) = self.packs.get_mut(&pack)
+            && let Some(position) = marks.position(frame, slot)
+        {
+            marks.followed.set(position);
+        }
+    }
+
+    /// If all needed blobs of the pack were followed, it is not among the next any more; true then.
+    pub fn close(&mut self, pack: PackName) -> bool {
+        let is_followed = self.is_followed(&pack);
+        if is_followed {
+            self.open.remove(&pack);
+        }
+        is_followed
+    }
+
+    /// Whether all needed blobs of a metadata pack were followed.
+    fn is_followed(&self, pack: &PackName) -> bool {
+        self.packs
+            .get(pack)
+            .is_none_or(|marks| marks.needed == marks.followed)
+    }
+}

@@ -1,0 +1,329 @@
+//! Collection: frees what no snapshot, volume or session needs, beside whoever writes (protocol.md, rule 8).
+//!
+//! Owns the order: the bucket is listed, the root is read, marked and judged (a plan that changes nothing); then what is needed of sparse packs is stored again, the packs that go are
+//! condemned in one replacement of the root, and what was condemned before and nobody can need any more is deleted. Each step leaves a repository that is whole, so that a collector that dies
+//! is followed by another that goes on from the root.
+//!
+//! | module | |
+//! |---|---|
+//! | [`marks`] | what is needed, as bits (pure) |
+//! | [`mark`] | from a root to marks |
+//! | [`plan`] | from marks to what is done (pure) |
+//! | [`condemn`] | stores again, and replaces the root |
+//! | [`sweep`] | deletes |
+
+pub mod condemn;
+pub mod mark;
+pub mod marks;
+pub mod plan;
+pub mod sweep;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::Class;
+use bkfs_chunker::store::{PROBE_PREFIX, Store};
+use bkfs_chunker::verify::{Verifier, VerifierConfig};
+use jiff::{SignedDuration, Timestamp};
+
+use self::condemn::{Done, condemn};
+use self::mark::{Marker, is_own};
+use self::plan::{Effort, Plan, plan};
+use self::sweep::{Holding, delete, free_epochs, orphans, sweep};
+use super::layout::{Place, place_of};
+use crate::repository::Repository;
+use crate::root::error::RootError;
+use crate::root::handle::{RootHandle, RootView};
+use crate::root::session::OpenSession;
+use crate::root::state::Root;
+
+/// Keys asked for at a time.
+const PAGE_KEYS: usize = 1000;
+
+/// Roots that are looked at before it is given up to find one that stands until it is marked.
+const ROOTS_MAX: u32 = 8;
+
+/// What is asked of a collection.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How long a forgotten snapshot can be brought back.
+    pub undelete_window: SignedDuration,
+    /// How hard it works.
+    pub effort: Effort,
+}
+
+/// What a collection would do, and what it has seen of the repository.
+pub struct Prospect {
+    /// What becomes of packs.
+    pub plan: Plan,
+    /// Forgotten snapshots that will not come back any more.
+    pub expired: u64,
+    /// Objects other than packs that nothing needs.
+    pub orphans: BTreeMap<String, u64>,
+    /// Packs that were condemned before and can be deleted now.
+    pub free_packs: u64,
+    /// Packs that were condemned before and are held back.
+    pub held_packs: u64,
+    /// Who holds them back.
+    pub holding: Vec<Holding>,
+    /// Requests made so far.
+    pub requests_made: u64,
+    /// About how many requests follow.
+    pub requests: u64,
+    bucket: BTreeMap<String, u64>,
+    view: Arc<RootView>,
+    marker: Marker,
+}
+
+/// What a collection did.
+#[derive(Clone, Debug, Default)]
+pub struct Collected {
+    /// What was condemned.
+    pub condemned: Done,
+    /// Packs deleted.
+    pub deleted_packs: u64,
+    /// Bytes of theirs, as far as they were listed.
+    pub deleted_bytes: u64,
+    /// Other objects deleted.
+    pub deleted_orphans: u64,
+    /// Who holds back what is condemned and still there.
+    pub holding: Vec<Holding>,
+    /// Packs that are held back.
+    pub held_packs: u64,
+}
+
+impl Prospect {
+    /// True if there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.plan.is_empty() && self.expired == 0 && self.orphans.is_empty() && self.free_packs == 0
+    }
+
+    /// Metadata packs that were read for marking.
+    pub fn packs_read(&self) -> u64 {
+        self.marker.packs_read
+    }
+}
+
+/// Every key of the bucket with its size in bytes.
+async fn list(store: &dyn Store) -> Result<BTreeMap<String, u64>, RootError> {
+    let mut found = BTreeMap::new();
+    let mut after: Option<String> = None;
+    loop {
+        let page = store.list("", after.as_deref(), PAGE_KEYS).await?;
+        let is_last = page.len() < PAGE_KEYS;
+        after = page.last().map(|info| info.key.clone());
+        found.extend(page.into_iter().map(|info| (info.key, info.size)));
+        if is_last {
+            return Ok(found);
+        }
+    }
+}
+
+/// Looks at the repository and plans. Changes nothing.
+///
+/// # Errors
+/// `Damaged` if something that is needed is missing: then nothing may be collected. Store errors.
+pub async fn prospect(
+    repository: &Repository,
+    options: &Options,
+    now: Timestamp,
+) -> Result<Prospect, RootError> {
+    // The bucket before the root: what is in it and in no root then belongs to a session that has left, or stands in the root with its floor.
+    let handle = &repository.handle;
+    let bucket = list(&**handle.store()).await?;
+    let before = now
+        .checked_sub(options.undelete_window)
+        .unwrap_or(Timestamp::MIN);
+    let mut marker = Marker::new(
+        verifier(repository)?,
+        repository.depot.clone(),
+        repository.lists.clone(),
+        before,
+    );
+    let view = mark_newest(handle, &mut marker).await?;
+    let root = &view.root;
+    let condemned = repository.lists.condemned(root).await?;
+    let held = marker.listed(root);
+    let unlisted = bucket
+        .iter()
+        .filter_map(|(key, bytes)| match place_of(key) {
+            Place::Named(Class::DataPack | Class::MetadataPack, name) => Some((name, *bytes)),
+            _ => None,
+        });
+    let unlisted = unlisted.filter(|(name, _)| {
+        !held.contains(name) && !condemned.contains(name) && !is_own(root, name)
+    });
+    let live = |name: &PackName| marker.live.contains(name);
+    let own = |name: &PackName| is_own(root, name);
+    let plan = plan(&marker.marks, live, own, unlisted.collect(), options.effort);
+    let trash = repository.lists.trash_shards(&root.trash).await?;
+    let trash = trash.iter().flat_map(|shard| shard.iter());
+    let expired = trash.filter(|entry| marker.has_expired(entry)).count() as u64;
+    let (free, holding) = free_epochs(handle, root, None).await?;
+    let count = |condemned: &crate::root::state::Condemned| u64::from(condemned.list.count);
+    let free_packs: u64 = free.iter().map(count).sum();
+    let all_packs: u64 = root.condemned.iter().map(count).sum();
+    let orphans = orphans(root, &bucket);
+    let pages = bucket.len().div_ceil(PAGE_KEYS) as u64;
+    let candidates = plan.candidates().len() as u64;
+    let packs_written = plan
+        .rewritten_bytes
+        .div_ceil(repository.depot.config().pack_bytes.max(1));
+    let requests = match plan.is_empty() && expired == 0 {
+        true => 0,
+        false => plan.rewritten.len() as u64 + packs_written + 8 + 2 * candidates,
+    };
+    Ok(Prospect {
+        requests_made: pages + 1 + root.index.len() as u64 + marker.packs_read,
+        requests: requests + 2 * free_packs + orphans.len() as u64,
+        plan,
+        expired,
+        orphans,
+        free_packs,
+        held_packs: all_packs - free_packs,
+        holding,
+        bucket,
+        view,
+        marker,
+    })
+}
+
+/// Marks the newest root, and the next one if what this one names vanishes under way (rule 10). What was marked stays marked.
+async fn mark_newest(handle: &RootHandle, marker: &mut Marker) -> Result<Arc<RootView>, RootError> {
+    let mut view = handle.refresh().await?;
+    for _ in 0..ROOTS_MAX {
+        let Err(error) = marker.mark(&view.root).await else {
+            return Ok(view);
+        };
+        let fresh = handle.refresh().await?;
+        if fresh.root.mark() == view.root.mark() {
+            return Err(error);
+        }
+        view = fresh;
+    }
+    Err(RootError::Contended {
+        attempts: ROOTS_MAX,
+    })
+}
+
+/// Reads the objects of a repository, from the bucket and never from a cache.
+///
+/// # Errors
+/// There are no threads to be had.
+pub fn verifier(repository: &Repository) -> Result<Arc<Verifier>, RootError> {
+    let depot = &repository.depot;
+    let config = VerifierConfig {
+        workers: depot.config().workers,
+        timeout_ms: depot.config().timeout_ms,
+        ..VerifierConfig::default()
+    };
+    let (store, keyring) = (depot.store().clone(), depot.keyring().clone());
+    Ok(Arc::new(Verifier::new(
+        store,
+        keyring,
+        depot.entropy().clone(),
+        &config,
+    )?))
+}
+
+/// Does what was planned.
+///
+/// # Errors
+/// What was planned was not done, or not all of it; the repository is whole all the same, and another collection goes on.
+pub async fn collect(repository: &Repository, prospect: Prospect) -> Result<Collected, RootError> {
+    let machine = &repository.machine;
+    let holder = machine.holder("bkfs gc");
+    let session = OpenSession::open(&repository.handle, holder, None, &*machine.processes).await?;
+    let ingest = Ingest::new(repository.depot.clone(), session.id().0);
+    let collected = work(repository, &session, &ingest, prospect).await;
+    if let Err(error) = session.end().await {
+        tracing::warn!("the collector's session stays in the root: {error}");
+    }
+    collected
+}
+
+/// Asks the store whether this key may delete, before anything is changed: one that can only add and read is enough for a writer, and must not begin what it cannot end.
+///
+/// # Errors
+/// What the store answers.
+pub async fn may_delete(handle: &RootHandle) -> Result<(), RootError> {
+    let mut random = [0; 8];
+    handle.entropy().fill(&mut random);
+    let key = format!("{PROBE_PREFIX}delete-{:016x}", u64::from_le_bytes(random));
+    Ok(handle.store().delete(&key).await?)
+}
+
+async fn work(
+    repository: &Repository,
+    session: &OpenSession,
+    ingest: &Ingest,
+    prospect: Prospect,
+) -> Result<Collected, RootError> {
+    let handle = &repository.handle;
+    let Prospect {
+        plan,
+        expired,
+        orphans,
+        bucket,
+        view,
+        mut marker,
+        ..
+    } = prospect;
+    let mut collected = Collected::default();
+    if !plan.is_empty() || expired > 0 {
+        let epoch = view.root.epoch;
+        collected.condemned =
+            condemn(handle, session.id(), ingest, &mut marker, &plan, epoch).await?;
+    }
+    // What this session needed is in the root, or nobody needs it: it holds nothing back any more.
+    let view = handle.refresh().await?;
+    session.heartbeat().base().raise(view.root.epoch);
+    let (free, holding) = free_epochs(handle, &view.root, Some(session.id())).await?;
+    if !free.is_empty() {
+        let keys = keys_of(repository, &view.root, &free, &marker, &bucket).await?;
+        collected.deleted_bytes = keys.iter().filter_map(|key| bucket.get(key)).sum();
+        let verifier = &marker.verifier;
+        collected.deleted_packs =
+            sweep(handle, verifier, ingest, session.id(), &free, keys).await?;
+    }
+    collected.deleted_orphans = delete(&**handle.store(), orphans.into_keys()).await?;
+    let left = handle.current();
+    let left = left.root.condemned.iter();
+    collected.held_packs = left.map(|condemned| u64::from(condemned.list.count)).sum();
+    collected.holding = holding;
+    Ok(collected)
+}
+
+/// The keys under which the packs of these epochs may lie.
+async fn keys_of(
+    repository: &Repository,
+    root: &Root,
+    free: &[crate::root::state::Condemned],
+    marker: &Marker,
+    bucket: &BTreeMap<String, u64>,
+) -> Result<Vec<String>, RootError> {
+    let refs: Vec<_> = free.iter().map(|condemned| condemned.list).collect();
+    let shards = repository.lists.pack_shards(&refs).await?;
+    let names: BTreeSet<PackName> = shards
+        .iter()
+        .flat_map(|shard| shard.iter())
+        .map(|entry| entry.0)
+        .collect();
+    // A pack that is live in the root is never deleted, whatever a list says.
+    let condemned = repository.lists.condemned(root).await?;
+    let mut keys = Vec::new();
+    for name in names.into_iter().filter(|name| condemned.contains(name)) {
+        let classes = [Class::DataPack, Class::MetadataPack];
+        let known = marker.marks.pack(&name).map(|pack| pack.class);
+        let possible = classes
+            .into_iter()
+            .filter(|class| known.is_none_or(|known| known == *class));
+        let possible = possible.map(|class| name.key(class));
+        keys.extend(possible.filter(|key| known.is_some() || bucket.contains_key(key)));
+    }
+    Ok(keys)
+}

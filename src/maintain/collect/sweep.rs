@@ -1,0 +1,210 @@
+//! Sweeping: deleting what was condemned once nobody can need it, and what no root will ever name again (protocol.md, rule 8c).
+//!
+//! Owns the question whether an epoch may go, and the order: the packs are deleted, then found to be gone, then the epoch is forgotten, in the step that takes them out of the index.
+//! Whoever dies between leaves an epoch that the next collector deletes again.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use async_trait::async_trait;
+use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::Class;
+use bkfs_chunker::store::Store;
+use bkfs_chunker::verify::{PackContents, Verifier};
+use futures::{StreamExt, TryStreamExt};
+
+use super::mark::is_own;
+use crate::maintain::layout::{Place, place_of};
+use crate::maintain::scan::list_refs;
+use crate::root::error::RootError;
+use crate::root::handle::{RootHandle, Transition};
+use crate::root::heartbeat::published_base;
+use crate::root::lists::Lists;
+use crate::root::state::{Condemned, HolderInfo, Root, SessionId};
+use crate::root::transition::IndexChange;
+
+/// Deletions at the same time.
+const DELETES_AT_ONCE: usize = 16;
+
+/// More index objects than this are written together, and so are those that are smaller than [`SMALL_INDEX_BYTES`].
+const INDEXES_MAX: usize = 48;
+
+/// Decoded bytes below which an index object is small.
+const SMALL_INDEX_BYTES: u64 = 8 << 20;
+
+/// A session that holds deletion back.
+#[derive(Clone, Debug)]
+pub struct Holding {
+    /// Which.
+    pub session: SessionId,
+    /// Who it is.
+    pub holder: HolderInfo,
+    /// The base that it has published; none if there is no heartbeat that can be read.
+    pub base: Option<u64>,
+}
+
+/// Which epochs every session but `but` has left behind, and who keeps the others.
+///
+/// # Errors
+/// Store errors.
+pub async fn free_epochs(
+    handle: &RootHandle,
+    root: &Root,
+    but: Option<SessionId>,
+) -> Result<(Vec<Condemned>, Vec<Holding>), RootError> {
+    let (mut least, mut holding) = (u64::MAX, Vec::new());
+    let newest = root.condemned.iter().map(|condemned| condemned.epoch).max();
+    let Some(newest) = newest else {
+        return Ok((Vec::new(), Vec::new()));
+    };
+    for (id, session) in &root.sessions {
+        // Its first base is the epoch of its registration, but binds it only with a heartbeat: an absent one blocks.
+        if Some(*id) == but {
+            continue;
+        }
+        let base = published_base(handle, *id).await?;
+        if base.is_none_or(|base| base < newest) {
+            holding.push(Holding {
+                session: *id,
+                holder: session.holder.clone(),
+                base,
+            });
+        }
+        least = least.min(base.unwrap_or(0));
+    }
+    let free = root
+        .condemned
+        .iter()
+        .filter(|condemned| condemned.epoch <= least);
+    Ok((free.copied().collect(), holding))
+}
+
+/// Keys of objects other than packs that no root will name any more, with their sizes. `bucket` was listed before `root` was read: so whoever wrote one of them has left the root, or
+/// has passed it.
+pub fn orphans(root: &Root, bucket: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let lists: HashSet<PackName> = list_refs(root).map(|list| list.name).collect();
+    let indexes: HashSet<PackName> = root.index.iter().map(|index| index.name).collect();
+    let is_garbage = |key: &str| match place_of(key) {
+        Place::Named(Class::List, name) => !lists.contains(&name) && !is_own(root, &name),
+        Place::Named(Class::Index, name) => !indexes.contains(&name) && !is_own(root, &name),
+        Place::Session(id) | Place::Journal { session: id, .. } => !root.sessions.contains_key(&id),
+        _ => false,
+    };
+    let found = bucket.iter().filter(|(key, _)| is_garbage(key));
+    found.map(|(key, bytes)| (key.clone(), *bytes)).collect()
+}
+
+/// Deletes objects. What is gone already counts as deleted.
+///
+/// # Errors
+/// The store refuses.
+pub async fn delete(
+    store: &dyn Store,
+    keys: impl IntoIterator<Item = String>,
+) -> Result<u64, RootError> {
+    let deletions = keys.into_iter().map(|key| async move {
+        match store.delete(&key).await {
+            Ok(()) => Ok(1),
+            Err(error) if error.is_not_found() => Ok(0),
+            Err(error) => Err(RootError::from(error)),
+        }
+    });
+    let deletions: Vec<_> = deletions.collect();
+    futures::stream::iter(deletions)
+        .buffer_unordered(DELETES_AT_ONCE)
+        .try_fold(0, |sum, count| async move { Ok(sum + count) })
+        .await
+}
+
+/// Steps `Sweep` and `ForgetEpoch`, for epochs that [`free_epochs`] has found free. `keys` are the keys of all packs of theirs that may be in the bucket.
+///
+/// # Errors
+/// Store errors; nothing is forgotten then.
+pub async fn sweep(
+    handle: &RootHandle,
+    verifier: &Verifier,
+    ingest: &Ingest,
+    session: SessionId,
+    free: &[Condemned],
+    keys: Vec<String>,
+) -> Result<u64, RootError> {
+    let refs: Vec<_> = free.iter().map(|condemned| condemned.list).collect();
+    let lists = Lists::new(handle.store().clone(), handle.keyring().clone());
+    let shards = lists.pack_shards(&refs).await?;
+    let gone = shards
+        .iter()
+        .flat_map(|shard| shard.iter())
+        .map(|entry| entry.0)
+        .collect();
+    let store = handle.store();
+    let deleted = delete(&**store, keys.iter().cloned()).await?;
+    let heads = keys.iter().map(|key| async move { store.head(key).await });
+    let heads: Vec<_> = futures::stream::iter(heads.collect::<Vec<_>>())
+        .buffer_unordered(DELETES_AT_ONCE)
+        .collect()
+        .await;
+    if !heads
+        .iter()
+        .all(|head| head.as_ref().is_err_and(|error| error.is_not_found()))
+    {
+        tracing::warn!("some condemned packs are still there: their epoch is not forgotten");
+        return Ok(deleted);
+    }
+    let mut forget = ForgetEpochs {
+        session,
+        verifier,
+        ingest,
+        free,
+        gone,
+    };
+    handle.update(&mut forget).await?;
+    Ok(deleted)
+}
+
+/// Step `ForgetEpoch`.
+struct ForgetEpochs<'a> {
+    session: SessionId,
+    verifier: &'a Verifier,
+    ingest: &'a Ingest,
+    free: &'a [Condemned],
+    gone: BTreeSet<PackName>,
+}
+
+#[async_trait]
+impl Transition for ForgetEpochs<'_> {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.session)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        // What another collector has forgotten was gone, and left the index with its epoch.
+        next.condemned
+            .retain(|condemned| !self.free.contains(condemned));
+        let merges = next.index.len() > INDEXES_MAX;
+        let mut change = IndexChange::default();
+        let mut kept: Vec<PackContents> = Vec::new();
+        let mut known = BTreeSet::new();
+        for index in next.index.clone() {
+            let packs = self.verifier.index(index).await?;
+            let holds_gone = packs.iter().any(|pack| self.gone.contains(&pack.name()));
+            if holds_gone || merges && index.bytes < SMALL_INDEX_BYTES {
+                change.absorbed.push(index);
+                let staying = packs
+                    .into_iter()
+                    .filter(|pack| !self.gone.contains(&pack.name()));
+                kept.extend(staying.filter(|pack| known.insert(pack.name())));
+            }
+        }
+        if !kept.is_empty() {
+            change.added = self.ingest.put_index(&kept).await?;
+        }
+        Ok(next.change_index(&change)?)
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        let stands = |condemned: &Condemned| root.condemned.contains(condemned);
+        Ok(!self.free.iter().any(stands))
+    }
+}

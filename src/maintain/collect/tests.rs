@@ -1,0 +1,155 @@
+//! The pure parts: what marks say of packs, and what is made of that.
+
+use std::collections::BTreeMap;
+
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::Class;
+use bkfs_chunker::verify::PackContents;
+
+use super::marks::Marks;
+use super::plan::{Effort, Plan, plan};
+
+const PACK_BYTES: u64 = 1000;
+
+fn name(sequence: u32) -> PackName {
+    PackName {
+        session: 1,
+        sequence,
+        random: 7,
+    }
+}
+
+fn pack(sequence: u32, class: Class, frames: &[u16]) -> PackContents {
+    PackContents::unproven(name(sequence), class, frames, PACK_BYTES)
+}
+
+#[test]
+fn each_blob_is_needed_once_where_it_lies() {
+    let mut marks = Marks::default();
+    let metadata = pack(1, Class::MetadataPack, &[3, 2]);
+    marks.know(&metadata);
+    marks.know(&pack(2, Class::DataPack, &[70, 70]));
+    assert!(marks.need(name(1), 1, 1));
+    assert!(marks.need(name(1), 1, 1), "it is there, needed or not");
+    for nowhere in [(0, 3), (1, 2), (2, 0)] {
+        assert!(!marks.need(name(1), nowhere.0, nowhere.1), "{nowhere:?}");
+    }
+    assert!(!marks.need(name(3), 0, 0), "nobody knows the pack");
+    for (frame, slot) in [(0, 69), (1, 0), (1, 69)] {
+        assert!(marks.need(name(2), frame, slot));
+    }
+    marks.know(&metadata);
+    let of = |sequence| marks.pack(&name(sequence)).expect("known");
+    assert_eq!((of(1).blobs, of(1).reached), (5, 1), "known already");
+    assert_eq!((of(2).blobs, of(2).reached), (140, 3));
+    let needed = |frame, slot| of(2).needs(frame, slot);
+    assert!(needed(0, 69) && needed(1, 0) && needed(1, 69));
+    assert!(!needed(0, 68) && !needed(1, 1) && !needed(0, 0) && !needed(1, 70));
+    assert_eq!(of(2).needed_bytes(), PACK_BYTES * 3 / 140);
+}
+
+#[test]
+fn what_is_needed_is_followed_once() {
+    let mut marks = Marks::default();
+    marks.know(&pack(1, Class::MetadataPack, &[3]));
+    marks.know(&pack(2, Class::DataPack, &[3]));
+    marks.need(name(2), 0, 0);
+    assert_eq!(marks.next_open(), None, "chunks refer to nothing");
+    marks.need(name(1), 0, 2);
+    let due = |marks: &Marks| [0, 1, 2].map(|slot| marks.is_due(name(1), 0, slot));
+    assert_eq!(due(&marks), [false, false, true]);
+    assert!(!marks.close(name(1)), "it was not read");
+    assert_eq!(marks.next_open(), Some(name(1)));
+    assert_eq!(marks.next_open(), Some(name(1)), "until it is closed");
+    marks.followed(name(1), 0, 2);
+    assert_eq!(due(&marks), [false; 3]);
+    assert!(marks.close(name(1)));
+    assert_eq!(marks.next_open(), None);
+    marks.need_all(name(1));
+    assert_eq!(marks.pack(&name(1)).expect("known").reached, 3);
+    assert_eq!(marks.next_open(), Some(name(1)), "there is more now");
+    assert_eq!(due(&marks), [true, true, false]);
+    marks.followed(name(1), 0, 0);
+    assert!(!marks.close(name(1)));
+    marks.followed(name(1), 0, 1);
+    assert!(marks.close(name(1)));
+    marks.need_all(name(1));
+    assert_eq!(marks.next_open(), None, "nothing new");
+}
+
+/// Ten blobs each: metadata 1 to 3 with none, nine and all needed; data 11 to 15 with none, two, eight, nine and all.
+fn marked() -> Marks {
+    let mut marks = Marks::default();
+    let needed = [(1, 0), (2, 9), (3, 10)];
+    let data = [(11, 0), (12, 2), (13, 8), (14, 9), (15, 10)];
+    for (sequence, count) in needed.into_iter().chain(data) {
+        let class = match sequence {
+            ..10 => Class::MetadataPack,
+            _ => Class::DataPack,
+        };
+        marks.know(&pack(sequence, class, &[4, 6]));
+        for slot in 0..count {
+            match slot {
+                ..4 => marks.need(name(sequence), 0, slot),
+                _ => marks.need(name(sequence), 1, slot - 4),
+            };
+        }
+    }
+    marks
+}
+
+fn sequences<'a>(packs: impl IntoIterator<Item = &'a PackName>) -> Vec<u32> {
+    packs.into_iter().map(|pack| pack.sequence).collect()
+}
+
+fn planned(effort: Effort) -> Plan {
+    plan(&marked(), |_| true, |_| false, BTreeMap::new(), effort)
+}
+
+#[test]
+fn packs_are_judged_by_what_is_needed_of_them() {
+    let made = planned(Effort::default());
+    assert_eq!(sequences(&made.dead), [1, 11]);
+    assert_eq!(
+        sequences(&made.rewritten),
+        [2, 12, 13],
+        "of metadata any rest, of data what is below nine tenths"
+    );
+    assert_eq!(made.condemned_bytes, 5 * PACK_BYTES);
+    assert_eq!(made.read_bytes, 3 * PACK_BYTES);
+    assert_eq!(made.rewritten_bytes, PACK_BYTES * (9 + 2 + 8) / 10);
+    assert_eq!(made.live_bytes, 8 * PACK_BYTES);
+    assert_eq!(made.candidates().len(), 5);
+}
+
+#[test]
+fn effort_bounds_what_is_done_to_data_and_never_to_metadata() {
+    let with = |threshold, budget_bytes| {
+        sequences(
+            &planned(Effort {
+                threshold,
+                budget_bytes,
+            })
+            .rewritten,
+        )
+    };
+    assert_eq!(with(0.0, u64::MAX), [2]);
+    assert_eq!(with(0.5, u64::MAX), [2, 12]);
+    assert_eq!(with(1.0, u64::MAX), [2, 12, 13, 14]);
+    assert_eq!(with(1.0, PACK_BYTES), [2, 12], "the emptiest first");
+    assert_eq!(with(1.0, 2 * PACK_BYTES + 1), [2, 12, 13]);
+    assert_eq!(with(1.0, 0), [2]);
+}
+
+#[test]
+fn what_is_own_or_not_live_is_let_alone() {
+    let unlisted = BTreeMap::from([(name(21), 50)]);
+    let live = |pack: &PackName| pack.sequence != 1 && pack.sequence != 12;
+    let own = |pack: &PackName| pack.sequence == 2 || pack.sequence == 11;
+    let made = plan(&marked(), live, own, unlisted, Effort::default());
+    assert_eq!(sequences(&made.dead), [0; 0]);
+    assert_eq!(sequences(&made.rewritten), [13]);
+    assert_eq!(sequences(&made.candidates()), [13, 21]);
+    assert_eq!(made.condemned_bytes, PACK_BYTES + 50);
+    assert!(!made.is_empty() && Plan::default().is_empty());
+}

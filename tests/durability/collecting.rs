@@ -1,0 +1,339 @@
+//! Collection beneath a writer: what it has acknowledged, and what it is about to, stays whatever is condemned meanwhile; and what nobody needs goes.
+//!
+//! Heartbeats never arrive from the machines here, so that what is condemned is there until they are gone.
+
+use std::sync::Arc;
+
+use bkfs::maintain::collect::mark::Marker;
+use bkfs::maintain::collect::plan::Effort;
+use bkfs::maintain::collect::{
+    Collected, Options, Prospect, collect, may_delete, prospect, verifier,
+};
+use bkfs::repository::Repository;
+use bkfs::root::forget::ListChanger;
+use bkfs::root::lists::DirectLists;
+use bkfs::root::session::OpenSession;
+use bkfs::volume::ROOT_INODE;
+use bkfs::volume::commit::SnapshotRequest;
+use bkfs_chunker::store::fault::{Fault, FaultStore, Gate, Strike};
+use bkfs_chunker::store::{Operation, Store, StoreErrorKind};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::host::{Bucket, Host, noise};
+
+const OPTIONS: Options = Options {
+    undelete_window: SignedDuration::ZERO,
+    effort: Effort {
+        threshold: 0.9,
+        budget_bytes: u64::MAX,
+    },
+};
+
+async fn look(repository: &Repository) -> Prospect {
+    let now = repository.now() + SignedDuration::from_hours(1);
+    let found = prospect(repository, &OPTIONS, now).await;
+    found.unwrap_or_else(|error| panic!("nothing can be collected: {error}"))
+}
+
+async fn gather(repository: &Repository) -> Collected {
+    let found = look(repository).await;
+    collect(repository, found).await.expect("collected")
+}
+
+fn gc(bucket: &Bucket) -> Collected {
+    bucket.work(bucket.memory.clone(), gather)
+}
+
+async fn forget(repository: &Repository, name: &str) {
+    let (handle, machine) = (&repository.handle, &repository.machine);
+    let holder = machine.holder("forget");
+    let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
+    let session = session.expect("entered");
+    let changer = ListChanger {
+        handle,
+        lists: &repository.lists,
+        writer: &DirectLists::new(handle, session.id()),
+        session: session.id(),
+    };
+    let names = [name.to_owned()];
+    let forgotten = changer.forget("main", &names, repository.now()).await;
+    forgotten.expect("forgotten");
+    session.end().await.expect("left");
+}
+
+fn snapshot(host: &Host, name: &str) {
+    let request = SnapshotRequest {
+        name: Some(name.to_owned()),
+        tags: Vec::new(),
+    };
+    host.run(host.volume().snapshot(request)).expect("made");
+}
+
+fn unlink(host: &Host, name: &str) {
+    let gone = host.run(host.volume().unlink(ROOT_INODE, name.as_bytes()));
+    gone.expect("unlinked");
+}
+
+/// A host whose volume is empty, with `bytes` in a snapshot only.
+fn with_snapshot_of(bucket: &Bucket, bytes: &[u8]) -> Host {
+    let host = bucket.host();
+    host.write("old", 0, bytes);
+    snapshot(&host, "one");
+    unlink(&host, "old");
+    host.run(host.volume().commit()).expect("committed");
+    host
+}
+
+/// Nothing that is needed lies in what was condemned: it is deleted, and everything can be read.
+fn holds_without_what_was_condemned(bucket: &Bucket, host: Host, name: &str, expected: &[u8]) {
+    host.finish().expect("unmounted");
+    let done = gc(bucket);
+    assert!(done.deleted_packs > 0, "{done:?}");
+    assert_eq!(done.held_packs, 0, "{done:?}");
+    let reader = bucket.host();
+    assert!(reader.read(name).as_deref() == Some(expected));
+}
+
+#[test]
+fn what_nothing_needs_goes_and_the_rest_stays() {
+    let bucket = Bucket::new();
+    let (old, new) = (noise(1, 5 << 20), noise(2, 3 << 20));
+    let host = with_snapshot_of(&bucket, &old);
+    host.write("new", 0, new.clone());
+    snapshot(&host, "two");
+    host.finish().expect("unmounted");
+    let before = bucket.bytes("data/");
+    assert!(before > 8 << 20);
+    let done = gc(&bucket);
+    assert_eq!(bucket.bytes("data/"), before, "a snapshot has it: {done:?}");
+    bucket.work(bucket.memory.clone(), async |repository| {
+        forget(repository, "one").await;
+    });
+    let done = gc(&bucket);
+    assert_eq!(done.condemned.expired, 1);
+    assert!(bucket.bytes("data/") < 4 << 20, "{done:?}");
+    assert!(bucket.host().read("new") == Some(new));
+}
+
+#[test]
+fn a_commit_stores_again_what_was_condemned_beneath_it() {
+    let bucket = Bucket::new();
+    let data = noise(1, 3 << 20);
+    let host = with_snapshot_of(&bucket, &data);
+    // The same contents, stored already: only a reference is made, and no root knows of it.
+    host.write("new", 0, data.clone());
+    host.run(host.volume().settle(host.file("new")))
+        .expect("stored");
+    bucket.work(bucket.memory.clone(), async |repository| {
+        forget(repository, "one").await;
+        let done = gather(repository).await;
+        assert!(
+            done.condemned.packs > 0 && done.deleted_packs == 0,
+            "{done:?}"
+        );
+    });
+    host.run(host.volume().commit()).expect("committed");
+    holds_without_what_was_condemned(&bucket, host, "new", &data);
+}
+
+#[test]
+fn a_taker_stores_again_what_was_condemned_beneath_a_journal() {
+    let bucket = Bucket::new();
+    let data = noise(1, 3 << 20);
+    let host = with_snapshot_of(&bucket, &data);
+    host.write("new", 0, data.clone());
+    host.fsync().expect("durable");
+    host.crash();
+    bucket.work(bucket.memory.clone(), async |repository| {
+        forget(repository, "one").await;
+        let done = gather(repository).await;
+        assert!(
+            done.condemned.packs > 0 && done.deleted_packs == 0,
+            "{done:?}"
+        );
+    });
+    let next = bucket.host();
+    assert!(next.read("new").as_ref() == Some(&data));
+    holds_without_what_was_condemned(&bucket, next, "new", &data);
+}
+
+/// A journal that is cut during a commit names packs as its session's own that this commit lists, and that can be condemned from then on.
+#[test]
+fn a_taker_copes_with_condemned_packs_of_its_victim() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    host.write("gone", 0, noise(1, 3 << 20));
+    host.fsync().expect("durable");
+    unlink(&host, "gone");
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone()));
+    host.faults.plan(strike.on(Operation::Replace).keys("root"));
+    let volume = host.volume();
+    let commit = host.spawn(async move { volume.commit().await });
+    while host.faults.struck() == 0 {
+        std::thread::yield_now();
+    }
+    host.write("kept", 0, noise(2, 5_000));
+    host.fsync().expect("durable");
+    gate.open();
+    host.run(commit).expect("ran").expect("committed");
+    host.crash();
+    let done = gc(&bucket);
+    assert!(
+        done.condemned.packs > 0 && done.deleted_packs == 0,
+        "{done:?}"
+    );
+    let next = bucket.host();
+    assert_eq!(next.find("gone"), None);
+    holds_without_what_was_condemned(&bucket, next, "kept", &noise(2, 5_000));
+}
+
+/// What a journal that was cut during a commit refers to must not be given up before a later commit has covered it.
+#[test]
+fn a_commit_covers_the_journals_that_were_cut_during_the_last_one() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    host.write("file", 0, noise(1, 5_000));
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone()));
+    host.faults.plan(strike.on(Operation::Replace).keys("root"));
+    let volume = host.volume();
+    let commit = host.spawn(async move { volume.commit().await });
+    while host.faults.struck() == 0 {
+        std::thread::yield_now();
+    }
+    host.fsync().expect("durable");
+    gate.open();
+    host.run(commit).expect("ran").expect("committed");
+    let volume = host.volume();
+    assert!(volume.has_uncovered() && !volume.is_dirty());
+    let before = host.repository.handle.current().root.generation;
+    host.run(volume.commit()).expect("committed");
+    assert!(host.repository.handle.current().root.generation > before);
+    assert!(!volume.has_uncovered());
+    host.run(volume.commit()).expect("nothing to commit");
+    assert_eq!(host.repository.handle.current().root.generation, before + 1);
+}
+
+#[test]
+fn what_is_committed_while_a_collection_looks_is_kept() {
+    let bucket = Bucket::new();
+    let data = noise(1, 3 << 20);
+    let host = with_snapshot_of(&bucket, &data);
+    bucket.work(bucket.memory.clone(), async |repository| {
+        forget(repository, "one").await;
+        let found = look(repository).await;
+        assert!(!found.plan.dead.is_empty());
+        // Only a reference, into packs that are about to be condemned.
+        std::thread::scope(|scope| {
+            let committed = scope.spawn(|| {
+                host.write("new", 0, data.clone());
+                host.run(host.volume().commit()).expect("committed");
+            });
+            committed.join().expect("no panic");
+        });
+        collect(repository, found).await.expect("collected");
+    });
+    host.finish().expect("unmounted");
+    gc(&bucket);
+    assert!(bucket.host().read("new") == Some(data));
+}
+
+/// What could not be read the first time is read the second time, and not taken for marked.
+#[test]
+fn marking_goes_on_where_it_failed() {
+    let bucket = Bucket::new();
+    let host = with_snapshot_of(&bucket, &noise(1, 5 << 20));
+    for round in 0..4 {
+        host.write("file", round << 20, noise(round, 3 << 20));
+        snapshot(&host, &format!("round {round}"));
+    }
+    host.finish().expect("unmounted");
+    let mut failures = 0;
+    // The pack is not found, or one of its frames is not what it was.
+    for fault in [Fault::Missing, Fault::FlipBit(8 * 170)] {
+        for failing in 1.. {
+            let strike = Strike::with(fault.clone()).keys("meta/").nth(failing);
+            if !marks_the_same_after(&bucket, strike) {
+                break;
+            }
+            failures += 1;
+        }
+    }
+    assert!(failures > 6, "only {failures} reads");
+}
+
+/// Whether marking failed under this fault; if so, it is done again, and comes to what it does without faults.
+fn marks_the_same_after(bucket: &Bucket, strike: Strike) -> bool {
+    let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
+    let store: Arc<dyn Store> = faults.clone();
+    bucket.work(store, async |repository| {
+        let new = || {
+            let (depot, lists) = (repository.depot.clone(), repository.lists.clone());
+            let verifier = verifier(repository).expect("threads");
+            Marker::new(verifier, depot, lists, Timestamp::MIN)
+        };
+        let root = &repository.handle.current().root;
+        let mut whole = new();
+        whole.mark(root).await.expect("marked");
+        let mut twice = new();
+        faults.plan(strike);
+        if twice.mark(root).await.is_ok() {
+            return false;
+        }
+        twice.mark(root).await.expect("marked");
+        for (name, pack) in whole.marks.packs() {
+            let known = twice.marks.pack(name).expect("known");
+            assert_eq!(known.reached, pack.reached, "{name}");
+        }
+        true
+    })
+}
+
+#[test]
+fn of_two_collectors_one_gives_way() {
+    let bucket = Bucket::new();
+    let data = noise(2, 3 << 20);
+    let host = with_snapshot_of(&bucket, &noise(1, 3 << 20));
+    host.write("new", 0, data.clone());
+    host.finish().expect("unmounted");
+    bucket.work(bucket.memory.clone(), async |repository| {
+        forget(repository, "one").await;
+    });
+    bucket.work(bucket.memory.clone(), async |slow| {
+        let seen = look(slow).await;
+        let fast = std::thread::scope(|scope| scope.spawn(|| gc(&bucket)).join());
+        let fast = fast.expect("no panic");
+        assert!(
+            fast.condemned.packs > 0 && fast.deleted_packs > 0,
+            "{fast:?}"
+        );
+        let done = collect(slow, seen).await.expect("harmless");
+        assert!(
+            done.condemned.gave_way && done.condemned.packs == 0,
+            "{done:?}"
+        );
+    });
+    assert!(bucket.host().read("new") == Some(data));
+}
+
+#[test]
+fn a_key_that_cannot_delete_changes_nothing() {
+    let bucket = Bucket::new();
+    with_snapshot_of(&bucket, &noise(1, 3 << 20))
+        .finish()
+        .expect("unmounted");
+    let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
+    faults.plan(
+        Strike::with(Fault::FailBefore(StoreErrorKind::Denied))
+            .on(Operation::Delete)
+            .always(),
+    );
+    let store: Arc<dyn Store> = faults;
+    bucket.work(store, async |repository| {
+        let generation = repository.handle.current().root.generation;
+        may_delete(&repository.handle).await.expect_err("denied");
+        let now = repository.handle.refresh().await.expect("read");
+        assert_eq!(now.root.generation, generation);
+    });
+}

@@ -8,8 +8,10 @@ use bytes::Bytes;
 
 use crate::tree::item::{MAX_SYMLINK_BYTES, Timestamp};
 use crate::vfs::convert;
+use crate::vfs::look::find;
 use crate::vfs::numbers::{CONTROL, CONTROL_DIRECTORY, Number, ROOT, SNAPSHOTS};
 use crate::vfs::{Mount, special};
+use crate::volume::Volume;
 use crate::volume::attributes::{Change, XattrDemand};
 use crate::volume::commit::SnapshotRequest;
 use crate::volume::error::VolumeError;
@@ -184,7 +186,26 @@ impl Mount {
         let volume = self.volume_for(from.0)?;
         volume
             .rename((from.0.inode, &from.1), (to.0.inode, &to.1), mode)
-            .await
+            .await?;
+        if from.0 != to.0 {
+            // The kernel looks nothing up that it has moved itself.
+            self.note_moved(&volume, to.0, &to.1).await;
+            if mode == RenameTo::Exchange {
+                self.note_moved(&volume, from.0, &from.1).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a name leads to has come into this directory.
+    async fn note_moved(&self, volume: &Volume, directory: Number, name: &[u8]) {
+        let Ok(key) = self.names_key(directory.inode, name) else {
+            return;
+        };
+        // If it cannot be read, or is gone again, nobody is told less than before.
+        if let Ok(Some(inode)) = find(&volume.view, &key).await {
+            volume.usage().moved(inode, directory.inode);
+        }
     }
 
     pub(super) async fn link(

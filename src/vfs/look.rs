@@ -224,7 +224,7 @@ impl Mount {
 }
 
 /// Where a name leads.
-async fn find(view: &View, key: &Key) -> Result<Option<u64>, VolumeError> {
+pub(super) async fn find(view: &View, key: &Key) -> Result<Option<u64>, VolumeError> {
     match view.item(Scope::Live, key).await? {
         Some(Item::Name { inode, .. }) => Ok(Some(inode)),
         Some(_) => Err(VolumeError::Malformed {

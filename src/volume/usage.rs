@@ -47,6 +47,13 @@ impl Usage {
         counts.parent = parent;
     }
 
+    /// An inode that the kernel may know has another parent now.
+    pub fn moved(&self, inode: u64, parent: u64) {
+        if let Some(counts) = self.0.lock().get_mut(&inode) {
+            counts.parent = parent;
+        }
+    }
+
     /// The kernel gave lookups back; true if nobody uses the inode any more.
     pub fn forgot(&self, inode: u64, lookups: u64) -> bool {
         self.change(inode, |counts| {

@@ -158,6 +158,10 @@ impl KeptJournals {
         let mut replayed = replayed.into_iter().flatten();
         let ours = replayed.find(|replayed| replayed.session == self.session);
         let held = ours.map_or(0, |replayed| replayed.last);
+        if self.entries.iter().all(|entry| entry.last <= held) {
+            // They had arrived in time, and only the answer had not.
+            self.entries.clear();
+        }
         let mut reached = None;
         for entry in &self.entries {
             let gap = |from| GroundError::Gap {
@@ -293,7 +297,7 @@ mod tests {
     #[tokio::test]
     async fn a_session_without_a_commit_stands_where_it_began() {
         let commits = [(SessionId(1), 5), (TAKER, 0), (TAKER, 4)];
-        let found = stands(&commits, kept(Some(1), &[(1, 1), (2, 2)])).await;
+        let found = stands(&commits, kept(Some(1), &[(1, 1), (2, 8)])).await;
         assert_eq!(found, Ok(Some((1, 1))));
         assert_eq!(
             stands(&commits, kept(Some(1), &[(8, 8)])).await,
@@ -312,6 +316,11 @@ mod tests {
         let commits = [(OURS, 9), (TAKER, 0)];
         assert_eq!(
             stands(&commits, kept(None, &[(8, 8), (9, 9)])).await,
+            Ok(None)
+        );
+        let arrived = [(OURS, 5), (TAKER, 0), (TAKER, 4)];
+        assert_eq!(
+            stands(&arrived, kept(None, &[(6, 6), (7, 7)])).await,
             Ok(None)
         );
         let torn = stands(&commits, kept(None, &[(10, 10), (12, 12)])).await;

@@ -66,6 +66,9 @@ pub fn mark(model: &Protocol, state: &State, s: Session, rewrite: bool) -> Optio
         next.store.stored = next.store.stored.and(PackSet::of(pack));
     }
     process.phase = Phase::Marked;
+    if model.lacks(Mutant::SweepBeforeSwap) {
+        next.store.doomed = next.store.doomed.and(process.candidates);
+    }
     Some(next)
 }
 
@@ -150,11 +153,11 @@ fn close(
         } else {
             stay
         };
-        let lacking = state
-            .store
-            .objects(closing)
-            .references()
-            .without(state.store.objects(stay));
+        let mut referring = state.store.objects(closing);
+        if model.lacks(Mutant::MixedPackLeftOpen) {
+            referring = referring.common(model.reachable(state));
+        }
+        let lacking = referring.references().without(state.store.objects(stay));
         let leaving = if model.lacks(Mutant::NotClosedAgain) {
             PackSet::EMPTY
         } else {
@@ -206,7 +209,11 @@ pub fn decide(model: &Protocol, state: &State, epoch: u8) -> Option<State> {
 /// Rule 8: an epoch is forgotten when all its packs are gone.
 pub fn forget_epoch_cas(model: &Protocol, state: &State, epoch: u8) -> Option<State> {
     let condemned = state.root.condemned[usize::from(epoch)];
-    if condemned.is_empty() || !condemned.common(state.store.stored).is_empty() {
+    let is_gone = match model.lacks(Mutant::LockedPackForgotten) {
+        true => condemned.within(state.store.doomed),
+        false => condemned.common(state.store.stored).is_empty(),
+    };
+    if condemned.is_empty() || !is_gone {
         return None;
     }
     let mut next = *state;

@@ -213,6 +213,11 @@ refuted! {
     list_before_take: [ListBeforeTake], TAKEOVER, ACKNOWLEDGED_KEPT;
     own_packs_collected: [OwnPacksCollected], FLOOR, ROOT_INTACT;
     ending_sessions_ignored: [EndingSessionsIgnored], REUSE_TAKEN, JOURNAL_INTACT;
+    mixed_pack_left_open: [MixedPackLeftOpen], CLOSING, CLOSED;
+    sweep_before_swap: [SweepBeforeSwap], REUSE_ONLY, LIVE_EXISTS;
+    names_of_contents: [NamesOfContents], STORED_AGAIN, LIVE_EXISTS;
+    unchanged_etag_trusted: [UnchangedEtagTrusted], SAME_BYTES, FAILED_STAYS_FAILED;
+    locked_pack_forgotten: [LockedPackForgotten], REUSE_ONLY, FORGOTTEN_GONE;
 }
 
 #[test]

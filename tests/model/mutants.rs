@@ -77,6 +77,16 @@ pub enum Mutant {
     OwnPacksCollected,
     /// Rule 8c: only live sessions hold back deletion, ending ones do not.
     EndingSessionsIgnored,
+    /// Rule 8a: a metadata pack with an unreachable object stays live, and only what its reachable objects refer to stays with it.
+    MixedPackLeftOpen,
+    /// Rule 8: candidates are deleted as soon as they are marked, before a root has condemned them.
+    SweepBeforeSwap,
+    /// Objects: packs are named by what they hold, so that who stores the same again brings a name back.
+    NamesOfContents,
+    /// Objects: R has no generation and no nonce, so that it may come to have the bytes, and the ETag, that it had before.
+    UnchangedEtagTrusted,
+    /// Rule 8c: an epoch is forgotten once it may be deleted, although a pack of it still exists (a lock protects it).
+    LockedPackForgotten,
 }
 
 /// All mutants, for a test that none was forgotten.
@@ -114,4 +124,9 @@ pub const ALL: &[Mutant] = &[
     Mutant::ListBeforeTake,
     Mutant::OwnPacksCollected,
     Mutant::EndingSessionsIgnored,
+    Mutant::MixedPackLeftOpen,
+    Mutant::SweepBeforeSwap,
+    Mutant::NamesOfContents,
+    Mutant::UnchangedEtagTrusted,
+    Mutant::LockedPackForgotten,
 ];

@@ -28,6 +28,11 @@ pub const FENCED_SILENT: &str = "a fenced writer acknowledges nothing";
 /// What a mounted writer refers to exists until it is committed.
 pub const HELD_EXISTS: &str = "whatever a mounted writer holds exists";
 
+/// What a writer was free to take for failed is never made after all.
+pub const FAILED_STAYS_FAILED: &str = "a commit that has failed is never made";
+/// What may be deleted is named by R as condemned until it is gone.
+pub const FORGOTTEN_GONE: &str = "what R has forgotten is gone";
+
 /// All properties.
 pub fn all() -> Vec<Property<Protocol>> {
     vec![
@@ -53,6 +58,11 @@ pub fn all() -> Vec<Property<Protocol>> {
         Property::always(LISTING_INTACT, listing_intact),
         Property::always(FENCED_SILENT, |_, state: &State| !state.fenced_acknowledged),
         Property::always(HELD_EXISTS, held_exists),
+        Property::always(FAILED_STAYS_FAILED, |_, state: &State| !state.failed_made),
+        Property::always(FORGOTTEN_GONE, |_, state: &State| {
+            let there = state.store.doomed.common(state.store.stored);
+            there.within(state.root.all_condemned())
+        }),
     ]
 }
 

@@ -148,7 +148,8 @@ impl Protocol {
 
     /// The packs that `s` takes for its own. Rule 2 means those at or above the floor in the R just read.
     pub fn own(&self, state: &State, s: Session) -> PackSet {
-        if self.lacks(Mutant::OwnByMemory) {
+        // A name that says what a pack holds does not say whose it is.
+        if self.lacks(Mutant::OwnByMemory) || self.lacks(Mutant::NamesOfContents) {
             state.processes[s]
                 .uncommitted
                 .and(state.processes[s].unresolved)
@@ -218,8 +219,14 @@ impl Protocol {
     /// own CAS it was. Then forgets what no rule can read any more, so that equal situations are equal states.
     pub fn root_replaced(&self, state: &mut State, by: Option<Session>) {
         for (s, process) in state.processes.iter_mut().enumerate() {
-            if Some(s) != by && process.pending.is_some_and(|p| !p.applied) {
-                process.pending = None;
+            let Some(pending) = &mut process.pending else {
+                continue;
+            };
+            if Some(s) != by && !pending.applied {
+                pending.given_up = true;
+                if !self.lacks(Mutant::UnchangedEtagTrusted) {
+                    process.pending = None;
+                }
             }
         }
         let acts_without_session = [

@@ -452,6 +452,24 @@ pub const EARLY: Scenario = Scenario {
     ..QUIET
 };
 
+/// A writer stores what lies in a pack that is being collected.
+pub const STORED_AGAIN: Scenario = Scenario {
+    name: "stored again",
+    roles: [mounted(0, &[&[Fresh(0)]]), UNUSED, UNUSED, COLLECTOR],
+    given: [Objects::content(0), NOTHING, NOTHING, NOTHING],
+    last_epoch: 1,
+    ..QUIET
+};
+
+/// A session comes and goes while a commit is on its way.
+pub const SAME_BYTES: Scenario = Scenario {
+    name: "same bytes",
+    roles: [mounted(0, &[&[Fresh(0)]]), arriving(1, &[]), UNUSED, UNUSED],
+    faults: faults(0, 0, 0, 1),
+    end_sessions: true,
+    ..QUIET
+};
+
 /// The worlds of single mutants.
 pub const SMALL: &[Scenario] = &[
     REUSE_ONLY,
@@ -462,4 +480,6 @@ pub const SMALL: &[Scenario] = &[
     ARRIVAL,
     DEAD_COLLECTOR,
     EARLY,
+    STORED_AGAIN,
+    SAME_BYTES,
 ];

@@ -5,6 +5,7 @@
 //! (session, sequence), packed into one bit position each, see [`PackSet`].
 
 use std::fmt;
+use std::hash::{Hash as _, Hasher as _};
 
 /// Processes, and therefore sessions, of one world.
 pub const SESSIONS: usize = 4;
@@ -251,7 +252,7 @@ pub struct Volume {
     pub log: Log,
 }
 
-/// R. The ETag is not modelled: a CAS that was prepared from an older R is dropped when R changes, see [`Process::pending`].
+/// R. Its generation and nonce are not modelled: a CAS that was prepared from an older R is dropped when R changes, see [`Process::pending`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Root {
     /// Epoch E.
@@ -278,6 +279,18 @@ impl Root {
         } else {
             PackSet::EMPTY
         }
+    }
+    /// What the store would call these bytes if nothing in them told one R from another: only what stands in R counts.
+    pub fn etag(&self) -> u32 {
+        let mut bytes = *self;
+        for entry in &mut bytes.sessions {
+            if entry.standing == Standing::Removed {
+                *entry = SessionEntry::default();
+            }
+        }
+        let mut hasher = std::hash::DefaultHasher::new();
+        bytes.hash(&mut hasher);
+        hasher.finish() as u32
     }
     /// The packs condemned in any epoch.
     pub fn all_condemned(&self) -> PackSet {
@@ -378,6 +391,10 @@ pub struct Pending {
     pub add: PackSet,
     /// Floor that it sets.
     pub floor: u8,
+    /// Only for the mutant `UnchangedEtagTrusted`: the ETag of the R that it is to replace.
+    pub base: u32,
+    /// Another R was seen since, without it.
+    pub given_up: bool,
 }
 
 /// What one process knows.
@@ -441,4 +458,6 @@ pub struct State {
     pub faults: Faults,
     /// Ghost: something was acknowledged on the word of an R in which the writer was already fenced.
     pub fenced_acknowledged: bool,
+    /// Ghost: a commit was made that its writer was free to take for failed.
+    pub failed_made: bool,
 }

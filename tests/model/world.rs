@@ -151,6 +151,7 @@ impl Scenario {
             }; SESSIONS],
             faults: self.faults,
             fenced_acknowledged: false,
+            failed_made: false,
         };
         for s in 0..SESSIONS {
             let process = &mut state.processes[s];

@@ -44,13 +44,24 @@ pub fn refresh_index(model: &Protocol, state: &State, s: Session) -> Option<Stat
 }
 
 /// Sends a new own pack.
-fn put_pack(state: &mut State, s: Session, objects: Objects, late: bool) -> Option<Pack> {
+fn put_pack(
+    model: &Protocol,
+    state: &mut State,
+    s: Session,
+    objects: Objects,
+    late: bool,
+) -> Option<Pack> {
+    let of_contents = model.lacks(Mutant::NamesOfContents);
+    let alike = state.store.contents.iter().position(|c| *c == objects);
     let process = &mut state.processes[s];
-    if usize::from(process.next_pack) == OWN_PACKS {
-        return None;
-    }
-    let pack = own_pack(s, process.next_pack);
-    process.next_pack += 1;
+    let pack = match alike.filter(|_| of_contents) {
+        Some(pack) => pack,
+        None if usize::from(process.next_pack) == OWN_PACKS => return None,
+        None => {
+            process.next_pack += 1;
+            own_pack(s, process.next_pack - 1)
+        }
+    };
     process.held = process.held.and(PackSet::of(pack));
     state.store.contents[pack] = objects;
     if late {
@@ -103,10 +114,10 @@ pub fn accept(
     process.operations[usize::from(process.accepted)] = content;
     process.accepted += 1;
     if let Write::Split(k) = write {
-        put_pack(&mut next, s, Objects::chunk(k), false)?;
+        put_pack(model, &mut next, s, Objects::chunk(k), false)?;
     }
     if !upload.is_empty() {
-        put_pack(&mut next, s, upload, late)?;
+        put_pack(model, &mut next, s, upload, late)?;
     } else if late {
         return None;
     }
@@ -164,7 +175,7 @@ pub fn replace_condemned(model: &Protocol, state: &State, s: Session) -> Option<
         {
             return None;
         }
-        put_pack(&mut next, s, missing, false)?;
+        put_pack(model, &mut next, s, missing, false)?;
         model.coverage.note(Event::CopiedCondemned);
     }
     Some(next)
@@ -346,6 +357,11 @@ pub fn commit_cas(
         last,
         add,
         floor,
+        base: match model.lacks(Mutant::UnchangedEtagTrusted) {
+            true => next.root.etag(),
+            false => 0,
+        },
+        given_up: false,
     };
     if late {
         next.faults.commits = next.faults.commits.checked_sub(1)?;
@@ -408,7 +424,11 @@ fn apply_commit(model: &Protocol, next: &mut State, s: Session, pending: Pending
 /// A slow commit arrives; R is still the one it was made for. Its writer does not know.
 pub fn commit_land(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let pending = state.processes[s].pending.filter(|p| !p.applied)?;
+    if pending.given_up && pending.base != state.root.etag() {
+        return None;
+    }
     let mut next = *state;
+    next.failed_made |= pending.given_up;
     apply_commit(model, &mut next, s, pending);
     next.processes[s].pending = Some(Pending {
         applied: true,

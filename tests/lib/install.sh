@@ -3,6 +3,7 @@
 # Sourced by tests/run. Each `need_…` is quick when the thing is there, and ends the run with a message when it cannot be had.
 
 MINIO_VERSION=v0.0.0-20260212201848-7aac2a2c5b7c
+MC_VERSION=v0.0.0-20250313080218-cf909e1063a9 # the one that this MinIO is built with
 VERSITYGW_VERSION=v1.8.0
 FAKE_GCS_VERSION=v1.56.1
 AZURITE_VERSION=3.35.0 # the last one for Node 18, which is Debian 12's
@@ -94,6 +95,7 @@ fetch_go() {
 go_install() { cd "$OUT" && CGO_ENABLED=0 GOTOOLCHAIN=auto GOFLAGS=-mod=mod GOBIN=$OUT "$GO" install "$1"; }
 
 need_minio() { find_go; kept "minio-$MINIO_VERSION" go_install "github.com/minio/minio@$MINIO_VERSION"; export MINIO=$CACHE/minio-$MINIO_VERSION/minio; }
+need_mc() { find_go; kept "mc-$MC_VERSION" go_install "github.com/minio/mc@$MC_VERSION"; export MC=$CACHE/mc-$MC_VERSION/mc; }
 need_versitygw() { find_go; kept "versitygw-$VERSITYGW_VERSION" go_install "github.com/versity/versitygw/cmd/versitygw@$VERSITYGW_VERSION"; export VERSITYGW=$CACHE/versitygw-$VERSITYGW_VERSION/versitygw; }
 need_fake_gcs_server() { find_go; kept "fake-gcs-server-$FAKE_GCS_VERSION" go_install "github.com/fsouza/fake-gcs-server@$FAKE_GCS_VERSION"; export FAKE_GCS=$CACHE/fake-gcs-server-$FAKE_GCS_VERSION/fake-gcs-server; }
 

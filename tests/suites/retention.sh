@@ -1,0 +1,373 @@
+#!/usr/bin/env bash
+# about: days of full backups with forget and gc after each; gc beside writers that are stopped and killed; gc with nothing to do; keys that cannot delete
+# needs: program minio mc apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench
+# limit: 600 7200
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/bkfs.sh"
+. "$(dirname "$0")/../lib/servers.sh"
+. "$(dirname "$0")/../lib/mariadb.sh"
+
+M=$SUITE_TMP/mount URL=$SUITE_TMP/bucket SOURCE=$SUITE_TMP/source
+mkdir -p "$M"
+chmod 755 "$SUITE_TMP"
+at_end "leave_mount '$M'"
+DAYS=6 ROUNDS=15
+[ "$FULL" = 0 ] || DAYS=30 ROUNDS=200
+
+digest() { (cd "$1" && find . -type f -print0 | sort -z | xargs -0 sha256sum) | sha256sum | cut -d' ' -f1; }
+# objects BUCKET: the same of a bucket, but for the locks of its directory.
+objects() { (cd "$1" && find . -type f -not -path './.bkfs/*' -print0 | sort -z | xargs -0 sha256sum) | sha256sum | cut -d' ' -f1; }
+names() { bkfs --json snapshots "$@" | python3 -c 'import json, sys; [print(json.loads(line)["name"]) for line in sys.stdin]'; }
+# gc_now URL: a collection that waits for nothing; what it says is in $SUITE_TMP/json.
+gc_now() {
+  local status=0
+  bkfs --json gc "$1" --undelete-window 0s "${@:2}" >"$SUITE_TMP/json" || status=$?
+  cat "$SUITE_TMP/json"
+  return $status
+}
+# found NAME, done_ NAME: a number of the plan, and of what was made of it; 0 if there was nothing to do.
+found() { python3 -c 'import json, sys; print(json.loads(open(sys.argv[1]).readline())[sys.argv[2]])' "$SUITE_TMP/json" "$1"; }
+done_() { python3 -c 'import json, sys; print(([json.loads(line) for line in open(sys.argv[1])][1:] or [{}])[0].get(sys.argv[2], 0))' "$SUITE_TMP/json" "$1"; }
+# same NAME DIGEST URL [ARGS…]: the snapshot restores to what it was made of, as this file says.
+same() {
+  rm -rf "$SUITE_TMP/restored"
+  exits 0 bkfs restore "$3" "$1" "$SUITE_TMP/restored" "${@:4}"
+  [ "$(digest "$SUITE_TMP/restored")" = "$(cat "$2")" ] || wrong "$1 is not what it was"
+}
+
+# --- days of a database ---------------------------------------------------------------------------------------------
+
+a_day_passes() {
+  mariadb_change_rows
+  exits 0 mount_at "$URL" "$M"
+  rm -rf "$M/full"
+  mariadb_backup "$SOURCE" "$M/full" >"$SUITE_TMP/backup.log" 2>&1 || { tail -n 20 "$SUITE_TMP/backup.log"; return 1; }
+  digest "$M" >"$SUITE_TMP/digest-day-$1"
+  mariadb_checksums >"$SUITE_TMP/checksums-day-$1"
+  exits 0 bkfs snapshot "$M" "day-$1"
+  exits 0 bkfs umount "$M"
+}
+mariadb_change_rows() {
+  sysbench oltp_update_non_index --db-driver=mysql --mysql-socket="$MARIADB_SOCKET" --mysql-user=root --mysql-db=sbtest \
+    --tables=$SYSBENCH_TABLES --table-size="$ROWS" --threads=2 --events=300 --time=0 --rand-type=uniform run >/dev/null
+  sql kinds -e "DELETE FROM large_values WHERE id % 20 = 0; INSERT INTO large_values SELECT seq * 20, RANDOM_BYTES(1024) FROM seq_1_to_200"
+}
+
+days() {
+  local day survivor
+  mariadb_create "$SOURCE"
+  mariadb_start "$SOURCE"
+  mariadb_load 70000
+  exits 0 init_local "$URL"
+  for day in $(seq "$DAYS"); do
+    a_day_passes "$day"
+    exits 0 bkfs forget "$URL" --keep-last 3
+    exits 0 gc_now "$URL"
+    [ "$day" -le 3 ] || [ "$(done_ deleted_packs)" -gt 0 ] || wrong "nothing was deleted on day $day"
+    [ "$(done_ held_packs)" = 0 ] || wrong "something is held back, and nobody is there"
+    survivor=$(names "$URL" | shuf -n 1 --random-source=<(yes "$day"))
+    same "$survivor" "$SUITE_TMP/digest-$survivor" "$URL"
+  done
+  mariadb_stop
+  [ "$(names "$URL" | wc -l)" = 3 ] || wrong "not three snapshots are left: $(names "$URL" | tr '\n' ' ')"
+  exits 0 bkfs check --read-data "$URL"
+}
+
+# The last survivor becomes a server again.
+revives() {
+  same "day-$DAYS" "$SUITE_TMP/digest-day-$DAYS" "$URL"
+  mariadb_revive "$SUITE_TMP/restored/full" "$SUITE_TMP/revived"
+  mariadb_checksums >"$SUITE_TMP/checksums-revived"
+  mariadb_stop
+  diff "$SUITE_TMP/checksums-day-$DAYS" "$SUITE_TMP/checksums-revived" || wrong "tables differ from the source's"
+}
+
+# The yardstick is a repository that never held anything but the survivors.
+lean() {
+  local name is ideal
+  exits 0 init_local "$SUITE_TMP/lean"
+  exits 0 bkfs copy "$URL" "$SUITE_TMP/lean"
+  exits 0 gc_now "$SUITE_TMP/lean"
+  for name in $(names "$SUITE_TMP/lean"); do same "$name" "$SUITE_TMP/digest-$name" "$SUITE_TMP/lean"; done
+  is=$(bytes_in "$URL") ideal=$(bytes_in "$SUITE_TMP/lean")
+  row "$DAYS days" "bucket $(mib "$is") MiB" "survivors alone $(mib "$ideal") MiB"
+  awk -v is="$is" -v ideal="$ideal" 'BEGIN {exit !(is <= 1.15 * ideal)}' || wrong "the bucket has $is bytes, where $ideal would do"
+}
+
+# --- nothing to do --------------------------------------------------------------------------------------------------
+
+nothing() {
+  local before packs
+  # What the last replacements of the root have left is for the next one.
+  exits 0 gc_now "$URL"
+  # On a machine of its own, which takes the copy for the repository that it is.
+  machine blank
+  cp -a "$URL" "$SUITE_TMP/blank"
+  # Data packs that hold nothing any more: who read one would find out.
+  find "$SUITE_TMP/blank/data" -type f -exec sh -c 'head -c "$(stat -c %s "$1")" /dev/zero >"$1.new" && mv "$1.new" "$1"' - {} \;
+  packs=$(find "$SUITE_TMP/blank/data" -type f | wc -l)
+  before=$(objects "$SUITE_TMP/blank")
+  exits 0 gc_now "$SUITE_TMP/blank"
+  [ "$(found condemned_bytes)" = 0 ] && [ "$(found requests)" = 0 ] || wrong "something was to be done"
+  [ "$(objects "$SUITE_TMP/blank")" = "$before" ] || wrong "the bucket has changed"
+  row "nothing to do" "requests $(found requests_made), of which metadata packs $(found metadata_packs_read)" "data packs there, none read: $packs"
+  [ "$(found requests_made)" -le $(($(find "$SUITE_TMP/blank/index" "$SUITE_TMP/blank/lists" "$SUITE_TMP/blank/meta" -type f | wc -l) + 4)) ] ||
+    wrong "$(found requests_made) requests are more than there are index objects, lists and metadata packs"
+  machine a
+}
+
+undo() {
+  exits 0 bkfs forget "$URL" --keep-last 1
+  exits 0 bkfs gc "$URL"
+  exits 0 bkfs forget "$URL" --undo "day-$((DAYS - 1))"
+  same "day-$((DAYS - 1))" "$SUITE_TMP/digest-day-$((DAYS - 1))" "$URL"
+}
+
+machine a
+case_of "$DAYS days of full backups of a database, forget and gc each day, and restores of survivors" days
+case_of "the last survivor is a database again" revives
+case_of "the bucket holds hardly more than the survivors need" lean
+case_of "a collection with nothing to do reads no data packs and changes nothing" nothing
+case_of "what was forgotten comes back within the undelete window" undo
+
+# --- beside writers -------------------------------------------------------------------------------------------------
+
+start_minio
+s3_environment "$BKFS_TEST_S3_MINIO"
+BUCKET=s3://$BKFS_TEST_BUCKET/beside
+for host in 1 2 3; do
+  mkdir -p "$SUITE_TMP/host-$host"
+  at_end "leave_mount '$SUITE_TMP/host-$host'"
+done
+on() { machine "$1" && "${@:2}"; }
+chance() { [ $((RANDOM % 100)) -lt "$1" ]; }
+pages() { python3 "$ROOT/tests/lib/pages.py" "$@"; }
+host_mounts() { on "h$1" mount_at "$BUCKET" "$SUITE_TMP/host-$1" --volume "v$1" -o timeout=60; }
+
+# host_daemon HOST: its daemon, and not a command that talks to it.
+host_daemon() {
+  local directory words
+  for directory in /proc/[0-9]*; do
+    mapfile -d '' -t words 2>/dev/null <"$directory/cmdline" || continue
+    [ "${words[0]-} ${words[1]-} ${words[3]-}" = "bkfs mount $SUITE_TMP/host-$1" ] && echo "${directory#/proc/}"
+  done | tail -n 1
+}
+
+# What all hosts write in a round: contents come back that were collected meanwhile, and hosts share them.
+contents() {
+  rm -rf "$SUITE_TMP/contents.new"
+  pages make "$SUITE_TMP/contents.new" 6 7
+  pages change "$SUITE_TMP/contents.new" 25 $(($1 % 5))
+  rm -rf "$SUITE_TMP/contents"
+  mv "$SUITE_TMP/contents.new" "$SUITE_TMP/contents"
+}
+# host_works HOST ROUND: a backup and its snapshot. What was acknowledged is noted; so is what may or may not be there.
+host_works() {
+  local place=$SUITE_TMP/host-$1 record=$SUITE_TMP/record-$1-$2
+  [ -n "$(host_daemon "$1")" ] || host_mounts "$1" || return 0
+  timeout 100 cp "$SUITE_TMP/contents"/* "$place/" || return 0
+  digest "$SUITE_TMP/contents" >"$record.digest"
+  touch "$record.asked"
+  on "h$1" bkfs snapshot "$place" "r$2" && touch "$record.acknowledged"
+  return 0
+}
+# forget_one HOST: its oldest acknowledged snapshot but two. Whoever forgets it says so before.
+forget_one() {
+  local oldest
+  oldest=$(find "$SUITE_TMP" -maxdepth 1 -name "record-$1-*.acknowledged" | sort -V | head -n -2 | while read -r record; do
+    [ -e "${record%.acknowledged}.forgotten" ] || echo "${record%.acknowledged}"
+  done | head -n 1)
+  [ -n "$oldest" ] || return 0
+  touch "$oldest.forgotten"
+  on keeper bkfs forget "$BUCKET" "r${oldest##*-}" --volume "v$1"
+}
+
+# A collector on a machine of its own, and what happens to it.
+collector() {
+  local pid
+  machine "g$1"
+  while [ ! -e "$SUITE_TMP/stop" ]; do
+    # Not by way of $MACHINE/run: the program itself is what is stopped and killed.
+    env HOME="$MACHINE/home" XDG_STATE_HOME="$MACHINE/state" XDG_CACHE_HOME="$MACHINE/cache" "$BKFS_BIN" gc "$BUCKET" --undelete-window 0s &
+    pid=$!
+    sleep "0.$((RANDOM % 10))"
+    if chance 20; then
+      kill -KILL "$pid" || true
+    elif chance 20; then
+      kill -STOP "$pid" || true
+      sleep "$((RANDOM % 4))"
+      kill -CONT "$pid" || true
+    fi 2>/dev/null
+    wait "$pid" || true
+    sleep 0.5
+  done
+}
+COLLECTORS=()
+collectors_begin() {
+  local number
+  rm -f "$SUITE_TMP/stop"
+  for number in 1 2; do
+    (trap - ERR; set +e; collector "$number") >>"$SUITE_TMP/collector-$number.log" 2>&1 &
+    COLLECTORS+=($!)
+    remember_pid $!
+  done
+}
+collectors_end() { touch "$SUITE_TMP/stop"; wait "${COLLECTORS[@]}" || true; COLLECTORS=(); }
+
+# What happens to a daemon in a round.
+strike() {
+  local daemon
+  daemon=$(host_daemon "$1")
+  [ -n "$daemon" ] || return 0
+  if chance 40; then
+    echo "host $1 is killed"
+    kill -KILL "$daemon" || true
+  elif chance 60; then
+    echo "host $1 is stopped for a while"
+    kill -STOP "$daemon" || true
+    sleep $((RANDOM % 6))
+    kill -CONT "$daemon" || true
+  fi
+}
+
+beside() {
+  local round host workers
+  RANDOM=4711
+  machine keeper
+  exits 0 bkfs init --no-encryption "$BUCKET"
+  collectors_begin
+  for round in $(seq "$ROUNDS"); do
+    echo "round $round"
+    contents "$round"
+    workers=()
+    for host in 1 2 3; do
+      (trap - ERR; set +e; host_works "$host" "$round") >>"$SUITE_TMP/host-$host.log" 2>&1 &
+      workers+=($!)
+    done
+    sleep "0.$((RANDOM % 10))"
+    strike $((RANDOM % 3 + 1))
+    wait "${workers[@]}" || true
+    for host in 1 2 3; do forget_one "$host"; done
+  done
+  collectors_end
+  [ "$(find "$SUITE_TMP" -maxdepth 1 -name 'record-*.acknowledged' | wc -l)" -ge $((ROUNDS * 3 / 2)) ] || wrong "few snapshots were acknowledged: it shows little"
+}
+
+# All mounts are left alone: without a word to them, what was condemned beneath them is deleted before long.
+deleted_beside() {
+  local host
+  for host in 1 2 3; do
+    [ -n "$(host_daemon "$host")" ] || exits 0 host_mounts "$host"
+  done
+  contents 1
+  for host in 1 2 3; do
+    cp "$SUITE_TMP/contents"/* "$SUITE_TMP/host-$host/"
+    exits 0 on "h$host" bkfs snapshot "$SUITE_TMP/host-$host" last
+  done
+  head -c 8M /dev/urandom >"$SUITE_TMP/host-1/passing"
+  exits 0 on h1 bkfs snapshot "$SUITE_TMP/host-1" passing
+  rm "$SUITE_TMP/host-1/passing"
+  exits 0 on h1 bkfs snapshot "$SUITE_TMP/host-1" passed
+  machine keeper
+  exits 0 bkfs forget "$BUCKET" passing --volume v1
+  exits 0 gc_now "$BUCKET"
+  # A daemon that is stopped holds back what was condemned since.
+  kill -STOP "$(host_daemon 2)"
+  sleep 1
+  exits 0 gc_now "$BUCKET"
+  [ "$(found held_packs)" -gt 0 ] || wrong "nothing is held back by a host that stands still"
+  kill -CONT "$(host_daemon 2)"
+  wait_for 90 deletes_all || wrong "after 90 s there is still something held back: $(cat "$SUITE_TMP/json")"
+  [ "$DELETED" -gt 0 ] || wrong "nothing was deleted beside the mounts"
+  row "beside 3 mounts" "packs deleted in $ROUNDS rounds: $(cat "$SUITE_TMP"/collector-*.log | sed -n 's/.*deleted \([0-9]*\) packs.*/\1/p' | awk '{sum += $1} END {print sum + 0}')" "then $DELETED more"
+  for host in 1 2 3; do exits 0 on "h$host" bkfs umount "$SUITE_TMP/host-$host"; done
+}
+DELETED=0
+deletes_all() {
+  sleep 1
+  gc_now "$BUCKET"
+  DELETED=$((DELETED + $(done_ deleted_packs)))
+  [ "$(found held_packs)" = 0 ]
+}
+
+survivors() {
+  local record host round count=0
+  machine fresh
+  exits 0 bkfs check --read-data "$BUCKET"
+  for record in "$SUITE_TMP"/record-*.acknowledged; do
+    record=${record%.acknowledged}
+    [ ! -e "$record.forgotten" ] || continue
+    round=${record##*-} host=${record%-*}
+    same "r$round" "$record.digest" "$BUCKET" --volume "v${host##*-}"
+    count=$((count + 1))
+  done
+  [ "$count" -ge 6 ] || wrong "only $count snapshots are left"
+}
+
+# Whatever died is ended by hand; then nothing is held back, and a last collection leaves nothing to do.
+ended() {
+  local session
+  machine keeper
+  exits 0 bkfs session list "$BUCKET"
+  for session in $(bkfs --json session list "$BUCKET" | python3 -c 'import json, sys; [print(json.loads(line)["session"]) for line in sys.stdin]'); do
+    exits 0 bkfs session end "$BUCKET" "$session" --force
+  done
+  for _ in 1 2 3; do exits 0 gc_now "$BUCKET"; done
+  exits 0 bkfs gc "$BUCKET" --undelete-window 0s --dry-run
+  says 'nothing to free'
+  survivors
+}
+
+case_of "$ROUNDS rounds of three writers and two collectors, stopped and killed at random" beside
+case_of "what is condemned is deleted beside running mounts, unless one stands still" deleted_beside
+case_of "a check of every byte finds nothing, and every acknowledged snapshot restores" survivors
+case_of "dead sessions are ended, and a last collection frees the rest" ended
+
+# --- keys that cannot delete ----------------------------------------------------------------------------------------
+
+# start_user NAME: a user of the server who may put, get and list, and nothing else.
+start_user() {
+  export MC_CONFIG_DIR=$SUITE_TMP/mc
+  "$MC" -q alias set test "$BKFS_TEST_S3_MINIO" "$BKFS_TEST_ACCESS_KEY" "$BKFS_TEST_SECRET_KEY" >/dev/null
+  printf '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:PutObject", "s3:GetObject", "s3:ListBucket"], "Resource": ["arn:aws:s3:::%s", "arn:aws:s3:::%s/*"]}]}' \
+    "$BKFS_TEST_BUCKET" "$BKFS_TEST_BUCKET" >"$SUITE_TMP/policy.json"
+  "$MC" -q admin user add test "$1" "$1-secret-key"
+  "$MC" -q admin policy create test writers "$SUITE_TMP/policy.json"
+  "$MC" -q admin policy attach test writers --user "$1"
+}
+as_writer() { AWS_ACCESS_KEY_ID=writer AWS_SECRET_ACCESS_KEY=writer-secret-key "$@"; }
+
+deleteless() {
+  local url=s3://$BKFS_TEST_BUCKET/deleteless before
+  start_user writer
+  machine writer
+  contents 1
+  exits 0 as_writer bkfs init --no-encryption "$url"
+  exits 0 as_writer mount_at "$url" "$M"
+  cp "$SUITE_TMP/contents"/* "$M/"
+  sync "$M/table0.ibd"
+  exits 0 bkfs snapshot "$M" one
+  rm "$M/table0.ibd"
+  exits 0 bkfs snapshot "$M" two
+  exits 0 bkfs umount "$M"
+  exits 0 as_writer bkfs put "$url" stream "$SUITE_TMP/contents/table1.ibd"
+  exits 0 as_writer bkfs forget "$url" one
+  exits 0 as_writer bkfs snapshots "$url"
+  exits 0 as_writer bkfs check --read-data "$url"
+  exits 0 as_writer bkfs restore "$url" two "$SUITE_TMP/restored-two"
+  cmp "$SUITE_TMP/contents/table1.ibd" "$SUITE_TMP/restored-two/table1.ibd"
+  before=$(digest "$MINIO_DATA/$BKFS_TEST_BUCKET/deleteless")
+  exits 1 as_writer bkfs gc "$url" --undelete-window 0s
+  says 'nothing was collected' 'denied|forbidden|permission' 'key that may delete'
+  clear_message
+  [ "$(digest "$MINIO_DATA/$BKFS_TEST_BUCKET/deleteless")" = "$before" ] || wrong "a collection that may not delete has changed something"
+  exits 0 as_writer bkfs gc "$url" --undelete-window 0s --dry-run
+  says 'to condemn: [1-9]'
+  # Who holds the other key frees it.
+  exits 0 gc_now "$url"
+  [ "$(done_ deleted_packs)" -gt 0 ] || wrong "nothing was deleted"
+  exits 0 as_writer bkfs check --read-data "$url"
+}
+case_of "a key that cannot delete is enough for backups; gc with it says so and changes nothing" deleteless
+print_table
+exit 0

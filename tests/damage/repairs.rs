@@ -3,14 +3,19 @@
 use std::sync::Arc;
 
 use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::maintain::collect::plan::Effort;
+use bkfs::maintain::collect::{Options, collect, prospect};
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::maintain::report::{ProblemKind, Report};
+use bkfs::repository::open_in;
 use bkfs::root::state::Root;
 use bkfs_chunker::seal::Class;
 use bkfs_chunker::store::{MemoryStore, Store};
+use jiff::SignedDuration;
 
 use crate::cases::{Case, Harm};
-use crate::machine::{Machine, noise};
+use crate::machine::{Machine, noise, opening};
+use crate::password::Known;
 use crate::restored::restore;
 use crate::world::{Fixture, PASSWORD, SNAPSHOTS, bucket, class_of, wait};
 
@@ -63,6 +68,22 @@ fn write_again(machine: &Machine) {
     machine.write("again-large", 1_000, noise(3, 900_000));
     machine.write("again-late", 0, noise(6, 700_000));
     machine.snapshot("again");
+}
+
+/// Collects; how many packs were condemned.
+fn gather(store: &Arc<MemoryStore>) -> u64 {
+    let runtime = tokio::runtime::Runtime::new().expect("runtime");
+    runtime.block_on(async {
+        let repository = open_in(store.clone(), opening(), &mut Known(None)).await;
+        let repository = repository.expect("opens");
+        let options = Options {
+            undelete_window: SignedDuration::ZERO,
+            effort: Effort::default(),
+        };
+        let found = prospect(&repository, &options, repository.now()).await;
+        let done = collect(&repository, found.expect("can be collected")).await;
+        done.expect("is collected").condemned.packs
+    })
 }
 
 #[test]
@@ -151,6 +172,11 @@ fn quarantined_damage_is_stored_again_by_the_next_write() {
         let report = wait(check(shared, &fixture.keyring, &options)).expect("checks");
         if report.is_clean() {
             assert!(report.counts.healed > 0);
+            all_restore(&fixture, &store);
+            let condemned = gather(&store);
+            assert!(condemned > 0, "the damaged copy of {key} stays for ever");
+            let report = wait(check(store.clone(), &fixture.keyring, &options));
+            assert!(report.expect("checks").is_clean());
             all_restore(&fixture, &store);
             healed += 1;
         }

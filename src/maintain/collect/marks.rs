@@ -146,7 +146,7 @@ impl Marks {
         true
     }
 
-    /// All that a metadata pack holds is needed: it stays as it is, so what its objects refer to, reachable or not, stays too (rule 3).
+    /// All that a pack holds is needed: it stays as it is, so what its objects refer to, reachable or not, stays too (rule 3).
     pub fn need_all(&mut self, pack: PackName) {
         let Some(marks) = self.packs.get_mut(&pack) else {
             return;
@@ -154,7 +154,10 @@ impl Marks {
         for position in 0..marks.blobs {
             if marks.needed.set(position) {
                 marks.reached += 1;
-                self.open.insert(pack);
+                // Chunks refer to nothing.
+                if marks.class == Class::MetadataPack {
+                    self.open.insert(pack);
+                }
             }
         }
     }

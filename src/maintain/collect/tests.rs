@@ -54,7 +54,9 @@ fn what_is_needed_is_followed_once() {
     marks.know(&pack(1, Class::MetadataPack, &[3]));
     marks.know(&pack(2, Class::DataPack, &[3]));
     marks.need(name(2), 0, 0);
+    marks.need_all(name(2));
     assert_eq!(marks.next_open(), None, "chunks refer to nothing");
+    assert_eq!(marks.pack(&name(2)).expect("known").reached, 3);
     marks.need(name(1), 0, 2);
     let due = |marks: &Marks| [0, 1, 2].map(|slot| marks.is_due(name(1), 0, slot));
     assert_eq!(due(&marks), [false, false, true]);

@@ -224,6 +224,10 @@ impl Journal for Journals {
         self.0.has_spool()
     }
 
+    async fn is_in_time(&self) -> bool {
+        self.0.is_in_time().await
+    }
+
     async fn confirm(&self) -> Result<(), PublishError> {
         self.0.confirm().await.map_err(classify)
     }

@@ -12,9 +12,10 @@ use bytes::Bytes;
 
 use super::error::RootError;
 use super::handle::RootHandle;
-use super::journal::{JournalEntry, open, prefix};
+use super::journal::{JournalEntry, prefix};
 use super::record::CommitRecord;
 use super::state::{Root, SessionId};
+use super::victims::open;
 
 /// How many commits are followed back: those of a volume that is written all the time, in about a week.
 const RECORDS_FOLLOWED_MAX: u32 = 20_000;

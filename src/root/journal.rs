@@ -1,4 +1,4 @@
-//! Journals: operations that were acknowledged by fsync and are in no commit yet (protocol.md, rule 6), and reading back those of ended sessions (rule 7).
+//! Journals: operations that were acknowledged by fsync and are in no commit yet (protocol.md, rule 6).
 //!
 //! Owns the object `journal/VOLUME/SESSION/N`, its numbers, and the order of an acknowledgement: the object is created, its creation is answered, and only then
 //! is the root read to see whether the volume is still ours. Does not know what the operations mean.
@@ -12,8 +12,8 @@
 
 use super::error::RootError;
 use super::handle::RootHandle;
-use super::retry::{self, Pauses, bounded, may_pass, random};
-use super::state::{Root, Session, SessionId};
+use super::retry::{Pauses, bounded, may_pass, random};
+use super::state::SessionId;
 use super::transition::Refusal;
 use super::wire;
 use bkfs_chunker::error::DepotError;
@@ -22,9 +22,8 @@ use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_chunker::spool::{Spool, SpoolError, Spooled};
-use bkfs_chunker::store::{Operation, StoreError, StoreErrorKind};
+use bkfs_chunker::store::{Operation, StoreErrorKind};
 use bytes::Bytes;
-use futures::future::join_all;
 use minicbor::{Decode, Encode};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,12 +36,6 @@ const FORGET_WAITS: Duration = Duration::from_secs(1);
 
 /// How many journals in the bucket are remembered while none can be deleted; whoever collects garbage finds the others.
 const THERE_MAX: usize = 65_536;
-
-/// Objects listed in one request.
-const PAGE: usize = 1000;
-
-/// Journals read at the same time by whoever replays them.
-const READ_AT_ONCE: usize = 16;
 
 /// The payload of a journal object.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Encode, Decode)]
@@ -168,6 +161,9 @@ struct Numbers {
     /// Those that are in the bucket and in the spool: they stay there until the root shows that the volume was ours after they had arrived. Else they arrived too late
     /// for whoever took it over.
     unconfirmed: Vec<Pending>,
+    /// How many have arrived in the bucket that only memory had, and how many of those had when the root was last found to show the volume as ours.
+    bare: u64,
+    bare_in_time: u64,
     /// Those that are in the bucket: key, and last operation.
     there: VecDeque<(String, u64)>,
     /// The last operation that a commit covers.
@@ -331,9 +327,18 @@ impl JournalWriter {
     /// # Errors
     /// A refusal of kind `Fenced` if it is not; store errors.
     pub async fn confirm(&self) -> Result<(), RootError> {
+        let bare = self.state.lock().await.bare;
         let view = self.handle.refresh().await?;
         view.root.require_holder(self.session, &self.volume)?;
+        let mut state = self.state.lock().await;
+        state.bare_in_time = state.bare_in_time.max(bare);
         Ok(())
+    }
+
+    /// Whether all that arrived in the bucket, and that the spool does not have, is known to have arrived while the volume was ours.
+    pub async fn is_in_time(&self) -> bool {
+        let state = self.state.lock().await;
+        state.bare_in_time == state.bare
     }
 
     /// A commit covers all operations up to this one: their journals are garbage, and are deleted as far as the store permits.
@@ -418,6 +423,8 @@ impl JournalWriter {
             let mut state = self.state.lock().await;
             let front = state.pending.pop_front();
             state.there.push_back((pending.key, pending.last));
+            let is_bare = |pending: &Pending| matches!(pending.body, Body::Memory(_));
+            state.bare += u64::from(front.as_ref().is_some_and(is_bare));
             let is_kept = |pending: &Pending| matches!(pending.body, Body::Spool(_));
             state.unconfirmed.extend(front.filter(is_kept));
         }
@@ -467,132 +474,6 @@ impl JournalWriter {
                 return Err(error.into());
             }
             pauses.pause(&error).await.map_err(|_| error)?;
-        }
-    }
-}
-
-/// What an ended session acknowledged and no commit covers, in order.
-#[derive(Clone, Debug)]
-pub struct Victim {
-    /// The session.
-    pub session: SessionId,
-    /// Its uncovered operations, without a gap.
-    pub entries: Vec<JournalEntry>,
-    /// All its journal objects.
-    pub keys: Vec<String>,
-}
-
-/// Step `TakeList`: the journals of all ended sessions of the volume, oldest session first. To be called after the volume was taken.
-///
-/// # Errors
-/// `Damaged` if a journal cannot be read: what it holds was acknowledged, so it is not passed over.
-pub(super) async fn victims(
-    handle: &RootHandle,
-    root: &Root,
-    volume: &str,
-) -> Result<Vec<Victim>, RootError> {
-    let mut victims = Vec::new();
-    for id in root.ending_sessions(volume) {
-        let Some(session) = root.sessions.get(&id) else {
-            continue;
-        };
-        let keys = list(handle, &prefix(handle.keyring(), volume, id)).await?;
-        victims.push(Victim {
-            session: id,
-            entries: uncovered(handle, session, &keys).await?,
-            keys,
-        });
-    }
-    Ok(victims)
-}
-
-/// Reads, again and again while the store does not answer.
-async fn patiently<T, R>(
-    handle: &RootHandle,
-    operation: Operation,
-    key: &str,
-    request: impl Fn() -> R,
-) -> Result<T, RootError>
-where
-    R: Future<Output = Result<T, StoreError>>,
-{
-    let (policy, entropy) = (handle.policy(), &**handle.entropy());
-    Ok(retry::patiently(policy, entropy, operation, key, request).await?)
-}
-
-async fn list(handle: &RootHandle, prefix: &str) -> Result<Vec<String>, RootError> {
-    let mut keys: Vec<String> = Vec::new();
-    loop {
-        let after = keys.last().map(String::as_str);
-        let page = patiently(handle, Operation::List, prefix, || {
-            handle.store().list(prefix, after, PAGE)
-        });
-        let page = page.await?;
-        let is_last = page.len() < PAGE;
-        keys.extend(page.into_iter().map(|object| object.key));
-        if is_last {
-            return Ok(keys);
-        }
-    }
-}
-
-/// The operations of a session that follow what the root covers. What lies behind a gap was never acknowledged.
-async fn uncovered(
-    handle: &RootHandle,
-    session: &Session,
-    keys: &[String],
-) -> Result<Vec<JournalEntry>, RootError> {
-    let mut entries = Vec::new();
-    let mut last = session.covered;
-    for keys in keys.chunks(READ_AT_ONCE) {
-        let reads = keys.iter().map(|key| async move {
-            patiently(handle, Operation::Get, key, || handle.store().get(key)).await
-        });
-        let objects = join_all(reads).await;
-        for (key, object) in keys.iter().zip(objects) {
-            let object = match object {
-                // Its writer deletes what a commit covers, and may do so late.
-                Err(RootError::Store(error)) if error.is_not_found() => continue,
-                object => object?.0,
-            };
-            let entry = open(handle, key, &object)?;
-            if entry.last <= last {
-                continue;
-            }
-            if entry.first > last + 1 {
-                tracing::warn!(%key, "operations before this journal were never acknowledged: it is not replayed");
-                return Ok(entries);
-            }
-            last = entry.last;
-            entries.push(entry);
-        }
-    }
-    Ok(entries)
-}
-
-pub(super) fn open(
-    handle: &RootHandle,
-    key: &str,
-    object: &Bytes,
-) -> Result<JournalEntry, RootError> {
-    let payload = handle
-        .keyring()
-        .open_object(Class::Journal, key, object)
-        .map_err(|source| RootError::Unopenable {
-            key: key.to_owned(),
-            source,
-        })?;
-    JournalEntry::decode(&payload).map_err(|reason| RootError::damaged(key, reason))
-}
-
-impl RootHandle {
-    /// Deletes journals of sessions that have left the root, as far as the store permits.
-    pub async fn forget_journals(&self, victims: &[Victim]) {
-        for key in victims.iter().flat_map(|victim| &victim.keys) {
-            if let Err(error) = self.store().delete(key).await {
-                tracing::debug!(%key, %error, "a journal that was replayed stays behind");
-                return;
-            }
         }
     }
 }

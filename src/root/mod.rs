@@ -16,7 +16,8 @@
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
 //! | [`holder`], [`heartbeat`], [`session`] | who a session is, whether it lives; entering, taking over, leaving |
 //! | [`ground`] | which commit the journals follow that an ended session kept on its own machine |
-//! | [`journal`] | what fsync acknowledged before a commit, written and read back |
+//! | [`journal`] | what fsync acknowledges before a commit |
+//! | [`victims`] | the same of sessions that ended, read back |
 //! | [`commit`] | the order of a commit's writes; snapshots |
 //! | [`forget`] | to the trash, and back |
 //! | [`repository`] | creating and opening one |
@@ -39,6 +40,7 @@ pub mod slots;
 pub mod snapshots;
 pub mod state;
 pub mod transition;
+pub mod victims;
 mod wire;
 
 pub use commit::{CommitRequest, Committed, Committer, Uploads};
@@ -47,7 +49,7 @@ pub use forget::ListChanger;
 pub use handle::{Applied, RootHandle, RootParts, RootView, Transition};
 pub use heartbeat::{Heartbeat, Standing};
 pub use holder::{Processes, SystemProcesses};
-pub use journal::{JournalEntry, JournalWriter, Victim};
+pub use journal::{JournalEntry, JournalWriter};
 pub use lists::{DirectLists, ListWriter, Lists};
 pub use memory::{FileMemory, GenerationMemory, VolatileMemory};
 pub use repository::{NewRepository, OpenOptions, Passwords, Repository};
@@ -56,6 +58,7 @@ pub use session::{OpenSession, VolumeRequest};
 pub use snapshots::{SnapshotEntry, SnapshotList, SnapshotReference, SnapshotRequest};
 pub use state::{HolderInfo, ListRef, Root, Session, SessionId, SessionState, Volume};
 pub use transition::{Claim, Refusal};
+pub use victims::Victim;
 
 #[cfg(test)]
 mod tests;

@@ -11,9 +11,9 @@ use super::error::RootError;
 use super::handle::{RootHandle, Transition};
 use super::heartbeat::{Heartbeat, Watched, watch_holder};
 use super::holder::{LocalVerdict, Processes};
-use super::journal::{Victim, victims};
 use super::state::{HolderInfo, Root, Session, SessionId, SessionState};
 use super::transition::{Claim, Refusal};
+use super::victims::{Victim, victims};
 use async_trait::async_trait;
 
 /// How many holders in a row are judged before a volume counts as held.

@@ -338,6 +338,27 @@ async fn an_entry_that_the_spool_refused_goes_to_the_bucket() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_the_spool_refused_counts_once_the_root_was_read_after_its_arrival() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping(&store, &session).await;
+    for operation in [1, 2] {
+        disk.fail(DiskOperation::Write, 1, std::io::ErrorKind::Other);
+        writer.keep(entry(operation)).await.expect_err("refused");
+        assert!(writer.is_in_time().await, "nothing has arrived");
+        writer.land().await.expect("sent");
+        assert!(!writer.is_in_time().await);
+        if operation == 1 {
+            writer.confirm().await.expect("still ours");
+            assert!(writer.is_in_time().await);
+        }
+    }
+    found(&store, 2).await;
+    writer.confirm().await.expect_err("taken over");
+    assert!(!writer.is_in_time().await, "it may have come too late");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_entry_that_arrives_after_the_takeover_stays_in_the_spool() {
     let store = memory().await;
     let session = enter(&store, 1, "a").await.expect("free");

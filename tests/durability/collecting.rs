@@ -239,6 +239,48 @@ fn what_is_committed_while_a_collection_looks_is_kept() {
     assert!(bucket.host().read("new") == Some(data));
 }
 
+fn marker(repository: &Repository) -> Marker {
+    let (depot, lists) = (repository.depot.clone(), repository.lists.clone());
+    let verifier = verifier(repository).expect("threads");
+    Marker::new(verifier, depot, lists, Timestamp::MIN)
+}
+
+/// What another collector has moved is needed where it lies now, whatever was marked before.
+#[test]
+fn marking_begins_anew_when_another_collector_was_faster() {
+    let bucket = Bucket::new();
+    let host = with_snapshot_of(&bucket, &noise(1, 3 << 20));
+    for round in 0..4 {
+        host.write("file", round << 20, noise(round, 3 << 20));
+        snapshot(&host, &format!("round {round}"));
+    }
+    host.finish().expect("unmounted");
+    bucket.work(bucket.memory.clone(), async |slow| {
+        let mut overtaken = marker(slow);
+        let before = slow.handle.current();
+        overtaken.mark(&before.root).await.expect("marked");
+        let faster = || {
+            bucket.work(bucket.memory.clone(), async |repository| {
+                forget(repository, "one").await;
+                forget(repository, "round 1").await;
+                gather(repository).await
+            })
+        };
+        let faster = std::thread::scope(|scope| scope.spawn(faster).join());
+        assert!(faster.expect("no panic").condemned.packs > 0);
+        let after = slow.handle.refresh().await.expect("read");
+        assert!(after.root.epoch > before.root.epoch);
+        overtaken.mark(&after.root).await.expect("marked");
+        let mut fresh = marker(slow);
+        fresh.mark(&after.root).await.expect("marked");
+        assert_eq!(overtaken.live, fresh.live);
+        for name in &fresh.live {
+            let needed = |marker: &Marker| marker.marks.pack(name).map(|pack| pack.reached);
+            assert_eq!(needed(&overtaken), needed(&fresh), "{name}");
+        }
+    });
+}
+
 /// What could not be read the first time is read the second time, and not taken for marked.
 #[test]
 fn marking_goes_on_where_it_failed() {
@@ -268,11 +310,7 @@ fn marks_the_same_after(bucket: &Bucket, strike: Strike) -> bool {
     let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
     let store: Arc<dyn Store> = faults.clone();
     bucket.work(store, async |repository| {
-        let new = || {
-            let (depot, lists) = (repository.depot.clone(), repository.lists.clone());
-            let verifier = verifier(repository).expect("threads");
-            Marker::new(verifier, depot, lists, Timestamp::MIN)
-        };
+        let new = || marker(repository);
         let root = &repository.handle.current().root;
         let mut whole = new();
         whole.mark(root).await.expect("marked");

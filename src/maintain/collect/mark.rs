@@ -1,6 +1,7 @@
 //! Marking: from a root to all that is needed, reading metadata packs and nothing else (protocol.md, rule 8a).
 //!
-//! Owns the walk. Writes nothing. Whatever it is shown later, another root or a pack that stays after all, adds to the marks that there are, and costs only what differs.
+//! Owns the walk. Writes nothing. Whatever it is shown later, a newer root or a pack that stays after all, adds to the marks that there are, and costs only what differs: but only within an
+//! epoch. Another collector moves what is needed to new packs, and what refers to it was followed to where it lay before: so a root of another epoch is marked from the beginning.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -47,6 +48,8 @@ pub struct Marker {
     held: HashMap<PackName, Vec<PackName>>,
     /// Metadata packs that were read.
     pub packs_read: u64,
+    /// The epoch of the roots that were marked.
+    epoch: Option<u64>,
 }
 
 /// Whether a pack is own to a session of the root, at or above its floor: never garbage (rules 2 and 8).
@@ -75,14 +78,19 @@ impl Marker {
             known: HashSet::new(),
             held: HashMap::new(),
             packs_read: 0,
+            epoch: None,
         }
     }
 
-    /// Step `CollectMark`. Marks all that `root` needs; of what was marked for another root nothing is read again.
+    /// Step `CollectMark`. Marks all that `root` needs; of what was marked for another root of the same epoch nothing is read again.
     ///
     /// # Errors
     /// `Damaged` if something that is needed is in no live pack, or cannot be read: then nothing may be collected. Store errors.
     pub async fn mark(&mut self, root: &Root) -> Result<(), RootError> {
+        if self.epoch != Some(root.epoch) {
+            self.start_over();
+            self.epoch = Some(root.epoch);
+        }
         self.learn(root).await?;
         for (kind, id) in self.heads(root).await? {
             self.need(kind, id)?;
@@ -96,6 +104,14 @@ impl Marker {
             .collect();
         own.into_iter().for_each(|pack| self.marks.need_all(pack));
         self.follow().await
+    }
+
+    fn start_over(&mut self) {
+        self.marks = Marks::default();
+        self.live.clear();
+        self.metadata.clear();
+        self.known.clear();
+        self.held.clear();
     }
 
     /// The index of `root`, and which packs are live in it.

@@ -192,7 +192,7 @@ pub async fn prospect(
     })
 }
 
-/// Marks the newest root, and the next one if what this one names vanishes under way (rule 10). What was marked stays marked.
+/// Marks the newest root, and the next one if what this one names vanishes under way (rule 10).
 async fn mark_newest(handle: &RootHandle, marker: &mut Marker) -> Result<Arc<RootView>, RootError> {
     let mut view = handle.refresh().await?;
     for _ in 0..ROOTS_MAX {

@@ -21,12 +21,8 @@ import sys
 
 
 def content(name, size):
-    """The first `size` bytes of the file that was made under this name."""
-    blocks, number = [], 0
-    while number * 32 < size:
-        blocks.append(hashlib.sha256(f"{name}/{number}".encode()).digest())
-        number += 1
-    return b"".join(blocks)[:size]
+    """The first `size` bytes of the file that was made under this name: what an extendable function makes of it begins with what it makes of it when asked for less."""
+    return hashlib.shake_128(name.encode()).digest(size)
 
 
 class Tree:

@@ -169,7 +169,11 @@ impl PatientReads {
 }
 
 #[async_trait]
-impl Store for PatientReads {
+impl bkfs_chunker::store::Layer for PatientReads {
+    fn below(&self) -> &dyn Store {
+        &*self.store
+    }
+
     async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
         self.ask(Operation::Get, key, || self.store.get(key)).await
     }
@@ -198,27 +202,6 @@ impl Store for PatientReads {
         self.ask(Operation::Head, key, request).await
     }
 
-    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        self.store.put_new(key, body).await
-    }
-
-    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        self.store.put(key, body).await
-    }
-
-    async fn replace(
-        &self,
-        key: &str,
-        body: Vec<Bytes>,
-        expected: &Version,
-    ) -> Result<Version, StoreError> {
-        self.store.replace(key, body, expected).await
-    }
-
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.store.delete(key).await
-    }
-
     async fn list(
         &self,
         prefix: &str,
@@ -227,9 +210,5 @@ impl Store for PatientReads {
     ) -> Result<Vec<ObjectInfo>, StoreError> {
         let request = || self.store.list(prefix, after, limit);
         self.ask(Operation::List, prefix, request).await
-    }
-
-    fn describe(&self) -> String {
-        self.store.describe()
     }
 }

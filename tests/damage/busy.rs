@@ -1,12 +1,10 @@
 //! A check beside somebody who writes all the time.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bkfs::maintain::check::{CheckOptions, check};
-use bkfs_chunker::store::{MemoryStore, ObjectInfo, Store, StoreError, Version};
-use bytes::Bytes;
+use bkfs_chunker::store::{MemoryStore, ObjectInfo, Store, StoreError};
 use parking_lot::Mutex;
 
 use crate::machine::{Machine, noise};
@@ -52,7 +50,11 @@ impl Worker {
 }
 
 #[async_trait]
-impl Store for Busy {
+impl bkfs_chunker::store::Layer for Busy {
+    fn below(&self) -> &dyn Store {
+        &*self.bucket
+    }
+
     async fn list(
         &self,
         prefix: &str,
@@ -76,51 +78,6 @@ impl Store for Busy {
         listed.retain(|object| object.key <= last);
         listed.extend(self.bucket.list(prefix, Some(&last), limit).await?);
         Ok(listed)
-    }
-
-    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
-        self.bucket.get(key).await
-    }
-
-    async fn get_if_changed(
-        &self,
-        key: &str,
-        known: &Version,
-    ) -> Result<Option<(Bytes, Version)>, StoreError> {
-        self.bucket.get_if_changed(key, known).await
-    }
-
-    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
-        self.bucket.get_range(key, range).await
-    }
-
-    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
-        self.bucket.get_tail(key, bytes).await
-    }
-
-    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
-        self.bucket.head(key).await
-    }
-
-    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        self.bucket.put_new(key, body).await
-    }
-
-    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        self.bucket.put(key, body).await
-    }
-
-    async fn replace(
-        &self,
-        key: &str,
-        body: Vec<Bytes>,
-        expected: &Version,
-    ) -> Result<Version, StoreError> {
-        self.bucket.replace(key, body, expected).await
-    }
-
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.bucket.delete(key).await
     }
 
     fn describe(&self) -> String {

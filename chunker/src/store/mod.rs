@@ -23,6 +23,7 @@ mod error;
 #[cfg(any(test, feature = "testing"))]
 pub mod fault;
 mod key;
+mod layer;
 mod local;
 mod memory;
 mod options;
@@ -41,6 +42,7 @@ use bytes::Bytes;
 pub use counting::{Counters, CountingStore, Tally};
 pub use error::{Operation, StoreError, StoreErrorKind};
 pub use key::{KEY_BYTES_MAX, PART_BYTES_MAX, check_key, check_prefix};
+pub use layer::Layer;
 pub use local::LocalStore;
 pub use memory::MemoryStore;
 pub use options::StoreOptions;

@@ -7,10 +7,9 @@ use crate::root::retry::RetryPolicy;
 use crate::root::state::ROOT_KEY;
 use bkfs_chunker::seal::{Config, SlotCost, SlotName};
 use bkfs_chunker::store::{
-    LocalStore, MemoryStore, ObjectInfo, Store, StoreError, StoreErrorKind, StoreOptions, Version,
+    LocalStore, MemoryStore, Store, StoreError, StoreErrorKind, StoreOptions, Version,
 };
 use bytes::Bytes;
-use std::ops::Range;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
@@ -330,32 +329,11 @@ async fn what_the_store_refuses_is_told() {
 struct Careless(MemoryStore);
 
 #[async_trait::async_trait]
-impl Store for Careless {
-    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
-        self.0.get(key).await
+impl bkfs_chunker::store::Layer for Careless {
+    fn below(&self) -> &dyn Store {
+        &self.0
     }
-    async fn get_if_changed(
-        &self,
-        key: &str,
-        known: &Version,
-    ) -> Result<Option<(Bytes, Version)>, StoreError> {
-        self.0.get_if_changed(key, known).await
-    }
-    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
-        self.0.get_range(key, range).await
-    }
-    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
-        self.0.get_tail(key, bytes).await
-    }
-    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
-        self.0.head(key).await
-    }
-    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        self.0.put_new(key, body).await
-    }
-    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        self.0.put(key, body).await
-    }
+
     async fn replace(
         &self,
         key: &str,
@@ -364,17 +342,7 @@ impl Store for Careless {
     ) -> Result<Version, StoreError> {
         self.0.put(key, body).await
     }
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.0.delete(key).await
-    }
-    async fn list(
-        &self,
-        prefix: &str,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<ObjectInfo>, StoreError> {
-        self.0.list(prefix, after, limit).await
-    }
+
     fn describe(&self) -> String {
         "careless".into()
     }

@@ -14,15 +14,12 @@ use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Sealed;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring, RepositoryId, Secrets};
-use bkfs_chunker::store::{
-    MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
-};
+use bkfs_chunker::store::{MemoryStore, Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -176,11 +173,16 @@ impl Faulty {
 }
 
 #[async_trait]
-impl Store for Faulty {
+impl bkfs_chunker::store::Layer for Faulty {
+    fn below(&self) -> &dyn Store {
+        &*self.inner
+    }
+
     async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
         self.check(Operation::Get, key)?;
         self.inner.get(key).await
     }
+
     async fn get_if_changed(
         &self,
         key: &str,
@@ -189,23 +191,17 @@ impl Store for Faulty {
         self.check(Operation::Get, key)?;
         self.inner.get_if_changed(key, known).await
     }
-    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
-        self.inner.get_range(key, range).await
-    }
-    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
-        self.inner.get_tail(key, bytes).await
-    }
-    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
-        self.inner.head(key).await
-    }
+
     async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
         self.check(Operation::PutNew, key)?;
         self.inner.put_new(key, body).await
     }
+
     async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
         self.check(Operation::Put, key)?;
         self.inner.put(key, body).await
     }
+
     async fn replace(
         &self,
         key: &str,
@@ -232,20 +228,6 @@ impl Store for Faulty {
                 std::future::pending().await
             }
         }
-    }
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.inner.delete(key).await
-    }
-    async fn list(
-        &self,
-        prefix: &str,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<ObjectInfo>, StoreError> {
-        self.inner.list(prefix, after, limit).await
-    }
-    fn describe(&self) -> String {
-        self.inner.describe()
     }
 }
 

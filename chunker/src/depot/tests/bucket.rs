@@ -142,17 +142,13 @@ fn pollster_block<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[async_trait]
-impl Store for Bucket {
-    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
-        self.judge(Operation::Get, key, self.inner.get(key)).await
+impl crate::store::Layer for Bucket {
+    fn below(&self) -> &dyn Store {
+        &self.inner
     }
 
-    async fn get_if_changed(
-        &self,
-        key: &str,
-        known: &Version,
-    ) -> Result<Option<(Bytes, Version)>, StoreError> {
-        self.inner.get_if_changed(key, known).await
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        self.judge(Operation::Get, key, self.inner.get(key)).await
     }
 
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
@@ -185,32 +181,6 @@ impl Store for Bucket {
     async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
         self.judge(Operation::PutNew, key, self.inner.put_new(key, body))
             .await
-    }
-
-    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        self.inner.put(key, body).await
-    }
-
-    async fn replace(
-        &self,
-        key: &str,
-        body: Vec<Bytes>,
-        expected: &Version,
-    ) -> Result<Version, StoreError> {
-        self.inner.replace(key, body, expected).await
-    }
-
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.inner.delete(key).await
-    }
-
-    async fn list(
-        &self,
-        prefix: &str,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<ObjectInfo>, StoreError> {
-        self.inner.list(prefix, after, limit).await
     }
 
     fn describe(&self) -> String {

@@ -1,7 +1,5 @@
 //! The probe against a right store, and against stores that are wrong in one way each.
 
-use std::ops::Range;
-
 use async_trait::async_trait;
 
 use super::*;
@@ -30,7 +28,11 @@ struct WrongStore {
 }
 
 #[async_trait]
-impl Store for WrongStore {
+impl crate::store::Layer for WrongStore {
+    fn below(&self) -> &dyn Store {
+        &self.inner
+    }
+
     async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
         if self.wrong == Wrong::ForgetsWrites {
             let absent = StoreErrorKind::NotFound;
@@ -41,26 +43,6 @@ impl Store for WrongStore {
             Wrong::OneVersionForAll => Ok((bytes, Version::token("same".into()))),
             _ => Ok((bytes, version)),
         }
-    }
-
-    async fn get_if_changed(
-        &self,
-        key: &str,
-        known: &Version,
-    ) -> Result<Option<(Bytes, Version)>, StoreError> {
-        self.inner.get_if_changed(key, known).await
-    }
-
-    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
-        self.inner.get_range(key, range).await
-    }
-
-    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
-        self.inner.get_tail(key, bytes).await
-    }
-
-    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
-        self.inner.head(key).await
     }
 
     async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
@@ -83,10 +65,6 @@ impl Store for WrongStore {
         }
     }
 
-    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        self.inner.put(key, body).await
-    }
-
     async fn replace(
         &self,
         key: &str,
@@ -107,10 +85,6 @@ impl Store for WrongStore {
             }
             _ => self.inner.replace(key, body, expected).await,
         }
-    }
-
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.inner.delete(key).await
     }
 
     async fn list(

@@ -1,0 +1,150 @@
+//! A store over another one.
+//!
+//! Owns: handing requests down. Whoever changes only some requests says only those.
+
+use std::fmt::Debug;
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::{ObjectInfo, Store, StoreError, Version};
+
+/// A [`Store`] that hands each request to the one below, unless it says otherwise. Its methods are those of [`Store`].
+///
+/// Write `impl bkfs_chunker::store::Layer for …` without importing the name, so that calls go to [`Store`].
+#[async_trait]
+pub trait Layer: Send + Sync + Debug + 'static {
+    /// The store below.
+    fn below(&self) -> &dyn Store;
+
+    /// [`Store::get`].
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        self.below().get(key).await
+    }
+
+    /// [`Store::get_if_changed`].
+    async fn get_if_changed(
+        &self,
+        key: &str,
+        known: &Version,
+    ) -> Result<Option<(Bytes, Version)>, StoreError> {
+        self.below().get_if_changed(key, known).await
+    }
+
+    /// [`Store::get_range`].
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.below().get_range(key, range).await
+    }
+
+    /// [`Store::get_tail`].
+    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
+        self.below().get_tail(key, bytes).await
+    }
+
+    /// [`Store::head`].
+    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
+        self.below().head(key).await
+    }
+
+    /// [`Store::put_new`].
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.below().put_new(key, body).await
+    }
+
+    /// [`Store::put`].
+    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        self.below().put(key, body).await
+    }
+
+    /// [`Store::replace`].
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        self.below().replace(key, body, expected).await
+    }
+
+    /// [`Store::delete`].
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.below().delete(key).await
+    }
+
+    /// [`Store::list`].
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ObjectInfo>, StoreError> {
+        self.below().list(prefix, after, limit).await
+    }
+
+    /// [`Store::describe`].
+    fn describe(&self) -> String {
+        self.below().describe()
+    }
+}
+
+#[async_trait]
+impl<T: Layer> Store for T {
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        Layer::get(self, key).await
+    }
+
+    async fn get_if_changed(
+        &self,
+        key: &str,
+        known: &Version,
+    ) -> Result<Option<(Bytes, Version)>, StoreError> {
+        Layer::get_if_changed(self, key, known).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        Layer::get_range(self, key, range).await
+    }
+
+    async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
+        Layer::get_tail(self, key, bytes).await
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
+        Layer::head(self, key).await
+    }
+
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        Layer::put_new(self, key, body).await
+    }
+
+    async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        Layer::put(self, key, body).await
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        Layer::replace(self, key, body, expected).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        Layer::delete(self, key).await
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ObjectInfo>, StoreError> {
+        Layer::list(self, prefix, after, limit).await
+    }
+
+    fn describe(&self) -> String {
+        Layer::describe(self)
+    }
+}

@@ -26,6 +26,15 @@ const CLOSE_WAITS_ABOVE_BYTES: u64 = 1024 * 1024;
 /// Longest request to `.bkfs/control`, in bytes.
 const REQUEST_BYTES_MAX: usize = 64 * 1024;
 
+/// On whose behalf something is written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Writer {
+    /// The kernel writes what a mapping has left in its page cache.
+    pub(super) from_cache: bool,
+    /// Clear set-user-id and set-group-id.
+    pub(super) kill_privileges: bool,
+}
+
 impl Mount {
     pub(super) async fn open(
         &self,
@@ -151,7 +160,7 @@ impl Mount {
         number: Number,
         offset: u64,
         data: Bytes,
-        kill_privileges: bool,
+        by: Writer,
     ) -> Result<u32, VolumeError> {
         let length = data.len() as u32;
         let open = self.handles.get(handle);
@@ -172,6 +181,10 @@ impl Mount {
             // Dirty pages of a mapping may outlive the handle they were written through.
             _ => false,
         };
+        // What comes from a mapping was written before, perhaps before capabilities were given.
+        if !by.from_cache {
+            volume.drop_capabilities(number.inode).await?;
+        }
         volume
             .write(
                 number.inode,
@@ -179,7 +192,7 @@ impl Mount {
                 data,
                 WriteOptions {
                     append,
-                    kill_privileges,
+                    kill_privileges: by.kill_privileges,
                 },
             )
             .await?;
@@ -264,7 +277,9 @@ impl Mount {
         if let Some(Open::File(file)) = self.handles.get(request.handle).as_deref() {
             file.wrote.store(true, Ordering::Relaxed);
         }
-        self.volume_for(number)?
+        let volume = self.volume_for(number)?;
+        volume.drop_capabilities(number.inode).await?;
+        volume
             .allocate(number.inode, range, room, request.kill_privileges)
             .await
     }
@@ -293,7 +308,9 @@ impl Mount {
             inode: from.inode,
             offset: request.offset_in,
         };
-        self.volume_for(to)?
+        let volume = self.volume_for(to)?;
+        volume.drop_capabilities(to.inode).await?;
+        volume
             .share(
                 &source,
                 (to.inode, request.offset_out),

@@ -11,6 +11,7 @@ use bytes::Bytes;
 
 use crate::vfs::BkfsVfs;
 use crate::vfs::change::Making;
+use crate::vfs::file::Writer;
 use crate::vfs::numbers::Number;
 
 impl Vfs for BkfsVfs {
@@ -172,9 +173,12 @@ impl Vfs for BkfsVfs {
     fn write(&self, request: Write<'_>, reply: Reply<u32>) {
         let (handle, number, offset) = (request.handle, Number::of(request.ino), request.offset);
         let data = Bytes::copy_from_slice(request.data);
-        let kill = request.kill_privileges;
+        let by = Writer {
+            from_cache: request.from_cache,
+            kill_privileges: request.kill_privileges,
+        };
         self.answer(reply, move |mount| async move {
-            mount.write(handle, number, offset, data, kill).await
+            mount.write(handle, number, offset, data, by).await
         });
     }
 

@@ -18,7 +18,7 @@ use crate::volume::view::View;
 /// Names listed in one go by listxattr(2), in bytes: the kernel takes no more.
 const XATTR_LIST_BYTES_MAX: usize = 64 * 1024;
 
-/// The attribute in which the kernel keeps file capabilities; it goes when the contents change hands.
+/// The attribute in which the kernel keeps file capabilities; it goes when the contents or their owner change.
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// What a setattr changes.
@@ -85,8 +85,11 @@ impl Volume {
         let new_owner = change.uid.is_some() || change.gid.is_some();
         attributes.uid = change.uid.unwrap_or(attributes.uid);
         attributes.gid = change.gid.unwrap_or(attributes.gid);
-        if (new_owner && !mode::is_directory(attributes.mode)) || change.kill_privileges {
+        let changes_hands = new_owner && !mode::is_directory(attributes.mode);
+        if changes_hands || change.kill_privileges {
             attributes.mode = mode::without_privileges(attributes.mode);
+        }
+        if changes_hands || change.size.is_some() {
             let capability = Key::xattr(inode, CAPABILITY);
             if run.get(&capability)?.is_some() {
                 run.set(capability, None);
@@ -99,6 +102,25 @@ impl Volume {
         attributes.modified = change.modified.unwrap_or(attributes.modified);
         run.set_attributes(inode, attributes);
         Ok(attributes)
+    }
+
+    /// File capabilities go when a file's contents change, whoever changes them: the kernel leaves that to the filesystem. They are looked for at the first change since the inode
+    /// came into use, or since they were set.
+    pub async fn drop_capabilities(&self, inode: u64) -> Result<(), VolumeError> {
+        if self.usage.is_bare(inode) {
+            return Ok(());
+        }
+        self.writable().await?;
+        let key = Key::xattr(inode, CAPABILITY);
+        self.view
+            .transact(|run| {
+                if run.get(&key)?.is_some() {
+                    run.set(key.clone(), None);
+                }
+                self.usage.set_bare(inode, true);
+                Ok(())
+            })
+            .await
     }
 
     /// Sets an extended attribute.
@@ -127,6 +149,9 @@ impl Volume {
                 attributes.changed = now;
                 run.set_attributes(inode, attributes);
                 run.set(key.clone(), Some(Item::Xattr(value.clone())));
+                if name == CAPABILITY {
+                    self.usage.set_bare(inode, false);
+                }
                 Ok(())
             })
             .await

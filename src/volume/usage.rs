@@ -13,6 +13,8 @@ struct Counts {
     lookups: u64,
     /// For directories: the directory it was last looked up in (`..`).
     parent: u64,
+    /// Known to have no file capabilities.
+    is_bare: bool,
     /// Bytes written since the last cut.
     uncut_bytes: u64,
     /// Bytes written before a cut, of which no commit or journal is in the bucket yet.
@@ -80,6 +82,21 @@ impl Usage {
             .get(&inode)
             .map(|counts| counts.parent)
             .filter(|parent| *parent != 0)
+    }
+
+    /// Whether the inode is known to have no file capabilities.
+    pub fn is_bare(&self, inode: u64) -> bool {
+        self.0
+            .lock()
+            .get(&inode)
+            .is_some_and(|counts| counts.is_bare)
+    }
+
+    /// The inode has no file capabilities, or may have some. To be said while the state is locked in which that is so; kept while the inode is in use.
+    pub fn set_bare(&self, inode: u64, is_bare: bool) {
+        if let Some(counts) = self.0.lock().get_mut(&inode) {
+            counts.is_bare = is_bare;
+        }
     }
 
     /// Bytes were written.

@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
-"""Every way of changing a file's contents clears set-user-id and set-group-id, unless it is root's.
+"""Every way of changing a file's contents clears set-user-id and set-group-id, unless it is root's, and takes the file's capabilities, whosever it is.
 
   set_id.py DIRECTORY UID GID     as root; the changes are made by this user
 """
 import ctypes
 import os
 import stat
+import struct
 import sys
+
+CAPABILITIES = "security.capability"
+# Revision 2 of struct vfs_cap_data: effective, CAP_NET_BIND_SERVICE.
+BIND_SERVICE = struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0)
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PUNCH_AND_KEEP = 3
@@ -55,10 +60,14 @@ def main(directory, uid, gid):
             with open(path, "wb") as file:
                 file.write(bytes(range(256)) * 64)
             os.chmod(path, 0o6777)
+            # What was written before is no reason to take what is given now, nor to keep it at the next change.
+            os.setxattr(path, CAPABILITIES, BIND_SERVICE)
+            assert os.getxattr(path, CAPABILITIES) == BIND_SERVICE
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o6777
             by(who, group, way, path)
             mode = stat.S_IMODE(os.stat(path).st_mode)
             assert mode == (0o6777 if kept else 0o777), f"{name} by user {who} leaves {mode:o}"
+            assert CAPABILITIES not in os.listxattr(path), f"{name} by user {who} leaves capabilities"
             # What the kernel has in its cache is what the filesystem has.
             os.rename(path, path + ".new")
             fresh = os.open(path + ".new", os.O_RDONLY)
@@ -69,9 +78,11 @@ def main(directory, uid, gid):
     path = f"{directory}/owned"
     open(path, "w").close()
     os.chmod(path, 0o6755)
+    os.setxattr(path, CAPABILITIES, BIND_SERVICE)
     os.chown(path, uid, gid)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o755, "chown leaves set-id bits"
-    print(f"{len(WAYS)} ways of changing a file clear its set-id bits")
+    assert CAPABILITIES not in os.listxattr(path), "chown leaves capabilities"
+    print(f"{len(WAYS)} ways of changing a file clear its set-id bits and capabilities")
 
 
 if __name__ == "__main__":

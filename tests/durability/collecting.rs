@@ -239,6 +239,16 @@ fn what_is_committed_while_a_collection_looks_is_kept() {
     assert!(bucket.host().read("new") == Some(data));
 }
 
+/// Five snapshots, `one` and `round 0` to `round 3`, each with metadata of its own.
+fn five_snapshots(bucket: &Bucket) {
+    let host = with_snapshot_of(bucket, &noise(1, 5 << 20));
+    for round in 0..4 {
+        host.write("file", round << 20, noise(round, 3 << 20));
+        snapshot(&host, &format!("round {round}"));
+    }
+    host.finish().expect("unmounted");
+}
+
 fn marker(repository: &Repository) -> Marker {
     let (depot, lists) = (repository.depot.clone(), repository.lists.clone());
     let verifier = verifier(repository).expect("threads");
@@ -249,12 +259,7 @@ fn marker(repository: &Repository) -> Marker {
 #[test]
 fn marking_begins_anew_when_another_collector_was_faster() {
     let bucket = Bucket::new();
-    let host = with_snapshot_of(&bucket, &noise(1, 3 << 20));
-    for round in 0..4 {
-        host.write("file", round << 20, noise(round, 3 << 20));
-        snapshot(&host, &format!("round {round}"));
-    }
-    host.finish().expect("unmounted");
+    five_snapshots(&bucket);
     bucket.work(bucket.memory.clone(), async |slow| {
         let mut overtaken = marker(slow);
         let before = slow.handle.current();
@@ -285,28 +290,36 @@ fn marking_begins_anew_when_another_collector_was_faster() {
 #[test]
 fn marking_goes_on_where_it_failed() {
     let bucket = Bucket::new();
-    let host = with_snapshot_of(&bucket, &noise(1, 5 << 20));
-    for round in 0..4 {
-        host.write("file", round << 20, noise(round, 3 << 20));
-        snapshot(&host, &format!("round {round}"));
-    }
-    host.finish().expect("unmounted");
-    let mut failures = 0;
+    five_snapshots(&bucket);
+    let (mut strikes, mut failures) = (0, 0);
     // The pack is not found, or one of its frames is not what it was.
     for fault in [Fault::Missing, Fault::FlipBit(8 * 170)] {
         for failing in 1.. {
             let strike = Strike::with(fault.clone()).keys("meta/").nth(failing);
-            if !marks_the_same_after(&bucket, strike) {
-                break;
+            match marks_the_same_after(&bucket, strike) {
+                Struck::Not => break,
+                Struck::Failed => failures += 1,
+                Struck::ReadAgain => {}
             }
-            failures += 1;
+            strikes += 1;
         }
     }
-    assert!(failures > 6, "only {failures} reads");
+    assert!(strikes > 6, "only {strikes} reads");
+    assert!(failures > 1, "only {failures} of {strikes} failed");
 }
 
-/// Whether marking failed under this fault; if so, it is done again, and comes to what it does without faults.
-fn marks_the_same_after(bucket: &Bucket, strike: Strike) -> bool {
+/// What a fault did to marking.
+enum Struck {
+    /// It came too late.
+    Not,
+    /// Marking failed.
+    Failed,
+    /// The pack was read ahead, and again when its turn came.
+    ReadAgain,
+}
+
+/// Marks under a fault, and without it again if that fails; it comes to what it does without faults.
+fn marks_the_same_after(bucket: &Bucket, strike: Strike) -> Struck {
     let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
     let store: Arc<dyn Store> = faults.clone();
     bucket.work(store, async |repository| {
@@ -315,17 +328,54 @@ fn marks_the_same_after(bucket: &Bucket, strike: Strike) -> bool {
         let mut whole = new();
         whole.mark(root).await.expect("marked");
         let mut twice = new();
+        let before = faults.struck();
         faults.plan(strike);
-        if twice.mark(root).await.is_ok() {
-            return false;
+        let marked = twice.mark(root).await;
+        if faults.struck() == before {
+            return Struck::Not;
         }
-        twice.mark(root).await.expect("marked");
+        if marked.is_err() {
+            twice.mark(root).await.expect("marked");
+        }
         for (name, pack) in whole.marks.packs() {
             let known = twice.marks.pack(name).expect("known");
             assert_eq!(known.reached, pack.reached, "{name}");
         }
-        true
+        match marked {
+            Ok(()) => Struck::ReadAgain,
+            Err(_) => Struck::Failed,
+        }
     })
+}
+
+/// Whichever pack leads to which.
+#[test]
+fn marking_reads_no_metadata_pack_twice() {
+    let bucket = Bucket::new();
+    for session in 0..4 {
+        let host = bucket.host();
+        for round in 0..4 {
+            let name = format!("file {}", (session + round) % 5);
+            host.write(&name, round << 18, noise(4 * session + round, 1 << 20));
+            host.run(host.volume().commit()).expect("committed");
+        }
+        host.finish().expect("unmounted");
+    }
+    let packs = bucket.count("meta/") as u64;
+    bucket.work(bucket.memory.clone(), async |repository| {
+        let mut marker = marker(repository);
+        let root = &repository.handle.current().root;
+        marker.mark(root).await.expect("marked");
+        assert!(marker.packs_read > 4, "only {} reads", marker.packs_read);
+        assert!(
+            marker.packs_read <= packs,
+            "{} reads of {packs} packs",
+            marker.packs_read
+        );
+        let before = marker.packs_read;
+        marker.mark(root).await.expect("marked");
+        assert_eq!(marker.packs_read, before, "nothing is new");
+    });
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Owns the walk. Writes nothing. Whatever it is shown later, a newer root or a pack that stays after all, adds to the marks that there are, and costs only what differs: but only within an
 //! epoch. Another collector moves what is needed to new packs, and what refers to it was followed to where it lay before: so a root of another epoch is marked from the beginning.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use bkfs_chunker::catalog::{IndexRef, Place};
@@ -11,11 +11,12 @@ use bkfs_chunker::depot::Depot;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::verify::{PackContents, Verifier};
+use bkfs_chunker::verify::{Found, PackContents, PackDamage, Verifier};
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 
 use super::marks::Marks;
+use super::references::{Below, PackReferences, References};
 use crate::root::error::RootError;
 use crate::root::lists::Lists;
 use crate::root::record::CommitRecord;
@@ -25,6 +26,23 @@ use crate::volume::rescue::below;
 
 /// Index objects read at the same time.
 const INDEXES_AT_ONCE: usize = 4;
+
+/// Metadata packs read at the same time, each within the verifier's budget.
+const PACKS_AT_ONCE: usize = 4;
+
+/// What an object of a metadata pack refers to. Records refer weakly: to the one before, if it is there, so that a lost root can be rebuilt from the chain.
+fn refers_to(blob: &Found) -> Below {
+    match blob.kind {
+        Kind::Commit => {
+            let parent = CommitRecord::decode(&blob.bytes)?.parent;
+            Ok(parent
+                .map(|parent| (Kind::Commit, parent))
+                .into_iter()
+                .collect())
+        }
+        kind => below(kind, &blob.bytes),
+    }
+}
 
 /// Marks what roots need.
 pub struct Marker {
@@ -46,6 +64,8 @@ pub struct Marker {
     metadata: HashMap<PackName, PackContents>,
     known: HashSet<PackName>,
     held: HashMap<PackName, Vec<PackName>>,
+    /// What was read of metadata packs and not followed so far.
+    references: References,
     /// Metadata packs that were read.
     pub packs_read: u64,
     /// The epoch of the roots that were marked.
@@ -77,6 +97,7 @@ impl Marker {
             metadata: HashMap::new(),
             known: HashSet::new(),
             held: HashMap::new(),
+            references: References::default(),
             packs_read: 0,
             epoch: None,
         }
@@ -197,64 +218,94 @@ impl Marker {
     }
 
     /// Follows all references, until nothing new is needed.
+    ///
+    /// # Errors
+    /// As of [`Self::mark`].
     pub async fn follow(&mut self) -> Result<(), RootError> {
         while let Some(pack) = self.marks.next_open() {
-            if !self.marks.close(pack) {
-                self.follow_pack(pack).await?;
+            if self.follow_known(pack)? {
+                continue;
+            }
+            let damage = self.read(pack).await?;
+            if !self.follow_known(pack)? {
+                let what = damage.map_or_else(
+                    || "it is not what the index says".to_owned(),
+                    |damage| damage.what,
+                );
+                return Err(RootError::damaged(&pack.key(Class::MetadataPack), what));
             }
         }
         Ok(())
     }
 
-    async fn follow_pack(&mut self, name: PackName) -> Result<(), RootError> {
-        let contents = self.metadata.get(&name).cloned();
-        let contents =
-            contents.ok_or_else(|| RootError::damaged("the index", "it names no such pack"))?;
-        let mut found = BTreeMap::new();
-        let walked = self
-            .verifier
-            .walk(&contents, &mut |blob| {
-                let below = match blob.kind {
-                    // Records refer weakly: to the one before, if it is there, so that a lost root can be rebuilt from the chain.
-                    Kind::Commit => CommitRecord::decode(&blob.bytes)
-                        .map(|record| record.parent.map(|parent| (Kind::Commit, parent)))
-                        .map(|parent| parent.into_iter().collect()),
-                    kind => below(kind, &blob.bytes),
-                };
-                found.insert((blob.frame, blob.slot), below);
-            })
-            .await?;
-        self.packs_read += 1;
+    /// Follows what is due of a pack, as far as it is known what that refers to. True if nothing is left to be followed.
+    fn follow_known(&mut self, pack: PackName) -> Result<bool, RootError> {
+        // Objects of one pack lead to each other, in either direction.
+        while self.follow_once(pack)? {}
+        Ok(self.marks.close(pack))
+    }
+
+    /// Goes through a pack once; true if anything was followed.
+    fn follow_once(&mut self, pack: PackName) -> Result<bool, RootError> {
+        let mut from = (0, 0);
+        let mut is_any = false;
         loop {
-            let mut is_done = true;
-            for (&(frame, slot), below) in &found {
-                if !self.marks.is_due(name, frame, slot) {
-                    continue;
-                }
-                is_done = false;
-                let below = below.clone();
-                let below = below.map_err(|why| RootError::damaged(&contents.key(), why))?;
-                for (kind, id) in below {
-                    match kind {
-                        Kind::Commit => {
-                            self.want(id);
-                        }
-                        kind => self.need(kind, id)?,
+            let is_due = |frame, slot| self.marks.is_due(pack, frame, slot);
+            let Some((place, below)) = self.references.next_due(&pack, from, is_due) else {
+                return Ok(is_any);
+            };
+            let below = below
+                .clone()
+                .map_err(|why| RootError::damaged(&pack.key(Class::MetadataPack), why))?;
+            for (kind, id) in below {
+                match kind {
+                    Kind::Commit => {
+                        self.want(id);
                     }
+                    kind => self.need(kind, id)?,
                 }
-                // Not before: if one of them is not there, the next root may have it.
-                self.marks.followed(name, frame, slot);
             }
-            if is_done {
-                break;
-            }
+            // Not before: if one of them is not there, the next root may have it.
+            self.marks.followed(pack, place.0, place.1);
+            self.references.followed(&pack, place);
+            (from, is_any) = (place, true);
         }
-        if !self.marks.close(name) {
-            let damage = walked.damage.first();
-            let what = damage.map_or("it is not what the index says", |damage| &damage.what);
-            return Err(RootError::damaged(&contents.key(), what));
+    }
+
+    /// Reads a pack, and with it others that wait, and keeps what their objects refer to. Returns what is wrong with this one.
+    async fn read(&mut self, pack: PackName) -> Result<Option<PackDamage>, RootError> {
+        let others = self
+            .marks
+            .open()
+            .filter(|other| *other != pack && !self.references.holds(other));
+        // It comes last, so that the others cannot push it out.
+        let mut names: Vec<PackName> = others.take(PACKS_AT_ONCE - 1).collect();
+        names.push(pack);
+        let mut contents = Vec::new();
+        for name in names {
+            let known = self.metadata.get(&name).cloned();
+            contents.push(known.ok_or_else(|| {
+                RootError::damaged("the index", format!("it does not hold {name}"))
+            })?);
         }
-        Ok(())
+        let verifier = &self.verifier;
+        let mut reads = futures::stream::iter(contents)
+            .map(|contents| async move {
+                let mut found = PackReferences::new();
+                let mut learn = |blob: Found| {
+                    found.insert((blob.frame, blob.slot), refers_to(&blob));
+                };
+                let walked = verifier.walk(&contents, &mut learn).await?;
+                Ok::<_, RootError>((contents.name(), found, walked))
+            })
+            .buffered(PACKS_AT_ONCE);
+        let mut damage = None;
+        while let Some((name, found, walked)) = reads.try_next().await? {
+            self.packs_read += 1;
+            self.references.keep(name, found);
+            damage = walked.damage.into_iter().next();
+        }
+        Ok(damage)
     }
 
     /// All packs that the index objects of a root hold, condemned ones too. To be asked after the root was marked.

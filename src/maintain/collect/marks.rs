@@ -163,8 +163,15 @@ impl Marks {
     }
 
     /// A metadata pack whose references are to be followed. It stays the next one until it is [closed](Self::close): who fails under way begins with it again.
+    ///
+    /// The last one that a session has written: objects refer to what was written before them, as a rule.
     pub fn next_open(&self) -> Option<PackName> {
-        self.open.first().copied()
+        self.open().next()
+    }
+
+    /// All metadata packs whose references are to be followed, the [next one](Self::next_open) first.
+    pub fn open(&self) -> impl Iterator<Item = PackName> {
+        self.open.iter().rev().copied()
     }
 
     /// Whether the references of a needed blob are still to be followed.

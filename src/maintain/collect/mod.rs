@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`marks`] | what is needed, as bits (pure) |
 //! | [`mark`] | from a root to marks |
+//! | [`references`] | what was read for that and is not needed so far (pure) |
 //! | [`plan`] | from marks to what is done (pure) |
 //! | [`condemn`] | stores again, and replaces the root |
 //! | [`sweep`] | deletes |
@@ -16,6 +17,7 @@ pub mod condemn;
 pub mod mark;
 pub mod marks;
 pub mod plan;
+pub mod references;
 pub mod sweep;
 #[cfg(test)]
 mod tests;

@@ -166,6 +166,16 @@ pub enum RootError {
 }
 
 impl RootError {
+    /// True if what a root names is not there, or is not what it should be: a newer root may not name it any more, and the same change may succeed on that one (rule 10).
+    pub fn wants_newer_root(&self) -> bool {
+        match self {
+            Self::Store(error) => error.is_not_found(),
+            Self::Content(error) => error.wants_newer_root(),
+            Self::Damaged { .. } => true,
+            _ => false,
+        }
+    }
+
     /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {
         match self {

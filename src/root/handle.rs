@@ -262,12 +262,7 @@ impl RootHandle {
         base: &RootView,
         error: RootError,
     ) -> Result<Arc<RootView>, RootError> {
-        let missing = match &error {
-            RootError::Store(error) => error.is_not_found(),
-            RootError::Content(error) => error.wants_newer_root(),
-            _ => false,
-        };
-        if missing {
+        if error.wants_newer_root() {
             let view = self.refresh().await?;
             if view.root.mark() != base.root.mark() {
                 return Ok(view);

@@ -102,7 +102,10 @@ pub async fn condemn(
             sealed
                 .into_iter()
                 .for_each(|sealed| ingest.conflicted(sealed));
-            match was_late {
+            // What it read for the last attempt may have been another collector's to delete.
+            let is_late =
+                was_late || error.wants_newer_root() && handle.refresh().await?.root.epoch != epoch;
+            match is_late {
                 true => Ok(gave_way()),
                 false => Err(error),
             }

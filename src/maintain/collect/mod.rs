@@ -146,9 +146,16 @@ pub async fn prospect(
         repository.lists.clone(),
         before,
     );
-    let view = mark_newest(handle, &mut marker).await?;
+    let looked = while_it_stands(handle, async |view| {
+        let root = &view.root;
+        marker.mark(root).await?;
+        let condemned = repository.lists.condemned(root).await?;
+        let trash = repository.lists.trash_shards(&root.trash).await?;
+        let epochs = free_epochs(handle, root, None).await?;
+        Ok((view, condemned, trash, epochs))
+    });
+    let (view, condemned, trash, (free, holding)) = looked.await?;
     let root = &view.root;
-    let condemned = repository.lists.condemned(root).await?;
     let held = marker.listed(root);
     let unlisted = bucket
         .iter()
@@ -162,10 +169,8 @@ pub async fn prospect(
     let live = |name: &PackName| marker.live.contains(name);
     let own = |name: &PackName| is_own(root, name);
     let plan = plan(&marker.marks, live, own, unlisted.collect(), options.effort);
-    let trash = repository.lists.trash_shards(&root.trash).await?;
     let trash = trash.iter().flat_map(|shard| shard.iter());
     let expired = trash.filter(|entry| marker.has_expired(entry)).count() as u64;
-    let (free, holding) = free_epochs(handle, root, None).await?;
     let count = |condemned: &crate::root::state::Condemned| u64::from(condemned.list.count);
     let free_packs: u64 = free.iter().map(count).sum();
     let all_packs: u64 = root.condemned.iter().map(count).sum();
@@ -194,12 +199,16 @@ pub async fn prospect(
     })
 }
 
-/// Marks the newest root, and the next one if what this one names vanishes under way (rule 10).
-async fn mark_newest(handle: &RootHandle, marker: &mut Marker) -> Result<Arc<RootView>, RootError> {
+/// Works on the newest root, and on the next one if what this one names vanishes under way (rule 10).
+async fn while_it_stands<T>(
+    handle: &RootHandle,
+    mut work: impl AsyncFnMut(Arc<RootView>) -> Result<T, RootError>,
+) -> Result<T, RootError> {
     let mut view = handle.refresh().await?;
     for _ in 0..ROOTS_MAX {
-        let Err(error) = marker.mark(&view.root).await else {
-            return Ok(view);
+        let error = match work(view.clone()).await {
+            Err(error) if error.wants_newer_root() => error,
+            result => return result,
         };
         let fresh = handle.refresh().await?;
         if fresh.root.mark() == view.root.mark() {
@@ -281,22 +290,26 @@ async fn work(
         collected.condemned =
             condemn(handle, session.id(), ingest, &mut marker, &plan, epoch).await?;
     }
-    // What this session needed is in the root, or nobody needs it: it holds nothing back any more.
-    let view = handle.refresh().await?;
-    session.heartbeat().base().raise(view.root.epoch);
-    let (free, holding) = free_epochs(handle, &view.root, Some(session.id())).await?;
-    if !free.is_empty() {
+    while_it_stands(handle, async |view| {
+        // What this session needed is in the root, or nobody needs it: it holds nothing back any more.
+        session.heartbeat().base().raise(view.root.epoch);
+        let (free, holding) = free_epochs(handle, &view.root, Some(session.id())).await?;
+        collected.holding = holding;
+        if free.is_empty() {
+            return Ok(());
+        }
         let keys = keys_of(repository, &view.root, &free, &marker, &bucket).await?;
         collected.deleted_bytes = keys.iter().filter_map(|key| bucket.get(key)).sum();
         let verifier = &marker.verifier;
         collected.deleted_packs =
             sweep(handle, verifier, ingest, session.id(), &free, keys).await?;
-    }
+        Ok(())
+    })
+    .await?;
     collected.deleted_orphans = delete(&**handle.store(), orphans.into_keys()).await?;
     let left = handle.current();
     let left = left.root.condemned.iter();
     collected.held_packs = left.map(|condemned| u64::from(condemned.list.count)).sum();
-    collected.holding = holding;
     Ok(collected)
 }
 

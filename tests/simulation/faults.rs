@@ -141,6 +141,13 @@ impl Faults {
         self.0.lock().struck.clone()
     }
 
+    /// How often a body arrived that was not what the bucket holds.
+    pub fn lies(&self) -> u64 {
+        let state = self.0.lock();
+        let of = |fate: Fate| state.struck.get(fate.name()).copied().unwrap_or(0);
+        of(Fate::Cut(0)) + of(Fate::Flipped(0))
+    }
+
     /// How many struck in all.
     pub fn total(&self) -> u64 {
         self.0.lock().struck.values().sum()

@@ -112,8 +112,8 @@ async fn found(bucket: MemoryStore) -> Result<Option<Dump>, String> {
     }
 }
 
-/// One backup under one strike. What was said, if it struck.
-fn one(strike: Strike) -> Result<Option<&'static str>, String> {
+/// Works with a bucket that holds an empty repository, on a clock that jumps to whatever is waited for.
+fn with_repository<T>(work: impl AsyncFnOnce(MemoryStore) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -124,6 +124,13 @@ fn one(strike: Strike) -> Result<Option<&'static str>, String> {
         create_on(&machine(&wish(9)), Arc::new(bucket.clone()), None)
             .await
             .expect("a repository");
+        work(bucket).await
+    })
+}
+
+/// One backup under one strike. What was said, if it struck.
+fn one(strike: Strike) -> Result<Option<&'static str>, String> {
+    with_repository(async |bucket| {
         let store = FaultStore::new(Arc::new(bucket.clone()));
         store.plan(strike);
         let said = backup(Arc::new(store.clone())).await;
@@ -208,16 +215,7 @@ fn whichever_request_fails_nobody_is_told_a_lie() {
 
 /// Mounts while the nth request fails in this way. False if there are not so many.
 fn mounts(strike: Strike) -> Result<bool, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .expect("a runtime");
-    runtime.block_on(async {
-        let bucket = MemoryStore::new();
-        create_on(&machine(&wish(9)), Arc::new(bucket.clone()), None)
-            .await
-            .expect("a repository");
+    with_repository(async |bucket| {
         // What a mount finds that is not the first.
         let first = backup(Arc::new(bucket.clone())).await;
         assert!(matches!(first, Said::Success), "{:?}", first.parts());

@@ -405,6 +405,52 @@ fn of_two_collectors_one_gives_way() {
     assert!(bucket.host().read("new") == Some(data));
 }
 
+/// Whatever a collector was about to ask for when another one ran from beginning to end.
+#[test]
+fn a_collector_that_is_overtaken_at_any_request_ends_well() {
+    let first = Bucket::new();
+    five_snapshots(&first);
+    first.work(first.memory.clone(), async |repository| {
+        forget(repository, "one").await;
+        forget(repository, "round 1").await;
+    });
+    // On a copy: the session of a host that never leaves would hold back all deletion.
+    let expected = first.copy().host().read("file");
+    let (mut overtaken, mut gave_way) = (0, 0);
+    for request in 1.. {
+        let bucket = first.copy();
+        let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
+        let gate = Gate::new();
+        let slow = || {
+            bucket.work(faults.clone(), async |repository| {
+                let hold = Fault::HoldBefore(gate.clone());
+                faults.plan(Strike::with(hold).nth(request));
+                gather(repository).await
+            })
+        };
+        let done = std::thread::scope(|scope| {
+            let slow = scope.spawn(slow);
+            while faults.struck() == 0 && !slow.is_finished() {
+                std::thread::yield_now();
+            }
+            if faults.struck() > 0 {
+                gc(&bucket);
+            }
+            gate.open();
+            slow.join()
+        });
+        let done = done.unwrap_or_else(|_| panic!("overtaken at request {request}"));
+        if faults.struck() == 0 {
+            break;
+        }
+        overtaken += 1;
+        gave_way += u32::from(done.condemned.gave_way);
+        assert_eq!(bucket.host().read("file"), expected, "request {request}");
+    }
+    assert!(overtaken > 20, "only {overtaken} requests");
+    assert!(gave_way > 0, "it never came too late");
+}
+
 #[test]
 fn a_key_that_cannot_delete_changes_nothing() {
     let bucket = Bucket::new();

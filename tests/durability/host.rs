@@ -47,6 +47,12 @@ impl Bucket {
         Bucket { memory }
     }
 
+    /// A bucket that holds the same objects.
+    pub fn copy(&self) -> Bucket {
+        let memory = Arc::new(self.memory.fork());
+        Bucket { memory }
+    }
+
     /// How many objects there are under a prefix.
     pub fn count(&self, prefix: &str) -> usize {
         let listed = runtime().block_on(self.memory.list(prefix, None, 10_000));

@@ -20,6 +20,9 @@ use crate::run::World;
 /// How wrong a collector's clock may be, in seconds: 30 days.
 const SKEW_S: u64 = 30 * 86_400;
 
+/// Collectors are on hosts from this number on; mounts are on those below.
+const HOSTS: u64 = 100;
+
 /// Collects now and then, until `done`.
 pub async fn live(world: Rc<World>, number: u64, done: Rc<Cell<bool>>) {
     while !done.get() && !world.has_failed() {
@@ -35,6 +38,8 @@ pub async fn live(world: Rc<World>, number: u64, done: Rc<Cell<bool>>) {
         let store = world.machine(steps);
         let machine = store.power.machine;
         let mut wish = Wish::new("-", &world);
+        // A host of its own: a process of another one's host would find it dead, since it knows of itself only.
+        wish.host = HOSTS + number;
         wish.skew_s = world.draw(0..2 * SKEW_S) as i64 - SKEW_S as i64;
         let said = tokio::select! {
             biased;

@@ -18,6 +18,7 @@ import json
 import os
 import random
 import sys
+import time
 
 
 def content(name, size):
@@ -44,8 +45,12 @@ class Tree:
             del self.files[name]
 
 
-def draw(generator, tree, number):
-    sizes = [0, 1, 700, 5_000, 70_000, 400_000, 3_000_000]
+# A writer that has made more goes on in small pieces for a while: disks of the tests are small, and every check has to read all of it.
+LARGE_BYTES_PER_S = 4 << 20
+
+
+def draw(generator, tree, number, is_ahead):
+    sizes = [0, 1, 700] if is_ahead else [0, 1, 700, 5_000, 70_000, 400_000, 3_000_000]
     kind = generator.choices(["create", "append", "rename", "remove"], [6, 3, 2, 1])[0]
     if kind == "create" or not tree.files:
         return ["create", f"file-{number}", generator.choice(sizes)]
@@ -110,10 +115,12 @@ def write(place, record, seed):
             if name not in tree.files:
                 os.unlink(f"{place}/{name}")
     generator = random.Random(int(seed))
+    written, began = 0, time.monotonic()
     with open(record, "a", buffering=1) as log:
         while True:
-            step = draw(generator, tree, number)
+            step = draw(generator, tree, number, written > LARGE_BYTES_PER_S * (time.monotonic() - began))
             number += 1
+            written += step[2] if step[0] in ("create", "append") else 0
             log.write(json.dumps(["begin", step]) + "\n")
             carry_out(place, tree, step)
             log.write(json.dumps(["done"]) + "\n")

@@ -9,6 +9,7 @@ pub mod config;
 pub mod dump;
 pub mod extents;
 pub mod glob;
+pub mod locking;
 mod logging;
 pub mod machine;
 pub mod maintain;

@@ -9,11 +9,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bkfs_chunker::depot::{Depot, DepotConfig, Renew};
 use bkfs_chunker::id::Id;
+use bkfs_chunker::lock::LockRule;
 use bkfs_chunker::seal::SlotCost;
-use bkfs_chunker::store::{RepositoryUrl, Store, StoreOptions, open_store};
+use bkfs_chunker::store::{LockingStore, RepositoryUrl, Store, StoreOptions, open_store};
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
+use crate::locking::locks;
 use crate::machine::Machine;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootView};
@@ -63,6 +65,8 @@ pub struct Repository {
     pub nodes: Arc<Nodes>,
     /// What it is opened on.
     pub machine: Machine,
+    /// By what rule its objects are locked in the bucket; none if none ever was.
+    pub lock: Option<LockRule>,
     /// The generation of the root whose quarantine is heeded.
     quarantined: watch::Sender<u64>,
 }
@@ -102,7 +106,13 @@ pub async fn open_on(
         state_dir: opening.state_dir,
         min_generation: opening.min_generation,
     };
+    let locking = Arc::new(LockingStore::new(store));
+    let store: Arc<dyn Store> = locking.clone();
     let opened = objects::Repository::open(store.clone(), options, passwords).await?;
+    let lock = opened.config().lock();
+    if let Some(rule) = lock {
+        locking.begin(locks(rule, &machine));
+    }
     let depot = Depot::open(store, opened.keyring().clone(), entropy, opening.depot)?;
     let nodes = Arc::new(Nodes::new(depot.clone()));
     let (handle, lists) = (opened.handle().clone(), opened.lists().clone());
@@ -120,6 +130,7 @@ pub async fn open_on(
         lists,
         nodes,
         machine,
+        lock,
         quarantined: watch::Sender::new(0),
     })
 }
@@ -152,6 +163,8 @@ pub struct Creation {
     pub store: StoreOptions,
     /// Its password; none for an unsealed one.
     pub password: Option<Zeroizing<Vec<u8>>>,
+    /// By what rule its objects are locked in the bucket.
+    pub lock: Option<LockRule>,
 }
 
 /// Creates a repository, and the directory if it is a local one. Returns its id.
@@ -161,7 +174,7 @@ pub async fn create(creation: Creation) -> Result<String, RootError> {
         ..creation.store
     };
     let store = open_store(&creation.url, &options).await?;
-    create_in(store, creation.password).await
+    create_locked_on(&Machine::this(), store, creation.password, creation.lock).await
 }
 
 /// Creates a repository in a store that is open already, on this machine.
@@ -178,17 +191,33 @@ pub async fn create_on(
     store: Arc<dyn Store>,
     password: Option<Zeroizing<Vec<u8>>>,
 ) -> Result<String, RootError> {
+    create_locked_on(machine, store, password, None).await
+}
+
+/// The same, with its objects locked from the first one on.
+///
+/// # Errors
+/// [`RootError::UnfitStore`] if the bucket keeps no locks; then nothing was created.
+pub async fn create_locked_on(
+    machine: &Machine,
+    store: Arc<dyn Store>,
+    password: Option<Zeroizing<Vec<u8>>>,
+    lock: Option<LockRule>,
+) -> Result<String, RootError> {
+    let store = LockingStore::new(store);
+    if let Some(rule) = lock {
+        store.begin(locks(rule, machine));
+    }
     let new = NewRepository {
         password: password.as_ref().map(|password| password.as_slice()),
         cost: SlotCost::DEFAULT,
         label: &machine.process.host,
         clock: machine.now(),
+        lock,
     };
-    Ok(
-        objects::create(store.as_ref(), machine.entropy.as_ref(), &new)
-            .await?
-            .to_string(),
-    )
+    Ok(objects::create(&store, machine.entropy.as_ref(), &new)
+        .await?
+        .to_string())
 }
 
 /// True if there is a repository. A store that cannot be asked is an error; a directory that does not exist is made.

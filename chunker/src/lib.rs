@@ -3,12 +3,13 @@
 //! Owns everything between bytes of content and objects in the bucket: cutting, ids, compression, sealing, packs, the
 //! index, and the bucket itself. Knows nothing of files, directories, inodes or the kernel.
 //!
-//! `cut`, `id`, `codec`, `seal`, `pack` and `index` are pure: they do no I/O, read no clock and draw no randomness.
+//! `cut`, `id`, `codec`, `seal`, `pack`, `index` and `lock` are pure: they do no I/O, read no clock and draw no randomness.
 
 pub mod codec;
 pub mod cut;
 pub mod id;
 pub mod index;
+pub mod lock;
 pub mod pack;
 pub mod seal;
 pub mod store;

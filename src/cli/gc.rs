@@ -1,10 +1,16 @@
 //! `bkfs gc URL [--dry-run] [--undelete-window 7d]`
 
+use std::sync::atomic::Ordering;
+
+use bkfs_chunker::lock::LOCK_DAYS_MAX;
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::cli::access::{open, target_url};
 use crate::cli::output::{Failure, Output, bytes};
+use crate::cli::progress::{Bar, Position};
 use crate::cli::{Global, block_on};
+use crate::maintain::collect::locks::Waiting;
 use crate::maintain::collect::plan::Effort;
 use crate::maintain::collect::sweep::Holding;
 use crate::maintain::collect::{Collected, Options, Prospect, collect, may_delete, prospect};
@@ -32,6 +38,9 @@ pub struct Gc {
     /// Read at most so many MiB of data packs to write them anew, the emptiest first (default: no limit)
     #[arg(long, value_name = "MIB")]
     repack_budget: Option<u64>,
+    /// Keep what is needed locked for so many days from now, whatever the repository's own --lock-days say: the collector's word, which no writer can change
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(0..=i64::from(LOCK_DAYS_MAX)))]
+    lock_days: Option<u32>,
 }
 
 fn percent(text: &str) -> Result<f64, String> {
@@ -53,6 +62,7 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
         let budget = command.repack_budget.map(|mib| mib.saturating_mul(1 << 20));
         let options = Options {
             undelete_window: command.undelete_window.0,
+            lock_days: command.lock_days,
             effort: Effort {
                 threshold: command.repack_below,
                 budget_bytes: budget.unwrap_or(u64::MAX),
@@ -68,8 +78,28 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
         if found.is_empty() {
             return Ok(());
         }
-        let done = collect(&repository, found).await?;
+        let bar = follow_locks(output, &found);
+        let done = collect(&repository, found).await;
+        bar.finish().await;
+        let done = done?;
         output.result(&done_json(&done), || done_text(&done))
+    })
+}
+
+/// Shows how far the extension of locks has come, which is what may take long when nothing is to be freed.
+fn follow_locks(output: &Output, found: &Prospect) -> Bar {
+    let total = found.plan.live_bytes;
+    let progress = found.locks.as_ref().map(|locks| locks.progress.clone());
+    Bar::follow(output, move || {
+        let done = progress.as_ref().map(|done| done.load(Ordering::Relaxed));
+        Position {
+            bytes: done.unwrap_or(0),
+            total_bytes: done.filter(|done| *done > 0).map(|_| total),
+            message: match done {
+                Some(1..) => "locked further".to_owned(),
+                _ => String::new(),
+            },
+        }
     })
 }
 
@@ -111,6 +141,9 @@ fn prospect_json(found: &Prospect, dry_run: bool) -> Value {
         "metadata_packs_read": found.packs_read(),
         "requests_made": found.requests_made,
         "requests": found.requests,
+        "locks_due": found.locks.as_ref().is_some_and(|locks| locks.is_due),
+        "lock_days": found.locks.as_ref().map(|locks| locks.rule.days),
+        "waiting": found.locks.as_ref().map(|locks| waiting_json(&locks.waiting)),
     })
 }
 
@@ -140,6 +173,16 @@ fn prospect_text(found: &Prospect) -> String {
         ));
     }
     lines.extend(held_text(found.held_packs, &found.holding));
+    if let Some(locks) = &found.locks {
+        if locks.is_due {
+            lines.push(format!(
+                "to lock: {} that stay, for {} days from now",
+                bytes(plan.live_bytes.saturating_sub(plan.condemned_bytes)),
+                locks.rule.days
+            ));
+        }
+        lines.extend(waiting_text(&locks.waiting));
+    }
     lines.join("\n")
 }
 
@@ -154,6 +197,32 @@ fn held_text(packs: u64, holding: &[Holding]) -> Option<String> {
     Some(text)
 }
 
+/// Bytes that wait, and when the first and the last of them can be deleted.
+fn ends(waiting: &Waiting) -> Option<(u64, Timestamp, Timestamp)> {
+    let untils = || waiting.values().map(|(_, until)| *until);
+    let total = waiting.values().map(|(bytes, _)| bytes).sum();
+    Some((total, untils().min()?, untils().max()?))
+}
+
+fn waiting_json(waiting: &Waiting) -> Value {
+    let ends = ends(waiting);
+    json!({
+        "packs": waiting.len(),
+        "bytes": ends.map_or(0, |(bytes, ..)| bytes),
+        "first": ends.map(|(_, first, _)| first.to_string()),
+        "last": ends.map(|(.., last)| last.to_string()),
+    })
+}
+
+fn waiting_text(waiting: &Waiting) -> Option<String> {
+    let (total, first, last) = ends(waiting)?;
+    Some(format!(
+        "{} condemned packs ({}) wait for the end of their locks, from {first} to {last}",
+        waiting.len(),
+        bytes(total)
+    ))
+}
+
 fn done_json(done: &Collected) -> Value {
     json!({
         "condemned_packs": done.condemned.packs,
@@ -165,6 +234,10 @@ fn done_json(done: &Collected) -> Value {
         "deleted_orphans": done.deleted_orphans,
         "held_packs": done.held_packs,
         "held_by": holding_json(&done.holding),
+        "waiting": waiting_json(&done.waiting),
+        "locked_objects": done.extended.objects,
+        "locked_until": done.extended.until.map(|until| until.to_string()),
+        "missing_objects": done.extended.missing,
     })
 }
 
@@ -179,6 +252,17 @@ fn done_text(done: &Collected) -> String {
     );
     if condemned.gave_way {
         text += "\nanother collector was faster: nothing was condemned here";
+    }
+    if let Some(until) = done.extended.until {
+        text += &format!("\nlocked {} objects until {until}", done.extended.objects);
+    }
+    if done.extended.missing > 0 {
+        let missing = done.extended.missing;
+        text +=
+            &format!("\n{missing} objects that are needed are not there: bkfs check names them");
+    }
+    if let Some(waiting) = waiting_text(&done.waiting) {
+        text = text + "\n" + &waiting;
     }
     if let Some(held) = held_text(done.held_packs, &done.holding) {
         text = text + "\n" + &held;

@@ -1,5 +1,6 @@
 //! `bkfs init URL`
 
+use bkfs_chunker::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
 use serde_json::json;
 use zeroize::Zeroizing;
 
@@ -19,16 +20,34 @@ pub struct Init {
     /// No password: contents are readable by whoever can read the bucket, and verified by hash
     #[arg(long)]
     no_encryption: bool,
+    /// Have the bucket lock packs, keys and config for so many days against deletion by anybody, and let bkfs gc extend that for what is needed. Only for S3, in a bucket made with Object Lock
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=i64::from(LOCK_DAYS_MAX)))]
+    lock_days: Option<u32>,
+    /// governance: who has s3:BypassGovernanceRetention can remove a lock; compliance: nobody can, not even the account's owner
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "governance",
+        requires = "lock_days"
+    )]
+    lock_mode: LockMode,
 }
 
 pub fn run(command: Init, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let access = Access::of_command(&command.url, global)?;
-        create(&access, command.no_encryption, output).await
+        let mode = command.lock_mode;
+        let lock = command.lock_days.map(|days| LockRule { days, mode });
+        create(&access, command.no_encryption, lock, output).await
     })
 }
 
-async fn create(access: &Access, no_encryption: bool, output: &Output) -> Result<(), Failure> {
+async fn create(
+    access: &Access,
+    no_encryption: bool,
+    lock: Option<LockRule>,
+    output: &Output,
+) -> Result<(), Failure> {
     let password = if no_encryption {
         None
     } else {
@@ -39,19 +58,24 @@ async fn create(access: &Access, no_encryption: bool, output: &Output) -> Result
         url: access.url.clone(),
         store: access.store.clone(),
         password,
+        lock,
     };
     let id = repository::create(creation)
         .await
         .map_err(|error| explain(error, &access.url))?;
     let sealed = !no_encryption;
-    let answer = json!({ "repository": access.url.to_string(), "id": id, "encrypted": sealed });
+    let answer = json!({ "repository": access.url.to_string(), "id": id, "encrypted": sealed,
+        "lock_days": lock.map(|lock| lock.days), "lock_mode": lock.map(|lock| lock.mode.to_string()) });
     output.result(&answer, || {
         let how = if sealed {
             "sealed under the password"
         } else {
             "NOT encrypted"
         };
-        format!("created repository {} ({how})", access.url)
+        let locked = lock.map_or(String::new(), |lock| {
+            format!("; packs are locked for {} days ({})", lock.days, lock.mode)
+        });
+        format!("created repository {} ({how}{locked})", access.url)
     })
 }
 
@@ -67,5 +91,5 @@ pub async fn create_if_absent(
     {
         return Ok(());
     }
-    create(access, no_encryption, output).await
+    create(access, no_encryption, None, output).await
 }

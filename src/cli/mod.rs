@@ -20,6 +20,7 @@ mod forget;
 mod gc;
 mod init;
 mod key;
+mod lock;
 mod ls;
 mod mount;
 pub mod output;
@@ -120,6 +121,7 @@ enum Command {
     Check(check::Check),
     Copy(copy::Copy),
     Key(key::Key),
+    Lock(lock::LockCommand),
     Status(status::Status),
     #[command(hide = true)]
     Generate(completions::Generate),
@@ -167,6 +169,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
         Command::Check(command) => check::run(command, &global, &output),
         Command::Copy(command) => copy::run(command, &global, &output),
         Command::Key(command) => key::run(command, &global, &output),
+        Command::Lock(command) => lock::run(command, &global, &output),
         Command::Status(command) => status::run(command, &global, &output),
         Command::Generate(command) => completions::run(command),
     };

@@ -20,7 +20,7 @@ use crate::repository::Repository;
 use crate::root::commit::Committer as RootCommitter;
 use crate::root::heartbeat::Standing;
 use crate::root::journal::JournalWriter;
-use crate::root::repository::probe;
+use crate::root::repository::{probe, probe_lock};
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::state::HolderInfo;
 use crate::vfs::live::Live;
@@ -89,6 +89,9 @@ impl Writing {
         let handle = &self.repository.handle;
         let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
         probe(store, entropy, handle.policy()).await?;
+        if let Some(rule) = self.repository.lock {
+            probe_lock(store, entropy, rule, self.repository.now()).await?;
+        }
         let request = VolumeRequest {
             name: self.volume.clone(),
             steal,

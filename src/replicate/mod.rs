@@ -21,7 +21,7 @@ use crate::repository::Repository;
 use crate::root::commit::{CommitRequest, Committed, Committer};
 use crate::root::error::RootError;
 use crate::root::record::Replayed;
-use crate::root::repository::probe;
+use crate::root::repository::{probe, probe_lock};
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotRequest};
 use crate::volume::error::VolumeError;
@@ -197,6 +197,9 @@ impl Replication<'_> {
         let handle = &to.handle;
         let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
         probe(store, entropy, handle.policy()).await?;
+        if let Some(rule) = to.lock {
+            probe_lock(store, entropy, rule, to.now()).await?;
+        }
         let command = command(self.from);
         let request = VolumeRequest {
             name: self.volume.to_owned(),

@@ -21,6 +21,7 @@
 //! | [`commit`] | the order of a commit's writes; snapshots |
 //! | [`forget`] | to the trash, and back |
 //! | [`repository`] | creating and opening one |
+//! | [`rule`] | changing for how long its objects are locked |
 
 pub mod commit;
 pub mod error;
@@ -35,6 +36,7 @@ pub mod memory;
 pub mod record;
 pub mod repository;
 pub mod retry;
+pub mod rule;
 pub mod session;
 pub mod slots;
 pub mod snapshots;

@@ -16,11 +16,14 @@ use super::memory::{FileMemory, GenerationMemory, VolatileMemory};
 use super::retry::{PatientReads, Pauses, RetryPolicy, may_pass, random};
 use super::state::{ROOT_KEY, Root};
 use bkfs_chunker::entropy::Entropy;
+use bkfs_chunker::lock::{Lock, LockRule};
 use bkfs_chunker::seal::{
     Class, Config, Features, Keyring, NewSlot, OpenError, RepositoryId, Secrets, Slot, SlotCost,
     SlotError, SlotName,
 };
-use bkfs_chunker::store::{ProbeError, Store, StoreErrorKind, probe_conditional_writes};
+use bkfs_chunker::store::{
+    ProbeError, Store, StoreErrorKind, probe_conditional_writes, probe_locks,
+};
 use jiff::Timestamp;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -42,6 +45,9 @@ const CONTENTS: [&str; 6] = [
 
 /// How long a store that does not answer is asked for the objects that a repository is opened with: whoever has mistyped its address should know soon.
 const OPENING_PATIENCE: Duration = Duration::from_secs(30);
+
+/// For how long the object of [`probe_lock`] is locked, in seconds: longer than a clock can be wrong by which S3 still answers (15 minutes).
+const PROBE_LOCK_S: i64 = 20 * 60;
 
 /// Where passwords come from.
 pub trait Passwords: Send {
@@ -66,6 +72,8 @@ pub struct NewRepository<'a> {
     pub label: &'a str,
     /// The time on the clock.
     pub clock: Timestamp,
+    /// By what rule its objects are locked in the bucket.
+    pub lock: Option<LockRule>,
 }
 
 /// Creates a repository in `store`, once its conditional writes have been found right.
@@ -85,10 +93,19 @@ pub async fn create(
         ..RetryPolicy::default()
     };
     probe(store, entropy, &impatient).await?;
+    if let Some(rule) = new.lock {
+        probe_lock(store, entropy, rule, new.clock).await?;
+    }
     let config = match read_config(store).await? {
         Some(config) => config,
         None => begin(store, entropy, new).await?,
     };
+    if config.lock() != new.lock {
+        return Err(not_empty(
+            store,
+            "an interrupted creation, which began with other --lock-days: remove the object config to begin anew",
+        ));
+    }
     let keyring = match (new.password, config.is_sealed()) {
         (Some(password), true) => unlock(store, &config, password).await?,
         (None, false) => open_keyring(&config)?,
@@ -153,6 +170,33 @@ pub async fn probe(
     }
 }
 
+/// Proves that the bucket keeps locks, with an object that is locked for a few minutes. Taken like [`probe`], where there is a rule of locks.
+///
+/// # Errors
+/// [`RootError::UnfitStore`] says what was wrong; store errors.
+pub async fn probe_lock(
+    store: &dyn Store,
+    entropy: &dyn Entropy,
+    rule: LockRule,
+    now: Timestamp,
+) -> Result<(), RootError> {
+    if rule.days == 0 {
+        return Ok(());
+    }
+    let lock = Lock {
+        mode: rule.mode,
+        until: Timestamp::from_second(now.as_second() + PROBE_LOCK_S).unwrap_or(Timestamp::MAX),
+    };
+    let salt = u64::from_le_bytes(random(entropy));
+    match probe_locks(store, &format!("{salt:016x}"), &lock).await {
+        Ok(()) => Ok(()),
+        Err(ProbeError::Store(error)) => Err(error.into()),
+        Err(unfit @ ProbeError::Unfit { .. }) => Err(RootError::UnfitStore {
+            reason: unfit.to_string(),
+        }),
+    }
+}
+
 /// Writes key slot and config, and returns the config that stands.
 async fn begin(
     store: &dyn Store,
@@ -182,6 +226,7 @@ async fn begin(
         new.password.is_some(),
         &secrets,
         random(entropy),
+        new.lock,
     );
     match store.put_new(Config::KEY, vec![object]).await {
         Ok(_) => {}

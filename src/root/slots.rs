@@ -172,10 +172,13 @@ impl<'a> Slots<'a> {
         let object = slot
             .wrap(making.password, self.keyring.secrets())
             .map_err(|error| of_slot(error, &key))?;
-        self.store
-            .put_new(&key, vec![object])
-            .await
-            .map_err(RootError::from)?;
+        // A slot that is removed is hidden, and its bytes stay until its lock ends.
+        let rule = self.config.lock().filter(|rule| rule.days > 0);
+        let put = match rule.map(|rule| rule.lock_from(making.clock)) {
+            Some(lock) => self.store.put_locked(&key, vec![object], &lock).await,
+            None => self.store.put_new(&key, vec![object]).await,
+        };
+        put.map_err(RootError::from)?;
         let (stored, _) = self.store.get(&key).await.map_err(RootError::from)?;
         Slot::open(self.config.repository(), slot.name, &stored)
             .map_err(|source| unopenable(&key, source))?

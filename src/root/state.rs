@@ -96,6 +96,9 @@ pub struct Root {
     /// Where the search for a free snapshot number starts, so that numbers come back as late as possible.
     #[n(11)]
     pub next_snapshot: u16,
+    /// When the first lock of an object that is needed may end, in seconds since 1970, by the collector that extended them last (`--lock-days`).
+    #[n(12)]
+    pub locked_until_s: Option<i64>,
 }
 
 /// One tree that a single session at a time may write.
@@ -276,6 +279,7 @@ impl Root {
             condemned: Vec::new(),
             quarantine: Vec::new(),
             next_snapshot: 1,
+            locked_until_s: None,
         }
     }
 

@@ -78,6 +78,7 @@ fn gather(store: &Arc<MemoryStore>) -> u64 {
         let repository = repository.expect("opens");
         let options = Options {
             undelete_window: SignedDuration::ZERO,
+            lock_days: None,
             effort: Effort::default(),
         };
         let found = prospect(&repository, &options, repository.now()).await;

@@ -118,6 +118,7 @@ impl Fixture {
             },
             label: "damage",
             clock: Default::default(),
+            lock: None,
         };
         wait(create(&*store, &SeededEntropy::new(1), &new)).expect("create");
         let machine = Machine::mount(store.clone(), password);

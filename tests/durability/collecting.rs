@@ -21,8 +21,9 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::host::{Bucket, Host, noise};
 
-const OPTIONS: Options = Options {
+pub const OPTIONS: Options = Options {
     undelete_window: SignedDuration::ZERO,
+    lock_days: None,
     effort: Effort {
         threshold: 0.9,
         budget_bytes: u64::MAX,
@@ -44,7 +45,7 @@ fn gc(bucket: &Bucket) -> Collected {
     bucket.work(bucket.memory.clone(), gather)
 }
 
-async fn forget(repository: &Repository, name: &str) {
+pub async fn forget(repository: &Repository, name: &str) {
     let (handle, machine) = (&repository.handle, &repository.machine);
     let holder = machine.holder("forget");
     let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
@@ -61,7 +62,7 @@ async fn forget(repository: &Repository, name: &str) {
     session.end().await.expect("left");
 }
 
-fn snapshot(host: &Host, name: &str) {
+pub fn snapshot(host: &Host, name: &str) {
     let request = SnapshotRequest {
         name: Some(name.to_owned()),
         tags: Vec::new(),
@@ -69,7 +70,7 @@ fn snapshot(host: &Host, name: &str) {
     host.run(host.volume().snapshot(request)).expect("made");
 }
 
-fn unlink(host: &Host, name: &str) {
+pub fn unlink(host: &Host, name: &str) {
     let gone = host.run(host.volume().unlink(ROOT_INODE, name.as_bytes()));
     gone.expect("unlinked");
 }

@@ -10,5 +10,6 @@ mod fencing;
 mod history;
 mod host;
 mod layers;
+mod locks;
 mod outcome;
 mod price;

@@ -6,6 +6,7 @@ use bkfs_chunker::cut::segment::{self, SegmentChunk, SegmentEnds};
 use bkfs_chunker::cut::{Parameters, Profile};
 use bkfs_chunker::id::Kind;
 use bkfs_chunker::index::{self, PackRecord};
+use bkfs_chunker::lock::{LockMode, LockRule};
 use bkfs_chunker::pack::{
     FinishedPack, Footer, FrameDecoder, FrameEncoder, PackBuilder, PackName, TRAILER_LEN, Trailer,
 };
@@ -131,11 +132,28 @@ fn secrets_and_config() {
     let decoded = Secrets::decode(&frozen).expect("the frozen secrets are some");
     assert_eq!(*decoded.encode(), *encoded);
     let parameters = Parameters::default();
-    for (name, sealed) in [("unsealed", false), ("sealed", true)] {
-        let object = Config::create(REPOSITORY, &parameters, sealed, &secrets(), [0x55; 32]);
+    let rule = LockRule {
+        days: 30,
+        mode: LockMode::Compliance,
+    };
+    let forms = [
+        ("unsealed", false, None),
+        ("sealed", true, None),
+        ("locked", true, Some(rule)),
+    ];
+    for (name, sealed, lock) in forms {
+        let object = Config::create(
+            REPOSITORY,
+            &parameters,
+            sealed,
+            &secrets(),
+            [0x55; 32],
+            lock,
+        );
         let frozen = fixed(&format!("config-{name}.bin"), &object);
         let config = Config::open(&frozen).expect("the frozen config opens");
         assert_eq!(*config.cutting(), parameters);
+        assert_eq!(config.lock(), lock);
         let keyring = match sealed {
             true => config.unlock(secrets()).expect("the secrets fit"),
             false => config

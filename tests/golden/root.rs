@@ -93,6 +93,7 @@ fn root() -> Root {
         }],
         quarantine: vec![list(6)],
         next_snapshot: 77,
+        locked_until_s: None,
     }
 }
 

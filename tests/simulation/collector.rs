@@ -94,6 +94,7 @@ async fn once(world: &Rc<World>, store: Arc<crate::store::SimStore>, wish: &Wish
 pub async fn gather(repository: &Repository) -> Result<Collected, RootError> {
     let options = Options {
         undelete_window: SignedDuration::ZERO,
+        lock_days: None,
         effort: Effort::default(),
     };
     // An hour later than now: what was just forgotten has expired, whoever's clock said so.

@@ -1,4 +1,4 @@
-//! The config object: what is fixed about a repository at init.
+//! The config object: what is fixed about a repository at init, and by what rule the bucket locks its objects.
 //!
 //! Owns its encoding. It is read before any secret is known, so what it says is believed only once the secrets have
 //! verified it ([`Config::unlock`]).
@@ -9,6 +9,7 @@ use super::keys::BOX_OVERHEAD;
 use super::secrets::definite;
 use super::{HEADER_LEN, Keyring, OpenError, Secrets};
 use crate::cut::Parameters;
+use crate::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use bytes::Bytes;
 use minicbor::{Decoder, Encoder};
@@ -20,6 +21,8 @@ use zeroize::Zeroizing;
 pub struct Config {
     repository: RepositoryId,
     cutting: Parameters,
+    /// By what rule objects are locked.
+    lock: Option<LockRule>,
     /// Present in unsealed repositories: there they are no secret.
     secrets: Option<Secrets>,
     /// What is stated, as it was encoded: what the tag covers.
@@ -43,9 +46,10 @@ impl Config {
         sealed: bool,
         secrets: &Secrets,
         salt: [u8; 32],
+        lock: Option<LockRule>,
     ) -> Bytes {
         let open = (!sealed).then_some(secrets);
-        let stated = encode_stated(cutting, open);
+        let stated = encode_stated(cutting, open, lock);
         let tag = tag(repository, &stated, secrets);
         let mut payload = Zeroizing::new(Vec::with_capacity(stated.len() + 64));
         let mut encoder = Encoder::new(&mut *payload);
@@ -78,10 +82,11 @@ impl Config {
         let mut room = Vec::new();
         let payload = opener.open_box(0, sealed, &mut room)?;
         let (stated, tag) = decode_payload(payload).map_err(|_| DAMAGED)?;
-        let (cutting, secrets) = decode_stated(&stated)?;
+        let (cutting, lock, secrets) = decode_stated(&stated)?;
         Ok(Self {
             repository: header.repository,
             cutting,
+            lock,
             secrets,
             stated,
             tag,
@@ -101,6 +106,11 @@ impl Config {
     /// How content is cut in this repository. Not verified before [`Config::unlock`].
     pub fn cutting(&self) -> &Parameters {
         &self.cutting
+    }
+
+    /// By what rule objects are locked in the bucket; none if none ever was. Not verified before [`Config::unlock`].
+    pub fn lock(&self) -> Option<LockRule> {
+        self.lock
     }
 
     /// The keyring of an unsealed repository; `None` if the repository is sealed.
@@ -155,19 +165,31 @@ fn tag(repository: RepositoryId, stated: &[u8], secrets: &Secrets) -> [u8; 32] {
     *blake3::keyed_hash(&key, stated).as_bytes()
 }
 
-fn encode_stated(cutting: &Parameters, secrets: Option<&Secrets>) -> Zeroizing<Vec<u8>> {
+fn encode_stated(
+    cutting: &Parameters,
+    secrets: Option<&Secrets>,
+    lock: Option<LockRule>,
+) -> Zeroizing<Vec<u8>> {
     let secrets = secrets.map(Secrets::encode);
     let room = 64 + secrets.as_ref().map_or(0, |secrets| secrets.len());
     let mut stated = Zeroizing::new(Vec::with_capacity(room));
     let mut encoder = Encoder::new(&mut *stated);
     let written: Result<(), minicbor::encode::Error<Infallible>> = (|| {
-        encoder.map(if secrets.is_some() { 2 } else { 1 })?;
+        let fields = 1 + u64::from(secrets.is_some()) + u64::from(lock.is_some());
+        encoder.map(fields)?;
         encoder.u8(0)?.array(5)?;
         for number in cutting.to_array() {
             encoder.u32(number)?;
         }
         if let Some(secrets) = &secrets {
             encoder.u8(1)?.bytes(secrets)?;
+        }
+        if let Some(lock) = lock {
+            let mode = match lock.mode {
+                LockMode::Governance => 0,
+                LockMode::Compliance => 1,
+            };
+            encoder.u8(2)?.array(2)?.u32(lock.days)?.u8(mode)?;
         }
         Ok(())
     })();
@@ -193,16 +215,18 @@ fn decode_payload(
     }
 }
 
-fn decode_stated(stated: &[u8]) -> Result<(Parameters, Option<Secrets>), OpenError> {
+type Stated = (Parameters, Option<LockRule>, Option<Secrets>);
+
+fn decode_stated(stated: &[u8]) -> Result<Stated, OpenError> {
     let mut decoder = Decoder::new(stated);
     let mut decode = || -> Result<_, minicbor::decode::Error> {
-        let (mut cutting, mut secrets) = (None, None);
+        let (mut cutting, mut lock, mut secrets) = (None, None, None);
         for _ in 0..definite(decoder.map()?)? {
             match decoder.u64()? {
                 0 => {
                     let mut numbers = [0; 5];
                     if decoder.array()? != Some(5) {
-                        return Ok((None, None));
+                        return Ok((None, None, None));
                     }
                     for number in &mut numbers {
                         *number = decoder.u32()?;
@@ -210,12 +234,13 @@ fn decode_stated(stated: &[u8]) -> Result<(Parameters, Option<Secrets>), OpenErr
                     cutting = Some(numbers);
                 }
                 1 => secrets = Some(decoder.bytes()?),
+                2 => lock = Some(decode_lock(&mut decoder)?),
                 _ => decoder.skip()?,
             }
         }
-        Ok((cutting, secrets))
+        Ok((cutting, lock, secrets))
     };
-    let (numbers, secrets) = decode().map_err(|_| DAMAGED)?;
+    let (numbers, lock, secrets) = decode().map_err(|_| DAMAGED)?;
     let cutting = numbers
         .and_then(Parameters::from_array)
         .ok_or(OpenError::Damaged {
@@ -225,5 +250,22 @@ fn decode_stated(stated: &[u8]) -> Result<(Parameters, Option<Secrets>), OpenErr
         .map(Secrets::decode)
         .transpose()
         .map_err(|_| DAMAGED)?;
-    Ok((cutting, secrets))
+    Ok((cutting, lock, secrets))
+}
+
+fn decode_lock(decoder: &mut Decoder<'_>) -> Result<LockRule, minicbor::decode::Error> {
+    let wrong = minicbor::decode::Error::message("no rule of locks");
+    if decoder.array()? != Some(2) {
+        return Err(wrong);
+    }
+    let days = decoder.u32()?;
+    let mode = match decoder.u8()? {
+        0 => LockMode::Governance,
+        1 => LockMode::Compliance,
+        _ => return Err(wrong),
+    };
+    match days <= LOCK_DAYS_MAX {
+        true => Ok(LockRule { days, mode }),
+        false => Err(wrong),
+    }
 }

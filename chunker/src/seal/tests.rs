@@ -420,7 +420,7 @@ fn slots_have_names() {
 fn a_config_is_believed_once_it_is_verified() {
     let cutting = crate::cut::Parameters::from_array([4096, 1024, 2048, 4096, 8192]).unwrap();
     for sealed in [false, true] {
-        let object = Config::create(REPOSITORY, &cutting, sealed, &secrets(), [5; 32]);
+        let object = Config::create(REPOSITORY, &cutting, sealed, &secrets(), [5; 32], None);
         let config = Config::open(&object).unwrap();
         assert_eq!(config.repository(), REPOSITORY);
         assert_eq!(*config.cutting(), cutting);
@@ -458,11 +458,11 @@ fn a_config_with_other_parameters_is_not_believed() {
     let cutting = crate::cut::Parameters::default();
     let other = crate::cut::Parameters::from_array([4096, 1024, 2048, 4096, 8192]).unwrap();
     let forger = Secrets::new([7; 32], [7; 32], [7; 32]);
-    let forged = Config::create(REPOSITORY, &other, true, &forger, [5; 32]);
+    let forged = Config::create(REPOSITORY, &other, true, &forger, [5; 32], None);
     assert!(is_damaged(Config::open(&forged).unwrap().unlock(secrets())));
-    let genuine = Config::create(REPOSITORY, &cutting, true, &secrets(), [5; 32]);
+    let genuine = Config::create(REPOSITORY, &cutting, true, &secrets(), [5; 32], None);
     let elsewhere = RepositoryId([8; 16]);
-    let copied = Config::create(elsewhere, &cutting, true, &secrets(), [5; 32]);
+    let copied = Config::create(elsewhere, &cutting, true, &secrets(), [5; 32], None);
     assert_ne!(genuine, copied);
     let unlocked = Config::open(&copied).unwrap().unlock(secrets()).unwrap();
     assert_eq!(unlocked.repository(), elsewhere);
@@ -560,4 +560,30 @@ fn objects_are_made_as_the_format_says() {
         keyring.gear()[0].to_le_bytes(),
         hash(&[3; 32], &[b"bkfs gear"])[..8]
     );
+}
+
+#[test]
+fn a_config_says_how_objects_are_locked() {
+    use crate::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
+    let cutting = crate::cut::Parameters::default();
+    let made = |lock| {
+        Config::open(&Config::create(
+            REPOSITORY,
+            &cutting,
+            true,
+            &secrets(),
+            [5; 32],
+            lock,
+        ))
+    };
+    for mode in [LockMode::Governance, LockMode::Compliance] {
+        for days in [0, 1, LOCK_DAYS_MAX] {
+            let rule = Some(LockRule { days, mode });
+            assert_eq!(made(rule).unwrap().lock(), rule);
+        }
+    }
+    let days = LOCK_DAYS_MAX + 1;
+    let mode = LockMode::Governance;
+    assert!(made(Some(LockRule { days, mode })).is_err());
+    assert_eq!(made(None).unwrap().lock(), None);
 }

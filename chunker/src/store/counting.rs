@@ -10,6 +10,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version, body_bytes};
+use crate::lock::Lock;
 
 /// What one kind of operation has come to. Read from outside as [`Tally`].
 #[derive(Debug, Default)]
@@ -219,6 +220,27 @@ impl Store for CountingStore {
     ) -> Result<Vec<ObjectInfo>, StoreError> {
         let answer = self.inner.list(prefix, after, limit);
         self.count(Operation::List, 0, answer, |_| 0).await
+    }
+
+    async fn put_locked(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        lock: &Lock,
+    ) -> Result<Version, StoreError> {
+        let written = body_bytes(&body);
+        let answer = self.inner.put_locked(key, body, lock);
+        self.count(Operation::PutNew, written, answer, |_| 0).await
+    }
+
+    async fn lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
+        let answer = self.inner.lock(key);
+        self.count(Operation::ReadLock, 0, answer, |_| 0).await
+    }
+
+    async fn extend_lock(&self, key: &str, lock: &Lock) -> Result<(), StoreError> {
+        let answer = self.inner.extend_lock(key, lock);
+        self.count(Operation::ExtendLock, 0, answer, |()| 0).await
     }
 
     fn describe(&self) -> String {

@@ -25,11 +25,15 @@ pub enum Operation {
     Delete,
     /// [`Store::list`](super::Store::list).
     List,
+    /// [`Store::lock`](super::Store::lock).
+    ReadLock,
+    /// [`Store::extend_lock`](super::Store::extend_lock).
+    ExtendLock,
 }
 
 impl Operation {
     /// Every operation, in the order in which counters keep them.
-    pub const ALL: [Operation; 10] = [
+    pub const ALL: [Operation; 12] = [
         Operation::Open,
         Operation::Get,
         Operation::GetRange,
@@ -40,6 +44,8 @@ impl Operation {
         Operation::Replace,
         Operation::Delete,
         Operation::List,
+        Operation::ReadLock,
+        Operation::ExtendLock,
     ];
 
     /// A short name for metrics and logs.
@@ -55,6 +61,8 @@ impl Operation {
             Operation::Replace => "replace",
             Operation::Delete => "delete",
             Operation::List => "list",
+            Operation::ReadLock => "read_lock",
+            Operation::ExtendLock => "extend_lock",
         }
     }
 
@@ -62,7 +70,19 @@ impl Operation {
     pub fn is_write(self) -> bool {
         matches!(
             self,
-            Operation::PutNew | Operation::Put | Operation::Replace | Operation::Delete
+            Operation::PutNew
+                | Operation::Put
+                | Operation::Replace
+                | Operation::Delete
+                | Operation::ExtendLock
+        )
+    }
+
+    /// Whether it does no harm to send it again when nobody knows what became of it.
+    pub(super) fn is_repeatable(self) -> bool {
+        matches!(
+            self,
+            Operation::Put | Operation::Delete | Operation::ExtendLock
         )
     }
 
@@ -76,6 +96,8 @@ impl Operation {
             Operation::Replace => "replace",
             Operation::Delete => "delete",
             Operation::List => "list",
+            Operation::ReadLock => "read the lock of",
+            Operation::ExtendLock => "lock",
         }
     }
 }

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use super::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version};
+use crate::lock::Lock;
 
 /// What goes wrong.
 #[derive(Clone, Debug)]
@@ -428,6 +429,35 @@ impl Store for FaultStore {
         let request = self.inner.list(prefix, after, limit);
         let (listed, _) = self.read(Operation::List, prefix, request).await?;
         Ok(listed)
+    }
+
+    async fn put_locked(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        lock: &Lock,
+    ) -> Result<Version, StoreError> {
+        let lock = *lock;
+        self.write(Operation::PutNew, key, |inner| {
+            let (key, body) = (key.to_owned(), body.clone());
+            Box::pin(async move { inner.put_locked(&key, body, &lock).await })
+        })
+        .await
+    }
+
+    async fn lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
+        let request = self.inner.lock(key);
+        let (lock, _) = self.read(Operation::ReadLock, key, request).await?;
+        Ok(lock)
+    }
+
+    async fn extend_lock(&self, key: &str, lock: &Lock) -> Result<(), StoreError> {
+        let lock = *lock;
+        self.write(Operation::ExtendLock, key, |inner| {
+            let key = key.to_owned();
+            Box::pin(async move { inner.extend_lock(&key, &lock).await })
+        })
+        .await
     }
 
     fn describe(&self) -> String {

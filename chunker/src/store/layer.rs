@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{ObjectInfo, Store, StoreError, Version};
+use crate::lock::Lock;
 
 /// A [`Store`] that hands each request to the one below, unless it says otherwise. Its methods are those of [`Store`].
 ///
@@ -82,6 +83,26 @@ pub trait Layer: Send + Sync + Debug + 'static {
         self.below().list(prefix, after, limit).await
     }
 
+    /// [`Store::put_locked`].
+    async fn put_locked(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        lock: &Lock,
+    ) -> Result<Version, StoreError> {
+        self.below().put_locked(key, body, lock).await
+    }
+
+    /// [`Store::lock`].
+    async fn lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
+        self.below().lock(key).await
+    }
+
+    /// [`Store::extend_lock`].
+    async fn extend_lock(&self, key: &str, lock: &Lock) -> Result<(), StoreError> {
+        self.below().extend_lock(key, lock).await
+    }
+
     /// [`Store::describe`].
     fn describe(&self) -> String {
         self.below().describe()
@@ -142,6 +163,23 @@ impl<T: Layer> Store for T {
         limit: usize,
     ) -> Result<Vec<ObjectInfo>, StoreError> {
         Layer::list(self, prefix, after, limit).await
+    }
+
+    async fn put_locked(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        lock: &Lock,
+    ) -> Result<Version, StoreError> {
+        Layer::put_locked(self, key, body, lock).await
+    }
+
+    async fn lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
+        Layer::lock(self, key).await
+    }
+
+    async fn extend_lock(&self, key: &str, lock: &Lock) -> Result<(), StoreError> {
+        Layer::extend_lock(self, key, lock).await
     }
 
     fn describe(&self) -> String {

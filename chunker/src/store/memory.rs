@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
+use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use super::{
     ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version, WHOLE_OBJECT_BYTES_MAX,
     check_key, check_prefix,
 };
+use crate::lock::Lock;
 
 /// A bucket in memory. Clones share the objects, as mounts share a bucket.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +25,9 @@ pub struct MemoryStore {
 #[derive(Debug, Default)]
 struct Objects {
     by_key: BTreeMap<String, (Bytes, u64)>,
+    locks: BTreeMap<String, Lock>,
+    /// What its clock says: it stands still.
+    now: Timestamp,
     writes: u64,
 }
 
@@ -50,9 +55,16 @@ impl MemoryStore {
         Self {
             objects: Arc::new(Mutex::new(Objects {
                 by_key: objects.by_key.clone(),
+                locks: objects.locks.clone(),
+                now: objects.now,
                 writes: objects.writes,
             })),
         }
+    }
+
+    /// Sets the clock by which locks end; it stands at 1970 until it is set. Unlike S3 it refuses to delete what is locked, which shows who tries.
+    pub fn set_clock(&self, now: Timestamp) {
+        self.objects.lock().now = now;
     }
 
     fn find(&self, operation: Operation, key: &str) -> Result<(Bytes, u64), StoreError> {
@@ -73,6 +85,10 @@ fn absent(operation: Operation, key: &str) -> StoreError {
         key,
         "there is no such object",
     )
+}
+
+fn locked(operation: Operation, key: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Denied, operation, key, "it is locked")
 }
 
 fn version(count: u64) -> Version {
@@ -186,7 +202,16 @@ impl Store for MemoryStore {
 
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
         check_key(Operation::Delete, key)?;
-        self.objects.lock().by_key.remove(key);
+        let mut objects = self.objects.lock();
+        if objects
+            .locks
+            .get(key)
+            .is_some_and(|lock| lock.until > objects.now)
+        {
+            return Err(locked(Operation::Delete, key));
+        }
+        objects.by_key.remove(key);
+        objects.locks.remove(key);
         Ok(())
     }
 
@@ -212,6 +237,33 @@ impl Store for MemoryStore {
                 size: bytes.len() as u64,
             })
             .collect())
+    }
+
+    async fn put_locked(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        lock: &Lock,
+    ) -> Result<Version, StoreError> {
+        let version = self.put_new(key, body).await?;
+        self.objects.lock().locks.insert(key.to_owned(), *lock);
+        Ok(version)
+    }
+
+    async fn lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
+        self.find(Operation::ReadLock, key)?;
+        Ok(self.objects.lock().locks.get(key).copied())
+    }
+
+    async fn extend_lock(&self, key: &str, lock: &Lock) -> Result<(), StoreError> {
+        self.find(Operation::ExtendLock, key)?;
+        let mut objects = self.objects.lock();
+        let found = objects.locks.get(key);
+        if found.is_some_and(|found| found.until > lock.until) {
+            return Err(locked(Operation::ExtendLock, key));
+        }
+        objects.locks.insert(key.to_owned(), *lock);
+        Ok(())
     }
 
     fn describe(&self) -> String {

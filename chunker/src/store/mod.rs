@@ -25,6 +25,7 @@ pub mod fault;
 mod key;
 mod layer;
 mod local;
+mod locking;
 mod memory;
 mod options;
 mod probe;
@@ -39,14 +40,17 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+use crate::lock::Lock;
+
 pub use counting::{Counters, CountingStore, Tally};
 pub use error::{Operation, StoreError, StoreErrorKind};
 pub use key::{KEY_BYTES_MAX, PART_BYTES_MAX, check_key, check_prefix};
 pub use layer::Layer;
 pub use local::LocalStore;
+pub use locking::{Locking, LockingStore};
 pub use memory::MemoryStore;
 pub use options::StoreOptions;
-pub use probe::{PROBE_PREFIX, ProbeError, probe_conditional_writes};
+pub use probe::{PROBE_PREFIX, ProbeError, probe_conditional_writes, probe_locks};
 pub use remote::RemoteStore;
 pub use url::{RepositoryUrl, UrlError, parse_url};
 pub use version::Version;
@@ -118,6 +122,27 @@ pub trait Store: Send + Sync + Debug + 'static {
         limit: usize,
     ) -> Result<Vec<ObjectInfo>, StoreError>;
 
+    /// [`Store::put_new`], and the store itself keeps the object until the lock's end. Only where there are such locks ([`StoreErrorKind::Invalid`] elsewhere): in a versioned bucket of S3 with
+    /// Object Lock switched on. There a lock binds this state of the object: who deletes or writes over it hides it, and it can be had again.
+    async fn put_locked(
+        &self,
+        key: &str,
+        _body: Vec<Bytes>,
+        _lock: &Lock,
+    ) -> Result<Version, StoreError> {
+        Err(without_locks(Operation::PutNew, key))
+    }
+
+    /// The lock of the newest state of an object; none if it has none. One that has ended is still told.
+    async fn lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
+        Err(without_locks(Operation::ReadLock, key))
+    }
+
+    /// Locks an object, or extends its lock. A lock is never shortened.
+    async fn extend_lock(&self, key: &str, _lock: &Lock) -> Result<(), StoreError> {
+        Err(without_locks(Operation::ExtendLock, key))
+    }
+
     /// The repository's URL, without secrets.
     fn describe(&self) -> String;
 }
@@ -132,6 +157,11 @@ pub async fn open_store(
         RepositoryUrl::Local { path } => Ok(Arc::new(LocalStore::open(&path, options).await?)),
         remote => Ok(Arc::new(RemoteStore::open(&remote, options).await?)),
     }
+}
+
+fn without_locks(operation: Operation, key: &str) -> StoreError {
+    let message = "this store has no locks (only S3 and what speaks it has Object Lock)";
+    StoreError::new(StoreErrorKind::Invalid, operation, key, message)
 }
 
 /// The length of a body in bytes.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use futures::future::join_all;
 
 use super::{Store, StoreError, StoreErrorKind, Version};
+use crate::lock::Lock;
 
 /// Below this the probe's objects lie; they are deleted at the end. What a crash leaves there means nothing.
 pub const PROBE_PREFIX: &str = "probe/";
@@ -78,6 +79,46 @@ pub async fn probe_conditional_writes(store: &dyn Store, salt: &str) -> Result<(
             }
             Err(Verdict::Failed(error)) => return Err(error.into()),
         }
+    }
+}
+
+/// Probes whether the bucket keeps locks, with a small object named by `salt`, which is locked until the end of `lock` and then garbage. Stores that have no locks say so, or take the
+/// request for one and keep none.
+///
+/// # Errors
+/// `Unfit` if it keeps no locks, or may not be asked.
+pub async fn probe_locks(store: &dyn Store, salt: &str, lock: &Lock) -> Result<(), ProbeError> {
+    let key = format!("{PROBE_PREFIX}{salt}-locked");
+    let unfit = |fault: String| ProbeError::Unfit {
+        store: store.describe(),
+        fault,
+    };
+    let refused = |error: StoreError, right: &str| match error.kind() {
+        StoreErrorKind::Denied => unfit(format!("this key has no right to {right}: {error}")),
+        StoreErrorKind::Invalid | StoreErrorKind::NotFound | StoreErrorKind::Other => {
+            unfit(format!(
+                "objects cannot be locked (it takes a bucket that was made with Object Lock): {error}"
+            ))
+        }
+        _ => error.into(),
+    };
+    let put = store.put_locked(&key, body(&key, "locked"), lock).await;
+    put.map_err(|error| refused(error, "lock objects (s3:PutObjectRetention)"))?;
+    let kept = store.lock(&key).await;
+    // In a versioned bucket this hides it, locked or not.
+    if let Err(error) = store.delete(&key).await {
+        tracing::debug!(%error, "an object of the probe stays");
+    }
+    match kept.map_err(|error| refused(error, "see locks (s3:GetObjectRetention)"))? {
+        Some(kept) if kept.mode == lock.mode && kept.until >= lock.until => Ok(()),
+        found => Err(unfit(format!(
+            "an object was to be locked until {}, and is locked {}",
+            lock.until,
+            found.map_or("not at all".to_owned(), |found| format!(
+                "until {} ({})",
+                found.until, found.mode
+            )),
+        ))),
     }
 }
 

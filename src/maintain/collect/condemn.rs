@@ -26,7 +26,7 @@ use crate::root::transition::{IndexChange, Refusal};
 const EPOCHS_MAX: usize = 64;
 
 /// Writes lists in the name of the collecting session.
-struct IngestLists<'a>(&'a Ingest);
+pub(super) struct IngestLists<'a>(pub(super) &'a Ingest);
 
 #[async_trait]
 impl ListWriter for IngestLists<'_> {

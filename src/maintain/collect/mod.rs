@@ -12,8 +12,10 @@
 //! | [`plan`] | from marks to what is done (pure) |
 //! | [`condemn`] | stores again, and replaces the root |
 //! | [`sweep`] | deletes |
+//! | [`locks`] | what the bucket keeps locked |
 
 pub mod condemn;
+pub mod locks;
 pub mod mark;
 pub mod marks;
 pub mod plan;
@@ -26,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::lock::LockRule;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
 use bkfs_chunker::store::{PROBE_PREFIX, Store};
@@ -33,15 +36,16 @@ use bkfs_chunker::verify::{Verifier, VerifierConfig};
 use jiff::{SignedDuration, Timestamp};
 
 use self::condemn::{Done, condemn};
+use self::locks::{Extended, Locks, Waiting, rule_of, waiting};
 use self::mark::{Marker, is_own};
 use self::plan::{Effort, Plan, plan};
-use self::sweep::{Holding, delete, free_epochs, orphans, sweep};
+use self::sweep::{Holding, Sweeper, delete, free_epochs, orphans};
 use super::layout::{Place, place_of};
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootView};
 use crate::root::session::OpenSession;
-use crate::root::state::Root;
+use crate::root::state::{Condemned, Root};
 
 /// Keys asked for at a time.
 const PAGE_KEYS: usize = 1000;
@@ -56,6 +60,8 @@ pub struct Options {
     pub undelete_window: SignedDuration,
     /// How hard it works.
     pub effort: Effort,
+    /// For how many days what is needed is to be locked, if not as the repository's config has it.
+    pub lock_days: Option<u32>,
 }
 
 /// What a collection would do, and what it has seen of the repository.
@@ -72,6 +78,8 @@ pub struct Prospect {
     pub held_packs: u64,
     /// Who holds them back.
     pub holding: Vec<Holding>,
+    /// What the bucket keeps locked; none in a repository without locks.
+    pub locks: Option<Locks>,
     /// Requests made so far.
     pub requests_made: u64,
     /// About how many requests follow.
@@ -96,12 +104,18 @@ pub struct Collected {
     pub holding: Vec<Holding>,
     /// Packs that are held back.
     pub held_packs: u64,
+    /// Packs that wait for the end of their locks.
+    pub waiting: Waiting,
+    /// Locks that were extended.
+    pub extended: Extended,
 }
 
 impl Prospect {
     /// True if there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.plan.is_empty() && self.expired == 0 && self.orphans.is_empty() && self.free_packs == 0
+        let has_packs = !self.plan.is_empty() || self.free_packs > 0;
+        let is_due = self.locks.as_ref().is_some_and(|locks| locks.is_due);
+        !has_packs && self.expired == 0 && self.orphans.is_empty() && !is_due
     }
 
     /// Metadata packs that were read for marking.
@@ -123,6 +137,16 @@ async fn list(store: &dyn Store) -> Result<BTreeMap<String, u64>, RootError> {
             return Ok(found);
         }
     }
+}
+
+/// The packs among the keys of the bucket, with their sizes in bytes.
+fn packs(bucket: &BTreeMap<String, u64>) -> impl Iterator<Item = (PackName, u64)> {
+    bucket
+        .iter()
+        .filter_map(|(key, bytes)| match place_of(key) {
+            Place::Named(Class::DataPack | Class::MetadataPack, name) => Some((name, *bytes)),
+            _ => None,
+        })
 }
 
 /// Looks at the repository and plans. Changes nothing.
@@ -157,13 +181,7 @@ pub async fn prospect(
     let (view, condemned, trash, (free, holding)) = looked.await?;
     let root = &view.root;
     let held = marker.listed(root);
-    let unlisted = bucket
-        .iter()
-        .filter_map(|(key, bytes)| match place_of(key) {
-            Place::Named(Class::DataPack | Class::MetadataPack, name) => Some((name, *bytes)),
-            _ => None,
-        });
-    let unlisted = unlisted.filter(|(name, _)| {
+    let unlisted = packs(&bucket).filter(|(name, _)| {
         !held.contains(name) && !condemned.contains(name) && !is_own(root, name)
     });
     let live = |name: &PackName| marker.live.contains(name);
@@ -171,8 +189,11 @@ pub async fn prospect(
     let plan = plan(&marker.marks, live, own, unlisted.collect(), options.effort);
     let trash = trash.iter().flat_map(|shard| shard.iter());
     let expired = trash.filter(|entry| marker.has_expired(entry)).count() as u64;
-    let count = |condemned: &crate::root::state::Condemned| u64::from(condemned.list.count);
-    let free_packs: u64 = free.iter().map(count).sum();
+    let count = |condemned: &Condemned| u64::from(condemned.list.count);
+    let rule = rule_of(repository.lock, options.lock_days).map(|rule| (rule, now));
+    let locks = look_at_locks(repository, rule, (root, &free), &marker, &bucket).await?;
+    let (asked, waiting, extensions) = locks.as_ref().map_or((0, 0, 0), Locks::requests);
+    let free_packs: u64 = free.iter().map(count).sum::<u64>().saturating_sub(waiting);
     let all_packs: u64 = root.condemned.iter().map(count).sum();
     let orphans = orphans(root, &bucket);
     let pages = bucket.len().div_ceil(PAGE_KEYS) as u64;
@@ -185,18 +206,44 @@ pub async fn prospect(
         false => plan.rewritten.len() as u64 + packs_written + 8 + 2 * candidates,
     };
     Ok(Prospect {
-        requests_made: pages + 1 + root.index.len() as u64 + marker.packs_read,
-        requests: requests + 2 * free_packs + orphans.len() as u64,
+        requests_made: pages + 1 + root.index.len() as u64 + marker.packs_read + asked,
+        requests: requests + 2 * free_packs + orphans.len() as u64 + extensions,
         plan,
         expired,
         orphans,
         free_packs,
-        held_packs: all_packs - free_packs,
+        held_packs: all_packs.saturating_sub(free_packs + waiting),
         holding,
+        locks,
         bucket,
         view,
         marker,
     })
+}
+
+/// What of these condemned packs waits for its lock, and whether the locks of live ones are to be extended.
+async fn look_at_locks(
+    repository: &Repository,
+    rule: Option<(LockRule, Timestamp)>,
+    (root, free): (&Root, &[Condemned]),
+    marker: &Marker,
+    bucket: &BTreeMap<String, u64>,
+) -> Result<Option<Locks>, RootError> {
+    let Some((rule, now)) = rule else {
+        return Ok(None);
+    };
+    let handle = &repository.handle;
+    let keys = keys_of(repository, root, free, marker, bucket).await?;
+    let there = keys.iter().filter_map(|key| Some((key, *bucket.get(key)?)));
+    Ok(Some(Locks {
+        rule,
+        now,
+        is_due: locks::is_due(handle, root, &marker.live, &marker.marks, (rule, now)).await?,
+        waiting: waiting(&**handle.store(), there, now).await?,
+        live: marker.live.len() as u64,
+        asked: keys.len() as u64,
+        progress: Arc::default(),
+    }))
 }
 
 /// Works on the newest root, and on the next one if what this one names vanishes under way (rule 10).
@@ -279,6 +326,7 @@ async fn work(
         plan,
         expired,
         orphans,
+        locks,
         bucket,
         view,
         mut marker,
@@ -290,6 +338,11 @@ async fn work(
         collected.condemned =
             condemn(handle, session.id(), ingest, &mut marker, &plan, epoch).await?;
     }
+    if let Some(locks) = locks.as_ref().filter(|locks| locks.is_due) {
+        let (lists, verifier) = (&repository.lists, &marker.verifier);
+        let by = (handle, session.id());
+        collected.extended = locks::extend(lists, verifier, by, locks, bucket.keys()).await?;
+    }
     while_it_stands(handle, async |view| {
         // What this session needed is in the root, or nobody needs it: it holds nothing back any more.
         session.heartbeat().base().raise(view.root.epoch);
@@ -298,26 +351,55 @@ async fn work(
         if free.is_empty() {
             return Ok(());
         }
-        let keys = keys_of(repository, &view.root, &free, &marker, &bucket).await?;
+        let mut keys = keys_of(repository, &view.root, &free, &marker, &bucket).await?;
+        if let Some(locks) = &locks {
+            collected.waiting = still_waiting(handle, locks, &keys, &bucket).await?;
+            keys.retain(|key| !is_among(&collected.waiting, key));
+        }
         collected.deleted_bytes = keys.iter().filter_map(|key| bucket.get(key)).sum();
-        let verifier = &marker.verifier;
-        collected.deleted_packs =
-            sweep(handle, verifier, ingest, session.id(), &free, keys).await?;
+        let sweeper = Sweeper {
+            handle,
+            verifier: &marker.verifier,
+            ingest,
+            session: session.id(),
+        };
+        let kept = collected.waiting.keys().copied().collect();
+        collected.deleted_packs = sweeper.sweep(&free, keys, kept).await?;
         Ok(())
     })
     .await?;
     collected.deleted_orphans = delete(&**handle.store(), orphans.into_keys()).await?;
     let left = handle.current();
     let left = left.root.condemned.iter();
-    collected.held_packs = left.map(|condemned| u64::from(condemned.list.count)).sum();
+    let left: u64 = left.map(|condemned| u64::from(condemned.list.count)).sum();
+    collected.held_packs = left.saturating_sub(collected.waiting.len() as u64);
     Ok(collected)
+}
+
+/// Which of these condemned packs a lock protects still: what was seen when it was planned is not asked again.
+async fn still_waiting(
+    handle: &RootHandle,
+    locks: &Locks,
+    keys: &[String],
+    bucket: &BTreeMap<String, u64>,
+) -> Result<Waiting, RootError> {
+    let unknown = keys.iter().filter(|key| !is_among(&locks.waiting, key));
+    let there = unknown.filter_map(|key| Some((key, *bucket.get(key)?)));
+    let mut waiting = waiting(&**handle.store(), there, locks.now).await?;
+    let known = locks.waiting.iter().map(|(name, wait)| (*name, *wait));
+    waiting.extend(known);
+    Ok(waiting)
+}
+
+fn is_among(waiting: &Waiting, key: &str) -> bool {
+    matches!(place_of(key), Place::Named(_, name) if waiting.contains_key(&name))
 }
 
 /// The keys under which the packs of these epochs may lie.
 async fn keys_of(
     repository: &Repository,
     root: &Root,
-    free: &[crate::root::state::Condemned],
+    free: &[Condemned],
     marker: &Marker,
     bucket: &BTreeMap<String, u64>,
 ) -> Result<Vec<String>, RootError> {

@@ -13,13 +13,16 @@ use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::{PackContents, Verifier};
 use futures::{StreamExt, TryStreamExt};
 
+use super::condemn::IngestLists;
 use super::mark::is_own;
 use crate::maintain::layout::{Place, place_of};
 use crate::maintain::scan::list_refs;
+use crate::root::commit::put_shard;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::heartbeat::published_base;
 use crate::root::lists::Lists;
+use crate::root::snapshots::PackEntry;
 use crate::root::state::{Condemned, HolderInfo, Root, SessionId};
 use crate::root::transition::IndexChange;
 
@@ -28,6 +31,9 @@ const DELETES_AT_ONCE: usize = 16;
 
 /// More index objects than this are written together, and so are those that are smaller than [`SMALL_INDEX_BYTES`].
 const INDEXES_MAX: usize = 48;
+
+/// So many epochs of which everything is locked become one.
+const LOCKED_EPOCHS_MAX: usize = 16;
 
 /// Decoded bytes below which an index object is small.
 const SMALL_INDEX_BYTES: u64 = 8 << 20;
@@ -116,49 +122,76 @@ pub async fn delete(
         .await
 }
 
-/// Steps `Sweep` and `ForgetEpoch`, for epochs that [`free_epochs`] has found free. `keys` are the keys of all packs of theirs that may be in the bucket.
-///
-/// # Errors
-/// Store errors; nothing is forgotten then.
-pub async fn sweep(
-    handle: &RootHandle,
-    verifier: &Verifier,
-    ingest: &Ingest,
-    session: SessionId,
-    free: &[Condemned],
-    keys: Vec<String>,
-) -> Result<u64, RootError> {
-    let refs: Vec<_> = free.iter().map(|condemned| condemned.list).collect();
-    let lists = Lists::new(handle.store().clone(), handle.keyring().clone());
-    let shards = lists.pack_shards(&refs).await?;
-    let gone = shards
-        .iter()
-        .flat_map(|shard| shard.iter())
-        .map(|entry| entry.0)
-        .collect();
-    let store = handle.store();
-    let deleted = delete(&**store, keys.iter().cloned()).await?;
-    let heads = keys.iter().map(|key| async move { store.head(key).await });
-    let heads: Vec<_> = futures::stream::iter(heads.collect::<Vec<_>>())
-        .buffer_unordered(DELETES_AT_ONCE)
-        .collect()
-        .await;
-    if !heads
-        .iter()
-        .all(|head| head.as_ref().is_err_and(|error| error.is_not_found()))
-    {
-        tracing::warn!("some condemned packs are still there: their epoch is not forgotten");
-        return Ok(deleted);
+/// Who sweeps.
+pub struct Sweeper<'a> {
+    /// The root.
+    pub handle: &'a RootHandle,
+    /// Reads index objects.
+    pub verifier: &'a Verifier,
+    /// Writes them.
+    pub ingest: &'a Ingest,
+    /// In whose name.
+    pub session: SessionId,
+}
+
+impl Sweeper<'_> {
+    /// Steps `Sweep` and `ForgetEpoch`, for epochs that [`free_epochs`] has found free. `keys` are the keys of all packs of theirs that may be in the bucket, but for those
+    /// of `kept`, which a lock protects: they stay condemned, in the newest of these epochs.
+    ///
+    /// # Errors
+    /// Store errors; nothing is forgotten then.
+    pub async fn sweep(
+        &self,
+        free: &[Condemned],
+        keys: Vec<String>,
+        kept: BTreeSet<PackName>,
+    ) -> Result<u64, RootError> {
+        let handle = self.handle;
+        let refs: Vec<_> = free.iter().map(|condemned| condemned.list).collect();
+        let lists = Lists::new(handle.store().clone(), handle.keyring().clone());
+        let shards = lists.pack_shards(&refs).await?;
+        let names = shards
+            .iter()
+            .flat_map(|shard| shard.iter())
+            .map(|entry| entry.0);
+        let (kept, gone): (BTreeSet<_>, BTreeSet<_>) = names.partition(|name| kept.contains(name));
+        let store = handle.store();
+        let deleted = delete(&**store, keys.iter().cloned()).await?;
+        let heads = keys.iter().map(|key| async move { store.head(key).await });
+        let heads: Vec<_> = futures::stream::iter(heads.collect::<Vec<_>>())
+            .buffer_unordered(DELETES_AT_ONCE)
+            .collect()
+            .await;
+        if !heads
+            .iter()
+            .all(|head| head.as_ref().is_err_and(|error| error.is_not_found()))
+        {
+            tracing::warn!("some condemned packs are still there: their epoch is not forgotten");
+            return Ok(deleted);
+        }
+        if gone.is_empty() && free.len() < LOCKED_EPOCHS_MAX {
+            return Ok(deleted);
+        }
+        let newest = free.iter().map(|condemned| condemned.epoch).max();
+        let left = match newest.filter(|_| !kept.is_empty()) {
+            None => None,
+            Some(epoch) => {
+                let entries = kept.into_iter().map(PackEntry).collect();
+                let list = put_shard(&IngestLists(self.ingest), entries).await?;
+                Some(Condemned { epoch, list })
+            }
+        };
+        let mut forget = ForgetEpochs {
+            session: self.session,
+            verifier: self.verifier,
+            ingest: self.ingest,
+            free,
+            gone,
+            left,
+        };
+        handle.update(&mut forget).await?;
+        Ok(deleted)
     }
-    let mut forget = ForgetEpochs {
-        session,
-        verifier,
-        ingest,
-        free,
-        gone,
-    };
-    handle.update(&mut forget).await?;
-    Ok(deleted)
 }
 
 /// Step `ForgetEpoch`.
@@ -168,6 +201,8 @@ struct ForgetEpochs<'a> {
     ingest: &'a Ingest,
     free: &'a [Condemned],
     gone: BTreeSet<PackName>,
+    /// What is locked, as the newest of the epochs. All bases have reached it, so it is no less free than it was.
+    left: Option<Condemned>,
 }
 
 #[async_trait]
@@ -180,8 +215,14 @@ impl Transition for ForgetEpochs<'_> {
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
         // What another collector has forgotten was gone, and left the index with its epoch.
+        let before = next.condemned.len();
         next.condemned
             .retain(|condemned| !self.free.contains(condemned));
+        // If another has forgotten all of them, what is locked stands in a list of that one's.
+        if next.condemned.len() < before {
+            next.condemned.extend(self.left);
+            next.condemned.sort_by_key(|condemned| condemned.epoch);
+        }
         let merges = next.index.len() > INDEXES_MAX;
         let mut change = IndexChange::default();
         let mut kept: Vec<PackContents> = Vec::new();

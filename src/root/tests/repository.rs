@@ -37,6 +37,7 @@ fn new(password: Option<&'static str>) -> NewRepository<'static> {
         cost,
         label: "first",
         clock: time(1000),
+        lock: None,
     }
 }
 

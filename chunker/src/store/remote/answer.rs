@@ -250,6 +250,18 @@ fn is_metadata_service(host: &str) -> bool {
     host.starts_with("169.254.") || host.starts_with("metadata.google.internal")
 }
 
+/// The fault of our own transport, wherever `object_store` has wrapped it.
+pub(super) fn fault_in(error: &object_store::Error) -> Option<&Fault> {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if let Some(fault) = error.downcast_ref::<Fault>() {
+            return Some(fault);
+        }
+        next = error.source();
+    }
+    None
+}
+
 /// The text of an XML element, without descending: error documents of all services are flat.
 pub(super) fn element<'a>(document: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = document.split_once(&format!("<{name}>"))?;

@@ -7,10 +7,11 @@
 //! # What is tried again
 //!
 //! Reads and lists, until they succeed or [`StoreOptions::retry_for`] has passed. Writes only while it is certain that
-//! nothing was applied: no connection, a request that broke off before its last byte, or a refusal that says so. [`Store::put`] and [`Store::delete`], which
+//! nothing was applied: no connection, a request that broke off before its last byte, or a refusal that says so. [`Store::put`], [`Store::delete`] and [`Store::extend_lock`], which
 //! change nothing by being repeated, also when the outcome is not known.
 
 mod answer;
+mod lock;
 mod profile;
 mod setup;
 mod transport;
@@ -37,7 +38,9 @@ use super::{
     ObjectInfo, Operation, RepositoryUrl, Store, StoreError, StoreErrorKind, StoreOptions, Version,
     WHOLE_OBJECT_BYTES_MAX, check_key, check_prefix, check_range, too_large,
 };
-use answer::{Fault, meaning, meaning_without_credentials};
+use crate::lock::Lock;
+use answer::{Fault, fault_in, meaning, meaning_without_credentials};
+use lock::{Locker, Locking};
 use setup::Setup;
 use transport::Departed;
 
@@ -87,6 +90,8 @@ enum Flavor {
 pub struct RemoteStore {
     service: Arc<dyn Service>,
     flavor: Flavor,
+    /// Only for S3.
+    locker: Option<Locker>,
     /// Empty, or with a slash at its end.
     prefix: String,
     shown: String,
@@ -100,6 +105,7 @@ impl RemoteStore {
             Setup {
                 service,
                 flavor,
+                locker,
                 endpoint,
             },
             prefix,
@@ -121,6 +127,7 @@ impl RemoteStore {
         Ok(Self {
             service,
             flavor,
+            locker,
             prefix: match prefix.as_str() {
                 "" => String::new(),
                 prefix => format!("{prefix}/"),
@@ -161,8 +168,7 @@ impl RemoteStore {
             let wanted = retry_after(&error);
             let failure = self.failure(operation, key, error, &departed);
             let harmless = failure.is_transient()
-                || (failure.kind() == StoreErrorKind::OutcomeUnknown
-                    && matches!(operation, Operation::Put | Operation::Delete));
+                || (failure.kind() == StoreErrorKind::OutcomeUnknown && operation.is_repeatable());
             let next = jittered(pause).max(wanted.unwrap_or_default().min(PAUSE_MAX));
             if !harmless || start.elapsed() + next > self.retry_for {
                 return Err(failure);
@@ -265,17 +271,26 @@ impl RemoteStore {
         key: &str,
         body: Vec<Bytes>,
         mode: PutMode,
+        lock: Option<Locking<'_>>,
     ) -> Result<Version, StoreError> {
         let path = self.path(operation, key)?;
         let payload: PutPayload = body.into_iter().filter(|part| !part.is_empty()).collect();
         let PutResult { e_tag, version, .. } = self
             .attempt(operation, key, |departed| {
-                let options = PutOptions {
+                let mut options = PutOptions {
                     mode: mode.clone(),
                     extensions: carrying(departed),
                     ..PutOptions::default()
                 };
-                self.service.put_opts(&path, payload.clone(), options)
+                let (path, payload) = (&path, payload.clone());
+                async move {
+                    if let Some((locker, checked, lock)) = lock {
+                        options
+                            .extensions
+                            .insert(locker.locked(checked, lock).await?);
+                    }
+                    self.service.put_opts(path, payload, options).await
+                }
             })
             .await?;
         Ok(self.version(e_tag, version))
@@ -343,18 +358,6 @@ fn carrying(departed: Departed) -> Extensions {
     let mut extensions = Extensions::new();
     extensions.insert(departed);
     extensions
-}
-
-/// The fault of our own transport, wherever `object_store` has wrapped it.
-fn fault_in(error: &object_store::Error) -> Option<&Fault> {
-    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = next {
-        if let Some(fault) = error.downcast_ref::<Fault>() {
-            return Some(fault);
-        }
-        next = error.source();
-    }
-    None
 }
 
 fn is_about_range(error: &StoreError) -> bool {
@@ -476,12 +479,12 @@ impl Store for RemoteStore {
     }
 
     async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        self.write(Operation::PutNew, key, body, PutMode::Create)
+        self.write(Operation::PutNew, key, body, PutMode::Create, None)
             .await
     }
 
     async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
-        self.write(Operation::Put, key, body, PutMode::Overwrite)
+        self.write(Operation::Put, key, body, PutMode::Overwrite, None)
             .await
     }
 
@@ -495,8 +498,14 @@ impl Store for RemoteStore {
             e_tag: expected.etag().map(str::to_owned),
             version: expected.generation().map(str::to_owned),
         };
-        self.write(Operation::Replace, key, body, PutMode::Update(expected))
-            .await
+        self.write(
+            Operation::Replace,
+            key,
+            body,
+            PutMode::Update(expected),
+            None,
+        )
+        .await
     }
 
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
@@ -553,6 +562,23 @@ impl Store for RemoteStore {
                 "the store does not list in the order of keys",
             )),
         }
+    }
+
+    async fn put_locked(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        lock: &Lock,
+    ) -> Result<Version, StoreError> {
+        self.create_locked(key, body, lock).await
+    }
+
+    async fn lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
+        self.read_lock(key).await
+    }
+
+    async fn extend_lock(&self, key: &str, lock: &Lock) -> Result<(), StoreError> {
+        self.write_lock(key, lock).await
     }
 
     fn describe(&self) -> String {

@@ -10,6 +10,7 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
 
+use super::lock::Locker;
 use super::profile::Profiles;
 use super::transport::Connector;
 use super::{Flavor, Service};
@@ -19,12 +20,17 @@ use crate::store::{Operation, StoreError, StoreErrorKind, StoreOptions};
 pub(super) struct Setup {
     pub service: Arc<dyn Service>,
     pub flavor: Flavor,
+    /// For what `object_store` has no calls: only for S3.
+    pub locker: Option<Locker>,
     /// The server, if it is not the cloud's own.
     pub endpoint: Option<String>,
 }
 
 /// How long the question for a bucket's region may take.
 const REGION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The region of a bucket that has none, as `object_store` has it.
+const REGION_DEFAULT: &str = "us-east-1";
 
 fn invalid(message: String) -> StoreError {
     StoreError::new(StoreErrorKind::Invalid, Operation::Open, "", message)
@@ -48,6 +54,7 @@ fn connector(options: &StoreOptions) -> Connector {
     Connector {
         connect_timeout: options.connect_timeout,
         stall_timeout: options.stall_timeout,
+        made: Arc::default(),
     }
 }
 
@@ -121,17 +128,31 @@ pub(super) async fn s3(bucket: &str, options: &StoreOptions) -> Result<Setup, St
         // Under TLS nothing is gained by hashing each body once more.
         builder = builder.with_unsigned_payload(true);
     }
+    let region = [Key::Region, Key::DefaultRegion]
+        .iter()
+        .find_map(|key| builder.get_config_value(key))
+        .filter(|region| !region.is_empty())
+        .unwrap_or_else(|| REGION_DEFAULT.to_owned());
+    let connector = connector(options);
+    let made = Arc::clone(&connector.made);
     let service = builder
         .with_bucket_name(bucket)
         // One request for one object is understood by every server; the request for many is not.
         .with_config(Key::DisableBulkDelete, "true")
         .with_retry(no_retries())
-        .with_http_connector(connector(options))
+        .with_http_connector(connector)
         .build()
         .map_err(refused)?;
+    let service = Arc::new(service);
+    let locker = made.get().map(|client| Locker {
+        service: Arc::clone(&service),
+        client: client.clone(),
+        region,
+    });
     Ok(Setup {
-        service: Arc::new(service),
+        service,
         flavor: Flavor::S3,
+        locker,
         endpoint,
     })
 }
@@ -245,6 +266,7 @@ pub(super) fn gcs(bucket: &str, options: &StoreOptions) -> Result<Setup, StoreEr
     Ok(Setup {
         service: Arc::new(service),
         flavor: Flavor::Gcs,
+        locker: None,
         endpoint,
     })
 }
@@ -277,6 +299,7 @@ pub(super) fn azure(container: &str, options: &StoreOptions) -> Result<Setup, St
     Ok(Setup {
         service: Arc::new(service),
         flavor: Flavor::Azure,
+        locker: None,
         endpoint,
     })
 }

@@ -4,8 +4,8 @@
 //! `object_store` would give each request a total time, which a large object on a slow link exceeds, and would not say how far it had come.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use object_store::client::{
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::answer::{Answer, Broken, Fault, element};
+use super::lock::Locked;
 
 /// Bytes of a body that are handed on at once: progress is seen in steps of this size.
 const STEP_BYTES: usize = 256 * 1024;
@@ -48,6 +49,8 @@ impl Departed {
 pub(super) struct Connector {
     pub connect_timeout: Duration,
     pub stall_timeout: Duration,
+    /// The client for the store itself, once it is made.
+    pub made: Arc<OnceLock<HttpClient>>,
 }
 
 impl HttpConnector for Connector {
@@ -58,10 +61,14 @@ impl HttpConnector for Connector {
                 store: "HTTP client",
                 source: Box::new(error),
             })?;
-        Ok(HttpClient::new(Transport {
+        let client = HttpClient::new(Transport {
             client,
             stall_timeout: self.stall_timeout,
-        }))
+        });
+        if !is_for_metadata(options) {
+            let _ = self.made.set(client.clone());
+        }
+        Ok(client)
     }
 }
 
@@ -69,10 +76,9 @@ impl Connector {
     fn client(&self, options: &ClientOptions) -> reqwest::Result<reqwest::Client> {
         let setting = |key| options.get_config_value(&key);
         let is_set = |key| setting(key).is_some_and(|value| value == "true");
-        // So `object_store` marks the client for the machine's own metadata service, which answers at once or is not there.
-        let connect_timeout = match setting(ClientConfigKey::ConnectTimeout).as_deref() {
-            Some("1s") => Duration::from_secs(1),
-            _ => self.connect_timeout,
+        let connect_timeout = match is_for_metadata(options) {
+            true => Duration::from_secs(1),
+            false => self.connect_timeout,
         };
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("bkfs/", env!("CARGO_PKG_VERSION")))
@@ -102,6 +108,12 @@ impl Connector {
     }
 }
 
+/// So `object_store` marks the client for the machine's own metadata service, which answers at once or is not there.
+fn is_for_metadata(options: &ClientOptions) -> bool {
+    let timeout = options.get_config_value(&ClientConfigKey::ConnectTimeout);
+    timeout.as_deref() == Some("1s")
+}
+
 #[derive(Debug)]
 struct Transport {
     client: reqwest::Client,
@@ -110,10 +122,20 @@ struct Transport {
 
 #[async_trait]
 impl HttpService for Transport {
-    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let host = host_of(request.uri());
         if let Some(departed) = request.extensions().get::<Departed>() {
             departed.0.store(true, Ordering::SeqCst);
+        }
+        if let Some(locked) = request.extensions().get::<Locked>().cloned() {
+            let signed = locked.apply(&mut request);
+            signed.map_err(|reason| {
+                fault(Fault::Broken(Broken {
+                    host: host.clone(),
+                    sent: false,
+                    reason,
+                }))
+            })?;
         }
         let progress = Arc::new(Progress::default());
         let broken = |reason: String, sent: bool| {

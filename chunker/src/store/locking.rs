@@ -1,0 +1,105 @@
+//! A store that has the bucket lock what is created in it, by the rule of its repository.
+//!
+//! Owns that no creation of an object that is to be locked goes past the rule, whoever makes it. Does not own: which objects these are, how long locks are, and their extension.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use jiff::Timestamp;
+
+use super::{Store, StoreError, Version};
+use crate::lock::{Lock, LockRule};
+
+/// What is locked, and by what clock.
+pub struct Locking {
+    /// For how long.
+    pub rule: LockRule,
+    /// Which keys.
+    pub wanted: fn(&str) -> bool,
+    /// Tells the time of day.
+    pub now: Box<dyn Fn() -> Timestamp + Send + Sync>,
+}
+
+impl fmt::Debug for Locking {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.rule.fmt(formatter)
+    }
+}
+
+/// A store whose new objects are locked from the moment on when it is told how: a repository must be opened to know.
+#[derive(Debug)]
+pub struct LockingStore {
+    inner: Arc<dyn Store>,
+    locking: OnceLock<Locking>,
+}
+
+impl LockingStore {
+    /// Passes everything on, so far.
+    pub fn new(inner: Arc<dyn Store>) -> Self {
+        Self {
+            inner,
+            locking: OnceLock::new(),
+        }
+    }
+
+    /// From now on, new objects are locked. What was told first stays.
+    pub fn begin(&self, locking: Locking) {
+        let _ = self.locking.set(locking);
+    }
+
+    fn lock_of(&self, key: &str) -> Option<Lock> {
+        let locking = self.locking.get()?;
+        let wanted = locking.rule.days > 0 && (locking.wanted)(key);
+        wanted.then(|| locking.rule.lock_from((locking.now)()))
+    }
+}
+
+#[async_trait]
+impl super::Layer for LockingStore {
+    fn below(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        match self.lock_of(key) {
+            Some(lock) => self.inner.put_locked(key, body, &lock).await,
+            None => self.inner.put_new(key, body).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::LockMode;
+    use crate::store::MemoryStore;
+
+    #[tokio::test]
+    async fn what_is_created_is_locked_once_the_rule_is_known() {
+        let memory = MemoryStore::new();
+        let store = LockingStore::new(Arc::new(memory.clone()));
+        let body = || vec![Bytes::from_static(b"body")];
+        store.put_new("data/before", body()).await.unwrap();
+        let rule = LockRule {
+            days: 2,
+            mode: LockMode::Governance,
+        };
+        store.begin(Locking {
+            rule,
+            wanted: |key| key.starts_with("data/"),
+            now: Box::new(|| Timestamp::from_second(1_000).unwrap()),
+        });
+        store.put_new("data/after", body()).await.unwrap();
+        store.put_new("index/after", body()).await.unwrap();
+        let expected = rule.lock_from(Timestamp::from_second(1_000).unwrap());
+        assert_eq!(memory.lock("data/after").await.unwrap(), Some(expected));
+        for free in ["data/before", "index/after"] {
+            assert_eq!(store.lock(free).await.unwrap(), None, "{free}");
+        }
+        let longer = rule.lock_from(Timestamp::from_second(2_000).unwrap());
+        store.extend_lock("data/after", &longer).await.unwrap();
+        assert_eq!(store.lock("data/after").await.unwrap(), Some(longer));
+    }
+}

@@ -1,0 +1,309 @@
+//! Object Lock of S3, for which `object_store` has no calls.
+//!
+//! Owns the requests: an upload that is locked at once, which is the upload of `object_store` with headers that are added and signed once more just before it leaves; and the reading
+//! and extending of an object's lock, which are requests of our own with addresses and credentials of `object_store`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{Method, Request};
+use object_store::aws::{AmazonS3, AwsAuthorizer, AwsCredential};
+use object_store::client::{HttpClient, HttpRequest};
+use object_store::path::Path;
+use object_store::signer::Signer;
+
+use super::RemoteStore;
+use super::answer::{Fault, element, fault_in};
+use super::transport::Departed;
+use crate::lock::{Lock, LockMode};
+use crate::store::{Operation, StoreError, StoreErrorKind};
+
+const MODE: HeaderName = HeaderName::from_static("x-amz-object-lock-mode");
+const UNTIL: HeaderName = HeaderName::from_static("x-amz-object-lock-retain-until-date");
+/// S3 wants a checksum with whatever sets a lock.
+const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-sha256");
+
+/// For how long the address is signed of which only the address is used.
+const ADDRESS_FOR: Duration = Duration::from_secs(60);
+
+/// The longest answer that is read, in bytes.
+const DOCUMENT_BYTES_MAX: usize = 64 * 1024;
+
+/// What it takes to send S3 requests of our own.
+#[derive(Clone, Debug)]
+pub(super) struct Locker {
+    pub(super) service: Arc<AmazonS3>,
+    pub(super) client: HttpClient,
+    pub(super) region: String,
+}
+
+/// Travels with an upload: the headers that lock it, and what they are signed with.
+#[derive(Clone, Debug)]
+pub(super) struct Locked {
+    headers: Vec<(HeaderName, HeaderValue)>,
+    digest: [u8; 32],
+    credential: Arc<AwsCredential>,
+    region: Arc<str>,
+}
+
+impl Locked {
+    /// Adds the headers and signs the request again.
+    pub(super) fn apply(&self, request: &mut HttpRequest) -> Result<(), String> {
+        request.headers_mut().remove(AUTHORIZATION);
+        for (name, value) in &self.headers {
+            request.headers_mut().insert(name, value.clone());
+        }
+        AwsAuthorizer::new(&self.credential, "s3", &self.region)
+            .try_authorize(request, Some(&self.digest))
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// The SHA-256 of a body, and the same as a header has it.
+pub(super) type Checked = ([u8; 32], HeaderValue);
+
+/// With what an upload is locked, and how.
+pub(super) type Locking<'a> = (&'a Locker, &'a Checked, &'a Lock);
+
+fn digest(parts: &[Bytes]) -> Checked {
+    use aws_lc_rs::digest::{Context, SHA256};
+    let mut context = Context::new(&SHA256);
+    parts.iter().for_each(|part| context.update(part));
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(context.finish().as_ref());
+    let value = HeaderValue::from_str(&base64(&bytes));
+    (bytes, value.expect("base64 is visible ASCII"))
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let bits = (0..3).fold(0, |bits, place| {
+            bits << 8 | u32::from(group.get(place).copied().unwrap_or(0))
+        });
+        for place in 0..4 {
+            match place <= group.len() {
+                true => text.push(char::from(DIGITS[(bits >> (18 - 6 * place) & 63) as usize])),
+                false => text.push('='),
+            }
+        }
+    }
+    text
+}
+
+/// A lock's end as S3 wants it.
+fn date(lock: &Lock) -> String {
+    lock.until.to_string()
+}
+
+fn header(text: &str) -> HeaderValue {
+    HeaderValue::from_str(text).expect("names and dates are visible ASCII")
+}
+
+/// What an error of our own transport is to `object_store`.
+fn generic(error: impl std::error::Error + Send + Sync + 'static) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "S3",
+        source: Box::new(error),
+    }
+}
+
+fn unsigned(reason: String) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "S3",
+        source: reason.into(),
+    }
+}
+
+impl Locker {
+    async fn credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+        self.service.credentials().get_credential().await
+    }
+
+    /// What an upload of this body carries to be locked.
+    pub(super) async fn locked(
+        &self,
+        checked: &Checked,
+        lock: &Lock,
+    ) -> object_store::Result<Locked> {
+        Ok(Locked {
+            headers: vec![
+                (MODE, header(lock.mode.name())),
+                (UNTIL, header(&date(lock))),
+                (CHECKSUM, checked.1.clone()),
+            ],
+            digest: checked.0,
+            credential: self.credential().await?,
+            region: self.region.as_str().into(),
+        })
+    }
+
+    /// Asks for, or sets, the lock of an object. Returns the answer's document.
+    async fn retention(
+        &self,
+        path: &Path,
+        method: Method,
+        body: Option<Bytes>,
+        departed: Departed,
+    ) -> object_store::Result<String> {
+        let address = self.service.signed_url(method.clone(), path, ADDRESS_FOR);
+        let mut address = address.await?;
+        address.set_query(Some("retention"));
+        let body = body.unwrap_or_default();
+        let (bytes, value) = digest(std::slice::from_ref(&body));
+        let mut request = Request::builder()
+            .method(method.clone())
+            .uri(address.as_str())
+            .extension(departed);
+        if method == Method::PUT {
+            request = request
+                .header(CHECKSUM, value)
+                .header(CONTENT_TYPE, "application/xml");
+        }
+        let mut request: HttpRequest = request.body(body.into()).map_err(generic)?;
+        let credential = self.credential().await?;
+        AwsAuthorizer::new(&credential, "s3", &self.region)
+            .try_authorize(&mut request, Some(&bytes))?;
+        let answer = self.client.execute(request).await.map_err(generic)?;
+        let mut stream = answer.into_body().bytes_stream();
+        let mut document = Vec::new();
+        while let Some(part) = stream.try_next().await.map_err(generic)? {
+            document.extend_from_slice(&part);
+            if document.len() > DOCUMENT_BYTES_MAX {
+                return Err(unsigned("the answer is too long".to_owned()));
+            }
+        }
+        Ok(String::from_utf8_lossy(&document).into_owned())
+    }
+}
+
+/// Whether the server says that there is no lock on an object that is there.
+fn has_no_lock(error: &object_store::Error) -> bool {
+    match fault_in(error) {
+        Some(Fault::Answer(answer)) => {
+            answer.code.as_deref() == Some("NoSuchObjectLockConfiguration")
+        }
+        _ => false,
+    }
+}
+
+/// The lock in a document of S3.
+fn parse(document: &str) -> Option<Lock> {
+    Some(Lock {
+        mode: element(document, "Mode")?.parse::<LockMode>().ok()?,
+        until: element(document, "RetainUntilDate")?.parse().ok()?,
+    })
+}
+
+impl RemoteStore {
+    fn locker(&self, operation: Operation, key: &str) -> Result<&Locker, StoreError> {
+        let locker = self.locker.as_ref();
+        locker.ok_or_else(|| crate::store::without_locks(operation, key))
+    }
+
+    /// [`crate::store::Store::put_locked`].
+    pub(super) async fn create_locked(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        lock: &Lock,
+    ) -> Result<crate::store::Version, StoreError> {
+        let locker = self.locker(Operation::PutNew, key)?;
+        let parts = body.clone();
+        let checked = tokio::task::spawn_blocking(move || digest(&parts)).await;
+        let checked = checked.map_err(|error| {
+            let message = format!("its checksum was not made: {error}");
+            StoreError::new(StoreErrorKind::Other, Operation::PutNew, key, message)
+        })?;
+        let with = Some((locker, &checked, lock));
+        self.write(
+            Operation::PutNew,
+            key,
+            body,
+            object_store::PutMode::Create,
+            with,
+        )
+        .await
+    }
+
+    /// [`crate::store::Store::lock`].
+    pub(super) async fn read_lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
+        let operation = Operation::ReadLock;
+        let locker = self.locker(operation, key)?;
+        let path = self.path(operation, key)?;
+        let document = self
+            .attempt(operation, key, |departed| async {
+                let asked = locker.retention(&path, Method::GET, None, departed).await;
+                match asked {
+                    Err(error) if has_no_lock(&error) => Ok(None),
+                    other => other.map(Some),
+                }
+            })
+            .await?;
+        let Some(document) = document else {
+            return Ok(None);
+        };
+        let lock = parse(&document);
+        let strange = || {
+            let message = "the store's answer makes no sense: it is no lock";
+            StoreError::new(StoreErrorKind::Invalid, operation, key, message)
+        };
+        lock.map(Some).ok_or_else(strange)
+    }
+
+    /// [`crate::store::Store::extend_lock`].
+    pub(super) async fn write_lock(&self, key: &str, lock: &Lock) -> Result<(), StoreError> {
+        let operation = Operation::ExtendLock;
+        let locker = self.locker(operation, key)?;
+        let path = self.path(operation, key)?;
+        let body = Bytes::from(format!(
+            "<Retention xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Mode>{}</Mode><RetainUntilDate>{}</RetainUntilDate></Retention>",
+            lock.mode.name(),
+            date(lock)
+        ));
+        self.attempt(operation, key, |departed| {
+            locker.retention(&path, Method::PUT, Some(body.clone()), departed)
+        })
+        .await?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_that_of_the_standard() {
+        // RFC 4648, section 10.
+        let vectors = [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("fooba", "Zm9vYmE="),
+            ("foobar", "Zm9vYmFy"),
+        ];
+        for (plain, coded) in vectors {
+            assert_eq!(base64(plain.as_bytes()), coded);
+        }
+        let (_, header) = digest(&[Bytes::from_static(b"a"), Bytes::from_static(b"bc")]);
+        // FIPS 180-4's example.
+        assert_eq!(header, "ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0=");
+    }
+
+    #[test]
+    fn locks_are_read_from_documents() {
+        let document = "<?xml version=\"1.0\"?><Retention xmlns=\"x\"><Mode>GOVERNANCE</Mode><RetainUntilDate>2026-12-01T10:00:00.000Z</RetainUntilDate></Retention>";
+        let lock = parse(document).expect("a lock");
+        assert_eq!(lock.mode, LockMode::Governance);
+        assert_eq!(date(&lock), "2026-12-01T10:00:00Z");
+        assert!(parse("<Retention/>").is_none());
+        assert!(parse("<Mode>LEGAL</Mode><RetainUntilDate>x</RetainUntilDate>").is_none());
+    }
+}

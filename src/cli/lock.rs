@@ -1,0 +1,70 @@
+//! `bkfs lock URL [--days N]`
+
+use bkfs_chunker::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
+use jiff::Timestamp;
+use serde_json::json;
+
+use crate::cli::access::{open, target_url};
+use crate::cli::output::{Failure, Output};
+use crate::cli::{Global, block_on};
+use crate::root::rule::set_rule;
+
+/// For how many days the bucket locks packs: show it, or change it
+///
+/// Only for S3, in a bucket made with Object Lock. Mounts go by a new rule when they are mounted anew; the next bkfs gc extends the locks of what is needed. Fewer days shorten no lock that there is.
+#[derive(Debug, clap::Args)]
+pub struct LockCommand {
+    /// The repository, or a mount of one
+    url: String,
+    /// Lock what is stored from now on for so many days; 0 for no more locks
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(0..=i64::from(LOCK_DAYS_MAX)))]
+    days: Option<u32>,
+    /// governance or compliance, for a repository that had no locks yet; then it is fixed
+    #[arg(long, value_name = "MODE", requires = "days")]
+    mode: Option<LockMode>,
+}
+
+pub fn run(command: LockCommand, global: &Global, output: &Output) -> Result<(), Failure> {
+    block_on(async {
+        let url = target_url(&command.url)?;
+        let repository = open(&url, global).await?;
+        let stated = repository.lock;
+        let rule = match command.days {
+            None => stated,
+            Some(days) => {
+                let fixed = stated.map(|stated| stated.mode);
+                if fixed.is_some() && command.mode.is_some_and(|mode| Some(mode) != fixed) {
+                    return Err(Failure::usage(
+                        "the mode of a repository's locks is fixed: S3 does not change it either",
+                    ));
+                }
+                let mode = fixed.or(command.mode).unwrap_or(LockMode::Governance);
+                let rule = LockRule { days, mode };
+                let handle = &repository.handle;
+                let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
+                set_rule(store, entropy, handle.keyring(), rule, repository.now()).await?;
+                Some(rule)
+            }
+        };
+        let until = repository.handle.current().root.locked_until_s;
+        let until = until.and_then(|until| Timestamp::from_second(until).ok());
+        let answer = json!({
+            "lock_days": rule.map(|rule| rule.days),
+            "lock_mode": rule.map(|rule| rule.mode.to_string()),
+            "locked_until": until.map(|until| until.to_string()),
+        });
+        output.result(&answer, || text(rule, until))
+    })
+}
+
+fn text(rule: Option<LockRule>, until: Option<Timestamp>) -> String {
+    let mut text = match rule {
+        None => return "no locks".to_owned(),
+        Some(LockRule { days: 0, .. }) => "nothing more is locked".to_owned(),
+        Some(LockRule { days, mode }) => format!("packs are locked for {days} days ({mode})"),
+    };
+    if let Some(until) = until {
+        text += &format!("; what is needed, until {until} at least, by the last collection");
+    }
+    text
+}

@@ -33,6 +33,13 @@ def read_block(path):
     return number
 
 
+def newest(path):
+    """The number of a write that has begun. A read beside a write may be torn between pages, as on ext4 and tmpfs, so only the first is looked at."""
+    with open(path, "rb") as file:
+        file.seek(AT)
+        return int.from_bytes(file.read(8), "little")
+
+
 def step(place, racer, number):
     if racer < 2:
         file = os.open(f"{place}/{'ab'[racer]}", os.O_WRONLY)
@@ -80,18 +87,19 @@ def write(mount, snapshots, record):
         file.write("1")
     pipes = [os.pipe() for _ in range(RACERS)]
     done = multiprocessing.Event()
-    racers = [multiprocessing.Process(target=race, args=(place, racer, pipes[racer][0], pipes[(racer + 1) % RACERS][1], done)) for racer in range(RACERS)]
+    # Daemons, so that they do not outlive a failure here.
+    racers = [multiprocessing.Process(target=race, args=(place, racer, pipes[racer][0], pipes[(racer + 1) % RACERS][1], done), daemon=True) for racer in range(RACERS)]
     for racer in racers:
         racer.start()
     os.write(pipes[0][1], (2).to_bytes(8, "little"))
     taken, after = {}, 1
     for number in range(snapshots):
-        # Each snapshot is of other moments than the one before.
-        while (before := read_block(f"{place}/a")) <= after:
+        # Each snapshot is of other moments than the one before. What b has begun to take, a has taken.
+        while (before := newest(f"{place}/b")) <= after:
             assert all(racer.is_alive() for racer in racers), "a writer is gone"
             time.sleep(0.001)
         os.mkdir(f"{mount}/.snapshots/moment-{number}")
-        after = read_block(f"{place}/a")
+        after = newest(f"{place}/a")
         taken[f"moment-{number}"] = [before, after]
     done.set()
     for racer in racers:

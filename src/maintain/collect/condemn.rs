@@ -14,7 +14,7 @@ use bkfs_chunker::seal::Class;
 use super::mark::{Marker, is_own};
 use super::plan::Plan;
 use crate::root::commit::put_shard;
-use crate::root::error::RootError;
+use crate::root::error::{ErrorKind, RootError};
 use crate::root::forget::rewrite;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::lists::ListWriter;
@@ -156,7 +156,14 @@ async fn store_again(
     leaving.extend(candidates.names());
     ingest.depot().load_index(&root.index, &leaving).await?;
     for name in &plan.rewritten {
-        let contents = marker.contents(*name).await?;
+        let contents = match marker.contents(*name).await {
+            Err(error) if error.kind() == ErrorKind::Damaged && is_damaged(marker, name) => {
+                tracing::warn!(pack = %name, "not written anew, since it is damaged: {error}");
+                candidates.listed.insert(*name, STAYS);
+                continue;
+            }
+            contents => contents?,
+        };
         let mut blobs = Vec::new();
         let marks = marker.marks.pack(name);
         let walked = marker
@@ -180,6 +187,10 @@ async fn store_again(
         }
     }
     Ok(())
+}
+
+fn is_damaged(marker: &Marker, name: &PackName) -> bool {
+    marker.marks.pack(name).is_some_and(|pack| pack.is_damaged)
 }
 
 /// Step `CondemnCas`.

@@ -160,6 +160,9 @@ impl Marker {
                 }
             }
         }
+        for place in &self.quarantine {
+            self.marks.note_damage(&place.pack);
+        }
         let held = root
             .index
             .iter()
@@ -201,13 +204,25 @@ impl Marker {
         Err(RootError::damaged("the repository", what))
     }
 
+    /// What is good to have, but not if all that is left of it is known to be damaged: it would only hold that back.
+    fn want_if_whole(&mut self, id: Id) {
+        let copies = self.depot.slots_of(&id.prefix());
+        let is_good = |(pack, frame, _): &(PackName, u16, u16)| self.is_good(pack, *frame);
+        if copies.is_empty() || copies.iter().any(is_good) {
+            self.want(id);
+        }
+    }
+
+    /// Whether nothing is known of damage to this frame.
+    fn is_good(&self, pack: &PackName, frame: u16) -> bool {
+        let quarantined = |frame| self.quarantine.contains(&Place { pack: *pack, frame });
+        !quarantined(Some(frame)) && !quarantined(None)
+    }
+
     fn want(&mut self, id: Id) -> bool {
         let mut copies = self.depot.slots_of(&id.prefix());
         copies.retain(|(pack, ..)| self.live.contains(pack));
-        let is_good = |(pack, frame, _): &(PackName, u16, u16)| {
-            let quarantined = |frame| self.quarantine.contains(&Place { pack: *pack, frame });
-            !quarantined(Some(*frame)) && !quarantined(None)
-        };
+        let is_good = |(pack, frame, _): &(PackName, u16, u16)| self.is_good(pack, *frame);
         if !self.quarantine.is_empty() && copies.iter().any(is_good) {
             copies.retain(is_good);
         }
@@ -260,7 +275,7 @@ impl Marker {
             for (kind, id) in below {
                 match kind {
                     Kind::Commit => {
-                        self.want(id);
+                        self.want_if_whole(id);
                     }
                     kind => self.need(kind, id)?,
                 }

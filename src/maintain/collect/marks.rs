@@ -48,6 +48,8 @@ pub struct PackMarks {
     pub blobs: u32,
     /// How many of them are needed.
     pub reached: u32,
+    /// A part of it is known to be damaged.
+    pub is_damaged: bool,
     /// The first blob of each frame.
     starts: Box<[u32]>,
     needed: Bits,
@@ -74,6 +76,7 @@ impl PackMarks {
             bytes: pack.bytes(),
             blobs: sum,
             reached: 0,
+            is_damaged: false,
             starts: starts.into(),
             needed: Bits::of(sum),
             followed,
@@ -112,6 +115,13 @@ pub struct Marks {
 }
 
 impl Marks {
+    /// A part of a pack is in quarantine. Unknown packs are none of ours.
+    pub fn note_damage(&mut self, pack: &PackName) {
+        if let Some(pack) = self.packs.get_mut(pack) {
+            pack.is_damaged = true;
+        }
+    }
+
     /// Makes a pack known. Nothing changes if it is.
     pub fn know(&mut self, pack: &PackContents) {
         self.packs

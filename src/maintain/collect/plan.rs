@@ -44,7 +44,7 @@ impl Plan {
 /// How hard a collection works.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Effort {
-    /// A data pack is written anew when less than this part of it is needed, from 0 to 1.
+    /// A data pack is written anew when less than this part of it is needed, from 0 to 1. One in quarantine is whenever anything in it is not.
     pub threshold: f64,
     /// At most so many bytes of sparse data packs are read for that.
     pub budget_bytes: u64,
@@ -89,6 +89,10 @@ pub fn plan(
             }
             // To keep the live set closed, whatever the threshold.
             Class::MetadataPack if pack.reached < pack.blobs => rewrite(&mut plan, *name, pack),
+            // What is damaged in it has another place by now, or is not needed: so the damage leaves the repository.
+            Class::DataPack if pack.reached < pack.blobs && pack.is_damaged => {
+                rewrite(&mut plan, *name, pack);
+            }
             Class::DataPack if pack.reached < pack.blobs && share < effort.threshold => {
                 sparse.push((share, *name));
             }

@@ -125,6 +125,24 @@ fn packs_are_judged_by_what_is_needed_of_them() {
 }
 
 #[test]
+fn damage_leaves_with_what_is_not_needed_beside_it() {
+    let mut marks = marked();
+    for sequence in [3, 14, 15, 99] {
+        marks.note_damage(&name(sequence));
+    }
+    let effort = Effort {
+        threshold: 0.0,
+        budget_bytes: 0,
+    };
+    let made = plan(&marks, |_| true, |_| false, BTreeMap::new(), effort);
+    assert_eq!(
+        sequences(&made.rewritten),
+        [2, 14],
+        "what is needed whole stays"
+    );
+}
+
+#[test]
 fn effort_bounds_what_is_done_to_data_and_never_to_metadata() {
     let with = |threshold, budget_bytes| {
         sequences(

@@ -1,4 +1,4 @@
-//! `bkfs check URL [--read-data[=N%]] [--repair]`
+//! `bkfs check URL [--read-data[=N%]] [--repair [--from URL]]`
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,14 +6,17 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::cli::access::{Access, Bare, open_bare, target};
+use crate::cli::access::{Access, Bare, Repository, open_bare, open_with, target, target_url};
 use crate::cli::output::{Code, Failure, Output, bytes, complain};
 use crate::cli::progress::{Bar, Position};
+use crate::cli::source::Source;
 use crate::cli::{Global, block_on};
 use crate::maintain::check::{CheckOptions, CheckProgress, check};
+use crate::maintain::heal::{Healed, heal};
 use crate::maintain::repair;
 use crate::maintain::report::{Problem, Report};
 use crate::maintain::sample::Sample;
+use crate::mounting::settings::Settings;
 use crate::root::error::RootError;
 use crate::root::retry::RetryPolicy;
 
@@ -27,6 +30,9 @@ const SHOWN_NAMES: usize = 10;
 ///
 /// Reads the bucket itself, never a cache, and writes nothing without --repair. Without --read-data: every reference from the root to packs, all metadata, and of data packs
 /// header and footer. Works beside running mounts. Ends with 13 if anything is damaged.
+///
+/// --repair --from brings back what another repository has: one that bkfs copy filled from this one, or the one that this is a copy of. What is read there is taken only if it is, to the
+/// bit, what is missing here. Nothing is written there. Its password comes from --from-password-file and its kin, BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD or the configuration.
 #[derive(Debug, clap::Args)]
 pub struct Check {
     /// The repository, or a mount of one
@@ -40,6 +46,11 @@ pub struct Check {
     /// Mend what can be mended: lost index objects, a lost root, lost lists of snapshots; put damage in quarantine, so that the next write of the same data stores it again
     #[arg(long)]
     repair: bool,
+    /// Bring back what is damaged or missing from this repository, as far as it has it; with --read-data, damage to file contents is looked for too
+    #[arg(long, value_name = "URL", requires = "repair")]
+    from: Option<String>,
+    #[command(flatten)]
+    source: Source,
 }
 
 /// How often what was repaired is looked at and repaired again: a root first, then what it names.
@@ -74,44 +85,99 @@ impl Check {
 pub fn run(command: Check, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let started = Instant::now();
+        let from = match &command.from {
+            Some(url) => Some(open_source(url, &command.source, global).await?),
+            None => None,
+        };
         let (url, global) = target(&command.url, global)?;
         let bare = open_bare(&Access::of_command(&url, &global)?).await?;
         let mut options = options(&bare);
+        let of = |from: &Repository| from.handle.current().root.repository;
+        if from.as_ref().map(of) == Some(bare.keyring.repository()) {
+            return Err(Failure::usage("both are the same repository"));
+        }
         options.data = command.sample(&options);
         if let Some(seed) = options.data.seed() {
             output.remark(format_args!("the sample's seed is {seed}"));
         }
         let bar = follow(output, options.progress.clone());
         let report = match command.repair {
-            true => mend(&bare, &options, output).await,
-            false => check(bare.store, &bare.keyring, &options).await,
+            true => mend(&bare, from.as_ref(), &options, output).await,
+            false => check(bare.store, &bare.keyring, &options)
+                .await
+                .map(|report| (report, Healed::default())),
         };
         bar.finish().await;
-        let report = report?;
-        show(&report, output, started)?;
+        let (report, healed) = report.map_err(failure)?;
+        show(&report, &healed, output, started)?;
         conclude(&report)
     })
 }
 
-/// Says what will be done, does it, and checks again, until nothing can be done any more. The report is that of the last check.
-async fn mend(bare: &Bare, options: &CheckOptions, output: &Output) -> Result<Report, RootError> {
-    for _ in 0..REPAIRS_MAX {
-        let (findings, plan) = repair::plan(&bare.store, &bare.keyring, options).await?;
-        if plan.is_empty() {
-            return Ok(findings.report);
+/// The repository that damage is mended from. Two are open, and each takes half of the memory.
+async fn open_source(url: &str, source: &Source, global: &Global) -> Result<Repository, Failure> {
+    let settings = Settings {
+        memory_bytes: Settings::default().memory_bytes / 2,
+        ..Settings::default()
+    };
+    let url = target_url(url)?;
+    open_with(&source.access(&url, global, &settings)?).await
+}
+
+fn failure(error: RootError) -> Failure {
+    match error {
+        error @ RootError::Rebuild { .. } => {
+            Failure::from(error).hint("Somebody collected garbage meanwhile: run it again.")
         }
-        findings
-            .report
-            .problems
-            .iter()
-            .take(SHOWN_PROBLEMS)
-            .for_each(|problem| output.remark(problem));
-        for step in &plan.steps {
-            output.remark(format_args!("repair: {step}"));
-        }
-        repair::execute(&bare.store, &bare.keyring, options, &findings, plan).await?;
+        error => error.into(),
     }
-    check(bare.store.clone(), &bare.keyring, options).await
+}
+
+/// Says what will be done, does it, and checks again, until nothing can be done any more. The report is that of the last check, with what was brought back altogether.
+async fn mend(
+    bare: &Bare,
+    from: Option<&Repository>,
+    options: &CheckOptions,
+    output: &Output,
+) -> Result<(Report, Healed), RootError> {
+    let (store, keyring) = (&bare.store, &bare.keyring);
+    let mut all = Healed::default();
+    for _ in 0..REPAIRS_MAX {
+        let (findings, plan) = repair::plan(store, keyring, options).await?;
+        let is_planned = !plan.is_empty();
+        if is_planned {
+            let problems = findings.report.problems.iter().take(SHOWN_PROBLEMS);
+            problems.for_each(|problem| output.remark(problem));
+            for step in &plan.steps {
+                output.remark(format_args!("repair: {step}"));
+            }
+            repair::execute(store, keyring, options, &findings, plan).await?;
+        }
+        let healed = match from {
+            Some(from) => heal(store, keyring, options, &findings, from).await?,
+            None => Healed::default(),
+        };
+        if !healed.is_nothing() {
+            output.remark(format_args!("repair: {}", brought_back(&healed)));
+            all.add(&healed);
+        } else if !is_planned {
+            return Ok((findings.report, all));
+        }
+    }
+    let report = check(store.clone(), keyring, options).await?;
+    Ok((report, all))
+}
+
+fn brought_back(healed: &Healed) -> String {
+    let mut text = format!(
+        "{} damaged or missing blobs brought back ({})",
+        healed.blobs,
+        bytes(healed.bytes)
+    );
+    if healed.records > 0 {
+        text += &format!(", {} commit records made anew", healed.records);
+    }
+    text
 }
 
 fn options(bare: &Bare) -> CheckOptions {
@@ -132,11 +198,19 @@ fn follow(output: &Output, progress: Arc<CheckProgress>) -> Bar {
     Bar::follow(output, move || Position {
         bytes: progress.done_bytes.load(Ordering::Relaxed),
         total_bytes: Some(progress.total_bytes.load(Ordering::Relaxed)).filter(|total| *total > 0),
-        message: String::new(),
+        message: match progress.healed_blobs.load(Ordering::Relaxed) {
+            0 => String::new(),
+            blobs => format!("{blobs} blobs brought back"),
+        },
     })
 }
 
-fn show(report: &Report, output: &Output, started: Instant) -> Result<(), Failure> {
+fn show(
+    report: &Report,
+    healed: &Healed,
+    output: &Output,
+    started: Instant,
+) -> Result<(), Failure> {
     let seconds = started.elapsed().as_secs_f64();
     if !output.is_json() {
         report
@@ -152,7 +226,9 @@ fn show(report: &Report, output: &Output, started: Instant) -> Result<(), Failur
             ));
         }
     }
-    output.result(&as_json(report, seconds), || summary(report, seconds))
+    output.result(&as_json(report, healed, seconds), || {
+        summary(report, seconds)
+    })
 }
 
 fn show_problem(problem: &Problem) {
@@ -204,7 +280,7 @@ fn summary(report: &Report, seconds: f64) -> String {
     text
 }
 
-fn as_json(report: &Report, seconds: f64) -> Value {
+fn as_json(report: &Report, healed: &Healed, seconds: f64) -> Value {
     let counts = &report.counts;
     let orphans = &report.orphans;
     let problem = |problem: &Problem| {
@@ -232,6 +308,11 @@ fn as_json(report: &Report, seconds: f64) -> Value {
         "bytes": counts.bytes,
         "verified_bytes": counts.verified_bytes,
         "healed": counts.healed,
+        "brought_back": {
+            "blobs": healed.blobs,
+            "bytes": healed.bytes,
+            "commit_records": healed.records,
+        },
         "silent_sessions": counts.silent_sessions,
         "seed": report.seed,
         "seconds": seconds,
@@ -261,4 +342,8 @@ fn conclude(report: &Report) -> Result<(), Failure> {
         "the repository is damaged ({count} found; the first: {worst})"
     ))
     .code(Code::Damaged))
+    .map_err(|failure| match report.touches_nothing() {
+        true => failure.hint("No snapshot and no volume is known to need what is damaged: bkfs gc frees it, if a repair has found it before."),
+        false => failure,
+    })
 }

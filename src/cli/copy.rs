@@ -1,6 +1,5 @@
 //! `bkfs copy FROM TO`
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -9,8 +8,8 @@ use serde_json::json;
 
 use crate::cli::access::{Access, Repository, open_with};
 use crate::cli::output::{Code, Failure, Output, bytes};
-use crate::cli::password::{Sources, Variables};
 use crate::cli::progress::{Bar, Position};
+use crate::cli::source::Source;
 use crate::cli::{Global, block_on};
 use crate::mounting::settings::{Settings, size};
 use crate::replicate::{Outcome, Progress, ReplicateError, Replication};
@@ -41,18 +40,8 @@ pub struct Copy {
     /// Take the target's volume over from whoever holds it
     #[arg(long)]
     steal: bool,
-    /// Read the source's password from the first line of this file
-    #[arg(long, value_name = "FILE", help_heading = "Source")]
-    from_password_file: Option<PathBuf>,
-    /// Read the source's password from what this command prints
-    #[arg(long, value_name = "COMMAND", help_heading = "Source")]
-    from_password_command: Option<String>,
-    /// The source store's address
-    #[arg(long, value_name = "URL", help_heading = "Source")]
-    from_endpoint: Option<String>,
-    /// The source store's region
-    #[arg(long, value_name = "NAME", help_heading = "Source")]
-    from_region: Option<String>,
+    #[command(flatten)]
+    source: Source,
 }
 
 fn commit_size(text: &str) -> Result<u64, String> {
@@ -71,7 +60,7 @@ pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failur
             memory_bytes: Settings::default().memory_bytes / 2,
             ..Settings::default()
         };
-        let from = open_with(&source(&command, global, &settings)?).await?;
+        let from = open_with(&command.source.access(&command.from, global, &settings)?).await?;
         let to = Access::of_mount(&command.to, global, &settings)?;
         let to = Arc::new(open_with(&to).await?);
         let volumes = volumes(&command, global, &from).await?;
@@ -125,26 +114,6 @@ async fn volumes(
     names.sort();
     names.dedup();
     Ok(names)
-}
-
-/// How the source is reached: nothing that is said of the target is meant for it.
-fn source(command: &Copy, global: &Global, settings: &Settings) -> Result<Access, Failure> {
-    let global = Global {
-        password_file: None,
-        password_command: None,
-        endpoint: command.from_endpoint.clone().or(global.endpoint.clone()),
-        region: command.from_region.clone().or(global.region.clone()),
-        min_generation: 0,
-        ..global.clone()
-    };
-    let mut access = Access::of_mount(&command.from, &global, settings)?;
-    let named = access.password;
-    access.password = Sources {
-        file: command.from_password_file.clone().or(named.file),
-        command: command.from_password_command.clone().or(named.command),
-        variables: Variables::From,
-    };
-    Ok(access)
 }
 
 fn show(outcomes: &[Outcome], output: &Output) -> Result<(), Failure> {

@@ -32,6 +32,7 @@ mod run;
 mod session;
 mod snapshot;
 mod snapshots;
+mod source;
 mod stats;
 mod status;
 mod umount;

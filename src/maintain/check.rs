@@ -92,6 +92,10 @@ pub struct CheckProgress {
     pub done_bytes: AtomicU64,
     /// Bytes of packs that there are; zero until it is known.
     pub total_bytes: AtomicU64,
+    /// Blobs that were brought back from another repository.
+    pub healed_blobs: AtomicU64,
+    /// Bytes of theirs.
+    pub healed_bytes: AtomicU64,
 }
 
 impl CheckProgress {
@@ -290,7 +294,7 @@ fn count(packs: &[PackContents], options: &CheckOptions, report: &mut Report) {
         .store(report.counts.bytes, Ordering::Relaxed);
 }
 
-fn open_depot(
+pub(super) fn open_depot(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
     options: &CheckOptions,
@@ -416,6 +420,7 @@ impl Findings {
 
     fn unresolved(&mut self, object: &str, what: String, id: Id) {
         let problem = Problem::new(object, ProblemKind::Unresolved, what);
+        self.damage.want(id.prefix());
         if let Some(number) = self.report.add(problem) {
             self.damage.lose(id.prefix(), number);
         }

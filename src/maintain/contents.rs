@@ -311,6 +311,7 @@ impl Learned {
         let mut known: HashMap<(PackName, Prefix), Option<usize>> = HashMap::new();
         for dangling in &self.dangling {
             let (kind, id) = dangling.to;
+            damage.want(id.prefix());
             let number = *known
                 .entry((dangling.pack, id.prefix()))
                 .or_insert_with(|| {

@@ -22,6 +22,8 @@ pub struct Damage {
     judged: usize,
     /// Blobs of which no readable copy is left, and the number of the problem that says why.
     lost: HashMap<Prefix, usize>,
+    /// Blobs that have to be stored again: all that are lost themselves, and those whose only copy lies where it is not to be trusted.
+    wanted: HashSet<Prefix>,
 }
 
 impl Damage {
@@ -66,6 +68,25 @@ impl Damage {
     /// A blob cannot be used because of a problem: a segment whose chunks are lost, or one that no pack holds.
     pub fn lose(&mut self, blob: Prefix, problem: usize) {
         self.lost.entry(blob).or_insert(problem);
+    }
+
+    /// A blob that some live pack refers to is in none.
+    pub fn want(&mut self, blob: Prefix) {
+        self.wanted.insert(blob);
+    }
+
+    /// Blobs that have to be stored again for nothing to be damaged any more.
+    pub fn wanted(&self) -> &HashSet<Prefix> {
+        &self.wanted
+    }
+
+    /// Packs that are there and do not describe themselves any more, each once.
+    pub fn untrusted(&self) -> Vec<PackContents> {
+        let mut seen = HashSet::new();
+        let packs = self.seen.iter();
+        let packs = packs.filter(|(_, missing, damage)| !missing && damage.frame.is_none());
+        let packs = packs.filter(|(pack, ..)| seen.insert(pack.name()));
+        packs.map(|(pack, ..)| pack.clone()).collect()
     }
 
     /// Whether any blob is lost.
@@ -122,6 +143,7 @@ impl Damage {
                     |copy: &&Place| copy.pack != place.pack || copy.frame != Some(blob.frame);
                 if !all.iter().filter(elsewhere).any(|copy| !self.is_bad(copy)) {
                     only_here += 1;
+                    self.wanted.insert(blob.prefix);
                     if *missing || damage.frame.is_some() {
                         lost.push(blob.prefix);
                     }

@@ -15,6 +15,7 @@
 //! | [`journals`] | heartbeats and journals of sessions |
 //! | [`rebuild`] | from what is left to a new root (pure) |
 //! | [`repair`] | plans what can be mended, and does it |
+//! | [`heal`] | brings back from another repository what is lost here |
 //! | [`collect`] | frees what nothing needs |
 //! | [`blame`] | which snapshots and files damage touches |
 //!
@@ -26,6 +27,7 @@ pub mod blame;
 pub mod check;
 pub mod collect;
 pub mod contents;
+pub mod heal;
 pub mod journals;
 pub mod judge;
 pub mod layout;

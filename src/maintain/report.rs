@@ -180,6 +180,18 @@ impl Report {
         self.problems.is_empty()
     }
 
+    /// Whether there is damage, all of it in packs, and none of it is known to be needed by a snapshot or volume.
+    pub fn touches_nothing(&self) -> bool {
+        let is_idle = |problem: &Problem| {
+            let is_pack = ["data/", "meta/"]
+                .iter()
+                .any(|class| problem.object.starts_with(class));
+            let is_lost = matches!(problem.kind, ProblemKind::Damaged | ProblemKind::Missing);
+            is_pack && is_lost && problem.snapshots.is_empty() && problem.files.is_empty()
+        };
+        !self.is_clean() && self.more_problems == 0 && self.problems.iter().all(is_idle)
+    }
+
     /// Adds a problem; returns its number.
     pub fn add(&mut self, problem: Problem) -> Option<usize> {
         if self.problems.len() >= PROBLEMS_MAX {

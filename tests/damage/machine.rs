@@ -178,6 +178,12 @@ impl Machine {
         waited.expect("it is heeded").expect("the mount lives");
     }
 
+    /// Unmounts: everything is in the bucket, and the volume is free.
+    pub fn finish(self) {
+        let finished = self.runtime.block_on(self.assembled.finish());
+        finished.expect("everything is in the bucket");
+    }
+
     /// Is gone from one moment to the next.
     pub fn crash(self) {
         self.runtime.shutdown_background();

@@ -7,6 +7,7 @@
 
 mod busy;
 mod cases;
+mod heals;
 mod machine;
 #[path = "../reference/password.rs"]
 mod password;

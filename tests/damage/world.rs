@@ -163,7 +163,7 @@ impl Fixture {
     }
 
     /// The keys of all objects that something refers to. The rest are index objects and lists that were replaced.
-    fn find_needed(&self) -> Vec<String> {
+    pub fn find_needed(&self) -> Vec<String> {
         let store = bucket(&self.objects);
         let findings = wait(examine(store, &self.keyring, &self.options())).expect("examines");
         assert!(findings.report.is_clean(), "{}", findings.report);

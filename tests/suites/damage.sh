@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# about: damage to objects of every class: bkfs check finds and names it, restore gives the right bytes or an error
+# about: damage to objects of every class: bkfs check finds and names it, restore gives the right bytes or an error, a copy brings it back
 # needs: program
 # limit: 900 1800
 . "$(dirname "$0")/../lib/common.sh"
@@ -114,7 +114,84 @@ a_mount_is_checked_while_it_is_written() {
   exits 0 bkfs check "$bucket" --read-data
 }
 
+# same_as_before BUCKET: both snapshots restore to what they were.
+same_as_before() {
+  local name
+  for name in one two; do
+    rm -rf "$SUITE_TMP/healed"
+    exits 0 bkfs restore "$1" "$name" "$SUITE_TMP/healed"
+    diff -r --no-dereference "$SUITE_TMP/whole-$name" "$SUITE_TMP/healed"
+  done
+}
+# repaired_from BUCKET COPY: everything that is needed came back; what a commit between the snapshots has left behind goes with the next collection.
+repaired_from() {
+  bkfs check "$1" --repair --read-data --from "$2" --from-password-file "$SUITE_TMP/password" --json >"$SUITE_TMP/json" || [ $? = 13 ]
+  [ "$(head -n 1 "$SUITE_TMP/json" | jq '.brought_back.blobs > 0')" = true ] || wrong "nothing came back: $(cat "$SUITE_TMP/json")"
+  [ "$(head -n 1 "$SUITE_TMP/json" | jq '[.problems[] | (.snapshots + .files)[]] | length')" = 0 ] || wrong "something needed is still lost: $(cat "$SUITE_TMP/json")"
+  same_as_before "$1"
+  exits 0 bkfs gc "$1" --undelete-window 0s
+}
+packs() { find "$1/data" "$1/meta" -type f | sort; }
+a_copy_brings_back_what_is_lost() {
+  local bucket=$SUITE_TMP/heal copy=$SUITE_TMP/heal-copy other=$SUITE_TMP/heal-other mountpoint=$SUITE_TMP/heal-mount before name
+  machine healer
+  mkdir -p "$mountpoint"
+  init_local "$bucket"
+  mount_at "$bucket" "$mountpoint"
+  mkdir "$mountpoint/many"
+  for name in $(seq 300); do echo "file $name" >"$mountpoint/many/$name"; done
+  head -c 20000000 /dev/urandom >"$mountpoint/large"
+  exits 0 bkfs snapshot "$mountpoint" one
+  head -c 3000000 /dev/urandom | dd of="$mountpoint/large" bs=1M seek=4 conv=notrunc status=none
+  exits 0 bkfs snapshot "$mountpoint" two
+  exits 0 bkfs umount "$mountpoint"
+  for name in one two; do exits 0 bkfs restore "$bucket" "$name" "$SUITE_TMP/whole-$name"; done
+  exits 0 bkfs init "$copy" --password-file "$SUITE_TMP/password"
+  exits 0 bkfs copy "$bucket" "$copy" --password-file "$SUITE_TMP/password"
+  cp -a "$bucket" "$SUITE_TMP/heal-first"
+  # One byte in the middle of every data pack.
+  while read -r name; do flip "$name" $(($(stat -c %s "$name") / 2)); done < <(packs "$bucket" | grep /data/)
+  exits 13 bkfs check "$bucket" --read-data
+  says 'lost: main/one:/large'
+  before=$(state "$copy")
+  (umask 077; echo 'another password' >"$SUITE_TMP/wrong-password")
+  exits 2 bkfs check "$bucket" --from "$copy"
+  exits 2 bkfs check "$bucket" --repair --from "$bucket"
+  exits 12 bkfs check "$bucket" --repair --from "$copy" --from-password-file "$SUITE_TMP/wrong-password"
+  # Another repository with other files under the same names helps nobody.
+  init_local "$other"
+  mount_at "$other" "$mountpoint"
+  head -c 20000000 /dev/urandom >"$mountpoint/large"
+  exits 0 bkfs snapshot "$mountpoint" one
+  exits 0 bkfs umount "$mountpoint"
+  exits 13 bkfs check "$bucket" --repair --read-data --from "$other"
+  says 'lost: main/one:/large'
+  says_not 'brought back'
+  repaired_from "$bucket" "$copy"
+  exits 0 bkfs check "$bucket" --read-data
+  same_as_before "$bucket"
+  [ "$(state "$copy")" = "$before" ] || wrong "the second repository was written"
+}
+a_copy_brings_back_lost_packs() {
+  local bucket=$SUITE_TMP/heal-first copy=$SUITE_TMP/heal-copy mountpoint=$SUITE_TMP/heal-mount
+  machine healer-of-packs
+  packs "$bucket" >"$SUITE_TMP/packs"
+  mount_at "$bucket" "$mountpoint" -o volume=beside
+  echo beside >"$mountpoint/file"
+  exits 0 bkfs snapshot "$mountpoint" before
+  xargs rm <"$SUITE_TMP/packs"
+  exits 13 bkfs check "$bucket"
+  repaired_from "$bucket" "$copy"
+  [ "$(head -n 1 "$SUITE_TMP/json" | jq '.brought_back.commit_records > 0')" = true ] || wrong "no commit record was made anew"
+  exits 0 bkfs snapshot "$mountpoint" after
+  exits 0 bkfs umount "$mountpoint"
+  exits 0 bkfs gc "$bucket" --undelete-window 0s
+  exits 0 bkfs check "$bucket" --read-data
+  same_as_before "$bucket"
+}
+
 at_end "leave_mount '$SUITE_TMP/older-mount'"
+at_end "leave_mount '$SUITE_TMP/heal-mount'"
 at_end "leave_mount '$SUITE_TMP/busy-mount'"
 case_of "clean repositories are clean, and a check writes nothing" clean_repositories_are_clean
 case_of "a flipped bit is named with the files that it spoils" a_flipped_bit_is_named_with_the_files_it_spoils
@@ -122,5 +199,7 @@ case_of "a lost root is named" a_lost_root_is_named
 case_of "a lost root is rebuilt from commit records" a_lost_root_is_rebuilt
 case_of "damage is put in quarantine once" damage_is_quarantined_once
 case_of "an older root is refused by whoever saw a newer one" an_older_root_is_refused_by_whoever_saw_a_newer_one
+case_of "a copy brings back what is damaged" a_copy_brings_back_what_is_lost
+case_of "a copy brings back packs that are gone" a_copy_brings_back_lost_packs
 case_of "a mount is checked while it is written" a_mount_is_checked_while_it_is_written
 exit 0

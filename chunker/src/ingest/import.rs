@@ -1,17 +1,21 @@
 //! Content of another repository: the same chunks and segments, named and sealed anew.
 //!
-//! Owns the translation of one target. Ids are keyed per repository, so what is new here is known only once it was read there; chunks keep the bounds that they have there.
+//! Owns the translation of one target. Ids are keyed per repository, so what is new here is known only once it was read there; chunks keep the bounds that they have there. Whoever only
+//! wants to know what a target is called here, and has no session to store it in, translates it.
 
 use std::sync::Arc;
 
 use super::divide::Named;
+use bytes::Bytes;
+
 use super::run;
 use super::session::Session;
-use crate::cut::segment;
+use crate::cut::segment::{self, SegmentChunk};
 use crate::depot::Depot;
 use crate::error::DepotError;
 use crate::extent::{Piece, Target};
-use crate::id::Kind;
+use crate::id::{Id, Kind};
+use crate::seal::Keyring;
 
 /// See [`Ingest::import`](super::Ingest::import).
 pub(super) async fn import(
@@ -57,4 +61,81 @@ pub(super) async fn import(
     let named = run::name(session, chunks).await?;
     let named: Vec<&Named> = named.iter().collect();
     run::store_part(session, segment.profile, &named).await
+}
+
+/// What a target of one repository is in another.
+#[derive(Clone, Debug, Default)]
+pub struct Translated {
+    /// Its name there; none if a part of it cannot be read.
+    pub target: Option<Target>,
+    /// Every blob of it that could be read, chunks before the segment that lists them.
+    pub blobs: Vec<(Kind, Id, Bytes)>,
+}
+
+/// Reads a target of `from`, verified, and names it under `keyring`. Stores nothing. What cannot be read is left out: at most the contents of one segment (2 MiB) are held.
+///
+/// # Errors
+/// `Store` and `Stalled`: nothing is known then. Damage is no error.
+pub async fn translate(
+    keyring: &Keyring,
+    from: &Depot,
+    target: Target,
+) -> Result<Translated, DepotError> {
+    let mut translated = Translated::default();
+    let list = match target {
+        Target::Chunk(id) => {
+            if let Some(bytes) = readable(from.read_blob(Kind::Chunk, id).await)? {
+                let id = keyring.id(Kind::Chunk, &bytes);
+                translated.target = Some(Target::Chunk(id));
+                translated.blobs.push((Kind::Chunk, id, bytes));
+            }
+            return Ok(translated);
+        }
+        Target::Segment(id) => readable(from.read_blob(Kind::Segment, id).await)?,
+    };
+    let Some(Ok(segment)) = list.map(|list| segment::decode(&list)) else {
+        return Ok(translated);
+    };
+    let pieces: Vec<Piece> = segment
+        .chunks
+        .iter()
+        .map(|chunk| Piece {
+            target: Target::Chunk(chunk.id),
+            offset: 0,
+            length: chunk.length,
+        })
+        .collect();
+    let mut listed = Vec::with_capacity(pieces.len());
+    for (chunk, answer) in segment.chunks.iter().zip(from.read_each(&pieces).await) {
+        let Some(bytes) = readable(answer)? else {
+            continue;
+        };
+        let id = keyring.id(Kind::Chunk, &bytes);
+        listed.push(SegmentChunk {
+            length: chunk.length,
+            id,
+        });
+        translated.blobs.push((Kind::Chunk, id, bytes));
+    }
+    if listed.len() < segment.chunks.len() {
+        return Ok(translated);
+    }
+    if let [single] = listed.as_slice() {
+        translated.target = Some(Target::Chunk(single.id));
+        return Ok(translated);
+    }
+    let list = Bytes::from(segment::encode(segment.profile, &listed));
+    let id = keyring.id(Kind::Segment, &list);
+    translated.target = Some(Target::Segment(id));
+    translated.blobs.push((Kind::Segment, id, list));
+    Ok(translated)
+}
+
+/// What was read, or nothing if the bucket does not have it any more as it was.
+fn readable(answer: Result<Bytes, DepotError>) -> Result<Option<Bytes>, DepotError> {
+    match answer {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error @ (DepotError::Store(_) | DepotError::Stalled { .. })) => Err(error),
+        Err(_) => Ok(None),
+    }
 }

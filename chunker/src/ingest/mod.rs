@@ -36,6 +36,7 @@ use crate::verify::{Found, PackContents};
 pub use crate::cut::{Profile, detect};
 pub use delivery::{Delivered, NamedPack};
 pub(crate) use frame::{Body, SealedHere};
+pub use import::{Translated, translate};
 pub(crate) use ledger::Pending;
 pub use sealed::{Mark, Sealed};
 pub(crate) use session::Session;

@@ -1,0 +1,53 @@
+//! How a second repository is reached, which a command only reads.
+
+use std::path::PathBuf;
+
+use crate::cli::Global;
+use crate::cli::access::Access;
+use crate::cli::output::Failure;
+use crate::cli::password::{Sources, Variables};
+use crate::mounting::settings::Settings;
+
+/// Its password and store, beside BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD and the configuration.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Source {
+    /// Read the source's password from the first line of this file
+    #[arg(long, value_name = "FILE", help_heading = "Source")]
+    from_password_file: Option<PathBuf>,
+    /// Read the source's password from what this command prints
+    #[arg(long, value_name = "COMMAND", help_heading = "Source")]
+    from_password_command: Option<String>,
+    /// The source store's address
+    #[arg(long, value_name = "URL", help_heading = "Source")]
+    from_endpoint: Option<String>,
+    /// The source store's region
+    #[arg(long, value_name = "NAME", help_heading = "Source")]
+    from_region: Option<String>,
+}
+
+impl Source {
+    /// How the source is reached: nothing that is said of the other repository is meant for it, but the store's address.
+    pub fn access(
+        &self,
+        url: &str,
+        global: &Global,
+        settings: &Settings,
+    ) -> Result<Access, Failure> {
+        let global = Global {
+            password_file: None,
+            password_command: None,
+            endpoint: self.from_endpoint.clone().or(global.endpoint.clone()),
+            region: self.from_region.clone().or(global.region.clone()),
+            min_generation: 0,
+            ..global.clone()
+        };
+        let mut access = Access::of_mount(url, &global, settings)?;
+        let named = access.password;
+        access.password = Sources {
+            file: self.from_password_file.clone().or(named.file),
+            command: self.from_password_command.clone().or(named.command),
+            variables: Variables::From,
+        };
+        Ok(access)
+    }
+}

@@ -1,0 +1,371 @@
+//! What was stored becomes live: a replacement of the root by the session that stored it (protocol.md, rules 1 to 3).
+//!
+//! Owns the replacement, and the check that precedes each attempt: everything that the new packs refer to lies in packs that are live in the root being replaced, in damaged ones too. With it go
+//! the names of commit records that were made anew.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::ingest::{Ingest, Mark, Sealed};
+use bkfs_chunker::pack::PackName;
+use bytes::Bytes;
+
+use super::walk::Healer;
+use super::{Gone, Leaning};
+use crate::root::error::RootError;
+use crate::root::forget::rewrite;
+use crate::root::handle::{RootHandle, Transition};
+use crate::root::lists::{ListWriter, Lists};
+use crate::root::record::{CommitRecord, RecordedSnapshot};
+use crate::root::snapshots::{ListEntry, SnapshotEntry, TrashEntry};
+use crate::root::state::{ListRef, Root, SessionId, Volume};
+use crate::root::transition::{IndexChange, ListChange, Refusal};
+
+/// Writes lists in the name of the session.
+struct IngestLists<'a>(&'a Ingest);
+
+#[async_trait]
+impl ListWriter for IngestLists<'_> {
+    async fn put_list(&self, payload: Vec<u8>) -> Result<PackName, RootError> {
+        Ok(self.0.put_list(&payload).await?)
+    }
+}
+
+/// Stores for one session, and makes live what it stored.
+pub(super) struct Publisher {
+    handle: RootHandle,
+    lists: Lists,
+    session: SessionId,
+    ingest: Arc<Ingest>,
+    /// What is referred to and lies in damaged packs only.
+    leaning: Leaning,
+    /// Lost commit records of snapshots, each with the one in its place.
+    of_snapshots: HashMap<Id, Id>,
+    /// The same of volumes, by name.
+    of_volumes: HashMap<String, (Id, Id)>,
+}
+
+impl Publisher {
+    pub(super) fn new(
+        handle: RootHandle,
+        lists: Lists,
+        session: SessionId,
+        ingest: Arc<Ingest>,
+    ) -> Self {
+        Self {
+            handle,
+            lists,
+            session,
+            ingest,
+            leaning: HashSet::new(),
+            of_snapshots: HashMap::new(),
+            of_volumes: HashMap::new(),
+        }
+    }
+
+    pub(super) fn ingest(&self) -> &Ingest {
+        &self.ingest
+    }
+
+    /// Makes the index that of this root.
+    pub(super) async fn load(&self, root: &Root) -> Result<(), RootError> {
+        let condemned = self.lists.condemned(root).await?;
+        let depot = self.ingest.depot();
+        Ok(depot.load_index(&root.index, &condemned).await?)
+    }
+
+    /// Something that refers to these is about to be stored: false if one of them is in no live pack, damaged or not.
+    pub(super) fn lean_on(&mut self, blobs: Vec<(Kind, Id)>) -> bool {
+        let depot = self.ingest.depot();
+        let mut damaged = Vec::new();
+        for (kind, id) in blobs {
+            if self.ingest.adopt_blob(kind, id).is_ok() {
+                continue;
+            }
+            if !is_live(depot, &id) {
+                return false;
+            }
+            damaged.push((kind, id));
+        }
+        self.leaning.extend(damaged);
+        true
+    }
+
+    /// Everything that was stored so far is live when this returns.
+    pub(super) async fn publish(&mut self) -> Result<(), RootError> {
+        if self.ingest.uncommitted_blobs() == 0 {
+            return Ok(());
+        }
+        let ingest = self.ingest.clone();
+        let mut cas = HealCas {
+            publisher: self,
+            mark: ingest.mark(),
+            sealed: None,
+            sealed_for: Vec::new(),
+        };
+        let handle = cas.publisher.handle.clone();
+        let made = handle.update(&mut cas).await;
+        let sealed = cas.sealed.take();
+        match made {
+            Ok(_) => {
+                sealed
+                    .into_iter()
+                    .for_each(|sealed| ingest.committed(sealed));
+                self.leaning.clear();
+                self.of_snapshots.clear();
+                self.of_volumes.clear();
+                Ok(())
+            }
+            Err(error) => {
+                sealed
+                    .into_iter()
+                    .for_each(|sealed| ingest.conflicted(sealed));
+                Err(error)
+            }
+        }
+    }
+}
+
+fn is_live(depot: &bkfs_chunker::depot::Depot, id: &Id) -> bool {
+    let places = depot.places(id);
+    places.iter().any(|place| depot.is_live(&place.pack))
+}
+
+/// The replacement.
+struct HealCas<'a> {
+    publisher: &'a Publisher,
+    mark: Mark,
+    sealed: Option<Sealed>,
+    sealed_for: Vec<IndexRef>,
+}
+
+#[async_trait]
+impl Transition for HealCas<'_> {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.publisher.session)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        let change = self.seal(next).await?;
+        self.publisher.load(next).await?;
+        self.check_relied_on()?;
+        next.change_index(&change)?;
+        self.publisher.replace_records(next).await
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        self.publisher.load(root).await?;
+        let depot = self.publisher.ingest.depot();
+        let packs = self.sealed.iter().flat_map(|sealed| &sealed.packs);
+        Ok(packs.into_iter().any(|pack| depot.is_listed(pack)))
+    }
+}
+
+impl HealCas<'_> {
+    /// Everything that was stored is in the bucket; what that changes in the root's list of index objects.
+    async fn seal(&mut self, next: &Root) -> Result<IndexChange, RootError> {
+        let ingest = &self.publisher.ingest;
+        let is_current = self.sealed.as_ref().is_some_and(|sealed| {
+            let listed = |name: &PackName| next.index.iter().any(|index| index.name == *name);
+            sealed.absorbed.iter().all(listed)
+        });
+        if !is_current {
+            let old = self.sealed.take();
+            old.into_iter().for_each(|sealed| ingest.conflicted(sealed));
+            self.sealed = Some(ingest.seal_since(self.mark, &next.index).await?);
+            self.sealed_for.clone_from(&next.index);
+        }
+        let sealed = self.sealed.as_ref().ok_or(Refusal::ListsChanged)?;
+        let gone = |index: &&IndexRef| !sealed.index.contains(index);
+        let new = |index: &&IndexRef| !self.sealed_for.contains(index);
+        Ok(IndexChange {
+            absorbed: self.sealed_for.iter().filter(gone).copied().collect(),
+            added: sealed.index.iter().filter(new).copied().collect(),
+        })
+    }
+
+    /// Rule 3, against the root whose index was just loaded. What becomes live is the session's own, and no floor was ever raised past it.
+    fn check_relied_on(&self) -> Result<(), RootError> {
+        let depot = self.publisher.ingest.depot();
+        let session = self.publisher.session;
+        let relied = self.sealed.iter().flat_map(|sealed| &sealed.relied_on);
+        let foreign = relied.filter(|pack| pack.session != session.0);
+        let mut gone: Gone = depot.not_live(foreign);
+        for (kind, id) in &self.publisher.leaning {
+            // It lay in a damaged pack; since then it may have been stored again.
+            if !is_live(depot, id) && self.publisher.ingest.adopt_blob(*kind, *id).is_err() {
+                gone.extend(depot.places(id).first().map(|place| place.pack));
+                return Err(RootError::Rebuild { packs: gone });
+            }
+        }
+        match gone.is_empty() {
+            true => Ok(()),
+            false => Err(RootError::Rebuild { packs: gone }),
+        }
+    }
+}
+
+impl Publisher {
+    async fn replace_records(&self, next: &mut Root) -> Result<(), RootError> {
+        for (name, (lost, record)) in &self.of_volumes {
+            if let Some(volume) = next.volumes.get_mut(name)
+                && volume.holder.is_none()
+                && volume.commit == Some(*lost)
+            {
+                volume.commit = Some(*record);
+            }
+        }
+        if self.of_snapshots.is_empty() {
+            return Ok(());
+        }
+        let kept = self.lists.snapshot_shards(&next.snapshots).await?;
+        let trash = self.lists.trash_shards(&next.trash).await?;
+        let kept = self.renamed(&next.snapshots, &kept, |entry: &SnapshotEntry| {
+            let commit = *self.of_snapshots.get(&entry.commit)?;
+            Some(SnapshotEntry {
+                commit,
+                ..entry.clone()
+            })
+        });
+        let kept = kept.await?;
+        let trash = self.renamed(&next.trash, &trash, |entry: &TrashEntry| {
+            let commit = *self.of_snapshots.get(&entry.snapshot.commit)?;
+            let snapshot = SnapshotEntry {
+                commit,
+                ..entry.snapshot.clone()
+            };
+            Some(TrashEntry {
+                snapshot,
+                ..entry.clone()
+            })
+        });
+        let trash = trash.await?;
+        next.change_snapshots(&kept)?;
+        Ok(next.change_trash(&trash)?)
+    }
+
+    /// A list with the entries that `renew` gives in the place of those that it is asked about.
+    async fn renamed<T: ListEntry>(
+        &self,
+        refs: &[ListRef],
+        shards: &[Arc<Vec<T>>],
+        renew: impl Fn(&T) -> Option<T>,
+    ) -> Result<ListChange, RootError> {
+        let joining: Vec<T> = shards
+            .iter()
+            .flat_map(|shard| shard.iter())
+            .filter_map(&renew)
+            .collect();
+        if joining.is_empty() {
+            return Ok(ListChange::default());
+        }
+        let leaves = |entry: &T| renew(entry).is_some();
+        rewrite(&IngestLists(&self.ingest), refs, shards, leaves, joining).await
+    }
+
+    async fn store_record(&self, record: &CommitRecord) -> Result<Id, RootError> {
+        let bytes = Bytes::from(record.encode());
+        Ok(self.ingest.store_blob(Kind::Commit, bytes).await?)
+    }
+}
+
+impl Healer<'_> {
+    /// A record for a snapshot whose own is lost, beside the volume's chain of commits.
+    pub(super) async fn record_of_snapshot(
+        &mut self,
+        entry: &SnapshotEntry,
+    ) -> Result<(), RootError> {
+        let publisher = self.publisher();
+        let record = CommitRecord {
+            volume: entry.volume.clone(),
+            session: publisher.session,
+            sequence: 0,
+            parent: None,
+            tree: entry.tree,
+            time: entry.time,
+            covered: 0,
+            next_inode: 0,
+            inodes: entry.files,
+            bytes: entry.bytes,
+            snapshot: Some(recorded(entry)),
+            replayed: None,
+        };
+        let made = publisher.store_record(&record).await?;
+        publisher.of_snapshots.insert(entry.commit, made);
+        self.replaced(&entry.commit);
+        Ok(())
+    }
+
+    /// A record for the last commit of a volume that nobody holds, if its own is lost, and for the snapshot that was made with it. It follows the newest commit whose record is still there.
+    pub(super) async fn record_of_volume(
+        &mut self,
+        name: &str,
+        volume: &Volume,
+        snapshots: &[&SnapshotEntry],
+    ) -> Result<(), RootError> {
+        let Some(lost) = volume.commit else {
+            return Ok(());
+        };
+        let depot = self.depot();
+        let mut parent: Option<(u64, Id)> = None;
+        let mut time = jiff::Timestamp::UNIX_EPOCH;
+        let mut own = None;
+        for entry in snapshots
+            .iter()
+            .copied()
+            .filter(|entry| entry.volume == name)
+        {
+            time = time.max(entry.time);
+            if entry.commit == lost {
+                own = Some(entry);
+                continue;
+            }
+            let Ok(bytes) = depot.read_blob(Kind::Commit, entry.commit).await else {
+                continue;
+            };
+            let Ok(record) = CommitRecord::decode(&bytes) else {
+                continue;
+            };
+            let is_before = !record.is_beside() && record.sequence < volume.sequence;
+            if is_before && parent.is_none_or(|(sequence, _)| sequence < record.sequence) {
+                parent = Some((record.sequence, entry.commit));
+            }
+        }
+        let publisher = self.publisher();
+        let record = CommitRecord {
+            volume: name.to_owned(),
+            session: publisher.session,
+            sequence: volume.sequence,
+            parent: parent.map(|(_, id)| id),
+            tree: volume.tree,
+            time,
+            covered: 0,
+            next_inode: volume.next_inode,
+            inodes: volume.inodes,
+            bytes: volume.bytes,
+            snapshot: own.map(recorded),
+            replayed: None,
+        };
+        let made = publisher.store_record(&record).await?;
+        if own.is_some() {
+            publisher.of_snapshots.insert(lost, made);
+        }
+        publisher.of_volumes.insert(name.to_owned(), (lost, made));
+        self.replaced(&lost);
+        Ok(())
+    }
+}
+
+fn recorded(entry: &SnapshotEntry) -> RecordedSnapshot {
+    RecordedSnapshot {
+        name: Some(entry.name.clone()),
+        host: entry.host.clone(),
+        user: entry.user.clone(),
+        tags: entry.tags.clone(),
+    }
+}

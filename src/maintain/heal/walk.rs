@@ -1,0 +1,395 @@
+//! From trees here down to what is lost, and to the same place in a tree there.
+//!
+//! Owns the walk and the taking: only what is wanted is stored, and only if all that it refers to is in live packs (rule 3). Whole parts of a tree are passed over once nothing below them is
+//! lost any more. Nodes are made again from the items that a tree there has in their place.
+
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+
+use bkfs_chunker::depot::Depot;
+use bkfs_chunker::error::DepotError;
+use bkfs_chunker::extent::Target;
+use bkfs_chunker::id::{Id, Kind, Prefix};
+use bkfs_chunker::ingest::{Translated, translate};
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use lru::LruCache;
+
+use super::builder::Builder;
+use super::items::Items;
+use super::publish::Publisher;
+use super::{Healed, count};
+use crate::maintain::check::CheckProgress;
+use crate::maintain::judge::Damage;
+use crate::repository::Repository;
+use crate::root::error::RootError;
+use crate::tree::item::{Extent, Item};
+use crate::tree::key::{Key, everything};
+use crate::tree::map::Tree;
+use crate::tree::node::Node;
+use crate::volume::error::VolumeError;
+use crate::volume::names::Names;
+use crate::volume::nodes::decode_item;
+use crate::volume::rescue::below;
+
+/// Contents under way at once; each of up to 2 MiB.
+const CONTENTS_AT_ONCE: usize = 8;
+
+/// Items of a node that are translated together.
+const ITEMS_AT_ONCE: usize = 64;
+
+/// Trees there in which a lost node is looked for: each costs reading the contents of all files in the node.
+const NODE_CANDIDATES_MAX: usize = 2;
+
+/// What is known of names there and here: about 100 bytes each.
+const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("not zero");
+
+/// What was stored becomes live after so many blobs: each takes some memory until then.
+const PUBLISH_BLOBS: usize = 50_000;
+
+/// Looks for what is wanted.
+pub(super) struct Healer<'a> {
+    publisher: Publisher,
+    damage: &'a Damage,
+    from: &'a Repository,
+    progress: &'a CheckProgress,
+    /// Not yet found.
+    wanted: HashSet<Prefix>,
+    /// Targets of which everything is there again.
+    done: HashSet<Id>,
+    /// Nodes that are whole, with all below them.
+    clean: HashSet<Id>,
+    /// Places that could not be mended.
+    failures: u64,
+    /// What targets there are called here.
+    known: LruCache<Target, Target>,
+    healed: Healed,
+}
+
+/// A node to be looked at.
+struct Step {
+    id: Id,
+    /// Known from its parent.
+    level: Option<u8>,
+    range: Range<Key>,
+}
+
+enum Work {
+    Look(Step),
+    /// All below was looked at; so many failures were known before.
+    Leave(Id, u64),
+}
+
+impl<'a> Healer<'a> {
+    pub(super) fn new(
+        publisher: Publisher,
+        damage: &'a Damage,
+        from: &'a Repository,
+        progress: &'a CheckProgress,
+    ) -> Self {
+        Self {
+            publisher,
+            damage,
+            from,
+            progress,
+            wanted: damage.wanted().clone(),
+            done: HashSet::new(),
+            clean: HashSet::new(),
+            failures: 0,
+            known: LruCache::new(KNOWN_MAX),
+            healed: Healed::default(),
+        }
+    }
+
+    /// Reads blobs here, those that were stored again too.
+    pub(super) fn depot(&self) -> Depot {
+        self.publisher.ingest().depot().clone()
+    }
+
+    /// Whether a blob is still to be found.
+    pub(super) fn wants(&self, id: &Id) -> bool {
+        self.wanted.contains(&id.prefix())
+    }
+
+    pub(super) fn wants_nothing(&self) -> bool {
+        self.wanted.is_empty()
+    }
+
+    /// Stores a blob if it is wanted, and if all that it refers to is in live packs. The id is that of these bytes.
+    pub(super) async fn take(&mut self, kind: Kind, id: Id, bytes: Bytes) -> Result<(), RootError> {
+        if !self.wants(&id)
+            || !self
+                .publisher
+                .lean_on(below(kind, &bytes).unwrap_or_default())
+        {
+            return Ok(());
+        }
+        let length = bytes.len() as u64;
+        let stored = self.publisher.ingest().store_blob(kind, bytes).await?;
+        if stored != id {
+            return Err(DepotError::Internal("a blob that is called otherwise").into());
+        }
+        self.wanted.remove(&id.prefix());
+        self.healed.blobs += 1;
+        self.healed.bytes += length;
+        count(self.progress, length);
+        if self.publisher.ingest().uncommitted_blobs() >= PUBLISH_BLOBS {
+            self.publisher.publish().await?;
+        }
+        Ok(())
+    }
+
+    /// Looks through a tree here for what is wanted, and for that in `candidates`, trees there.
+    pub(super) async fn tree(&mut self, tree: Id, candidates: &[Id]) -> Result<(), RootError> {
+        let mut stack = vec![Work::Look(Step {
+            id: tree,
+            level: None,
+            range: everything(),
+        })];
+        while let Some(work) = stack.pop() {
+            let step = match work {
+                Work::Look(step) => step,
+                Work::Leave(id, failures) => {
+                    if failures == self.failures {
+                        self.clean.insert(id);
+                    }
+                    continue;
+                }
+            };
+            if self.clean.contains(&step.id) {
+                continue;
+            }
+            let Some(node) = self.node_or_rebuilt(&step, candidates).await? else {
+                self.failures += 1;
+                continue;
+            };
+            stack.push(Work::Leave(step.id, self.failures));
+            match node.level() {
+                0 => self.leaf(&node, candidates).await?,
+                _ => stack.extend(children(&node, &step.range)),
+            }
+        }
+        Ok(())
+    }
+
+    async fn node_or_rebuilt(
+        &mut self,
+        step: &Step,
+        candidates: &[Id],
+    ) -> Result<Option<Node>, RootError> {
+        if let Some(node) = self.node(step.id).await? {
+            return Ok(Some(node));
+        }
+        for tree in candidates.iter().take(NODE_CANDIDATES_MAX) {
+            if self.wants(&step.id) {
+                self.rebuild(step, *tree).await?;
+            }
+        }
+        match self.wants(&step.id) {
+            true => Ok(None),
+            false => self.node(step.id).await,
+        }
+    }
+
+    async fn node(&self, id: Id) -> Result<Option<Node>, RootError> {
+        let read = self.depot().read_blob(Kind::Node, id).await;
+        let bytes = readable(read.map_err(VolumeError::from))?;
+        Ok(bytes.and_then(|bytes| Node::decode(bytes).ok()))
+    }
+
+    /// The contents of a leaf that are lost.
+    async fn leaf(&mut self, node: &Node, candidates: &[Id]) -> Result<(), RootError> {
+        let mut touched: Vec<(Key, Target)> = Vec::new();
+        for index in 0..node.len() {
+            let (key, value) = (node.key(index), node.value_bytes(index));
+            let Ok(Item::Extent(extent)) = decode_item(&key, &value) else {
+                continue;
+            };
+            let target = extent.target;
+            let is_lost =
+                self.damage.culprit(&target.id().prefix()).is_some() || self.wants(&target.id());
+            if is_lost && !self.done.contains(&target.id()) {
+                touched.push((key, target));
+            }
+        }
+        for tree in candidates {
+            let mut left = Vec::new();
+            for group in touched.chunks(CONTENTS_AT_ONCE) {
+                for ((key, target), translated) in
+                    group.iter().zip(self.same_place(group, *tree).await?)
+                {
+                    let is_same = translated.target == Some(*target);
+                    for (kind, id, bytes) in translated.blobs {
+                        self.take(kind, id, bytes).await?;
+                    }
+                    if is_same && !self.wants(&target.id()) {
+                        self.done.insert(target.id());
+                    } else {
+                        left.push((key.clone(), *target));
+                    }
+                }
+            }
+            touched = left;
+        }
+        self.failures += touched.len() as u64;
+        Ok(())
+    }
+
+    /// What lies there where these extents lie here.
+    async fn same_place(
+        &self,
+        extents: &[(Key, Target)],
+        tree: Id,
+    ) -> Result<Vec<Translated>, RootError> {
+        let depot = self.depot();
+        let keyring = depot.keyring();
+        let work = extents.iter().map(|(key, _)| async move {
+            let nodes = self.from.nodes.as_ref();
+            let Some(Some(value)) = readable(Tree::new(tree).get(nodes, key).await)? else {
+                return Ok(Translated::default());
+            };
+            match decode_item(key, &value) {
+                Ok(Item::Extent(extent)) => {
+                    Ok::<_, RootError>(translate(keyring, &self.from.depot, extent.target).await?)
+                }
+                _ => Ok(Translated::default()),
+            }
+        });
+        let work = futures::stream::iter(work.collect::<Vec<_>>());
+        work.buffered(CONTENTS_AT_ONCE).try_collect().await
+    }
+
+    /// Makes a node, and all below it, again from what `tree` has in its place there. What comes out of another version of a file is none that is wanted, and is dropped.
+    async fn rebuild(&mut self, step: &Step, tree: Id) -> Result<(), RootError> {
+        let depot = self.depot();
+        let keyring = depot.keyring().clone();
+        let from = self.from;
+        let names = Names::new(keyring.clone());
+        let mut builder = Builder::new(|bytes: &[u8]| keyring.id(Kind::Node, bytes));
+        let mut items = Items::new(&from.nodes, tree, names, step.range.clone());
+        loop {
+            let mut group: Vec<(Key, Bytes, Option<Extent>)> = Vec::new();
+            while group.len() < ITEMS_AT_ONCE {
+                let Some(next) = readable(items.next().await)? else {
+                    return Ok(());
+                };
+                let Some((key, value)) = next else {
+                    break;
+                };
+                match decode_item(&key, &value) {
+                    Ok(Item::Extent(extent)) => group.push((key, value, Some(extent))),
+                    Ok(_) => group.push((key, value, None)),
+                    Err(_) => return Ok(()),
+                }
+            }
+            if group.is_empty() {
+                break;
+            }
+            let Some(group) = self.here(group).await? else {
+                return Ok(());
+            };
+            for (key, value) in group {
+                self.take_nodes(builder.push(&key, &value)).await?;
+            }
+        }
+        self.take_nodes(builder.finish(step.level)).await
+    }
+
+    async fn take_nodes(&mut self, made: Vec<super::builder::Made>) -> Result<(), RootError> {
+        for (id, bytes) in made {
+            self.take(Kind::Node, id, Bytes::from(bytes)).await?;
+        }
+        Ok(())
+    }
+
+    /// These items as they are here; none if the contents of one cannot be read there. What is wanted of the contents is taken.
+    async fn here(
+        &mut self,
+        group: Vec<(Key, Bytes, Option<Extent>)>,
+    ) -> Result<Option<Vec<(Key, Bytes)>>, RootError> {
+        let extents = group.iter().filter_map(|(_, _, extent)| *extent);
+        let mut unknown: Vec<Target> = extents.map(|extent| extent.target).collect();
+        unknown.sort_unstable();
+        unknown.dedup();
+        unknown.retain(|target| !self.known.contains(target));
+        let depot = self.depot();
+        let (keyring, from) = (depot.keyring().clone(), &self.from.depot);
+        let work = unknown
+            .iter()
+            .map(|target| translate(&keyring, from, *target));
+        let mut work = futures::stream::iter(work.collect::<Vec<_>>()).buffered(CONTENTS_AT_ONCE);
+        let mut next = 0;
+        while let Some(translated) = work.try_next().await? {
+            for (kind, id, bytes) in translated.blobs {
+                self.take(kind, id, bytes).await?;
+            }
+            if let Some(target) = translated.target {
+                self.known.put(unknown[next], target);
+            }
+            next += 1;
+        }
+        let mut items = Vec::with_capacity(group.len());
+        for (key, value, extent) in group {
+            let value = match extent {
+                None => value,
+                Some(extent) => match self.known.get(&extent.target) {
+                    Some(&target) => {
+                        Bytes::from(Item::Extent(Extent { target, ..extent }).encode())
+                    }
+                    None => return Ok(None),
+                },
+            };
+            items.push((key, value));
+        }
+        Ok(Some(items))
+    }
+
+    /// Makes the rest live; what was brought back altogether.
+    pub(super) async fn finish(mut self) -> Result<Healed, RootError> {
+        self.publisher.publish().await?;
+        Ok(self.healed)
+    }
+
+    /// What makes things live.
+    pub(super) fn publisher(&mut self) -> &mut Publisher {
+        &mut self.publisher
+    }
+
+    /// A commit record was made in the place of one that is lost.
+    pub(super) fn replaced(&mut self, lost: &Id) {
+        self.wanted.remove(&lost.prefix());
+        self.healed.records += 1;
+    }
+}
+
+fn children(node: &Node, range: &Range<Key>) -> Vec<Work> {
+    let child = |index| {
+        let child = node.child(index)?;
+        let is_last = index + 1 == node.len();
+        let end = match is_last {
+            true => range.end.clone(),
+            false => node.key(index + 1),
+        };
+        Some(Work::Look(Step {
+            id: child.id,
+            level: node.level().checked_sub(1),
+            range: node.key(index)..end,
+        }))
+    };
+    (0..node.len()).filter_map(child).collect()
+}
+
+/// What was read, or nothing if it is damaged or not there.
+fn readable<T>(read: Result<T, VolumeError>) -> Result<Option<T>, RootError> {
+    match read {
+        Ok(found) => Ok(Some(found)),
+        Err(VolumeError::Depot(error)) => match &*error {
+            error @ (DepotError::Store(_) | DepotError::Stalled { .. }) => {
+                Err(error.clone().into())
+            }
+            _ => Ok(None),
+        },
+        Err(_) => Ok(None),
+    }
+}

@@ -28,6 +28,7 @@ pub const PURE: &[&str] = &[
     "chunker/src/seal",
     "chunker/src/pack",
     "chunker/src/index",
+    "chunker/src/lock",
     "src/tree",
     "src/extents",
     "src/retain",
@@ -129,6 +130,7 @@ pub const WALLS: &[Wall] = &[
             "chunker/src/seal",
             "chunker/src/pack",
             "chunker/src/index",
+            "chunker/src/lock",
         ],
         except: &[],
         forbidden: &[

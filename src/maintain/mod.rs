@@ -17,6 +17,7 @@
 //! | [`repair`] | plans what can be mended, and does it |
 //! | [`heal`] | brings back from another repository what is lost here |
 //! | [`collect`] | frees what nothing needs |
+//! | [`sealing`] | what these two have stored, on its way into the root |
 //! | [`blame`] | which snapshots and files damage touches |
 //!
 //! **Memory** of a check: 256 MiB for objects in hand, about 75 bytes for each blob in live packs (75 MB per million chunks, that is per 64 GB of
@@ -36,6 +37,7 @@ pub mod repair;
 pub mod report;
 pub mod sample;
 pub mod scan;
+pub mod sealing;
 
 pub use check::{CheckOptions, CheckProgress, check};
 pub use report::{Problem, ProblemKind, Report};

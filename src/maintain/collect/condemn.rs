@@ -6,34 +6,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
-use bkfs_chunker::catalog::IndexRef;
-use bkfs_chunker::ingest::{Ingest, Mark, Sealed};
+use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
 
 use super::mark::{Marker, is_own};
 use super::plan::Plan;
+use crate::maintain::sealing::{IngestLists, Sealing};
 use crate::root::commit::put_shard;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::forget::rewrite;
 use crate::root::handle::{RootHandle, Transition};
-use crate::root::lists::ListWriter;
 use crate::root::snapshots::{PackEntry, TrashEntry};
 use crate::root::state::{Condemned, Root, SessionId};
-use crate::root::transition::{IndexChange, Refusal};
+use crate::root::transition::Refusal;
 
 /// More epochs than this are never kept apart in a root.
 const EPOCHS_MAX: usize = 64;
-
-/// Writes lists in the name of the collecting session.
-pub(super) struct IngestLists<'a>(pub(super) &'a Ingest);
-
-#[async_trait]
-impl ListWriter for IngestLists<'_> {
-    async fn put_list(&self, payload: Vec<u8>) -> Result<PackName, RootError> {
-        Ok(self.0.put_list(&payload).await?)
-    }
-}
 
 /// What was condemned.
 #[derive(Clone, Debug, Default)]
@@ -82,34 +71,24 @@ pub async fn condemn(
         ingest,
         marker,
         epoch,
-        mark,
         candidates,
-        sealed: None,
-        sealed_for: Vec::new(),
+        sealing: Sealing::since(mark, ingest),
         list: None,
         gave_way: false,
     };
     let made = handle.update(&mut cas).await;
     let was_late = cas.gave_way;
-    match (made, cas.sealed.take()) {
-        (Ok(applied), sealed) => {
-            sealed
-                .into_iter()
-                .for_each(|sealed| ingest.committed(sealed));
-            Ok(applied.output)
-        }
-        (Err(error), sealed) => {
-            sealed
-                .into_iter()
-                .for_each(|sealed| ingest.conflicted(sealed));
-            // What it read for the last attempt may have been another collector's to delete.
-            let is_late =
-                was_late || error.wants_newer_root() && handle.refresh().await?.root.epoch != epoch;
-            match is_late {
-                true => Ok(gave_way()),
-                false => Err(error),
-            }
-        }
+    cas.sealing.settle(made.is_ok());
+    let error = match made {
+        Ok(applied) => return Ok(applied.output),
+        Err(error) => error,
+    };
+    // What it read for the last attempt may have been another collector's to delete.
+    let is_late =
+        was_late || error.wants_newer_root() && handle.refresh().await?.root.epoch != epoch;
+    match is_late {
+        true => Ok(gave_way()),
+        false => Err(error),
     }
 }
 
@@ -199,10 +178,8 @@ struct CondemnCas<'a> {
     ingest: &'a Ingest,
     marker: &'a mut Marker,
     epoch: u64,
-    mark: Mark,
     candidates: Candidates,
-    sealed: Option<Sealed>,
-    sealed_for: Vec<IndexRef>,
+    sealing: Sealing<'a>,
     /// The list of the attempt that was sent last.
     list: Option<PackName>,
     gave_way: bool,
@@ -224,7 +201,7 @@ impl Transition for CondemnCas<'_> {
         }
         self.marker.mark(next).await?;
         self.close_again(next).await?;
-        let index = self.seal(next).await?;
+        let index = self.sealing.seal(next).await?;
         self.check_relied_on(next)?;
         next.change_index(&index)?;
         let expired = self.empty_trash(next).await?;
@@ -287,35 +264,9 @@ impl CondemnCas<'_> {
         }
     }
 
-    /// Everything that was stored again is in the bucket; what that changes in the root's list of index objects.
-    async fn seal(&mut self, next: &Root) -> Result<IndexChange, RootError> {
-        let is_current = self.sealed.as_ref().is_some_and(|sealed| {
-            let absorbed = sealed.absorbed.iter();
-            let listed = |name: &PackName| next.index.iter().any(|index| index.name == *name);
-            absorbed.clone().all(listed)
-        });
-        if !is_current {
-            self.sealed
-                .take()
-                .into_iter()
-                .for_each(|sealed| self.ingest.conflicted(sealed));
-            self.sealed = Some(self.ingest.seal_since(self.mark, &next.index).await?);
-            self.sealed_for = next.index.clone();
-        }
-        let Some(sealed) = &self.sealed else {
-            return Ok(IndexChange::default());
-        };
-        let gone = |index: &&IndexRef| !sealed.index.contains(index);
-        let new = |index: &&IndexRef| !self.sealed_for.contains(index);
-        Ok(IndexChange {
-            absorbed: self.sealed_for.iter().filter(gone).copied().collect(),
-            added: sealed.index.iter().filter(new).copied().collect(),
-        })
-    }
-
     /// Rule 3: a copy that was found instead of being stored again is live in the root that is replaced, and stays. What becomes live is our own.
     fn check_relied_on(&self, next: &Root) -> Result<(), RootError> {
-        let Some(sealed) = &self.sealed else {
+        let Some(sealed) = self.sealing.sealed() else {
             return Ok(());
         };
         let stays = |pack: &PackName| {

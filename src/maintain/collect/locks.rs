@@ -17,8 +17,8 @@ use bkfs_chunker::verify::{PackContents, Verifier};
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 
-use super::ROOTS_MAX;
 use super::marks::Marks;
+use super::while_it_stands;
 use crate::locking::is_locked;
 use crate::maintain::layout::{Place, place_of};
 use crate::root::error::RootError;
@@ -196,25 +196,12 @@ pub async fn extend(
     let others = others.map(|key| (key.clone(), 0)).collect();
     extended.add(extend_all(store, &lock, others, &locks.progress).await?);
     let mut done = HashSet::new();
-    let mut view = handle.refresh().await?;
-    for attempt in 1.. {
+    // Index objects that another collector has merged are gone.
+    let packs = while_it_stands(handle, async |view| {
         let live = (lists, verifier, &view.root);
-        let packs = extend_packs(live, store, (&lock, locks), &mut done).await;
-        match packs {
-            Ok(packs) => {
-                extended.add(packs);
-                break;
-            }
-            // Index objects that another collector has merged are gone.
-            Err(error) => {
-                let fresh = handle.refresh().await?;
-                if fresh.root.mark() == view.root.mark() || attempt == ROOTS_MAX {
-                    return Err(error);
-                }
-                view = fresh;
-            }
-        }
-    }
+        extend_packs(live, store, (&lock, locks), &mut done).await
+    });
+    extended.add(packs.await?);
     if extended.missing > 0 {
         tracing::warn!(
             missing = extended.missing,

@@ -13,10 +13,10 @@ use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::{PackContents, Verifier};
 use futures::{StreamExt, TryStreamExt};
 
-use super::condemn::IngestLists;
 use super::mark::is_own;
 use crate::maintain::layout::{Place, place_of};
 use crate::maintain::scan::list_refs;
+use crate::maintain::sealing::IngestLists;
 use crate::root::commit::put_shard;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, Transition};

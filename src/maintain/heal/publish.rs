@@ -7,32 +7,21 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::{Id, Kind};
-use bkfs_chunker::ingest::{Ingest, Mark, Sealed};
-use bkfs_chunker::pack::PackName;
+use bkfs_chunker::ingest::Ingest;
 use bytes::Bytes;
 
 use super::walk::Healer;
 use super::{Gone, Leaning};
+use crate::maintain::sealing::{IngestLists, Sealing};
 use crate::root::error::RootError;
 use crate::root::forget::rewrite;
 use crate::root::handle::{RootHandle, Transition};
-use crate::root::lists::{ListWriter, Lists};
+use crate::root::lists::Lists;
 use crate::root::record::{CommitRecord, RecordedSnapshot};
 use crate::root::snapshots::{ListEntry, SnapshotEntry, TrashEntry};
 use crate::root::state::{ListRef, Root, SessionId, Volume};
-use crate::root::transition::{IndexChange, ListChange, Refusal};
-
-/// Writes lists in the name of the session.
-struct IngestLists<'a>(&'a Ingest);
-
-#[async_trait]
-impl ListWriter for IngestLists<'_> {
-    async fn put_list(&self, payload: Vec<u8>) -> Result<PackName, RootError> {
-        Ok(self.0.put_list(&payload).await?)
-    }
-}
+use crate::root::transition::ListChange;
 
 /// Stores for one session, and makes live what it stored.
 pub(super) struct Publisher {
@@ -100,32 +89,18 @@ impl Publisher {
             return Ok(());
         }
         let ingest = self.ingest.clone();
+        let handle = self.handle.clone();
         let mut cas = HealCas {
             publisher: self,
-            mark: ingest.mark(),
-            sealed: None,
-            sealed_for: Vec::new(),
+            sealing: Sealing::since(ingest.mark(), &ingest),
         };
-        let handle = cas.publisher.handle.clone();
         let made = handle.update(&mut cas).await;
-        let sealed = cas.sealed.take();
-        match made {
-            Ok(_) => {
-                sealed
-                    .into_iter()
-                    .for_each(|sealed| ingest.committed(sealed));
-                self.leaning.clear();
-                self.of_snapshots.clear();
-                self.of_volumes.clear();
-                Ok(())
-            }
-            Err(error) => {
-                sealed
-                    .into_iter()
-                    .for_each(|sealed| ingest.conflicted(sealed));
-                Err(error)
-            }
-        }
+        cas.sealing.settle(made.is_ok());
+        made?;
+        self.leaning.clear();
+        self.of_snapshots.clear();
+        self.of_volumes.clear();
+        Ok(())
     }
 }
 
@@ -137,9 +112,7 @@ fn is_live(depot: &bkfs_chunker::depot::Depot, id: &Id) -> bool {
 /// The replacement.
 struct HealCas<'a> {
     publisher: &'a Publisher,
-    mark: Mark,
-    sealed: Option<Sealed>,
-    sealed_for: Vec<IndexRef>,
+    sealing: Sealing<'a>,
 }
 
 #[async_trait]
@@ -151,7 +124,7 @@ impl Transition for HealCas<'_> {
     }
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        let change = self.seal(next).await?;
+        let change = self.sealing.seal(next).await?;
         self.publisher.load(next).await?;
         self.check_relied_on()?;
         next.change_index(&change)?;
@@ -161,40 +134,24 @@ impl Transition for HealCas<'_> {
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
         self.publisher.load(root).await?;
         let depot = self.publisher.ingest.depot();
-        let packs = self.sealed.iter().flat_map(|sealed| &sealed.packs);
-        Ok(packs.into_iter().any(|pack| depot.is_listed(pack)))
+        let packs = self.sealing.sealed().map(|sealed| &sealed.packs);
+        Ok(packs
+            .into_iter()
+            .flatten()
+            .any(|pack| depot.is_listed(pack)))
     }
 }
 
 impl HealCas<'_> {
-    /// Everything that was stored is in the bucket; what that changes in the root's list of index objects.
-    async fn seal(&mut self, next: &Root) -> Result<IndexChange, RootError> {
-        let ingest = &self.publisher.ingest;
-        let is_current = self.sealed.as_ref().is_some_and(|sealed| {
-            let listed = |name: &PackName| next.index.iter().any(|index| index.name == *name);
-            sealed.absorbed.iter().all(listed)
-        });
-        if !is_current {
-            let old = self.sealed.take();
-            old.into_iter().for_each(|sealed| ingest.conflicted(sealed));
-            self.sealed = Some(ingest.seal_since(self.mark, &next.index).await?);
-            self.sealed_for.clone_from(&next.index);
-        }
-        let sealed = self.sealed.as_ref().ok_or(Refusal::ListsChanged)?;
-        let gone = |index: &&IndexRef| !sealed.index.contains(index);
-        let new = |index: &&IndexRef| !self.sealed_for.contains(index);
-        Ok(IndexChange {
-            absorbed: self.sealed_for.iter().filter(gone).copied().collect(),
-            added: sealed.index.iter().filter(new).copied().collect(),
-        })
-    }
-
     /// Rule 3, against the root whose index was just loaded. What becomes live is the session's own, and no floor was ever raised past it.
     fn check_relied_on(&self) -> Result<(), RootError> {
         let depot = self.publisher.ingest.depot();
         let session = self.publisher.session;
-        let relied = self.sealed.iter().flat_map(|sealed| &sealed.relied_on);
-        let foreign = relied.filter(|pack| pack.session != session.0);
+        let relied = self.sealing.sealed().map(|sealed| &sealed.relied_on);
+        let foreign = relied
+            .into_iter()
+            .flatten()
+            .filter(|pack| pack.session != session.0);
         let mut gone: Gone = depot.not_live(foreign);
         for (kind, id) in &self.publisher.leaning {
             // It lay in a damaged pack; since then it may have been stored again.

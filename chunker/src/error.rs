@@ -86,6 +86,11 @@ impl DepotError {
         matches!(self, Self::Missing { .. } | Self::Unknown { .. })
     }
 
+    /// True if it is the way to the store that failed: it says nothing about what was asked for.
+    pub fn is_of_the_store(&self) -> bool {
+        matches!(self, Self::Store(_) | Self::Stalled { .. })
+    }
+
     /// The innermost cause: what a `Failed` session failed with, otherwise the error itself.
     pub fn cause(&self) -> &DepotError {
         match self {

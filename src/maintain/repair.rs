@@ -24,13 +24,15 @@ use super::check::{CheckOptions, Findings, examine_without};
 use super::layout;
 use super::rebuild::{self, Left, Remains, Taken};
 use super::report::ProblemKind;
+use super::sealing::IngestLists;
+use crate::root::commit::put_shard;
 use crate::root::error::RootError;
 use crate::root::handle::{Transition, open_root};
 use crate::root::holder::SystemProcesses;
 use crate::root::repository::probe;
 use crate::root::retry::random;
 use crate::root::session::OpenSession;
-use crate::root::snapshots::{ListEntry, QuarantineEntry, SnapshotEntry, TrashEntry, encode_shard};
+use crate::root::snapshots::{ListEntry, QuarantineEntry, SnapshotEntry, TrashEntry};
 use crate::root::state::{HolderInfo, ListRef, ROOT_KEY, Root, SessionId};
 use crate::root::transition::{IndexChange, ListChange};
 
@@ -401,8 +403,8 @@ async fn write_root(
     plan.snapshots.iter().for_each(|entry| taken.take(entry));
     root.next_snapshot = taken.next_number();
     root.snapshots
-        .extend(put_list(&ingest, plan.snapshots).await?);
-    root.trash.extend(put_list(&ingest, plan.trash).await?);
+        .extend(listed(&ingest, plan.snapshots).await?);
+    root.trash.extend(listed(&ingest, plan.trash).await?);
     let salt = random(&*options.entropy);
     let payload = root.encode()?;
     let object = keyring.seal_object(Class::Root, ROOT_KEY, Features::NONE, salt, &payload);
@@ -430,18 +432,15 @@ async fn write_root(
     }
 }
 
-async fn put_list<T: ListEntry>(
+/// The one list that entries make, if there are any.
+async fn listed<T: ListEntry>(
     ingest: &Ingest,
     entries: Vec<T>,
 ) -> Result<Option<ListRef>, RootError> {
-    if entries.is_empty() {
-        return Ok(None);
+    match entries.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(put_shard(&IngestLists(ingest), entries).await?)),
     }
-    let count = entries.len() as u32;
-    let payload = encode_shard(entries);
-    let bytes = payload.len() as u64;
-    let name = ingest.put_list(&payload).await?;
-    Ok(Some(ListRef { name, count, bytes }))
 }
 
 /// Changes a root that is there, as a session of maintenance.
@@ -470,18 +469,18 @@ async fn mend(findings: &Findings, plan: Plan) -> Result<(), RootError> {
             },
             snapshots: ListChange {
                 removed: gone(&root.snapshots),
-                added: added(put_list(&ingest, plan.snapshots).await?),
+                added: added(listed(&ingest, plan.snapshots).await?),
             },
             trash: ListChange {
                 removed: gone(&root.trash),
-                added: added(put_list(&ingest, plan.trash).await?),
+                added: added(listed(&ingest, plan.trash).await?),
             },
             quarantine: ListChange::default(),
         };
         if plan.writes_quarantine {
             change.quarantine = ListChange {
                 removed: root.quarantine.clone(),
-                added: added(put_list(&ingest, plan.quarantine).await?),
+                added: added(listed(&ingest, plan.quarantine).await?),
             };
         }
         handle.update(&mut change).await.map(|_| ())

@@ -135,7 +135,7 @@ pub async fn translate(
 fn readable(answer: Result<Bytes, DepotError>) -> Result<Option<Bytes>, DepotError> {
     match answer {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error @ (DepotError::Store(_) | DepotError::Stalled { .. })) => Err(error),
+        Err(error) if error.is_of_the_store() => Err(error),
         Err(_) => Ok(None),
     }
 }

@@ -384,12 +384,9 @@ fn children(node: &Node, range: &Range<Key>) -> Vec<Work> {
 fn readable<T>(read: Result<T, VolumeError>) -> Result<Option<T>, RootError> {
     match read {
         Ok(found) => Ok(Some(found)),
-        Err(VolumeError::Depot(error)) => match &*error {
-            error @ (DepotError::Store(_) | DepotError::Stalled { .. }) => {
-                Err(error.clone().into())
-            }
-            _ => Ok(None),
-        },
+        Err(VolumeError::Depot(error)) if error.is_of_the_store() => {
+            Err(DepotError::clone(&error).into())
+        }
         Err(_) => Ok(None),
     }
 }

@@ -71,62 +71,45 @@ fn named(number: u64, name: &str) -> CommitRequest<()> {
     }
 }
 
+/// One volume's commits, of which some have their answer lost and some are snapshots.
+async fn commit_often(
+    store: Arc<dyn Store>,
+    shelf: Arc<Shelf>,
+    number: u64,
+    commits: u64,
+) -> OpenSession {
+    let faulty = Faulty::new(store);
+    let volume = format!("v{number}");
+    let writer = writer(faulty.clone(), &shelf, &volume, number + 1, false).await;
+    for round in 1..=commits {
+        if round % 7 == 0 {
+            faulty.plan([
+                Fault::After(StoreErrorKind::OutcomeUnknown),
+                Fault::Before(StoreErrorKind::Throttled),
+            ]);
+        }
+        let request = if round % 10 == 0 {
+            named(round, &format!("s{round}"))
+        } else {
+            tree(round)
+        };
+        let made = writer.committer.commit(request).await;
+        let made = made.expect("nobody takes the volume");
+        assert_eq!(made.sequence, round);
+    }
+    assert!(writer.uploads.uncommitted.lock().is_empty());
+    let told = writer.uploads.committed.load(Ordering::Relaxed);
+    assert_eq!(u64::from(told), commits, "each commit was told of once");
+    writer.session
+}
+
 async fn committers(store: Arc<dyn Store>, volumes: u64, commits: u64) {
     let shelf = Arc::new(Shelf::default());
-    let tasks: Vec<_> = (0..volumes)
-        .map(|number| {
-            let (store, shelf) = (store.clone(), shelf.clone());
-            tokio::spawn(async move {
-                let faulty = Faulty::new(store);
-                let writer = writer(
-                    faulty.clone(),
-                    &shelf,
-                    &format!("v{number}"),
-                    number + 1,
-                    false,
-                )
-                .await;
-                let mut packs = Vec::new();
-                for round in 1..=commits {
-                    if round % 7 == 0 {
-                        faulty.plan([
-                            Fault::After(StoreErrorKind::OutcomeUnknown),
-                            Fault::Before(StoreErrorKind::Throttled),
-                        ]);
-                    }
-                    let request = if round % 10 == 0 {
-                        named(round, &format!("s{round}"))
-                    } else {
-                        tree(round)
-                    };
-                    let made = writer
-                        .committer
-                        .commit(request)
-                        .await
-                        .expect("nobody takes the volume");
-                    assert_eq!(made.sequence, round);
-                    packs.push(PackName {
-                        session: writer.session.id().0,
-                        sequence: 0,
-                        random: 0,
-                    });
-                }
-                assert!(writer.uploads.uncommitted.lock().is_empty());
-                assert_eq!(
-                    u64::from(writer.uploads.committed.load(Ordering::Relaxed)),
-                    commits,
-                    "each commit was told of once"
-                );
-                (
-                    writer.session,
-                    writer.uploads.conflicted.load(Ordering::Relaxed),
-                )
-            })
-        })
-        .collect();
+    let commit = |number| commit_often(store.clone(), shelf.clone(), number, commits);
+    let tasks: Vec<_> = (0..volumes).map(|n| tokio::spawn(commit(n))).collect();
     let mut sessions = Vec::new();
     for task in tasks {
-        sessions.push(task.await.expect("no panic").0);
+        sessions.push(task.await.expect("no panic"));
     }
     let reader = process(store.clone(), 99).await;
     let root = &reader.current().root;
@@ -145,30 +128,19 @@ async fn committers(store: Arc<dyn Store>, volumes: u64, commits: u64) {
     );
     let live = shelf.live(&root.index);
     for session in &sessions {
-        let packs = live
-            .iter()
-            .filter(|pack| pack.session == session.id().0)
-            .count() as u64;
+        let own = |pack: &&PackName| pack.session == session.id().0;
+        let packs = live.iter().filter(own).count() as u64;
         assert!(packs >= commits, "{packs} live packs of {commits} commits");
     }
-    let (_, snapshots) = Lists::new(store, keyring())
-        .current_snapshots(&reader)
-        .await
-        .expect("readable");
+    let lists = Lists::new(store, keyring());
+    let snapshots = lists.current_snapshots(&reader).await.expect("readable").1;
     assert_eq!(snapshots.iter().count() as u64, volumes * (commits / 10));
     assert!(root.snapshots.len() <= 16);
     for session in sessions {
         session.end().await.expect("still live");
     }
-    assert!(
-        reader
-            .refresh()
-            .await
-            .expect("there")
-            .root
-            .sessions
-            .is_empty()
-    );
+    let last = reader.refresh().await.expect("there");
+    assert!(last.root.sessions.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -422,68 +394,72 @@ impl Transition for Condemn<'_> {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_commit_relies_only_on_live_packs() {
-    let store = Faulty::new(memory().await);
+/// Two writers; the first one has committed, and has the only live pack.
+async fn two_and_a_pack(store: &Arc<Faulty>) -> (Writer, Writer, PackName) {
     let shelf = Arc::new(Shelf::default());
     let first = writer(store.clone(), &shelf, "a", 1, false).await;
     let second = writer(store.clone(), &shelf, "b", 2, false).await;
     first.committer.commit(tree(1)).await.expect("alone");
     let root = &first.handle.current().root;
     let pack = *shelf.live(&root.index).iter().next().expect("one pack");
+    (first, second, pack)
+}
+
+fn assert_rebuild(made: Result<impl std::fmt::Debug, RootError>, pack: PackName) {
+    let error = made.expect_err("not live");
+    assert!(
+        matches!(&error, RootError::Rebuild { packs } if *packs == [pack]),
+        "{error}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_relies_only_on_live_packs() {
+    let store = Faulty::new(memory().await);
+    let (_first, second, pack) = two_and_a_pack(&store).await;
+    let relied_on = &second.uploads.relied_on;
+    relied_on.lock().insert(pack);
+    let made = second.committer.commit(tree(1)).await;
+    made.expect("the pack is live");
+
     let unknown = PackName {
         session: 1,
         sequence: 2,
         random: 3,
     };
+    relied_on.lock().insert(unknown);
+    assert_rebuild(second.committer.commit(tree(2)).await, unknown);
+}
 
-    second.uploads.relied_on.lock().insert(pack);
-    second
-        .committer
-        .commit(tree(1))
-        .await
-        .expect("the pack is live");
-
-    second.uploads.relied_on.lock().insert(unknown);
-    let error = second
-        .committer
-        .commit(tree(2))
-        .await
-        .expect_err("not live");
-    assert!(
-        matches!(&error, RootError::Rebuild { packs } if *packs == [unknown]),
-        "{error}"
-    );
-    second.uploads.relied_on.lock().remove(&unknown);
-
-    // Own packs count by the floor in the root, not by what the session remembers: this one was never made live.
+#[tokio::test(start_paused = true)]
+async fn own_packs_count_by_the_floor_in_the_root() {
+    let store = Faulty::new(memory().await);
+    let (_first, second, _) = two_and_a_pack(&store).await;
+    let relied_on = &second.uploads.relied_on;
+    second.committer.commit(tree(1)).await.expect("alone");
+    // Not by what the session remembers: this one was never made live.
     let own = PackName {
         session: second.session.id().0,
         sequence: 0,
         random: 77,
     };
-    second.uploads.relied_on.lock().insert(own);
-    assert_eq!(
-        second
-            .committer
-            .commit(tree(2))
-            .await
-            .expect_err("below the floor")
-            .kind(),
-        ErrorKind::Rebuild
-    );
-    second.uploads.relied_on.lock().remove(&own);
-    second.uploads.relied_on.lock().insert(PackName {
+    relied_on.lock().insert(own);
+    assert_rebuild(second.committer.commit(tree(2)).await, own);
+    relied_on.lock().remove(&own);
+    relied_on.lock().insert(PackName {
         sequence: u32::MAX,
         ..own
     });
-    second
-        .committer
-        .commit(tree(2))
-        .await
-        .expect("own, above the floor");
+    let made = second.committer.commit(tree(2)).await;
+    made.expect("own, above the floor");
+}
 
-    // Condemned while the commit is under way: the conflict makes the check anew.
+#[tokio::test(start_paused = true)]
+async fn what_is_condemned_while_a_commit_is_under_way_is_not_relied_on() {
+    let store = Faulty::new(memory().await);
+    let (first, second, pack) = two_and_a_pack(&store).await;
+    second.uploads.relied_on.lock().insert(pack);
+    // The conflict makes the check anew.
     store.plan([Fault::Late]);
     let committing = tokio::spawn({
         let committer = second.committer.clone();
@@ -496,21 +472,10 @@ async fn a_commit_relies_only_on_live_packs() {
         packs: vec![pack],
     };
     first.handle.update(&mut condemn).await.expect("live");
-    let error = committing.await.expect("no panic").expect_err("condemned");
-    assert!(
-        matches!(&error, RootError::Rebuild { packs } if *packs == [pack]),
-        "{error}"
-    );
+    assert_rebuild(committing.await.expect("no panic"), pack);
     second.uploads.relied_on.lock().clear();
-    assert_eq!(
-        second
-            .committer
-            .commit(tree(4))
-            .await
-            .expect("stored again")
-            .sequence,
-        3
-    );
+    let made = second.committer.commit(tree(4)).await;
+    assert_eq!(made.expect("stored again").sequence, 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -202,10 +202,9 @@ async fn shards_are_merged_and_all_snapshots_stay() {
     ));
 }
 
-#[tokio::test(start_paused = true)]
-async fn what_is_forgotten_can_be_restored() {
-    let store = Faulty::new(memory().await);
-    let place = place(store.clone()).await;
+/// A place with the snapshots s0 to s4, and what writes its lists.
+async fn five(store: Arc<dyn Store>) -> (Place, DirectLists) {
+    let place = place(store).await;
     for round in 0..5u64 {
         place
             .snapshot(Some(&format!("s{round}")), round + 1, 1000)
@@ -213,36 +212,65 @@ async fn what_is_forgotten_can_be_restored() {
             .expect("new");
     }
     let direct = DirectLists::new(&place.handle, place.session.id());
-    let changer = ListChanger {
-        handle: &place.handle,
-        lists: &place.lists,
-        writer: &direct,
-        session: place.session.id(),
-    };
-    let names = |names: &[&str]| {
-        names
-            .iter()
-            .map(|name| (*name).to_owned())
-            .collect::<Vec<_>>()
-    };
-    let error = changer
-        .forget("main", &names(&["s1", "absent"]), time(2000))
+    (place, direct)
+}
+
+impl Place {
+    /// Forgets at second 2000.
+    async fn forget(
+        &self,
+        writer: &DirectLists,
+        names: &[&str],
+    ) -> Result<Vec<SnapshotEntry>, RootError> {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        let changer = self.changer(writer);
+        let forgotten = changer.forget("main", &names, time(2000)).await?;
+        Ok(forgotten.output)
+    }
+
+    async fn restore(&self, writer: &DirectLists, name: &str) -> Result<SnapshotEntry, RootError> {
+        let restored = self.changer(writer).restore_forgotten("main", name).await?;
+        Ok(restored.output)
+    }
+
+    fn changer<'a>(&'a self, writer: &'a DirectLists) -> ListChanger<'a> {
+        ListChanger {
+            handle: &self.handle,
+            lists: &self.lists,
+            writer,
+            session: self.session.id(),
+        }
+    }
+
+    async fn kept_names(&self) -> Vec<String> {
+        let kept = self.kept().await;
+        let kept = kept.of_volume("main");
+        kept.iter().map(|entry| entry.name.clone()).collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn forgetting_what_is_absent_forgets_nothing() {
+    let (place, direct) = five(memory().await).await;
+    let error = place
+        .forget(&direct, &["s1", "absent"])
         .await
         .expect_err("one is absent");
     assert!(matches!(error, RootError::NoSnapshot { name, .. } if name == "absent"));
-    assert_eq!(
-        place.kept().await.iter().count(),
-        5,
-        "then none is forgotten"
-    );
+    assert_eq!(place.kept_names().await, ["s0", "s1", "s2", "s3", "s4"]);
 
-    // The answer is lost, and others have replaced the root when it is found out.
+    place.forget(&direct, &["s1"]).await.expect("there");
+    let error = place.forget(&direct, &["s1"]).await.expect_err("gone");
+    assert_eq!(error.kind(), ErrorKind::Refused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn forgetting_is_done_once_though_its_answer_is_lost() {
+    let store = Faulty::new(memory().await);
+    let (place, direct) = five(store.clone()).await;
+    // Others have replaced the root when it is found out.
     store.plan([Fault::Silent]);
-    let forgetting = async {
-        changer
-            .forget("main", &names(&["s1", "s3", "s1"]), time(2000))
-            .await
-    };
+    let forgetting = place.forget(&direct, &["s1", "s3", "s1"]);
     let other = process(store.inner.clone(), 9).await;
     let interfering = async {
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
@@ -251,41 +279,25 @@ async fn what_is_forgotten_can_be_restored() {
             .expect("entered")
     };
     let (forgotten, _) = tokio::join!(forgetting, interfering);
-    let forgotten = forgotten.expect("forgotten").output;
-    assert_eq!(
-        forgotten
-            .iter()
-            .map(|entry| entry.name.as_str())
-            .collect::<Vec<_>>(),
-        ["s1", "s3"]
-    );
-    let kept = place.kept().await;
-    assert_eq!(
-        kept.of_volume("main")
-            .iter()
-            .map(|entry| entry.name.as_str())
-            .collect::<Vec<_>>(),
-        ["s0", "s2", "s4"]
-    );
-    let trash = place
-        .lists
-        .trash_shards(&place.handle.current().root.trash)
-        .await
-        .expect("readable");
+    let forgotten = forgotten.expect("forgotten");
+    let names: Vec<_> = forgotten.iter().map(|entry| entry.name.as_str()).collect();
+    assert_eq!(names, ["s1", "s3"]);
+    assert_eq!(place.kept_names().await, ["s0", "s2", "s4"]);
+    let trash = &place.handle.current().root.trash;
+    let trash = place.lists.trash_shards(trash).await.expect("readable");
     let trashed: Vec<_> = trash
         .iter()
         .flat_map(|shard| shard.iter())
         .map(|entry| (entry.snapshot.name.as_str(), entry.forgotten))
         .collect();
     assert_eq!(trashed, [("s1", time(2000)), ("s3", time(2000))]);
-    assert_eq!(
-        changer
-            .forget("main", &names(&["s1"]), time(2000))
-            .await
-            .expect_err("gone")
-            .kind(),
-        ErrorKind::Refused
-    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_forgotten_can_be_restored() {
+    let store = Faulty::new(memory().await);
+    let (place, direct) = five(store.clone()).await;
+    let forgotten = place.forget(&direct, &["s1", "s3"]).await.expect("there");
 
     // The name may be used again, the number not.
     let again = place
@@ -294,21 +306,15 @@ async fn what_is_forgotten_can_be_restored() {
         .expect("the name is free");
     assert!(!forgotten.iter().any(|entry| entry.number == again.number));
     assert!(matches!(
-        changer.restore_forgotten("main", "s1").await,
+        place.restore(&direct, "s1").await,
         Err(RootError::NameTaken { .. })
     ));
     store.plan([Fault::After(StoreErrorKind::OutcomeUnknown)]);
-    assert_eq!(
-        changer
-            .restore_forgotten("main", "s3")
-            .await
-            .expect("in the trash")
-            .output,
-        forgotten[1]
-    );
+    let restored = place.restore(&direct, "s3").await.expect("in the trash");
+    assert_eq!(restored, forgotten[1]);
     assert_eq!(place.kept().await.named("main", "s3"), Some(&forgotten[1]));
     assert!(matches!(
-        changer.restore_forgotten("main", "s3x").await,
+        place.restore(&direct, "s3x").await,
         Err(RootError::NoSnapshot { .. })
     ));
 }

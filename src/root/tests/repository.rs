@@ -236,50 +236,48 @@ async fn remains_of_a_repository_are_not_written_over() {
     );
 }
 
-#[tokio::test(start_paused = true)]
-async fn swapped_and_damaged_parts_are_told() {
-    let store = empty().await;
-    create(&*store, &*Seeded::new(1), &new(Some("secret")))
-        .await
-        .expect("empty");
-    let other = empty().await;
-    create(&*other, &*Seeded::new(2), &new(Some("secret")))
-        .await
-        .expect("empty");
-    let slot = store
-        .list(SlotName::PREFIX, None, 2)
-        .await
-        .expect("listed")
-        .remove(0)
-        .key;
+/// Two repositories with the same password.
+async fn two_alike() -> (Arc<dyn Store>, Arc<dyn Store>) {
+    let (one, other) = (empty().await, empty().await);
+    for (store, seed) in [(&one, 1), (&other, 2)] {
+        create(&**store, &*Seeded::new(seed), &new(Some("secret")))
+            .await
+            .expect("empty");
+    }
+    (one, other)
+}
 
+/// The key and the body of the only slot.
+async fn slot_of(store: &Arc<dyn Store>) -> (String, Bytes) {
+    let slots = store.list(SlotName::PREFIX, None, 2).await.expect("listed");
+    let key = slots[0].key.clone();
+    let (object, _) = store.get(&key).await.expect("there");
+    (key, object)
+}
+
+#[tokio::test(start_paused = true)]
+async fn swapped_parts_are_told() {
+    let (store, other) = two_alike().await;
     let (config, _) = store.get(Config::KEY).await.expect("there");
     let (foreign, _) = other.get(Config::KEY).await.expect("there");
     store.put(Config::KEY, vec![foreign]).await.expect("put");
-    assert_eq!(
-        open(&store, Some("secret"))
-            .await
-            .expect_err("no slot is its own")
-            .kind(),
-        ErrorKind::Damaged
-    );
-    store
-        .put(Config::KEY, vec![config.clone()])
-        .await
-        .expect("put");
+    let error = open(&store, Some("secret")).await;
+    let error = error.expect_err("no slot is its own");
+    assert_eq!(error.kind(), ErrorKind::Damaged);
+    store.put(Config::KEY, vec![config]).await.expect("put");
 
     // A foreign slot beside the right one does no harm.
-    let (object, _) = other
-        .get(&other.list(SlotName::PREFIX, None, 2).await.expect("listed")[0].key)
-        .await
-        .expect("there");
-    store
-        .put_new("keys/0000000000000000", vec![object])
-        .await
-        .expect("new");
+    let (_, foreign) = slot_of(&other).await;
+    let beside = store.put_new("keys/0000000000000000", vec![foreign]).await;
+    beside.expect("new");
     open(&store, Some("secret")).await.expect("there");
+}
 
-    let (object, _) = store.get(&slot).await.expect("there");
+#[tokio::test(start_paused = true)]
+async fn damaged_and_newer_parts_are_told() {
+    let (store, _) = two_alike().await;
+    let (config, _) = store.get(Config::KEY).await.expect("there");
+    let (slot, object) = slot_of(&store).await;
     let mut damaged = object.to_vec();
     damaged[200] ^= 1;
     store.put(&slot, vec![damaged.into()]).await.expect("put");
@@ -292,23 +290,17 @@ async fn swapped_and_damaged_parts_are_told() {
 
     let mut newer = config.to_vec();
     newer[8] = 1;
-    store
-        .put(Config::KEY, vec![newer.into()])
-        .await
-        .expect("put");
+    let newer = vec![newer.into()];
+    store.put(Config::KEY, newer).await.expect("put");
     let error = open(&store, Some("secret")).await.expect_err("newer");
     assert!(
         error.kind() == ErrorKind::Refused && error.to_string().contains("newer"),
         "{error}"
     );
     store.delete(Config::KEY).await.expect("deleted");
-    assert_eq!(
-        open(&store, Some("secret"))
-            .await
-            .expect_err("there is a root")
-            .kind(),
-        ErrorKind::Damaged
-    );
+    let error = open(&store, Some("secret")).await;
+    let error = error.expect_err("there is a root");
+    assert_eq!(error.kind(), ErrorKind::Damaged);
 }
 
 #[tokio::test(start_paused = true)]

@@ -65,96 +65,96 @@ fn reference(number: u64) -> ListRef {
     }
 }
 
+/// A commit of the session's volume, whose parent is the right one or none that ever was.
+fn commit_of(
+    root: &Root,
+    session: SessionId,
+    number: u64,
+    (replay, right): (bool, bool),
+) -> CommitChange {
+    let volume = root.sessions[&session].volume.clone();
+    let volume = volume.unwrap_or("main".into());
+    let parent = match right {
+        true => root.volumes.get(&volume).and_then(|volume| volume.commit),
+        false => Some(id(u64::MAX)),
+    };
+    let replayed = match replay {
+        true => root.ending_sessions(&volume),
+        false => Vec::new(),
+    };
+    CommitChange {
+        session,
+        volume,
+        parent,
+        commit: id(number),
+        tree: Some(id(number + 1)),
+        covered: number,
+        floor: number as u32,
+        next_inode: number,
+        inodes: 1,
+        bytes: 2,
+        new_bytes: 3,
+        replayed,
+    }
+}
+
+/// Takes the first few of a list out, and puts one in.
+fn change_list(next: &mut Root, list: u8, removed: usize, number: u64) -> Result<(), Refusal> {
+    let change = |refs: &[ListRef]| ListChange {
+        removed: refs.iter().take(removed).copied().collect(),
+        added: vec![reference(number)],
+    };
+    match list {
+        0 => next.change_snapshots(&change(&next.snapshots)),
+        1 => next.change_trash(&change(&next.trash)),
+        _ => next.change_index(&IndexChange {
+            absorbed: next.index.iter().take(removed).copied().collect(),
+            added: vec![IndexRef {
+                name: reference(number).name,
+                packs: 1,
+                blobs: 2,
+                bytes: 3,
+            }],
+        }),
+    }
+}
+
 /// Plays one step on a copy; the copy counts only if the step was admitted.
 fn play(root: &Root, step: &Step, number: u64) -> Option<(Root, Result<(), Refusal>)> {
     let sessions: Vec<_> = root.sessions.keys().copied().collect();
     let pick = |at: usize| sessions.get(at % sessions.len().max(1)).copied();
     let mut next = root.clone();
     next.generation += 1;
-    let result = match step {
+    let result = match *step {
         Step::Register => next.register(SessionId(number), holder("h")),
         Step::Claim {
             session,
             volume,
             over,
         } => {
-            let name = VOLUMES[*volume];
+            let name = VOLUMES[volume];
             let held = root.volumes.get(name).and_then(|volume| volume.holder);
             let claim = match (over, held) {
                 (0, _) | (1, None) => Claim::Free,
                 (1, Some(held)) => Claim::Dead(held),
                 _ => Claim::Steal,
             };
-            next.claim(pick(*session)?, name, claim)
+            next.claim(pick(session)?, name, claim)
         }
         Step::Commit {
             session,
             replay,
             right,
-        } => {
-            let session = pick(*session)?;
-            let volume = root.sessions[&session]
-                .volume
-                .clone()
-                .unwrap_or("main".into());
-            let parent = if *right {
-                root.volumes.get(&volume).and_then(|volume| volume.commit)
-            } else {
-                Some(id(u64::MAX))
-            };
-            let replayed = if *replay {
-                root.ending_sessions(&volume)
-            } else {
-                Vec::new()
-            };
-            next.commit(&CommitChange {
-                session,
-                volume,
-                parent,
-                commit: id(number),
-                tree: Some(id(number + 1)),
-                covered: number,
-                floor: number as u32,
-                next_inode: number,
-                inodes: 1,
-                bytes: 2,
-                new_bytes: 3,
-                replayed,
-            })
-        }
+        } => next.commit(&commit_of(root, pick(session)?, number, (replay, right))),
         Step::Replay { session } => {
-            let session = pick(*session)?;
+            let session = pick(session)?;
             let volume = root.sessions[&session].volume.clone()?;
             let ended = root.ending_sessions(&volume);
             next.remove_replayed(session, &volume, &ended)
         }
-        Step::End { session } => next.end(pick(*session)?),
-        Step::RemoveDead { dead } => next.remove_dead(pick(*dead)?),
-        Step::List { list, removed } => {
-            let of = |refs: &[ListRef]| refs.iter().take(*removed).copied().collect();
-            match list {
-                0 => next.change_snapshots(&ListChange {
-                    removed: of(&root.snapshots),
-                    added: vec![reference(number)],
-                }),
-                1 => next.change_trash(&ListChange {
-                    removed: of(&root.trash),
-                    added: vec![reference(number)],
-                }),
-                _ => {
-                    let added = IndexRef {
-                        name: reference(number).name,
-                        packs: 1,
-                        blobs: 2,
-                        bytes: 3,
-                    };
-                    next.change_index(&IndexChange {
-                        absorbed: root.index.iter().take(*removed).copied().collect(),
-                        added: vec![added],
-                    })
-                }
-            }
-        }
+        Step::End { session } => next.end(pick(session)?),
+        Step::RemoveDead { dead } => next.remove_dead(pick(dead)?),
+        Step::List { list, removed } => change_list(&mut next, list, removed, number),
     };
     Some((next, result))
 }

@@ -66,6 +66,7 @@ pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<()
     }
     let log = Log::start(global.verbose, global.quiet);
     raise_descriptor_limit();
+    settings.state_dir = places::state_dir();
     settings.outcome = outcome_place(&command.mountpoint);
     let ending = settings.outcome.clone();
     let runtime = runtime()?;

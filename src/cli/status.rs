@@ -87,6 +87,35 @@ fn spools(status: &Value) -> Vec<String> {
     recovered.chain(stranded).collect()
 }
 
+/// How far the contents of the bucket are verified, and what was found.
+fn scrub(scrub: &Value) -> Vec<String> {
+    let count = |key: &str| scrub[key].as_u64().unwrap_or(0);
+    if scrub.is_null() {
+        return Vec::new();
+    }
+    let last = match scrub["last_round"].as_str() {
+        Some(time) => format!("last round ended {time}"),
+        None => "no full round yet".to_owned(),
+    };
+    let mut lines = vec![format!(
+        "scrubbing    {} of {} verified, {} per second; {last}",
+        bytes(count("round_bytes")),
+        bytes(count("total_bytes")),
+        bytes(count("rate")),
+    )];
+    let damaged = count("damaged") + count("last_round_damaged");
+    if damaged > 0 || count("quarantined") > 0 {
+        lines.push(format!(
+            "damage       {damaged} packs found by this round and the last, {} places in quarantine: bkfs check --read-data names the files",
+            count("quarantined")
+        ));
+    }
+    if let Some(error) = scrub["error"].as_str() {
+        lines.push(format!("             scrubbing rests: {error}"));
+    }
+    lines
+}
+
 fn text(status: &Value) -> String {
     let word = |key: &str| status[key].as_str().unwrap_or("-").to_owned();
     let count = |key: &str| status[key].as_u64().unwrap_or(0);
@@ -125,6 +154,7 @@ fn text(status: &Value) -> String {
             format!("losses       {} since it was mounted", count("losses")),
         );
     }
+    lines.extend(scrub(&status["scrub"]));
     lines.extend(spools(status));
     lines.extend(files(status, "lost"));
     lines.extend(files(status, "pending"));

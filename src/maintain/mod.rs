@@ -16,8 +16,10 @@
 //! | [`rebuild`] | from what is left to a new root (pure) |
 //! | [`repair`] | plans what can be mended, and does it |
 //! | [`heal`] | brings back from another repository what is lost here |
+//! | [`scrub`] | verifies all packs in the background, slowly, again and again |
+//! | [`quarantine`] | puts damage in quarantine beside everything else |
 //! | [`collect`] | frees what nothing needs |
-//! | [`sealing`] | what these two have stored, on its way into the root |
+//! | [`sealing`] | what [`heal`] and [`collect`] have stored, on its way into the root |
 //! | [`blame`] | which snapshots and files damage touches |
 //!
 //! **Memory** of a check: 256 MiB for objects in hand, about 75 bytes for each blob in live packs (75 MB per million chunks, that is per 64 GB of
@@ -32,11 +34,13 @@ pub mod heal;
 pub mod journals;
 pub mod judge;
 pub mod layout;
+pub mod quarantine;
 pub mod rebuild;
 pub mod repair;
 pub mod report;
 pub mod sample;
 pub mod scan;
+pub mod scrub;
 pub mod sealing;
 
 pub use check::{CheckOptions, CheckProgress, check};

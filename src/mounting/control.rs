@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::mounting::keeper::Keeper;
+use crate::mounting::scrubbing::Scrubbing;
 use crate::repository::Repository;
 use crate::root::state::HolderInfo;
 use crate::tree::item::Timestamp;
@@ -37,6 +38,8 @@ pub struct MountControl {
     pub(super) current: Arc<Current>,
     /// Keeps the mount writable, if it is.
     pub(super) keeper: Option<Arc<Keeper>>,
+    /// Reads everything in the background, if it was asked to.
+    pub(super) scrubbing: Option<Arc<Scrubbing>>,
     /// This process.
     pub holder: HolderInfo,
     /// When it was mounted, RFC 3339.
@@ -156,6 +159,7 @@ impl MountControl {
             "host": self.holder.host,
             "since": self.since,
             "version": env!("CARGO_PKG_VERSION"),
+            "scrub": self.scrubbing.as_ref().map(|scrubbing| scrubbing.status()),
             "metrics": self.counters(),
         })
     }
@@ -244,6 +248,27 @@ impl Control for MountControl {
             );
         }
         put("generation", "gauge", self.generation());
+        if let Some(scrubbing) = &self.scrubbing {
+            let facts = scrubbing.facts();
+            put(
+                "scrub_verified_bytes_total",
+                "counter",
+                facts.verified_bytes,
+            );
+            put("scrub_round_bytes", "gauge", facts.round_bytes);
+            put("scrub_damaged_packs", "gauge", facts.damaged);
+            put(
+                "scrub_last_round_damaged_packs",
+                "gauge",
+                facts.last_round_damaged,
+            );
+            put(
+                "scrub_last_round_seconds",
+                "gauge",
+                facts.last_round_seconds(),
+            );
+            put("quarantined_places", "gauge", facts.quarantined);
+        }
         if let Some(volume) = self.current.volume() {
             let dirty = volume.dirty();
             put("dirty_bytes", "gauge", dirty.bytes);

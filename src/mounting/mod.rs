@@ -18,6 +18,7 @@ use tokio::runtime::{Handle, Runtime};
 use crate::mounting::control::MountControl;
 use crate::mounting::history::Snapshots;
 use crate::mounting::keeper::Keeper;
+use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::settings::Settings;
 use crate::mounting::spooling::{SpoolPlace, SpoolingError};
 use crate::mounting::writer::Writing;
@@ -41,6 +42,7 @@ mod keeper;
 pub mod outcome;
 pub mod publish;
 pub mod recovery;
+mod scrubbing;
 pub mod settings;
 pub mod spooling;
 pub mod takeover;
@@ -103,6 +105,7 @@ pub struct Assembled {
     /// Takes requests.
     pub vfs: BkfsVfs,
     keeper: Option<Arc<Keeper>>,
+    scrubbing: Option<Arc<Scrubbing>>,
 }
 
 impl Assembled {
@@ -118,6 +121,9 @@ impl Assembled {
 
     /// The same, but if there is a spool, what the store does not take within `limit` stays there for the next mount on this machine, and that is an error.
     pub async fn finish_within(self, limit: Option<Duration>) -> Result<(), MountingError> {
+        if let Some(scrubbing) = &self.scrubbing {
+            scrubbing.stop();
+        }
         match self.keeper {
             Some(keeper) => keeper.finish(limit).await,
             None => Ok(()),
@@ -138,11 +144,28 @@ impl Plan {
             let keeper = Keeper::begin(self.writing(), self.steal).await?;
             (keeper.current().clone(), Some(keeper))
         };
-        let parts = self.parts(runtime, current, keeper.clone());
+        let scrubbing = self.scrubbing(runtime).map(Arc::new);
+        let parts = self.parts(runtime, current, keeper.clone(), scrubbing.clone());
         Ok(Assembled {
             vfs: BkfsVfs::new(parts),
             keeper,
+            scrubbing,
         })
+    }
+
+    /// What cannot begin to scrub is a mount all the same.
+    fn scrubbing(&self, runtime: &Handle) -> Option<Scrubbing> {
+        let settings = &self.settings;
+        let begun = Scrubbing::begin(
+            &self.repository,
+            settings.scrub?,
+            settings.state_dir.as_deref(),
+            self.is_read_only(),
+            runtime,
+        );
+        begun
+            .inspect_err(|error| tracing::error!("nothing is scrubbed: {error}"))
+            .ok()
     }
 
     /// Brings the mount up. When this returns, it answers.
@@ -186,6 +209,7 @@ impl Plan {
         runtime: &Handle,
         current: Arc<Current>,
         keeper: Option<Arc<Keeper>>,
+        scrubbing: Option<Arc<Scrubbing>>,
     ) -> MountParts {
         let lifetimes = match (&keeper, &self.settings.snapshot) {
             (Some(_), _) => Lifetimes::OWNED,
@@ -197,6 +221,7 @@ impl Plan {
             volume_name: self.volume.clone(),
             current: current.clone(),
             keeper,
+            scrubbing,
             holder: self.holder(),
             since: control::time_text(self.repository.machine.clock.now()),
             outcome: self.settings.outcome.clone(),

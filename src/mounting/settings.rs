@@ -33,6 +33,15 @@ const DRAIN: Duration = Duration::from_secs(600);
 /// The least rate, in bytes per second: a pack goes by in a minute.
 const RATE_MIN: u64 = 256 << 10;
 
+/// What a rate should be.
+const RATE: &str = "bytes per second, at least 256K";
+
+/// The least rate of scrubbing, in bytes per second: a terabyte in half a year.
+const SCRUB_RATE_MIN: u64 = 64 << 10;
+
+/// What that should be.
+const SCRUB_RATE: &str = "0, or bytes per second, at least 64K";
+
 /// What the options of a mount ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -58,6 +67,8 @@ pub struct Settings {
     pub timeout: Duration,
     /// `upload_rate=` and `download_rate=`.
     pub rates: Rates,
+    /// `scrub=`: so many bytes of packs are verified in a second, in the background; none for not at all.
+    pub scrub: Option<u64>,
     /// `drain=`: how long SIGTERM waits for the store before it leaves the rest in the spool.
     pub drain: Duration,
     /// `endpoint=`.
@@ -68,6 +79,8 @@ pub struct Settings {
     pub password_file: Option<PathBuf>,
     /// Where the mount says how it ended. No option: whoever mounts decides.
     pub outcome: Option<PathBuf>,
+    /// Where this machine remembers how far it has scrubbed. No option: whoever mounts decides.
+    pub state_dir: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -84,11 +97,13 @@ impl Default for Settings {
             compression: Compression::Auto,
             timeout: TIMEOUT,
             rates: Rates::default(),
+            scrub: None,
             drain: DRAIN,
             endpoint: None,
             region: None,
             password_file: None,
             outcome: None,
+            state_dir: None,
         }
     }
 }
@@ -99,9 +114,6 @@ pub enum SettingError {
     /// Nobody knows it.
     #[error("unknown mount option '{0}'")]
     Unknown(String),
-    /// It is part of the contract, and this version does not have it.
-    #[error("mount option '{0}' is not built yet")]
-    NotBuilt(String),
     /// Its value makes no sense.
     #[error("mount option '{key}={value}': expected {expected}")]
     BadValue {
@@ -140,6 +152,14 @@ impl Settings {
                 Ok(value.to_owned())
             }
         };
+        let at_least = |least, expected| {
+            let amount = size(value).filter(|amount| *amount >= least);
+            amount.ok_or_else(|| bad(expected))
+        };
+        let none_or_at_least = |least, expected| {
+            let amount = size(value).filter(|amount| *amount == 0 || *amount >= least);
+            amount.ok_or_else(|| bad(expected))
+        };
         match key {
             "volume" => self.volume = Some(text("a volume's name")?),
             "snapshot" => self.snapshot = Some(text("a snapshot's name, latest or @TIME")?),
@@ -147,29 +167,18 @@ impl Settings {
             "region" => self.region = Some(text("a region's name")?),
             "password_file" => self.password_file = Some(absolute(text("a file")?)),
             "cache_dir" => self.cache_dir = Some(absolute(text("a directory")?)),
-            "cache_size" => {
-                self.cache_bytes = size(value).ok_or_else(|| bad("a size such as 10G"))?
-            }
+            "cache_size" => self.cache_bytes = at_least(0, "a size such as 10G")?,
             "spool_size" => {
-                let bytes = size(value).filter(|bytes| *bytes == 0 || *bytes >= SPOOL_BYTES_MIN);
-                self.spool_bytes = Some(bytes.ok_or_else(|| bad("0, or a size of at least 64M"))?);
+                let bytes = none_or_at_least(SPOOL_BYTES_MIN, "0, or a size of at least 64M")?;
+                self.spool_bytes = Some(bytes);
             }
-            "memory" => {
-                let bytes = size(value).filter(|bytes| *bytes >= MEMORY_BYTES_MIN);
-                self.memory_bytes = bytes.ok_or_else(|| bad("a size of at least 128M"))?;
-            }
+            "memory" => self.memory_bytes = at_least(MEMORY_BYTES_MIN, "a size of at least 128M")?,
             "timeout" => {
                 self.timeout = seconds(value).ok_or_else(|| bad("a number of seconds"))?;
             }
             "drain" => self.drain = seconds(value).ok_or_else(|| bad("a number of seconds"))?,
-            "upload_rate" | "download_rate" => {
-                let rate = size(value).filter(|rate| *rate >= RATE_MIN);
-                let rate = rate.ok_or_else(|| bad("bytes per second, at least 256K"))?;
-                match key {
-                    "upload_rate" => self.rates.upload = Some(rate),
-                    _ => self.rates.download = Some(rate),
-                }
-            }
+            "upload_rate" => self.rates.upload = Some(at_least(RATE_MIN, RATE)?),
+            "download_rate" => self.rates.download = Some(at_least(RATE_MIN, RATE)?),
             "close" => {
                 self.close = match value {
                     "bounded" => CloseMode::Bounded,
@@ -186,10 +195,13 @@ impl Settings {
                 }
             }
             "compression" => {
-                self.compression =
-                    compression(value).ok_or_else(|| bad("auto, none or a level 1–19"))?
+                let level = compression(value);
+                self.compression = level.ok_or_else(|| bad("auto, none or a level 1–19"))?;
             }
-            "scrub" => return Err(SettingError::NotBuilt(key.into())),
+            "scrub" => {
+                let rate = none_or_at_least(SCRUB_RATE_MIN, SCRUB_RATE)?;
+                self.scrub = Some(rate).filter(|rate| *rate > 0);
+            }
             _ => return Err(SettingError::Unknown(key.into())),
         }
         Ok(())
@@ -288,10 +300,8 @@ mod tests {
             parse("volumes=db"),
             Err(SettingError::Unknown("volumes".into()))
         );
-        assert_eq!(
-            parse("scrub=1M"),
-            Err(SettingError::NotBuilt("scrub".into()))
-        );
+        assert_eq!(parse("scrub=5M").unwrap().scrub, Some(5 << 20));
+        assert_eq!(parse("scrub=0").unwrap().scrub, None);
         for text in [
             "memory=1M",
             "memory=lots",
@@ -304,6 +314,8 @@ mod tests {
             "fsync=never",
             "upload_rate=1K",
             "drain=0",
+            "scrub=1K",
+            "scrub=slowly",
         ] {
             assert!(
                 matches!(parse(text), Err(SettingError::BadValue { .. })),

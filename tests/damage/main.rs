@@ -13,6 +13,7 @@ mod machine;
 mod password;
 mod repairs;
 mod restored;
+mod scrubs;
 mod targeted;
 mod world;
 

@@ -190,7 +190,56 @@ a_copy_brings_back_lost_packs() {
   same_as_before "$bucket"
 }
 
+scrub() { jq ".scrub.$1" "$SUITE_TMP/scrub-mount/.bkfs/status"; }
+round_is_over() { [ "$(scrub last_round)" != null ]; }
+# A mount finds damage by itself, and what is written again heals it.
+a_mount_scrubs() {
+  local bucket=$SUITE_TMP/scrub mountpoint=$SUITE_TMP/scrub-mount object
+  machine scrubber
+  mkdir -p "$mountpoint"
+  head -c 6000000 /dev/urandom >"$SUITE_TMP/scrubbed"
+  init_local "$bucket"
+  mount_at "$bucket" "$mountpoint"
+  cp "$SUITE_TMP/scrubbed" "$mountpoint/large"
+  exits 0 bkfs snapshot "$mountpoint" one
+  exits 0 bkfs status "$mountpoint"
+  says_not 'scrubbing'
+  exits 0 bkfs umount "$mountpoint"
+  object=$(largest "$bucket/data")
+  flip "$object" $(($(stat -c %s "$object") / 2))
+  exits 2 mount_at "$bucket" "$mountpoint" -o scrub=1K
+  says 'scrub=1K'
+
+  machine reader # puts nothing anywhere
+  exits 0 mount_at "$bucket" "$mountpoint" -o ro,scrub=64M
+  wait_for 60 round_is_over || wrong "it never ends: $(scrub error)"
+  [ "$(scrub last_round_damaged) $(scrub quarantined)" = '1 0' ] || wrong "$(scrub last_round_damaged) damaged packs, $(scrub quarantined) places"
+  exits 0 bkfs umount "$mountpoint"
+
+  machine scrubber
+  exits 0 mount_at "$bucket" "$mountpoint" -o scrub=64M
+  wait_for 60 round_is_over || wrong "it never ends: $(scrub error)"
+  [ "$(scrub last_round_damaged) $(scrub quarantined)" = '1 1' ] || wrong "$(scrub last_round_damaged) damaged packs, $(scrub quarantined) places"
+  exits 0 bkfs status "$mountpoint"
+  says 'scrubbing .* last round ended' 'damage  .* 1 places in quarantine'
+  grep -q '^bkfs_scrub_last_round_damaged_packs 1$' "$mountpoint/.bkfs/metrics" || wrong "not among the metrics"
+  exits 13 bkfs check "$bucket" --read-data
+  says 'lost: main/one:/large'
+  cp "$SUITE_TMP/scrubbed" "$mountpoint/again"
+  exits 0 bkfs snapshot "$mountpoint" two
+  exits 0 bkfs umount "$mountpoint"
+  exits 0 bkfs restore "$bucket" one "$SUITE_TMP/restored-scrubbed"
+  cmp "$SUITE_TMP/scrubbed" "$SUITE_TMP/restored-scrubbed/large"
+  # The next mount on this machine remembers the round, and is in no hurry to begin another.
+  exits 0 mount_at "$bucket" "$mountpoint" -o scrub=64M
+  wait_for 10 round_is_over || wrong "the round is forgotten"
+  sleep 2
+  [ "$(scrub verified_bytes)" = 0 ] || wrong "$(scrub verified_bytes) bytes were read again at once"
+  exits 0 bkfs umount "$mountpoint"
+}
+
 at_end "leave_mount '$SUITE_TMP/older-mount'"
+at_end "leave_mount '$SUITE_TMP/scrub-mount'"
 at_end "leave_mount '$SUITE_TMP/heal-mount'"
 at_end "leave_mount '$SUITE_TMP/busy-mount'"
 case_of "clean repositories are clean, and a check writes nothing" clean_repositories_are_clean
@@ -201,5 +250,6 @@ case_of "damage is put in quarantine once" damage_is_quarantined_once
 case_of "an older root is refused by whoever saw a newer one" an_older_root_is_refused_by_whoever_saw_a_newer_one
 case_of "a copy brings back what is damaged" a_copy_brings_back_what_is_lost
 case_of "a copy brings back packs that are gone" a_copy_brings_back_lost_packs
+case_of "a mount scrubs: it finds damage, tells of it, and the next write heals it" a_mount_scrubs
 case_of "a mount is checked while it is written" a_mount_is_checked_while_it_is_written
 exit 0

@@ -1,0 +1,85 @@
+//! Putting damage in quarantine while everything else goes on (protocol.md, rule 11).
+//!
+//! Owns one replacement of the root, by a session of its own that holds no volume. What is there already stays.
+
+use std::collections::HashSet;
+
+use async_trait::async_trait;
+use bkfs_chunker::catalog::Place;
+use bkfs_chunker::depot::Depot;
+use bkfs_chunker::ingest::Ingest;
+
+use super::sealing::IngestLists;
+use crate::root::error::RootError;
+use crate::root::forget::rewrite;
+use crate::root::handle::{RootHandle, Transition};
+use crate::root::holder::Processes;
+use crate::root::lists::Lists;
+use crate::root::session::OpenSession;
+use crate::root::snapshots::QuarantineEntry;
+use crate::root::state::{HolderInfo, Root, SessionId};
+
+/// Puts places in quarantine.
+///
+/// # Errors
+/// Store errors, and those of a session's entry. Doing it again is safe.
+pub async fn add(
+    handle: &RootHandle,
+    lists: &Lists,
+    depot: &Depot,
+    holder: HolderInfo,
+    processes: &dyn Processes,
+    places: &[Place],
+) -> Result<(), RootError> {
+    let session = OpenSession::open(handle, holder, None, processes).await?;
+    let ingest = Ingest::new(depot.clone(), session.id().0);
+    let mut change = Quarantine {
+        session: session.id(),
+        lists,
+        ingest: &ingest,
+        places,
+    };
+    let made = handle.update(&mut change).await;
+    if let Err(left) = session.end().await {
+        tracing::warn!(error = %left, "the session of the quarantine stays in the root");
+    }
+    made.map(|_| ())
+}
+
+struct Quarantine<'a> {
+    session: SessionId,
+    lists: &'a Lists,
+    ingest: &'a Ingest,
+    places: &'a [Place],
+}
+
+#[async_trait]
+impl Transition for Quarantine<'_> {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.session)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        let shards = self.lists.quarantine_shards(&next.quarantine).await?;
+        let known: HashSet<Place> = self.lists.quarantine(next).await?;
+        let new = self.places.iter().filter(|place| !known.contains(place));
+        let entry = |place: &Place| QuarantineEntry {
+            pack: place.pack,
+            frame: place.frame,
+        };
+        let joining: Vec<QuarantineEntry> = new.map(entry).collect();
+        if joining.is_empty() {
+            return Ok(());
+        }
+        let writer = IngestLists(self.ingest);
+        let change = rewrite(&writer, &next.quarantine, &shards, |_| false, joining).await?;
+        Ok(next.change_quarantine(&change)?)
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        let known = self.lists.quarantine(root).await?;
+        Ok(self.places.iter().all(|place| known.contains(place)))
+    }
+}

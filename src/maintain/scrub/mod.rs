@@ -1,0 +1,387 @@
+//! Reading and verifying all packs of a repository in the background, slowly, again and again.
+//!
+//! Owns the round: live packs in the order of their names, each read whole from the bucket and verified, at a rate; where it was is remembered, so that a round goes on in the next mount. Damage
+//! is looked at twice, against the newest root: a pack that collection has taken away meanwhile is none. What is found goes into quarantine, as `check --repair` does it, so that the next write
+//! of the same data stores it again. Which files it touches is for `check` to say. Does not own: what a mount shows of it.
+//!
+//! **Memory**: the packs of at most [`BATCH_PACKS`] (or a million blobs, 21 bytes each) as the index has them, one index object, and one pack. Between batches the index is read again,
+//! which counts against the rate.
+
+mod position;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bkfs_chunker::catalog::Place;
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::verify::{PackContents, PackDamage, Verifier};
+use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::clock::Clock;
+use crate::root::error::RootError;
+use crate::root::handle::{RootHandle, RootView};
+use crate::root::lists::Lists;
+pub use position::{FileMemory, Position, PositionMemory, VolatileMemory};
+
+/// Packs that are known at a time.
+pub const BATCH_PACKS: usize = 512;
+
+/// Or so many blobs of theirs.
+const BATCH_BLOBS: usize = 1 << 20;
+
+/// After an error of the store it is left alone for so long.
+const REST: Duration = Duration::from_secs(60);
+
+/// So long after a round the next one begins, in this mount or another: nothing is gained by reading the same again at once.
+const BETWEEN_ROUNDS: SignedDuration = SignedDuration::from_hours(1);
+
+/// While others are busy a pack waits, looking again after this.
+const BUSY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// So long they are looked at before each pack.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// But no longer than so often: whoever is busy for ever is scrubbed all the same, slower.
+const BUSY_MAX: u32 = 30;
+
+/// What a mount is told of damage, and asked before the store is.
+#[async_trait::async_trait]
+pub trait Surroundings: Send + Sync {
+    /// These places are damaged, and not yet in quarantine. False if nothing is put there, because nothing may be written.
+    ///
+    /// # Errors
+    /// They are not in quarantine now; the next round finds them again.
+    async fn quarantine(&self, places: &[Place]) -> Result<bool, RootError>;
+
+    /// Bytes that others have read and written so far: while this grows, they go first.
+    fn traffic_bytes(&self) -> u64;
+}
+
+/// What is known of the scrubbing, for whoever shows it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Facts {
+    /// Bytes per second.
+    pub rate: u64,
+    /// The last pack of this round that was verified; none at its beginning.
+    pub position: Option<String>,
+    /// Bytes verified in this round.
+    pub round_bytes: u64,
+    /// Bytes of all live packs, as of the last look at the index; 0 until then.
+    pub total_bytes: u64,
+    /// Bytes verified since the mount.
+    pub verified_bytes: u64,
+    /// When the last full round ended, RFC 3339.
+    pub last_round: Option<String>,
+    /// Packs found damaged or missing in this round, beyond those that were in quarantine before.
+    pub damaged: u64,
+    /// The same in the last full round.
+    pub last_round_damaged: u64,
+    /// Places in quarantine, whoever put them there.
+    pub quarantined: u64,
+    /// Why it rests, if it does.
+    pub error: Option<String>,
+}
+
+impl Facts {
+    /// When the last full round ended, in seconds since 1970; 0 for never.
+    pub fn last_round_seconds(&self) -> u64 {
+        let time = self.last_round.as_ref().and_then(|time| time.parse().ok());
+        time.map_or(0, |time: Timestamp| {
+            u64::try_from(time.as_second()).unwrap_or(0)
+        })
+    }
+}
+
+/// Verifies packs until it is dropped.
+pub struct Scrubber {
+    /// The root.
+    pub handle: RootHandle,
+    /// Its lists.
+    pub lists: Lists,
+    /// Reads packs.
+    pub verifier: Verifier,
+    /// Tells the time that a round ended.
+    pub clock: Arc<dyn Clock>,
+    /// Where it is.
+    pub memory: Arc<dyn PositionMemory>,
+    /// The mount.
+    pub surroundings: Arc<dyn Surroundings>,
+    /// Bytes per second.
+    pub rate: u64,
+    /// What is shown.
+    pub facts: Arc<Mutex<Facts>>,
+}
+
+/// Packs to be verified, in order.
+#[derive(Default)]
+struct Batch {
+    packs: BTreeMap<PackName, PackContents>,
+    blobs: usize,
+    /// Of all live packs.
+    total_bytes: u64,
+    /// Packs were left out, behind those.
+    is_partial: bool,
+}
+
+/// When bytes may go by.
+struct Pace {
+    rate: u64,
+    free_at: Instant,
+}
+
+impl Pace {
+    fn charge(&mut self, bytes: u64) {
+        let time = Duration::from_secs_f64(bytes as f64 / self.rate as f64);
+        self.free_at = self.free_at.max(Instant::now()) + time;
+    }
+}
+
+impl Scrubber {
+    /// Goes on where it was, for ever. To be dropped at any moment.
+    pub async fn run(self) {
+        let mut position = self.memory.recall().await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "where the scrubbing was is not known: it begins anew");
+            Position::default()
+        });
+        self.facts.lock().rate = self.rate;
+        let mut pace = Pace {
+            rate: self.rate.max(1),
+            free_at: Instant::now(),
+        };
+        loop {
+            self.show(&position);
+            tokio::time::sleep(self.rest(&position)).await;
+            match self.batch(&mut position, &mut pace).await {
+                Ok(true) => {}
+                Ok(false) => self.end_round(&mut position).await,
+                Err(error) => {
+                    tracing::warn!(%error, "scrubbing rests");
+                    self.facts.lock().error = Some(error.to_string());
+                    tokio::time::sleep(REST).await;
+                }
+            }
+        }
+    }
+
+    fn show(&self, position: &Position) {
+        let mut facts = self.facts.lock();
+        facts.position = position.after.map(|name| name.to_string());
+        facts.round_bytes = position.bytes;
+        facts.damaged = position.damaged;
+        facts.last_round.clone_from(&position.last_round);
+        facts.last_round_damaged = position.last_round_damaged;
+    }
+
+    fn now(&self) -> Timestamp {
+        let now = self.clock.now();
+        Timestamp::new(now.seconds, now.nanoseconds as i32).unwrap_or_default()
+    }
+
+    /// How long before the next pack: nothing within a round. An end in the future, which a clock may have left, holds nothing up.
+    fn rest(&self, position: &Position) -> Duration {
+        let last = position
+            .last_round
+            .as_ref()
+            .filter(|_| position.after.is_none());
+        let Some(last) = last.and_then(|last| last.parse::<Timestamp>().ok()) else {
+            return Duration::ZERO;
+        };
+        let since = self.now().duration_since(last);
+        match since.is_negative() {
+            true => Duration::ZERO,
+            false => Duration::try_from(BETWEEN_ROUNDS - since).unwrap_or_default(),
+        }
+    }
+
+    async fn end_round(&self, position: &mut Position) {
+        let now = self.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        match position.damaged {
+            0 => tracing::info!(bytes = position.bytes, "all packs were verified"),
+            damaged => tracing::warn!(
+                damaged,
+                bytes = position.bytes,
+                "all packs were read, and some are damaged"
+            ),
+        }
+        *position = Position {
+            last_round: Some(now),
+            last_round_damaged: position.damaged,
+            ..Position::default()
+        };
+        self.remember(position).await;
+    }
+
+    async fn remember(&self, position: &Position) {
+        self.show(position);
+        if let Err(error) = self.memory.remember(position).await {
+            tracing::debug!(%error, "where the scrubbing is cannot be remembered");
+        }
+    }
+
+    /// Verifies the next packs; false if there are none behind those.
+    async fn batch(&self, position: &mut Position, pace: &mut Pace) -> Result<bool, RootError> {
+        let view = self.handle.refresh().await?;
+        let quarantine = self.lists.quarantine(&view.root).await?;
+        self.facts.lock().quarantined = quarantine.len() as u64;
+        let batch = self.next_packs(&view, position.after, pace).await?;
+        {
+            let mut facts = self.facts.lock();
+            facts.total_bytes = batch.total_bytes;
+            facts.error = None;
+        }
+        for pack in batch.packs.values() {
+            self.wait(pace).await;
+            let found = self.verify(pack, pace).await?;
+            position.after = Some(pack.name());
+            position.bytes += pack.bytes();
+            self.facts.lock().verified_bytes += pack.bytes();
+            if !found.is_empty() {
+                self.damaged(pack, &found, &quarantine, position).await;
+            }
+            self.remember(position).await;
+        }
+        Ok(batch.is_partial)
+    }
+
+    /// Until the rate allows more, and others are not busy.
+    async fn wait(&self, pace: &mut Pace) {
+        tokio::time::sleep_until(pace.free_at).await;
+        let mut before = self.surroundings.traffic_bytes();
+        for _ in 0..BUSY_MAX {
+            tokio::time::sleep(GLANCE).await;
+            let now = self.surroundings.traffic_bytes();
+            if now == before {
+                return;
+            }
+            before = now;
+            tokio::time::sleep(BUSY_INTERVAL).await;
+        }
+    }
+
+    /// Live packs behind `after`, by name: the first ones.
+    async fn next_packs(
+        &self,
+        view: &RootView,
+        after: Option<PackName>,
+        pace: &mut Pace,
+    ) -> Result<Batch, RootError> {
+        let condemned = self.lists.condemned(&view.root).await?;
+        let mut batch = Batch::default();
+        for index in &view.root.index {
+            let packs = self.verifier.index(*index).await?;
+            pace.charge(index.bytes);
+            for pack in packs {
+                if condemned.contains(&pack.name()) {
+                    continue;
+                }
+                batch.total_bytes += pack.bytes();
+                if after.is_none_or(|after| pack.name() > after) {
+                    batch.add(pack);
+                }
+            }
+        }
+        Ok(batch)
+    }
+
+    /// What is wrong with a pack that is live, looked at twice.
+    async fn verify(
+        &self,
+        pack: &PackContents,
+        pace: &mut Pace,
+    ) -> Result<Vec<PackDamage>, RootError> {
+        let walked = self.verifier.walk(pack, &mut |_| ()).await?;
+        pace.charge(pack.bytes());
+        if walked.damage.is_empty() {
+            return Ok(Vec::new());
+        }
+        if !self.is_live(pack).await? {
+            return Ok(Vec::new());
+        }
+        let again = self.verifier.walk(pack, &mut |_| ()).await?;
+        pace.charge(pack.bytes());
+        match again.damage.is_empty() || self.is_live(pack).await? {
+            true => Ok(again.damage),
+            false => Ok(Vec::new()),
+        }
+    }
+
+    /// Whether the newest root still has it.
+    async fn is_live(&self, pack: &PackContents) -> Result<bool, RootError> {
+        let view = self.handle.refresh().await?;
+        if self
+            .lists
+            .condemned(&view.root)
+            .await?
+            .contains(&pack.name())
+        {
+            return Ok(false);
+        }
+        for index in &view.root.index {
+            let packs = self.verifier.index(*index).await?;
+            if packs.iter().any(|held| held.name() == pack.name()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn damaged(
+        &self,
+        pack: &PackContents,
+        found: &[PackDamage],
+        quarantine: &HashSet<Place>,
+        position: &mut Position,
+    ) {
+        let is_missing = found.iter().any(PackDamage::is_absence);
+        let place = |frame| Place {
+            pack: pack.name(),
+            frame,
+        };
+        let places = found
+            .iter()
+            .map(|damage| place(damage.frame.filter(|_| !is_missing)));
+        let mut places: Vec<Place> = places.collect();
+        places.retain(|place| !quarantine.contains(place));
+        let mut seen = HashSet::new();
+        places.retain(|place| seen.insert(*place));
+        if places.is_empty() || quarantine.contains(&place(None)) {
+            return;
+        }
+        position.damaged += 1;
+        tracing::warn!(
+            pack = %pack.key(),
+            places = places.len(),
+            what = %found[0].what,
+            "scrubbing found damage: bkfs check --read-data names the files that it touches"
+        );
+        match self.surroundings.quarantine(&places).await {
+            Ok(true) => self.facts.lock().quarantined += places.len() as u64,
+            Ok(false) => tracing::warn!(
+                "a read-only mount puts nothing in quarantine: bkfs check --repair does that"
+            ),
+            Err(error) => {
+                tracing::warn!(%error, "it could not be put in quarantine: bkfs check --repair does that");
+            }
+        }
+    }
+}
+
+impl Batch {
+    fn add(&mut self, pack: PackContents) {
+        self.blobs += pack.blob_count();
+        if let Some(other) = self.packs.insert(pack.name(), pack) {
+            self.blobs -= other.blob_count();
+        }
+        while self.packs.len() > BATCH_PACKS || (self.blobs > BATCH_BLOBS && self.packs.len() > 1) {
+            let Some((_, last)) = self.packs.pop_last() else {
+                break;
+            };
+            self.blobs -= last.blob_count();
+            self.is_partial = true;
+        }
+    }
+}

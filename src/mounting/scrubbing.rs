@@ -1,0 +1,140 @@
+//! A mount's scrubbing: all packs of its repository are read and verified in the background (`-o scrub=RATE`).
+//!
+//! Owns: what scrubbing needs of a mount, and that it ends with it. Does not own: the reading (`maintain::scrub`). A store that fails makes it rest, and a failure of its own ends nothing but
+//! itself.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bkfs_chunker::catalog::Place;
+use bkfs_chunker::verify::{Verifier, VerifierConfig};
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use crate::maintain::quarantine;
+use crate::maintain::scrub::{
+    Facts, FileMemory, PositionMemory, Scrubber, Surroundings, VolatileMemory,
+};
+use crate::repository::Repository;
+use crate::root::error::RootError;
+use crate::root::state::HolderInfo;
+
+/// What its sessions call themselves, which are there while damage is put in quarantine.
+const MOUNT_POINT: &str = "scrubbing";
+
+/// Memory for packs in hand, in bytes. A larger pack is in hand alone.
+const MEMORY_BYTES: u64 = 32 << 20;
+
+/// Scrubbing under way. Dropping it ends it.
+pub(super) struct Scrubbing {
+    facts: Arc<Mutex<Facts>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Scrubbing {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Scrubbing {
+    /// Begins, at `rate` bytes per second. Where it is is remembered below `state_dir`, if there is one. Nothing is written to the repository if it is `read_only`.
+    pub(super) fn begin(
+        repository: &Arc<Repository>,
+        rate: u64,
+        state_dir: Option<&Path>,
+        read_only: bool,
+        runtime: &Handle,
+    ) -> Result<Self, RootError> {
+        let depot = &repository.depot;
+        let config = VerifierConfig {
+            downloads: 1,
+            workers: depot.config().workers.min(1),
+            memory_bytes: MEMORY_BYTES,
+            timeout_ms: depot.config().timeout_ms,
+        };
+        let keyring = depot.keyring().clone();
+        let verifier = Verifier::new(
+            depot.store().clone(),
+            keyring.clone(),
+            repository.machine.entropy.clone(),
+            &config,
+        )?;
+        let memory: Arc<dyn PositionMemory> = match state_dir {
+            Some(directory) => Arc::new(FileMemory::new(
+                directory,
+                &keyring.repository().to_string(),
+            )),
+            None => Arc::new(VolatileMemory::default()),
+        };
+        let facts = Arc::new(Mutex::new(Facts::default()));
+        let scrubber = Scrubber {
+            handle: repository.handle.clone(),
+            lists: repository.lists.clone(),
+            verifier,
+            clock: repository.machine.clock.clone(),
+            memory,
+            surroundings: Arc::new(Mount {
+                repository: repository.clone(),
+                holder: repository.machine.holder(MOUNT_POINT),
+                read_only,
+            }),
+            rate,
+            facts: facts.clone(),
+        };
+        Ok(Self {
+            facts,
+            task: runtime.spawn(scrubber.run()),
+        })
+    }
+
+    /// Ends it now.
+    pub(super) fn stop(&self) {
+        self.task.abort();
+    }
+
+    /// What is shown of it.
+    pub(super) fn facts(&self) -> Facts {
+        self.facts.lock().clone()
+    }
+
+    /// The same as JSON.
+    pub(super) fn status(&self) -> Value {
+        serde_json::to_value(self.facts()).unwrap_or_default()
+    }
+}
+
+/// The mount around it.
+struct Mount {
+    repository: Arc<Repository>,
+    holder: HolderInfo,
+    read_only: bool,
+}
+
+#[async_trait]
+impl Surroundings for Mount {
+    async fn quarantine(&self, places: &[Place]) -> Result<bool, RootError> {
+        if self.read_only {
+            return Ok(false);
+        }
+        let repository = &self.repository;
+        quarantine::add(
+            &repository.handle,
+            &repository.lists,
+            &repository.depot,
+            self.holder.clone(),
+            repository.machine.processes.as_ref(),
+            places,
+        )
+        .await?;
+        Ok(true)
+    }
+
+    fn traffic_bytes(&self) -> u64 {
+        let metrics = self.repository.depot.metrics();
+        metrics.bytes_in + metrics.bytes_fetched
+    }
+}

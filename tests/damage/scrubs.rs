@@ -1,0 +1,315 @@
+//! Scrubbing: everything is read at the rate, where it was is remembered, damage is found and put in quarantine, and what collection has taken away is none.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bkfs::maintain::check::check;
+use bkfs::maintain::collect::plan::Effort;
+use bkfs::maintain::collect::{Options, collect, prospect};
+use bkfs::maintain::quarantine;
+use bkfs::maintain::repair::plan;
+use bkfs::maintain::scrub::{
+    Facts, Position, PositionMemory, Scrubber, Surroundings, VolatileMemory,
+};
+use bkfs::repository::{Repository, open_in};
+use bkfs::root::error::RootError;
+use bkfs_chunker::catalog::Place;
+use bkfs_chunker::store::{MemoryStore, Store};
+use bkfs_chunker::verify::{Verifier, VerifierConfig};
+use jiff::SignedDuration;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+use crate::cases::{Case, Harm};
+use crate::machine::{Machine, noise, opening};
+use crate::password::Known;
+use crate::world::{Fixture, Objects, bucket, class_of, objects, wait};
+
+/// A rate at which the fixture's packs take minutes.
+const RATE: u64 = 64 << 10;
+
+/// A mount in which something is always read, if it is busy.
+struct Mount {
+    repository: Arc<Repository>,
+    found: Mutex<Vec<Place>>,
+    traffic: AtomicU64,
+    is_busy: bool,
+}
+
+#[async_trait]
+impl Surroundings for Mount {
+    async fn quarantine(&self, places: &[Place]) -> Result<bool, RootError> {
+        self.found.lock().extend(places);
+        let repository = &self.repository;
+        let holder = repository.machine.holder("scrubbing");
+        let processes = repository.machine.processes.as_ref();
+        let (handle, lists) = (&repository.handle, &repository.lists);
+        quarantine::add(handle, lists, &repository.depot, holder, processes, places).await?;
+        Ok(true)
+    }
+
+    fn traffic_bytes(&self) -> u64 {
+        match self.is_busy {
+            true => self.traffic.fetch_add(1, Ordering::Relaxed),
+            false => 0,
+        }
+    }
+}
+
+/// Scrubbing under way.
+struct Running {
+    facts: Arc<Mutex<Facts>>,
+    mount: Arc<Mount>,
+    repository: Arc<Repository>,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    async fn begin(store: Arc<dyn Store>, memory: &Arc<VolatileMemory>, is_busy: bool) -> Self {
+        let opened = open_in(store.clone(), opening(), &mut Known(None)).await;
+        let repository = Arc::new(opened.expect("opens"));
+        let config = VerifierConfig {
+            workers: 0,
+            downloads: 1,
+            ..VerifierConfig::default()
+        };
+        let keyring = repository.depot.keyring().clone();
+        let entropy = repository.machine.entropy.clone();
+        let facts = Arc::new(Mutex::new(Facts::default()));
+        let mount = Arc::new(Mount {
+            repository: repository.clone(),
+            found: Mutex::default(),
+            traffic: AtomicU64::new(0),
+            is_busy,
+        });
+        let scrubber = Scrubber {
+            handle: repository.handle.clone(),
+            lists: repository.lists.clone(),
+            verifier: Verifier::new(store, keyring, entropy, &config).expect("a verifier"),
+            clock: repository.machine.clock.clone(),
+            memory: memory.clone() as Arc<dyn PositionMemory>,
+            surroundings: mount.clone(),
+            rate: RATE,
+            facts: facts.clone(),
+        };
+        Self {
+            facts,
+            mount,
+            repository,
+            task: tokio::spawn(scrubber.run()),
+        }
+    }
+
+    fn facts(&self) -> Facts {
+        self.facts.lock().clone()
+    }
+
+    /// Lets time pass until this holds. Returns how much has passed, in seconds.
+    async fn until(&self, holds: impl Fn(&Facts) -> bool) -> u64 {
+        for second in 0..100_000 {
+            if holds(&self.facts()) {
+                return second;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        panic!("it never comes: {:?}", self.facts());
+    }
+
+    async fn end(self) {
+        self.task.abort();
+        // It was told to go.
+        let _ = self.task.await;
+    }
+}
+
+/// Time is tokio's, and stands still but for sleeps.
+fn simulate<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .expect("runtime")
+        .block_on(work)
+}
+
+/// A repository that nobody writes, of packs of some sizes, and what lies in it.
+fn quiet() -> (Fixture, Objects) {
+    let fixture = Fixture::build(None);
+    let store = bucket(&fixture.objects);
+    let machine = Machine::mount(store.clone(), None);
+    for number in 0..6 {
+        machine.write("more", number * 400_000, noise(200 + number, 400_000));
+        machine.snapshot(&format!("more-{number}"));
+    }
+    machine.finish();
+    let objects = objects(&*store);
+    (fixture, objects)
+}
+
+fn shared(objects: &Objects) -> Arc<MemoryStore> {
+    bucket(objects)
+}
+
+#[test]
+fn everything_is_verified_at_the_rate_and_again() {
+    let (_, objects) = quiet();
+    let largest = objects.iter().filter(|(key, _)| class_of(key) == "data");
+    let largest = largest
+        .map(|(_, bytes)| bytes.len() as u64)
+        .max()
+        .expect("packs");
+    let store = shared(&objects);
+    simulate(async {
+        let running = Running::begin(store, &Arc::default(), false).await;
+        let mut second = 0;
+        while running.facts().last_round.is_none() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            second += 1;
+            let read = running.facts().verified_bytes;
+            assert!(
+                read <= RATE * second + 2 * largest,
+                "{read} bytes in {second} s"
+            );
+        }
+        let facts = running.facts();
+        assert!(facts.total_bytes > 20 * RATE, "{facts:?}");
+        assert!(
+            second >= (facts.total_bytes - largest) / RATE,
+            "{second} s: {facts:?}"
+        );
+        assert_eq!(facts.verified_bytes, facts.total_bytes);
+        assert_eq!((facts.damaged, facts.last_round_damaged), (0, 0));
+        // The next round begins by itself, but not at once.
+        let rest = running.until(|facts| facts.round_bytes > 0).await;
+        assert!(rest > 3_500, "it began again after {rest} s");
+        running.end().await;
+    });
+}
+
+#[test]
+fn it_goes_on_where_it_was() {
+    let (_, objects) = quiet();
+    let store = shared(&objects);
+    simulate(async {
+        let memory: Arc<VolatileMemory> = Arc::default();
+        let running = Running::begin(store.clone(), &memory, false).await;
+        running
+            .until(|facts| facts.round_bytes > facts.total_bytes / 3 && facts.total_bytes > 0)
+            .await;
+        running.end().await;
+        let before: Position = memory.0.lock().clone();
+        assert!(before.after.is_some());
+        let running = Running::begin(store.clone(), &memory, false).await;
+        running.until(|facts| facts.last_round.is_some()).await;
+        let facts = running.facts();
+        assert_eq!(facts.verified_bytes, facts.total_bytes - before.bytes);
+        running.end().await;
+        // Nor does another mount begin again at once.
+        let running = Running::begin(store, &memory, false).await;
+        tokio::time::sleep(Duration::from_secs(3_000)).await;
+        assert_eq!(running.facts().verified_bytes, 0);
+        running.until(|facts| facts.verified_bytes > 0).await;
+        running.end().await;
+    });
+}
+
+#[test]
+fn those_who_are_busy_go_first_but_not_for_ever() {
+    let (_, objects) = quiet();
+    let store = shared(&objects);
+    simulate(async {
+        let running = Running::begin(store, &Arc::default(), true).await;
+        let waited = running.until(|facts| facts.verified_bytes > 0).await;
+        assert!((20..60).contains(&waited), "it waited {waited} s");
+        running.until(|facts| facts.last_round.is_some()).await;
+        running.end().await;
+    });
+}
+
+#[test]
+fn damage_is_found_and_put_in_quarantine() {
+    let (fixture, objects) = quiet();
+    for class in ["data", "meta"] {
+        for harm in [Harm::Remove, Harm::Flip(300, 1)] {
+            let mut harmed = fixture_of(&fixture, &objects);
+            let key = harmed.needed.iter().rfind(|key| class_of(key) == class);
+            let case = Case::new(key.expect("a pack"), harm);
+            harmed.objects = case.apply(&harmed);
+            let store = shared(&harmed.objects);
+            simulate(async {
+                let running = Running::begin(store.clone(), &Arc::default(), false).await;
+                running.until(|facts| facts.last_round.is_some()).await;
+                let facts = running.facts();
+                assert_eq!(facts.last_round_damaged, 1, "{case}: {facts:?}");
+                assert!(facts.quarantined > 0, "{case}: {facts:?}");
+                let found = running.mount.found.lock().len();
+                // The next round finds nothing new.
+                running.until(|facts| facts.round_bytes > 0).await;
+                running.until(|facts| facts.round_bytes == 0).await;
+                let facts = running.facts();
+                assert_eq!(facts.last_round_damaged, 0, "{case}: {facts:?}");
+                assert_eq!(running.mount.found.lock().len(), found);
+                running.end().await;
+            });
+            // A repair has nothing left to put there.
+            let (keyring, options) = (&harmed.keyring, harmed.options());
+            let shared: Arc<dyn Store> = store;
+            let report = wait(check(shared.clone(), keyring, &options)).expect("checks");
+            assert!(!report.is_clean());
+            let planned = wait(plan(&shared, keyring, &options)).expect("plans");
+            assert!(planned.1.is_empty(), "{case}: {:?}", planned.1.steps);
+        }
+    }
+}
+
+/// The same repository with these objects.
+fn fixture_of(fixture: &Fixture, objects: &Objects) -> Fixture {
+    let mut made = Fixture {
+        objects: objects.clone(),
+        older_root: fixture.older_root.clone(),
+        needed: Vec::new(),
+        keyring: fixture.keyring.clone(),
+        password: fixture.password,
+        trees: fixture.trees.clone(),
+    };
+    made.needed = made.find_needed();
+    made
+}
+
+#[test]
+fn what_was_collected_meanwhile_is_no_damage() {
+    let (_, before) = quiet();
+    let store = shared(&before);
+    simulate(async {
+        let running = Running::begin(store.clone(), &Arc::default(), false).await;
+        running.until(|facts| facts.verified_bytes > 0).await;
+        let position = running.facts().position.expect("a pack was verified");
+        let options = Options {
+            undelete_window: SignedDuration::ZERO,
+            effort: Effort::default(),
+            lock_days: None,
+        };
+        let repository = &running.repository;
+        let found = prospect(repository, &options, repository.now()).await;
+        collect(repository, found.expect("plans"))
+            .await
+            .expect("collects");
+        let mut ahead = 0;
+        for key in before
+            .keys()
+            .filter(|key| ["data", "meta"].contains(&class_of(key)))
+        {
+            let name = key.rsplit('/').next().unwrap_or_default();
+            let is_gone = store.head(key).await.is_err();
+            ahead += u32::from(is_gone && *name > *position);
+        }
+        assert!(ahead > 0, "nothing was deleted before it was read");
+        running.until(|facts| facts.last_round.is_some()).await;
+        let facts = running.facts();
+        assert_eq!((facts.last_round_damaged, facts.error), (0, None));
+        assert!(running.mount.found.lock().is_empty());
+        running.end().await;
+    });
+}

@@ -123,7 +123,7 @@ impl DepotError {
             | OpenError::WrongClass { .. }
             | OpenError::WrongRepository { .. }
             | OpenError::WrongAlgorithm { .. } => Self::damaged(key, error),
-            OpenError::NewerFormat { .. }
+            OpenError::OtherFormat { .. }
             | OpenError::UnknownFeatures { .. }
             | OpenError::NoKeyEpoch { .. } => Self::Unreadable {
                 object: key.to_owned(),

@@ -215,7 +215,7 @@ impl Scan<'_> {
             Ok(handle) => handle,
             Err(error) => {
                 if let RootError::Unopenable { source, .. } = &error
-                    && let OpenError::NewerFormat { .. } | OpenError::UnknownFeatures { .. } =
+                    && let OpenError::OtherFormat { .. } | OpenError::UnknownFeatures { .. } =
                         source
                 {
                     *newer = Some(source.to_string());

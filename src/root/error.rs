@@ -200,7 +200,7 @@ impl RootError {
             Self::Rebuild { .. } => ErrorKind::Rebuild,
             Self::Damaged { .. } | Self::Rollback { .. } => ErrorKind::Damaged,
             Self::Unopenable { source, .. } => match source {
-                OpenError::NewerFormat { .. } | OpenError::UnknownFeatures { .. } => {
+                OpenError::OtherFormat { .. } | OpenError::UnknownFeatures { .. } => {
                     ErrorKind::Refused
                 }
                 _ => ErrorKind::Damaged,

@@ -3,8 +3,7 @@
 //! Owns the comparison. A form whose bytes are fixed by the format must come out as it is frozen, and be read back; what a
 //! compressor made is frozen for reading only, since another version of the compressor may write other bytes.
 //!
-//! While the format's version is 0 the files may be made anew, by
-//! `BKFS_REGENERATE_GOLDEN=1 cargo test -p bkfs-tests --test golden`; look at what `git diff --stat` says afterwards.
+//! The form of something new is frozen by `BKFS_FREEZE_GOLDEN=1 cargo test -p bkfs-tests --test golden`. What lies there already is never written over: version 1 of the format is for ever.
 
 mod chunker;
 mod root;
@@ -19,8 +18,8 @@ fn path(name: &str) -> PathBuf {
         .join(name)
 }
 
-fn regenerates() -> bool {
-    std::env::var_os("BKFS_REGENERATE_GOLDEN").is_some_and(|value| value == "1")
+fn freezes(name: &str) -> bool {
+    std::env::var_os("BKFS_FREEZE_GOLDEN").is_some_and(|value| value == "1") && !path(name).exists()
 }
 
 fn write(name: &str, bytes: &[u8]) {
@@ -33,7 +32,7 @@ fn read(name: &str) -> Vec<u8> {
 
 /// Holds `made` against the frozen form of this name, and gives what is frozen.
 pub fn fixed(name: &str, made: &[u8]) -> Vec<u8> {
-    if regenerates() {
+    if freezes(name) {
         write(name, made);
     }
     let frozen = read(name);
@@ -50,7 +49,7 @@ pub fn fixed(name: &str, made: &[u8]) -> Vec<u8> {
 
 /// As [`fixed`], for forms that are text.
 pub fn fixed_text(name: &str, made: &str) {
-    if regenerates() {
+    if freezes(name) {
         write(name, made.as_bytes());
     }
     let frozen = String::from_utf8(read(name)).expect("frozen text is UTF-8");
@@ -60,9 +59,9 @@ pub fn fixed_text(name: &str, made: &str) {
     assert_eq!(frozen, made, "{name} changed");
 }
 
-/// The frozen form of this name, which only has to be read; `make` makes it anew when that is asked for.
+/// The frozen form of this name, which only has to be read; `make` makes it, to be frozen for the first time.
 pub fn readable(name: &str, make: impl FnOnce() -> Vec<u8>) -> Vec<u8> {
-    if regenerates() {
+    if freezes(name) {
         write(name, &make());
     }
     read(name)

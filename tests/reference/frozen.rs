@@ -1,6 +1,6 @@
 //! Two whole repositories, frozen as files, sealed and unsealed: whatever the program becomes, it must restore them.
 //!
-//! While the format's version is 0 they may be made anew: `BKFS_REGENERATE_GOLDEN=1 cargo test -p bkfs-tests --test reference frozen`.
+//! `BKFS_FREEZE_GOLDEN=1 cargo test -p bkfs-tests --test reference frozen` made them, and makes one that is not there. What lies there is never written over.
 
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
@@ -58,10 +58,8 @@ fn check(name: &str, password: Option<&'static str>) {
     let frozen = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("golden/repository")
         .join(name);
-    if std::env::var_os("BKFS_REGENERATE_GOLDEN").is_some_and(|value| value == "1") {
-        if frozen.exists() {
-            std::fs::remove_dir_all(&frozen).expect("the old one goes");
-        }
+    let freezes = std::env::var_os("BKFS_FREEZE_GOLDEN").is_some_and(|value| value == "1");
+    if freezes && !frozen.exists() {
         let mut engine = Engine::new(open(&frozen), password);
         for op in operations() {
             engine.apply(&op).expect("every operation succeeds");

@@ -6,8 +6,8 @@ use super::OpenError;
 use crate::id::write_hex;
 use std::fmt;
 
-/// The newest format version that this program reads, and the one it writes.
-pub const FORMAT_VERSION: u16 = 0;
+/// The format version that this program reads and writes. Frozen: what changes comes as a feature, or as another version beside this one.
+pub const FORMAT_VERSION: u16 = 1;
 
 /// Length of the header of every object, in bytes.
 pub const HEADER_LEN: usize = 128;
@@ -180,8 +180,8 @@ impl Header {
             return Err(OpenError::NotBkfs);
         }
         let version = u16::from_le_bytes([bytes[8], bytes[9]]);
-        if version > FORMAT_VERSION {
-            return Err(OpenError::NewerFormat { version });
+        if version != FORMAT_VERSION {
+            return Err(OpenError::OtherFormat { version });
         }
         let features = Features {
             compatible: u64_at(bytes, 16),

@@ -24,11 +24,9 @@ pub enum OpenError {
     /// The bytes do not begin as an object of bkfs does.
     #[error("not an object of a bkfs repository")]
     NotBkfs,
-    /// The object was written in a format of the future.
-    #[error(
-        "written in format version {version}, which is newer than this program knows ({FORMAT_VERSION})"
-    )]
-    NewerFormat {
+    /// The object was written in a format of the future, or in the draft (0) that came before the first.
+    #[error("written in format version {version}, and this program knows version {FORMAT_VERSION}")]
+    OtherFormat {
         /// The version that the object states.
         version: u16,
     },

@@ -64,8 +64,12 @@ fn errors_say_what_is_wrong() {
         assert!(is_damaged(open(&object[..100])));
         assert!(is_damaged(open(&object[..HEADER_LEN])));
         assert!(is_damaged(open(&object[..object.len() - 1])));
-        let newer = OpenError::NewerFormat { version: 1 };
-        assert_eq!(with(8, 1), Err(newer));
+        for version in [0, 2] {
+            let other = OpenError::OtherFormat {
+                version: u16::from(version),
+            };
+            assert_eq!(with(8, version), Err(other));
+        }
         let unknown = OpenError::UnknownFeatures { bits: 4 };
         assert_eq!(with(32, 4), Err(unknown));
         let class = |found| OpenError::WrongClass {

@@ -15,9 +15,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::maintain::quarantine;
-use crate::maintain::scrub::{
-    Facts, FileMemory, PositionMemory, Scrubber, Surroundings, VolatileMemory,
-};
+use crate::maintain::scrub::{Facts, PositionFile, Scrubber, Surroundings};
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::state::HolderInfo;
@@ -63,20 +61,13 @@ impl Scrubbing {
             repository.machine.entropy.clone(),
             &config,
         )?;
-        let memory: Arc<dyn PositionMemory> = match state_dir {
-            Some(directory) => Arc::new(FileMemory::new(
-                directory,
-                &keyring.repository().to_string(),
-            )),
-            None => Arc::new(VolatileMemory::default()),
-        };
         let facts = Arc::new(Mutex::new(Facts::default()));
         let scrubber = Scrubber {
             handle: repository.handle.clone(),
             lists: repository.lists.clone(),
             verifier,
             clock: repository.machine.clock.clone(),
-            memory,
+            memory: PositionFile::new(state_dir, &keyring.repository().to_string()),
             surroundings: Arc::new(Mount {
                 repository: repository.clone(),
                 holder: repository.machine.holder(MOUNT_POINT),

@@ -71,7 +71,7 @@ impl GenerationMemory for FileMemory {
 }
 
 /// Runs a short file operation where it does not hold up other tasks.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     tokio::task::spawn_blocking(work)

@@ -1,5 +1,6 @@
 //! Scrubbing: everything is read at the rate, where it was is remembered, damage is found and put in quarantine, and what collection has taken away is none.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,9 +11,7 @@ use bkfs::maintain::collect::plan::Effort;
 use bkfs::maintain::collect::{Options, collect, prospect};
 use bkfs::maintain::quarantine;
 use bkfs::maintain::repair::plan;
-use bkfs::maintain::scrub::{
-    Facts, Position, PositionMemory, Scrubber, Surroundings, VolatileMemory,
-};
+use bkfs::maintain::scrub::{Facts, PositionFile, Scrubber, Surroundings};
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::error::RootError;
 use bkfs_chunker::catalog::Place;
@@ -67,7 +66,7 @@ struct Running {
 }
 
 impl Running {
-    async fn begin(store: Arc<dyn Store>, memory: &Arc<VolatileMemory>, is_busy: bool) -> Self {
+    async fn begin(store: Arc<dyn Store>, state_dir: Option<&Path>, is_busy: bool) -> Self {
         let opened = open_in(store.clone(), opening(), &mut Known(None)).await;
         let repository = Arc::new(opened.expect("opens"));
         let config = VerifierConfig {
@@ -89,7 +88,7 @@ impl Running {
             lists: repository.lists.clone(),
             verifier: Verifier::new(store, keyring, entropy, &config).expect("a verifier"),
             clock: repository.machine.clock.clone(),
-            memory: memory.clone() as Arc<dyn PositionMemory>,
+            memory: PositionFile::new(state_dir, "repository"),
             surroundings: mount.clone(),
             rate: RATE,
             facts: facts.clone(),
@@ -162,7 +161,7 @@ fn everything_is_verified_at_the_rate_and_again() {
         .expect("packs");
     let store = shared(&objects);
     simulate(async {
-        let running = Running::begin(store, &Arc::default(), false).await;
+        let running = Running::begin(store, None, false).await;
         let mut second = 0;
         while running.facts().last_round.is_none() {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -193,21 +192,24 @@ fn it_goes_on_where_it_was() {
     let (_, objects) = quiet();
     let store = shared(&objects);
     simulate(async {
-        let memory: Arc<VolatileMemory> = Arc::default();
-        let running = Running::begin(store.clone(), &memory, false).await;
+        let state = tempfile::tempdir().expect("a directory");
+        let running = Running::begin(store.clone(), Some(state.path()), false).await;
         running
             .until(|facts| facts.round_bytes > facts.total_bytes / 3 && facts.total_bytes > 0)
             .await;
         running.end().await;
-        let before: Position = memory.0.lock().clone();
+        let before = PositionFile::new(Some(state.path()), "repository")
+            .recall()
+            .await
+            .expect("remembered");
         assert!(before.after.is_some());
-        let running = Running::begin(store.clone(), &memory, false).await;
+        let running = Running::begin(store.clone(), Some(state.path()), false).await;
         running.until(|facts| facts.last_round.is_some()).await;
         let facts = running.facts();
         assert_eq!(facts.verified_bytes, facts.total_bytes - before.bytes);
         running.end().await;
         // Nor does another mount begin again at once.
-        let running = Running::begin(store, &memory, false).await;
+        let running = Running::begin(store, Some(state.path()), false).await;
         tokio::time::sleep(Duration::from_secs(3_000)).await;
         assert_eq!(running.facts().verified_bytes, 0);
         running.until(|facts| facts.verified_bytes > 0).await;
@@ -216,11 +218,30 @@ fn it_goes_on_where_it_was() {
 }
 
 #[test]
+fn one_mount_of_a_machine_scrubs() {
+    let (_, objects) = quiet();
+    let store = shared(&objects);
+    simulate(async {
+        let state = tempfile::tempdir().expect("a directory");
+        let first = Running::begin(store.clone(), Some(state.path()), false).await;
+        first.until(|facts| facts.verified_bytes > 0).await;
+        let second = Running::begin(store, Some(state.path()), false).await;
+        second.until(|facts| facts.error.is_some()).await;
+        first.until(|facts| facts.last_round.is_some()).await;
+        assert_eq!(second.facts().verified_bytes, 0);
+        first.end().await;
+        second.until(|facts| facts.verified_bytes > 0).await;
+        assert_eq!(second.facts().error, None);
+        second.end().await;
+    });
+}
+
+#[test]
 fn those_who_are_busy_go_first_but_not_for_ever() {
     let (_, objects) = quiet();
     let store = shared(&objects);
     simulate(async {
-        let running = Running::begin(store, &Arc::default(), true).await;
+        let running = Running::begin(store, None, true).await;
         let waited = running.until(|facts| facts.verified_bytes > 0).await;
         assert!((20..60).contains(&waited), "it waited {waited} s");
         running.until(|facts| facts.last_round.is_some()).await;
@@ -239,7 +260,7 @@ fn damage_is_found_and_put_in_quarantine() {
             harmed.objects = case.apply(&harmed);
             let store = shared(&harmed.objects);
             simulate(async {
-                let running = Running::begin(store.clone(), &Arc::default(), false).await;
+                let running = Running::begin(store.clone(), None, false).await;
                 running.until(|facts| facts.last_round.is_some()).await;
                 let facts = running.facts();
                 assert_eq!(facts.last_round_damaged, 1, "{case}: {facts:?}");
@@ -283,7 +304,7 @@ fn what_was_collected_meanwhile_is_no_damage() {
     let (_, before) = quiet();
     let store = shared(&before);
     simulate(async {
-        let running = Running::begin(store.clone(), &Arc::default(), false).await;
+        let running = Running::begin(store.clone(), None, false).await;
         running.until(|facts| facts.verified_bytes > 0).await;
         let position = running.facts().position.expect("a pack was verified");
         let options = Options {

@@ -25,7 +25,7 @@ use crate::clock::Clock;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootView};
 use crate::root::lists::Lists;
-pub use position::{FileMemory, Position, PositionMemory, VolatileMemory};
+pub use position::{Claim, Position, PositionFile};
 
 /// Packs that are known at a time.
 pub const BATCH_PACKS: usize = 512;
@@ -107,7 +107,7 @@ pub struct Scrubber {
     /// Tells the time that a round ended.
     pub clock: Arc<dyn Clock>,
     /// Where it is.
-    pub memory: Arc<dyn PositionMemory>,
+    pub memory: PositionFile,
     /// The mount.
     pub surroundings: Arc<dyn Surroundings>,
     /// Bytes per second.
@@ -143,11 +143,16 @@ impl Pace {
 impl Scrubber {
     /// Goes on where it was, for ever. To be dropped at any moment.
     pub async fn run(self) {
+        let _claim = self.claim().await;
         let mut position = self.memory.recall().await.unwrap_or_else(|error| {
             tracing::warn!(%error, "where the scrubbing was is not known: it begins anew");
             Position::default()
         });
-        self.facts.lock().rate = self.rate;
+        {
+            let mut facts = self.facts.lock();
+            facts.rate = self.rate;
+            facts.error = None;
+        }
         let mut pace = Pace {
             rate: self.rate.max(1),
             free_at: Instant::now(),
@@ -164,6 +169,24 @@ impl Scrubber {
                     tokio::time::sleep(REST).await;
                 }
             }
+        }
+    }
+
+    /// Waits until no other mount of this machine scrubs the same repository. A machine on which that cannot be told scrubs twice at worst.
+    async fn claim(&self) -> Option<Claim> {
+        loop {
+            match self.memory.claim().await {
+                Ok(Some(claim)) => return Some(claim),
+                Ok(None) => {
+                    let other = "another mount on this machine scrubs this repository";
+                    self.facts.lock().error = Some(other.to_owned());
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "whether another mount scrubs too is not known");
+                    return None;
+                }
+            }
+            tokio::time::sleep(REST).await;
         }
     }
 

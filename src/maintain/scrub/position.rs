@@ -1,20 +1,24 @@
 //! Where the scrubbing of a repository is, on this machine.
 //!
-//! Owns the small file `STATE_DIR/REPOSITORY/scrub`. Losing it costs a round that begins anew, nothing else: so what cannot be read counts as nothing remembered, and writing it need not
+//! Owns the small file `STATE_DIR/REPOSITORY/scrub`, and the lock beside it by which only one mount of a machine scrubs a repository. Losing it costs a round that begins anew, nothing else: so what cannot be read counts as nothing remembered, and writing it need not
 //! survive a power cut.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use async_trait::async_trait;
 use bkfs_chunker::pack::PackName;
-use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::root::memory::blocking;
+
 /// Where it is.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Position {
     /// The last pack of this round that was verified.
+    #[serde(with = "as_text")]
     pub after: Option<PackName>,
     /// Bytes verified in this round.
     pub bytes: u64,
@@ -26,113 +30,102 @@ pub struct Position {
     pub last_round_damaged: u64,
 }
 
-/// The same as it lies in the file.
-#[derive(Serialize, Deserialize)]
-struct Written {
-    after: Option<String>,
-    bytes: u64,
-    damaged: u64,
-    last_round: Option<String>,
-    last_round_damaged: u64,
-}
+mod as_text {
+    use bkfs_chunker::pack::PackName;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-impl Position {
-    fn to_text(&self) -> io::Result<String> {
-        let written = Written {
-            after: self.after.map(|name| name.to_string()),
-            bytes: self.bytes,
-            damaged: self.damaged,
-            last_round: self.last_round.clone(),
-            last_round_damaged: self.last_round_damaged,
-        };
-        Ok(serde_json::to_string(&written)? + "\n")
+    pub fn serialize<S: Serializer>(
+        name: &Option<PackName>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        name.map(|name| name.to_string()).serialize(serializer)
     }
 
-    /// Anything that was not written so is the beginning.
-    fn from_text(text: &str) -> Position {
-        let Ok(written) = serde_json::from_str::<Written>(text) else {
-            return Position::default();
-        };
-        Position {
-            after: written.after.and_then(|name| name.parse().ok()),
-            bytes: written.bytes,
-            damaged: written.damaged,
-            last_round: written.last_round,
-            last_round_damaged: written.last_round_damaged,
-        }
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<PackName>, D::Error> {
+        let name = Option::<String>::deserialize(deserializer)?;
+        Ok(name.and_then(|name| name.parse().ok()))
     }
 }
 
-/// Remembers it, across processes.
-#[async_trait]
-pub trait PositionMemory: Send + Sync {
-    /// What was remembered; the beginning if nothing was.
-    async fn recall(&self) -> io::Result<Position>;
-
-    /// Remembers this.
-    async fn remember(&self, position: &Position) -> io::Result<()>;
-}
-
-/// Remembers for the life of the process only.
-#[derive(Debug, Default)]
-pub struct VolatileMemory(pub Mutex<Position>);
-
-#[async_trait]
-impl PositionMemory for VolatileMemory {
-    async fn recall(&self) -> io::Result<Position> {
-        Ok(self.0.lock().clone())
-    }
-
-    async fn remember(&self, position: &Position) -> io::Result<()> {
-        *self.0.lock() = position.clone();
-        Ok(())
-    }
-}
-
-/// Remembers in a file.
+/// Remembers it across processes; on a machine without a state directory not at all.
 #[derive(Debug)]
-pub struct FileMemory {
-    directory: PathBuf,
+pub struct PositionFile {
+    directory: Option<PathBuf>,
 }
 
-impl FileMemory {
+impl PositionFile {
     /// The memory of `repository` (its id as text) below `state_dir`. Touches nothing yet.
-    pub fn new(state_dir: &Path, repository: &str) -> Self {
+    pub fn new(state_dir: Option<&Path>, repository: &str) -> Self {
         Self {
-            directory: state_dir.join(repository),
+            directory: state_dir.map(|directory| directory.join(repository)),
         }
     }
-}
 
-#[async_trait]
-impl PositionMemory for FileMemory {
-    async fn recall(&self) -> io::Result<Position> {
-        let file = self.directory.join("scrub");
-        let read = move || match std::fs::read_to_string(file) {
-            Ok(text) => Ok(Position::from_text(&text)),
+    /// Whoever holds this is the only one. None if another process of this machine holds it, or another mount in this one.
+    ///
+    /// # Errors
+    /// The lock cannot be made or taken.
+    pub async fn claim(&self) -> io::Result<Option<Claim>> {
+        let Some(directory) = self.directory.clone() else {
+            return Ok(Some(Claim(None)));
+        };
+        let claim = move || {
+            std::fs::create_dir_all(&directory)?;
+            let file = directory.join("scrub.lock");
+            let file = File::options()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(file)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => Ok(Some(Claim(Some(file)))),
+                Err(Errno::WOULDBLOCK) => Ok(None),
+                Err(error) => Err(error.into()),
+            }
+        };
+        blocking(claim).await
+    }
+
+    /// What was remembered; the beginning if nothing was.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read.
+    pub async fn recall(&self) -> io::Result<Position> {
+        let Some(directory) = self.directory.clone() else {
+            return Ok(Position::default());
+        };
+        let read = move || match std::fs::read(directory.join("scrub")) {
+            Ok(text) => Ok(serde_json::from_slice(&text).unwrap_or_default()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Position::default()),
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(Position::default()),
             Err(error) => Err(error),
         };
-        tokio::task::spawn_blocking(read)
-            .await
-            .map_err(io::Error::other)?
+        blocking(read).await
     }
 
-    async fn remember(&self, position: &Position) -> io::Result<()> {
-        let directory = self.directory.clone();
-        let text = position.to_text()?;
+    /// Remembers this.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub async fn remember(&self, position: &Position) -> io::Result<()> {
+        let Some(directory) = self.directory.clone() else {
+            return Ok(());
+        };
+        let text = serde_json::to_vec(position)?;
         let write = move || {
             std::fs::create_dir_all(&directory)?;
             let fresh = directory.join(format!("scrub.{}", std::process::id()));
             std::fs::write(&fresh, text)?;
             std::fs::rename(&fresh, directory.join("scrub"))
         };
-        tokio::task::spawn_blocking(write)
-            .await
-            .map_err(io::Error::other)?
+        blocking(write).await
     }
 }
+
+/// The right to scrub. Goes with whoever holds it.
+#[derive(Debug)]
+pub struct Claim(#[expect(dead_code, reason = "held, not read")] Option<File>);
 
 #[cfg(test)]
 mod tests {
@@ -141,7 +134,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_remembered_is_recalled() {
         let directory = tempfile::tempdir().expect("a directory");
-        let memory = FileMemory::new(directory.path(), "repository");
+        let memory = PositionFile::new(Some(directory.path()), "repository");
         assert_eq!(memory.recall().await.expect("recalls"), Position::default());
         let position = Position {
             after: Some(PackName {
@@ -157,9 +150,32 @@ mod tests {
         memory.remember(&position).await.expect("remembers");
         assert_eq!(memory.recall().await.expect("recalls"), position);
         let file = directory.path().join("repository/scrub");
-        for text in ["", "{", "\u{0}", "{\"after\": 7}"] {
+        for text in [&b""[..], b"{", b"\0\xff", b"{\"after\": 7}"] {
             std::fs::write(&file, text).expect("written");
             assert_eq!(memory.recall().await.expect("recalls"), Position::default());
         }
+    }
+
+    #[tokio::test]
+    async fn only_one_holds_the_claim() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let memory = PositionFile::new(Some(directory.path()), "repository");
+        let other = PositionFile::new(Some(directory.path()), "repository");
+        let claim = memory.claim().await.expect("a lock");
+        assert!(claim.is_some());
+        assert!(other.claim().await.expect("a lock").is_none());
+        drop(claim);
+        assert!(other.claim().await.expect("a lock").is_some());
+    }
+
+    #[tokio::test]
+    async fn without_a_directory_nothing_is_remembered() {
+        let memory = PositionFile::new(None, "repository");
+        let position = Position {
+            bytes: 1,
+            ..Position::default()
+        };
+        memory.remember(&position).await.expect("is no error");
+        assert_eq!(memory.recall().await.expect("recalls"), Position::default());
     }
 }

@@ -525,7 +525,7 @@ fn objects_are_made_as_the_format_says() {
             [0; 32]
         };
         let object = keyring.seal_object(Class::Root, "root", Features::NONE, [7; 32], payload);
-        let mut header = b"bkfs\r\n\x1a\n\0\0\x03".to_vec();
+        let mut header = b"bkfs\r\n\x1a\n\x01\0\x03".to_vec();
         header.push(u8::from(keyring.is_sealed()));
         header.resize(40, 0);
         header.extend_from_slice(&REPOSITORY.0);

@@ -4,7 +4,7 @@
     faulty_proxy.py PORT BACKEND_HOST:PORT DIRECTORY
 
 DIRECTORY/rules is a JSON object, read again whenever it changes:
-    {"fail_percent": 5, "status": 503}              so many of all requests are answered with that status, unapplied
+    {"fail_percent": 5, "status": 503}              so many of all requests, evenly, are answered with that status, unapplied
     {"refuse": true}                                connections are closed at once: nobody is there
     {"hang": true}                                  requests are taken and never answered while the rule stands
     {"delay_ms": 20}                                every answer comes that much later
@@ -17,7 +17,6 @@ The class of an object is the directory that it lies in, below bucket and prefix
 import http.client
 import json
 import os
-import random
 import signal
 import socket
 import sys
@@ -38,8 +37,8 @@ class Rules:
         self.stamp = None
         self.rules = {}
         self.seen = 0
-        # Which requests fail shall not depend on the hour.
-        self.random = random.Random(7)
+        # Reaches 100 whenever a request is to fail: evenly, and not by chance, which would spare a short backup now and then.
+        self.owed = 0
 
     def now(self):
         path = f"{PLACE}/rules"
@@ -51,7 +50,8 @@ class Rules:
         if stamp != self.stamp:
             with open(path) as file:
                 self.rules = json.load(file)
-            self.stamp, self.seen = stamp, 0
+            # The first failure comes early: of one in twenty, the fourth request.
+            self.stamp, self.seen, self.owed = stamp, 0, 80
         return self.rules
 
     def judge(self, method, kind):
@@ -67,7 +67,9 @@ class Rules:
                 self.seen += 1
                 if self.seen == crash.get("nth", 1):
                     return "crash-" + crash.get("when", "before"), rules
-            if self.random.random() * 100 < rules.get("fail_percent", 0):
+            self.owed += rules.get("fail_percent", 0)
+            if self.owed >= 100:
+                self.owed -= 100
                 return "status", rules
             return "pass", rules
 

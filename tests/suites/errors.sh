@@ -78,7 +78,7 @@ newer_format() {
   cp -a "$PLAIN" "$SUITE_TMP/newer"
   # Magic first, then the version as a little-endian number (FORMAT.md); every object carries it.
   find "$SUITE_TMP/newer" -type f | while read -r object; do newer_version "$object"; done
-  refused 1 try_mount "$SUITE_TMP/newer" -- 'format version' 'this program knows'
+  refused 1 try_mount "$SUITE_TMP/newer" -- 'format version' 'a newer bkfs can read it'
 }
 # The version stands after the eight bytes of magic.
 newer_version() { [ "$(stat -c %s "$1")" -lt 128 ] || printf '\xfe' | dd of="$1" bs=1 seek=8 conv=notrunc status=none; }

@@ -18,6 +18,14 @@ pub use keys::{BOX_OVERHEAD, FOOTER_BOX, NONCE_LEN, TAG_LEN};
 pub use secrets::{Secrets, SecretsError};
 pub use slots::{NewSlot, Slot, SlotCost, SlotError, SlotName};
 
+/// What to do about an object of another format version.
+fn advice(version: u16) -> &'static str {
+    match version {
+        0 => "it is a draft, which only the bkfs that wrote it can read",
+        _ => "a newer bkfs can read it",
+    }
+}
+
 /// Why an object could not be opened. Nothing of it was returned.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum OpenError {
@@ -25,7 +33,7 @@ pub enum OpenError {
     #[error("not an object of a bkfs repository")]
     NotBkfs,
     /// The object was written in a format of the future, or in the draft (0) that came before the first.
-    #[error("written in format version {version}, and this program knows version {FORMAT_VERSION}")]
+    #[error("written in format version {version}, and this program knows version {FORMAT_VERSION}: {}", advice(*version))]
     OtherFormat {
         /// The version that the object states.
         version: u16,

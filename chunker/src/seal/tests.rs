@@ -68,6 +68,7 @@ fn errors_say_what_is_wrong() {
             let other = OpenError::OtherFormat {
                 version: u16::from(version),
             };
+            assert_eq!(other.to_string().contains("newer bkfs"), version == 2);
             assert_eq!(with(8, version), Err(other));
         }
         let unknown = OpenError::UnknownFeatures { bits: 4 };

@@ -38,6 +38,9 @@ pub struct RootView {
     pub features: Features,
 }
 
+/// Roots that work on a root that must stand is tried with.
+const ROOTS_MAX: u32 = 8;
+
 /// One change of the root, which is tried until it is made or refused.
 #[async_trait]
 pub trait Transition: Send {
@@ -256,8 +259,31 @@ impl RootHandle {
         })
     }
 
+    /// Works on the newest root, and on the next one if what this one names vanishes under way (rule 10).
+    ///
+    /// # Errors
+    /// Those of the work on a root that still stands; [`RootError::Contended`] after eight roots.
+    pub async fn while_it_stands<T>(
+        &self,
+        mut work: impl AsyncFnMut(Arc<RootView>) -> Result<T, RootError>,
+    ) -> Result<T, RootError> {
+        let mut view = self.refresh().await?;
+        for _ in 0..ROOTS_MAX {
+            match work(view.clone()).await {
+                Ok(done) => return Ok(done),
+                Err(error) => view = self.moved_on(&view, error).await?,
+            }
+        }
+        Err(RootError::Contended {
+            attempts: ROOTS_MAX,
+        })
+    }
+
     /// Something that `base` names is not there: if the root has been replaced since, that is why, and the newer root is returned (rule 10).
-    async fn moved_on(
+    ///
+    /// # Errors
+    /// `error` itself if that is not why; store errors.
+    pub async fn moved_on(
         &self,
         base: &RootView,
         error: RootError,

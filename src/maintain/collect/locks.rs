@@ -18,7 +18,6 @@ use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 
 use super::marks::Marks;
-use super::while_it_stands;
 use crate::locking::is_locked;
 use crate::maintain::layout::{Place, place_of};
 use crate::root::error::RootError;
@@ -197,7 +196,7 @@ pub async fn extend(
     extended.add(extend_all(store, &lock, others, &locks.progress).await?);
     let mut done = HashSet::new();
     // Index objects that another collector has merged are gone.
-    let packs = while_it_stands(handle, async |view| {
+    let packs = handle.while_it_stands(async |view| {
         let live = (lists, verifier, &view.root);
         extend_packs(live, store, (&lock, locks), &mut done).await
     });

@@ -50,9 +50,6 @@ use crate::root::state::{Condemned, Root};
 /// Keys asked for at a time.
 const PAGE_KEYS: usize = 1000;
 
-/// Roots that are looked at before it is given up to find one that stands until it is marked.
-const ROOTS_MAX: u32 = 8;
-
 /// What is asked of a collection.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -170,7 +167,7 @@ pub async fn prospect(
         repository.lists.clone(),
         before,
     );
-    let looked = while_it_stands(handle, async |view| {
+    let looked = handle.while_it_stands(async |view| {
         let root = &view.root;
         marker.mark(root).await?;
         let condemned = repository.lists.condemned(root).await?;
@@ -244,28 +241,6 @@ async fn look_at_locks(
         asked: keys.len() as u64,
         progress: Arc::default(),
     }))
-}
-
-/// Works on the newest root, and on the next one if what this one names vanishes under way (rule 10).
-async fn while_it_stands<T>(
-    handle: &RootHandle,
-    mut work: impl AsyncFnMut(Arc<RootView>) -> Result<T, RootError>,
-) -> Result<T, RootError> {
-    let mut view = handle.refresh().await?;
-    for _ in 0..ROOTS_MAX {
-        let error = match work(view.clone()).await {
-            Err(error) if error.wants_newer_root() => error,
-            result => return result,
-        };
-        let fresh = handle.refresh().await?;
-        if fresh.root.mark() == view.root.mark() {
-            return Err(error);
-        }
-        view = fresh;
-    }
-    Err(RootError::Contended {
-        attempts: ROOTS_MAX,
-    })
 }
 
 /// Reads the objects of a repository, from the bucket and never from a cache.
@@ -343,31 +318,32 @@ async fn work(
         let by = (handle, session.id());
         collected.extended = locks::extend(lists, verifier, by, locks, bucket.keys()).await?;
     }
-    while_it_stands(handle, async |view| {
-        // What this session needed is in the root, or nobody needs it: it holds nothing back any more.
-        session.heartbeat().base().raise(view.root.epoch);
-        let (free, holding) = free_epochs(handle, &view.root, Some(session.id())).await?;
-        collected.holding = holding;
-        if free.is_empty() {
-            return Ok(());
-        }
-        let mut keys = keys_of(repository, &view.root, &free, &marker, &bucket).await?;
-        if let Some(locks) = &locks {
-            collected.waiting = still_waiting(handle, locks, &keys, &bucket).await?;
-            keys.retain(|key| !is_among(&collected.waiting, key));
-        }
-        collected.deleted_bytes = keys.iter().filter_map(|key| bucket.get(key)).sum();
-        let sweeper = Sweeper {
-            handle,
-            verifier: &marker.verifier,
-            ingest,
-            session: session.id(),
-        };
-        let kept = collected.waiting.keys().copied().collect();
-        collected.deleted_packs = sweeper.sweep(&free, keys, kept).await?;
-        Ok(())
-    })
-    .await?;
+    handle
+        .while_it_stands(async |view| {
+            // What this session needed is in the root, or nobody needs it: it holds nothing back any more.
+            session.heartbeat().base().raise(view.root.epoch);
+            let (free, holding) = free_epochs(handle, &view.root, Some(session.id())).await?;
+            collected.holding = holding;
+            if free.is_empty() {
+                return Ok(());
+            }
+            let mut keys = keys_of(repository, &view.root, &free, &marker, &bucket).await?;
+            if let Some(locks) = &locks {
+                collected.waiting = still_waiting(handle, locks, &keys, &bucket).await?;
+                keys.retain(|key| !is_among(&collected.waiting, key));
+            }
+            collected.deleted_bytes = keys.iter().filter_map(|key| bucket.get(key)).sum();
+            let sweeper = Sweeper {
+                handle,
+                verifier: &marker.verifier,
+                ingest,
+                session: session.id(),
+            };
+            let kept = collected.waiting.keys().copied().collect();
+            collected.deleted_packs = sweeper.sweep(&free, keys, kept).await?;
+            Ok(())
+        })
+        .await?;
     collected.deleted_orphans = delete(&**handle.store(), orphans.into_keys()).await?;
     let left = handle.current();
     let left = left.root.condemned.iter();

@@ -18,7 +18,7 @@ use crate::cli::output::{Code, Failure, Output};
 use crate::cli::{Global, init, raise_descriptor_limit};
 use crate::logging::Log;
 use crate::mounting::outcome::{self, Outcome};
-use crate::mounting::settings::Settings;
+use crate::mounting::settings::{OPTIONS_HELP, Settings};
 use crate::mounting::spooling::SpoolPlace;
 use crate::mounting::{Mounted, MountingError, Plan};
 use crate::places;
@@ -36,12 +36,13 @@ const UNMOUNT_TRIES: u32 = 20;
 ///
 /// Returns 0 when the mount answers. What is written is uploaded in the background; `bkfs snapshot` makes it a backup.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = OPTIONS_HELP)]
 pub struct MountCommand {
     /// The repository: s3://bucket/prefix, gs://…, az://…, or a directory
     url: String,
     /// Where to mount it
     mountpoint: PathBuf,
-    /// Mount options, comma separated; may be repeated
+    /// Mount options, comma separated; may be repeated (--help lists them)
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
     /// Stay in the foreground

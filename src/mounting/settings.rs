@@ -42,6 +42,32 @@ const SCRUB_RATE_MIN: u64 = 64 << 10;
 /// What that should be.
 const SCRUB_RATE: &str = "0, or bytes per second, at least 64K";
 
+/// Every option of a mount, for people.
+pub const OPTIONS_HELP: &str = "\
+Mount options (-o NAME=VALUE,…), in parentheses what holds without them:
+  volume=NAME            the volume to work on (main)
+  snapshot=NAME          this snapshot only: its name, latest or @TIME
+  ro                     read-only
+  fsync=bucket|local     fsync waits for the bucket, or for the spool on this machine (bucket)
+  close=bounded|durable|async
+                         close waits for little, for the bucket, or for nothing (bounded)
+  cache_dir=DIRECTORY    (/var/cache/bkfs, or $XDG_CACHE_HOME/bkfs)
+  cache_size=SIZE        (10G, at most a tenth of what is free)
+  spool_size=SIZE        what may lie on disk until a slow store takes it; 0 for nothing (4G)
+  memory=SIZE            for everything, at least 128M (512M)
+  compression=auto|none|LEVEL
+                         LEVEL 1 to 19 (auto)
+  upload_rate=RATE       bytes per second, at least 256K (as fast as it goes)
+  download_rate=RATE     the same
+  scrub=RATE             verify all packs in the background, at least 64K per second (not at all)
+  timeout=SECONDS        how long the store may make no progress (300)
+  drain=SECONDS          how long SIGTERM waits for the store (600)
+  endpoint=URL, region=NAME, password_file=FILE
+                         as the options of these names
+  allow_other, allow_root, default_permissions, uid=, gid=, umask=, noatime, …
+                         as for every FUSE filesystem
+SIZE and RATE take units: 64K, 512M, 10G. SEMANTICS.md says what each promises.";
+
 /// What the options of a mount ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -284,6 +310,31 @@ mod tests {
         assert_eq!(settings.drain, Duration::from_secs(30));
         assert_eq!(settings.rates.upload, Some(2 << 20));
         assert_eq!(settings.rates.download, Some(1 << 30));
+    }
+
+    #[test]
+    fn the_help_names_every_option_and_no_other() {
+        let named = |word: &str| {
+            let (key, _) = word.split_once('=')?;
+            let is_name = |letter: char| letter.is_ascii_lowercase() || letter == '_';
+            (!key.is_empty() && key.chars().all(is_name)).then(|| key.to_owned())
+        };
+        let kernel = ["uid", "gid", "umask"];
+        let mut keys: Vec<_> = OPTIONS_HELP
+            .split_whitespace()
+            .filter_map(named)
+            .filter(|key| !kernel.contains(&key.as_str()))
+            .collect();
+        keys.sort();
+        for key in &keys {
+            assert_ne!(parse(key), Err(SettingError::Unknown(key.clone())));
+        }
+        // As many as there are arms.
+        let source = include_str!("settings.rs");
+        let arms = source
+            .lines()
+            .filter(|line| line.starts_with("            \"") && line.contains("\" => "));
+        assert_eq!(keys.len(), arms.count(), "{keys:?}");
     }
 
     #[test]

@@ -106,12 +106,12 @@ fn scrub(scrub: &Value) -> Vec<String> {
     let damaged = count("damaged") + count("last_round_damaged");
     if damaged > 0 || count("quarantined") > 0 {
         lines.push(format!(
-            "damage       {damaged} packs found by this round and the last, {} places in quarantine: bkfs check --read-data names the files",
+            "damage       {damaged} packs or index objects found by this round and the last, {} places in quarantine: bkfs check --read-data names the files",
             count("quarantined")
         ));
     }
     if let Some(error) = scrub["error"].as_str() {
-        lines.push(format!("             scrubbing rests: {error}"));
+        lines.push(format!("             scrubbing: {error}"));
     }
     lines
 }

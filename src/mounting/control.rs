@@ -256,9 +256,9 @@ impl Control for MountControl {
                 facts.verified_bytes,
             );
             put("scrub_round_bytes", "gauge", facts.round_bytes);
-            put("scrub_damaged_packs", "gauge", facts.damaged);
+            put("scrub_damaged_objects", "gauge", facts.damaged);
             put(
-                "scrub_last_round_damaged_packs",
+                "scrub_last_round_damaged_objects",
                 "gauge",
                 facts.last_round_damaged,
             );

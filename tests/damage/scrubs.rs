@@ -1,5 +1,6 @@
 //! Scrubbing: everything is read at the rate, where it was is remembered, damage is found and put in quarantine, and what collection has taken away is none.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,8 +16,9 @@ use bkfs::maintain::scrub::{Facts, PositionFile, Scrubber, Surroundings};
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::error::RootError;
 use bkfs_chunker::catalog::Place;
-use bkfs_chunker::store::{MemoryStore, Store};
+use bkfs_chunker::store::{MemoryStore, Operation, Store, StoreError, StoreErrorKind, Version};
 use bkfs_chunker::verify::{Verifier, VerifierConfig};
+use bytes::Bytes;
 use jiff::SignedDuration;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -55,6 +57,73 @@ impl Surroundings for Mount {
             false => 0,
         }
     }
+}
+
+/// What becomes of the next reads of data packs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mood {
+    Honest,
+    /// The next one has a wrong byte.
+    FlipsOne,
+    Fails,
+}
+
+#[derive(Debug)]
+struct Moody {
+    below: Arc<MemoryStore>,
+    mood: Mutex<Mood>,
+}
+
+impl Moody {
+    fn read(&self, key: &str, bytes: Bytes) -> Result<Bytes, StoreError> {
+        if class_of(key) != "data" {
+            return Ok(bytes);
+        }
+        let mut mood = self.mood.lock();
+        match *mood {
+            Mood::Honest => Ok(bytes),
+            Mood::Fails => Err(StoreError::new(
+                StoreErrorKind::Denied,
+                Operation::Get,
+                key,
+                "not today",
+            )),
+            Mood::FlipsOne => {
+                *mood = Mood::Honest;
+                let mut bytes = bytes.to_vec();
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 1;
+                Ok(bytes.into())
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl bkfs_chunker::store::Layer for Moody {
+    fn below(&self) -> &dyn Store {
+        &*self.below
+    }
+
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        let (bytes, version) = self.below.get(key).await?;
+        Ok((self.read(key, bytes)?, version))
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.read(key, self.below.get_range(key, range).await?)
+    }
+
+    fn describe(&self) -> String {
+        "moody".to_owned()
+    }
+}
+
+fn moody(objects: &Objects, mood: Mood) -> Arc<Moody> {
+    Arc::new(Moody {
+        below: shared(objects),
+        mood: Mutex::new(mood),
+    })
 }
 
 /// Scrubbing under way.
@@ -215,6 +284,80 @@ fn it_goes_on_where_it_was() {
         running.until(|facts| facts.verified_bytes > 0).await;
         running.end().await;
     });
+}
+
+#[test]
+fn a_single_bad_read_is_no_damage() {
+    let (_, objects) = quiet();
+    let store = moody(&objects, Mood::FlipsOne);
+    simulate(async {
+        let running = Running::begin(store.clone(), None, false).await;
+        running.until(|facts| facts.last_round.is_some()).await;
+        let facts = running.facts();
+        assert_eq!(*store.mood.lock(), Mood::Honest, "nothing was flipped");
+        assert_eq!((facts.last_round_damaged, facts.quarantined), (0, 0));
+        assert!(running.mount.found.lock().is_empty());
+        running.end().await;
+    });
+}
+
+#[test]
+fn a_store_that_fails_is_waited_for() {
+    let (_, objects) = quiet();
+    let store = moody(&objects, Mood::Fails);
+    simulate(async {
+        let running = Running::begin(store.clone(), None, false).await;
+        running.until(|facts| facts.error.is_some()).await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let facts = running.facts();
+        assert!(facts.error.is_some_and(|error| error.contains("not today")));
+        *store.mood.lock() = Mood::Honest;
+        running.until(|facts| facts.last_round.is_some()).await;
+        let facts = running.facts();
+        assert_eq!((facts.last_round_damaged, facts.error), (0, None));
+        assert_eq!(facts.verified_bytes, facts.total_bytes);
+        running.end().await;
+    });
+}
+
+#[test]
+fn an_index_object_that_cannot_be_read_is_named_and_passed_over() {
+    let (_, whole) = quiet();
+    let index = |objects: &Objects| {
+        let keys = objects.keys().filter(|key| class_of(key) == "index");
+        keys.cloned().collect::<Vec<_>>()
+    };
+    let all = index(&whole);
+    for flips in [false, true] {
+        let mut reached = 0;
+        for key in &all {
+            let mut objects = whole.clone();
+            match flips {
+                true => {
+                    let mut bytes = objects[key].to_vec();
+                    bytes[200] ^= 1;
+                    objects.insert(key.clone(), bytes.into());
+                }
+                false => {
+                    objects.remove(key);
+                }
+            }
+            let store = shared(&objects);
+            simulate(async {
+                let running = Running::begin(store, None, false).await;
+                running.until(|facts| facts.last_round.is_some()).await;
+                let facts = running.facts();
+                assert_eq!(facts.verified_bytes, facts.total_bytes);
+                if facts.last_round_damaged == 1 {
+                    let told = facts.error.expect("it is told");
+                    assert!(told.contains(key) && told.contains("--repair"), "{told}");
+                    reached += u64::from(facts.verified_bytes > 0);
+                }
+                running.end().await;
+            });
+        }
+        assert!(reached > 0, "no index object was missed");
+    }
 }
 
 #[test]

@@ -222,7 +222,7 @@ a_mount_scrubs() {
   [ "$(scrub last_round_damaged) $(scrub quarantined)" = '1 1' ] || wrong "$(scrub last_round_damaged) damaged packs, $(scrub quarantined) places"
   exits 0 bkfs status "$mountpoint"
   says 'scrubbing .* last round ended' 'damage  .* 1 places in quarantine'
-  grep -q '^bkfs_scrub_last_round_damaged_packs 1$' "$mountpoint/.bkfs/metrics" || wrong "not among the metrics"
+  grep -q '^bkfs_scrub_last_round_damaged_objects 1$' "$mountpoint/.bkfs/metrics" || wrong "not among the metrics"
   exits 13 bkfs check "$bucket" --read-data
   says 'lost: main/one:/large'
   cp "$SUITE_TMP/scrubbed" "$mountpoint/again"
@@ -234,6 +234,7 @@ a_mount_scrubs() {
   exits 0 mount_at "$bucket" "$mountpoint" -o scrub=64M
   wait_for 10 round_is_over || wrong "the round is forgotten"
   sleep 2
+  [ "$(scrub quarantined)" = 1 ] || wrong "what is in quarantine is not shown before the next round: $(scrub quarantined)"
   [ "$(scrub verified_bytes)" = 0 ] || wrong "$(scrub verified_bytes) bytes were read again at once"
   exits 0 bkfs umount "$mountpoint"
 }

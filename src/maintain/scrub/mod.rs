@@ -2,7 +2,7 @@
 //!
 //! Owns the round: live packs in the order of their names, each read whole from the bucket and verified, at a rate; where it was is remembered, so that a round goes on in the next mount. Damage
 //! is looked at twice, against the newest root: a pack that collection has taken away meanwhile is none. What is found goes into quarantine, as `check --repair` does it, so that the next write
-//! of the same data stores it again. Which files it touches is for `check` to say. Does not own: what a mount shows of it.
+//! of the same data stores it again. An index object that cannot be read is named, and the packs of the others are verified all the same. Which files it touches is for `check` to say. Does not own: what a mount shows of it.
 //!
 //! **Memory**: the packs of at most [`BATCH_PACKS`] (or a million blobs, 21 bytes each) as the index has them, one index object, and one pack. Between batches the index is read again,
 //! which counts against the rate.
@@ -46,7 +46,7 @@ const BUSY_INTERVAL: Duration = Duration::from_secs(1);
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// But no longer than so often: whoever is busy for ever is scrubbed all the same, slower.
-const BUSY_MAX: u32 = 30;
+const BUSY_MAX: u32 = 27;
 
 /// What a mount is told of damage, and asked before the store is.
 #[async_trait::async_trait]
@@ -76,13 +76,13 @@ pub struct Facts {
     pub verified_bytes: u64,
     /// When the last full round ended, RFC 3339.
     pub last_round: Option<String>,
-    /// Packs found damaged or missing in this round, beyond those that were in quarantine before.
+    /// Packs found damaged or missing in this round, beyond those that were in quarantine before, and index objects that cannot be read.
     pub damaged: u64,
     /// The same in the last full round.
     pub last_round_damaged: u64,
     /// Places in quarantine, whoever put them there.
     pub quarantined: u64,
-    /// Why it rests, if it does.
+    /// What hinders it, and what to do about it.
     pub error: Option<String>,
 }
 
@@ -123,6 +123,8 @@ struct Batch {
     blobs: usize,
     /// Of all live packs.
     total_bytes: u64,
+    /// Index objects that cannot be read, and why.
+    broken: Vec<String>,
     /// Packs were left out, behind those.
     is_partial: bool,
 }
@@ -143,15 +145,16 @@ impl Pace {
 impl Scrubber {
     /// Goes on where it was, for ever. To be dropped at any moment.
     pub async fn run(self) {
+        self.facts.lock().rate = self.rate;
         let _claim = self.claim().await;
         let mut position = self.memory.recall().await.unwrap_or_else(|error| {
             tracing::warn!(%error, "where the scrubbing was is not known: it begins anew");
             Position::default()
         });
-        {
-            let mut facts = self.facts.lock();
-            facts.rate = self.rate;
-            facts.error = None;
+        self.facts.lock().error = None;
+        // What is in quarantine is shown at once, however long the next round is off.
+        if let Err(error) = self.quarantine(&self.handle.current()).await {
+            self.hindered(format!("what is in quarantine is not known: {error}"));
         }
         let mut pace = Pace {
             rate: self.rate.max(1),
@@ -160,12 +163,11 @@ impl Scrubber {
         loop {
             self.show(&position);
             tokio::time::sleep(self.rest(&position)).await;
-            match self.batch(&mut position, &mut pace).await {
+            match self.go_on(&mut position, &mut pace).await {
                 Ok(true) => {}
                 Ok(false) => self.end_round(&mut position).await,
                 Err(error) => {
-                    tracing::warn!(%error, "scrubbing rests");
-                    self.facts.lock().error = Some(error.to_string());
+                    self.hindered(format!("it rests for a minute: {error}"));
                     tokio::time::sleep(REST).await;
                 }
             }
@@ -179,7 +181,7 @@ impl Scrubber {
                 Ok(Some(claim)) => return Some(claim),
                 Ok(None) => {
                     let other = "another mount on this machine scrubs this repository";
-                    self.facts.lock().error = Some(other.to_owned());
+                    self.hindered(other.to_owned());
                 }
                 Err(error) => {
                     tracing::warn!(%error, "whether another mount scrubs too is not known");
@@ -187,6 +189,14 @@ impl Scrubber {
                 }
             }
             tokio::time::sleep(REST).await;
+        }
+    }
+
+    /// Shows it, and warns if it is something new.
+    fn hindered(&self, why: String) {
+        let shown = self.facts.lock().error.replace(why.clone());
+        if shown.as_ref() != Some(&why) {
+            tracing::warn!("scrubbing: {why}");
         }
     }
 
@@ -227,7 +237,7 @@ impl Scrubber {
             damaged => tracing::warn!(
                 damaged,
                 bytes = position.bytes,
-                "all packs were read, and some are damaged"
+                "all packs were read, and there is damage: bkfs check --read-data names the files"
             ),
         }
         *position = Position {
@@ -245,16 +255,34 @@ impl Scrubber {
         }
     }
 
-    /// Verifies the next packs; false if there are none behind those.
-    async fn batch(&self, position: &mut Position, pace: &mut Pace) -> Result<bool, RootError> {
-        let view = self.handle.refresh().await?;
+    /// What this root has in quarantine.
+    async fn quarantine(&self, view: &RootView) -> Result<HashSet<Place>, RootError> {
         let quarantine = self.lists.quarantine(&view.root).await?;
         self.facts.lock().quarantined = quarantine.len() as u64;
-        let batch = self.next_packs(&view, position.after, pace).await?;
-        {
-            let mut facts = self.facts.lock();
-            facts.total_bytes = batch.total_bytes;
-            facts.error = None;
+        Ok(quarantine)
+    }
+
+    /// Verifies the next packs on the newest root; false if there are none behind those. What a collector has taken away under way is for the next call, on its root.
+    async fn go_on(&self, position: &mut Position, pace: &mut Pace) -> Result<bool, RootError> {
+        let view = self.handle.refresh().await?;
+        match self.batch(&view, position, pace).await {
+            Err(error) => self.handle.moved_on(&view, error).await.map(|_| true),
+            done => done,
+        }
+    }
+
+    async fn batch(
+        &self,
+        view: &RootView,
+        position: &mut Position,
+        pace: &mut Pace,
+    ) -> Result<bool, RootError> {
+        let quarantine = self.quarantine(view).await?;
+        let batch = self.next_packs(view, position.after, pace).await?;
+        self.facts.lock().total_bytes = batch.total_bytes;
+        match batch.broken.first() {
+            Some(why) => self.hindered(format!("{why}: bkfs check --repair rebuilds it")),
+            None => self.facts.lock().error = None,
         }
         for pack in batch.packs.values() {
             self.wait(pace).await;
@@ -266,6 +294,9 @@ impl Scrubber {
                 self.damaged(pack, &found, &quarantine, position).await;
             }
             self.remember(position).await;
+        }
+        if !batch.is_partial {
+            position.damaged += batch.broken.len() as u64;
         }
         Ok(batch.is_partial)
     }
@@ -292,22 +323,44 @@ impl Scrubber {
         after: Option<PackName>,
         pace: &mut Pace,
     ) -> Result<Batch, RootError> {
-        let condemned = self.lists.condemned(&view.root).await?;
         let mut batch = Batch::default();
+        let mut total_bytes = 0;
+        let broken = self.live_packs(view, pace, |pack| {
+            total_bytes += pack.bytes();
+            if after.is_none_or(|after| pack.name() > after) {
+                batch.add(pack);
+            }
+        });
+        batch.broken = broken.await?;
+        batch.total_bytes = total_bytes;
+        Ok(batch)
+    }
+
+    /// Every live pack that this root names. Returns what index objects cannot be read, though the newest root names them too.
+    async fn live_packs(
+        &self,
+        view: &RootView,
+        pace: &mut Pace,
+        mut each: impl FnMut(PackContents),
+    ) -> Result<Vec<String>, RootError> {
+        let condemned = self.lists.condemned(&view.root).await?;
+        let mut broken = Vec::new();
         for index in &view.root.index {
-            let packs = self.verifier.index(*index).await?;
+            let read = self.verifier.index(*index).await;
             pace.charge(index.bytes);
-            for pack in packs {
-                if condemned.contains(&pack.name()) {
-                    continue;
-                }
-                batch.total_bytes += pack.bytes();
-                if after.is_none_or(|after| pack.name() > after) {
-                    batch.add(pack);
-                }
+            match read {
+                Ok(packs) => packs
+                    .into_iter()
+                    .filter(|pack| !condemned.contains(&pack.name()))
+                    .for_each(&mut each),
+                Err(error) if error.is_of_the_store() => return Err(error.into()),
+                Err(error) => match self.handle.refresh().await?.root.index.contains(index) {
+                    true => broken.push(error.to_string()),
+                    false => return Err(error.into()),
+                },
             }
         }
-        Ok(batch)
+        Ok(broken)
     }
 
     /// What is wrong with a pack that is live, looked at twice.
@@ -321,35 +374,24 @@ impl Scrubber {
         if walked.damage.is_empty() {
             return Ok(Vec::new());
         }
-        if !self.is_live(pack).await? {
+        if !self.is_live(pack, pace).await? {
             return Ok(Vec::new());
         }
         let again = self.verifier.walk(pack, &mut |_| ()).await?;
         pace.charge(pack.bytes());
-        match again.damage.is_empty() || self.is_live(pack).await? {
+        match again.damage.is_empty() || self.is_live(pack, pace).await? {
             true => Ok(again.damage),
             false => Ok(Vec::new()),
         }
     }
 
     /// Whether the newest root still has it.
-    async fn is_live(&self, pack: &PackContents) -> Result<bool, RootError> {
+    async fn is_live(&self, pack: &PackContents, pace: &mut Pace) -> Result<bool, RootError> {
         let view = self.handle.refresh().await?;
-        if self
-            .lists
-            .condemned(&view.root)
-            .await?
-            .contains(&pack.name())
-        {
-            return Ok(false);
-        }
-        for index in &view.root.index {
-            let packs = self.verifier.index(*index).await?;
-            if packs.iter().any(|held| held.name() == pack.name()) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        let mut is_there = false;
+        let look = |held: PackContents| is_there |= held.name() == pack.name();
+        self.live_packs(&view, pace, look).await?;
+        Ok(is_there)
     }
 
     async fn damaged(

@@ -44,6 +44,17 @@ end_round() {
   rm -rf "$MACHINE"
   machine here
 }
+# A round that fails leaves nothing to the next one: no tools, no mount, no fault.
+leave_round() {
+  local status=$? pid
+  [ $status -ne 0 ] || return 0
+  kill -CONT "${MINIO_PID:-}" 2>/dev/null || true
+  [ -z "${FAULTY:-}" ] || faults '{}'
+  for pid in "$(daemon_of "$MNT")" "${TAR:-}" $(pgrep -P "${TAR:-0}") "${WRITER:-}" "${NOISE:-}"; do
+    [ -z "$pid" ] || stop_pid "$pid" KILL
+  done
+  not_mounted "$MNT" || umount -i -l "$MNT"
+}
 acknowledged() { [ -s "$1" ] && writer count "$1" || echo 0; }
 
 acknowledged_beyond() { [ "$(acknowledged "$2")" -gt $(($1 + 2)) ]; }
@@ -51,6 +62,7 @@ acknowledged_beyond() { [ "$(acknowledged "$2")" -gt $(($1 + 2)) ]; }
 # One round that ends at a random moment after the writer has got some way.
 killed_at_random() {
   local url=$1 record=$2 pid before
+  trap leave_round EXIT
   not_mounted "$MNT" && exits 0 mount_at "$url" "$MNT" -o timeout=30
   before=$(acknowledged "$record")
   begin_round "$url" "$record" "$ROUND"
@@ -64,7 +76,8 @@ killed_at_random() {
 }
 # One round that ends at the Nth request of a kind, before the store has applied it or after.
 killed_at_step() {
-  local url=$1 record=$2 class=$3 nth=$4 when=$5 pid before
+  local url=$1 record=$2 class=$3 nth=$4 when=$5 pid before number
+  trap leave_round EXIT
   not_mounted "$MNT" && exits 0 mount_at "$url" "$MNT" -o timeout=30
   pid=$(daemon_of "$MNT")
   before=$(struck)
@@ -72,8 +85,10 @@ killed_at_step() {
   # What nothing was acknowledged in shows nothing.
   wait_for 60 acknowledged_beyond "$(acknowledged "$record")" "$record" || wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
   faults "{\"crash\": {\"pid\": $pid, \"method\": \"PUT\", \"class\": \"$class\", \"nth\": $nth, \"when\": \"$when\"}}"
-  # Commits come by themselves too, but only every half minute.
-  case $class in meta | index | root) bkfs snapshot "$MNT" "unanswered-$ROUND" || true ;; esac
+  # Commits come by themselves too, but only every half minute. Each has one of these.
+  case $class in
+    meta | index | root) for number in $(seq "$nth"); do bkfs snapshot "$MNT" "unanswered-$ROUND-$number" || break; done ;;
+  esac
   gone "$pid" 60 || wrong "no PUT of class $class came"
   faults '{}'
   [ "$(struck)" -gt "$before" ] || wrong "the fault never struck"
@@ -85,6 +100,7 @@ spool_holds() { [ "$(metric spool_waiting_bytes)" -gt "$1" ]; }
 # One round that ends while the store does not answer and the spool, which is all that fsync is content with, is full.
 killed_with_full_spool() {
   local url=$1 record=$2 pid kept=kept-$ROUND
+  trap leave_round EXIT
   kill -CONT "$MINIO_PID"
   is_mounted "$MNT" && exits 0 bkfs umount "$MNT"
   exits 0 mount_at "$url" "$MNT" -o timeout=60,fsync=local,memory=128M,spool_size=64M

@@ -21,6 +21,9 @@ const PIECE_SECONDS: u64 = 6_600;
 /// One of so many seeds is run twice, and must leave the same trace.
 const TWICE: u64 = 8;
 
+/// At every so many seeds it is said how far the run has come.
+const TOLD: u64 = 1_000;
+
 /// Failing seeds beyond these are not waited for.
 const FAILURES_MAX: usize = 5;
 
@@ -87,6 +90,9 @@ impl Campaign {
                         if seed >= self.end {
                             next.fetch_sub(1, Ordering::Relaxed);
                             return;
+                        }
+                        if seed.is_multiple_of(TOLD) {
+                            println!("seed {seed}, {:.0} s", began.elapsed().as_secs_f64());
                         }
                         match one(seed) {
                             Ok(outcome) => sums.lock().add(&outcome),

@@ -18,13 +18,23 @@ fn protected(model: &Protocol, state: &State) -> PackSet {
     (0..SESSIONS).fold(PackSet::EMPTY, |all, s| all.and(state.root.own(s)))
 }
 
-/// The objects for which a pack must stay. A pack outside the live table has none: no index leads to it, whatever it holds.
-fn kept(state: &State, p: Pack, reachable: Objects) -> Objects {
-    if state.root.live.has(p) {
-        state.store.contents[p].common(reachable)
-    } else {
-        Objects::default()
+/// The objects for which a pack must stay. A pack outside the live table has none: no index leads to it, whatever it holds. One in
+/// quarantine stays only for what no other live pack holds.
+fn kept(model: &Protocol, state: &State, p: Pack, reachable: Objects) -> Objects {
+    let live = state.root.live;
+    if !live.has(p) {
+        return Objects::default();
     }
+    let others = if model.lacks(Mutant::FirstCopyKept) {
+        live.common(PackSet::before(p))
+    } else if state.root.quarantine.has(p) {
+        live.without(state.root.quarantine)
+    } else {
+        PackSet::EMPTY
+    };
+    state.store.contents[p]
+        .common(reachable)
+        .without(state.store.objects(others))
 }
 
 /// Rule 8a: candidates = listed − reachable − protected, and with `rewrite` mixed metadata packs, whose reachable objects are rewritten. (Without,
@@ -48,8 +58,9 @@ pub fn mark(model: &Protocol, state: &State, s: Session, rewrite: bool) -> Optio
         .iter()
     {
         let objects = state.store.contents[p];
-        let kept = kept(state, p, reachable);
+        let kept = kept(model, state, p, reachable);
         let mixed = !kept.is_empty() && !objects.segments().without(reachable).is_empty();
+        let can_rewrite = can_rewrite && state.store.whole().has(p);
         if kept.is_empty() || (mixed && rewrite && can_rewrite) {
             process.candidates = process.candidates.and(PackSet::of(p));
             moved = moved.and(kept);
@@ -95,6 +106,12 @@ pub fn condemn_cas(model: &Protocol, state: &State, s: Session) -> Option<State>
     next.root.epoch += 1;
     next.root.condemned[usize::from(next.root.epoch)] = candidates;
     next.root.live = next.root.live.without(candidates).and(rewritten);
+    next.root.quarantine = state.root.quarantine.without(candidates);
+    let reachable = model.reachable(state);
+    let needed = |p: Pack| !state.store.contents[p].common(reachable).is_empty();
+    if candidates.common(state.root.quarantine).iter().any(needed) {
+        model.coverage.note(Event::DamagedCondemned);
+    }
     if !rewritten.is_empty() {
         model.coverage.note(Event::Rewritten);
     }
@@ -112,7 +129,7 @@ fn settle(model: &Protocol, state: &State, s: Session) -> (PackSet, PackSet) {
         return (marked, rewritten);
     }
     let reachable = model.reachable(state);
-    let kept = |p: Pack| kept(state, p, reachable);
+    let kept = |p: Pack| kept(model, state, p, reachable);
     let still = |p: &Pack| kept(*p).without(state.store.objects(rewritten)).is_empty();
     let candidates = marked
         .without(protected(model, state))
@@ -206,6 +223,26 @@ pub fn decide(model: &Protocol, state: &State, epoch: u8) -> Option<State> {
     Some(next)
 }
 
+/// Rule 8c: what a lock still protects moves to a newer epoch that every base has reached, too, once the rest of its own is gone.
+pub fn move_locked_cas(model: &Protocol, state: &State, from: u8, to: u8) -> Option<State> {
+    let condemned = |epoch: u8| state.root.condemned[usize::from(epoch)];
+    let may_be_deleted = |epoch| condemned(epoch).within(state.store.doomed);
+    let there = condemned(from).common(state.store.stored);
+    if from == to || there.is_empty() || condemned(to).is_empty() || !may_be_deleted(to) {
+        return None;
+    }
+    let early = to < from || !may_be_deleted(from) || !there.within(state.store.locked);
+    if early && !model.lacks(Mutant::LockedPackMovedEarly) {
+        return None;
+    }
+    let mut next = *state;
+    next.root.condemned[usize::from(from)] = PackSet::EMPTY;
+    next.root.condemned[usize::from(to)] = condemned(to).and(there);
+    model.root_replaced(&mut next, None);
+    model.coverage.note(Event::LockedMoved);
+    Some(next)
+}
+
 /// Rule 8: an epoch is forgotten when all its packs are gone.
 pub fn forget_epoch_cas(model: &Protocol, state: &State, epoch: u8) -> Option<State> {
     let condemned = state.root.condemned[usize::from(epoch)];
@@ -223,8 +260,22 @@ pub fn forget_epoch_cas(model: &Protocol, state: &State, epoch: u8) -> Option<St
     Some(next)
 }
 
-/// A DELETE arrives.
+/// A lock ends. Those of live packs are extended by their collector; whether one of them ends makes no difference before the pack is condemned.
+pub fn lock_end(state: &State, p: Pack) -> Option<State> {
+    if !state.root.all_condemned().has(p) {
+        return None;
+    }
+    let mut next = *state;
+    next.store.locked = next.store.locked.without(PackSet::of(p));
+    Some(next)
+}
+
+/// A DELETE arrives. The bucket refuses it as long as a lock stands.
 pub fn delete_land(model: &Protocol, state: &State, p: Pack) -> Option<State> {
+    if state.store.locked.has(p) {
+        model.coverage.note(Event::LockHeld);
+        return None;
+    }
     let mut next = *state;
     next.store.stored = next.store.stored.without(PackSet::of(p));
     model.coverage.note(Event::Deleted);

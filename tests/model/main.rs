@@ -9,7 +9,7 @@
 //! | `world` | what a scenario fixes |
 //! | `protocol` | scenario + rules − left-out clauses as a `stateright::Model`; what was reached |
 //! | `steps` | the steps by name, and which may be possible |
-//! | `writer`, `journal`, `taker`, `collector` | the rules |
+//! | `writer`, `journal`, `taker`, `collector`, `damage` | the rules |
 //! | `mutants` | the clauses that can be left out |
 //! | `properties` | what must hold in every state |
 //! | `scenarios` | the bounded worlds |
@@ -20,7 +20,8 @@
 //! segments and the chunks that they refer to, in packs; volumes hold one file, and every operation overwrites it, so that garbage arises by itself and
 //! the order of operations matters. Pauses and crashes are processes that take no more steps, at any point. PUTs of packs, journals and
 //! heartbeats may be slow: they arrive at any later time, after their sender was fenced or is gone, out of order, or never. DELETEs are
-//! always like that. Commits may lose their answer, be applied or not, at once or later.
+//! always like that. Commits may lose their answer, be applied or not, at once or later. The bucket may lock packs, and the locks end at any time. A pack may
+//! rot, be put in quarantine while others do not know of it, be stored again and collected.
 //!
 //! # What is not
 //!
@@ -29,7 +30,8 @@
 //! * The same PUT arriving twice, the second time after the pack was deleted: no rule takes a pack's existence for a reason to use it.
 //! * A collector's own base: it rises at once, the most dangerous case.
 //! * Two-step reads (R, then heartbeats; R, then a listing of packs): bases only rise in effect, and a candidate is judged again by the R being swapped.
-//! * Clones of a machine, readers, trash, quarantine, locks, partial deletes, list pagination, liveness, repacking of data packs.
+//! * Damage to parts of a pack: a pack rots as a whole. Takers beside damage. That locks of live packs are extended: it delays deletion, nothing else.
+//! * Clones of a machine, readers, trash, partial deletes, list pagination, liveness, repacking of data packs.
 //!
 //! # Running
 //!
@@ -37,6 +39,7 @@
 //! the runner sets for `--full`, adds the large scenarios: some 100 million states, a quarter of an hour on two cores.
 
 mod collector;
+mod damage;
 mod journal;
 mod mutants;
 mod properties;
@@ -217,7 +220,14 @@ refuted! {
     sweep_before_swap: [SweepBeforeSwap], REUSE_ONLY, LIVE_EXISTS;
     names_of_contents: [NamesOfContents], STORED_AGAIN, LIVE_EXISTS;
     unchanged_etag_trusted: [UnchangedEtagTrusted], SAME_BYTES, FAILED_STAYS_FAILED;
-    locked_pack_forgotten: [LockedPackForgotten], REUSE_ONLY, FORGOTTEN_GONE;
+    locked_pack_forgotten: [LockedPackForgotten], LOCKED, FORGOTTEN_GONE;
+    locked_pack_moved_early: [LockedPackMovedEarly], LOCKED, JOURNAL_INTACT;
+    lock_trusted: [LockTrusted], LOCKED, JOURNAL_INTACT;
+    rule_11_quarantined_chunk_matched: [QuarantinedChunkMatched], HEALING, HEALED;
+    rule_11_segment_matched_first: [SegmentMatchedFirst], HEALING, HEALED;
+    rule_11_quarantined_place_taken: [QuarantinedPlaceTaken], DAMAGED_STAYS, HEALED;
+    rule_11_leans_on_any_copy: [LeansOnAnyCopy], DAMAGED_STAYS, HEALED;
+    rule_11_first_copy_kept: [FirstCopyKept], HEALING, HEALED;
 }
 
 #[test]

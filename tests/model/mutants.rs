@@ -87,6 +87,20 @@ pub enum Mutant {
     UnchangedEtagTrusted,
     /// Rule 8c: an epoch is forgotten once it may be deleted, although a pack of it still exists (a lock protects it).
     LockedPackForgotten,
+    /// Rule 8c: a locked pack moves to another epoch before every base has reached its own.
+    LockedPackMovedEarly,
+    /// Rule 4: a reference to a condemned pack is taken to stand while a lock protects the pack.
+    LockTrusted,
+    /// Rule 11: what is to be stored is matched with damaged chunks.
+    QuarantinedChunkMatched,
+    /// Rule 11: a segment is matched without a look at the chunks that it refers to.
+    SegmentMatchedFirst,
+    /// Rules 4, 11: what was condemned is found again in a damaged pack.
+    QuarantinedPlaceTaken,
+    /// Rules 3, 11: a commit asks whether what it refers to is live somewhere, not whether the packs that it leans on are.
+    LeansOnAnyCopy,
+    /// Rules 8a, 11: of several copies the first is kept, whatever is known of it.
+    FirstCopyKept,
 }
 
 /// All mutants, for a test that none was forgotten.
@@ -129,4 +143,11 @@ pub const ALL: &[Mutant] = &[
     Mutant::NamesOfContents,
     Mutant::UnchangedEtagTrusted,
     Mutant::LockedPackForgotten,
+    Mutant::LockedPackMovedEarly,
+    Mutant::LockTrusted,
+    Mutant::QuarantinedChunkMatched,
+    Mutant::SegmentMatchedFirst,
+    Mutant::QuarantinedPlaceTaken,
+    Mutant::LeansOnAnyCopy,
+    Mutant::FirstCopyKept,
 ];

@@ -32,6 +32,8 @@ pub const HELD_EXISTS: &str = "whatever a mounted writer holds exists";
 pub const FAILED_STAYS_FAILED: &str = "a commit that has failed is never made";
 /// What may be deleted is named by R as condemned until it is gone.
 pub const FORGOTTEN_GONE: &str = "what R has forgotten is gone";
+/// What was written by somebody who knew of all damage can be read, damage or not.
+pub const HEALED: &str = "what is stored again is whole";
 
 /// All properties.
 pub fn all() -> Vec<Property<Protocol>> {
@@ -63,6 +65,7 @@ pub fn all() -> Vec<Property<Protocol>> {
             let there = state.store.doomed.common(state.store.stored);
             there.within(state.root.all_condemned())
         }),
+        Property::always(HEALED, healed),
     ]
 }
 
@@ -184,5 +187,29 @@ fn held_exists(model: &Protocol, state: &State) -> bool {
                 .common(state.store.stored.and(process.unresolved));
             state.root.sessions[s].standing == Standing::Live
                 && needs.without(state.store.objects(places)).is_empty()
+        })
+}
+
+/// A mounted writer's operations: as long as it holds them, and what R's trees reach of those that R covers. (Worlds with damage have one writer: what
+/// another refers to without knowing would be counted for this one.)
+fn healed(model: &Protocol, state: &State) -> bool {
+    let whole = state.store.whole();
+    (0..SESSIONS)
+        .filter(|&s| state.processes[s].healing != 0 && model.holds(state, s))
+        .all(|s| {
+            let process = &state.processes[s];
+            (1..=process.accepted)
+                .filter(|n| process.healing & 1 << (n - 1) != 0)
+                .all(|n| {
+                    let wanted = content_of(state, s, n, n);
+                    let (wanted, places) = match n <= state.root.sessions[s].covered {
+                        true => (
+                            wanted.common(model.reachable(state)),
+                            state.root.live.common(whole),
+                        ),
+                        false => (wanted, process.held.common(whole.and(process.unresolved))),
+                    };
+                    wanted.without(state.store.objects(places)).is_empty()
+                })
         })
 }

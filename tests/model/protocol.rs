@@ -72,6 +72,16 @@ pub enum Event {
     EpochForgotten,
     /// A journal was deleted because R covers it.
     JournalDeleted,
+    /// A pack that could be deleted was locked.
+    LockHeld,
+    /// What a lock protected moved to a newer epoch.
+    LockedMoved,
+    /// Damage was put in quarantine.
+    Quarantined,
+    /// An operation was accepted by who knew of all damage.
+    AcceptedHealing,
+    /// A damaged pack was condemned because what is needed of it has been stored again.
+    DamagedCondemned,
 }
 
 /// Which events a search met.
@@ -155,6 +165,15 @@ impl Protocol {
                 .and(state.processes[s].unresolved)
         } else {
             state.root.own(s)
+        }
+    }
+
+    /// The packs that a reference of `s` may name when its base rises (rule 4).
+    pub fn good(&self, state: &State, s: Session) -> PackSet {
+        let good = state.root.live.and(self.own(state, s));
+        match self.lacks(Mutant::LockTrusted) {
+            true => good.and(state.store.locked),
+            false => good,
         }
     }
 
@@ -255,6 +274,8 @@ impl Protocol {
         process.operations[usize::from(covered)..].fill(0);
         process.phase = Phase::Outside;
         process.index = PackSet::EMPTY;
+        process.quarantine = PackSet::EMPTY;
+        process.healing = 0;
         process.bound = 0;
         process.held = PackSet::EMPTY;
         process.unresolved = PackSet::EMPTY;

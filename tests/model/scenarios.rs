@@ -35,8 +35,15 @@ const fn faults(packs: u8, journals: u8, heartbeats: u8, commits: u8) -> Faults 
         journals,
         heartbeats,
         commits,
+        rots: 0,
     }
 }
+
+/// One pack rots.
+const ROT: Faults = Faults {
+    rots: 1,
+    ..faults(0, 0, 0, 0)
+};
 
 const NOTHING: Objects = Objects(0);
 const M0: Objects = Objects::segment(0);
@@ -470,6 +477,89 @@ pub const SAME_BYTES: Scenario = Scenario {
     ..QUIET
 };
 
+/// Two collections in a bucket that locks what was there at the start, beside a writer that refers to what it has just overwritten.
+pub const LOCKED: Scenario = Scenario {
+    name: "locked",
+    roles: [
+        mounted(0, &[&[Fresh(1)], &[Reuse(0)]]),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: [M0, C0, Objects::content(2), NOTHING],
+    trees: [0, NONE],
+    last_epoch: 2,
+    locks: true,
+    reaches: &[
+        Event::ReusedCondemned,
+        Event::CopiedCondemned,
+        Event::LockHeld,
+        Event::LockedMoved,
+        Event::Deleted,
+        Event::EpochForgotten,
+    ],
+    ..QUIET
+};
+
+/// The next backup of the same data, one pack of which is damaged, beside a collector.
+pub const HEALING: Scenario = Scenario {
+    name: "healing",
+    roles: [
+        mounted(
+            0,
+            &[
+                &[Reuse(0), NewSegment(0), Fresh(0)],
+                &[Reuse(0), Fresh(0), Fresh(1)],
+            ],
+        ),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    trees: [0, NONE],
+    last_epoch: 2,
+    faults: Faults { commits: 1, ..ROT },
+    refresh: true,
+    reaches: &[
+        Event::Committed,
+        Event::Condemned,
+        Event::Deleted,
+        Event::Quarantined,
+        Event::AcceptedHealing,
+        Event::DamagedCondemned,
+    ],
+    ..QUIET
+};
+
+/// What was stored again becomes garbage, is referred to and condemned while the damaged pack is still needed for something else.
+pub const DAMAGED_STAYS: Scenario = Scenario {
+    name: "damaged pack stays",
+    roles: [
+        mounted(0, &[&[Fresh(0)], &[Fresh(2)], &[Reuse(0)]]),
+        UNUSED,
+        UNUSED,
+        COLLECTOR,
+    ],
+    given: [
+        Objects::content(0).and(Objects::content(1)),
+        NOTHING,
+        NOTHING,
+        NOTHING,
+    ],
+    trees: [NONE, 1],
+    last_epoch: 1,
+    faults: ROT,
+    refresh: true,
+    reaches: &[
+        Event::Condemned,
+        Event::CopiedCondemned,
+        Event::Quarantined,
+        Event::AcceptedHealing,
+    ],
+    ..QUIET
+};
+
 /// The worlds of single mutants.
 pub const SMALL: &[Scenario] = &[
     REUSE_ONLY,
@@ -482,4 +572,7 @@ pub const SMALL: &[Scenario] = &[
     EARLY,
     STORED_AGAIN,
     SAME_BYTES,
+    LOCKED,
+    HEALING,
+    DAMAGED_STAYS,
 ];

@@ -123,6 +123,10 @@ impl PackSet {
     pub const fn of(p: Pack) -> Self {
         Self(1 << p)
     }
+    /// All packs with a lower number.
+    pub const fn before(p: Pack) -> Self {
+        Self((1 << p) - 1)
+    }
     /// Every pack that session `s` may name, from sequence number `floor` on.
     pub const fn own(s: Session, floor: u8) -> Self {
         let all = ((1u32 << OWN_PACKS) - 1) << own_pack(s, 0);
@@ -259,6 +263,8 @@ pub struct Root {
     pub epoch: u8,
     /// The table of live packs.
     pub live: PackSet,
+    /// Live packs that are known to be damaged.
+    pub quarantine: PackSet,
     /// Condemned packs per epoch.
     pub condemned: [PackSet; EPOCHS],
     /// The volumes.
@@ -330,8 +336,12 @@ pub struct Journal {
 /// What lies in the store besides R.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Store {
-    /// Packs that can be read.
+    /// Packs that are there.
     pub stored: PackSet,
+    /// Packs that the bucket refuses to delete for now.
+    pub locked: PackSet,
+    /// Packs whose bytes are not what was stored.
+    pub rotten: PackSet,
     /// Packs whose PUT is under way and may still arrive.
     pub flying: PackSet,
     /// Packs that some collector has decided to delete: a DELETE may arrive at any time.
@@ -347,6 +357,10 @@ pub struct Store {
 }
 
 impl Store {
+    /// Packs that are there, as they were stored.
+    pub fn whole(&self) -> PackSet {
+        self.stored.without(self.rotten)
+    }
     /// All objects in the given packs.
     pub fn objects(&self, packs: PackSet) -> Objects {
         packs
@@ -380,6 +394,17 @@ pub enum Phase {
     Marked,
 }
 
+impl Process {
+    /// Takes index and quarantine from R.
+    pub fn read_index(&mut self, root: &Root) {
+        (self.index, self.quarantine) = (root.live, root.quarantine);
+    }
+    /// The packs in which what is to be stored is looked for (rule 11).
+    pub fn matched(&self) -> PackSet {
+        self.index.and(self.uncommitted).without(self.quarantine)
+    }
+}
+
 /// A commit whose CAS was sent and whose answer is outstanding.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Pending {
@@ -404,6 +429,8 @@ pub struct Process {
     pub phase: Phase,
     /// Packs in its copy of the index.
     pub index: PackSet,
+    /// The quarantine in the R that it took its index from.
+    pub quarantine: PackSet,
     /// The base that binds it.
     pub bound: u8,
     /// Operations accepted so far.
@@ -414,6 +441,8 @@ pub struct Process {
     pub covered: u8,
     /// Last operation acknowledged to the user. A ghost: no rule reads it.
     pub acknowledged: u8,
+    /// Operations, one bit each from the first, that were accepted when all damage there is was known to be damage. A ghost, too.
+    pub healing: u8,
     /// Packs named by references that it does not know to be in R.
     pub held: PackSet,
     /// Sequence number of its next pack.
@@ -443,6 +472,8 @@ pub struct Faults {
     pub heartbeats: u8,
     /// Commits whose answer is lost.
     pub commits: u8,
+    /// Packs that rot.
+    pub rots: u8,
 }
 
 /// The world.

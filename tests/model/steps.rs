@@ -8,7 +8,7 @@ use crate::mutants::Mutant;
 use crate::protocol::Protocol;
 use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
 use crate::world::{Role, Write};
-use crate::{collector, journal, taker, writer};
+use crate::{collector, damage, journal, taker, writer};
 
 /// One step of one process, or the arrival of a request that was slow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,6 +96,19 @@ pub enum Step {
     ForgetEpochCas(u8),
     /// Rule 8c: a DELETE arrives, however late.
     DeleteLand(Pack),
+    /// A lock ends, whenever the bucket's clock says so.
+    LockEnd(Pack),
+    /// Rule 8c: what is locked moves to another condemned epoch.
+    MoveLockedCas {
+        /// The epoch that it was condemned in.
+        from: u8,
+        /// The one that it joins.
+        to: u8,
+    },
+    /// The bytes of a live pack are damaged.
+    Rot(Pack),
+    /// Rule 11: what is found to be damaged is put in quarantine.
+    QuarantineCas(Session),
 }
 
 /// All steps that may be possible. [`take`] has the last word.
@@ -110,6 +123,7 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
                 } else {
                     steps.extend([false, true].map(|rewrite| Step::CollectMark { s, rewrite }));
                 }
+                steps.push(Step::QuarantineCas(s));
             }
         }
         if model.scenario.end_sessions {
@@ -133,6 +147,12 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
     for epoch in 1..=model.scenario.last_epoch.min(state.root.epoch) {
         steps.push(Step::CollectDecide(epoch));
         steps.push(Step::ForgetEpochCas(epoch));
+        let others = 1..=state.root.epoch;
+        steps.extend(others.map(|to| Step::MoveLockedCas { from: epoch, to }));
+    }
+    steps.extend(state.store.locked.iter().map(Step::LockEnd));
+    if state.faults.rots > 0 {
+        steps.extend(state.root.live.iter().map(Step::Rot));
     }
     for p in state.store.doomed.common(state.store.stored).iter() {
         steps.push(Step::DeleteLand(p));
@@ -232,5 +252,9 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::CollectDecide(epoch) => collector::decide(model, state, epoch),
         Step::ForgetEpochCas(epoch) => collector::forget_epoch_cas(model, state, epoch),
         Step::DeleteLand(p) => collector::delete_land(model, state, p),
+        Step::LockEnd(p) => collector::lock_end(state, p),
+        Step::MoveLockedCas { from, to } => collector::move_locked_cas(model, state, from, to),
+        Step::Rot(p) => damage::rot(state, p),
+        Step::QuarantineCas(s) => damage::quarantine_cas(model, state, s),
     }
 }

@@ -28,7 +28,7 @@ pub fn register(model: &Protocol, state: &State, s: Session) -> Option<State> {
     process.phase = Phase::Registered;
     process.bound = next.root.epoch;
     if !model.lacks(Mutant::IndexOlderThanRegistration) {
-        process.index = next.root.live;
+        process.read_index(&next.root);
     }
     model.root_replaced(&mut next, Some(s));
     Some(next)
@@ -188,7 +188,7 @@ fn copy(next: &mut State, s: Session, missing: Objects, named: PackSet) -> Optio
     let sources = named
         .and(next.root.live)
         .and(next.root.all_condemned())
-        .common(next.store.stored);
+        .common(next.store.whole());
     let process = &mut next.processes[s];
     if !missing.without(next.store.objects(sources)).is_empty()
         || usize::from(process.next_pack) == OWN_PACKS

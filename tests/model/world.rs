@@ -56,6 +56,8 @@ pub struct Scenario {
     pub last_epoch: u8,
     /// Faults that may happen.
     pub faults: Faults,
+    /// Whether the bucket locks the packs that are live at the start.
+    pub locks: bool,
     /// Whether somebody may end sessions that hold no volume.
     pub end_sessions: bool,
     /// Whether covered journals are deleted.
@@ -83,7 +85,9 @@ pub const QUIET: Scenario = Scenario {
         journals: 0,
         heartbeats: 0,
         commits: 0,
+        rots: 0,
     },
+    locks: false,
     end_sessions: false,
     leave: false,
     delete_journals: false,
@@ -115,6 +119,7 @@ impl Scenario {
             root: Root {
                 epoch: 0,
                 live: given,
+                quarantine: PackSet::EMPTY,
                 condemned: [PackSet::EMPTY; EPOCHS],
                 volumes: [Volume {
                     holder: NONE,
@@ -125,6 +130,11 @@ impl Scenario {
             },
             store: Store {
                 stored: given,
+                locked: match self.locks {
+                    true => given,
+                    false => PackSet::EMPTY,
+                },
+                rotten: PackSet::EMPTY,
                 flying: PackSet::EMPTY,
                 doomed: PackSet::EMPTY,
                 contents,
@@ -135,11 +145,13 @@ impl Scenario {
             processes: [Process {
                 phase: Phase::Outside,
                 index: PackSet::EMPTY,
+                quarantine: PackSet::EMPTY,
                 bound: 0,
                 accepted: 0,
                 operations: Default::default(),
                 covered: 0,
                 acknowledged: 0,
+                healing: 0,
                 held: PackSet::EMPTY,
                 next_pack: 0,
                 unresolved: PackSet::EMPTY,

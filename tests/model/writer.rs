@@ -34,13 +34,10 @@ fn absorb_commit(model: &Protocol, state: &mut State, s: Session) {
 
 /// Rule 4: reads the index of the present R.
 pub fn refresh_index(model: &Protocol, state: &State, s: Session) -> Option<State> {
-    if !model.holds(state, s) || state.processes[s].index == state.root.live {
-        return None;
-    }
     let mut next = *state;
     learn(model, &mut next, s);
-    next.processes[s].index = next.root.live;
-    Some(next)
+    next.processes[s].read_index(&next.root);
+    (model.holds(state, s) && next != *state).then_some(next)
 }
 
 /// Sends a new own pack.
@@ -85,7 +82,10 @@ pub fn accept(
 ) -> Option<State> {
     let mut next = *state;
     let process = &mut next.processes[s];
-    let sources = process.index.and(process.uncommitted);
+    let sources = match model.lacks(Mutant::QuarantinedChunkMatched) {
+        true => process.index.and(process.uncommitted),
+        false => process.matched(),
+    };
     let find = |object| state.store.holding(sources, object).first();
     let mut reuse = |found: Option<Pack>| {
         let pack = found?;
@@ -99,7 +99,14 @@ pub fn accept(
         Write::Reuse(k) => {
             reuse(find(Objects::segment(k)))?;
             if !model.lacks(Mutant::ReusedSegmentAsProof) {
-                reuse(find(Objects::chunk(k)))?;
+                let chunk = match model.lacks(Mutant::SegmentMatchedFirst) {
+                    true => state
+                        .store
+                        .holding(process.index, Objects::chunk(k))
+                        .first(),
+                    false => find(Objects::chunk(k)),
+                };
+                reuse(chunk)?;
             }
             (k, Objects::default())
         }
@@ -112,6 +119,10 @@ pub fn accept(
         Write::Split(k) => (k, Objects::segment(k)),
     };
     process.operations[usize::from(process.accepted)] = content;
+    if !state.store.rotten.is_empty() && state.store.rotten.within(process.quarantine) {
+        process.healing |= 1 << process.accepted;
+        model.coverage.note(Event::AcceptedHealing);
+    }
     process.accepted += 1;
     if let Write::Split(k) = write {
         put_pack(model, &mut next, s, Objects::chunk(k), false)?;
@@ -154,21 +165,25 @@ pub fn replace_condemned(model: &Protocol, state: &State, s: Session) -> Option<
     let mut next = *state;
     learn(model, &mut next, s);
     let process = next.processes[s];
-    let good = next.root.live.and(model.own(&next, s));
+    let good = model.good(&next, s);
     let needs = model.needed_by(&next, s, process.covered + 1, process.accepted);
     let mut missing = needs.without(next.store.objects(process.held.common(good)));
     if missing.is_empty() {
         return None;
     }
+    let live = match model.lacks(Mutant::QuarantinedPlaceTaken) {
+        true => next.root.live,
+        false => next.root.live.without(next.root.quarantine),
+    };
     for object in missing.each() {
-        if let Some(p) = next.store.holding(next.root.live, object).first() {
+        if let Some(p) = next.store.holding(live, object).first() {
             next.processes[s].held = next.processes[s].held.and(PackSet::of(p));
             missing = missing.without(object);
             model.coverage.note(Event::FoundElsewhere);
         }
     }
     if !missing.is_empty() {
-        let readable = next.store.stored.and(process.unresolved);
+        let readable = next.store.whole().and(process.unresolved);
         if !missing
             .without(next.store.objects(process.held.common(readable)))
             .is_empty()
@@ -184,7 +199,7 @@ pub fn replace_condemned(model: &Protocol, state: &State, s: Session) -> Option<
 /// Rule 4: whether every reference of `s` that is not yet in R names a live or own pack: in memory, and in every journal that was sent.
 fn references_stand(model: &Protocol, state: &State, s: Session) -> bool {
     let process = &state.processes[s];
-    let good = state.root.live.and(model.own(state, s));
+    let good = model.good(state, s);
     let first = process.covered + 1;
     let in_memory = model.needed_by(state, s, first, process.accepted);
     if !in_memory
@@ -255,14 +270,14 @@ fn raise_base(model: &Protocol, next: &mut State, s: Session, late: bool) -> Opt
         model.coverage.note(Event::BaseHeldBack);
         return None;
     }
-    let good = next.root.live.and(model.own(next, s));
+    let good = model.good(next, s);
     let process = &mut next.processes[s];
     if process.accepted > process.covered {
         model.coverage.note(Event::BaseRaisedHolding);
     }
     if !(late && model.lacks(Mutant::BaseBindsWhenAnswered)) {
         process.bound = base;
-        process.index = next.root.live;
+        process.read_index(&next.root);
         // A place that is no longer good must not survive beside the good one: a later journal could name it.
         if !model.lacks(Mutant::StalePlaceKept) {
             process.held = process.held.common(good);
@@ -288,7 +303,7 @@ pub fn base_answer(state: &State, s: Session) -> Option<State> {
     }
     let mut next = *state;
     next.processes[s].bound = base;
-    next.processes[s].index = next.root.live;
+    next.processes[s].read_index(&next.root);
     Some(next)
 }
 
@@ -343,11 +358,15 @@ pub fn commit_cas(
         if !model.lacks(Mutant::CommitChecksReachableOnly) {
             add = without_failing(model, &next, add);
         }
+        let live = next.root.live.and(add);
         let reached = tree_after(model, &next, s, last)?;
-        if !reached
-            .without(next.store.objects(next.root.live.and(add)))
-            .is_empty()
-        {
+        if !reached.without(next.store.objects(live)).is_empty() {
+            return None;
+        }
+        // That another live pack holds the same is not enough, since it may be a damaged one.
+        let leaning = next.store.objects(places.common(live));
+        let named = needs.common(reached);
+        if !model.lacks(Mutant::LeansOnAnyCopy) && !named.without(leaning).is_empty() {
             return None;
         }
     }

@@ -3,7 +3,8 @@
 //! Owns reading back such journals, and finding the one tree on which they say what their session had acknowledged. Does not own spools, nor what is made of it.
 //!
 //! A taker commits what the bucket's journals of its victim say before it accepts anything of its own. So there are two trees to stand on: the last one that the session
-//! committed, if the journals that were kept follow it without a gap; else the one that was committed right after it, if its record says that it carried out those in between.
+//! committed, if the journals that were kept follow it without a gap; else the one that was committed right after it, if its record says that it carried out those in between:
+//! then it is followed by those that it does not hold.
 
 use std::future::Future;
 
@@ -163,26 +164,34 @@ impl KeptJournals {
             // They had arrived in time, and only the answer had not.
             self.entries.clear();
         }
-        let mut reached = None;
-        for entry in &self.entries {
-            let gap = |from| GroundError::Gap {
-                from,
-                to: entry.first.saturating_sub(1),
-            };
-            match reached {
-                Some(reached) if entry.first > reached + 1 => return Err(gap(reached + 1)),
-                None if entry.first > held.max(covered) + 1 => return Err(gap(covered + 1)),
-                _ => reached = Some(entry.last),
-            }
-        }
-        let Some(first) = self.entries.first() else {
+        if self.entries.is_empty() {
             return Ok(None);
-        };
-        let chosen = match first.first > covered + 1 {
-            true => after,
-            false => last,
+        }
+        let chosen = match self.follow(covered) {
+            Ok(()) => last,
+            Err(_) if held > covered => {
+                // Journals from before the gap may have stayed on a disk that failed to remove them.
+                self.entries.retain(|entry| entry.last > held);
+                self.follow(held)?;
+                after
+            }
+            Err(gap) => return Err(gap),
         };
         Ok(Some(chosen.map_or_else(Ground::default, Ground::of)))
+    }
+
+    /// Whether the journals go on without a gap from operation `reached`.
+    fn follow(&self, mut reached: u64) -> Result<(), GroundError> {
+        for entry in &self.entries {
+            if entry.first > reached + 1 {
+                return Err(GroundError::Gap {
+                    from: reached + 1,
+                    to: entry.first - 1,
+                });
+            }
+            reached = reached.max(entry.last);
+        }
+        Ok(())
     }
 }
 
@@ -288,11 +297,22 @@ mod tests {
         let found = stands(&commits, kept(None, &[(8, 8), (9, 9)])).await;
         assert_eq!(found, Ok(Some((2, 8))));
         let too_few = stands(&commits, kept(None, &[(9, 9)])).await;
-        assert!(too_few.unwrap_err().contains("operations 6 to 8"));
+        assert!(too_few.unwrap_err().contains("operations 8 to 8"));
         for other in [&commits[..1], &[(OURS, 5), (TAKER, 2)]] {
             let nobody = stands(other, kept(None, &[(8, 8)])).await;
             assert!(nobody.unwrap_err().contains("operations 6 to 7"));
         }
+    }
+
+    #[tokio::test]
+    async fn a_journal_that_stayed_before_the_gap_hides_nothing() {
+        let commits = [(OURS, 5), (TAKER, 0), (TAKER, 4)];
+        let found = stands(&commits, kept(None, &[(6, 6), (8, 9)])).await;
+        assert_eq!(found, Ok(Some((2, 8))));
+        let beyond = stands(&commits, kept(None, &[(6, 6), (9, 9)])).await;
+        assert!(beyond.unwrap_err().contains("operations 8 to 8"));
+        let nobody = stands(&[(OURS, 5), (TAKER, 2)], kept(None, &[(6, 6), (8, 9)])).await;
+        assert!(nobody.unwrap_err().contains("operations 7 to 7"));
     }
 
     #[tokio::test]

@@ -12,7 +12,11 @@ use crate::volume::{ROOT_INODE, Volume};
 
 /// The empty tree, stored.
 pub async fn empty_tree(ingest: &Ingest) -> Result<bkfs_chunker::id::Id, VolumeError> {
-    crate::tree::empty(&NewNodes(ingest)).await
+    let sink = NewNodes {
+        ingest,
+        cache: None,
+    };
+    crate::tree::empty(&sink).await
 }
 
 /// Makes the root directory of a new volume, owned by whoever mounts.

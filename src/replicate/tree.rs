@@ -149,8 +149,12 @@ impl<'a> Translation<'a> {
         }
         translated.extend(self.contents(contents).await?);
         let changes = translated.into_iter();
-        let sink = NewNodes(&self.ingest);
-        self.tree = apply(self.to.nodes.as_ref(), &sink, self.tree, changes).await?;
+        let nodes = self.to.nodes.as_ref();
+        let sink = NewNodes {
+            ingest: &self.ingest,
+            cache: Some(nodes),
+        };
+        self.tree = apply(nodes, &sink, self.tree, changes).await?;
         self.uncommitted_bytes += bytes;
         self.progress
             .items

@@ -406,7 +406,10 @@ impl Committer {
         }
         apply(
             nodes.as_ref(),
-            &NewNodes(&self.volume.ingest),
+            &NewNodes {
+                ingest: &self.volume.ingest,
+                cache: Some(nodes),
+            },
             base,
             changes.into_iter(),
         )

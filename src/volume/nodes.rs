@@ -49,6 +49,15 @@ impl Nodes {
     pub fn depot(&self) -> &Depot {
         &self.depot
     }
+
+    /// Decodes a node and keeps it.
+    fn keep(&self, id: Id, bytes: Bytes) -> Result<Arc<Node>, VolumeError> {
+        let node = Node::decode(bytes)
+            .map_err(|error| VolumeError::Tree(format!("node {id}: {error}")))?;
+        let node = Arc::new(node);
+        self.cache.lock().put(id, node.clone());
+        Ok(node)
+    }
 }
 
 impl NodeSource for Nodes {
@@ -59,23 +68,28 @@ impl NodeSource for Nodes {
             return Ok(node.clone());
         }
         let bytes = self.depot.read_blob(Kind::Node, id).await?;
-        let node = Arc::new(
-            Node::decode(bytes)
-                .map_err(|error| VolumeError::Tree(format!("node {id}: {error}")))?,
-        );
-        self.cache.lock().put(id, node.clone());
-        Ok(node)
+        self.keep(id, bytes)
     }
 }
 
 /// Stores new nodes through a session's ingest.
-pub struct NewNodes<'a>(pub &'a Ingest);
+pub struct NewNodes<'a> {
+    /// Where they go.
+    pub ingest: &'a Ingest,
+    /// Who keeps them, since they are read next: a volume that goes on after a commit must not wait for the bucket to tell it what it has just written.
+    pub cache: Option<&'a Nodes>,
+}
 
 impl NodeSink for NewNodes<'_> {
     type Error = VolumeError;
 
     async fn store(&self, _level: u8, bytes: Vec<u8>) -> Result<Id, VolumeError> {
-        Ok(self.0.store_blob(Kind::Node, Bytes::from(bytes)).await?)
+        let bytes = Bytes::from(bytes);
+        let id = self.ingest.store_blob(Kind::Node, bytes.clone()).await?;
+        if let Some(nodes) = self.cache {
+            nodes.keep(id, bytes)?;
+        }
+        Ok(id)
     }
 }
 

@@ -100,6 +100,21 @@ fn much_data_goes_to_packs_ahead_and_never_to_the_root() {
     assert!(other.read("large") == Some(data));
 }
 
+/// What a mount has written it knows, also when a commit has just made a tree of it.
+#[test]
+fn names_are_made_after_a_commit_without_reading_packs() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    for n in 0..300 {
+        host.write(&format!("file {n}"), 0, b"small".to_vec());
+    }
+    host.run(host.volume().commit()).expect("committed");
+    let before = host.asked(Operation::GetRange);
+    assert!(host.find("file 17").is_some());
+    host.write("another", 0, b"small, too".to_vec());
+    assert_eq!(host.asked(Operation::GetRange), before);
+}
+
 #[test]
 fn an_answer_that_is_lost_is_asked_for_again_with_the_same_bytes() {
     for fault in [

@@ -14,12 +14,18 @@ at_end "umount -i -l '$MNT' 2>/dev/null"
 leave_disk() { ! is_mounted "$DISK" || umount "$DISK" || umount -l "$DISK"; }
 metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$MNT/.bkfs/status" "$1"; }
 
-# disk_for KIND: an empty disk of 160 MiB; a failing one is a filesystem that can be shut down.
+# disk_for WHERE KIND: an empty disk of 160 MiB; a failing one is a filesystem that can be shut down. A cache leaves nine tenths of what is free alone: its disk is
+# so large that others can fill it up first.
 disk_for() {
   leave_disk
-  case $1 in
-    full) mount -t tmpfs -o size=160m,mode=700 none "$DISK" ;;
-    failing)
+  case $1-$2 in
+    cache-full)
+      truncate -s 1200M "$IMAGE"
+      mkfs.ext4 -q -F -m 0 "$IMAGE"
+      mount -o loop "$IMAGE" "$DISK"
+      ;;
+    *-full) mount -t tmpfs -o size=160m,mode=700 none "$DISK" ;;
+    *-failing)
       truncate -s 160M "$IMAGE"
       mkfs.ext4 -q -F "$IMAGE"
       mount -o loop "$IMAGE" "$DISK"
@@ -42,8 +48,7 @@ with_mount() {
       ;;
     cache) cache=$DISK ;;
   esac
-  # By itself the cache leaves nine tenths of a disk alone.
-  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$cache,cache_size=1G,memory=128M,spool_size=1G,upload_rate=12M,timeout=60" 2>"$SUITE_TMP/daemon" &
+  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$cache,memory=128M,spool_size=1G,upload_rate=12M,timeout=60" 2>"$SUITE_TMP/daemon" &
   DAEMON=$!
   remember_pid $DAEMON
   wait_for 30 is_mounted "$MNT" || wrong "no mount: $(cat "$SUITE_TMP/daemon")"
@@ -108,7 +113,7 @@ strikes() {
   trap 'leave_case' EXIT
   renew "$1"
   machine "$name"
-  disk_for "$3"
+  disk_for "$2" "$3"
   with_mount "$2"
   [ "$3" = failing ] || left_on_disk "$4"
   mkdir "$MNT/$name"

@@ -50,7 +50,7 @@ leave_round() {
   [ $status -ne 0 ] || return 0
   kill -CONT "${MINIO_PID:-}" 2>/dev/null || true
   [ -z "${FAULTY:-}" ] || faults '{}'
-  for pid in "$(daemon_of "$MNT")" "${TAR:-}" $(pgrep -P "${TAR:-0}") "${WRITER:-}" "${NOISE:-}"; do
+  for pid in "$(daemon_of "$MNT")" ${TAR:+"$TAR" $(pgrep -P "$TAR")} "${WRITER:-}" "${NOISE:-}"; do
     [ -z "$pid" ] || stop_pid "$pid" KILL
   done
   not_mounted "$MNT" || umount -i -l "$MNT"

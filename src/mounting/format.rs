@@ -1,22 +1,19 @@
 //! What a volume holds before anybody writes to it, and what a crash left behind.
 
+use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 
 use crate::tree::item::Attributes;
 use crate::tree::key::{self, Key, KeyParts};
 use crate::vfs::special::Owner;
 use crate::volume::error::VolumeError;
-use crate::volume::nodes::NewNodes;
+use crate::volume::nodes::{NewNodes, Nodes};
 use crate::volume::state::Scope;
 use crate::volume::{ROOT_INODE, Volume};
 
 /// The empty tree, stored.
-pub async fn empty_tree(ingest: &Ingest) -> Result<bkfs_chunker::id::Id, VolumeError> {
-    let sink = NewNodes {
-        ingest,
-        cache: None,
-    };
-    crate::tree::empty(&sink).await
+pub async fn empty_tree(ingest: &Ingest, cache: &Nodes) -> Result<Id, VolumeError> {
+    crate::tree::empty(&NewNodes { ingest, cache }).await
 }
 
 /// Makes the root directory of a new volume, owned by whoever mounts.

@@ -181,7 +181,7 @@ impl Recovery<'_> {
                 self.ingest.adopt_blob(Kind::Node, tree)?;
                 tree
             }
-            None => format::empty_tree(&self.ingest).await?,
+            None => format::empty_tree(&self.ingest, &repository.nodes).await?,
         };
         self.bring(&operations).await?;
         let totals = Totals {

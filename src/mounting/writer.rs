@@ -159,7 +159,10 @@ impl Writing {
                 };
                 (tree, totals, false)
             }
-            None => (format::empty_tree(&ingest).await?, Totals::default(), true),
+            None => {
+                let tree = format::empty_tree(&ingest, &repository.nodes).await?;
+                (tree, Totals::default(), true)
+            }
         };
         let view = View::live(repository.nodes.clone(), tree, totals);
         let (volume, requests) = Volume::new(VolumeParts {

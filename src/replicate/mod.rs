@@ -249,7 +249,7 @@ impl Replication<'_> {
             return Err(diverged());
         }
         let ingest = Arc::new(Ingest::new(to.depot.clone(), open.id().0));
-        let empty = format::empty_tree(&ingest).await?;
+        let empty = format::empty_tree(&ingest, &to.nodes).await?;
         let head = to.volume_entry(self.volume).tree;
         let is_copy =
             |tree: Id| tree == empty || plan.common.iter().any(|(_, there)| *there == tree);

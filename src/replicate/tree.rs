@@ -152,7 +152,7 @@ impl<'a> Translation<'a> {
         let nodes = self.to.nodes.as_ref();
         let sink = NewNodes {
             ingest: &self.ingest,
-            cache: Some(nodes),
+            cache: nodes,
         };
         self.tree = apply(nodes, &sink, self.tree, changes).await?;
         self.uncommitted_bytes += bytes;

@@ -408,7 +408,7 @@ impl Committer {
             nodes.as_ref(),
             &NewNodes {
                 ingest: &self.volume.ingest,
-                cache: Some(nodes),
+                cache: nodes,
             },
             base,
             changes.into_iter(),

@@ -77,7 +77,7 @@ pub struct NewNodes<'a> {
     /// Where they go.
     pub ingest: &'a Ingest,
     /// Who keeps them, since they are read next: a volume that goes on after a commit must not wait for the bucket to tell it what it has just written.
-    pub cache: Option<&'a Nodes>,
+    pub cache: &'a Nodes,
 }
 
 impl NodeSink for NewNodes<'_> {
@@ -86,9 +86,7 @@ impl NodeSink for NewNodes<'_> {
     async fn store(&self, _level: u8, bytes: Vec<u8>) -> Result<Id, VolumeError> {
         let bytes = Bytes::from(bytes);
         let id = self.ingest.store_blob(Kind::Node, bytes.clone()).await?;
-        if let Some(nodes) = self.cache {
-            nodes.keep(id, bytes)?;
-        }
+        self.cache.keep(id, bytes)?;
         Ok(id)
     }
 }

@@ -4,7 +4,9 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
+use bkfs_chunker::seal::FORMAT_VERSION;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -39,15 +41,15 @@ mod umount;
 
 use output::{Failure, Output};
 
-/// The version that `--version` shows: program and format.
-const VERSION: &str = concat!(
-    env!("CARGO_PKG_VERSION"),
-    " (repository format 0: not frozen, no promise to read it later)"
-);
+/// What `--version` shows: the program's version, and that of the repositories which it reads and writes.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let program = env!("CARGO_PKG_VERSION");
+    format!("{program} (repository format {FORMAT_VERSION})")
+});
 
 /// A bucket as a backup directory: mount it, write with any tool, snapshot, browse, restore.
 #[derive(Debug, Parser)]
-#[command(name = "bkfs", version = VERSION, max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
+#[command(name = "bkfs", version = VERSION.as_str(), max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
 pub struct Cli {
     #[command(flatten)]
     global: Global,

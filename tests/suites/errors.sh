@@ -80,6 +80,10 @@ newer_format() {
   find "$SUITE_TMP/newer" -type f | while read -r object; do newer_version "$object"; done
   refused 1 try_mount "$SUITE_TMP/newer" -- 'format version' 'a newer bkfs can read it'
 }
+version_told() {
+  exits 0 bkfs --version
+  says "format $(od -An -tu2 -j8 -N2 --endian=little "$PLAIN/config" | tr -d ' ')\b"
+}
 # The version stands after the eight bytes of magic.
 newer_version() { [ "$(stat -c %s "$1")" -lt 128 ] || printf '\xfe' | dd of="$1" bs=1 seek=8 conv=notrunc status=none; }
 
@@ -311,6 +315,7 @@ clear_case "secrets stay out of the logs" secrets_stay_out_of_logs
 clear_case "init of what is there already" init_twice
 clear_case "no repository in a directory" no_repository_in_directory
 clear_case "a repository of a newer format" newer_format
+clear_case "the version tells the format that it writes" version_told
 clear_case "a bucket that is absent" bucket_absent
 clear_case "a bucket that is not a repository" not_a_repository
 clear_case "no permission for the bucket" no_permission

@@ -5,7 +5,7 @@
 PROJECT=$SUITE_TMP/project
 mkdir -p "$PROJECT/tests/suites" "$PROJECT/temporary"
 cp -r "$ROOT/tests/run" "$ROOT/tests/lib" "$PROJECT/tests/"
-sed -i 's/^SUITES=.*/SUITES=(good bad hangs leaves nothing)/' "$PROJECT/tests/run"
+sed -i 's/^SUITES=.*/SUITES=(good bad hangs leaves nothing named)/' "$PROJECT/tests/run"
 
 # suite NAME LIMIT: its body comes from standard input.
 little_suite() {
@@ -27,6 +27,10 @@ case_of "the next case runs" true
 exit 0
 S
 little_suite nothing 30 <<'S'
+exit 0
+S
+little_suite named 30 <<'S'
+case_of "suites find daemons by the name of the program" test "$(basename "$("$BKFS_BIN")")" = bkfs
 exit 0
 S
 little_suite hangs 3 <<'S'
@@ -74,6 +78,12 @@ counts_failure() {
 empty_suite_fails() { run_says 1 "0 passed, 1 failed" nothing; }
 time_limit_ends_a_suite() { run_says 1 "1 passed, 1 failed" hangs && all_gone "$PROJECT/temporary/hanging"; }
 puts_away_what_is_left() { run_says 0 "1 passed, 0 failed" leaves && all_gone "$PROJECT/temporary/left"; }
+program_of_another_name() {
+  printf '#!/bin/sh\necho "$0"\n' >"$SUITE_TMP/bkfs-of-yesterday"
+  chmod +x "$SUITE_TMP/bkfs-of-yesterday"
+  BKFS_BIN=$SUITE_TMP/bkfs-of-yesterday run_says 0 "1 passed, 0 failed" named
+  BKFS_BIN=$SUITE_TMP/absent run_says 1 "0 passed, 1 failed" named
+}
 unknown_names_are_refused() { local status=0; little_run no-such-suite >/dev/null 2>&1 || status=$?; [ $status = 2 ]; }
 # hanging_run: in the background, until its suite hangs; leaves the runner's own id in RUNNER, the shell's in STARTED.
 hanging_run() {
@@ -108,6 +118,7 @@ case_of "runner: a failed case fails the run" counts_failure
 case_of "runner: a suite without cases fails" empty_suite_fails
 case_of "runner: a suite that hangs is ended at its limit" time_limit_ends_a_suite
 case_of "runner: processes and mounts left by a suite are put away" puts_away_what_is_left
+case_of "runner: a program of another name is run as bkfs" program_of_another_name
 case_of "runner: an unknown suite is refused" unknown_names_are_refused
 case_of "runner: ended by TERM it puts everything away" ended_from_outside
 case_of "runner: what a killed run left is put away by the next" killed_run_is_put_away

@@ -114,6 +114,14 @@ impl Assembled {
         self.keeper.as_ref()?.current().volume()
     }
 
+    /// What became of spools of sessions that somebody else had ended.
+    pub fn spool_news(&self) -> spooling::SpoolNews {
+        self.keeper
+            .as_ref()
+            .map(|keeper| keeper.news())
+            .unwrap_or_default()
+    }
+
     /// The last commit, and the end of the session: everything accepted is in the bucket when this returns well.
     pub async fn finish(self) -> Result<(), MountingError> {
         self.finish_within(None).await

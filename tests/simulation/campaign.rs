@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use crate::run::{Counts, FAULTS_MIN, Order, Outcome, run};
 
-/// Seeds of the long run.
-const FULL_SEEDS: u64 = 20_000;
+/// Seeds of the long run: in 20,000 of them somebody collects.
+const FULL_SEEDS: u64 = 26_000;
 
 /// The short run takes so long, in seconds, unless `BKFS_SIM_SECONDS` says otherwise.
 const QUICK_SECONDS: u64 = 60;
@@ -169,8 +169,10 @@ impl Sums {
         sum.mounts += one.mounts;
         sum.takeovers += one.takeovers;
         sum.recovered += one.recovered;
+        sum.stranded += one.stranded;
         sum.collections += one.collections;
         sum.freed += one.freed;
+        sum.collected_worlds += one.collected_worlds;
     }
 
     fn text(&self) -> String {
@@ -181,11 +183,13 @@ impl Sums {
             mounts,
             takeovers,
             recovered,
+            stranded,
             collections,
             freed,
+            collected_worlds,
         } = self.counts;
         let mut text = format!(
-            "{} runs: {operations} operations, {syncs} acknowledged fsyncs, {snapshots} acknowledged snapshots, {mounts} mounts, {takeovers} takeovers, {recovered} recovered spools, {collections} collections that deleted {freed} packs; at least {} faults in each:",
+            "{} runs: {operations} operations, {syncs} acknowledged fsyncs, {snapshots} acknowledged snapshots, {mounts} mounts, {takeovers} takeovers, {recovered} recovered spools, {stranded} that had nothing to stand on, {collections} collections in {collected_worlds} worlds that deleted {freed} packs; at least {} faults in each:",
             self.runs,
             self.least_faults.unwrap_or(0)
         );

@@ -14,6 +14,7 @@ use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
+use serde::{Deserialize, Serialize};
 
 use crate::alphabet::{Op, op};
 use crate::bugs::Bug;
@@ -37,8 +38,11 @@ const LOCAL_PERCENT: u64 = 70;
 /// In so many of a hundred mounts with a spool its disk fails or is full.
 const TROUBLE_PERCENT: u64 = 40;
 
-/// Collectors beside the writers.
+/// Collectors beside the writers, in worlds that have any.
 const COLLECTORS: u64 = 2;
+
+/// One of so many worlds with disks has collectors; in the others all that a disk alone has must be recovered. All worlds without disks have them.
+const COLLECTED_DISKS: u64 = 2;
 
 /// A run that takes longer than this, on its own clock, is stuck.
 const STUCK: Duration = Duration::from_secs(48 * 3600);
@@ -58,7 +62,7 @@ pub struct Order {
 }
 
 /// What came of a run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Outcome {
     /// What was wrong, if anything.
     pub failure: Option<String>,
@@ -75,50 +79,14 @@ pub struct Outcome {
 impl Outcome {
     /// As a line, for another process.
     pub fn line(&self) -> String {
-        let Counts {
-            operations,
-            syncs,
-            snapshots,
-            mounts,
-            takeovers,
-            recovered,
-            collections,
-            freed,
-        } = self.counts;
-        let value = serde_json::json!({
-            "failure": self.failure,
-            "trace": self.trace,
-            "lines": self.lines,
-            "faults": self.faults,
-            "counts": [operations, syncs, snapshots, mounts, takeovers, recovered, collections, freed],
-        });
-        format!("{LINE}{value}")
+        let text = serde_json::to_string(self).expect("it has no odd keys");
+        format!("{LINE}{text}")
     }
 
     /// The inverse, from all that a process said.
     fn parse(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.split_once(LINE))?.1;
-        let value: serde_json::Value = serde_json::from_str(line).ok()?;
-        let count = |number: usize| value["counts"][number].as_u64();
-        let faults = value["faults"].as_object()?.iter();
-        Some(Outcome {
-            failure: value["failure"].as_str().map(str::to_owned),
-            trace: value["trace"].as_str()?.to_owned(),
-            lines: value["lines"].as_u64()?,
-            faults: faults
-                .map(|(kind, count)| (kind.clone(), count.as_u64().unwrap_or(0)))
-                .collect(),
-            counts: Counts {
-                operations: count(0)?,
-                syncs: count(1)?,
-                snapshots: count(2)?,
-                mounts: count(3)?,
-                takeovers: count(4)?,
-                recovered: count(5)?,
-                collections: count(6)?,
-                freed: count(7)?,
-            },
-        })
+        serde_json::from_str(line).ok()
     }
 }
 
@@ -126,7 +94,7 @@ impl Outcome {
 const LINE: &str = "OUTCOME ";
 
 /// What was done in a run.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub struct Counts {
     pub operations: u64,
     pub syncs: u64,
@@ -135,9 +103,13 @@ pub struct Counts {
     pub takeovers: u64,
     /// Snapshots made of what only a disk had.
     pub recovered: u64,
+    /// Spools that could not become one, since somebody had collected what they stand on, and stayed.
+    pub stranded: u64,
     /// Collections that ended well, and packs that they deleted.
     pub collections: u64,
     pub freed: u64,
+    /// Worlds in which somebody collects.
+    pub collected_worlds: u64,
 }
 
 /// What all actors of a run share.
@@ -150,6 +122,8 @@ pub struct World {
     pub counts: RefCell<Counts>,
     /// In this world mounts have spools.
     pub has_disks: bool,
+    /// In this world somebody forgets and collects.
+    pub has_collectors: bool,
     /// The hosts' disks, by volume and host.
     pub hosts: RefCell<BTreeMap<(String, u64), Host>>,
     /// Every mount's past, by volume.
@@ -182,6 +156,7 @@ impl World {
             snapshots: RefCell::default(),
             counts: RefCell::default(),
             has_disks,
+            has_collectors: !has_disks || order.seed % COLLECTED_DISKS == 0,
             hosts: RefCell::default(),
             pasts: RefCell::default(),
             machines: RefCell::new(0),
@@ -389,11 +364,11 @@ async fn live(world: &Rc<World>) {
         .collect();
     let lives = names.iter().map(|name| volume::live(world, name));
     let done = Rc::new(Cell::new(false));
-    // What only the disk of a host has, of a session that is in no root, stands on nothing that a collection keeps: worlds have disks or collectors.
-    let count = match world.has_disks {
-        true => 0,
-        false => COLLECTORS,
+    let count = match world.has_collectors {
+        true => COLLECTORS,
+        false => 0,
     };
+    world.counts.borrow_mut().collected_worlds = u64::from(world.has_collectors);
     let collectors: Vec<_> = (0..count)
         .map(|number| {
             tokio::task::spawn_local(collector::live(world.clone(), number, done.clone()))
@@ -419,7 +394,7 @@ async fn live(world: &Rc<World>) {
         }
     }
     if !world.has_failed()
-        && !world.has_disks
+        && world.has_collectors
         && let Err(error) = verify::collected(world, &names).await
     {
         world.fail(format!("after a last collection: {error}"));

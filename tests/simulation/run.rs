@@ -156,7 +156,7 @@ impl World {
             snapshots: RefCell::default(),
             counts: RefCell::default(),
             has_disks,
-            has_collectors: !has_disks || order.seed % COLLECTED_DISKS == 0,
+            has_collectors: !has_disks || order.seed.is_multiple_of(COLLECTED_DISKS),
             hosts: RefCell::default(),
             pasts: RefCell::default(),
             machines: RefCell::new(0),

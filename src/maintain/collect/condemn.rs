@@ -129,11 +129,15 @@ async fn store_again(
     plan: &Plan,
     candidates: &mut Candidates,
 ) -> Result<(), RootError> {
-    let root = handle.current().root.clone();
-    // What goes is not matched with what is stored again.
-    let mut leaving = marker.lists.condemned(&root).await?;
-    leaving.extend(candidates.names());
-    ingest.depot().load_index(&root.index, &leaving).await?;
+    // What goes is not matched with what is stored again. Writers put index objects together, and then those that are in no root any more are deleted: no epoch tells of that.
+    handle
+        .while_it_stands(async |view| {
+            let mut leaving = marker.lists.condemned(&view.root).await?;
+            leaving.extend(candidates.names());
+            let index = &view.root.index;
+            Ok(ingest.depot().load_index(index, &leaving).await?)
+        })
+        .await?;
     for name in &plan.rewritten {
         let contents = match marker.contents(*name).await {
             Err(error) if error.kind() == ErrorKind::Damaged && is_damaged(marker, name) => {

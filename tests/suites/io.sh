@@ -35,6 +35,8 @@ dbenched() {
   mkdir "$MNT/dbench"
   exits 0 dbench -D "$MNT/dbench" -t "$DBENCH_SECONDS" 8
   says '^Throughput [0-9.]+ MB/sec +8 clients'
+  # It says this of the first semaphore of a machine too: the kernel gave number 0, which dbench takes for none.
+  sed -i '/^failed to create barrier semaphore/d' "$SUITE_TMP/output"
   says_not 'failed|error'
 }
 verified_elsewhere() {

@@ -2,10 +2,12 @@
 //!
 //! Heartbeats never arrive from the machines here, so that what is condemned is there until they are gone.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use bkfs::maintain::collect::mark::Marker;
 use bkfs::maintain::collect::plan::Effort;
+use bkfs::maintain::collect::sweep::{delete, orphans};
 use bkfs::maintain::collect::{
     Collected, Options, Prospect, collect, may_delete, prospect, verifier,
 };
@@ -406,18 +408,18 @@ fn of_two_collectors_one_gives_way() {
     assert!(bucket.host().read("new") == Some(data));
 }
 
-/// Whatever a collector was about to ask for when another one ran from beginning to end.
-#[test]
-fn a_collector_that_is_overtaken_at_any_request_ends_well() {
-    let first = Bucket::new();
-    five_snapshots(&first);
-    first.work(first.memory.clone(), async |repository| {
-        forget(repository, "one").await;
-        forget(repository, "round 1").await;
-    });
+/// How a collector fared at whose n-th request something happened, for every n.
+#[derive(Default)]
+struct Overtaken {
+    requests: u32,
+    gave_way: u32,
+}
+
+/// Collects in copies of a bucket, and lets `meanwhile` run from beginning to end before another one of the collector's requests each time.
+fn overtaken_at_every_request(first: &Bucket, meanwhile: impl Fn(&Bucket)) -> Overtaken {
     // On a copy: the session of a host that never leaves would hold back all deletion.
     let expected = first.copy().host().read("file");
-    let (mut overtaken, mut gave_way) = (0, 0);
+    let mut all = Overtaken::default();
     for request in 1.. {
         let bucket = first.copy();
         let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
@@ -426,7 +428,11 @@ fn a_collector_that_is_overtaken_at_any_request_ends_well() {
             bucket.work(faults.clone(), async |repository| {
                 let hold = Fault::HoldBefore(gate.clone());
                 faults.plan(Strike::with(hold).nth(request));
-                gather(repository).await
+                let seen = look(repository).await;
+                // So that the root names index objects that it has not loaded yet.
+                std::thread::scope(|scope| scope.spawn(|| write_some(&bucket, 1)).join())
+                    .expect("written");
+                collect(repository, seen).await.expect("collected")
             })
         };
         let done = std::thread::scope(|scope| {
@@ -435,21 +441,75 @@ fn a_collector_that_is_overtaken_at_any_request_ends_well() {
                 std::thread::yield_now();
             }
             if faults.struck() > 0 {
-                gc(&bucket);
+                meanwhile(&bucket);
             }
             gate.open();
             slow.join()
         });
         let done = done.unwrap_or_else(|_| panic!("overtaken at request {request}"));
         if faults.struck() == 0 {
-            break;
+            return all;
         }
-        overtaken += 1;
-        gave_way += u32::from(done.condemned.gave_way);
+        all.requests += 1;
+        all.gave_way += u32::from(done.condemned.gave_way);
         assert_eq!(bucket.host().read("file"), expected, "request {request}");
     }
-    assert!(overtaken > 20, "only {overtaken} requests");
-    assert!(gave_way > 0, "it never came too late");
+    unreachable!("a collector has no end")
+}
+
+/// A mount that commits so often that every small index object is put together with others (`ingest::absorb`), and ends.
+fn write_some(bucket: &Bucket, commits: u64) {
+    let host = bucket.host();
+    for number in 0..commits {
+        host.write("other", 0, noise(number, 1 << 20));
+        host.run(host.volume().commit()).expect("committed");
+    }
+    host.finish().expect("unmounted");
+}
+
+/// Five snapshots, of which two are forgotten.
+fn much_to_collect() -> Bucket {
+    let bucket = Bucket::new();
+    five_snapshots(&bucket);
+    bucket.work(bucket.memory.clone(), async |repository| {
+        forget(repository, "one").await;
+        forget(repository, "round 1").await;
+    });
+    bucket
+}
+
+#[test]
+fn a_collector_that_is_overtaken_at_any_request_ends_well() {
+    let all = overtaken_at_every_request(&much_to_collect(), |bucket| {
+        gc(bucket);
+    });
+    assert!(all.requests > 20, "only {} requests", all.requests);
+    assert!(all.gave_way > 0, "it never came too late");
+}
+
+/// A commit puts index objects together, and the last step of another collection deletes those that no root names any more. No epoch tells of that.
+#[test]
+fn a_collector_whose_index_objects_vanish_at_any_request_ends_well() {
+    let deleted = Cell::new(0);
+    let all = overtaken_at_every_request(&much_to_collect(), |bucket| {
+        write_some(bucket, 4);
+        bucket.work(bucket.memory.clone(), async |repository| {
+            let (handle, memory) = (&repository.handle, &bucket.memory);
+            let listed = memory.list("", None, 10_000).await.expect("listed");
+            let listed = listed.into_iter().map(|info| (info.key, info.size));
+            let view = handle.refresh().await.expect("read");
+            let gone = orphans(&view.root, &listed.collect()).into_keys();
+            let gone = gone.filter(|key| key.starts_with("index/"));
+            deleted.set(deleted.get() + delete(&**memory, gone).await.expect("deleted"));
+        });
+    });
+    assert!(all.requests > 20, "only {} requests", all.requests);
+    let deleted = deleted.get();
+    assert!(
+        deleted >= u64::from(all.requests),
+        "only {deleted} are gone"
+    );
+    assert_eq!(all.gave_way, 0, "nobody else has condemned");
 }
 
 #[test]

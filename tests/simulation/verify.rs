@@ -128,8 +128,11 @@ async fn recovered(world: &Rc<World>, volume: &str, live: &Dump) -> Result<(), S
         if up.dump().await? != *live {
             return Err(format!("a mount on host {host} has changed the volume"));
         }
-        if world.has_collectors {
-            stranded += up.assembled.spool_news().stranded.len() as u64;
+        for spool in up.assembled.spool_news().stranded {
+            if !world.has_collectors || !tells_of_something_gone(&spool.why) {
+                return Err(format!("host {host} leaves a spool: {}", spool.why));
+            }
+            stranded += 1;
         }
         let finished = up.assembled.finish().await;
         finished.map_err(|error| format!("the unmount on host {host} failed: {error}"))?;
@@ -165,6 +168,12 @@ async fn recovered(world: &Rc<World>, volume: &str, live: &Dump) -> Result<(), S
     counts.recovered += found.len() as u64;
     counts.stranded += stranded;
     Ok(())
+}
+
+/// In the words of [`DepotError::Missing`](bkfs_chunker::error::DepotError::Missing) and `Unknown`: what a collection makes of a blob that nobody needed.
+fn tells_of_something_gone(why: &str) -> bool {
+    let words = ["no pack of this index holds", "is missing from the bucket"];
+    words.iter().any(|words| why.contains(words))
 }
 
 /// Reads every snapshot of a volume back.

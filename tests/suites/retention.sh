@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# about: days of full backups with forget and gc after each; many snapshots of many files; gc beside writers that are stopped and killed; gc with nothing to do; keys that cannot delete
+# about: days of full backups with forget and gc after each; gc beside writers that are stopped and killed; gc with nothing to do; keys that cannot delete; many snapshots of many files
 # needs: program minio mc apt:time apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench
 # limit: 600 7200
 . "$(dirname "$0")/../lib/common.sh"
@@ -131,52 +131,6 @@ case_of "the last survivor is a database again" revives
 case_of "the bucket holds hardly more than the survivors need" lean
 case_of "a collection with nothing to do reads no data packs and changes nothing" nothing
 case_of "what was forgotten comes back within the undelete window" undo
-
-# --- many snapshots of many files -----------------------------------------------------------------------------------
-
-MANY=$SUITE_TMP/many
-many_files() { python3 "$ROOT/tests/lib/many_files.py" "$@" || wrong "$1 went wrong"; }
-# bounded NAME ARGS…: bkfs with these, within half a GiB; its time goes into the table.
-bounded() {
-  local began peak name=$1
-  shift
-  began=$(now_ms)
-  exits 0 measured "$SUITE_TMP/peak" "$MACHINE/run" "$BKFS_BIN" "$@"
-  peak=$(peak_mib "$SUITE_TMP/peak")
-  row "$SNAPSHOTS snapshots of $FILES files" "$name $(seconds_since "$began") s" "peak $peak MiB"
-  [ "$peak" -le 512 ] || wrong "$name took $peak MiB"
-}
-many_are_made() {
-  exits 0 init_local "$MANY"
-  exits 0 mount_at "$MANY" "$M"
-  many_files make "$M" "$FILES"
-  many_files age "$M" "$FILES" "$SNAPSHOTS"
-  exits 0 bkfs umount "$M"
-}
-many_are_collected() {
-  bounded "gc, nothing forgotten," gc "$MANY" --undelete-window 0s
-  bounded "forget" forget "$MANY" --keep-last 3
-  says "forgot $((SNAPSHOTS - 3)) of $SNAPSHOTS"
-  bounded "gc" gc "$MANY" --undelete-window 0s
-  says 'deleted [1-9][0-9]* packs'
-  [ "$(names "$MANY" | wc -l)" = 3 ] || wrong "not three snapshots are left"
-  bounded "gc again" gc "$MANY" --undelete-window 0s
-}
-many_survive() {
-  local snapshot
-  exits 0 bkfs check "$MANY"
-  for snapshot in $((SNAPSHOTS - 2)) "$SNAPSHOTS"; do
-    exits 0 bkfs restore "$MANY" "s$snapshot" "$SUITE_TMP/restored-many"
-    many_files verify "$SUITE_TMP/restored-many" "$FILES" "$snapshot"
-    rm -rf "$SUITE_TMP/restored-many"
-  done
-}
-machine many
-case_of "$SNAPSHOTS snapshots of $FILES files" many_are_made
-case_of "forget and gc of them stay within half a GiB" many_are_collected
-machine many-elsewhere
-case_of "the survivors are what they were, on an empty machine" many_survive
-rm -rf "$MANY"
 
 # --- beside writers -------------------------------------------------------------------------------------------------
 
@@ -417,5 +371,52 @@ deleteless() {
   exits 0 as_writer bkfs check --read-data "$url"
 }
 case_of "a key that cannot delete is enough for backups; gc with it says so and changes nothing" deleteless
+
+# --- many snapshots of many files -----------------------------------------------------------------------------------
+
+MANY=$SUITE_TMP/many
+many_files() { python3 "$ROOT/tests/lib/many_files.py" "$@" || wrong "$1 went wrong"; }
+# bounded NAME ARGS…: bkfs with these, within half a GiB; its time goes into the table.
+bounded() {
+  local began peak name=$1
+  shift
+  began=$(now_ms)
+  exits 0 measured "$SUITE_TMP/peak" "$MACHINE/run" "$BKFS_BIN" "$@"
+  peak=$(peak_mib "$SUITE_TMP/peak")
+  row "$SNAPSHOTS snapshots of $FILES files" "$name $(seconds_since "$began") s" "peak $peak MiB"
+  [ "$peak" -le 512 ] || wrong "$name took $peak MiB"
+}
+many_are_made() {
+  exits 0 init_local "$MANY"
+  exits 0 mount_at "$MANY" "$M"
+  many_files make "$M" "$FILES"
+  many_files age "$M" "$FILES" "$SNAPSHOTS"
+  exits 0 bkfs umount "$M"
+}
+many_are_collected() {
+  bounded "gc, nothing forgotten," gc "$MANY" --undelete-window 0s
+  bounded "forget" forget "$MANY" --keep-last 3
+  says "forgot $((SNAPSHOTS - 3)) of $SNAPSHOTS"
+  bounded "gc" gc "$MANY" --undelete-window 0s
+  says 'deleted [1-9][0-9]* packs'
+  [ "$(names "$MANY" | wc -l)" = 3 ] || wrong "not three snapshots are left"
+  bounded "gc again" gc "$MANY" --undelete-window 0s
+}
+many_survive() {
+  local snapshot
+  exits 0 bkfs check "$MANY"
+  for snapshot in $((SNAPSHOTS - 2)) "$SNAPSHOTS"; do
+    exits 0 bkfs restore "$MANY" "s$snapshot" "$SUITE_TMP/restored-many"
+    many_files verify "$SUITE_TMP/restored-many" "$FILES" "$snapshot"
+    rm -rf "$SUITE_TMP/restored-many"
+  done
+}
+machine many
+case_of "$SNAPSHOTS snapshots of $FILES files" many_are_made
+case_of "forget and gc of them stay within half a GiB" many_are_collected
+machine many-elsewhere
+case_of "the survivors are what they were, on an empty machine" many_survive
+rm -rf "$MANY"
+
 print_table
 exit 0

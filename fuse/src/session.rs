@@ -19,6 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as SystemError;
 use rustix::mount::{MountFlags as SystemFlags, UnmountFlags};
 use thiserror::Error;
@@ -145,10 +146,33 @@ pub struct Session {
     ending: Arc<Ending>,
 }
 
-#[derive(Default)]
 struct Ending {
+    /// The device, as long as it is served: a connection lasts as long as anybody holds it.
+    connection: Mutex<Option<OwnedFd>>,
     result: Mutex<Option<Result<(), String>>>,
     changed: Condvar,
+}
+
+impl Ending {
+    fn of(connection: &OwnedFd) -> io::Result<Self> {
+        Ok(Self {
+            connection: Mutex::new(Some(connection.try_clone()?)),
+            result: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Whether the mount still exists, in the tree or detached: its end cuts the connection, and
+    /// only then is its device number free for another mount.
+    fn is_connected(&self) -> bool {
+        let connection = self.connection.lock();
+        let Some(device) = connection.as_ref() else {
+            return false;
+        };
+        let mut polled = [PollFd::new(device, PollFlags::empty())];
+        let now = Timespec::default();
+        matches!(poll(&mut polled, Some(&now)), Ok(0))
+    }
 }
 
 /// The event loops ended although nobody unmounted.
@@ -380,12 +404,12 @@ fn start(
     // A queue per thread; and should the library lose a thread, the request it was lost over is
     // answered by the kernel as the queue closes.
     threads.clone_fd = true;
+    let ending = Arc::new(Ending::of(&connection)?);
     let session = fuser::Session::from_fd(adapter, connection, access, threads)?;
     let granted = *granted
         .get()
         .ok_or_else(|| io::Error::other("the kernel was not greeted"))?;
     let notifier = Notifier::new(session.notifier());
-    let ending = Arc::new(Ending::default());
     let (keeper, closing) = (ending.clone(), notifier.clone());
     thread::Builder::new()
         .name("bkfs-fuse".to_owned())
@@ -396,6 +420,7 @@ fn start(
             }
             // Nobody may be left waiting at a connection that nobody serves.
             closing.close();
+            keeper.connection.lock().take();
             at_end();
             *keeper.result.lock() = Some(result.map_err(|error| error.to_string()));
             keeper.changed.notify_all();
@@ -529,14 +554,17 @@ impl Session {
     /// Where the mount is now.
     fn place(&self) -> Option<PathBuf> {
         let mounts = mountinfo::mounts().ok()?;
-        let ours = |mount: &&MountInfo| mount.is_bkfs() && mount.device == self.device;
-        let is_on_top = topmost(&self.mount_point).is_some_and(|mount| ours(&&mount));
-        if is_on_top {
-            return Some(self.mount_point.clone());
+        // Asked after the table was read: what it showed under our device number was ours.
+        if !self.ending.is_connected() {
+            return None;
         }
-        mounts
+        let ours = |mount: &&MountInfo| mount.is_bkfs() && mount.device == self.device;
+        let on_top = mounts
             .iter()
-            .rfind(ours)
+            .rfind(|mount| mount.mount_point == self.mount_point)
+            .filter(ours);
+        on_top
+            .or_else(|| mounts.iter().rfind(ours))
             .map(|mount| mount.mount_point.clone())
     }
 }

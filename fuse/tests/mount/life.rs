@@ -156,6 +156,35 @@ fn somebody_else_may_unmount() {
     ));
 }
 
+/// The kernel gives the number of a mount that is gone to the next one.
+#[test]
+fn a_session_that_is_over_leaves_the_mount_with_its_number_alone() {
+    let over = Mounted::new();
+    let number = device_of(&over);
+    unmount(over.directory.path(), false).unwrap();
+    over.session.wait().unwrap();
+    let mut others = Vec::new();
+    eventually("another mount has the number", || {
+        others.push(Mounted::new());
+        others.last().map(device_of) == Some(number)
+    });
+    assert!(matches!(
+        over.session.unmount(false),
+        Err(MountError::NotMounted(_))
+    ));
+    for other in others {
+        let mount = find_mount(other.directory.path()).unwrap().unwrap();
+        assert!(mount.is_bkfs(), "{mount:?}");
+    }
+}
+
+fn device_of(mounted: &Mounted) -> (u32, u32) {
+    find_mount(mounted.directory.path())
+        .unwrap()
+        .unwrap()
+        .device
+}
+
 #[test]
 fn dropping_the_session_detaches_the_mount() {
     let Mounted {

@@ -19,6 +19,9 @@ use crate::volume::state::Scope;
 /// A part of a file, in bytes.
 pub const PART_BYTES: u64 = 8 * 1024 * 1024;
 
+/// Written parts of at least so many bytes go to disk at once; smaller ones are better left to the kernel, which lays many of them down together.
+const EARLY_BYTES: u64 = 1024 * 1024;
+
 /// Where a file is made.
 pub struct Target {
     /// The directory.
@@ -162,9 +165,20 @@ impl Contents {
             }
         }
         if self.job.options.verify {
-            self.verify(offset, &buffers)
-        } else {
-            Ok(())
+            return self.verify(offset, &buffers);
+        }
+        if at - offset >= EARLY_BYTES {
+            self.write_back(offset, at - offset);
+        }
+        Ok(())
+    }
+
+    /// Has the disk begin with what was written, while the next parts are fetched: the kernel would wait until memory fills or the sync at the end.
+    /// Told that pages will not be needed it begins to write the dirty ones, without waiting, and keeps them until they are written (fs/fadvise of Linux).
+    fn write_back(&self, offset: u64, length: u64) {
+        let span = std::num::NonZeroU64::new(length);
+        if let Err(error) = rustix::fs::fadvise(&self.fd, offset, span, Advice::DontNeed) {
+            tracing::debug!(%error, "written when the kernel likes");
         }
     }
 

@@ -47,7 +47,7 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
             context.report.figures.insert(FLOOR.to_owned(), seconds);
         }
         far(context, &database)?;
-        database.update(UPDATES)?;
+        database.update(UPDATES, round)?;
         database.settle()?;
         fulls.take(context, &database, SECOND)?;
         fulls.restore(context, &database)?;

@@ -81,7 +81,7 @@ impl Database {
             std::thread::sleep(Duration::from_millis(100));
         }
         database.sql("CREATE DATABASE sbtest")?;
-        database.sysbench("oltp_read_write", "prepare")?;
+        database.sysbench("oltp_read_write", "prepare", 0)?;
         Ok(database)
     }
 
@@ -102,18 +102,20 @@ impl Database {
         }
     }
 
-    fn sysbench(&self, script: &str, command: &str) -> Outcome<()> {
+    fn sysbench(&self, script: &str, command: &str, round: usize) -> Outcome<()> {
+        let seed = 7 + round;
         let (socket, rows) = (text(&self.socket), self.rows);
         shell(&format!(
             "sysbench {script} --db-driver=mysql --mysql-socket={socket} --mysql-user=root --mysql-db=sbtest --tables={TABLES} \
-             --table-size={rows} --threads=2 --time=0 --rand-type=uniform --rand-seed=7 {command}"
+             --table-size={rows} --threads=2 --time=0 --rand-type=uniform --rand-seed={seed} {command}"
         ))
         .map(drop)
     }
 
-    /// Changes so many rows, uniformly random ones.
-    pub(super) fn update(&self, rows: u32) -> Outcome<()> {
-        self.sysbench("oltp_update_non_index", &format!("--events={rows} run"))
+    /// Changes so many rows, uniformly random ones, to what no other round has put there.
+    pub(super) fn update(&self, rows: u32, round: usize) -> Outcome<()> {
+        let run = format!("--events={rows} run");
+        self.sysbench("oltp_update_non_index", &run, round + 1)
     }
 
     /// Waits until every page is in its file.

@@ -54,6 +54,8 @@ power_loss_under_spool() {
   before=$([ -s "$record" ] && writer count "$record" || echo 0)
   mkdir -p "$MNT/synced"
   python3 -c "import os; os.fsync(os.open('$MNT', os.O_RDONLY))"
+  # Whether a name is free is read from the tree, which a mount fetches as it goes: what this writer meets is here before the store is not.
+  ls -l "$MNT/synced" >/dev/null
   kill -STOP "$MINIO_PID"
   writer write "$MNT/synced" "$record" "$number" 2>"$SUITE_TMP/writer.log" &
   WRITER=$!
@@ -89,6 +91,7 @@ spool_on() {
   ln -s "$DISK/state" "$MACHINE/state"
 }
 spooled_round() {
+  trap 'kill -CONT "$MINIO_PID"' EXIT
   machine "spool-$KIND"
   power_loss_under_spool "$@"
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno as SystemError;
+use rustix::io::{Errno as SystemError, retry_on_intr};
 use rustix::mount::{MountFlags as SystemFlags, UnmountFlags};
 use thiserror::Error;
 use tracing::{debug, error, info, warn};
@@ -162,8 +162,9 @@ impl Ending {
         })
     }
 
-    /// Whether the mount still exists, in the tree or detached: its end cuts the connection, and
-    /// only then is its device number free for another mount.
+    /// Whether the mount is served, in the tree or detached: its end cuts the connection, and only
+    /// then is its device number free for another mount. An abort cuts it too: what that leaves in
+    /// the tree is unmounted by its path.
     fn is_connected(&self) -> bool {
         let connection = self.connection.lock();
         let Some(device) = connection.as_ref() else {
@@ -171,7 +172,9 @@ impl Ending {
         };
         let mut polled = [PollFd::new(device, PollFlags::empty())];
         let now = Timespec::default();
-        matches!(poll(&mut polled, Some(&now)), Ok(0))
+        // Unmounting is asked for by signals: one more must not read as an end.
+        let events = retry_on_intr(|| poll(&mut polled, Some(&now)));
+        events == Ok(0)
     }
 }
 

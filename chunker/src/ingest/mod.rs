@@ -5,6 +5,7 @@
 
 mod absorb;
 mod again;
+mod backlog;
 mod delivery;
 mod divide;
 mod frame;

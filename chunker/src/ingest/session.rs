@@ -12,6 +12,7 @@ use futures::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
+use super::backlog::Backlog;
 use super::frame::{BlobKey, FullFrame};
 use super::lane::{NewPack, OpenPack};
 use super::ledger::{Ledger, Pending};
@@ -24,6 +25,7 @@ use crate::id::{Kind, Prefix};
 use crate::pack::{FrameTicket, PackBuilder, PackName};
 use crate::seal::{Class, Features};
 use crate::spool::Spool;
+use crate::workers::Scratch;
 
 /// Buffers of frames that are kept for the next ones, in bytes.
 const KEPT_BUFFER_BYTES: usize = 8 << 20;
@@ -41,6 +43,7 @@ pub(crate) struct Session {
     pub(super) overflow: Option<Overflow>,
     /// Callers that wait at the gate.
     waiting: AtomicUsize,
+    backlog: Backlog,
     pulse: watch::Sender<Pulse>,
 }
 
@@ -69,6 +72,7 @@ impl Session {
             gate: ByteGate::new(budget),
             overflow,
             waiting: AtomicUsize::new(0),
+            backlog: Backlog::default(),
             pulse: watch::Sender::new(Pulse::default()),
         })
     }
@@ -80,6 +84,7 @@ impl Session {
     /// Ends all tasks: what is not in the bucket yet does not get there.
     pub(super) fn end(&self) {
         self.pulse.send_modify(|pulse| pulse.ended = true);
+        self.backlog.clear();
     }
 
     /// Where a blob of this session can be read.
@@ -243,29 +248,41 @@ impl Session {
     /// Sends full frames through the workers into packs.
     pub(super) fn process_all(self: &Arc<Self>, frames: impl IntoIterator<Item = FullFrame>) {
         for full in frames {
-            let session = Arc::clone(self);
-            self.spawn(async move { session.process(full).await });
+            if self.backlog.push(full, 2 * self.shared.workers.threads()) {
+                let session = Arc::clone(self);
+                self.spawn(async move { session.work_off().await });
+            }
         }
     }
 
-    async fn process(self: Arc<Self>, full: FullFrame) -> Result<(), DepotError> {
-        let session = Arc::clone(&self);
-        let class = full.frame.class;
-        let job = self.shared.workers.run(move |scratch| {
-            let ticket = session.ticket(&full)?;
-            let blobs = full.raw.blobs();
-            let sealed = ticket
-                .seal(&mut scratch.frames, &blobs, session.shared.effort())
-                .map_err(|_| DepotError::Internal("a frame takes less than it should"))?;
-            drop(blobs);
-            let counters = &session.shared.link.counters;
-            counters.bytes_compressed.add(sealed.bytes().len() as u64);
-            session.ledger().lane(class).deliver(full, sealed)
-        });
-        let packs = job.await??;
-        self.send_all(packs);
-        self.make_room();
+    async fn work_off(self: Arc<Self>) -> Result<(), DepotError> {
+        while let Some(frames) = self.backlog.take() {
+            let session = Arc::clone(&self);
+            let job = self.shared.workers.run(move |scratch| {
+                frames
+                    .into_iter()
+                    .map(|full| session.process(full, scratch))
+                    .collect::<Result<Vec<_>, DepotError>>()
+            });
+            let packs = job.await??;
+            self.send_all(packs.into_iter().flatten());
+            self.make_room();
+        }
         Ok(())
+    }
+
+    /// Seals one frame and puts it into its pack. Returns the packs that are complete now.
+    fn process(&self, full: FullFrame, scratch: &mut Scratch) -> Result<Vec<OpenPack>, DepotError> {
+        let class = full.frame.class;
+        let ticket = self.ticket(&full)?;
+        let blobs = full.raw.blobs();
+        let sealed = ticket
+            .seal(&mut scratch.frames, &blobs, self.shared.effort())
+            .map_err(|_| DepotError::Internal("a frame takes less than it should"))?;
+        drop(blobs);
+        let counters = &self.shared.link.counters;
+        counters.bytes_compressed.add(sealed.bytes().len() as u64);
+        self.ledger().lane(class).deliver(full, sealed)
     }
 
     fn ticket(&self, full: &FullFrame) -> Result<FrameTicket, DepotError> {
@@ -287,7 +304,7 @@ impl Session {
         })
     }
 
-    fn send_all(self: &Arc<Self>, packs: Vec<OpenPack>) {
+    fn send_all(self: &Arc<Self>, packs: impl IntoIterator<Item = OpenPack>) {
         for pack in packs {
             let session = Arc::clone(self);
             self.spawn(async move { session.send(pack).await });

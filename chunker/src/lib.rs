@@ -18,6 +18,7 @@ pub mod budget;
 mod cache;
 pub mod catalog;
 pub mod depot;
+pub mod direct;
 pub mod entropy;
 pub mod error;
 pub mod extent;

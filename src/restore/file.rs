@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
-use rustix::fs::Advice;
 use tokio::task::JoinSet;
 
+use crate::restore::output::Output;
 use crate::restore::{Job, place};
 use crate::tree::item::Attributes;
 use crate::volume::data::seek;
@@ -18,9 +18,6 @@ use crate::volume::state::Scope;
 
 /// A part of a file, in bytes.
 pub const PART_BYTES: u64 = 8 * 1024 * 1024;
-
-/// Written parts of at least so many bytes go to disk at once; smaller ones are better left to the kernel, which lays many of them down together.
-const EARLY_BYTES: u64 = 1024 * 1024;
 
 /// Where a file is made.
 pub struct Target {
@@ -40,7 +37,7 @@ pub struct Contents {
     inode: u64,
     attributes: Attributes,
     xattrs: Vec<(Vec<u8>, Bytes)>,
-    fd: OwnedFd,
+    output: Output,
     target: Target,
     failed: AtomicBool,
     /// Bytes that no part has written yet.
@@ -54,7 +51,7 @@ impl Contents {
         inode: u64,
         attributes: Attributes,
         xattrs: Vec<(Vec<u8>, Bytes)>,
-        fd: OwnedFd,
+        output: Output,
         target: Target,
     ) -> Arc<Self> {
         Arc::new(Contents {
@@ -62,7 +59,7 @@ impl Contents {
             inode,
             attributes,
             xattrs,
-            fd,
+            output,
             target,
             failed: AtomicBool::new(false),
             left: AtomicU64::new(attributes.size_bytes),
@@ -72,7 +69,7 @@ impl Contents {
     /// Fills the file by tasks in `parts`; waits while too many parts are in flight.
     pub async fn spawn(self: Arc<Self>, parts: &mut JoinSet<()>) {
         let size = self.attributes.size_bytes;
-        if let Err(error) = rustix::fs::ftruncate(&self.fd, size) {
+        if let Err(error) = rustix::fs::ftruncate(&self.output, size) {
             return self.fail(&error);
         }
         let is_sparse = self.attributes.allocated_bytes < size;
@@ -141,7 +138,7 @@ impl Contents {
             };
             let contents = self.clone();
             let written =
-                tokio::task::spawn_blocking(move || contents.write(range.start, bytes)).await;
+                tokio::task::spawn_blocking(move || contents.write(range.start, &bytes)).await;
             match written {
                 Ok(Ok(())) => {}
                 Ok(Err(reason)) => return self.fail(&reason),
@@ -153,63 +150,15 @@ impl Contents {
     }
 
     /// Writes, and with `--verify` reads back what the disk has.
-    fn write(&self, offset: u64, buffers: Vec<Bytes>) -> Result<(), String> {
-        let mut at = offset;
-        for buffer in &buffers {
-            let mut rest: &[u8] = buffer;
-            while !rest.is_empty() {
-                let written =
-                    rustix::io::pwrite(&self.fd, rest, at).map_err(|error| error.to_string())?;
-                rest = &rest[written..];
-                at += written as u64;
-            }
-        }
+    fn write(&self, offset: u64, body: &[Bytes]) -> Result<(), String> {
+        let written = self.output.write(offset, body, &self.job.buffers);
+        written.map_err(|error| error.to_string())?;
         if self.job.options.verify {
-            return self.verify(offset, &buffers);
+            self.output.verify(offset, body)?;
+            let length = body.iter().map(|part| part.len() as u64).sum();
+            let verified = &self.job.progress.verified_bytes;
+            verified.fetch_add(length, Ordering::Relaxed);
         }
-        if at - offset >= EARLY_BYTES {
-            self.write_back(offset, at - offset);
-        }
-        Ok(())
-    }
-
-    /// Has the disk begin with what was written, while the next parts are fetched: the kernel would wait until memory fills or the sync at the end.
-    /// Told that pages will not be needed it begins to write the dirty ones, without waiting, and keeps them until they are written (fs/fadvise of Linux).
-    fn write_back(&self, offset: u64, length: u64) {
-        let span = std::num::NonZeroU64::new(length);
-        if let Err(error) = rustix::fs::fadvise(&self.fd, offset, span, Advice::DontNeed) {
-            tracing::debug!(%error, "written when the kernel likes");
-        }
-    }
-
-    fn verify(&self, offset: u64, buffers: &[Bytes]) -> Result<(), String> {
-        let length: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
-        let failed = |error: rustix::io::Errno| error.to_string();
-        rustix::fs::fdatasync(&self.fd).map_err(failed)?;
-        // Written back pages can be dropped, so that the disk is read and not the cache.
-        let span = std::num::NonZeroU64::new(length);
-        rustix::fs::fadvise(&self.fd, offset, span, Advice::DontNeed).map_err(failed)?;
-        let mut at = offset;
-        let mut read = Vec::new();
-        for buffer in buffers {
-            read.resize(buffer.len(), 0);
-            let mut filled = 0;
-            while filled < read.len() {
-                let count = rustix::io::pread(&self.fd, &mut read[filled..], at).map_err(failed)?;
-                if count == 0 {
-                    return Err(format!("reads back short at byte {at}"));
-                }
-                filled += count;
-                at += count as u64;
-            }
-            if read != *buffer {
-                return Err(format!("reads back different bytes before byte {at}"));
-            }
-        }
-        self.job
-            .progress
-            .verified_bytes
-            .fetch_add(length, Ordering::Relaxed);
         Ok(())
     }
 
@@ -247,7 +196,7 @@ impl Contents {
             return;
         }
         let unset = place::finish(
-            self.fd.as_fd(),
+            self.output.as_fd(),
             &self.attributes,
             &self.xattrs,
             self.job.is_root,

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bkfs_chunker::direct::DirectBuffers;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -25,6 +26,7 @@ use crate::volume::state::Scope;
 use crate::volume::view::View;
 
 mod file;
+mod output;
 mod place;
 mod walk;
 
@@ -99,6 +101,8 @@ struct Job {
     unmade: Mutex<HashSet<u64>>,
     /// Names of drafts given out.
     drafts: AtomicU64,
+    /// Room for what goes past the page cache.
+    buffers: DirectBuffers,
 }
 
 impl Job {
@@ -183,6 +187,7 @@ pub async fn restore(
         is_root: rustix::process::geteuid().is_root(),
         unmade: Mutex::default(),
         drafts: AtomicU64::new(0),
+        buffers: DirectBuffers::default(),
     });
     let mut parts = JoinSet::new();
     let directory: OwnedFd = if mode::is_directory(attributes.mode) {

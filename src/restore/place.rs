@@ -111,12 +111,6 @@ pub fn directory(
     rustix::fs::openat(parent, name, DIRECTORY, Mode::empty())
 }
 
-/// Makes an empty regular file.
-pub fn file(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)
-}
-
 /// Makes a fifo, socket or device.
 pub fn special(
     parent: BorrowedFd<'_>,

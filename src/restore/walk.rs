@@ -7,11 +7,13 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bkfs_chunker::direct::DIRECT_BYTES_MIN;
 use bytes::Bytes;
 use rustix::fs::AtFlags;
 use tokio::task::JoinSet;
 
 use crate::restore::file::{Contents, Target};
+use crate::restore::output::Output;
 use crate::restore::{Job, RestoreError, place};
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{self, Key, KeyParts};
@@ -322,15 +324,16 @@ async fn make(
     };
     let draft = job.draft(name);
     if mode::is_regular(attributes.mode) {
-        return match place::file(directory.as_fd(), &draft) {
-            Ok(fd) => {
+        let is_large = attributes.size_bytes >= DIRECT_BYTES_MIN as u64;
+        return match Output::make(directory.as_fd(), &draft, is_large) {
+            Ok(output) => {
                 let target = Target {
                     directory: directory.clone(),
                     draft,
                     name: name.to_owned(),
                     path: path.to_owned(),
                 };
-                let file = Contents::new(job.clone(), inode, *attributes, xattrs, fd, target);
+                let file = Contents::new(job.clone(), inode, *attributes, xattrs, output, target);
                 file.spawn(parts).await;
             }
             Err(error) => {

@@ -9,9 +9,9 @@ use rustix::buffer::spare_capacity;
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, fsync, mkdirat, openat};
 use rustix::io::{Errno, pread};
 
-use super::fill::Buffers;
 use super::identity::Identity;
 use super::sync::Syncer;
+use crate::direct::DirectBuffers;
 use crate::store::{
     ObjectInfo, Operation, StoreError, StoreErrorKind, Version, WHOLE_OBJECT_BYTES_MAX,
     check_range, too_large,
@@ -23,7 +23,7 @@ pub(super) struct Directory {
     root: OwnedFd,
     identity: Identity,
     pub(super) syncer: Syncer,
-    pub(super) buffers: Buffers,
+    pub(super) buffers: DirectBuffers,
 }
 
 /// An object that is open.
@@ -51,7 +51,7 @@ impl Directory {
             root,
             identity,
             syncer: Syncer::default(),
-            buffers: Buffers::default(),
+            buffers: DirectBuffers::default(),
         };
         directory.remove_leftovers();
         Ok(directory)

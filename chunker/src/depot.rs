@@ -306,17 +306,17 @@ impl Depot {
         error.wants_newer_root() && *renewals <= RENEWALS_MAX && renew.renew(self).await
     }
 
-    /// Reads pieces of a file, in file order: one answer of exactly `length` bytes for each. What lies together is fetched together;
-    /// everything is verified. The first error ends it; see [`Depot::read_each`].
+    /// Reads pieces of a file, in file order: one answer of exactly `length` bytes for each, in parts that follow one another. What lies together is
+    /// fetched together; everything is verified. The first error ends it; see [`Depot::read_each`].
     ///
     /// # Errors
     /// As [`Depot::read_blob`]; `Invalid` for a piece that goes past its target.
-    pub async fn read(&self, pieces: &[Piece]) -> Result<Vec<Bytes>, DepotError> {
+    pub async fn read(&self, pieces: &[Piece]) -> Result<Vec<Vec<Bytes>>, DepotError> {
         self.read_each(pieces).await.into_iter().collect()
     }
 
     /// The same, with an answer or an error for each piece: damage to one does not keep the others from being read.
-    pub async fn read_each(&self, pieces: &[Piece]) -> Vec<Result<Bytes, DepotError>> {
+    pub async fn read_each(&self, pieces: &[Piece]) -> Vec<Result<Vec<Bytes>, DepotError>> {
         let mut renewals = 0;
         loop {
             let answers = self.0.reader.read_each(pieces).await;

@@ -253,7 +253,7 @@ impl View {
             match source {
                 Source::Bytes(data) => bytes.push(data),
                 Source::Zero(length) => bytes.extend(zeroes(length)),
-                Source::Stored => bytes.extend(stored.next()),
+                Source::Stored => bytes.extend(stored.next().into_iter().flatten()),
             }
         }
         Ok(bytes)

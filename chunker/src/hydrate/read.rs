@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::Reader;
 use crate::cut::segment::{self, Segment};
@@ -25,11 +25,11 @@ struct Part {
 }
 
 impl Reader {
-    /// Reads pieces: exactly their bytes, or why not, for each.
+    /// Reads pieces: exactly their bytes, part by part, or why not, for each.
     pub(crate) async fn read_each(
         self: &Arc<Self>,
         pieces: &[Piece],
-    ) -> Vec<Result<Bytes, DepotError>> {
+    ) -> Vec<Result<Vec<Bytes>, DepotError>> {
         let resolved = self.resolve(pieces).await;
         let chunks = self.chunks(&resolved).await;
         let assembled = resolved.into_iter().map(|parts| assemble(&parts?, &chunks));
@@ -151,10 +151,11 @@ fn divide(segment: &Segment, piece: &Piece) -> Result<Vec<Part>, DepotError> {
         .collect())
 }
 
+/// The stretches themselves, sharing the memory of the frames that they are in.
 fn assemble(
     parts: &[Part],
     chunks: &HashMap<Id, Result<Bytes, DepotError>>,
-) -> Result<Bytes, DepotError> {
+) -> Result<Vec<Bytes>, DepotError> {
     let slice = |part: &Part| match chunks.get(&part.id) {
         Some(Ok(bytes)) => {
             let start = part.offset as usize;
@@ -167,13 +168,5 @@ fn assemble(
         Some(Err(error)) => Err(error.clone()),
         None => Err(DepotError::Internal("a chunk was lost on the way")),
     };
-    if let [part] = parts {
-        return slice(part);
-    }
-    let length = parts.iter().map(|part| part.length as usize).sum();
-    let mut whole = BytesMut::with_capacity(length);
-    for part in parts {
-        whole.extend_from_slice(&slice(part)?);
-    }
-    Ok(whole.freeze())
+    parts.iter().map(slice).collect()
 }

@@ -40,18 +40,19 @@ pub(super) async fn import(
         offset: 0,
         length: segment.length(),
     };
-    let mut read = from.read(&[whole]).await?;
-    let contents = read
-        .pop()
-        .filter(|bytes| bytes.len() == segment.length() as usize)
-        .ok_or(DepotError::Internal("a segment was read short"))?;
+    // A segment that is read whole comes in parts that are its chunks.
+    let parts: Vec<Bytes> = from.read(&[whole]).await?.into_iter().flatten().collect();
+    let lengths = segment.chunks.iter().map(|chunk| chunk.length as usize);
+    if !lengths.eq(parts.iter().map(Bytes::len)) {
+        return Err(DepotError::Internal("a segment was read short"));
+    }
     let mut start = 0;
-    let mut chunks = Vec::with_capacity(segment.chunks.len());
-    for chunk in &segment.chunks {
-        let end = start + chunk.length as usize;
+    let mut chunks = Vec::with_capacity(parts.len());
+    for bytes in parts {
+        let end = start + bytes.len();
         chunks.push(Named {
             start,
-            bytes: contents.slice(start..end),
+            bytes,
             is_zero: false,
             id: None,
             known: None,
@@ -107,7 +108,9 @@ pub async fn translate(
         .collect();
     let mut listed = Vec::with_capacity(pieces.len());
     for (chunk, answer) in segment.chunks.iter().zip(from.read_each(&pieces).await) {
-        let Some(bytes) = readable(answer)? else {
+        // A whole chunk lies in one frame: it is one part.
+        let whole = answer.map(|parts| parts.into_iter().next().unwrap_or_default());
+        let Some(bytes) = readable(whole)? else {
             continue;
         };
         let id = keyring.id(Kind::Chunk, &bytes);

@@ -20,12 +20,16 @@ struct Queue {
     frames: VecDeque<FullFrame>,
     /// Tasks that take frames until there are none.
     tasks: usize,
+    is_closed: bool,
 }
 
 impl Backlog {
-    /// Adds a frame. True if another task must be started for it: there are fewer than `tasks_max`.
+    /// Adds a frame, or drops it if the session is over. True if another task must be started for it: there are fewer than `tasks_max`.
     pub(super) fn push(&self, full: FullFrame, tasks_max: usize) -> bool {
         let mut queue = self.0.lock();
+        if queue.is_closed {
+            return false;
+        }
         queue.frames.push_back(full);
         let is_wanted = queue.tasks < tasks_max;
         queue.tasks += usize::from(is_wanted);
@@ -43,8 +47,13 @@ impl Backlog {
         Some(queue.frames.drain(..count).collect())
     }
 
-    /// Drops what waits.
-    pub(super) fn clear(&self) {
-        self.0.lock().frames.clear();
+    /// Drops what waits and what comes: nobody works it off any more, and it holds a part of the budget that others may wait for.
+    pub(super) fn close(&self) {
+        let mut queue = self.0.lock();
+        queue.is_closed = true;
+        let dropped = std::mem::take(&mut queue.frames);
+        // Giving the budget back wakes others.
+        drop(queue);
+        drop(dropped);
     }
 }

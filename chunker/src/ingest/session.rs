@@ -84,7 +84,7 @@ impl Session {
     /// Ends all tasks: what is not in the bucket yet does not get there.
     pub(super) fn end(&self) {
         self.pulse.send_modify(|pulse| pulse.ended = true);
-        self.backlog.clear();
+        self.backlog.close();
     }
 
     /// Where a blob of this session can be read.
@@ -102,6 +102,7 @@ impl Session {
     fn fail(&self, error: DepotError) {
         tracing::error!("the session cannot store any more: {error}");
         self.ledger().fail(error);
+        self.backlog.close();
         self.beat();
     }
 

@@ -4,13 +4,13 @@
 //! Knows nothing of what the bytes mean.
 
 use zstd::bulk;
-use zstd::zstd_safe::compress_bound;
+
+use compressor::Compressor;
+
+mod compressor;
 
 /// Length of what precedes the coded bytes.
 pub const CODED_HEAD_LEN: usize = 5;
-
-/// The level that is used unless something else is asked for: on database pages level 3 is slower and not smaller.
-pub const DEFAULT_LEVEL: i32 = 1;
 
 const RAW: u8 = 0;
 const ZSTD: u8 = 1;
@@ -42,15 +42,16 @@ pub enum CodecError {
 pub enum Effort {
     /// Do not compress.
     None,
+    /// zstd as fast as this content allows without storing more, unless the probe says that it is of no use.
+    Auto,
     /// zstd at this level, unless the probe says that it is of no use.
     Level(i32),
 }
 
-/// Compresses. One per worker: keeps its context and its room between calls.
+/// Compresses. One per worker: keeps its contexts and its room between calls.
+#[derive(Debug)]
 pub struct Encoder {
-    context: bulk::Compressor<'static>,
-    level: i32,
-    coded: Vec<u8>,
+    compressor: Compressor,
 }
 
 impl Default for Encoder {
@@ -59,19 +60,11 @@ impl Default for Encoder {
     }
 }
 
-impl std::fmt::Debug for Encoder {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Encoder(level {})", self.level)
-    }
-}
-
 impl Encoder {
-    /// An encoder; allocates its context at the first use.
+    /// An encoder; allocates its contexts at their first use.
     pub fn new() -> Self {
         Self {
-            context: bulk::Compressor::default(),
-            level: i32::MIN,
-            coded: Vec::new(),
+            compressor: Compressor::new(),
         }
     }
 
@@ -83,7 +76,7 @@ impl Encoder {
         let length = u32::try_from(raw.len()).expect("callers bound what they encode");
         let worth = raw.len() - raw.len() / 32;
         let (codec, coded) = match self.compress(raw, effort) {
-            Some(length) if length < worth => (ZSTD, &self.coded[..length]),
+            Some(coded) if coded.len() < worth => (ZSTD, coded),
             _ => (RAW, raw),
         };
         out.reserve(CODED_HEAD_LEN + coded.len());
@@ -92,21 +85,12 @@ impl Encoder {
         out.extend_from_slice(coded);
     }
 
-    /// Compresses into `self.coded`; `None` if it is not worth trying, or fails.
-    fn compress(&mut self, raw: &[u8], effort: Effort) -> Option<usize> {
-        let Effort::Level(level) = effort else {
-            return None;
-        };
-        if raw.len() < 32 || is_incompressible(raw) {
+    /// `None` if it is not worth trying, or fails.
+    fn compress(&mut self, raw: &[u8], effort: Effort) -> Option<&[u8]> {
+        if raw.len() < 32 || effort == Effort::None || is_incompressible(raw) {
             return None;
         }
-        if self.level != level {
-            self.context.set_compression_level(level).ok()?;
-            self.level = level;
-        }
-        self.coded.clear();
-        self.coded.reserve(compress_bound(raw.len()));
-        self.context.compress_to_buffer(raw, &mut self.coded).ok()
+        self.compressor.compress(raw, effort)
     }
 }
 

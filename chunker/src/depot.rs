@@ -14,7 +14,7 @@ use bytes::Bytes;
 use crate::budget::MemoryBudget;
 use crate::cache::DiskCache;
 use crate::catalog::{Catalog, IndexRef, Place, TableFiles};
-use crate::codec::{DEFAULT_LEVEL, Effort};
+use crate::codec::Effort;
 use crate::cut::{Cutter, Parameters};
 use crate::entropy::Entropy;
 use crate::error::DepotError;
@@ -33,7 +33,7 @@ use crate::workers::Workers;
 /// How hard new frames are compressed. Every choice is readable by everybody: the codec is recorded per frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compression {
-    /// Level 1 for now, skipping what a probe finds incompressible.
+    /// As fast as the content allows without storing more than zstd's level 1 would, skipping what a probe finds incompressible.
     #[default]
     Auto,
     /// zstd at this level, skipping what a probe finds incompressible.
@@ -121,7 +121,7 @@ impl Shared {
     /// How hard new frames are compressed now.
     pub(crate) fn effort(&self) -> Effort {
         match self.config.compression {
-            Compression::Auto => Effort::Level(DEFAULT_LEVEL),
+            Compression::Auto => Effort::Auto,
             Compression::Level(level) => Effort::Level(level),
             Compression::None => Effort::None,
         }

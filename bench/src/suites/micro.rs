@@ -105,14 +105,14 @@ fn of_frames(bytes: &[u8], keyring: &Keyring, repeat: usize) -> Vec<Stage> {
         .chunks(FRAME)
         .map(|frame| {
             let mut coded = vec![0; NONCE_LEN];
-            encoder.encode(frame, Effort::Level(1), &mut coded);
+            encoder.encode(frame, Effort::Auto, &mut coded);
             coded
         })
         .collect();
     let mut compress = || {
         for frame in bytes.chunks(FRAME) {
             out.clear();
-            encoder.encode(black_box(frame), Effort::Level(1), &mut out);
+            encoder.encode(black_box(frame), Effort::Auto, &mut out);
         }
     };
     let compressing = seconds_for_a_gb(repeat, &mut compress);

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bkfs_chunker::direct::{BLOCK_BYTES, DIRECT_BYTES_MIN, DirectBuffers, write_all_at};
 use bytes::Bytes;
-use rustix::fs::{Advice, Mode, OFlags};
+use rustix::fs::{Advice, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 /// A new file.
@@ -44,6 +44,7 @@ impl Output {
         let (pages, behind) = split(&pages, whole);
         let begin = offset + head as u64;
         self.write_through_cache(offset, &before)?;
+        self.allocate(begin, whole as u64);
         match buffers.write_at(file, begin, &pages) {
             Ok(()) => {}
             // This filesystem, or its device, wants other alignments.
@@ -51,6 +52,15 @@ impl Output {
             Err(errno) => return Err(errno),
         }
         self.write_through_cache(begin + whole as u64, &behind)
+    }
+
+    /// Has blocks allocated: into a hole ext4 writes one stretch of a file after the other, however many threads there are. What fails here fails when it is written.
+    fn allocate(&self, offset: u64, length: u64) {
+        let allocated =
+            rustix::fs::fallocate(&self.cached, FallocateFlags::KEEP_SIZE, offset, length);
+        if let Err(error) = allocated {
+            tracing::debug!(%error, "allocated when it is written");
+        }
     }
 
     fn write_through_cache(&self, offset: u64, body: &[Bytes]) -> Result<(), Errno> {

@@ -48,6 +48,29 @@ pub enum Effort {
     Level(i32),
 }
 
+/// The coded form of something, not yet put anywhere.
+#[derive(Copy, Clone, Debug)]
+pub struct Coded<'a> {
+    codec: u8,
+    raw_length: u32,
+    body: &'a [u8],
+}
+
+impl Coded<'_> {
+    /// Its length, in bytes.
+    pub fn length(&self) -> usize {
+        CODED_HEAD_LEN + self.body.len()
+    }
+
+    /// Appends it to `out`.
+    pub fn append_to(&self, out: &mut Vec<u8>) {
+        out.reserve(self.length());
+        out.push(self.codec);
+        out.extend_from_slice(&self.raw_length.to_le_bytes());
+        out.extend_from_slice(self.body);
+    }
+}
+
 /// Compresses. One per worker: keeps its contexts and its room between calls.
 #[derive(Debug)]
 pub struct Encoder {
@@ -68,21 +91,30 @@ impl Encoder {
         }
     }
 
-    /// Appends the coded form of `raw` to `out`: compressed if that makes it smaller by a thirty-second at least.
+    /// The coded form of `raw`: compressed if that makes it smaller by a thirty-second at least.
     ///
     /// # Panics
     /// If `raw` has 4 GiB or more; all callers have far lower bounds.
-    pub fn encode(&mut self, raw: &[u8], effort: Effort, out: &mut Vec<u8>) {
-        let length = u32::try_from(raw.len()).expect("callers bound what they encode");
+    pub fn code<'a>(&'a mut self, raw: &'a [u8], effort: Effort) -> Coded<'a> {
+        let raw_length = u32::try_from(raw.len()).expect("callers bound what they encode");
         let worth = raw.len() - raw.len() / 32;
-        let (codec, coded) = match self.compress(raw, effort) {
+        let (codec, body) = match self.compress(raw, effort) {
             Some(coded) if coded.len() < worth => (ZSTD, coded),
             _ => (RAW, raw),
         };
-        out.reserve(CODED_HEAD_LEN + coded.len());
-        out.push(codec);
-        out.extend_from_slice(&length.to_le_bytes());
-        out.extend_from_slice(coded);
+        Coded {
+            codec,
+            raw_length,
+            body,
+        }
+    }
+
+    /// Appends what [`Encoder::code`] makes of `raw` to `out`.
+    ///
+    /// # Panics
+    /// As [`Encoder::code`].
+    pub fn encode(&mut self, raw: &[u8], effort: Effort, out: &mut Vec<u8>) {
+        self.code(raw, effort).append_to(out);
     }
 
     /// `None` if it is not worth trying, or fails.

@@ -21,7 +21,6 @@ pub fn frame_raw_length(lengths: impl IntoIterator<Item = usize>) -> Option<u32>
 pub struct FrameEncoder {
     encoder: Encoder,
     raw: Vec<u8>,
-    payload: Vec<u8>,
 }
 
 impl FrameEncoder {
@@ -57,12 +56,11 @@ impl FrameEncoder {
         for blob in blobs {
             self.raw.extend_from_slice(blob);
         }
-        self.payload.clear();
-        self.payload.extend_from_slice(&[0; NONCE_LEN]);
-        self.encoder.encode(&self.raw, effort, &mut self.payload);
+        let coded = self.encoder.code(&self.raw, effort);
         // What waits for its upload is kept without spare room: packs are most of the memory of a busy writer.
-        let mut sealed = Vec::with_capacity(self.payload.len() + TAG_LEN);
-        sealed.extend_from_slice(&self.payload);
+        let mut sealed = Vec::with_capacity(NONCE_LEN + coded.length() + TAG_LEN);
+        sealed.extend_from_slice(&[0; NONCE_LEN]);
+        coded.append_to(&mut sealed);
         sealer.seal_in_place(number, &mut sealed, 0);
         Ok(Bytes::from(sealed))
     }

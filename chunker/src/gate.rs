@@ -1,4 +1,4 @@
-//! Bounded memory: reservations of bytes, and buffers that are used again.
+//! Bounded memory: reservations of bytes.
 //!
 //! Owns the accounting only. Who reserves what, and for how long, is the business of `ingest` (from the moment a new chunk is
 //! accepted until its pack is acknowledged) and of `hydrate` (from the moment a range is asked for until it is decoded).
@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A gate that lets at most so many bytes through at a time; first come, first served.
@@ -102,52 +101,6 @@ impl Reservation {
     }
 }
 
-/// Buffers that go round: fresh memory costs more than the copy into it (its pages must be cleared by the kernel first).
-#[derive(Debug, Clone)]
-pub(crate) struct BufferPool {
-    shelf: Arc<Mutex<Shelf>>,
-    kept_bytes: usize,
-}
-
-#[derive(Debug, Default)]
-struct Shelf {
-    buffers: Vec<Vec<u8>>,
-    bytes: usize,
-}
-
-impl BufferPool {
-    /// Keeps buffers of `kept_bytes` together.
-    pub(crate) fn new(kept_bytes: usize) -> Self {
-        Self {
-            shelf: Arc::default(),
-            kept_bytes,
-        }
-    }
-
-    /// An empty buffer, with room for `bytes` unless it has to grow.
-    pub(crate) fn take(&self, bytes: usize) -> Vec<u8> {
-        let found = {
-            let mut shelf = self.shelf.lock();
-            let found = shelf.buffers.pop();
-            shelf.bytes -= found.as_ref().map_or(0, Vec::capacity);
-            found
-        };
-        let mut buffer = found.unwrap_or_default();
-        buffer.clear();
-        buffer.reserve(bytes);
-        buffer
-    }
-
-    /// Puts a buffer back.
-    pub(crate) fn put(&self, buffer: Vec<u8>) {
-        let mut shelf = self.shelf.lock();
-        if buffer.capacity() > 0 && shelf.bytes + buffer.capacity() <= self.kept_bytes {
-            shelf.bytes += buffer.capacity();
-            shelf.buffers.push(buffer);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,20 +122,5 @@ mod tests {
         drop(second);
         assert_eq!((gate.used(), gate.peak()), (0, 100));
         assert_eq!(gate.reserve(1000).await.bytes(), 100);
-    }
-
-    #[test]
-    fn buffers_come_back_within_bounds() {
-        let pool = BufferPool::new(1000);
-        let mut buffer = pool.take(600);
-        buffer.extend_from_slice(b"old");
-        let place = buffer.as_ptr();
-        pool.put(buffer);
-        pool.put(Vec::with_capacity(600));
-        let again = pool.take(50);
-        assert!(again.is_empty() && again.as_ptr() == place);
-        assert_eq!(pool.take(1).capacity().min(599), pool.take(1).capacity());
-        pool.put(Vec::with_capacity(5000));
-        assert!(pool.take(1).capacity() < 5000);
     }
 }

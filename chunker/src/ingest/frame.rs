@@ -9,7 +9,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::catalog::Location;
-use crate::gate::{BufferPool, Reservation};
+use crate::gate::Reservation;
 use crate::id::{Id, Kind, Prefix};
 use crate::pack::{FinishedPack, PackName};
 use crate::seal::{Class, ObjectOpener};
@@ -41,69 +41,51 @@ impl BlobKey {
     }
 }
 
-/// The blobs of one frame, before compression.
-#[derive(Debug)]
+/// The blobs of one frame, before compression, in whatever memory they came in.
+#[derive(Debug, Default)]
 pub(super) struct RawFrame {
-    pub(super) keys: Vec<BlobKey>,
-    pub(super) lengths: Vec<u32>,
-    /// The contents, one after the other.
-    pub(super) contents: Vec<u8>,
-    pool: BufferPool,
+    blobs: Vec<(BlobKey, Bytes)>,
+    bytes: usize,
 }
 
 impl RawFrame {
-    pub(super) fn new(pool: &BufferPool, room: usize) -> Self {
-        Self {
-            keys: Vec::new(),
-            lengths: Vec::new(),
-            contents: pool.take(room.max(FRAME_BYTES)),
-            pool: pool.clone(),
-        }
-    }
-
     /// Whether `bytes` more go in without making it larger than frames usually are.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
-        self.lengths.is_empty()
-            || (self.contents.len() + bytes <= FRAME_BYTES && self.lengths.len() < FRAME_BLOBS)
+        self.blobs.is_empty()
+            || (self.bytes + bytes <= FRAME_BYTES && self.blobs.len() < FRAME_BLOBS)
     }
 
-    /// Copies a blob in and returns its slot.
-    pub(super) fn push(&mut self, key: BlobKey, bytes: &[u8]) -> u16 {
-        let slot = self.lengths.len();
-        debug_assert!(slot < FRAME_BLOBS && bytes.len() <= LARGEST_BLOB_BYTES);
-        self.keys.push(key);
-        self.lengths.push(bytes.len() as u32);
-        self.contents.extend_from_slice(bytes);
+    /// Takes a blob and returns its slot.
+    pub(super) fn push(&mut self, key: BlobKey, blob: Bytes) -> u16 {
+        let slot = self.blobs.len();
+        debug_assert!(slot < FRAME_BLOBS && blob.len() <= LARGEST_BLOB_BYTES);
+        self.bytes += blob.len();
+        self.blobs.push((key, blob));
         slot as u16
+    }
+
+    /// Bytes of all blobs together.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How many blobs there are.
+    pub(super) fn count(&self) -> usize {
+        self.blobs.len()
     }
 
     /// All blobs with their names, as a pack takes them.
     pub(super) fn blobs(&self) -> Vec<(Kind, Prefix, &[u8])> {
-        let mut rest = self.contents.as_slice();
-        let blobs = self.keys.iter().zip(&self.lengths).map(|(key, &length)| {
-            let (bytes, after) = rest.split_at(length as usize);
-            rest = after;
-            (key.kind, key.prefix, bytes)
-        });
-        blobs.collect()
+        let blobs = self.blobs.iter();
+        blobs
+            .map(|(key, blob)| (key.kind, key.prefix, &**blob))
+            .collect()
     }
 
-    /// A copy of one blob.
+    /// One blob.
     pub(super) fn blob(&self, slot: u16) -> Option<Bytes> {
-        let slot = usize::from(slot);
-        let length = *self.lengths.get(slot)? as usize;
-        let start: usize = self.lengths[..slot]
-            .iter()
-            .map(|&length| length as usize)
-            .sum();
-        let bytes = self.contents.get(start..start + length)?;
-        Some(Bytes::copy_from_slice(bytes))
-    }
-}
-
-impl Drop for RawFrame {
-    fn drop(&mut self) {
-        self.pool.put(std::mem::take(&mut self.contents));
+        let (_, blob) = self.blobs.get(usize::from(slot))?;
+        Some(blob.clone())
     }
 }
 

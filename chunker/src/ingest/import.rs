@@ -61,7 +61,8 @@ pub(super) async fn import(
     }
     let named = run::name(session, chunks).await?;
     let named: Vec<&Named> = named.iter().collect();
-    run::store_part(session, segment.profile, &named).await
+    // They lie in whole frames of the other repository, of which they may be a small part.
+    run::store_part(session, segment.profile, &named, run::Hold::Copied).await
 }
 
 /// What a target of one repository is in another.

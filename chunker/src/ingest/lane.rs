@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::frame::{BlobKey, Body, Frame, FrameState, FullFrame, RawFrame, SealedHere};
 use crate::error::DepotError;
-use crate::gate::{BufferPool, Reservation};
+use crate::gate::Reservation;
 use crate::pack::{FrameTicket, PackBuilder, SealedFrame};
 use crate::seal::{Class, ObjectOpener};
 
@@ -76,13 +76,12 @@ impl Lane {
         }
     }
 
-    /// Copies a blob into the frame being gathered. Returns its place, and the frame that had to make room, if any. `number` is drawn for a new frame.
+    /// Adds a blob to the frame being gathered. Returns its place, and the frame that had to make room, if any. `number` is drawn for a new frame.
     pub(super) fn gather(
         &mut self,
         key: BlobKey,
-        bytes: &[u8],
+        bytes: Bytes,
         reservation: Reservation,
-        pool: &BufferPool,
         number: impl FnOnce() -> u64,
     ) -> ((Arc<Frame>, u16), Option<FullFrame>) {
         let full = match &self.gathering {
@@ -105,7 +104,7 @@ impl Lane {
                 self.unkept.insert(frame.number);
                 empty.insert(FullFrameBuilder {
                     frame: Arc::new(frame),
-                    raw: RawFrame::new(pool, bytes.len()),
+                    raw: RawFrame::default(),
                     reservation,
                 })
             }
@@ -150,8 +149,7 @@ impl Lane {
             if !is_asked || pack.builder.length() + pack.raw_bytes >= target {
                 return None;
             }
-            pack.builder
-                .ticket(full.raw.lengths.len(), full.raw.contents.len())
+            pack.builder.ticket(full.raw.count(), full.raw.bytes())
         };
         let found = self
             .open
@@ -164,7 +162,7 @@ impl Lane {
                 let mut pack = self.begin(new_pack()?, number);
                 let ticket = pack
                     .builder
-                    .ticket(full.raw.lengths.len(), full.raw.contents.len())
+                    .ticket(full.raw.count(), full.raw.bytes())
                     .ok_or(DepotError::Internal("an empty pack has no room"))?;
                 self.open.push(pack);
                 (self.open.len() - 1, ticket)
@@ -172,7 +170,7 @@ impl Lane {
         };
         let pack = &mut self.open[position];
         pack.frames.push(Arc::clone(&full.frame));
-        pack.raw_bytes += full.raw.contents.len() as u64;
+        pack.raw_bytes += full.raw.bytes() as u64;
         Ok(ticket)
     }
 
@@ -213,7 +211,7 @@ impl Lane {
             opener: Arc::clone(&pack.opener),
         };
         pack.hold(full.reservation, sealed.stored_length() as u64);
-        pack.raw_bytes -= full.raw.contents.len() as u64;
+        pack.raw_bytes -= full.raw.bytes() as u64;
         pack.builder.place(sealed).map_err(|_| STRAY)?;
         *full.frame.state.lock() = FrameState::Sealed(here);
         self.unplaced.remove(&full.frame.number);

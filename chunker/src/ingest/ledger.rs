@@ -14,7 +14,7 @@ use super::lane::{Lane, SentPack};
 use super::sealed::Mark;
 use crate::catalog::{Candidate, Location};
 use crate::error::DepotError;
-use crate::gate::{BufferPool, Reservation};
+use crate::gate::Reservation;
 use crate::id::{Id, Kind};
 use crate::pack::{FinishedPack, FrameEntry, PackName};
 use crate::seal::Class;
@@ -38,7 +38,6 @@ pub(super) struct Ledger {
     /// The floor that the root knows.
     floor: u32,
     failure: Option<DepotError>,
-    pool: BufferPool,
 }
 
 /// The session's counter over all that it writes.
@@ -103,7 +102,7 @@ pub(super) struct Gathered {
 }
 
 impl Ledger {
-    pub(super) fn new(session: u64, target_bytes: u64, pool: BufferPool) -> Self {
+    pub(super) fn new(session: u64, target_bytes: u64) -> Self {
         Self {
             names: Names { session, next: 0 },
             next_frame: 0,
@@ -117,7 +116,6 @@ impl Ledger {
             tick: 1,
             floor: 0,
             failure: None,
-            pool,
         }
     }
 
@@ -166,12 +164,12 @@ impl Ledger {
         true
     }
 
-    /// Takes a blob, copying its bytes, unless it is here already.
+    /// Takes a blob, unless it is here already.
     pub(super) fn gather(
         &mut self,
         kind: Kind,
         id: Id,
-        bytes: &[u8],
+        bytes: Bytes,
         reservation: Reservation,
     ) -> Gathered {
         let key = BlobKey::of(kind, &id);
@@ -185,7 +183,6 @@ impl Ledger {
             next_frame,
             data,
             metadata,
-            pool,
             ..
         } = self;
         let lane = match class_of(key.kind) {
@@ -196,7 +193,7 @@ impl Ledger {
             *next_frame += 1;
             *next_frame - 1
         };
-        let (slot, full) = lane.gather(key, bytes, reservation, pool, draw);
+        let (slot, full) = lane.gather(key, bytes, reservation, draw);
         self.blobs.insert(key, slot);
         Gathered { full, new: true }
     }

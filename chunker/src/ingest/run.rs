@@ -22,10 +22,36 @@ use crate::pack::PackName;
 const JOB_BYTES: usize = 512 << 10;
 
 /// Bytes that a blob costs beside its content while it is under way.
-const BLOB_OVERHEAD_BYTES: u64 = 64;
+const BLOB_OVERHEAD_BYTES: u64 = 128;
 
 /// Blobs that are taken under one lock: neighbours stay together, and nobody is kept waiting for long.
 const TAKEN_AT_ONCE: usize = 8;
+
+/// How a frame has what it takes of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// In the memory that it came in, which lives until the last frame with a part of it is sealed.
+    Shared,
+    /// Copied, since most of that memory would be kept for nothing.
+    Copied,
+}
+
+impl Hold {
+    /// For so many new bytes in memory of `length` bytes.
+    fn of(new: usize, length: usize) -> Self {
+        match new >= length / 2 {
+            true => Self::Shared,
+            false => Self::Copied,
+        }
+    }
+
+    fn take(self, bytes: &Bytes) -> Bytes {
+        match self {
+            Self::Shared => bytes.clone(),
+            Self::Copied => Bytes::copy_from_slice(bytes),
+        }
+    }
+}
 
 /// Stores a run; see [`Ingest::store_run`](super::Ingest::store_run).
 pub(super) async fn store(
@@ -43,6 +69,10 @@ pub(super) async fn store(
     };
     let chunks = cut(session, &plan, run).await?;
     let named = name(session, chunks).await?;
+    let unknown = named
+        .iter()
+        .filter(|chunk| !chunk.is_zero && chunk.known.is_none());
+    let hold = Hold::of(unknown.map(|chunk| chunk.bytes.len()).sum(), length);
     let parts = plan.divide(session.shared.cutter.parameters(), &named);
     let mut stored = StoredRun::default();
     let mut zero = 0;
@@ -53,7 +83,7 @@ pub(super) async fn store(
                 zero += part.end - part.start;
                 None
             }
-            chunks => Some(store_part(session, profile, chunks).await?),
+            chunks => Some(store_part(session, profile, chunks, hold).await?),
         };
         stored.extents.push(StoredExtent {
             offset: file_offset + part.start as u64,
@@ -120,6 +150,7 @@ pub(super) async fn store_part(
     session: &Arc<Session>,
     profile: Profile,
     chunks: &[&Named],
+    hold: Hold,
 ) -> Result<Target, DepotError> {
     let mut listed = Vec::with_capacity(chunks.len());
     let mut wanted = Vec::with_capacity(chunks.len());
@@ -138,7 +169,7 @@ pub(super) async fn store_part(
             known: chunk.known,
         });
     }
-    store_blobs(session, &wanted).await?;
+    store_blobs(session, &wanted, hold).await?;
     if let [single] = listed.as_slice() {
         return Ok(Target::Chunk(single.id));
     }
@@ -171,7 +202,7 @@ pub(super) async fn store_blob(
         bytes,
         known,
     };
-    store_blobs(session, &[wanted]).await?;
+    store_blobs(session, &[wanted], Hold::Copied).await?;
     Ok(id)
 }
 
@@ -199,7 +230,11 @@ struct Wanted {
 
 /// Makes sure that each blob is in a live pack or on its way. Between the look-up and the taking there is no wait, so that of two that store the same blob one
 /// takes it and the other finds it; and a caller that goes away leaves nothing half taken.
-async fn store_blobs(session: &Arc<Session>, wanted: &[Wanted]) -> Result<(), DepotError> {
+async fn store_blobs(
+    session: &Arc<Session>,
+    wanted: &[Wanted],
+    hold: Hold,
+) -> Result<(), DepotError> {
     let mut missing = Vec::new();
     let mut bytes = 0;
     {
@@ -218,6 +253,10 @@ async fn store_blobs(session: &Arc<Session>, wanted: &[Wanted]) -> Result<(), De
     }
     let counters = &session.shared.link.counters;
     let total: usize = wanted.iter().map(|blob| blob.bytes.len()).sum();
+    let hold = match hold {
+        Hold::Shared => Hold::of(bytes as usize, total),
+        Hold::Copied => hold,
+    };
     let mut new = 0;
     if !missing.is_empty() {
         let mut reservation = session.reserve(bytes).await?;
@@ -227,7 +266,7 @@ async fn store_blobs(session: &Arc<Session>, wanted: &[Wanted]) -> Result<(), De
                 let mut ledger = session.ledger();
                 for blob in group {
                     let part = reservation.split(blob.bytes.len() as u64 + BLOB_OVERHEAD_BYTES);
-                    let gathered = ledger.gather(blob.kind, blob.id, &blob.bytes, part);
+                    let gathered = ledger.gather(blob.kind, blob.id, hold.take(&blob.bytes), part);
                     full.extend(gathered.full);
                     new += if gathered.new { blob.bytes.len() } else { 0 };
                 }

@@ -20,15 +20,12 @@ use super::ship::Overflow;
 use crate::depot::Shared;
 use crate::entropy::{number, salt};
 use crate::error::DepotError;
-use crate::gate::{BufferPool, ByteGate, Reservation};
+use crate::gate::{ByteGate, Reservation};
 use crate::id::{Kind, Prefix};
 use crate::pack::{FrameTicket, PackBuilder, PackName};
 use crate::seal::{Class, Features};
 use crate::spool::Spool;
 use crate::workers::Scratch;
-
-/// Buffers of frames that are kept for the next ones, in bytes.
-const KEPT_BUFFER_BYTES: usize = 8 << 20;
 
 /// The accepted bytes that may be under way are at least this many times the size of a pack: two open ones and their frames must never fill it.
 const PACKS_IN_BUDGET: u64 = 6;
@@ -65,14 +62,14 @@ impl Session {
             }
         };
         let target = shared.config.pack_bytes.min(budget / PACKS_IN_BUDGET);
-        let pool = BufferPool::new(KEPT_BUFFER_BYTES);
+        let backlog = Backlog::new(shared.workers.threads());
         Arc::new(Self {
             shared,
-            ledger: Mutex::new(Ledger::new(session, target, pool)),
+            ledger: Mutex::new(Ledger::new(session, target)),
             gate: ByteGate::new(budget),
             overflow,
             waiting: AtomicUsize::new(0),
-            backlog: Backlog::default(),
+            backlog,
             pulse: watch::Sender::new(Pulse::default()),
         })
     }
@@ -151,6 +148,7 @@ impl Session {
     /// # Errors
     /// `Stalled` if the store does not move, or the session failed.
     pub(super) async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, DepotError> {
+        self.backlog.room().await;
         if let Some(failure) = self.ledger().failure() {
             return Err(failure);
         }
@@ -249,7 +247,7 @@ impl Session {
     /// Sends full frames through the workers into packs.
     pub(super) fn process_all(self: &Arc<Self>, frames: impl IntoIterator<Item = FullFrame>) {
         for full in frames {
-            if self.backlog.push(full, 2 * self.shared.workers.threads()) {
+            if self.backlog.push(full) {
                 let session = Arc::clone(self);
                 self.spawn(async move { session.work_off().await });
             }

@@ -11,7 +11,7 @@ use super::lane::{NewPack, OpenPack};
 use super::ledger::{Ledger, Pending};
 use super::sealed::Mark;
 use crate::codec::Effort;
-use crate::gate::{BufferPool, ByteGate};
+use crate::gate::ByteGate;
 use crate::id::{Id, Kind};
 use crate::pack::{FinishedPack, FrameEncoder, FrameTicket, PackBuilder, PackName};
 use crate::seal::{Class, Features, Keyring, RepositoryId, Secrets};
@@ -81,7 +81,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let secrets = Secrets::new([1; 32], [2; 32], [3; 32]);
-        let mut ledger = Ledger::new(7, TARGET_BYTES, BufferPool::new(1 << 20));
+        let mut ledger = Ledger::new(7, TARGET_BYTES);
         let mark = ledger.mark();
         Self {
             ledger,
@@ -154,7 +154,7 @@ impl World {
             let pack = *self.taken.first().expect("a root holds it");
             self.ledger.rely_on(pack, kind, name);
         } else {
-            let gathered = self.ledger.gather(kind, name, &bytes, reservation);
+            let gathered = self.ledger.gather(kind, name, bytes.clone(), reservation);
             self.full.extend(gathered.full);
         }
         self.blobs.insert(id, (bytes, self.now));

@@ -28,7 +28,9 @@ impl Output {
         let past_cache = OFlags::WRONLY | OFlags::DIRECT | FLAGS;
         let direct = large
             .then(|| rustix::fs::openat(parent, name, past_cache, Mode::empty()).ok())
-            .flatten();
+            .flatten()
+            // Somebody else may be at home in that directory, and have put another file in its place.
+            .filter(|direct| is_same(&cached, direct));
         Ok(Self { cached, direct })
     }
 
@@ -122,6 +124,15 @@ impl AsFd for Output {
     }
 }
 
+fn is_same(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let identity = |file| {
+        rustix::fs::fstat(file)
+            .ok()
+            .map(|stat| (stat.st_dev, stat.st_ino))
+    };
+    identity(one).is_some() && identity(one) == identity(other)
+}
+
 fn length(body: &[Bytes]) -> usize {
     body.iter().map(Bytes::len).sum()
 }
@@ -181,6 +192,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn one_file_is_no_other() {
+        let home = tempfile::TempDir::new().unwrap();
+        let open = |name| OwnedFd::from(fs::File::create(home.path().join(name)).unwrap());
+        assert!(is_same(&open("one"), &open("one")));
+        assert!(!is_same(&open("one"), &open("other")));
     }
 
     #[test]

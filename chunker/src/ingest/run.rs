@@ -278,3 +278,18 @@ async fn store_blobs(
     counters.bytes_deduplicated.add((total - new) as u64);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_kept_where_half_of_it_is_new() {
+        assert_eq!(Hold::of(8, 16), Hold::Shared);
+        assert_eq!(Hold::of(7, 16), Hold::Copied);
+        let bytes = Bytes::from(vec![7; 100]);
+        let [shared, copied] = [Hold::Shared, Hold::Copied].map(|hold| hold.take(&bytes));
+        assert!(shared.as_ptr() == bytes.as_ptr() && copied.as_ptr() != bytes.as_ptr());
+        assert_eq!([shared, copied], [bytes.clone(), bytes]);
+    }
+}

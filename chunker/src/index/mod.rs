@@ -5,6 +5,7 @@
 //!
 //! Does not decide what is live, fetch anything, or keep files.
 
+mod filter;
 mod object;
 mod table;
 

@@ -4,25 +4,30 @@
 //!
 //! | part | bytes |
 //! |---|---|
-//! | head | magic 8, version u32, fence bits u32, entries u64, packs u32, zero u32, frames u64, checksum 24 |
+//! | head | magic 8, version u32, fence bits u32, entries u64, packs u32, bytes of the filter u32, frames u64, checksum 24 |
 //! | fence | (2^bits + 1) × u64: how many entries have a prefix whose leading bits are less than the index |
 //! | entries, sorted | prefix 16, pack u32, frame u16, slot u16 |
 //! | packs, by name | name 16, header 128, length u64, first frame u64, class u8, zero 7 |
 //! | frames, by pack | offset u32, stored length u32, raw length u32 |
+//! | filter | what [`Filter`] makes of the prefixes; nothing if it makes none |
 //!
 //! Prefixes are evenly distributed, since ids are hashes. So the fence, which has one number for every 32 entries, leads
 //! to a stretch of about 32 entries: a look-up touches two or three places, however large the table is. A blob may be
-//! in several packs, and then has as many entries. Room is left in the head for a filter to be added to.
+//! in several packs, and then has as many entries.
+//!
+//! The filter is copied into memory, so that fresh data costs no reads of the disk, however many tables there are.
 
 use super::PackRecord;
+use super::filter::Filter;
 use crate::id::Prefix;
 use crate::pack::PackName;
 use crate::seal::{Class, HEADER_LEN};
 use std::ops::Range;
 
 const MAGIC: &[u8; 8] = b"bkfstab\0";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEAD_LEN: usize = 64;
+const FILTER_BYTES: Range<usize> = 28..32;
 const CHECKSUM: Range<usize> = 40..64;
 const ENTRY_LEN: usize = Prefix::LEN + 8;
 const PACK_LEN: usize = PackName::LEN + HEADER_LEN + 8 + 8 + 8;
@@ -87,10 +92,11 @@ pub struct Table<B> {
     entries: Range<usize>,
     packs: Range<usize>,
     frames: Range<usize>,
+    filter: Filter,
 }
 
 impl<B: AsRef<[u8]>> Table<B> {
-    /// Opens a table: reads its head, no more. Errors if the bytes are none, or not as many as the head says.
+    /// Opens a table: reads its head and its filter, no more. Errors if the bytes are none, or not as many as the head says.
     pub fn open(bytes: B) -> Result<Self, TableError> {
         let all = bytes.as_ref();
         let head = all
@@ -116,17 +122,23 @@ impl<B: AsRef<[u8]>> Table<B> {
             let entries = part(u64_at(head, 16), ENTRY_LEN)?;
             let packs = part(u64::from(u32_at(head, 24)), PACK_LEN)?;
             let frames = part(u64_at(head, 32), FRAME_LEN)?;
-            Some((fence, entries, packs, frames))
+            let filter = part(u64::from(u32_at(head, FILTER_BYTES.start)), 1)?;
+            Some((fence, entries, packs, frames, filter))
         })();
         match parts {
-            Some((fence, entries, packs, frames)) if frames.end == all.len() => Ok(Self {
-                bytes,
-                fence_bits,
-                fence,
-                entries,
-                packs,
-                frames,
-            }),
+            Some((fence, entries, packs, frames, filter)) if filter.end == all.len() => {
+                let filter =
+                    Filter::open(&all[filter]).ok_or(TableError("its filter is out of bounds"))?;
+                Ok(Self {
+                    bytes,
+                    fence_bits,
+                    fence,
+                    entries,
+                    packs,
+                    frames,
+                    filter,
+                })
+            }
             _ => Err(TableError("its length is wrong")),
         }
     }
@@ -203,7 +215,11 @@ impl<B: AsRef<[u8]>> Table<B> {
 
     /// All places where the blob with this prefix lies; none if it is in no pack of this table.
     pub fn find(&self, prefix: &Prefix) -> impl Iterator<Item = Location> + '_ {
-        let stretch = self.stretch(prefix);
+        let stretch = if self.filter.lets_through(prefix) {
+            self.stretch(prefix)
+        } else {
+            &[]
+        };
         let count = stretch.len() / ENTRY_LEN;
         // The first entry that is not before the prefix.
         let (mut low, mut high) = (0, count);
@@ -307,7 +323,7 @@ impl TableBuilder {
         bytes.extend_from_slice(&fence_bits.to_le_bytes());
         bytes.extend_from_slice(&(blobs as u64).to_le_bytes());
         bytes.extend_from_slice(&pack_count.to_le_bytes());
-        bytes.extend_from_slice(&[0; 4]);
+        bytes.extend_from_slice(&0u32.to_le_bytes());
         bytes.extend_from_slice(&(frames as u64).to_le_bytes());
         bytes.resize(HEAD_LEN, 0);
         put_fence(&entries, fence_bits, &mut bytes);
@@ -318,6 +334,7 @@ impl TableBuilder {
             bytes.extend_from_slice(&location.slot.to_le_bytes());
         }
         put_packs(&self.packs, &mut bytes);
+        put_filter(entries, &mut bytes);
         let checksum = checksum(&bytes);
         bytes[CHECKSUM].copy_from_slice(&checksum);
         bytes
@@ -353,6 +370,15 @@ fn put_packs(packs: &[PackRecord], bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(&frame.offset.to_le_bytes());
         bytes.extend_from_slice(&frame.stored_length.to_le_bytes());
         bytes.extend_from_slice(&frame.raw_length.to_le_bytes());
+    }
+}
+
+/// Adds the filter, and its length to the head. A filter whose length the head cannot tell is left out.
+fn put_filter(entries: Vec<(Prefix, Location)>, bytes: &mut Vec<u8>) {
+    let filter = Filter::bytes_of(entries.into_iter().map(|(prefix, _)| prefix));
+    if let Ok(length) = u32::try_from(filter.len()) {
+        bytes[FILTER_BYTES].copy_from_slice(&length.to_le_bytes());
+        bytes.extend_from_slice(&filter);
     }
 }
 

@@ -7,20 +7,20 @@ use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Every tool that a suite may ask for, how its version is asked for, and where to have it from.
-const KNOWN: &[(&str, &str, &str)] = &[
-    ("restic", "version", "apt-get install restic"),
-    ("rustic", "--version", "cargo install rustic-rs"),
-    ("borg", "--version", "apt-get install borgbackup"),
-    ("rclone", "version", "apt-get install rclone"),
-    ("s3fs", "--version", "apt-get install s3fs"),
-    ("pigz", "--version", "apt-get install pigz"),
-    ("aws", "--version", "pip install awscli"),
-    ("minio", "--version", "tests/run main-job-minio builds it"),
-    ("mariabackup", "--version", "apt-get install mariadb-backup"),
-    ("mariadbd", "--version", "apt-get install mariadb-server"),
-    ("sysbench", "--version", "apt-get install sysbench"),
-    ("rsync", "--version", "apt-get install rsync"),
+/// Every tool that a suite may ask for, and how its version is asked for. `bench/install-peers` brings them.
+const KNOWN: &[(&str, &str)] = &[
+    ("restic", "version"),
+    ("rustic", "--version"),
+    ("borg", "--version"),
+    ("rclone", "version"),
+    ("s3fs", "--version"),
+    ("pigz", "--version"),
+    ("aws", "--version"),
+    ("minio", "--version"),
+    ("mariabackup", "--version"),
+    ("mariadbd", "--version"),
+    ("sysbench", "--version"),
+    ("rsync", "--version"),
 ];
 
 /// The tools that were found.
@@ -34,7 +34,7 @@ impl Peers {
     pub fn look() -> Self {
         let found = KNOWN
             .iter()
-            .filter_map(|(name, _, _)| Some((*name, find(name)?)));
+            .filter_map(|(name, _)| Some((*name, find(name)?)));
         Self {
             found: found.collect(),
         }
@@ -45,18 +45,16 @@ impl Peers {
     /// # Errors
     /// How to have it, if it is not here.
     pub fn need(&self, name: &str) -> Result<String, String> {
-        let known = KNOWN.iter().find(|(known, _, _)| *known == name);
-        let source = known.map_or("", |(_, _, source)| source);
         self.found
             .get(name)
             .map(|path| path.display().to_string())
-            .ok_or_else(|| format!("{name} is not on this machine ({source})"))
+            .ok_or_else(|| format!("{name} is not on this machine (bench/install-peers brings it)"))
     }
 
     /// Names and versions of what was found.
     pub fn versions(&self) -> String {
         let version = |(name, path): (&&'static str, &PathBuf)| {
-            let argument = KNOWN.iter().find(|(known, _, _)| known == name)?.1;
+            let argument = KNOWN.iter().find(|(known, _)| known == name)?.1;
             let output = Command::new(path).arg(argument).output().ok()?;
             let said = [output.stdout, output.stderr].concat();
             let said = String::from_utf8_lossy(&said).into_owned();

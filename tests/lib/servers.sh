@@ -52,12 +52,12 @@ start_minio() {
   make_s3_bucket "$BKFS_TEST_S3_MINIO" "$BKFS_TEST_BUCKET"
 }
 
-# start_versitygw: exports BKFS_TEST_S3_VERSITYGW.
+# start_versitygw: exports BKFS_TEST_S3_VERSITYGW. By an address that is not known to be this machine's, so that bodies are signed.
 start_versitygw() {
   mkdir -p "$SUITE_TMP/versitygw"
   launch versitygw answers env ROOT_ACCESS_KEY="$BKFS_TEST_ACCESS_KEY" ROOT_SECRET_KEY="$BKFS_TEST_SECRET_KEY" \
     "$VERSITYGW" --port 127.0.0.1:@PORT@ --region "$BKFS_TEST_REGION" posix "$SUITE_TMP/versitygw"
-  export BKFS_TEST_S3_VERSITYGW=http://127.0.0.1:$PORT
+  export BKFS_TEST_S3_VERSITYGW=http://0.0.0.0:$PORT
   make_s3_bucket "$BKFS_TEST_S3_VERSITYGW" "$BKFS_TEST_BUCKET"
 }
 

@@ -9,6 +9,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, resolve_bucket_regio
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
+use url::{Host, Url};
 
 use super::lock::Locker;
 use super::profile::Profiles;
@@ -80,8 +81,22 @@ fn is_plain_http(endpoint: &str) -> bool {
     endpoint.starts_with("http://")
 }
 
+/// Whether nobody can change what is under way to this endpoint, and no wire can: it is under TLS, or stays on this machine.
+fn is_guarded(endpoint: &str) -> bool {
+    !is_plain_http(endpoint) || is_on_this_machine(endpoint)
+}
+
+fn is_on_this_machine(endpoint: &str) -> bool {
+    match Url::parse(endpoint).as_ref().map(Url::host) {
+        Ok(Some(Host::Domain(name))) => name == "localhost",
+        Ok(Some(Host::Ipv4(address))) => address.is_loopback(),
+        Ok(Some(Host::Ipv6(address))) => address.is_loopback(),
+        _ => false,
+    }
+}
+
 fn check_endpoint(endpoint: &str) -> Result<(), StoreError> {
-    let address = reqwest::Url::parse(endpoint).ok();
+    let address = Url::parse(endpoint).ok();
     match address {
         Some(address) if matches!(address.scheme(), "http" | "https") && address.has_host() => {
             Ok(())
@@ -98,7 +113,9 @@ pub(super) async fn s3(bucket: &str, options: &StoreOptions) -> Result<Setup, St
         true => AmazonS3Builder::from_env(),
         false => AmazonS3Builder::new(),
     };
+    let mut is_chosen = false;
     for (key, value) in settings::<Key>(options, &["aws_"])? {
+        is_chosen |= key == Key::UnsignedPayload;
         builder = builder.with_config(key, value);
     }
     if let Some(endpoint) = &options.endpoint {
@@ -121,11 +138,11 @@ pub(super) async fn s3(bucket: &str, options: &StoreOptions) -> Result<Setup, St
         Some(endpoint) => at_endpoint(builder, bucket, endpoint)?,
         None => at_amazon(builder, bucket).await?,
     };
-    let plain = endpoint.as_deref().is_some_and(is_plain_http);
-    if plain {
+    if endpoint.as_deref().is_some_and(is_plain_http) {
         builder = builder.with_allow_http(true);
-    } else {
-        // Under TLS nothing is gained by hashing each body once more.
+    }
+    if !is_chosen && endpoint.as_deref().is_none_or(is_guarded) {
+        // Nothing is gained there by hashing each body once more, here and at the server.
         builder = builder.with_unsigned_payload(true);
     }
     let region = [Key::Region, Key::DefaultRegion]
@@ -302,4 +319,35 @@ pub(super) fn azure(container: &str, options: &StoreOptions) -> Result<Setup, St
         locker: None,
         endpoint,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leaves_the_machine_in_the_clear_is_not_guarded() {
+        for guarded in [
+            "https://s3.example.org",
+            "http://localhost:9000",
+            "http://LOCALHOST",
+            "http://127.0.0.1:9000",
+            "http://127.1.2.3",
+            "http://[::1]:9000",
+        ] {
+            assert!(is_guarded(guarded), "{guarded}");
+        }
+        for open in [
+            "http://s3.example.org",
+            "http://localhost.example.org",
+            "http://127.0.0.1.example.org",
+            "http://user@127.0.0.2@example.org",
+            "http://10.0.0.1:9000",
+            "http://0.0.0.0:9000",
+            "http://[::]:9000",
+            "http://[fe80::1]",
+        ] {
+            assert!(!is_guarded(open), "{open}");
+        }
+    }
 }

@@ -244,8 +244,29 @@ async fn requests_are_conditional_signed_and_of_known_length() {
     assert!(heads[2].contains("content-length: 0"), "{}", heads[2]);
     for head in heads {
         assert!(!head.contains("transfer-encoding"), "{head}");
-        // In the clear, a body is guarded by its hash.
-        assert!(!head.contains("unsigned-payload"), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn in_the_clear_a_body_is_guarded_by_its_hash_unless_it_stays_on_this_machine() {
+    const UNSIGNED: &str = "x-amz-content-sha256: unsigned-payload";
+    // Connections to 0.0.0.0 are served by this machine, too, but it is not an address of it.
+    for (host, choice, unsigned) in [
+        ("127.0.0.1", None, true),
+        ("127.0.0.1", Some("false"), false),
+        ("0.0.0.0", None, false),
+        ("0.0.0.0", Some("true"), true),
+    ] {
+        let (endpoint, seen) = serve(vec![success()]).await;
+        let mut options = options(&endpoint.replace("127.0.0.1", host));
+        options.stall_timeout = Duration::from_secs(60);
+        let choice = choice.map(|value| ("aws_unsigned_payload".to_owned(), value.to_owned()));
+        options.settings.extend(choice);
+        let url = "s3://bucket/prefix".parse().unwrap();
+        let store = RemoteStore::open(&url, &options).await.unwrap();
+        store.put_new("data/a", body(10)).await.unwrap();
+        let head = seen.heads()[0].to_ascii_lowercase();
+        assert_eq!(head.contains(UNSIGNED), unsigned, "{host}: {head}");
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bkfs_chunker::ingest::Delivered;
+use futures::FutureExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -261,6 +262,8 @@ impl Journaler {
                     None => return,
                 },
                 () = sleep, if due.is_some() => {
+                    // Those who have closed a file by now are served by this.
+                    let _ = volume.soon.notified().now_or_never();
                     due = match self.write_soon().await {
                         Ok(()) => None,
                         Err(error) if self.volume.failure().is_none() => {
@@ -273,8 +276,9 @@ impl Journaler {
                 }
                 // However it ended: what did not arrive is sent with the next journal.
                 Some(_) = self.landing.join_next() => {}
-                () = volume.soon.notified() => {
-                    due = due.or_else(|| Some(Instant::now() + SOON));
+                // Once is enough: to be woken for each file that is closed would cost as much as closing it.
+                () = volume.soon.notified(), if due.is_none() => {
+                    due = Some(Instant::now() + SOON);
                 }
             }
         }

@@ -78,7 +78,7 @@ fn settings<K: FromStr>(
 }
 
 fn is_plain_http(endpoint: &str) -> bool {
-    endpoint.starts_with("http://")
+    Url::parse(endpoint).is_ok_and(|address| address.scheme() == "http")
 }
 
 /// Whether nobody can change what is under way to this endpoint, and no wire can: it is under TLS, or stays on this machine.
@@ -339,6 +339,7 @@ mod tests {
         }
         for open in [
             "http://s3.example.org",
+            "HTTP://s3.example.org",
             "http://localhost.example.org",
             "http://127.0.0.1.example.org",
             "http://user@127.0.0.2@example.org",

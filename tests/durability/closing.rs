@@ -98,6 +98,38 @@ fn a_small_file_is_in_the_bucket_a_second_after_close() {
 }
 
 #[test]
+fn what_is_closed_while_a_journal_is_written_has_the_next_one() {
+    let bucket = Bucket::new();
+    let host = host(&bucket, CloseMode::Bounded);
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::PutNew);
+    host.faults.plan(strike.keys("journal/").always());
+    let closed = |name: &str| {
+        let file = written(&host, name, name.as_bytes());
+        let answer = close(&host, file).recv();
+        answer.expect("answered").expect("closed");
+    };
+    // Several before it begins, of which none asks for another one.
+    closed("first");
+    closed("second");
+    while host.faults.struck() == 0 {
+        std::thread::yield_now();
+    }
+    closed("meanwhile");
+    gate.open();
+    let begun = Instant::now();
+    while bucket.count("journal/") < 2 && begun.elapsed() < Duration::from_secs(10) {
+        std::thread::yield_now();
+    }
+    host.crash();
+    assert_eq!(bucket.count("journal/"), 2);
+    let host = bucket.host();
+    for name in ["first", "second", "meanwhile"] {
+        assert_eq!(host.read(name), Some(name.as_bytes().to_vec()));
+    }
+}
+
+#[test]
 fn the_close_of_a_large_file_waits_for_its_data() {
     let bucket = Bucket::new();
     let host = host(&bucket, CloseMode::Bounded);

@@ -12,8 +12,8 @@ use tokio::sync::watch;
 
 use super::frame::FullFrame;
 
-/// Frames that one job takes: about a millisecond of compression. A read that waits for a worker waits no longer than that for each job before it.
-const FRAMES_AT_ONCE: usize = 4;
+/// Frames that one job takes: about two milliseconds of compression. A read that waits for a worker waits no longer than that for each job before it.
+const FRAMES_AT_ONCE: usize = 8;
 
 /// Bytes that wait for each worker before writers are held back: some ten milliseconds of compression.
 const WAITING_BYTES_PER_THREAD: usize = 4 << 20;
@@ -144,12 +144,13 @@ mod tests {
     #[test]
     fn frames_leave_in_order_and_tasks_are_counted() {
         let (gate, backlog) = (ByteGate::new(100), Backlog::new(1));
-        let wanted: Vec<bool> = (0..6).map(|n| backlog.push(frame(&gate, n))).collect();
-        assert_eq!(wanted, [true, true, false, false, false, false]);
-        assert_eq!(numbers(backlog.take()), Some(vec![0, 1, 2, 3]));
-        assert_eq!(numbers(backlog.take()), Some(vec![4, 5]));
+        let wanted: Vec<bool> = (0..10).map(|n| backlog.push(frame(&gate, n))).collect();
+        let only_two: Vec<bool> = (0..10).map(|n| n < 2).collect();
+        assert_eq!(wanted, only_two);
+        assert_eq!(numbers(backlog.take()), Some((0..8).collect()));
+        assert_eq!(numbers(backlog.take()), Some(vec![8, 9]));
         assert!(backlog.take().is_none(), "one task ends");
-        assert!(backlog.push(frame(&gate, 6)), "so that another is wanted");
+        assert!(backlog.push(frame(&gate, 10)), "so that another is wanted");
     }
 
     #[test]

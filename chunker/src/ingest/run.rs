@@ -19,7 +19,7 @@ use crate::id::{Id, Kind};
 use crate::pack::PackName;
 
 /// Content that one job names: large enough that handing it over costs nothing, small enough that several workers share a run.
-const JOB_BYTES: usize = 512 << 10;
+const JOB_BYTES: usize = 1 << 20;
 
 /// Bytes that a blob costs beside its content while it is under way.
 const BLOB_OVERHEAD_BYTES: u64 = 128;

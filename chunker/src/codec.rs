@@ -42,10 +42,25 @@ pub enum CodecError {
 pub enum Effort {
     /// Do not compress.
     None,
-    /// zstd as fast as this content allows without storing more, unless the probe says that it is of no use.
-    Auto,
+    /// zstd as suits the content and the balance, unless the probe says that it is of no use.
+    Auto(Balance),
     /// zstd at this level, unless the probe says that it is of no use.
     Level(i32),
+}
+
+/// Where those who compress stand between the writers and the store.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Balance {
+    /// Writers wait for them: a few bytes more are given for time.
+    Behind,
+    /// Nobody waits for them, nor they for anybody: as fast as the content allows without storing more.
+    Even,
+    /// They wait for the store: time is given for fewer bytes.
+    Ahead,
+}
+
+impl Balance {
+    const COUNT: usize = 3;
 }
 
 /// The coded form of something, not yet put anywhere.

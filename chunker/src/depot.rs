@@ -14,7 +14,7 @@ use bytes::Bytes;
 use crate::budget::MemoryBudget;
 use crate::cache::DiskCache;
 use crate::catalog::{Catalog, IndexRef, Place, TableFiles};
-use crate::codec::Effort;
+use crate::codec::{Balance, Effort};
 use crate::cut::{Cutter, Parameters};
 use crate::entropy::Entropy;
 use crate::error::DepotError;
@@ -118,10 +118,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// How hard new frames are compressed now.
-    pub(crate) fn effort(&self) -> Effort {
+    /// How hard is compressed at this balance.
+    pub(crate) fn effort(&self, balance: Balance) -> Effort {
         match self.config.compression {
-            Compression::Auto => Effort::Auto,
+            Compression::Auto => Effort::Auto(balance),
             Compression::Level(level) => Effort::Level(level),
             Compression::None => Effort::None,
         }

@@ -37,7 +37,7 @@ type Job = Box<dyn FnOnce(&mut Scratch) + Send>;
 pub struct Workers(Arc<Mode>);
 
 enum Mode {
-    Inline(Mutex<Scratch>),
+    Inline(Box<Mutex<Scratch>>),
     Pool(Pool),
 }
 
@@ -61,7 +61,7 @@ struct QueueState {
 impl Workers {
     /// Runs every job in the calling task.
     pub fn inline() -> Self {
-        Self(Arc::new(Mode::Inline(Mutex::new(Scratch::default()))))
+        Self(Arc::new(Mode::Inline(Box::default())))
     }
 
     /// Starts `threads` threads (at least one). They end when the last clone is dropped.

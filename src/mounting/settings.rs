@@ -56,7 +56,7 @@ Mount options (-o NAME=VALUE,…), in parentheses what holds without them:
   spool_size=SIZE        what may lie on disk until a slow store takes it; 0 for nothing (4G)
   memory=SIZE            for everything, at least 128M (512M)
   compression=auto|none|LEVEL
-                         LEVEL 1 to 19 (auto)
+                         LEVEL 1 to 19; auto follows content, processor and store (auto)
   upload_rate=RATE       bytes per second, at least 256K (as fast as it goes)
   download_rate=RATE     the same
   scrub=RATE             verify all packs in the background, at least 64K per second (not at all)

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use bkfs_chunker::codec::{Decoder, Effort, Encoder};
+use bkfs_chunker::codec::{Balance, Decoder, Effort, Encoder};
 use bkfs_chunker::cut::{Parameters, Profile, is_zero};
 use bkfs_chunker::id::Kind;
 use bkfs_chunker::seal::{Class, Features, Keyring, NONCE_LEN, RepositoryId, Secrets};
@@ -105,14 +105,14 @@ fn of_frames(bytes: &[u8], keyring: &Keyring, repeat: usize) -> Vec<Stage> {
         .chunks(FRAME)
         .map(|frame| {
             let mut coded = vec![0; NONCE_LEN];
-            encoder.encode(frame, Effort::Auto, &mut coded);
+            encoder.encode(frame, Effort::Auto(Balance::Even), &mut coded);
             coded
         })
         .collect();
     let mut compress = || {
         for frame in bytes.chunks(FRAME) {
             out.clear();
-            encoder.encode(black_box(frame), Effort::Auto, &mut out);
+            encoder.encode(black_box(frame), Effort::Auto(Balance::Even), &mut out);
         }
     };
     let compressing = seconds_for_a_gb(repeat, &mut compress);

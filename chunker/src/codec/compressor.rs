@@ -1,22 +1,20 @@
 //! Compressing with contexts that are kept, and the choice between two ways of searching for what repeats.
 //!
-//! Owns: which parameters of zstd are used for what kind of content. Does not own: the form that the result is put into.
+//! Owns: which parameters of zstd are used for what kind of content, and at which balance. Does not own: the form that the result is put into.
 //!
 //! Some content shrinks because it repeats (text, programs), some only because it uses few letters (digits, keys, hashes: much of what a database holds). For the
 //! second kind a match of six bytes is an accident that costs more than the letters it stands for, and the search for it is most of the time. So a search
-//! for longer matches in larger steps is tried beside the usual one now and then, and used as long as it is no worse. Measured in blocks of 128 KiB, one thread of
-//! a busy machine: InnoDB pages of random digits 319 MB/s and 0.4175 of their size instead of 257 MB/s and 0.4240; Rust sources 0.2088 instead of 0.1991.
+//! for longer matches in larger steps is tried beside the usual one now and then, and used as long as it is no worse; or hardly worse, while writers wait for it.
+//! Measured in blocks of 128 KiB, one thread (megabytes a second, and what is left of the size): InnoDB pages of random digits 387 and 0.4375 as usual, 514 and
+//! 0.4323 in steps of three bytes, 641 and 0.4495 in steps of seven; C and Rust sources 379 and 0.2209 at level 1, 319 and 0.2083 at level 3.
 
 use zstd::bulk;
 use zstd::zstd_safe::{CParameter, ParamSwitch, compress_bound};
 
-use super::Effort;
+use super::{Balance, Effort};
 
-/// The level that is used unless another one is asked for: on database pages level 3 is slower and not smaller.
-const AUTO_LEVEL: i32 = 1;
-
-/// Both ways are tried on one of so many blocks: that costs a hundredth or two, and is 8 MiB of a stream of frames.
-const BLOCKS_PER_TRIAL: u32 = 64;
+/// Both ways are tried on one of so many blocks: that costs less than a hundredth, and is 16 MiB of a stream of frames.
+const BLOCKS_PER_TRIAL: u32 = 128;
 
 /// Blocks of fewer bytes tell too little to be tried both ways.
 const TRIAL_LEN_MIN: usize = 64 * 1024;
@@ -24,16 +22,54 @@ const TRIAL_LEN_MIN: usize = 64 * 1024;
 /// The least match of the coarse search, in bytes: the longest that zstd offers for its fast strategy.
 const COARSE_MATCH_LEN: u32 = 7;
 
-/// The step of the coarse search, as zstd counts it (`targetLength` of the fast strategy): every third byte where nothing was found.
-const COARSE_STEP: u32 = 2;
+/// Places that the coarse search remembers, as a power of two: half of what level 1 does. They stay in the fastest cache, and hardly a match is lost.
+const COARSE_HASH_LOG: u32 = 12;
 
 /// How matches are searched for.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 enum Search {
-    /// As the level says.
+    /// As a level says.
     Usual,
     /// Long matches in larger steps; what is left is coded letter by letter.
     Coarse,
+}
+
+/// What the two ways are at a balance, and what decides between them.
+struct Terms {
+    /// The level of the usual search.
+    level: i32,
+    /// The step of the coarse search where nothing was found, as zstd counts it (`targetLength` of the fast strategy): one less than bytes.
+    step: u32,
+    /// The coarse search may store this part more: one in so many.
+    waste: Option<usize>,
+}
+
+impl Terms {
+    const fn of(balance: Balance) -> Self {
+        let (level, step, waste) = match balance {
+            Balance::Behind => (1, 6, Some(16)),
+            // On database pages level 3 is slower and not smaller.
+            Balance::Even => (1, 2, None),
+            Balance::Ahead => (3, 2, None),
+        };
+        Self { level, step, waste }
+    }
+
+    /// The better way for a block that takes so many bytes in each.
+    fn choose(&self, usual: usize, coarse: usize) -> Search {
+        match coarse <= usual + self.waste.map_or(0, |part| usual / part) {
+            true => Search::Coarse,
+            false => Search::Usual,
+        }
+    }
+}
+
+/// What the last trial at a balance said.
+#[derive(Copy, Clone, Debug)]
+struct Choice {
+    search: Search,
+    /// Blocks until both ways are tried again.
+    until_trial: u32,
 }
 
 /// Compresses blocks. Keeps its contexts and its room between calls.
@@ -41,9 +77,8 @@ pub(super) struct Compressor {
     usual: bulk::Compressor<'static>,
     level: i32,
     coarse: Option<bulk::Compressor<'static>>,
-    search: Search,
-    /// Blocks until both ways are tried again.
-    until_trial: u32,
+    step: u32,
+    choices: [Choice; Balance::COUNT],
     coded: Vec<u8>,
     other: Vec<u8>,
 }
@@ -53,7 +88,7 @@ impl std::fmt::Debug for Compressor {
         write!(
             formatter,
             "Compressor(level {}, {:?})",
-            self.level, self.search
+            self.level, self.choices
         )
     }
 }
@@ -61,12 +96,16 @@ impl std::fmt::Debug for Compressor {
 impl Compressor {
     /// A compressor; allocates its contexts at their first use.
     pub fn new() -> Self {
+        let first = Choice {
+            search: Search::Usual,
+            until_trial: 0,
+        };
         Self {
             usual: bulk::Compressor::default(),
             level: i32::MIN,
             coarse: None,
-            search: Search::Usual,
-            until_trial: 0,
+            step: 0,
+            choices: [first; Balance::COUNT],
             coded: Vec::new(),
             other: Vec::new(),
         }
@@ -77,31 +116,43 @@ impl Compressor {
         match effort {
             Effort::None => return None,
             Effort::Level(level) => self.as_usual(raw, level)?,
-            Effort::Auto if raw.len() < TRIAL_LEN_MIN => self.as_usual(raw, AUTO_LEVEL)?,
-            Effort::Auto if self.until_trial == 0 => self.try_both(raw)?,
-            Effort::Auto => {
-                self.until_trial -= 1;
-                match self.search {
-                    Search::Usual => self.as_usual(raw, AUTO_LEVEL)?,
-                    Search::Coarse => self.coarsely(raw)?,
-                }
-            }
+            Effort::Auto(balance) => self.balanced(raw, balance)?,
         }
         Some(&self.coded)
     }
 
-    /// Compresses both ways, and decides how the next blocks are searched.
-    fn try_both(&mut self, raw: &[u8]) -> Option<()> {
-        self.until_trial = BLOCKS_PER_TRIAL - 1;
-        self.as_usual(raw, AUTO_LEVEL)?;
-        std::mem::swap(&mut self.coded, &mut self.other);
-        self.coarsely(raw)?;
-        self.search = Search::Coarse;
-        if self.other.len() < self.coded.len() {
-            self.search = Search::Usual;
-            std::mem::swap(&mut self.coded, &mut self.other);
+    fn balanced(&mut self, raw: &[u8], balance: Balance) -> Option<()> {
+        let terms = Terms::of(balance);
+        if raw.len() < TRIAL_LEN_MIN {
+            return self.as_usual(raw, terms.level);
         }
-        Some(())
+        let choice = &mut self.choices[balance as usize];
+        if choice.until_trial == 0 {
+            let search = self.try_both(raw, &terms)?;
+            self.choices[balance as usize] = Choice {
+                search,
+                until_trial: BLOCKS_PER_TRIAL - 1,
+            };
+            return Some(());
+        }
+        choice.until_trial -= 1;
+        match choice.search {
+            Search::Usual => self.as_usual(raw, terms.level),
+            Search::Coarse => self.coarsely(raw, terms.step),
+        }
+    }
+
+    /// Compresses both ways and keeps the better one: how the next blocks are searched.
+    fn try_both(&mut self, raw: &[u8], terms: &Terms) -> Option<Search> {
+        self.as_usual(raw, terms.level)?;
+        std::mem::swap(&mut self.coded, &mut self.other);
+        self.coarsely(raw, terms.step)?;
+        // It is there already: no reason to take the larger one.
+        if self.other.len() < self.coded.len() {
+            std::mem::swap(&mut self.coded, &mut self.other);
+            return Some(terms.choose(self.coded.len(), self.other.len()));
+        }
+        Some(Search::Coarse)
     }
 
     fn as_usual(&mut self, raw: &[u8], level: i32) -> Option<()> {
@@ -112,20 +163,24 @@ impl Compressor {
         into(&mut self.coded, raw, &mut self.usual)
     }
 
-    fn coarsely(&mut self, raw: &[u8]) -> Option<()> {
+    fn coarsely(&mut self, raw: &[u8], step: u32) -> Option<()> {
         let context = match &mut self.coarse {
             Some(context) => context,
             none => none.insert(coarse()?),
         };
+        if self.step != step {
+            context.set_parameter(CParameter::TargetLength(step)).ok()?;
+            self.step = step;
+        }
         into(&mut self.coded, raw, context)
     }
 }
 
 fn coarse() -> Option<bulk::Compressor<'static>> {
-    let mut context = bulk::Compressor::new(AUTO_LEVEL).ok()?;
+    let mut context = bulk::Compressor::new(1).ok()?;
     for parameter in [
         CParameter::MinMatch(COARSE_MATCH_LEN),
-        CParameter::TargetLength(COARSE_STEP),
+        CParameter::HashLog(COARSE_HASH_LOG),
         // Or else zstd takes larger steps for a wish to skip this, too.
         CParameter::LiteralCompressionMode(ParamSwitch::Enable),
     ] {
@@ -185,52 +240,105 @@ mod tests {
     fn digits_are_searched_coarsely_and_words_as_usual() {
         let (digits, words) = (digits(131_072, b"a"), words(131_072, b"a"));
         for (raw, search) in [(&digits, Search::Coarse), (&words, Search::Usual)] {
-            let mut compressor = Compressor::new();
-            let tried = compressor.compress(raw, Effort::Auto).unwrap().to_vec();
-            assert_eq!(decompressed(&tried, raw.len()), *raw);
-            assert_eq!(compressor.search, search);
-            let mut usual = Compressor::new();
-            let usual = usual.compress(raw, Effort::Level(AUTO_LEVEL)).unwrap();
-            assert!(tried.len() <= usual.len());
-            assert_eq!(tried == usual, search == Search::Usual);
-            let next = compressor.compress(raw, Effort::Auto).unwrap();
-            assert!(
-                next == tried,
-                "the next block is searched in the way that won"
-            );
+            for (balance, level) in [
+                (Balance::Behind, 1),
+                (Balance::Even, 1),
+                (Balance::Ahead, 3),
+            ] {
+                let mut compressor = Compressor::new();
+                let effort = Effort::Auto(balance);
+                let tried = compressor.compress(raw, effort).unwrap().to_vec();
+                assert_eq!(decompressed(&tried, raw.len()), *raw);
+                assert_eq!(compressor.choices[balance as usize].search, search);
+                let mut usual = Compressor::new();
+                let usual = usual.compress(raw, Effort::Level(level)).unwrap();
+                assert!(tried.len() <= usual.len());
+                assert_eq!(tried == usual, search == Search::Usual);
+                let next = compressor.compress(raw, effort).unwrap();
+                assert!(
+                    next == tried,
+                    "the next block is searched in the way that won"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_given_for_time_only_while_writers_wait() {
+        let chosen = |balance, coarse| Terms::of(balance).choose(3200, coarse);
+        for balance in [Balance::Even, Balance::Ahead] {
+            assert_eq!(chosen(balance, 3200), Search::Coarse);
+            assert_eq!(chosen(balance, 3201), Search::Usual);
+        }
+        assert_eq!(chosen(Balance::Behind, 3400), Search::Coarse);
+        assert_eq!(chosen(Balance::Behind, 3401), Search::Usual);
+    }
+
+    #[test]
+    fn each_balance_has_its_own_trials_and_steps() {
+        let balances = [Balance::Behind, Balance::Even, Balance::Ahead];
+        // Rows of uneven lengths: a step of seven bytes misses more of their beginnings than one of three.
+        let rows: Vec<u8> = noise(262_144, b"d")
+            .chunks(64)
+            .flat_map(|row| {
+                let digits = row[usize::from(row[0] % 32)..].iter();
+                let digits = digits.map(|byte| b'0' + byte % 10);
+                b"a row: ".iter().copied().chain(digits)
+            })
+            .take(131_072)
+            .collect();
+        let mut compressor = Compressor::new();
+        let mut coded = |balance| {
+            let coded = compressor.compress(&rows, Effort::Auto(balance)).unwrap();
+            assert_eq!(decompressed(coded, rows.len()), rows);
+            coded.to_vec()
+        };
+        // The first is tried both ways, and the better result is taken.
+        let _ = balances.map(&mut coded);
+        let second = balances.map(&mut coded);
+        assert!(second[0].len() > second[1].len());
+        assert_eq!(second[1], second[2]);
+        assert!(balances.map(&mut coded) == second);
+        for balance in balances {
+            let choice = compressor.choices[balance as usize];
+            assert_eq!(choice.search, Search::Coarse);
+            assert_eq!(choice.until_trial, BLOCKS_PER_TRIAL - 3);
         }
     }
 
     #[test]
     fn another_kind_of_content_is_noticed_at_the_next_trial() {
+        let even = Effort::Auto(Balance::Even);
         let mut compressor = Compressor::new();
-        compressor
-            .compress(&digits(131_072, b"b"), Effort::Auto)
-            .unwrap();
+        compressor.compress(&digits(131_072, b"b"), even).unwrap();
         let words = words(131_072, b"b");
         for number in 1..BLOCKS_PER_TRIAL {
-            let coded = compressor.compress(&words, Effort::Auto).unwrap();
+            let coded = compressor.compress(&words, even).unwrap();
             assert_eq!(decompressed(coded, words.len()), words);
-            assert_eq!(compressor.search, Search::Coarse, "{number}");
+            let search = compressor.choices[Balance::Even as usize].search;
+            assert_eq!(search, Search::Coarse, "{number}");
         }
-        compressor.compress(&words, Effort::Auto).unwrap();
-        assert_eq!(compressor.search, Search::Usual);
+        compressor.compress(&words, even).unwrap();
+        let search = compressor.choices[Balance::Even as usize].search;
+        assert_eq!(search, Search::Usual);
     }
 
     #[test]
     fn small_blocks_and_levels_by_hand_neither_count_nor_change() {
+        let even = Effort::Auto(Balance::Even);
         let (long, short) = (digits(131_072, b"c"), words(TRIAL_LEN_MIN - 1, b"c"));
         let mut compressor = Compressor::new();
-        compressor.compress(&long, Effort::Auto).unwrap();
+        compressor.compress(&long, even).unwrap();
         for _ in 0..BLOCKS_PER_TRIAL {
             let by_hand = compressor
                 .compress(&short, Effort::Level(1))
                 .unwrap()
                 .to_vec();
-            assert!(compressor.compress(&short, Effort::Auto).unwrap() == by_hand);
+            assert!(compressor.compress(&short, even).unwrap() == by_hand);
         }
-        assert_eq!(compressor.search, Search::Coarse);
-        assert_eq!(compressor.until_trial, BLOCKS_PER_TRIAL - 1);
+        let choice = compressor.choices[Balance::Even as usize];
+        assert_eq!(choice.search, Search::Coarse);
+        assert_eq!(choice.until_trial, BLOCKS_PER_TRIAL - 1);
         assert_eq!(compressor.compress(&long, Effort::None), None);
     }
 }

@@ -34,6 +34,8 @@ struct Queue {
     bytes: usize,
     /// Tasks that take frames until there are none.
     tasks: usize,
+    /// From the bound on until a task finds nothing.
+    is_behind: bool,
     is_closed: bool,
 }
 
@@ -65,6 +67,7 @@ impl Backlog {
         queue.frames.push_back(full);
         queue.bytes += bytes;
         if queue.bytes >= self.bound_bytes {
+            queue.is_behind = true;
             // Nobody waits for this.
             self.is_full.send_if_modified(|is_full| {
                 *is_full = true;
@@ -81,6 +84,7 @@ impl Backlog {
         let mut queue = self.queue.lock();
         if queue.frames.is_empty() {
             queue.tasks -= 1;
+            queue.is_behind = false;
             return None;
         }
         let count = queue.frames.len().min(FRAMES_AT_ONCE);
@@ -91,6 +95,11 @@ impl Backlog {
             self.is_full.send_if_modified(std::mem::take);
         }
         Some(taken)
+    }
+
+    /// Whether writers had to wait for the workers, and these have not caught up since.
+    pub(super) fn is_behind(&self) -> bool {
+        self.queue.lock().is_behind
     }
 
     /// Drops what waits and what comes: nobody works it off any more, and it holds a part of the budget that others may wait for.
@@ -170,6 +179,19 @@ mod tests {
         }
         assert!(before.now_or_never().is_some());
         assert!(backlog.room().now_or_never().is_some());
+    }
+
+    #[test]
+    fn workers_are_behind_until_they_have_caught_up() {
+        let (gate, backlog) = (ByteGate::new(100), Backlog::new(1));
+        for number in 0..BOUND_FRAMES as u64 {
+            assert!(!backlog.is_behind(), "before {number}");
+            backlog.push(frame(&gate, number));
+        }
+        while backlog.take().is_some() {
+            assert!(backlog.is_behind());
+        }
+        assert!(!backlog.is_behind());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::absorb;
 use super::sealed::{Mark, Sealed};
 use super::session::Session;
 use crate::catalog::{IndexRef, Staged};
+use crate::codec::Balance;
 use crate::entropy::{number, salt};
 use crate::error::DepotError;
 use crate::index::{self, PackRecord, encoded_length};
@@ -133,7 +134,7 @@ async fn put_index(
             .sum(),
         bytes: encoded_length(&records),
     };
-    let effort = shared.effort();
+    let effort = shared.effort(Balance::Even);
     let job = session.shared.workers.run(move |scratch| {
         let payload = index::encode(&mut records, scratch.frames.encoder(), effort);
         let payload =

@@ -17,6 +17,7 @@ use super::frame::{BlobKey, FullFrame};
 use super::lane::{NewPack, OpenPack};
 use super::ledger::{Ledger, Pending};
 use super::ship::Overflow;
+use crate::codec::Balance;
 use crate::depot::Shared;
 use crate::entropy::{number, salt};
 use crate::error::DepotError;
@@ -275,13 +276,26 @@ impl Session {
         let class = full.frame.class;
         let ticket = self.ticket(&full)?;
         let blobs = full.raw.blobs();
+        let effort = self.shared.effort(self.balance());
         let sealed = ticket
-            .seal(&mut scratch.frames, &blobs, self.shared.effort())
+            .seal(&mut scratch.frames, &blobs, effort)
             .map_err(|_| DepotError::Internal("a frame takes less than it should"))?;
         drop(blobs);
         let counters = &self.shared.link.counters;
         counters.bytes_compressed.add(sealed.bytes().len() as u64);
         self.ledger().lane(class).deliver(full, sealed)
+    }
+
+    /// Where the workers stand. The store counts first: what it has to take is what all others wait for in the end.
+    fn balance(&self) -> Balance {
+        let is_pressed = self.overflow.as_ref().is_some_and(Overflow::is_pressed);
+        if is_pressed || self.gate.used() > self.gate.capacity() / 4 * 3 {
+            return Balance::Ahead;
+        }
+        match self.backlog.is_behind() {
+            true => Balance::Behind,
+            false => Balance::Even,
+        }
     }
 
     fn ticket(&self, full: &FullFrame) -> Result<FrameTicket, DepotError> {
@@ -324,7 +338,7 @@ impl Session {
         let is_metadata = pack.class == Class::MetadataPack;
         let after = is_metadata.then(|| self.cut(&[Class::DataPack]));
         let (builder, mut sent) = pack.into_parts();
-        let effort = self.shared.effort();
+        let effort = self.shared.effort(Balance::Even);
         let job = self
             .shared
             .workers

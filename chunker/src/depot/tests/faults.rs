@@ -2,8 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures::FutureExt;
-
 use super::bucket::Verdict;
 use super::*;
 use crate::store::{Operation, StoreErrorKind};
@@ -240,44 +238,6 @@ async fn memory_stays_within_the_budget_when_the_store_is_slow() {
     world.bucket.behave();
     let elsewhere = world.loaded().await;
     assert!(read_file(&elsewhere, &stored).await.expect("reads") == file);
-}
-
-#[tokio::test]
-async fn writers_wait_for_busy_workers() {
-    const BLOB_LEN: usize = 32 << 10;
-    let mut world = World::new(36, true);
-    world.config.workers = 1;
-    let depot = world.loaded().await;
-    let ingest = world.ingest(&depot);
-    let (release, held) = std::sync::mpsc::channel::<()>();
-    let workers = depot.shared().workers.clone();
-    let busy = tokio::spawn(async move { workers.run(move |_| held.recv()).await });
-    let blob = |number: usize| noise(3600 + number as u64, BLOB_LEN);
-    let mut taken = 0;
-    let mut waiting = loop {
-        // So small that the caller names it; only its compression needs the worker.
-        let mut storing = Box::pin(ingest.store_blob(Kind::Chunk, blob(taken)));
-        // The tasks that hand frames over have their turn.
-        tokio::task::yield_now().await;
-        match (&mut storing).now_or_never() {
-            Some(stored) => drop(stored.expect("stores")),
-            None => break storing,
-        }
-        taken += 1;
-        assert!(taken * BLOB_LEN < 16 * MIB, "nobody waits");
-    };
-    assert!(taken * BLOB_LEN >= 4 * MIB, "after {taken}");
-    release.send(()).expect("somebody receives");
-    (&mut waiting).await.expect("stores");
-    drop(waiting);
-    busy.await.expect("ends").expect("runs").expect("received");
-    world.commit(&ingest).await;
-    let elsewhere = world.loaded().await;
-    for number in 0..=taken {
-        let id = world.keyring.id(Kind::Chunk, &blob(number));
-        let read = elsewhere.read_blob(Kind::Chunk, id).await;
-        assert!(read.expect("reads") == blob(number), "{number}");
-    }
 }
 
 #[tokio::test(start_paused = true)]

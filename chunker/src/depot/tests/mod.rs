@@ -1,5 +1,6 @@
 //! The whole chunker over a bucket in memory or a directory: what is stored is read back, whatever happens between.
 
+mod balance;
 mod bucket;
 mod cached;
 mod faults;

@@ -33,7 +33,7 @@ mod utab;
 pub mod vfs;
 
 pub use errno::Errno;
-pub use mountinfo::{FILE_SYSTEM_TYPE, MountInfo, find_mount};
+pub use mountinfo::{FILE_SYSTEM_TYPE, MountInfo, Place, find_mount, places_of};
 pub use notifier::Notifier;
 pub use options::{Access, MountFlags, MountOptions, OptionError, OtherOption, Ownership};
 pub use reply::{DirectoryReply, Reply};

@@ -1,9 +1,10 @@
 //! Which mounts there are.
 //!
-//! Owns: reading /proc/self/mountinfo and finding the mount a path lies in, without asking any
-//! filesystem that might not answer.
+//! Owns: reading /proc/PID/mountinfo and finding the mount a path lies in, without asking any
+//! filesystem that might not answer; the places where one filesystem is mounted.
 //! Does not own: making or ending mounts (session).
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
@@ -65,6 +66,53 @@ pub fn find_mount(path: &Path) -> io::Result<Option<MountInfo>> {
     }
     let path = std::fs::canonicalize(path)?;
     Ok(containing(&mounts, &path).cloned())
+}
+
+/// A place where a filesystem is mounted, and who sees it there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The process with the lowest number in that mount namespace.
+    pub process: u32,
+    /// Where it is mounted, in that namespace.
+    pub mount_point: PathBuf,
+}
+
+/// Every place where the filesystem with this device number is mounted, in the mount namespaces of
+/// all processes that may be looked at: bind mounts, and copies that a container or `unshare` made.
+///
+/// # Errors
+/// As listing /proc fails.
+pub fn places_of(device: (u32, u32)) -> io::Result<Vec<Place>> {
+    let mut processes: Vec<u32> = std::fs::read_dir("/proc")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    processes.sort_unstable();
+    let mut seen = HashSet::new();
+    let mut places = Vec::new();
+    for process in processes {
+        let about = PathBuf::from(format!("/proc/{process}"));
+        // Whoever has ended meanwhile, or belongs to somebody else, is passed over.
+        let Ok(namespace) = std::fs::read_link(about.join("ns/mnt")) else {
+            continue;
+        };
+        if seen.contains(&namespace) {
+            continue;
+        }
+        let Ok(table) = std::fs::read(about.join("mountinfo")) else {
+            continue;
+        };
+        seen.insert(namespace);
+        let there = parse(&table).into_iter();
+        places.extend(
+            there
+                .filter(|mount| mount.device == device)
+                .map(|mount| Place {
+                    process,
+                    mount_point: mount.mount_point,
+                }),
+        );
+    }
+    Ok(places)
 }
 
 /// The path with everything but its last component resolved: the last may be a mount point whose
@@ -212,6 +260,22 @@ not a line
         assert!(find_mount(Path::new("/no/such/path")).is_err());
         let proc = find_mount(Path::new("/proc/self/status")).unwrap().unwrap();
         assert_eq!(proc.file_system, "proc");
+    }
+
+    #[test]
+    fn a_file_system_is_found_in_this_namespace_once() {
+        let proc = find_mount(Path::new("/proc")).unwrap().unwrap();
+        let places = places_of(proc.device).unwrap();
+        let here: Vec<_> = places
+            .iter()
+            .filter(|place| place.mount_point == proc.mount_point)
+            .collect();
+        let own = std::fs::read_link("/proc/self/ns/mnt").unwrap();
+        let in_own = here.iter().filter(|place| {
+            std::fs::read_link(format!("/proc/{}/ns/mnt", place.process)).ok() == Some(own.clone())
+        });
+        assert_eq!(in_own.count(), 1, "{places:?}");
+        assert_eq!(places_of((0, u32::MAX)).unwrap(), []);
     }
 
     proptest! {

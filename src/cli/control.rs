@@ -11,6 +11,7 @@ use crate::cli::output::{Code, Failure};
 /// A mount that answers.
 pub struct MountClient {
     root: PathBuf,
+    device: (u32, u32),
 }
 
 impl MountClient {
@@ -31,12 +32,18 @@ impl MountClient {
         }
         Ok(MountClient {
             root: mount.mount_point,
+            device: mount.device,
         })
     }
 
     /// Where it is mounted.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Device number of the filesystem, by which its other places are found.
+    pub fn device(&self) -> (u32, u32) {
+        self.device
     }
 
     /// True if the daemon is gone: the kernel says that nobody is connected, or cut the connection. Anything else may be a live mount.

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use bkfs_fuse::Place;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
@@ -16,6 +17,8 @@ use crate::root::state::HolderInfo;
 
 /// How long the daemon may take to end once everything is in the bucket and the mount is gone.
 const EXIT_WAIT: Duration = Duration::from_secs(60);
+/// From when on it is looked for in other places: a mount namespace that is just ending has gone by then.
+const PLACES_AFTER: Duration = Duration::from_secs(3);
 
 /// Drain, commit and unmount
 ///
@@ -38,7 +41,7 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
     };
     let root = mount.root().display();
     // Before the mount goes: afterwards the number may be another process's.
-    let daemon = Daemon::of(&status);
+    let daemon = Daemon::of(&status, mount.device());
     let drained = drain(&mount, &status);
     let generation = match (drained, command.discard) {
         (Ok(generation), _) => generation,
@@ -120,10 +123,12 @@ struct Daemon {
     process: Option<OwnedFd>,
     /// Where it says how it ended.
     outcome: Option<PathBuf>,
+    /// Device number of the filesystem that it serves.
+    device: (u32, u32),
 }
 
 impl Daemon {
-    fn of(status: &Value) -> Daemon {
+    fn of(status: &Value, device: (u32, u32)) -> Daemon {
         let here = HolderInfo::of_this_process("").pid_namespace;
         let same_namespace = status["pid_namespace"].as_u64() == Some(here);
         let number = status["pid"].as_i64().unwrap_or_default();
@@ -135,6 +140,7 @@ impl Daemon {
             number,
             process,
             outcome: outcome.filter(|_| same_namespace),
+            device,
         }
     }
 
@@ -153,9 +159,32 @@ impl Daemon {
             if matches!(rustix::event::poll(&mut poll, Some(&second)), Ok(ready) if ready > 0) {
                 return Ok(());
             }
+            if started.elapsed() >= PLACES_AFTER {
+                self.is_nowhere_else()?;
+            }
         }
         let message = format!("unmounted, but process {} still runs", self.number);
         Err(Failure::new(message).code(Code::Unknown))
+    }
+
+    /// Whoever still has it mounted keeps the daemon running, and the volume held.
+    fn is_nowhere_else(&self) -> Result<(), Failure> {
+        let places = bkfs_fuse::places_of(self.device).unwrap_or_default();
+        let Some(first) = places.first() else {
+            return Ok(());
+        };
+        let all: Vec<String> = places.iter().map(describe).collect();
+        let message = format!(
+            "unmounted here, but process {} goes on and keeps the volume, since it is still mounted at {}",
+            self.number,
+            all.join(", at ")
+        );
+        let hint = format!(
+            "End what uses it there, or unmount it there too: nsenter --target {} --mount umount -i {}",
+            first.process,
+            first.mount_point.display()
+        );
+        Err(Failure::new(message).code(Code::Partly).hint(hint))
     }
 
     /// What was accepted between the answer and the unmount is in the last commit of the daemon, which says how that went.
@@ -176,4 +205,15 @@ impl Daemon {
             .code(Code::Unknown)),
         }
     }
+}
+
+/// A place as it is named to the user.
+fn describe(place: &Place) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", place.process)).unwrap_or_default();
+    format!(
+        "{} in the mount namespace of process {} ({})",
+        place.mount_point.display(),
+        place.process,
+        name.trim_end()
+    )
 }

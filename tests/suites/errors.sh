@@ -145,6 +145,26 @@ no_room_for_the_cache() {
 }
 foreground_says_why() { refused 10 bkfs mount -f "$SUITE_TMP/absent" "$MNT" -- "$SUITE_TMP/absent"; }
 umount_of_nothing() { exits 1 bkfs umount "$MNT" && clear_message && says "$MNT" 'not|no '; }
+# A container, or an operator's own namespace, that began while it was mounted keeps it.
+still_mounted_elsewhere() {
+  local other daemon
+  exits 0 try_mount "$PLAIN"
+  daemon=$(daemon_of "$MNT")
+  unshare --mount --propagation private sleep 1000 &
+  other=$!
+  remember_pid $other
+  wait_for 10 is_named sleep $other
+  exits 3 bkfs umount "$MNT"
+  clear_message
+  says "process $daemon goes on" "$MNT in the mount namespace of process $other .sleep." "nsenter --target $other --mount umount -i $MNT"
+  # What it says helps.
+  nsenter --target $other --mount umount -i "$MNT"
+  wait_for 30 test ! -e "/proc/$daemon"
+  kill $other
+  exits 0 try_mount "$PLAIN"
+  exits 0 bkfs umount "$MNT"
+}
+is_named() { [ "$(cat "/proc/$2/comm")" = "$1" ]; }
 
 # --- snapshots and restores ---------------------------------------------------------------------------------------
 
@@ -329,6 +349,7 @@ clear_case "unknown options, commands and values" unknown_words
 clear_case "no room in the cache directory" no_room_for_the_cache
 clear_case "a daemon in the foreground says why it cannot start" foreground_says_why
 clear_case "unmount of what is not mounted" umount_of_nothing
+clear_case "unmount of what another mount namespace has as well" still_mounted_elsewhere
 clear_case "snapshot names that are taken or not allowed" snapshot_names
 clear_case "restores that are refused" restore_refusals
 clear_case "damaged bytes in a pack" damaged_pack flipped

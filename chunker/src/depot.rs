@@ -33,7 +33,7 @@ use crate::workers::Workers;
 /// How hard new frames are compressed. Every choice is readable by everybody: the codec is recorded per frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compression {
-    /// As fast as the content allows without storing more than zstd's level 1 would, skipping what a probe finds incompressible.
+    /// As suits the content and what is slower, the workers or the store ([`Balance`]); skips what a probe finds incompressible.
     #[default]
     Auto,
     /// zstd at this level, skipping what a probe finds incompressible.
@@ -118,7 +118,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// How hard is compressed at this balance.
+    /// How hard to compress at this balance.
     pub(crate) fn effort(&self, balance: Balance) -> Effort {
         match self.config.compression {
             Compression::Auto => Effort::Auto(balance),

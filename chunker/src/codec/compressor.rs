@@ -13,7 +13,7 @@ use zstd::zstd_safe::{CParameter, ParamSwitch, compress_bound};
 
 use super::{Balance, Effort};
 
-/// Both ways are tried on one of so many blocks: that costs less than a hundredth, and is 16 MiB of a stream of frames.
+/// Both ways are tried on one of so many blocks: that costs about a hundredth, and is 16 MiB of a stream of frames.
 const BLOCKS_PER_TRIAL: u32 = 128;
 
 /// Blocks of fewer bytes tell too little to be tried both ways.

@@ -12,11 +12,17 @@ use tokio::sync::watch;
 
 use super::frame::FullFrame;
 
-/// Frames that one job takes: about two milliseconds of compression. A read that waits for a worker waits no longer than that for each job before it.
-const FRAMES_AT_ONCE: usize = 8;
+/// Bytes that one job takes, unless a single frame has more: two milliseconds of compression at zstd's lowest level, eight of sealing what is not compressible. A
+/// read that waits for a worker waits no longer than that for each job before it.
+const JOB_BYTES: usize = 1 << 20;
 
 /// Bytes that wait for each worker before writers are held back: some ten milliseconds of compression.
 const WAITING_BYTES_PER_THREAD: usize = 4 << 20;
+
+/// The parts of the budget of accepted bytes that may wait for the workers, and that may be with them, however many workers there are. So a budget that is taken is
+/// taken by what waits for the store.
+const WAITING_SHARE: u64 = 4;
+const WORKING_SHARE: u64 = 8;
 
 /// Frames on their way to the workers.
 #[derive(Debug)]
@@ -25,6 +31,7 @@ pub(super) struct Backlog {
     /// From the bound on until half of it is worked off: whoever comes meanwhile waits like those before.
     is_full: watch::Sender<bool>,
     bound_bytes: usize,
+    job_bytes: usize,
     tasks_max: usize,
 }
 
@@ -40,14 +47,17 @@ struct Queue {
 }
 
 impl Backlog {
-    /// An empty one, for so many workers.
-    pub(super) fn new(threads: usize) -> Self {
+    /// An empty one, for so many workers and a session that accepts so many bytes at once.
+    pub(super) fn new(threads: usize, budget_bytes: u64) -> Self {
+        let part = |share: u64| usize::try_from(budget_bytes / share).unwrap_or(usize::MAX);
+        // One job at each worker, and the next one there before it is done.
+        let tasks_max = 2 * threads;
         Self {
             queue: Mutex::default(),
             is_full: watch::Sender::new(false),
-            bound_bytes: threads * WAITING_BYTES_PER_THREAD,
-            // One job at each worker, and the next one there before it is done.
-            tasks_max: 2 * threads,
+            bound_bytes: part(WAITING_SHARE).min(threads * WAITING_BYTES_PER_THREAD),
+            job_bytes: JOB_BYTES.min(part(WORKING_SHARE) / tasks_max),
+            tasks_max,
         }
     }
 
@@ -87,9 +97,16 @@ impl Backlog {
             queue.is_behind = false;
             return None;
         }
-        let count = queue.frames.len().min(FRAMES_AT_ONCE);
-        let taken: Vec<FullFrame> = queue.frames.drain(..count).collect();
-        let bytes: usize = taken.iter().map(|full| full.raw.bytes()).sum();
+        let mut bytes = 0;
+        let mut taken = Vec::new();
+        while let Some(full) = queue.frames.front() {
+            let with_this = bytes + full.raw.bytes();
+            if !taken.is_empty() && with_this > self.job_bytes {
+                break;
+            }
+            bytes = with_this;
+            taken.extend(queue.frames.pop_front());
+        }
         queue.bytes -= bytes;
         if queue.bytes <= self.bound_bytes / 2 {
             self.is_full.send_if_modified(std::mem::take);
@@ -128,13 +145,19 @@ mod tests {
     use crate::id::{Id, Kind};
     use crate::seal::Class;
 
-    const FRAME_LEN: usize = 1 << 20;
+    const FRAME_LEN: usize = JOB_BYTES / 8;
     const BOUND_FRAMES: usize = WAITING_BYTES_PER_THREAD / FRAME_LEN;
+    /// A budget that does not matter.
+    const AMPLE: u64 = 1 << 30;
 
     fn frame(gate: &ByteGate, number: u64) -> FullFrame {
+        frame_of(gate, number, FRAME_LEN)
+    }
+
+    fn frame_of(gate: &ByteGate, number: u64, length: usize) -> FullFrame {
         let mut raw = RawFrame::default();
         let key = BlobKey::of(Kind::Chunk, &Id([7; 32]));
-        raw.push(key, Bytes::from(vec![0; FRAME_LEN]));
+        raw.push(key, Bytes::from(vec![0; length]));
         FullFrame {
             frame: Arc::new(Frame {
                 number,
@@ -152,7 +175,7 @@ mod tests {
 
     #[test]
     fn frames_leave_in_order_and_tasks_are_counted() {
-        let (gate, backlog) = (ByteGate::new(100), Backlog::new(1));
+        let (gate, backlog) = (ByteGate::new(100), Backlog::new(1, AMPLE));
         let wanted: Vec<bool> = (0..10).map(|n| backlog.push(frame(&gate, n))).collect();
         let only_two: Vec<bool> = (0..10).map(|n| n < 2).collect();
         assert_eq!(wanted, only_two);
@@ -164,7 +187,7 @@ mod tests {
 
     #[test]
     fn whoever_comes_while_it_is_full_waits_until_half_is_worked_off() {
-        let (gate, backlog) = (ByteGate::new(100), Backlog::new(2));
+        let (gate, backlog) = (ByteGate::new(100), Backlog::new(2, AMPLE));
         for number in 0..2 * BOUND_FRAMES as u64 {
             assert!(backlog.room().now_or_never().is_some());
             backlog.push(frame(&gate, number));
@@ -182,8 +205,35 @@ mod tests {
     }
 
     #[test]
+    fn a_job_is_bounded_by_its_bytes_and_never_empty() {
+        let (gate, backlog) = (ByteGate::new(100), Backlog::new(1, AMPLE));
+        let lengths = [3 * JOB_BYTES, JOB_BYTES, JOB_BYTES / 2, JOB_BYTES / 2, 1];
+        for (number, length) in (0..).zip(lengths) {
+            backlog.push(frame_of(&gate, number, length));
+        }
+        let jobs: Vec<_> = std::iter::from_fn(|| numbers(backlog.take())).collect();
+        assert_eq!(jobs, [vec![0], vec![1], vec![2, 3], vec![4]]);
+    }
+
+    #[test]
+    fn many_workers_leave_most_of_a_small_budget_to_the_store() {
+        const THREADS: usize = 64;
+        const BUDGET: u64 = 40 << 20;
+        let (gate, backlog) = (ByteGate::new(1000), Backlog::new(THREADS, BUDGET));
+        let (mut held, mut tasks) = (0, 0);
+        while backlog.room().now_or_never().is_some() {
+            tasks += usize::from(backlog.push(frame_of(&gate, 0, 32 << 10)));
+            held += 32 << 10;
+        }
+        assert_eq!(held, BUDGET / WAITING_SHARE);
+        let taken = (0..tasks).filter_map(|_| backlog.take());
+        let bytes = taken.flatten().map(|full| full.raw.bytes() as u64);
+        assert!(bytes.sum::<u64>() <= BUDGET / WORKING_SHARE);
+    }
+
+    #[test]
     fn workers_are_behind_until_they_have_caught_up() {
-        let (gate, backlog) = (ByteGate::new(100), Backlog::new(1));
+        let (gate, backlog) = (ByteGate::new(100), Backlog::new(1, AMPLE));
         for number in 0..BOUND_FRAMES as u64 {
             assert!(!backlog.is_behind(), "before {number}");
             backlog.push(frame(&gate, number));
@@ -196,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_closed_one_keeps_nothing_and_nobody() {
-        let (gate, backlog) = (ByteGate::new(100), Backlog::new(1));
+        let (gate, backlog) = (ByteGate::new(100), Backlog::new(1, AMPLE));
         for number in 0..2 * BOUND_FRAMES as u64 {
             backlog.push(frame(&gate, number));
         }

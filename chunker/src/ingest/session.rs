@@ -63,7 +63,7 @@ impl Session {
             }
         };
         let target = shared.config.pack_bytes.min(budget / PACKS_IN_BUDGET);
-        let backlog = Backlog::new(shared.workers.threads());
+        let backlog = Backlog::new(shared.workers.threads(), budget);
         Arc::new(Self {
             shared,
             ledger: Mutex::new(Ledger::new(session, target)),
@@ -286,10 +286,10 @@ impl Session {
         self.ledger().lane(class).deliver(full, sealed)
     }
 
-    /// Where the workers stand. The store counts first: what it has to take is what all others wait for in the end.
+    /// Where the workers stand. The store counts first: what it has to take is what all others wait for in the end. It is the store that is waited for when the
+    /// budget is nearly taken, since the backlog keeps what is with the workers to a small part of it.
     fn balance(&self) -> Balance {
-        let is_pressed = self.overflow.as_ref().is_some_and(Overflow::is_pressed);
-        if is_pressed || self.gate.used() > self.gate.capacity() / 4 * 3 {
+        if self.gate.used() > self.gate.capacity() / 4 * 3 {
             return Balance::Ahead;
         }
         match self.backlog.is_behind() {

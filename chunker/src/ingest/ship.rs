@@ -95,11 +95,6 @@ impl Overflow {
         std::future::pending().await
     }
 
-    /// Whether the uplink is slower than the writers, and has not caught up yet.
-    pub(super) fn is_pressed(&self) -> bool {
-        self.demand.borrow().is_pressed
-    }
-
     /// Frames below this number shall be in the spool, unless they are in the bucket first.
     pub(super) fn demand(&self, frontier: u64) {
         self.demand

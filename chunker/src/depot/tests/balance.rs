@@ -6,7 +6,8 @@ use futures::FutureExt;
 
 use super::bucket::Verdict;
 use super::*;
-use crate::store::Operation;
+use crate::spool::SimulatedDisk;
+use crate::store::{Operation, StoreErrorKind};
 
 /// So small that the caller names it; only its compression needs a worker.
 const BLOB_LEN: usize = 32 << 10;
@@ -135,4 +136,31 @@ async fn workers_that_are_ahead_give_time_for_bytes() {
         unreachable!("two of them");
     };
     assert!(slow < passing - passing / 40, "{slow} and {passing}");
+}
+
+/// With a spool, memory is given back long before the bucket has what was in it.
+#[tokio::test(start_paused = true)]
+async fn a_spool_that_fills_is_waited_for_as_the_store_is() {
+    let mut stored = Vec::new();
+    for is_absent in [false, true] {
+        let mut world = World::new(39, true);
+        let depot = world.loaded().await;
+        let disk = SimulatedDisk::new();
+        let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+        if is_absent {
+            world.absent(Verdict::Fail(StoreErrorKind::Unreachable));
+        }
+        let file = words(39, 64 * MIB);
+        let run = store_file(&ingest, Profile::Grid, &file, MIB).await;
+        assert_eq!(depot.metrics().bytes_spooled > 0, is_absent);
+        world.bucket.behave();
+        world.commit(&ingest).await;
+        stored.push(stored_bytes(&world));
+        let elsewhere = world.loaded().await;
+        assert!(read_file(&elsewhere, &run).await.expect("reads") == file);
+    }
+    let [passing, absent] = stored[..] else {
+        unreachable!("two of them");
+    };
+    assert!(absent < passing - passing / 40, "{absent} and {passing}");
 }

@@ -13,7 +13,12 @@ use tokio::time::Instant;
 const ROOT: &str = "/state/spool/repository";
 
 impl World {
-    async fn spooling(&mut self, depot: &Depot, disk: &SimulatedDisk, limit: u64) -> Ingest {
+    pub(super) async fn spooling(
+        &mut self,
+        depot: &Depot,
+        disk: &SimulatedDisk,
+        limit: u64,
+    ) -> Ingest {
         self.sessions += 1;
         let disk: Arc<dyn Disk> = Arc::new(disk.clone());
         let spool = Spool::create(disk, Path::new(ROOT), self.sessions, limit).await;
@@ -30,7 +35,7 @@ impl World {
     }
 
     /// From now on nothing is written.
-    fn absent(&self, verdict: Verdict) {
+    pub(super) fn absent(&self, verdict: Verdict) {
         self.bucket
             .script(move |operation, _| match operation.is_write() {
                 true => verdict,

@@ -31,7 +31,7 @@ pub struct Run {
     pub verified: bool,
 }
 
-/// Samples the anonymous memory of a process until dropped.
+/// Samples the anonymous memory of a process, or of its largest descendant, until dropped.
 pub struct Sampler {
     stop: Arc<AtomicBool>,
     peak: Arc<AtomicU64>,
@@ -46,9 +46,8 @@ impl Sampler {
         let (stopped, seen) = (stop.clone(), peak.clone());
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                if let Some(bytes) = anonymous_bytes(pid) {
-                    seen.fetch_max(bytes, Ordering::Relaxed);
-                }
+                let largest = family(pid).into_iter().filter_map(anonymous_bytes).max();
+                seen.fetch_max(largest.unwrap_or_default(), Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
@@ -73,6 +72,23 @@ impl Drop for Sampler {
             let _ = thread.join();
         }
     }
+}
+
+/// A process and all that it started: a shell, and what it runs in a pipe.
+fn family(pid: u32) -> Vec<u32> {
+    let mut family = vec![pid];
+    let mut next = 0;
+    while let Some(&member) = family.get(next) {
+        let place = format!("/proc/{member}/task/{member}/children");
+        let children = fs::read_to_string(place).unwrap_or_default();
+        family.extend(
+            children
+                .split_whitespace()
+                .filter_map(|pid| pid.parse::<u32>().ok()),
+        );
+        next += 1;
+    }
+    family
 }
 
 /// Gives memory back to the system that this process has freed, so that what it takes next is seen to be taken.
@@ -227,6 +243,16 @@ mod tests {
         assert!(
             shell("false | true").is_err(),
             "any part of a pipe may fail"
+        );
+    }
+
+    #[test]
+    fn what_a_shell_runs_is_looked_at_too() {
+        // A shell of its own in a pipe, which keeps 16 MiB of text for a while.
+        let run = shell("(text=$(printf '%16777216s' x); sleep 0.3; echo ${#text}) | cat").unwrap();
+        assert!(
+            run.anon_bytes.is_some_and(|bytes| bytes > 16 << 20),
+            "{run:?}"
         );
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Every tool that a suite may ask for, and how its version is asked for. `bench/install-peers` brings them.
@@ -57,15 +57,33 @@ impl Peers {
             let argument = KNOWN.iter().find(|(known, _)| known == name)?.1;
             let output = Command::new(path).arg(argument).output().ok()?;
             let said = [output.stdout, output.stderr].concat();
-            let said = String::from_utf8_lossy(&said).into_owned();
-            let line = said
-                .lines()
-                .find(|line| line.contains(|letter: char| letter.is_ascii_digit()))?;
-            Some(line.trim().chars().take(80).collect::<String>())
+            let version = kept_version(name, path)
+                .or_else(|| first_version(&String::from_utf8_lossy(&said)))?;
+            Some(format!("{name} {version}"))
         };
         let versions: Vec<String> = self.found.iter().filter_map(version).collect();
         versions.join("; ")
     }
+}
+
+/// The version that the directory of a tool names, where the tests keep what they build: `NAME-VERSION`.
+fn kept_version(name: &str, path: &Path) -> Option<String> {
+    let mut parts = path.iter().filter_map(|part| part.to_str());
+    let version = parts.find_map(|part| part.strip_prefix(name)?.strip_prefix('-'))?;
+    Some(version.to_owned())
+}
+
+/// The first word of what a tool says of itself that looks like a version: numbers with a dot between, perhaps with a name before.
+fn first_version(said: &str) -> Option<String> {
+    let is_version = |word: &&str| {
+        let digits = word.trim_start_matches(|letter: char| !letter.is_ascii_digit());
+        let mut parts = digits.split('.');
+        let mut is_number = || parts.next()?.chars().next()?.is_ascii_digit().then_some(());
+        is_number().is_some() && is_number().is_some()
+    };
+    let mut words = said.split_whitespace();
+    let word = words.find(is_version)?;
+    Some(word.trim_matches([',', ';', '(', ')']).to_owned())
 }
 
 /// Looks for a program on the PATH, where cargo installs, and where the tests keep what they build.
@@ -91,4 +109,33 @@ pub fn find(name: &str) -> Option<PathBuf> {
         .chain(kept)
         .map(|directory| directory.join(name))
         .find(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_found_in_what_tools_say() {
+        for (said, version) in [
+            ("restic 0.14.0 compiled with go1.19.8", Some("0.14.0")),
+            ("aws-cli/1.45.11 Python/3.11.7", Some("aws-cli/1.45.11")),
+            ("Simple Storage 3 System V1.90 (commit)", Some("V1.90")),
+            (
+                "/bin/x based on 10.11.19-MariaDB, x86_64",
+                Some("10.11.19-MariaDB"),
+            ),
+            ("x86_64 of 2026, no version.", None),
+        ] {
+            assert_eq!(first_version(said).as_deref(), version, "{said}");
+        }
+    }
+
+    #[test]
+    fn what_the_tests_build_lies_in_a_directory_with_its_version() {
+        let version = |path: &str| kept_version("minio", Path::new(path));
+        let kept = version("/cache/bkfs-ci/minio-v0.0.0-2026-7aac/bin/minio");
+        assert_eq!(kept.as_deref(), Some("v0.0.0-2026-7aac"));
+        assert_eq!(version("/usr/bin/minio"), None);
+    }
 }

@@ -18,7 +18,7 @@ use crate::cli::control::MountClient;
 use crate::cli::output::{Code, Failure, bytes};
 use crate::cli::password::{Asking, Sources, Variables};
 use crate::config::{Config, NamedRepository};
-use crate::mounting::settings::{SPOOL_BYTES, Settings};
+use crate::mounting::settings::{CACHE_BYTES, SPOOL_BYTES, Settings};
 use crate::places;
 pub use crate::repository::Repository;
 use crate::repository::{Opening, open as open_repository};
@@ -154,11 +154,13 @@ fn free_bytes(directory: &Path) -> Option<u64> {
     Some(stat.f_bavail * stat.f_frsize)
 }
 
-/// At most a tenth of what is free.
-fn cache_limit(wanted: u64, cache_dir: Option<&Path>) -> u64 {
-    cache_dir
-        .and_then(free_bytes)
-        .map_or(wanted, |free| wanted.min(free / 10))
+/// As much as was asked for; otherwise at most a tenth of what is free.
+fn cache_limit(wanted: Option<u64>, cache_dir: Option<&Path>) -> u64 {
+    let usual = || {
+        let free = cache_dir.and_then(free_bytes);
+        free.map_or(CACHE_BYTES, |free| CACHE_BYTES.min(free / 10))
+    };
+    wanted.unwrap_or_else(usual)
 }
 
 fn check_cache_room(cache_dir: Option<&Path>) -> Result<(), Failure> {
@@ -327,6 +329,16 @@ pub fn split_path(what: &OsStr) -> Result<(&str, &[u8]), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cache_is_as_large_as_asked_for_and_else_leaves_most_to_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let free = free_bytes(directory.path()).unwrap();
+        let all = free * 2;
+        assert_eq!(cache_limit(Some(all), Some(directory.path())), all);
+        assert!(cache_limit(None, Some(directory.path())) <= free / 8);
+        assert_eq!(cache_limit(None, None), CACHE_BYTES);
+    }
 
     #[test]
     fn names_and_paths_are_told_apart() {

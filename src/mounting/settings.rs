@@ -16,7 +16,7 @@ const MEMORY_BYTES: u64 = 512 << 20;
 const MEMORY_BYTES_MIN: u64 = 128 << 20;
 
 /// Frames kept on disk, in bytes, unless `cache_size=` says otherwise.
-const CACHE_BYTES: u64 = 10 << 30;
+pub const CACHE_BYTES: u64 = 10 << 30;
 
 /// The most that the spool of a mount holds, in bytes, unless `spool_size=` says otherwise.
 pub const SPOOL_BYTES: u64 = 4 << 30;
@@ -79,8 +79,8 @@ pub struct Settings {
     pub close: CloseMode,
     /// `cache_dir=`.
     pub cache_dir: Option<PathBuf>,
-    /// `cache_size=`, in bytes.
-    pub cache_bytes: u64,
+    /// `cache_size=`, in bytes; none if it was not given.
+    pub cache_bytes: Option<u64>,
     /// `fsync=local`: the spool is enough for fsync.
     pub fsync_local: bool,
     /// `spool_size=`, in bytes, 0 for no spool; none if it was not given.
@@ -116,7 +116,7 @@ impl Default for Settings {
             snapshot: None,
             close: CloseMode::Bounded,
             cache_dir: None,
-            cache_bytes: CACHE_BYTES,
+            cache_bytes: None,
             fsync_local: false,
             spool_bytes: None,
             memory_bytes: MEMORY_BYTES,
@@ -193,7 +193,7 @@ impl Settings {
             "region" => self.region = Some(text("a region's name")?),
             "password_file" => self.password_file = Some(absolute(text("a file")?)),
             "cache_dir" => self.cache_dir = Some(absolute(text("a directory")?)),
-            "cache_size" => self.cache_bytes = at_least(0, "a size such as 10G")?,
+            "cache_size" => self.cache_bytes = Some(at_least(0, "a size such as 10G")?),
             "spool_size" => {
                 let bytes = none_or_at_least(SPOOL_BYTES_MIN, "0, or a size of at least 64M")?;
                 self.spool_bytes = Some(bytes);
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(settings.volume.as_deref(), Some("db"));
         assert_eq!(
             (settings.cache_bytes, settings.memory_bytes),
-            (2 << 30, 256 << 20)
+            (Some(2 << 30), 256 << 20)
         );
         assert_eq!(settings.spool_bytes, Some(2 << 30));
         assert_eq!(parse("spool_size=0").unwrap().spool_bytes, Some(0));

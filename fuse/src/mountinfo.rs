@@ -39,6 +39,14 @@ impl MountInfo {
     pub fn is_bkfs(&self) -> bool {
         self.file_system == FILE_SYSTEM_TYPE
     }
+
+    /// Whether both are mounts of one filesystem. The device number alone does not tell: the kernel
+    /// gives it to the next one as soon as a filesystem is gone.
+    fn shows_the_same(&self, other: &MountInfo) -> bool {
+        self.device == other.device
+            && self.file_system == other.file_system
+            && self.source == other.source
+    }
 }
 
 /// All mounts of this process's namespace; of several on one mount point, the last is on top.
@@ -77,12 +85,12 @@ pub struct Place {
     pub mount_point: PathBuf,
 }
 
-/// Every place where the filesystem with this device number is mounted, in the mount namespaces of
-/// all processes that may be looked at: bind mounts, and copies that a container or `unshare` made.
+/// Every place where the filesystem of this mount is mounted, in the mount namespaces of all
+/// processes that may be looked at: bind mounts, and copies that a container or `unshare` made.
 ///
 /// # Errors
 /// As listing /proc fails.
-pub fn places_of(device: (u32, u32)) -> io::Result<Vec<Place>> {
+pub fn places_of(mounted: &MountInfo) -> io::Result<Vec<Place>> {
     let mut processes: Vec<u32> = std::fs::read_dir("/proc")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
@@ -105,7 +113,7 @@ pub fn places_of(device: (u32, u32)) -> io::Result<Vec<Place>> {
         let there = parse(&table).into_iter();
         places.extend(
             there
-                .filter(|mount| mount.device == device)
+                .filter(|mount| mount.shows_the_same(mounted))
                 .map(|mount| Place {
                     process,
                     mount_point: mount.mount_point,
@@ -265,7 +273,7 @@ not a line
     #[test]
     fn a_file_system_is_found_in_this_namespace_once() {
         let proc = find_mount(Path::new("/proc")).unwrap().unwrap();
-        let places = places_of(proc.device).unwrap();
+        let places = places_of(&proc).unwrap();
         let here: Vec<_> = places
             .iter()
             .filter(|place| place.mount_point == proc.mount_point)
@@ -275,7 +283,14 @@ not a line
             std::fs::read_link(format!("/proc/{}/ns/mnt", place.process)).ok() == Some(own.clone())
         });
         assert_eq!(in_own.count(), 1, "{places:?}");
-        assert_eq!(places_of((0, u32::MAX)).unwrap(), []);
+        let later = MountInfo {
+            source: "s3://another/one".into(),
+            ..proc.clone()
+        };
+        assert_eq!(places_of(&later).unwrap(), [], "it has that number now");
+        let device = (0, u32::MAX);
+        let gone = MountInfo { device, ..proc };
+        assert_eq!(places_of(&gone).unwrap(), []);
     }
 
     proptest! {

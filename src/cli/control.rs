@@ -2,16 +2,16 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use bkfs_fuse::MountInfo;
 use serde_json::Value;
 
 use crate::cli::output::{Code, Failure};
 
 /// A mount that answers.
 pub struct MountClient {
-    root: PathBuf,
-    device: (u32, u32),
+    mounted: MountInfo,
 }
 
 impl MountClient {
@@ -30,32 +30,29 @@ impl MountClient {
         if !mount.is_bkfs() {
             return Err(no_mount());
         }
-        Ok(MountClient {
-            root: mount.mount_point,
-            device: mount.device,
-        })
+        Ok(MountClient { mounted: mount })
     }
 
     /// Where it is mounted.
-    pub fn root(&self) -> &Path {
-        &self.root
+    pub fn mount_point(&self) -> &Path {
+        &self.mounted.mount_point
     }
 
-    /// Device number of the filesystem, by which its other places are found.
-    pub fn device(&self) -> (u32, u32) {
-        self.device
+    /// What the kernel says of it, by which its other places are found.
+    pub fn mounted(&self) -> &MountInfo {
+        &self.mounted
     }
 
     /// True if the daemon is gone: the kernel says that nobody is connected, or cut the connection. Anything else may be a live mount.
     pub fn is_dead(&self) -> bool {
-        let answer = std::fs::symlink_metadata(&self.root);
+        let answer = std::fs::symlink_metadata(self.mount_point());
         let code = answer.err().and_then(|error| error.raw_os_error());
         matches!(code, Some(libc::ENOTCONN | libc::ECONNABORTED))
     }
 
     /// `.bkfs/status`.
     pub fn status(&self) -> Result<Value, Failure> {
-        let path = self.root.join(".bkfs/status");
+        let path = self.mount_point().join(".bkfs/status");
         let text = std::fs::read_to_string(&path).map_err(|error| unreachable(&path, &error))?;
         serde_json::from_str(&text)
             .map_err(|error| Failure::new(format!("{}: {error}", path.display())))
@@ -63,7 +60,7 @@ impl MountClient {
 
     /// Sends a request and waits for its answer.
     pub fn request(&self, request: &Value) -> Result<Value, Failure> {
-        let path = self.root.join(".bkfs/control");
+        let path = self.mount_point().join(".bkfs/control");
         let failed = |error: std::io::Error| unreachable(&path, &error);
         let file = OpenOptions::new()
             .read(true)

@@ -71,7 +71,7 @@ pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
 /// How often this mount has lost something so far; an error if it takes no writes.
 fn healthy(mount: &MountClient) -> Result<u64, Failure> {
     let status = mount.status()?;
-    let place = mount.root().display();
+    let place = mount.mount_point().display();
     if status["mode"] == "read-only" {
         return Err(Failure::new(format!("{place} is mounted read-only")));
     }

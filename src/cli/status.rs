@@ -29,7 +29,7 @@ pub fn run(command: Status, _: &Global, output: &Output) -> Result<(), Failure> 
     if command.acknowledge {
         let hint = format!(
             "What was lost stays listed. Unmount without it: bkfs umount --discard {}",
-            mount.root().display()
+            mount.mount_point().display()
         );
         let lost = mount
             .request(&json!({ "acknowledge": {} }))

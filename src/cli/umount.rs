@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use bkfs_fuse::Place;
+use bkfs_fuse::{MountInfo, Place};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
@@ -39,9 +39,9 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
         Err(failure) if mount.is_dead() => return unmount_dead(&mount, failure),
         Err(failure) => return unasked(&mount, failure, &command, output),
     };
-    let root = mount.root().display();
+    let root = mount.mount_point().display();
     // Before the mount goes: afterwards the number may be another process's.
-    let daemon = Daemon::of(&status, mount.device());
+    let daemon = Daemon::of(&status, mount.mounted());
     let drained = drain(&mount, &status);
     let generation = match (drained, command.discard) {
         (Ok(generation), _) => generation,
@@ -60,7 +60,7 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
             return Err(failure.context(doing).hint(hint));
         }
     };
-    if let Err(failure) = bkfs_fuse::unmount(mount.root(), false) {
+    if let Err(failure) = bkfs_fuse::unmount(mount.mount_point(), false) {
         // Whoever keeps it busy shall not wait for the thaw.
         let _ = mount.request(&json!({ "resume": {} }));
         let hint = format!("fuser -vm {root} shows who uses it.");
@@ -70,7 +70,8 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
     if !command.discard {
         daemon.judge()?;
     }
-    let answer = json!({ "mountpoint": mount.root().to_string_lossy(), "generation": generation });
+    let answer =
+        json!({ "mountpoint": mount.mount_point().to_string_lossy(), "generation": generation });
     output.result(&answer, || {
         format!("unmounted {root} (generation {generation})")
     })
@@ -87,7 +88,8 @@ fn drain(mount: &MountClient, status: &serde_json::Value) -> Result<u64, Failure
 
 /// A mount whose daemon is gone can only be taken away; what it had not committed is lost.
 fn unmount_dead(mount: &MountClient, failure: Failure) -> Result<(), Failure> {
-    bkfs_fuse::unmount(mount.root(), false).map_err(|error| Failure::new(error.to_string()))?;
+    bkfs_fuse::unmount(mount.mount_point(), false)
+        .map_err(|error| Failure::new(error.to_string()))?;
     Err(failure.context(
         "unmounted, but its daemon could not be asked whether everything is in the bucket",
     ))
@@ -100,7 +102,7 @@ fn unasked(
     command: &Umount,
     output: &Output,
 ) -> Result<(), Failure> {
-    let root = mount.root().display();
+    let root = mount.mount_point().display();
     if !command.discard {
         let doing = format!(
             "{root} stays mounted, since it cannot be asked whether everything is in the bucket"
@@ -111,8 +113,9 @@ fn unasked(
         return Err(failure.context(doing).hint(hint));
     }
     output.remark(format_args!("not asked: {}", failure.message));
-    bkfs_fuse::unmount(mount.root(), false).map_err(|error| Failure::new(error.to_string()))?;
-    let answer = json!({ "mountpoint": mount.root().to_string_lossy(), "generation": null });
+    bkfs_fuse::unmount(mount.mount_point(), false)
+        .map_err(|error| Failure::new(error.to_string()))?;
+    let answer = json!({ "mountpoint": mount.mount_point().to_string_lossy(), "generation": null });
     output.result(&answer, || format!("unmounted {root}"))
 }
 
@@ -123,12 +126,12 @@ struct Daemon {
     process: Option<OwnedFd>,
     /// Where it says how it ended.
     outcome: Option<PathBuf>,
-    /// Device number of the filesystem that it serves.
-    device: (u32, u32),
+    /// What it serves, where it was asked to end.
+    mounted: MountInfo,
 }
 
 impl Daemon {
-    fn of(status: &Value, device: (u32, u32)) -> Daemon {
+    fn of(status: &Value, mounted: &MountInfo) -> Daemon {
         let here = HolderInfo::of_this_process("").pid_namespace;
         let same_namespace = status["pid_namespace"].as_u64() == Some(here);
         let number = status["pid"].as_i64().unwrap_or_default();
@@ -140,7 +143,7 @@ impl Daemon {
             number,
             process,
             outcome: outcome.filter(|_| same_namespace),
-            device,
+            mounted: mounted.clone(),
         }
     }
 
@@ -169,7 +172,7 @@ impl Daemon {
 
     /// Whoever still has it mounted keeps the daemon running, and the volume held.
     fn is_nowhere_else(&self) -> Result<(), Failure> {
-        let places = bkfs_fuse::places_of(self.device).unwrap_or_default();
+        let places = bkfs_fuse::places_of(&self.mounted).unwrap_or_default();
         let Some(first) = places.first() else {
             return Ok(());
         };

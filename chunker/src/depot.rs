@@ -19,6 +19,7 @@ use crate::cut::{Cutter, Parameters};
 use crate::entropy::Entropy;
 use crate::error::DepotError;
 use crate::extent::Piece;
+use crate::gate::Reservation;
 use crate::hydrate::{Reader, ReaderParts};
 use crate::id::{Id, Kind, Prefix};
 use crate::link::Link;
@@ -329,13 +330,19 @@ impl Depot {
         }
     }
 
-    /// Begins to fetch pieces into the caches, in the background. A hint: it is dropped when enough is on its way already, and its errors are
-    /// not reported.
-    pub fn prefetch(&self, pieces: Vec<Piece>) -> Prefetch {
-        let task = tokio::spawn(Arc::clone(&self.0.reader).warm(pieces));
-        Prefetch {
-            task: task.abort_handle(),
-        }
+    /// Room for `bytes` of files to be fetched before anybody asks for them; none while too much is on its way like that.
+    pub fn prefetch(&self, bytes: u64) -> Option<Prefetch> {
+        let reader = Arc::clone(&self.0.reader);
+        let room = reader.prefetch_gate.try_reserve(bytes)?;
+        Some(Prefetch {
+            reader,
+            _room: room,
+        })
+    }
+
+    /// The most bytes of files that may be on their way by prefetches at once.
+    pub fn prefetch_bytes_max(&self) -> u64 {
+        self.0.reader.prefetch_gate.capacity()
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -343,16 +350,17 @@ impl Depot {
     }
 }
 
-/// A prefetch under way. Dropping it lets it go on.
+/// Room to fetch something ahead; given back when dropped.
 #[derive(Debug)]
 pub struct Prefetch {
-    task: tokio::task::AbortHandle,
+    reader: Arc<Reader>,
+    _room: Reservation,
 }
 
 impl Prefetch {
-    /// Stops fetching what was not yet asked of the store.
-    pub fn cancel(self) {
-        self.task.abort();
+    /// Brings what pieces need into the caches. A hint: errors are left to whoever reads the same, and meets them again.
+    pub async fn bring(self, pieces: &[Piece]) {
+        self.reader.warm(pieces).await;
     }
 }
 

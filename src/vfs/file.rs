@@ -1,5 +1,6 @@
 //! Open files: opening, reading, writing, closing, syncing.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,6 +20,7 @@ use crate::volume::data::{Room, Source, WriteOptions, seek};
 use crate::volume::error::VolumeError;
 use crate::volume::mode;
 use crate::volume::state::Scope;
+use crate::volume::view::View;
 
 /// Files with more than this much unsent are waited for at close(2), in bytes (brief, promise 4).
 const CLOSE_WAITS_ABOVE_BYTES: u64 = 1024 * 1024;
@@ -33,6 +35,22 @@ pub(super) struct Writer {
     pub(super) from_cache: bool,
     /// Clear set-user-id and set-group-id.
     pub(super) kill_privileges: bool,
+}
+
+/// Lets what is likely to be read next be fetched, beside the read of `range` itself.
+fn fetch_ahead(file: &OpenFile, view: &View, range: &Range<u64>, size: u64) {
+    let most = view.depot().prefetch_bytes_max();
+    let mut readahead = file.readahead.lock();
+    let Some(ahead) = readahead.read(range, size, most) else {
+        return;
+    };
+    match view.depot().prefetch(ahead.end - ahead.start) {
+        Some(prefetch) => {
+            let (view, inode) = (view.clone(), file.number.inode);
+            tokio::spawn(async move { view.fetch_ahead(inode, ahead, prefetch).await });
+        }
+        None => readahead.refused(&ahead),
+    }
 }
 
 impl Mount {
@@ -146,11 +164,7 @@ impl Mount {
         if range.is_empty() {
             return Ok(ReadData::default());
         }
-        let ahead = file.readahead.lock().read(&range, size);
-        if let Some(ahead) = ahead {
-            let pieces = view.pieces(inode, ahead).await?;
-            view.depot().prefetch(pieces);
-        }
+        fetch_ahead(file, &view, &range, size);
         Ok(view.read(Scope::Live, inode, range).await?.into())
     }
 

@@ -10,6 +10,10 @@ const FIRST_BYTES: u64 = 2 * 1024 * 1024;
 /// The largest window, in bytes. At 1 GB/s and 60 ms to the store it keeps the line full.
 const LARGEST_BYTES: u64 = 64 * 1024 * 1024;
 
+/// By how much a large window may have been read before it is filled up again, in bytes: about the size of a request to the store. Were it a half of the window,
+/// only the other half would be on its way while the reader goes on.
+const STEP_BYTES: u64 = 8 * 1024 * 1024;
+
 /// A read this far behind or before the last one still counts as sequential, in bytes: the kernel's own read-ahead sends requests out of order.
 const JITTER_BYTES: u64 = 1024 * 1024;
 
@@ -24,8 +28,8 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// A read of `range` arrives; what should be fetched besides, if anything.
-    pub fn read(&mut self, range: &Range<u64>, size: u64) -> Option<Range<u64>> {
+    /// A read of `range` arrives; what should be fetched besides, if anything: at most up to `most` bytes behind it, and not past `size`.
+    pub fn read(&mut self, range: &Range<u64>, size: u64, most: u64) -> Option<Range<u64>> {
         let sequential = range.start.abs_diff(self.expected) <= JITTER_BYTES;
         if !sequential {
             *self = ReadAhead {
@@ -36,14 +40,21 @@ impl ReadAhead {
             return None;
         }
         self.expected = self.expected.max(range.end);
-        if self.fetched_to >= self.expected + self.window / 2 && self.window > 0 {
+        let used = (self.expected + self.window).saturating_sub(self.fetched_to);
+        if self.window > 0 && used < STEP_BYTES.min(self.window / 2) {
             return None;
         }
-        self.window = (self.window * 2).clamp(FIRST_BYTES, LARGEST_BYTES);
+        self.window =
+            (self.window * 2).clamp(FIRST_BYTES, LARGEST_BYTES.min(most).max(FIRST_BYTES));
         let from = self.fetched_to.max(self.expected);
         let to = (self.expected + self.window).min(size);
         self.fetched_to = to.max(from);
         (from < to).then_some(from..to)
+    }
+
+    /// What [`ReadAhead::read`] said last is not fetched after all: a later read asks for it again.
+    pub fn refused(&mut self, ahead: &Range<u64>) {
+        self.fetched_to = self.fetched_to.min(ahead.start);
     }
 }
 
@@ -53,35 +64,66 @@ mod tests {
 
     const MIB: u64 = 1024 * 1024;
 
-    #[test]
-    fn a_sequential_reader_gets_a_growing_window_and_nothing_twice() {
-        let mut ahead = ReadAhead::default();
-        let size = 1024 * MIB;
-        let mut fetched_to = 0;
-        let mut largest = 0;
-        for at in 0..1024 {
-            if let Some(range) = ahead.read(&(at * MIB..(at + 1) * MIB), size) {
+    /// Reads a file from end to end in steps of a MiB; what was fetched ahead of each.
+    fn ahead_of_each(most: u64) -> Vec<u64> {
+        let (mut ahead, size, mut fetched_to) = (ReadAhead::default(), 1024 * MIB, 0);
+        let mut read = |at: u64| {
+            let end = (at + 1) * MIB;
+            if let Some(range) = ahead.read(&(at * MIB..end), size, most) {
                 assert!(
-                    range.start >= fetched_to,
-                    "fetched twice: {range:?} after {fetched_to}"
+                    range.start >= fetched_to.max(end),
+                    "fetched twice: {range:?}"
                 );
-                largest = largest.max(range.end - (at + 1) * MIB);
                 fetched_to = range.end;
             }
-            assert!(
-                fetched_to >= ((at + 2) * MIB).min(size),
-                "the reader caught up at {at}"
-            );
-        }
-        assert_eq!(largest, LARGEST_BYTES);
+            assert!(fetched_to > end || end == size, "caught up at {at}");
+            fetched_to.max(end) - end
+        };
+        let lengths = (0..1024).map(&mut read).collect();
         assert_eq!(fetched_to, size);
+        lengths
+    }
+
+    #[test]
+    fn a_sequential_reader_gets_a_growing_window_that_stays_full() {
+        let lengths = ahead_of_each(u64::MAX);
+        assert_eq!(lengths[0], FIRST_BYTES);
+        assert_eq!(lengths.iter().max(), Some(&LARGEST_BYTES));
+        let grown = lengths.iter().position(|length| *length == LARGEST_BYTES);
+        assert!(grown.is_some_and(|at| at < 32), "{grown:?}");
+        // Up to where the end of the file comes in sight.
+        let full = &lengths[grown.unwrap()..1024 - 64];
+        assert!(
+            full.iter()
+                .all(|length| *length > LARGEST_BYTES - STEP_BYTES)
+        );
+    }
+
+    #[test]
+    fn a_window_is_no_larger_than_may_be_fetched_ahead() {
+        let lengths = ahead_of_each(10 * MIB);
+        assert_eq!(lengths.iter().max(), Some(&(10 * MIB)));
+        let lengths = ahead_of_each(0);
+        assert_eq!(lengths.iter().max(), Some(&FIRST_BYTES));
+    }
+
+    #[test]
+    fn what_was_refused_is_asked_for_again() {
+        let (mut ahead, size) = (ReadAhead::default(), 1024 * MIB);
+        let first = ahead.read(&(0..MIB), size, u64::MAX).unwrap();
+        ahead.refused(&first);
+        let second = ahead.read(&(MIB..2 * MIB), size, u64::MAX).unwrap();
+        assert_eq!(second.start, 2 * MIB);
+        let third = (2..64).find_map(|at| ahead.read(&(at * MIB..(at + 1) * MIB), size, u64::MAX));
+        assert_eq!(third.unwrap().start, second.end, "it was not refused");
     }
 
     #[test]
     fn a_random_reader_gets_nothing() {
         let mut ahead = ReadAhead::default();
         for at in [900, 17, 400, 3, 700, 250, 600] {
-            assert_eq!(ahead.read(&(at * MIB..at * MIB + 16384), 1024 * MIB), None);
+            let range = at * MIB..at * MIB + 16384;
+            assert_eq!(ahead.read(&range, 1024 * MIB, u64::MAX), None);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bkfs_chunker::depot::Depot;
+use bkfs_chunker::depot::{Depot, Prefetch};
 use bkfs_chunker::extent::Piece;
 use bkfs_chunker::id::Id;
 use bytes::Bytes;
@@ -349,10 +349,12 @@ impl View {
         Ok([dirty, stored].into_iter().flatten().min())
     }
 
-    /// What reading `range` would fetch, for read-ahead.
-    pub async fn pieces(&self, inode: u64, range: Range<u64>) -> Result<Vec<Piece>, VolumeError> {
-        let extents = self.extents(Scope::Live, inode, range.clone()).await?;
-        Ok(plan(range, Vec::new(), &extents, None).1)
+    /// Fetches what reading `range` will need. A hint: what fails here fails again for whoever reads it.
+    pub async fn fetch_ahead(&self, inode: u64, range: Range<u64>, prefetch: Prefetch) {
+        if let Ok(extents) = self.extents(Scope::Live, inode, range.clone()).await {
+            let (_, pieces) = plan(range, Vec::new(), &extents, None);
+            prefetch.bring(&pieces).await;
+        }
     }
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct Reader {
     flights: Flights<FrameKey, FrameAnswer>,
     sessions: RwLock<Vec<Weak<Session>>>,
     /// Bytes of files that prefetches have asked for.
-    prefetch_gate: ByteGate,
+    pub(crate) prefetch_gate: ByteGate,
 }
 
 /// What a reader is made of.

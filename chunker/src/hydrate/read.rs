@@ -13,9 +13,6 @@ use crate::error::DepotError;
 use crate::extent::{Piece, Target};
 use crate::id::{Id, Kind};
 
-/// What a prefetch asks for at a time, in bytes of the file: it can be stopped in between.
-const STEP_BYTES: u64 = 8 << 20;
-
 /// A stretch of one chunk.
 #[derive(Debug, Clone, Copy)]
 struct Part {
@@ -36,25 +33,10 @@ impl Reader {
         assembled.collect()
     }
 
-    /// Fetches what pieces need into the caches, if not too much is being fetched so already.
-    pub(crate) async fn warm(self: Arc<Self>, pieces: Vec<Piece>) {
-        let bytes = pieces.iter().map(|piece| u64::from(piece.length)).sum();
-        let Some(_room) = self.prefetch_gate.try_reserve(bytes) else {
-            return;
-        };
-        let mut rest = pieces.as_slice();
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let step = rest.iter().take_while(|piece| {
-                let before = bytes;
-                bytes += u64::from(piece.length);
-                before < STEP_BYTES
-            });
-            let (step, others) = rest.split_at(step.count());
-            rest = others;
-            let resolved = self.resolve(step).await;
-            self.chunks(&resolved).await;
-        }
+    /// Fetches what pieces need into the caches, all of it at once: how far away the store is, is waited for once.
+    pub(crate) async fn warm(self: &Arc<Self>, pieces: &[Piece]) {
+        let resolved = self.resolve(pieces).await;
+        self.chunks(&resolved).await;
     }
 
     /// Which stretches of which chunks make up each piece.

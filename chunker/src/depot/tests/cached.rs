@@ -150,53 +150,58 @@ async fn many_readers_share_one_fetch() {
 }
 
 #[tokio::test]
-async fn a_prefetch_fills_the_cache_and_can_be_stopped() {
+async fn a_prefetch_fills_the_cache_and_has_its_bounds() {
     let mut world = World::new(25, true);
     let depot = world.loaded().await;
     let ingest = world.ingest(&depot);
     let file = noise(25, 2 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, 2 * MIB).await;
-    let page = noise(2525, 16_384);
-    store_file(&ingest, Profile::Grid, &page, MIB).await;
     world.commit(&ingest).await;
     let depot = world.loaded().await;
-    depot.prefetch(pieces(&stored));
-    while depot.metrics().bytes_fetched < 2 * MIB as u64 {
-        tokio::task::yield_now().await;
-    }
-    tokio::task::yield_now().await;
+    let prefetch = depot.prefetch(2 * MIB as u64).expect("there is room");
+    prefetch.bring(&pieces(&stored)).await;
     world.bucket.forget_requests();
     assert!(read_file(&depot, &stored).await.expect("reads") == file);
     assert_eq!(world.bucket.requests(Operation::GetRange, "data/"), 0);
-    depot.prefetch(pieces(&stored)).cancel();
-    // While as much as may be is under way, no more is begun.
+    let most = depot.prefetch_bytes_max();
+    let first = depot.prefetch(most - 1).expect("there is room");
+    assert!(depot.prefetch(2).is_none());
+    let second = depot.prefetch(1);
+    assert!(second.is_some() && depot.prefetch(1).is_none());
+    drop(first);
+    let again = depot.prefetch(most - 1).expect("there is room again");
+    drop(second);
+    again.bring(&pieces(&stored)).await;
+    assert!(depot.prefetch(most).is_some(), "all of it was given back");
+}
+
+/// A line is kept full only if the second request does not wait for the answer to the first.
+#[tokio::test]
+async fn a_prefetch_asks_for_all_of_it_at_once() {
+    let mut world = World::new(26, true);
+    world.config.memory.fetch_bytes = 64 << 20;
+    world.config.memory.cache_bytes = 64 << 20;
+    world.config.downloads = 64;
     let depot = world.loaded().await;
-    world.bucket.script(|_, _| Verdict::Hang);
-    let limit = world.config.memory.fetch_bytes as usize / pieces(&stored)[0].length as usize;
-    let asked = |depot: &Depot| depot.metrics().get_requests;
-    let loading = asked(&depot);
-    let first = depot.prefetch(vec![pieces(&stored)[0]; limit + 1]);
-    while asked(&depot) == loading {
+    let ingest = world.ingest(&depot);
+    let stored = store_file(&ingest, Profile::Content, &noise(26, 24 * MIB), MIB).await;
+    world.commit(&ingest).await;
+    let depot = world.loaded().await;
+    let packs = world.bucket.count("data/") as u64;
+    assert!(packs > 16, "{packs} packs");
+    world
+        .bucket
+        .script(|_, key| match key.starts_with("data/") {
+            true => Verdict::Hang,
+            false => Verdict::Pass,
+        });
+    world.bucket.forget_requests();
+    let prefetch = depot.prefetch(24 * MIB as u64).expect("there is room");
+    let pieces = pieces(&stored);
+    let bringing = tokio::spawn(async move { prefetch.bring(&pieces).await });
+    for _ in 0..10_000 {
         tokio::task::yield_now().await;
     }
-    let before = asked(&depot);
-    depot.prefetch(pieces(&stored));
-    for _ in 0..100 {
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(asked(&depot), before);
-    first.cancel();
-    for _ in 0..100 {
-        tokio::task::yield_now().await;
-    }
-    // The lists of chunks are being waited for already, but this page is not.
-    depot.prefetch(vec![Piece {
-        target: Target::Chunk(world.keyring.id(Kind::Chunk, &page)),
-        offset: 0,
-        length: 1,
-    }]);
-    for _ in 0..100 {
-        tokio::task::yield_now().await;
-    }
-    assert!(asked(&depot) > before, "there is room again");
+    assert_eq!(world.bucket.requests(Operation::GetRange, "data/"), packs);
+    bringing.abort();
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns the tasks that fetch. They run to their end even if whoever began them went away, since others may wait for the same frames.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,11 +18,24 @@ use crate::ingest::{Body, SealedHere};
 use crate::pack::PackName;
 use crate::seal::{Class, ObjectOpener};
 
-/// What is fetched of a metadata pack at once: trees are written together and read together.
-const METADATA_BYTES: u64 = 1 << 20;
+/// What is fetched of a pack at once where it is read in small parts: trees are written together and read together, and so are small files.
+const PLACE_BYTES: u64 = 1 << 20;
+
+/// The most that is decoded because it lies around what is wanted, in bytes: a place may hold much that shrank to almost nothing.
+const NEIGHBOUR_BYTES: u64 = 8 << 20;
+
+/// More than this asked of a data pack at once, in bytes, is part of a long file, for which there is read-ahead.
+const SMALL_BYTES: u64 = 256 << 10;
 
 /// Frames that one job decodes, in decoded bytes.
 const JOB_BYTES: u64 = 512 << 10;
+
+/// Where a frame is, roughly: the pack and the number of the stretch in it.
+pub(super) type Place = (PackName, u64);
+
+fn place(location: &Location) -> Place {
+    (location.pack, location.offset / PLACE_BYTES)
+}
 
 /// A frame somebody has to bring.
 struct Errand {
@@ -138,7 +151,7 @@ impl Reader {
             return;
         }
         self.link.counters.cache_misses.add(errands.len() as u64);
-        if trip.candidate.location.class == Class::MetadataPack {
+        if trip.candidate.location.class == Class::MetadataPack || self.is_returned_to(&errands) {
             self.add_neighbours(&trip, &mut errands);
         }
         let frames: Vec<Range<u64>> = errands
@@ -201,21 +214,47 @@ impl Reader {
         missing
     }
 
-    /// Metadata frames around those that are wanted come along.
+    /// True if little is wanted, of a place from which something else was fetched not long ago: small files that were laid down together are being read,
+    /// in whatever order their names have.
+    fn is_returned_to(&self, errands: &[Errand]) -> bool {
+        let bytes: u64 = errands
+            .iter()
+            .map(|errand| u64::from(errand.location.length))
+            .sum();
+        if bytes > SMALL_BYTES {
+            return false;
+        }
+        let places: BTreeSet<_> = errands
+            .iter()
+            .map(|errand| place(&errand.location))
+            .collect();
+        let mut is_known = false;
+        for place in places {
+            is_known |= self.places.get(&place).is_some();
+            self.places.put(place, 1, ());
+        }
+        is_known
+    }
+
+    /// Frames around those that are wanted come along.
     fn add_neighbours(&self, trip: &Trip, errands: &mut Vec<Errand>) {
         let Some((table, number)) = &trip.candidate.table else {
             return;
         };
-        let windows: HashSet<u64> = errands
+        let places: BTreeSet<_> = errands
             .iter()
-            .map(|errand| errand.location.offset / METADATA_BYTES)
+            .map(|errand| place(&errand.location))
             .collect();
+        let mut room = NEIGHBOUR_BYTES;
         let mut frame = 0;
         while let Some(location) = table.neighbour(*number, &trip.candidate.location, frame) {
-            if windows.contains(&(location.offset / METADATA_BYTES))
+            let bytes = u64::from(location.raw_length);
+            if places.contains(&place(&location))
+                && bytes <= room
                 && self.frames.get(&location.key()).is_none()
                 && let (_, Some(duty)) = self.flights.board(location.key())
             {
+                room -= bytes;
                 errands.push(Errand { location, duty });
             }
             let Some(next) = frame.checked_add(1) else {

@@ -41,6 +41,10 @@ const OPENER_BYTES: u64 = 4 << 20;
 /// About what an opener takes.
 const ONE_OPENER_BYTES: u64 = 1 << 10;
 
+/// Places from which little was fetched that are remembered: as many as a large directory's small files take. Whoever reads here and there in something
+/// long comes back to one of so few hardly ever, and is not given more than was asked for.
+const PLACES: u64 = 64;
+
 /// What reading needs; shared by the tasks that fetch.
 #[derive(Debug)]
 pub(crate) struct Reader {
@@ -55,6 +59,8 @@ pub(crate) struct Reader {
     segments: MemoryCache<Id, Arc<Segment>>,
     openers: MemoryCache<PackName, Arc<ObjectOpener>>,
     flights: Flights<FrameKey, FrameAnswer>,
+    /// From where little was fetched lately.
+    places: MemoryCache<fetch::Place, ()>,
     sessions: RwLock<Vec<Weak<Session>>>,
     /// Bytes of files that prefetches have asked for.
     pub(crate) prefetch_gate: ByteGate,
@@ -113,6 +119,7 @@ impl Reader {
             segments: MemoryCache::new(segment_bytes),
             openers: MemoryCache::new(OPENER_BYTES),
             flights: Flights::new(),
+            places: MemoryCache::new(PLACES),
             sessions: RwLock::default(),
             prefetch_gate: ByteGate::new(parts.fetch_bytes),
         }

@@ -205,3 +205,43 @@ async fn a_prefetch_asks_for_all_of_it_at_once() {
     assert_eq!(world.bucket.requests(Operation::GetRange, "data/"), packs);
     bringing.abort();
 }
+
+/// Small files are laid down in the order in which they are written, and read in the order of a directory.
+#[tokio::test]
+async fn a_place_that_is_returned_to_is_fetched_whole() {
+    let mut world = World::new(27, true);
+    world.config.memory.cache_bytes = 64 << 20;
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let mut files = Vec::new();
+    for number in 0..200 {
+        let file = noise(2700 + number, 20_000);
+        let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
+        files.push((file, stored));
+    }
+    world.commit(&ingest).await;
+    let packs = world.bucket.count("data/") as u64;
+    assert!(packs >= 3, "{packs} packs");
+
+    let depot = world.loaded().await;
+    world.bucket.forget_requests();
+    for step in 0..files.len() {
+        let (file, stored) = &files[step * 77 % files.len()];
+        assert!(read_file(&depot, stored).await.expect("reads") == *file);
+    }
+    let ranges = world.bucket.requests(Operation::GetRange, "data/");
+    assert!(
+        (packs..=3 * packs).contains(&ranges),
+        "{ranges} requests for {packs} packs"
+    );
+
+    // Whoever reads here and there gets no more than that.
+    let depot = world.loaded().await;
+    let before = depot.metrics().bytes_fetched;
+    for number in [0, 100] {
+        let (file, stored) = &files[number];
+        assert!(read_file(&depot, stored).await.expect("reads") == *file);
+    }
+    let fetched = depot.metrics().bytes_fetched - before;
+    assert!(fetched < 300_000, "{fetched} bytes for two frames");
+}

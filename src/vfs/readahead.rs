@@ -52,9 +52,10 @@ impl ReadAhead {
         (from < to).then_some(from..to)
     }
 
-    /// What [`ReadAhead::read`] said last is not fetched after all: a later read asks for it again.
+    /// What [`ReadAhead::read`] said last is not fetched after all, since others have taken the room: later reads ask for it again, for little at first.
     pub fn refused(&mut self, ahead: &Range<u64>) {
         self.fetched_to = self.fetched_to.min(ahead.start);
+        self.window = 0;
     }
 }
 
@@ -110,11 +111,15 @@ mod tests {
     #[test]
     fn what_was_refused_is_asked_for_again() {
         let (mut ahead, size) = (ReadAhead::default(), 1024 * MIB);
-        let first = ahead.read(&(0..MIB), size, u64::MAX).unwrap();
-        ahead.refused(&first);
-        let second = ahead.read(&(MIB..2 * MIB), size, u64::MAX).unwrap();
-        assert_eq!(second.start, 2 * MIB);
-        let third = (2..64).find_map(|at| ahead.read(&(at * MIB..(at + 1) * MIB), size, u64::MAX));
+        for at in 0..5 {
+            let asked = ahead.read(&(at * MIB..(at + 1) * MIB), size, u64::MAX);
+            let asked = asked.unwrap();
+            assert_eq!(asked, (at + 1) * MIB..(at + 1) * MIB + FIRST_BYTES);
+            ahead.refused(&asked);
+        }
+        let second = ahead.read(&(5 * MIB..6 * MIB), size, u64::MAX).unwrap();
+        assert_eq!(second.start, 6 * MIB);
+        let third = (6..64).find_map(|at| ahead.read(&(at * MIB..(at + 1) * MIB), size, u64::MAX));
         assert_eq!(third.unwrap().start, second.end, "it was not refused");
     }
 

@@ -288,6 +288,11 @@ not a line
             ..proc.clone()
         };
         assert_eq!(places_of(&later).unwrap(), [], "it has that number now");
+        let other_type = MountInfo {
+            file_system: FILE_SYSTEM_TYPE.into(),
+            ..proc.clone()
+        };
+        assert_eq!(places_of(&other_type).unwrap(), []);
         let device = (0, u32::MAX);
         let gone = MountInfo { device, ..proc };
         assert_eq!(places_of(&gone).unwrap(), []);

@@ -151,8 +151,13 @@ impl Reader {
             return;
         }
         self.link.counters.cache_misses.add(errands.len() as u64);
-        if trip.candidate.location.class == Class::MetadataPack || self.is_returned_to(&errands) {
-            self.add_neighbours(&trip, &mut errands);
+        let places: BTreeSet<Place> = errands
+            .iter()
+            .map(|errand| place(&errand.location))
+            .collect();
+        let class = trip.candidate.location.class;
+        if class == Class::MetadataPack || self.is_returned_to(&places, &errands) {
+            self.add_neighbours(&trip, &places, &mut errands);
         }
         let frames: Vec<Range<u64>> = errands
             .iter()
@@ -216,7 +221,7 @@ impl Reader {
 
     /// True if little is wanted, of a place from which something else was fetched not long ago: small files that were laid down together are being read,
     /// in whatever order their names have.
-    fn is_returned_to(&self, errands: &[Errand]) -> bool {
+    fn is_returned_to(&self, places: &BTreeSet<Place>, errands: &[Errand]) -> bool {
         let bytes: u64 = errands
             .iter()
             .map(|errand| u64::from(errand.location.length))
@@ -224,27 +229,19 @@ impl Reader {
         if bytes > SMALL_BYTES {
             return false;
         }
-        let places: BTreeSet<_> = errands
-            .iter()
-            .map(|errand| place(&errand.location))
-            .collect();
         let mut is_known = false;
         for place in places {
-            is_known |= self.places.get(&place).is_some();
-            self.places.put(place, 1, ());
+            is_known |= self.places.get(place).is_some();
+            self.places.put(*place, 1, ());
         }
         is_known
     }
 
     /// Frames around those that are wanted come along.
-    fn add_neighbours(&self, trip: &Trip, errands: &mut Vec<Errand>) {
+    fn add_neighbours(&self, trip: &Trip, places: &BTreeSet<Place>, errands: &mut Vec<Errand>) {
         let Some((table, number)) = &trip.candidate.table else {
             return;
         };
-        let places: BTreeSet<_> = errands
-            .iter()
-            .map(|errand| place(&errand.location))
-            .collect();
         let mut room = NEIGHBOUR_BYTES;
         let mut frame = 0;
         while let Some(location) = table.neighbour(*number, &trip.candidate.location, frame) {

@@ -245,3 +245,28 @@ async fn a_place_that_is_returned_to_is_fetched_whole() {
     let fetched = depot.metrics().bytes_fetched - before;
     assert!(fetched < 300_000, "{fetched} bytes for two frames");
 }
+
+/// A place may hold much that shrank to almost nothing: what comes along has to fit into memory when it is decoded.
+#[tokio::test]
+async fn neighbours_are_bounded_by_what_they_decode_to() {
+    let mut world = World::new(28, true);
+    world.config.memory.cache_bytes = 128 << 20;
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let mut files = Vec::new();
+    for number in 0..256 {
+        let word = noise(2800 + number, 16);
+        let file: Bytes = word.iter().copied().cycle().take(128 << 10).collect();
+        let stored = store_file(&ingest, Profile::Raw, &file, MIB).await;
+        files.push((file, stored));
+    }
+    world.commit(&ingest).await;
+    assert_eq!(world.bucket.count("data/"), 1, "32 MiB in one small pack");
+    let depot = world.loaded().await;
+    world.bucket.forget_requests();
+    for (file, stored) in &files {
+        assert!(read_file(&depot, stored).await.expect("reads") == *file);
+    }
+    let ranges = world.bucket.requests(Operation::GetRange, "data/");
+    assert!((5..=12).contains(&ranges), "{ranges} requests");
+}

@@ -37,6 +37,13 @@ use crate::vfs::Vfs;
 
 const DEVICE: &str = "/dev/fuse";
 
+/// By how much the threads that answer are nicer than the rest of the process.
+///
+/// With it, and a thread more than cores, fewer requests are answered on another core than the one
+/// that asks, which is dear (both measured: PERFORMANCE.md, "Small files"). The priority of their
+/// disk requests, which the kernel derives in steps of five, stays the same.
+const NICENESS: i32 = 2;
+
 /// How to mount.
 #[derive(Clone, Debug)]
 pub struct MountConfig {
@@ -44,7 +51,8 @@ pub struct MountConfig {
     pub source: String,
     /// Options; [`MountOptions::others`] is not looked at.
     pub options: MountOptions,
-    /// Threads that read requests. `None`: one per core, at least 2.
+    /// Threads that read requests, at least 2. `None`: one more than cores, so that one is there
+    /// for the next request while another has yet to return from its answer to the last.
     pub threads: Option<usize>,
     /// How far the kernel reads ahead of a sequential reader through the page cache, in bytes
     /// (only root can set it; otherwise it stays at the kernel's 128 KiB).
@@ -66,9 +74,8 @@ impl MountConfig {
     }
 
     fn thread_count(&self) -> usize {
-        self.threads
-            .unwrap_or_else(|| thread::available_parallelism().map_or(2, |cores| cores.get()))
-            .max(2)
+        let cores = || thread::available_parallelism().map_or(1, |cores| cores.get());
+        self.threads.unwrap_or_else(|| cores() + 1).max(2)
     }
 }
 
@@ -417,6 +424,10 @@ fn start(
     thread::Builder::new()
         .name("bkfs-fuse".to_owned())
         .spawn(move || {
+            // The threads of the session are started from here, and take after it.
+            if let Err(error) = rustix::process::nice(NICENESS) {
+                debug!(%error, "the threads that answer stay as they are");
+            }
             let result = without_the_race_at_the_end(session.run());
             if let Err(error) = &result {
                 error!(%error, "the mount is no longer served");

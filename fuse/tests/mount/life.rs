@@ -1,5 +1,6 @@
 //! How mounts begin and end.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -45,6 +46,48 @@ fn the_mount_table_names_source_and_type() {
     assert_eq!(granted.max_write_bytes, 1 << 20);
     assert!(granted.kill_privileges && granted.readdirplus && granted.atomic_truncate);
     mounted.end();
+}
+
+#[test]
+fn one_more_thread_than_cores_answers_and_they_are_nice() {
+    let mounted = Mounted::with(MountConfig {
+        threads: None,
+        ..config()
+    });
+    let own = niceness(&format!("/proc/self/task/{}/stat", std::process::id())).unwrap();
+    // Other tests mount beside this one, with two threads each.
+    let cores = std::thread::available_parallelism().unwrap().get();
+    eventually("the last thread", || {
+        answering().contains_key(&format!("fuser-{cores}"))
+    });
+    assert!(!answering().contains_key(&format!("fuser-{}", cores + 1)));
+    for (name, niceness) in answering() {
+        assert_eq!(niceness, own + 2, "{name}");
+    }
+    mounted.end();
+}
+
+/// The threads of this process that answer requests, with their niceness.
+fn answering() -> HashMap<String, i32> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .filter_map(|task| {
+            // A thread of another test may end meanwhile.
+            let path = task.ok()?.path();
+            let name = fs::read_to_string(path.join("comm")).ok()?;
+            let name = name.trim().to_owned();
+            let niceness = niceness(path.join("stat").to_str()?)?;
+            name.starts_with("fuser-").then_some((name, niceness))
+        })
+        .collect()
+}
+
+/// Of the thread with this `stat`; 19th of the fields of proc_pid_stat(5), of which the name is
+/// the second, in parentheses.
+fn niceness(stat: &str) -> Option<i32> {
+    let stat = fs::read_to_string(stat).ok()?;
+    let (_, after_name) = stat.rsplit_once(") ")?;
+    after_name.split(' ').nth(16)?.parse().ok()
 }
 
 #[test]

@@ -5,6 +5,7 @@
 use serde::Serialize;
 
 use crate::report::{Report, line, shown};
+use crate::suites::files::{NULL, NULL_BY_CORE};
 
 /// A figure and what became of it.
 #[derive(Clone, Debug, Serialize)]
@@ -114,10 +115,10 @@ fn of_the_rest(report: &Report) -> Vec<Verdict> {
             processor(report),
         ),
         verdict(
-            "small files, tar -x to durable ÷ the same onto the null filesystem",
+            "small files, tar -x to durable ÷ the same onto the null filesystem, the faster of two",
             1.8,
             1.3,
-            report.ratio("files", ("tar -x", "bkfs"), ("tar -x", "null filesystem")),
+            small_files(report),
         ),
         verdict(
             "sequential read in a snapshot with 20 ms of latency ÷ with none",
@@ -175,6 +176,12 @@ fn processor(report: &Report) -> Option<f64> {
     Some(record.median(|run| run.cpu_s)? / report.figures.get(FLOOR)?)
 }
 
+/// Above the faster of both ways to answer for the filesystem that keeps nothing.
+fn small_files(report: &Report) -> Option<f64> {
+    let above = |null| report.ratio("files", ("tar -x", "bkfs"), ("tar -x", null));
+    Some(above(NULL)?.max(above(NULL_BY_CORE)?))
+}
+
 fn memory(report: &Report) -> Option<f64> {
     let ours = report.records.iter();
     let ours = ours.filter(|record| record.system.starts_with("bkfs") && record.suite != "index");
@@ -209,9 +216,19 @@ mod tests {
     use crate::measure::Run;
     use crate::report::Record;
 
-    fn add(report: &mut Report, step: &str, system: &str, (wall_s, stored): (f64, u64)) {
+    fn add(report: &mut Report, step: &str, system: &str, measured: (f64, u64)) {
+        add_to("mariadb", report, step, system, measured);
+    }
+
+    fn add_to(
+        suite: &'static str,
+        report: &mut Report,
+        step: &str,
+        system: &str,
+        (wall_s, stored): (f64, u64),
+    ) {
         let record = Record {
-            suite: "mariadb",
+            suite,
             step: step.to_owned(),
             system: system.to_owned(),
             runs: Vec::new(),
@@ -250,5 +267,18 @@ mod tests {
         let words: Vec<_> = verdicts(&report).iter().map(Verdict::word).collect();
         assert_eq!(words[2..5], ["pass, aim reached", "pass", "pass"]);
         assert_eq!(words[8], "miss");
+    }
+
+    #[test]
+    fn small_files_are_compared_with_the_faster_of_both() {
+        let measured = |bkfs, null, by_core| {
+            let mut report = Report::default();
+            for (system, wall_s) in [("bkfs", bkfs), (NULL, null), (NULL_BY_CORE, by_core)] {
+                add_to("files", &mut report, "tar -x", system, (wall_s, 0));
+            }
+            small_files(&report)
+        };
+        assert_eq!(measured(6.0, 4.0, 3.0), Some(2.0));
+        assert_eq!(measured(6.0, 3.0, 4.0), Some(2.0));
     }
 }

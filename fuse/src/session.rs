@@ -37,7 +37,7 @@ use crate::vfs::Vfs;
 
 const DEVICE: &str = "/dev/fuse";
 
-/// By how much the threads that answer are nicer than the rest of the process.
+/// What [`MountConfig::niceness`] is unless said otherwise.
 ///
 /// With it, and a thread more than cores, fewer requests are answered on another core than the one
 /// that asks, which is dear (both measured: PERFORMANCE.md, "Small files"). The priority of their
@@ -54,6 +54,8 @@ pub struct MountConfig {
     /// Threads that read requests, at least 2. `None`: one more than cores, so that one is there
     /// for the next request while another has yet to return from its answer to the last.
     pub threads: Option<usize>,
+    /// By how much these threads are nicer than the one that mounts.
+    pub niceness: i32,
     /// How far the kernel reads ahead of a sequential reader through the page cache, in bytes
     /// (only root can set it; otherwise it stays at the kernel's 128 KiB).
     pub read_ahead_bytes: u64,
@@ -68,6 +70,7 @@ impl MountConfig {
             source: source.into(),
             options: MountOptions::default(),
             threads: None,
+            niceness: NICENESS,
             read_ahead_bytes: 4 << 20,
             max_background: 64,
         }
@@ -421,11 +424,12 @@ fn start(
         .ok_or_else(|| io::Error::other("the kernel was not greeted"))?;
     let notifier = Notifier::new(session.notifier());
     let (keeper, closing) = (ending.clone(), notifier.clone());
+    let niceness = config.niceness;
     thread::Builder::new()
         .name("bkfs-fuse".to_owned())
         .spawn(move || {
             // The threads of the session are started from here, and take after it.
-            if let Err(error) = rustix::process::nice(NICENESS) {
+            if let Err(error) = rustix::process::nice(niceness) {
                 debug!(%error, "the threads that answer stay as they are");
             }
             let result = without_the_race_at_the_end(session.run());

@@ -25,7 +25,7 @@ measured() { # SUITE STEP SYSTEM
 }
 for step in "mariadb|first full|bkfs" "mariadb|second full|bkfs" "mariadb|restore|bkfs" "mariadb|restore|restic" "mariadb|restore|borg" "mariadb|first full|mariabackup, pigz" \
   "mariadb|first full, MinIO|bkfs" "stream|noise|bkfs" "stream|noise, stored already|bkfs" "stream|noise|dd, fsync" "stream|pages|null filesystem" \
-  "files|tar -x|bkfs" "files|tar -x|null filesystem" "files|restore|bkfs" "files|restore|restic" "latency|read a snapshot, 20 ms|bkfs" "micro|pages as pages|bkfs"; do
+  "files|tar -x|bkfs" "files|tar -x|null filesystem" "files|tar -x|null filesystem, a thread per core" "files|restore|bkfs" "files|restore|restic" "latency|read a snapshot, 20 ms|bkfs" "micro|pages as pages|bkfs"; do
   IFS='|' read -r suite name system <<<"$step"
   case_of "$suite: $name by $system is verified" measured "$suite" "$name" "$system"
 done

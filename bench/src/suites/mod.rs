@@ -6,7 +6,7 @@ use crate::Outcome;
 use crate::context::Context;
 use crate::measure::Run;
 
-mod files;
+pub(crate) mod files;
 mod index;
 mod latency;
 mod mariadb;

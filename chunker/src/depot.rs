@@ -50,8 +50,9 @@ pub struct DepotConfig {
     pub cache_dir: Option<PathBuf>,
     /// The most that frames on disk may take, in bytes.
     pub cache_bytes: u64,
-    /// Whether frames that are fetched are kept on disk; those that are there are used either way.
-    pub keeps_frames: bool,
+    /// Whether to spend disk and processor time on fewer requests: frames that are fetched are kept on disk (those that are there are used either way), and
+    /// small files are fetched together with what lies around them.
+    pub saves_requests: bool,
     /// The most memory that each part may take.
     pub memory: MemoryBudget,
     /// How new frames are compressed.
@@ -77,7 +78,7 @@ impl Default for DepotConfig {
         Self {
             cache_dir: None,
             cache_bytes: 10 << 30,
-            keeps_frames: true,
+            saves_requests: true,
             memory: MemoryBudget::default(),
             compression: Compression::Auto,
             parameters: Parameters::default(),
@@ -169,7 +170,7 @@ impl Depot {
             workers: workers.clone(),
             catalog: Arc::clone(&catalog),
             disk,
-            keeps_frames: config.keeps_frames,
+            saves_requests: config.saves_requests,
             fetch_bytes: config.memory.fetch_bytes,
             cache_bytes: config.memory.cache_bytes,
         }));

@@ -97,9 +97,10 @@ impl Access {
         })
     }
 
-    /// Everything will be read once: what comes from a bucket on this machine's own disk is not written to its cache as well.
+    /// Everything will be read once: what comes from a bucket on this machine's own disk is not written to its cache as well, and a request to it costs
+    /// less than to decode what may be asked for next.
     pub fn read_once(&mut self) {
-        self.depot.keeps_frames = self.url.local_path().is_none();
+        self.depot.saves_requests = self.url.local_path().is_none();
     }
 }
 

@@ -226,7 +226,7 @@ impl Reader {
             .iter()
             .map(|errand| u64::from(errand.location.length))
             .sum();
-        if bytes > SMALL_BYTES {
+        if bytes > SMALL_BYTES || !self.saves_requests {
             return false;
         }
         let mut is_known = false;
@@ -381,7 +381,7 @@ impl Reader {
         let Some(disk) = self.disk.clone() else {
             return;
         };
-        if frames.is_empty() || !self.keeps_frames {
+        if frames.is_empty() || !self.saves_requests {
             return;
         }
         let counters = Arc::clone(&self.link.counters);

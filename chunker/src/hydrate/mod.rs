@@ -53,7 +53,7 @@ pub(crate) struct Reader {
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) disk: Option<Arc<DiskCache>>,
-    pub(crate) keeps_frames: bool,
+    pub(crate) saves_requests: bool,
     pub(crate) fetch_gate: ByteGate,
     frames: MemoryCache<FrameKey, Arc<CachedFrame>>,
     segments: MemoryCache<Id, Arc<Segment>>,
@@ -73,8 +73,8 @@ pub(crate) struct ReaderParts {
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) disk: Option<Arc<DiskCache>>,
-    /// Whether to put there what was fetched.
-    pub(crate) keeps_frames: bool,
+    /// Whether to put there what was fetched, and to fetch what lies around small files.
+    pub(crate) saves_requests: bool,
     pub(crate) fetch_bytes: u64,
     pub(crate) cache_bytes: u64,
 }
@@ -113,7 +113,7 @@ impl Reader {
             workers: parts.workers,
             catalog: parts.catalog,
             disk: parts.disk,
-            keeps_frames: parts.keeps_frames,
+            saves_requests: parts.saves_requests,
             fetch_gate: ByteGate::new(parts.fetch_bytes),
             frames: MemoryCache::new(parts.cache_bytes - segment_bytes),
             segments: MemoryCache::new(segment_bytes),

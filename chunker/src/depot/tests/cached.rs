@@ -48,6 +48,27 @@ async fn a_restart_fetches_nothing_twice() {
 }
 
 #[tokio::test]
+async fn nothing_is_kept_on_disk_where_requests_cost_little() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut world = World::new(29, true);
+    world.cache_dir = Some(directory.path().to_owned());
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let file = content(29, 5 * MIB);
+    let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
+    world.commit(&ingest).await;
+    drop((ingest, depot));
+    fs::remove_dir_all(directory.path()).expect("removed");
+
+    world.config.saves_requests = false;
+    let depot = world.loaded().await;
+    assert!(read_file(&depot, &stored).await.expect("reads") == file);
+    let metrics = depot.metrics();
+    assert!(metrics.cache_misses > 0);
+    assert_eq!(metrics.disk_cache_bytes, 0);
+}
+
+#[tokio::test]
 async fn torn_and_foreign_cache_files_are_misses() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut world = World::new(21, false);
@@ -244,6 +265,16 @@ async fn a_place_that_is_returned_to_is_fetched_whole() {
     }
     let fetched = depot.metrics().bytes_fetched - before;
     assert!(fetched < 300_000, "{fetched} bytes for two frames");
+
+    // And nothing comes along where requests cost little.
+    world.config.saves_requests = false;
+    let depot = world.loaded().await;
+    world.bucket.forget_requests();
+    for (file, stored) in &files {
+        assert!(read_file(&depot, stored).await.expect("reads") == *file);
+    }
+    let ranges = world.bucket.requests(Operation::GetRange, "data/");
+    assert!(ranges > 6 * packs, "{ranges} requests for {packs} packs");
 }
 
 /// A place may hold much that shrank to almost nothing: what comes along has to fit into memory when it is decoded.

@@ -49,17 +49,16 @@ async fn a_restart_fetches_nothing_twice() {
 
 #[tokio::test]
 async fn nothing_is_kept_on_disk_where_requests_cost_little() {
-    let directory = tempfile::tempdir().expect("a directory");
     let mut world = World::new(29, true);
-    world.cache_dir = Some(directory.path().to_owned());
     let depot = world.loaded().await;
     let ingest = world.ingest(&depot);
     let file = content(29, 5 * MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     world.commit(&ingest).await;
-    drop((ingest, depot));
-    fs::remove_dir_all(directory.path()).expect("removed");
 
+    // A cache that has nothing yet, not even of what was uploaded.
+    let directory = tempfile::tempdir().expect("a directory");
+    world.cache_dir = Some(directory.path().to_owned());
     world.config.saves_requests = false;
     let depot = world.loaded().await;
     assert!(read_file(&depot, &stored).await.expect("reads") == file);

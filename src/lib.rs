@@ -2,19 +2,24 @@
 //!
 //! The pure part is `tree` and `extents`; the live volume is `volume`; what the kernel sees is `vfs`. See ARCHITECTURE.md for the whole house.
 
+pub mod acquaintance;
 pub mod cli;
 pub mod clock;
 pub mod compare;
 pub mod config;
 pub mod dump;
 pub mod extents;
+pub mod fault;
 pub mod glob;
 pub mod locking;
 mod logging;
 pub mod machine;
 pub mod maintain;
 pub mod mounting;
+pub mod outage;
 mod places;
+pub mod printable;
+mod private;
 pub mod replicate;
 pub mod repository;
 pub mod restore;

@@ -12,6 +12,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
+use crate::printable;
+
 /// Where a daemon's lines go.
 enum Sink {
     Terminal,
@@ -63,12 +65,16 @@ impl Log {
 }
 
 impl Write for Log {
+    /// Takes a whole line, as the layer gives it, and shows it as one line whatever is in it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        let shown = printable::line(text.trim_end_matches('\n'));
         match &mut *self.0.lock() {
-            Sink::Terminal => io::stderr().write(line),
-            Sink::File(file) => file.write(line),
-            Sink::Nowhere => Ok(line.len()),
+            Sink::Terminal => writeln!(io::stderr(), "{shown}")?,
+            Sink::File(file) => writeln!(file, "{shown}")?,
+            Sink::Nowhere => {}
         }
+        Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -89,7 +95,7 @@ pub fn log_path() -> Option<PathBuf> {
 
 fn log_file() -> Option<File> {
     let path = log_path()?;
-    std::fs::create_dir_all(path.parent()?).ok()?;
+    crate::private::make_directory(path.parent()?).ok()?;
     OpenOptions::new()
         .append(true)
         .create(true)

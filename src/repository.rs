@@ -3,24 +3,28 @@
 //! Owns: the order in which they are opened. Does not own: any of them.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bkfs_chunker::depot::{Depot, DepotConfig, Renew};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::lock::LockRule;
-use bkfs_chunker::seal::SlotCost;
-use bkfs_chunker::store::{LockingStore, RepositoryUrl, Store, StoreOptions, open_store};
+use bkfs_chunker::seal::{Keyring, SlotCost};
+use bkfs_chunker::store::{
+    LockingStore, RepositoryUrl, Signs, Store, StoreOptions, WatchedStore, open_store,
+};
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
+use crate::acquaintance::{Acquaintance, Place, known_at};
 use crate::locking::locks;
 use crate::machine::Machine;
+use crate::outage::Teller;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootView};
 use crate::root::lists::Lists;
-use crate::root::repository::{self as objects, NewRepository, OpenOptions, Passwords};
+use crate::root::repository::{self as objects, Accepted, NewRepository, OpenOptions, Passwords};
 use crate::root::retry::RetryPolicy;
 use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotReference};
 use crate::root::state::{ROOT_KEY, Volume as VolumeEntry};
@@ -30,6 +34,19 @@ use crate::volume::view::View;
 
 /// How often an index that has vanished makes the root be read again (rule 10) before it counts as damage.
 const VANISHED_MAX: u32 = 8;
+
+/// Keeps the keys out of swap, as far as the limit on locked memory lets this process.
+fn keep_in_memory(keyring: &Keyring) {
+    for key in keyring.key_memory() {
+        let start = key.as_ptr().cast_mut().cast();
+        // SAFETY: the range is a live slice. Locking its pages changes nothing of their contents,
+        // and pages that are freed later merely stay locked.
+        if let Err(error) = unsafe { rustix::mm::mlock(start, key.len()) } {
+            tracing::debug!("keys may be swapped out: {error}");
+            return;
+        }
+    }
+}
 
 /// What a repository is opened with.
 pub struct Opening {
@@ -43,6 +60,8 @@ pub struct Opening {
     pub timeout: Duration,
     /// The oldest generation that is accepted.
     pub min_generation: u64,
+    /// What the user accepts though this machine remembers otherwise.
+    pub accepted: Accepted,
     /// Where this machine remembers what it saw; nowhere if none.
     pub state_dir: Option<PathBuf>,
 }
@@ -67,8 +86,14 @@ pub struct Repository {
     pub machine: Machine,
     /// By what rule its objects are locked in the bucket; none if none ever was.
     pub lock: Option<LockRule>,
+    /// How its store answers.
+    pub signs: Signs,
+    /// How long the store may make no progress.
+    pub timeout: Duration,
     /// The generation of the root whose quarantine is heeded.
     quarantined: watch::Sender<u64>,
+    /// Says what is wrong with the store, for a mount. A command is told by its store itself.
+    teller: OnceLock<Teller>,
 }
 
 /// Opens a repository.
@@ -97,18 +122,25 @@ pub async fn open_on(
     passwords: &mut dyn Passwords,
 ) -> Result<Repository, RootError> {
     let entropy = machine.entropy.clone();
+    let place = opening.state_dir.as_deref();
+    let place = place.map(|state| Place::of(state, &opening.url, &opening.store));
     let options = OpenOptions {
         entropy: entropy.clone(),
-        policy: RetryPolicy {
-            stall_timeout: opening.timeout,
-            ..RetryPolicy::default()
-        },
+        policy: RetryPolicy::within(opening.timeout),
+        waits: opening.store.wait,
+        known: known_at(place.as_ref(), opening.accepted.replaced).await,
         state_dir: opening.state_dir,
         min_generation: opening.min_generation,
+        accepted: opening.accepted,
     };
+    let signs = opening.store.signs.clone();
     let locking = Arc::new(LockingStore::new(store));
-    let store: Arc<dyn Store> = locking.clone();
+    let store: Arc<dyn Store> = Arc::new(WatchedStore::new(locking.clone(), signs.clone()));
     let opened = objects::Repository::open(store.clone(), options, passwords).await?;
+    keep_in_memory(opened.keyring());
+    if let Some(place) = &place {
+        place.remember(Acquaintance::of(opened.keyring())).await;
+    }
     let lock = opened.config().lock();
     if let Some(rule) = lock {
         locking.begin(locks(rule, &machine));
@@ -131,7 +163,10 @@ pub async fn open_on(
         nodes,
         machine,
         lock,
+        signs,
+        timeout: opening.timeout,
         quarantined: watch::Sender::new(0),
+        teller: OnceLock::new(),
     })
 }
 
@@ -235,6 +270,15 @@ pub async fn exists(url: &RepositoryUrl, options: &StoreOptions) -> Result<bool,
 }
 
 impl Repository {
+    /// From now on a store that refuses is waited for as long as one that is silent, and the log says what is wrong with it: for mounts, which have accepted what must not be
+    /// dropped. Must be called within a runtime.
+    pub fn bear_refusals(&self) {
+        let start = || Teller::start(self.signs.clone(), self.timeout);
+        self.teller.get_or_init(start);
+        self.depot.bear_refusals();
+        self.handle.bear_refusals();
+    }
+
     /// The snapshots of all volumes, as of now; the index is that of the same root.
     pub async fn snapshots(&self) -> Result<SnapshotList, RootError> {
         let (view, list) = self.lists.current_snapshots(&self.handle).await?;

@@ -10,6 +10,9 @@
 //! *unsure* if its time lies ahead of now, or if another one of its group has the same: no rule by time counts it, and it is kept. If it is now whose clock is
 //! wrong and behind, more snapshots are unsure, and more are kept.
 //!
+//! **Recovered snapshots** never were the state of a volume: no rule counts them, and none drops
+//! them. They are forgotten by name.
+//!
 //! **Ages.** `within` does not look at now, but adds up the distances from each snapshot to the next, each of which counts at most [`GAP_FACTOR`] times the usual one (or
 //! [`GAP_HOURS`], if that is more). So a clock that jumps by years ages nothing by more than that, however it goes on.
 
@@ -116,6 +119,8 @@ pub enum Reason {
     Tag,
     /// Its time cannot be believed.
     Unsure,
+    /// It was never the volume's state.
+    Recovered,
 }
 
 impl fmt::Display for Reason {
@@ -131,6 +136,7 @@ impl fmt::Display for Reason {
             Self::Within => "within",
             Self::Tag => "tag",
             Self::Unsure => "time not sure",
+            Self::Recovered => "recovered",
         })
     }
 }
@@ -147,6 +153,8 @@ pub trait Dated {
     fn generation(&self) -> u64;
     /// Words for retention.
     fn tags(&self) -> &[String];
+    /// Whether it is what only a spool had, and never was the volume's state.
+    fn is_recovered(&self) -> bool;
 }
 
 /// What becomes of one snapshot.
@@ -180,7 +188,18 @@ pub fn plan<'a, S: Dated>(
     let mut verdicts = Vec::new();
     for mut group in groups.into_values() {
         group.sort_by_key(|snapshot| snapshot.generation());
-        verdicts.extend(judge(&group, policy, now));
+        let (recovered, states): (Vec<&S>, Vec<&S>) = group
+            .into_iter()
+            .partition(|snapshot| snapshot.is_recovered());
+        verdicts.extend(judge(&states, policy, now));
+        verdicts.extend(recovered.into_iter().map(|snapshot| Verdict {
+            snapshot,
+            reasons: vec![Reason::Recovered],
+        }));
+        verdicts.sort_by_key(|verdict| {
+            let snapshot = verdict.snapshot;
+            (snapshot.volume(), snapshot.host(), snapshot.generation())
+        });
     }
     verdicts
 }

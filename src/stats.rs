@@ -78,7 +78,7 @@ impl Stats {
         let lists = [&root.snapshots, &root.trash, &root.quarantine];
         let mut stats = Stats {
             index_objects: root.index.len() as u64,
-            index_bytes: root.index.iter().map(|index| index.bytes).sum(),
+            index_bytes: (root.index.iter().map(|index| index.bytes)).fold(0, u64::saturating_add),
             lists: lists.iter().map(|shards| shards.len() as u64).sum::<u64>()
                 + root.condemned.len() as u64,
             ..Stats::default()
@@ -135,10 +135,12 @@ impl Bill {
     ) -> Bill {
         let is_recent = |entry: &&&SnapshotEntry| now.duration_since(entry.time) <= MONTH;
         let recent: Vec<&&SnapshotEntry> = snapshots.iter().filter(is_recent).collect();
-        let new_bytes: u64 = recent.iter().map(|entry| entry.new_bytes).sum();
+        let new = recent.iter().map(|entry| entry.new_bytes);
+        let new_bytes = new.fold(0, u64::saturating_add);
         let packs = stats.data_packs + stats.metadata_packs;
         let pack_bytes = stats.stored_bytes().checked_div(packs).unwrap_or(0).max(1);
-        let puts = new_bytes.div_ceil(pack_bytes) + recent.len() as u64 * PUTS_PER_SNAPSHOT;
+        let puts = (new_bytes.div_ceil(pack_bytes))
+            .saturating_add(recent.len() as u64 * PUTS_PER_SNAPSHOT);
         Bill {
             storage: stats.stored_bytes() as f64 / GIGABYTE * prices.storage_gb_month,
             requests: puts as f64 / 1000.0 * prices.put_1000,
@@ -199,6 +201,7 @@ mod tests {
             bytes: 0,
             new_bytes: 0,
             generation: 1,
+            recovered: false,
         }
     }
 }

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::budget::MemoryBudget;
-use crate::cache::DiskCache;
+use crate::cache::{DiskCache, make_directory};
 use crate::catalog::{Catalog, IndexRef, Place, TableFiles};
 use crate::codec::{Balance, Effort};
 use crate::cut::{Cutter, Parameters};
@@ -131,6 +131,16 @@ impl Shared {
 }
 
 impl Depot {
+    /// The store answered a request that went another way: to those who wait for it here it is not silent.
+    pub fn note_answer(&self) {
+        self.0.link.progress.note();
+    }
+
+    /// From now on a store that refuses is waited for as long as one that is silent (`timeout_ms`): for who has accepted what must not be dropped.
+    pub fn bear_refusals(&self) {
+        self.0.link.bear_refusals();
+    }
+
     /// A depot over `store` with an empty index: call [`Depot::load_index`] with the root's list before anything is read.
     ///
     /// # Errors
@@ -373,6 +383,7 @@ fn open_cache(
 ) -> Result<(TableFiles, DiskCache), DepotError> {
     let root = directory.join(keyring.repository().to_string());
     let open = || {
+        make_directory(&root)?;
         Ok((
             TableFiles::open_directory(&root)?,
             DiskCache::open(&root, bytes)?,

@@ -6,19 +6,29 @@
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use crate::entropy::Entropy;
 use crate::error::DepotError;
 use crate::metrics::Counters;
 use crate::pace::{Meter, Rates, Turns};
-use crate::progress::{Progress, pause};
+use crate::progress::Progress;
 use crate::store::{Store, StoreError, StoreErrorKind, body_bytes};
 
-/// How often a request is made that fails with an error that is not known to pass.
+/// How often a request is made that is refused, by who does not bear refusals.
 const STUBBORN_ATTEMPTS: u32 = 3;
+
+/// The part of the time that a silent store is borne for, after which a request is sent once more beside the first: an outage that ends in time is then noticed in time, whatever
+/// became of the requests that it met.
+const REPEATED_IN_TIMEOUT: u32 = 5;
+
+/// The longest time before that. What moves slowly is not repeated for nothing.
+const REPEATED_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// How much of an object's end is compared to know it for our own: the seal of the footer, or of the only box, is in it, and depends on the fresh salt.
 const COMPARED_BYTES: u64 = 64 << 10;
@@ -29,7 +39,15 @@ pub(crate) struct Link {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) counters: Arc<Counters>,
+    /// Of uploads.
     pub(crate) progress: Progress,
+    /// Of reads: a full bucket answers them all the while.
+    reading: Progress,
+    timeout: Duration,
+    /// Refusals are waited out like silence.
+    bears_refusals: AtomicBool,
+    /// One request at a time is repeated to find out whether a silent store is back: one for uploads, and one for reads.
+    scouts: [Semaphore; 2],
     uploads: Turns,
     downloads: Turns,
     upload_rate: Meter,
@@ -49,6 +67,10 @@ impl Link {
             entropy,
             counters: Arc::default(),
             progress: Progress::new(timeout),
+            reading: Progress::new(timeout),
+            timeout,
+            bears_refusals: AtomicBool::new(false),
+            scouts: [const { Semaphore::const_new(1) }; 2],
             uploads: Turns::new(uploads),
             downloads: Turns::new(downloads),
             upload_rate: Meter::new(None),
@@ -63,6 +85,45 @@ impl Link {
             upload_rate: Meter::new(rates.upload),
             download_rate: Meter::new(rates.download),
             ..self
+        }
+    }
+
+    /// From now on a store that refuses is waited for as long as one that is silent: what was accepted is not dropped for what may be mended.
+    pub(crate) fn bear_refusals(&self) {
+        self.bears_refusals.store(true, Ordering::Relaxed);
+    }
+
+    fn bears_refusals(&self) -> bool {
+        self.bears_refusals.load(Ordering::Relaxed)
+    }
+
+    /// Sends a request that does no harm when it is sent twice, and while the store is silent once more beside the first: its connection may be dead. What is dropped with the
+    /// answer of the other may still be applied.
+    async fn answered<T, R>(
+        &self,
+        progress: &Progress,
+        scouts: &Semaphore,
+        request: impl Fn() -> R,
+    ) -> Result<T, StoreError>
+    where
+        R: Future<Output = Result<T, StoreError>>,
+    {
+        let after = (self.timeout / REPEATED_IN_TIMEOUT).min(REPEATED_AFTER_MAX);
+        let again = async {
+            progress.idle(after).await;
+            // It is never closed.
+            let _scout = scouts.acquire().await;
+            loop {
+                self.counters.retries.one();
+                if let Ok(answer) = tokio::time::timeout(after, request()).await {
+                    return answer;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            answer = request() => answer,
+            answer = again => answer,
         }
     }
 
@@ -95,20 +156,23 @@ impl Link {
         F: Fn() -> R,
         R: Future<Output = Result<Bytes, StoreError>>,
     {
+        let begin = Instant::now();
         let attempts = async {
             let mut attempt = 0;
             loop {
                 attempt += 1;
                 let turn = self.downloads.take().await;
                 // Of an object that is read whole the length is known only afterwards.
-                let waiting = || self.progress.note_waiting();
+                let waiting = || self.reading.note_waiting();
                 self.download_rate.pass(0, waiting).await;
                 self.counters.get_requests.one();
-                let answer = request().await;
+                let answer = self
+                    .answered(&self.reading, &self.scouts[1], &request)
+                    .await;
                 drop(turn);
                 match answer {
                     Ok(bytes) => {
-                        self.progress.note();
+                        self.reading.note();
                         self.downloads.succeeded();
                         self.download_rate.passed(bytes.len() as u64);
                         self.counters.bytes_fetched.add(bytes.len() as u64);
@@ -118,54 +182,69 @@ impl Link {
                         if error.kind() == StoreErrorKind::Throttled {
                             self.downloads.slow_down();
                         }
-                        self.consider(key, error, attempt).await?
+                        self.consider(key, error, (attempt, begin)).await?
                     }
                 }
             }
         };
-        self.progress.watch(attempts).await?
+        self.reading.watch(attempts).await?
     }
 
-    /// Pauses before another attempt at reading, or says why there is none.
-    async fn consider(&self, key: &str, error: StoreError, attempt: u32) -> Result<(), DepotError> {
+    /// Pauses before another attempt at reading, or says why there is none: it was refused, or other objects are read, and this one was not for so long.
+    async fn consider(
+        &self,
+        key: &str,
+        error: StoreError,
+        (attempt, begin): (u32, Instant),
+    ) -> Result<(), DepotError> {
         match error.kind() {
             StoreErrorKind::NotFound => {
-                self.progress.note();
+                self.reading.note();
                 return Err(DepotError::Missing {
                     object: key.to_owned(),
                 });
             }
             StoreErrorKind::OutOfRange => {
-                self.progress.note();
+                self.reading.note();
                 return Err(DepotError::damaged(
                     key,
                     "it is shorter than its index says",
                 ));
             }
-            _ if error.is_transient() => self.progress.note_trouble(&Arc::new(error)),
+            _ if error.is_transient() || self.bears_refusals() => {
+                let error = Arc::new(error);
+                self.reading.note_trouble(&error);
+                if begin.elapsed() >= self.timeout && error.kind() != StoreErrorKind::Throttled {
+                    return Err(self.reading.stalled(Some(error)));
+                }
+            }
             _ if attempt >= STUBBORN_ATTEMPTS => return Err(error.into()),
             _ => {}
         }
         self.counters.retries.one();
-        tokio::time::sleep(pause(attempt, &*self.entropy)).await;
+        self.progress.pause(attempt, &*self.entropy).await;
         Ok(())
     }
 
     /// Creates an object under a name that is never used for anything else, for as long as it takes: an error that may pass is tried again without end, since
     /// whoever waits for this has a patience of its own ([`Progress::watch`]). An object that is there already is ours if an earlier attempt was applied without our
-    /// knowing, and that is verified.
+    /// knowing, and that is verified. Dropping it leaves the object in the bucket, now or later, or not.
     ///
     /// # Errors
-    /// The store refuses for good.
+    /// The store refuses for good: with an error that no patience mends, for the whole timeout ([`Link::bear_refusals`]) or a few times.
     pub(crate) async fn create(&self, key: &str, body: &[Bytes]) -> Result<(), DepotError> {
         let mut attempt = 0;
+        let mut stuck = None;
+        let _sending = self.progress.send();
         loop {
             attempt += 1;
             let turn = self.uploads.take().await;
             let waiting = || self.progress.note_waiting();
             self.upload_rate.pass(body_bytes(body), waiting).await;
             self.counters.put_requests.one();
-            let answer = self.store.put_new(key, body.to_vec()).await;
+            let sent = Instant::now();
+            let put = || self.store.put_new(key, body.to_vec());
+            let answer = self.answered(&self.progress, &self.scouts[0], put).await;
             drop(turn);
             let error = match answer {
                 Ok(_) => {
@@ -175,31 +254,50 @@ impl Link {
                 }
                 Err(error) => error,
             };
+            let error = Arc::new(error);
             match error.kind() {
-                StoreErrorKind::Throttled => {
-                    self.uploads.slow_down();
-                    self.count_turns();
-                }
                 StoreErrorKind::AlreadyExists => {
                     if self.is_ours(key, body).await? {
                         break;
                     }
-                    return Err(error.into());
+                    return Err(DepotError::Store(error));
                 }
-                StoreErrorKind::OutcomeUnknown => {}
-                _ if error.is_transient() => {}
-                // Credentials expire and are renewed, permissions are mended: accepted bytes are not dropped for that.
-                StoreErrorKind::Denied => {}
-                _ if attempt >= STUBBORN_ATTEMPTS => return Err(error.into()),
-                _ => {}
+                StoreErrorKind::Throttled => {
+                    self.uploads.slow_down();
+                    self.count_turns();
+                    // It takes others meanwhile: it is this one's turn in the end.
+                    stuck = None;
+                }
+                kind => {
+                    let stuck = stuck.get_or_insert_with(|| self.progress.stick(sent));
+                    stuck.note(&error);
+                    if self.gives_up(kind, attempt, stuck.since()) {
+                        return Err(DepotError::Store(error));
+                    }
+                }
             }
-            self.progress.note_trouble(&Arc::new(error));
+            self.progress.note_trouble(&error);
             self.counters.retries.one();
-            tokio::time::sleep(pause(attempt, &*self.entropy)).await;
+            self.progress.pause(attempt, &*self.entropy).await;
         }
+        drop(stuck);
         self.progress.note();
         self.counters.bytes_uploaded.add(body_bytes(body));
         Ok(())
+    }
+
+    /// Whether what is refused since then, in this way, is refused for good: nobody but a person can do anything about it. What was accepted is never given up for credentials
+    /// and permissions, which are renewed, nor for a full disk, which is emptied, if refusals are borne.
+    fn gives_up(&self, kind: StoreErrorKind, attempt: u32, since: Instant) -> bool {
+        match kind {
+            StoreErrorKind::Unreachable
+            | StoreErrorKind::Throttled
+            | StoreErrorKind::OutcomeUnknown
+            | StoreErrorKind::Denied => false,
+            StoreErrorKind::NoSpace if self.bears_refusals() => false,
+            _ if self.bears_refusals() => since.elapsed() >= self.timeout,
+            _ => attempt >= STUBBORN_ATTEMPTS,
+        }
     }
 
     fn count_turns(&self) {
@@ -209,6 +307,7 @@ impl Link {
 
     /// Whether what lies under `key` is `body`: of that length, with that end. An object that went away meanwhile is not.
     async fn is_ours(&self, key: &str, body: &[Bytes]) -> Result<bool, DepotError> {
+        let begin = Instant::now();
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -218,13 +317,13 @@ impl Link {
                     return Ok(size == body_bytes(body) && ends_with(body, &tail));
                 }
                 Err(error) if error.is_not_found() => return Ok(false),
-                Err(error) if !error.is_transient() && attempt >= STUBBORN_ATTEMPTS => {
+                Err(error) if self.gives_up(error.kind(), attempt, begin) => {
                     return Err(error.into());
                 }
                 Err(error) => self.progress.note_trouble(&Arc::new(error)),
             }
             self.counters.retries.one();
-            tokio::time::sleep(pause(attempt, &*self.entropy)).await;
+            self.progress.pause(attempt, &*self.entropy).await;
         }
     }
 }
@@ -305,6 +404,108 @@ mod tests {
             sent.expect("created");
         }
         assert_eq!(link.uploads.limit(), 8);
+    }
+
+    fn failing(timeout: Duration) -> (Link, crate::store::fault::FaultStore) {
+        use crate::entropy::SeededEntropy;
+        use crate::store::{MemoryStore, fault::FaultStore};
+        let store = FaultStore::new(Arc::new(MemoryStore::new()));
+        let entropy = Arc::new(SeededEntropy::new(1));
+        let link = Link::new(Arc::new(store.clone()), entropy, (4, 4), timeout);
+        link.bear_refusals();
+        (link, store)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_that_is_shorter_than_the_timeout_costs_time_only_however_short_that_is() {
+        use crate::store::fault::{Fault, Strike};
+        for timeout in [15, 60, 300].map(Duration::from_secs) {
+            let (link, store) = failing(timeout);
+            link.create("data/there", &[Bytes::from_static(b"there")])
+                .await
+                .expect("created");
+            // What is sent meanwhile is never answered.
+            store.plan(Strike::with(Fault::Hang).always());
+            let begin = Instant::now();
+            let body = [Bytes::from_static(b"bytes")];
+            let keys = ["data/1", "data/2", "data/3", "data/4", "data/5", "data/6"];
+            let sent = keys.map(|key| link.progress.watch(link.create(key, &body)));
+            let read = link.get("data/there");
+            let heal = async {
+                tokio::time::sleep(timeout * 2 / 3).await;
+                store.heal();
+            };
+            let (sent, read, ()) = tokio::join!(futures::future::join_all(sent), read, heal);
+            for sent in sent {
+                sent.expect("no stall").expect("created");
+            }
+            read.expect("read");
+            assert!(begin.elapsed() < timeout, "{:?}", begin.elapsed());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_bears_refusals_gives_up_after_the_timeout_and_never_for_what_is_mended() {
+        use crate::store::fault::{Fault, Strike};
+        let timeout = Duration::from_secs(20);
+        let body = [Bytes::from_static(b"bytes")];
+        for (kind, ends) in [
+            (StoreErrorKind::Invalid, true),
+            (StoreErrorKind::NoBucket, true),
+            (StoreErrorKind::Other, true),
+            (StoreErrorKind::NoSpace, false),
+            (StoreErrorKind::Denied, false),
+        ] {
+            let (link, store) = failing(timeout);
+            store.plan(Strike::with(Fault::FailBefore(kind)).keys("data/").always());
+            let begin = Instant::now();
+            // Others are taken all the while.
+            let others = async {
+                loop {
+                    let key = format!("journal/{:?}", begin.elapsed());
+                    link.create(&key, &body).await.expect("created");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            };
+            let waits = link.progress.watch(std::future::pending::<()>());
+            let refused = async { tokio::join!(link.create("data/1", &body), waits) };
+            let refused = tokio::time::timeout(timeout * 3, refused);
+            let refused = tokio::select! {
+                refused = refused => refused,
+                never = others => never,
+            };
+            assert_eq!(refused.is_ok(), ends, "{kind:?}");
+            if let Ok((created, waited)) = refused {
+                let took = begin.elapsed().as_secs();
+                assert!((20..=24).contains(&took), "{kind:?} took {took} s");
+                created.expect_err("refused");
+                let Err(DepotError::Stalled { last, .. }) = waited else {
+                    panic!("{waited:?}");
+                };
+                assert_eq!(last.map(|error| error.kind()), Some(kind));
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_that_is_refused_ends_after_the_timeout_and_names_the_cause() {
+        use crate::store::fault::{Fault, Strike};
+        let (link, store) = failing(Duration::from_secs(20));
+        let body = [Bytes::from_static(b"bytes")];
+        for fault in [Fault::FailBefore(StoreErrorKind::Invalid), Fault::Hang] {
+            store.heal();
+            let key = format!("data/{fault:?}");
+            link.create(&key, &body).await.expect("created");
+            store.plan(Strike::with(fault).keys(&key).always());
+            let begin = Instant::now();
+            let refused = link.get(&key).await;
+            assert!(
+                matches!(refused, Err(DepotError::Stalled { .. })),
+                "{refused:?}"
+            );
+            let took = begin.elapsed().as_secs();
+            assert!((20..=24).contains(&took), "{took} s");
+        }
     }
 
     #[tokio::test]

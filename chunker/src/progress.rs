@@ -1,8 +1,9 @@
 //! How long to wait for a store that does not answer.
 //!
 //! Owns the one rule: what counts is the time without any progress at the store, never the total (a slow store is not a dead
-//! one). Every acknowledged request is progress for everybody who waits.
+//! one). Every acknowledged request is progress for everybody who waits, unless one that was sent before is refused all the while.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,17 +14,17 @@ use tokio::time::Instant;
 
 use crate::entropy::{Entropy, number};
 use crate::error::DepotError;
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::StoreError;
 
 /// The first pause after a transient error; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause between two attempts: an outage that ends is noticed within it.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// A store that refuses us is waited for so long: credentials may be renewed, but somebody should know soon.
-const REFUSED_PATIENCE: Duration = Duration::from_secs(10);
+/// The part of the timeout that no pause is longer than: it ends before those who wait give up.
+const PAUSES_IN_TIMEOUT: u32 = 5;
 
-/// How often a waiter looks whether the store refuses.
+/// How often a waiter looks whether something is refused.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// When the store last did anything for us.
@@ -37,6 +38,49 @@ pub(crate) struct Progress {
 struct State {
     last: Option<Instant>,
     error: Option<Arc<StoreError>>,
+    /// Since when requests are refused or not answered again and again, by number, and how the last time.
+    stuck: BTreeMap<u64, (Instant, Option<Arc<StoreError>>)>,
+    /// How many ever were.
+    numbers: u64,
+    /// Requests that are not through.
+    sending: usize,
+}
+
+/// A request that is not through, while this is held.
+#[derive(Debug)]
+pub(crate) struct Sending<'a>(&'a Progress);
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().sending -= 1;
+    }
+}
+
+/// A request that does not get through, while this is held.
+#[derive(Debug)]
+pub(crate) struct Stuck<'a> {
+    progress: &'a Progress,
+    number: u64,
+    since: Instant,
+}
+
+impl Stuck<'_> {
+    /// Since when.
+    pub(crate) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// This is why.
+    pub(crate) fn note(&self, error: &Arc<StoreError>) {
+        let stuck = (self.since, Some(Arc::clone(error)));
+        self.progress.state.lock().stuck.insert(self.number, stuck);
+    }
+}
+
+impl Drop for Stuck<'_> {
+    fn drop(&mut self) {
+        self.progress.state.lock().stuck.remove(&self.number);
+    }
 }
 
 impl Progress {
@@ -46,6 +90,9 @@ impl Progress {
             state: Mutex::new(State {
                 last: None,
                 error: None,
+                stuck: BTreeMap::new(),
+                numbers: 0,
+                sending: 0,
             }),
         }
     }
@@ -67,6 +114,25 @@ impl Progress {
         self.state.lock().error = Some(Arc::clone(error));
     }
 
+    /// A request is on its way, with all its attempts.
+    pub(crate) fn send(&self) -> Sending<'_> {
+        self.state.lock().sending += 1;
+        Sending(self)
+    }
+
+    /// A request does not get through since then, whatever becomes of others.
+    pub(crate) fn stick(&self, since: Instant) -> Stuck<'_> {
+        let mut state = self.state.lock();
+        state.numbers += 1;
+        let number = state.numbers;
+        state.stuck.insert(number, (since, None));
+        Stuck {
+            progress: self,
+            number,
+            since,
+        }
+    }
+
     /// Waits until the store has done nothing for us for so long, from now on.
     pub(crate) async fn idle(&self, patience: Duration) {
         let begin = Instant::now();
@@ -79,30 +145,31 @@ impl Progress {
         }
     }
 
-    /// Waits for `future`, but gives up when nothing moved at the store for the whole timeout.
+    /// Waits for `future`, but gives up when nothing moved at the store for the whole timeout, or one request did not get through for so long. Dropping it drops the future.
     pub(crate) async fn watch<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
+        self.wait(future, |_| true).await
+    }
+
+    /// The same for a future that may work for long and send nothing: only the time counts in which requests are on their way.
+    pub(crate) async fn bound<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
+        self.wait(future, |state| state.sending > 0).await
+    }
+
+    async fn wait<F: Future>(
+        &self,
+        future: F,
+        counts: impl Fn(&State) -> bool,
+    ) -> Result<F::Output, DepotError> {
         let mut future = pin!(future);
-        let begin = Instant::now();
+        let mut begin = Instant::now();
         loop {
-            let (last, error) = {
-                let state = self.state.lock();
-                let last = state.last.map_or(begin, |last| last.max(begin));
-                (last, state.error.clone())
-            };
-            let is_refused = error
-                .as_ref()
-                .is_some_and(|error| error.kind() == StoreErrorKind::Denied);
-            let patience = match is_refused {
-                true => self.timeout.min(REFUSED_PATIENCE),
-                false => self.timeout,
-            };
-            let deadline = last + patience;
             let now = Instant::now();
+            if !counts(&self.state.lock()) {
+                begin = now;
+            }
+            let (deadline, error) = self.deadline(begin);
             if now >= deadline {
-                return Err(DepotError::Stalled {
-                    waited_ms: patience.as_millis() as u64,
-                    last: error,
-                });
+                return Err(self.stalled(error));
             }
             tokio::select! {
                 biased;
@@ -111,11 +178,38 @@ impl Progress {
             }
         }
     }
+
+    /// Until when one waits who began then, as far as is known now.
+    fn deadline(&self, begin: Instant) -> (Instant, Option<Arc<StoreError>>) {
+        let state = self.state.lock();
+        let last = state.last.map_or(begin, |last| last.max(begin));
+        let stuck = state.stuck.values().min_by_key(|(since, _)| *since);
+        match stuck.map(|(since, error)| (begin.max(*since), error)) {
+            Some((since, error)) if since < last => (since + self.timeout, error.clone()),
+            _ => (last + self.timeout, state.error.clone()),
+        }
+    }
+
+    /// That it was waited for in vain.
+    pub(crate) fn stalled(&self, last: Option<Arc<StoreError>>) -> DepotError {
+        DepotError::Stalled {
+            waited_ms: self.timeout.as_millis() as u64,
+            last,
+        }
+    }
+}
+
+impl Progress {
+    /// The pause before attempt number `attempt` of a request.
+    pub(crate) async fn pause(&self, attempt: u32, entropy: &dyn Entropy) {
+        let longest = self.timeout / PAUSES_IN_TIMEOUT;
+        tokio::time::sleep(pause(attempt, entropy).min(longest)).await;
+    }
 }
 
 /// The pause before attempt number `attempt` (the first repetition is 1): doubling, with a random half so that many clients do not
 /// come back in step.
-pub(crate) fn pause(attempt: u32, entropy: &dyn Entropy) -> Duration {
+fn pause(attempt: u32, entropy: &dyn Entropy) -> Duration {
     let doubled = FIRST_PAUSE.saturating_mul(1 << attempt.saturating_sub(1).min(10));
     let full = doubled.min(LONGEST_PAUSE);
     let part = f64::from(number(entropy)) / f64::from(u32::MAX);
@@ -155,6 +249,28 @@ mod tests {
         let dead = progress.watch(std::future::pending::<()>()).await;
         assert!(matches!(dead, Err(DepotError::Stalled { .. })));
         assert_eq!(begin.elapsed().as_secs(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_request_that_never_gets_through_is_waited_for_no_longer_than_silence() {
+        let progress = Progress::new(Duration::from_secs(10));
+        let begin = Instant::now();
+        let others = async {
+            loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                progress.note();
+            }
+        };
+        let refused = async {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            let stuck = progress.stick(Instant::now());
+            progress.watch(others).await.expect_err("in vain");
+            drop(stuck);
+        };
+        refused.await;
+        assert_eq!(begin.elapsed().as_secs(), 15);
+        let well = progress.watch(tokio::time::sleep(Duration::from_secs(9)));
+        well.await.expect("it is over");
     }
 
     #[test]

@@ -553,12 +553,12 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyLseek,
     ) {
         let reply = answers::offset(reply);
-        let (Some(whence), Ok(offset)) = (convert::whence(whence), u64::try_from(offset)) else {
-            return reply.err(Errno::EINVAL);
-        };
-        self.call("lseek", |vfs| {
-            vfs.lseek(ino(inode), handle(file), offset, whence, reply);
-        });
+        match convert::place(offset, whence) {
+            Ok((offset, whence)) => self.call("lseek", |vfs| {
+                vfs.lseek(ino(inode), handle(file), offset, whence, reply);
+            }),
+            Err(error) => reply.err(error),
+        }
     }
 
     fn copy_file_range(

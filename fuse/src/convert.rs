@@ -188,12 +188,19 @@ pub(crate) fn fallocate_mode(mode: i32) -> Option<FallocateMode> {
     }
 }
 
-pub(crate) fn whence(whence: i32) -> Option<Whence> {
+fn whence(whence: i32) -> Option<Whence> {
     match whence {
         libc::SEEK_DATA => Some(Whence::Data),
         libc::SEEK_HOLE => Some(Whence::Hole),
         _ => None,
     }
+}
+
+/// What lseek(2) looks for and from where: before the beginning of a file is nothing.
+pub(crate) fn place(offset: i64, whence_number: i32) -> Result<(u64, Whence), Errno> {
+    let whence = whence(whence_number).ok_or(Errno::EINVAL)?;
+    let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+    Ok((offset, whence))
 }
 
 pub(crate) fn xattr_mode(flags: i32) -> Option<XattrMode> {
@@ -402,6 +409,14 @@ mod tests {
             None
         );
         assert_eq!(rename_mode(libc::RENAME_WHITEOUT), None);
+    }
+
+    #[test]
+    fn nothing_is_sought_before_the_beginning() {
+        assert_eq!(place(7, libc::SEEK_HOLE), Ok((7, Whence::Hole)));
+        assert_eq!(place(-1, libc::SEEK_DATA), Err(Errno::ENXIO));
+        assert_eq!(place(i64::MIN, libc::SEEK_HOLE), Err(Errno::ENXIO));
+        assert_eq!(place(-1, libc::SEEK_SET), Err(Errno::EINVAL));
     }
 
     #[test]

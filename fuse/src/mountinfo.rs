@@ -18,6 +18,8 @@ pub const FILE_SYSTEM_TYPE: &str = "fuse.bkfs";
 pub struct MountInfo {
     /// Unique among the mounts of now.
     pub mount_id: u64,
+    /// The mount that it is mounted in.
+    pub parent_id: u64,
     /// Device number of the filesystem, `(major, minor)`.
     pub device: (u32, u32),
     /// The directory inside the filesystem that is mounted, `/` unless it is a bind mount.
@@ -55,6 +57,15 @@ impl MountInfo {
 /// As reading /proc fails.
 pub fn mounts() -> io::Result<Vec<MountInfo>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
+}
+
+/// Whether unmounting at its mount point takes this mount and no other. umount(2) takes what is on
+/// top there, and a lazy one all that is mounted within as well.
+pub(crate) fn is_alone(mounts: &[MountInfo], mount: &MountInfo) -> bool {
+    let mut there = mounts.iter();
+    let top = there.rfind(|other| other.mount_point == mount.mount_point);
+    top.is_some_and(|top| top.mount_id == mount.mount_id)
+        && !mounts.iter().any(|other| other.parent_id == mount.mount_id)
 }
 
 /// The mount that `path` lies in.
@@ -158,7 +169,7 @@ fn parse(table: &[u8]) -> Vec<MountInfo> {
 fn parse_line(line: &[u8]) -> Option<MountInfo> {
     let mut fields = line.split(|&byte| byte == b' ');
     let mount_id = text(fields.next()?)?.parse().ok()?;
-    let _parent = fields.next()?;
+    let parent_id = text(fields.next()?)?.parse().ok()?;
     let (major, minor) = text(fields.next()?)?.split_once(':')?;
     let device = (major.parse().ok()?, minor.parse().ok()?);
     let root = PathBuf::from(unescape(fields.next()?));
@@ -168,6 +179,7 @@ fn parse_line(line: &[u8]) -> Option<MountInfo> {
     fields.by_ref().find(|&field| field == b"-")?;
     Some(MountInfo {
         mount_id,
+        parent_id,
         device,
         root,
         mount_point,
@@ -259,6 +271,14 @@ not a line
         assert_eq!(id("/backup/.snapshots/x"), Some(31));
         assert_eq!(id("/backups/x"), Some(22), "a name that only begins alike");
         assert_eq!(id("/etc"), Some(22));
+    }
+
+    #[test]
+    fn a_mount_below_or_around_another_is_not_alone() {
+        let mounts = parse(TABLE);
+        let alone = mounts.iter().filter(|mount| is_alone(&mounts, mount));
+        let ids: Vec<u64> = alone.map(|mount| mount.mount_id).collect();
+        assert_eq!(ids, [31, 32]);
     }
 
     #[test]

@@ -40,9 +40,9 @@ pub struct Ownership {
 pub struct MountFlags {
     /// `ro`.
     pub read_only: bool,
-    /// `nosuid`; set unless `suid` is given, as other FUSE mounts have it.
+    /// `nosuid`; set unless `suid` or `allow_suid` is given, as other FUSE mounts have it.
     pub nosuid: bool,
-    /// `nodev`; set unless `dev` is given.
+    /// `nodev`; set unless `dev` or `allow_dev` is given.
     pub nodev: bool,
     /// `noexec`.
     pub noexec: bool,
@@ -147,11 +147,14 @@ impl MountOptions {
     /// The first option that is malformed, by name.
     pub fn parse<S: AsRef<str>>(strings: impl IntoIterator<Item = S>) -> Result<Self, OptionError> {
         let mut options = MountOptions::default();
+        let mut leave = Leave::default();
         for string in strings {
             for option in split(string.as_ref())? {
+                leave.note(&option.key);
                 options.apply(option)?;
             }
         }
+        leave.apply(&mut options.flags);
         Ok(options)
     }
 
@@ -209,6 +212,8 @@ impl MountOptions {
             "allow_root" => self.access = Access::OwnerAndRoot,
             // Always on: the filesystem checks no permissions itself.
             "default_permissions" => {}
+            // See `Leave`.
+            "allow_suid" | "allow_dev" => {}
             _ => {
                 self.others.push(OtherOption { key, value });
                 return Ok(());
@@ -218,6 +223,40 @@ impl MountOptions {
             None => Ok(()),
             Some(_) => Err(OptionError::UnwantedValue(key)),
         }
+    }
+}
+
+/// What `allow_suid` and `allow_dev` give: the same as `suid` and `dev`, which mount(8) does not pass
+/// to its helpers since they are its defaults.
+///
+/// mount(8) puts its own options before those that it does not know, so the last one does not hold
+/// here: `nosuid` and `nodev`, given or implied by `user` and its kin, always do.
+#[derive(Default)]
+struct Leave {
+    allow_suid: bool,
+    allow_dev: bool,
+    refuse_suid: bool,
+    refuse_dev: bool,
+}
+
+impl Leave {
+    fn note(&mut self, key: &str) {
+        match key {
+            "allow_suid" => self.allow_suid = true,
+            "allow_dev" => self.allow_dev = true,
+            "nosuid" => self.refuse_suid = true,
+            "nodev" => self.refuse_dev = true,
+            "user" | "users" | "owner" | "group" => {
+                self.refuse_suid = true;
+                self.refuse_dev = true;
+            }
+            _ => {}
+        }
+    }
+
+    fn apply(&self, flags: &mut MountFlags) {
+        flags.nosuid &= !self.allow_suid || self.refuse_suid;
+        flags.nodev &= !self.allow_dev || self.refuse_dev;
     }
 }
 

@@ -115,6 +115,9 @@ pub enum MountError {
     /// The mount is in use.
     #[error("{0} is busy: a process has a file or its working directory there")]
     Busy(PathBuf),
+    /// Another mount lies over it or within it, which would go with it.
+    #[error("{0} stays mounted: something else is mounted over it or within it")]
+    Covered(PathBuf),
     /// It is not mounted, or not any more.
     #[error("{0} is not mounted")]
     NotMounted(PathBuf),
@@ -149,6 +152,7 @@ impl MountError {
 /// A mount that is being served. Dropping it detaches the mount.
 pub struct Session {
     mount_point: PathBuf,
+    mount_id: u64,
     device: (u32, u32),
     is_direct: bool,
     granted: Granted,
@@ -234,6 +238,7 @@ pub fn mount(
     info!(mount_point = %mount_point.display(), source = config.source, "mounted");
     Ok(Session {
         mount_point,
+        mount_id: mounted.mount_id,
         device: mounted.device,
         is_direct,
         granted: started.granted,
@@ -404,6 +409,7 @@ fn start(
     let granted = Arc::new(OnceLock::new());
     let negotiation = Negotiation {
         max_background: config.max_background,
+        has_set_id: !config.options.flags.nosuid,
         granted: granted.clone(),
     };
     let adapter = Adapter::new(vfs, config.options.ownership, negotiation);
@@ -556,34 +562,29 @@ impl Session {
         result.clone().map(|end| end.map_err(SessionError))
     }
 
-    /// Unmounts; follow with [`wait`](Self::wait). Where it has been moved or unmounted by somebody
-    /// else, what is mounted at the place now is left alone. `lazy` detaches it even while it is
-    /// in use: it disappears from the tree, and ends when the last file is closed.
+    /// Unmounts; follow with [`wait`](Self::wait). Only the mount that this session made goes, known
+    /// by its mount id, wherever it has been moved to: a bind mount of it, a copy in another mount
+    /// namespace and whatever is mounted over it or within it stay. `lazy` detaches it even while it
+    /// is in use: it disappears from the tree, and ends when the last file is closed.
     ///
     /// # Errors
-    /// [`MountError::Busy`], [`MountError::NotMounted`], and what the system refuses.
+    /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`], and what the
+    /// system refuses.
     pub fn unmount(&self, lazy: bool) -> Result<(), MountError> {
-        let place = self
-            .place()
-            .ok_or_else(|| MountError::NotMounted(self.mount_point.clone()))?;
-        unmount_as(&place, lazy, self.is_direct)
-    }
-
-    /// Where the mount is now.
-    fn place(&self) -> Option<PathBuf> {
-        let mounts = mountinfo::mounts().ok()?;
-        // Asked after the table was read: what it showed under our device number was ours.
+        let not_mounted = || MountError::NotMounted(self.mount_point.clone());
+        let mounts = mountinfo::mounts().map_err(|_| not_mounted())?;
+        // Asked after the table was read: what it showed under our numbers was ours.
         if !self.ending.is_connected() {
-            return None;
+            return Err(not_mounted());
         }
-        let ours = |mount: &&MountInfo| mount.is_bkfs() && mount.device == self.device;
-        let on_top = mounts
-            .iter()
-            .rfind(|mount| mount.mount_point == self.mount_point)
-            .filter(ours);
-        on_top
-            .or_else(|| mounts.iter().rfind(ours))
-            .map(|mount| mount.mount_point.clone())
+        let ours = |mount: &&MountInfo| {
+            mount.mount_id == self.mount_id && mount.is_bkfs() && mount.device == self.device
+        };
+        let mount = mounts.iter().find(ours).ok_or_else(not_mounted)?;
+        match mountinfo::is_alone(&mounts, mount) {
+            true => unmount_as(&mount.mount_point, lazy, self.is_direct),
+            false => Err(MountError::Covered(mount.mount_point.clone())),
+        }
     }
 }
 

@@ -11,8 +11,8 @@
 //!   returns: as long as a method runs, it occupies one of the few threads that serve the mount.
 //! - A method that panics answers EIO; the mount goes on. Locks it held are released as their
 //!   kind does on unwinding.
-//! - Names are bytes: never empty, never with `/` or NUL, never `.` or `..`. They may be longer
-//!   than 255 bytes, which is ENAMETOOLONG.
+//! - Names are bytes: never empty, never with `/` or NUL, never `.` or `..` but in
+//!   [`Vfs::lookup`]. They may be longer than 255 bytes, which is ENAMETOOLONG.
 //! - An answer with an [`Entry`] counts one lookup of its inode. The inode must be known by its
 //!   number until as many have been given back by [`Vfs::forget`], also when it has lost its last
 //!   name. When the mount ends, what is left is forgotten without a request.
@@ -166,7 +166,9 @@ pub trait Vfs: Send + Sync + 'static {
     /// Called once.
     fn destroy(&self);
 
-    /// Find a name in a directory.
+    /// Find a name in a directory. The name `.` stands for the inode itself, of whatever kind, which
+    /// need not be known by its number any more; `..` for the parent of a directory. ESTALE if there
+    /// is none.
     fn lookup(&self, caller: Caller, parent: Ino, name: &[u8], reply: Reply<Lookup>);
 
     /// Lookups are given back. There is no answer; an inode that falls to zero lookups is no

@@ -13,9 +13,10 @@ use bkfs_chunker::store::{
     RepositoryUrl, Store, StoreErrorKind, StoreOptions, open_store, parse_url,
 };
 
+use crate::acquaintance::{Acquaintance, Place, known_at};
 use crate::cli::Global;
 use crate::cli::control::MountClient;
-use crate::cli::output::{Code, Failure, bytes};
+use crate::cli::output::{self, Code, Failure, bytes};
 use crate::cli::password::{Asking, Sources, Variables};
 use crate::config::{Config, NamedRepository};
 use crate::mounting::settings::{CACHE_BYTES, SPOOL_BYTES, Settings};
@@ -24,7 +25,7 @@ pub use crate::repository::Repository;
 use crate::repository::{Opening, open as open_repository};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::memory::{FileMemory, GenerationMemory};
-use crate::root::repository::open_keys;
+use crate::root::repository::{Accepted, open_keys, recognize};
 
 /// Everything that is needed to open a repository, and nothing that was opened yet.
 pub struct Access {
@@ -37,12 +38,17 @@ pub struct Access {
     depot: DepotConfig,
     timeout: Duration,
     min_generation: u64,
+    /// What the user accepts though this machine remembers otherwise.
+    pub accepted: Accepted,
 }
 
 impl Access {
     /// For a command without a mount.
     pub fn of_command(url: &str, global: &Global) -> Result<Access, Failure> {
-        Access::of_mount(url, global, &Settings::default())
+        let mut access = Access::of_mount(url, global, &Settings::default())?;
+        // A mount has a log; a command tells who waits for it.
+        access.store.notice = output::waiting(global.quiet);
+        Ok(access)
     }
 
     /// For a mount: its options win over the configuration file, and general arguments over both.
@@ -66,9 +72,10 @@ impl Access {
                 .clone()
                 .or_else(|| settings.region.clone())
                 .or(region),
-            retry_for: settings.timeout,
+            wait: global.wait || settings.wait,
             ..StoreOptions::default()
-        };
+        }
+        .within(settings.timeout);
         let password = Sources {
             file: (global.password_file.clone())
                 .or_else(|| settings.password_file.clone())
@@ -79,6 +86,7 @@ impl Access {
                 .clone()
                 .or_else(|| from_config(|named| named.password_command.as_ref())),
             variables: Variables::Own,
+            handed: global.handed.clone(),
         };
         let cache_dir = global
             .cache_dir
@@ -94,7 +102,26 @@ impl Access {
             depot: depot_config(settings, cache_dir),
             timeout: settings.timeout,
             min_generation: global.min_generation,
+            accepted: Accepted {
+                rollback: global.accept_rollback,
+                replaced: global.accept_replaced,
+                lock_rule: false,
+            },
         })
+    }
+
+    /// The address, as this machine remembers it below `state_dir`.
+    pub fn place(&self, state_dir: &Path) -> Place {
+        Place::of(state_dir, &self.url, &self.store)
+    }
+
+    /// That the repository in `store` is the one that this machine knows at the address: before a
+    /// password is asked for.
+    pub async fn recognize(&self, store: &dyn Store) -> Result<(), Failure> {
+        let place = places::state_dir().map(|directory| self.place(&directory));
+        let known = known_at(place.as_ref(), self.accepted.replaced).await;
+        let recognized = recognize(store, known).await;
+        recognized.map_err(|error| explain(error, &self.url))
     }
 
     /// Everything will be read once: what comes from a bucket on this machine's own disk is not written to its cache as well, and a request to it costs
@@ -210,6 +237,7 @@ pub async fn open_with(access: &Access) -> Result<Repository, Failure> {
         depot: access.depot.clone(),
         timeout: access.timeout,
         min_generation: access.min_generation,
+        accepted: access.accepted,
         state_dir: places::state_dir(),
     };
     let mut asking = Asking::new(&access.password);
@@ -231,6 +259,8 @@ pub struct Bare {
     pub memory: Option<Arc<dyn GenerationMemory>>,
     /// The oldest generation that is accepted.
     pub min_generation: u64,
+    /// The root as it is found is accepted, whatever this machine remembers.
+    pub accept_rollback: bool,
     /// How long the store may make no progress.
     pub timeout: Duration,
 }
@@ -242,11 +272,16 @@ pub async fn open_bare(access: &Access) -> Result<Bare, Failure> {
         .await
         .map_err(|error| explained(error.into()))?;
     let mut asking = Asking::new(&access.password);
-    let opened = open_keys(&*store, &mut asking).await;
+    let place = places::state_dir().map(|directory| access.place(&directory));
+    let known = known_at(place.as_ref(), access.accepted.replaced).await;
+    let opened = open_keys(&*store, known, &mut asking).await;
     let (_, keyring) = match asking.failure() {
         Some(failure) => return Err(failure),
         None => opened.map_err(explained)?,
     };
+    if let Some(place) = &place {
+        place.remember(Acquaintance::of(&keyring)).await;
+    }
     let memory = places::state_dir().map(|directory| {
         let memory = FileMemory::new(&directory, &keyring.repository().to_string());
         Arc::new(memory) as Arc<dyn GenerationMemory>
@@ -256,6 +291,7 @@ pub async fn open_bare(access: &Access) -> Result<Bare, Failure> {
         keyring,
         memory,
         min_generation: access.min_generation,
+        accept_rollback: access.accepted.rollback,
         timeout: access.timeout,
     })
 }

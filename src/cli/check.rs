@@ -14,7 +14,7 @@ use crate::cli::{Global, block_on};
 use crate::maintain::check::{CheckOptions, CheckProgress, check};
 use crate::maintain::heal::{Healed, heal};
 use crate::maintain::repair;
-use crate::maintain::report::{Problem, Report};
+use crate::maintain::report::{Problem, Report, Stray};
 use crate::maintain::sample::Sample;
 use crate::mounting::settings::Settings;
 use crate::root::error::RootError;
@@ -184,10 +184,8 @@ fn options(bare: &Bare) -> CheckOptions {
     let mut options = CheckOptions {
         memory: bare.memory.clone(),
         min_generation: bare.min_generation,
-        policy: RetryPolicy {
-            stall_timeout: bare.timeout,
-            ..RetryPolicy::default()
-        },
+        accept_rollback: bare.accept_rollback,
+        policy: RetryPolicy::within(bare.timeout),
         ..CheckOptions::default()
     };
     options.verifier.timeout_ms = bare.timeout.as_millis() as u64;
@@ -274,6 +272,15 @@ fn summary(report: &Report, seconds: f64) -> String {
             bytes(orphans.bytes)
         );
     }
+    if !report.strays.is_empty() {
+        text += &format!(
+            "\n{} commits are in no root (no damage): a crash left them, or the store lost them behind an acknowledgement; README.md says how they come back",
+            report.strays.len()
+        );
+        for stray in report.strays.iter().take(SHOWN_NAMES) {
+            text += &format!("\n      {stray}");
+        }
+    }
     if counts.healed > 0 {
         text += &format!("\n{} damaged places were stored again since", counts.healed);
     }
@@ -292,6 +299,14 @@ fn as_json(report: &Report, healed: &Healed, seconds: f64) -> Value {
             "snapshots": problem.snapshots,
             "files": problem.files,
             "more_files": problem.more_files,
+        })
+    };
+    let stray = |stray: &Stray| {
+        json!({
+            "volume": stray.volume,
+            "commit": stray.sequence,
+            "time": stray.time.to_string(),
+            "session": stray.session,
         })
     };
     json!({
@@ -313,6 +328,7 @@ fn as_json(report: &Report, healed: &Healed, seconds: f64) -> Value {
             "bytes": healed.bytes,
             "commit_records": healed.records,
         },
+        "unknown_commits": report.strays.iter().map(stray).collect::<Vec<_>>(),
         "silent_sessions": counts.silent_sessions,
         "seed": report.seed,
         "seconds": seconds,

@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::cli::access::{Access, Repository, open_with};
-use crate::cli::output::{Code, Failure, Output, bytes};
+use crate::cli::output::{Code, Failure, Output, bytes, name_text};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::source::Source;
 use crate::cli::{Global, block_on};
@@ -133,9 +133,8 @@ fn show(outcomes: &[Outcome], output: &Output) -> Result<(), Failure> {
         });
         output.result(&row, || {
             format!(
-                "copied {}:{} ({})",
-                entry.volume,
-                entry.name,
+                "copied {} ({})",
+                name_text(format!("{}:{}", entry.volume, entry.name).as_bytes()),
                 bytes(entry.bytes)
             )
         })?;

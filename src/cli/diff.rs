@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use serde_json::{Value, json};
 
 use crate::cli::access::{open, split_path};
-use crate::cli::output::{Failure, Output, name_text};
+use crate::cli::left_out::LeftOut;
+use crate::cli::output::{Failure, Output, name_exactly, name_text};
 use crate::cli::{Global, block_on};
 use crate::compare::{Change, Comparison, Difference};
 use crate::mounting::control::time_text;
@@ -46,6 +47,7 @@ pub fn run(command: Diff, global: &Global, output: &Output) -> Result<(), Failur
             resolve(&right, right_path).await.map_err(failed)?,
         );
         let mut counts = [0_u64; 5];
+        let mut left_out = LeftOut::default();
         let mut comparison = Comparison::new((&left, &right), inodes, right_path).await?;
         while let Some(found) = comparison.next().await? {
             if output.is_closed() {
@@ -55,12 +57,15 @@ pub fn run(command: Diff, global: &Global, output: &Output) -> Result<(), Failur
                 counts[difference.change as usize] += 1;
                 show(difference, &command, output)?;
             }
+            for (path, fault) in comparison.take_left_out() {
+                left_out.note(&path, &fault);
+            }
         }
         let [added, removed, modified, metadata, other] = counts;
         output.remark(format_args!(
             "{added} added, {removed} removed, {modified} changed, {metadata} with other attributes, {other} of another type"
         ));
-        Ok(())
+        left_out.conclude()
     })
 }
 
@@ -93,7 +98,7 @@ fn show(difference: &Difference, command: &Diff, output: &Output) -> Result<(), 
             Change::Metadata => "metadata",
             Change::Type => "type",
         },
-        "path": shown,
+        "path": name_exactly(&path),
         "left": difference.left.as_ref().map(facts),
         "right": difference.right.as_ref().map(facts),
     });

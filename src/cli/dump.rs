@@ -9,9 +9,11 @@ use clap::ValueEnum;
 use rustix::io::Errno;
 
 use crate::cli::access::{open, split_path};
-use crate::cli::output::{Code, Failure, Output};
+use crate::cli::left_out::LeftOut;
+use crate::cli::output::{Code, Failure, Output, name_text};
 use crate::cli::{Global, block_on};
 use crate::dump::{DumpError, Dumped, Sink, archive, file};
+use crate::fault::Fault;
 use crate::restore::resolve;
 use crate::volume::mode;
 use crate::volume::state::Scope;
@@ -49,6 +51,7 @@ enum Archive {
 #[derive(Default)]
 struct Stdout {
     gathered: Vec<u8>,
+    left_out: LeftOut,
 }
 
 /// Small pieces are gathered up to this size, in bytes.
@@ -67,6 +70,10 @@ impl Sink for Stdout {
                 Ok(())
             }
         }
+    }
+
+    fn leave_out(&mut self, path: &[u8], fault: &Fault) {
+        self.left_out.note(path, fault);
     }
 }
 
@@ -101,7 +108,7 @@ pub fn run(command: Dump, global: &Global, output: &Output) -> Result<(), Failur
             .await
             .map_err(|error| Failure::new(error.to_string()))?;
         let attributes = view.attributes(Scope::Live, inode).await?;
-        let shown = command.what.to_string_lossy();
+        let shown = name_text(command.what.as_encoded_bytes());
         let mut out = Stdout::default();
         let dumped = match (command.archive, mode::kind(attributes.mode)) {
             (Some(Archive::Tar), kind) if kind == mode::kind(libc::S_IFDIR) => {
@@ -127,7 +134,8 @@ pub fn run(command: Dump, global: &Global, output: &Output) -> Result<(), Failur
             }
         };
         let flushed = out.flush().await.map_err(DumpError::from);
-        conclude(dumped.and_then(|dumped| flushed.map(|()| dumped)), output)
+        conclude(dumped.and_then(|dumped| flushed.map(|()| dumped)), output)?;
+        out.left_out.conclude()
     })
 }
 

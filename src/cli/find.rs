@@ -7,18 +7,19 @@ use clap::ValueEnum;
 use serde_json::json;
 
 use crate::cli::access::open;
-use crate::cli::output::{Failure, Output, name_text};
+use crate::cli::left_out::LeftOut;
+use crate::cli::output::{Failure, Output, name_exactly, name_text};
 use crate::cli::{Global, block_on};
+use crate::fault::{Entered, Fault};
 use crate::glob::Glob;
 use crate::mounting::control::time_text;
 use crate::mounting::settings::size;
 use crate::repository::Repository;
 use crate::root::snapshots::{SnapshotEntry, SnapshotReference};
 use crate::tree::item::Attributes;
-use crate::volume::state::Scope;
 use crate::volume::view::View;
 use crate::volume::{ROOT_INODE, mode};
-use crate::walk::{Named, join, names};
+use crate::walk::{self, Named, join, names};
 
 /// Find files in snapshots by name
 ///
@@ -117,6 +118,7 @@ struct Search<'a> {
     has_path: bool,
     output: &'a Output,
     found: u64,
+    left_out: LeftOut,
 }
 
 pub fn run(command: Find, global: &Global, output: &Output) -> Result<(), Failure> {
@@ -129,6 +131,7 @@ pub fn run(command: Find, global: &Global, output: &Output) -> Result<(), Failur
             has_path: pattern.contains(&b'/'),
             output,
             found: 0,
+            left_out: LeftOut::default(),
         };
         for entry in chosen(&command, global, &repository).await? {
             let view = repository.view(&entry).await?;
@@ -137,7 +140,7 @@ pub fn run(command: Find, global: &Global, output: &Output) -> Result<(), Failur
         if search.found == 0 {
             output.remark("nothing was found");
         }
-        Ok(())
+        search.left_out.conclude()
     })
 }
 
@@ -165,22 +168,36 @@ async fn chosen(
 impl Search<'_> {
     async fn look_into(&mut self, view: &View, entry: &SnapshotEntry) -> Result<(), Failure> {
         let mut open = vec![(ROOT_INODE, Vec::new())];
+        let mut entered = Entered::from(ROOT_INODE);
         while let Some((directory, path)) = open.pop() {
             let mut inside = Vec::new();
-            for named in names(view, directory).await? {
+            let listing = names(view, directory).await?;
+            for faulty in listing.faulty {
+                self.leave_out(entry, &join(&path, &faulty.name), &faulty.fault);
+            }
+            for named in listing.names {
                 if self.output.is_closed() {
                     return Ok(());
                 }
                 let path = join(&path, &named.name);
                 self.look_at(view, entry, &named, &path).await?;
-                if named.is_directory() {
-                    inside.push((named.inode, path));
+                if !named.is_directory() {
+                    continue;
+                }
+                match entered.enter(named.inode, path.len()) {
+                    Ok(()) => inside.push((named.inode, path)),
+                    Err(fault) => self.leave_out(entry, &path, &fault),
                 }
             }
             inside.reverse();
             open.append(&mut inside);
         }
         Ok(())
+    }
+
+    fn leave_out(&mut self, entry: &SnapshotEntry, path: &[u8], fault: &Fault) {
+        let path = [entry.name.as_bytes(), b":", path].concat();
+        self.left_out.note(&path, fault);
     }
 
     async fn look_at(
@@ -196,7 +213,13 @@ impl Search<'_> {
         {
             return Ok(());
         }
-        let attributes = view.attributes(Scope::Live, named.inode).await?;
+        let attributes = match walk::attributes(view, named.inode).await? {
+            Ok(attributes) => attributes,
+            Err(fault) => {
+                self.leave_out(entry, path, &fault);
+                return Ok(());
+            }
+        };
         if !self.fits(&attributes) {
             return Ok(());
         }
@@ -211,13 +234,15 @@ impl Search<'_> {
         let row = json!({
             "snapshot": snapshot,
             "volume": entry.volume,
-            "path": shown,
+            "path": name_exactly(path),
             "mode": format!("{:o}", attributes.mode),
             "size": size_of(&attributes),
             "modified": time_text(attributes.modified),
             "inode": named.inode,
         });
-        self.output.result(&row, || format!("{snapshot}:{shown}"))
+        self.output.result(&row, || {
+            format!("{}:{shown}", name_text(snapshot.as_bytes()))
+        })
     }
 
     fn fits(&self, attributes: &Attributes) -> bool {

@@ -4,9 +4,11 @@ use bkfs_chunker::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
 use serde_json::json;
 use zeroize::Zeroizing;
 
+use crate::acquaintance::{Acquaintance, known_at};
 use crate::cli::access::{Access, explain};
 use crate::cli::output::{Failure, Output};
 use crate::cli::{Global, block_on};
+use crate::places;
 use crate::repository::{self, Creation};
 
 /// Create a repository
@@ -64,6 +66,10 @@ async fn create(
         .await
         .map_err(|error| explain(error, &access.url))?;
     let sealed = !no_encryption;
+    let place = places::state_dir().map(|directory| access.place(&directory));
+    if let (Some(place), Some(made)) = (place, Acquaintance::named(&id, sealed)) {
+        place.remember(made).await;
+    }
     let answer = json!({ "repository": access.url.to_string(), "id": id, "encrypted": sealed,
         "lock_days": lock.map(|lock| lock.days), "lock_mode": lock.map(|lock| lock.mode.to_string()) });
     output.result(&answer, || {
@@ -90,6 +96,15 @@ pub async fn create_if_absent(
         .map_err(|error| explain(error, &access.url))?
     {
         return Ok(());
+    }
+    let place = places::state_dir().map(|directory| access.place(&directory));
+    if let Some(known) = known_at(place.as_ref(), access.accepted.replaced).await {
+        let message = format!(
+            "repository {}: this machine has known {known} here, and now there is none",
+            access.url
+        );
+        let hint = "Bring it back; or, if it was removed on purpose, create a new one: bkfs init";
+        return Err(Failure::new(message).hint(hint));
     }
     create(access, no_encryption, None, output).await
 }

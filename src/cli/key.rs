@@ -87,11 +87,12 @@ struct NewPassword {
 }
 
 impl NewPassword {
-    fn get(&self) -> Result<Password, Failure> {
+    fn get(&self, global: &Global) -> Result<Password, Failure> {
         let sources = Sources {
             file: self.new_password_file.clone(),
             command: self.new_password_command.clone(),
             variables: Variables::New,
+            handed: global.handed.clone(),
         };
         sources.new_password()
     }
@@ -110,6 +111,7 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
         let store = open_store(&access.url, &access.store)
             .await
             .map_err(|error| explain(error.into(), &access.url))?;
+        access.recognize(&*store).await?;
         let machine = Machine::this();
         let explained = |error| match error {
             SlotsError::Root(error) => explain(error, &access.url),
@@ -122,9 +124,9 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
             .map_err(explained)?;
         match &command.action {
             Action::List(_) => show(slots.list(), output),
-            Action::Add(action) => add(&slots, action, &machine, output).await,
+            Action::Add(action) => add(&slots, action, global, &machine, output).await,
             Action::Remove(action) => remove(&slots, action, &machine, output).await,
-            Action::Passwd(action) => passwd(&slots, action, &machine, output).await,
+            Action::Passwd(action) => passwd(&slots, action, global, &machine, output).await,
         }
     })
 }
@@ -179,10 +181,11 @@ fn show(slots: &[SlotFacts], output: &Output) -> Result<(), Failure> {
 async fn add(
     slots: &Slots<'_>,
     action: &Add,
+    global: &Global,
     machine: &Machine,
     output: &Output,
 ) -> Result<(), Failure> {
-    let password = action.new.get()?;
+    let password = action.new.get(global)?;
     let label = action.label.as_deref().unwrap_or(&machine.process.host);
     let added = slots.add(making(&password, label, machine)).await;
     let key = added.map_err(failure)?;
@@ -206,10 +209,11 @@ async fn remove(
 async fn passwd(
     slots: &Slots<'_>,
     action: &Passwd,
+    global: &Global,
     machine: &Machine,
     output: &Output,
 ) -> Result<(), Failure> {
-    let password = action.new.get()?;
+    let password = action.new.get(global)?;
     let own: Vec<&SlotFacts> = slots.list().iter().filter(|slot| slot.is_own).collect();
     let label = own.first().map_or("", |slot| slot.label.as_str());
     let changed = slots.change(making(&password, label, machine)).await;

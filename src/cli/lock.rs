@@ -4,10 +4,12 @@ use bkfs_chunker::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
 use jiff::Timestamp;
 use serde_json::json;
 
-use crate::cli::access::{open, target_url};
+use crate::cli::access::{Access, Repository, open_with, target_url};
 use crate::cli::output::{Failure, Output};
 use crate::cli::{Global, block_on};
-use crate::root::rule::set_rule;
+use crate::root::error::RootError;
+use crate::root::rule::{self, set_rule};
+use crate::root::session::OpenSession;
 
 /// For how many days the bucket locks packs: show it, or change it
 ///
@@ -27,7 +29,10 @@ pub struct LockCommand {
 pub fn run(command: LockCommand, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let url = target_url(&command.url)?;
-        let repository = open(&url, global).await?;
+        let mut access = Access::of_command(&url, global)?;
+        // This is what puts a rule right that the root does not tell of.
+        access.accepted.lock_rule = command.days.is_some();
+        let repository = open_with(&access).await?;
         let stated = repository.lock;
         let rule = match command.days {
             None => stated,
@@ -40,9 +45,7 @@ pub fn run(command: LockCommand, global: &Global, output: &Output) -> Result<(),
                 }
                 let mode = fixed.or(command.mode).unwrap_or(LockMode::Governance);
                 let rule = LockRule { days, mode };
-                let handle = &repository.handle;
-                let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
-                set_rule(store, entropy, handle.keyring(), rule, repository.now()).await?;
+                change(&repository, rule).await?;
                 Some(rule)
             }
         };
@@ -55,6 +58,25 @@ pub fn run(command: LockCommand, global: &Global, output: &Output) -> Result<(),
         });
         output.result(&answer, || text(rule, until))
     })
+}
+
+/// Replaces the rule in the config, and has the root tell of it, as a session of its own.
+async fn change(repository: &Repository, rule: LockRule) -> Result<(), RootError> {
+    let (machine, handle) = (&repository.machine, &repository.handle);
+    let holder = machine.holder("bkfs lock");
+    let session = OpenSession::open(handle, holder, None, &*machine.processes).await?;
+    let changed = async {
+        let (stated, next) = (rule::hash(repository.lock), rule::hash(Some(rule)));
+        rule::announce(handle, session.id(), Some(stated), next).await?;
+        let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
+        set_rule(store, entropy, handle.keyring(), rule, repository.now()).await?;
+        rule::announce(handle, session.id(), None, next).await
+    };
+    let changed = changed.await;
+    if let Err(error) = session.end().await {
+        tracing::warn!("the session of this command stays in the root: {error}");
+    }
+    changed
 }
 
 fn text(rule: Option<LockRule>, until: Option<Timestamp>) -> String {

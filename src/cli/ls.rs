@@ -5,16 +5,18 @@ use std::ffi::OsString;
 use serde::Serialize;
 
 use crate::cli::access::{Repository, open, split_path};
-use crate::cli::output::{Failure, Output, name_text};
+use crate::cli::left_out::LeftOut;
+use crate::cli::output::{Failure, Output, name_exactly, name_text};
 use crate::cli::snapshots::columns;
 use crate::cli::{Global, block_on};
+use crate::fault::Entered;
 use crate::restore::resolve;
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::Key;
 use crate::volume::mode;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
-use crate::walk::{Named, names};
+use crate::walk::{self, Named, names};
 
 /// List files of a snapshot without a mount
 #[derive(Debug, clap::Args)]
@@ -57,18 +59,20 @@ pub fn run(command: Ls, global: &Global, output: &Output) -> Result<(), Failure>
             .await
             .map_err(|error| Failure::new(error.to_string()))?;
         let mut rows = Vec::new();
+        let mut left_out = LeftOut::default();
         let attributes = view.attributes(Scope::Live, inode).await?;
         if mode::is_directory(attributes.mode) {
             let emit = &mut |row| emit(row, &command, output, &mut rows);
-            list(&view, inode, command.recursive, output, emit).await?;
+            let wanted = (command.recursive, output);
+            list(&view, inode, wanted, &mut left_out, emit).await?;
         } else {
-            let row = row(&view, name_text(trimmed(path)), inode, &attributes).await?;
+            let row = row(&view, trimmed(path), inode, &attributes, output).await?;
             emit(row, &command, output, &mut rows)?;
         }
-        if output.is_json() || rows.is_empty() {
-            return Ok(());
+        if !output.is_json() && !rows.is_empty() {
+            output.result(&(), || columns(&rows, &[1, 2, 3]))?;
         }
-        output.result(&(), || columns(&rows, &[1, 2, 3]))
+        left_out.conclude()
     })
 }
 
@@ -109,24 +113,37 @@ fn emit(
 async fn list(
     view: &View,
     inode: u64,
-    recursive: bool,
-    output: &Output,
+    (recursive, output): (bool, &Output),
+    left_out: &mut LeftOut,
     emit: &mut dyn FnMut(Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let mut stack = vec![(inode, String::new())];
+    let mut entered = Entered::from(inode);
+    let mut stack = vec![(inode, Vec::new())];
     while let Some((inode, prefix)) = stack.pop() {
-        let names = names(view, inode).await?;
+        let listing = names(view, inode).await?;
+        for faulty in listing.faulty {
+            left_out.note(&[prefix.as_slice(), &faulty.name].concat(), &faulty.fault);
+        }
         let mut inside = Vec::new();
-        for Named { name, inode, .. } in names {
+        for Named { name, inode, .. } in listing.names {
             if output.is_closed() {
                 return Ok(());
             }
-            let attributes = view.attributes(Scope::Live, inode).await?;
-            let path = format!("{prefix}{}", name_text(&name));
+            let path = [prefix.as_slice(), &name].concat();
+            let attributes = match walk::attributes(view, inode).await? {
+                Ok(attributes) => attributes,
+                Err(fault) => {
+                    left_out.note(&path, &fault);
+                    continue;
+                }
+            };
+            emit(row(view, &path, inode, &attributes, output).await?)?;
             if recursive && mode::is_directory(attributes.mode) {
-                inside.push((inode, format!("{path}/")));
+                match entered.enter(inode, path.len()) {
+                    Ok(()) => inside.push((inode, [path.as_slice(), b"/"].concat())),
+                    Err(fault) => left_out.note(&path, &fault),
+                }
             }
-            emit(row(view, path, inode, &attributes).await?)?;
         }
         inside.reverse();
         stack.append(&mut inside);
@@ -136,14 +153,19 @@ async fn list(
 
 async fn row(
     view: &View,
-    path: String,
+    path: &[u8],
     inode: u64,
     attributes: &Attributes,
+    output: &Output,
 ) -> Result<Row, Failure> {
+    let text = match output.is_json() {
+        true => name_exactly,
+        false => name_text,
+    };
     let target = match mode::is_symlink(attributes.mode) {
         false => None,
         true => match view.item(Scope::Live, &Key::symlink(inode)).await? {
-            Some(Item::Symlink(target)) => Some(name_text(&target)),
+            Some(Item::Symlink(target)) => Some(text(&target)),
             _ => None,
         },
     };
@@ -166,7 +188,7 @@ async fn row(
         attributes.size_bytes
     };
     Ok(Row {
-        path,
+        path: text(path),
         kind,
         mode: mode_text(letter, attributes.mode),
         uid: attributes.uid,

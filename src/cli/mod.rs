@@ -5,6 +5,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use bkfs_chunker::seal::FORMAT_VERSION;
 use clap::parser::ValueSource;
@@ -22,6 +23,7 @@ mod forget;
 mod gc;
 mod init;
 mod key;
+mod left_out;
 mod lock;
 mod ls;
 mod mount;
@@ -31,6 +33,7 @@ mod progress;
 mod put;
 mod restore;
 mod run;
+mod secrecy;
 mod session;
 mod snapshot;
 mod snapshots;
@@ -39,7 +42,9 @@ mod stats;
 mod status;
 mod umount;
 
-use output::{Failure, Output};
+use output::{Failure, Output, complain};
+
+use crate::printable;
 
 /// What `--version` shows: the program's version, and that of the repositories which it reads and writes.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -75,6 +80,9 @@ pub struct Global {
     /// True if --volume was given.
     #[arg(skip)]
     volume_is_given: bool,
+    /// Passwords that stood in the environment.
+    #[arg(skip)]
+    handed: secrecy::Handed,
     /// Read the password from the first line of this file, which others must not be able to read
     #[arg(long, global = true, value_name = "FILE", help_heading = "Password")]
     password_file: Option<PathBuf>,
@@ -87,6 +95,9 @@ pub struct Global {
     /// The store's region
     #[arg(long, global = true, value_name = "NAME", help_heading = "Store")]
     region: Option<String>,
+    /// Wait for a server that cannot be reached at all, instead of giving up within ten seconds
+    #[arg(long, global = true, help_heading = "Store")]
+    wait: bool,
     /// Refuse a repository older than this generation (bkfs snapshot prints it)
     #[arg(
         long,
@@ -96,6 +107,14 @@ pub struct Global {
         help_heading = "Store"
     )]
     min_generation: u64,
+    /// Accept the repository as it is, though it was rolled back or rebuilt since this machine saw
+    /// it; needed once
+    #[arg(long, global = true, help_heading = "Store")]
+    accept_rollback: bool,
+    /// Accept another repository at an address that this machine knows, or one that is encrypted no
+    /// longer; needed once
+    #[arg(long, global = true, help_heading = "Store")]
+    accept_replaced: bool,
     /// Keep fetched data here (default: /var/cache/bkfs, or bkfs in the user's cache directory)
     #[arg(long, global = true, value_name = "DIR", help_heading = "Store")]
     cache_dir: Option<PathBuf>,
@@ -137,16 +156,28 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Err
     Ok(cli)
 }
 
+/// Prints help, or what is wrong with the arguments, which it repeats.
+fn print_usage(error: &clap::Error) {
+    let plain = error.render().to_string();
+    if printable::lines(&plain) == plain {
+        // A closed pipe on help is no failure.
+        return drop(error.print());
+    }
+    plain.lines().for_each(complain);
+}
+
 /// Runs the program; the answer is its exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
-    let cli = match parse(arguments) {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let handed = secrecy::begin(&arguments);
+    let mut cli = match parse(arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // A closed pipe on help is no failure.
-            let _ = error.print();
+            print_usage(&error);
             return error.exit_code();
         }
     };
+    cli.global.handed = handed;
     let output = Output::new(cli.global.json, cli.global.quiet);
     let global = cli.global;
     let result = match cli.command {
@@ -198,13 +229,21 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// How long a command that has failed waits for its threads. One may sit in a question for a name
+/// that no server answers.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Runs work that waits for the store.
 fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
-    runtime.block_on(work)
+    let done = runtime.block_on(work);
+    if done.is_err() {
+        runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
+    }
+    done
 }
 
 #[cfg(test)]

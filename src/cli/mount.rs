@@ -6,21 +6,20 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bkfs_fuse::MountOptions;
+use bkfs_fuse::{MountError, MountOptions, Session};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::access::{self, Access};
 use crate::cli::output::{Code, Failure, Output};
-use crate::cli::{Global, init, raise_descriptor_limit};
+use crate::cli::{Global, SHUTDOWN_PATIENCE, init, raise_descriptor_limit};
 use crate::logging::Log;
 use crate::mounting::outcome::{self, Outcome};
 use crate::mounting::settings::{OPTIONS_HELP, Settings};
 use crate::mounting::spooling::SpoolPlace;
-use crate::mounting::{Mounted, MountingError, Plan};
+use crate::mounting::{Ending, Mounted, MountingError, Plan};
 use crate::places;
 
 /// Names the descriptor on which a daemon says that its mount answers.
@@ -29,7 +28,7 @@ const READY_VARIABLE: &str = "BKFS_READY_FD";
 /// How often a mount that is busy is tried again while a signal asks for its end.
 const UNMOUNT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// After a signal, a busy mount is detached when it has been tried for this long.
+/// After a signal, a busy mount is detached when it has been tried so often.
 const UNMOUNT_TRIES: u32 = 20;
 
 /// Mount a repository as a directory
@@ -63,7 +62,7 @@ pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<()
     let (options, mut settings) = parse_options(&command.options)?;
     let ready = Ready::from_environment();
     if !command.foreground && ready.is_none() {
-        return start_daemon(&command, output);
+        return start_daemon(&command, global, output);
     }
     let log = Log::start(global.verbose, global.quiet);
     raise_descriptor_limit();
@@ -71,7 +70,13 @@ pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<()
     settings.outcome = outcome_place(&command.mountpoint);
     let ending = settings.outcome.clone();
     let runtime = runtime()?;
-    let mounted = bring_up(&command, global, output, options, settings, &runtime)?;
+    let mounted = match bring_up(&command, global, output, options, settings, &runtime) {
+        Ok(mounted) => mounted,
+        Err(failure) => {
+            runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
+            return Err(failure);
+        }
+    };
     match ready {
         Some(ready) => {
             ready
@@ -203,39 +208,67 @@ fn make_way(mountpoint: &Path, output: &Output) -> Result<(), Failure> {
 }
 
 /// Serves until the mount is gone, or a signal asks for its end.
-fn serve(mounted: Mounted, runtime: Runtime, ending: Option<&Path>) -> Result<(), Failure> {
-    let session = mounted.session().clone();
-    let hurry = mounted.hurry();
-    let mut terminate = runtime
-        .block_on(async { signal(SignalKind::terminate()) })
+fn serve(mounted: Mounted, runtime: Runtime, outcome: Option<&Path>) -> Result<(), Failure> {
+    let signals = runtime
+        .block_on(async {
+            Ok([
+                signal(SignalKind::terminate())?,
+                signal(SignalKind::interrupt())?,
+            ])
+        })
         .map_err(no_signals)?;
-    let mut interrupt = runtime
-        .block_on(async { signal(SignalKind::interrupt()) })
-        .map_err(no_signals)?;
-    runtime.spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        hurry.store(true, Ordering::Relaxed);
-        for attempt in 0..=UNMOUNT_TRIES {
-            let session = session.clone();
-            let lazy = attempt == UNMOUNT_TRIES;
-            tracing::info!(lazy, "a signal asks for the end of the mount");
-            let result = tokio::task::spawn_blocking(move || session.unmount(lazy)).await;
-            match result {
-                Ok(Err(bkfs_fuse::MountError::Busy(_))) => {
-                    tokio::time::sleep(UNMOUNT_INTERVAL).await
-                }
-                _ => return,
-            }
-        }
-    });
+    runtime.spawn(heed(signals, mounted.session().clone(), mounted.ending()));
     let ended = mounted.wait(&runtime);
-    if let Some(place) = ending {
+    if let Some(place) = outcome {
         say_how(ended.as_ref().copied(), place);
     }
+    // A disk or a store that does not answer shall not hold the end up.
+    runtime.shutdown_background();
     Ok(ended?)
+}
+
+/// Ends the mount at the first signal, as soon as no process uses it; detaches it at the second, even
+/// while one does; ends at once at the third. Never ends, so that every signal is heard.
+async fn heed([mut terminate, mut interrupt]: [Signal; 2], session: Arc<Session>, ending: Ending) {
+    let mut signals = 0_u32;
+    let mut tries = 0_u32;
+    let mut is_mounted = true;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => signals += 1,
+            _ = interrupt.recv() => signals += 1,
+            () = tokio::time::sleep(UNMOUNT_INTERVAL), if signals > 0 && is_mounted => {
+                is_mounted = !unmount(&session, signals > 1 || tries >= UNMOUNT_TRIES).await;
+                tries += 1;
+                continue;
+            }
+        }
+        match signals {
+            1 => {
+                tracing::info!("a signal asks for the end of the mount");
+                ending.told();
+                is_mounted = !unmount(&session, false).await;
+            }
+            2 => tracing::warn!("a second signal: the mount is detached, even while it is used"),
+            _ => {
+                tracing::warn!("a further signal: the mount ends now");
+                ending.at_once();
+            }
+        }
+    }
+}
+
+/// Tries to unmount; whether there is nothing left to try.
+async fn unmount(session: &Arc<Session>, lazy: bool) -> bool {
+    let session = session.clone();
+    match tokio::task::spawn_blocking(move || session.unmount(lazy)).await {
+        Ok(Err(MountError::Busy(_) | MountError::Covered(_))) => false,
+        Ok(Err(error)) if !matches!(error, MountError::NotMounted(_)) => {
+            tracing::warn!("not unmounted: {error}");
+            true
+        }
+        _ => true,
+    }
 }
 
 fn no_signals(error: std::io::Error) -> Failure {
@@ -244,7 +277,7 @@ fn no_signals(error: std::io::Error) -> Failure {
 
 /// Runs this program again as the daemon, and waits until its mount answers or it has said why not. The daemon keeps the terminal until then, for
 /// errors and for the password.
-fn start_daemon(command: &MountCommand, output: &Output) -> Result<(), Failure> {
+fn start_daemon(command: &MountCommand, global: &Global, output: &Output) -> Result<(), Failure> {
     let failed = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {error}"));
     let program =
         std::env::current_exe().map_err(|error| failed("cannot find this program", error))?;
@@ -257,10 +290,12 @@ fn start_daemon(command: &MountCommand, output: &Output) -> Result<(), Failure> 
         .arg0("bkfs")
         .env(READY_VARIABLE, write.as_raw_fd().to_string());
     daemon.stdout(Stdio::null());
+    let passwords =
+        (global.handed.hand_to(&mut daemon)).map_err(|error| failed("a file in memory", error))?;
     let mut child = daemon
         .spawn()
         .map_err(|error| failed("cannot start the daemon", error))?;
-    drop(write);
+    drop((write, passwords));
     let mut ready = Vec::new();
     std::fs::File::from(read)
         .read_to_end(&mut ready)

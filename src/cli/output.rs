@@ -5,9 +5,22 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bkfs_chunker::store::Notice;
+
 use crate::mounting::MountingError;
+use crate::printable;
 use crate::root::error::{ErrorKind, RootError};
 use crate::volume::error::VolumeError;
+
+/// What tells a person at a terminal what a command waits for. Without a terminal it is silent.
+pub fn waiting(quiet: bool) -> Notice {
+    let is_told = !quiet && io::stderr().is_terminal();
+    Notice::new(move |cause| {
+        if is_told {
+            complain(format_args!("waiting for the store: {cause}"));
+        }
+    })
+}
 
 /// Exit codes that scripts rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,12 +204,12 @@ impl Output {
         if self.json {
             let line =
                 serde_json::to_string(value).map_err(|error| Failure::new(error.to_string()))?;
-            return self.print(&line);
+            return self.print(&printable::json(&line));
         }
         if self.quiet {
             return Ok(());
         }
-        self.print(&text())
+        self.print(&printable::lines(&text()))
     }
 
     fn print(&self, line: &str) -> Result<(), Failure> {
@@ -237,7 +250,7 @@ impl Output {
             let error =
                 serde_json::json!({ "error": failure.message, "hint": failure.hint, "code": code });
             // Nobody is left to be told if this fails.
-            let _ = self.print(&error.to_string());
+            let _ = self.print(&printable::json(&error.to_string()));
         }
         complain(format_args!("bkfs: {}", failure.message));
         if let Some(hint) = &failure.hint {
@@ -249,7 +262,8 @@ impl Output {
 
 /// A line on stderr. That nobody reads it changes nothing about what happened, nor about the exit code.
 pub fn complain(line: impl fmt::Display) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let line = line.to_string();
+    let _ = writeln!(io::stderr(), "{}", printable::line(&line));
 }
 
 /// What became of a line.
@@ -276,9 +290,14 @@ fn printed(written: io::Result<()>) -> Result<Printed, Failure> {
 
 /// Names are bytes: UTF-8 is shown as it is, but for control characters; anything else is escaped.
 pub fn name_text(name: &[u8]) -> String {
+    printable::name(name)
+}
+
+/// A name as JSON has it: exactly what it is if it is UTF-8, which JSON demands; anything else is escaped.
+pub fn name_exactly(name: &[u8]) -> String {
     match std::str::from_utf8(name) {
-        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
-        _ => name.escape_ascii().to_string(),
+        Ok(text) => text.to_owned(),
+        Err(_) => name.escape_ascii().to_string(),
     }
 }
 

@@ -9,6 +9,7 @@ use std::process::Command;
 use zeroize::Zeroizing;
 
 use crate::cli::output::{Code, Failure};
+use crate::cli::secrecy::Handed;
 use crate::root::error::RootError;
 use crate::root::repository::Passwords;
 
@@ -24,6 +25,8 @@ pub struct Sources {
     pub command: Option<String>,
     /// Where else.
     pub variables: Variables,
+    /// What the environment held of them.
+    pub handed: Handed,
 }
 
 /// Variables of the environment: one names a file, the other holds the password itself.
@@ -61,20 +64,16 @@ impl Sources {
         if let Some(file) = std::env::var_os(file) {
             return read_file(Path::new(&file)).map(Some);
         }
-        match std::env::var(password) {
-            Ok(password) => Ok(Some(Zeroizing::new(password))),
-            Err(_) => Ok(None),
-        }
+        Ok(self.handed.get(password))
     }
 
     /// True if a password was given in advance.
     pub fn are_given(&self) -> bool {
-        let variables = self.variables.names();
+        let [file, password] = self.variables.names();
         self.file.is_some()
             || self.command.is_some()
-            || variables
-                .iter()
-                .any(|name| std::env::var_os(name).is_some())
+            || std::env::var_os(file).is_some()
+            || self.handed.get(password).is_some()
     }
 
     /// The password of an existing repository.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::cli::access::{Access, open_with, split_path};
-use crate::cli::output::{Code, Failure, Output, bytes, complain};
+use crate::cli::output::{Code, Failure, Output, bytes, complain, name_exactly, name_text};
 use crate::cli::progress::Bar;
 use crate::cli::{Global, block_on, raise_descriptor_limit};
 use crate::restore::{Options, Problem, Progress, RestoreError, resolve, restore};
@@ -37,6 +37,9 @@ pub struct Restore {
     /// Read everything back from the disk and compare
     #[arg(long)]
     verify: bool,
+    /// Leave out devices, fifos and sockets, and what gives privileges: set-user-ID and set-group-ID bits, extended attributes other than user.*
+    #[arg(long)]
+    no_special: bool,
 }
 
 pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Failure> {
@@ -63,17 +66,16 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
         let options = Options {
             overwrite: command.overwrite,
             verify: command.verify,
+            no_special: command.no_special,
         };
         let problems = restore(view, inode, &command.target, options, progress.clone()).await;
         bar.finish().await;
         let problems = problems.map_err(failure)?;
         let restored = progress.bytes.load(Ordering::Relaxed);
         let left_out = progress.privileged_xattrs.load(Ordering::Relaxed);
-        if left_out > 0 {
-            output.remark(format_args!(
-                "{left_out} extended attributes were left out: only root can set them"
-            ));
-        }
+        let set_ids = progress.set_ids.load(Ordering::Relaxed);
+        let special = progress.special.load(Ordering::Relaxed);
+        warn(&command, (left_out, set_ids, special), output);
         let seconds = started.elapsed().as_secs_f64();
         let answer = json!({
             "snapshot": entry.name,
@@ -82,8 +84,10 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
             "bytes": restored,
             "verified_bytes": progress.verified_bytes.load(Ordering::Relaxed),
             "privileged_xattrs_left_out": left_out,
+            "set_ids_left_out": set_ids,
+            "special_left_out": special,
             "seconds": seconds,
-            "problems": problems.iter().map(|problem| json!({ "path": problem.path.to_string_lossy(), "reason": problem.reason })).collect::<Vec<_>>(),
+            "problems": problems.iter().map(|problem| json!({ "path": name_exactly(problem.path.as_os_str().as_encoded_bytes()), "reason": problem.reason })).collect::<Vec<_>>(),
         });
         output.result(&answer, || {
             let verified = if command.verify { ", verified" } else { "" };
@@ -92,11 +96,36 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
                 "restored {} inodes, {} to {} in {seconds:.1} s ({rate}/s){verified}",
                 progress.inodes.load(Ordering::Relaxed),
                 bytes(restored),
-                command.target.display()
+                name_text(command.target.as_os_str().as_encoded_bytes())
             )
         })?;
         conclude(&problems)
     })
+}
+
+/// Says how much was left out that gives privileges.
+fn warn(command: &Restore, (xattrs, set_ids, special): (u64, u64, u64), output: &Output) {
+    let why = |usual| match command.no_special {
+        true => "--no-special was given",
+        false => usual,
+    };
+    if xattrs > 0 {
+        let why = why("only root can set them, and only where owner and group are restored");
+        output.remark(format_args!(
+            "{xattrs} extended attributes were left out: {why}"
+        ));
+    }
+    if set_ids > 0 {
+        let why = why("they have not the owner and group that they had");
+        output.remark(format_args!(
+            "{set_ids} inodes are without their set-id bits: {why}"
+        ));
+    }
+    if special > 0 {
+        output.remark(format_args!(
+            "{special} devices, fifos and sockets were left out: --no-special was given"
+        ));
+    }
 }
 
 fn conclude(problems: &[Problem]) -> Result<(), Failure> {
@@ -106,7 +135,7 @@ fn conclude(problems: &[Problem]) -> Result<(), Failure> {
     for problem in problems {
         complain(format_args!(
             "bkfs: not restored: {}: {}",
-            problem.path.display(),
+            name_text(problem.path.as_os_str().as_encoded_bytes()),
             problem.reason
         ));
     }

@@ -1,5 +1,6 @@
 //! `bkfs session list URL`, `bkfs session end URL SESSION`
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bkfs_fuse::MountOptions;
@@ -9,8 +10,9 @@ use crate::cli::access::{Repository, open, target_url};
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::snapshots::columns;
 use crate::cli::{Global, block_on};
-use crate::mounting::Plan;
 use crate::mounting::settings::Settings;
+use crate::mounting::spooling::SpoolPlace;
+use crate::mounting::{MountingError, Plan};
 use crate::root::heartbeat::{Watched, published_base, watch_holder};
 use crate::root::holder::LocalVerdict;
 use crate::root::session::{OpenSession, remove_dead};
@@ -117,32 +119,56 @@ async fn end(command: End, global: &Global, output: &Output) -> Result<(), Failu
     let entry = repository.handle.current().root.sessions.get(&id).cloned();
     let entry = entry.ok_or_else(|| Failure::new(format!("there is no session {id}")))?;
     match entry.volume.clone() {
-        Some(volume) => take(&repository, volume, command.force).await?,
+        Some(volume) => take(&repository, volume, command.force, output).await?,
         None => remove(&repository, id, &entry, command.force).await?,
     }
     let answer = json!({ "session": id.to_string(), "volume": entry.volume, "ended": true });
     output.result(&answer, || format!("session {id} has ended"))
 }
 
-/// Step `TakeCas` and all that follows: the volume is taken, what was acknowledged is carried out and committed, and the volume is free.
-async fn take(repository: &Arc<Repository>, volume: String, force: bool) -> Result<(), Failure> {
+/// Step `TakeCas` and all that follows: what this machine's spools hold is brought into the bucket, the volume is taken, what was acknowledged is carried out and committed, and
+/// the volume is free.
+async fn take(
+    repository: &Arc<Repository>,
+    volume: String,
+    force: bool,
+    output: &Output,
+) -> Result<(), Failure> {
+    let place = PathBuf::from("(bkfs session end)");
+    // Of no bytes: what dead sessions have left is replayed, and nothing new is kept.
+    let spool = SpoolPlace::on_this_machine(repository, 0, &place)
+        .map_err(|error| Failure::new(error.to_string()))?;
     let plan = Plan {
         repository: repository.clone(),
-        mount_point: "(bkfs session end)".into(),
+        mount_point: place,
         options: MountOptions::default(),
         settings: Settings::default(),
         volume,
         steal: force,
-        spool: None,
+        spool,
     };
-    let failed = |error: crate::mounting::MountingError| match error {
-        crate::mounting::MountingError::Root(error) => Failure::from(error),
+    let failed = |error| match error {
+        MountingError::Root(error) => Failure::from(error),
+        MountingError::Spool(error) => Failure::new(error.to_string()).hint(
+            "The session stays. What only the spool holds is brought once the cause is mended; \
+             to give it up, remove that directory.",
+        ),
         error => Failure::new(error.to_string()),
     };
     let assembled = plan
         .assemble(&tokio::runtime::Handle::current())
         .await
         .map_err(failed)?;
+    let news = assembled.spool_news();
+    for made in &news.recovered {
+        output.remark(format_args!(
+            "what only this machine had is now the snapshot {} of volume {}",
+            made.snapshot, made.volume
+        ));
+    }
+    for left in &news.stranded {
+        output.remark(format_args!("{} stays: {}", left.path, left.why));
+    }
     assembled.finish().await.map_err(failed)
 }
 

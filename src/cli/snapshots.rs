@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::cli::access::{open, target};
 use crate::cli::output::{Failure, Output, bytes};
 use crate::cli::{Global, block_on};
+use crate::printable;
 use crate::root::snapshots::SnapshotEntry;
 
 /// List snapshots
@@ -31,6 +32,7 @@ struct Row<'a> {
     bytes: u64,
     new_bytes: u64,
     generation: u64,
+    recovered: bool,
 }
 
 impl<'a> From<&'a SnapshotEntry> for Row<'a> {
@@ -46,6 +48,7 @@ impl<'a> From<&'a SnapshotEntry> for Row<'a> {
             bytes: entry.bytes,
             new_bytes: entry.new_bytes,
             generation: entry.generation,
+            recovered: entry.recovered,
         }
     }
 }
@@ -82,8 +85,9 @@ fn table(entries: &[&SnapshotEntry], with_volume: bool) -> String {
         };
         let time = entry.time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let tags: String = entry.tags.iter().map(|tag| format!(" #{tag}")).collect();
+        let recovered = if entry.recovered { " (recovered)" } else { "" };
         rows.push([
-            name + &tags,
+            name + recovered + &tags,
             time,
             entry.host.clone(),
             entry.files.to_string(),
@@ -94,8 +98,13 @@ fn table(entries: &[&SnapshotEntry], with_volume: bool) -> String {
     columns(&rows, &[3, 4, 5])
 }
 
-/// Aligns columns; those in `right` to the right.
+/// Aligns columns; those in `right` to the right. Each row is one line, whatever is in it.
 pub fn columns<const N: usize>(rows: &[[String; N]], right: &[usize]) -> String {
+    let shown = |row: &[String; N]| {
+        row.each_ref()
+            .map(|cell| printable::line(cell).into_owned())
+    };
+    let rows: Vec<[String; N]> = rows.iter().map(shown).collect();
     let width = |column: usize| {
         rows.iter()
             .map(|row| row[column].chars().count())

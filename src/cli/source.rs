@@ -39,6 +39,7 @@ impl Source {
             endpoint: self.from_endpoint.clone().or(global.endpoint.clone()),
             region: self.from_region.clone().or(global.region.clone()),
             min_generation: 0,
+            accept_rollback: false,
             ..global.clone()
         };
         let mut access = Access::of_mount(url, &global, settings)?;
@@ -47,6 +48,7 @@ impl Source {
             file: self.from_password_file.clone().or(named.file),
             command: self.from_password_command.clone().or(named.command),
             variables: Variables::From,
+            handed: named.handed,
         };
         Ok(access)
     }

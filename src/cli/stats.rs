@@ -78,7 +78,8 @@ fn show(
 }
 
 fn raw_bytes(snapshots: &[&SnapshotEntry]) -> u64 {
-    snapshots.iter().map(|entry| entry.bytes).sum()
+    let all = snapshots.iter().map(|entry| entry.bytes);
+    all.fold(0, u64::saturating_add)
 }
 
 fn as_json(stats: &Stats, snapshots: &[&SnapshotEntry], bill: &Option<(Bill, Prices)>) -> Value {

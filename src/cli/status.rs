@@ -87,6 +87,33 @@ fn spools(status: &Value) -> Vec<String> {
     recovered.chain(stranded).collect()
 }
 
+/// What is wrong with the store.
+fn store(store: &Value) -> Vec<String> {
+    if store["answers"].as_bool() != Some(false) {
+        return Vec::new();
+    }
+    let word = |key: &str| store[key].as_str().unwrap_or("?");
+    let count = |key: &str| store[key].as_u64().unwrap_or(0);
+    let end = match count("fails_in_seconds") {
+        0 => "what waits for the store fails".to_owned(),
+        left => format!("what waits for the store fails in {left} s"),
+    };
+    vec![
+        format!(
+            "store        has not done its part since {} ({} s): {}: {}",
+            word("since"),
+            count("seconds"),
+            word("cause"),
+            word("error")
+        ),
+        format!(
+            "waiting      {} are not in the bucket, {} requests are under way; {end}",
+            bytes(count("waiting_bytes")),
+            count("waiting_requests")
+        ),
+    ]
+}
+
 /// How far the contents of the bucket are verified, and what was found.
 fn scrub(scrub: &Value) -> Vec<String> {
     let count = |key: &str| scrub[key].as_u64().unwrap_or(0);
@@ -119,9 +146,11 @@ fn scrub(scrub: &Value) -> Vec<String> {
 fn text(status: &Value) -> String {
     let word = |key: &str| status[key].as_str().unwrap_or("-").to_owned();
     let count = |key: &str| status[key].as_u64().unwrap_or(0);
-    let health = match status["failure"].as_str() {
-        Some(failure) => format!("FAILED: {failure}"),
-        None => "healthy".into(),
+    let health = match (status["failure"].as_str(), status["health"].as_str()) {
+        (Some(failure), _) => format!("FAILED: {failure}"),
+        (None, Some(health)) => health.to_owned(),
+        // A daemon of before does not say.
+        (None, None) => "healthy".to_owned(),
     };
     let mut lines = vec![
         format!("health       {health}"),
@@ -154,6 +183,8 @@ fn text(status: &Value) -> String {
             format!("losses       {} since it was mounted", count("losses")),
         );
     }
+    // Right below the health.
+    lines.splice(1..1, store(&status["store"]));
     lines.extend(scrub(&status["scrub"]));
     lines.extend(spools(status));
     lines.extend(files(status, "lost"));

@@ -7,8 +7,9 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::fault::{Entered, Fault};
 use crate::tree::diff::Diff;
-use crate::tree::item::{Attributes, Item};
+use crate::tree::item::{Attributes, Item, Target};
 use crate::tree::key::{self, Key, KeyParts};
 use crate::tree::map::Tree;
 use crate::volume::error::VolumeError;
@@ -16,7 +17,10 @@ use crate::volume::mode;
 use crate::volume::nodes::decode_item;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
-use crate::walk::{Named, join, names};
+use crate::walk::{self, Listing, Named, join};
+
+/// Extents compared in one go: what differs in size is not looked into, however large it is said to be.
+const PAGE_EXTENTS: usize = 4096;
 
 /// How something differs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
@@ -86,6 +90,10 @@ pub struct Comparison<'a> {
     tasks: Vec<(Vec<u8>, Task)>,
     /// Differences that were found and not taken yet.
     found: Vec<Difference>,
+    /// Directories that were entered, on each side.
+    entered: [Entered; 2],
+    /// What was left out and not taken yet, each with its path.
+    left_out: Vec<(Vec<u8>, Fault)>,
 }
 
 impl<'a> Comparison<'a> {
@@ -105,6 +113,8 @@ impl<'a> Comparison<'a> {
             pending: HashSet::new(),
             tasks: Vec::new(),
             found: Vec::new(),
+            entered: Default::default(),
+            left_out: Vec::new(),
         };
         comparison.mark().await?;
         let path = match path {
@@ -115,10 +125,15 @@ impl<'a> Comparison<'a> {
         Ok(comparison)
     }
 
-    /// The next differences: those of one directory, by name. None after the last.
+    /// What was left out since the last call, since no file can be so, each with its path.
+    pub fn take_left_out(&mut self) -> Vec<(Vec<u8>, Fault)> {
+        std::mem::take(&mut self.left_out)
+    }
+
+    /// The next differences: those of one directory, by name; nothing but what was left out may have been found. None after the last.
     pub async fn next(&mut self) -> Result<Option<Vec<Difference>>, VolumeError> {
         loop {
-            if !self.found.is_empty() {
+            if !self.found.is_empty() || !self.left_out.is_empty() {
                 return Ok(Some(std::mem::take(&mut self.found)));
             }
             let Some((path, task)) = self.tasks.pop() else {
@@ -128,21 +143,70 @@ impl<'a> Comparison<'a> {
             match task {
                 Task::Same(inode) => self.look_into_same(inode, &path).await?,
                 Task::Pair(left, right) => {
-                    let left = names(self.left, left).await?;
-                    let right = names(self.right, right).await?;
+                    let left = self.names(self.left, left, &path).await?;
+                    let right = self.names(self.right, right, &path).await?;
                     self.merge(left, right, &path).await?;
                 }
                 Task::Left(inode) => {
-                    let names = names(self.left, inode).await?;
+                    let names = self.names(self.left, inode, &path).await?;
                     self.merge(names, Vec::new(), &path).await?;
                 }
                 Task::Right(inode) => {
-                    let names = names(self.right, inode).await?;
+                    let names = self.names(self.right, inode, &path).await?;
                     self.merge(Vec::new(), names, &path).await?;
                 }
             }
             // The first name is looked into first.
             self.tasks[below..].reverse();
+        }
+    }
+
+    /// The names of a directory; what is none is left out.
+    async fn names(
+        &mut self,
+        view: &View,
+        inode: u64,
+        path: &[u8],
+    ) -> Result<Vec<Named>, VolumeError> {
+        let Listing { names, faulty, .. } = walk::names(view, inode).await?;
+        for faulty in faulty {
+            self.left_out.push((join(path, &faulty.name), faulty.fault));
+        }
+        Ok(names)
+    }
+
+    /// The attributes of what a name leads to; none, and left out, if it leads to nothing.
+    async fn attributes(
+        &mut self,
+        view: &View,
+        inode: u64,
+        path: &[u8],
+    ) -> Result<Option<Attributes>, VolumeError> {
+        match walk::attributes(view, inode).await? {
+            Ok(attributes) => Ok(Some(attributes)),
+            Err(fault) => {
+                self.left_out.push((path.to_owned(), fault));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Looks into a directory later, unless that would never end.
+    fn enter(&mut self, path: Vec<u8>, task: Task) {
+        let (left, right) = match task {
+            Task::Same(inode) => (Some(inode), Some(inode)),
+            Task::Pair(left, right) => (Some(left), Some(right)),
+            Task::Left(inode) => (Some(inode), None),
+            Task::Right(inode) => (None, Some(inode)),
+        };
+        let sides = self.entered.iter_mut().zip([left, right]);
+        let entered = sides.map(|(entered, inode)| match inode {
+            Some(inode) => entered.enter(inode, path.len()),
+            None => Ok(()),
+        });
+        match entered.reduce(Result::and) {
+            Some(Err(fault)) => self.left_out.push((path, fault)),
+            _ => self.tasks.push((path, task)),
         }
     }
 
@@ -152,9 +216,22 @@ impl<'a> Comparison<'a> {
         let nodes = self.right.nodes();
         let mut diff = Diff::new(left, right, key::everything());
         while let Some(difference) = diff.next(nodes.as_ref()).await? {
-            let malformed = |error| VolumeError::Tree(format!("{:?}: {error}", difference.key));
             let mut marks = Marks::default();
-            let inode = match difference.key.parse().map_err(malformed)? {
+            let parts = match difference.key.parse() {
+                Ok(parts) => parts,
+                // A name that is none leaves its directory to be listed, where it is left out.
+                Err(error) => match difference.key.inode() {
+                    Ok(inode) if difference.key.kind() == Ok(key::ItemKind::Name) => {
+                        self.marks.entry(inode).or_default().names = true;
+                        continue;
+                    }
+                    _ => {
+                        let what = format!("{:?}: {error}", difference.key);
+                        return Err(VolumeError::Tree(what));
+                    }
+                },
+            };
+            let inode = match parts {
                 KeyParts::Attributes { inode } => {
                     // An inode that only one has is met by a name that only one has.
                     let (Some(left), Some(right)) = (&difference.left, &difference.right) else {
@@ -198,14 +275,14 @@ impl<'a> Comparison<'a> {
         let has_other_names = self.marks.get(&inode).is_some_and(|marks| marks.names);
         self.pending.remove(&inode);
         if has_other_names {
-            let left = names(self.left, inode).await?;
-            let right = names(self.right, inode).await?;
+            let left = self.names(self.left, inode, path).await?;
+            let right = self.names(self.right, inode, path).await?;
             return self.merge(left, right, path).await;
         }
         if self.pending.is_empty() {
             return Ok(());
         }
-        for name in names(self.right, inode).await? {
+        for name in self.names(self.right, inode, path).await? {
             self.same(&name, path).await?;
         }
         Ok(())
@@ -215,17 +292,21 @@ impl<'a> Comparison<'a> {
     async fn same(&mut self, name: &Named, directory: &[u8]) -> Result<(), VolumeError> {
         let inode = name.inode;
         if let Some(change) = self.marks.get(&inode).and_then(|marks| marks.change()) {
-            let left = self.left.attributes(Scope::Live, inode).await?;
-            let right = self.right.attributes(Scope::Live, inode).await?;
+            let path = join(directory, &name.name);
+            let left = self.attributes(self.left, inode, &path).await?;
+            let right = self.attributes(self.right, inode, &path).await?;
+            let (Some(left), Some(right)) = (left, right) else {
+                return Ok(());
+            };
             // Another name of it may come.
             if right.links <= 1 {
                 self.pending.remove(&inode);
             }
-            self.tell(change, join(directory, &name.name), Some(left), Some(right));
+            self.tell(change, path, Some(left), Some(right));
         }
         if name.is_directory() {
             let path = join(directory, &name.name);
-            self.tasks.push((path, Task::Same(inode)));
+            self.enter(path, Task::Same(inode));
         }
         Ok(())
     }
@@ -270,13 +351,16 @@ impl<'a> Comparison<'a> {
         let path = join(directory, &name.name);
         let is_left = change == Change::Removed;
         let view = if is_left { self.left } else { self.right };
-        let attributes = Some(view.attributes(Scope::Live, name.inode).await?);
+        let attributes = self.attributes(view, name.inode, &path).await?;
+        if attributes.is_none() {
+            return Ok(());
+        }
         if name.is_directory() {
             let task = match is_left {
                 true => Task::Left(name.inode),
                 false => Task::Right(name.inode),
             };
-            self.tasks.push((path.clone(), task));
+            self.enter(path.clone(), task);
         }
         match is_left {
             true => self.tell(change, path, attributes, None),
@@ -291,8 +375,11 @@ impl<'a> Comparison<'a> {
         (left, right): (u64, u64),
         path: Vec<u8>,
     ) -> Result<(), VolumeError> {
-        let one = self.left.attributes(Scope::Live, left).await?;
-        let other = self.right.attributes(Scope::Live, right).await?;
+        let one = self.attributes(self.left, left, &path).await?;
+        let other = self.attributes(self.right, right, &path).await?;
+        let (Some(one), Some(other)) = (one, other) else {
+            return Ok(());
+        };
         let is_type = mode::kind(one.mode) != mode::kind(other.mode);
         let directories = (mode::is_directory(one.mode), mode::is_directory(other.mode));
         let change = if is_type {
@@ -306,10 +393,10 @@ impl<'a> Comparison<'a> {
             marks.change()
         };
         match directories {
-            (true, true) if left == right => self.tasks.push((path.clone(), Task::Same(left))),
-            (true, true) => self.tasks.push((path.clone(), Task::Pair(left, right))),
-            (true, false) => self.tasks.push((path.clone(), Task::Left(left))),
-            (false, true) => self.tasks.push((path.clone(), Task::Right(right))),
+            (true, true) if left == right => self.enter(path.clone(), Task::Same(left)),
+            (true, true) => self.enter(path.clone(), Task::Pair(left, right)),
+            (true, false) => self.enter(path.clone(), Task::Left(left)),
+            (false, true) => self.enter(path.clone(), Task::Right(right)),
             (false, false) => {}
         }
         if let Some(change) = change {
@@ -335,34 +422,28 @@ impl<'a> Comparison<'a> {
         if one.is_some() || other.is_some() {
             return Ok(one != other);
         }
-        /// Extents compared in one go, in bytes of the file.
-        const STEP_BYTES: u64 = 1 << 40;
-        let mut at = 0;
-        while at < attributes.size_bytes {
-            let range = at..at.saturating_add(STEP_BYTES).min(attributes.size_bytes);
-            let one = self.left.extents(Scope::Live, left, range.clone()).await?;
-            let other = self
-                .right
-                .extents(Scope::Live, right, range.clone())
+        let all = |inode| key::of_kind(inode, key::ItemKind::Extent);
+        let (mut ours, mut theirs) = (all(left), all(right));
+        loop {
+            let one = self
+                .left
+                .items(Scope::Live, ours.clone(), PAGE_EXTENTS)
                 .await?;
-            let facts = |extents: &[crate::extents::Placed]| -> Vec<_> {
-                let fact = |placed: &crate::extents::Placed| {
-                    let extent = placed.extent;
-                    let target = (extent.target, extent.target_offset);
-                    (placed.offset, extent.length, target)
-                };
-                extents.iter().map(fact).collect()
-            };
-            if facts(&one) != facts(&other) {
+            let other = self.right.items(Scope::Live, theirs.clone(), PAGE_EXTENTS);
+            let other = other.await?;
+            if facts(&one.items) != facts(&other.items) {
                 return Ok(true);
             }
-            at = range.end;
+            match (one.next, other.next) {
+                (Some(one), Some(other)) => (ours.start, theirs.start) = (one, other),
+                (None, None) => return Ok(false),
+                _ => return Ok(true),
+            }
         }
-        Ok(false)
     }
 
     async fn has_other_xattrs(&self, left: u64, right: u64) -> Result<bool, VolumeError> {
-        Ok(xattrs(self.left, left).await? != xattrs(self.right, right).await?)
+        Ok(walk::xattrs(self.left, left).await? != walk::xattrs(self.right, right).await?)
     }
 
     fn tell(
@@ -397,19 +478,13 @@ fn compare_attributes(left: &Attributes, right: &Attributes) -> Marks {
     }
 }
 
-async fn xattrs(view: &View, inode: u64) -> Result<Vec<(Vec<u8>, Item)>, VolumeError> {
-    let mut range = key::of_kind(inode, key::ItemKind::Xattr);
-    let mut all = Vec::new();
-    loop {
-        let page = view.items(Scope::Live, range.clone(), 64).await?;
-        for (key, item) in page.items {
-            if let Ok(KeyParts::Xattr { name, .. }) = key.parse() {
-                all.push((name.to_vec(), item));
-            }
+/// What is compared of extents: where they lie in the file, and what they are of.
+fn facts(items: &[(Key, Item)]) -> Vec<Option<(u64, u32, Target, u32)>> {
+    let fact = |(key, item): &(Key, Item)| match (key.parse(), item) {
+        (Ok(KeyParts::Extent { offset, .. }), Item::Extent(extent)) => {
+            Some((offset, extent.length, extent.target, extent.target_offset))
         }
-        match page.next {
-            Some(next) => range.start = next,
-            None => return Ok(all),
-        }
-    }
+        _ => None,
+    };
+    items.iter().map(fact).collect()
 }

@@ -9,13 +9,15 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt};
 
+use crate::fault::{self, Entered, Fault};
+use crate::printable;
 use crate::tree::item::{Attributes, Item};
-use crate::tree::key::{self, Key, KeyParts};
+use crate::tree::key::Key;
 use crate::volume::error::VolumeError;
 use crate::volume::mode;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
-use crate::walk::names;
+use crate::walk::{self, names};
 
 mod tar;
 
@@ -30,9 +32,6 @@ const SMALL_BYTES: u64 = 64 << 10;
 
 /// How many of them.
 const SMALL_AHEAD: usize = 64;
-
-/// Extended attributes looked at in one go.
-const PAGE_XATTRS: usize = 64;
 
 /// Why a dump ended early. What was written before is right, and not all.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +54,9 @@ pub enum DumpError {
 pub trait Sink: Send {
     /// Takes what comes next.
     async fn put(&mut self, bytes: Bytes) -> io::Result<()>;
+
+    /// Learns of what is not in the archive, since no file can be so.
+    fn leave_out(&mut self, path: &[u8], fault: &Fault);
 }
 
 /// What fills the last block of a member, and ends an archive.
@@ -80,6 +82,10 @@ pub async fn file(
 ) -> Result<Dumped, DumpError> {
     let attributes = view.attributes(Scope::Live, inode).await;
     let attributes = attributes.map_err(|source| failed(path, source))?;
+    if let Some(fault) = fault::of_contents(inode, &attributes) {
+        sink.leave_out(path.as_bytes(), &fault);
+        return Ok(Dumped::default());
+    }
     let bytes = contents(view, inode, attributes.size_bytes, path, sink).await?;
     Ok(Dumped {
         bytes,
@@ -133,12 +139,18 @@ struct Member {
     small: Option<Vec<Bytes>>,
 }
 
-/// Writes a directory, and all below it, as a tar archive with extended headers (POSIX.1-2001): paths in it begin below the directory.
+/// Writes a directory, and all below it, as a tar archive with extended headers (POSIX.1-2001): paths in it begin below the directory. What no file can be is left
+/// out, so that nothing in the archive leads out of where it is unpacked.
 pub async fn archive(view: &View, inode: u64, sink: &mut dyn Sink) -> Result<Dumped, DumpError> {
     let mut dumped = Dumped::default();
     let mut firsts: HashMap<u64, Vec<u8>> = HashMap::new();
     // Directories that are still to be written, the next one last. What lies in one follows it at once: tar sets its times when it is left.
-    let mut open = vec![member(view, inode, b"./".to_vec()).await?];
+    let mut open = vec![];
+    match member(view, inode, b"./".to_vec()).await? {
+        (_, Ok(member)) => open.push(member),
+        (path, Err(fault)) => sink.leave_out(&path, &fault),
+    }
+    let mut entered = Entered::from(inode);
     let mut is_top = true;
     while let Some(directory) = open.pop() {
         let prefix = match std::mem::take(&mut is_top) {
@@ -147,11 +159,13 @@ pub async fn archive(view: &View, inode: u64, sink: &mut dyn Sink) -> Result<Dum
         };
         let inode = directory.inode;
         put_member(view, directory, &mut firsts, sink, &mut dumped).await?;
-        let shown = prefix.escape_ascii().to_string();
-        let names = names(view, inode).await;
-        let names = names.map_err(|source| failed(&shown, source))?;
+        let listing = names(view, inode).await;
+        let listing = listing.map_err(|source| failed(&printable::name(&prefix), source))?;
+        for faulty in listing.faulty {
+            sink.leave_out(&[prefix.as_slice(), &faulty.name].concat(), &faulty.fault);
+        }
         let mut inside = Vec::new();
-        let mut members = stream::iter(names)
+        let mut members = stream::iter(listing.names)
             .map(|named| {
                 let view = view.clone();
                 let path = [prefix.as_slice(), &named.name].concat();
@@ -159,8 +173,18 @@ pub async fn archive(view: &View, inode: u64, sink: &mut dyn Sink) -> Result<Dum
             })
             .buffered(SMALL_AHEAD);
         while let Some(member) = members.next().await {
-            let mut member = member?;
+            let mut member = match member? {
+                (_, Ok(member)) => member,
+                (path, Err(fault)) => {
+                    sink.leave_out(&path, &fault);
+                    continue;
+                }
+            };
             if mode::is_directory(member.attributes.mode) {
+                if let Err(fault) = entered.enter(member.inode, member.path.len()) {
+                    sink.leave_out(&member.path, &fault);
+                    continue;
+                }
                 member.path.push(b'/');
                 inside.push(member);
             } else {
@@ -174,53 +198,61 @@ pub async fn archive(view: &View, inode: u64, sink: &mut dyn Sink) -> Result<Dum
     Ok(dumped)
 }
 
-async fn member(view: &View, inode: u64, path: Vec<u8>) -> Result<Member, DumpError> {
-    let read = async {
-        let attributes = view.attributes(Scope::Live, inode).await?;
-        let target = match mode::is_symlink(attributes.mode) {
-            false => None,
-            true => match view.item(Scope::Live, &Key::symlink(inode)).await? {
-                Some(Item::Symlink(target)) => Some(target),
-                _ => return Err(VolumeError::Malformed { inode }),
-            },
-        };
-        let size = attributes.size_bytes;
-        let is_small = mode::is_regular(attributes.mode) && (1..=SMALL_BYTES).contains(&size);
-        let small = match is_small {
-            true => Some(view.read(Scope::Live, inode, 0..size).await?),
-            false => None,
-        };
-        let xattrs = xattrs_of(view, inode).await?;
-        Ok((attributes, xattrs, target, small))
+/// What an archive has of a name, or why it is left out; with its path.
+async fn member(
+    view: &View,
+    inode: u64,
+    path: Vec<u8>,
+) -> Result<(Vec<u8>, Result<Member, Fault>), DumpError> {
+    match read_member(view, inode, &path).await {
+        Ok(member) => Ok((path, member)),
+        Err(source) => Err(failed(&printable::name(&path), source)),
+    }
+}
+
+async fn read_member(
+    view: &View,
+    inode: u64,
+    path: &[u8],
+) -> Result<Result<Member, Fault>, VolumeError> {
+    let attributes = match walk::attributes(view, inode).await? {
+        Ok(attributes) => attributes,
+        Err(fault) => return Ok(Err(fault)),
     };
-    let (attributes, xattrs, target, small) = read
-        .await
-        .map_err(|source| failed(&path.escape_ascii().to_string(), source))?;
-    Ok(Member {
-        path,
+    if let Some(fault) = fault::of_attributes(inode, &attributes) {
+        return Ok(Err(fault));
+    }
+    let target = match mode::is_symlink(attributes.mode) {
+        false => None,
+        true => match view.item(Scope::Live, &Key::symlink(inode)).await? {
+            Some(Item::Symlink(target)) => Some(target),
+            _ => return Err(VolumeError::Malformed { inode }),
+        },
+    };
+    let size = attributes.size_bytes;
+    let is_small = mode::is_regular(attributes.mode) && (1..=SMALL_BYTES).contains(&size);
+    let small = match is_small {
+        true => Some(view.read(Scope::Live, inode, 0..size).await?),
+        false => None,
+    };
+    if let Some(fault) = target
+        .as_ref()
+        .and_then(|target| fault::of_target(inode, target))
+    {
+        return Ok(Err(fault));
+    }
+    let xattrs = match walk::xattrs(view, inode).await? {
+        Ok(xattrs) => xattrs,
+        Err(fault) => return Ok(Err(fault)),
+    };
+    Ok(Ok(Member {
+        path: path.to_vec(),
         inode,
         attributes,
         xattrs,
         target,
         small,
-    })
-}
-
-async fn xattrs_of(view: &View, inode: u64) -> Result<Vec<(Vec<u8>, Bytes)>, VolumeError> {
-    let mut range = key::of_kind(inode, key::ItemKind::Xattr);
-    let mut all = Vec::new();
-    loop {
-        let page = view.items(Scope::Live, range.clone(), PAGE_XATTRS).await?;
-        for (key, item) in page.items {
-            if let (Ok(KeyParts::Xattr { name, .. }), Item::Xattr(value)) = (key.parse(), item) {
-                all.push((name.to_vec(), value));
-            }
-        }
-        match page.next {
-            Some(next) => range.start = next,
-            None => return Ok(all),
-        }
-    }
+    }))
 }
 
 async fn put_member(
@@ -261,12 +293,12 @@ async fn put_member(
             }
         }
         None => {
-            let path = member.path.escape_ascii().to_string();
+            let path = printable::name(&member.path);
             contents(view, member.inode, size, &path, sink).await?;
         }
     }
-    dumped.bytes += size;
-    let fill = size.next_multiple_of(tar::BLOCK_BYTES as u64) - size;
+    dumped.bytes = dumped.bytes.saturating_add(size);
+    let fill = size.wrapping_neg() % tar::BLOCK_BYTES as u64;
     sink.put(Bytes::from_static(&ZEROES[..fill as usize]))
         .await?;
     Ok(())

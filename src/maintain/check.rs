@@ -24,6 +24,8 @@ use super::judge::Damage;
 use super::report::{Problem, ProblemKind, Report};
 use super::sample::Sample;
 use super::scan::{Indexed, Listed, Scan, count_orphans};
+use super::strays;
+use super::trees::{Named, Trees};
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
 use crate::root::memory::GenerationMemory;
@@ -31,6 +33,8 @@ use crate::root::record::CommitRecord;
 use crate::root::retry::RetryPolicy;
 use crate::root::snapshots::SnapshotEntry;
 use crate::root::state::{ROOT_KEY, Root};
+use crate::volume::error::VolumeError;
+use crate::volume::nodes::Nodes;
 
 /// What the depot that looks blobs up keeps of frames, in bytes: it reads nodes when damage is traced, and nothing else.
 const CACHE_BYTES: u64 = 32 << 20;
@@ -47,6 +51,8 @@ pub struct CheckOptions {
     pub memory: Option<Arc<dyn GenerationMemory>>,
     /// The oldest generation that is accepted.
     pub min_generation: u64,
+    /// The root as it is found is accepted, whatever this machine remembers.
+    pub accept_rollback: bool,
     /// Where the jitter of pauses comes from.
     pub entropy: Arc<dyn Entropy>,
     /// How long the store is tried.
@@ -63,6 +69,7 @@ impl Default for CheckOptions {
             data: Sample::Structure,
             memory: None,
             min_generation: 0,
+            accept_rollback: false,
             entropy: Arc::new(SystemEntropy),
             policy: RetryPolicy::default(),
             verifier: VerifierConfig::default(),
@@ -243,7 +250,7 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
         None => Default::default(),
     };
     let bucket = scan.list().await?;
-    scan.keys(&bucket, &mut report).await?;
+    scan.keys(&bucket, root.as_ref(), &mut report).await?;
     let mut leftovers = Indexed::default();
     let lost = root.is_none() || !listed.lost.is_empty();
     let (leftover_snapshots, leftover_epoch) = match lost {
@@ -318,6 +325,14 @@ pub(super) fn open_depot(
     )
 }
 
+/// Whether the store could not be asked: no word on what lies there.
+fn is_outage(error: &DepotError) -> bool {
+    matches!(
+        error.cause(),
+        DepotError::Store(_) | DepotError::Stalled { .. }
+    )
+}
+
 /// What the root or a list names: the object that does, who it is, its tree, its commit record and that record's number, if it is known.
 type NamedHead = (String, String, Option<Id>, Option<Id>, Option<u64>);
 
@@ -364,12 +379,18 @@ impl Findings {
     /// Everything that is judged by a root.
     async fn judge(&mut self, root: &Root, scan: &Scan<'_>) -> Result<(), RootError> {
         self.heads(root).await?;
+        self.trees(root).await?;
         let report = &mut self.report;
         if let Some(handle) = &self.handle {
             let sessions = scan.sessions(handle, root, &self.bucket, report);
             self.unreplayable = sessions.await?;
         }
         self.count_orphans(root);
+        if self.indexed.lost.is_empty() {
+            let (packs, condemned) = (&self.indexed.packs, &self.listed.condemned);
+            let known = |name: &PackName| packs.contains_key(name) || condemned.contains(name);
+            self.report.strays = strays::find(scan.verifier, root, &self.bucket, known).await?;
+        }
         self.blame(root).await
     }
 
@@ -401,7 +422,9 @@ impl Findings {
             }
             let record = match self.depot.read_blob(Kind::Commit, commit).await {
                 Ok(bytes) => CommitRecord::decode(&bytes).ok(),
-                Err(DepotError::Store(error)) => return Err(DepotError::Store(error).into()),
+                Err(DepotError::Store(error)) if !error.is_of_one_object() => {
+                    return Err(DepotError::Store(error).into());
+                }
                 Err(error @ DepotError::Stalled { .. }) => return Err(error.into()),
                 // It lies in a pack that is damaged, which is said there.
                 Err(_) => continue,
@@ -416,6 +439,48 @@ impl Findings {
             }
         }
         Ok(())
+    }
+
+    /// Whether all trees are what an honest writer makes.
+    async fn trees(&mut self, root: &Root) -> Result<(), RootError> {
+        let nodes = Nodes::new(self.depot.clone());
+        let mut trees = Trees::new(&nodes);
+        let mut seen = HashSet::new();
+        for named in self.named_trees(root) {
+            if !seen.insert(named.tree) {
+                continue;
+            }
+            match trees.judge(&named, &mut self.report).await {
+                Ok(()) => {}
+                Err(VolumeError::Depot(error)) if is_outage(&error) => {
+                    return Err(error.as_ref().clone().into());
+                }
+                // What is damaged is told where it lies; what else is wrong is seen once that is mended.
+                Err(_) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The trees of snapshots, kept and forgotten, and of volumes; those of a volume one after the other.
+    fn named_trees(&self, root: &Root) -> Vec<Named> {
+        let kept = self.listed.snapshots.iter();
+        let all = kept.chain(self.listed.trash.iter().map(|entry| &entry.snapshot));
+        let mut entries: Vec<_> = all.collect();
+        entries.sort_by_key(|entry| (&entry.volume, entry.time));
+        let snapshots = entries.into_iter().filter_map(|entry| {
+            let name = format!("{}/{}", entry.volume, entry.name);
+            entry.tree.map(|tree| ("snapshot", name, tree))
+        });
+        let volumes = root.volumes.iter();
+        let volumes =
+            volumes.filter_map(|(name, entry)| Some(("volume", name.clone(), entry.tree?)));
+        let named = |(kind, name, tree)| Named {
+            who: format!("{kind} {name}"),
+            name,
+            tree,
+        };
+        snapshots.chain(volumes).map(named).collect()
     }
 
     fn unresolved(&mut self, object: &str, what: String, id: Id) {

@@ -19,13 +19,19 @@ use super::check::CheckProgress;
 use super::judge::Damage;
 use super::report::{Problem, ProblemKind, Report};
 use super::sample::Sample;
+use crate::fault;
 use crate::root::record::CommitRecord;
-use crate::tree::item::Target;
+use crate::tree::item::{Item, Target};
+use crate::tree::key::{ItemKind, KeyParts, name_cookie};
 use crate::tree::node::Node;
 use crate::tree::source::{Reference, references};
+use crate::volume::nodes::decode_item;
 
 /// Packs in hand at a time, each within the verifier's budget.
 const PACKS_AT_ONCE: usize = 6;
+
+/// Faulty entries of one leaf that are told.
+const FAULTS_MAX: usize = 16;
 
 /// A reference that no live pack holds.
 #[derive(Clone, Debug)]
@@ -47,6 +53,8 @@ pub struct Learned {
     pub dangling: Vec<Dangling>,
     /// Objects that verify but mean nothing: the pack's key, the object, and why.
     pub senseless: Vec<(String, Prefix, String)>,
+    /// Entries that can be read, and that no honest writer makes: the same of their nodes.
+    pub faults: Vec<(String, Prefix, String)>,
     /// Segments of which a chunk is lost, with the problem that says why.
     pub broken_segments: Vec<(Prefix, usize)>,
     /// Commit records, if they were asked for.
@@ -243,6 +251,9 @@ impl Walk<'_> {
                 });
             }
         }
+        for why in self.faults(node) {
+            learned.faults.push((pack.key(), from.1, why));
+        }
         for reference in references(node) {
             match reference {
                 Ok(Reference::Node(id)) => self.follow(pack, from, (Kind::Node, id), learned),
@@ -259,6 +270,50 @@ impl Walk<'_> {
                 }
             }
         }
+    }
+
+    /// What entries of a leaf are, and no honest writer makes.
+    fn faults(&self, node: &Node) -> Vec<String> {
+        let mut faults = Vec::new();
+        let cookie = |name: &[u8]| name_cookie(self.depot.keyring().name_hash(name));
+        // The file that the entries are of, as far as it begins in this leaf: its size, and where its extents end.
+        let mut file = (0, None, 0);
+        for index in 0..if node.level() == 0 { node.len() } else { 0 } {
+            let key = node.key(index);
+            let item = match decode_item(&key, &node.value_bytes(index)) {
+                Ok(item) => item,
+                Err(error) => {
+                    // Where it hides what is referred to, that is told as well.
+                    if key.kind().is_ok_and(|kind| kind != ItemKind::Extent) {
+                        faults.push(error.to_string());
+                    }
+                    continue;
+                }
+            };
+            if let Some(fault) = fault::of_item(&key, &item, cookie) {
+                faults.push(format!("{fault}: {key:?}"));
+                continue;
+            }
+            let inode = key.inode().unwrap_or(0);
+            if inode != file.0 {
+                file = (inode, None, 0);
+            }
+            match (key.parse(), item) {
+                (_, Item::Attributes(attributes)) => file.1 = Some(attributes.size_bytes),
+                (Ok(KeyParts::Extent { offset, .. }), Item::Extent(extent)) => {
+                    if offset < file.2 {
+                        faults.push(format!("extents of inode {inode} overlap at byte {offset}"));
+                    }
+                    file.2 = offset.saturating_add(extent.length.into());
+                    if file.1.is_some_and(|size| file.2 > size) {
+                        faults.push(format!("inode {inode} has contents beyond its size"));
+                    }
+                }
+                _ => {}
+            }
+        }
+        faults.truncate(FAULTS_MAX);
+        faults
     }
 
     fn follow(
@@ -284,6 +339,7 @@ impl Learned {
     fn merge(&mut self, other: Learned) {
         self.dangling.extend(other.dangling);
         self.senseless.extend(other.senseless);
+        self.faults.extend(other.faults);
         self.broken_segments.extend(other.broken_segments);
         self.records.extend(other.records);
         self.references += other.references;
@@ -306,6 +362,10 @@ impl Learned {
             if let Some(number) = report.add(Problem::new(key, ProblemKind::Inconsistent, what)) {
                 damage.lose(*blob, number);
             }
+        }
+        for (key, blob, why) in &self.faults {
+            let what = format!("node {blob}: {why}");
+            report.add(Problem::new(key, ProblemKind::Inconsistent, what));
         }
         // One problem for each pack and missing thing, not for each place that names it.
         let mut known: HashMap<(PackName, Prefix), Option<usize>> = HashMap::new();

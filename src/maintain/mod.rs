@@ -12,6 +12,7 @@
 //! | [`check`] | reads the repository and judges it |
 //! | [`scan`] | root, lists, index objects, and what else lies in the bucket |
 //! | [`contents`] | walks packs: every blob, every reference |
+//! | [`strays`] | commits that no root knows |
 //! | [`journals`] | heartbeats and journals of sessions |
 //! | [`rebuild`] | from what is left to a new root (pure) |
 //! | [`repair`] | plans what can be mended, and does it |
@@ -42,6 +43,8 @@ pub mod sample;
 pub mod scan;
 pub mod scrub;
 pub mod sealing;
+pub mod strays;
+pub mod trees;
 
 pub use check::{CheckOptions, CheckProgress, check};
 pub use report::{Problem, ProblemKind, Report};

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::seal::RepositoryId;
 
+use crate::root::chain::Chain;
 use crate::root::record::CommitRecord;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, default_name, free_number};
 use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
@@ -75,11 +76,38 @@ impl Taken {
     }
 }
 
+/// The least generation that each record of a volume's `history` (newest first) can have been
+/// committed with, by those that are `known`: each commit takes one more. So what is rebuilt stands
+/// in order between its neighbours, and before all that is made later. A record outside the chain
+/// is put behind the commit that it follows.
+pub fn generations(history: &[&Record], known: &HashMap<Id, u64>) -> HashMap<Id, u64> {
+    let mut found: HashMap<Id, u64> = HashMap::new();
+    let (mut sequence, mut last) = (0, 0);
+    let chain = history.iter().rev();
+    for (id, record) in chain.clone().filter(|(_, record)| !record.is_beside()) {
+        let least = record
+            .sequence
+            .saturating_sub(sequence)
+            .saturating_add(last);
+        last = known.get(id).copied().unwrap_or(least).max(least);
+        sequence = record.sequence;
+        found.insert(*id, last);
+    }
+    for (id, record) in chain.filter(|(_, record)| record.is_beside()) {
+        let before = record.parent.and_then(|parent| found.get(&parent).copied());
+        let least = before.map_or(0, |before| before.saturating_add(1));
+        found.insert(*id, known.get(id).copied().unwrap_or(least));
+    }
+    found
+}
+
 /// The snapshots that a volume's `history` tells of and that are not `taken`, newest first; of two with one name the older one goes to the trash. `listed` are entries of
-/// whatever lists are left, which know numbers and generations that records do not. What was forgotten comes back.
+/// whatever lists are left, which know numbers that records do not; `generations` tells the
+/// generation of the others. What was forgotten comes back.
 pub fn snapshots(
     history: &[&Record],
     listed: &[SnapshotEntry],
+    generations: &HashMap<Id, u64>,
     taken: &mut Taken,
 ) -> (Vec<SnapshotEntry>, Vec<TrashEntry>) {
     let by_commit: HashMap<Id, &SnapshotEntry> =
@@ -91,7 +119,10 @@ pub fn snapshots(
         }
         let mut entry = match (by_commit.get(id), &record.snapshot) {
             (Some(entry), _) => (*entry).clone(),
-            (None, Some(_)) => entry_of(*id, record, taken),
+            (None, Some(_)) => SnapshotEntry {
+                generation: generations.get(id).copied().unwrap_or(record.sequence),
+                ..entry_of(*id, record, taken)
+            },
             (None, None) => continue,
         };
         if entry.number == 0 || taken.numbers.contains(&entry.number) {
@@ -139,6 +170,7 @@ fn entry_of(id: Id, record: &CommitRecord, taken: &Taken) -> SnapshotEntry {
         bytes: record.bytes,
         new_bytes: 0,
         generation: record.sequence,
+        recovered: record.is_beside(),
     }
 }
 
@@ -196,6 +228,9 @@ pub fn root(remains: &Remains<'_>) -> Root {
         .max(commits)
         .saturating_mul(2)
         .saturating_add(GENERATION_GAP);
+    // It descends from nothing that can be shown: machines that remember a root ask before they go
+    // on.
+    root.chain = Some(Chain::new(root.generation, Some(remains.seen)));
     root.epoch = remains.epoch.max(1) + 1;
     root.sessions = ended_sessions(remains, &root);
     root
@@ -227,6 +262,7 @@ fn ended_sessions(remains: &Remains<'_>, root: &Root) -> BTreeMap<SessionId, Ses
             covered,
             holder: HolderInfo::default(),
             claimed_generation: order as u64 + 1,
+            covered_journal: None,
         };
         (*id, session)
     });

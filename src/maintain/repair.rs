@@ -27,17 +27,16 @@ use super::report::ProblemKind;
 use super::sealing::IngestLists;
 use crate::root::commit::put_shard;
 use crate::root::error::RootError;
-use crate::root::handle::{Transition, open_root};
+use crate::root::handle::Transition;
 use crate::root::holder::SystemProcesses;
+use crate::root::reading::open_root;
 use crate::root::repository::probe;
 use crate::root::retry::random;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::{ListEntry, QuarantineEntry, SnapshotEntry, TrashEntry};
 use crate::root::state::{HolderInfo, ListRef, ROOT_KEY, Root, SessionId};
 use crate::root::transition::{IndexChange, ListChange};
-
-/// Where journals are kept that cannot be carried out. No class of objects lies there.
-const SET_ASIDE: &str = "damaged/";
+use crate::root::victims::{SET_ASIDE, set_aside};
 
 /// What the repair session calls itself.
 const MOUNT_POINT: &str = "bkfs check --repair";
@@ -56,6 +55,7 @@ pub struct Plan {
     trash: Vec<TrashEntry>,
     quarantine: Vec<QuarantineEntry>,
     writes_quarantine: bool,
+    loses_chain: bool,
     /// Keys of journals.
     set_aside: Vec<String>,
 }
@@ -105,7 +105,7 @@ fn refuse(findings: &Findings) -> Result<(), RootError> {
     {
         return Err(RootError::damaged(
             ROOT_KEY,
-            "the bucket was rolled back: bring its newest state back; a repair now would make the loss final",
+            "the bucket was rolled back: bring its newest state back; a repair now would make the loss final (--accept-rollback goes on from what there is)",
         ));
     }
     if let Some(why) = &findings.newer_root {
@@ -220,6 +220,13 @@ fn make_plan(
                 ));
             }
             plan_quarantine(findings, &mut plan);
+            plan.loses_chain = findings.listed.lost_chain;
+            if plan.loses_chain {
+                plan.steps.push(
+                    "give up the older part of the chain of generations: machines that have seen one of these ask once"
+                        .to_owned(),
+                );
+            }
             plan_journals(findings, &mut plan);
         }
     }
@@ -228,11 +235,16 @@ fn make_plan(
 
 fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Plan) {
     let mut taken = Taken::default();
+    let kept = findings.listed.snapshots.iter();
+    let trash = findings.listed.trash.iter().map(|entry| &entry.snapshot);
+    let listed = kept.chain(trash);
     if findings.handle.is_some() {
-        let kept = findings.listed.snapshots.iter();
-        let trash = findings.listed.trash.iter().map(|entry| &entry.snapshot);
-        kept.chain(trash).for_each(|entry| taken.take(entry));
+        listed.clone().for_each(|entry| taken.take(entry));
     }
+    let known = listed.chain(&findings.leftover_snapshots);
+    let known = known
+        .map(|entry| (entry.commit, entry.generation))
+        .collect();
     for tip in tips.values() {
         let records = &findings.learned.records;
         let mut history = rebuild::history(records, *tip);
@@ -244,7 +256,8 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Plan)
             record.is_beside() && Some(&record.volume) == of.as_ref() && places.iter().any(is_held)
         }));
         let listed = &findings.leftover_snapshots;
-        let (kept, trash) = rebuild::snapshots(&history, listed, &mut taken);
+        let generations = rebuild::generations(&history, &known);
+        let (kept, trash) = rebuild::snapshots(&history, listed, &generations, &mut taken);
         plan.snapshots.extend(kept);
         plan.trash.extend(trash);
     }
@@ -314,26 +327,6 @@ fn plan_journals(findings: &Findings, plan: &mut Plan) {
         ));
         plan.set_aside.extend(broken.keys.iter().cloned());
     }
-}
-
-/// Copies journals to where nobody looks, and removes them: the last one first, so that those that are left over by a crash are still found to be broken.
-async fn set_aside(store: &dyn Store, keys: &[String]) -> Result<(), RootError> {
-    for key in keys.iter().rev() {
-        let (bytes, _) = match store.get(key).await {
-            Err(error) if error.is_not_found() => continue,
-            found => found?,
-        };
-        match store
-            .put_new(&format!("{SET_ASIDE}{key}"), vec![bytes])
-            .await
-        {
-            Ok(_) => {}
-            Err(error) if error.kind() == StoreErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error.into()),
-        }
-        store.delete(key).await?;
-    }
-    Ok(())
 }
 
 fn plan_quarantine(findings: &Findings, plan: &mut Plan) {
@@ -407,7 +400,8 @@ async fn write_root(
     root.trash.extend(listed(&ingest, plan.trash).await?);
     let salt = random(&*options.entropy);
     let payload = root.encode()?;
-    let object = keyring.seal_object(Class::Root, ROOT_KEY, Features::NONE, salt, &payload);
+    let features = Features::NONE.with_witness();
+    let object = keyring.seal_object(Class::Root, ROOT_KEY, features, salt, &payload);
     let written = match store.get(ROOT_KEY).await {
         Ok((bytes, version)) if open_root(keyring, &bytes, version.clone()).is_err() => {
             store.replace(ROOT_KEY, vec![object], &version).await
@@ -422,7 +416,15 @@ async fn write_root(
         Err(error) => return Err(error.into()),
     };
     match written {
-        Ok(_) => Ok(()),
+        Ok(_) => {
+            // This machine knows what the new root goes without: it has just said so.
+            if let Some(memory) = &options.memory
+                && let Err(error) = memory.accept(root.mark()).await
+            {
+                tracing::warn!(%error, "cannot remember the root that was written");
+            }
+            Ok(())
+        }
         Err(error) if error.kind() == StoreErrorKind::OutcomeUnknown => {
             Err(RootError::OutcomeUnknown {
                 reason: error.to_string(),
@@ -476,6 +478,7 @@ async fn mend(findings: &Findings, plan: Plan) -> Result<(), RootError> {
                 added: added(listed(&ingest, plan.trash).await?),
             },
             quarantine: ListChange::default(),
+            loses_chain: plan.loses_chain,
         };
         if plan.writes_quarantine {
             change.quarantine = ListChange {
@@ -502,6 +505,7 @@ struct Mend {
     snapshots: ListChange,
     trash: ListChange,
     quarantine: ListChange,
+    loses_chain: bool,
 }
 
 #[async_trait]
@@ -517,6 +521,9 @@ impl Transition for Mend {
         next.change_snapshots(&self.snapshots)?;
         next.change_trash(&self.trash)?;
         next.change_quarantine(&self.quarantine)?;
+        if let Some(chain) = next.chain.as_mut().filter(|_| self.loses_chain) {
+            chain.lose_older();
+        }
         Ok(())
     }
 
@@ -526,10 +533,12 @@ impl Transition for Mend {
             change.added.iter().all(|list| refs.contains(list))
                 && !change.removed.iter().any(|list| refs.contains(list))
         };
+        let older = root.chain.iter().flat_map(|chain| &chain.older);
         let holds = |name| root.index.iter().any(|index| index.name == name);
         Ok(lists(&root.snapshots, &self.snapshots)
             && lists(&root.trash, &self.trash)
             && lists(&root.quarantine, &self.quarantine)
+            && (!self.loses_chain || older.count() == 0)
             && self.index.added.iter().all(|index| holds(index.name))
             && !self.index.absorbed.iter().any(|index| holds(index.name)))
     }

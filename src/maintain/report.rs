@@ -6,6 +6,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use jiff::Timestamp;
+
 /// Problems that a report keeps; of more only the number is known.
 pub const PROBLEMS_MAX: usize = 10_000;
 
@@ -128,6 +130,34 @@ impl Orphans {
     }
 }
 
+/// A commit that no root knows. No damage: a crash may have left it before its root.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Stray {
+    /// The volume.
+    pub volume: String,
+    /// Its number among the volume's commits.
+    pub sequence: u64,
+    /// When it was made, by the clock of its host.
+    pub time: Timestamp,
+    /// The session that made it.
+    pub session: String,
+}
+
+impl fmt::Display for Stray {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            volume,
+            sequence,
+            time,
+            session,
+        } = self;
+        write!(
+            out,
+            "commit {sequence} of volume {volume:?}, of {time}, by session {session}"
+        )
+    }
+}
+
 /// How much was looked at.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Counts {
@@ -170,6 +200,8 @@ pub struct Report {
     pub orphans: Orphans,
     /// How much was looked at.
     pub counts: Counts,
+    /// Commits that no root knows.
+    pub strays: Vec<Stray>,
     /// The seed of the sample, if only a part was read.
     pub seed: Option<u64>,
 }

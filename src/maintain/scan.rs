@@ -7,20 +7,23 @@ use std::sync::Arc;
 
 use bkfs_chunker::catalog::{IndexRef, Place};
 use bkfs_chunker::error::DepotError;
+use bkfs_chunker::lock::LockRule;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Config, Keyring, OpenError, Slot};
-use bkfs_chunker::store::Store;
+use bkfs_chunker::store::{Store, StoreError};
 use bkfs_chunker::verify::{PackContents, Verifier};
 use futures::StreamExt;
 
 use super::check::CheckOptions;
 use super::layout::{self, place_of};
 use super::report::{Problem, ProblemKind, Report};
+use crate::root::ancestry::require_descent;
 use crate::root::error::RootError;
-use crate::root::handle::{RootHandle, RootParts, is_rollback};
+use crate::root::handle::{RootHandle, RootParts};
 use crate::root::heartbeat::Beat;
 use crate::root::lists::Lists;
 use crate::root::memory::VolatileMemory;
+use crate::root::rule;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, decode_shard};
 use crate::root::state::{ListRef, ROOT_KEY, Root, RootMark, SessionId};
 
@@ -57,6 +60,8 @@ pub struct Listed {
     pub lost: Vec<ListRef>,
     /// A list of quarantined places cannot be read.
     pub lost_quarantine: bool,
+    /// A part of the chain of generations cannot be read.
+    pub lost_chain: bool,
 }
 
 /// What the index objects of a root say.
@@ -83,8 +88,15 @@ pub fn as_problem(error: DepotError) -> Result<Problem, RootError> {
         DepotError::Unreadable { object, source } => {
             Ok(Problem::new(object, ProblemKind::Damaged, source))
         }
+        DepotError::Store(error) if error.is_of_one_object() => Ok(unread(&error)),
         error => Err(error.into()),
     }
+}
+
+/// An object that the store does not give.
+fn unread(error: &StoreError) -> Problem {
+    let what = format!("it cannot be read: {}", error.message());
+    Problem::new(error.key(), ProblemKind::Damaged, what)
 }
 
 /// The same for objects of the root.
@@ -94,6 +106,7 @@ fn root_problem(error: RootError) -> Result<Problem, RootError> {
         RootError::Unopenable { key, source } => {
             Ok(Problem::new(key, ProblemKind::Damaged, source))
         }
+        RootError::Store(error) if error.is_of_one_object() => Ok(unread(&error)),
         RootError::State(error) => Ok(Problem::new(ROOT_KEY, ProblemKind::Damaged, error)),
         RootError::Store(error) if error.is_not_found() => Ok(Problem::new(
             error.key(),
@@ -131,21 +144,28 @@ impl Scan<'_> {
         }
     }
 
-    /// The config, and every key slot of this repository as far as it can be judged without its password.
+    /// The config, by what `root` tells of it, and every key slot of this repository as far as it
+    /// can be judged without its password.
     ///
     /// # Errors
     /// Store errors.
     pub async fn keys(
         &self,
         bucket: &BTreeMap<String, u64>,
+        root: Option<&Root>,
         report: &mut Report,
     ) -> Result<(), RootError> {
         match self.store.get(Config::KEY).await {
-            Ok((object, _)) => {
-                if let Err(error) = self.verify_config(&object) {
+            Ok((object, _)) => match self.verify_config(&object) {
+                Ok(stated) if root.is_some_and(|root| !rule::admits(root, rule::hash(stated))) => {
+                    let what = RootError::OtherLockRule;
+                    report.add(Problem::new(Config::KEY, ProblemKind::Inconsistent, what));
+                }
+                Ok(_) => {}
+                Err(error) => {
                     report.add(Problem::new(Config::KEY, ProblemKind::Damaged, error));
                 }
-            }
+            },
             Err(error) => {
                 report.add(root_problem(error.into())?);
             }
@@ -177,7 +197,8 @@ impl Scan<'_> {
         Ok(())
     }
 
-    fn verify_config(&self, object: &[u8]) -> Result<(), OpenError> {
+    /// The rule of locks that the config states, if it is this repository's.
+    fn verify_config(&self, object: &[u8]) -> Result<Option<LockRule>, OpenError> {
         let config = Config::open(object)?;
         let found = match config.is_sealed() {
             true => Some(config.unlock(self.keyring.secrets().clone())?),
@@ -188,7 +209,7 @@ impl Scan<'_> {
                 && found.repository() == self.keyring.repository()
         });
         match found {
-            Some(_) => Ok(()),
+            Some(_) => Ok(config.lock()),
             None => Err(OpenError::Damaged {
                 what: "it is the config of another repository",
             }),
@@ -210,6 +231,7 @@ impl Scan<'_> {
             entropy: self.options.entropy.clone(),
             memory: Arc::new(VolatileMemory::default()),
             policy: self.options.policy,
+            accept_rollback: false,
         };
         let handle = match RootHandle::open(parts, 0).await {
             Ok(handle) => handle,
@@ -226,19 +248,7 @@ impl Scan<'_> {
         };
         let found = handle.current().root.mark();
         report.generation = Some(found.generation);
-        if let Some(known) = self.known_mark().await
-            && is_rollback(known, found)
-        {
-            let what = format!(
-                "it shows generation {}, but generation {} was seen before: the bucket was rolled back",
-                found.generation, known.generation
-            );
-            report.add(Problem::new(ROOT_KEY, ProblemKind::RolledBack, what));
-        } else if let Some(memory) = &self.options.memory
-            && let Err(error) = memory.remember(found).await
-        {
-            tracing::warn!(%error, "cannot remember which generation of the repository was seen last");
-        }
+        self.compare(&handle, report).await?;
         if found.generation < self.options.min_generation {
             let what = format!(
                 "it shows generation {}, and at least {} is demanded",
@@ -247,6 +257,39 @@ impl Scan<'_> {
             report.add(Problem::new(ROOT_KEY, ProblemKind::RolledBack, what));
         }
         Ok(Some(handle))
+    }
+
+    /// Compares the root with what this machine remembers, which remembers it then.
+    async fn compare(&self, handle: &RootHandle, report: &mut Report) -> Result<(), RootError> {
+        let Some(memory) = &self.options.memory else {
+            return Ok(());
+        };
+        let view = handle.current();
+        let remembered = match (self.known_mark().await, self.options.accept_rollback) {
+            (_, true) => memory.accept(view.root.mark()).await,
+            (None, false) => memory.remember(view.root.mark()).await,
+            (Some(known), false) => {
+                match require_descent(self.store, self.keyring, &view.root, known).await {
+                    Ok(()) => memory.remember(view.root.mark()).await,
+                    Err(
+                        error @ (RootError::Rollback { .. }
+                        | RootError::NotDescended { .. }
+                        | RootError::Rebuilt { .. }),
+                    ) => {
+                        report.add(Problem::new(ROOT_KEY, ProblemKind::RolledBack, error));
+                        Ok(())
+                    }
+                    Err(error) => {
+                        report.add(root_problem(error)?);
+                        Ok(())
+                    }
+                }
+            }
+        };
+        if let Err(error) = remembered {
+            tracing::warn!(%error, "cannot remember which generation of the repository was seen last");
+        }
+        Ok(())
     }
 
     /// The newest root that this machine remembers.
@@ -308,6 +351,12 @@ impl Scan<'_> {
                     report.add(root_problem(error)?);
                     listed.lost_quarantine = true;
                 }
+            }
+        }
+        for part in root.chain.iter().flat_map(|chain| &chain.older) {
+            if let Err(error) = lists.nonce_shards(&[part.list]).await {
+                report.add(root_problem(error)?);
+                listed.lost_chain = true;
             }
         }
         report.counts.snapshots = listed.snapshots.len() as u64;
@@ -481,5 +530,7 @@ pub fn count_orphans(
 pub fn list_refs(root: &Root) -> impl Iterator<Item = &ListRef> {
     let condemned = root.condemned.iter().map(|condemned| &condemned.list);
     let lists = root.snapshots.iter().chain(&root.trash);
-    lists.chain(&root.quarantine).chain(condemned)
+    let older = root.chain.iter().flat_map(|chain| &chain.older);
+    let older = older.map(|part| &part.list);
+    lists.chain(&root.quarantine).chain(condemned).chain(older)
 }

@@ -97,3 +97,116 @@ proptest! {
         place_of(&format!("sessions/{tail}"));
     }
 }
+
+mod rebuilt {
+    use std::collections::HashMap;
+    use std::sync::Arc;
+
+    use bkfs_chunker::id::Id;
+    use jiff::Timestamp;
+    use proptest::prelude::*;
+
+    use crate::maintain::rebuild::{self, Record, Taken};
+    use crate::retain::{Policy, plan};
+    use crate::root::record::{CommitRecord, RecordedSnapshot};
+    use crate::root::snapshots::{SnapshotEntry, SnapshotList};
+    use crate::root::state::SessionId;
+
+    fn id(sequence: u64) -> Id {
+        Id([sequence as u8; 32])
+    }
+
+    /// The record of a commit with a snapshot. All were made within one second, as after a clock
+    /// that had jumped.
+    fn record(sequence: u64) -> Record {
+        let snapshot = RecordedSnapshot {
+            name: Some(format!("s{sequence}")),
+            host: "h".into(),
+            user: "u".into(),
+            tags: Vec::new(),
+        };
+        let record = CommitRecord {
+            volume: "main".into(),
+            session: SessionId(1),
+            sequence,
+            parent: (sequence > 1).then(|| id(sequence - 1)),
+            tree: Some(id(100)),
+            time: Timestamp::UNIX_EPOCH,
+            covered: 0,
+            next_inode: 16,
+            inodes: 1,
+            bytes: 1,
+            snapshot: Some(snapshot),
+            replayed: None,
+        };
+        (id(sequence), record)
+    }
+
+    /// The snapshots of a volume whose commits took `generations`, when the entries of those are
+    /// left of which `is_left` says so.
+    fn list(generations: &[u64], is_left: impl Fn(usize) -> bool) -> Vec<SnapshotEntry> {
+        let numbers = 1..=generations.len() as u64;
+        let records: Vec<Record> = numbers.map(record).collect();
+        let history: Vec<&Record> = records.iter().rev().collect();
+        let (all, _) = rebuild::snapshots(&history, &[], &HashMap::new(), &mut Taken::default());
+        let mut left: Vec<SnapshotEntry> = Vec::new();
+        for (at, entry) in all.into_iter().rev().enumerate() {
+            if is_left(at) {
+                let generation = generations[at];
+                left.push(SnapshotEntry {
+                    generation,
+                    ..entry
+                });
+            }
+        }
+        let known = left.iter().map(|entry| (entry.commit, entry.generation));
+        let known: HashMap<Id, u64> = known.collect();
+        let mut taken = Taken::default();
+        left.iter().for_each(|entry| taken.take(entry));
+        let generations = rebuild::generations(&history, &known);
+        let (kept, trash) = rebuild::snapshots(&history, &[], &generations, &mut taken);
+        assert!(trash.is_empty(), "each has a name of its own");
+        left.extend(kept);
+        left
+    }
+
+    fn names<'a>(entries: impl IntoIterator<Item = &'a SnapshotEntry>) -> Vec<&'a str> {
+        entries.into_iter().map(|entry| &*entry.name).collect()
+    }
+
+    #[test]
+    fn every_reader_finds_the_newest_whichever_entries_were_lost() {
+        let generations = [10, 20, 21, 40, 500];
+        let order = ["s1", "s2", "s3", "s4", "s5"];
+        for lost in 0_u32..32 {
+            let entries = list(&generations, |at| lost & (1 << at) == 0);
+            let list = SnapshotList::new(vec![Arc::new(entries.clone())]);
+            assert_eq!(names(list.of_volume("main")), order, "{lost:b}");
+            let latest = list.latest("main").expect("there are some");
+            assert_eq!(latest.name, "s5", "{lost:b}");
+            let at = list.at("main", Timestamp::UNIX_EPOCH);
+            assert_eq!(at.expect("there are some").name, "s5", "{lost:b}");
+            let policy = Policy {
+                tags: vec!["none".into()],
+                ..Policy::default()
+            };
+            let planned = plan(&entries, &policy, Timestamp::MAX);
+            let sorted = planned.iter().map(|verdict| verdict.snapshot);
+            assert_eq!(names(sorted), order, "{lost:b}");
+            // A snapshot that is made after the repair follows them all.
+            assert!(entries.iter().all(|entry| entry.generation <= 500));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn rebuilt_generations_keep_the_order(steps in proptest::collection::vec((1u64..1000, any::<bool>()), 1..60)) {
+            let mut generation = 0;
+            let generations: Vec<u64> = steps.iter().map(|(step, _)| { generation += step; generation }).collect();
+            let mut entries = list(&generations, |at| steps[at].1);
+            entries.sort_by_key(|entry| entry.commit);
+            prop_assert!(entries.is_sorted_by(|before, after| before.generation < after.generation));
+            prop_assert!(entries.iter().zip(&generations).all(|(entry, real)| entry.generation <= *real));
+        }
+    }
+}

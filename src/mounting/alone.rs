@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::mounting::MountingError;
+use crate::mounting::ending::Deadline;
 use crate::mounting::spooling::SpoolPlace;
 use crate::mounting::writer::{Writer, Writing};
 use crate::repository::Repository;
@@ -63,7 +64,7 @@ impl Alone {
         };
         // What was found in spools is in the log.
         let (open, _) = writing.enter(parts.steal).await?;
-        let (live, writer) = writing.start(open, 0).await?;
+        let (live, writer) = writing.start(open, None).await?;
         match live.volume {
             Some(volume) => Ok(Alone {
                 repository,
@@ -100,6 +101,6 @@ impl Alone {
 
     /// The last commit, and the end of the session.
     pub async fn finish(self) -> Result<(), MountingError> {
-        self.writer.finish(None).await
+        self.writer.finish(&Deadline::default()).await
     }
 }

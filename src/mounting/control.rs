@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bkfs_chunker::store::Outage;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::mounting::keeper::Keeper;
 use crate::mounting::scrubbing::Scrubbing;
+use crate::outage::fails_in;
 use crate::repository::Repository;
 use crate::root::state::HolderInfo;
 use crate::tree::item::Timestamp;
@@ -117,6 +119,31 @@ impl MountControl {
         }
     }
 
+    /// What there is to say of the store.
+    fn store(&self, outage: Option<&Outage>) -> Value {
+        let metrics = self.repository.depot.metrics();
+        let dirty = self.current.volume().map(|volume| volume.dirty());
+        let waiting =
+            dirty.unwrap_or_default().bytes + metrics.pending_bytes + metrics.spool_waiting_bytes;
+        let mut told = json!({ "answers": outage.is_none(), "waiting_bytes": waiting });
+        if let Some(outage) = outage {
+            let now = self.repository.machine.clock.now();
+            let lasts = outage.since.elapsed().as_secs();
+            let since = Timestamp {
+                seconds: now.seconds.saturating_sub_unsigned(lasts),
+                ..now
+            };
+            let left = fails_in(outage, self.repository.timeout);
+            told["since"] = json!(time_text(since));
+            told["seconds"] = json!(lasts);
+            told["cause"] = json!(outage.cause());
+            told["error"] = json!(outage.error.to_string());
+            told["waiting_requests"] = json!(outage.waiting);
+            told["fails_in_seconds"] = json!(left.map_or(0, |left| left.as_secs()));
+        }
+        told
+    }
+
     /// `.bkfs/status`.
     fn facts(&self) -> Value {
         let volume = self.current.volume();
@@ -126,6 +153,12 @@ impl MountControl {
             .map(|volume| volume.dirty())
             .unwrap_or_default();
         let failure = volume.as_ref().and_then(|volume| volume.failure());
+        let outage = self.repository.signs.outage();
+        let health = match (&failure, &outage) {
+            (Some(_), _) => "failed",
+            (None, Some(_)) => "waiting",
+            (None, None) => "healthy",
+        };
         let losses = self
             .keeper
             .as_ref()
@@ -138,6 +171,8 @@ impl MountControl {
             "volume": self.volume_name,
             "mode": if volume.is_some() { "read-write" } else { "read-only" },
             "healthy": failure.is_none(),
+            "health": health,
+            "store": self.store(outage.as_ref()),
             "failure": failure.map(|failure| failure.to_string()),
             "losses": losses.count,
             "lost_files": listed(&losses.files),
@@ -248,6 +283,9 @@ impl Control for MountControl {
             );
         }
         put("generation", "gauge", self.generation());
+        let outage = self.repository.signs.outage();
+        let lasts = outage.map_or(0, |outage| outage.since.elapsed().as_secs());
+        put("store_outage_seconds", "gauge", lasts);
         if let Some(scrubbing) = &self.scrubbing {
             let facts = scrubbing.facts();
             put(

@@ -9,6 +9,7 @@ use crate::vfs::special::Owner;
 use crate::volume::error::VolumeError;
 use crate::volume::nodes::{NewNodes, Nodes};
 use crate::volume::state::Scope;
+use crate::volume::usage::Usage;
 use crate::volume::{ROOT_INODE, Volume};
 
 /// The empty tree, stored.
@@ -41,17 +42,24 @@ pub async fn make_root(volume: &Volume, owner: Owner) -> Result<(), VolumeError>
 }
 
 /// Drops inodes that had lost their last name while a process of an earlier mount held them open.
-pub async fn reap_orphans(volume: &Volume) -> Result<(), VolumeError> {
+/// Those that users of a `former` volume of this mount hold are kept for them.
+pub async fn reap_orphans(volume: &Volume, former: Option<&Usage>) -> Result<(), VolumeError> {
+    let mut range = key::orphans();
     loop {
-        let page = volume.view.items(Scope::Live, key::orphans(), 1024).await?;
+        let page = volume.view.items(Scope::Live, range.clone(), 1024).await?;
         for (key, _) in &page.items {
             let Ok(KeyParts::Orphan { inode }) = key.parse() else {
                 return Err(VolumeError::Malformed { inode: 0 });
             };
-            volume.reap_left_behind(inode).await?;
+            if former.is_some_and(|users| users.in_use(inode)) {
+                volume.keep_orphan(inode);
+            } else {
+                volume.reap_left_behind(inode).await?;
+            }
         }
-        if page.next.is_none() {
-            return Ok(());
+        match page.next {
+            Some(next) => range.start = next,
+            None => return Ok(()),
         }
     }
 }

@@ -6,13 +6,14 @@
 //! A volume that failed stays as it is, readable and refusing every change, until `bkfs status --acknowledge`. Then a new session succeeds the failed one, replays what
 //! that one acknowledged, and a new volume takes the place of the old.
 
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
 
-use bkfs_fuse::{Ino, Notifier};
+use bkfs_fuse::Ino;
 use parking_lot::Mutex;
+use tokio::task::JoinHandle;
 
 use crate::mounting::MountingError;
+use crate::mounting::ending::Deadline;
 use crate::mounting::spooling::{self, SpoolNews};
 use crate::mounting::writer::{Writer, Writing};
 use crate::vfs::live::Current;
@@ -42,38 +43,32 @@ pub(super) struct Keeper {
     current: Arc<Current>,
     writer: tokio::sync::Mutex<Option<Writer>>,
     losses: Arc<Mutex<Losses>>,
+    /// Makes the list of what the volume lost, once it has failed.
+    listing: tokio::sync::Mutex<Option<JoinHandle<()>>>,
     news: Mutex<SpoolNews>,
-    kernel: OnceLock<Notifier>,
 }
 
 impl Keeper {
     /// Enters the root and starts to write.
     pub(super) async fn begin(writing: Writing, steal: bool) -> Result<Arc<Self>, MountingError> {
         let (open, news) = writing.enter(steal).await?;
-        let (live, writer) = writing.start(open, 0).await?;
+        let (live, writer) = writing.start(open, None).await?;
         let losses = Arc::new(Mutex::new(Losses::default()));
-        if let Some(volume) = &live.volume {
-            watch_losses(volume, &losses);
-        }
+        let volume = live.volume.as_ref();
+        let listing = volume.map(|volume| watch_losses(volume, &losses));
         Ok(Arc::new(Keeper {
             writing,
             current: Current::new(live),
             writer: tokio::sync::Mutex::new(Some(writer)),
             losses,
+            listing: tokio::sync::Mutex::new(listing),
             news: Mutex::new(news),
-            kernel: OnceLock::new(),
         }))
     }
 
     /// What the mount shows.
     pub(super) fn current(&self) -> &Arc<Current> {
         &self.current
-    }
-
-    /// From now on the kernel is told what it must forget.
-    pub(super) fn tell_kernel_by(&self, kernel: Notifier) {
-        // A mount has one kernel.
-        let _ = self.kernel.set(kernel);
     }
 
     /// What was lost.
@@ -104,6 +99,13 @@ impl Keeper {
         if failed.failure().is_none() {
             return Ok(Losses::default());
         }
+        // Else it would be said that nothing was lost, while the list of it is made.
+        let mut listing = self.listing.lock().await;
+        if let Some(made) = listing.as_mut() {
+            // It ends well: it is never aborted.
+            let _ = made.await;
+            *listing = None;
+        }
         // What fsync=local acknowledged is not what was lost: it goes to the bucket, where the successor finds it.
         writer.abandon_spool().await;
         let mut news = SpoolNews::default();
@@ -116,14 +118,15 @@ impl Keeper {
         spooling::discard(brought, &open, &self.writing, &mut news).await;
         self.add_news(news);
         // The kernel still knows the numbers of files that are lost now.
-        let (live, writer) = self.writing.start(open, failed.inode_mark()).await?;
+        let (live, writer) = self.writing.start(open, Some(&failed)).await?;
         let changed = failed.view.changed();
+        let broken = failed.lost_to(&live.view, &changed).await;
         if let Some(volume) = &live.volume {
             // The kernel goes on using what it opened and looked up before.
             volume.usage().adopt_users(failed.usage());
-            watch_losses(volume, &self.losses);
+            *listing = Some(watch_losses(volume, &self.losses));
         }
-        self.current.replace(live);
+        let turn = self.current.replace(live, broken);
         let lost = {
             let mut losses = self.losses.lock();
             let count = losses.count;
@@ -136,11 +139,11 @@ impl Keeper {
             )
         };
         if let Some(old) = slot.replace(writer) {
-            // It has nothing to say any more but that it failed, and its session is gone.
-            tokio::spawn(async move { old.finish(None).await.ok() });
+            old.retire();
         }
         drop(slot);
         self.make_kernel_forget(changed).await;
+        self.current.settle(turn);
         tracing::warn!(
             "{} lost files were acknowledged; the volume goes on from its last commit",
             lost.files.len() + lost.beyond
@@ -149,7 +152,7 @@ impl Keeper {
     }
 
     async fn make_kernel_forget(&self, changed: Changed) {
-        let Some(kernel) = self.kernel.get().cloned() else {
+        let Some(kernel) = self.current.kernel().cloned() else {
             return;
         };
         let forget = move || {
@@ -166,17 +169,17 @@ impl Keeper {
         }
     }
 
-    /// The last commit, and the end of the session; with a `limit` for what the store is waited for if there is a spool.
-    pub(super) async fn finish(&self, limit: Option<Duration>) -> Result<(), MountingError> {
+    /// The last commit, and the end of the session: see [`Writer::finish`].
+    pub(super) async fn finish(&self, deadline: &Deadline) -> Result<(), MountingError> {
         match self.writer.lock().await.take() {
-            Some(writer) => writer.finish(limit).await,
+            Some(writer) => writer.finish(deadline).await,
             None => Ok(()),
         }
     }
 }
 
 /// Makes the list once the volume fails.
-fn watch_losses(volume: &Arc<Volume>, losses: &Arc<Mutex<Losses>>) {
+fn watch_losses(volume: &Arc<Volume>, losses: &Arc<Mutex<Losses>>) -> JoinHandle<()> {
     let mut health = volume.health();
     let volume = Arc::downgrade(volume);
     let losses = losses.clone();
@@ -201,5 +204,5 @@ fn watch_losses(volume: &Arc<Volume>, losses: &Arc<Mutex<Losses>>) {
         let mut losses = losses.lock();
         losses.files = files;
         losses.beyond = beyond;
-    });
+    })
 }

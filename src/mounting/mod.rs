@@ -7,15 +7,17 @@
 //!   down:  kernel → committer (last commit) → session leaves the root
 //! ```
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bkfs_fuse::{MountConfig, MountOptions, Session};
 use tokio::runtime::{Handle, Runtime};
 
 use crate::mounting::control::MountControl;
+use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead};
+use crate::mounting::following::Following;
 use crate::mounting::history::Snapshots;
 use crate::mounting::keeper::Keeper;
 use crate::mounting::scrubbing::Scrubbing;
@@ -36,6 +38,8 @@ use crate::volume::view::View;
 pub mod alone;
 mod base;
 pub mod control;
+pub mod ending;
+mod following;
 pub(crate) mod format;
 pub mod history;
 mod keeper;
@@ -47,9 +51,6 @@ pub mod settings;
 pub mod spooling;
 pub mod takeover;
 mod writer;
-
-/// How often a read-only mount looks for a newer commit.
-const FOLLOW_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What to mount, and how.
 pub struct Plan {
@@ -96,8 +97,27 @@ pub enum MountingError {
 pub struct Mounted {
     session: Arc<Session>,
     assembled: Assembled,
+    ending: Ending,
+}
+
+/// Tells a mount to end. Clones tell the same mount.
+#[derive(Debug, Clone)]
+pub struct Ending {
     drain: Duration,
-    is_hurried: Arc<AtomicBool>,
+    deadline: Deadline,
+}
+
+impl Ending {
+    /// From now on the store is waited for no longer than `drain=`. Then the mount ends, even while
+    /// processes use it.
+    pub fn told(&self) {
+        self.deadline.draw_to(self.drain);
+    }
+
+    /// The mount ends now: what is not in the bucket goes to the spool.
+    pub fn at_once(&self) {
+        self.deadline.end();
+    }
 }
 
 /// A filesystem that is ready for requests, mounted or not.
@@ -105,6 +125,8 @@ pub struct Assembled {
     /// Takes requests.
     pub vfs: BkfsVfs,
     keeper: Option<Arc<Keeper>>,
+    /// Of a read-only mount of a volume. Ends with the mount.
+    following: Option<Following>,
     scrubbing: Option<Arc<Scrubbing>>,
 }
 
@@ -127,14 +149,39 @@ impl Assembled {
         self.finish_within(None).await
     }
 
-    /// The same, but if there is a spool, what the store does not take within `limit` stays there for the next mount on this machine, and that is an error.
+    /// The same, but what the store does not take within `limit` stays in the spool, if there is one, for the next mount on this machine, and that is an error.
     pub async fn finish_within(self, limit: Option<Duration>) -> Result<(), MountingError> {
+        self.finish_by(&Deadline::after(limit)).await
+    }
+
+    /// The same, with a deadline that may be drawn nearer. Ends a few seconds after it, whatever
+    /// store and disk do.
+    ///
+    /// # Errors
+    /// Not everything that was accepted is in the bucket.
+    pub async fn finish_by(self, deadline: &Deadline) -> Result<(), MountingError> {
         if let Some(scrubbing) = &self.scrubbing {
             scrubbing.stop();
         }
-        match self.keeper {
-            Some(keeper) => keeper.finish(limit).await,
-            None => Ok(()),
+        let Some(keeper) = self.keeper else {
+            return Ok(());
+        };
+        tokio::select! {
+            biased;
+            finished = keeper.finish(deadline) => finished,
+            () = deadline.passed_by(KEEPING + 2 * LEAVING) => Err(VolumeError::Commit(
+                "the mount did not end in time: what is not in the bucket may be lost".into(),
+            )
+            .into()),
+        }
+    }
+
+    /// Once there is a deadline, the spool takes what the store does not. Never ends.
+    async fn keep_ahead(&self, deadline: &Deadline) -> Infallible {
+        deadline.is_set().await;
+        match self.volume() {
+            Some(volume) => keep_ahead(&volume).await,
+            None => std::future::pending().await,
         }
     }
 }
@@ -147,16 +194,24 @@ impl Plan {
     /// Everything but the kernel. Must be called within `runtime`.
     pub async fn assemble(&self, runtime: &Handle) -> Result<Assembled, MountingError> {
         let (current, keeper) = if self.is_read_only() {
-            (Current::new(self.reader().await?), None)
+            let reader = self.reader().await?;
+            self.repository.bear_refusals();
+            (Current::new(reader), None)
         } else {
             let keeper = Keeper::begin(self.writing(), self.steal).await?;
             (keeper.current().clone(), Some(keeper))
         };
         let scrubbing = self.scrubbing(runtime).map(Arc::new);
+        let is_followed = keeper.is_none() && self.settings.snapshot.is_none();
+        let following = is_followed.then(|| {
+            let (repository, volume) = (self.repository.clone(), self.volume.clone());
+            Following::begin(repository, volume, current.clone())
+        });
         let parts = self.parts(runtime, current, keeper.clone(), scrubbing.clone());
         Ok(Assembled {
             vfs: BkfsVfs::new(parts),
             keeper,
+            following,
             scrubbing,
         })
     }
@@ -185,13 +240,18 @@ impl Plan {
         match bkfs_fuse::mount(Arc::new(assembled.vfs.clone()), &self.mount_point, &config) {
             Ok(session) => {
                 if let Some(keeper) = &assembled.keeper {
-                    keeper.tell_kernel_by(session.notifier());
+                    keeper.current().tell_kernel_by(session.notifier());
+                }
+                if let Some(following) = &assembled.following {
+                    following.tell_kernel_by(session.notifier());
                 }
                 Ok(Mounted {
                     session: Arc::new(session),
                     assembled,
-                    drain: self.settings.drain,
-                    is_hurried: Arc::default(),
+                    ending: Ending {
+                        drain: self.settings.drain,
+                        deadline: Deadline::default(),
+                    },
                 })
             }
             Err(error) => {
@@ -278,29 +338,12 @@ impl Plan {
         }
         let (tree, totals) = repository.volume_tree(&self.volume).await?;
         let view = View::frozen(repository.nodes.clone(), tree, totals);
-        tokio::spawn(follow(
-            repository.clone(),
-            self.volume.clone(),
-            view.clone(),
-        ));
         let history = Snapshots::new(repository.clone(), self.volume.clone(), None);
         Ok(Live {
             view,
             volume: None,
             history: Some(Arc::new(history)),
         })
-    }
-}
-
-/// Keeps a read-only view at the volume's last commit.
-async fn follow(repository: Arc<Repository>, volume: String, view: View) {
-    loop {
-        tokio::time::sleep(FOLLOW_INTERVAL).await;
-        match repository.volume_tree(&volume).await {
-            Ok((tree, totals)) if tree != view.base() => view.replace_base(tree, totals),
-            Ok(_) => {}
-            Err(error) => tracing::warn!("cannot look for a newer commit: {error}"),
-        }
     }
 }
 
@@ -315,17 +358,49 @@ impl Mounted {
         &self.session
     }
 
-    /// To be set by whoever is told to end the mount soon: then the store is waited for no longer than `drain=`, if there is a spool.
-    pub fn hurry(&self) -> Arc<AtomicBool> {
-        self.is_hurried.clone()
+    /// Tells the mount to end.
+    pub fn ending(&self) -> Ending {
+        self.ending.clone()
     }
 
-    /// Waits until the mount is gone, and finishes: everything accepted is in the bucket when this returns well.
+    /// Waits until the mount is gone, and finishes: everything accepted is in the bucket when this
+    /// returns well. A mount that is told to end and still in use when its deadline passes answers
+    /// EIO from then on.
+    ///
+    /// # Errors
+    /// Not everything that was accepted is in the bucket, or the connection to the kernel broke.
     pub fn wait(self, runtime: &Runtime) -> Result<(), MountingError> {
-        let ended = self.session.wait();
-        let is_hurried = self.is_hurried.load(Ordering::Relaxed);
-        let limit = is_hurried.then_some(self.drain);
-        runtime.block_on(self.assembled.finish_within(limit))?;
-        Ok(ended?)
+        let (gone, mut is_gone) = tokio::sync::oneshot::channel();
+        let Mounted {
+            session,
+            assembled,
+            ending,
+        } = self;
+        let waiting = session.clone();
+        // It may wait for ever, and then ends with the process.
+        std::thread::spawn(move || gone.send(waiting.wait()));
+        runtime.block_on(async {
+            let deadline = &ending.deadline;
+            let ended = tokio::select! {
+                biased;
+                ended = &mut is_gone => Some(ended),
+                () = deadline.passed_by(Duration::ZERO) => None,
+                never = assembled.keep_ahead(deadline) => match never {},
+            };
+            match ended {
+                Some(ended) => {
+                    assembled.finish_by(deadline).await?;
+                    // The thread tells before it ends.
+                    Ok(ended.unwrap_or(Ok(()))?)
+                }
+                None => {
+                    tracing::warn!("the mount is still in use, and ends all the same");
+                    assembled.vfs.close();
+                    // The end of the process leaves a dead mount otherwise.
+                    tokio::task::spawn_blocking(move || session.unmount(true));
+                    assembled.finish_by(&deadline.grace()).await
+                }
+            }
+        })
     }
 }

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::private;
+
 /// No outcome is longer, in bytes.
 const BYTES_MAX: u64 = 64 << 10;
 
@@ -29,7 +31,7 @@ pub fn place(state: &Path, mount_point: &Path) -> PathBuf {
 /// Forgets how an earlier mount of the same place ended, and makes sure that this one can say it.
 pub fn prepare(place: &Path) -> io::Result<()> {
     if let Some(directory) = place.parent() {
-        std::fs::create_dir_all(directory)?;
+        private::make_directory(directory)?;
     }
     match std::fs::remove_file(place) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -25,7 +25,7 @@ use crate::volume::journal::{Entry, Journal};
 use crate::volume::rescue::rescue;
 
 /// How long a commit whose answer was lost is looked for once more. The deadline of the store's silence has passed already.
-const SETTLING: Duration = Duration::from_secs(10);
+const SETTLING: Duration = Duration::from_secs(3);
 
 /// How often a commit stores again what was condemned before it gives up for now.
 pub const RESCUES_MAX: u32 = 8;
@@ -132,12 +132,14 @@ impl Publish for Publisher {
             user: self.holder.user.clone(),
             tags: request.tags,
             clock,
+            recovered: false,
         });
         let wants_snapshot = snapshot.is_some();
         let request = CommitRequest {
             mark: publication.mark,
             tree: Some(publication.tree),
             covered: publication.covered,
+            covered_journal: Some(self.journals.number_covered(publication.covered)),
             next_inode: publication.next_inode,
             inodes: publication.totals.inodes,
             bytes: publication.totals.bytes,
@@ -198,34 +200,34 @@ pub struct Journals(pub Arc<JournalWriter>);
 
 #[async_trait]
 impl Journal for Journals {
-    async fn write(&self, entry: Entry) -> Result<(), PublishError> {
-        let entry = JournalEntry::new(entry.operation, entry.packs, entry.operations);
-        self.0.write(entry).await.map_err(classify)
+    fn settle(&self, entry: Entry) -> Result<(), PublishError> {
+        let operations = entry.first..=entry.last;
+        let entry = JournalEntry::new(operations, entry.packs, entry.operations);
+        self.0.settle(entry).map_err(classify)
     }
 
-    async fn keep(&self, entry: Entry) -> Result<(), PublishError> {
-        let entry = JournalEntry::new(entry.operation, entry.packs, entry.operations);
-        self.0.keep(entry).await.map_err(classify)
-    }
-
-    async fn keep_pending(&self) -> Result<(), PublishError> {
-        self.0.keep_pending().await.map_err(classify)
+    async fn keep(&self) -> Result<(), PublishError> {
+        self.0.keep().await.map_err(classify)
     }
 
     async fn land(&self) -> Result<(), PublishError> {
         self.0.land().await.map_err(classify)
     }
 
-    async fn is_behind(&self) -> bool {
-        self.0.is_behind().await
+    fn is_behind(&self) -> bool {
+        self.0.is_behind()
+    }
+
+    fn is_bare(&self) -> bool {
+        self.0.is_bare()
     }
 
     fn can_keep(&self) -> bool {
         self.0.has_spool()
     }
 
-    async fn is_in_time(&self) -> bool {
-        self.0.is_in_time().await
+    fn is_in_time(&self) -> bool {
+        self.0.is_in_time()
     }
 
     async fn confirm(&self) -> Result<(), PublishError> {
@@ -235,7 +237,10 @@ impl Journal for Journals {
 
 pub(super) fn classify(error: RootError) -> PublishError {
     let text = error.to_string();
-    if matches!(error, RootError::Rollback { .. }) {
+    if matches!(
+        error,
+        RootError::Rollback { .. } | RootError::NotDescended { .. } | RootError::NotAtomic { .. }
+    ) {
         return PublishError::Lost(text);
     }
     match error.kind() {

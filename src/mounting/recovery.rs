@@ -196,7 +196,7 @@ impl Recovery<'_> {
             next_inode: self.ground.next_inode,
         });
         volume.replay(&operations).await?;
-        format::reap_orphans(&volume).await?;
+        format::reap_orphans(&volume, None).await?;
         let publisher = Arc::new(self.publisher());
         let generation = repository.handle.current().root.generation;
         let committer = Committer::new(volume.clone(), publisher, requests, generation);
@@ -346,6 +346,7 @@ impl Publish for SnapshotBeside {
             mark: publication.mark,
             tree: Some(publication.tree),
             covered: 0,
+            covered_journal: None,
             next_inode: publication.next_inode,
             inodes: publication.totals.inodes,
             bytes: publication.totals.bytes,
@@ -356,6 +357,7 @@ impl Publish for SnapshotBeside {
                 user: self.holder.user.clone(),
                 tags: wanted.tags,
                 clock: self.now,
+                recovered: true,
             }),
         };
         let committed = self.committer.commit(request).await.map_err(classify)?;

@@ -62,8 +62,10 @@ Mount options (-o NAME=VALUE,…), in parentheses what holds without them:
   scrub=RATE             verify all packs in the background, at least 64K per second (not at all)
   timeout=SECONDS        how long the store may make no progress (300)
   drain=SECONDS          how long SIGTERM waits for the store (600)
+  wait                   wait for a server that cannot be reached at all, as long as timeout= says
   endpoint=URL, region=NAME, password_file=FILE
                          as the options of these names
+  allow_suid, allow_dev  as suid and dev, also through mount(8) and fstab (neither)
   allow_other, allow_root, default_permissions, uid=, gid=, umask=, noatime, …
                          as for every FUSE filesystem
 SIZE and RATE take units: 64K, 512M, 10G. SEMANTICS.md says what each promises.";
@@ -97,6 +99,8 @@ pub struct Settings {
     pub scrub: Option<u64>,
     /// `drain=`: how long SIGTERM waits for the store before it leaves the rest in the spool.
     pub drain: Duration,
+    /// `wait`: a server that was never reached is waited for.
+    pub wait: bool,
     /// `endpoint=`.
     pub endpoint: Option<String>,
     /// `region=`.
@@ -125,6 +129,7 @@ impl Default for Settings {
             rates: Rates::default(),
             scrub: None,
             drain: DRAIN,
+            wait: false,
             endpoint: None,
             region: None,
             password_file: None,
@@ -202,6 +207,7 @@ impl Settings {
             "timeout" => {
                 self.timeout = seconds(value).ok_or_else(|| bad("a number of seconds"))?;
             }
+            "wait" if value.is_empty() => self.wait = true,
             "drain" => self.drain = seconds(value).ok_or_else(|| bad("a number of seconds"))?,
             "upload_rate" => self.rates.upload = Some(at_least(RATE_MIN, RATE)?),
             "download_rate" => self.rates.download = Some(at_least(RATE_MIN, RATE)?),
@@ -326,6 +332,8 @@ mod tests {
             .filter(|key| !kernel.contains(&key.as_str()))
             .collect();
         keys.sort();
+        // One may speak of another.
+        keys.dedup();
         for key in &keys {
             assert_ne!(parse(key), Err(SettingError::Unknown(key.clone())));
         }

@@ -14,7 +14,6 @@ use crate::root::journal::JournalWriter;
 use crate::root::record::Replayed;
 use crate::root::session::OpenSession;
 use crate::volume::Volume;
-use crate::volume::error::VolumeError;
 use crate::volume::operations::Operations;
 use crate::volume::rescue;
 
@@ -44,19 +43,13 @@ pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>
     Ok(replayed.collect())
 }
 
-/// The packs that the victims' journals name become this session's, closed as rule 3 demands: what collection has condemned since is stored again.
+/// The packs that the victims' journals name become this session's, as far as rule 3 permits: what collection has condemned since is stored again.
 async fn take_packs(volume: &Volume, open: &OpenSession) -> Result<(), MountingError> {
     let entries = open.victims().iter().flat_map(|victim| &victim.entries);
-    let mut own: Vec<NamedPack> = Vec::new();
-    for entry in entries {
-        let packs = entry.packs();
-        let ingest = volume.ingest();
-        ingest.take_over(&packs).await.map_err(VolumeError::from)?;
-        own.extend(packs.own);
-    }
+    let mut own: Vec<NamedPack> = entries.flat_map(|entry| entry.packs().own).collect();
     own.sort_unstable_by_key(|pack| pack.name);
     own.dedup_by_key(|pack| pack.name);
-    Ok(rescue::close(volume.ingest(), &own).await?)
+    Ok(rescue::take(volume.ingest(), own).await?)
 }
 
 /// Step `ReplayCommitCas`: what was replayed becomes the volume's tree, and its sessions leave the root.
@@ -83,7 +76,7 @@ pub async fn end(
 ) -> Result<(), RootError> {
     if is_committed {
         journals.covered(u64::MAX).await;
-    } else if journals.is_needed().await {
+    } else if journals.is_needed() {
         tracing::warn!(
             "acknowledged changes are in no commit: the session stays in the root, and the next mount of the volume carries them out"
         );

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::mounting::base::BaseKeeper;
+use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead, name_lost};
 use crate::mounting::history::Snapshots;
 use crate::mounting::publish::{IngestUploads, Journals, Publisher};
 use crate::mounting::spooling::{SpoolNews, SpoolPlace};
@@ -61,7 +62,7 @@ pub(super) struct Writer {
 /// What works for a session that writes.
 struct Tasks {
     volume: Arc<Volume>,
-    stop: oneshot::Sender<()>,
+    stop: Option<oneshot::Sender<()>>,
     committer: JoinHandle<Result<Committed, VolumeError>>,
     journaler: Option<JoinHandle<()>>,
     journals: Arc<JournalWriter>,
@@ -88,7 +89,7 @@ impl Writing {
         let left = self.bring_spools(&mut news).await?;
         let handle = &self.repository.handle;
         let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
-        probe(store, entropy, handle.policy()).await?;
+        probe(store, entropy, &handle.policy()).await?;
         if let Some(rule) = self.repository.lock {
             probe_lock(store, entropy, rule, self.repository.now()).await?;
         }
@@ -122,17 +123,22 @@ impl Writing {
         }
     }
 
-    /// Starts to write for a session that has just taken the volume; cleans up what an earlier mount left. No inode below `first_inode` is given out.
+    /// Starts to write for a session that has just taken the volume; cleans up what an earlier
+    /// mount left. What users of a `former` volume of this mount hold stays, and no inode number
+    /// that it gave out is given out again.
     ///
     /// # Errors
     /// The session has left the root again, if that was possible.
     pub(super) async fn start(
         &self,
         open: OpenSession,
-        first_inode: u64,
+        former: Option<&Volume>,
     ) -> Result<(Live, Writer), MountingError> {
-        match self.begin(&open, first_inode).await {
-            Ok((live, tasks)) => Ok((live, Writer { open, tasks })),
+        match self.begin(&open, former).await {
+            Ok((live, tasks)) => {
+                self.repository.bear_refusals();
+                Ok((live, Writer { open, tasks }))
+            }
             Err(error) => {
                 if let Err(left) = open.end().await {
                     tracing::warn!("the session stays in the root: {left}");
@@ -185,10 +191,21 @@ impl Writing {
         Ok(Arc::new(Ingest::with_spool(depot, session, spool)))
     }
 
+    /// The snapshots that the mount shows, and that `open` makes and forgets.
+    fn history(&self, open: &OpenSession, uploads: &Arc<IngestUploads>) -> Arc<Snapshots> {
+        let session = (open.id(), uploads.clone());
+        let repository = self.repository.clone();
+        Arc::new(Snapshots::new(
+            repository,
+            self.volume.clone(),
+            Some(session),
+        ))
+    }
+
     async fn begin(
         &self,
         open: &OpenSession,
-        first_inode: u64,
+        former: Option<&Volume>,
     ) -> Result<(Live, Tasks), MountingError> {
         let repository = &self.repository;
         let ingest = self.ingest(open.id().0).await?;
@@ -197,24 +214,24 @@ impl Writing {
             ingest: ingest.clone(),
             lists: repository.lists.clone(),
         });
-        let history = Arc::new(Snapshots::new(
-            repository.clone(),
-            self.volume.clone(),
-            Some((open.id(), uploads.clone())),
-        ));
+        let history = self.history(open, &uploads);
+        let first_inode = former.map_or(0, Volume::inode_mark);
         let (volume, requests, is_new) = self.volume(ingest, first_inode).await?;
         let replayed = takeover::replay(&volume, open).await?;
         if is_new {
             format::make_root(&volume, self.owner).await?;
             volume.commit_soon();
         }
-        format::reap_orphans(&volume).await?;
+        format::reap_orphans(&volume, former.map(Volume::usage)).await?;
         let handle = &repository.handle;
         let lists = repository.lists.clone();
         let committer =
             RootCommitter::new(handle.clone(), lists, open.id(), &self.volume, uploads)?;
         let journals = JournalWriter::new(handle.clone(), open.id(), &self.volume);
-        let journals = Arc::new(journals.with_spool(spool.clone()));
+        let journals = journals
+            .with_spool(spool.clone())
+            .reporting_to(&repository.depot);
+        let journals = Arc::new(journals);
         let publisher = Arc::new(Publisher {
             committer: committer.replaying(replayed),
             holder: self.holder.clone(),
@@ -235,6 +252,7 @@ impl Writing {
         takeover::commit_replayed(handle, &volume, open).await?;
         let journaler = Journaler::new(volume.clone(), Arc::new(Journals(journals.clone())));
         watch_standing(&volume, open);
+        watch_session(&volume);
         watch_quarantine(&volume, repository);
         let live = Live {
             view: volume.view.clone(),
@@ -243,7 +261,7 @@ impl Writing {
         };
         let tasks = Tasks {
             volume,
-            stop,
+            stop: Some(stop),
             committer,
             journaler: journaler
                 .map(|journaler| tokio::spawn(journaler.locally(self.is_local).run())),
@@ -266,43 +284,96 @@ impl Writer {
         }
     }
 
-    /// The last commit, and the end of the session. With a spool and a `limit` for it, what is not in the bucket then stays in the spool, and the session in the root, for the
-    /// next mount on this machine: that is an error, which says so.
-    pub(super) async fn finish(self, limit: Option<Duration>) -> Result<(), MountingError> {
-        let Writer { open, tasks } = self;
+    /// What a successor has taken the place of: its volume refuses everything, and its session is gone.
+    pub(super) fn retire(self) {
+        self.tasks.volume.freeze(false);
+    }
+
+    /// The last commit, and the end of the session. What the store has not taken by `deadline`, or
+    /// refuses, goes to the spool, and the session stays in the root for the next mount on this
+    /// machine: that is an error, which says so. What does not fit there is named in the log.
+    ///
+    /// # Errors
+    /// Not everything that was accepted is in the bucket.
+    pub(super) async fn finish(self, deadline: &Deadline) -> Result<(), MountingError> {
+        let Writer { open, mut tasks } = self;
         tasks.volume.freeze(false);
-        // The last commit carries what a journal under way would.
-        if let Some(journaler) = tasks.journaler {
-            journaler.abort();
-        }
-        // The committer ends by itself if it is gone already.
-        let _ = tasks.stop.send(());
-        let limit = limit.filter(|_| tasks.spool.is_some());
-        let mut committer = tasks.committer;
-        let ended = match limit {
-            Some(limit) => tokio::time::timeout(limit, &mut committer).await.ok(),
-            None => Some((&mut committer).await),
+        let committed = match tasks.commit(deadline).await {
+            Ok(committed) => Ok(committed),
+            Err(error) => Err(tasks.keep(error, deadline).await),
         };
-        let committed = match ended {
-            Some(Ok(committed)) => committed,
-            Some(Err(error)) => Err(VolumeError::Commit(format!("the committer ended: {error}"))),
-            None => {
-                committer.abort();
-                let journal = Arc::new(Journals(tasks.journals.clone()));
-                Err(match keep_everything(tasks.volume.clone(), journal).await {
-                    Ok(()) => VolumeError::Commit(
-                        "the store did not take everything in time: the rest stays in the spool, and the next mount on this machine brings it to the bucket".into(),
-                    ),
-                    Err(error) => error,
-                })
+        let leave = async {
+            let ended = takeover::end(open, &tasks.journals, committed.is_ok()).await;
+            if let Some(spool) = &tasks.spool {
+                spooling::end(spool).await;
+            }
+            ended
+        };
+        let ended = tokio::select! {
+            biased;
+            ended = leave => ended,
+            () = deadline.passed_by(KEEPING + LEAVING) => {
+                tracing::warn!("the session stays in the root: the next mount on this machine ends it");
+                Ok(())
             }
         };
-        let ended = takeover::end(open, &tasks.journals, committed.is_ok()).await;
-        if let Some(spool) = &tasks.spool {
-            spooling::end(spool).await;
-        }
         committed?;
         Ok(ended?)
+    }
+}
+
+impl Tasks {
+    /// The last commit. When this returns, no task works for the volume any more.
+    async fn commit(&mut self, deadline: &Deadline) -> Result<Committed, VolumeError> {
+        // A receiver that is gone has ended by itself.
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        let ended = tokio::select! {
+            biased;
+            ended = &mut self.committer => ended,
+            () = deadline.passed_by(Duration::ZERO) => {
+                self.committer.abort();
+                (&mut self.committer).await
+            }
+            never = keep_ahead(&self.volume) => match never {},
+        };
+        // Up to here it kept in the spool what had been closed. What it was about to describe comes back to the volume.
+        if let Some(journaler) = self.journaler.take() {
+            journaler.abort();
+            let _ = journaler.await;
+        }
+        match ended {
+            Ok(committed) => committed,
+            Err(error) if error.is_cancelled() => Err(VolumeError::Commit(
+                "the store did not take everything in time".into(),
+            )),
+            Err(error) => Err(VolumeError::Commit(format!("the committer ended: {error}"))),
+        }
+    }
+
+    /// What the store did not take goes to the spool. Returns an error that says what has become of it.
+    async fn keep(&self, error: VolumeError, deadline: &Deadline) -> VolumeError {
+        let journal = Arc::new(Journals(self.journals.clone()));
+        let kept = match &self.spool {
+            None => Err(error.clone()),
+            Some(_) => tokio::select! {
+                biased;
+                kept = keep_everything(self.volume.clone(), journal) => kept,
+                () = deadline.passed_by(KEEPING) => {
+                    Err(VolumeError::Commit("the spool did not take everything in time".into()))
+                }
+            },
+        };
+        match kept {
+            Ok(()) => VolumeError::Commit(format!(
+                "{error}: the rest stays in the spool, and the next mount on this machine brings it to the bucket"
+            )),
+            Err(error) => {
+                name_lost(&self.volume, &error).await;
+                error
+            }
+        }
     }
 }
 
@@ -340,6 +411,17 @@ pub(super) fn limits(memory_bytes: u64) -> Limits {
         data_bytes: memory_bytes / 6,
         item_bytes: memory_bytes / 12,
     }
+}
+
+/// A volume whose way into the bucket has lost something accepts nothing more, from that moment on.
+fn watch_session(volume: &Arc<Volume>) {
+    let lost = volume.ingest().lost();
+    let volume = Arc::downgrade(volume);
+    tokio::spawn(async move {
+        if let (Some(cause), Some(volume)) = (lost.await, volume.upgrade()) {
+            volume.poison(cause.into());
+        }
+    });
 }
 
 /// A session that was taken over accepts nothing more, from the moment it knows.

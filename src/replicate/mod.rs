@@ -196,7 +196,7 @@ impl Replication<'_> {
         let to = self.to;
         let handle = &to.handle;
         let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
-        probe(store, entropy, handle.policy()).await?;
+        probe(store, entropy, &handle.policy()).await?;
         if let Some(rule) = to.lock {
             probe_lock(store, entropy, rule, to.now()).await?;
         }
@@ -324,6 +324,7 @@ impl Replication<'_> {
             user: entry.user.clone(),
             tags: entry.tags.clone(),
             clock: entry.time,
+            recovered: entry.recovered,
         };
         let made = writer.commit(tree, entry, Some(snapshot)).await?;
         Ok((tree, made))
@@ -398,6 +399,7 @@ impl Writer {
             mark: self.ingest.mark(),
             tree: Some(tree),
             covered: 0,
+            covered_journal: None,
             next_inode: self.next_inode,
             inodes: entry.files,
             bytes: entry.bytes,

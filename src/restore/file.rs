@@ -12,12 +12,15 @@ use tokio::task::JoinSet;
 use crate::restore::output::Output;
 use crate::restore::{Job, place};
 use crate::tree::item::Attributes;
-use crate::volume::data::seek;
 use crate::volume::error::VolumeError;
+use crate::volume::seek::seek;
 use crate::volume::state::Scope;
 
 /// A part of a file, in bytes.
 pub const PART_BYTES: u64 = 8 * 1024 * 1024;
+
+/// So many bytes of a file are taken for contents before it is looked whether they are a hole.
+const LOOK_BYTES: u64 = 1 << 30;
 
 /// Where a file is made.
 pub struct Target {
@@ -74,18 +77,20 @@ impl Contents {
         }
         let is_sparse = self.attributes.allocated_bytes < size;
         let mut at = 0;
+        let mut looked = 0;
         while at < size {
-            if is_sparse {
+            // What is said to be allocated may not be there: a long file is looked at all the same, now and then.
+            if is_sparse || at - looked >= LOOK_BYTES {
                 // A hole may be as long as a file can be: it is never stepped through.
                 match self.data_behind(at).await {
-                    Ok(data) => at = data,
+                    Ok(data) => (at, looked) = (data, data),
                     Err(error) => return self.fail_volume(&error),
                 }
                 if at == size {
                     break;
                 }
             }
-            let part = at..size.min(at + PART_BYTES);
+            let part = at..size.min(at.saturating_add(PART_BYTES));
             at = part.end;
             let permits = self.job.permits.clone();
             // The semaphore is never closed.
@@ -199,7 +204,7 @@ impl Contents {
             self.output.as_fd(),
             &self.attributes,
             &self.xattrs,
-            self.job.is_root,
+            self.job.rights(),
         );
         let named = match draft == name {
             true => Ok(()),

@@ -13,11 +13,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bkfs_chunker::direct::DirectBuffers;
+use bkfs_chunker::entropy::SystemEntropy;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::tree::item::Item;
+use crate::fault;
+use crate::restore::drafts::Drafts;
+use crate::tree::item::{Attributes, Item};
 use crate::tree::key::Key;
 use crate::volume::ROOT_INODE;
 use crate::volume::error::VolumeError;
@@ -25,6 +28,7 @@ use crate::volume::mode;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
 
+mod drafts;
 mod file;
 mod output;
 mod place;
@@ -40,6 +44,8 @@ pub struct Options {
     pub overwrite: bool,
     /// Read everything back and compare.
     pub verify: bool,
+    /// Leave out what is no file, link or directory, and what gives privileges: set-id bits, and extended attributes other than `user.`.
+    pub no_special: bool,
 }
 
 /// How far it is. Read by whoever shows progress.
@@ -53,6 +59,10 @@ pub struct Progress {
     pub verified_bytes: AtomicU64,
     /// Extended attributes that only root can set, and that were left out.
     pub privileged_xattrs: AtomicU64,
+    /// Inodes without their set-id bits: owner or group are not what they were, or the bits are not wanted.
+    pub set_ids: AtomicU64,
+    /// Devices, fifos and sockets that are not wanted.
+    pub special: AtomicU64,
 }
 
 /// Something that could not be restored.
@@ -99,8 +109,8 @@ struct Job {
     is_root: bool,
     /// Inodes whose first name does not lead to them.
     unmade: Mutex<HashSet<u64>>,
-    /// Names of drafts given out.
-    drafts: AtomicU64,
+    /// Gives names to drafts.
+    drafts: Drafts,
     /// Room for what goes past the page cache.
     buffers: DirectBuffers,
 }
@@ -111,14 +121,31 @@ impl Job {
         if !self.options.overwrite {
             return name.to_owned();
         }
-        let number = self.drafts.fetch_add(1, Ordering::Relaxed);
-        format!(".bkfs-restore-{}-{number}", std::process::id()).into()
+        self.drafts.next()
+    }
+
+    /// Whether an inode is a special file that is not wanted; then it is counted.
+    fn leaves_out(&self, attributes: &Attributes) -> bool {
+        let is_unwanted = self.options.no_special && mode::is_special(attributes.mode);
+        let special = &self.progress.special;
+        special.fetch_add(is_unwanted.into(), Ordering::Relaxed);
+        is_unwanted
+    }
+
+    /// What may be given to what is made.
+    fn rights(&self) -> place::Rights {
+        place::Rights {
+            is_root: self.is_root,
+            no_special: self.options.no_special,
+        }
     }
 
     /// Tells what could not be set; true if there was anything.
     fn unset(&self, path: &Path, unset: &place::Unset) -> bool {
         let left_out = &self.progress.privileged_xattrs;
         left_out.fetch_add(unset.privileged, Ordering::Relaxed);
+        let set_ids = &self.progress.set_ids;
+        set_ids.fetch_add(unset.set_ids.into(), Ordering::Relaxed);
         let told = unset.told();
         if let Some(told) = &told {
             self.problem(path, told, false);
@@ -148,9 +175,10 @@ impl Job {
 /// Finds an inode by its path from the root; empty components are skipped.
 pub async fn resolve(view: &View, path: &[u8]) -> Result<u64, RestoreError> {
     let missing = || RestoreError::NoSuchPath {
-        path: path.escape_ascii().to_string(),
+        path: crate::printable::name(path),
     };
     let mut inode = ROOT_INODE;
+    // Names that lead to no inode are none, as everywhere.
     for name in path
         .split(|byte| *byte == b'/')
         .filter(|name| !name.is_empty())
@@ -160,7 +188,9 @@ pub async fn resolve(view: &View, path: &[u8]) -> Result<u64, RestoreError> {
             .item(Scope::Live, &Key::name(inode, cookie, name))
             .await?
         {
-            Some(Item::Name { inode: found, .. }) => inode = found,
+            Some(Item::Name { inode: found, .. }) if fault::of_inode(found).is_none() => {
+                inode = found;
+            }
             _ => return Err(missing()),
         }
     }
@@ -186,7 +216,7 @@ pub async fn restore(
         problems: Mutex::new(Vec::new()),
         is_root: rustix::process::geteuid().is_root(),
         unmade: Mutex::default(),
-        drafts: AtomicU64::new(0),
+        drafts: Drafts::new(&SystemEntropy),
         buffers: DirectBuffers::default(),
     });
     let mut parts = JoinSet::new();
@@ -194,6 +224,11 @@ pub async fn restore(
         let directory = place::target_directory(target, options.overwrite)?;
         walk::directory(&job, inode, attributes, &directory, target, &mut parts).await?;
         directory
+    } else if job.leaves_out(&attributes) {
+        return Ok(Vec::new());
+    } else if let Some(fault) = fault::of_attributes(inode, &attributes) {
+        job.problem(target, &fault, false);
+        return Ok(std::mem::take(&mut *job.problems.lock()));
     } else {
         let (directory, name) = place::target_file(target, options.overwrite)?;
         let place = walk::Place {

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bkfs_chunker::direct::{BLOCK_BYTES, DIRECT_BYTES_MIN, DirectBuffers, write_all_at};
 use bytes::Bytes;
-use rustix::fs::{Advice, FallocateFlags, Mode, OFlags};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 /// A new file.
@@ -21,10 +21,20 @@ pub struct Output {
 impl Output {
     /// Makes an empty file. A `large` one is written past the page cache, if its filesystem can do that: it would only push out what a server has there, and copying
     /// it into pages costs the processor as much again as fetching it.
-    pub fn make(parent: BorrowedFd<'_>, name: &OsStr, large: bool) -> Result<Self, Errno> {
+    ///
+    /// A `draft` is locked, so that another restore into the same directory does not take it for one that was left behind.
+    pub fn make(
+        parent: BorrowedFd<'_>,
+        name: &OsStr,
+        large: bool,
+        draft: bool,
+    ) -> Result<Self, Errno> {
         const FLAGS: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
         let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FLAGS;
         let cached = rustix::fs::openat(parent, name, new, Mode::RUSR | Mode::WUSR)?;
+        if draft {
+            rustix::fs::flock(&cached, FlockOperation::NonBlockingLockExclusive)?;
+        }
         let past_cache = OFlags::WRONLY | OFlags::DIRECT | FLAGS;
         let direct = large
             .then(|| rustix::fs::openat(parent, name, past_cache, Mode::empty()).ok())
@@ -184,7 +194,8 @@ mod tests {
                         let name = number.to_string();
                         let whole: Vec<u8> = (0..size).map(|at| (at / 3 % 251) as u8).collect();
                         let body: Vec<_> = whole.chunks(step).map(Bytes::copy_from_slice).collect();
-                        let file = Output::make(directory.as_fd(), name.as_ref(), large).unwrap();
+                        let file =
+                            Output::make(directory.as_fd(), name.as_ref(), large, false).unwrap();
                         assert_eq!(file.direct.is_some(), large && is_possible);
                         file.write(offset as u64, &body, &buffers).unwrap();
                         file.verify(offset as u64, &body).unwrap();
@@ -211,7 +222,7 @@ mod tests {
         let home = tempfile::TempDir::new().unwrap();
         let directory = fs::File::open(home.path()).unwrap();
         let body = [Bytes::from(vec![1; 2 * DIRECT_BYTES_MIN])];
-        let file = Output::make(directory.as_fd(), "file".as_ref(), true).unwrap();
+        let file = Output::make(directory.as_fd(), "file".as_ref(), true, true).unwrap();
         file.write(0, &body, &DirectBuffers::default()).unwrap();
         let one = [0];
         write_all_at(&file, &one, 5000).unwrap();

@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,10 @@ pub fn target_directory(path: &Path, overwrite: bool) -> Result<OwnedFd, Restore
     }
     // The user named it: a link to a directory is as good as the directory.
     let flags = DIRECTORY.difference(OFlags::NOFOLLOW);
-    rustix::fs::open(path, flags, Mode::empty()).map_err(|error| refused(path, error))
+    let directory = rustix::fs::open(path, flags, Mode::empty());
+    let directory = directory.map_err(|error| refused(path, error))?;
+    make_writable(directory.as_fd()).map_err(|error| refused(path, error))?;
+    Ok(directory)
 }
 
 /// The directory and name for a single file.
@@ -59,11 +62,6 @@ pub fn target_file(path: &Path, overwrite: bool) -> Result<(Arc<OwnedFd>, OsStri
     let directory =
         rustix::fs::open(parent, flags, Mode::empty()).map_err(|error| refused(parent, error))?;
     Ok((Arc::new(directory), name))
-}
-
-/// True if a name from the bucket may be made in a directory.
-pub fn is_safe(name: &[u8]) -> bool {
-    !name.is_empty() && name != b"." && name != b".." && !name.contains(&b'/') && !name.contains(&0)
 }
 
 /// Gives what was made as `draft` its name, in the place of whatever has it: a link, a file, or an empty directory.
@@ -105,10 +103,32 @@ pub fn directory(
     overwrite: bool,
 ) -> rustix::io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
-        Err(Errno::EXIST) if overwrite => {}
+        Err(Errno::EXIST) if overwrite => {
+            let flags = DIRECTORY.union(OFlags::PATH);
+            let found = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+            make_writable(found.as_fd())?;
+            return rustix::fs::openat(&found, ".", DIRECTORY, Mode::empty());
+        }
         result => result?,
     }
     rustix::fs::openat(parent, name, DIRECTORY, Mode::empty())
+}
+
+/// Lets the owner of a directory change it, as long as it is restored into: it gets its permissions at the end. Others' directories stay as they are, and
+/// root needs no permission.
+fn make_writable(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    let found = rustix::fs::fstat(directory)?;
+    let user = rustix::process::geteuid();
+    let mode = Mode::from_raw_mode(found.st_mode & 0o7777);
+    if user.is_root() || found.st_uid != user.as_raw() || mode.contains(Mode::RWXU) {
+        return Ok(());
+    }
+    rustix::fs::chmod(proc_path(directory), mode | Mode::RWXU)
+}
+
+/// A path that leads to an open inode and no other, for calls that take no descriptor, or none that was only opened as a place.
+fn proc_path(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
 /// Makes a fifo, socket or device.
@@ -128,11 +148,28 @@ pub fn special(
 }
 
 /// What of an inode's attributes could not be set, each with the reason.
+/// What may be given to what is made.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rights {
+    /// Only root may give files away.
+    pub is_root: bool,
+    /// Nothing that gives privileges is wanted.
+    pub no_special: bool,
+}
+
+/// Extended attributes by which the kernel gives a program privileges.
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// What the kernel gives to what is made in a directory that has rules for it. Snapshots have no such lists.
+const ACLS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
+
 #[derive(Debug, Default)]
 pub struct Unset {
     failed: Vec<String>,
     /// Extended attributes that only root can set, and that were left out.
     pub privileged: u64,
+    /// Set-id bits were left out.
+    pub set_ids: bool,
 }
 
 impl Unset {
@@ -153,6 +190,33 @@ impl Unset {
         }
     }
 
+    /// A list that is not there, or that the filesystem does not have, is as good as removed.
+    fn note_acl(&mut self, removed: rustix::io::Result<()>) {
+        match removed {
+            Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+            result => self.note("an inherited access control list stays", result),
+        }
+    }
+
+    /// Whether an extended attribute is left out: one that gives privileges, to a file that has not the owner and group it had.
+    fn leaves_out(&mut self, name: &[u8], rights: Rights, is_whose: bool) -> bool {
+        let is_unwanted = rights.no_special && !name.starts_with(b"user.");
+        let is_left_out = is_unwanted || (name == CAPABILITY && !is_whose);
+        self.privileged += u64::from(is_left_out);
+        is_left_out
+    }
+
+    /// The permissions that are set. A program runs as its owner and group only if these are the ones that it had.
+    fn mode(&mut self, attributes: &Attributes, rights: Rights, is_whose: bool) -> Mode {
+        let set_ids = attributes.mode & (libc::S_ISUID | libc::S_ISGID);
+        self.set_ids = set_ids != 0 && (rights.no_special || !is_whose);
+        let kept = match self.set_ids {
+            true => attributes.mode & !set_ids,
+            false => attributes.mode,
+        };
+        Mode::from_raw_mode(kept & 0o7777)
+    }
+
     /// What to tell, if anything failed.
     pub fn told(&self) -> Option<String> {
         (!self.failed.is_empty()).then(|| self.failed.join("; "))
@@ -165,21 +229,29 @@ pub fn finish(
     fd: BorrowedFd<'_>,
     attributes: &Attributes,
     xattrs: &[(Vec<u8>, bytes::Bytes)],
-    is_root: bool,
+    rights: Rights,
 ) -> Unset {
     let mut unset = Unset::default();
+    let is_root = rights.is_root;
     if is_root {
         let (uid, gid) = (owner(attributes.uid), group(attributes.gid));
         unset.note("owner", rustix::fs::fchown(fd, Some(uid), Some(gid)));
     }
+    for acl in ACLS {
+        unset.note_acl(rustix::fs::fremovexattr(fd, acl));
+    }
+    let is_whose = is_whose(rustix::fs::fstat(fd), attributes);
     for (name, value) in xattrs {
+        if unset.leaves_out(name, rights, is_whose) {
+            continue;
+        }
         let set = || {
             let name = CString::new(name.as_slice()).map_err(|_| Errno::INVAL)?;
             rustix::fs::fsetxattr(fd, &name, value, XattrFlags::empty())
         };
         unset.note_xattr(name, is_root, set());
     }
-    let mode = Mode::from_raw_mode(attributes.mode & 0o7777);
+    let mode = unset.mode(attributes, rights, is_whose);
     unset.note("permissions", rustix::fs::fchmod(fd, mode));
     unset.note("times", rustix::fs::futimens(fd, &times(attributes)));
     unset
@@ -191,9 +263,10 @@ pub fn finish_at(
     name: &OsStr,
     attributes: &Attributes,
     xattrs: &[(Vec<u8>, bytes::Bytes)],
-    is_root: bool,
+    rights: Rights,
 ) -> Unset {
     let mut unset = Unset::default();
+    let is_root = rights.is_root;
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     if is_root {
         let (uid, gid) = (Some(owner(attributes.uid)), Some(group(attributes.gid)));
@@ -202,12 +275,20 @@ pub fn finish_at(
             rustix::fs::chownat(directory, name, uid, gid, flags),
         );
     }
+    let is_whose = is_whose(rustix::fs::statat(directory, name, flags), attributes);
     for (attribute, value) in xattrs {
+        if unset.leaves_out(attribute, rights, is_whose) {
+            continue;
+        }
         let set = set_xattr_at(directory, name, attribute, value);
         unset.note_xattr(attribute, is_root, set);
     }
     if !crate::volume::mode::is_symlink(attributes.mode) {
-        unset.note("permissions", set_mode_at(directory, name, attributes));
+        let path = path_at(directory, name);
+        unset.note_acl(rustix::fs::lremovexattr(OsStr::from_bytes(&path), ACLS[0]));
+        let mode = unset.mode(attributes, rights, is_whose);
+        let set = set_mode_at(directory, name, attributes, mode);
+        unset.note("permissions", set);
     }
     let set = rustix::fs::utimensat(directory, name, &times(attributes), flags);
     unset.note("times", set);
@@ -219,6 +300,7 @@ fn set_mode_at(
     directory: BorrowedFd<'_>,
     name: &OsStr,
     attributes: &Attributes,
+    mode: Mode,
 ) -> rustix::io::Result<()> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(directory, name, flags, Mode::empty())?;
@@ -226,9 +308,21 @@ fn set_mode_at(
     if found != FileType::from_raw_mode(attributes.mode) {
         return Err(Errno::STALE);
     }
-    // Such a descriptor cannot be given to fchmod; its path leads to that inode and no other.
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    rustix::fs::chmod(path, Mode::from_raw_mode(attributes.mode & 0o7777))
+    // Such a descriptor cannot be given to fchmod.
+    rustix::fs::chmod(proc_path(fd.as_fd()), mode)
+}
+
+/// Whether an inode has the owner and the group that it is to have.
+fn is_whose(found: rustix::io::Result<rustix::fs::Stat>, attributes: &Attributes) -> bool {
+    found.is_ok_and(|found| (found.st_uid, found.st_gid) == (attributes.uid, attributes.gid))
+}
+
+/// A path to a name in an open directory, for calls that take no descriptor.
+fn path_at(directory: BorrowedFd<'_>, name: &OsStr) -> Vec<u8> {
+    let mut path = proc_path(directory).into_bytes();
+    path.push(b'/');
+    path.extend_from_slice(name.as_bytes());
+    path
 }
 
 /// Sets an extended attribute of a symbolic link or special file through its path below /proc, as no call takes a directory and a name.
@@ -238,8 +332,7 @@ fn set_xattr_at(
     attribute: &[u8],
     value: &[u8],
 ) -> rustix::io::Result<()> {
-    let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
-    path.extend_from_slice(name.as_bytes());
+    let path = path_at(directory, name);
     let (path, attribute) = (OsStr::from_bytes(&path), OsStr::from_bytes(attribute));
     rustix::fs::lsetxattr(path, attribute, value, XattrFlags::empty())
 }
@@ -265,8 +358,7 @@ fn times(attributes: &Attributes) -> Timestamps {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
 
@@ -292,7 +384,7 @@ mod tests {
             OsStr::new("name"),
             &attributes,
             &[],
-            false,
+            Rights::default(),
         );
         assert!(unset.told().unwrap().contains("permissions"));
         let mode = victim.metadata().unwrap().permissions().mode();
@@ -313,13 +405,13 @@ mod tests {
             (b"nowhere.first".to_vec(), "1".into()),
             (b"user.second".to_vec(), "2".into()),
         ];
-        let told = finish(file.as_fd(), &attributes, &xattrs, false).told();
+        let told = finish(file.as_fd(), &attributes, &xattrs, Rights::default()).told();
         let told = told.unwrap();
         assert!(told.contains("nowhere.first"), "{told}");
         assert!(!told.contains("times") && !told.contains("permissions"));
         let metadata = path.metadata().unwrap();
         assert_eq!(metadata.permissions().mode() & 0o777, 0o444);
-        let modified = std::os::unix::fs::MetadataExt::mtime(&metadata);
+        let modified = metadata.mtime();
         assert_eq!(modified, 1_000_000_000);
         if !told.contains("user.second") {
             let mut value = [0; 8];
@@ -339,13 +431,51 @@ mod tests {
         reopen(root.as_fd(), Path::new("link/b")).unwrap_err();
     }
 
+    /// What a file has after it was finished with these rights, for an owner that is another one or not.
+    fn set_id(rights: Rights, foreign: bool) -> (u32, Unset) {
+        let home = tempfile::TempDir::new().unwrap();
+        let path = home.path().join("file");
+        let file = std::fs::File::create(&path).unwrap();
+        let found = path.metadata().unwrap();
+        let attributes = Attributes {
+            mode: 0o106755,
+            uid: found.uid() + u32::from(foreign),
+            gid: found.gid(),
+            ..Attributes::default()
+        };
+        let unset = finish(file.as_fd(), &attributes, &[], rights);
+        (
+            path.metadata().unwrap().permissions().mode() & 0o7777,
+            unset,
+        )
+    }
+
     #[test]
-    fn names_that_lead_elsewhere_are_unsafe() {
-        for name in [&b""[..], b".", b"..", b"a/b", b"/etc", b"a\0b"] {
-            assert!(!is_safe(name), "{name:?}");
-        }
-        for name in [&b"a"[..], b"...", b" ", b"\xff\n", b".bkfs"] {
-            assert!(is_safe(name), "{name:?}");
-        }
+    fn set_id_bits_are_set_where_owner_and_group_are_right_only() {
+        let (mode, unset) = set_id(Rights::default(), true);
+        assert_eq!((mode, unset.set_ids), (0o755, true));
+        let (mode, unset) = set_id(Rights::default(), false);
+        assert_eq!((mode, unset.set_ids), (0o6755, false));
+        let rights = Rights {
+            no_special: true,
+            ..Rights::default()
+        };
+        let (mode, unset) = set_id(rights, false);
+        assert_eq!((mode, unset.set_ids), (0o755, true));
+        assert_eq!(unset.told(), None);
+    }
+
+    #[test]
+    fn capabilities_are_given_to_the_right_owner_only() {
+        let rights = |no_special| Rights {
+            is_root: true,
+            no_special,
+        };
+        let mut unset = Unset::default();
+        assert!(unset.leaves_out(CAPABILITY, rights(false), false));
+        assert!(!unset.leaves_out(CAPABILITY, rights(false), true));
+        assert!(unset.leaves_out(b"trusted.a", rights(true), true));
+        assert!(!unset.leaves_out(b"user.a", rights(true), false));
+        assert_eq!(unset.privileged, 2);
     }
 }

@@ -12,14 +12,16 @@ use bytes::Bytes;
 use rustix::fs::AtFlags;
 use tokio::task::JoinSet;
 
+use crate::fault::{self, Entered};
 use crate::restore::file::{Contents, Target};
 use crate::restore::output::Output;
-use crate::restore::{Job, RestoreError, place};
+use crate::restore::{Job, RestoreError, drafts, place};
 use crate::tree::item::{Attributes, Item};
-use crate::tree::key::{self, Key, KeyParts};
+use crate::tree::key::{self, Key};
 use crate::volume::error::VolumeError;
 use crate::volume::mode;
 use crate::volume::state::Scope;
+use crate::walk;
 
 /// Names looked at in one go.
 const PAGE_NAMES: usize = 1024;
@@ -47,16 +49,14 @@ struct Filling {
     inode: u64,
     attributes: Attributes,
     fd: Arc<OwnedFd>,
-    path: PathBuf,
-    /// The same below the target.
-    below: Arc<Path>,
     /// Where the listing goes on; none when it is done.
     rest: Option<Key>,
     /// Subdirectories that were seen and not yet entered.
     inside: Vec<(u64, Attributes, OsString)>,
 }
 
-/// Restores a directory's contents into `target`, and then its attributes. Depth is bounded by memory only, not by the stack.
+/// Restores a directory's contents into `target`, and then its attributes. Depth is bounded by the longest path that a walk follows and by open descriptors, not by
+/// the stack; no directory is entered twice.
 pub async fn directory(
     job: &Arc<Job>,
     inode: u64,
@@ -76,16 +76,14 @@ pub async fn directory(
         links: Links::default(),
         finished: Vec::new(),
     };
-    let below = Arc::from(Path::new(""));
-    let mut stack = vec![filling(
-        inode,
-        attributes,
-        Arc::new(fd),
-        (path.to_owned(), below),
-    )];
+    walk.sweep(&fd, path);
+    let mut entered = Entered::from(inode);
+    // The path of the directory on top of the stack.
+    let mut here = path.to_owned();
+    let mut stack = vec![filling(inode, attributes, Arc::new(fd))];
     while let Some(top) = stack.last_mut() {
         if top.rest.is_some() {
-            list(job, top, &mut walk.links, parts).await?;
+            walk.list(top, &here, &mut entered, parts).await?;
             if walk.links.waiting.len() >= LINKS_MAX {
                 walk.flush(parts).await;
             }
@@ -93,16 +91,23 @@ pub async fn directory(
         }
         match top.inside.pop() {
             Some((inode, attributes, name)) => {
-                let inner = (top.path.join(&name), Arc::from(top.below.join(&name)));
+                here.push(&name);
                 match place::directory(top.fd.as_fd(), &name, job.options.overwrite) {
-                    Ok(fd) => stack.push(filling(inode, attributes, Arc::new(fd), inner)),
-                    Err(error) => job.problem(&inner.0, &error, false),
+                    Ok(fd) => {
+                        walk.sweep(&fd, &here);
+                        stack.push(filling(inode, attributes, Arc::new(fd)));
+                    }
+                    Err(error) => {
+                        job.problem(&here, &error, false);
+                        here.pop();
+                    }
                 }
             }
             None => {
                 if let Some(done) = stack.pop() {
-                    walk.finished
-                        .push((done.inode, done.attributes, done.fd, done.path));
+                    let finished = (done.inode, done.attributes, done.fd, here.clone());
+                    walk.finished.push(finished);
+                    here.pop();
                     if walk.finished.len() >= FINISHED_MAX {
                         walk.flush(parts).await;
                     }
@@ -135,19 +140,12 @@ pub struct Place<'a> {
     pub path: &'a Path,
 }
 
-fn filling(
-    inode: u64,
-    attributes: Attributes,
-    fd: Arc<OwnedFd>,
-    (path, below): (PathBuf, Arc<Path>),
-) -> Filling {
+fn filling(inode: u64, attributes: Attributes, fd: Arc<OwnedFd>) -> Filling {
     let rest = Some(key::names_from(inode, 0).start);
     Filling {
         inode,
         attributes,
         fd,
-        path,
-        below,
         rest,
         inside: Vec::new(),
     }
@@ -183,12 +181,9 @@ impl Walk<'_> {
             }
         }
         for (inode, attributes, fd, path) in std::mem::take(&mut self.finished) {
-            match xattrs(job, inode).await {
-                Ok(xattrs) => {
-                    let unset = place::finish(fd.as_fd(), &attributes, &xattrs, job.is_root);
-                    job.unset(&path, &unset);
-                }
-                Err(error) => job.volume_problem(&path, &error),
+            if let Some(xattrs) = xattrs(job, inode, &path).await {
+                let unset = place::finish(fd.as_fd(), &attributes, &xattrs, job.rights());
+                job.unset(&path, &unset);
             }
             job.made();
         }
@@ -215,69 +210,96 @@ impl Walk<'_> {
     }
 }
 
-/// Makes a page of a directory's names.
-async fn list(
-    job: &Arc<Job>,
-    filling: &mut Filling,
-    links: &mut Links,
-    parts: &mut JoinSet<()>,
-) -> Result<(), RestoreError> {
-    let Some(start) = filling.rest.take() else {
-        return Ok(());
-    };
-    let range = start..key::names_from(filling.inode, 0).end;
-    let page = match job.view.items(Scope::Live, range, PAGE_NAMES).await {
-        Ok(page) => page,
-        Err(error) => {
-            job.volume_problem(&filling.path, &error);
-            return Ok(());
-        }
-    };
-    filling.rest = page.next;
-    for (key, item) in page.items {
-        let (Ok(KeyParts::Name { name, .. }), Item::Name { inode, .. }) = (key.parse(), item)
-        else {
-            job.volume_problem(
-                &filling.path,
-                &VolumeError::Malformed {
-                    inode: filling.inode,
-                },
-            );
-            continue;
-        };
-        let path = filling.path.join(OsStr::from_bytes(name));
-        if !place::is_safe(name) {
-            job.problem(
-                &path,
-                &"the bucket holds a name that no file can have",
-                true,
-            );
-            continue;
-        }
-        let attributes = match job.view.attributes(Scope::Live, inode).await {
-            Ok(attributes) => attributes,
-            Err(error) => {
-                job.volume_problem(&path, &error);
-                continue;
-            }
-        };
-        let name = OsString::from_vec(name.to_vec());
-        if mode::is_directory(attributes.mode) {
-            filling.inside.push((inode, attributes, name));
-        } else if attributes.links > 1
-            && !links.is_first(inode, attributes.links, &filling.below, &name)
+impl Walk<'_> {
+    /// Takes away what an earlier restore has left in a directory that is restored over.
+    fn sweep(&self, directory: &OwnedFd, path: &Path) {
+        if self.job.options.overwrite
+            && let Err(error) = drafts::sweep(directory.as_fd())
         {
-            // The other name is made already, and this one is to lead to it.
-        } else {
-            let place = Place {
-                directory: &filling.fd,
-                name: &name,
-                path: &path,
-            };
-            make(job, (inode, &attributes), place, parts).await;
+            tracing::warn!(
+                "{}: drafts of an earlier restore may stay: {error}",
+                path.display()
+            );
         }
     }
-    Ok(())
+
+    /// The attributes of what a name leads to; none, and a problem, if it is nothing that can be made. A directory counts as entered.
+    async fn sound(&self, inode: u64, path: &Path, entered: &mut Entered) -> Option<Attributes> {
+        let found = match walk::attributes(&self.job.view, inode).await {
+            Ok(found) => found,
+            Err(error) => {
+                self.job.volume_problem(path, &error);
+                return None;
+            }
+        };
+        let sound = found.and_then(
+            |attributes| match fault::of_attributes(inode, &attributes) {
+                None if mode::is_directory(attributes.mode) => {
+                    let length = path.as_os_str().len() - self.path.as_os_str().len();
+                    entered.enter(inode, length).map(|()| attributes)
+                }
+                None => Ok(attributes),
+                Some(fault) => Err(fault),
+            },
+        );
+        sound
+            .inspect_err(|fault| self.job.problem(path, fault, false))
+            .ok()
+    }
+
+    /// Makes a page of a directory's names; `here` is its path.
+    async fn list(
+        &mut self,
+        filling: &mut Filling,
+        here: &Path,
+        entered: &mut Entered,
+        parts: &mut JoinSet<()>,
+    ) -> Result<(), RestoreError> {
+        let job = self.job;
+        let Some(start) = filling.rest.take() else {
+            return Ok(());
+        };
+        let range = start..key::names_from(filling.inode, 0).end;
+        let page = match walk::page(&job.view, filling.inode, range, PAGE_NAMES).await {
+            Ok(page) => page,
+            Err(error) => {
+                job.volume_problem(here, &error);
+                return Ok(());
+            }
+        };
+        filling.rest = page.next;
+        for faulty in page.faulty {
+            // Joined as it is it might replace the path.
+            let path = [here.as_os_str().as_bytes(), b"/", &faulty.name].concat();
+            job.problem(Path::new(OsStr::from_bytes(&path)), &faulty.fault, false);
+        }
+        let below: Arc<Path> = here.strip_prefix(self.path).unwrap_or(here).into();
+        for walk::Named { name, inode, .. } in page.names {
+            let path = here.join(OsStr::from_bytes(&name));
+            let Some(attributes) = self.sound(inode, &path, entered).await else {
+                continue;
+            };
+            let name = OsString::from_vec(name);
+            if job.leaves_out(&attributes) {
+                continue;
+            }
+            if mode::is_directory(attributes.mode) {
+                filling.inside.push((inode, attributes, name));
+            } else if attributes.links > 1
+                && !self.links.is_first(inode, attributes.links, &below, &name)
+            {
+                // The other name is made already, and this one is to lead to it.
+            } else {
+                let place = Place {
+                    directory: &filling.fd,
+                    name: &name,
+                    path: &path,
+                };
+                make(job, (inode, &attributes), place, parts).await;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Links {
@@ -315,17 +337,13 @@ async fn make(
     let unmade = || {
         job.unmade.lock().insert(inode);
     };
-    let xattrs = match xattrs(job, inode).await {
-        Ok(xattrs) => xattrs,
-        Err(error) => {
-            unmade();
-            return job.volume_problem(path, &error);
-        }
+    let Some(xattrs) = xattrs(job, inode, path).await else {
+        return unmade();
     };
     let draft = job.draft(name);
     if mode::is_regular(attributes.mode) {
         let is_large = attributes.size_bytes >= DIRECT_BYTES_MIN as u64;
-        return match Output::make(directory.as_fd(), &draft, is_large) {
+        return match Output::make(directory.as_fd(), &draft, is_large, draft != *name) {
             Ok(output) => {
                 let target = Target {
                     directory: directory.clone(),
@@ -352,7 +370,7 @@ async fn make(
             };
         }
     }
-    let unset = place::finish_at(directory.as_fd(), &draft, attributes, &xattrs, job.is_root);
+    let unset = place::finish_at(directory.as_fd(), &draft, attributes, &xattrs, job.rights());
     if draft != *name
         && let Err(error) = place::rename(directory.as_fd(), &draft, name)
     {
@@ -387,21 +405,20 @@ async fn make_other(
         return Ok(place::special(directory.as_fd(), name, attributes)?);
     }
     match job.view.item(Scope::Live, &Key::symlink(inode)).await {
-        Ok(Some(Item::Symlink(target))) => Ok(rustix::fs::symlinkat(
-            OsStr::from_bytes(&target),
-            directory.as_fd(),
-            name,
-        )?),
+        Ok(Some(Item::Symlink(target))) if fault::of_target(inode, &target).is_none() => Ok(
+            rustix::fs::symlinkat(OsStr::from_bytes(&target), directory.as_fd(), name)?,
+        ),
         Ok(_) => Err(MakeError::Volume(VolumeError::Malformed { inode })),
         Err(error) => Err(MakeError::Volume(error)),
     }
 }
 
-async fn xattrs(job: &Job, inode: u64) -> Result<Vec<(Vec<u8>, Bytes)>, VolumeError> {
-    let mut xattrs = Vec::new();
-    for name in job.view.xattrs(inode).await? {
-        let value = job.view.xattr(inode, &name).await?;
-        xattrs.push((name, value));
+/// The extended attributes of an inode; none, and a problem, if they cannot be had.
+async fn xattrs(job: &Job, inode: u64, path: &Path) -> Option<Vec<(Vec<u8>, Bytes)>> {
+    match walk::xattrs(&job.view, inode).await {
+        Ok(Ok(xattrs)) => return Some(xattrs),
+        Ok(Err(fault)) => job.problem(path, &fault, false),
+        Err(error) => job.volume_problem(path, &error),
     }
-    Ok(xattrs)
+    None
 }

@@ -27,6 +27,9 @@ impl Dated for Made {
     fn tags(&self) -> &[String] {
         &self.tags
     }
+    fn is_recovered(&self) -> bool {
+        self.name.starts_with("recovered-")
+    }
 }
 
 fn time(text: &str) -> Timestamp {
@@ -274,4 +277,21 @@ fn spans_are_read_as_people_write_them() {
     ] {
         assert!(wrong.parse::<Span>().is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn recovered_snapshots_are_passed_over() {
+    let mut made = daily("2026-01", 3);
+    let mut recovered = snapshot(9, "host", "2026-01-09T12:00:00Z", &[]);
+    recovered.name = "recovered-1".to_owned();
+    made.push(recovered);
+    let policy = Policy {
+        last: 1,
+        daily: 1,
+        ..Policy::default()
+    };
+    assert_eq!(
+        kept(&made, &policy, "2026-02-01T00:00:00Z"),
+        ["s3 newest,last,daily", "recovered-1 recovered"]
+    );
 }

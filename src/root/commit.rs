@@ -74,6 +74,8 @@ pub struct CommitRequest<M> {
     pub tree: Option<Id>,
     /// The last operation of this session that the tree holds.
     pub covered: u64,
+    /// The number of its last journal of which that is true; none if it counts none.
+    pub covered_journal: Option<u64>,
     /// The lowest inode number not yet given out.
     pub next_inode: u64,
     /// Inodes in the tree.
@@ -407,6 +409,7 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
             commit: self.pending.record,
             tree: self.request.tree,
             covered: self.request.covered,
+            covered_journal: self.request.covered_journal,
             floor: sealed.floor,
             next_inode: self.request.next_inode,
             inodes: self.request.inodes,

@@ -4,6 +4,7 @@
 
 use super::state::{HolderInfo, NameError, RootMark, StateError};
 use super::transition::Refusal;
+use crate::acquaintance::Acquaintance;
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::OpenError;
@@ -90,6 +91,44 @@ pub enum RootError {
         known: RootMark,
         /// What the bucket shows now.
         found: RootMark,
+    },
+    /// The bucket shows a newer root than this machine has seen, which does not descend from that
+    /// one.
+    #[error("the repository shows generation {}, which does not descend from generation {} as it was seen before: the bucket was rolled back and written to since, or its store's conditional writes are not atomic", found.generation, known.generation)]
+    NotDescended {
+        /// What was seen before.
+        known: RootMark,
+        /// What the bucket shows now.
+        found: RootMark,
+    },
+    /// The root was lost and rebuilt since this machine has seen it.
+    #[error("the repository was rebuilt after its root was lost; its repair knew of generations up to {lost}, and generation {} was seen here before: what was committed up to then may be missing", known.generation)]
+    Rebuilt {
+        /// What was seen before.
+        known: RootMark,
+        /// The highest generation that the repair knew of.
+        lost: u64,
+    },
+    /// Another repository stands where this machine knows one.
+    #[error(
+        "this machine has known {known} here, and now {found} is here: another one was put in its place"
+    )]
+    Replaced {
+        /// What this machine knows.
+        known: Acquaintance,
+        /// What its config says now; not verified.
+        found: Acquaintance,
+    },
+    /// The config states another rule of locks than the root tells of.
+    #[error(
+        "config is another one than the root tells of: its rule of locks is not the repository's, as if an older config had been put back"
+    )]
+    OtherLockRule,
+    /// A root that the store acknowledged is not among those that the root descends from.
+    #[error("this store's conditional writes are not atomic: it acknowledged generation {} of the root, and then let another writer replace it as if it had not been there; what this session committed since then is in no root", made.generation)]
+    NotAtomic {
+        /// What was acknowledged.
+        made: RootMark,
     },
     /// The repository's format asks for a newer program before anything is written.
     #[error(
@@ -198,7 +237,13 @@ impl RootError {
             Self::Refused(Refusal::Held { .. }) => ErrorKind::Held,
             Self::Contended { .. } => ErrorKind::Unavailable,
             Self::Rebuild { .. } => ErrorKind::Rebuild,
-            Self::Damaged { .. } | Self::Rollback { .. } => ErrorKind::Damaged,
+            Self::Damaged { .. }
+            | Self::Rollback { .. }
+            | Self::NotDescended { .. }
+            | Self::Rebuilt { .. }
+            | Self::Replaced { .. }
+            | Self::OtherLockRule
+            | Self::NotAtomic { .. } => ErrorKind::Damaged,
             Self::Unopenable { source, .. } => match source {
                 OpenError::OtherFormat { .. } | OpenError::UnknownFeatures { .. } => {
                     ErrorKind::Refused
@@ -232,8 +277,23 @@ impl RootError {
             Self::Refused(Refusal::Fenced { .. }) => {
                 Some("unmount, and mount again: this mount can no longer write")
             }
-            Self::Rollback { .. } => Some(
-                "bring the bucket's newest state back; if what it has lost is known and accepted, remove what this machine remembers of the repository",
+            Self::Rollback { .. } | Self::NotDescended { .. } => Some(
+                "bring the bucket's newest state back; if what it has lost is known and accepted, give --accept-rollback once on this machine",
+            ),
+            Self::Rebuilt { .. } => Some(
+                "look through what is there (bkfs --accept-rollback snapshots); the option is needed once on this machine",
+            ),
+            Self::Replaced { .. } => Some(
+                "no password was asked for or used; if the other repository is meant to be here, give --accept-replaced once on this machine",
+            ),
+            Self::OtherLockRule => Some(
+                "bring the newest version of the object config back, or state the rule anew: bkfs lock URL --days N",
+            ),
+            Self::NotAtomic { .. } => Some(
+                "use another store, or let one machine alone write to this one; bkfs check finds what was committed and lost, and README.md says how it comes back",
+            ),
+            Self::Store(error) if error.kind() == StoreErrorKind::NoServer => Some(
+                "check the address, and that the server runs; --wait waits for it for as long as timeout= says",
             ),
             Self::OutcomeUnknown { .. } => Some("see bkfs snapshots"),
             Self::Refused(Refusal::Full { what: "sessions" }) => {

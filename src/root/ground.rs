@@ -257,7 +257,7 @@ mod tests {
         let entry = |(first, last): &(u64, u64)| JournalEntry {
             first: *first,
             ground: ground.map(id),
-            ..JournalEntry::new(*last, Delivered::default(), Vec::new())
+            ..JournalEntry::new(*last..=*last, Delivered::default(), Vec::new())
         };
         KeptJournals {
             session: OURS,

@@ -15,16 +15,20 @@
 //!
 //! A future that is dropped half-way leaves its attempt behind like an unknown outcome.
 
+use super::ancestry::{require_descent, shorten};
+use super::chain::Chain;
 use super::error::RootError;
 use super::memory::GenerationMemory;
-use super::retry::{Pauses, RetryPolicy, bounded, may_pass, random};
-use super::state::{ROOT_KEY, Root, RootMark, SessionId};
+use super::reading::{first_view, open_root};
+use super::retry::{Pauses, RetryPolicy, bounded, is_refusal, random};
+use super::state::{ROOT_KEY, Root, RootMark, RuleHash, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::entropy::Entropy;
-use bkfs_chunker::seal::{Class, Features, HEADER_LEN, Keyring};
+use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, watch};
 
 /// A root as it was read or written, and what is needed to replace exactly it.
@@ -95,8 +99,14 @@ struct Inner {
     entropy: Arc<dyn Entropy>,
     memory: Arc<dyn GenerationMemory>,
     policy: RetryPolicy,
+    bears_refusals: AtomicBool,
     /// The newest root known. Never goes back.
     known: watch::Sender<Arc<RootView>>,
+    /// What the config states as the rule of locks, once it is known: for roots that do not tell
+    /// yet.
+    rule: OnceLock<RuleHash>,
+    /// The last root that the store has acknowledged to this process as made.
+    made: parking_lot::Mutex<Option<RootMark>>,
     /// One replacement at a time; holds the last one while its outcome is unknown.
     turn: Mutex<Option<Attempt>>,
 }
@@ -114,13 +124,17 @@ pub struct RootParts {
     pub memory: Arc<dyn GenerationMemory>,
     /// How long to try.
     pub policy: RetryPolicy,
+    /// Whatever this machine remembers, the root as it is found is accepted, and remembered.
+    pub accept_rollback: bool,
 }
 
 impl RootHandle {
     /// Reads the root for the first time. `min_generation` is the oldest that the user accepts.
     ///
     /// # Errors
-    /// [`RootError::Rollback`] if the root is older than what this machine remembers or the user demands; store errors as they come, also for an absent root.
+    /// [`RootError::Rollback`], [`RootError::NotDescended`] and [`RootError::Rebuilt`] if the root
+    /// does not follow what this machine remembers, or is older than the user demands; store errors
+    /// as they come, also for an absent root.
     pub async fn open(parts: RootParts, min_generation: u64) -> Result<Self, RootError> {
         // Recalled before the root is read: another process may raise it meanwhile.
         let remembered = parts.memory.recall().await.unwrap_or_else(|error| {
@@ -133,18 +147,19 @@ impl RootHandle {
             entropy,
             memory,
             policy,
+            accept_rollback,
         } = parts;
         let view = Arc::new(first_view(&*store, &keyring, &policy, &*entropy).await?);
         let found = view.root.mark();
-        let floor = remembered
-            .into_iter()
-            .chain([RootMark {
+        if found.generation < min_generation {
+            let known = RootMark {
                 generation: min_generation,
-                nonce: found.nonce,
-            }])
-            .max_by_key(|mark| mark.generation);
-        if let Some(known) = floor.filter(|known| is_rollback(*known, found)) {
+                ..found
+            };
             return Err(RootError::Rollback { known, found });
+        }
+        if let Some(known) = remembered.filter(|_| !accept_rollback) {
+            require_descent(&store, &keyring, &view.root, known).await?;
         }
         let known = watch::Sender::new(view);
         let handle = Self(Arc::new(Inner {
@@ -153,11 +168,22 @@ impl RootHandle {
             entropy,
             memory,
             policy,
+            bears_refusals: AtomicBool::new(false),
             known,
+            rule: OnceLock::new(),
+            made: parking_lot::Mutex::default(),
             turn: Mutex::new(None),
         }));
+        if accept_rollback && let Err(error) = handle.0.memory.accept(found).await {
+            tracing::warn!(%error, "cannot remember that this state of the repository was accepted");
+        }
         handle.remember(found).await;
         Ok(handle)
+    }
+
+    /// The config states this rule of locks: the next root tells of it, if none does yet.
+    pub fn state_rule(&self, rule: RuleHash) {
+        self.0.rule.get_or_init(|| rule);
     }
 
     /// The newest root known, without asking the store.
@@ -186,8 +212,22 @@ impl RootHandle {
     }
 
     /// How long and how often the root is tried.
-    pub fn policy(&self) -> &RetryPolicy {
-        &self.0.policy
+    pub fn policy(&self) -> RetryPolicy {
+        RetryPolicy {
+            bears_refusals: self.0.bears_refusals.load(Ordering::Relaxed),
+            ..self.0.policy
+        }
+    }
+
+    /// From now on a store that refuses, and one in which the root is not found, is waited for as long as one that is silent ([`RetryPolicy::bears_refusals`]).
+    pub fn bear_refusals(&self) {
+        self.0.bears_refusals.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a read of the root that failed like this is made again. A root that was there does not cease to be.
+    fn bears(&self, error: &StoreError) -> bool {
+        let policy = self.policy();
+        policy.bears(error) || (policy.bears_refusals && error.is_not_found())
     }
 
     /// Reads the root by a request that is sent after this call; costs no body if it has not changed (what step `FsyncGet` needs).
@@ -197,6 +237,7 @@ impl RootHandle {
             let before = self.current();
             let read = self
                 .bounded(
+                    &pauses,
                     Operation::Get,
                     self.0.store.get_if_changed(ROOT_KEY, &before.version),
                 )
@@ -208,7 +249,9 @@ impl RootHandle {
                         .accept(self.decode(&bytes, version)?, before.root.mark())
                         .await;
                 }
-                Err(error) if may_pass(&error) => pauses.pause(&error).await.map_err(|_| error)?,
+                Err(error) if self.bears(&error) => {
+                    pauses.pause(&error).await.map_err(|_| error)?
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -339,22 +382,30 @@ impl RootHandle {
             base.root.require_live(session)?;
         }
         let mut root = base.root.clone();
-        root.generation += 1;
-        root.nonce = self.random();
+        let mut features = base.features;
+        // Another session may be of a program that does not know the feature, and could write no
+        // more.
+        let mut others = root.sessions.keys().copied().map(Some);
+        if root.chain.is_none() && others.all(|other| other == transition.session()) {
+            root.chain = Some(Chain::new(root.generation, None));
+            features = features.with_witness();
+        }
+        if root.chain.is_some() && root.lock_rules.is_none() {
+            root.lock_rules = self.0.rule.get().map(|rule| vec![*rule]);
+        }
+        root.follow(self.random());
+        shorten(self, transition.session(), &mut root).await;
         let output = transition.apply(&mut root).await?;
         let payload = root.encode()?;
-        let body = self.0.keyring.seal_object(
-            Class::Root,
-            ROOT_KEY,
-            base.features,
-            self.random(),
-            &payload,
-        );
+        let body =
+            self.0
+                .keyring
+                .seal_object(Class::Root, ROOT_KEY, features, self.random(), &payload);
         // The version is not known before the store has answered.
         let next = RootView {
             root,
             version: base.version.clone(),
-            features: base.features,
+            features,
         };
         Ok((
             Attempt {
@@ -377,6 +428,7 @@ impl RootHandle {
         loop {
             let sent = self
                 .bounded(
+                    &pauses,
                     Operation::Replace,
                     self.0
                         .store
@@ -393,17 +445,13 @@ impl RootHandle {
                         attempt.base,
                     )
                     .await?;
+                    *self.0.made.lock() = Some(attempt.next.root.mark());
+                    self.confirm().await?;
                     return Ok(Fate::Made);
                 }
                 Err(error) => error,
             };
-            let refused = matches!(
-                error.kind(),
-                StoreErrorKind::Denied
-                    | StoreErrorKind::NoBucket
-                    | StoreErrorKind::NoSpace
-                    | StoreErrorKind::Invalid
-            );
+            let refused = is_refusal(error.kind());
             refused_only &= refused;
             let view = self.look(attempt, &mut pauses).await?;
             let mark = view.root.mark();
@@ -413,11 +461,35 @@ impl RootHandle {
             if mark != attempt.base {
                 return Ok(Fate::Superseded(view));
             }
-            if refused && refused_only {
-                // Nothing but refusals was ever answered to it, and the root stands as it stood: waiting helps nobody.
+            let is_final = refused && refused_only;
+            // Nothing but refusals was ever answered to it, and the root stands as it stood: waiting helps nobody.
+            if is_final && !self.policy().bears_refusals {
                 return Err(error.into());
             }
-            pauses.pause(&error).await?;
+            if let Err(unknown) = pauses.pause(&error).await {
+                return Err(if is_final { error.into() } else { unknown });
+            }
+        }
+    }
+
+    /// Looks once more at a root that the store has acknowledged: it stands, or one that descends
+    /// from it. A look that fails tells nothing; the next one will.
+    ///
+    /// # Errors
+    /// [`RootError::NotAtomic`].
+    async fn confirm(&self) -> Result<(), RootError> {
+        let made = self.current();
+        let look = self.0.store.get_if_changed(ROOT_KEY, &made.version);
+        let looked = self.bounded(&self.pauses(), Operation::Get, look).await;
+        let Ok(Some((bytes, version))) = looked else {
+            return Ok(());
+        };
+        let Ok(view) = self.decode(&bytes, version) else {
+            return Ok(());
+        };
+        match self.accept(view, made.root.mark()).await {
+            Err(error @ RootError::NotAtomic { .. }) => Err(error),
+            _ => Ok(()),
         }
     }
 
@@ -432,14 +504,14 @@ impl RootHandle {
         };
         loop {
             match self
-                .bounded(Operation::Get, self.0.store.get(ROOT_KEY))
+                .bounded(pauses, Operation::Get, self.0.store.get(ROOT_KEY))
                 .await
             {
                 Ok((bytes, version)) => {
                     let view = self.decode(&bytes, version).map_err(unknown)?;
                     return self.accept(view, attempt.base).await.map_err(unknown);
                 }
-                Err(error) if may_pass(&error) => pauses.pause(&error).await?,
+                Err(error) if self.bears(&error) => pauses.pause(&error).await?,
                 Err(error) => return Err(unknown(error.into())),
             }
         }
@@ -452,11 +524,10 @@ impl RootHandle {
     /// Takes note of a root that was read by a request sent when `floor` was known, and returns the newest that is known.
     async fn accept(&self, view: RootView, floor: RootMark) -> Result<Arc<RootView>, RootError> {
         let found = view.root.mark();
-        if is_rollback(floor, found) {
-            return Err(RootError::Rollback {
-                known: floor,
-                found,
-            });
+        self.require_descent(&view.root, floor).await?;
+        let before = self.current().root.mark();
+        if before.generation < found.generation {
+            self.require_descent(&view.root, before).await?;
         }
         let mut newer = false;
         self.0.known.send_if_modified(|known| {
@@ -468,15 +539,37 @@ impl RootHandle {
         });
         let known = self.current();
         if known.root.generation == found.generation && known.root.nonce != found.nonce {
-            return Err(RootError::Rollback {
-                known: known.root.mark(),
-                found,
-            });
+            let known = known.root.mark();
+            return Err(self.blame(RootError::Rollback { known, found }, known));
         }
         if newer {
             self.remember(found).await;
         }
         Ok(known)
+    }
+
+    /// That `root` is `known` or descends from it. A root that was rebuilt since is taken as it is:
+    /// what it says of sessions and volumes tells what was lost.
+    async fn require_descent(&self, root: &Root, known: RootMark) -> Result<(), RootError> {
+        match require_descent(&self.0.store, &self.0.keyring, root, known).await {
+            Ok(()) | Err(RootError::Rebuilt { .. }) => Ok(()),
+            Err(error) => Err(self.blame(error, known)),
+        }
+    }
+
+    /// What it means that the root does not descend from `known`: if the store has acknowledged
+    /// that one to this process, the store is at fault.
+    fn blame(&self, error: RootError, known: RootMark) -> RootError {
+        let is_made = *self.0.made.lock() == Some(known);
+        match error {
+            RootError::NotDescended { .. } if is_made => RootError::NotAtomic { made: known },
+            RootError::Rollback { known, found }
+                if is_made && known.generation == found.generation =>
+            {
+                RootError::NotAtomic { made: known }
+            }
+            error => error,
+        }
     }
 
     async fn remember(&self, mark: RootMark) {
@@ -487,10 +580,11 @@ impl RootHandle {
 
     async fn bounded<T>(
         &self,
+        pauses: &Pauses<'_>,
         operation: Operation,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        bounded(&self.0.policy, operation, ROOT_KEY, request).await
+        bounded(&pauses.policy(), operation, ROOT_KEY, request).await
     }
 
     fn random<const N: usize>(&self) -> [u8; N] {
@@ -498,60 +592,6 @@ impl RootHandle {
     }
 
     fn pauses(&self) -> Pauses<'_> {
-        Pauses::new(&self.0.policy, &*self.0.entropy)
+        Pauses::new(&self.policy(), &*self.0.entropy)
     }
-}
-
-/// Whether `found` cannot follow `known`: it is older, or another root of the same generation.
-pub(crate) fn is_rollback(known: RootMark, found: RootMark) -> bool {
-    found.generation < known.generation
-        || (found.generation == known.generation && found.nonce != known.nonce)
-}
-
-async fn first_view(
-    store: &dyn Store,
-    keyring: &Keyring,
-    policy: &RetryPolicy,
-    entropy: &dyn Entropy,
-) -> Result<RootView, RootError> {
-    let mut pauses = Pauses::new(policy, entropy);
-    loop {
-        match bounded(policy, Operation::Get, ROOT_KEY, store.get(ROOT_KEY)).await {
-            Ok((object, version)) => return open_root(keyring, &object, version),
-            Err(error) if may_pass(&error) => pauses.pause(&error).await.map_err(|_| error)?,
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-/// Opens and decodes a root object.
-pub(crate) fn open_root(
-    keyring: &Keyring,
-    object: &[u8],
-    version: Version,
-) -> Result<RootView, RootError> {
-    let unopenable = |source| RootError::Unopenable {
-        key: ROOT_KEY.to_owned(),
-        source,
-    };
-    let (header, sealed) = object
-        .split_first_chunk::<HEADER_LEN>()
-        .ok_or_else(|| RootError::damaged(ROOT_KEY, "it is cut short"))?;
-    let opener = keyring
-        .object_opener(Class::Root, ROOT_KEY, header)
-        .map_err(unopenable)?;
-    let mut room = Vec::new();
-    let payload = opener.open_box(0, sealed, &mut room).map_err(unopenable)?;
-    let root = Root::decode(payload).map_err(|error| RootError::damaged(ROOT_KEY, error))?;
-    if root.repository != keyring.repository() {
-        return Err(RootError::damaged(
-            ROOT_KEY,
-            "it belongs to another repository",
-        ));
-    }
-    Ok(RootView {
-        root,
-        version,
-        features: opener.header().features,
-    })
 }

@@ -139,14 +139,22 @@ impl Heartbeat {
                             last_beat: Some(Instant::now()),
                         }
                     }),
-                    Ok(Err(error)) => tracing::warn!(%session, %error, "heartbeat failed"),
-                    Err(_) => tracing::warn!(%session, "heartbeat was not acknowledged in time"),
+                    // What is wrong with the store is told by who watches it.
+                    Ok(Err(error)) => tracing::debug!(%session, %error, "heartbeat failed"),
+                    Err(_) => tracing::debug!(%session, "heartbeat was not acknowledged in time"),
                 }
-                let Ok(Ok(view)) = tokio::time::timeout(HEARTBEAT_INTERVAL, handle.refresh()).await
-                else {
-                    continue;
+                let look = tokio::time::timeout(HEARTBEAT_INTERVAL, handle.refresh()).await;
+                let standing = match look {
+                    Ok(Ok(view)) => standing_in(&view.root, session, volume.as_deref()),
+                    Ok(Err(
+                        error @ (RootError::NotAtomic { .. } | RootError::NotDescended { .. }),
+                    )) => {
+                        tracing::error!(%session, %error, "what this session committed is lost to it");
+                        Err(Refusal::Fenced { by: None })
+                    }
+                    Ok(Err(_)) | Err(_) => continue,
                 };
-                if let Err(refusal) = standing_in(&view.root, session, volume.as_deref()) {
+                if let Err(refusal) = standing {
                     tracing::error!(%session, %refusal, "this session can no longer write");
                     tell.send_modify(|standing| *standing = Standing::Fenced(refusal));
                     return;

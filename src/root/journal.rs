@@ -12,10 +12,11 @@
 
 use super::error::RootError;
 use super::handle::RootHandle;
-use super::retry::{Pauses, bounded, may_pass, random};
+use super::retry::{Pauses, bounded, random};
 use super::state::SessionId;
 use super::transition::Refusal;
 use super::wire;
+use bkfs_chunker::depot::Depot;
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::{Delivered, NamedPack};
@@ -25,11 +26,12 @@ use bkfs_chunker::spool::{Spool, SpoolError, Spooled};
 use bkfs_chunker::store::{Operation, StoreErrorKind};
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::Mutex;
 
 /// How long a commit waits for a journal under way before it lets go of what the spool keeps of others.
 const FORGET_WAITS: Duration = Duration::from_secs(1);
@@ -76,16 +78,16 @@ pub(super) struct OwnPack {
 }
 
 impl JournalEntry {
-    /// The operation `last`, and all others of its session since the entry before; its packs are `packs`.
-    pub fn new(last: u64, packs: Delivered, operations: Vec<u8>) -> Self {
+    /// These operations of its session, whose packs are `packs` and whose bytes are `operations`.
+    pub fn new(carried: RangeInclusive<u64>, packs: Delivered, operations: Vec<u8>) -> Self {
         let own = packs.own.into_iter().map(|pack| OwnPack {
             name: pack.name,
             is_metadata: pack.is_metadata,
             length: pack.length,
         });
         Self {
-            first: last,
-            last,
+            first: *carried.start(),
+            last: *carried.end(),
             base: 0,
             own: own.collect(),
             relied_on: packs.relied_on,
@@ -141,11 +143,14 @@ pub struct JournalWriter {
     prefix: String,
     base: u64,
     ground: Option<Id>,
+    /// Never held across a wait.
     state: Mutex<Numbers>,
     /// Journals are sent one after the other.
-    landing: Mutex<()>,
+    landing: tokio::sync::Mutex<()>,
     /// Where they survive before they are in the bucket.
     spool: Option<Arc<Spool>>,
+    /// Who is told that the store answers.
+    depot: Option<Depot>,
     /// The store does not let us delete.
     keeps: AtomicBool,
 }
@@ -168,6 +173,10 @@ struct Numbers {
     there: VecDeque<(String, u64)>,
     /// The last operation that a commit covers.
     covered: u64,
+    /// So many journals, the first ones, are known to be covered once the commit under way is.
+    passed: u64,
+    /// The last operation of each later one.
+    lasts: VecDeque<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -199,8 +208,9 @@ impl JournalWriter {
             base,
             ground: root.volumes.get(volume).and_then(|entry| entry.commit),
             state: Mutex::default(),
-            landing: Mutex::default(),
+            landing: tokio::sync::Mutex::default(),
             spool: None,
+            depot: None,
             keeps: AtomicBool::new(false),
         }
     }
@@ -210,44 +220,61 @@ impl JournalWriter {
         Self { spool, ..self }
     }
 
+    /// The same, for a session that writes by way of `depot`: a store that takes journals is not silent.
+    pub fn reporting_to(self, depot: &Depot) -> Self {
+        let depot = Some(depot.clone());
+        Self { depot, ..self }
+    }
+
     /// Whether there is a spool, so that entries can be kept.
     pub fn has_spool(&self) -> bool {
         self.spool.is_some()
     }
 
-    /// Step `JournalPut`: brings an entry into the bucket, after every earlier one. All operations after the last entry's belong to this one.
+    /// Gives an entry its number, and fixes its bytes for good: it goes before every later one. Waits for nothing, so no caller can give up in between.
     ///
     /// # Errors
-    /// A refusal of kind `Fenced` if another machine writes under this session's name; store errors as they come. Then the entry may be in the bucket, now or
-    /// later, but it counts for nothing yet: its operations are to be carried again by a further one.
-    pub async fn write(&self, entry: JournalEntry) -> Result<(), RootError> {
-        self.land().await?;
-        self.fix(entry).await;
-        self.land().await
+    /// `Depot` (internal) if operations lie between it and the entry before: then acknowledged ones would be passed over.
+    pub fn settle(&self, mut entry: JournalEntry) -> Result<(), RootError> {
+        let mut state = self.state.lock();
+        if entry.first > state.last + 1 || entry.last < entry.first {
+            let gap = "a journal does not follow the one before it";
+            return Err(DepotError::Internal(gap).into());
+        }
+        entry.base = self.base;
+        entry.ground = self.ground;
+        let key = format!("{}{:016x}", self.prefix, state.sent + 1);
+        let body = self.handle.keyring().seal_object(
+            Class::Journal,
+            &key,
+            Features::NONE,
+            random(&**self.handle.entropy()),
+            &entry.encode(),
+        );
+        state.sent += 1;
+        state.last = entry.last;
+        state.lasts.push_back(entry.last);
+        state.pending.push_back(Pending {
+            key,
+            last: entry.last,
+            body: Body::Memory(body),
+        });
+        Ok(())
     }
 
-    /// Keeps an entry, and all before it, in the spool: when this returns, it survives the loss of power. It goes to the bucket with [`JournalWriter::land`], or with
-    /// what the next mount on this machine finds.
+    /// Keeps in the spool what is settled and not answered: when this returns, it survives the loss of power. It goes to the bucket with [`JournalWriter::land`], or with
+    /// what the next mount on this machine finds. Dropped, it has kept the oldest of it or nothing; the next call begins again with what is left.
     ///
     /// # Errors
     /// The spool refuses, or stays full for as long as the store may make no progress.
-    pub async fn keep(&self, entry: JournalEntry) -> Result<(), RootError> {
-        self.fix(entry).await;
-        self.keep_pending().await
-    }
-
-    /// Keeps in the spool what was sent and is not answered.
-    ///
-    /// # Errors
-    /// As [`JournalWriter::keep`].
-    pub async fn keep_pending(&self) -> Result<(), RootError> {
+    pub async fn keep(&self) -> Result<(), RootError> {
         let absent = || DepotError::Internal("there is no spool");
         let spool = self.spool.as_ref().ok_or_else(absent)?;
         // The lock is not held while the spool is waited for: what makes room in it needs the lock.
-        while let Some((pending, bytes)) = self.first_in_memory().await {
+        while let Some((pending, bytes)) = self.first_in_memory() {
             let kept = self.put(spool, &pending.key, &bytes).await;
             let body = Body::Spool(kept.map_err(DepotError::from)?);
-            let mut state = self.state.lock().await;
+            let mut state = self.state.lock();
             let mut there = state.pending.iter_mut();
             match there.find(|other| other.key == pending.key) {
                 Some(waiting) => waiting.body = body,
@@ -259,8 +286,8 @@ impl JournalWriter {
     }
 
     /// The first journal that is not answered and in memory alone.
-    async fn first_in_memory(&self) -> Option<(Pending, Bytes)> {
-        let state = self.state.lock().await;
+    fn first_in_memory(&self) -> Option<(Pending, Bytes)> {
+        let state = self.state.lock();
         state
             .pending
             .iter()
@@ -289,9 +316,14 @@ impl JournalWriter {
         }
     }
 
+    /// Whether an entry is settled that is neither known to be in the bucket nor in the spool.
+    pub fn is_bare(&self) -> bool {
+        self.first_in_memory().is_some()
+    }
+
     /// Whether entries that were kept are not in the bucket yet, or not known to be in time.
-    pub async fn is_behind(&self) -> bool {
-        let state = self.state.lock().await;
+    pub fn is_behind(&self) -> bool {
+        let state = self.state.lock();
         if !state.unconfirmed.is_empty() {
             return true;
         }
@@ -299,53 +331,39 @@ impl JournalWriter {
         pending.any(|pending| matches!(pending.body, Body::Spool(_)))
     }
 
-    /// Gives an entry its number, and fixes its bytes for good.
-    async fn fix(&self, mut entry: JournalEntry) {
-        let mut state = self.state.lock().await;
-        entry.first = state.last + 1;
-        entry.base = self.base;
-        entry.ground = self.ground;
-        let key = format!("{}{:016x}", self.prefix, state.sent + 1);
-        let body = self.handle.keyring().seal_object(
-            Class::Journal,
-            &key,
-            Features::NONE,
-            random(&**self.handle.entropy()),
-            &entry.encode(),
-        );
-        state.sent += 1;
-        state.last = entry.last;
-        state.pending.push_back(Pending {
-            key,
-            last: entry.last,
-            body: Body::Memory(body),
-        });
-    }
-
-    /// Step `FsyncGet`: reads the root by a request that is sent now, and thus after every answer that counts, and checks that the volume is still ours.
+    /// Step `FsyncGet`: reads the root by a request that is sent now, and thus after every answer that counts, and checks that the volume is still ours. Dropped, it has confirmed nothing.
     ///
     /// # Errors
     /// A refusal of kind `Fenced` if it is not; store errors.
     pub async fn confirm(&self) -> Result<(), RootError> {
-        let bare = self.state.lock().await.bare;
+        let bare = self.state.lock().bare;
         let view = self.handle.refresh().await?;
         view.root.require_holder(self.session, &self.volume)?;
-        let mut state = self.state.lock().await;
+        let mut state = self.state.lock();
         state.bare_in_time = state.bare_in_time.max(bare);
         Ok(())
     }
 
     /// Whether all that arrived in the bucket, and that the spool does not have, is known to have arrived while the volume was ours.
-    pub async fn is_in_time(&self) -> bool {
-        let state = self.state.lock().await;
+    pub fn is_in_time(&self) -> bool {
+        let state = self.state.lock();
         state.bare_in_time == state.bare
+    }
+
+    /// The number of the last journal of which a commit up to this operation holds everything; zero if there is none.
+    pub fn number_covered(&self, operation: u64) -> u64 {
+        let mut state = self.state.lock();
+        let count = state.lasts.partition_point(|last| *last <= operation);
+        state.lasts.drain(..count);
+        state.passed += count as u64;
+        state.passed
     }
 
     /// A commit covers all operations up to this one: their journals are garbage, and are deleted as far as the store permits.
     pub async fn covered(&self, operation: u64) {
         self.forget_kept(operation).await;
         let mut done: VecDeque<(String, u64)> = {
-            let mut state = self.state.lock().await;
+            let mut state = self.state.lock();
             state.covered = state.covered.max(operation);
             let covered = state.covered;
             let count = state.there.partition_point(|(_, last)| *last <= covered);
@@ -366,7 +384,7 @@ impl JournalWriter {
             }
             // The next commit tries again.
             done.push_front((key, last));
-            let mut state = self.state.lock().await;
+            let mut state = self.state.lock();
             done.append(&mut state.there);
             done.drain(..done.len().saturating_sub(THERE_MAX));
             state.there = done;
@@ -382,7 +400,7 @@ impl JournalWriter {
             return;
         };
         let done: Vec<Pending> = {
-            let mut state = self.state.lock().await;
+            let mut state = self.state.lock();
             let is_done = |pending: &Pending| {
                 pending.last <= operation && matches!(pending.body, Body::Spool(_))
             };
@@ -399,20 +417,21 @@ impl JournalWriter {
     }
 
     /// Whether operations may be in the bucket, or in the spool, that no commit covers: then the session must stay in the root for whoever replays it.
-    pub async fn is_needed(&self) -> bool {
-        let state = self.state.lock().await;
+    pub fn is_needed(&self) -> bool {
+        let state = self.state.lock();
         state.last > state.covered
     }
 
-    /// Sends what is pending until its creation is answered, oldest first. The packs that it names must be in the bucket. What the spool kept is let go when the root, read
-    /// after that, still shows the volume as ours.
+    /// Step `JournalPut`: sends what is settled until its creation is answered, oldest first. The packs that it names must be in the bucket. What the spool kept is let go
+    /// when the root, read after that, still shows the volume as ours. Dropped, it leaves an entry of unknown fate where it was, to be sent again with the same bytes.
     ///
     /// # Errors
-    /// As [`JournalWriter::write`] and [`JournalWriter::confirm`]; `Spool` if what was kept cannot be read back.
+    /// A refusal of kind `Fenced` if another machine writes under this session's name; store errors as they come: then entries may be in the bucket, now or
+    /// later, but count for nothing yet. Those of [`JournalWriter::confirm`]; `Spool` if what was kept cannot be read back.
     pub async fn land(&self) -> Result<(), RootError> {
         let _turn = self.landing.lock().await;
         loop {
-            let Some(pending) = self.state.lock().await.pending.front().cloned() else {
+            let Some(pending) = self.state.lock().pending.front().cloned() else {
                 return self.settle_kept().await;
             };
             let bytes = match &pending.body {
@@ -420,7 +439,10 @@ impl JournalWriter {
                 Body::Spool(spooled) => spooled.read().await.map_err(DepotError::from)?,
             };
             self.create(&pending.key, &bytes).await?;
-            let mut state = self.state.lock().await;
+            if let Some(depot) = &self.depot {
+                depot.note_answer();
+            }
+            let mut state = self.state.lock();
             let front = state.pending.pop_front();
             state.there.push_back((pending.key, pending.last));
             let is_bare = |pending: &Pending| matches!(pending.body, Body::Memory(_));
@@ -432,11 +454,11 @@ impl JournalWriter {
 
     /// Lets go of what has arrived in time.
     async fn settle_kept(&self) -> Result<(), RootError> {
-        if self.state.lock().await.unconfirmed.is_empty() {
+        if self.state.lock().unconfirmed.is_empty() {
             return Ok(());
         }
         self.confirm().await?;
-        let arrived = std::mem::take(&mut self.state.lock().await.unconfirmed);
+        let arrived = std::mem::take(&mut self.state.lock().unconfirmed);
         self.release(arrived).await;
         Ok(())
     }
@@ -456,21 +478,22 @@ impl JournalWriter {
     async fn create(&self, key: &str, body: &Bytes) -> Result<(), RootError> {
         let policy = self.handle.policy();
         let store = self.handle.store();
-        let mut pauses = Pauses::new(policy, &**self.handle.entropy());
+        let mut pauses = Pauses::new(&policy, &**self.handle.entropy());
         loop {
             let created = store.put_new(key, vec![body.clone()]);
-            let error = match bounded(policy, Operation::PutNew, key, created).await {
+            let patience = pauses.policy_for(body.len());
+            let error = match bounded(&patience, Operation::PutNew, key, created).await {
                 Ok(_) => return Ok(()),
                 Err(error) => error,
             };
             if error.kind() == StoreErrorKind::AlreadyExists {
-                match bounded(policy, Operation::Get, key, store.get(key)).await {
+                match bounded(&patience, Operation::Get, key, store.get(key)).await {
                     Ok((there, _)) if there == *body => return Ok(()),
                     Ok(_) => return Err(Refusal::Fenced { by: None }.into()),
-                    Err(error) if may_pass(&error) || error.is_not_found() => {}
+                    Err(error) if policy.bears(&error) || error.is_not_found() => {}
                     Err(error) => return Err(error.into()),
                 }
-            } else if !may_pass(&error) {
+            } else if !policy.bears(&error) {
                 return Err(error.into());
             }
             pauses.pause(&error).await.map_err(|_| error)?;

@@ -3,8 +3,10 @@
 //! Owns the cache of decoded lists (they are immutable, so a name says it all) and the writing of lists by sessions that upload nothing else. What
 //! the entries mean is in [`super::snapshots`]; which lists are current is in the root.
 
+use super::chain::NonceEntry;
 use super::error::RootError;
 use super::handle::{RootHandle, RootView};
+use super::retry::{RetryPolicy, create_surely};
 use super::snapshots::{
     ListEntry, PackEntry, QuarantineEntry, SnapshotEntry, SnapshotList, TrashEntry, decode_shard,
 };
@@ -50,6 +52,7 @@ struct Inner {
     trash: Mutex<LruCache<PackName, Arc<Vec<TrashEntry>>>>,
     packs: Mutex<LruCache<PackName, Arc<Vec<PackEntry>>>>,
     quarantine: Mutex<LruCache<PackName, Arc<Vec<QuarantineEntry>>>>,
+    nonces: Mutex<LruCache<PackName, Arc<Vec<NonceEntry>>>>,
 }
 
 impl Lists {
@@ -62,6 +65,7 @@ impl Lists {
             trash: Mutex::new(LruCache::new(CACHED_SHARDS)),
             packs: Mutex::new(LruCache::new(CACHED_SHARDS)),
             quarantine: Mutex::new(LruCache::new(CACHED_SHARDS)),
+            nonces: Mutex::new(LruCache::new(CACHED_SHARDS)),
         };
         Self(Arc::new(inner))
     }
@@ -118,6 +122,14 @@ impl Lists {
         refs: &[ListRef],
     ) -> Result<Vec<Arc<Vec<QuarantineEntry>>>, RootError> {
         self.load(&self.0.quarantine, refs).await
+    }
+
+    /// The parts `refs` of a chain of generations. Errors like [`Lists::snapshots`].
+    pub async fn nonce_shards(
+        &self,
+        refs: &[ListRef],
+    ) -> Result<Vec<Arc<Vec<NonceEntry>>>, RootError> {
+        self.load(&self.0.nonces, refs).await
     }
 
     /// All places that `root` has in quarantine. Errors like [`Lists::snapshots`].
@@ -212,6 +224,7 @@ pub struct DirectLists {
     store: Arc<dyn Store>,
     keyring: Keyring,
     entropy: Arc<dyn Entropy>,
+    policy: RetryPolicy,
     session: SessionId,
     sequence: AtomicU32,
 }
@@ -223,8 +236,18 @@ impl DirectLists {
             store: handle.store().clone(),
             keyring: handle.keyring().clone(),
             entropy: handle.entropy().clone(),
+            policy: handle.policy(),
             session,
             sequence: AtomicU32::new(0),
+        }
+    }
+
+    /// The writer of one list apart from all that `session` writes otherwise: under the last of its
+    /// numbers, which no floor passes.
+    pub(super) fn last(handle: &RootHandle, session: SessionId) -> Self {
+        Self {
+            sequence: AtomicU32::new(u32::MAX),
+            ..Self::new(handle, session)
         }
     }
 }
@@ -246,8 +269,7 @@ impl ListWriter for DirectLists {
         let object = self
             .keyring
             .seal_object(Class::List, &key, Features::NONE, salt, &payload);
-        // A new name every time: a put whose outcome is unknown leaves garbage below the next floor, never two lists under one name.
-        self.store.put_new(&key, vec![object]).await?;
+        create_surely(&*self.store, &self.policy, &*self.entropy, &key, &object).await?;
         Ok(name)
     }
 }

@@ -4,6 +4,7 @@
 //! cannot. Losing the file loses an alarm, never data: so what cannot be read counts as nothing remembered, and writing it need not survive a power cut.
 
 use super::state::RootMark;
+use crate::private;
 use async_trait::async_trait;
 use std::fmt::Debug;
 use std::io::{self, Write};
@@ -17,6 +18,9 @@ pub trait GenerationMemory: Send + Sync + Debug + 'static {
 
     /// Remembers `mark`, unless a newer one is remembered.
     async fn remember(&self, mark: RootMark) -> io::Result<()>;
+
+    /// Remembers `mark` whatever was remembered: the user has accepted it.
+    async fn accept(&self, mark: RootMark) -> io::Result<()>;
 }
 
 /// Remembers for the life of the process only: for tests, simulations, and machines without a state directory.
@@ -34,6 +38,11 @@ impl GenerationMemory for VolatileMemory {
         if known.is_none_or(|known| known.generation < mark.generation) {
             *known = Some(mark);
         }
+        Ok(())
+    }
+
+    async fn accept(&self, mark: RootMark) -> io::Result<()> {
+        *self.0.lock() = Some(mark);
         Ok(())
     }
 }
@@ -66,7 +75,12 @@ impl GenerationMemory for FileMemory {
 
     async fn remember(&self, mark: RootMark) -> io::Result<()> {
         let directory = self.directory.clone();
-        blocking(move || write(&directory, mark)).await
+        blocking(move || write(&directory, mark, |known| known.generation < mark.generation)).await
+    }
+
+    async fn accept(&self, mark: RootMark) -> io::Result<()> {
+        let directory = self.directory.clone();
+        blocking(move || write(&directory, mark, |_| true)).await
     }
 }
 
@@ -99,21 +113,25 @@ fn parse(text: &str) -> Option<RootMark> {
     })
 }
 
-/// Replaces the file atomically, under a lock, so that of two processes the newer mark wins.
-fn write(directory: &Path, mark: RootMark) -> io::Result<()> {
-    std::fs::create_dir_all(directory)?;
-    let lock = std::fs::File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(directory.join("lock"))?;
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+/// Replaces the file atomically, under a lock, if `gives_way` says so of what it holds: so of two
+/// processes the newer mark wins.
+fn write(
+    directory: &Path,
+    mark: RootMark,
+    gives_way: impl FnOnce(RootMark) -> bool,
+) -> io::Result<()> {
+    if let Some(state) = directory.parent() {
+        private::make_directory(state)?;
+    }
+    private::make_directory(directory)?;
+    let _lock = private::lock(&directory.join("lock"))?;
     let file = FileMemory::file(directory);
-    if read(&file)?.is_some_and(|known| known.generation >= mark.generation) {
+    if read(&file)?.is_some_and(|known| !gives_way(known)) {
         return Ok(());
     }
     let fresh = directory.join("generation.new");
-    let mut output = std::fs::File::create(&fresh)?;
+    let mut output = private::open(&fresh)?;
+    output.set_len(0)?;
     writeln!(output, "{} {}", mark.generation, hex::encode(mark.nonce))?;
     std::fs::rename(&fresh, &file)
 }

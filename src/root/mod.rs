@@ -9,8 +9,11 @@
 //! | [`state`] | what a root holds, and when it is consistent (pure) |
 //! | [`transition`] | who may change what in it (pure) |
 //! | [`snapshots`], [`record`] | entries of lists; what a commit leaves behind (pure) |
+//! | [`chain`] | what a root descends from (pure) |
+//! | [`ancestry`] | its older parts: written, and read to judge what a machine remembers |
 //! | [`error`] | what can go wrong, by what the caller should do |
 //! | [`handle`] | reads the root and replaces it; decides what became of a replacement whose answer was lost |
+//! | [`reading`] | from the bytes of a root to what it holds |
 //! | [`retry`] | pauses and deadlines |
 //! | [`memory`] | what this machine remembers, to notice a bucket that was rolled back |
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
@@ -23,6 +26,8 @@
 //! | [`repository`] | creating and opening one |
 //! | [`rule`] | changing for how long its objects are locked |
 
+pub mod ancestry;
+pub mod chain;
 pub mod commit;
 pub mod error;
 pub mod forget;
@@ -33,6 +38,7 @@ pub mod holder;
 pub mod journal;
 pub mod lists;
 pub mod memory;
+pub mod reading;
 pub mod record;
 pub mod repository;
 pub mod retry;

@@ -10,11 +10,14 @@
 //! somebody with write access could put an unsealed repository in place of a sealed one, and read all that is written from then on.
 
 use super::error::RootError;
-use super::handle::{RootHandle, RootParts, open_root};
+use super::handle::{RootHandle, RootParts};
 use super::lists::Lists;
 use super::memory::{FileMemory, GenerationMemory, VolatileMemory};
-use super::retry::{PatientReads, Pauses, RetryPolicy, may_pass, random};
+use super::reading::open_root;
+use super::retry::{PatientReads, Pauses, RetryPolicy, create_surely, may_pass, random};
+use super::rule;
 use super::state::{ROOT_KEY, Root};
+use crate::acquaintance::Acquaintance;
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::lock::{Lock, LockRule};
 use bkfs_chunker::seal::{
@@ -22,7 +25,7 @@ use bkfs_chunker::seal::{
     SlotError, SlotName,
 };
 use bkfs_chunker::store::{
-    ProbeError, Store, StoreErrorKind, probe_conditional_writes, probe_locks,
+    ProbeError, Races, Store, StoreErrorKind, probe_conditional_writes, probe_locks,
 };
 use jiff::Timestamp;
 use std::path::PathBuf;
@@ -46,8 +49,14 @@ const CONTENTS: [&str; 6] = [
 /// How long a store that does not answer is asked for the objects that a repository is opened with: whoever has mistyped its address should know soon.
 const OPENING_PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long a store that does not answer is tried while a repository is created in it.
+const CREATION_PATIENCE: Duration = Duration::from_secs(30);
+
 /// For how long the object of [`probe_lock`] is locked, in seconds: longer than a clock can be wrong by which S3 still answers (15 minutes).
 const PROBE_LOCK_S: i64 = 20 * 60;
+
+/// One writable mount in so many looks for rare races of the store.
+const THOROUGH_ONE_IN: u64 = 16;
 
 /// Where passwords come from.
 pub trait Passwords: Send {
@@ -88,17 +97,14 @@ pub async fn create(
 ) -> Result<RepositoryId, RootError> {
     refuse_contents(store).await?;
     // Somebody waits for the answer, and can ask again.
-    let impatient = RetryPolicy {
-        stall_timeout: Duration::ZERO,
-        ..RetryPolicy::default()
-    };
-    probe(store, entropy, &impatient).await?;
+    let policy = RetryPolicy::within(CREATION_PATIENCE);
+    probe_with(store, entropy, &policy, |_| Races::MANY).await?;
     if let Some(rule) = new.lock {
         probe_lock(store, entropy, rule, new.clock).await?;
     }
     let config = match read_config(store).await? {
         Some(config) => config,
-        None => begin(store, entropy, new).await?,
+        None => begin(store, entropy, new, &policy).await?,
     };
     if config.lock() != new.lock {
         return Err(not_empty(
@@ -116,15 +122,16 @@ pub async fn create(
             ));
         }
     };
-    let root = Root::new(keyring.repository(), random(entropy));
+    let mut root = Root::witnessed(keyring.repository(), random(entropy));
+    root.lock_rules = Some(vec![rule::hash(new.lock)]);
     let object = keyring.seal_object(
         Class::Root,
         ROOT_KEY,
-        Features::NONE,
+        Features::NONE.with_witness(),
         random(entropy),
         &root.encode()?,
     );
-    let Err(error) = store.put_new(ROOT_KEY, vec![object]).await else {
+    let Err(error) = create_surely(store, &policy, entropy, ROOT_KEY, &object).await else {
         return Ok(keyring.repository());
     };
     // As with every root: what stands there decides, not the answer.
@@ -140,8 +147,10 @@ pub async fn create(
     ))
 }
 
-/// Proves that the store's conditional writes are right, by writing and removing a few small objects. Taken at creation and by every writable mount:
-/// on a store that gets them wrong two writers would destroy each other's work.
+/// Tries whether the store's conditional writes are right, by writing and removing a few small
+/// objects. Taken at creation and by every writable mount:
+/// on a store that gets them wrong two writers would destroy each other's work. One mount in
+/// [`THOROUGH_ONE_IN`] tries as hard as the creation.
 ///
 /// While the store does not answer it is probed again, with other objects: no conditional write is ever sent twice.
 ///
@@ -152,10 +161,23 @@ pub async fn probe(
     entropy: &dyn Entropy,
     policy: &RetryPolicy,
 ) -> Result<(), RootError> {
+    let now_and_then = |salt: u64| match salt.is_multiple_of(THOROUGH_ONE_IN) {
+        true => Races::MANY,
+        false => Races::FEW,
+    };
+    probe_with(store, entropy, policy, now_and_then).await
+}
+
+async fn probe_with(
+    store: &dyn Store,
+    entropy: &dyn Entropy,
+    policy: &RetryPolicy,
+    races: impl Fn(u64) -> Races,
+) -> Result<(), RootError> {
     let mut pauses = Pauses::new(policy, entropy);
     loop {
         let salt = u64::from_le_bytes(random(entropy));
-        match probe_conditional_writes(store, &format!("{salt:016x}")).await {
+        match probe_conditional_writes(store, &format!("{salt:016x}"), races(salt)).await {
             Ok(()) => return Ok(()),
             Err(ProbeError::Store(error)) if may_pass(&error) => {
                 pauses.pause(&error).await.map_err(|_| error)?;
@@ -202,6 +224,7 @@ async fn begin(
     store: &dyn Store,
     entropy: &dyn Entropy,
     new: &NewRepository<'_>,
+    policy: &RetryPolicy,
 ) -> Result<Config, RootError> {
     let repository = RepositoryId(random(entropy));
     let secrets = Secrets::new(random(entropy), random(entropy), random(entropy));
@@ -218,7 +241,7 @@ async fn begin(
         let object = slot
             .wrap(password, &secrets)
             .map_err(|error| of_slot(error, &slot.name.key()))?;
-        store.put_new(&slot.name.key(), vec![object]).await?;
+        create_surely(store, policy, entropy, &slot.name.key(), &object).await?;
     }
     let object = Config::create(
         repository,
@@ -228,8 +251,8 @@ async fn begin(
         random(entropy),
         new.lock,
     );
-    match store.put_new(Config::KEY, vec![object]).await {
-        Ok(_) => {}
+    match create_surely(store, policy, entropy, Config::KEY, &object).await {
+        Ok(()) => {}
         // Somebody else creates at this moment, or this very request was answered twice: the config that stands decides.
         Err(error) if error.kind() == StoreErrorKind::AlreadyExists => {}
         Err(error) => return Err(error.into()),
@@ -257,6 +280,17 @@ async fn refuse_contents(store: &dyn Store) -> Result<(), RootError> {
     Ok(())
 }
 
+/// What is accepted though a machine remembers otherwise, or the root says otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Accepted {
+    /// The root as it is found.
+    pub rollback: bool,
+    /// Another repository than the one that is known.
+    pub replaced: bool,
+    /// A config with another rule of locks than the root tells of.
+    pub lock_rule: bool,
+}
+
 /// How a repository is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -264,10 +298,16 @@ pub struct OpenOptions {
     pub entropy: Arc<dyn Entropy>,
     /// How long the store is tried.
     pub policy: RetryPolicy,
+    /// Whether it is tried as long before it has ever answered.
+    pub waits: bool,
     /// Where this machine keeps what it remembers of repositories; without one it remembers nothing beyond the process.
     pub state_dir: Option<PathBuf>,
     /// The oldest generation of the root that is accepted.
     pub min_generation: u64,
+    /// What the user accepts though this machine remembers otherwise.
+    pub accepted: Accepted,
+    /// The repository that this machine knows here; with another one no password is asked for.
+    pub known: Option<Acquaintance>,
 }
 
 /// An open repository. Cheap to clone.
@@ -292,12 +332,16 @@ impl Repository {
         let patient = Arc::new(PatientReads {
             store: store.clone(),
             policy: RetryPolicy {
-                stall_timeout: options.policy.stall_timeout.min(OPENING_PATIENCE),
+                stall_timeout: match options.waits {
+                    true => options.policy.stall_timeout,
+                    false => options.policy.stall_timeout.min(OPENING_PATIENCE),
+                },
                 ..options.policy
             },
+            handle: None,
             entropy: options.entropy.clone(),
         });
-        let (config, keyring) = open_keys(&*patient, passwords).await?;
+        let (config, keyring) = open_keys(&*patient, options.known, passwords).await?;
         let memory: Arc<dyn GenerationMemory> = match &options.state_dir {
             Some(directory) => Arc::new(FileMemory::new(
                 directory,
@@ -311,6 +355,7 @@ impl Repository {
             entropy: options.entropy,
             memory,
             policy: options.policy,
+            accept_rollback: options.accepted.rollback,
         };
         let handle = match RootHandle::open(parts, options.min_generation).await {
             Err(RootError::Store(error)) if error.is_not_found() => {
@@ -321,9 +366,18 @@ impl Repository {
             }
             opened => opened?,
         };
+        let stated = rule::hash(config.lock());
+        handle.state_rule(stated);
+        if !options.accepted.lock_rule && !rule::admits(&handle.current().root, stated) {
+            return Err(RootError::OtherLockRule);
+        }
+        let reads = Arc::new(PatientReads {
+            handle: Some(handle.clone()),
+            ..(*patient).clone()
+        });
         Ok(Self {
             handle,
-            lists: Lists::new(patient, keyring),
+            lists: Lists::new(reads, keyring),
             config: Arc::new(config),
         })
     }
@@ -354,17 +408,20 @@ impl Repository {
     }
 }
 
-/// The config and the keys of the repository in `store`, whatever became of its root.
+/// The config and the keys of the repository in `store`, whatever became of its root. If it is not
+/// the `known` one, no password is asked for.
 ///
 /// # Errors
 /// As [`Repository::open`], but for what the root says.
 pub async fn open_keys(
     store: &dyn Store,
+    known: Option<Acquaintance>,
     passwords: &mut dyn Passwords,
 ) -> Result<(Config, Keyring), RootError> {
     let Some(config) = read_config(store).await? else {
         return Err(without_config(store).await?);
     };
+    require_known(&config, known)?;
     let keyring = if config.is_sealed() {
         let password = passwords.password()?.ok_or(RootError::PasswordNeeded)?;
         unlock(store, &config, &password).await?
@@ -374,6 +431,27 @@ pub async fn open_keys(
         open_keyring(&config)?
     };
     Ok((config, keyring))
+}
+
+/// That the repository in `store` is the `known` one, by what its config says of itself; a config
+/// that is not there is for others to miss.
+///
+/// # Errors
+/// [`RootError::Replaced`]; the config cannot be read.
+pub async fn recognize(store: &dyn Store, known: Option<Acquaintance>) -> Result<(), RootError> {
+    let config = read_config(store).await?;
+    config.map_or(Ok(()), |config| require_known(&config, known))
+}
+
+fn require_known(config: &Config, known: Option<Acquaintance>) -> Result<(), RootError> {
+    let found = Acquaintance {
+        repository: config.repository(),
+        sealed: config.is_sealed(),
+    };
+    match known.filter(|known| *known != found) {
+        Some(known) => Err(RootError::Replaced { known, found }),
+        None => Ok(()),
+    }
 }
 
 /// The config, if there is one.

@@ -3,6 +3,7 @@
 //! Owns the policy and its clock, and no request of its own. Time is tokio's, so that a paused clock works; the jitter of pauses is drawn from the injected randomness.
 
 use super::error::RootError;
+use super::handle::RootHandle;
 use async_trait::async_trait;
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version};
@@ -25,18 +26,73 @@ pub struct RetryPolicy {
     pub longest_pause: Duration,
     /// How many conflicts with other writers a single change bears.
     pub conflicts_max: u32,
+    /// Whether a store that refuses is waited for as long as one that is silent: for who has accepted what must not be dropped.
+    pub bears_refusals: bool,
 }
 
 impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
-            request_timeout: Duration::from_secs(60),
+            request_timeout: Self::REQUEST_MAX,
             stall_timeout: Duration::from_secs(300),
             first_pause: Duration::from_millis(50),
             longest_pause: Duration::from_secs(5),
             conflicts_max: 1000,
+            bears_refusals: false,
         }
     }
+}
+
+/// The part of the time that a silent store is borne for, after which it is tried again at the
+/// latest: an outage that ends in time is noticed in time.
+const PAUSES_IN_TIMEOUT: u32 = 5;
+
+impl RetryPolicy {
+    /// The longest that a single request is waited for, however patient the caller is.
+    const REQUEST_MAX: Duration = Duration::from_secs(60);
+
+    /// The shortest time that a request is waited for, unless the caller has not twice as long: a
+    /// busy store takes a while.
+    const REQUEST_MIN: Duration = Duration::from_secs(4);
+
+    /// For a caller who waits for `timeout` in all (`timeout=`): a request that is not answered is
+    /// given up early enough to be sent again.
+    pub fn within(timeout: Duration) -> Self {
+        let usual = Self::default();
+        let share = (timeout / 4).max(Self::REQUEST_MIN);
+        Self {
+            request_timeout: share.min(timeout / 2).min(Self::REQUEST_MAX),
+            longest_pause: (timeout / PAUSES_IN_TIMEOUT).min(usual.longest_pause),
+            stall_timeout: timeout,
+            ..usual
+        }
+    }
+
+    /// Whether a request that failed like this is made again.
+    pub(super) fn bears(&self, error: &StoreError) -> bool {
+        let is_answer = matches!(
+            error.kind(),
+            StoreErrorKind::NotFound | StoreErrorKind::OutOfRange
+        );
+        may_pass(error) || (self.bears_refusals && !is_answer)
+    }
+}
+
+/// The slowest link that a large object is waited for.
+const SLOWEST_BYTES_PER_SECOND: u64 = 256 * 1024;
+
+/// The shortest time that an answer is waited for.
+const LAST_CHANCE: Duration = Duration::from_secs(1);
+
+/// Whether an answer says that nothing was applied, and why.
+pub(super) fn is_refusal(kind: StoreErrorKind) -> bool {
+    matches!(
+        kind,
+        StoreErrorKind::Denied
+            | StoreErrorKind::NoBucket
+            | StoreErrorKind::NoSpace
+            | StoreErrorKind::Invalid
+    )
 }
 
 /// Whether an error may go away by itself: what asks for a person does not.
@@ -45,6 +101,7 @@ pub(super) fn may_pass(error: &StoreError) -> bool {
         error.kind(),
         StoreErrorKind::Denied
             | StoreErrorKind::NoBucket
+            | StoreErrorKind::NoServer
             | StoreErrorKind::NotFound
             | StoreErrorKind::Invalid
             | StoreErrorKind::NoSpace
@@ -69,7 +126,7 @@ pub(super) async fn bounded<T>(
             kind,
             operation,
             key,
-            format!("no answer within {} s", policy.request_timeout.as_secs()),
+            format!("no answer within {:?}", policy.request_timeout),
         )
     };
     tokio::time::timeout(policy.request_timeout, request)
@@ -86,19 +143,39 @@ pub(crate) fn random<const N: usize>(entropy: &dyn Entropy) -> [u8; N] {
 
 /// Random pauses that grow, until the store has stood still for too long.
 pub(super) struct Pauses<'a> {
-    policy: &'a RetryPolicy,
+    policy: RetryPolicy,
     entropy: &'a dyn Entropy,
     tries: u32,
     deadline: Instant,
 }
 
 impl<'a> Pauses<'a> {
-    pub(super) fn new(policy: &'a RetryPolicy, entropy: &'a dyn Entropy) -> Self {
+    pub(super) fn new(policy: &RetryPolicy, entropy: &'a dyn Entropy) -> Self {
         Self {
-            policy,
+            policy: *policy,
             entropy,
             tries: 0,
             deadline: Instant::now() + policy.stall_timeout,
+        }
+    }
+
+    /// The policy for a request that begins now: it is given up at the deadline.
+    pub(super) fn policy(&self) -> RetryPolicy {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        RetryPolicy {
+            // The last one has its chance, too.
+            request_timeout: self.policy.request_timeout.min(left.max(LAST_CHANCE)),
+            ..self.policy
+        }
+    }
+
+    /// The same for a request that carries so many bytes.
+    pub(super) fn policy_for(&self, bytes: usize) -> RetryPolicy {
+        let policy = self.policy();
+        let carrying = Duration::from_secs(bytes as u64 / SLOWEST_BYTES_PER_SECOND);
+        RetryPolicy {
+            request_timeout: policy.request_timeout + carrying,
+            ..policy
         }
     }
 
@@ -109,7 +186,9 @@ impl<'a> Pauses<'a> {
                 reason: error.to_string(),
             });
         }
-        self.sleep().await;
+        let deadline = self.deadline;
+        // Who waits is told at the deadline, or soon after the last attempt, which begins then.
+        let _ = tokio::time::timeout_at(deadline, self.sleep()).await;
         Ok(())
     }
 
@@ -139,10 +218,47 @@ where
 {
     let mut pauses = Pauses::new(policy, entropy);
     loop {
-        match bounded(policy, operation, key, request()).await {
-            Err(error) if may_pass(&error) => pauses.pause(&error).await.map_err(|_| error)?,
+        match bounded(&pauses.policy(), operation, key, request()).await {
+            Err(error) if policy.bears(&error) => pauses.pause(&error).await.map_err(|_| error)?,
             answer => return answer,
         }
+    }
+}
+
+/// Creates an object under a name that nothing else is ever written to, for as long as the store
+/// may stand still: what lies there with these bytes is ours, and what is not there is
+/// sent again, the same bytes under the same name.
+///
+/// Dropped, it leaves an object under that name, or none, or one that arrives later.
+///
+/// # Errors
+/// `AlreadyExists` if something else lies there; store errors that do not pass in time, after which
+/// it may or may not be there.
+pub(super) async fn create_surely(
+    store: &dyn Store,
+    policy: &RetryPolicy,
+    entropy: &dyn Entropy,
+    key: &str,
+    body: &Bytes,
+) -> Result<(), StoreError> {
+    let mut pauses = Pauses::new(policy, entropy);
+    loop {
+        let sent = store.put_new(key, vec![body.clone()]);
+        let error = match bounded(policy, Operation::PutNew, key, sent).await {
+            Ok(_) => return Ok(()),
+            Err(error) => error,
+        };
+        if error.kind() == StoreErrorKind::AlreadyExists {
+            let get = || store.get(key);
+            return match patiently(policy, entropy, Operation::Get, key, get).await {
+                Ok((found, _)) if found == *body => Ok(()),
+                _ => Err(error),
+            };
+        }
+        if !may_pass(&error) {
+            return Err(error);
+        }
+        pauses.pause(&error).await.map_err(|_| error)?;
     }
 }
 
@@ -151,6 +267,8 @@ where
 pub(super) struct PatientReads {
     pub(super) store: Arc<dyn Store>,
     pub(super) policy: RetryPolicy,
+    /// Whose refusals are borne, once it bears them, and for as long as it does.
+    pub(super) handle: Option<RootHandle>,
     pub(super) entropy: Arc<dyn Entropy>,
 }
 
@@ -164,7 +282,10 @@ impl PatientReads {
     where
         R: Future<Output = Result<T, StoreError>> + Send,
     {
-        patiently(&self.policy, &*self.entropy, operation, key, request).await
+        let handle = self.handle.as_ref().map(RootHandle::policy);
+        let policy = handle.filter(|policy| policy.bears_refusals);
+        let policy = policy.unwrap_or(self.policy);
+        patiently(&policy, &*self.entropy, operation, key, request).await
     }
 }
 

@@ -7,8 +7,9 @@
 //! Numbers (16 bits) stand above the inode numbers of a snapshot's files, so they must differ among all snapshots that can be seen, now or after
 //! `forget --undo`: numbers in the trash count as taken.
 
+use super::chain::NonceEntry;
 use super::error::RootError;
-use super::state::{ListRef, NameError, Root, Volume, check_name};
+use super::state::{ListRef, NameError, Root, Volume, check_name, check_printable};
 use super::wire;
 use crate::retain::Dated;
 use bkfs_chunker::catalog::name_bytes;
@@ -73,6 +74,9 @@ pub struct SnapshotEntry {
     /// The generation of the root that made it.
     #[n(12)]
     pub generation: u64,
+    /// It is what only the spool of a fenced machine had, and was never the volume's state.
+    #[cbor(n(13), with = "wire::flag", has_nil)]
+    pub recovered: bool,
 }
 
 /// A forgotten snapshot, which is restorable until collection empties the trash.
@@ -118,6 +122,7 @@ impl ListEntry for SnapshotEntry {}
 impl ListEntry for TrashEntry {}
 impl ListEntry for PackEntry {}
 impl ListEntry for QuarantineEntry {}
+impl ListEntry for NonceEntry {}
 
 /// The payload of a list object.
 pub fn encode_shard<T: ListEntry>(entries: Vec<T>) -> Vec<u8> {
@@ -211,16 +216,15 @@ impl SnapshotList {
         self.iter().find(|entry| entry.number == number)
     }
 
-    /// The newest snapshot of `volume`.
+    /// The newest snapshot that was the state of `volume`: recovered ones never were.
     pub fn latest(&self, volume: &str) -> Option<&SnapshotEntry> {
-        self.iter()
-            .filter(|entry| entry.volume == volume)
-            .max_by_key(|entry| entry.age_order())
+        self.at(volume, Timestamp::MAX)
     }
 
-    /// The newest snapshot of `volume` that is not later than `time`.
+    /// The newest of them that is not later than `time`.
     pub fn at(&self, volume: &str, time: Timestamp) -> Option<&SnapshotEntry> {
-        self.iter()
+        let states = self.iter().filter(|entry| !entry.recovered);
+        states
             .filter(|entry| entry.volume == volume && entry.time <= time)
             .max_by_key(|entry| entry.age_order())
     }
@@ -273,6 +277,10 @@ impl Dated for SnapshotEntry {
     fn tags(&self) -> &[String] {
         &self.tags
     }
+
+    fn is_recovered(&self) -> bool {
+        self.recovered
+    }
 }
 
 /// What is wanted of a new snapshot.
@@ -288,6 +296,8 @@ pub struct SnapshotRequest {
     pub tags: Vec<String>,
     /// The time on the host's clock.
     pub clock: Timestamp,
+    /// Its tree is not the volume's state, but what only the spool of a fenced machine had.
+    pub recovered: bool,
 }
 
 /// The entry of a new snapshot of `volume` in `next` (a root with its new generation): of `entry`, which is usually the volume as its last commit left it.
@@ -327,6 +337,12 @@ pub fn new_entry(
             source: NameError::Length,
         });
     }
+    for word in request.tags.iter().chain([&name]) {
+        check_printable(word).map_err(|source| RootError::BadName {
+            name: word.clone(),
+            source,
+        })?;
+    }
     let trashed = trash
         .iter()
         .flat_map(|shard| shard.iter())
@@ -352,6 +368,7 @@ pub fn new_entry(
         bytes: entry.bytes,
         new_bytes: entry.unsnapshotted_bytes,
         generation: next.generation,
+        recovered: request.recovered && next.chain.is_some(),
     })
 }
 

@@ -8,7 +8,9 @@
 //!
 //! A session names its volume and holds the number of its last covered operation; a volume names only its holder. Each fact stands in one place.
 
+use super::chain::Chain;
 use super::wire;
+use crate::printable;
 use bkfs_chunker::catalog::{IndexRef, name_bytes};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::pack::PackName;
@@ -99,6 +101,39 @@ pub struct Root {
     /// When the first lock of an object that is needed may end, in seconds since 1970, by the collector that extended them last (`--lock-days`).
     #[n(12)]
     pub locked_until_s: Option<i64>,
+    /// What it descends from. Present if and only if the header has the feature
+    /// [`Features::WITNESS`](bkfs_chunker::seal::Features::WITNESS), and with it the fields below,
+    /// [`Session::covered_journal`], and the flags of recovered snapshots.
+    #[n(13)]
+    pub chain: Option<Chain>,
+    /// Hashes of the rules of locks that the config may state: of one, or of two while one follows
+    /// the other. Absent: not known.
+    #[n(14)]
+    pub lock_rules: Option<Vec<RuleHash>>,
+    /// Where ended sessions stood whose spools may still hold what they acknowledged.
+    #[n(15)]
+    pub grounds: Option<Vec<Ground>>,
+}
+
+/// The hash of a rule of locks.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[cbor(transparent)]
+pub struct RuleHash(#[cbor(n(0), with = "wire::bytes_16")] pub [u8; 16]);
+
+/// The last commit of an ended session, which what lies in its spool follows. It is kept until the
+/// spool is claimed, or given up by name.
+#[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[cbor(array)]
+pub struct Ground {
+    /// The session.
+    #[n(0)]
+    pub session: SessionId,
+    /// Its volume.
+    #[n(1)]
+    pub volume: String,
+    /// The record of the commit.
+    #[cbor(n(2), with = "wire::id")]
+    pub record: Id,
 }
 
 /// One tree that a single session at a time may write.
@@ -169,6 +204,9 @@ pub struct Session {
     /// replayed oldest first (rule 7 ‡).
     #[n(6)]
     pub claimed_generation: u64,
+    /// The number of its last journal that a commit covers.
+    #[n(7)]
+    pub covered_journal: Option<u64>,
 }
 
 /// Which process of which machine a session is.
@@ -280,7 +318,29 @@ impl Root {
             quarantine: Vec::new(),
             next_snapshot: 1,
             locked_until_s: None,
+            chain: None,
+            lock_rules: None,
+            grounds: None,
         }
+    }
+
+    /// The root of a new repository, with a chain that begins with it.
+    pub fn witnessed(repository: RepositoryId, nonce: [u8; 16]) -> Self {
+        let root = Self::new(repository, nonce);
+        Self {
+            chain: Some(Chain::new(root.generation, None)),
+            ..root
+        }
+    }
+
+    /// Becomes the root that follows it: the next generation, with a nonce of its own.
+    pub fn follow(&mut self, nonce: [u8; 16]) {
+        let mark = self.mark();
+        if let Some(chain) = &mut self.chain {
+            chain.enter(mark);
+        }
+        self.generation += 1;
+        self.nonce = nonce;
     }
 
     /// The payload of the root object. Errors if it would be too large or contradicts itself.
@@ -337,6 +397,9 @@ impl Root {
                 ));
             }
         }
+        if let Some(chain) = &self.chain {
+            chain.check(self.generation)?;
+        }
         for (id, session) in &self.sessions {
             let Some(name) = &session.volume else {
                 continue;
@@ -392,6 +455,9 @@ pub enum NameError {
     /// It has a `/` or a zero byte, which no name of a directory can have.
     #[error("a name has no '/' and no zero byte")]
     Byte,
+    /// It has a character that a terminal obeys.
+    #[error("a name has no control characters")]
+    Control,
     /// `latest` means the newest snapshot wherever a name is read.
     #[error("'latest' means the newest snapshot")]
     Reserved,
@@ -407,5 +473,25 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
         Err(NameError::Byte)
     } else {
         Ok(())
+    }
+}
+
+/// Checks the name of a new volume or snapshot, or a tag: [`check_name`] and no character that a terminal obeys. Those that were made before stay readable.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_new_name(name: &str) -> Result<(), NameError> {
+    check_name(name)?;
+    check_printable(name)
+}
+
+/// Checks that a word has no character that a terminal obeys.
+///
+/// # Errors
+/// [`NameError::Control`].
+pub fn check_printable(word: &str) -> Result<(), NameError> {
+    match printable::line(word) == word {
+        true => Ok(()),
+        false => Err(NameError::Control),
     }
 }

@@ -8,7 +8,7 @@
 
 use super::state::{
     HOLDER_TEXT_BYTES_MAX, HolderInfo, ListRef, MOUNT_POINT_BYTES_MAX, NameError, Root, Session,
-    SessionId, SessionState, Volume, check_name,
+    SessionId, SessionState, Volume, check_name, check_new_name,
 };
 use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;
@@ -96,6 +96,8 @@ pub struct CommitChange {
     pub tree: Option<Id>,
     /// The last operation of the session that the tree holds.
     pub covered: u64,
+    /// The number of the session's last journal of which that is true, if the session counts them.
+    pub covered_journal: Option<u64>,
     /// The session's new floor: everything below is referred to by the new root, or is garbage.
     pub floor: u32,
     /// The lowest inode number not yet given out.
@@ -148,6 +150,7 @@ impl Root {
             covered: 0,
             holder: holder.cut(),
             claimed_generation: 0,
+            covered_journal: None,
         };
         self.sessions.insert(id, session);
         Ok(())
@@ -159,7 +162,11 @@ impl Root {
     /// [`Refusal::Held`] if `claim` does not reach over the holder, [`Refusal::Fenced`] if the session is not live, [`Refusal::BadName`].
     pub fn claim(&mut self, id: SessionId, volume: &str, claim: Claim) -> Result<(), Refusal> {
         self.require_live(id)?;
-        check_name(volume).map_err(|source| Refusal::BadName {
+        let check = match self.volumes.contains_key(volume) {
+            true => check_name,
+            false => check_new_name,
+        };
+        check(volume).map_err(|source| Refusal::BadName {
             name: volume.to_owned(),
             source,
         })?;
@@ -227,8 +234,12 @@ impl Root {
             session.state == SessionState::Live || !change.replayed.contains(id)
         });
         self.raise_floor(change.session, change.floor);
+        let is_witnessed = self.chain.is_some();
         if let Some(session) = self.sessions.get_mut(&change.session) {
             session.covered = session.covered.max(change.covered);
+            if is_witnessed {
+                session.covered_journal = session.covered_journal.max(change.covered_journal);
+            }
         }
         if let Some(entry) = self.volumes.get_mut(&change.volume) {
             entry.tree = change.tree;

@@ -169,3 +169,28 @@ pub(super) mod time {
             .map_err(|_| Error::message("no such instant").at(position))
     }
 }
+
+/// A flag that is only written where it is set.
+pub(super) mod flag {
+    use super::*;
+
+    pub fn encode<C, W: Write>(
+        value: &bool,
+        encoder: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.bool(*value)?.ok()
+    }
+
+    pub fn decode<C>(decoder: &mut Decoder<'_>, _: &mut C) -> Result<bool, Error> {
+        decoder.bool()
+    }
+
+    pub fn nil() -> Option<bool> {
+        Some(false)
+    }
+
+    pub fn is_nil(value: &bool) -> bool {
+        !value
+    }
+}

@@ -20,11 +20,13 @@ struct Child {
 }
 
 impl Ancestry {
-    /// The kernel has found a directory in another one.
+    /// The kernel has found a directory in another one; in inode 0 if it came from elsewhere.
     pub(super) fn looked_up(&self, number: Number, parent: Number) {
         let mut known = self.0.lock();
         let child = known.entry(number).or_insert(Child { parent, lookups: 0 });
-        child.parent = parent;
+        if parent.inode != 0 {
+            child.parent = parent;
+        }
         child.lookups += 1;
     }
 
@@ -41,7 +43,8 @@ impl Ancestry {
 
     /// Where a directory was found.
     pub(super) fn parent(&self, number: Number) -> Option<Number> {
-        self.0.lock().get(&number).map(|child| child.parent)
+        let parent = self.0.lock().get(&number).map(|child| child.parent);
+        parent.filter(|parent| parent.inode != 0)
     }
 }
 
@@ -53,10 +56,12 @@ mod tests {
     fn what_the_kernel_forgot_is_forgotten() {
         let number = |snapshot, inode| Number { snapshot, inode };
         let ancestry = Ancestry::default();
+        ancestry.looked_up(number(1, 30), number(1, 0));
+        assert_eq!(ancestry.parent(number(1, 30)), None);
         ancestry.looked_up(number(1, 30), number(1, 20));
-        ancestry.looked_up(number(1, 30), number(1, 20));
+        ancestry.looked_up(number(1, 30), number(1, 0));
         ancestry.looked_up(number(2, 30), number(2, 25));
-        ancestry.forgot(number(1, 30), 1);
+        ancestry.forgot(number(1, 30), 2);
         assert_eq!(ancestry.parent(number(1, 30)), Some(number(1, 20)));
         ancestry.forgot(number(1, 30), 1);
         ancestry.forgot(number(1, 99), 1);

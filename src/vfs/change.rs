@@ -1,8 +1,8 @@
 //! Changing: attributes, names, extended attributes; and snapshots by mkdir(2) and rmdir(2).
 
 use bkfs_fuse::{
-    AttributeChange, Caller, Created, Entry, FileKind, OpenFlags, RenameMode, Stat, TimeChange,
-    XattrMode,
+    AttributeChange, Caller, Created, Entry, FileKind, Forget, OpenFlags, RenameMode, Stat,
+    TimeChange, XattrMode,
 };
 use bytes::Bytes;
 
@@ -52,6 +52,9 @@ impl Mount {
             return self.getattr(number).await;
         }
         let volume = self.volume_for(number)?;
+        if let (Some(handle), Some(_)) = (change.handle, change.size) {
+            self.check_handle(self.handles.get(handle).as_deref())?;
+        }
         let now = volume.now();
         let moment = |time: Option<TimeChange>| -> Option<Timestamp> {
             time.map(|time| match time {
@@ -146,8 +149,17 @@ impl Mount {
             }
             made => made?,
         };
-        let opened = self.open(Number::of(entry.attributes.ino), flags).await?;
-        Ok(Created { entry, opened })
+        let ino = entry.attributes.ino;
+        match self.open(Number::of(ino), flags).await {
+            Ok(opened) => Ok(Created { entry, opened }),
+            Err(error) => {
+                // The kernel learns nothing of the inode, so it will not give the lookup back.
+                for inode in self.forget(&[Forget { ino, lookups: 1 }]) {
+                    self.reap(inode).await;
+                }
+                Err(error)
+            }
+        }
     }
 
     pub(super) async fn unlink(&self, parent: Number, name: Vec<u8>) -> Result<(), VolumeError> {

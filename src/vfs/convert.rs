@@ -71,11 +71,10 @@ pub fn attributes(
     let kind = kind(from.mode)?;
     let (size, allocated) = match kind {
         FileKind::Regular => {
-            let whole = from.size_bytes.next_multiple_of(SECTOR_BYTES);
-            (
-                from.size_bytes,
-                (from.allocated_bytes + dirty_bytes).min(whole),
-            )
+            // A tree may claim any size.
+            let whole = from.size_bytes.checked_next_multiple_of(SECTOR_BYTES);
+            let allocated = from.allocated_bytes.saturating_add(dirty_bytes);
+            (from.size_bytes, allocated.min(whole.unwrap_or(u64::MAX)))
         }
         // A directory's size in the tree is its number of names; tools expect bytes, any bytes.
         FileKind::Directory => (from.size_bytes.saturating_mul(32).max(4096), 0),

@@ -1,15 +1,18 @@
 //! Listing directories.
 
-use bkfs_fuse::{DirectoryEntry, DirectoryReply, FileKind, Ino};
+use bkfs_fuse::{DirectoryEntry, DirectoryReply, FileKind, Handle, Ino};
 
-use crate::tree::item::Item;
-use crate::tree::key::{self, FIRST_NAME_COOKIE, KeyParts};
+use crate::printable;
+use crate::tree::key::{self, FIRST_NAME_COOKIE};
 use crate::vfs::convert;
+use crate::vfs::handles::{Open, OpenDirectory};
 use crate::vfs::numbers::{CONTROL_DIRECTORY, Number, SNAPSHOTS};
 use crate::vfs::{Mount, special};
 use crate::volume::ROOT_INODE;
 use crate::volume::error::VolumeError;
 use crate::volume::state::Scope;
+use crate::volume::view::View;
+use crate::walk::{self, Faulty, Named};
 
 /// Names fetched in one go: more than fit a reply of the usual 4 KiB to 32 KiB.
 const PAGE_NAMES: usize = 256;
@@ -32,6 +35,7 @@ impl Mount {
     pub(super) async fn readdir(
         &self,
         number: Number,
+        handle: Handle,
         cookie: u64,
         reply: &mut DirectoryReply,
     ) -> Result<(), VolumeError> {
@@ -47,29 +51,39 @@ impl Mount {
             CONTROL_DIRECTORY => return self.list_control(cookie, reply),
             _ => {}
         }
-        let view = self.view_of(number)?;
+        let view = match self.handles.get(handle).as_deref() {
+            Some(Open::Directory(OpenDirectory {
+                view: Some(view), ..
+            })) => view.clone(),
+            _ => self.view_of(number).await?,
+        };
         let mut range = key::names_from(number.inode, cookie.max(FIRST_NAME_COOKIE));
         loop {
-            let page = view.items(Scope::Live, range.clone(), PAGE_NAMES).await?;
-            let mut names = Vec::with_capacity(page.items.len());
-            for (key, item) in page.items {
-                let malformed = VolumeError::Malformed {
-                    inode: number.inode,
+            let page = walk::page(&view, number.inode, range.clone(), PAGE_NAMES).await?;
+            log_hidden(number, &page.faulty);
+            let mut names = Vec::with_capacity(page.names.len());
+            for Named {
+                name,
+                inode,
+                file_type,
+                cookie,
+            } in page.names
+            {
+                let listed = match number.named(inode) {
+                    Ok(listed) => listed,
+                    Err(error) => {
+                        tracing::error!("left out of a listing: {error}");
+                        continue;
+                    }
                 };
-                let (Ok(KeyParts::Name { cookie, name, .. }), Item::Name { inode, file_type }) =
-                    (key.parse(), item)
-                else {
-                    return Err(malformed);
-                };
-                let kind = convert::kind(u32::from(file_type) << 12)?;
                 names.push(Listed {
-                    number: number.with_inode(inode),
-                    kind,
-                    name: name.to_vec(),
+                    number: listed,
+                    kind: convert::kind(u32::from(file_type) << 12)?,
+                    name,
                     cookie,
                 });
             }
-            if !self.push_all(number, names, reply).await? {
+            if !self.push_all(&view, number, names, reply).await? {
                 return Ok(());
             }
             match page.next {
@@ -83,11 +97,11 @@ impl Mount {
     /// the cookie behind all but the last of them is their own.
     async fn push_all(
         &self,
+        view: &View,
         directory: Number,
         names: Vec<Listed>,
         reply: &mut DirectoryReply,
     ) -> Result<bool, VolumeError> {
-        let view = self.view_of(directory)?;
         for (index, listed) in names.iter().enumerate() {
             let shares = names
                 .get(index + 1)
@@ -106,8 +120,8 @@ impl Mount {
             // A name whose inode was removed since may lead to another by now: it is listed, and looked up by whoever wants more.
             if reply.plus()
                 && let Ok(attributes) = view.attributes(Scope::Live, listed.number.inode).await
+                && let Ok(shown) = self.shown(listed.number, &attributes)
             {
-                let shown = self.shown(listed.number, &attributes)?;
                 entry.plus = Some(convert::entry(
                     shown,
                     self.lifetimes_shown(listed.number, &attributes),
@@ -183,6 +197,19 @@ impl Mount {
             }
         }
         Ok(())
+    }
+}
+
+/// Says which names of a directory are not shown. One of them must not take the others with it.
+fn log_hidden(directory: Number, faulty: &[Faulty]) {
+    if let Some(first) = faulty.first() {
+        tracing::warn!(
+            "{} names in inode {} are hidden; the first, {}: {}",
+            faulty.len(),
+            directory.inode,
+            printable::name(&first.name),
+            first.fault
+        );
     }
 }
 

@@ -27,7 +27,11 @@ pub fn errno(error: &VolumeError) -> Errno {
         VolumeError::NoSuchPlace => Errno::ENXIO,
         VolumeError::NotSupported => Errno::EOPNOTSUPP,
         VolumeError::CrossesSnapshots => Errno::EXDEV,
-        VolumeError::Malformed { .. } | VolumeError::Tree(_) => Errno::EIO,
+        VolumeError::Malformed { .. }
+        | VolumeError::NoSuchNumber { .. }
+        | VolumeError::Tree(_)
+        | VolumeError::Lost { .. } => Errno::EIO,
+        VolumeError::NoNumberLeft => Errno::ENOSPC,
         VolumeError::Commit(_) | VolumeError::OutcomeUnknown(_) | VolumeError::Poisoned(_) => {
             Errno::EIO
         }

@@ -10,15 +10,16 @@ use bkfs_fuse::{
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::vfs::handles::{Open, OpenFile};
+use crate::vfs::handles::{Open, OpenDirectory, OpenFile};
 use crate::vfs::numbers::{CONTROL, Number};
 use crate::vfs::readahead::ReadAhead;
 use crate::vfs::{CloseMode, Mount, special};
 use crate::volume::Volume;
 use crate::volume::attributes::Change;
-use crate::volume::data::{Room, Source, WriteOptions, seek};
+use crate::volume::data::{Room, Source, WriteOptions};
 use crate::volume::error::VolumeError;
 use crate::volume::mode;
+use crate::volume::seek::seek;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
 
@@ -62,7 +63,9 @@ impl Mount {
         if number.is_special() {
             return self.open_special(number, flags);
         }
-        let view = self.view_of(number)?;
+        // Asked first: what is lost from here on is lost to this handle.
+        let since = self.current.turn();
+        let view = self.view_of(number).await?;
         let frozen = number.snapshot != 0;
         if (flags.write || flags.truncate) && (frozen || self.volume().is_none()) {
             return Err(VolumeError::ReadOnly);
@@ -76,16 +79,21 @@ impl Mount {
                 return Err(error);
             }
         }
-        // Snapshots never change: their pages are worth keeping.
-        let direct_io = !frozen && self.modes.opened(number, &flags);
+        // Snapshots never change: their pages are worth keeping. The page cache of a file that another
+        // machine changes would mix the states that its handles were opened with.
+        let is_direct = !frozen && self.modes.opened(number, &flags);
+        let direct_io = is_direct || !frozen && self.follows() && self.modes.is_mappable();
         let handle = self.handles.insert(Open::File(OpenFile {
             view,
             number,
+            since,
             append: flags.append,
+            writes: flags.write,
             wrote: AtomicBool::new(flags.truncate),
             readahead: Mutex::new(ReadAhead::default()),
         }));
-        let keep_cache = frozen || self.volume().is_some();
+        let is_settled = !self.current.is_unsettled(number.inode);
+        let keep_cache = frozen || (self.volume().is_some() && is_settled);
         Ok(Opened {
             handle,
             keep_cache,
@@ -147,12 +155,12 @@ impl Mount {
             Open::File(file) => file,
             Open::Text(text) => return Ok(slice(text)),
             Open::Control(answer) => return Ok(slice(&answer.lock())),
-            Open::Plain => return Err(VolumeError::IsDirectory),
+            Open::Directory(_) => return Err(VolumeError::IsDirectory),
         };
         let inode = file.number.inode;
         let view = match file.number.snapshot {
             // A live file is read as it is now, whatever the mount has gone through since it was opened.
-            0 => self.current.view(),
+            0 if !self.follows() => self.current.view(),
             _ => file.view.clone(),
         };
         let size = view.attributes(Scope::Live, inode).await?.size_bytes;
@@ -187,10 +195,15 @@ impl Mount {
             return Ok(length);
         }
         let volume = self.volume_for(number)?;
+        self.check_handle(open.as_deref())?;
+        if by.from_cache {
+            self.check_pages(number)?;
+        }
         let append = match open.as_deref() {
             Some(Open::File(file)) => {
                 file.wrote.store(true, Ordering::Relaxed);
-                file.append
+                // The kernel writes pages back to where they are, through any handle that may write.
+                file.append && !by.from_cache
             }
             // Dirty pages of a mapping may outlive the handle they were written through.
             _ => false,
@@ -221,10 +234,16 @@ impl Mount {
         let (Open::File(file), Some(volume)) = (open.as_ref(), self.volume()) else {
             return Ok(());
         };
-        if !file.wrote.swap(false, Ordering::Relaxed) {
+        self.check_handle(Some(&open))?;
+        let inode = file.number.inode;
+        let has_written = file.wrote.swap(false, Ordering::Relaxed);
+        // What an earlier close(2) was content with may be lost by now.
+        let is_lost =
+            || file.writes && volume.failure().is_some() && volume.view.has_changed(inode);
+        if !has_written && !is_lost() {
             return Ok(());
         }
-        let closed = self.close(&volume, file.number.inode).await;
+        let closed = self.close(&volume, inode).await;
         if closed.is_err() {
             // A duplicate of the handle that is closed later is told as well.
             file.wrote.store(true, Ordering::Relaxed);
@@ -268,11 +287,47 @@ impl Mount {
         Ok(())
     }
 
-    pub(super) async fn fsync(&self, number: Number) -> Result<(), VolumeError> {
-        match self.volume_for(number) {
-            Ok(volume) => volume.fsync().await,
+    /// fsync(2) of a file or directory.
+    pub(super) async fn fsync(&self, number: Number, handle: Handle) -> Result<(), VolumeError> {
+        let Ok(volume) = self.volume_for(number) else {
             // What cannot be written is as durable as it will ever be.
-            Err(_) => Ok(()),
+            return Ok(());
+        };
+        self.check_handle(self.handles.get(handle).as_deref())?;
+        volume.fsync().await
+    }
+
+    /// Whether a handle may still change or sync what it was opened for. To be asked with a volume
+    /// in hand: one that has come in the place of another is known only with what that one lost.
+    ///
+    /// # Errors
+    /// [`VolumeError::Lost`] if the inode has lost something since it was opened.
+    pub(super) fn check_handle(&self, open: Option<&Open>) -> Result<(), VolumeError> {
+        let (number, since) = match open {
+            Some(Open::File(file)) => (file.number, file.since),
+            Some(Open::Directory(directory)) => (directory.number, directory.since),
+            Some(Open::Text(_) | Open::Control(_)) | None => return Ok(()),
+        };
+        if number.snapshot == 0 && self.current.has_lost(number.inode, since) {
+            let inode = number.inode;
+            return Err(VolumeError::Lost { inode });
+        }
+        Ok(())
+    }
+
+    /// Whether pages of a mapping are certain to be of after the last loss of the file. The kernel
+    /// does not say through which handle they were mapped: as long as one of before may write,
+    /// none are.
+    fn check_pages(&self, number: Number) -> Result<(), VolumeError> {
+        let inode = number.inode;
+        let Some(turn) = self.current.lost_at(inode) else {
+            return Ok(());
+        };
+        let is_stale =
+            self.current.is_unsettled(inode) || self.handles.any_writes_from_before(number, turn);
+        match is_stale {
+            true => Err(VolumeError::Lost { inode }),
+            false => Ok(()),
         }
     }
 
@@ -288,10 +343,8 @@ impl Mount {
                 .offset
                 .checked_add(request.length)
                 .ok_or(VolumeError::TooLarge)?;
-        if let Some(Open::File(file)) = self.handles.get(request.handle).as_deref() {
-            file.wrote.store(true, Ordering::Relaxed);
-        }
         let volume = self.volume_for(number)?;
+        self.writes_through(request.handle)?;
         volume.drop_capabilities(number.inode).await?;
         volume
             .allocate(number.inode, range, room, request.kill_privileges)
@@ -304,7 +357,7 @@ impl Mount {
         offset: u64,
         whence: Whence,
     ) -> Result<u64, VolumeError> {
-        let view = self.view_of(number)?;
+        let view = self.view_of(number).await?;
         seek(&view, number.inode, offset, whence == Whence::Data).await
     }
 
@@ -314,15 +367,13 @@ impl Mount {
         if from.is_special() || to.is_special() {
             return Err(VolumeError::Invalid);
         }
-        if let Some(Open::File(file)) = self.handles.get(request.handle_out).as_deref() {
-            file.wrote.store(true, Ordering::Relaxed);
-        }
         let source = Source {
-            view: self.view_of(from)?,
+            view: self.view_of(from).await?,
             inode: from.inode,
             offset: request.offset_in,
         };
         let volume = self.volume_for(to)?;
+        self.writes_through(request.handle_out)?;
         volume.drop_capabilities(to.inode).await?;
         volume
             .share(
@@ -334,11 +385,28 @@ impl Mount {
             .await
     }
 
+    /// A change of contents through a handle begins, which close(2) will wait for.
+    fn writes_through(&self, handle: Handle) -> Result<(), VolumeError> {
+        let open = self.handles.get(handle);
+        self.check_handle(open.as_deref())?;
+        if let Some(Open::File(file)) = open.as_deref() {
+            file.wrote.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     pub(super) fn opendir(&self, number: Number) -> Result<Opened, VolumeError> {
+        let since = self.current.turn();
         if let (Some(volume), 0, false) = (self.volume(), number.snapshot, number.is_special()) {
             volume.usage().opened(number.inode);
         }
-        let handle = self.handles.insert(Open::Plain);
+        let is_kept = number.snapshot == 0 && !number.is_special() && self.follows();
+        let directory = OpenDirectory {
+            number,
+            since,
+            view: is_kept.then(|| self.current.view()),
+        };
+        let handle = self.handles.insert(Open::Directory(directory));
         let frozen = number.snapshot != 0;
         Ok(Opened {
             handle,

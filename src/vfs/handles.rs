@@ -10,6 +10,7 @@ use bkfs_fuse::Handle;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
+use crate::vfs::live::Turn;
 use crate::vfs::numbers::Number;
 use crate::vfs::readahead::ReadAhead;
 use crate::volume::view::View;
@@ -18,8 +19,8 @@ use crate::volume::view::View;
 pub enum Open {
     /// A file of a tree.
     File(OpenFile),
-    /// A directory, or anything else that needs no state.
-    Plain,
+    /// A directory.
+    Directory(OpenDirectory),
     /// One of the mount's own files, as it was when it was opened.
     Text(Bytes),
     /// `.bkfs/control`: the answer to the last request.
@@ -32,12 +33,26 @@ pub struct OpenFile {
     pub view: View,
     /// Which file.
     pub number: Number,
+    /// When it was opened.
+    pub since: Turn,
     /// Opened with `O_APPEND`.
     pub append: bool,
+    /// Opened for writing.
+    pub writes: bool,
     /// Something was written through this handle.
     pub wrote: AtomicBool,
     /// How it is read.
     pub readahead: Mutex<ReadAhead>,
+}
+
+/// An open directory.
+pub struct OpenDirectory {
+    /// Which directory.
+    pub number: Number,
+    /// When it was opened.
+    pub since: Turn,
+    /// What it is listed through, if that may change while it is open.
+    pub view: Option<View>,
 }
 
 /// All handles of a mount.
@@ -58,6 +73,23 @@ impl Handles {
     /// What a handle stands for; none for a handle that was never given out.
     pub fn get(&self, handle: Handle) -> Option<Arc<Open>> {
         self.open.lock().get(&handle.0).cloned()
+    }
+
+    /// True if a handle that may write to the file was opened before a turn. Looks at every handle.
+    pub fn any_writes_from_before(&self, number: Number, turn: Turn) -> bool {
+        self.open.lock().values().any(|open| match open.as_ref() {
+            Open::File(file) => file.writes && file.number == number && file.since < turn,
+            _ => false,
+        })
+    }
+
+    /// What an open file is read through, if one with this number is open.
+    pub fn view_of(&self, number: Number) -> Option<View> {
+        let open = self.open.lock();
+        open.values().find_map(|open| match open.as_ref() {
+            Open::File(file) if file.number == number => Some(file.view.clone()),
+            _ => None,
+        })
     }
 
     /// The handle ends.

@@ -1,9 +1,13 @@
 //! What the root of a mount shows at present.
 //!
-//! Owns: the one place where it is exchanged, when a mount that lost something goes on from its last commit. Does not own: when that happens (`mounting`).
+//! Owns: the one place where it is exchanged when a mount that lost something goes on from its last
+//! commit, and which files lost something at which exchange. Does not own: when that happens, or
+//! what was lost (`mounting`).
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
 
+use bkfs_fuse::Notifier;
 use parking_lot::RwLock;
 
 use crate::vfs::special::History;
@@ -21,32 +25,107 @@ pub struct Live {
     pub history: Option<Arc<dyn History>>,
 }
 
-/// The present one, shared by all who ask.
-pub struct Current(RwLock<Live>);
+/// The number of exchanges before a moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Turn(u64);
+
+/// The present [`Live`], and what became of its predecessors.
+struct Shown {
+    live: Live,
+    turn: Turn,
+    /// Inodes that lost something, with the turn that began then.
+    lost: HashMap<u64, Turn>,
+    /// The kernel has dropped what it kept of the inodes that were lost last.
+    is_settled: bool,
+}
+
+/// The present tree, shared by all who ask.
+pub struct Current {
+    shown: RwLock<Shown>,
+    kernel: OnceLock<Notifier>,
+}
 
 impl Current {
     /// Begins with `live`.
     pub fn new(live: Live) -> Arc<Current> {
-        Arc::new(Current(RwLock::new(live)))
+        Arc::new(Current {
+            shown: RwLock::new(Shown {
+                live,
+                turn: Turn::default(),
+                lost: HashMap::new(),
+                is_settled: true,
+            }),
+            kernel: OnceLock::new(),
+        })
     }
 
     /// What the root of the mount shows.
     pub fn view(&self) -> View {
-        self.0.read().view.clone()
+        self.shown.read().live.view.clone()
     }
 
     /// The volume, if the mount is writable.
     pub fn volume(&self) -> Option<Arc<Volume>> {
-        self.0.read().volume.clone()
+        self.shown.read().live.volume.clone()
     }
 
     /// The snapshots, if they are shown.
     pub fn history(&self) -> Option<Arc<dyn History>> {
-        self.0.read().history.clone()
+        self.shown.read().live.history.clone()
     }
 
-    /// From now on it is `live`. Requests that are under way end with what they began with.
-    pub fn replace(&self, live: Live) {
-        *self.0.write() = live;
+    /// The present turn, which a handle keeps from its opening.
+    pub fn turn(&self) -> Turn {
+        self.shown.read().turn
+    }
+
+    /// Shows `live` from now on, and marks the inodes that `lost` something: see
+    /// [`Current::has_lost`]. Requests that are under way end with what they began with.
+    /// [`Current::settle`] must follow, with the turn that begins.
+    pub fn replace(&self, live: Live, lost: impl IntoIterator<Item = u64>) -> Turn {
+        let mut shown = self.shown.write();
+        let turn = Turn(shown.turn.0 + 1);
+        shown.live = live;
+        shown.turn = turn;
+        shown.is_settled = false;
+        shown
+            .lost
+            .extend(lost.into_iter().map(|inode| (inode, turn)));
+        turn
+    }
+
+    /// The kernel has dropped what it kept of the inodes that were lost as `turn` began.
+    pub fn settle(&self, turn: Turn) {
+        let mut shown = self.shown.write();
+        shown.is_settled |= shown.turn == turn;
+    }
+
+    /// True if the inode has lost something since a turn. What was opened in that turn stays
+    /// broken: its reader or writer counts on what is gone.
+    pub fn has_lost(&self, inode: u64, since: Turn) -> bool {
+        let lost = self.shown.read().lost.get(&inode).copied();
+        lost.is_some_and(|turn| turn > since)
+    }
+
+    /// The turn that began when the inode last lost something, if it ever did.
+    pub fn lost_at(&self, inode: u64) -> Option<Turn> {
+        self.shown.read().lost.get(&inode).copied()
+    }
+
+    /// True if the kernel may still keep lost pages of the inode.
+    pub fn is_unsettled(&self, inode: u64) -> bool {
+        let shown = self.shown.read();
+        !shown.is_settled && shown.lost.get(&inode) == Some(&shown.turn)
+    }
+
+    /// From now on the kernel is told what it must forget.
+    pub fn tell_kernel_by(&self, kernel: Notifier) {
+        // A mount has one kernel.
+        let _ = self.kernel.set(kernel);
+    }
+
+    /// The way to the kernel, if there is one.
+    pub fn kernel(&self) -> Option<&Notifier> {
+        self.kernel.get()
     }
 }

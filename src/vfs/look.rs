@@ -5,6 +5,7 @@ use std::time::Duration;
 use bkfs_fuse::{Attributes as Shown, Entry, FileKind, Forget, Lookup, Stat, Statistics};
 use bytes::Bytes;
 
+use crate::fault;
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{Key, MAX_NAME_BYTES};
 use crate::vfs::convert;
@@ -27,6 +28,14 @@ impl Mount {
         parent: Number,
         name: Vec<u8>,
     ) -> Result<Lookup, VolumeError> {
+        match name.as_slice() {
+            b"." => return self.itself(parent).await,
+            b".." => {
+                let above = self.known_parent_of(parent).ok_or(VolumeError::Stale)?;
+                return self.itself(above).await;
+            }
+            _ => {}
+        }
         if parent == ROOT
             && let Some(number) = special::in_root(&name, self.history().is_ok())
         {
@@ -43,13 +52,28 @@ impl Mount {
             }
             _ => {}
         }
-        let view = self.view_of(parent)?;
+        let view = self.view_of(parent).await?;
         match find(&view, &self.names_key(parent.inode, &name)?).await? {
-            Some(inode) => Ok(self.entry(&view, parent, inode).await?.into()),
+            Some(inode) => Ok(self
+                .entry(&view, parent, parent.named(inode)?)
+                .await?
+                .into()),
             None => Ok(Lookup::Absent {
                 ttl: self.lifetimes_of(parent).names,
             }),
         }
+    }
+
+    /// What a number leads to that the kernel has forgotten: a file handle kept it.
+    async fn itself(&self, number: Number) -> Result<Lookup, VolumeError> {
+        if number.is_special() {
+            return Ok(self.special_entry(number)?.into());
+        }
+        let view = self.view_of(number).await?;
+        let attributes = view.attributes(Scope::Live, number.inode).await?;
+        let unknown = number.with_inode(0);
+        let parent = self.known_parent_of(number).unwrap_or(unknown);
+        Ok(self.entry_of(number, parent, &attributes)?.into())
     }
 
     pub(super) fn names_key(&self, directory: u64, name: &[u8]) -> Result<Key, VolumeError> {
@@ -63,9 +87,14 @@ impl Mount {
         ))
     }
 
-    async fn entry(&self, view: &View, parent: Number, inode: u64) -> Result<Entry, VolumeError> {
-        let attributes = view.attributes(Scope::Live, inode).await?;
-        self.entry_of(parent.with_inode(inode), parent, &attributes)
+    async fn entry(
+        &self,
+        view: &View,
+        parent: Number,
+        number: Number,
+    ) -> Result<Entry, VolumeError> {
+        let attributes = view.attributes(Scope::Live, number.inode).await?;
+        self.entry_of(number, parent, &attributes)
     }
 
     /// An entry, counted as a lookup.
@@ -117,7 +146,7 @@ impl Mount {
             inode: ROOT_INODE,
         };
         let attributes = shelf.view.attributes(Scope::Live, ROOT_INODE).await?;
-        self.shelves.lock().insert(shelf.number, shelf);
+        self.shelves.keep(shelf);
         let mut entry = self.entry_of(number, SNAPSHOTS, &attributes)?;
         entry.entry_ttl = Duration::ZERO;
         Ok(entry)
@@ -142,15 +171,29 @@ impl Mount {
             .collect()
     }
 
+    /// Drops an inode that [`Mount::forget`] has named.
+    pub(super) async fn reap(&self, inode: u64) {
+        if let Some(volume) = self.volume()
+            && let Err(error) = volume.reap(inode).await
+        {
+            tracing::warn!("inode {inode} stays behind until the next mount: {error}");
+        }
+    }
+
     pub(super) async fn getattr(&self, number: Number) -> Result<Stat, VolumeError> {
         if number.is_special() {
             let shown = special::attributes(number, &self.owner, self.volume().is_none())?;
             return Ok(convert::stat(shown, self.lifetimes));
         }
-        let attributes = self
-            .view_of(number)?
-            .attributes(Scope::Live, number.inode)
-            .await?;
+        let view = self.view_of(number).await?;
+        let attributes = match view.attributes(Scope::Live, number.inode).await {
+            // Gone from the volume, and open here.
+            Err(VolumeError::Stale) if self.follows() => {
+                let view = self.handles.view_of(number).ok_or(VolumeError::Stale)?;
+                view.attributes(Scope::Live, number.inode).await?
+            }
+            attributes => attributes?,
+        };
         Ok(convert::stat(
             self.shown(number, &attributes)?,
             self.lifetimes_shown(number, &attributes),
@@ -159,7 +202,8 @@ impl Mount {
 
     pub(super) async fn readlink(&self, number: Number) -> Result<Bytes, VolumeError> {
         match self
-            .view_of(number)?
+            .view_of(number)
+            .await?
             .item(Scope::Live, &Key::symlink(number.inode))
             .await?
         {
@@ -179,14 +223,14 @@ impl Mount {
         if number.is_special() {
             return Err(VolumeError::NoAttribute);
         }
-        self.view_of(number)?.xattr(number.inode, &name).await
+        self.view_of(number).await?.xattr(number.inode, &name).await
     }
 
     pub(super) async fn listxattr(&self, number: Number) -> Result<Vec<Vec<u8>>, VolumeError> {
         if number.is_special() {
             return Ok(Vec::new());
         }
-        self.view_of(number)?.xattrs(number.inode).await
+        self.view_of(number).await?.xattrs(number.inode).await
     }
 
     pub(super) fn statfs(&self) -> Statistics {
@@ -198,35 +242,45 @@ impl Mount {
             blocks: free + totals.bytes.div_ceil(block),
             blocks_free: free,
             blocks_available: free,
-            files: totals.inodes + (1 << 32),
+            files: totals.inodes.saturating_add(1 << 32),
             files_free: 1 << 32,
             name_max: MAX_NAME_BYTES as u32,
         }
     }
 
-    /// The number of `..` of a directory.
+    /// The number of `..` of a directory; its own if the kernel has not come by way of its parent.
     pub(super) fn parent_of(&self, number: Number) -> Number {
+        self.known_parent_of(number).unwrap_or(number)
+    }
+
+    fn known_parent_of(&self, number: Number) -> Option<Number> {
         match number {
-            numbers::ROOT | SNAPSHOTS | CONTROL_DIRECTORY => ROOT,
+            numbers::ROOT | SNAPSHOTS | CONTROL_DIRECTORY => Some(ROOT),
             Number {
                 snapshot,
                 inode: ROOT_INODE,
-            } if snapshot != 0 => SNAPSHOTS,
+            } if snapshot != 0 => Some(SNAPSHOTS),
             _ => match (self.volume(), number.snapshot) {
                 (Some(volume), 0) => {
                     let parent = volume.usage().parent(number.inode);
-                    number.with_inode(parent.unwrap_or(number.inode))
+                    parent.map(|parent| number.with_inode(parent))
                 }
-                _ => self.ancestry.parent(number).unwrap_or(number),
+                _ => self.ancestry.parent(number),
             },
         }
     }
 }
 
-/// Where a name leads.
+/// Where a name leads. One that leads to what no file can have is hidden: such a number would be taken for another inode's.
 pub(super) async fn find(view: &View, key: &Key) -> Result<Option<u64>, VolumeError> {
     match view.item(Scope::Live, key).await? {
-        Some(Item::Name { inode, .. }) => Ok(Some(inode)),
+        Some(Item::Name { inode, .. }) => match fault::of_inode(inode) {
+            None => Ok(Some(inode)),
+            Some(fault) => {
+                tracing::warn!("a name is hidden: {key:?}: {fault}");
+                Ok(None)
+            }
+        },
         Some(_) => Err(VolumeError::Malformed {
             inode: key.inode().unwrap_or(0),
         }),

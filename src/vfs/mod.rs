@@ -6,12 +6,12 @@
 //! Every request becomes a future. It is polled once where it arrives, which is enough when everything it needs is in memory; if it must wait it moves to
 //! the runtime, and the kernel's thread is free again.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use bkfs_fuse::{Errno, Reply};
-use parking_lot::Mutex;
 use tokio::runtime::Handle as Runtime;
 
 use crate::tree::item::Attributes;
@@ -21,9 +21,11 @@ use crate::vfs::handles::Handles;
 use crate::vfs::live::Current;
 use crate::vfs::modes::Modes;
 use crate::vfs::numbers::Number;
-use crate::vfs::special::{Control, History, Owner, Shelf};
+use crate::vfs::shelves::Shelves;
+use crate::vfs::special::{Control, History, Owner};
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
+use crate::volume::mode;
 use crate::volume::view::View;
 
 mod ancestry;
@@ -39,6 +41,7 @@ mod modes;
 pub mod numbers;
 pub mod readahead;
 mod requests;
+mod shelves;
 pub mod special;
 
 /// A mounted volume or snapshot.
@@ -49,10 +52,12 @@ pub struct Mount {
     control: Arc<dyn Control>,
     owner: Owner,
     close: CloseMode,
-    shelves: Mutex<HashMap<u16, Shelf>>,
+    shelves: Shelves,
     ancestry: Ancestry,
     handles: Handles,
     modes: Modes,
+    /// Nothing is answered any more but EIO.
+    is_closed: AtomicBool,
 }
 
 /// What close(2) waits for.
@@ -96,11 +101,23 @@ impl BkfsVfs {
             control: parts.control,
             owner: parts.owner,
             close: parts.close,
-            shelves: Mutex::new(HashMap::new()),
+            shelves: Shelves::default(),
             ancestry: Ancestry::default(),
             handles: Handles::default(),
             modes: Modes::default(),
+            is_closed: AtomicBool::new(false),
         }))
+    }
+
+    /// What the mount says of itself, without a kernel.
+    pub fn control(&self) -> &dyn Control {
+        &*self.0.control
+    }
+
+    /// From now on every request is answered with EIO, also those that are under way: what is
+    /// looked at after this holds all that was ever acknowledged.
+    pub fn close(&self) {
+        self.0.is_closed.store(true, Ordering::SeqCst);
     }
 
     /// Answers `reply` with what `work` comes to.
@@ -110,9 +127,13 @@ impl BkfsVfs {
         F: Future<Output = Result<T, VolumeError>> + Send + 'static,
     {
         let future = work(self.0.clone());
+        let mount = self.0.clone();
         self.run(async move {
             let result = future.await;
-            reply.send(result.map_err(|error| report(&error)));
+            match mount.is_closed.load(Ordering::SeqCst) {
+                true => reply.err(Errno::EIO),
+                false => reply.send(result.map_err(|error| report(&error))),
+            }
         });
     }
 
@@ -141,17 +162,23 @@ fn report(error: &VolumeError) -> Errno {
 
 impl Mount {
     /// What a number's tree is read through.
-    fn view_of(&self, number: Number) -> Result<View, VolumeError> {
-        match number.snapshot {
-            0 => Ok(self.current.view()),
-            snapshot => {
-                let shelves = self.shelves.lock();
-                shelves
-                    .get(&snapshot)
-                    .map(|shelf| shelf.view.clone())
-                    .ok_or(VolumeError::Stale)
-            }
+    async fn view_of(&self, number: Number) -> Result<View, VolumeError> {
+        if number.snapshot == 0 {
+            return Ok(self.current.view());
         }
+        if let Some(view) = self.shelves.view(number.snapshot) {
+            return Ok(view);
+        }
+        let shelf = self.history()?.numbered(number.snapshot).await?;
+        let view = shelf.view.clone();
+        self.shelves.keep(shelf);
+        Ok(view)
+    }
+
+    /// Whether the mount shows a volume that another machine may change: then an open file or
+    /// directory goes on showing the state that it was opened with.
+    fn follows(&self) -> bool {
+        self.volume().is_none() && self.current.history().is_some()
     }
 
     /// The volume, for a change of the inode with this number.
@@ -170,7 +197,9 @@ impl Mount {
         }
     }
 
-    /// The same for attributes that are shown now: where dirty bytes may lie over stored ones, `st_blocks` is counted anew once they are stored.
+    /// The same for attributes that are shown now. Where dirty bytes may lie over stored ones,
+    /// `st_blocks` is counted anew once they are stored. Set-id bits go with a write, of which the
+    /// kernel is told nothing else: it asks again before it lets the file be run.
     fn lifetimes_shown(&self, number: Number, attributes: &Attributes) -> Lifetimes {
         let mut lifetimes = self.lifetimes_of(number);
         if let (Some(volume), 0) = (self.volume(), number.snapshot)
@@ -178,6 +207,11 @@ impl Mount {
             && volume.dirty_bytes(number.inode) > 0
         {
             lifetimes.attributes = lifetimes.attributes.min(Lifetimes::FOLLOWING.attributes);
+        }
+        let is_privileged = mode::is_regular(attributes.mode)
+            && mode::without_privileges(attributes.mode) != attributes.mode;
+        if number.snapshot == 0 && is_privileged {
+            lifetimes.attributes = Duration::ZERO;
         }
         lifetimes
     }

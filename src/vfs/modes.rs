@@ -32,12 +32,17 @@ impl Modes {
         self.is_mappable.store(is_mappable, Ordering::Relaxed);
     }
 
+    /// Whether a file that bypasses the page cache can be mapped.
+    pub fn is_mappable(&self) -> bool {
+        self.is_mappable.load(Ordering::Relaxed)
+    }
+
     /// A file is opened once more; true if this handle bypasses the page cache.
     ///
     /// The first handle decides. One that only writes gains by going direct: each write(2) is a request either way, and the copy into the cache
     /// is saved. Whoever reads too, or maps, is better off with the cache.
     pub fn opened(&self, number: Number, flags: &OpenFlags) -> bool {
-        let wants_direct = flags.write && !flags.read && self.is_mappable.load(Ordering::Relaxed);
+        let wants_direct = flags.write && !flags.read && self.is_mappable();
         let mut open = self.open.lock();
         let mode = open.entry(number).or_insert(Mode {
             is_direct: wants_direct,

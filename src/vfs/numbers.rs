@@ -9,8 +9,11 @@
 
 use bkfs_fuse::Ino;
 
+use crate::volume::error::VolumeError;
+use crate::volume::{FIRST_INODE, LAST_INODE};
+
 /// Bits of an inode number within its tree.
-const INODE_BITS: u32 = 48;
+const INODE_BITS: u32 = LAST_INODE.count_ones();
 
 /// The directory `.snapshots` of the live volume's root.
 pub const SNAPSHOTS: Number = Number {
@@ -61,9 +64,24 @@ impl Number {
         }
     }
 
-    /// The same inode number in the same tree.
+    /// An inode in the same tree.
     pub fn with_inode(self, inode: u64) -> Number {
         Number { inode, ..self }
+    }
+
+    /// What a name in the same tree leads to.
+    ///
+    /// # Errors
+    /// [`VolumeError::NoSuchNumber`]: to the kernel the number would be another's, the mount's own
+    /// or a snapshot's. Only damage, or a forger, makes such names.
+    pub fn named(self, inode: u64) -> Result<Number, VolumeError> {
+        match (FIRST_INODE..=LAST_INODE).contains(&inode) {
+            true => Ok(self.with_inode(inode)),
+            false => Err(VolumeError::NoSuchNumber {
+                directory: self.inode,
+                inode,
+            }),
+        }
     }
 
     /// What the kernel is sent.
@@ -73,7 +91,7 @@ impl Number {
 
     /// True for the mount's own files, which are in no tree.
     pub fn is_special(self) -> bool {
-        self.snapshot == 0 && (SNAPSHOTS.inode..crate::volume::FIRST_INODE).contains(&self.inode)
+        self.snapshot == 0 && (SNAPSHOTS.inode..FIRST_INODE).contains(&self.inode)
     }
 }
 
@@ -81,6 +99,27 @@ impl Number {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn no_name_leads_to_what_is_not_in_its_tree() {
+        let in_tree = |inode| ROOT.named(inode).map(|number| number.inode).ok();
+        for inode in [64, 65, (1 << 48) - 1] {
+            assert_eq!(in_tree(inode), Some(inode));
+        }
+        for inode in [
+            0,
+            1,
+            2,
+            6,
+            63,
+            1 << 48,
+            (1 << 48) + 64,
+            7 << 48 | 1,
+            u64::MAX,
+        ] {
+            assert_eq!(in_tree(inode), None);
+        }
+    }
 
     proptest! {
         #[test]

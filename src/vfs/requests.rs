@@ -33,13 +33,7 @@ impl Vfs for BkfsVfs {
     fn forget(&self, forgets: &[Forget]) {
         for inode in self.0.forget(forgets) {
             let mount = self.0.clone();
-            self.run(async move {
-                if let Some(volume) = mount.volume()
-                    && let Err(error) = volume.reap(inode).await
-                {
-                    tracing::warn!("inode {inode} stays behind until the next mount: {error}");
-                }
-            });
+            self.run(async move { mount.reap(inode).await });
         }
     }
 
@@ -190,11 +184,10 @@ impl Vfs for BkfsVfs {
         self.answer(reply, |mount| async move { mount.release(handle).await });
     }
 
-    fn fsync(&self, ino: Ino, _: Handle, _: bool, reply: Reply<()>) {
-        self.answer(
-            reply,
-            |mount| async move { mount.fsync(Number::of(ino)).await },
-        );
+    fn fsync(&self, ino: Ino, handle: Handle, _: bool, reply: Reply<()>) {
+        self.answer(reply, move |mount| async move {
+            mount.fsync(Number::of(ino), handle).await
+        });
     }
 
     fn opendir(&self, _: Caller, ino: Ino, reply: Reply<Opened>) {
@@ -205,10 +198,11 @@ impl Vfs for BkfsVfs {
         );
     }
 
-    fn readdir(&self, ino: Ino, _: Handle, cookie: u64, mut reply: DirectoryReply) {
+    fn readdir(&self, ino: Ino, handle: Handle, cookie: u64, mut reply: DirectoryReply) {
         let mount = self.0.clone();
         self.run(async move {
-            match mount.readdir(Number::of(ino), cookie, &mut reply).await {
+            let listed = mount.readdir(Number::of(ino), handle, cookie, &mut reply);
+            match listed.await {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.err(super::report(&error)),
             }
@@ -221,11 +215,10 @@ impl Vfs for BkfsVfs {
         });
     }
 
-    fn fsyncdir(&self, ino: Ino, _: Handle, _: bool, reply: Reply<()>) {
-        self.answer(
-            reply,
-            |mount| async move { mount.fsync(Number::of(ino)).await },
-        );
+    fn fsyncdir(&self, ino: Ino, handle: Handle, _: bool, reply: Reply<()>) {
+        self.answer(reply, move |mount| async move {
+            mount.fsync(Number::of(ino), handle).await
+        });
     }
 
     fn statfs(&self, _: Ino, reply: Reply<Statistics>) {

@@ -32,6 +32,13 @@ pub trait History: Send + Sync + 'static {
     async fn list(&self) -> Result<Vec<(String, u16)>, VolumeError>;
     /// A snapshot by name, `latest` or `@TIME`.
     async fn find(&self, name: &str) -> Result<Shelf, VolumeError>;
+    /// A snapshot by its number.
+    async fn numbered(&self, number: u16) -> Result<Shelf, VolumeError> {
+        let listed = self.list().await?;
+        let named = listed.into_iter().find(|(_, other)| *other == number);
+        let (name, _) = named.ok_or(VolumeError::Stale)?;
+        self.find(&name).await
+    }
     /// Forgets one.
     async fn forget(&self, name: &str) -> Result<(), VolumeError>;
 }

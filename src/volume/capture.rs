@@ -5,7 +5,8 @@
 //!
 //! All that must be of one moment is taken under the state's lock; what lies in the tree never changes, and is looked up after.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 
@@ -19,8 +20,8 @@ use crate::volume::dirty::Part;
 use crate::volume::error::VolumeError;
 use crate::volume::flush::Reach;
 use crate::volume::operations::{Content, Operations, Piece};
-use crate::volume::state::{Changes, Found, Scope, State, Totals};
-use crate::volume::view::extent_keys;
+use crate::volume::state::{ExtentChanges, Found, Scope, State, Totals};
+use crate::volume::usage::Leaving;
 
 /// So much data rides inside a journal, in bytes; what is more goes to packs ahead of it.
 pub const RIDING_BYTES: u64 = 1024 * 1024;
@@ -31,35 +32,78 @@ const LATE_BYTES_MAX: u64 = 8 * RIDING_BYTES;
 /// Changed items beyond this number are committed instead of journaled: a tree takes less than a list of them.
 const ITEMS_MAX: usize = 1 << 15;
 
+/// Parts of files' contents beyond this number are committed as well: each is held in memory until
+/// the journal is written.
+const PARTS_MAX: usize = 1 << 17;
+
 /// How often data is stored ahead before what has come meanwhile is committed instead.
 const ATTEMPTS: u32 = 3;
 
 /// What a journal is to describe.
-#[derive(Debug)]
 pub enum Captured {
     /// Nothing was changed since the last journal or commit.
     Nothing,
     /// More than a journal should carry.
     TooMuch,
     /// This.
-    Changes(Box<Capture>),
+    Changes(Taken),
+}
+
+/// Changes that were taken out of the layers to be described. Dropped, they go back, and a later journal describes them; only [`Taken::written`] says that a journal does.
+pub struct Taken {
+    volume: Arc<Volume>,
+    capture: Box<Capture>,
+    is_written: bool,
+}
+
+impl Taken {
+    /// A journal holds what it was to describe, in the bucket or in the spool.
+    pub(super) fn written(mut self) {
+        self.is_written = true;
+    }
+}
+
+impl Deref for Taken {
+    type Target = Capture;
+
+    fn deref(&self) -> &Capture {
+        &self.capture
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let usage = &self.volume.usage;
+        if self.is_written {
+            return usage.landed(&self.capture.unsent);
+        }
+        usage.stayed(&self.capture.unsent);
+        if let Ok(state) = self.volume.view.state() {
+            let delta = std::mem::take(&mut self.capture.delta);
+            state.lock().return_delta(self.capture.epoch, delta);
+        }
+    }
 }
 
 /// Changes as of one moment, partly still in the tree.
 #[derive(Debug)]
 pub struct Capture {
-    /// The number of the operation that they are.
-    pub operation: u64,
+    /// The first operation that no journal carries.
+    pub first: u64,
+    /// The number of the operation that they are. Those between have failed, and are part of it.
+    pub last: u64,
     /// The layer that was the active one.
     epoch: u64,
     /// The places.
     delta: Delta,
     /// Bytes written to files that it holds.
-    unsent: Vec<(u64, u64)>,
+    unsent: Leaving,
     items: Vec<(Key, Option<Item>)>,
     ranges: Vec<CapturedRange>,
     totals: Totals,
     next_inode: u64,
+    /// More parts of contents than this are too many to describe.
+    parts_max: usize,
 }
 
 /// A range of a file: dirty parts, and what is needed to find the rest.
@@ -68,12 +112,25 @@ struct CapturedRange {
     inode: u64,
     range: Range<u64>,
     parts: Vec<(Range<u64>, Part)>,
-    below: Option<(Changes, Found)>,
+    below: Option<(ExtentChanges, Found)>,
 }
 
 impl Volume {
-    /// Takes what was changed since the last journal; stores data first that is too much to ride inside one.
-    pub(super) async fn capture(&self) -> Result<Captured, VolumeError> {
+    /// Takes what was changed since the last journal; stores data first that is too much to ride inside one. Dropped, it has taken nothing.
+    pub(super) async fn capture(self: &Arc<Self>) -> Result<Captured, VolumeError> {
+        self.capture_up_to(ITEMS_MAX, PARTS_MAX).await
+    }
+
+    /// The same for a journal that must say everything, since no commit will: of any number of items and parts.
+    pub(super) async fn capture_all(self: &Arc<Self>) -> Result<Captured, VolumeError> {
+        self.capture_up_to(usize::MAX, usize::MAX).await
+    }
+
+    async fn capture_up_to(
+        self: &Arc<Self>,
+        items_max: usize,
+        parts_max: usize,
+    ) -> Result<Captured, VolumeError> {
         for attempt in 1.. {
             let (files, epoch) = {
                 let mut state = self.view.state()?.lock();
@@ -87,11 +144,18 @@ impl Volume {
                 } else {
                     RIDING_BYTES
                 };
-                if item_count(&state) > ITEMS_MAX || (attempt > ATTEMPTS && bytes > late) {
+                if item_count(&state) > items_max || (attempt > ATTEMPTS && bytes > late) {
                     return Ok(Captured::TooMuch);
                 }
                 if bytes <= late {
-                    return Ok(Captured::Changes(Box::new(self.take(&mut state))));
+                    let Some(capture) = self.take(&mut state, parts_max) else {
+                        return Ok(Captured::TooMuch);
+                    };
+                    return Ok(Captured::Changes(Taken {
+                        volume: Arc::clone(self),
+                        capture: Box::new(capture),
+                        is_written: false,
+                    }));
                 }
                 (files, state.active.epoch)
             };
@@ -110,9 +174,13 @@ impl Volume {
         Ok(Captured::TooMuch)
     }
 
-    fn take(&self, state: &mut State) -> Capture {
-        let unsent = self.usage.cut();
+    /// Takes what was changed; nothing if its contents have too many parts.
+    fn take(&self, state: &mut State, parts_max: usize) -> Option<Capture> {
         let delta = state.take_delta();
+        let Some(ranges) = capture_ranges(state, &delta, parts_max) else {
+            state.return_delta(state.active.epoch, delta);
+            return None;
+        };
         let mut items = Vec::with_capacity(delta.items.len());
         for key in &delta.items {
             match state.find(Scope::Live, key) {
@@ -122,64 +190,68 @@ impl Volume {
                 Found::Below(_) => {}
             }
         }
-        let places = delta.contents.iter();
-        let ranges = places.flat_map(|(inode, ranges)| ranges.iter().map(|range| (*inode, range)));
-        Capture {
-            operation: state.operation,
+        Some(Capture {
+            first: state.settled + 1,
+            last: state.operation,
+            parts_max,
             epoch: state.active.epoch,
             items,
-            ranges: ranges
-                .map(|(inode, range)| capture_range(state, inode, range))
-                .collect(),
+            ranges,
             totals: state.totals,
             next_inode: self.inode_mark(),
             delta,
-            unsent,
-        }
+            unsent: self.usage.cut(),
+        })
     }
 
-    /// The journal did not come about: what it was to describe is described by a later one.
-    pub(super) fn give_back(&self, capture: Capture) -> Result<(), VolumeError> {
-        self.usage.stayed(&capture.unsent);
-        self.view
-            .state()?
-            .lock()
-            .return_delta(capture.epoch, capture.delta);
+    /// An entry carries it whose bytes are fixed: the next one begins behind it.
+    pub(super) fn is_settled(&self, capture: &Capture) -> Result<(), VolumeError> {
+        self.view.state()?.lock().settled = capture.last;
         Ok(())
     }
 
-    /// The journal holds what it was to describe.
-    pub(super) fn is_written(&self, capture: &Capture) {
-        self.usage.landed(&capture.unsent);
-    }
-
-    /// Looks up what is stored. The packs that it is in may not be in the bucket yet.
-    pub(super) async fn describe(&self, capture: &Capture) -> Result<Operations, VolumeError> {
+    /// Looks up what is stored. The packs that it is in may not be in the bucket yet. None if there
+    /// are too many parts.
+    pub(super) async fn describe(
+        &self,
+        capture: &Capture,
+    ) -> Result<Option<Operations>, VolumeError> {
         let mut contents = Vec::new();
         for captured in &capture.ranges {
-            self.describe_range(captured, &mut contents).await?;
+            let parts_max = capture.parts_max;
+            let is_all = self
+                .describe_range(captured, parts_max, &mut contents)
+                .await?;
+            if !is_all || contents.len() > parts_max {
+                return Ok(None);
+            }
         }
-        Ok(Operations {
+        Ok(Some(Operations {
             dropped: capture.delta.dropped.iter().copied().collect(),
             items: capture.items.clone(),
             contents,
             next_inode: capture.next_inode,
             totals: capture.totals,
-        })
+        }))
     }
 
+    /// Adds what a range holds; false if that has too many parts.
     async fn describe_range(
         &self,
         captured: &CapturedRange,
+        parts_max: usize,
         contents: &mut Vec<Piece>,
-    ) -> Result<(), VolumeError> {
+    ) -> Result<bool, VolumeError> {
         let inode = captured.inode;
         let mut at = captured.range.start;
         let end = captured.range.end;
         let below = match &captured.below {
-            Some(below) => Some(self.below(captured, below).await?),
+            Some(below) => self.below(inode, below, parts_max).await?,
             None => None,
         };
+        if captured.below.is_some() != below.is_some() {
+            return Ok(false);
+        }
         let mut push = |offset, content| {
             contents.push(Piece {
                 inode,
@@ -203,28 +275,28 @@ impl Volume {
                 None => {}
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     async fn below(
         &self,
-        captured: &CapturedRange,
-        (changes, inline): &(Changes, Found),
-    ) -> Result<Below, VolumeError> {
-        let CapturedRange { inode, range, .. } = captured;
-        let extents = self
-            .view
-            .extents_among(changes.clone(), *inode, range.clone())
-            .await?;
+        inode: u64,
+        (changes, inline): &(ExtentChanges, Found),
+        parts_max: usize,
+    ) -> Result<Option<Below>, VolumeError> {
+        let extents = self.view.extents_among(changes.clone(), parts_max).await?;
+        let Some(extents) = extents else {
+            return Ok(None);
+        };
         let inline = match extents.is_empty() {
-            true => self.view.inline(*inode, inline.clone()).await?,
+            true => self.view.inline(inode, inline.clone()).await?,
             false => None,
         };
-        Ok(Below {
-            inode: *inode,
+        Ok(Some(Below {
+            inode,
             extents,
             inline,
-        })
+        }))
     }
 }
 
@@ -266,24 +338,26 @@ impl Below {
     }
 }
 
-fn capture_range(state: &State, inode: u64, range: Range<u64>) -> CapturedRange {
-    let mut parts = state.dirty_parts(Scope::Live, inode, range.clone());
-    parts.sort_unstable_by_key(|(part, _)| part.start);
-    let covered: u64 = parts.iter().map(|(part, _)| part.end - part.start).sum();
-    let is_all = covered == range.end - range.start;
-    let below = (!is_all).then(|| {
-        let keys = extent_keys(inode, &range);
-        (
-            state.changes(Scope::Live, &keys, usize::MAX),
-            state.find(Scope::Live, &Key::inline(inode)),
-        )
-    });
-    CapturedRange {
-        inode,
-        range,
-        parts,
-        below,
+/// What the layers know of the contents that `delta` names; none if that has too many parts.
+fn capture_ranges(state: &State, delta: &Delta, parts_max: usize) -> Option<Vec<CapturedRange>> {
+    let mut captured = Vec::new();
+    let mut parts_left = parts_max;
+    for (inode, ranges) in delta.contents() {
+        for range in ranges.iter() {
+            let (parts, below) = state.contents(Scope::Live, inode, &range);
+            let changes = below
+                .as_ref()
+                .map_or(0, |(below, _)| below.changes.items.len());
+            parts_left = parts_left.checked_sub(parts.len() + changes + 1)?;
+            captured.push(CapturedRange {
+                inode,
+                range,
+                parts,
+                below,
+            });
+        }
     }
+    Some(captured)
 }
 
 fn item_count(state: &State) -> usize {
@@ -298,15 +372,15 @@ fn riding(state: &State) -> Vec<(u64, u64)> {
     let mut files = Vec::new();
     let layers: Vec<_> = state.layers(Scope::Live).collect();
     for changed in &layers {
-        for (inode, ranges) in &changed.delta.contents {
+        for (inode, ranges) in changed.delta.contents() {
             let dirty = |range: Range<u64>| {
-                let data = layers.iter().filter_map(|layer| layer.data.get(inode));
+                let data = layers.iter().filter_map(|layer| layer.data.get(&inode));
                 data.map(|dirty| dirty.data_bytes_in(range.clone()))
                     .sum::<u64>()
             };
             let bytes: u64 = ranges.iter().map(dirty).sum();
             if bytes > 0 {
-                files.push((bytes, *inode));
+                files.push((bytes, inode));
             }
         }
     }

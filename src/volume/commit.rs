@@ -6,7 +6,6 @@
 //! One task, the [`Committer`], makes all commits of a volume. Whoever wants one asks through a bounded queue and waits for the answer; all who wait at the same
 //! moment share one. A layer whose commit failed stays where it is, readable and complete, and is tried again before any newer one.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,19 +13,20 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Mark;
-use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::tree::apply::apply;
-use crate::tree::key::{self, Key};
+use crate::tree::key;
 use crate::tree::map::Tree;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::flush::Reach;
 use crate::volume::nodes::NewNodes;
+use crate::volume::sealed::{SealedItems, without};
 use crate::volume::state::Totals;
+use crate::volume::usage::Leaving;
 
 /// An active volume commits at least so often.
 pub const PERIOD: Duration = Duration::from_secs(30);
@@ -155,12 +155,13 @@ impl Volume {
         state.operation > state.covered
     }
 
-    /// True if a commit would change anything in the bucket.
+    /// True if a commit would change anything in the bucket. What was stored of a file that was removed meanwhile is in no tree, but leans on other packs until a root
+    /// holds it.
     fn wants_commit(&self) -> bool {
-        self.is_dirty() || self.has_uncovered()
+        self.is_dirty() || self.has_uncovered() || self.ingest.uncommitted_blobs() > 0
     }
 
-    /// If everything is in the root, no reference is left that leans on anything but the root's own tree (rule 4).
+    /// If everything is in the root, what no tree refers to as well, no reference is left that leans on anything but the root's own tree (rule 4).
     pub async fn let_go(&self) {
         // As for a cut: nobody is between making a reference and placing it.
         let _alone = self.cut_gate.write().await;
@@ -186,7 +187,7 @@ pub struct Committer {
 struct Sealing {
     mark: Mark,
     /// Bytes written to files that are on their way with it.
-    unsent: Vec<(u64, u64)>,
+    unsent: Leaving,
     totals: Totals,
     next_inode: u64,
     covered: u64,
@@ -228,8 +229,9 @@ impl Committer {
                 },
                 () = &mut stop => break,
                 () = sleep => {
-                    let failed = self.commit(None).await.is_err();
-                    due = failed.then(|| Instant::now() + RETRY);
+                    let result = self.commit(None).await;
+                    self.tell_waiting(&result);
+                    due = result.is_err().then(|| Instant::now() + RETRY);
                     continue;
                 }
             }
@@ -254,8 +256,16 @@ impl Committer {
             .into_iter()
             .partition(|request| request.snapshot.is_some());
         let mut plain = plain;
-        for request in snapshots {
+        let mut snapshots = snapshots.into_iter();
+        while let Some(request) = snapshots.next() {
             let result = self.commit(request.snapshot).await;
+            if is_failure(&result) {
+                plain.extend(snapshots);
+                answer(plain, &result);
+                self.tell_waiting(&result);
+                let _ = request.done.send(result);
+                return;
+            }
             if result.is_ok() {
                 answer(std::mem::take(&mut plain), &result);
             }
@@ -263,7 +273,17 @@ impl Committer {
         }
         if !plain.is_empty() {
             let result = self.commit(None).await;
+            self.tell_waiting(&result);
             answer(plain, &result);
+        }
+    }
+
+    /// Those who have come while a commit failed have waited for the same store: they are told so, and do not wait as long once more.
+    fn tell_waiting(&mut self, result: &Result<Committed, VolumeError>) {
+        if is_failure(result) {
+            while let Ok(request) = self.requests.try_recv() {
+                let _ = request.done.send(result.clone());
+            }
         }
     }
 
@@ -319,7 +339,8 @@ impl Committer {
             return Ok(self.last.clone());
         };
         let started = Instant::now();
-        let tree = match self.build().await {
+        let built = self.volume.ingest.bound(self.build()).await;
+        let tree = match built.unwrap_or_else(|error| Err(error.into())) {
             Ok(tree) => tree,
             Err(error) => return Err(self.failed(error)),
         };
@@ -377,43 +398,30 @@ impl Committer {
     /// The tree of the sealing layer over the base.
     async fn build(&self) -> Result<Id, VolumeError> {
         self.flush_all().await?;
-        let (base, mut dropped, mut changes) = {
+        let (base, mut dropped) = {
             let state = self.volume.view.state()?.lock();
             let Some(layer) = &state.sealing else {
                 return Ok(state.base);
             };
-            let encode = |(key, item): (&Key, &Option<crate::tree::item::Item>)| {
-                (
-                    key.clone(),
-                    item.as_ref().map(|item| Bytes::from(item.encode())),
-                )
-            };
-            let changes: BTreeMap<Key, Option<Bytes>> = layer.items.iter().map(encode).collect();
-            (
-                state.base,
-                layer.dropped.iter().copied().collect::<Vec<u64>>(),
-                changes,
-            )
+            let dropped: Vec<u64> = layer.dropped.iter().copied().collect();
+            (state.base, dropped)
         };
         let nodes = self.volume.view.nodes();
         // Neighbours in the tree one after the other: each of its nodes is read once.
         dropped.sort_unstable();
+        let mut gone = Vec::new();
         for inode in dropped {
             let mut cursor = Tree::new(base).range(key::of_inode(inode));
             while let Some((key, _)) = cursor.next(nodes.as_ref()).await? {
-                changes.entry(key).or_insert(None);
+                gone.push(key);
             }
         }
-        apply(
-            nodes.as_ref(),
-            &NewNodes {
-                ingest: &self.volume.ingest,
-                cache: nodes,
-            },
-            base,
-            changes.into_iter(),
-        )
-        .await
+        let sink = NewNodes {
+            ingest: &self.volume.ingest,
+            cache: nodes,
+        };
+        let set = SealedItems::new(self.volume.view.state()?);
+        apply(nodes.as_ref(), &sink, base, without(gone, set)).await
     }
 
     /// Stores every dirty byte of the sealing layer.
@@ -441,6 +449,11 @@ impl Committer {
                 .await?;
         }
     }
+}
+
+/// Whether a commit did not come about, rather than the snapshot alone that was wanted of it.
+fn is_failure(result: &Result<Committed, VolumeError>) -> bool {
+    matches!(result, Err(error) if !matches!(error, VolumeError::SnapshotName(_)))
 }
 
 fn answer(requests: Vec<Request>, result: &Result<Committed, VolumeError>) {

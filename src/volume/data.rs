@@ -1,4 +1,4 @@
-//! Contents of files: writing, zeroing, truncating, sharing, seeking.
+//! Contents of files: writing, zeroing, truncating, sharing.
 //!
 //! Owns: what each operation does to sizes, times and dirty ranges. Does not own: storing (`flush`), reading (`view`).
 
@@ -21,9 +21,6 @@ use crate::volume::view::View;
 
 /// Largest size of a file in bytes: what the kernel's offsets can say (`MAX_LFS_FILESIZE`).
 pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
-
-/// A step of looking for data or holes, in bytes of the file.
-const SEEK_STEP_BYTES: u64 = 1024 * 1024 * 1024;
 
 /// Bytes shared in one go by [`Volume::share`].
 pub const SHARE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
@@ -73,7 +70,7 @@ impl Volume {
         data: Bytes,
         options: WriteOptions,
     ) -> Result<u64, VolumeError> {
-        self.writable().await?;
+        self.writable_with(data.len() as u64).await?;
         let now = self.clock.now();
         let place = self
             .view
@@ -180,11 +177,6 @@ impl Volume {
             }
         }
         Ok(())
-    }
-
-    /// The first byte of data (or of a hole) at or after `offset`.
-    pub async fn seek(&self, inode: u64, offset: u64, want_data: bool) -> Result<u64, VolumeError> {
-        seek(&self.view, inode, offset, want_data).await
     }
 
     /// Makes `length` bytes of `target` share what `source` has: copy_file_range(2) without copying.
@@ -308,6 +300,7 @@ impl Volume {
             self.touch(inode).await?;
             let now = self.clock.now();
             let mut state = self.view.state()?.lock();
+            state.accepts()?;
             place_extents(&mut state, inode, epoch, plan);
             return finish_share(&mut state, inode, range, now, kill_privileges);
         }
@@ -356,42 +349,6 @@ impl Volume {
     }
 }
 
-/// Finds data or a hole in any view.
-pub async fn seek(
-    view: &View,
-    inode: u64,
-    offset: u64,
-    want_data: bool,
-) -> Result<u64, VolumeError> {
-    let attributes = view.attributes(Scope::Live, inode).await?;
-    let size = attributes.size_bytes;
-    if offset >= size {
-        return Err(VolumeError::NoSuchPlace);
-    }
-    let mut at = offset;
-    while at < size {
-        let step = at..size.min(at + SEEK_STEP_BYTES);
-        for (range, is_data) in view.map_of(inode, step.clone()).await? {
-            if is_data == want_data {
-                return Ok(range.start);
-            }
-        }
-        at = step.end;
-        if want_data {
-            // A hole may be as long as a file can be: what lies between is never stepped through.
-            at = match view.next_contents(inode, at..size).await? {
-                Some(next) => next,
-                None => break,
-            };
-        }
-    }
-    if want_data {
-        Err(VolumeError::NoSuchPlace)
-    } else {
-        Ok(size)
-    }
-}
-
 /// What sharing changes beside extents, at the same moment: what was dirty in the range, the size, times and permissions.
 fn finish_share(
     state: &mut State,
@@ -404,7 +361,7 @@ fn finish_share(
         return Err(VolumeError::Stale);
     };
     let grown = range.end.saturating_sub(attributes.size_bytes);
-    state.totals.bytes += grown;
+    state.totals.bytes = state.totals.bytes.saturating_add(grown);
     attributes.size_bytes += grown;
     attributes.modified = now;
     attributes.changed = now;

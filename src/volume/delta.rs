@@ -1,6 +1,7 @@
 //! What was changed since the last journal: which items, which inodes, which ranges of files.
 //!
-//! Owns: the set of places, never what they hold. A journal describes what these places hold at the moment it is cut, so naming a place twice, or one that
+//! Owns: the set of places and the memory they take, never what they hold. A journal describes what
+//! these places hold at the moment it is cut, so naming a place twice, or one that
 //! did not change, is harmless. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -8,38 +9,62 @@ use std::ops::Range;
 
 use crate::tree::key::{self, Key};
 
-/// Ranges of one file that are told apart; beyond that they count as one, from the first to the last.
-const RANGES_MAX: usize = 4096;
+/// Ranges of one file that are told apart; beyond that those count as one that lie near each other.
+const RANGES_MAX: usize = 1024;
 
-/// Disjoint ranges of a file.
+/// How near that is at first, in bytes. It doubles whenever the ranges are still too many.
+const NEAR_BYTES: u64 = 4096;
+
+/// Memory of one range, in bytes: its place in a map that is half full.
+const RANGE_BYTES: u64 = 40;
+
+/// Memory of a file's ranges beside them, in bytes: the map's first node, and its place among the
+/// files.
+const FILE_BYTES: u64 = 320;
+
+/// Disjoint ranges of a file, and perhaps some of what lies between them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ranges(BTreeMap<u64, u64>);
+pub struct Ranges {
+    ends: BTreeMap<u64, u64>,
+    /// Ranges with no more than this between them are one.
+    near: u64,
+}
 
 impl Ranges {
-    /// Adds a range; those that touch it become one with it.
+    /// Adds a range; those that touch it, or are near, become one with it.
     pub fn add(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
         }
+        self.join(range);
+        while self.ends.len() > RANGES_MAX {
+            self.near = (self.near * 2).max(NEAR_BYTES);
+            for (start, end) in std::mem::take(&mut self.ends) {
+                self.join(start..end);
+            }
+        }
+    }
+
+    fn join(&mut self, range: Range<u64>) {
         let (mut start, mut end) = (range.start, range.end);
-        while let Some((&from, &to)) = self.0.range(..=end).next_back() {
-            if to < start {
+        let reach = |end: u64, near| end.saturating_add(near);
+        while let Some((&from, &to)) = self.ends.range(..=reach(end, self.near)).next_back() {
+            if reach(to, self.near) < start {
                 break;
             }
             (start, end) = (start.min(from), end.max(to));
-            self.0.remove(&from);
+            self.ends.remove(&from);
         }
-        self.0.insert(start, end);
-        if self.0.len() > RANGES_MAX {
-            let first = self.0.first_key_value().map_or(0, |(&start, _)| start);
-            let last = self.0.last_key_value().map_or(0, |(_, &end)| end);
-            self.0 = BTreeMap::from([(first, last)]);
-        }
+        self.ends.insert(start, end);
+    }
+
+    fn cost(&self) -> u64 {
+        FILE_BYTES + self.ends.len() as u64 * RANGE_BYTES
     }
 
     /// The ranges, in order.
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        self.0.iter().map(|(&start, &end)| start..end)
+        self.ends.iter().map(|(&start, &end)| start..end)
     }
 }
 
@@ -50,8 +75,9 @@ pub struct Delta {
     pub items: BTreeSet<Key>,
     /// Inodes that were dropped whole.
     pub dropped: BTreeSet<u64>,
-    /// Contents of files.
-    pub contents: HashMap<u64, Ranges>,
+    contents: HashMap<u64, Ranges>,
+    /// Memory of the contents' ranges, in bytes.
+    cost: u64,
 }
 
 impl Delta {
@@ -67,11 +93,27 @@ impl Delta {
         }
     }
 
+    /// Contents of files.
+    pub fn contents(&self) -> impl Iterator<Item = (u64, &Ranges)> {
+        self.contents.iter().map(|(inode, ranges)| (*inode, ranges))
+    }
+
+    /// Memory held by the ranges of contents, in bytes.
+    pub fn cost(&self) -> u64 {
+        self.cost
+    }
+
     /// Bytes of a file were written, zeroed or shared.
     pub fn content(&mut self, inode: u64, range: Range<u64>) {
-        if !range.is_empty() {
-            self.contents.entry(inode).or_default().add(range);
+        if range.is_empty() {
+            return;
         }
+        let mine = self.contents.entry(inode).or_default();
+        if !mine.ends.is_empty() {
+            self.cost -= mine.cost();
+        }
+        mine.add(range);
+        self.cost += mine.cost();
     }
 
     /// An inode was dropped with all that belongs to it.
@@ -80,7 +122,9 @@ impl Delta {
         for key in items {
             self.items.remove(&key);
         }
-        self.contents.remove(&inode);
+        if let Some(ranges) = self.contents.remove(&inode) {
+            self.cost -= ranges.cost();
+        }
         self.dropped.insert(inode);
     }
 
@@ -91,8 +135,7 @@ impl Delta {
         }
         self.items.extend(newer.items);
         for (inode, ranges) in newer.contents {
-            let mine = self.contents.entry(inode).or_default();
-            ranges.iter().for_each(|range| mine.add(range));
+            ranges.iter().for_each(|range| self.content(inode, range));
         }
     }
 }
@@ -122,17 +165,45 @@ mod tests {
         }
     }
 
+    /// Every byte added is in some range, ranges are few, and what lies far apart stays apart.
     #[test]
-    fn many_ranges_become_one() {
+    fn many_ranges_become_few_and_those_far_apart_stay_apart() {
+        const FAR: u64 = 1 << 40;
         let mut ranges = Ranges::default();
-        for n in 0..=RANGES_MAX as u64 {
-            ranges.add(n * 10 + 5..n * 10 + 6);
+        ranges.add(FAR..FAR + 1);
+        let added = |n: u64| n.wrapping_mul(7919) % 65_536 * 8192;
+        for n in 0..65_536 {
+            ranges.add(added(n)..added(n) + 512);
         }
-        let all: Vec<_> = ranges
-            .iter()
-            .map(|range| (range.start, range.end))
-            .collect();
-        assert_eq!(all, [(5, RANGES_MAX as u64 * 10 + 6)]);
+        assert!(ranges.ends.len() <= RANGES_MAX);
+        for n in (0..65_536).step_by(61) {
+            let (start, end) = (added(n), added(n) + 512);
+            assert!(
+                ranges
+                    .iter()
+                    .any(|range| range.start <= start && end <= range.end)
+            );
+        }
+        let last = ranges.iter().last();
+        assert_eq!(last, Some(FAR..FAR + 1));
+    }
+
+    #[test]
+    fn what_is_held_is_charged_and_given_back() {
+        let mut delta = Delta::default();
+        for n in 0..100 {
+            delta.content(n % 7, n * 10..n * 10 + 5);
+        }
+        let real: u64 = delta.contents.values().map(Ranges::cost).sum();
+        assert_eq!(delta.cost(), real);
+        let mut newer = Delta::default();
+        newer.content(3, 0..1);
+        newer.drop_inode(4);
+        delta.absorb(newer);
+        let real: u64 = delta.contents.values().map(Ranges::cost).sum();
+        assert_eq!(delta.cost(), real);
+        (0..7).for_each(|inode| delta.drop_inode(inode));
+        assert_eq!(delta.cost(), 0);
     }
 
     #[test]
@@ -147,6 +218,9 @@ mod tests {
         older.absorb(newer);
         assert_eq!(older.items, BTreeSet::from([Key::attributes(8)]));
         assert_eq!(older.dropped, BTreeSet::from([7]));
-        assert_eq!(older.contents.keys().copied().collect::<Vec<_>>(), [8]);
+        assert_eq!(
+            older.contents().map(|(inode, _)| inode).collect::<Vec<_>>(),
+            [8]
+        );
     }
 }

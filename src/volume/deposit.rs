@@ -21,7 +21,7 @@ impl Volume {
     pub async fn begin_deposit(&self, new: &NewInode) -> Result<u64, VolumeError> {
         self.writable().await?;
         let now = self.now();
-        let inode = self.next_inode();
+        let inode = self.next_inode()?;
         self.usage().opened(inode);
         self.orphans.lock().insert(inode);
         let attributes = Attributes {

@@ -3,8 +3,12 @@
 //! Owns: overlap arithmetic and the buffers themselves. Does not own: when to store them, nor where they go.
 //! Pure: no I/O, no clock.
 //!
-//! Small writes gather in *open* pieces that still grow; a piece closes (becomes an immutable, shared buffer) as soon as somebody
-//! captures it, so that what is being stored never changes under the hasher.
+//! Small writes gather in *open* pieces that still grow, and that become one with an open
+//! neighbour; a piece closes (becomes an immutable, shared buffer) as soon as somebody captures it,
+//! so that what is being stored never changes under the hasher.
+//!
+//! A piece is charged with all the memory that it keeps alive. What a later write leaves of a
+//! buffer is copied as soon as it is less than half of that buffer.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,50 +18,92 @@ use bytes::Bytes;
 /// An open piece grows up to this many bytes; larger writes are closed from the start.
 const OPEN_BYTES: usize = 128 * 1024;
 
-/// What a piece costs beside its bytes: map entry and buffer headers (an estimate, for the memory budget).
-const PIECE_OVERHEAD_BYTES: u64 = 128;
+/// What a piece costs beside its bytes: its place in a map that is half full, and buffer headers
+/// (for the memory budget).
+const PIECE_OVERHEAD_BYTES: u64 = 200;
+
+/// What a file with dirty bytes costs beside its pieces: the map's first node, and its place among
+/// the files.
+const FILE_OVERHEAD_BYTES: u64 = 900;
 
 #[derive(Debug, Clone)]
 enum Content {
     Open(Vec<u8>),
-    Closed(Bytes),
+    /// A part of a buffer of `held` bytes.
+    Closed {
+        bytes: Bytes,
+        held: usize,
+    },
     Zero(u64),
 }
 
 impl Content {
+    /// A buffer of which this is all.
+    fn whole(bytes: Bytes) -> Content {
+        let held = bytes.len();
+        Content::Closed { bytes, held }
+    }
+
     fn len(&self) -> u64 {
         match self {
             Content::Open(buffer) => buffer.len() as u64,
-            Content::Closed(bytes) => bytes.len() as u64,
+            Content::Closed { bytes, .. } => bytes.len() as u64,
             Content::Zero(length) => *length,
         }
     }
 
     /// Memory held, in bytes.
     fn cost(&self) -> u64 {
-        match self {
-            Content::Zero(_) => PIECE_OVERHEAD_BYTES,
-            data => data.len() + PIECE_OVERHEAD_BYTES,
-        }
+        let held = match self {
+            Content::Open(buffer) => buffer.capacity(),
+            Content::Closed { held, .. } => *held,
+            Content::Zero(_) => 0,
+        };
+        held as u64 + PIECE_OVERHEAD_BYTES
     }
 
     fn close(&mut self) -> Bytes {
         match self {
             Content::Open(buffer) => {
+                let held = buffer.capacity();
                 let bytes = Bytes::from(std::mem::take(buffer));
-                *self = Content::Closed(bytes.clone());
+                *self = Content::Closed {
+                    bytes: bytes.clone(),
+                    held,
+                };
                 bytes
             }
-            Content::Closed(bytes) => bytes.clone(),
+            Content::Closed { bytes, .. } => bytes.clone(),
             Content::Zero(_) => Bytes::new(),
         }
     }
 
     /// The part `[from, to)` of this content, counted from its own start.
     fn part(&mut self, from: u64, to: u64) -> Content {
+        if let Content::Zero(_) = self {
+            return Content::Zero(to - from);
+        }
+        let part = self.close().slice(from as usize..to as usize);
         match self {
-            Content::Zero(_) => Content::Zero(to - from),
-            _ => Content::Closed(self.close().slice(from as usize..to as usize)),
+            Content::Closed { held, .. } if part.len() >= *held / 2 => Content::Closed {
+                bytes: part,
+                held: *held,
+            },
+            _ => Content::whole(Bytes::copy_from_slice(&part)),
+        }
+    }
+
+    /// The first `length` bytes. What still grows goes on growing.
+    fn shortened(mut self, length: u64) -> Content {
+        match &mut self {
+            Content::Open(buffer) => {
+                buffer.truncate(length as usize);
+                if buffer.len() < buffer.capacity() / 2 {
+                    buffer.shrink_to_fit();
+                }
+                self
+            }
+            _ => self.part(0, length),
         }
     }
 }
@@ -100,7 +146,10 @@ impl DirtyRanges {
 
     /// Memory held, in bytes, with overhead.
     pub fn cost(&self) -> u64 {
-        self.cost
+        match self.pieces.is_empty() {
+            true => 0,
+            false => self.cost + FILE_OVERHEAD_BYTES,
+        }
     }
 
     /// Bytes of data (not zeroes) held.
@@ -119,15 +168,16 @@ impl DirtyRanges {
             return;
         }
         self.carve(offset..offset + data.len() as u64, u64::MAX);
-        if self.append(offset, data, stamp) {
-            return;
+        if data.len() >= OPEN_BYTES / 2 {
+            let content = Content::whole(Bytes::copy_from_slice(data));
+            return self.insert(offset, Piece { content, stamp });
         }
-        let content = if data.len() >= OPEN_BYTES / 2 {
-            Content::Closed(Bytes::copy_from_slice(data))
-        } else {
-            Content::Open(data.to_vec())
-        };
-        self.insert(offset, Piece { content, stamp });
+        let start = self.append(offset, data, stamp).unwrap_or_else(|| {
+            let content = Content::Open(data.to_vec());
+            self.insert(offset, Piece { content, stamp });
+            offset
+        });
+        while self.absorb_next(start) {}
     }
 
     /// Puts a shared buffer at `offset` without copying it.
@@ -136,7 +186,7 @@ impl DirtyRanges {
             return;
         }
         self.carve(offset..offset + data.len() as u64, u64::MAX);
-        let content = Content::Closed(data);
+        let content = Content::whole(data);
         self.insert(offset, Piece { content, stamp });
     }
 
@@ -164,12 +214,24 @@ impl DirtyRanges {
             let inner = (from - start) as usize..(to - start) as usize;
             let part = match &piece.content {
                 Content::Open(buffer) => Part::Data(Bytes::copy_from_slice(&buffer[inner])),
-                Content::Closed(bytes) => Part::Data(bytes.slice(inner)),
+                Content::Closed { bytes, .. } => Part::Data(bytes.slice(inner)),
                 Content::Zero(_) => Part::Zero,
             };
             parts.push((from..to, part));
         }
         parts
+    }
+
+    /// Whether the byte at `offset` is data (true), a zero or not dirty, and where the next piece
+    /// or gap begins.
+    pub fn at(&self, offset: u64) -> (Option<bool>, u64) {
+        match self.pieces.range(self.first_overlapping(offset)..).next() {
+            Some((&start, piece)) if start <= offset => {
+                (Some(piece.is_data()), start + piece.content.len())
+            }
+            Some((&next, _)) => (None, next),
+            None => (None, u64::MAX),
+        }
     }
 
     /// Bytes of data (not zeroes) in `range`.
@@ -272,21 +334,52 @@ impl DirtyRanges {
         true
     }
 
-    fn append(&mut self, offset: u64, data: &[u8], stamp: u64) -> bool {
-        let Some((&start, piece)) = self.pieces.range_mut(..offset).next_back() else {
-            return false;
-        };
+    /// Adds to the open piece that ends at `offset`, if there is one with room; returns where it
+    /// begins.
+    fn append(&mut self, offset: u64, data: &[u8], stamp: u64) -> Option<u64> {
+        let (&start, piece) = self.pieces.range_mut(..offset).next_back()?;
         let Content::Open(buffer) = &mut piece.content else {
-            return false;
+            return None;
         };
         if start + buffer.len() as u64 != offset || buffer.len() + data.len() > OPEN_BYTES {
+            return None;
+        }
+        let before = buffer.capacity();
+        buffer.extend_from_slice(data);
+        self.cost += (buffer.capacity() - before) as u64;
+        self.data_bytes += data.len() as u64;
+        piece.stamp = stamp;
+        Some(start)
+    }
+
+    /// Makes the open piece at `start` one with the open piece right behind it, unless that is more
+    /// than twice as long: so a byte is copied a few times, not once for each write before it. True
+    /// if it did.
+    fn absorb_next(&mut self, start: u64) -> bool {
+        let mut around = self.pieces.range(start..);
+        let (Some((_, piece)), Some((&behind, next))) = (around.next(), around.next()) else {
+            return false;
+        };
+        let (Content::Open(buffer), Content::Open(more)) = (&piece.content, &next.content) else {
+            return false;
+        };
+        let is_near = start + buffer.len() as u64 == behind && more.len() <= 2 * buffer.len();
+        if !is_near || buffer.len() + more.len() > OPEN_BYTES {
             return false;
         }
-        buffer.extend_from_slice(data);
-        piece.stamp = stamp;
-        self.cost += data.len() as u64;
-        self.data_bytes += data.len() as u64;
+        let Some(next) = self.remove(behind) else {
+            return false;
+        };
+        if let Content::Open(more) = &next.content {
+            self.append(behind, more, next.stamp.max(self.pieces[&start].stamp));
+        }
         true
+    }
+
+    fn remove(&mut self, start: u64) -> Option<Piece> {
+        let piece = self.pieces.remove(&start)?;
+        self.account(&piece, false);
+        Some(piece)
     }
 
     fn insert(&mut self, offset: u64, piece: Piece) {
@@ -317,31 +410,18 @@ impl DirtyRanges {
             .map(|(start, _)| start)
             .collect();
         for start in starts {
-            let Some(mut piece) = self.pieces.remove(&start) else {
+            let Some(Piece { mut content, stamp }) = self.remove(start) else {
                 continue;
             };
-            self.account(&piece, false);
-            let length = piece.content.len();
+            let length = content.len();
             let end = start + length;
             if end > range.end {
-                let content = piece.content.part(range.end - start, length);
-                self.insert(
-                    range.end,
-                    Piece {
-                        content,
-                        stamp: piece.stamp,
-                    },
-                );
+                let content = content.part(range.end - start, length);
+                self.insert(range.end, Piece { content, stamp });
             }
             if start < range.start {
-                let content = piece.content.part(0, range.start - start);
-                self.insert(
-                    start,
-                    Piece {
-                        content,
-                        stamp: piece.stamp,
-                    },
-                );
+                let content = content.shortened(range.start - start);
+                self.insert(start, Piece { content, stamp });
             }
         }
     }
@@ -403,12 +483,19 @@ mod tests {
             .map(|(run, _)| run.end - run.start)
             .sum();
         assert_eq!(data, dirty.data_bytes());
-        let cost: u64 = dirty
-            .pieces
-            .values()
-            .map(|piece| piece.content.cost())
-            .sum();
-        assert_eq!(cost, dirty.cost());
+        let pieces = dirty.pieces.values();
+        let cost: u64 = pieces.map(|piece| piece.content.cost()).sum();
+        let file = if dirty.is_empty() {
+            0
+        } else {
+            FILE_OVERHEAD_BYTES
+        };
+        assert_eq!(cost + file, dirty.cost());
+        for piece in dirty.pieces.values() {
+            if let Content::Closed { bytes, held } = &piece.content {
+                assert!(bytes.len() >= held / 2, "a remainder pins its buffer");
+            }
+        }
     }
 
     proptest! {
@@ -488,5 +575,83 @@ mod tests {
             dirty.write(i * 10, b"0123456789", i);
         }
         assert_eq!(dirty.pieces(), 1);
+    }
+
+    /// Tells when the buffer that it is goes.
+    struct Tracked {
+        bytes: Vec<u8>,
+        _alive: std::sync::Arc<()>,
+    }
+
+    impl AsRef<[u8]> for Tracked {
+        fn as_ref(&self) -> &[u8] {
+            &self.bytes
+        }
+    }
+
+    /// A file written and cut off at its first bytes, again and again, held all that was ever
+    /// written.
+    #[test]
+    fn regression_what_is_left_of_a_buffer_does_not_keep_the_whole() {
+        let alive = std::sync::Arc::new(());
+        let mut dirty = DirtyRanges::default();
+        let buffer = |at: u64, dirty: &mut DirtyRanges| {
+            let bytes = Bytes::from_owner(Tracked {
+                bytes: vec![7; 1 << 20],
+                _alive: alive.clone(),
+            });
+            dirty.write_shared(at, bytes, 1);
+        };
+        buffer(0, &mut dirty);
+        dirty.zero(2048..1 << 20, 2);
+        assert_eq!(std::sync::Arc::strong_count(&alive), 1, "cut off");
+        assert!(dirty.cost() <= 2048 + 2 * PIECE_OVERHEAD_BYTES + FILE_OVERHEAD_BYTES);
+        buffer(4 << 20, &mut dirty);
+        dirty.forget((4 << 20)..(5 << 20) - 2048, 1);
+        assert_eq!(
+            std::sync::Arc::strong_count(&alive),
+            1,
+            "stored but for its end"
+        );
+        buffer(8 << 20, &mut dirty);
+        dirty.zero((8 << 20)..(8 << 20) + 4096, 2);
+        assert_eq!(
+            std::sync::Arc::strong_count(&alive),
+            2,
+            "most of it is left"
+        );
+        assert!(dirty.cost() >= 1 << 20, "and all of it is charged");
+        assert_eq!(dirty.data_bytes(), 2048 + 2048 + (1 << 20) - 4096);
+    }
+
+    #[test]
+    fn small_writes_that_touch_become_few_pieces_in_whatever_order_they_come() {
+        const COUNT: u64 = 16_384;
+        let forward = |n: u64| n;
+        let backward = |n: u64| COUNT - 1 - n;
+        let scattered = |n: u64| n * 7919 % COUNT;
+        for order in [forward, backward, scattered] {
+            let mut dirty = DirtyRanges::default();
+            for n in 0..COUNT {
+                dirty.write(order(n) * 512, &[n as u8; 512], n);
+            }
+            assert_eq!(dirty.runs_from(0).count(), 1);
+            assert!(dirty.pieces() <= 8 * 64, "{} pieces", dirty.pieces());
+            assert!(dirty.cost() <= 2 * COUNT * 512);
+        }
+    }
+
+    /// The charge for a piece covers a node of the map that is little more than half full: 6 of 11
+    /// places.
+    #[test]
+    fn a_small_range_costs_what_it_is_charged() {
+        let place = std::mem::size_of::<u64>() + std::mem::size_of::<Piece>();
+        assert!((place * 11 + 16) as u64 / 6 + 64 <= PIECE_OVERHEAD_BYTES);
+        let mut dirty = DirtyRanges::default();
+        for n in 0..65_536u64 {
+            dirty.write(n * 1024, &[1; 512], n);
+        }
+        assert!(dirty.cost() <= 65_536 * (512 + 200) + FILE_OVERHEAD_BYTES);
+        assert!(dirty.cost() <= 64 << 20);
     }
 }

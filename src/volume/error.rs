@@ -70,6 +70,20 @@ pub enum VolumeError {
         /// Which inode.
         inode: u64,
     },
+    /// A name leads to a number that no inode has: damage, or a forged tree.
+    #[error(
+        "a name in directory {directory} leads to inode {inode}, a number that is never given out: \
+         look at the repository with bkfs check"
+    )]
+    NoSuchNumber {
+        /// Where the name is.
+        directory: u64,
+        /// Where it leads.
+        inode: u64,
+    },
+    /// Every inode number has been given out.
+    #[error("the volume has given out all its inode numbers: copy it into a new one")]
+    NoNumberLeft,
     /// Bytes could not be read or stored.
     #[error(transparent)]
     Depot(std::sync::Arc<DepotError>),
@@ -82,6 +96,15 @@ pub enum VolumeError {
     /// Nothing more is accepted; the text says why.
     #[error("the mount takes no more writes: {0}")]
     Poisoned(String),
+    /// The inode lost something after the handle was opened, and the loss was acknowledged.
+    #[error(
+        "inode {inode} has lost what was written to it: a file or directory that was open then can \
+         only be read and closed, open it again"
+    )]
+    Lost {
+        /// Which inode.
+        inode: u64,
+    },
     /// The tree below could not be walked.
     #[error("tree: {0}")]
     Tree(String),
@@ -97,7 +120,9 @@ impl VolumeError {
                     | DepotError::Missing { .. }
                     | DepotError::Unknown { .. }
             ),
-            VolumeError::Malformed { .. } | VolumeError::Tree(_) => true,
+            VolumeError::Malformed { .. }
+            | VolumeError::NoSuchNumber { .. }
+            | VolumeError::Tree(_) => true,
             _ => false,
         }
     }

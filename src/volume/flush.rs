@@ -27,6 +27,20 @@ const PAGE_BYTES: u64 = 16 * 1024;
 /// A run is stored in parts of this size, in bytes; a streaming flush waits until it has as much.
 pub const RUN_BYTES: u64 = 8 * 1024 * 1024;
 
+/// A file with more pieces than this has its runs joined where they lie near each other: an extent
+/// for each would cost more than what lies between, in memory, in time and in the tree.
+const PIECES_APART_MAX: usize = 512;
+
+/// How near that is, in bytes, for runs that are not short: no page of a database is read for the
+/// sake of its neighbours.
+const NEAR_BYTES: u64 = 4 * 1024;
+
+/// How near that is for short ones, in bytes.
+const SHORT_NEAR_BYTES: u64 = 16 * 1024;
+
+/// Runs below this length are short, in bytes.
+const SHORT_BYTES: u64 = 4 * 1024;
+
 /// Extents that are removed in one go while a range is emptied: bounds memory, whatever the size of the hole.
 const HOLE_EXTENTS: usize = 4096;
 
@@ -48,6 +62,9 @@ struct Picked {
     range: Range<u64>,
     /// The buffers, for data; none for zeroes.
     data: Option<Vec<Bytes>>,
+    /// Where more runs end that lie near: this one may be stored together with them, and with what
+    /// lies between.
+    near_end: u64,
     /// The run goes on behind the picked range.
     more: bool,
     stamp: u64,
@@ -83,7 +100,14 @@ impl Volume {
         }
         // A streaming flush leaves the incomplete end of each run: it must not be picked again for ever.
         let mut skip_to = 0;
-        while let Some(picked) = self.pick(inode, epoch, reach, skip_to)? {
+        let mut joins = reach != Reach::Streaming;
+        while let Some(mut picked) = self.pick(inode, epoch, reach, skip_to)? {
+            // Whatever is cut and committed meanwhile: what lies above the layer is never looked
+            // at.
+            joins = joins
+                && self
+                    .take_near(inode, Scope::Until(epoch), &mut picked)
+                    .await;
             let range = picked.range.clone();
             let is_stored = self.store_picked(inode, epoch, picked).await?;
             if !is_stored {
@@ -121,24 +145,47 @@ impl Volume {
             Reach::Holes => !is_data,
             Reach::All | Reach::Extents => true,
         };
+        let joins = ranges.pieces() > PIECES_APART_MAX;
         let mut runs = ranges.runs_from(skip_to);
         let Some((run, is_data)) = runs.find(|(run, is_data)| is_wanted(run, *is_data)) else {
             return Ok(None);
         };
-        drop(runs);
         let end = if is_data {
             run.end.min(run.start + RUN_BYTES)
         } else {
             run.end
         };
+        let near_end = match is_data && joins && end == run.end {
+            true => end_of_near(&run, &mut runs),
+            false => end,
+        };
+        drop(runs);
         let range = run.start..end;
         Ok(Some(Picked {
             more: range.end < run.end || reach == Reach::Streaming,
             data: is_data.then(|| ranges.capture(range.clone())),
+            near_end,
             range,
             stamp,
             attributes,
         }))
+    }
+
+    /// Takes the runs near a picked one along, with what lies between. False if that cannot be
+    /// read: then the run stays as it is.
+    async fn take_near(&self, inode: u64, scope: Scope, picked: &mut Picked) -> bool {
+        let range = picked.range.start..picked.near_end;
+        if range == picked.range {
+            return true;
+        }
+        match self.view.read(scope, inode, range.clone()).await {
+            Ok(data) => (picked.range, picked.data) = (range, Some(data)),
+            Err(error) => {
+                tracing::debug!("inode {inode} is stored piece by piece: {error}");
+                return false;
+            }
+        }
+        true
     }
 
     /// Stores a picked run; false if nothing of it could be stored yet.
@@ -148,7 +195,6 @@ impl Volume {
         epoch: u64,
         picked: Picked,
     ) -> Result<bool, VolumeError> {
-        // Whatever is cut and committed while this waits: what lies above the layer is never looked at.
         let scope = Scope::Until(epoch);
         let range = picked.range.clone();
         let Some(data) = picked.data else {
@@ -404,6 +450,26 @@ impl Volume {
         });
         Ok(())
     }
+}
+
+/// Where the last of the `following` runs of data ends that lies near the one before it, beginning
+/// with `run`; as much as is stored in one go.
+fn end_of_near(run: &Range<u64>, following: impl Iterator<Item = (Range<u64>, bool)>) -> u64 {
+    let is_near = |end: u64, next: &Range<u64>| {
+        let near = match next.end - next.start < SHORT_BYTES {
+            true => SHORT_NEAR_BYTES,
+            false => NEAR_BYTES,
+        };
+        next.start - end <= near && next.end - run.start <= RUN_BYTES
+    };
+    let mut end = run.end;
+    for (next, _) in following.take_while(|(_, is_data)| *is_data) {
+        if !is_near(end, &next) {
+            break;
+        }
+        end = next.end;
+    }
+    end
 }
 
 /// Extents to be set and removed.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bkfs_chunker::ingest::Delivered;
+use bkfs_chunker::store::WHOLE_OBJECT_BYTES_MAX;
 use futures::FutureExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -39,6 +40,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest journal, in bytes: what would be longer is committed.
 const JOURNAL_BYTES_MAX: usize = 32 * 1024 * 1024;
 
+/// The longest journal of a mount that ends without a commit, in bytes: with its seal it is read whole.
+const LAST_JOURNAL_BYTES_MAX: usize = WHOLE_OBJECT_BYTES_MAX as usize - (1 << 20);
+
 /// After so many journals, or bytes in them, a commit makes them superfluous: whoever takes the volume over reads them all, and holds them in memory.
 const UNCOMMITTED_JOURNALS_MAX: u64 = 512;
 const UNCOMMITTED_BYTES_MAX: u64 = 64 * 1024 * 1024;
@@ -46,8 +50,10 @@ const UNCOMMITTED_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// A journal to be written.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// The number of the operation that it carries; earlier ones that no entry carried belong to it as well.
-    pub operation: u64,
+    /// The first operation that it carries: the one after the last of the entry settled before it.
+    pub first: u64,
+    /// The last one.
+    pub last: u64,
     /// The packs that it refers to, transitively; in the bucket already.
     pub packs: Delivered,
     /// [`Operations`](crate::volume::operations::Operations), encoded.
@@ -55,40 +61,31 @@ pub struct Entry {
 }
 
 /// Where journals go.
+///
+/// An entry is settled first, which waits for nothing. Only then may a future be dropped that brings it anywhere: it leaves the entry settled, and the next
+/// call goes on with it.
 #[async_trait]
 pub trait Journal: Send + Sync + 'static {
-    /// After this the entry and all before it are in the bucket.
-    async fn write(&self, entry: Entry) -> Result<(), PublishError>;
+    /// Gives the entry its number and its bytes, for good: it goes before every entry settled later.
+    fn settle(&self, entry: Entry) -> Result<(), PublishError>;
 
-    /// After this the entry and all before it survive a crash of this machine. What it names must do so too.
-    async fn keep(&self, entry: Entry) -> Result<(), PublishError> {
-        self.write(entry).await
-    }
+    /// After this all that was settled survives a crash of this machine. What it names must do so too. Dropped, it has kept some of it or nothing.
+    async fn keep(&self) -> Result<(), PublishError>;
 
-    /// The same for what was being written when that took too long.
-    async fn keep_pending(&self) -> Result<(), PublishError> {
-        Err(PublishError::Again("there is no spool".into()))
-    }
+    /// After this all that was settled is in the bucket. What it names must be there. Dropped, it has sent some of it or nothing; one of unknown fate is sent again.
+    async fn land(&self) -> Result<(), PublishError>;
 
-    /// Brings what was only kept into the bucket. What it names must be there.
-    async fn land(&self) -> Result<(), PublishError> {
-        Ok(())
-    }
+    /// Whether something was kept that is not known to be in the bucket in time.
+    fn is_behind(&self) -> bool;
 
-    /// Whether there is such.
-    async fn is_behind(&self) -> bool {
-        false
-    }
+    /// Whether something is settled that only memory holds.
+    fn is_bare(&self) -> bool;
 
-    /// Whether there is a spool, so that keeping is any different from writing.
-    fn can_keep(&self) -> bool {
-        false
-    }
+    /// Whether there is a spool, so that keeping is possible.
+    fn can_keep(&self) -> bool;
 
     /// Whether all that is in the bucket, and was never kept, is known to have arrived while the volume was ours.
-    async fn is_in_time(&self) -> bool {
-        true
-    }
+    fn is_in_time(&self) -> bool;
 
     /// Asks, by a request that is sent now, whether the volume is still ours: only then may anything be acknowledged.
     async fn confirm(&self) -> Result<(), PublishError>;
@@ -99,7 +96,7 @@ pub trait Journal: Send + Sync + 'static {
 pub struct Request(oneshot::Sender<Result<(), VolumeError>>);
 
 impl Volume {
-    /// Everything that was done before this call survives the loss of this machine when it returns.
+    /// Everything that was done before this call survives the loss of this machine when it returns. Dropped, it leaves its request, and the journal is written all the same.
     ///
     /// # Errors
     /// If it may not; it is still accepted and will be tried again, unless the volume is poisoned.
@@ -138,13 +135,20 @@ impl Volume {
 
     /// Everything written to a file before this call is stored in the bucket when it returns; in the spool is enough while the store does not answer. What names it there is not: see [`Volume::fsync_within`].
     ///
+    /// Dropped, it leaves the bytes dirty, or on their way.
+    ///
     /// # Errors
     /// If it could not be stored; it stays accepted.
     pub async fn deliver(&self, inode: u64) -> Result<(), VolumeError> {
         let epoch = self.view.state()?.lock().active.epoch;
         let sent = self.usage.uncut_bytes(inode);
-        self.flush_file(inode, epoch, Reach::All).await?;
-        self.ingest.deliver_or_keep(CLOSE_PATIENCE).await?;
+        let stored = async {
+            // Another one may be storing the file, and wait for the store as well.
+            self.flush_file(inode, epoch, Reach::All).await?;
+            self.ingest.deliver_or_keep(CLOSE_PATIENCE).await?;
+            Ok::<_, VolumeError>(())
+        };
+        self.ingest.bound(stored).await??;
         self.usage.sent(inode, sent);
         Ok(())
     }
@@ -161,6 +165,8 @@ pub struct Journaler {
     landing: JoinSet<()>,
     /// Journals, and bytes in them, since a commit was last asked for.
     uncommitted: (u64, u64),
+    /// The longest journal, in bytes.
+    bytes_max: usize,
 }
 
 /// What is to become of a journal.
@@ -177,8 +183,8 @@ enum Aim {
 /// What has become of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
-    Landed,
-    Kept,
+    /// It is where the aim is content with.
+    Written,
     /// It is too much for a journal.
     TooMuch,
 }
@@ -186,34 +192,41 @@ enum Outcome {
 /// Everything done so far survives a crash of this machine when this returns, without a word to the store: for a mount that must end now. The volume must be frozen, and its
 /// journaler gone.
 ///
+/// A drop leaves in the spool what is there by then; what is not described there stays in the volume.
+///
 /// # Errors
 /// There is no spool, it fails, or the changes are more than journals can say.
 pub async fn keep_everything(
     volume: Arc<Volume>,
     journal: Arc<dyn Journal>,
 ) -> Result<(), VolumeError> {
-    if let Some(error) = volume.failure() {
-        return Err(error);
-    }
     let (_, requests) = mpsc::channel(1);
     let mut journaler = Journaler {
-        volume,
+        volume: volume.clone(),
         journal,
         requests,
         is_local: true,
         landing: JoinSet::new(),
         uncommitted: (0, 0),
+        bytes_max: LAST_JOURNAL_BYTES_MAX,
     };
     let too_much = || VolumeError::Commit("too much was changed for a journal".into());
-    let kept = journaler.journal.keep_pending().await;
-    kept.map_err(|error| failed(&journaler.volume, error))?;
-    match journaler.volume.capture().await? {
-        Captured::Nothing => Ok(()),
-        Captured::TooMuch => Err(too_much()),
-        Captured::Changes(capture) => match journaler.write_captured(&capture, Aim::Local).await? {
-            Outcome::TooMuch => Err(too_much()),
-            Outcome::Landed | Outcome::Kept => Ok(()),
-        },
+    bring(&volume, &*journaler.journal, Aim::Local).await?;
+    // What a failed volume has not settled in a journal cannot be told from what it has lost.
+    if let Some(error) = volume.failure() {
+        return Err(error);
+    }
+    let taken = match volume.capture_all().await? {
+        Captured::Nothing => return Ok(()),
+        Captured::TooMuch => return Err(too_much()),
+        Captured::Changes(taken) => taken,
+    };
+    match journaler.write_captured(&taken, Aim::Local).await? {
+        Outcome::TooMuch => Err(too_much()),
+        Outcome::Written => {
+            taken.written();
+            Ok(())
+        }
     }
 }
 
@@ -228,6 +241,7 @@ impl Journaler {
             is_local: false,
             landing: JoinSet::new(),
             uncommitted: (0, 0),
+            bytes_max: JOURNAL_BYTES_MAX,
         })
     }
 
@@ -245,7 +259,7 @@ impl Journaler {
         self
     }
 
-    /// Serves requests until it is dropped.
+    /// Serves requests until it is dropped. That leaves what was taken for a journal and is not written to the layers, and what is settled to the [`Journal`].
     pub async fn run(mut self) {
         let volume = self.volume.clone();
         let mut due: Option<Instant> = None;
@@ -267,6 +281,7 @@ impl Journaler {
                     due = match self.write_soon().await {
                         Ok(()) => None,
                         Err(error) if self.volume.failure().is_none() => {
+                            self.tell_waiting(&error);
                             tracing::warn!("closed files are not in the bucket yet, will be tried again: {error}");
                             Some(Instant::now() + RETRY)
                         }
@@ -291,11 +306,21 @@ impl Journaler {
             waiting.push(request);
         }
         let result = self.acknowledge().await;
+        if let Err(error) = &result {
+            self.tell_waiting(error);
+        }
         self.land_behind().await;
         for Request(done) in waiting {
             let _ = done.send(result.clone());
         }
         result.is_ok()
+    }
+
+    /// Those who have come while a journal failed have waited for the same store: they are told so, and do not wait as long once more.
+    fn tell_waiting(&mut self, error: &VolumeError) {
+        while let Ok(Request(done)) = self.requests.try_recv() {
+            let _ = done.send(Err(error.clone()));
+        }
     }
 
     /// What a journal is written for that nobody waits for, where the spool is not enough.
@@ -308,7 +333,7 @@ impl Journaler {
 
     /// Sends what was only kept, beside everything else, until it has arrived.
     async fn land_behind(&mut self) {
-        if !self.landing.is_empty() || !self.journal.is_behind().await {
+        if !self.landing.is_empty() || !self.journal.is_behind() {
             return;
         }
         let (volume, journal) = (self.volume.clone(), self.journal.clone());
@@ -325,15 +350,16 @@ impl Journaler {
         });
     }
 
+    /// Dropped, or failed, it has acknowledged nothing.
     async fn acknowledge(&mut self) -> Result<(), VolumeError> {
         if self.is_local && self.write_locally().await? {
             // What the spool did not take before counts no sooner than it would in the bucket.
-            if self.journal.is_in_time().await {
+            if self.journal.is_in_time() {
                 return Ok(());
             }
         } else {
             self.write(Aim::Bucket).await?;
-            if self.journal.is_behind().await {
+            if self.journal.is_behind() {
                 land(&self.volume, &*self.journal).await?;
             }
         }
@@ -350,8 +376,6 @@ impl Journaler {
             Ok(()) => Ok(true),
             Err(error) if self.volume.failure().is_none() => {
                 tracing::warn!("what the spool does not take goes to the bucket: {error}");
-                // A journal that it did not take is sent before the next one, and what it names before that.
-                self.volume.ingest.deliver().await?;
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -366,69 +390,76 @@ impl Journaler {
         self.write(self.soon()).await
     }
 
-    /// Brings everything done so far into the bucket, or to where `aim` is content with.
+    /// Brings everything done so far into the bucket, or to where `aim` is content with. Dropped, or failed, it leaves what no entry carries to the next one.
     async fn write(&mut self, aim: Aim) -> Result<(), VolumeError> {
         if let Some(error) = self.volume.failure() {
             return Err(error);
         }
-        let capture = match self.volume.capture().await? {
+        // At most one entry is in memory alone, however often this fails.
+        if self.journal.is_bare() {
+            bring(&self.volume, &*self.journal, aim).await?;
+        }
+        let taken = match self.volume.capture().await? {
             Captured::Nothing => return Ok(()),
             Captured::TooMuch => return self.volume.commit().await.map(|_| ()),
-            Captured::Changes(capture) => capture,
+            Captured::Changes(taken) => taken,
         };
-        match self.write_captured(&capture, aim).await {
-            Ok(Outcome::Landed | Outcome::Kept) => {
-                self.volume.is_written(&capture);
+        match self.write_captured(&taken, aim).await? {
+            Outcome::Written => {
+                taken.written();
                 Ok(())
             }
-            unwritten => {
-                self.volume.give_back(*capture)?;
-                unwritten?;
+            Outcome::TooMuch => {
+                drop(taken);
                 self.volume.commit().await.map(|_| ())
             }
         }
     }
 
+    /// Describes what was taken, settles that as an entry, and brings it to where `aim` is content with. The entry is settled before anything here can give up on the
+    /// store. Dropped while it waits for the store or the disk, it leaves that to the next call of [`bring`].
     async fn write_captured(
         &mut self,
         capture: &Capture,
         aim: Aim,
     ) -> Result<Outcome, VolumeError> {
-        let operations = self.volume.describe(capture).await?;
+        let Some(operations) = self.volume.describe(capture).await? else {
+            return Ok(Outcome::TooMuch);
+        };
         let is_stored = |content: &Content| matches!(content, Content::Stored(_));
         let contents = &operations.contents;
         let refers = contents.iter().any(|piece| is_stored(&piece.content));
         let ingest = &self.volume.ingest;
         // What was kept before goes to the bucket first, and what it names before that.
-        let (packs, is_there) = match (refers || self.journal.is_behind().await, aim) {
+        let (packs, is_there) = match (refers || self.journal.is_behind(), aim) {
             (false, _) => (Delivered::default(), aim != Aim::Local),
             (true, Aim::Bucket) => (ingest.deliver().await?, true),
             (true, Aim::Soon) => ingest.deliver_or_keep(PATIENCE).await?,
             (true, Aim::Local) => (ingest.keep().await?, false),
         };
         let operations = operations.encode();
-        if operations.len() > JOURNAL_BYTES_MAX {
+        if operations.len() > self.bytes_max {
             return Ok(Outcome::TooMuch);
         }
         let length = operations.len() as u64;
         let entry = Entry {
-            operation: capture.operation,
+            first: capture.first,
+            last: capture.last,
             packs,
             operations,
         };
-        let journal = &self.journal;
-        let written = match (is_there, aim) {
-            (false, _) => journal.keep(entry).await.map(|()| Outcome::Kept),
-            (true, Aim::Soon) => tokio::select! {
-                biased;
-                written = journal.write(entry) => written.map(|()| Outcome::Landed),
-                () = ingest.idle(PATIENCE) => journal.keep_pending().await.map(|()| Outcome::Kept),
-            },
-            (true, _) => journal.write(entry).await.map(|()| Outcome::Landed),
-        };
-        let outcome = written.map_err(|error| self.failed(error))?;
+        let settled = self.journal.settle(entry);
+        settled.map_err(|error| self.failed(error))?;
+        self.volume.is_settled(capture)?;
         self.count(length);
-        Ok(outcome)
+        let aim = if is_there { aim } else { Aim::Local };
+        let (volume, journal) = (&*self.volume, &*self.journal);
+        let landing = async {
+            let landed = journal.land().await;
+            landed.map_err(|error| failed(volume, error))
+        };
+        send(volume, journal, landing, aim).await?;
+        Ok(Outcome::Written)
     }
 
     /// Asks for a commit before journals become many.
@@ -447,6 +478,33 @@ impl Journaler {
     }
 }
 
+/// Brings what is settled to where `aim` is content with, and what it names before it. Dropped, it leaves the rest to the next call.
+async fn bring(volume: &Volume, journal: &dyn Journal, aim: Aim) -> Result<(), VolumeError> {
+    send(volume, journal, land(volume, journal), aim).await
+}
+
+/// Waits for `landing`, for the spool, or for either, as `aim` says. What is given up on is settled.
+async fn send(
+    volume: &Volume,
+    journal: &dyn Journal,
+    landing: impl Future<Output = Result<(), VolumeError>>,
+    aim: Aim,
+) -> Result<(), VolumeError> {
+    let keep = async {
+        let kept = journal.keep().await;
+        kept.map_err(|error| failed(volume, error))
+    };
+    match aim {
+        Aim::Bucket => landing.await,
+        Aim::Local => keep.await,
+        Aim::Soon => tokio::select! {
+            biased;
+            landed = landing => landed,
+            () = volume.ingest.idle(PATIENCE) => keep.await,
+        },
+    }
+}
+
 /// A journal did not come about.
 fn failed(volume: &Volume, error: PublishError) -> VolumeError {
     match error {
@@ -461,7 +519,7 @@ fn failed(volume: &Volume, error: PublishError) -> VolumeError {
     }
 }
 
-/// Brings what was only kept into the bucket, and what it names before it.
+/// Brings all that is settled into the bucket, and what it names before it. Dropped, it has brought the oldest of it or nothing.
 async fn land(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
     volume.ingest.deliver().await?;
     let landed = journal.land().await;

@@ -6,10 +6,10 @@
 //! ```text
 //!   namespace, data, attributes   operations: each a transaction on the layers
 //!   transaction, state, dirty     the layers in memory                          (dirty, state: pure)
-//!   view                          layers and tree read as one
+//!   view, seek                    layers and tree read as one
 //!   flush                         dirty bytes → extents
 //!   deposit                       a file that comes in one stream, named when it is whole
-//!   commit                        layers → tree → root
+//!   commit, sealed                layers → tree → root
 //!   unsaved                       which files have changes that no commit holds
 //!   delta, capture, operations    what no journal has described yet, and its description  (delta, operations: pure)
 //!   journal, replay               fsync, and what a taker makes of it
@@ -55,6 +55,8 @@ pub mod operations;
 pub mod replay;
 pub mod rescue;
 pub mod room;
+pub mod sealed;
+pub mod seek;
 pub mod state;
 pub mod transaction;
 pub mod unsaved;
@@ -66,6 +68,9 @@ pub const ROOT_INODE: u64 = 1;
 
 /// The first inode number given to a file: those below are the mount's own (`.snapshots` and the like).
 pub const FIRST_INODE: u64 = 64;
+
+/// The last inode number: those above are snapshots' to a mount.
+pub const LAST_INODE: u64 = (1 << 48) - 1;
 
 /// Files stored at once when memory runs short.
 const RELIEVED_AT_ONCE: usize = 8;
@@ -227,11 +232,16 @@ impl Volume {
 
     /// Refuses all changes from now on: something that was accepted cannot be stored, or another session took over.
     pub fn poison(&self, error: VolumeError) {
+        let refusal = VolumeError::Poisoned(error.to_string());
+        // First of all, so that the list of what is lost holds all that was ever accepted.
+        if let Ok(state) = self.view.state() {
+            state.lock().refusal.get_or_insert_with(|| refusal.clone());
+        }
         self.health.send_if_modified(|health| {
             let is_first = health.is_none();
             if is_first {
                 tracing::error!("the mount takes no more writes: {error}");
-                *health = Some(VolumeError::Poisoned(error.to_string()));
+                *health = Some(refusal);
             }
             is_first
         });
@@ -251,6 +261,20 @@ impl Volume {
             Some(error) => Err(error),
             None => Ok(()),
         }
+    }
+
+    /// The same for a change that brings so many bytes: they count while it waits.
+    ///
+    /// # Errors
+    /// As [`Volume::writable`].
+    async fn writable_with(self: &Arc<Self>, bytes: u64) -> Result<(), VolumeError> {
+        if !*self.frozen.borrow() && !self.is_full() {
+            return self.failure().map_or(Ok(()), Err);
+        }
+        let _held = self.room.hold(bytes);
+        // What is held may be what makes storing due.
+        self.relieve();
+        self.writable().await
     }
 
     /// Whether changes must wait; asks for a commit in time if it is items that take the room.
@@ -277,8 +301,15 @@ impl Volume {
     }
 
     /// A number for a new inode.
-    fn next_inode(&self) -> u64 {
-        self.next_inode.fetch_add(1, Ordering::Relaxed)
+    ///
+    /// # Errors
+    /// [`VolumeError::NoNumberLeft`].
+    fn next_inode(&self) -> Result<u64, VolumeError> {
+        let next = |inode: u64| (inode <= LAST_INODE).then(|| inode + 1);
+        let given = self
+            .next_inode
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        given.map_err(|_| VolumeError::NoNumberLeft)
     }
 
     /// The lowest inode number that was not given out yet.

@@ -10,6 +10,11 @@ pub fn is_regular(mode: u32) -> bool {
     mode & libc::S_IFMT == libc::S_IFREG
 }
 
+/// True for devices, fifos and sockets.
+pub fn is_special(mode: u32) -> bool {
+    !is_directory(mode) && !is_regular(mode) && !is_symlink(mode)
+}
+
 /// True for symbolic links.
 pub fn is_symlink(mode: u32) -> bool {
     mode & libc::S_IFMT == libc::S_IFLNK

@@ -110,7 +110,7 @@ impl Volume {
     ) -> Result<Entry, VolumeError> {
         self.writable().await?;
         let now = self.clock.now();
-        let inode = self.next_inode();
+        let inode = self.next_inode()?;
         self.view
             .transact(|run| {
                 let mut place = self.place(run, directory, name)?;
@@ -237,9 +237,15 @@ impl Volume {
         Ok(())
     }
 
-    /// Drops an inode that has lost its last name and its last user; any other is left alone.
+    /// Keeps an inode without a name for those who use it: the last of them reaps it.
+    pub fn keep_orphan(&self, inode: u64) {
+        self.orphans.lock().insert(inode);
+    }
+
+    /// Drops an inode that has lost its last name and its last user; any other is left alone. What
+    /// a failed volume leaves is dropped by its successor.
     pub async fn reap(&self, inode: u64) -> Result<(), VolumeError> {
-        if !self.orphans.lock().remove(&inode) {
+        if !self.orphans.lock().remove(&inode) || self.failure().is_some() {
             return Ok(());
         }
         self.reap_left_behind(inode).await

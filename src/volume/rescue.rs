@@ -3,8 +3,11 @@
 //! Owns the copying: a blob that no live pack and no own one holds is read from a condemned pack, which is there for as long as this session's base says so, and stored again, with
 //! all that it refers to. References name blobs and not packs, so nothing that refers to it has to be made anew.
 
+use std::collections::HashSet;
+
+use bkfs_chunker::error::DepotError;
 use bkfs_chunker::id::{Id, Kind};
-use bkfs_chunker::ingest::{Ingest, NamedPack};
+use bkfs_chunker::ingest::{Delivered, Ingest, NamedPack};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::verify::{Verifier, VerifierConfig, chunks_of};
 use bytes::Bytes;
@@ -99,12 +102,26 @@ pub async fn rescue(ingest: &Ingest, packs: &[PackName]) -> Result<(), VolumeErr
     Ok(())
 }
 
-/// Rule 3 for packs of an ended session that are about to become live: all that any object in them refers to is in live packs or own ones.
+/// A metadata pack of an ended session.
+struct Candidate {
+    pack: NamedPack,
+    /// Each of its blobs, and what that refers to.
+    blobs: Vec<(Blob, Vec<Blob>)>,
+}
+
+/// What names a blob.
+type Blob = (Kind, Id);
+
+/// The packs of an ended session become this one's, closed as rule 3 demands: all that any object in them refers to is in live packs or own ones. A metadata pack that refers
+/// to what never arrived is not among them, since a journal of an earlier version may name one; the contents of files in it are stored again.
 ///
 /// # Errors
 /// As [`ensure`]; a pack that is damaged.
-pub async fn close(ingest: &Ingest, packs: &[NamedPack]) -> Result<(), VolumeError> {
+pub async fn take(ingest: &Ingest, packs: Vec<NamedPack>) -> Result<(), VolumeError> {
     let depot = ingest.depot();
+    let is_unlisted = |pack: &NamedPack| pack.is_metadata && !depot.is_listed(&pack.name);
+    let (metadata, data): (Vec<_>, Vec<_>) = packs.into_iter().partition(is_unlisted);
+    take_over(ingest, data).await?;
     let config = VerifierConfig {
         workers: depot.config().workers,
         timeout_ms: depot.config().timeout_ms,
@@ -112,37 +129,129 @@ pub async fn close(ingest: &Ingest, packs: &[NamedPack]) -> Result<(), VolumeErr
     };
     let (store, keyring) = (depot.store().clone(), depot.keyring().clone());
     let verifier = Verifier::new(store, keyring, depot.entropy().clone(), &config)?;
-    let unlisted = packs
-        .iter()
-        .filter(|pack| pack.is_metadata && !depot.is_listed(&pack.name));
-    for pack in unlisted {
-        let contents = verifier
-            .describe(pack.name, pack.class(), pack.length)
-            .await?;
-        let mut wanted = Vec::new();
-        let mut wrong = None;
-        let walked = verifier
-            .walk(
-                &contents,
-                &mut |found| match below(found.kind, &found.bytes) {
-                    Ok(children) => wanted.extend(children),
-                    Err(why) => wrong = Some(senseless(found.id, why)),
-                },
-            )
-            .await?;
-        if let Some(damage) = walked.damage.first() {
-            return Err(VolumeError::Tree(format!(
-                "{}: {}",
-                contents.key(),
-                damage.what
-            )));
+    let mut candidates = Vec::with_capacity(metadata.len());
+    for pack in metadata {
+        candidates.push(examine(&verifier, pack).await?);
+    }
+    let open = take_out_open(ingest, &mut candidates).await?;
+    let closed = candidates.iter().map(|candidate| candidate.pack);
+    take_over(ingest, closed.collect()).await?;
+    for (kind, id) in candidates.iter().flat_map(Candidate::below) {
+        ensure(ingest, kind, id).await?;
+    }
+    for candidate in &open {
+        store_contents(ingest, candidate).await?;
+    }
+    Ok(())
+}
+
+async fn take_over(ingest: &Ingest, own: Vec<NamedPack>) -> Result<(), VolumeError> {
+    let relied_on = Vec::new();
+    Ok(ingest.take_over(&Delivered { own, relied_on }).await?)
+}
+
+impl Candidate {
+    fn below(&self) -> impl Iterator<Item = Blob> + '_ {
+        self.blobs
+            .iter()
+            .flat_map(|(_, below)| below.iter().copied())
+    }
+}
+
+/// Reads a whole pack.
+async fn examine(verifier: &Verifier, pack: NamedPack) -> Result<Candidate, VolumeError> {
+    let contents = verifier
+        .describe(pack.name, pack.class(), pack.length)
+        .await?;
+    let mut blobs = Vec::new();
+    let mut wrong = None;
+    let walked = verifier
+        .walk(
+            &contents,
+            &mut |found| match below(found.kind, &found.bytes) {
+                Ok(children) => blobs.push(((found.kind, found.id), children)),
+                Err(why) => wrong = Some(senseless(found.id, why)),
+            },
+        )
+        .await?;
+    if let Some(damage) = walked.damage.first() {
+        let (key, what) = (contents.key(), &damage.what);
+        return Err(VolumeError::Tree(format!("{key}: {what}")));
+    }
+    match wrong {
+        Some(error) => Err(error),
+        None => Ok(Candidate { pack, blobs }),
+    }
+}
+
+/// Takes those out of `candidates` that refer to what is nowhere, and those that refer to what only such a one holds.
+async fn take_out_open(
+    ingest: &Ingest,
+    candidates: &mut Vec<Candidate>,
+) -> Result<Vec<Candidate>, VolumeError> {
+    let mut open = Vec::new();
+    while let Some((position, (kind, id))) = find_open(ingest, candidates).await? {
+        let candidate = candidates.remove(position);
+        tracing::warn!(
+            "{} of an ended session refers to the {kind:?} {id}, which never arrived: what it holds of files is stored again",
+            candidate.pack.key()
+        );
+        open.push(candidate);
+    }
+    Ok(open)
+}
+
+/// The first candidate that refers to what is nowhere, and to what.
+async fn find_open(
+    ingest: &Ingest,
+    candidates: &[Candidate],
+) -> Result<Option<(usize, Blob)>, VolumeError> {
+    let blobs = candidates.iter().flat_map(|candidate| &candidate.blobs);
+    let held: HashSet<Blob> = blobs.map(|(blob, _)| *blob).collect();
+    for (position, candidate) in candidates.iter().enumerate() {
+        for (kind, id) in candidate.below().filter(|blob| !held.contains(blob)) {
+            if !is_anywhere(ingest, kind, id).await? {
+                return Ok(Some((position, (kind, id))));
+            }
         }
-        if let Some(error) = wrong {
-            return Err(error);
+    }
+    Ok(None)
+}
+
+async fn is_anywhere(ingest: &Ingest, kind: Kind, id: Id) -> Result<bool, VolumeError> {
+    if ingest.adopt_blob(kind, id).is_ok() {
+        return Ok(true);
+    }
+    match ingest.depot().read_blob(kind, id).await {
+        Ok(_) => Ok(true),
+        Err(DepotError::Unknown { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Stores again what journals may refer to in a pack that is not taken over: lists of chunks, as far as their chunks are there.
+async fn store_contents(ingest: &Ingest, candidate: &Candidate) -> Result<(), VolumeError> {
+    let mut wanted = HashSet::new();
+    let lists = candidate.blobs.iter();
+    for (blob, chunks) in lists.filter(|((kind, _), _)| *kind == Kind::Segment) {
+        let mut is_whole = true;
+        for (kind, id) in chunks {
+            is_whole = is_whole && is_anywhere(ingest, *kind, *id).await?;
         }
-        for (kind, id) in wanted {
-            ensure(ingest, kind, id).await?;
+        if !is_whole {
+            continue;
         }
+        for (kind, id) in chunks {
+            ensure(ingest, *kind, *id).await?;
+        }
+        wanted.insert(*blob);
+    }
+    if !wanted.is_empty() {
+        let (key, object) = (
+            candidate.pack.key(),
+            ingest.fetch_pack(&candidate.pack).await?,
+        );
+        ingest.store_again(&key, object, &wanted).await?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns: the limits and who waits. Does not own: the changes, nor how they leave memory (`flush`, `commit`).
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -35,6 +35,8 @@ pub enum Pressure {
 pub struct Room {
     limits: Limits,
     freed: Notify,
+    /// Bytes that writers hold while they wait.
+    waiting_bytes: AtomicU64,
     closed: AtomicBool,
     /// How often storing came to nothing, and why the last time.
     failures: Mutex<(u64, Option<VolumeError>)>,
@@ -46,14 +48,25 @@ impl Room {
         Room {
             limits,
             freed: Notify::new(),
+            waiting_bytes: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             failures: Mutex::default(),
         }
     }
 
-    /// How full it is with dirty bytes.
+    /// How full it is with dirty bytes. What waits to be written takes of the same memory, but
+    /// leaves a quarter of it, so that it need not wait for itself.
     pub fn data_pressure(&self, state: &State) -> Pressure {
-        pressure(state.data_cost(), self.limits.data_bytes)
+        let limit = self.limits.data_bytes;
+        let waiting = self.waiting_bytes.load(Ordering::Relaxed);
+        let left = limit.saturating_sub(waiting).max(limit / 4);
+        pressure(state.data_cost(), left)
+    }
+
+    /// Counts bytes that somebody holds who waits for room, until the answer is dropped.
+    pub fn hold(&self, bytes: u64) -> Held<'_> {
+        self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Held { room: self, bytes }
     }
 
     /// How full it is with items.
@@ -103,6 +116,22 @@ impl Room {
     }
 }
 
+/// Bytes that wait for room.
+#[derive(Debug)]
+pub struct Held<'a> {
+    room: &'a Room,
+    bytes: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.room
+            .waiting_bytes
+            .fetch_sub(self.bytes, Ordering::Relaxed);
+        self.room.notify();
+    }
+}
+
 fn pressure(cost: u64, limit: u64) -> Pressure {
     if cost >= limit {
         Pressure::Full
@@ -110,5 +139,37 @@ fn pressure(cost: u64, limit: u64) -> Pressure {
         Pressure::Some
     } else {
         Pressure::None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume::state::Totals;
+    use bkfs_chunker::id::Id;
+
+    #[test]
+    fn what_waits_takes_room_until_it_waits_no_longer() {
+        let room = Room::new(Limits {
+            data_bytes: 1 << 20,
+            item_bytes: 1 << 20,
+        });
+        let mut state = State::new(Id([0; 32]), Totals::default());
+        let dirty = vec![1; 400 << 10];
+        state
+            .active
+            .with_data(7, |ranges| ranges.write(0, &dirty, 1));
+        assert_eq!(room.data_pressure(&state), Pressure::None);
+        let held = room.hold(700 << 10);
+        assert_eq!(room.data_pressure(&state), Pressure::Full);
+        drop(held);
+        assert_eq!(room.data_pressure(&state), Pressure::None);
+        let _held = room.hold(1 << 30);
+        let empty = State::new(Id([0; 32]), Totals::default());
+        assert_eq!(
+            room.data_pressure(&empty),
+            Pressure::None,
+            "writers wait for what is stored, not for each other"
+        );
     }
 }

@@ -18,13 +18,18 @@ use std::ops::Range;
 
 use bkfs_chunker::id::Id;
 
-use crate::tree::item::{Attributes, Item};
-use crate::tree::key::{self, Key};
+use crate::extents::{Placed, search_start};
+use crate::tree::item::{Attributes, Extent, Item};
+use crate::tree::key::{self, Key, KeyParts};
 use crate::volume::delta::Delta;
 use crate::volume::dirty::{DirtyRanges, Part};
+use crate::volume::error::VolumeError;
 
 /// What an item of a layer costs in memory beside its bytes: tree nodes and key headers, here and in the delta (an estimate, for the memory budget).
-const ITEM_OVERHEAD_BYTES: u64 = 224;
+const ITEM_OVERHEAD_BYTES: u64 = 320;
+
+/// What a dropped inode costs in memory, here and in the delta.
+const DROPPED_BYTES: u64 = 64;
 
 /// Memory of one changed item, in bytes.
 fn cost(key_bytes: usize, item: &Option<Item>) -> u64 {
@@ -65,9 +70,9 @@ impl Layer {
         self.items.is_empty() && self.dropped.is_empty() && self.data.is_empty()
     }
 
-    /// Memory held by items, in bytes.
+    /// Memory held by items, by what is known of dropped inodes, and by the delta, in bytes.
     pub fn item_cost(&self) -> u64 {
-        self.item_cost
+        self.item_cost + self.dropped.len() as u64 * DROPPED_BYTES + self.delta.cost()
     }
 
     /// Memory held by dirty bytes of files, in bytes.
@@ -160,8 +165,12 @@ pub struct State {
     pub stamp: u64,
     /// The last operation that a journal was cut for: all that was done before it (rule 6). Counted from 1.
     pub operation: u64,
+    /// The last operation that a journal with fixed bytes carries.
+    pub settled: u64,
     /// The last operation that a commit covers.
     pub covered: u64,
+    /// Why no more changes are accepted, if so. What the layers hold by then is what is lost.
+    pub refusal: Option<VolumeError>,
 }
 
 impl State {
@@ -174,8 +183,18 @@ impl State {
             totals,
             stamp: 0,
             operation: 0,
+            settled: 0,
             covered: 0,
+            refusal: None,
         }
+    }
+
+    /// Whether changes are accepted.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub fn accepts(&self) -> Result<(), VolumeError> {
+        self.refusal.clone().map_or(Ok(()), Err)
     }
 
     /// The layers in `scope`, newest first.
@@ -259,6 +278,54 @@ impl State {
         changes
     }
 
+    /// What the layers know of the extents of `inode` that overlap `range`.
+    pub fn extent_changes(&self, scope: Scope, inode: u64, range: &Range<u64>) -> ExtentChanges {
+        let before = self.extent_before(scope, inode, range.start);
+        let window = search_start(range.start);
+        let from = before.map_or(window, |placed| placed.offset);
+        let keys = key::extents_beginning(inode, from..range.end);
+        let below = match before {
+            Some(placed) if placed.end() > range.start => Below::From(placed.end()),
+            _ => Below::After(from),
+        };
+        ExtentChanges {
+            inode,
+            range: range.clone(),
+            changes: self.changes(scope, &keys, usize::MAX),
+            below,
+        }
+    }
+
+    /// The last extent in the layers that begins at or before `offset`, and near enough to reach
+    /// it. No extent that lies before it reaches to `offset`, be it in the layers or in the tree:
+    /// extents do not overlap.
+    fn extent_before(&self, scope: Scope, inode: u64, offset: u64) -> Option<Placed> {
+        let keys = Key::extent(inode, search_start(offset))..=Key::extent(inode, offset);
+        let mut last: Option<(&Key, Extent)> = None;
+        let mut above: Vec<&Layer> = Vec::new();
+        for layer in self.layers(scope) {
+            let is_hidden = |key: &Key| above.iter().any(|layer| layer.items.contains_key(key));
+            let extent = layer.items.range(keys.clone()).rev();
+            let found = extent
+                .take_while(|(key, _)| last.is_none_or(|(last, _)| *key > last))
+                .filter(|(key, _)| !is_hidden(key))
+                .find_map(|(key, item)| match item {
+                    Some(Item::Extent(extent)) => Some((key, *extent)),
+                    _ => None,
+                });
+            last = found.or(last);
+            if layer.dropped.contains(&inode) {
+                break;
+            }
+            above.push(layer);
+        }
+        let (key, extent) = last?;
+        match key.parse() {
+            Ok(KeyParts::Extent { offset, .. }) => Some(Placed { offset, extent }),
+            _ => None,
+        }
+    }
+
     /// Dirty bytes of `inode` in `range`, newest layer first: disjoint parts in no particular order.
     pub fn dirty_parts(
         &self,
@@ -292,6 +359,43 @@ impl State {
             gaps = left;
         }
         parts
+    }
+
+    /// Whether the byte at `offset` is dirty, data (true) or a zero, and up to where that goes for
+    /// those behind it.
+    pub fn dirty_at(&self, scope: Scope, inode: u64, offset: u64) -> (Option<bool>, u64) {
+        let mut until = u64::MAX;
+        for layer in self.layers(scope) {
+            if let Some(ranges) = layer.data.get(&inode) {
+                let (dirty, end) = ranges.at(offset);
+                until = until.min(end);
+                if dirty.is_some() {
+                    return (dirty, until);
+                }
+            }
+            if layer.dropped.contains(&inode) {
+                break;
+            }
+        }
+        (None, until)
+    }
+
+    /// What `range` of a file holds: dirty parts in order, and, unless they are all, what the
+    /// layers know of the rest.
+    pub fn contents(
+        &self,
+        scope: Scope,
+        inode: u64,
+        range: &Range<u64>,
+    ) -> (DirtyParts, Option<(ExtentChanges, Found)>) {
+        let mut parts = self.dirty_parts(scope, inode, range.clone());
+        parts.sort_unstable_by_key(|(part, _)| part.start);
+        let covered: u64 = parts.iter().map(|(part, _)| part.end - part.start).sum();
+        let rest = (covered != range.end - range.start).then(|| {
+            let changes = self.extent_changes(scope, inode, range);
+            (changes, self.find(scope, &Key::inline(inode)))
+        });
+        (parts, rest)
     }
 
     /// The attributes of an inode, if a layer has them.
@@ -364,6 +468,32 @@ pub struct Changes {
     pub base: Option<Id>,
 }
 
+/// Dirty parts of a range of a file, each with what it holds.
+pub type DirtyParts = Vec<(Range<u64>, Part)>;
+
+/// What the layers know of the extents that overlap a range of a file.
+#[derive(Debug, Clone)]
+pub struct ExtentChanges {
+    /// The file.
+    pub inode: u64,
+    /// The range.
+    pub range: Range<u64>,
+    /// The changes that matter.
+    pub changes: Changes,
+    /// Which extents of the tree matter.
+    pub below: Below,
+}
+
+/// Where the tree's extents are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Below {
+    /// Only those that begin at or behind this offset.
+    From(u64),
+    /// And of those that begin between this offset and the range, the last one that no change
+    /// hides.
+    After(u64),
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -417,7 +547,10 @@ mod tests {
         state.active.delta.content(8, 0..10);
         state.return_delta(epoch, taken);
         let delta = state.take_delta();
-        assert_eq!(delta.contents.keys().copied().collect::<Vec<_>>(), [8]);
+        assert_eq!(
+            delta.contents().map(|(inode, _)| inode).collect::<Vec<_>>(),
+            [8]
+        );
         assert_eq!(delta.dropped.iter().copied().collect::<Vec<_>>(), [7]);
     }
 
@@ -431,5 +564,56 @@ mod tests {
         state.committed(Id([1; 32]));
         state.return_delta(epoch, taken);
         assert!(!state.is_unjournaled());
+    }
+
+    fn extent(length: u32) -> Option<Item> {
+        Some(Item::Extent(Extent {
+            length,
+            target: crate::tree::item::Target::Chunk(Id([1; 32])),
+            target_offset: 0,
+            open: false,
+        }))
+    }
+
+    /// A file written in small pieces was gone through from 4 MiB before each of them.
+    #[test]
+    fn regression_an_extent_is_found_at_once_however_many_there_are() {
+        let mut state = state();
+        for n in 0..16_384u64 {
+            if n == 8192 {
+                state.cut();
+            }
+            state.active.set(Key::extent(7, n * 1024), extent(512));
+        }
+        for n in 0..16_384u64 {
+            for at in [n * 1024, n * 1024 + 511, n * 1024 + 600] {
+                let found = state.extent_changes(Scope::Live, 7, &(at..at + 100));
+                assert!(found.changes.items.len() <= 1, "at {at}");
+                let covers = matches!(found.below, Below::From(_));
+                assert_eq!(covers, at < n * 1024 + 512);
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_extent_before_a_place_is_the_newest_that_is_not_hidden() {
+        let mut state = state();
+        let start = |state: &State, at| {
+            let before = state.extent_before(Scope::Live, 7, at);
+            before.map(|placed| placed.offset)
+        };
+        state.active.set(Key::extent(7, 1000), extent(100));
+        state.active.set(Key::extent(7, 2000), extent(100));
+        state.active.set(Key::extent(7, 3000), extent(100));
+        state.cut();
+        assert_eq!(start(&state, 2500), Some(2000));
+        assert_eq!(start(&state, 999), None);
+        state.active.set(Key::extent(7, 2000), None);
+        assert_eq!(start(&state, 2500), Some(1000));
+        assert_eq!(start(&state, 3000), Some(3000));
+        state.active.set(Key::extent(7, 1500), extent(100));
+        assert_eq!(start(&state, 2500), Some(1500));
+        state.active.drop_inode(7);
+        assert_eq!(start(&state, 2500), None);
     }
 }

@@ -177,6 +177,10 @@ impl View {
     /// Runs `operation` until it ends, and applies its writes if it ends well.
     ///
     /// `operation` may run several times and must not have effects of its own.
+    ///
+    /// # Errors
+    /// Those of `operation`, those of reading the tree, and the state's refusal, also if that comes
+    /// while an item is fetched.
     pub async fn transact<T>(
         &self,
         mut operation: impl FnMut(&mut Transaction<'_>) -> Step<T>,
@@ -201,6 +205,7 @@ impl View {
         fetched_from: &mut Option<Id>,
     ) -> Result<Outcome<T>, VolumeError> {
         let mut state = self.state()?.lock();
+        state.accepts()?;
         if *fetched_from != Some(state.base) {
             // A commit replaced the tree: what was fetched from the old one may have been changed in between.
             fetched.clear();

@@ -3,9 +3,10 @@
 //! Owns: finding them and their names. Does not own: whether they are lost (`mounting`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
-use crate::tree::item::Item;
-use crate::tree::key::{self, ItemKind, KeyParts};
+use crate::tree::item::{Attributes, Item};
+use crate::tree::key::{self, ItemKind, Key, KeyParts};
 use crate::volume::error::VolumeError;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
@@ -13,6 +14,9 @@ use crate::volume::{ROOT_INODE, Volume};
 
 /// Names looked at in the tree to find those of changed files; beyond, a file is told by its number.
 const NAMES_WALKED_MAX: usize = 200_000;
+
+/// Directories are looked through for so long at most: they may lie in a store that does not answer.
+const WALK: Duration = Duration::from_secs(1);
 
 /// Items of a directory fetched at once.
 const PAGE: usize = 4096;
@@ -38,6 +42,20 @@ pub struct Changed {
 }
 
 impl View {
+    /// True if the layers change this inode.
+    pub fn has_changed(&self, inode: u64) -> bool {
+        let Ok(state) = self.state() else {
+            return false;
+        };
+        let state = state.lock();
+        state.layers(Scope::Live).any(|layer| {
+            let mut items = layer.items.range(key::of_inode(inode));
+            items.next().is_some()
+                || layer.data.contains_key(&inode)
+                || layer.dropped.contains(&inode)
+        })
+    }
+
     /// What the layers change. Nothing, for a tree that nobody changes.
     pub fn changed(&self) -> Changed {
         let Ok(state) = self.state() else {
@@ -87,8 +105,13 @@ impl Volume {
                 found.parents.insert(*inode, (*directory, name.clone()));
             }
         }
-        if let Err(error) = found.walk(&self.view, &changed).await {
-            tracing::debug!("not all names of unsaved files were found: {error}");
+        let walk = found.walk(&self.view, &changed);
+        match tokio::time::timeout(WALK, walk).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::debug!("not all names of unsaved files were found: {error}")
+            }
+            Err(_) => tracing::debug!("not all names of unsaved files were found in time"),
         }
         let mut unsaved: Vec<Unsaved> = changed
             .inodes
@@ -105,6 +128,61 @@ impl Volume {
         let beyond = unsaved.len().saturating_sub(limit);
         unsaved.truncate(limit);
         (unsaved, beyond)
+    }
+}
+
+impl Volume {
+    /// The inodes of `changed` that are not in `successor` as they are here, for a volume that
+    /// failed. Those that are not open count as lost without a look: they have no handle to break.
+    ///
+    /// Each change moves an inode's time of change, so the attributes tell. What no journal has
+    /// described is lost whatever they say.
+    pub async fn lost_to(&self, successor: &View, changed: &Changed) -> BTreeSet<u64> {
+        let undescribed = self.view.undescribed();
+        let mut lost = BTreeSet::new();
+        for &inode in changed.inodes.keys() {
+            let is_kept = self.usage().is_open(inode)
+                && !undescribed.contains(&inode)
+                && self.view.is_like(successor, inode).await.unwrap_or(false);
+            if !is_kept {
+                lost.insert(inode);
+            }
+        }
+        lost
+    }
+}
+
+impl View {
+    /// Inodes with changes that no journal has described.
+    fn undescribed(&self) -> BTreeSet<u64> {
+        let mut inodes = BTreeSet::new();
+        let Ok(state) = self.state() else {
+            return inodes;
+        };
+        for layer in state.lock().layers(Scope::Live) {
+            let delta = &layer.delta;
+            inodes.extend(delta.items.iter().filter_map(|key| key.inode().ok()));
+            inodes.extend(&delta.dropped);
+            inodes.extend(delta.contents().map(|(inode, _)| inode));
+        }
+        inodes
+    }
+
+    /// True if an inode has the same attributes in another tree, whatever each has stored of it.
+    async fn is_like(&self, other: &View, inode: u64) -> Result<bool, VolumeError> {
+        let key = Key::attributes(inode);
+        let here = self.item(Scope::Live, &key).await?;
+        let there = other.item(Scope::Live, &key).await?;
+        Ok(match (here, there) {
+            (Some(Item::Attributes(here)), Some(Item::Attributes(there))) => {
+                let allocated_bytes = here.allocated_bytes;
+                here == Attributes {
+                    allocated_bytes,
+                    ..there
+                }
+            }
+            _ => false,
+        })
     }
 }
 

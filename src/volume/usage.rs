@@ -4,6 +4,7 @@
 //! Does not own: the inodes.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -15,43 +16,63 @@ struct Counts {
     parent: u64,
     /// Known to have no file capabilities.
     is_bare: bool,
-    /// Bytes written since the last cut.
-    uncut_bytes: u64,
-    /// Bytes written before a cut, of which no commit or journal is in the bucket yet.
-    leaving_bytes: u64,
 }
 
 impl Counts {
     fn in_use(&self) -> bool {
         self.opens > 0 || self.lookups > 0
     }
+}
 
-    fn unsent_bytes(&self) -> u64 {
-        self.uncut_bytes + self.leaving_bytes
+/// Bytes written to files that left with one cut, by inode. Shared by those who wait for it.
+pub type Leaving = Arc<HashMap<u64, u64>>;
+
+#[derive(Debug, Default)]
+struct Inner {
+    users: HashMap<u64, Counts>,
+    /// Bytes written since the last cut.
+    uncut: HashMap<u64, u64>,
+    /// Bytes written before a cut, of which no commit or journal is in the bucket yet; one for each
+    /// such cut.
+    leaving: Vec<Leaving>,
+}
+
+impl Inner {
+    fn uncut_bytes(&self, inode: u64) -> u64 {
+        self.uncut.get(&inode).copied().unwrap_or(0)
+    }
+
+    /// Forgets a cut; false if it was forgotten before.
+    fn forget(&mut self, leaving: &Leaving) -> bool {
+        let before = self.leaving.len();
+        self.leaving.retain(|other| !Arc::ptr_eq(other, leaving));
+        self.leaving.len() < before
     }
 }
 
 /// Counts by inode.
 #[derive(Debug, Default)]
-pub struct Usage(Mutex<HashMap<u64, Counts>>);
+pub struct Usage(Mutex<Inner>);
 
 impl Usage {
     /// True if somebody still names the inode by its number.
     pub fn in_use(&self, inode: u64) -> bool {
-        self.0.lock().get(&inode).is_some_and(Counts::in_use)
+        self.0.lock().users.get(&inode).is_some_and(Counts::in_use)
     }
 
-    /// The kernel learned of the inode, in this directory.
+    /// The kernel learned of the inode, in this directory; 0 if it came from elsewhere.
     pub fn looked_up(&self, inode: u64, parent: u64) {
-        let mut counts = self.0.lock();
-        let counts = counts.entry(inode).or_default();
+        let mut inner = self.0.lock();
+        let counts = inner.users.entry(inode).or_default();
         counts.lookups += 1;
-        counts.parent = parent;
+        if parent != 0 {
+            counts.parent = parent;
+        }
     }
 
     /// An inode that the kernel may know has another parent now.
     pub fn moved(&self, inode: u64, parent: u64) {
-        if let Some(counts) = self.0.lock().get_mut(&inode) {
+        if let Some(counts) = self.0.lock().users.get_mut(&inode) {
             counts.parent = parent;
         }
     }
@@ -65,7 +86,7 @@ impl Usage {
 
     /// The file was opened.
     pub fn opened(&self, inode: u64) {
-        self.0.lock().entry(inode).or_default().opens += 1;
+        self.0.lock().users.entry(inode).or_default().opens += 1;
     }
 
     /// An open file was closed for good; true if nobody uses the inode any more.
@@ -79,6 +100,7 @@ impl Usage {
     pub fn parent(&self, inode: u64) -> Option<u64> {
         self.0
             .lock()
+            .users
             .get(&inode)
             .map(|counts| counts.parent)
             .filter(|parent| *parent != 0)
@@ -88,109 +110,110 @@ impl Usage {
     pub fn is_bare(&self, inode: u64) -> bool {
         self.0
             .lock()
+            .users
             .get(&inode)
             .is_some_and(|counts| counts.is_bare)
     }
 
     /// The inode has no file capabilities, or may have some. To be said while the state is locked in which that is so; kept while the inode is in use.
     pub fn set_bare(&self, inode: u64, is_bare: bool) {
-        if let Some(counts) = self.0.lock().get_mut(&inode) {
+        if let Some(counts) = self.0.lock().users.get_mut(&inode) {
             counts.is_bare = is_bare;
         }
     }
 
     /// Bytes were written.
     pub fn wrote(&self, inode: u64, bytes: u64) {
-        self.0.lock().entry(inode).or_default().uncut_bytes += bytes;
+        *self.0.lock().uncut.entry(inode).or_default() += bytes;
     }
 
     /// Bytes written to the file that are in no commit and no journal in the bucket.
     pub fn unsent_bytes(&self, inode: u64) -> u64 {
-        self.0.lock().get(&inode).map_or(0, Counts::unsent_bytes)
+        let inner = self.0.lock();
+        let leaving = inner.leaving.iter().filter_map(|bytes| bytes.get(&inode));
+        inner.uncut_bytes(inode) + leaving.sum::<u64>()
     }
 
     /// Those of them that are not on their way with a commit or journal either.
     pub fn uncut_bytes(&self, inode: u64) -> u64 {
-        self.0
-            .lock()
-            .get(&inode)
-            .map_or(0, |counts| counts.uncut_bytes)
+        self.0.lock().uncut_bytes(inode)
     }
 
     /// So many of the bytes written since the last cut are in the bucket now.
     pub fn sent(&self, inode: u64, bytes: u64) {
-        if let Some(counts) = self.0.lock().get_mut(&inode) {
-            counts.uncut_bytes = counts.uncut_bytes.saturating_sub(bytes);
-        }
+        let mut inner = self.0.lock();
+        let left = inner.uncut_bytes(inode).saturating_sub(bytes);
+        match left {
+            0 => inner.uncut.remove(&inode),
+            left => inner.uncut.insert(inode, left),
+        };
     }
 
-    /// What was written so far leaves with a commit or journal: each file that has some, and how many bytes. They count as unsent until [`Usage::landed`].
-    pub fn cut(&self) -> Vec<(u64, u64)> {
-        let mut leaving = Vec::new();
-        for (inode, counts) in self.0.lock().iter_mut() {
-            let bytes = std::mem::take(&mut counts.uncut_bytes);
-            if bytes > 0 {
-                counts.leaving_bytes += bytes;
-                leaving.push((*inode, bytes));
-            }
-        }
+    /// What was written so far leaves with a commit or journal. It counts as unsent until
+    /// [`Usage::landed`]. Called under the state's lock: takes the same time however many files
+    /// there are.
+    pub fn cut(&self) -> Leaving {
+        let mut inner = self.0.lock();
+        let leaving = Leaving::new(std::mem::take(&mut inner.uncut));
+        inner.leaving.push(leaving.clone());
         leaving
     }
 
     /// What left with a cut is in the bucket.
-    pub fn landed(&self, leaving: &[(u64, u64)]) {
-        let mut all = self.0.lock();
-        for (inode, bytes) in leaving {
-            let Some(counts) = all.get_mut(inode) else {
-                continue;
-            };
-            counts.leaving_bytes = counts.leaving_bytes.saturating_sub(*bytes);
-            if !counts.in_use() && counts.unsent_bytes() == 0 {
-                all.remove(inode);
-            }
-        }
+    pub fn landed(&self, leaving: &Leaving) {
+        self.0.lock().forget(leaving);
     }
 
     /// What was to leave with a cut did not get into the bucket.
-    pub fn stayed(&self, leaving: &[(u64, u64)]) {
-        let mut all = self.0.lock();
-        for (inode, bytes) in leaving {
-            if let Some(counts) = all.get_mut(inode) {
-                counts.leaving_bytes = counts.leaving_bytes.saturating_sub(*bytes);
-                counts.uncut_bytes += bytes;
+    pub fn stayed(&self, leaving: &Leaving) {
+        let mut inner = self.0.lock();
+        if inner.forget(leaving) {
+            for (inode, bytes) in leaving.iter() {
+                *inner.uncut.entry(*inode).or_default() += bytes;
             }
         }
     }
 
     /// Takes over who uses what, from a volume in whose place this one comes.
     pub fn adopt_users(&self, former: &Usage) {
-        let mut all = self.0.lock();
-        for (inode, users) in former.0.lock().iter().filter(|(_, users)| users.in_use()) {
-            let counts = all.entry(*inode).or_default();
+        let mut inner = self.0.lock();
+        let former = former.0.lock();
+        for (inode, users) in former.users.iter().filter(|(_, users)| users.in_use()) {
+            let counts = inner.users.entry(*inode).or_default();
             counts.opens += users.opens;
             counts.lookups += users.lookups;
             counts.parent = users.parent;
         }
     }
 
-    /// Number of open files and directories.
-    pub fn open_files(&self) -> u64 {
+    /// True if the file or directory is open.
+    pub fn is_open(&self, inode: u64) -> bool {
         self.0
             .lock()
+            .users
+            .get(&inode)
+            .is_some_and(|counts| counts.opens > 0)
+    }
+
+    /// Number of open files and directories.
+    pub fn open_files(&self) -> u64 {
+        let inner = self.0.lock();
+        inner
+            .users
             .values()
-            .map(|counts| u64::from(counts.opens))
+            .map(|users| u64::from(users.opens))
             .sum()
     }
 
     fn change(&self, inode: u64, change: impl FnOnce(&mut Counts)) -> bool {
-        let mut all = self.0.lock();
-        let Some(counts) = all.get_mut(&inode) else {
+        let mut inner = self.0.lock();
+        let Some(counts) = inner.users.get_mut(&inode) else {
             return true;
         };
         change(counts);
         let unused = !counts.in_use();
-        if unused && counts.unsent_bytes() == 0 {
-            all.remove(&inode);
+        if unused {
+            inner.users.remove(&inode);
         }
         unused
     }
@@ -213,12 +236,13 @@ mod tests {
         assert!(!usage.in_use(7));
         assert_eq!(usage.unsent_bytes(7), 10);
         let leaving = usage.cut();
-        assert_eq!(leaving, [(7, 10)]);
+        assert_eq!(*leaving, HashMap::from([(7, 10)]));
         assert_eq!((usage.unsent_bytes(7), usage.uncut_bytes(7)), (10, 0));
         usage.landed(&leaving);
         assert_eq!(usage.unsent_bytes(7), 0);
+        let inner = usage.0.lock();
         assert!(
-            usage.0.lock().is_empty(),
+            inner.users.is_empty() && inner.uncut.is_empty() && inner.leaving.is_empty(),
             "nothing is known of a file that nobody uses"
         );
     }
@@ -242,6 +266,8 @@ mod tests {
         usage.wrote(7, 5);
         usage.stayed(&leaving);
         assert_eq!((usage.unsent_bytes(7), usage.uncut_bytes(7)), (15, 15));
+        usage.stayed(&leaving);
+        assert_eq!(usage.unsent_bytes(7), 15, "once is enough");
         usage.sent(7, 15);
         assert_eq!(usage.unsent_bytes(7), 0);
     }

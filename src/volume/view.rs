@@ -4,6 +4,7 @@
 //!
 //! A frozen view is the same with empty layers, so that snapshots are read by the same code as the live volume.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,17 +15,21 @@ use bkfs_chunker::id::Id;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::extents::{Placed, search_start};
+use crate::extents::Placed;
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{self, Key};
 use crate::tree::map::Tree;
 use crate::volume::dirty::Part;
 use crate::volume::error::VolumeError;
 use crate::volume::nodes::{Nodes, decode_item};
-use crate::volume::state::{Changes, Found, Scope, State, Totals};
+use crate::volume::state::{Below, Changes, ExtentChanges, Found, Scope, State, Totals};
 
 /// Zeroes to answer holes with.
 static ZEROES: [u8; 256 * 1024] = [0; 256 * 1024];
+
+/// Hidden extents of the tree that are passed over one by one on the way back to the last one that
+/// is not.
+const HIDDEN_MAX: usize = 8;
 
 /// Items and bytes of one volume or snapshot. Cheap to clone.
 #[derive(Clone)]
@@ -40,6 +45,18 @@ pub struct Page {
     pub items: Vec<(Key, Item)>,
     /// Start of the rest; none if this was all.
     pub next: Option<Key>,
+    /// What stands among them and is not what its key says.
+    pub malformed: Vec<(Key, VolumeError)>,
+}
+
+impl Page {
+    /// The page, if nothing in it is malformed.
+    pub(super) fn whole(mut self) -> Result<Page, VolumeError> {
+        match self.malformed.pop() {
+            None => Ok(self),
+            Some((_, error)) => Err(error),
+        }
+    }
 }
 
 /// What a range of a file consists of, in order.
@@ -95,13 +112,6 @@ impl View {
         self.state.lock().totals
     }
 
-    /// Puts another tree below: a frozen view of a volume that somebody else writes.
-    pub fn replace_base(&self, tree: Id, totals: Totals) {
-        let mut state = self.state.lock();
-        state.base = tree;
-        state.totals = totals;
-    }
-
     /// The tree below the layers.
     pub fn base(&self) -> Id {
         self.state.lock().base
@@ -133,7 +143,23 @@ impl View {
     }
 
     /// Items of one inode in `range`: about `limit` of them, at least one if there is any.
+    ///
+    /// # Errors
+    /// What keeps the tree from being read; [`VolumeError::Tree`] for an item that is not what its key says.
     pub async fn items(
+        &self,
+        scope: Scope,
+        range: Range<Key>,
+        limit: usize,
+    ) -> Result<Page, VolumeError> {
+        self.any_items(scope, range, limit).await?.whole()
+    }
+
+    /// The same for readers that leave out what is malformed, and say so: the page has it apart from the items.
+    ///
+    /// # Errors
+    /// What keeps the tree from being read.
+    pub async fn any_items(
         &self,
         scope: Scope,
         range: Range<Key>,
@@ -144,14 +170,9 @@ impl View {
             let part = from..range.end.clone();
             let changes = self.state.lock().changes(scope, &part, limit);
             let page = self.merge(changes, part, limit).await?;
-            match (page.items.is_empty(), page.next) {
-                (true, Some(next)) => from = next,
-                (_, next) => {
-                    return Ok(Page {
-                        items: page.items,
-                        next,
-                    });
-                }
+            match page.next {
+                Some(next) if page.items.is_empty() && page.malformed.is_empty() => from = next,
+                _ => return Ok(page),
             }
         }
     }
@@ -165,6 +186,7 @@ impl View {
     ) -> Result<Page, VolumeError> {
         let mut end = changes.complete_to.clone();
         let mut merged = changes.items;
+        let mut malformed = Vec::new();
         if let Some(base) = changes.base {
             let tree = Tree::new(base);
             let mut cursor = tree.range(range.start..end.clone());
@@ -177,8 +199,10 @@ impl View {
                 }
                 taken += 1;
                 if let Entry::Vacant(vacant) = merged.entry(key) {
-                    let item = decode_item(vacant.key(), &value)?;
-                    vacant.insert(Some(item));
+                    match decode_item(vacant.key(), &value) {
+                        Ok(item) => drop(vacant.insert(Some(item))),
+                        Err(error) => malformed.push((vacant.into_key(), error)),
+                    }
                 }
             }
         }
@@ -187,7 +211,11 @@ impl View {
             .filter_map(|(key, item)| item.map(|item| (key, item)))
             .collect();
         let next = (end < range.end).then_some(end);
-        Ok(Page { items, next })
+        Ok(Page {
+            items,
+            next,
+            malformed,
+        })
     }
 
     /// All extents of a file that overlap `range`, in order.
@@ -197,21 +225,65 @@ impl View {
         inode: u64,
         range: Range<u64>,
     ) -> Result<Vec<Placed>, VolumeError> {
-        let keys = extent_keys(inode, &range);
-        let changes = self.state.lock().changes(scope, &keys, usize::MAX);
-        self.extents_among(changes, inode, range).await
+        let changes = self.state.lock().extent_changes(scope, inode, &range);
+        self.all_extents_among(changes).await
     }
 
-    /// The same, where `changes` are those of [`extent_keys`] as of some moment.
+    async fn all_extents_among(&self, changes: ExtentChanges) -> Result<Vec<Placed>, VolumeError> {
+        let extents = self.extents_among(changes, usize::MAX).await?;
+        Ok(extents.unwrap_or_default())
+    }
+
+    /// The same, where `changes` are those of some moment; none if the tree has more than `limit`.
     pub(super) async fn extents_among(
         &self,
-        changes: Changes,
+        changes: ExtentChanges,
+        limit: usize,
+    ) -> Result<Option<Vec<Placed>>, VolumeError> {
+        let ExtentChanges {
+            inode,
+            range,
+            changes,
+            below,
+        } = changes;
+        let from = match (below, changes.base) {
+            (Below::From(offset), _) => offset,
+            (Below::After(offset), Some(base)) => {
+                let before = offset..range.start.saturating_add(1);
+                let last = self.last_extent_below(base, inode, before, &changes.items);
+                last.await?.unwrap_or(range.start)
+            }
+            (Below::After(_), None) => range.start,
+        };
+        let keys = key::extents_beginning(inode, from.min(range.end)..range.end);
+        let page = self.merge(changes, keys, limit).await?.whole()?;
+        let is_all = page.next.is_none();
+        let extents = is_all.then(|| overlapping(inode, page.items, &range));
+        extents.transpose()
+    }
+
+    /// Where the last extent of the tree begins that begins in `offsets` and that `changes` do not
+    /// hide; if they hide many, some offset before that.
+    async fn last_extent_below(
+        &self,
+        base: Id,
         inode: u64,
-        range: Range<u64>,
-    ) -> Result<Vec<Placed>, VolumeError> {
-        let keys = extent_keys(inode, &range);
-        let page = self.merge(changes, keys, usize::MAX).await?;
-        overlapping(inode, page.items, &range)
+        offsets: Range<u64>,
+        changes: &BTreeMap<Key, Option<Item>>,
+    ) -> Result<Option<u64>, VolumeError> {
+        let (tree, nodes) = (Tree::new(base), self.nodes.as_ref());
+        let mut keys = key::extents_beginning(inode, offsets.clone());
+        for _ in 0..HIDDEN_MAX {
+            let Some((key, _)) = tree.last_in(nodes, keys.clone()).await? else {
+                return Ok(None);
+            };
+            match key.parse() {
+                Ok(key::KeyParts::Extent { .. }) if changes.contains_key(&key) => keys.end = key,
+                Ok(key::KeyParts::Extent { offset, .. }) => return Ok(Some(offset)),
+                _ => return Err(VolumeError::Malformed { inode }),
+            }
+        }
+        Ok(Some(offsets.start))
     }
 
     /// The bytes of a file in `range`, which must lie inside the file. Holes read as zeroes.
@@ -221,26 +293,14 @@ impl View {
         inode: u64,
         range: Range<u64>,
     ) -> Result<Vec<Bytes>, VolumeError> {
-        let keys = extent_keys(inode, &range);
-        let (mut parts, changes, inline) = {
-            let state = self.state.lock();
-            let parts = state.dirty_parts(scope, inode, range.clone());
-            (
-                parts,
-                state.changes(scope, &keys, usize::MAX),
-                state.find(scope, &Key::inline(inode)),
-            )
-        };
-        parts.sort_unstable_by_key(|(part, _)| part.start);
-        let covered: u64 = parts.iter().map(|(part, _)| part.end - part.start).sum();
-        if covered == range.end - range.start {
+        let (parts, below) = self.state.lock().contents(scope, inode, &range);
+        let Some((changes, inline)) = below else {
             return Ok(parts
                 .into_iter()
                 .flat_map(|(part, content)| dirty_bytes(part, content))
                 .collect());
-        }
-        let page = self.merge(changes, keys, usize::MAX).await?;
-        let extents = overlapping(inode, page.items, &range)?;
+        };
+        let extents = self.all_extents_among(changes).await?;
         let inline = if extents.is_empty() {
             self.inline(inode, inline).await?
         } else {
@@ -282,21 +342,14 @@ impl View {
         inode: u64,
         range: Range<u64>,
     ) -> Result<Vec<(Range<u64>, bool)>, VolumeError> {
-        let keys = extent_keys(inode, &range);
-        let (mut parts, changes, inline) = {
-            let state = self.state.lock();
-            let parts = state.dirty_parts(Scope::Live, inode, range.clone());
-            let changes = state.changes(Scope::Live, &keys, usize::MAX);
-            (parts, changes, state.find(Scope::Live, &Key::inline(inode)))
-        };
-        parts.sort_unstable_by_key(|(part, _)| part.start);
-        let page = self.merge(changes, keys, usize::MAX).await?;
-        let extents = overlapping(inode, page.items, &range)?;
-        let inline = if extents.is_empty() {
-            self.inline(inode, inline).await?
-        } else {
-            None
-        };
+        let (parts, below) = self.state.lock().contents(Scope::Live, inode, &range);
+        let (mut extents, mut inline) = (Vec::new(), None);
+        if let Some((changes, found)) = below {
+            extents = self.all_extents_among(changes).await?;
+            if extents.is_empty() {
+                inline = self.inline(inode, found).await?;
+            }
+        }
         let mut map: Vec<(Range<u64>, bool)> = Vec::new();
         let mut at = range.start;
         let (sources, pieces) = plan(range, parts, &extents, inline);
@@ -319,34 +372,10 @@ impl View {
         Ok(map)
     }
 
-    /// Where the first extent or piece of dirty data that lies in `range` or begins in it is found, at the earliest: what comes before is a hole.
-    pub async fn next_contents(
-        &self,
-        inode: u64,
-        range: Range<u64>,
-    ) -> Result<Option<u64>, VolumeError> {
-        let dirty = {
-            let parts = self
-                .state
-                .lock()
-                .dirty_parts(Scope::Live, inode, range.clone());
-            let data = parts
-                .into_iter()
-                .filter(|(_, part)| matches!(part, Part::Data(_)));
-            data.map(|(part, _)| part.start).min()
-        };
-        let near = self.extents(Scope::Live, inode, range.start..range.start + 1);
-        if !near.await?.is_empty() {
-            return Ok(Some(range.start));
-        }
-        let keys = key::extents_beginning(inode, range);
-        let page = self.items(Scope::Live, keys, 1).await?;
-        let stored = match page.items.first().map(|(key, _)| key.parse()) {
-            None => None,
-            Some(Ok(key::KeyParts::Extent { offset, .. })) => Some(offset),
-            Some(_) => return Err(VolumeError::Malformed { inode }),
-        };
-        Ok([dirty, stored].into_iter().flatten().min())
+    /// Whether the byte at `offset` is dirty, data (true) or a zero, and up to where that goes for
+    /// those behind it.
+    pub fn dirty_at(&self, inode: u64, offset: u64) -> (Option<bool>, u64) {
+        self.state.lock().dirty_at(Scope::Live, inode, offset)
     }
 
     /// Fetches what reading `range` will need. A hint: what fails here fails again for whoever reads it.
@@ -356,11 +385,6 @@ impl View {
             prefetch.bring(&pieces).await;
         }
     }
-}
-
-/// The keys of all extents that may overlap `range`.
-pub(super) fn extent_keys(inode: u64, range: &Range<u64>) -> Range<Key> {
-    key::extents_beginning(inode, search_start(range.start)..range.end)
 }
 
 fn overlapping(
@@ -448,6 +472,10 @@ impl Plan<'_> {
             let Placed { offset, extent } = *placed;
             if at >= range.end || offset >= range.end {
                 break;
+            }
+            // It lies within the one before it: no honest file has such an extent.
+            if placed.end() <= at {
+                continue;
             }
             if at < offset {
                 self.sources.push(Source::Zero(offset - at));

@@ -228,7 +228,11 @@ fn find(
     case: &Case,
     objects: &Objects,
 ) -> Result<Option<BTreeSet<String>>, String> {
-    let opened = wait(open_keys(&*bucket(objects), &mut Known(fixture.password)));
+    let opened = wait(open_keys(
+        &*bucket(objects),
+        None,
+        &mut Known(fixture.password),
+    ));
     if let Err(error) = opened {
         let says = error.to_string();
         let named = case.harmed().iter().any(|key| says.contains(key))

@@ -32,6 +32,7 @@ pub fn opening() -> Opening {
         },
         timeout: Duration::from_secs(10),
         min_generation: 0,
+        accepted: Default::default(),
         state_dir: None,
     }
 }

@@ -8,8 +8,9 @@ use bkfs::maintain::collect::{Options, collect, prospect};
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::maintain::report::{ProblemKind, Report};
 use bkfs::repository::open_in;
+use bkfs::root::chain::OlderPart;
 use bkfs::root::state::Root;
-use bkfs_chunker::seal::Class;
+use bkfs_chunker::seal::{Class, Features};
 use bkfs_chunker::store::{MemoryStore, Store};
 use jiff::SignedDuration;
 
@@ -148,6 +149,79 @@ fn without_lists_too_snapshots_are_known_from_records() {
         assert!(report.is_clean(), "{report}");
         all_restore(&fixture, &store);
     }
+}
+
+#[test]
+fn the_newest_snapshot_stays_the_newest_whichever_list_was_lost() {
+    let fixture = Fixture::build(None);
+    let root = root_of(&fixture, &bucket(&fixture.objects));
+    assert!(root.snapshots.len() > 1, "one list holds them all");
+    for list in &root.snapshots {
+        let store = harmed(&fixture, &list.name.key(Class::List), Harm::Remove);
+        let report = mend(&fixture, &(store.clone() as Arc<dyn Store>));
+        assert!(report.is_clean(), "{report}");
+        let runtime = tokio::runtime::Runtime::new().expect("runtime");
+        let snapshots = runtime.block_on(async {
+            let repository = open_in(store, opening(), &mut Known(None)).await;
+            repository.expect("opens").snapshots().await
+        });
+        let snapshots = snapshots.expect("can be read");
+        let mut entries = snapshots.of_volume("main");
+        entries.sort_by_key(|entry| entry.generation);
+        let names: Vec<&str> = entries.iter().map(|entry| &*entry.name).collect();
+        assert_eq!(names, SNAPSHOTS);
+    }
+}
+
+/// As a store does it whose conditional writes are not atomic: the root of before stands again,
+/// with the commit of another writer on top.
+#[test]
+fn commits_that_no_root_knows_are_found() {
+    let fixture = Fixture::build(None);
+    let store = harmed(&fixture, "root", Harm::Older);
+    let root = root_of(&fixture, &store);
+    let options = fixture.options();
+    // The session is still in that root: whether it goes on cannot be told.
+    let shared: Arc<dyn Store> = store.clone();
+    let report = wait(check(shared.clone(), &fixture.keyring, &options)).expect("checks");
+    assert!(report.strays.is_empty(), "{:?}", report.strays);
+    let machine = Machine::mount(shared.clone(), None);
+    machine.snapshot("survivor");
+    machine.crash();
+    let report = wait(check(shared.clone(), &fixture.keyring, &options)).expect("checks");
+    assert!(!report.strays.is_empty(), "nothing is found");
+    let lost = root.volumes["main"].sequence + 1;
+    assert!(
+        report.strays.iter().all(|stray| stray.sequence >= lost),
+        "{:?}",
+        report.strays
+    );
+}
+
+#[test]
+fn a_lost_part_of_the_chain_is_given_up() {
+    let fixture = Fixture::build(Some(PASSWORD));
+    let store = bucket(&fixture.objects);
+    let mut root = root_of(&fixture, &store);
+    let chain = root.chain.as_mut().expect("it bears witness");
+    let mut list = root.snapshots[0];
+    (list.name.random, list.count) = (7, 0);
+    let first = chain.first;
+    chain.older = vec![OlderPart { first, list }];
+    let payload = root.encode().expect("small");
+    let features = Features::NONE.with_witness();
+    let sealed = fixture
+        .keyring
+        .seal_object(Class::Root, "root", features, [3; 32], &payload);
+    wait(store.put("root", vec![sealed])).expect("put");
+    let shared: Arc<dyn Store> = store.clone();
+    let report = wait(check(shared.clone(), &fixture.keyring, &fixture.options()));
+    assert!(!report.expect("checks").is_clean(), "it is not noticed");
+    let report = mend(&fixture, &shared);
+    assert!(report.is_clean(), "{report}");
+    let chain = root_of(&fixture, &store).chain.expect("it bears witness");
+    assert_eq!((chain.older.len(), chain.lost), (0, Some(first - 1)));
+    all_restore(&fixture, &store);
 }
 
 #[test]

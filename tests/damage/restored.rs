@@ -37,6 +37,7 @@ pub fn restore(fixture: &Fixture, store: Arc<dyn Store>, name: &str) -> Result<R
         let options = Options {
             overwrite: false,
             verify: true,
+            ..Options::default()
         };
         let root = bkfs::volume::ROOT_INODE;
         let restored = restore::restore(view, root, &target, options, Arc::default()).await;

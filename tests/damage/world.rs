@@ -139,7 +139,7 @@ impl Fixture {
         }
         let objects = objects(&*store);
         machine.crash();
-        let (_, keyring) = wait(open_keys(&*store, &mut Known(password))).expect("keys");
+        let (_, keyring) = wait(open_keys(&*store, None, &mut Known(password))).expect("keys");
         let mut fixture = Self {
             objects,
             older_root,

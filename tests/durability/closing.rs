@@ -6,15 +6,9 @@ use bkfs::mounting::settings::Settings;
 use bkfs::vfs::CloseMode;
 use bkfs_chunker::store::Operation;
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
-use bkfs_fuse::{Caller, Errno, Handle, Ino, OpenFlags, Reply, Vfs, Write};
+use bkfs_fuse::{Handle, Ino, OpenFlags, Write};
 
-use crate::host::{Bucket, Host, noise};
-
-const CALLER: Caller = Caller {
-    uid: 0,
-    gid: 0,
-    pid: 1,
-};
+use crate::host::{Answer, Bucket, CALLER, Host, ask, noise};
 
 fn host(bucket: &Bucket, close: CloseMode) -> Host {
     let settings = Settings {
@@ -22,14 +16,6 @@ fn host(bucket: &Bucket, close: CloseMode) -> Host {
         ..Settings::default()
     };
     Host::with(bucket.memory.clone(), settings).expect("mounted")
-}
-
-type Answer<T> = std::sync::mpsc::Receiver<Result<T, Errno>>;
-
-fn ask<T: Send + 'static>(host: &Host, request: impl FnOnce(&dyn Vfs, Reply<T>)) -> Answer<T> {
-    let (reply, answer) = Reply::channel();
-    request(host.vfs(), reply);
-    answer
 }
 
 fn open(host: &Host, name: &str) -> (Ino, Handle) {

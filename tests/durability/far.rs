@@ -2,8 +2,9 @@
 
 use bkfs::tree::item::Attributes;
 use bkfs::volume::attributes::Change;
-use bkfs::volume::data::{FILE_BYTES_MAX, Room, seek};
+use bkfs::volume::data::{FILE_BYTES_MAX, Room};
 use bkfs::volume::error::VolumeError;
+use bkfs::volume::seek::seek;
 
 use crate::host::{Bucket, Host};
 

@@ -1,25 +1,9 @@
 //! `.snapshots`, as the kernel asks for it.
 
 use bkfs::vfs::numbers::SNAPSHOTS;
-use bkfs_fuse::{
-    Caller, DirectoryReply, Errno, Handle, Ino, Lookup, Rename, RenameMode, Reply, Vfs,
-};
+use bkfs_fuse::{DirectoryReply, Errno, Handle, Ino, Lookup, Rename, RenameMode, Vfs};
 
-use crate::host::{Bucket, Host};
-
-const CALLER: Caller = Caller {
-    uid: 0,
-    gid: 0,
-    pid: 1,
-};
-
-type Answer<T> = std::sync::mpsc::Receiver<Result<T, Errno>>;
-
-fn ask<T: Send + 'static>(host: &Host, request: impl FnOnce(&dyn Vfs, Reply<T>)) -> Answer<T> {
-    let (reply, answer) = Reply::channel();
-    request(host.vfs(), reply);
-    answer
-}
+use crate::host::{Answer, Bucket, CALLER, Host, ask};
 
 fn mkdir(host: &Host, parent: Ino, name: &[u8]) -> Answer<bkfs_fuse::Entry> {
     ask(host, |vfs, reply| {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
+use bkfs::mounting::spooling::SpoolPlace;
 use bkfs::mounting::{Assembled, Plan};
 use bkfs::repository::{Opening, Repository, create_in, open_in};
 use bkfs::tree::item::Item;
@@ -14,13 +15,31 @@ use bkfs::volume::namespace::NewInode;
 use bkfs::volume::state::Scope;
 use bkfs::volume::{ROOT_INODE, Volume};
 use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::spool::SimulatedDisk;
 use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
 use bkfs_chunker::store::{CountingStore, MemoryStore, Operation, Store, StoreOptions, parse_url};
-use bkfs_fuse::MountOptions;
+use bkfs_fuse::{Caller, Errno, MountOptions, Reply, Vfs};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
-struct Unsealed;
+/// Who asks.
+pub const CALLER: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    pid: 1,
+};
+
+/// An answer that may be outstanding.
+pub type Answer<T> = std::sync::mpsc::Receiver<Result<T, Errno>>;
+
+/// Asks as the kernel does.
+pub fn ask<T: Send + 'static>(host: &Host, request: impl FnOnce(&dyn Vfs, Reply<T>)) -> Answer<T> {
+    let (reply, answer) = Reply::channel();
+    request(host.vfs(), reply);
+    answer
+}
+
+pub struct Unsealed;
 
 impl bkfs::root::Passwords for Unsealed {
     fn is_given(&self) -> bool {
@@ -94,6 +113,15 @@ pub fn runtime() -> Runtime {
         .expect("runtime")
 }
 
+/// Time stands still while anything can be done, and jumps when all wait.
+fn paused() -> Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .expect("runtime")
+}
+
 fn opening(timeout: Duration) -> Opening {
     Opening {
         url: parse_url("/memory").expect("url"),
@@ -105,7 +133,20 @@ fn opening(timeout: Duration) -> Opening {
         },
         timeout,
         min_generation: 0,
+        accepted: Default::default(),
         state_dir: None,
+    }
+}
+
+/// A file of root's.
+pub fn new_file() -> NewInode {
+    NewInode {
+        mode: libc::S_IFREG | 0o644,
+        uid: 0,
+        gid: 0,
+        device: 0,
+        target: None,
+        profile: 0,
     }
 }
 
@@ -138,6 +179,37 @@ impl Host {
         settings: Settings,
         timeout: Duration,
     ) -> Result<Self, bkfs::mounting::MountingError> {
+        Self::set_up(runtime(), store, settings, opening(timeout), None)
+    }
+
+    /// One with the options of a default mount and a spool on `disk`, where time passes only while all wait.
+    pub fn spooling(bucket: &Bucket, disk: &SimulatedDisk) -> Self {
+        let spool = SpoolPlace {
+            disk: Arc::new(disk.clone()),
+            root: "/spool".into(),
+            limit_bytes: 256 << 20,
+        };
+        let mut opening = opening(Duration::from_secs(300));
+        opening.depot.workers = 0;
+        let (store, settings) = (bucket.memory.clone(), Settings::default());
+        Self::set_up(paused(), store, settings, opening, Some(spool)).expect("mounted")
+    }
+
+    /// One whose packs are closed when they reach so many bytes.
+    pub fn with_packs(bucket: &Bucket, bytes: u64) -> Self {
+        let mut opening = opening(Duration::from_secs(10));
+        opening.depot.pack_bytes = bytes;
+        let (store, settings) = (bucket.memory.clone(), Settings::default());
+        Self::set_up(runtime(), store, settings, opening, None).expect("mounted")
+    }
+
+    fn set_up(
+        runtime: Runtime,
+        store: Arc<dyn Store>,
+        settings: Settings,
+        opening: Opening,
+        spool: Option<SpoolPlace>,
+    ) -> Result<Self, bkfs::mounting::MountingError> {
         let counted = Arc::new(CountingStore::new(store));
         let faults = Arc::new(FaultStore::new(counted.clone()));
         // A heartbeat would ask for the root at any time, and be counted. Nobody here waits for one.
@@ -148,8 +220,7 @@ impl Host {
                 .keys("sessions/")
                 .always(),
         );
-        let runtime = runtime();
-        let repository = runtime.block_on(open_in(still, opening(timeout), &mut Unsealed))?;
+        let repository = runtime.block_on(open_in(still, opening, &mut Unsealed))?;
         let repository = Arc::new(repository);
         let plan = Plan {
             repository: repository.clone(),
@@ -158,7 +229,7 @@ impl Host {
             settings,
             volume: "main".into(),
             steal: true,
-            spool: None,
+            spool,
         };
         let assembled = runtime.block_on(plan.assemble(&runtime.handle().clone()))?;
         let host = Host {
@@ -171,6 +242,11 @@ impl Host {
         // The first commit of a new volume is not what anybody here is about.
         host.run(host.volume().commit()).expect("committed");
         Ok(host)
+    }
+
+    /// Lets time pass.
+    pub fn wait(&self, seconds: f64) {
+        self.run(async { tokio::time::sleep(Duration::from_secs_f64(seconds)).await });
     }
 
     pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
@@ -215,15 +291,7 @@ impl Host {
     pub fn file(&self, name: &str) -> u64 {
         let volume = self.volume();
         self.find(name).unwrap_or_else(|| {
-            let new = NewInode {
-                mode: libc::S_IFREG | 0o644,
-                uid: 0,
-                gid: 0,
-                device: 0,
-                target: None,
-                profile: 0,
-            };
-            let made = self.run(volume.make(ROOT_INODE, name.as_bytes(), new));
+            let made = self.run(volume.make(ROOT_INODE, name.as_bytes(), new_file()));
             made.expect("made").inode
         })
     }
@@ -258,6 +326,13 @@ impl Host {
                 .expect("read")
                 .concat(),
         )
+    }
+
+    /// Whether the volume knows an inode.
+    pub fn has_inode(&self, inode: u64) -> bool {
+        let view = &self.volume().view;
+        let item = self.run(view.item(Scope::Live, &Key::attributes(inode)));
+        item.expect("read").is_some()
     }
 
     pub fn attributes(&self, inode: u64) -> bkfs::tree::item::Attributes {

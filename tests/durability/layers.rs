@@ -24,6 +24,46 @@ fn page_file(host: &Host, name: &str) -> u64 {
     made.expect("made").inode
 }
 
+/// An fsync during a commit names packs of that commit at most if all below them is there as well: packs finish in any order.
+#[test]
+fn an_fsync_names_no_node_of_a_commit_whose_children_are_on_their_way() {
+    let bucket = Bucket::new();
+    let host = Host::with_packs(&bucket, 64 << 10);
+    for number in 0..1500 {
+        host.write(&format!("small {number}"), 0, noise(number, 1000));
+    }
+    let hold = |nth| {
+        let gate = Gate::new();
+        let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::PutNew);
+        host.faults.plan(strike.keys("meta/").nth(nth));
+        gate
+    };
+    // The list of its chunks is what the fsync waits for.
+    host.write("large", 0, noise(1000, 5 << 20));
+    let list = hold(1);
+    let volume = host.volume();
+    let fsync = host.spawn(async move { volume.fsync().await });
+    while host.faults.struck() == 0 {
+        std::thread::yield_now();
+    }
+    // Of the commit's packs the first is held, with children of what is in later ones.
+    let before = bucket.count("meta/");
+    let _children = hold(1);
+    let volume = host.volume();
+    let _commit = host.spawn(async move { volume.commit().await });
+    let mut there = before;
+    while host.faults.struck() < 2 || there == before || bucket.count("meta/") > there {
+        there = bucket.count("meta/");
+        std::thread::sleep(std::time::Duration::from_millis(300));
+    }
+    list.open();
+    host.run(fsync).expect("ran").expect("durable");
+    host.crash();
+    let next = bucket.host();
+    assert!(next.read("large") == Some(noise(1000, 5 << 20)));
+    assert_eq!(next.read("small 7"), Some(noise(7, 1000)));
+}
+
 fn wait_for_a_cut(host: &Host) {
     let volume = host.volume();
     let state = volume.view.state().expect("is writable");
@@ -72,6 +112,49 @@ fn a_commit_holds_nothing_that_was_written_after_its_cut() {
     host.crash();
     let found = bucket.host().read("pages").expect("is there");
     assert!(found == expected, "as it was when the commit began");
+}
+
+/// What is stored of a file that is removed meanwhile, and committed as removed, leans on other packs for as long as no root holds it.
+#[test]
+fn what_is_stored_of_a_removed_file_leans_on_others_until_it_is_committed() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    page_file(&host, "pages");
+    host.write("pages", 0, noise(1, 8 * PAGE));
+    host.finish().expect("unmounted");
+
+    let host = bucket.host();
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::GetRange);
+    host.faults.plan(strike.keys("data/"));
+    // A changed page, whose beginning is read back, and one as it was.
+    let mut bytes = noise(2, PAGE - 100);
+    bytes.extend_from_slice(&noise(1, 8 * PAGE)[4 * PAGE..5 * PAGE]);
+    host.write("pages", 3 * PAGE as u64 + 100, bytes);
+    let (volume, inode) = (host.volume(), host.file("pages"));
+    let flush = host.spawn({
+        let volume = volume.clone();
+        async move { volume.settle(inode).await }
+    });
+    while host.faults.struck() == 0 {
+        std::thread::yield_now();
+    }
+    host.run(volume.unlink(ROOT_INODE, b"pages"))
+        .expect("unlinked");
+    host.run(volume.commit()).expect("committed");
+    gate.open();
+    let _ = host.run(flush).expect("ran");
+    let ingest = volume.ingest();
+    assert!(!ingest.relied_on().is_empty(), "a page was there before");
+    host.run(volume.let_go());
+    assert!(
+        !ingest.relied_on().is_empty(),
+        "no root holds what leans on it"
+    );
+    host.run(volume.commit()).expect("committed");
+    host.run(volume.let_go());
+    assert!(ingest.relied_on().is_empty());
+    assert_eq!(ingest.uncommitted_blobs(), 0);
 }
 
 /// A small file that has grown is moved out of the tree in the layer that stores it, never in one that is built already.

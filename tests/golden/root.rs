@@ -1,12 +1,14 @@
 //! The forms that `src/root/` owns: the root, heartbeats, lists and commit records.
 
 use crate::fixed;
+use bkfs::root::chain::{Chain, NonceEntry, OlderPart};
 use bkfs::root::heartbeat::Beat;
 use bkfs::root::journal::JournalEntry;
 use bkfs::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use bkfs::root::snapshots::{PackEntry, SnapshotEntry, TrashEntry, decode_shard, encode_shard};
 use bkfs::root::state::{
-    Condemned, HolderInfo, ListRef, Root, Session, SessionId, SessionState, Volume,
+    Condemned, Ground, HolderInfo, ListRef, Root, RuleHash, Session, SessionId, SessionState,
+    Volume,
 };
 use bkfs::tree::item::{Extent, Item};
 use bkfs::tree::key::Key;
@@ -54,6 +56,7 @@ fn session(state: SessionState, volume: Option<&str>) -> Session {
             mount_point: "/backup".into(),
         },
         claimed_generation: 5,
+        covered_journal: None,
     }
 }
 
@@ -94,6 +97,9 @@ fn root() -> Root {
         quarantine: vec![list(6)],
         next_snapshot: 77,
         locked_until_s: None,
+        chain: None,
+        lock_rules: None,
+        grounds: None,
     }
 }
 
@@ -112,6 +118,7 @@ fn snapshot(tree: Option<Id>) -> SnapshotEntry {
         bytes: 1 << 40,
         new_bytes: 56,
         generation: 1233,
+        recovered: false,
     }
 }
 
@@ -119,6 +126,33 @@ fn snapshot(tree: Option<Id>) -> SnapshotEntry {
 fn a_root() {
     let frozen = fixed("root.bin", &root().encode().expect("small and consistent"));
     assert_eq!(Root::decode(&frozen).expect("it is a root"), root());
+}
+
+#[test]
+fn a_root_that_bears_witness() {
+    let mut root = root();
+    root.locked_until_s = Some(1_800_000_000);
+    root.chain = Some(Chain {
+        first: 1232,
+        nonces: b"nonce 12nonce 13".to_vec(),
+        older: vec![OlderPart {
+            first: 1229,
+            list: list(7),
+        }],
+        lost: Some(1200),
+    });
+    root.lock_rules = Some(vec![RuleHash([0xcc; 16])]);
+    root.grounds = Some(vec![Ground {
+        session: SessionId(9),
+        volume: "main".into(),
+        record: Id([0xdd; 32]),
+    }]);
+    for session in root.sessions.values_mut() {
+        session.covered_journal = Some(21);
+    }
+    let made = root.encode().expect("small and consistent");
+    let frozen = fixed("root-witness.bin", &made);
+    assert_eq!(Root::decode(&frozen).expect("it is a root"), root);
 }
 
 #[test]
@@ -145,6 +179,17 @@ fn lists() {
     }];
     let frozen = fixed("list-trash.bin", &encode_shard(trash.clone()));
     assert_eq!(decode_shard(&frozen), Ok(trash));
+
+    let recovered = vec![SnapshotEntry {
+        recovered: true,
+        ..snapshot(None)
+    }];
+    let frozen = fixed("list-recovered.bin", &encode_shard(recovered.clone()));
+    assert_eq!(decode_shard(&frozen), Ok(recovered));
+
+    let nonces = vec![NonceEntry(*b"nonce 10"), NonceEntry(*b"nonce 11")];
+    let frozen = fixed("list-nonces.bin", &encode_shard(nonces.clone()));
+    assert_eq!(decode_shard(&frozen), Ok(nonces));
 
     let packs = vec![PackEntry(name(1)), PackEntry(name(2))];
     let frozen = fixed("list-packs.bin", &encode_shard(packs.clone()));
@@ -237,7 +282,7 @@ fn journals() {
         }],
         relied_on: vec![name(6)],
     };
-    let made = JournalEntry::new(8, packs.clone(), operations.encode());
+    let made = JournalEntry::new(8..=8, packs.clone(), operations.encode());
     let frozen = JournalEntry::decode(&fixed("journal.bin", &made.encode())).expect("reads");
     assert_eq!(frozen, made);
     assert_eq!(frozen.packs(), packs);

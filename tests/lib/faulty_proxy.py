@@ -5,6 +5,7 @@
 
 DIRECTORY/rules is a JSON object, read again whenever it changes:
     {"fail_percent": 5, "status": 503}              so many of all requests, evenly, are answered with that status, unapplied
+    {"only": {"method": "PUT", "class": "data"}}    all faults of the rules strike only these; either may be missing
     {"refuse": true}                                connections are closed at once: nobody is there
     {"hang": true}                                  requests are taken and never answered while the rule stands
     {"delay_ms": 20}                                every answer comes that much later
@@ -58,6 +59,9 @@ class Rules:
         """What is to become of a request: pass, refuse, hang, status, or crash before or after."""
         with self.lock:
             rules = self.now()
+            only = rules.get("only", {})
+            if only.get("method", method) != method or only.get("class", kind) != kind:
+                return "pass", rules
             if rules.get("refuse"):
                 return "refuse", rules
             if rules.get("hang"):

@@ -145,6 +145,7 @@ pub async fn open(store: Arc<dyn Store>, wish: &Wish) -> Result<Repository, Root
         },
         timeout: TIMEOUT,
         min_generation: 0,
+        accepted: Default::default(),
         state_dir: None,
     };
     open_on(machine(wish), store, opening, &mut Known(None)).await

@@ -91,6 +91,17 @@ an_older_root_is_refused_by_whoever_saw_a_newer_one() {
   exits 13 bkfs restore "$bucket" one "$SUITE_TMP/restored-older"
   exits 13 mount_at "$bucket" "$mountpoint"
   says 'rolled back'
+  # A machine that has seen nothing makes it grow past the newest generation: the first one finds out.
+  machine fooled
+  for _ in 1 2 3 4 5 6; do exits 0 bkfs gc "$bucket"; done
+  machine one
+  exits 13 bkfs snapshots "$bucket"
+  says 'does not descend' 'accept-rollback'
+  exits 13 bkfs check "$bucket"
+  says 'root: rolled-back' 'does not descend'
+  exits 0 bkfs --accept-rollback snapshots "$bucket"
+  exits 0 bkfs check "$bucket"
+  cp "$SUITE_TMP/older-root" "$bucket/root"
   machine two # which has never seen the newer one, and must be told
   exits 0 bkfs check "$bucket"
   exits 13 bkfs check "$bucket" --min-generation "$generation"

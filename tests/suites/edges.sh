@@ -52,6 +52,61 @@ huge_file() {
   rm "$MNT/huge" "$MNT/larger-still"
 }
 
+before_the_beginning() {
+  echo text >"$MNT/sought"
+  python3 - "$MNT/sought" <<'P'
+import errno, os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+for whence in os.SEEK_DATA, os.SEEK_HOLE:
+    for offset in -1, -(1 << 62), 5:
+        try:
+            found = os.lseek(file, offset, whence)
+        except OSError as error:
+            assert error.errno == errno.ENXIO, f"{whence} at {offset}: {error}"
+        else:
+            raise AssertionError(f"{whence} at {offset} is {found}")
+P
+}
+
+# --- files without their names ------------------------------------------------------------------------------------
+
+handles_survive() {
+  local handles
+  mkdir -p "$MNT/below/directory"
+  echo one >"$MNT/one" && echo two >"$MNT/below/directory/two" && ln "$MNT/one" "$MNT/below/linked"
+  mapfile -t handles < <(python3 "$ROOT/tests/posix/handles.py" keep "$MNT/one" "$MNT/below/directory/two")
+  exits 0 bkfs umount "$MNT"
+  exits 0 mount_at "$URL" "$MNT"
+  mv "$MNT/below/directory/two" "$MNT/moved"
+  [ "$(python3 "$ROOT/tests/posix/handles.py" open "$MNT" "${handles[@]}")" = "$(printf 'one\ntwo')" ] || wrong "other files"
+  rm "$MNT/one" "$MNT/below/linked" "$MNT/moved"
+  exits 0 bkfs umount "$MNT"
+  exits 0 mount_at "$URL" "$MNT"
+  fails_with 'Stale file handle' python3 "$ROOT/tests/posix/handles.py" open "$MNT" "${handles[0]}"
+}
+# What SEMANTICS.md says of calls that other filesystems have.
+calls_are_as_stated() {
+  python3 - "$MNT" <<'P'
+import ctypes, errno, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+one, two = (f"{sys.argv[1]}/{name}".encode() for name in ("call-one", "call-two"))
+def rename(flag):
+    return 0 if libc.renameat2(-100, one, -100, two, flag) == 0 else ctypes.get_errno()
+for path in one, two:
+    with open(path, "wb") as file:
+        file.write(path)
+assert rename(1) == errno.EEXIST, "RENAME_NOREPLACE"
+assert rename(2) == 0 and open(one, "rb").read() == two and open(two, "rb").read() == one, "RENAME_EXCHANGE"
+assert rename(4) == errno.EINVAL, "RENAME_WHITEOUT"
+try:
+    os.open(sys.argv[1], os.O_TMPFILE | os.O_RDWR)
+except OSError as error:
+    assert error.errno == errno.EOPNOTSUPP, f"O_TMPFILE: {error}"
+else:
+    raise AssertionError("O_TMPFILE")
+P
+}
+
 # --- a directory of many names ------------------------------------------------------------------------------------
 
 # many_names STEP: every step checks what it did, and prints its rate.
@@ -173,6 +228,9 @@ hung_read() {
 machine one
 mount_at "$URL" "$MNT" --init --no-encryption || die "cannot mount"
 case_of "a file of 16 TiB with holes is written, snapshotted and read on another machine" huge_file
+case_of "nothing is sought before the beginning of a file" before_the_beginning
+case_of "handles of files lead to them after a rename and another mount" handles_survive
+case_of "RENAME_NOREPLACE and RENAME_EXCHANGE work, RENAME_WHITEOUT and O_TMPFILE are refused" calls_are_as_stated
 case_of "$NAMES names in one directory are made, listed and found" many_are_made
 case_of "they are there on another machine, and in a snapshot whatever happens to the live ones" many_are_kept
 case_of "deleting while listing empties the directory" many_are_removed

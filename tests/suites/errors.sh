@@ -65,6 +65,46 @@ secrets_stay_out_of_logs() {
   AWS_SECRET_ACCESS_KEY=not-the-right-secret exits 1 bkfs -v snapshots "s3://$BKFS_TEST_BUCKET/x"
   says_not 'not-the-right-secret'
 }
+# Another repository in the place of a known one, with and without encryption: refused before anything asks for the password.
+another_in_its_place() {
+  local here=$SUITE_TMP/swapped asked=$SUITE_TMP/asked
+  local ask=(--password-command "touch '$asked'; echo 'correct horse'")
+  exits 0 bkfs init --password-file "$SUITE_TMP/right" "$here"
+  exits 0 bkfs snapshots "$here" --password-file "$SUITE_TMP/right"
+  for how in "--no-encryption" "--password-file=$SUITE_TMP/right"; do
+    rm -rf "$here.other"
+    exits 0 bkfs init "$how" "$here.other"
+    mv "$here" "$here.kept"
+    mv "$here.other" "$here"
+    for command in snapshots check "key list" gc; do
+      # shellcheck disable=SC2086
+      refused 13 bkfs $command "$here" "${ask[@]}" -- 'another one was put in its place' 'accept-replaced'
+    done
+    refused 13 try_mount "$here" "${ask[@]}" -- 'another one was put in its place'
+    [ ! -e "$asked" ] || wrong "the password was asked for"
+    rm -rf "$here"
+    mv "$here.kept" "$here"
+  done
+  exits 0 bkfs snapshots "$here" "${ask[@]}"
+  [ -e "$asked" ] || wrong "the password was not asked for"
+  # Meant: once, and not again.
+  exits 0 bkfs init --no-encryption "$here.other"
+  rm -rf "$here"
+  mv "$here.other" "$here"
+  exits 0 bkfs --accept-replaced snapshots "$here"
+  exits 0 bkfs snapshots "$here"
+}
+# The environment of a process is shown for as long as it lives, and inherited by what it starts.
+passwords_leave_the_environment() {
+  local daemon
+  BKFS_PASSWORD='correct horse' exits 0 bkfs mount "$SEALED" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache"
+  daemon=$(daemon_of "$MNT")
+  ! grep -aF 'correct horse' "/proc/$daemon/environ" || wrong "the daemon's environment shows the password"
+  [ "$(awk '/^VmLck/ {print $2}' "/proc/$daemon/status")" -gt 0 ] || wrong "no key is locked in memory"
+  BKFS_PASSWORD='correct horse' exits 0 bkfs run "$MNT" -- sh -c 'echo "a tool sees ${BKFS_PASSWORD-no password}"'
+  says 'a tool sees no password'
+  exits 0 bkfs umount "$MNT"
+}
 init_twice() { refused 1 bkfs init --no-encryption "$PLAIN" -- 'exist|already'; }
 no_repository_in_directory() {
   mkdir -p "$SUITE_TMP/empty"
@@ -78,7 +118,9 @@ newer_format() {
   cp -a "$PLAIN" "$SUITE_TMP/newer"
   # Magic first, then the version as a little-endian number (FORMAT.md); every object carries it.
   find "$SUITE_TMP/newer" -type f | while read -r object; do newer_version "$object"; done
-  refused 1 try_mount "$SUITE_TMP/newer" -- 'format version' 'a newer bkfs can read it'
+  # Whether a newer bkfs wrote it is for the tag of the header to say: flipped bits say nothing of formats.
+  refused 13 try_mount "$SUITE_TMP/newer" -- 'config' 'damaged' 'does not verify'
+  says_not 'newer bkfs'
 }
 version_told() {
   exits 0 bkfs --version
@@ -98,6 +140,31 @@ unreachable() {
   began=$SECONDS
   AWS_ENDPOINT_URL=http://127.0.0.1:$port refused 1 try_mount "s3://$BKFS_TEST_BUCKET/repo" -o timeout=10 -- 'reach|connect|refused' "127.0.0.1:$port|$BKFS_TEST_BUCKET"
   [ $((SECONDS - began)) -lt 60 ] || wrong "took $((SECONDS - began)) s with timeout=10"
+}
+# no_server ENDPOINT CAUSE COMMAND…: ends within ten seconds and says the cause, however long it may wait for a store that it has met.
+no_server() {
+  local endpoint=$1 cause=$2 began=$SECONDS
+  shift 2
+  AWS_ENDPOINT_URL=$endpoint refused 1 "$@" -- "$cause" "${endpoint#*://}" '--wait'
+  [ $((SECONDS - began)) -le 10 ] || wrong "took $((SECONDS - began)) s"
+}
+never_reached() {
+  local port url=s3://$BKFS_TEST_BUCKET/repo
+  port=$(free_port)
+  no_server "http://127.0.0.1:$port" refused try_mount "$url"
+  no_server "http://127.0.0.1:$port" refused bkfs init --no-encryption "$url"
+  no_server "http://127.0.0.1:$port" refused bkfs check "$url"
+  no_server http://name.invalid:9000 'name|lookup|resolve' try_mount "$url"
+  no_server "https://${BKFS_TEST_S3_MINIO#http://}" 'does not answer|prove' try_mount "$url"
+}
+# On a terminal it says within five seconds what it waits for, and with --wait it waits on.
+waits_when_told() {
+  local port status=0
+  port=$(free_port)
+  AWS_ENDPOINT_URL=http://127.0.0.1:$port timeout 9 script -qec "'$BKFS_BIN' --wait snapshots s3://$BKFS_TEST_BUCKET/repo" /dev/null >"$SUITE_TMP/output" 2>&1 </dev/null || status=$?
+  cat "$SUITE_TMP/output"
+  [ $status = 124 ] || wrong "it ended with $status instead of waiting"
+  says 'waiting for the store' 'refused' "127.0.0.1:$port"
 }
 
 # --- mount points and options -------------------------------------------------------------------------------------
@@ -332,14 +399,18 @@ clear_case "a wrong password" wrong_password
 clear_case "no password, and nobody to ask" no_password
 clear_case "a password file that others can read" open_password_file
 clear_case "secrets stay out of the logs" secrets_stay_out_of_logs
+clear_case "another repository in the place of a known one" another_in_its_place
+clear_case "passwords leave the environment, and keys stay out of swap" passwords_leave_the_environment
 clear_case "init of what is there already" init_twice
 clear_case "no repository in a directory" no_repository_in_directory
-clear_case "a repository of a newer format" newer_format
+clear_case "a repository whose headers state another format, and do not verify" newer_format
 clear_case "the version tells the format that it writes" version_told
 clear_case "a bucket that is absent" bucket_absent
 clear_case "a bucket that is not a repository" not_a_repository
 clear_case "no permission for the bucket" no_permission
 clear_case "a store that cannot be reached" unreachable
+clear_case "a server that was never reached" never_reached
+clear_case "a server that is waited for" waits_when_told
 clear_case "a mount point that is absent" mount_point_absent
 clear_case "a mount point that is not empty" mount_point_not_empty
 clear_case "a mount point that is taken" mount_point_taken

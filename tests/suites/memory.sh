@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# about: a daemon under a memory limit of 768 MiB, beside a writer that dirties pages in the same limit: no stall, no kill
+# about: a daemon under a memory limit of 768 MiB, beside a writer that dirties pages in the same limit: no stall, no kill; what hostile writers make a daemon hold
 # needs: program
 # limit: 240 600
 . "$(dirname "$0")/../lib/common.sh"
@@ -85,8 +85,26 @@ limited() {
   sha256sum "$SUITE_TMP/restored"/[0-3] | cut -d' ' -f1 | diff - "$SUITE_TMP/sums"
 }
 
+# Anonymous memory of a daemon with memory=128M, in MiB: what it is told, and what program and allocator take beside.
+ANONYMOUS_MAX=256
+
+# Each kind of writer on a mount of its own, with the most that the daemon held meanwhile.
+hostile() {
+  local kind=$1 at
+  exits 0 bkfs mount "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M"
+  at=$(now_ms)
+  python3 "$ROOT/tests/lib/hostile_writer.py" "$kind" "$MNT" "$(daemon_of "$MNT")" "$ANONYMOUS_MAX"
+  row "$kind" "$(seconds_since "$at") s" "$(cat "$MNT/.peak") MiB"
+  rm -rf "${MNT:?}"/* "$MNT/.peak"
+  exits 0 bkfs umount "$MNT"
+}
+
 machine one
 init_local "$URL" || die "cannot make a repository"
+for kind in scattered pinned tiny renamed seeking; do
+  case_of "memory=128M: $kind" hostile "$kind"
+done
+print_table
 make_group
 case_of "$SECONDS_LONG s of writing under a limit of 768 MiB" limited
 exit 0

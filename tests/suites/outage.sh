@@ -207,6 +207,56 @@ told_to_end() {
   [ "$(cat "$MNT/ended/small")" = 'the end' ] || wrong "small: $(cat "$MNT/ended/small")"
   drained
 }
+# With a process in fsync, and a store that does not answer for longer than drain=.
+told_to_end_in_fsync() {
+  local pid began waiting status=0
+  machine one
+  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,spool_size=1G,drain=3" 2>"$SUITE_TMP/daemon" &
+  pid=$!
+  remember_pid $pid
+  wait_for 30 is_mounted "$MNT"
+  mkdir "$MNT/fsync"
+  sync "$MNT/fsync"
+  store_is_gone
+  printf 'closed last' >"$MNT/fsync/closed"
+  dd if=/dev/zero of="$MNT/fsync/synced" bs=4k count=1 conv=fsync status=none 2>"$SUITE_TMP/dd" &
+  waiting=$!
+  sleep 1
+  began=$(now_ms)
+  kill -TERM "$(daemon_of "$MNT")"
+  gone $pid 13 || wrong "the daemon does not end"
+  row "told to end with a process in fsync, drain=3" "$(seconds_since "$began") s"
+  wait $pid || status=$?
+  [ $status = 1 ] || wrong "it ends with $status"
+  wait $waiting && wrong "fsync returned 0"
+  store_is_back
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M
+  [ "$(cat "$MNT/fsync/closed")" = 'closed last' ] || wrong "what was closed is lost"
+  drained
+}
+ended_by_name() {
+  local session
+  machine one
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=1G,fsync=local
+  mkdir "$MNT/by-name"
+  sync "$MNT/by-name"
+  noise "$SUITE_TMP/file" 4
+  store_is_gone
+  printf 'only here' | dd of="$MNT/by-name/file" conv=fsync status=none
+  dd if="$SUITE_TMP/file" of="$MNT/by-name/large" bs=1M conv=fsync status=none
+  [ "$(metric spool_waiting_bytes)" -gt 0 ] || wrong "the spool was empty: this proves nothing"
+  kill -KILL "$(daemon_of "$MNT")"
+  umount -i -l "$MNT"
+  store_is_back
+  session=$(bkfs session list "$URL" --json | python3 -c 'import json, sys; print(json.loads(sys.stdin.readline())["session"])')
+  exits 0 bkfs session end "$URL" "$session"
+  [ -z "$(spools)" ] || wrong "$(spools) stays"
+  machine two
+  exits 0 mount_at "$URL" "$MNT" -o ro
+  [ "$(cat "$MNT/by-name/file")" = 'only here' ] || wrong "what fsync=local acknowledged is lost"
+  cmp "$SUITE_TMP/file" "$MNT/by-name/large"
+  exits 0 bkfs umount "$MNT"
+}
 not_on_the_mount() {
   machine one
   cp "$MACHINE/run" "$MACHINE/run.kept"
@@ -217,7 +267,58 @@ not_on_the_mount() {
   mv "$MACHINE/run.kept" "$MACHINE/run"
 }
 
+# --- what is said of a store that does not do its part, and how long it is borne ---------------------------------------
+
+# told SECONDS EXPRESSION: within that time .bkfs/status says so of the store.
+store_says() {
+  python3 - "$MNT/.bkfs/status" "$1" <<'P' 2>/dev/null
+import json, sys
+status = json.load(open(sys.argv[1]))
+assert eval(sys.argv[2], {"status": status, "store": status["store"]})
+P
+}
+# trouble CAUSE RULES: all of PUT fail like this for 8 s under a mount that bears 30 s. It is said within 5 s, and costs time only.
+trouble() {
+  local cause=$1 rules=$2 pid status=0
+  machine one
+  AWS_ENDPOINT_URL=$FAULTY bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,timeout=30,spool_size=0" 2>"$SUITE_TMP/daemon" &
+  pid=$!
+  remember_pid $pid
+  wait_for 30 is_mounted "$MNT"
+  store_says 'store["answers"] and status["health"] == "healthy"' || wrong "not healthy: $(cat "$MNT/.bkfs/status")"
+  noise "$SUITE_TMP/file" 3
+  faults "$rules"
+  (cp "$SUITE_TMP/file" "$MNT/$cause" && bkfs snapshot "$MNT" "trouble-$cause") >"$SUITE_TMP/writer" 2>&1 &
+  local writer=$!
+  wait_for 6 store_says "store.get('cause') == '$cause' and status['health'] == 'waiting' and 0 < store['fails_in_seconds'] < 30 and store['error']" || wrong "not said: $(cat "$MNT/.bkfs/status")"
+  exits 0 bkfs status "$MNT"
+  says 'health +waiting' "store +has not done its part since .*: $cause" 'waiting .*fails in'
+  grep -q 'bkfs_store_outage_seconds [1-9]' "$MNT/.bkfs/metrics" || wrong "metrics do not say it"
+  wait_for 3 grep -q "has not done its part .*($cause)" "$SUITE_TMP/daemon" || wrong "the log does not say it: $(cat "$SUITE_TMP/daemon")"
+  kill -0 $writer || wrong "it does not wait: $(cat "$SUITE_TMP/writer")"
+  sleep 3
+  faults '{}'
+  wait $writer || status=$?
+  [ $status = 0 ] || wrong "the writer failed: $(cat "$SUITE_TMP/writer")"
+  wait_for 15 store_says 'store["answers"]' || wrong "it is over, and not said"
+  wait_for 15 grep -q 'well again' "$SUITE_TMP/daemon" || wrong "the log does not say that it is over: $(cat "$SUITE_TMP/daemon")"
+  exits 0 bkfs umount "$MNT"
+  gone $pid 20 || wrong "the daemon does not end"
+  exits 0 bkfs restore "$URL" "trouble-$cause:/$cause" "$SUITE_TMP/restored"
+  cmp "$SUITE_TMP/file" "$SUITE_TMP/restored"
+  rm -r "$SUITE_TMP/restored"
+}
+full_bucket() { trouble full '{"fail_percent": 100, "status": 507, "only": {"method": "PUT"}}'; }
+lost_bucket() { trouble no-bucket '{"fail_percent": 100, "status": 404, "only": {"method": "PUT"}}'; }
+refused_connections() { trouble unreachable '{"refuse": true}'; }
+silence() { trouble silence '{"hang": true}'; }
+
+start_faulty "$BKFS_TEST_S3_MINIO"
 case_of "an outage that the spool absorbs is invisible" outage_is_invisible
+case_of "a full bucket costs time only, and is told within seconds" full_bucket
+case_of "a bucket that is not there for a while costs time only, and is told" lost_bucket
+case_of "connections that break cost time only, and are told" refused_connections
+case_of "silence costs time only, and is told" silence
 case_of "a full spool slows writers and fails nothing" full_spool_slows
 case_of "a full disk under the spool slows writers and fails nothing" full_disk_slows
 case_of "a daemon killed with a full spool" killed_with_a_spool
@@ -225,6 +326,8 @@ case_of "fsync=local survives the daemon, in an outage" local_fsync_survives
 case_of "fsync=local arrives in the bucket by itself" local_fsync_arrives
 case_of "close is content with the spool, and what it kept is replayed" close_is_content_with_the_spool
 case_of "a mount that is told to end while the store is away leaves the rest in the spool" told_to_end
+case_of "a mount that is told to end with a process in fsync ends in time" told_to_end_in_fsync
+case_of "a session that is ended by name brings what this machine's spool holds" ended_by_name
 case_of "a spool is never on its own mount" not_on_the_mount
 print_table
 exit 0

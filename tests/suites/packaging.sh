@@ -65,6 +65,15 @@ fstab_line() {
   exits 0 tool mount -a -t bkfs
   fails_with 'Read-only file system' touch "$MNT/file"
   exits 0 tool umount "$MNT"
+  # mount(8) passes neither suid nor dev to its helpers.
+  sed "s|^$URL .*|$URL $MNT bkfs noauto,allow_suid,allow_dev,$options 0 0|" /etc/fstab >"$SUITE_TMP/fstab.new"
+  cat "$SUITE_TMP/fstab.new" >/etc/fstab
+  exits 0 tool mount "$MNT"
+  ! findmnt -n -o OPTIONS "$MNT" | grep -Eq 'nosuid|nodev' || wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
+  exits 0 tool umount "$MNT"
+  exits 0 tool mount "$MNT" -o nosuid
+  findmnt -n -o OPTIONS "$MNT" | grep -q nosuid || wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
+  exits 0 tool umount "$MNT"
 }
 # There is no systemd to start it here; what can be seen without one is that it would be taken, and that its commands work.
 unit_is_sound() {
@@ -79,6 +88,15 @@ unit_is_sound() {
   line=$(sed -n 's/^ExecStop=//p' "$unit")
   exits 0 tool sh -c "$line"
   in_bucket by-unit unit || wrong "not in the bucket"
+}
+# What a service may do is bounded, by systemd's own measure, without an option that gives it a mount namespace of its
+# own: the mount would be visible in there only.
+unit_is_confined() {
+  local unit=/usr/local/lib/systemd/system/bkfs@.service
+  local private='(Private(Tmp|Devices|Mounts|IPC)|Protect(System|Home|KernelTunables|KernelModules|KernelLogs|ControlGroups|Proc)|ProcSubset|Root(Directory|Image)|(ReadWrite|ReadOnly|Inaccessible|Exec|NoExec|Bind|BindReadOnly)Paths|TemporaryFileSystem|MountImages|ExtensionImages|ExtensionDirectories|MountAPIVFS|LogNamespace|DynamicUser)='
+  cp "$unit" "$SUITE_TMP/bkfs@test.service"
+  exits 0 systemd-analyze security --offline=true --threshold=45 "$SUITE_TMP/bkfs@test.service"
+  ! grep -E "^$private" "$unit" || wrong "the mount would be invisible"
 }
 says_why() {
   exits_not_0 tool mount -t bkfs "$SUITE_TMP/absent" "$MNT" -o "$options"
@@ -111,13 +129,74 @@ lazy_unmount_drains_behind() {
   in_bucket "$name" lazily || wrong "the daemon did not drain behind it"
 }
 
+# told_to_end SECONDS: the daemon, told to end, has ended by then, and nothing of it is mounted at $MNT.
+told_to_end() {
+  kill -TERM "$DAEMON"
+  gone "$DAEMON" "$1" || wrong "the daemon does not end"
+}
+# mounted_with OPTIONS: mounts with these, and writes a file that shall be in the bucket at the end.
+mounted_with() {
+  exits 0 tool mount -t bkfs "$URL" "$MNT" -o "$options,$1"
+  DAEMON=$(daemon_of "$MNT")
+  echo "$2" >"$MNT/$2"
+}
+signal_with_an_open_file() {
+  mounted_with drain=2 by-open-file
+  exec 7>"$MNT/open-file"
+  told_to_end 12
+  exec 7>&- || true
+  not_mounted "$MNT"
+  in_bucket by-open-file by-open-file || wrong "what was closed is lost"
+}
+signal_beneath_another_mount() {
+  mounted_with drain=2 by-cover
+  mount -t tmpfs foreign "$MNT"
+  told_to_end 12
+  [ "$(findmnt -n -o SOURCE "$MNT" | tail -n 1)" = foreign ] || wrong "the foreign mount is gone"
+  umount "$MNT"
+  umount -i -l "$MNT"
+  in_bucket by-cover by-cover || wrong "what was closed is lost"
+}
+signal_with_copies_elsewhere() {
+  local bound=$SUITE_TMP/bound other
+  mkdir -p "$bound"
+  mounted_with drain=2 by-copies
+  mount --bind "$MNT" "$bound"
+  unshare --mount --propagation private sleep 60 &
+  other=$!
+  remember_pid $other
+  sleep 0.5
+  told_to_end 12
+  not_mounted "$MNT"
+  is_mounted "$bound" || wrong "the bind mount was unmounted"
+  umount -i -l "$bound"
+  stop_pid $other
+  in_bucket by-copies by-copies || wrong "what was closed is lost"
+}
+third_signal_ends_at_once() {
+  local began=$SECONDS
+  mounted_with drain=600 by-third
+  exec 7>"$MNT/open-file"
+  for _ in 1 2; do kill -TERM "$DAEMON"; sleep 0.7; done
+  not_mounted "$MNT" || wrong "the second signal does not detach the mount"
+  kill -0 "$DAEMON" || wrong "it ended with a file open"
+  told_to_end 10
+  exec 7>&- || true
+  echo "three signals took $((SECONDS - began)) s"
+}
+
 case_of "the install target brings program and helpers" installs || exit 1
 case_of "mount -t bkfs" mounts_by_type
 case_of "umount(8) returns when everything is in the bucket" umount_drains
-case_of "an fstab line, by mount point and by -a, noauto and ro" fstab_line
+case_of "an fstab line, by mount point and by -a, noauto, ro and allow_suid" fstab_line
 case_of "the unit for systemd is sound" unit_is_sound
+case_of "the unit for systemd is confined" unit_is_confined
 case_of "mount(8) shows why the daemon did not start" says_why
 case_of "umount -l returns at once and the daemon drains" lazy_unmount_drains_behind "umount -l"
 case_of "umount -i returns at once and the daemon drains" lazy_unmount_drains_behind "umount -i"
 case_of "fusermount3 -u returns at once and the daemon drains" lazy_unmount_drains_behind "fusermount3 -u"
+case_of "a signal ends a mount with an open file, by drain= and a little" signal_with_an_open_file
+case_of "a signal leaves what is mounted over the mount" signal_beneath_another_mount
+case_of "a signal unmounts neither bind mounts nor copies in other namespaces" signal_with_copies_elsewhere
+case_of "the second signal detaches, and the third ends at once" third_signal_ends_at_once
 exit 0

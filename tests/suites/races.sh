@@ -17,6 +17,25 @@ race() {
   mkdir "$MNT/$1"
   python3 "$ROOT/tests/posix/races.py" "$1" "$MNT/$1" "${@:2}"
 }
+# The kernel writes a mapping's pages to where they are, whatever the handle would do with a write.
+mapped_append() {
+  head -c 8192 /dev/zero | tr '\0' x >"$MNT/mapped-append"
+  python3 - "$MNT/mapped-append" <<'P'
+import mmap, os, sys
+file = os.open(sys.argv[1], os.O_RDWR | os.O_APPEND)
+mapping = mmap.mmap(file, 8192)
+mapping[:4] = b"here"
+mapping.flush()
+os.write(file, b"end")
+mapping[4096:4100] = b"also"
+mapping.flush()
+os.fsync(file)
+P
+  [ "$(stat -c %s "$MNT/mapped-append")" = 8195 ] || wrong "$(stat -c %s "$MNT/mapped-append") bytes"
+  exits 0 bkfs snapshot "$MNT" mapped-append
+  [ "$(sed 's/xx*/./g' "$MNT/.snapshots/mapped-append/mapped-append")" = here.also.end ] || wrong "pages went elsewhere"
+}
+direct_mix() { mkdir "$MNT/direct" && python3 "$ROOT/tests/posix/direct_mix.py" "$MNT/direct" $((40 * TIMES)); }
 locks() { mkdir "$MNT/locks" && python3 "$ROOT/tests/posix/locks.py" "$MNT/locks" $((500 * TIMES)); }
 
 # Everything at once, with snapshots of all of it.
@@ -51,6 +70,8 @@ case_of "appends by several processes do not interleave" race appends $((60 * TI
 case_of "listings under changes show every stable name exactly once" race listing $((1500 * TIMES))
 case_of "telldir and seekdir lead back" race seeking
 case_of "flock, POSIX and OFD locks exclude, and end with their holders" locks
+case_of "pages of a mapping through an appending descriptor stay where they are" mapped_append
+case_of "asynchronous direct writes are seen by buffered readers and mappings" direct_mix
 case_of "all of it at once, with snapshots in the middle" snapshots_amid
 case_of "each snapshot is a moment that there was, here and on another machine" moments_are_true
 exit 0

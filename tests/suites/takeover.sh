@@ -115,6 +115,7 @@ theirs_now() {
   [ ! -e "$B/alone-$1/large" ] || wrong "the taker has what was in the spool alone"
   printf 'theirs' | synced "$B/alone-$1/rewritten"
   rm -r "${B:?}/alone-$1/kept"
+  exits 0 on b bkfs snapshot "$B" "theirs-$1"
   exits 0 on b bkfs umount "$B"
 }
 # recovered NUMBER EARLY: the next mount of machine a makes a snapshot of it, and says so.
@@ -129,6 +130,12 @@ recovered() {
   grep -q "recovered .*$name" <<<"$shown" || wrong "the status does not tell of $name: $shown"
   exits 0 on a bkfs umount "$A"
   [ -z "$(spools)" ] || wrong "$(spools) stays"
+  shown=$(on "d-$1" bkfs dump "$URL" "latest:/alone-$1/rewritten")
+  [ "$shown" = theirs ] || wrong "the latest snapshot is not the taker's: $shown"
+  shown=$(on "d-$1" bkfs snapshots "$URL")
+  grep -q "$name (recovered)" <<<"$shown" || wrong "it is not listed as recovered: $shown"
+  shown=$(on "d-$1" bkfs forget -n --keep-last=1 "$URL")
+  grep -qE "$name .* keep +recovered" <<<"$shown" && grep -qE "theirs-$1 .* keep +newest" <<<"$shown" || wrong "the rules count it: $shown"
   exits 0 on "d-$1" bkfs restore "$URL" "$name:/alone-$1" "$SUITE_TMP/restored"
   cmp "$SUITE_TMP/alone" "$SUITE_TMP/restored/large"
   [ "$(cat "$SUITE_TMP/restored/rewritten")" = 'after!' ] || wrong "rewritten: $(cat "$SUITE_TMP/restored/rewritten")"

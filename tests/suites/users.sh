@@ -30,6 +30,8 @@ user_mount() { exits 0 user_bkfs mount "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs
 
 a_users_own() {
   exits 0 user_bkfs mount "$URL" "$MNT" --init --no-encryption -o "cache_dir=$MACHINE/bkfs-cache"
+  # Root's are the files of a process that dumps no core, and that its user's other processes cannot trace.
+  [ "$(stat -c %u "/proc/$(daemon_of "$MNT")/environ")" = 0 ] || wrong "the daemon can be dumped"
   findmnt -n -o OPTIONS "$MNT" | grep -q nosuid || wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
   as_user cp -r "$ROOT/src/volume" "$MNT/volume"
   as_user sh -c "umask 077; echo private >'$MNT/private'; mkdir '$MNT/directory'; ln -s private '$MNT/link'; chmod 751 '$MNT/directory'"
@@ -84,6 +86,21 @@ roots_mount() {
   mount_at "$URL" "$MNT" --init --no-encryption -o allow_other && chmod 755 "$MNT"
 }
 set_id_bits() { mkdir "$MNT/set-id" && python3 "$ROOT/tests/posix/set_id.py" "$MNT/set-id" "$USER_ID" "$GROUP_ID"; }
+# The kernel decides by the mode that it remembers.
+set_id_programs() {
+  local options
+  exits 0 bkfs umount "$MNT"
+  for options in suid,dev allow_suid,allow_dev; do
+    exits 0 mount_at "$URL" "$MNT" -o "$options,allow_other"
+    ! findmnt -n -o OPTIONS "$MNT" | grep -Eq 'nosuid|nodev' || wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
+    mkdir -p "$MNT/programs"
+    sh "$ROOT/tests/posix/set_id_run.sh" "$MNT/programs" "$USER_ID" "$SHARED_GROUP"
+    python3 "$ROOT/tests/posix/set_id.py" "$MNT/programs" "$USER_ID" "$GROUP_ID"
+    rm -r "$MNT/programs"
+    exits 0 bkfs umount "$MNT"
+  done
+  exits 0 mount_at "$URL" "$MNT" -o allow_other
+}
 sticky() {
   mkdir -m 1777 "$MNT/sticky"
   as_user touch "$MNT/sticky/users" "$MNT/sticky/moved"
@@ -134,6 +151,7 @@ case_of "others are kept out of it, root included" others_are_kept_out
 case_of "with allow_other they are let in, if the administrator allows it, and permissions are enforced" others_are_let_in
 roots_mount || die "root cannot mount"
 case_of "set-id bits are cleared by whatever changes a file" set_id_bits
+case_of "on a mount with suid a changed program runs without its bits at once" set_id_programs
 case_of "sticky directories" sticky
 case_of "supplementary groups and set-group-id directories" groups
 case_of "owners, groups and modes are the same on another machine and in a snapshot, and as binding" kept_elsewhere

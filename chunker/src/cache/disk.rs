@@ -6,7 +6,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -147,6 +147,7 @@ impl DiskCache {
                 self.evict();
             }
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => self.shrink(&error),
+            Err(error) if is_passing(&error) => tracing::debug!(%error, "not kept in the cache"),
             Err(error) => self.trouble(&error, &self.writes_off),
         }
     }
@@ -171,8 +172,11 @@ impl DiskCache {
                 .open(self.path(name))
             {
                 Ok(file) => self.keep_open(name, file),
-                Err(_) => {
-                    self.state.lock().forget(name);
+                Err(error) => {
+                    // One that cannot be opened now (too many are open, say) still takes its room.
+                    if error.kind() == io::ErrorKind::NotFound {
+                        self.state.lock().forget(name);
+                    }
                     return None;
                 }
             },
@@ -287,6 +291,11 @@ impl State {
     }
 }
 
+/// Whether an error says nothing of the disk: this process, or the system, has too many files open.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
 /// Makes the file say that it was of use now, so that the next process knows it, too. If that fails, it does not.
 fn touch(file: &File) {
     // To the nanosecond: the kernel's own "now" is a tick old, in which many files may have been written.
@@ -298,9 +307,15 @@ fn touch(file: &File) {
     let _ = rustix::fs::futimens(file, &times);
 }
 
-/// Makes a directory and those above it, for nobody else to look into.
+/// Makes a directory and those above it with mode 0700. One that is there, is this user's and lets others in is closed to them.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path)
+    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    let found = fs::symlink_metadata(path)?;
+    let is_ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+    if is_ours && found.mode() & 0o077 != 0 {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -359,6 +374,25 @@ mod tests {
         cache.write(name(1), &[(0, Bytes::from_static(b"bytes"))]);
         assert!(cache.writes_off.load(Ordering::Relaxed));
         assert_eq!(cache.read(name(1), 0, 5), None);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_now_is_not_forgotten() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let cache = DiskCache::open(directory.path(), 1 << 20).expect("opens");
+        let body = Bytes::from_static(b"bytes that were kept");
+        cache.write(name(1), &[(0, body.clone())]);
+        let cache = DiskCache::open(directory.path(), 1 << 20).expect("opens again");
+        let (used, path) = (cache.used(), cache.path(name(1)));
+        let aside = path.with_extension("aside");
+        fs::rename(&path, &aside).expect("renames");
+        // It names itself: opening fails, and not because there is nothing.
+        std::os::unix::fs::symlink(&path, &path).expect("links");
+        assert_eq!(cache.read(name(1), 0, body.len()), None);
+        fs::rename(&aside, &path).expect("renames back");
+        assert_eq!(cache.read(name(1), 0, body.len()), Some(body));
+        assert_eq!(cache.used(), used);
+        assert!(is_passing(&io::Error::from_raw_os_error(libc::EMFILE)));
     }
 
     #[test]

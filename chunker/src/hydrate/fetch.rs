@@ -37,6 +37,12 @@ fn place(location: &Location) -> Place {
     (location.pack, location.offset / PLACE_BYTES)
 }
 
+/// How often a frame is asked for whose fetch is abandoned again and again.
+const ASKED_MAX: u32 = 3;
+
+/// A fetch ended without an answer: a mistake in this program.
+const ABANDONED: DepotError = DepotError::Internal("a fetch was abandoned");
+
 /// A frame somebody has to bring.
 struct Errand {
     location: Location,
@@ -51,9 +57,27 @@ struct Trip {
 }
 
 impl Reader {
-    /// Brings frames: one answer for each that is asked for.
+    /// Brings frames: one answer for each that is asked for. Dropped, it leaves the fetches that it
+    /// began under way, for others who wait for them.
     pub(super) async fn frames(self: &Arc<Self>, sources: Vec<Source>) -> Answers {
         let mut answers = Answers::new();
+        let mut wanted = sources;
+        for _ in 0..ASKED_MAX {
+            wanted = self.ask(wanted, &mut answers).await;
+            if wanted.is_empty() {
+                break;
+            }
+        }
+        for source in wanted {
+            let (key, _) = source.place();
+            answers.insert(key, Err(ABANDONED));
+        }
+        answers
+    }
+
+    /// Asks once for frames. Returns those whose fetch, which somebody else had begun, was
+    /// abandoned.
+    async fn ask(self: &Arc<Self>, sources: Vec<Source>, answers: &mut Answers) -> Vec<Source> {
         // In order, so that a simulation repeats itself.
         let mut tickets = BTreeMap::new();
         let mut trips: BTreeMap<PackName, (Box<Candidate>, Vec<Errand>)> = BTreeMap::new();
@@ -68,8 +92,11 @@ impl Reader {
                 continue;
             }
             let (ticket, duty) = self.flights.board(key);
-            tickets.insert(key, ticket);
-            let Some(duty) = duty else { continue };
+            let Some(duty) = duty else {
+                tickets.insert(key, (ticket, Some(source)));
+                continue;
+            };
+            tickets.insert(key, (ticket, None));
             match source {
                 Source::Sealed(sealed, _) => self.open_here(sealed, duty),
                 Source::Bucket(candidate) => {
@@ -85,11 +112,27 @@ impl Reader {
             let reader = Arc::clone(self);
             tokio::spawn(async move { reader.travel(*candidate, errands).await });
         }
-        for (key, ticket) in tickets {
-            let abandoned = Err(DepotError::Internal("a fetch was abandoned"));
-            answers.insert(key, ticket.wait().await.unwrap_or(abandoned));
+        let mut again = Vec::new();
+        for (key, (ticket, source)) in tickets {
+            match (ticket.wait().await, source) {
+                (Some(answer), _) => {
+                    answers.insert(key, answer);
+                }
+                (None, Some(source)) => again.push(source),
+                (None, None) => {
+                    answers.insert(key, Err(ABANDONED));
+                }
+            }
         }
-        answers
+        again
+    }
+
+    /// Begins a fetch of the frame that holds a blob, and abandons it when the answer is dropped.
+    #[cfg(test)]
+    pub(crate) fn begin_in_vain(&self, id: &crate::id::Id) -> impl Sized + use<> {
+        let found = self.catalog.locate(id);
+        let location = found.first().expect("the blob is stored").location;
+        self.flights.board(location.key()).1
     }
 
     fn land(&self, key: FrameKey, duty: Duty<FrameAnswer>, answer: FrameAnswer) {

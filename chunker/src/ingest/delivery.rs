@@ -54,7 +54,7 @@ pub struct Delivered {
     pub relied_on: Vec<PackName>,
 }
 
-/// See [`Ingest::deliver`](super::Ingest::deliver).
+/// See [`Ingest::deliver`](super::Ingest::deliver). Dropped, it leaves everything on its way, as it found it.
 pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, DepotError> {
     let frontier = session.cut(&[Class::DataPack, Class::MetadataPack]);
     let sent = async {
@@ -62,10 +62,10 @@ pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, DepotEr
         session.acknowledged(Class::MetadataPack, frontier).await
     };
     session.shared.link.progress.watch(sent).await??;
-    Ok(delivered(session, Vec::new()))
+    Ok(delivered(session, frontier, Vec::new()))
 }
 
-/// See [`Ingest::keep`](super::Ingest::keep).
+/// See [`Ingest::keep`](super::Ingest::keep). Dropped, it leaves what it demanded on its way to the spool.
 pub(super) async fn keep(session: &Arc<Session>) -> Result<Delivered, DepotError> {
     let Some(overflow) = &session.overflow else {
         return deliver(session).await;
@@ -74,13 +74,16 @@ pub(super) async fn keep(session: &Arc<Session>) -> Result<Delivered, DepotError
     overflow.demand(frontier);
     let progress = &session.shared.link.progress;
     progress.watch(session.kept(frontier)).await??;
-    Ok(delivered(session, overflow.kept()))
+    Ok(delivered(session, frontier, overflow.kept(frontier)))
 }
 
-/// What uncommitted references may name: packs in the bucket, and `kept` ones.
-fn delivered(session: &Arc<Session>, kept: Vec<NamedPack>) -> Delivered {
+/// What uncommitted references may name: packs in the bucket, and `kept` ones, all of them below `frontier`.
+///
+/// A pack above it may be there already while what it refers to is not, since packs finish in any order. Below it everything is there, and what is there refers to
+/// nothing above it: a blob is accepted after all that it refers to, and the frontier is drawn between two blobs in both classes at once.
+fn delivered(session: &Arc<Session>, frontier: u64, kept: Vec<NamedPack>) -> Delivered {
     let ledger = session.ledger();
-    let waiting = ledger.waiting(u64::MAX);
+    let waiting = ledger.waiting(frontier);
     let mut own: Vec<NamedPack> = waiting
         .iter()
         .map(|stored| NamedPack {

@@ -332,4 +332,10 @@ impl SentPack {
         let numbers = self.frames.iter().map(|frame| frame.number);
         numbers.min().unwrap_or(u64::MAX)
     }
+
+    /// One more than the highest number of its frames.
+    pub(super) fn end(&self) -> u64 {
+        let numbers = self.frames.iter().map(|frame| frame.number + 1);
+        numbers.max().unwrap_or(0)
+    }
 }

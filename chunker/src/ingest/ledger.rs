@@ -232,7 +232,7 @@ impl Ledger {
             parts: Vec::new(),
             ..pack
         });
-        let mut end = 0;
+        let end = sent.end();
         for (frame, entry) in sent.frames.iter().zip(pack.footer.frames()) {
             let location = Location {
                 pack: pack.name,
@@ -244,7 +244,6 @@ impl Ledger {
                 slot: 0,
             };
             *frame.state.lock() = FrameState::Stored(location, Arc::clone(&pack));
-            end = end.max(frame.number + 1);
         }
         self.acknowledged
             .insert(pack.name, StoredPack { pack, end });

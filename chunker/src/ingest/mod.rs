@@ -84,7 +84,8 @@ impl Ingest {
     /// budget allows. It can be read at once, and is in the bucket after the next [`Ingest::seal`].
     ///
     /// `run` begins at a segment boundary of `profile` (for page files: a multiple of 1 MiB of the file). With `end_of_data` all of it is taken; without,
-    /// the last incomplete segment is not, and `consumed` says how far it went.
+    /// the last incomplete segment is not, and `consumed` says how far it went. Dropped, it leaves
+    /// whole blobs on their way that nothing refers to, and the budget as it was.
     ///
     /// # Errors
     /// `Stalled` (call again), `Failed` (this session is lost), `Unreadable`.
@@ -99,7 +100,8 @@ impl Ingest {
         run::store(&self.session, profile, file_offset, run, end_of_data).await
     }
 
-    /// Stores one blob (a node, a segment, a commit record) unless it is there already.
+    /// Stores one blob (a node, a segment, a commit record) unless it is there already. Dropped, it
+    /// has stored it or not.
     ///
     /// # Errors
     /// As [`Ingest::store_run`]; `Invalid` for a blob larger than a frame.
@@ -194,7 +196,7 @@ impl Ingest {
         self.seal_since(self.mark(), current).await
     }
 
-    /// The same for a line drawn earlier.
+    /// The same for a line drawn earlier. Dropped, it leaves the packs to the next seal, and maybe an index object that no root names.
     ///
     /// # Errors
     /// As [`Ingest::seal`].
@@ -211,7 +213,7 @@ impl Ingest {
         delivery::deliver(&self.session).await
     }
 
-    /// Takes over the packs that a journal of an ended session names: from now on their blobs are found and read, and the next seal makes those live
+    /// Takes over the packs that a journal of an ended session names (dropped: none of them): from now on their blobs are found and read, and the next seal makes those live
     /// that no root lists yet. What its own packs refer to in others is for the caller to adopt: names alone prove nothing.
     ///
     /// # Errors
@@ -229,7 +231,8 @@ impl Ingest {
         delivery::keep(&self.session).await
     }
 
-    /// [`Ingest::deliver`], but [`Ingest::keep`] once the store has acknowledged nothing for `patience`. True if it is all in the bucket.
+    /// [`Ingest::deliver`], but [`Ingest::keep`] once the store has acknowledged nothing for `patience`. True if it is all in the bucket. What is given up on, here or by
+    /// dropping this, stays on its way.
     ///
     /// # Errors
     /// As [`Ingest::seal`].
@@ -250,6 +253,15 @@ impl Ingest {
     /// Waits until the store has acknowledged nothing for `patience`, from now on.
     pub async fn idle(&self, patience: Duration) {
         self.session.shared.link.progress.idle(patience).await;
+    }
+
+    /// Waits for `future`, which stores things, but gives up when the store takes nothing for the whole timeout. Work that sends nothing is waited for. Dropped with the
+    /// future: what was accepted goes on by itself.
+    ///
+    /// # Errors
+    /// `Stalled`.
+    pub async fn bound<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
+        self.session.shared.link.progress.bound(future).await
     }
 
     /// The spool, if there is one.
@@ -301,6 +313,11 @@ impl Ingest {
     /// Why the session is lost, once it is.
     pub fn failure(&self) -> Option<DepotError> {
         self.session.ledger().failure()
+    }
+
+    /// Tells why the session is lost, as soon as it is; nothing if it ends before. Holds nothing of it.
+    pub fn lost(&self) -> impl Future<Output = Option<DepotError>> + Send + use<> {
+        session::lost(&self.session)
     }
 
     /// Blobs that no committed index holds yet: each takes some memory, so a commit is due when they are many.

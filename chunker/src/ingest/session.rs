@@ -380,6 +380,20 @@ impl Session {
     }
 }
 
+/// See [`Ingest::lost`](super::Ingest::lost).
+pub(super) fn lost(session: &Arc<Session>) -> impl Future<Output = Option<DepotError>> + use<> {
+    let (mut pulse, session) = (session.pulse.subscribe(), Arc::downgrade(session));
+    async move {
+        loop {
+            let failure = session.upgrade()?.ledger().failure();
+            if failure.is_some() {
+                return failure;
+            }
+            pulse.changed().await.ok()?;
+        }
+    }
+}
+
 /// Counts a caller that waits at the gate.
 struct Waiter<'a>(&'a AtomicUsize);
 

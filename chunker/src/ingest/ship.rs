@@ -44,7 +44,15 @@ pub(super) struct Overflow {
     read_back: ByteGate,
     demand: watch::Sender<Demand>,
     /// Packs in the spool that no root names yet.
-    kept: Mutex<HashMap<PackName, Arc<Spooled>>>,
+    kept: Mutex<HashMap<PackName, Kept>>,
+}
+
+/// A pack in the spool.
+#[derive(Debug)]
+struct Kept {
+    spooled: Arc<Spooled>,
+    /// One more than its highest frame number.
+    end: u64,
 }
 
 /// Who wants packs in the spool.
@@ -116,14 +124,15 @@ impl Overflow {
         }
     }
 
-    /// Packs in the spool that no root names yet.
-    pub(super) fn kept(&self) -> Vec<NamedPack> {
+    /// Packs in the spool that no root names yet and that hold only what was accepted before `frontier`.
+    pub(super) fn kept(&self, frontier: u64) -> Vec<NamedPack> {
         let kept = self.kept.lock();
-        let packs = kept.iter().map(|(name, spooled)| NamedPack {
+        let below = kept.iter().filter(|(_, kept)| kept.end <= frontier);
+        let packs = below.map(|(name, kept)| NamedPack {
             name: *name,
-            is_metadata: PackName::from_key(spooled.key())
+            is_metadata: PackName::from_key(kept.spooled.key())
                 .is_ok_and(|(class, _)| class == Class::MetadataPack),
-            length: spooled.length(),
+            length: kept.spooled.length(),
         });
         packs.collect()
     }
@@ -132,8 +141,8 @@ impl Overflow {
     pub(super) fn release(&self, packs: &[PackName]) {
         let mut kept = self.kept.lock();
         for pack in packs {
-            if let Some(spooled) = kept.remove(pack) {
-                self.spool.release(&spooled);
+            if let Some(kept) = kept.remove(pack) {
+                self.spool.release(&kept.spooled);
             }
         }
     }
@@ -261,9 +270,11 @@ impl Session {
         sent: &SentPack,
         spooled: &Arc<Spooled>,
     ) {
-        let mut kept = overflow.kept.lock();
-        kept.insert(pack.name, Arc::clone(spooled));
-        drop(kept);
+        let kept = Kept {
+            spooled: Arc::clone(spooled),
+            end: sent.end(),
+        };
+        overflow.kept.lock().insert(pack.name, kept);
         self.shared.link.counters.bytes_spooled.add(pack.length);
         self.ledger().spool(sent, pack, spooled);
         self.beat();

@@ -21,7 +21,7 @@ const MAGIC: [u8; 8] = *b"bkfs\r\n\x1a\n";
 /// Incompatible features that this program knows.
 const KNOWN_INCOMPATIBLE: u64 = 0;
 /// Read-only features that this program knows.
-const KNOWN_READ_ONLY: u64 = 0;
+const KNOWN_READ_ONLY: u64 = Features::WITNESS;
 
 /// What an object is. The class is bound into its keys, so that no object passes for one of another class.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
@@ -132,6 +132,23 @@ impl Features {
         incompatible: 0,
     };
 
+    /// Read-only, of the root: it and what it names bear witness of what came before (FORMAT.md,
+    /// "Witnesses").
+    pub const WITNESS: u64 = 1;
+
+    /// Whether the root bears witness.
+    pub fn bear_witness(&self) -> bool {
+        self.read_only & Self::WITNESS != 0
+    }
+
+    /// The same, with witness borne.
+    pub fn with_witness(self) -> Self {
+        Self {
+            read_only: self.read_only | Self::WITNESS,
+            ..self
+        }
+    }
+
     /// Whether every feature that a writer must know of is known to this program.
     pub fn permit_writing(&self) -> bool {
         self.read_only & !KNOWN_READ_ONLY == 0 && self.incompatible & !KNOWN_INCOMPATIBLE == 0
@@ -172,26 +189,20 @@ impl Header {
         bytes
     }
 
-    /// Reads a header whose object should be of class `expected`, without checking its tag.
+    /// Reads a header whose object should be of class `expected`, without checking its tag: only as
+    /// far as is needed to find the keys that check it.
     ///
-    /// Checks in an order that gives the most telling error: magic, version, features, class, algorithm.
+    /// # Errors
+    /// In an order that gives the most telling error: magic, class, algorithm.
     pub(super) fn decode(bytes: &[u8; HEADER_LEN], expected: Class) -> Result<Self, OpenError> {
         if bytes[..8] != MAGIC {
             return Err(OpenError::NotBkfs);
-        }
-        let version = u16::from_le_bytes([bytes[8], bytes[9]]);
-        if version != FORMAT_VERSION {
-            return Err(OpenError::OtherFormat { version });
         }
         let features = Features {
             compatible: u64_at(bytes, 16),
             read_only: u64_at(bytes, 24),
             incompatible: u64_at(bytes, 32),
         };
-        let bits = features.incompatible & !KNOWN_INCOMPATIBLE;
-        if bits != 0 {
-            return Err(OpenError::UnknownFeatures { bits });
-        }
         let class = Class::from_number(bytes[10])
             .filter(|class| *class == expected)
             .ok_or(OpenError::WrongClass {
@@ -215,6 +226,22 @@ impl Header {
             repository: RepositoryId(repository),
             salt,
         })
+    }
+}
+
+/// Whether this program knows the version and the features that a header states, whose tag has been
+/// checked: a flipped bit says nothing of either.
+///
+/// # Errors
+/// [`OpenError::OtherFormat`] and [`OpenError::UnknownFeatures`].
+pub(super) fn check_known(bytes: &[u8; HEADER_LEN], features: Features) -> Result<(), OpenError> {
+    let version = u16::from_le_bytes([bytes[8], bytes[9]]);
+    if version != FORMAT_VERSION {
+        return Err(OpenError::OtherFormat { version });
+    }
+    match features.incompatible & !KNOWN_INCOMPATIBLE {
+        0 => Ok(()),
+        bits => Err(OpenError::UnknownFeatures { bits }),
     }
 }
 

@@ -72,6 +72,14 @@ impl Keyring {
         &self.0.secrets
     }
 
+    /// Where the keys lie in memory, to be kept out of swap. They stay there while a clone lives.
+    pub fn key_memory(&self) -> Vec<&[u8]> {
+        let inner = &self.0;
+        let derived = inner.kind_keys.iter().chain([&inner.name_key]);
+        let keys = inner.secrets.keys().chain(derived);
+        keys.map(|key| key.as_slice()).collect()
+    }
+
     /// The id of a blob.
     pub fn id(&self, kind: Kind, bytes: &[u8]) -> Id {
         let key = &self.0.kind_keys[kind as usize - 1];
@@ -269,6 +277,7 @@ impl ObjectOpener {
     ) -> Result<Self, OpenError> {
         let keys = ObjectKeys::derive(master, header.algorithm, bytes, key);
         keys.verify_header(bytes)?;
+        header::check_known(bytes, header.features)?;
         Ok(Self {
             header,
             keys: Arc::new(keys),

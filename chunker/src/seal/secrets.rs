@@ -58,6 +58,11 @@ impl Secrets {
         self.master.get(&epoch)
     }
 
+    /// All of them.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.master.values().chain([&self.id_key, &self.cut_key])
+    }
+
     pub(super) fn id_key(&self) -> &Key {
         &self.id_key
     }

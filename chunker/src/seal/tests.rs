@@ -47,6 +47,25 @@ fn a_new_master_key_keeps_ids_and_opens_old_objects() {
     assert_eq!(opened, Err(OpenError::NoKeyEpoch { epoch: 1 }));
 }
 
+/// The object with a byte of its header changed by one who has the keys.
+fn sealed_anew(keyring: &Keyring, object: &[u8], offset: usize, byte: u8) -> Vec<u8> {
+    let mut changed = object.to_vec();
+    changed[offset] = byte;
+    let bytes: &mut [u8; HEADER_LEN] = changed.first_chunk_mut().expect("a header");
+    let algorithm = match keyring.is_sealed() {
+        true => Algorithm::Aes256Gcm,
+        false => Algorithm::Unsealed,
+    };
+    let master = match keyring.is_sealed() {
+        true => keyring.secrets().master(0).expect("the first key"),
+        false => &keyring::ZERO_KEY,
+    };
+    let keys = keys::ObjectKeys::derive(master, algorithm, bytes, "root");
+    let tag = keys.header_tag(bytes);
+    bytes[header::TAGGED_LEN..].copy_from_slice(&tag);
+    changed
+}
+
 #[test]
 fn errors_say_what_is_wrong() {
     for keyring in keyrings() {
@@ -69,10 +88,15 @@ fn errors_say_what_is_wrong() {
                 version: u16::from(version),
             };
             assert_eq!(other.to_string().contains("newer bkfs"), version == 2);
-            assert_eq!(with(8, version), Err(other));
+            assert!(is_damaged(with(8, version)), "a flipped bit is no format");
+            assert_eq!(
+                open(&sealed_anew(&keyring, &object, 8, version)),
+                Err(other)
+            );
         }
         let unknown = OpenError::UnknownFeatures { bits: 4 };
-        assert_eq!(with(32, 4), Err(unknown));
+        assert!(is_damaged(with(32, 4)), "nor is it a feature");
+        assert_eq!(open(&sealed_anew(&keyring, &object, 32, 4)), Err(unknown));
         let class = |found| OpenError::WrongClass {
             found,
             expected: Class::Root,
@@ -201,10 +225,11 @@ fn features_permit_or_forbid_writing() {
     };
     assert!(compatible.permit_writing());
     let read_only = Features {
-        read_only: 1,
+        read_only: Features::WITNESS << 1,
         ..Features::NONE
     };
     assert!(!read_only.permit_writing());
+    assert!(Features::NONE.with_witness().permit_writing());
     let keyring = Keyring::sealed(REPOSITORY, secrets());
     let sealer = keyring.object_sealer(Class::Root, "root", read_only, [7; 32]);
     let opener = keyring.object_opener(Class::Root, "root", sealer.header());

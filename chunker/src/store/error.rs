@@ -119,6 +119,9 @@ pub enum StoreErrorKind {
     Denied,
     /// The bucket, container or directory does not exist. A person must act.
     NoBucket,
+    /// No server was ever reached there: its name is unknown, it refuses connections, or its
+    /// certificate is wrong. A person must act, or ask for waiting.
+    NoServer,
     /// The store did not answer: name resolution, connection, time. Nothing was changed by this call. Try again later.
     Unreachable,
     /// The store asks for patience, or is short of something that will be there again; nothing was changed by this call. Try again later, with fewer requests.
@@ -158,6 +161,12 @@ impl StoreError {
         }
     }
 
+    /// The same, of a server that was never reached.
+    pub(super) fn of_no_server(mut self) -> Self {
+        self.kind = StoreErrorKind::NoServer;
+        self
+    }
+
     /// What the caller should do about it.
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
@@ -185,6 +194,16 @@ impl StoreError {
             self.kind,
             StoreErrorKind::Unreachable | StoreErrorKind::Throttled
         )
+    }
+
+    /// Whether the store answered a read of one object again and again, and never with what was
+    /// asked for: as much a fault of the object as of the store.
+    pub fn is_of_one_object(&self) -> bool {
+        let is_read = matches!(
+            self.operation,
+            Operation::Get | Operation::GetRange | Operation::GetTail | Operation::Head
+        );
+        self.kind == StoreErrorKind::Invalid && is_read
     }
 
     /// Whether the object is known to be absent.

@@ -1,8 +1,9 @@
 //! The bucket: named objects, conditional writes, and nothing else.
 //!
 //! Owns: the trait [`Store`], its backends (a local directory, memory, and the remote services through
-//! the crate `object_store`, which nothing else may import), the parsing of repository URLs, the proof that a store's
-//! conditional writes are right, and what tests need to hold every backend to one contract.
+//! the crate `object_store`, which nothing else may import), the parsing of repository URLs, the
+//! trial of a store's
+//! conditional writes, and what tests need to hold every backend to one contract.
 //!
 //! Does not own: what objects hold, how they are named, when they are written or deleted, and what is done after an
 //! outage. A store tries a request again a few times; it never decides that an outcome which it does not know was a success.
@@ -30,8 +31,10 @@ mod memory;
 mod options;
 mod probe;
 mod remote;
+mod signs;
 mod url;
 mod version;
+mod watched;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -49,11 +52,13 @@ pub use layer::Layer;
 pub use local::LocalStore;
 pub use locking::{Locking, LockingStore};
 pub use memory::MemoryStore;
-pub use options::StoreOptions;
-pub use probe::{PROBE_PREFIX, ProbeError, probe_conditional_writes, probe_locks};
+pub use options::{Notice, StoreOptions};
+pub use probe::{PROBE_PREFIX, ProbeError, Races, probe_conditional_writes, probe_locks};
 pub use remote::RemoteStore;
+pub use signs::{Outage, Signs, TOLD_AFTER};
 pub use url::{RepositoryUrl, UrlError, parse_url};
 pub use version::Version;
+pub use watched::WatchedStore;
 
 /// The largest object that [`Store::get`] reads whole, in bytes. A bucket is not trusted, so a reader must not be made
 /// to allocate without a bound. Everything that is read whole (root, lists, index objects, packs) is far smaller.

@@ -1,7 +1,12 @@
-//! The proof that a store's conditional writes are right, taken at init and at every mount.
+//! A trial of a store's conditional writes, taken at init and at every writable mount.
 //!
 //! All that bkfs promises to several writers rests on create-only writes and on compare-and-swap. There are stores that ignore the
-//! conditions, turn them around, or check them only now and then, so none is believed. Owns: the probe and the words for what was wrong.
+//! conditions, turn them around, or check them only now and then, so none is believed. A store that
+//! passes is not proven right: races that are rare enough pass too, and are found out only
+//! when a session sees that its last commit no longer stands. Owns: the probe and the words for
+//! what was wrong.
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::join_all;
@@ -12,12 +17,40 @@ use crate::lock::Lock;
 /// Below this the probe's objects lie; they are deleted at the end. What a crash leaves there means nothing.
 pub const PROBE_PREFIX: &str = "probe/";
 
-/// How many try the same write at once.
-const CONTENDERS: usize = 4;
+/// How often a step of the probe is begun again, under other names, because the outcome of a write
+/// is not known, or because a write may have been refused for its own success: servers and what
+/// lies before them repeat requests, and answer to the second. On a line that loses every fourth
+/// answer, fewer than one probe in a million is misled.
+const ATTEMPTS_MAX: u32 = 20;
 
-/// How often the probe is begun again because the outcome of a write is not known, or because a write may have been refused for its own success: servers and what lies before them repeat
-/// requests, and answer to the second.
-const ATTEMPTS_MAX: usize = 3;
+/// The pause before a step is begun again; each further one is so much longer.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How hard a store is tried for races: whether checking a condition and writing are one step. No
+/// number of rounds is proof that they are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Races {
+    /// How many rounds, each with an object of its own that is first created and then replaced.
+    pub rounds: usize,
+    /// How many requests try the same write at once, each over a connection of its own where there
+    /// are connections.
+    pub contenders: usize,
+}
+
+impl Races {
+    /// What every mount can afford.
+    pub const FEW: Races = Races {
+        rounds: 1,
+        contenders: 4,
+    };
+
+    /// For the creation of a repository, and now and then a mount: a store that lets one losing
+    /// write in thirty slip through is found out by all but one probe in a thousand.
+    pub const MANY: Races = Races {
+        rounds: 8,
+        contenders: 16,
+    };
+}
 
 /// A store that cannot be used, or could not be asked.
 #[derive(Debug, thiserror::Error)]
@@ -55,30 +88,33 @@ impl From<&str> for Verdict {
     }
 }
 
-/// Probes the store's conditional writes with objects named by `salt`, which no other probe, past or present, may have: letters, digits and hyphens.
-pub async fn probe_conditional_writes(store: &dyn Store, salt: &str) -> Result<(), ProbeError> {
-    let mut attempt = 1;
-    loop {
-        let keys = Keys::new(salt, attempt);
-        let verdict = probe(store, &keys).await;
-        let removed = keys.remove(store).await;
-        match verdict {
-            Ok(()) => return removed,
-            Err(Verdict::Doubtful(_)) if attempt < ATTEMPTS_MAX => attempt += 1,
-            Err(Verdict::Unfit(fault) | Verdict::Doubtful(fault)) => {
-                return Err(ProbeError::Unfit {
-                    store: store.describe(),
-                    fault,
-                });
-            }
-            // Whatever came of the write: under other names it can be tried again.
-            Err(Verdict::Failed(error))
-                if error.kind() == StoreErrorKind::OutcomeUnknown && attempt < ATTEMPTS_MAX =>
-            {
-                attempt += 1;
-            }
-            Err(Verdict::Failed(error)) => return Err(error.into()),
-        }
+/// Probes the store's conditional writes and partial reads with objects named by `salt`, which no
+/// other probe, past or present, may have: letters, digits and hyphens.
+///
+/// Dropped, it leaves small objects below [`PROBE_PREFIX`], which mean nothing.
+///
+/// # Errors
+/// `Unfit` says what was seen in an exchange in which every answer arrived; `Store` if there was
+/// none such.
+pub async fn probe_conditional_writes(
+    store: &dyn Store,
+    salt: &str,
+    races: Races,
+) -> Result<(), ProbeError> {
+    let mut probe = Probe {
+        store,
+        salt,
+        keys: Vec::new(),
+    };
+    let verdict = probe.run(races).await;
+    let removed = probe.remove().await;
+    match verdict {
+        Ok(()) => removed,
+        Err(Verdict::Unfit(fault) | Verdict::Doubtful(fault)) => Err(ProbeError::Unfit {
+            store: store.describe(),
+            fault,
+        }),
+        Err(Verdict::Failed(error)) => Err(error.into()),
     }
 }
 
@@ -122,27 +158,78 @@ pub async fn probe_locks(store: &dyn Store, salt: &str, lock: &Lock) -> Result<(
     }
 }
 
-/// The probe's objects.
-struct Keys {
-    present: String,
-    absent: String,
-    raced: String,
+/// The key of an object that belongs to that under `key`, and is never to be there.
+fn absent(key: &str) -> String {
+    format!("{key}-absent")
 }
 
-impl Keys {
-    fn new(salt: &str, attempt: usize) -> Self {
-        let key = |name: &str| format!("{PROBE_PREFIX}{salt}-{attempt}-{name}");
-        Self {
-            present: key("present"),
-            absent: key("absent"),
-            raced: key("raced"),
+/// A probe under way.
+struct Probe<'a> {
+    store: &'a dyn Store,
+    salt: &'a str,
+    /// The keys that it has used.
+    keys: Vec<String>,
+}
+
+/// What is tried under one name.
+#[derive(Clone, Copy)]
+enum Step {
+    /// One request after another.
+    Alone,
+    /// So many at once.
+    Raced(usize),
+}
+
+impl Step {
+    async fn take(self, store: &dyn Store, key: &str) -> Result<(), Verdict> {
+        if let Step::Raced(contenders) = self {
+            return probe_races(store, key, contenders).await;
+        }
+        probe_creation(store, key).await?;
+        let version = probe_replacement(store, key).await?;
+        probe_absence(store, &absent(key), &version).await?;
+        probe_list(store, key).await?;
+        probe_parts(store, key).await
+    }
+}
+
+impl Probe<'_> {
+    async fn run(&mut self, races: Races) -> Result<(), Verdict> {
+        self.clean(Step::Alone).await?;
+        for _ in 0..races.rounds {
+            self.clean(Step::Raced(races.contenders)).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes a step under fresh names until no answer to it was lost, and a doubt has been
+    /// confirmed.
+    async fn clean(&mut self, step: Step) -> Result<(), Verdict> {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let key = format!("{PROBE_PREFIX}{}-{}", self.salt, self.keys.len());
+            self.keys.extend([absent(&key), key.clone()]);
+            match step.take(self.store, &key).await {
+                Err(Verdict::Doubtful(_)) if attempt < ATTEMPTS_MAX => {}
+                // Whatever came of the write: under other names it can be tried again.
+                Err(Verdict::Failed(error))
+                    if error.kind() == StoreErrorKind::OutcomeUnknown && attempt < ATTEMPTS_MAX => {
+                }
+                settled => return settled,
+            }
+            tokio::time::sleep(PAUSE * attempt).await;
         }
     }
 
-    /// Deletes them. One who may write but not delete leaves them; they mean nothing.
-    async fn remove(&self, store: &dyn Store) -> Result<(), ProbeError> {
-        for key in [&self.present, &self.absent, &self.raced] {
-            match store.delete(key).await {
+    /// Deletes its objects. One who may write but not delete leaves them; they mean nothing.
+    async fn remove(&self) -> Result<(), ProbeError> {
+        let mut sent = Vec::new();
+        for key in &self.keys {
+            sent.push(self.store.delete(key));
+        }
+        for result in join_all(sent).await {
+            match result {
                 Ok(()) => {}
                 Err(error) if error.kind() == StoreErrorKind::Denied => {
                     tracing::debug!(%error, "an object of the probe stays");
@@ -152,14 +239,6 @@ impl Keys {
         }
         Ok(())
     }
-}
-
-async fn probe(store: &dyn Store, keys: &Keys) -> Result<(), Verdict> {
-    probe_creation(store, &keys.present).await?;
-    let version = probe_replacement(store, &keys.present).await?;
-    probe_absence(store, &keys.absent, &version).await?;
-    probe_list(store, &keys.present).await?;
-    probe_races(store, &keys.raced).await
 }
 
 /// An object's content: no two are equal, so that a version that is a hash of the content names one of them.
@@ -275,48 +354,97 @@ async fn probe_list(store: &dyn Store, key: &str) -> Result<(), Verdict> {
     }
 }
 
-/// Checking a condition and then writing is not one step everywhere.
-async fn probe_races(store: &dyn Store, key: &str) -> Result<(), Verdict> {
-    let created = join_all(
-        (0..CONTENDERS).map(|number| store.put_new(key, body(key, &format!("creator {number}")))),
-    );
-    only_winner(
-        created.await,
-        StoreErrorKind::AlreadyExists,
-        "create-only writes (If-None-Match: *)",
-    )?;
-    let (_, version) = store.get(key).await?;
-    let replaced = join_all(
-        (0..CONTENDERS)
-            .map(|number| store.replace(key, body(key, &format!("replacer {number}")), &version)),
-    );
-    only_winner(
-        replaced.await,
-        StoreErrorKind::Conflict,
-        "conditional writes (If-Match)",
-    )
+/// Not every store that knows Range in one place knows it in all.
+async fn probe_parts(store: &dyn Store, key: &str) -> Result<(), Verdict> {
+    let whole = &body(key, "second")[0];
+    let length = whole.len();
+    let part = 5..length - 3;
+    let refused = |error: StoreError| match error.kind() {
+        StoreErrorKind::Invalid | StoreErrorKind::OutOfRange => Verdict::Unfit(format!(
+            "a part of an object cannot be read (Range): {error}"
+        )),
+        _ => Verdict::Failed(error),
+    };
+    let read = store.get_range(key, part.start as u64..part.end as u64);
+    let middle = read.await.map_err(refused)?;
+    let (tail, size) = store.get_tail(key, 7).await.map_err(refused)?;
+    match middle == whole[part] && tail == whole[length - 7..] && size == length as u64 {
+        true => Ok(()),
+        false => Err("a read of a part of an object (Range) gives other bytes".into()),
+    }
 }
 
-fn only_winner(
+/// Checking a condition and then writing is not one step everywhere.
+async fn probe_races(store: &dyn Store, key: &str, contenders: usize) -> Result<(), Verdict> {
+    let bodies = |what: &str| -> Vec<_> {
+        (0..contenders)
+            .map(|number| body(key, &format!("{what} {number}")))
+            .collect()
+    };
+    let creators = bodies("creator");
+    let mut sent = Vec::new();
+    for body in &creators {
+        sent.push(store.put_new(key, body.clone()));
+    }
+    let created = join_all(sent).await;
+    let (found, version) = read_raced(store, key).await?;
+    let (lost, what) = (
+        StoreErrorKind::AlreadyExists,
+        "create-only writes (If-None-Match: *)",
+    );
+    judge(&creators, created, &found, lost, what)?;
+    let version = version.ok_or("an object that was just written is not found")?;
+    let replacers = bodies("replacer");
+    let mut sent = Vec::new();
+    for body in &replacers {
+        sent.push(store.replace(key, body.clone(), &version));
+    }
+    let replaced = join_all(sent).await;
+    let (found, _) = read_raced(store, key).await?;
+    let (lost, what) = (StoreErrorKind::Conflict, "conditional writes (If-Match)");
+    judge(&replacers, replaced, &found, lost, what)
+}
+
+async fn read_raced(store: &dyn Store, key: &str) -> Result<(Bytes, Option<Version>), Verdict> {
+    match store.get(key).await {
+        Ok((bytes, version)) => Ok((bytes, Some(version))),
+        Err(error) if error.is_not_found() => Ok((Bytes::new(), None)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What became of a race after which the object held `found`. Answers that were lost are no
+/// evidence, but what stands there is.
+fn judge(
+    bodies: &[Vec<Bytes>],
     results: Vec<Result<Version, StoreError>>,
+    found: &Bytes,
     lost: StoreErrorKind,
     what: &str,
 ) -> Result<(), Verdict> {
-    let mut winners = 0;
-    for result in results {
+    let contenders = bodies.len();
+    let stands = bodies.iter().position(|body| body[0] == *found);
+    let (mut winners, mut unknown) = (Vec::new(), None);
+    for (number, result) in results.into_iter().enumerate() {
         match result {
-            Ok(_) => winners += 1,
-            Err(error) if error.kind() == lost => {}
+            Ok(_) => winners.push(number),
+            Err(error) if error.kind() == lost || error.is_transient() => {}
+            Err(error) if error.kind() == StoreErrorKind::OutcomeUnknown => unknown = Some(error),
             Err(error) => return Err(error.into()),
         }
     }
-    match winners {
-        1 => Ok(()),
-        0 => Err(Verdict::Doubtful(format!(
-            "of {CONTENDERS} simultaneous {what} none succeeds"
+    match (winners.as_slice(), unknown) {
+        ([winner], _) if stands == Some(*winner) => Ok(()),
+        ([_], _) => Err(Verdict::Unfit(format!(
+            "of {contenders} simultaneous {what} one succeeds, and what it wrote does not stand: they are not one step"
         ))),
-        _ => Err(Verdict::Unfit(format!(
-            "of {CONTENDERS} simultaneous {what} {winners} succeed: they are not one step"
+        ([], Some(error)) => Err(error.into()),
+        ([], None) => Err(Verdict::Doubtful(format!(
+            "of {contenders} simultaneous {what} none succeeds"
+        ))),
+        (winners, _) => Err(Verdict::Unfit(format!(
+            "of {contenders} simultaneous {what} {} succeed: they are not one step",
+            winners.len()
         ))),
     }
 }

@@ -98,13 +98,15 @@ impl Verifier {
                 walked.note(None, MISSING);
                 return Ok(walked);
             }
-            Err(error @ DepotError::Store(_)) => {
+            Err(DepotError::Store(error)) => {
                 // Nothing that is read whole is so large: such an object is not what it was, and the store is not to blame.
                 let size = self.link.store.head(&key).await?.size;
-                if size <= WHOLE_OBJECT_BYTES_MAX {
-                    return Err(error);
-                }
-                walked.note(None, format!("it has {size} bytes"));
+                let what = match size <= WHOLE_OBJECT_BYTES_MAX {
+                    false => format!("it has {size} bytes"),
+                    true if error.is_of_one_object() => format!("it cannot be read: {error}"),
+                    true => return Err(DepotError::Store(error)),
+                };
+                walked.note(None, what);
                 return Ok(walked);
             }
             Err(error) => return Err(error),

@@ -44,6 +44,24 @@ fn the_last_of_contradicting_options_holds() {
 }
 
 #[test]
+fn set_id_bits_are_allowed_where_nothing_refuses_them() {
+    let effects = |string: &str| {
+        let flags = parse(string).unwrap().flags;
+        (!flags.nosuid, !flags.nodev)
+    };
+    assert_eq!(effects("allow_suid"), (true, false));
+    assert_eq!(effects("rw,allow_dev,allow_suid"), (true, true));
+    // mount(8) puts what its own command line says before the options of fstab.
+    assert_eq!(effects("nosuid,allow_suid,allow_dev"), (false, true));
+    assert_eq!(effects("user,allow_suid,allow_dev"), (false, false));
+    assert_eq!(effects("suid,dev"), (true, true));
+    assert_eq!(
+        parse("allow_suid=yes"),
+        Err(OptionError::UnwantedValue("allow_suid".into()))
+    );
+}
+
+#[test]
 fn unknown_options_are_handed_on_in_order() {
     let options = parse("volume=a,ro,timeout=5,steal,volume=b,empty=").unwrap();
     assert_eq!(

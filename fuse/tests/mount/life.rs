@@ -199,6 +199,49 @@ fn somebody_else_may_unmount() {
     ));
 }
 
+#[test]
+fn what_is_mounted_over_it_stays() {
+    let mounted = Mounted::new();
+    let place = mounted.directory.path();
+    let tmpfs = |command: &mut Command| assert!(command.status().unwrap().success());
+    tmpfs(
+        Command::new("mount")
+            .args(["-t", "tmpfs", "foreign"])
+            .arg(place),
+    );
+    for lazy in [false, true] {
+        assert!(matches!(
+            mounted.session.unmount(lazy),
+            Err(MountError::Covered(_))
+        ));
+    }
+    let on_top = find_mount(place).unwrap().unwrap();
+    assert_eq!(on_top.source, "foreign");
+    tmpfs(Command::new("umount").arg(place));
+    mounted.session.unmount(false).unwrap();
+    mounted.session.wait().unwrap();
+}
+
+#[test]
+fn a_bind_mount_of_it_stays() {
+    let mounted = Mounted::new();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let bind = Command::new("mount")
+        .arg("--bind")
+        .args([mounted.directory.path(), elsewhere.path()])
+        .status();
+    assert!(bind.unwrap().success());
+    mounted.session.unmount(false).unwrap();
+    assert!(matches!(
+        mounted.session.unmount(true),
+        Err(MountError::NotMounted(_))
+    ));
+    let bound = find_mount(elsewhere.path()).unwrap().unwrap();
+    assert!(bound.is_bkfs(), "{bound:?}");
+    unmount(elsewhere.path(), false).unwrap();
+    mounted.session.wait().unwrap();
+}
+
 /// The kernel gives the number of a mount that is gone to the next one.
 #[test]
 fn a_session_that_is_over_leaves_the_mount_with_its_number_alone() {

@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::private;
 use crate::root::memory::blocking;
 
 /// Where it is.
@@ -72,13 +73,8 @@ impl PositionFile {
             return Ok(Some(Claim(None)));
         };
         let claim = move || {
-            std::fs::create_dir_all(&directory)?;
-            let file = directory.join("scrub.lock");
-            let file = File::options()
-                .create(true)
-                .truncate(false)
-                .write(true)
-                .open(file)?;
+            private::make_directory(&directory)?;
+            let file = private::open(&directory.join("scrub.lock"))?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => Ok(Some(Claim(Some(file)))),
                 Err(Errno::WOULDBLOCK) => Ok(None),
@@ -114,7 +110,7 @@ impl PositionFile {
         };
         let text = serde_json::to_vec(position)?;
         let write = move || {
-            std::fs::create_dir_all(&directory)?;
+            private::make_directory(&directory)?;
             let fresh = directory.join(format!("scrub.{}", std::process::id()));
             std::fs::write(&fresh, text)?;
             std::fs::rename(&fresh, directory.join("scrub"))

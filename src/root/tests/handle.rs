@@ -245,7 +245,7 @@ async fn rolled_back(store: Arc<dyn Store>, memory: Arc<dyn GenerationMemory>) {
     assert_eq!(fooled.current().root.generation, 3);
     assert!(matches!(
         handle.refresh().await,
-        Err(RootError::Rollback { .. })
+        Err(RootError::NotAtomic { .. })
     ));
     assert!(matches!(
         open(store.clone(), 4, memory.clone()).await,

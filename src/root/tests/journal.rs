@@ -1,9 +1,11 @@
 //! Writing journals, and finding those of ended sessions.
 
 use super::support::*;
+use crate::root::commit::{CommitRequest, Committer};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::holder::SystemProcesses;
 use crate::root::journal::{JournalEntry, JournalWriter};
+use crate::root::lists::Lists;
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::state::SessionState;
 use bkfs_chunker::ingest::{Delivered, NamedPack};
@@ -11,7 +13,7 @@ use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features};
 use bkfs_chunker::spool::{Disk, DiskOperation, SimulatedDisk, Spool, leftovers};
 use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
-use bkfs_chunker::store::{Operation, Store, StoreErrorKind};
+use bkfs_chunker::store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,11 +32,25 @@ async fn writer(store: &Arc<dyn Store>, session: &OpenSession) -> JournalWriter 
 }
 
 fn entry(operation: u64) -> JournalEntry {
+    entries(operation, operation)
+}
+
+fn entries(first: u64, operation: u64) -> JournalEntry {
     JournalEntry::new(
-        operation,
+        first..=operation,
         Delivered::default(),
         format!("operation {operation}").into_bytes(),
     )
+}
+
+async fn write(writer: &JournalWriter, entry: JournalEntry) -> Result<(), RootError> {
+    writer.settle(entry)?;
+    writer.land().await
+}
+
+async fn keep(writer: &JournalWriter, entry: JournalEntry) -> Result<(), RootError> {
+    writer.settle(entry)?;
+    writer.keep().await
 }
 
 async fn journals(store: &Arc<dyn Store>) -> Vec<String> {
@@ -71,8 +87,9 @@ async fn entries_follow_one_another_whatever_operations_they_carry() {
     let store = memory().await;
     let session = enter(&store, 1, "a").await.expect("free");
     let writer = writer(&store, &session).await;
-    for operation in [1, 2, 5] {
-        writer.write(entry(operation)).await.expect("written");
+    for (first, last) in [(1, 1), (2, 2), (3, 5)] {
+        let written = write(&writer, entries(first, last)).await;
+        written.expect("written");
     }
     writer.confirm().await.expect("ours");
     assert_eq!(journals(&store).await.len(), 3);
@@ -89,23 +106,62 @@ async fn a_pending_entry_goes_before_the_next() {
     let writer = writer(&store, &session).await;
     let late = Strike::with(Fault::Late).on(Operation::PutNew);
     faults.plan(late.keys("journal/").always());
-    writer.write(entry(1)).await.expect_err("no answer");
-    writer.write(entry(2)).await.expect_err("no answer yet");
+    write(&writer, entry(1)).await.expect_err("no answer");
+    write(&writer, entry(2)).await.expect_err("no answer yet");
     assert!(journals(&store).await.is_empty());
     faults.heal();
-    writer.write(entry(3)).await.expect("written");
-    assert_eq!(found(&store, 2).await, [[(1, 1), (2, 3)]]);
+    write(&writer, entry(3)).await.expect("written");
+    assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2), (3, 3)]]);
     assert!(faults.apply_late().await > 0);
-    assert_eq!(journals(&store).await.len(), 2, "the same bytes, late");
+    assert_eq!(journals(&store).await.len(), 3, "the same bytes, late");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_lies_behind_a_gap_was_never_acknowledged() {
+async fn an_entry_that_would_leave_operations_out_is_refused() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let writer = writer(&store, &session).await;
+    write(&writer, entry(1)).await.expect("written");
+    let left_out = writer.settle(entry(3)).expect_err("operation 2 is nowhere");
+    assert!(
+        left_out.to_string().contains("does not follow"),
+        "{left_out}"
+    );
+    write(&writer, entries(1, 3))
+        .await
+        .expect("it is told again");
+    assert_eq!(found(&store, 2).await, [[(1, 1), (1, 3)]]);
+}
+
+/// A caller that gives up on the store, or on the disk, leaves the entry where the next call finds it.
+#[tokio::test(start_paused = true)]
+async fn an_entry_that_was_given_up_on_is_neither_lost_nor_passed_over() {
+    let faults = Arc::new(FaultStore::new(memory().await));
+    let store: Arc<dyn Store> = faults.clone();
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, disk) = keeping(&store, &session).await;
+    let hung = Strike::with(Fault::Hang).on(Operation::PutNew);
+    faults.plan(hung.keys("journal/").always());
+    for operation in 1..=2 {
+        let given_up = write(&writer, entry(operation));
+        let given_up = tokio::time::timeout(Duration::from_secs(2), given_up).await;
+        given_up.expect_err("it hangs");
+        assert!(writer.is_bare());
+    }
+    writer.keep().await.expect("needs no store");
+    assert!(!writer.is_bare() && writer.is_behind());
+    faults.heal();
+    assert_eq!(bring_leftovers(&store, &disk).await, 2);
+    assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2)]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_lies_behind_a_gap_is_set_aside() {
     let store = memory().await;
     let session = enter(&store, 1, "a").await.expect("free");
     let writer = writer(&store, &session).await;
     for operation in 1..=2 {
-        writer.write(entry(operation)).await.expect("written");
+        write(&writer, entry(operation)).await.expect("written");
     }
     let like = journals(&store).await.remove(0);
     let behind = JournalEntry {
@@ -115,6 +171,49 @@ async fn what_lies_behind_a_gap_was_never_acknowledged() {
     };
     put(&store, &like, 4, &behind).await;
     assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2)]]);
+    let aside = store.list("damaged/journal/", None, 10).await;
+    assert_eq!(aside.expect("listed").len(), 1, "kept for people");
+    assert_eq!(journals(&store).await.len(), 2);
+}
+
+/// A store whose lists leave journals out: those whose numbers end so.
+#[derive(Debug)]
+struct Stale(Arc<dyn Store>, &'static [&'static str]);
+
+#[async_trait::async_trait]
+impl bkfs_chunker::store::Layer for Stale {
+    fn below(&self) -> &dyn Store {
+        &*self.0
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ObjectInfo>, StoreError> {
+        let mut listed = self.0.list(prefix, after, limit).await?;
+        let is_left_out =
+            |object: &ObjectInfo| self.1.iter().any(|number| object.key.ends_with(number));
+        listed.retain(|object| !object.key.starts_with("journal/") || !is_left_out(object));
+        Ok(listed)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_leaves_journals_out_hides_none() {
+    let all = &["0001", "0002", "0003", "0004", "0005"][..];
+    for left_out in [all, &all[3..], &all[..2], &all[1..4], &all[..4]] {
+        let store = memory().await;
+        let session = enter(&store, 1, "a").await.expect("free");
+        let writer = writer(&store, &session).await;
+        for operation in 1..=5 {
+            write(&writer, entry(operation)).await.expect("written");
+        }
+        let stale: Arc<dyn Store> = Arc::new(Stale(store.clone(), left_out));
+        let expected = [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)];
+        assert_eq!(found(&stale, 2).await, [expected], "without {left_out:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -124,7 +223,7 @@ async fn a_journal_that_cannot_be_read_is_not_passed_over() {
         let session = enter(&store, 1, "a").await.expect("free");
         let id = session.id();
         let writer = writer(&store, &session).await;
-        writer.write(entry(1)).await.expect("written");
+        write(&writer, entry(1)).await.expect("written");
         let key = journals(&store).await.remove(0);
         let (object, _) = store.get(&key).await.expect("there");
         store.delete(&key).await.expect("deleted");
@@ -155,7 +254,7 @@ async fn covered_journals_are_deleted_and_need_not_be() {
     let session = enter(&store, 1, "a").await.expect("free");
     let writer = writer(&store, &session).await;
     for operation in 1..=4 {
-        writer.write(entry(operation)).await.expect("written");
+        write(&writer, entry(operation)).await.expect("written");
     }
     // A store that fails once is asked again at the next commit.
     let passing = Fault::FailBefore(StoreErrorKind::Unreachable);
@@ -164,7 +263,7 @@ async fn covered_journals_are_deleted_and_need_not_be() {
     assert_eq!(journals(&store).await.len(), 4);
     writer.covered(2).await;
     assert_eq!(journals(&store).await.len(), 2);
-    assert!(writer.is_needed().await);
+    assert!(writer.is_needed());
     faults.plan(
         Strike::with(Fault::FailBefore(StoreErrorKind::Denied))
             .on(Operation::Delete)
@@ -172,9 +271,9 @@ async fn covered_journals_are_deleted_and_need_not_be() {
     );
     writer.covered(4).await;
     assert_eq!(journals(&store).await.len(), 2);
-    assert!(!writer.is_needed().await);
-    writer.write(entry(5)).await.expect("written");
-    assert!(writer.is_needed().await);
+    assert!(!writer.is_needed());
+    write(&writer, entry(5)).await.expect("written");
+    assert!(writer.is_needed());
 }
 
 #[test]
@@ -195,7 +294,7 @@ fn entries_are_read_back_and_nothing_else_is() {
             random: 7,
         }],
     };
-    let entry = JournalEntry::new(9, packs.clone(), b"operations".to_vec());
+    let entry = JournalEntry::new(9..=9, packs.clone(), b"operations".to_vec());
     let bytes = entry.encode();
     assert_eq!(JournalEntry::decode(&bytes).as_ref(), Ok(&entry));
     assert_eq!(entry.packs(), packs);
@@ -251,10 +350,10 @@ async fn kept_entries_are_replayed_when_a_mount_has_brought_them() {
     let (writer, disk) = keeping(&store, &session).await;
     let gone = Strike::with(Fault::FailBefore(StoreErrorKind::Unreachable));
     faults.plan(gone.on(Operation::PutNew).keys("journal/").always());
-    writer.keep(entry(1)).await.expect("needs no store");
-    writer.keep(entry(4)).await.expect("needs no store");
+    keep(&writer, entry(1)).await.expect("needs no store");
+    keep(&writer, entries(2, 4)).await.expect("needs no store");
     writer.land().await.expect_err("needs one");
-    assert!(writer.is_behind().await && writer.is_needed().await);
+    assert!(writer.is_behind() && writer.is_needed());
     faults.heal();
     assert_eq!(journals(&store).await.len(), 0);
     assert_eq!(bring_leftovers(&store, &disk).await, 2);
@@ -266,11 +365,11 @@ async fn kept_entries_land_before_later_ones_and_leave_the_spool() {
     let store = memory().await;
     let session = enter(&store, 1, "a").await.expect("free");
     let (writer, disk) = keeping(&store, &session).await;
-    writer.keep(entry(1)).await.expect("kept");
-    writer.keep(entry(2)).await.expect("kept");
+    keep(&writer, entry(1)).await.expect("kept");
+    keep(&writer, entry(2)).await.expect("kept");
     assert_eq!(journals(&store).await.len(), 0);
-    writer.write(entry(3)).await.expect("written");
-    assert!(!writer.is_behind().await);
+    write(&writer, entry(3)).await.expect("written");
+    assert!(!writer.is_behind());
     assert_eq!(bring_leftovers(&store, &disk).await, 0);
     assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2), (3, 3)]]);
 }
@@ -288,7 +387,7 @@ async fn entries_that_wait_for_room_are_let_in_by_those_that_land() {
     };
     let keeps = async {
         for operation in 1..=3 {
-            writer.keep(entry(operation)).await.expect("kept");
+            keep(&writer, entry(operation)).await.expect("kept");
         }
     };
     let (landed, ()) = tokio::join!(lands, keeps);
@@ -304,14 +403,14 @@ async fn what_a_commit_covers_need_not_land() {
     let session = enter(&store, 1, "a").await.expect("free");
     let (writer, disk) = keeping(&store, &session).await;
     for operation in 1..=3 {
-        writer.keep(entry(operation)).await.expect("kept");
+        keep(&writer, entry(operation)).await.expect("kept");
     }
     writer.covered(2).await;
-    assert!(writer.is_needed().await);
+    assert!(writer.is_needed());
     writer.land().await.expect("landed");
     assert_eq!(journals(&store).await.len(), 1);
     writer.covered(3).await;
-    assert!(!writer.is_needed().await);
+    assert!(!writer.is_needed());
     assert_eq!(bring_leftovers(&store, &disk).await, 0);
 }
 
@@ -320,15 +419,14 @@ async fn an_entry_that_the_spool_refused_goes_to_the_bucket() {
     let store = memory().await;
     let session = enter(&store, 1, "a").await.expect("free");
     let (writer, disk) = keeping(&store, &session).await;
-    writer.keep(entry(1)).await.expect("kept");
+    keep(&writer, entry(1)).await.expect("kept");
     disk.fail(DiskOperation::Flush, 1, std::io::ErrorKind::Other);
-    writer.keep(entry(2)).await.expect_err("not flushed");
-    writer
-        .keep(entry(3))
+    keep(&writer, entry(2)).await.expect_err("not flushed");
+    keep(&writer, entry(3))
         .await
         .expect_err("not trusted any more");
     assert_eq!(disk.struck(), 1);
-    writer.write(entry(4)).await.expect("written");
+    write(&writer, entry(4)).await.expect("written");
     let found = found(&store, 2).await;
     let last = found[0].last().expect("entries");
     assert_eq!((found[0][0], last.1), ((1, 1), 4));
@@ -344,18 +442,18 @@ async fn what_the_spool_refused_counts_once_the_root_was_read_after_its_arrival(
     let (writer, disk) = keeping(&store, &session).await;
     for operation in [1, 2] {
         disk.fail(DiskOperation::Write, 1, std::io::ErrorKind::Other);
-        writer.keep(entry(operation)).await.expect_err("refused");
-        assert!(writer.is_in_time().await, "nothing has arrived");
+        keep(&writer, entry(operation)).await.expect_err("refused");
+        assert!(writer.is_in_time(), "nothing has arrived");
         writer.land().await.expect("sent");
-        assert!(!writer.is_in_time().await);
+        assert!(!writer.is_in_time());
         if operation == 1 {
             writer.confirm().await.expect("still ours");
-            assert!(writer.is_in_time().await);
+            assert!(writer.is_in_time());
         }
     }
     found(&store, 2).await;
     writer.confirm().await.expect_err("taken over");
-    assert!(!writer.is_in_time().await, "it may have come too late");
+    assert!(!writer.is_in_time(), "it may have come too late");
 }
 
 #[tokio::test(start_paused = true)]
@@ -363,14 +461,47 @@ async fn an_entry_that_arrives_after_the_takeover_stays_in_the_spool() {
     let store = memory().await;
     let session = enter(&store, 1, "a").await.expect("free");
     let (writer, disk) = keeping(&store, &session).await;
-    writer.keep(entry(1)).await.expect("kept");
+    keep(&writer, entry(1)).await.expect("kept");
     assert!(found(&store, 2).await.is_empty(), "the taker finds nothing");
     let error = writer.land().await.expect_err("too late");
     assert_eq!(error.kind(), ErrorKind::Fenced);
     assert_eq!(journals(&store).await.len(), 1, "where nobody looks");
-    assert!(writer.is_behind().await);
+    assert!(writer.is_behind());
     disk.kill();
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
     let left = leftovers(&disk, Path::new("/spool")).await.expect("found");
     assert_eq!(left[0].named().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn journals_are_looked_for_behind_the_last_covered_one() {
+    let store = memory().await;
+    let handle = process(store.clone(), 1).await;
+    let request = VolumeRequest {
+        name: "main".into(),
+        steal: true,
+    };
+    let session = OpenSession::open(&handle, holder("a"), Some(request), &SystemProcesses).await;
+    let session = session.expect("free");
+    let writer = JournalWriter::new(handle.clone(), session.id(), "main");
+    for operation in 1..=6 {
+        write(&writer, entry(operation)).await.expect("written");
+    }
+    let uploads = Fake::new(&Arc::new(Shelf::default()), &handle, session.id());
+    let lists = Lists::new(store.clone(), keyring());
+    let committer = Committer::new(handle.clone(), lists, session.id(), "main", uploads);
+    let request = CommitRequest {
+        covered: 4,
+        covered_journal: Some(writer.number_covered(4)),
+        ..tree(1)
+    };
+    let committed = committer
+        .expect("it holds the volume")
+        .commit(request)
+        .await;
+    committed.expect("committed");
+    writer.covered(4).await;
+    assert_eq!(journals(&store).await.len(), 2);
+    let stale: Arc<dyn Store> = Arc::new(Stale(store.clone(), &["0005", "0006"]));
+    assert_eq!(found(&stale, 2).await, [[(5, 5), (6, 6)]]);
 }

@@ -11,7 +11,8 @@ use crate::root::snapshots::*;
 use crate::root::state::ListRef;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::store::{Store, StoreErrorKind};
+use bkfs_chunker::store::fault::{Fault as Trouble, FaultStore, Strike};
+use bkfs_chunker::store::{Operation, Store, StoreErrorKind};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -59,6 +60,7 @@ impl Place {
             host: "h".into(),
             user: "u".into(),
             tags: vec!["t".into()],
+            recovered: false,
         };
         let made = self
             .committer
@@ -77,6 +79,42 @@ impl Place {
             .expect("readable")
             .1
     }
+}
+
+/// A snapshot apart from the volume's commits, as a machine makes it that was fenced.
+async fn recovered(place: &Place, name: &str, clock: i64) -> SnapshotEntry {
+    let session = OpenSession::open(&place.handle, holder("b"), None, &SystemProcesses).await;
+    let session = session.expect("room");
+    let (handle, lists) = (place.handle.clone(), place.lists.clone());
+    let uploads = Fake::new(&Arc::default(), &handle, session.id());
+    let committer = Committer::beside(handle, lists, session.id(), "main", uploads, None);
+    let request = SnapshotRequest {
+        name: Some(name.to_owned()),
+        clock: time(clock),
+        recovered: true,
+        ..SnapshotRequest::default()
+    };
+    let made = committer.commit(CommitRequest {
+        snapshot: Some(request),
+        ..tree(9)
+    });
+    let made = made.await.expect("the name is free").snapshot;
+    session.end().await.expect("still live");
+    made.expect("asked for")
+}
+
+#[tokio::test(start_paused = true)]
+async fn recovered_snapshots_are_never_the_latest() {
+    let place = place(memory().await).await;
+    let state = place.snapshot(Some("day1"), 1, 5000).await.expect("new");
+    let made = recovered(&place, "recovered-1", 6000).await;
+    assert!(made.recovered);
+    let kept = place.kept().await;
+    assert_eq!(kept.latest("main"), Some(&state));
+    assert_eq!(kept.at("main", time(7000)), Some(&state));
+    assert_eq!(kept.of_volume("main"), [&state, &made]);
+    let by_name = SnapshotReference::parse("recovered-1").expect("a name");
+    assert_eq!(kept.resolve("main", &by_name).expect("it is kept"), &made);
 }
 
 #[tokio::test(start_paused = true)]
@@ -320,6 +358,26 @@ async fn what_is_forgotten_can_be_restored() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_whose_writing_fails_in_passing_is_written_again() {
+    for kind in [
+        StoreErrorKind::OutcomeUnknown,
+        StoreErrorKind::Unreachable,
+        StoreErrorKind::Throttled,
+    ] {
+        for fault in [Trouble::FailBefore(kind), Trouble::FailAfter(kind)] {
+            let store = Arc::new(FaultStore::new(memory().await));
+            let (place, direct) = five(store.clone()).await;
+            let strike = Strike::with(fault.clone()).on(Operation::PutNew);
+            store.plan(strike.keys("lists/").times(2));
+            let forgotten = place.forget(&direct, &["s1"]).await;
+            forgotten.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+            assert_eq!(store.struck(), 2, "{fault:?}");
+            assert!(place.kept().await.named("main", "s1").is_none());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn damaged_and_vanished_lists_are_told_apart() {
     let place = place(memory().await).await;
     place.snapshot(Some("a"), 1, 1000).await.expect("new");
@@ -407,7 +465,7 @@ prop_compose! {
         SnapshotEntry {
             name, number, volume, tree: tree.map(bkfs_chunker::id::Id), commit: bkfs_chunker::id::Id(commit),
             time: jiff::Timestamp::from_second(seconds).expect("in range") + jiff::SignedDuration::from_nanos(i64::from(nanoseconds)),
-            host: text.clone(), user: text, tags, files: numbers.0, bytes: numbers.1, new_bytes: numbers.2, generation: numbers.3,
+            host: text.clone(), user: text, tags, files: numbers.0, bytes: numbers.1, new_bytes: numbers.2, generation: numbers.3, recovered: numbers.3 % 2 == 1,
         }
     }
 }
@@ -438,10 +496,11 @@ proptest! {
         for volume in ["x", "y"] {
             let mut sorted: Vec<_> = entries.iter().filter(|entry| entry.volume == volume).collect();
             sorted.sort_by_key(|entry| (entry.time, entry.generation));
+            prop_assert_eq!(list.of_volume(volume).len(), sorted.len());
+            sorted.retain(|entry| !entry.recovered);
             prop_assert_eq!(list.latest(volume).map(|entry| entry.time), sorted.last().map(|entry| entry.time));
             let at = list.at(volume, time(seconds));
             prop_assert_eq!(at.map(|entry| entry.time), sorted.iter().rev().find(|entry| entry.time <= time(seconds)).map(|entry| entry.time));
-            prop_assert_eq!(list.of_volume(volume).len(), sorted.len());
         }
     }
 

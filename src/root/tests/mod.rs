@@ -8,3 +8,4 @@ mod repository;
 mod session;
 mod state;
 mod support;
+mod witness;

@@ -1,10 +1,17 @@
 //! Creating and opening repositories, also by those who should not.
 
 use super::support::*;
+use crate::acquaintance::Acquaintance;
 use crate::root::error::{ErrorKind, RootError};
-use crate::root::repository::{NewRepository, OpenOptions, Passwords, Repository, create};
+use crate::root::holder::SystemProcesses;
+use crate::root::repository::{
+    Accepted, NewRepository, OpenOptions, Passwords, Repository, create, open_keys,
+};
 use crate::root::retry::RetryPolicy;
+use crate::root::rule::{announce, hash, set_rule};
+use crate::root::session::OpenSession;
 use crate::root::state::ROOT_KEY;
+use bkfs_chunker::lock::{LockMode, LockRule};
 use bkfs_chunker::seal::{Config, SlotCost, SlotName};
 use bkfs_chunker::store::{
     LocalStore, MemoryStore, Store, StoreError, StoreErrorKind, StoreOptions, Version,
@@ -46,9 +53,12 @@ async fn open(
     password: Option<&'static str>,
 ) -> Result<Repository, RootError> {
     let options = OpenOptions {
+        waits: false,
         entropy: Seeded::new(5),
         policy: RetryPolicy::default(),
         state_dir: None,
+        known: None,
+        accepted: Accepted::default(),
         min_generation: 0,
     };
     Repository::open(store.clone(), options, &mut Given(password)).await
@@ -274,7 +284,7 @@ async fn swapped_parts_are_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn damaged_and_newer_parts_are_told() {
+async fn damaged_parts_are_told() {
     let (store, _) = two_alike().await;
     let (config, _) = store.get(Config::KEY).await.expect("there");
     let (slot, object) = slot_of(&store).await;
@@ -288,13 +298,14 @@ async fn damaged_and_newer_parts_are_told() {
     );
     store.put(&slot, vec![object]).await.expect("put");
 
-    let mut newer = config.to_vec();
-    newer[8] = 2;
-    let newer = vec![newer.into()];
-    store.put(Config::KEY, newer).await.expect("put");
-    let error = open(&store, Some("secret")).await.expect_err("newer");
+    // The version is believed once the header verifies: a flipped bit is damage, not a newer format.
+    let mut flipped = config.to_vec();
+    flipped[8] = 2;
+    let flipped = vec![flipped.into()];
+    store.put(Config::KEY, flipped).await.expect("put");
+    let error = open(&store, Some("secret")).await.expect_err("damaged");
     assert!(
-        error.kind() == ErrorKind::Refused && error.to_string().contains("format version 2"),
+        error.kind() == ErrorKind::Damaged && error.to_string().contains("does not verify"),
         "{error}"
     );
     store.delete(Config::KEY).await.expect("deleted");
@@ -361,9 +372,12 @@ async fn a_demanded_generation_is_demanded() {
         .await
         .expect("empty");
     let options = |min_generation| OpenOptions {
+        waits: false,
         entropy: Seeded::new(5),
         policy: RetryPolicy::default(),
         state_dir: None,
+        known: None,
+        accepted: Accepted::default(),
         min_generation,
     };
     Repository::open(store.clone(), options(1), &mut Given(None))
@@ -376,4 +390,106 @@ async fn a_demanded_generation_is_demanded() {
         matches!(error, RootError::Rollback { known, .. } if known.generation == 2),
         "{error}"
     );
+}
+
+/// Fails the test when it is asked.
+struct Unasked;
+
+impl Passwords for Unasked {
+    fn is_given(&self) -> bool {
+        true
+    }
+    fn password(&mut self) -> Result<Option<Zeroizing<Vec<u8>>>, RootError> {
+        panic!("the password was asked for")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_repository_than_the_known_one_is_told_no_password() {
+    let sealed = empty().await;
+    let first = create(&*sealed, &*Seeded::new(1), &new(Some("secret"))).await;
+    let known = Some(Acquaintance {
+        repository: first.expect("empty"),
+        sealed: true,
+    });
+    let opened = open_keys(&*sealed, known, &mut Given(Some("secret"))).await;
+    opened.expect("it is the known one");
+    // Another one under the same password, and one that asks for none.
+    for password in [Some("secret"), None] {
+        let other = empty().await;
+        let made = create(&*other, &*Seeded::new(2), &new(password)).await;
+        let made = made.expect("empty");
+        let Err(error) = open_keys(&*other, known, &mut Unasked).await else {
+            panic!("it was opened");
+        };
+        assert_eq!(error.kind(), ErrorKind::Damaged);
+        let (text, hint) = (error.to_string(), error.hint().unwrap_or_default());
+        assert!(text.contains(&made.to_string()), "{text}");
+        assert!(text.contains(&first_id(known)), "{text}");
+        assert!(hint.contains("--accept-replaced"), "{hint}");
+    }
+}
+
+fn first_id(known: Option<Acquaintance>) -> String {
+    known.map_or(String::new(), |known| known.repository.to_string())
+}
+
+const RULE: LockRule = LockRule {
+    days: 0,
+    mode: LockMode::Governance,
+};
+
+#[tokio::test(start_paused = true)]
+async fn an_older_config_with_another_rule_of_locks_is_refused() {
+    let store = empty().await;
+    let made = create(&*store, &*Seeded::new(1), &new(None)).await;
+    made.expect("empty");
+    let (old, _) = store.get(Config::KEY).await.expect("there");
+    let opened = open(&store, None).await.expect("there");
+    let handle = opened.handle();
+    let session = OpenSession::open(handle, holder("a"), None, &SystemProcesses).await;
+    let session = session.expect("room");
+    let (stated, next) = (hash(None), hash(Some(RULE)));
+    let told = announce(handle, session.id(), Some(stated), next).await;
+    told.expect("live");
+    // Between the two both configs may stand: an interruption here locks no machine out.
+    open(&store, None).await.expect("the old rule is admitted");
+    let keyring = opened.keyring();
+    let changed = set_rule(&*store, &*Seeded::new(3), keyring, RULE, time(0)).await;
+    changed.expect("the config stands");
+    open(&store, None).await.expect("the new rule is admitted");
+    let told = announce(handle, session.id(), None, next).await;
+    told.expect("live");
+    open(&store, None)
+        .await
+        .expect("the new rule is the only one");
+
+    store.put(Config::KEY, vec![old]).await.expect("put");
+    let error = open(&store, None).await.expect_err("it is older");
+    assert!(matches!(error, RootError::OtherLockRule), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Damaged);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_repository_learns_its_rule_from_its_config() {
+    let store = empty().await;
+    let made = create(&*store, &*Seeded::new(1), &new(None)).await;
+    made.expect("empty");
+    let opened = open(&store, None).await.expect("there");
+    // As an older program left it.
+    let root = crate::root::state::Root::new(opened.keyring().repository(), [1; 16]);
+    let payload = root.encode().expect("small");
+    let object = opened.keyring().seal_object(
+        bkfs_chunker::seal::Class::Root,
+        ROOT_KEY,
+        bkfs_chunker::seal::Features::NONE,
+        [3; 32],
+        &payload,
+    );
+    store.put(ROOT_KEY, vec![object]).await.expect("put");
+    let opened = open(&store, None).await.expect("nothing is told yet");
+    let session = OpenSession::open(opened.handle(), holder("a"), None, &SystemProcesses).await;
+    session.expect("room").end().await.expect("live");
+    let told = opened.handle().current().root.lock_rules.clone();
+    assert_eq!(told, Some(vec![hash(None)]));
 }

@@ -89,6 +89,7 @@ fn commit_of(
         commit: id(number),
         tree: Some(id(number + 1)),
         covered: number,
+        covered_journal: Some(number),
         floor: number as u32,
         next_inode: number,
         inodes: 1,
@@ -124,7 +125,7 @@ fn play(root: &Root, step: &Step, number: u64) -> Option<(Root, Result<(), Refus
     let sessions: Vec<_> = root.sessions.keys().copied().collect();
     let pick = |at: usize| sessions.get(at % sessions.len().max(1)).copied();
     let mut next = root.clone();
-    next.generation += 1;
+    next.follow([2; 16]);
     let result = match *step {
         Step::Register => next.register(SessionId(number), holder("h")),
         Step::Claim {
@@ -160,7 +161,7 @@ fn play(root: &Root, step: &Step, number: u64) -> Option<(Root, Result<(), Refus
 }
 
 fn history(steps: &[Step]) -> Root {
-    let mut root = Root::new(RepositoryId([7; 16]), [1; 16]);
+    let mut root = Root::witnessed(RepositoryId([7; 16]), [1; 16]);
     for (number, step) in steps.iter().enumerate() {
         if let Some((next, Ok(()))) = play(&root, step, number as u64 + 1) {
             root = next;
@@ -191,13 +192,13 @@ proptest! {
     /// What holds in every history, whoever does what.
     #[test]
     fn transitions_keep_their_promises(steps in proptest::collection::vec(step(), 0..80)) {
-        let mut root = Root::new(RepositoryId([7; 16]), [1; 16]);
+        let mut root = Root::witnessed(RepositoryId([7; 16]), [1; 16]);
         let mut gone: BTreeMap<SessionId, bool> = BTreeMap::new();
         for (number, step) in steps.iter().enumerate() {
             let Some((next, result)) = play(&root, step, number as u64 + 1) else { continue };
             if let Err(refusal) = result {
                 let mut untouched = root.clone();
-                untouched.generation += 1;
+                untouched.follow([2; 16]);
                 prop_assert_eq!(&next, &untouched, "{} left traces", refusal);
                 continue;
             }
@@ -258,6 +259,13 @@ proptest! {
     fn names_follow_their_rules(name in ".{0,300}") {
         let right = !name.is_empty() && name.len() <= 255 && !name.starts_with('.') && !name.starts_with('@') && !name.contains('/') && !name.contains('\0');
         prop_assert_eq!(check_name(&name).is_ok(), right);
+    }
+
+    #[test]
+    fn new_names_have_nothing_that_a_terminal_obeys(name in "[a-z]{1,9}", bad in "[\\x00-\\x1f\\x7f-\\u{9f}\\u{202a}-\\u{202e}\\u{2066}-\\u{2069}]", at in 0..2_usize) {
+        prop_assert!(check_new_name(&name).is_ok());
+        let spoiled = if at == 0 { bad + &name } else { name + &bad };
+        prop_assert!(check_new_name(&spoiled).is_err());
     }
 }
 

@@ -104,6 +104,7 @@ pub async fn open(
             entropy: Seeded::new(seed),
             memory,
             policy,
+            accept_rollback: false,
         },
         0,
     )
@@ -395,6 +396,7 @@ pub fn tree(number: u64) -> CommitRequest<()> {
         mark: (),
         tree: Some(id(number)),
         covered: number,
+        covered_journal: Some(2 * number),
         next_inode: 100 + number,
         inodes: number,
         bytes: 1000 * number,

@@ -47,6 +47,7 @@ impl Engine {
             },
             timeout: Duration::from_secs(10),
             min_generation: 0,
+            accepted: Default::default(),
             state_dir: None,
         };
         self.runtime()
@@ -116,6 +117,7 @@ impl Engine {
         let options = Options {
             overwrite: false,
             verify: true,
+            ..Options::default()
         };
         let restored = self.runtime().block_on(async {
             let (_, view) = repository

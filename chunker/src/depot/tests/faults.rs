@@ -6,6 +6,29 @@ use super::bucket::Verdict;
 use super::*;
 use crate::store::{Operation, StoreErrorKind};
 
+#[tokio::test]
+async fn a_frame_whose_fetch_is_abandoned_is_asked_for_again() {
+    let mut world = World::new(33, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let blob = noise(33, 10_000);
+    let stored = ingest.store_blob(Kind::Chunk, blob.clone()).await;
+    let id = stored.expect("stores");
+    world.commit(&ingest).await;
+    let depot = world.loaded().await;
+    let begun = depot.shared().reader.begin_in_vain(&id);
+    let reading = tokio::spawn({
+        let depot = depot.clone();
+        async move { depot.read_blob(Kind::Chunk, id).await }
+    });
+    // The reader waits for the fetch of another, which ends without an answer.
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    drop(begun);
+    assert_eq!(reading.await.expect("no panic").expect("reads"), blob);
+}
+
 /// Stores two files with a commit after each; returns what was acknowledged before the first error, and that error.
 async fn job(world: &mut World) -> (Vec<(StoredRun, Bytes)>, Option<DepotError>) {
     let mut acknowledged = Vec::new();

@@ -3,6 +3,7 @@
 mod balance;
 mod bucket;
 mod cached;
+mod delivered;
 mod faults;
 mod seals;
 mod spooled;

@@ -10,10 +10,11 @@ mod writes;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 
-use super::{Store, StoreError, StoreErrorKind};
+use super::{Store, StoreError, StoreErrorKind, Version};
 
 /// Opens one more handle on the same bucket, as another mount or a restarted program would.
 pub type Opener = Arc<dyn Fn() -> BoxFuture<'static, Arc<dyn Store>> + Send + Sync>;
@@ -87,7 +88,59 @@ impl Place {
     }
 
     async fn reopen(&self) -> Arc<dyn Store> {
-        (self.subject.open)().await
+        Arc::new(Settled((self.subject.open)().await))
+    }
+}
+
+/// How often a write is sent whose outcome the store does not tell.
+const UNTOLD_MAX: usize = 10;
+
+/// A store of which every caller does what the contract asks of it: an outcome that is not known is
+/// looked at, and what was not applied is sent again. A gateway onto files answers 409 to
+/// any write that its filesystem refuses in passing (versitygw, `ExistingObjectIsDirectory`), and a
+/// busy machine makes that happen.
+#[derive(Debug)]
+struct Settled(Arc<dyn Store>);
+
+#[async_trait]
+impl super::Layer for Settled {
+    fn below(&self) -> &dyn Store {
+        &*self.0
+    }
+
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        for _ in 0..UNTOLD_MAX {
+            match self.0.put_new(key, body.clone()).await {
+                Err(error) if error.kind() == StoreErrorKind::OutcomeUnknown => {}
+                told => return told,
+            }
+            match self.0.get(key).await {
+                Ok((found, version)) if found == body.concat() => return Ok(version),
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => {}
+            }
+        }
+        self.0.put_new(key, body).await
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        for _ in 0..UNTOLD_MAX {
+            match self.0.replace(key, body.clone(), expected).await {
+                Err(error) if error.kind() == StoreErrorKind::OutcomeUnknown => {}
+                told => return told,
+            }
+            if let Ok((found, version)) = self.0.get(key).await
+                && found == body.concat()
+            {
+                return Ok(version);
+            }
+        }
+        self.0.replace(key, body, expected).await
     }
 }
 
@@ -96,6 +149,7 @@ where
     F: AsyncFnOnce(&Place),
 {
     let store = (subject.open)().await;
+    let store: Arc<dyn Store> = Arc::new(Settled(store));
     // No directory in common: a gateway onto files removes the empty ones, and answers 409 to whoever creates below one just then (versitygw).
     let prefix = format!("contract-{}-{case}/", subject.salt);
     let place = Place {

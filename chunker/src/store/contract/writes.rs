@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::future::join_all;
 
 use super::super::{
-    PROBE_PREFIX, Store, StoreErrorKind as Kind, Version, probe_conditional_writes,
+    PROBE_PREFIX, Races, Store, StoreErrorKind as Kind, Version, probe_conditional_writes,
 };
 use super::{Place, assert_kind, body};
 
@@ -410,8 +410,8 @@ pub(super) async fn the_probe_finds_it_fit(place: &Place) {
     let other = place.reopen().await;
     let salts = ["probe-1", "probe-2"].map(|name| format!("{}-{name}", place.subject.salt));
     let (first, second) = futures::join!(
-        probe_conditional_writes(place.store.as_ref(), &salts[0]),
-        probe_conditional_writes(other.as_ref(), &salts[1]),
+        probe_conditional_writes(place.store.as_ref(), &salts[0], Races::MANY),
+        probe_conditional_writes(other.as_ref(), &salts[1], Races::FEW),
     );
     first.expect("the store is fit");
     second.expect("the store is fit");

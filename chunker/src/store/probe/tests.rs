@@ -1,8 +1,12 @@
 //! The probe against a right store, and against stores that are wrong in one way each.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use async_trait::async_trait;
 
 use super::*;
+use crate::entropy::{Entropy, SeededEntropy};
 use crate::store::{MemoryStore, ObjectInfo, Operation};
 
 /// Ways to be wrong.
@@ -18,6 +22,8 @@ enum Wrong {
     ListsLate,
     ChecksThenWrites,
     OneVersionForAll,
+    IgnoresRange,
+    AnswersAndForgets,
 }
 
 /// A store in memory that is wrong in one way.
@@ -65,12 +71,31 @@ impl crate::store::Layer for WrongStore {
         }
     }
 
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        match self.wrong {
+            Wrong::IgnoresRange => {
+                let (operation, kind) = (Operation::GetRange, StoreErrorKind::Invalid);
+                Err(StoreError::new(kind, operation, key, "the whole object"))
+            }
+            _ => self.inner.get_range(key, range).await,
+        }
+    }
+
     async fn replace(
         &self,
         key: &str,
         body: Vec<Bytes>,
         expected: &Version,
     ) -> Result<Version, StoreError> {
+        if self.wrong == Wrong::AnswersAndForgets && body[0].ends_with(b"replacer 0") {
+            return Ok(Version::token("forgotten".into()));
+        }
+        if self.wrong == Wrong::AnswersAndForgets
+            && body[0].windows(8).any(|word| word == b"replacer")
+        {
+            let kind = StoreErrorKind::Conflict;
+            return Err(StoreError::new(kind, Operation::Replace, key, "lost"));
+        }
         let exists = self.inner.head(key).await.is_ok();
         match self.wrong {
             Wrong::IgnoresVersions if exists => self.inner.put(key, body).await,
@@ -108,7 +133,9 @@ impl crate::store::Layer for WrongStore {
 async fn a_right_store_is_fit_and_left_as_it_was() {
     let store = MemoryStore::new();
     for salt in ["a", "a", "b"] {
-        probe_conditional_writes(&store, salt).await.unwrap();
+        probe_conditional_writes(&store, salt, Races::MANY)
+            .await
+            .unwrap();
         assert_eq!(store.object_count(), 0);
     }
 }
@@ -118,7 +145,7 @@ async fn several_probe_at_once() {
     let store = MemoryStore::new();
     let probes = (0..8).map(|number| {
         let store = store.clone();
-        async move { probe_conditional_writes(&store, &format!("salt-{number}")).await }
+        async move { probe_conditional_writes(&store, &format!("salt-{number}"), Races::FEW).await }
     });
     for result in join_all(probes).await {
         result.unwrap();
@@ -126,7 +153,7 @@ async fn several_probe_at_once() {
     assert_eq!(store.object_count(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn each_wrong_store_is_unfit_and_told_why() {
     let cases = [
         (Wrong::IgnoresCreateOnly, "over an existing object succeeds"),
@@ -138,13 +165,20 @@ async fn each_wrong_store_is_unfit_and_told_why() {
         (Wrong::ListsLate, "lists do not see earlier writes"),
         (Wrong::ChecksThenWrites, "4 succeed: they are not one step"),
         (Wrong::OneVersionForAll, "have the same version"),
+        (
+            Wrong::IgnoresRange,
+            "a part of an object cannot be read (Range)",
+        ),
+        (Wrong::AnswersAndForgets, "what it wrote does not stand"),
     ];
     for (wrong, words) in cases {
         let store = WrongStore {
             inner: MemoryStore::new(),
             wrong,
         };
-        let error = probe_conditional_writes(&store, "salt").await.unwrap_err();
+        let error = probe_conditional_writes(&store, "salt", Races::FEW)
+            .await
+            .unwrap_err();
         let text = error.to_string();
         assert!(
             matches!(error, ProbeError::Unfit { .. }),
@@ -161,5 +195,116 @@ async fn each_wrong_store_is_unfit_and_told_why() {
         inner: MemoryStore::new(),
         wrong: Wrong::No,
     };
-    probe_conditional_writes(&store, "salt").await.unwrap();
+    probe_conditional_writes(&store, "salt", Races::FEW)
+        .await
+        .unwrap();
+}
+
+/// A store that checks no condition of some requests, and a line to it that loses some answers.
+#[derive(Debug)]
+struct Shaky {
+    inner: MemoryStore,
+    entropy: SeededEntropy,
+    slips_percent: u8,
+    lost_percent: u8,
+    /// A middle box that repeats a write whose answer is lost, so that it is refused for its own
+    /// success.
+    repeats: bool,
+}
+
+impl Shaky {
+    fn new(seed: u64, slips_percent: u8, lost_percent: u8, repeats: bool) -> Self {
+        Self {
+            inner: MemoryStore::new(),
+            entropy: SeededEntropy::new(seed),
+            slips_percent,
+            lost_percent,
+            repeats,
+        }
+    }
+
+    fn happens(&self, percent: u8) -> bool {
+        let mut byte = [0; 2];
+        self.entropy.fill(&mut byte);
+        u16::from_le_bytes(byte) % 100 < u16::from(percent)
+    }
+
+    fn lose(&self, operation: Operation, key: &str) -> Result<(), StoreError> {
+        let refused = match operation {
+            Operation::PutNew => StoreErrorKind::AlreadyExists,
+            _ => StoreErrorKind::Conflict,
+        };
+        let kind = if self.repeats {
+            refused
+        } else {
+            StoreErrorKind::OutcomeUnknown
+        };
+        match self.happens(self.lost_percent) {
+            true => Err(StoreError::new(kind, operation, key, "the answer is lost")),
+            false => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl crate::store::Layer for Shaky {
+    fn below(&self) -> &dyn Store {
+        &self.inner
+    }
+
+    async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
+        let written = match self.happens(self.slips_percent) {
+            true => self.inner.put(key, body).await,
+            false => self.inner.put_new(key, body).await,
+        };
+        self.lose(Operation::PutNew, key)?;
+        written
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        let exists = self.inner.head(key).await.is_ok();
+        let written = match exists && self.happens(self.slips_percent) {
+            true => self.inner.put(key, body).await,
+            false => self.inner.replace(key, body, expected).await,
+        };
+        self.lose(Operation::Replace, key)?;
+        written
+    }
+}
+
+async fn probed(store: &Arc<Shaky>, races: Races) -> Result<(), ProbeError> {
+    probe_conditional_writes(store.as_ref(), "salt", races).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_loses_answers_makes_no_store_unfit() {
+    for seed in 0..400 {
+        for repeats in [false, true] {
+            for races in [Races::FEW, Races::MANY] {
+                let store = Arc::new(Shaky::new(seed, 0, 15, repeats));
+                let verdict = probed(&store, races).await;
+                verdict.unwrap_or_else(|error| panic!("seed {seed}, {repeats}: {error}"));
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_races_find_a_store_that_now_and_then_checks_no_condition() {
+    for lost_percent in [0, 15] {
+        let mut found = 0;
+        for seed in 0..200 {
+            let store = Arc::new(Shaky::new(seed, 3, lost_percent, false));
+            if let Err(error) = probed(&store, Races::MANY).await {
+                assert!(matches!(error, ProbeError::Unfit { .. }), "{error}");
+                found += 1;
+            }
+        }
+        assert!(found >= 198, "{found} of 200");
+    }
 }

@@ -14,6 +14,17 @@ pub(super) enum Fault {
     Answer(Answer),
     /// There was no answer, or not all of it.
     Broken(Broken),
+    /// The server answered with success, but not to what was asked.
+    Senseless(Senseless),
+}
+
+/// A success that is none.
+#[derive(Clone, Debug)]
+pub(super) struct Senseless {
+    /// The server's host, and its port if it is not the usual one.
+    pub host: String,
+    /// What is wrong with it.
+    pub reason: &'static str,
 }
 
 /// An answer other than success.
@@ -27,8 +38,10 @@ pub(super) struct Answer {
     pub code: Option<String>,
     /// The service's words for it.
     pub message: Option<String>,
-    /// Where the bucket really is, if the server says so.
+    /// Where the bucket really is, if the server says so and the request was for another region.
     pub region: Option<String>,
+    /// Where the server sends the request instead.
+    pub location: Option<String>,
     /// How long the server wants to be left alone.
     pub retry_after: Option<Duration>,
 }
@@ -40,6 +53,8 @@ pub(super) struct Broken {
     pub host: String,
     /// Whether the server may have got all of the request. Until it has, it cannot have applied it.
     pub sent: bool,
+    /// Whether there was a connection.
+    pub connected: bool,
     /// What happened.
     pub reason: String,
 }
@@ -49,6 +64,7 @@ impl fmt::Display for Fault {
         match self {
             Fault::Answer(answer) => write!(formatter, "{answer}"),
             Fault::Broken(broken) => write!(formatter, "{}: {}", broken.host, broken.reason),
+            Fault::Senseless(Senseless { host, reason }) => write!(formatter, "{host} {reason}"),
         }
     }
 }
@@ -76,11 +92,14 @@ pub(super) fn meaning(operation: Operation, fault: &Fault) -> Meaning {
     match fault {
         Fault::Answer(answer) => meaning_of_answer(operation, answer),
         Fault::Broken(broken) => meaning_of_silence(operation, broken),
+        Fault::Senseless(_) => (StoreErrorKind::Invalid, fault.to_string()),
     }
 }
 
 fn meaning_of_silence(operation: Operation, broken: &Broken) -> Meaning {
-    let Broken { host, sent, reason } = broken;
+    let Broken {
+        host, sent, reason, ..
+    } = broken;
     if reason.contains("certificate") {
         return (
             StoreErrorKind::Other,
@@ -97,7 +116,7 @@ fn meaning_of_silence(operation: Operation, broken: &Broken) -> Meaning {
 fn meaning_of_answer(operation: Operation, answer: &Answer) -> Meaning {
     let code = answer.code.as_deref().unwrap_or("");
     if let Some(region) = &answer.region
-        && matches!(answer.status, 301 | 307 | 400)
+        && is_about_region(answer.status, code)
     {
         return (
             StoreErrorKind::Invalid,
@@ -109,6 +128,21 @@ fn meaning_of_answer(operation: Operation, answer: &Answer) -> Meaning {
         None => kind_of_status(operation, answer.status),
     };
     (kind, words(kind, operation, code, answer))
+}
+
+/// Whether an answer says that the bucket is elsewhere. Servers name the bucket's region in other
+/// answers too, as in that to an expired token.
+fn is_about_region(status: u16, code: &str) -> bool {
+    match code {
+        "PermanentRedirect"
+        | "TemporaryRedirect"
+        | "AuthorizationHeaderMalformed"
+        | "IllegalLocationConstraintException"
+        | "InvalidRegionName" => true,
+        // The answer to a question for an object's size has no document.
+        "" => matches!(status, 301 | 307 | 400),
+        _ => false,
+    }
 }
 
 /// The meaning of the error codes of S3, Google Cloud Storage (its XML interface), Azure Blob Storage and MinIO.
@@ -186,6 +220,10 @@ fn kind_of_status(operation: Operation, status: u16) -> StoreErrorKind {
         (416, _) => Kind::OutOfRange,
         (507, _) => Kind::NoSpace,
         (501, _) => Kind::Invalid,
+        // Nothing was done where the request went, and bkfs does not follow. The first two may be
+        // meant for good.
+        (301 | 308, _) => Kind::Invalid,
+        (302 | 303 | 307, _) => Kind::Unreachable,
         (429, _) => Kind::Throttled,
         (408, _) => Kind::Unreachable,
         // What stands between may have passed the write on before it gave up; and 409 without a code that says so is no proof either.
@@ -221,16 +259,27 @@ fn words(kind: StoreErrorKind, operation: Operation, code: &str, answer: &Answer
         (Kind::Invalid, _) if answer.status == 501 => {
             "the store cannot do this (conditional writes are needed)"
         }
+        _ if matches!(answer.status, 301..=303 | 307 | 308) => return redirected(answer),
         _ => return answer.to_string(),
     };
     format!("{advice}: {answer}")
 }
 
+fn redirected(answer: &Answer) -> String {
+    let location = answer.location.as_deref().unwrap_or("another address");
+    format!(
+        "{answer}: it sends requests elsewhere, to {location}, and bkfs does not follow: give the address that answers itself as the endpoint"
+    )
+}
+
 /// What it means that credentials could not be had: their source, not the store, is at fault.
 pub(super) fn meaning_without_credentials(fault: &Fault) -> Meaning {
     let kind = match fault {
-        Fault::Broken(broken) if is_metadata_service(&broken.host) => StoreErrorKind::Denied,
-        Fault::Broken(_) => StoreErrorKind::Unreachable,
+        // There is no such service. One that was reached, and does not answer, is there.
+        Fault::Broken(broken) if is_metadata_service(&broken.host) && !broken.connected => {
+            StoreErrorKind::Denied
+        }
+        Fault::Broken(_) | Fault::Senseless(_) => StoreErrorKind::Unreachable,
         Fault::Answer(answer) if answer.status == 429 || answer.status >= 500 => {
             StoreErrorKind::Throttled
         }
@@ -246,7 +295,7 @@ pub(super) fn meaning_without_credentials(fault: &Fault) -> Meaning {
 }
 
 /// Where the clouds tell their own machines who they are: not reachable from anywhere else.
-fn is_metadata_service(host: &str) -> bool {
+pub(super) fn is_metadata_service(host: &str) -> bool {
     host.starts_with("169.254.") || host.starts_with("metadata.google.internal")
 }
 
@@ -288,6 +337,7 @@ mod tests {
         Fault::Broken(Broken {
             host: "store.example".into(),
             sent,
+            connected: true,
             reason: "connection reset".into(),
         })
     }
@@ -383,6 +433,7 @@ mod tests {
             Fault::Broken(Broken {
                 host: host.into(),
                 sent: false,
+                connected: false,
                 reason: "connection refused".into(),
             })
         };

@@ -6,14 +6,19 @@
 //!
 //! # What is tried again
 //!
-//! Reads and lists, until they succeed or [`StoreOptions::retry_for`] has passed. Writes only while it is certain that
+//! Reads and lists, until they succeed or [`StoreOptions::retry_for`] has passed; those whose
+//! answer makes no sense, three times in all. Writes only while it is certain that
 //! nothing was applied: no connection, a request that broke off before its last byte, or a refusal that says so. [`Store::put`], [`Store::delete`] and [`Store::extend_lock`], which
 //! change nothing by being repeated, also when the outcome is not known.
 
 mod answer;
+mod attempt;
+mod contact;
+mod list;
 mod lock;
 mod profile;
 mod setup;
+mod steady;
 mod transport;
 
 #[cfg(test)]
@@ -26,32 +31,22 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::TryStreamExt;
-use object_store::list::{PaginatedListOptions, PaginatedListStore};
+use object_store::list::PaginatedListStore;
 use object_store::path::Path;
 use object_store::{
-    Extensions, GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
-    PutOptions, PutPayload, PutResult, UpdateVersion,
+    GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    PutPayload, PutResult, UpdateVersion,
 };
-use tokio::time::{Instant, sleep};
 
 use super::{
     ObjectInfo, Operation, RepositoryUrl, Store, StoreError, StoreErrorKind, StoreOptions, Version,
     WHOLE_OBJECT_BYTES_MAX, check_key, check_prefix, check_range, too_large,
 };
 use crate::lock::Lock;
-use answer::{Fault, fault_in, meaning, meaning_without_credentials};
+use attempt::carrying;
+use contact::Contact;
 use lock::{Locker, Locking};
 use setup::Setup;
-use transport::Departed;
-
-/// The first pause before a request is sent again; each further one is twice as long, up to [`PAUSE_MAX`].
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// The longest pause before a request is sent again.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
-
-/// How many keys are asked for at once (the most that S3 gives).
-const PAGE_KEYS_MAX: usize = 1000;
 
 /// The body of an answer that announced `length` bytes, at most the largest that are read at once. What sends more is not read to its end.
 async fn body_of(answer: GetResult, length: u64) -> object_store::Result<Bytes> {
@@ -59,17 +54,24 @@ async fn body_of(answer: GetResult, length: u64) -> object_store::Result<Bytes> 
     let mut body = Vec::with_capacity(length as usize);
     while let Some(part) = parts.try_next().await? {
         if (body.len() + part.len()) as u64 > length {
-            return Err(object_store::Error::Generic {
-                store: "remote",
-                source: "the body is longer than was announced".into(),
-            });
+            return Err(other_length("longer"));
         }
         if body.is_empty() && part.len() as u64 == length {
             return Ok(part);
         }
         body.extend_from_slice(&part);
     }
-    Ok(body.into())
+    match body.len() as u64 == length {
+        true => Ok(body.into()),
+        false => Err(other_length("shorter")),
+    }
+}
+
+fn other_length(how: &str) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "remote",
+        source: format!("the body is {how} than was announced").into(),
+    }
 }
 
 /// What the services' clients have in common.
@@ -96,11 +98,13 @@ pub struct RemoteStore {
     prefix: String,
     shown: String,
     retry_for: Duration,
+    contact: Arc<Contact>,
 }
 
 impl RemoteStore {
     /// Sets up the client for a repository in S3, Google Cloud or Azure. Whether the bucket is there shows at the first request.
     pub async fn open(url: &RepositoryUrl, options: &StoreOptions) -> Result<Self, StoreError> {
+        let contact = Arc::new(Contact::new(options));
         let (
             Setup {
                 service,
@@ -110,10 +114,14 @@ impl RemoteStore {
             },
             prefix,
         ) = match url {
-            RepositoryUrl::S3 { bucket, prefix } => (setup::s3(bucket, options).await?, prefix),
-            RepositoryUrl::Gcs { bucket, prefix } => (setup::gcs(bucket, options)?, prefix),
+            RepositoryUrl::S3 { bucket, prefix } => {
+                (setup::s3(bucket, options, &contact).await?, prefix)
+            }
+            RepositoryUrl::Gcs { bucket, prefix } => {
+                (setup::gcs(bucket, options, &contact)?, prefix)
+            }
             RepositoryUrl::Azure { container, prefix } => {
-                (setup::azure(container, options)?, prefix)
+                (setup::azure(container, options, &contact)?, prefix)
             }
             RepositoryUrl::Local { .. } | RepositoryUrl::Word(_) => {
                 return Err(StoreError::new(
@@ -137,6 +145,7 @@ impl RemoteStore {
                 None => url.to_string(),
             },
             retry_for: options.retry_for,
+            contact,
         })
     }
 
@@ -145,66 +154,6 @@ impl RemoteStore {
         Path::parse(format!("{}{key}", self.prefix)).map_err(|error| {
             StoreError::new(StoreErrorKind::Invalid, operation, key, error.to_string())
         })
-    }
-
-    /// Sends a request, and again where that cannot do harm.
-    async fn attempt<T, F>(
-        &self,
-        operation: Operation,
-        key: &str,
-        mut request: impl FnMut(Departed) -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = object_store::Result<T>>,
-    {
-        let start = Instant::now();
-        let mut pause = PAUSE;
-        loop {
-            let departed = Departed::default();
-            let error = match request(departed.clone()).await {
-                Ok(answer) => return Ok(answer),
-                Err(error) => error,
-            };
-            let wanted = retry_after(&error);
-            let failure = self.failure(operation, key, error, &departed);
-            let harmless = failure.is_transient()
-                || (failure.kind() == StoreErrorKind::OutcomeUnknown && operation.is_repeatable());
-            let next = jittered(pause).max(wanted.unwrap_or_default().min(PAUSE_MAX));
-            if !harmless || start.elapsed() + next > self.retry_for {
-                return Err(failure);
-            }
-            tracing::debug!(%failure, pause_ms = next.as_millis(), "the request will be sent again");
-            sleep(next).await;
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
-    }
-
-    /// What an error of `object_store` means.
-    fn failure(
-        &self,
-        operation: Operation,
-        key: &str,
-        error: object_store::Error,
-        departed: &Departed,
-    ) -> StoreError {
-        // A deletion cannot be told from the request for its credentials; it does no harm.
-        let gone = departed.is_set() || operation == Operation::Delete;
-        let (kind, message) = match (fault_in(&error), gone) {
-            (Some(fault), true) => meaning(operation, fault),
-            (Some(fault), false) => meaning_without_credentials(fault),
-            (None, _) if matches!(error, object_store::Error::NotFound { .. }) => (
-                StoreErrorKind::NotFound,
-                "there is no such object".to_owned(),
-            ),
-            (None, true) if operation.is_write() => {
-                (StoreErrorKind::OutcomeUnknown, error.to_string())
-            }
-            (None, _) => (
-                StoreErrorKind::Invalid,
-                format!("the store's answer makes no sense: {error}"),
-            ),
-        };
-        StoreError::new(kind, operation, key, message)
     }
 
     async fn fetch(
@@ -304,46 +253,6 @@ impl RemoteStore {
             Flavor::S3 | Flavor::Azure => Version::new(etag, None),
         }
     }
-
-    async fn page(
-        &self,
-        prefix: &str,
-        options: &PaginatedListOptions,
-    ) -> Result<(Vec<ObjectMeta>, Option<String>), StoreError> {
-        let whole = format!("{}{prefix}", self.prefix);
-        let asked = Some(whole.as_str()).filter(|whole| !whole.is_empty());
-        let page = self
-            .attempt(Operation::List, prefix, |departed| {
-                let mut options = options.clone();
-                options.extensions = carrying(departed);
-                self.service.list_paginated(asked, options)
-            })
-            .await?;
-        Ok((page.result.objects, page.page_token))
-    }
-
-    /// The prefix and the offset that the service is asked for.
-    fn asked<'a>(&self, prefix: &'a str, after: Option<&str>) -> (&'a str, Option<String>) {
-        let directory = prefix.rfind('/').map_or("", |slash| &prefix[..=slash]);
-        let (asked, after) = match self.flavor {
-            // For Azure, `object_store` leaves out what is named exactly as the prefix. So it is asked for what lies in the
-            // directory, from something before the prefix on.
-            Flavor::Azure if directory != prefix => {
-                let mut before = prefix.chars();
-                before.next_back();
-                (directory, after.max(Some(before.as_str())))
-            }
-            _ => (prefix, after),
-        };
-        let offset = after.map(|after| format!("{}{after}", self.prefix));
-        (asked, offset)
-    }
-
-    /// The key of a listed object; `None` if it is none of ours.
-    fn key_of<'a>(&self, meta: &'a ObjectMeta) -> Option<&'a str> {
-        let key = meta.location.as_ref().strip_prefix(&self.prefix)?;
-        check_key(Operation::List, key).is_ok().then_some(key)
-    }
 }
 
 /// What a read brought.
@@ -354,33 +263,11 @@ struct Read {
     meta: ObjectMeta,
 }
 
-fn carrying(departed: Departed) -> Extensions {
-    let mut extensions = Extensions::new();
-    extensions.insert(departed);
-    extensions
-}
-
 fn is_about_range(error: &StoreError) -> bool {
     matches!(
         error.kind(),
         StoreErrorKind::OutOfRange | StoreErrorKind::Invalid
     )
-}
-
-fn retry_after(error: &object_store::Error) -> Option<Duration> {
-    match fault_in(error) {
-        Some(Fault::Answer(answer)) => answer.retry_after,
-        _ => None,
-    }
-}
-
-/// Between half of a pause and all of it, so that those who failed together do not come back together.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "nothing but the moment of a repeated request depends on it"
-)]
-fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)
 }
 
 #[async_trait]
@@ -527,41 +414,7 @@ impl Store for RemoteStore {
         limit: usize,
     ) -> Result<Vec<ObjectInfo>, StoreError> {
         check_prefix(prefix)?;
-        let (asked, offset) = self.asked(prefix, after);
-        let mut found: Vec<ObjectInfo> = Vec::new();
-        let mut options = PaginatedListOptions {
-            offset,
-            ..PaginatedListOptions::default()
-        };
-        while found.len() < limit {
-            options.max_keys = Some((limit - found.len()).min(PAGE_KEYS_MAX));
-            let (objects, token) = self.page(asked, &options).await?;
-            let is_behind = |key: &str| key > prefix && !key.starts_with(prefix);
-            let last = objects.last().and_then(|meta| self.key_of(meta));
-            let is_over = token.is_none() || last.is_some_and(is_behind);
-            found.extend(objects.iter().filter_map(|meta| {
-                let key = self.key_of(meta)?;
-                let wanted = key.starts_with(prefix) && after.is_none_or(|after| key > after);
-                wanted.then(|| ObjectInfo {
-                    key: key.to_owned(),
-                    size: meta.size,
-                })
-            }));
-            if is_over {
-                break;
-            }
-            options.page_token = token;
-        }
-        found.truncate(limit);
-        match found.is_sorted_by(|first, second| first.key < second.key) {
-            true => Ok(found),
-            false => Err(StoreError::new(
-                StoreErrorKind::Invalid,
-                Operation::List,
-                prefix,
-                "the store does not list in the order of keys",
-            )),
-        }
+        self.list_keys(prefix, after, limit).await
     }
 
     async fn put_locked(

@@ -11,9 +11,11 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
 use url::{Host, Url};
 
+use super::contact::Contact;
 use super::lock::Locker;
 use super::profile::Profiles;
-use super::transport::Connector;
+use super::steady::Steady;
+use super::transport::{Connector, Patience};
 use super::{Flavor, Service};
 use crate::store::{Operation, StoreError, StoreErrorKind, StoreOptions};
 
@@ -28,7 +30,7 @@ pub(super) struct Setup {
 }
 
 /// How long the question for a bucket's region may take.
-const REGION_TIMEOUT: Duration = Duration::from_secs(10);
+const REGION_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The region of a bucket that has none, as `object_store` has it.
 const REGION_DEFAULT: &str = "us-east-1";
@@ -51,11 +53,16 @@ fn no_retries() -> RetryConfig {
     }
 }
 
-fn connector(options: &StoreOptions) -> Connector {
+fn connector(options: &StoreOptions, contact: &Arc<Contact>) -> Connector {
     Connector {
         connect_timeout: options.connect_timeout,
-        stall_timeout: options.stall_timeout,
+        patience: Patience {
+            stall: options.stall_timeout,
+            drain: options.drain_timeout,
+        },
+        contact: Arc::clone(contact),
         made: Arc::default(),
+        clients: Arc::default(),
     }
 }
 
@@ -107,7 +114,11 @@ fn check_endpoint(endpoint: &str) -> Result<(), StoreError> {
     }
 }
 
-pub(super) async fn s3(bucket: &str, options: &StoreOptions) -> Result<Setup, StoreError> {
+pub(super) async fn s3(
+    bucket: &str,
+    options: &StoreOptions,
+    contact: &Arc<Contact>,
+) -> Result<Setup, StoreError> {
     use AmazonS3ConfigKey as Key;
     let mut builder = match options.use_environment {
         true => AmazonS3Builder::from_env(),
@@ -145,25 +156,22 @@ pub(super) async fn s3(bucket: &str, options: &StoreOptions) -> Result<Setup, St
         // Nothing is gained there by hashing each body once more, here and at the server.
         builder = builder.with_unsigned_payload(true);
     }
-    let region = [Key::Region, Key::DefaultRegion]
-        .iter()
-        .find_map(|key| builder.get_config_value(key))
-        .filter(|region| !region.is_empty())
-        .unwrap_or_else(|| REGION_DEFAULT.to_owned());
-    let connector = connector(options);
+    let region = region_of(&builder);
+    let connector = connector(options, contact);
     let made = Arc::clone(&connector.made);
-    let service = builder
+    let builder = builder
         .with_bucket_name(bucket)
         // One request for one object is understood by every server; the request for many is not.
         .with_config(Key::DisableBulkDelete, "true")
         .with_retry(no_retries())
-        .with_http_connector(connector)
-        .build()
-        .map_err(refused)?;
-    let service = Arc::new(service);
-    let locker = made.get().map(|client| Locker {
+        .with_http_connector(connector);
+    let first = builder.clone().build().map_err(refused)?;
+    let builder = builder.with_credentials(Steady::new(first.credentials()));
+    let service = Arc::new(builder.build().map_err(refused)?);
+    let made = made.lock().take();
+    let locker = made.map(|client| Locker {
         service: Arc::clone(&service),
-        client: client.clone(),
+        client,
         region,
     });
     Ok(Setup {
@@ -172,6 +180,16 @@ pub(super) async fn s3(bucket: &str, options: &StoreOptions) -> Result<Setup, St
         locker,
         endpoint,
     })
+}
+
+/// The region that requests are signed for.
+fn region_of(builder: &AmazonS3Builder) -> String {
+    use AmazonS3ConfigKey as Key;
+    [Key::Region, Key::DefaultRegion]
+        .iter()
+        .find_map(|key| builder.get_config_value(key))
+        .filter(|region| !region.is_empty())
+        .unwrap_or_else(|| REGION_DEFAULT.to_owned())
 }
 
 /// Whether environment and settings name any credentials, or say that none are wanted.
@@ -255,7 +273,11 @@ async fn at_amazon(builder: AmazonS3Builder, bucket: &str) -> Result<AmazonS3Bui
     Ok(builder)
 }
 
-pub(super) fn gcs(bucket: &str, options: &StoreOptions) -> Result<Setup, StoreError> {
+pub(super) fn gcs(
+    bucket: &str,
+    options: &StoreOptions,
+    contact: &Arc<Contact>,
+) -> Result<Setup, StoreError> {
     use GoogleConfigKey as Key;
     let mut builder = match options.use_environment {
         true => GoogleCloudStorageBuilder::from_env(),
@@ -274,21 +296,25 @@ pub(super) fn gcs(bucket: &str, options: &StoreOptions) -> Result<Setup, StoreEr
             builder = builder.with_config(Key::Client(ClientConfigKey::AllowHttp), "true");
         }
     }
-    let service = builder
+    let builder = builder
         .with_bucket_name(bucket)
         .with_retry(no_retries())
-        .with_http_connector(connector(options))
-        .build()
-        .map_err(refused)?;
+        .with_http_connector(connector(options, contact));
+    let first = builder.clone().build().map_err(refused)?;
+    let builder = builder.with_credentials(Steady::new(first.credentials()));
     Ok(Setup {
-        service: Arc::new(service),
+        service: Arc::new(builder.build().map_err(refused)?),
         flavor: Flavor::Gcs,
         locker: None,
         endpoint,
     })
 }
 
-pub(super) fn azure(container: &str, options: &StoreOptions) -> Result<Setup, StoreError> {
+pub(super) fn azure(
+    container: &str,
+    options: &StoreOptions,
+    contact: &Arc<Contact>,
+) -> Result<Setup, StoreError> {
     use AzureConfigKey as Key;
     let mut builder = match options.use_environment {
         true => MicrosoftAzureBuilder::from_env(),
@@ -307,14 +333,14 @@ pub(super) fn azure(container: &str, options: &StoreOptions) -> Result<Setup, St
             builder = builder.with_allow_http(true);
         }
     }
-    let service = builder
+    let builder = builder
         .with_container_name(container)
         .with_retry(no_retries())
-        .with_http_connector(connector(options))
-        .build()
-        .map_err(refused)?;
+        .with_http_connector(connector(options, contact));
+    let first = builder.clone().build().map_err(refused)?;
+    let builder = builder.with_credentials(Steady::new(first.credentials()));
     Ok(Setup {
-        service: Arc::new(service),
+        service: Arc::new(builder.build().map_err(refused)?),
         flavor: Flavor::Azure,
         locker: None,
         endpoint,

@@ -5,8 +5,10 @@ use std::sync::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use tokio::time::{Instant, sleep};
+
 use super::*;
-use crate::store::StoreErrorKind as Kind;
+use crate::store::{Notice, StoreErrorKind as Kind};
 
 /// What the server does with one request.
 #[derive(Clone, Debug)]
@@ -435,6 +437,7 @@ async fn an_absent_server_is_named() {
     let url = "s3://bucket".parse().unwrap();
     let impatient = StoreOptions {
         retry_for: Duration::from_millis(300),
+        wait: true,
         ..options(&format!("http://{address}"))
     };
     let store = RemoteStore::open(&url, &impatient).await.unwrap();
@@ -502,8 +505,9 @@ async fn an_object_that_is_too_large_is_not_begun() {
 /// Without a bound this would take memory until there is none.
 #[tokio::test]
 async fn a_body_without_end_is_broken_off() {
-    // The second answer is to the question for the object's size.
-    let (store, _) = scripted([Step::Endless, answer("200 OK", "0123456789")]).await;
+    // The last answer is to the question for the object's size.
+    let endless = [Step::Endless, Step::Endless, Step::Endless];
+    let (store, _) = scripted([&endless[..], &[answer("200 OK", "0123456789")]].concat()).await;
     let error = store.get_range("a", 4..7).await.unwrap_err();
     assert!(error.to_string().contains("longer than"), "{error}");
 }
@@ -531,6 +535,242 @@ async fn other_bytes_than_were_asked_for_are_refused() {
     let (store, _) = scripted([other("bytes 4-6/7", "456"), whole]).await;
     let error = store.get_range("a", 4..12).await.unwrap_err();
     assert_eq!(error.kind(), Kind::OutOfRange, "{error}");
+}
+
+/// A page of a list with these keys, and the token for the next.
+fn page(keys: &[String], token: &str) -> Step {
+    let contents: String = keys
+        .iter()
+        .map(|key| {
+            format!(
+                "<Contents><Key>prefix/{key}</Key><Size>1</Size><ETag>&quot;e&quot;</ETag><LastModified>2026-11-20T10:00:00.000Z</LastModified></Contents>"
+            )
+        })
+        .collect();
+    answer(
+        "200 OK",
+        &format!(
+            "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>{contents}</ListBucketResult>"
+        ),
+    )
+}
+
+#[tokio::test]
+async fn a_list_that_does_not_end_is_refused() {
+    let keys = |from: usize| [from, from + 1].map(|number| format!("data/{number:06}"));
+    let same_token = |number: usize| page(&keys(number * 2), "again");
+    let same_keys = |number: usize| page(&keys(0), &format!("t{number}"));
+    let nothing = |number: usize| page(&[], &format!("t{number}"));
+    let of_others = |number: usize| page(&["daa/x".to_owned()], &format!("t{number}"));
+    let cases: [(&dyn Fn(usize) -> Step, usize); 4] = [
+        (&same_token, 2),
+        (&same_keys, 2),
+        (&nothing, 100),
+        (&of_others, 100),
+    ];
+    for (number, (make, most)) in cases.into_iter().enumerate() {
+        let (store, seen) = scripted((0..300).map(make).collect::<Vec<_>>()).await;
+        let error = store.list("data/", None, 1_000_000).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid, "case {number}: {error}");
+        assert!(error.message().contains("the store"), "{error}");
+        assert!(seen.count() <= most, "case {number}: {}", seen.count());
+    }
+}
+
+#[tokio::test]
+async fn an_answer_to_a_read_that_makes_no_sense_is_asked_for_again() {
+    let partial = |range: &str, text: &str| {
+        let range = ("Content-Range", range.to_owned());
+        let etag = ("ETag", "\"tag\"".to_owned());
+        Step::Answer("206 Partial Content", vec![range, etag], text.to_owned())
+    };
+    let right = || partial("bytes 4-6/10", "456");
+    for wrong in [
+        answer("200 OK", "0123456789"),
+        partial("bytes 4-5/10", "45"),
+        partial("bytes 0-2/10", "012"),
+        Step::Answer("206 Partial Content", vec![], "456".to_owned()),
+    ] {
+        let (store, seen) = scripted([wrong.clone(), right()]).await;
+        let read = store.get_range("a", 4..7).await;
+        assert_eq!(read.expect("the second is right"), "456", "{wrong:?}");
+        assert_eq!(seen.count(), 2);
+        // Three times the same is the store's own doing. The fourth request asks for the size.
+        let script = [
+            wrong.clone(),
+            wrong.clone(),
+            wrong,
+            answer("200 OK", "0123456789"),
+        ];
+        let (store, seen) = scripted(script).await;
+        let error = store.get_range("a", 4..7).await.unwrap_err();
+        assert_eq!((error.kind(), seen.count()), (Kind::Invalid, 4), "{error}");
+    }
+    let whole = answer("200 OK", "0123456789");
+    let (store, _) = scripted([whole.clone(), whole.clone(), whole.clone(), whole]).await;
+    let error = store.get_range("a", 4..7).await.unwrap_err();
+    assert!(error.message().contains("ignores Range"), "{error}");
+    let without_tag = Step::Answer("200 OK", vec![], "read".to_owned());
+    let (store, _) = scripted([without_tag, answer("200 OK", "read")]).await;
+    assert_eq!(store.get("root").await.unwrap().0, "read");
+}
+
+#[tokio::test]
+async fn a_tail_that_is_shorter_than_announced_is_not_believed() {
+    let headers = vec![
+        ("Content-Range", "bytes 4-9/10".to_owned()),
+        ("ETag", "\"tag\"".to_owned()),
+    ];
+    let tail = |text: &str| Step::Answer("206 Partial Content", headers.clone(), text.to_owned());
+    let (store, seen) = scripted([tail("45678"), tail("456789")]).await;
+    let (read, size) = store.get_tail("a", 6).await.unwrap();
+    assert_eq!((read, size), (Bytes::from("456789"), 10));
+    assert_eq!(seen.count(), 2);
+}
+
+#[tokio::test]
+async fn a_passing_redirection_is_waited_out_and_explained() {
+    let moved = |status| {
+        let location = ("Location", "http://elsewhere.example/".to_owned());
+        Step::Answer(status, vec![location], String::new())
+    };
+    for status in ["307 Temporary Redirect", "302 Found"] {
+        let (store, seen) = scripted([moved(status), success()]).await;
+        store.replace("root", body(1), &version()).await.unwrap();
+        assert_eq!(seen.count(), 2, "{status}");
+    }
+    let (store, seen) = scripted([moved("308 Permanent Redirect")]).await;
+    let error = store.put_new("a", body(1)).await.unwrap_err();
+    assert_eq!((error.kind(), seen.count()), (Kind::Invalid, 1), "{error}");
+    for words in ["elsewhere.example", "endpoint", "308"] {
+        assert!(error.message().contains(words), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_expired_token_is_not_taken_for_another_region() {
+    let expired = Step::Answer(
+        "400 Bad Request",
+        vec![("x-amz-bucket-region", "us-east-1".to_owned())],
+        "<Error><Code>ExpiredToken</Code><Message>it has expired</Message></Error>".to_owned(),
+    );
+    let elsewhere = Step::Answer(
+        "400 Bad Request",
+        vec![("x-amz-bucket-region", "eu-west-1".to_owned())],
+        "<Error><Code>ExpiredToken</Code></Error>".to_owned(),
+    );
+    for step in [expired, elsewhere] {
+        let (store, _) = scripted([step]).await;
+        let error = store.get("config").await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Denied, "{error}");
+        assert!(error.message().contains("have expired"), "{error}");
+    }
+    // The answer to a question for a size has no code; the bucket is where we ask already.
+    let headers = vec![("x-amz-bucket-region", "us-east-1".to_owned())];
+    let (store, _) = scripted([Step::Answer("400 Bad Request", headers, String::new())]).await;
+    let error = store.head("config").await.unwrap_err();
+    assert!(!error.message().contains("AWS_REGION"), "{error}");
+}
+
+/// Options of one who waits `timeout`, and what that one is told.
+fn noticed(endpoint: &str, timeout: Duration) -> (StoreOptions, Arc<Mutex<Vec<String>>>) {
+    let told: Arc<Mutex<Vec<String>>> = Arc::default();
+    let options = StoreOptions {
+        notice: Notice::new({
+            let told = told.clone();
+            move |cause| told.lock().unwrap().push(cause.to_owned())
+        }),
+        ..options(endpoint)
+    };
+    (options.within(timeout), told)
+}
+
+#[tokio::test]
+async fn a_server_that_was_never_reached_is_told_soon_unless_it_is_waited_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let absent = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    // No TLS is spoken there; and a name that cannot be.
+    let (plain, _) = serve(vec![Step::Hang; 20]).await;
+    let no_tls = plain.replace("http://", "https://");
+    let no_name = "http://name.invalid:9000";
+    let url = "s3://bucket".parse().unwrap();
+    for endpoint in [absent.as_str(), no_tls.as_str(), no_name] {
+        let (options, _) = noticed(endpoint, Duration::from_secs(300));
+        let store = RemoteStore::open(&url, &options).await.unwrap();
+        let begin = Instant::now();
+        let error = store.get("config").await.unwrap_err();
+        assert_eq!(error.kind(), Kind::NoServer, "{endpoint}: {error}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{endpoint}");
+    }
+    let (options, told) = noticed(&absent, Duration::from_secs(300));
+    let waiting = StoreOptions {
+        wait: true,
+        ..options
+    };
+    let store = RemoteStore::open(&url, &waiting).await.unwrap();
+    let waited = tokio::time::timeout(Duration::from_secs(8), store.get("config")).await;
+    assert!(waited.is_err(), "it waits");
+    let told = told.lock().unwrap().clone();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("refused"), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_was_reached_is_waited_for_as_long_as_asked() {
+    let (endpoint, _) = serve(vec![answer("200 OK", "read")]).await;
+    let url = "s3://bucket".parse().unwrap();
+    let (options, _) = noticed(&endpoint, Duration::from_secs(300));
+    let store = RemoteStore::open(&url, &options).await.unwrap();
+    store.get("config").await.unwrap();
+    assert!(!store.contact.is_hasty());
+}
+
+#[tokio::test]
+async fn who_waits_is_told_within_five_seconds_what_for() {
+    let busy = vec![answer("503 Service Unavailable", ""); 30];
+    for (script, cause) in [
+        (busy, "503"),
+        (vec![Step::Hang], "no progress"),
+        (vec![Step::Stop(3, 10)], "in the middle of the answer"),
+    ] {
+        let (endpoint, _) = serve(script).await;
+        let url = "s3://bucket".parse().unwrap();
+        let (options, told) = noticed(&endpoint, Duration::from_secs(300));
+        let store = RemoteStore::open(&url, &options).await.unwrap();
+        let begin = Instant::now();
+        let waited = tokio::time::timeout(Duration::from_secs(5), store.get("config")).await;
+        assert!(waited.is_err(), "{:?}", begin.elapsed());
+        let told = told.lock().unwrap().clone();
+        assert_eq!(told.len(), 1, "{cause}: {told:?}");
+        assert!(told[0].contains(cause), "{told:?}");
+    }
+}
+
+#[test]
+fn a_request_is_broken_off_in_time_to_be_sent_again() {
+    let long = StoreOptions::default().within(Duration::from_secs(300));
+    assert_eq!(long.stall_timeout, Duration::from_secs(60));
+    assert_eq!(long.drain_timeout, Duration::from_secs(120));
+    for seconds in [4, 8, 15, 60, 120, 300, 3600] {
+        let timeout = Duration::from_secs(seconds);
+        let options = StoreOptions::default().within(timeout);
+        let patience = options.stall_timeout + options.drain_timeout;
+        assert!(patience * 3 <= timeout * 2, "{seconds} s: {patience:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_silence_shorter_than_the_timeout_is_survived() {
+    // What is sent into the silence is never answered; a part of `timeout=` later it is sent again.
+    let (endpoint, seen) = serve(vec![Step::Hang, Step::Hang, answer("200 OK", "read")]).await;
+    let url = "s3://bucket".parse().unwrap();
+    let (options, _) = noticed(&endpoint, Duration::from_secs(15));
+    let store = RemoteStore::open(&url, &options).await.unwrap();
+    let begin = Instant::now();
+    let read = tokio::time::timeout(Duration::from_secs(15), store.get("a")).await;
+    assert_eq!(read.expect("within the timeout").unwrap().0, "read");
+    assert_eq!(seen.count(), 3, "{:?}", begin.elapsed());
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@
 //! `object_store` would give each request a total time, which a large object on a slow link exceeds, and would not say how far it had come.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -17,9 +17,11 @@ use object_store::client::{
     ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
     HttpRequestBody, HttpResponse, HttpResponseBody, HttpService,
 };
-use tokio::time::{Instant, Sleep, sleep};
+use parking_lot::Mutex;
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use super::answer::{Answer, Broken, Fault, element};
+use super::answer::{Answer, Broken, Fault, Senseless, element, is_metadata_service};
+use super::contact::{Contact, QUIET};
 use super::lock::Locked;
 
 /// Bytes of a body that are handed on at once: progress is seen in steps of this size.
@@ -27,6 +29,9 @@ const STEP_BYTES: usize = 256 * 1024;
 
 /// What may lie in the sockets' buffers after the last step was handed on, in bytes (net.ipv4.tcp_wmem's usual maximum).
 const SOCKET_BYTES: u64 = 4 * 1024 * 1024;
+
+/// How long a machine's own metadata service may take to connect: it is near, or not there.
+const NEAR_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The slowest link that is waited for, in bytes per second, while those buffers drain.
 const SLOWEST_BYTES_PER_SECOND: u64 = 32 * 1024;
@@ -44,47 +49,92 @@ impl Departed {
     }
 }
 
+/// How long a request may make no progress.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// In general.
+    pub stall: Duration,
+    /// While what was sent leaves the sockets' buffers, at most so much longer.
+    pub drain: Duration,
+}
+
+impl Patience {
+    /// How long nothing may be heard of a request with a body of `whole` bytes when `left` of them
+    /// have not been handed to the connection.
+    fn with(self, whole: u64, left: u64) -> Duration {
+        let draining = whole.min(SOCKET_BYTES) / SLOWEST_BYTES_PER_SECOND;
+        match left {
+            0 => self.stall + Duration::from_secs(draining).min(self.drain),
+            _ => self.stall,
+        }
+    }
+}
+
 /// Makes the clients that `object_store` asks for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Connector {
     pub connect_timeout: Duration,
-    pub stall_timeout: Duration,
-    /// The client for the store itself, once it is made.
-    pub made: Arc<OnceLock<HttpClient>>,
+    pub patience: Patience,
+    pub contact: Arc<Contact>,
+    /// The client that was made last: `object_store` makes those for credentials before the one for
+    /// the store itself.
+    pub made: Arc<Mutex<Option<HttpClient>>>,
+    /// What lies below them, to be shared: each loads the certificates of the system.
+    pub clients: Arc<Mutex<Vec<(Wanted, reqwest::Client)>>>,
+}
+
+/// How the clients of a store differ.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Wanted {
+    connect_timeout: Duration,
+    proxy: Option<String>,
+    allows_http: bool,
+    allows_any_certificate: bool,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = self
-            .client(options)
-            .map_err(|error| object_store::Error::Generic {
-                store: "HTTP client",
-                source: Box::new(error),
-            })?;
+        let client = |timeout| {
+            self.client(options, timeout)
+                .map_err(|error| object_store::Error::Generic {
+                    store: "HTTP client",
+                    source: Box::new(error),
+                })
+        };
         let client = HttpClient::new(Transport {
-            client,
-            stall_timeout: self.stall_timeout,
+            far: client(self.connect_timeout)?,
+            near: client(self.connect_timeout.min(NEAR_TIMEOUT))?,
+            patience: self.patience,
+            contact: Arc::clone(&self.contact),
         });
-        if !is_for_metadata(options) {
-            let _ = self.made.set(client.clone());
-        }
+        *self.made.lock() = Some(client.clone());
         Ok(client)
     }
 }
 
 impl Connector {
-    fn client(&self, options: &ClientOptions) -> reqwest::Result<reqwest::Client> {
+    fn client(
+        &self,
+        options: &ClientOptions,
+        connect_timeout: Duration,
+    ) -> reqwest::Result<reqwest::Client> {
         let setting = |key| options.get_config_value(&key);
         let is_set = |key| setting(key).is_some_and(|value| value == "true");
-        let connect_timeout = match is_for_metadata(options) {
-            true => Duration::from_secs(1),
-            false => self.connect_timeout,
+        let wanted = Wanted {
+            connect_timeout,
+            proxy: setting(ClientConfigKey::ProxyUrl),
+            allows_http: is_set(ClientConfigKey::AllowHttp),
+            allows_any_certificate: is_set(ClientConfigKey::AllowInvalidCertificates),
         };
+        let mut clients = self.clients.lock();
+        if let Some((_, client)) = clients.iter().find(|(known, _)| *known == wanted) {
+            return Ok(client.clone());
+        }
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("bkfs/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(connect_timeout)
             // A peer that is gone is noticed by the kernel, also while it owes nothing.
-            .tcp_user_timeout(self.stall_timeout)
+            .tcp_user_timeout(self.patience.stall)
             .tcp_keepalive(Duration::from_secs(20))
             .pool_idle_timeout(Duration::from_secs(50))
             .http1_only()
@@ -95,29 +145,29 @@ impl Connector {
             .no_brotli()
             .no_zstd()
             .no_deflate();
-        if let Some(proxy) = setting(ClientConfigKey::ProxyUrl) {
+        if let Some(proxy) = &wanted.proxy {
             builder = builder.proxy(reqwest::Proxy::all(proxy)?);
         }
-        if !is_set(ClientConfigKey::AllowHttp) {
+        if !wanted.allows_http {
             builder = builder.https_only(true);
         }
-        if is_set(ClientConfigKey::AllowInvalidCertificates) {
+        if wanted.allows_any_certificate {
             builder = builder.tls_danger_accept_invalid_certs(true);
         }
-        builder.build()
+        let client = builder.build()?;
+        clients.push((wanted, client.clone()));
+        Ok(client)
     }
-}
-
-/// So `object_store` marks the client for the machine's own metadata service, which answers at once or is not there.
-fn is_for_metadata(options: &ClientOptions) -> bool {
-    let timeout = options.get_config_value(&ClientConfigKey::ConnectTimeout);
-    timeout.as_deref() == Some("1s")
 }
 
 #[derive(Debug)]
 struct Transport {
-    client: reqwest::Client,
-    stall_timeout: Duration,
+    /// For servers anywhere.
+    far: reqwest::Client,
+    /// For the machine's own metadata service.
+    near: reqwest::Client,
+    patience: Patience,
+    contact: Arc<Contact>,
 }
 
 #[async_trait]
@@ -127,46 +177,33 @@ impl HttpService for Transport {
         if let Some(departed) = request.extensions().get::<Departed>() {
             departed.0.store(true, Ordering::SeqCst);
         }
-        if let Some(locked) = request.extensions().get::<Locked>().cloned() {
-            let signed = locked.apply(&mut request);
-            signed.map_err(|reason| {
-                fault(Fault::Broken(Broken {
-                    host: host.clone(),
-                    sent: false,
-                    reason,
-                }))
-            })?;
-        }
-        let progress = Arc::new(Progress::default());
-        let broken = |reason: String, sent: bool| {
+        let unsent = |reason: String| {
             fault(Fault::Broken(Broken {
                 host: host.clone(),
-                sent,
+                sent: false,
+                connected: true,
                 reason,
             }))
         };
-        let request = into_request(request, &progress).map_err(|reason| broken(reason, false))?;
-        let answer = self.client.execute(request);
-        let response = match watched(answer, &progress, self.stall_timeout).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => {
-                let sent = progress.is_complete() && !error.is_connect();
-                return Err(broken(innermost(&error), sent));
-            }
-            Err(Stalled) => {
-                let seconds = self.stall_timeout.as_secs();
-                let reason = format!("no progress for {seconds} s");
-                return Err(broken(reason, progress.is_complete()));
-            }
-        };
+        if let Some(locked) = request.extensions().get::<Locked>().cloned() {
+            locked.apply(&mut request).map_err(unsent)?;
+        }
+        let asked = Asked::of(&request);
+        let progress = Arc::new(Progress {
+            left: AtomicU64::new(0),
+            contact: Arc::clone(&self.contact),
+        });
+        let request = into_request(request, &progress).map_err(unsent)?;
+        let response = self.answer(&host, request, &progress).await?;
         let status = response.status();
         let (parts, body) = http::Response::<reqwest::Body>::from(response).into_parts();
-        let body = HttpResponseBody::new(WatchedAnswer {
-            body,
-            host: host.clone(),
-            stall_timeout: self.stall_timeout,
-            timer: Box::pin(sleep(self.stall_timeout)),
-        });
+        if asked.part && status == http::StatusCode::OK {
+            return Err(fault(Fault::Senseless(Senseless {
+                host,
+                reason: "sends whole objects where a part is asked for (it ignores Range)",
+            })));
+        }
+        let body = HttpResponseBody::new(WatchedAnswer::new(body, host.clone(), self));
         if status.is_success() {
             return Ok(HttpResponse::from_parts(parts, body));
         }
@@ -178,11 +215,77 @@ impl HttpService for Transport {
                 .or_else(|| element(&document, "Code").map(str::to_owned)),
             message: message_in(&document),
             region: header(&parts, "x-amz-bucket-region")
-                .or_else(|| element(&document, "Region").map(str::to_owned)),
+                .or_else(|| element(&document, "Region").map(str::to_owned))
+                .filter(|region| asked.region.as_ref() != Some(region)),
+            location: header(&parts, "location"),
             retry_after: header(&parts, "retry-after")
                 .and_then(|seconds| seconds.parse().ok())
                 .map(Duration::from_secs),
         })))
+    }
+}
+
+impl Transport {
+    /// Sends a request and waits for the head of its answer.
+    async fn answer(
+        &self,
+        host: &str,
+        request: reqwest::Request,
+        progress: &Progress,
+    ) -> Result<reqwest::Response, HttpError> {
+        let client = match is_metadata_service(host) {
+            true => &self.near,
+            false => &self.far,
+        };
+        let broken = |sent, connected, reason| {
+            fault(Fault::Broken(Broken {
+                host: host.to_owned(),
+                sent,
+                connected,
+                reason,
+            }))
+        };
+        let quiet = || {
+            let seconds = QUIET.as_secs();
+            let cause = format!("{host} does not answer: no progress for {seconds} s");
+            self.contact.trouble(&cause);
+        };
+        let answer = client.execute(request);
+        match watched(answer, progress, self.patience, quiet).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => {
+                let connected = !error.is_connect();
+                let sent = progress.is_complete() && connected;
+                Err(broken(sent, connected, innermost(&error)))
+            }
+            Err(Stalled) => {
+                let reason = format!("no progress for {} s", self.patience.stall.as_secs());
+                Err(broken(progress.is_complete(), true, reason))
+            }
+        }
+    }
+}
+
+/// What of a request tells how its answer is to be read.
+struct Asked {
+    /// It asks for a part of an object.
+    part: bool,
+    /// The region that it is signed for.
+    region: Option<String>,
+}
+
+impl Asked {
+    fn of(request: &HttpRequest) -> Self {
+        let headers = request.headers();
+        let signed = headers.get(http::header::AUTHORIZATION);
+        let scope = signed
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| value.split_once("Credential="))
+            .and_then(|(_, scope)| scope.split('/').nth(2));
+        Self {
+            part: headers.contains_key(http::header::RANGE),
+            region: scope.map(str::to_owned),
+        }
     }
 }
 
@@ -226,10 +329,11 @@ fn into_request(
 }
 
 /// How far a request's body has come.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Progress {
     /// Bytes that have not been handed to the connection.
     left: AtomicU64,
+    contact: Arc<Contact>,
 }
 
 impl Progress {
@@ -242,31 +346,37 @@ impl Progress {
 /// Nothing moved for too long.
 struct Stalled;
 
-/// Waits for an answer as long as the request makes progress.
+/// Waits for an answer as long as the request makes progress. `quiet` is called when there has been
+/// none for [`QUIET`].
 async fn watched<T>(
     answer: impl Future<Output = T>,
     progress: &Progress,
-    stall_timeout: Duration,
+    patience: Patience,
+    quiet: impl Fn(),
 ) -> Result<T, Stalled> {
     let whole = progress.left.load(Ordering::SeqCst);
-    let draining = Duration::from_secs(whole.min(SOCKET_BYTES) / SLOWEST_BYTES_PER_SECOND);
     let mut answer = std::pin::pin!(answer);
     let mut left = whole;
+    let mut moved = Instant::now();
+    let mut is_said = false;
     loop {
-        let patience = match left {
-            0 => stall_timeout + draining,
-            _ => stall_timeout,
-        };
+        let end = moved + patience.with(whole, left);
+        let said = end - patience.stall + QUIET;
+        let next = if is_said { end } else { end.min(said) };
         tokio::select! {
             biased;
             answer = &mut answer => return Ok(answer),
-            () = sleep(patience) => {}
+            () = sleep_until(next) => {}
         }
         let now = progress.left.load(Ordering::SeqCst);
-        if now == left {
+        if now != left {
+            (left, moved, is_said) = (now, Instant::now(), false);
+        } else if next == end {
             return Err(Stalled);
+        } else {
+            is_said = true;
+            quiet();
         }
-        left = now;
     }
 }
 
@@ -298,6 +408,7 @@ impl Body for WatchedRequest {
         self.progress
             .left
             .fetch_sub(length as u64, Ordering::SeqCst);
+        self.progress.contact.moved();
         Poll::Ready(Some(Ok(Frame::data(step))))
     }
 
@@ -315,16 +426,48 @@ struct WatchedAnswer {
     body: reqwest::Body,
     host: String,
     stall_timeout: Duration,
+    contact: Arc<Contact>,
+    /// When there was progress.
+    moved: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
 impl WatchedAnswer {
+    fn new(body: reqwest::Body, host: String, transport: &Transport) -> Self {
+        let stall_timeout = transport.patience.stall;
+        Self {
+            body,
+            host,
+            stall_timeout,
+            contact: Arc::clone(&transport.contact),
+            moved: Instant::now(),
+            timer: Box::pin(sleep(stall_timeout.min(QUIET))),
+        }
+    }
+
     fn broken(&self, reason: String) -> HttpError {
         fault(Fault::Broken(Broken {
             host: self.host.clone(),
             sent: true,
+            connected: true,
             reason,
         }))
+    }
+
+    /// Nothing came: the first time that is told, and then it is an error.
+    fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<HttpError> {
+        let end = self.moved + self.stall_timeout;
+        while self.timer.as_mut().poll(context).is_ready() {
+            let waited = self.moved.elapsed().as_secs();
+            let reason = format!("no progress for {waited} s in the middle of the answer");
+            if self.timer.deadline() >= end {
+                return Poll::Ready(self.broken(reason));
+            }
+            let cause = format!("{} does not answer: {reason}", self.host);
+            self.contact.trouble(&cause);
+            self.timer.as_mut().reset(end);
+        }
+        Poll::Pending
     }
 }
 
@@ -339,20 +482,15 @@ impl Body for WatchedAnswer {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         match polled {
             Poll::Ready(Some(Ok(frame))) => {
-                let deadline = Instant::now() + self.stall_timeout;
-                self.timer.as_mut().reset(deadline);
+                self.moved = Instant::now();
+                self.contact.moved();
+                let quiet = self.moved + self.stall_timeout.min(QUIET);
+                self.timer.as_mut().reset(quiet);
                 Poll::Ready(Some(Ok(frame)))
             }
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(self.broken(innermost(&error))))),
             Poll::Ready(None) => Poll::Ready(None),
-            Poll::Pending => match self.timer.as_mut().poll(context) {
-                Poll::Ready(()) => {
-                    let seconds = self.stall_timeout.as_secs();
-                    let reason = format!("no progress for {seconds} s in the middle of the answer");
-                    Poll::Ready(Some(Err(self.broken(reason))))
-                }
-                Poll::Pending => Poll::Pending,
-            },
+            Poll::Pending => self.poll_timer(context).map(|error| Some(Err(error))),
         }
     }
 

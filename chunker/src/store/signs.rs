@@ -1,0 +1,451 @@
+//! How the store answers, as all requests of a process together see it.
+//!
+//! Owns what counts as trouble, since when it lasts, and its cause in words for people and for programs. Decides nothing: who waits, and for how long, is its own matter.
+//!
+//! Trouble is told apart by what is asked and where, since a full bucket still answers reads, and a permission may be missing for one directory. Silence is not: a store that
+//! moves anything, in either direction, is not silent.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::{Operation, StoreError, StoreErrorKind};
+
+/// Trouble that lasts for so long is told: a single refused request is none.
+pub const TOLD_AFTER: Duration = Duration::from_secs(3);
+
+/// Trouble of a sort that was not asked for again for so long is over. Longer than any pause between attempts, and than the interval of heartbeats.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(15);
+
+/// What is known of a store. Cheap to clone; clones share.
+#[derive(Clone, Debug, Default)]
+pub struct Signs(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    stirred: Notify,
+    is_told: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Requests that were ever begun.
+    begun: u64,
+    /// Those that wait for an answer, oldest first.
+    waiting: BTreeMap<u64, Asked>,
+    /// When the store last moved anything.
+    moved: Option<Instant>,
+    troubles: BTreeMap<Sort, Trouble>,
+}
+
+/// A request that waits for its answer.
+#[derive(Debug)]
+struct Asked {
+    since: Instant,
+    operation: Operation,
+    key: String,
+}
+
+/// What is asked, and in which directory of the bucket.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Sort(Operation, String);
+
+impl Sort {
+    fn of(operation: Operation, key: &str) -> Self {
+        let operation = match operation {
+            Operation::GetRange | Operation::GetTail | Operation::Head => Operation::Get,
+            other => other,
+        };
+        let place = key.split('/').next().unwrap_or_default();
+        Self(operation, place.to_owned())
+    }
+}
+
+#[derive(Debug)]
+struct Trouble {
+    since: Instant,
+    seen: Instant,
+    error: StoreError,
+}
+
+/// A store that does not do its part.
+#[derive(Debug, Clone)]
+pub struct Outage {
+    /// Since when.
+    pub since: Instant,
+    /// What it answers, or that it does not.
+    pub error: StoreError,
+    /// How many requests wait for an answer now.
+    pub waiting: usize,
+}
+
+impl Outage {
+    /// The cause in one word, for programs.
+    pub fn cause(&self) -> &'static str {
+        cause_of(&self.error)
+    }
+}
+
+impl Signs {
+    /// A request goes out.
+    pub(super) fn begin(&self, operation: Operation, key: &str) -> Request {
+        let mut state = self.0.state.lock();
+        state.begun += 1;
+        let number = state.begun;
+        let asked = Asked {
+            since: Instant::now(),
+            operation,
+            key: key.to_owned(),
+        };
+        state.waiting.insert(number, asked);
+        drop(state);
+        self.0.stirred.notify_one();
+        Request {
+            signs: self.clone(),
+            number,
+        }
+    }
+
+    /// Bytes of a request or of an answer went by.
+    pub(super) fn moved(&self) {
+        self.0.state.lock().moved = Some(Instant::now());
+    }
+
+    /// The store refused a request that is sent again below those who asked for it, or could not be reached for it.
+    pub(super) fn refused(&self, error: &StoreError) {
+        let now = Instant::now();
+        self.0.state.lock().note(error, now, now);
+        self.0.stirred.notify_one();
+    }
+
+    /// The trouble that lasts, if there is any: the oldest of all.
+    pub fn outage(&self) -> Option<Outage> {
+        let now = Instant::now();
+        let mut state = self.0.state.lock();
+        state.forget(now);
+        let lasts = |since: &Instant| now.saturating_duration_since(*since) >= TOLD_AFTER;
+        let troubles = state.troubles.values();
+        let told = troubles
+            .filter(|trouble| lasts(&trouble.since))
+            .min_by_key(|trouble| trouble.since);
+        let silent = state.silence().filter(|(since, _)| lasts(since));
+        let (since, error) = match (told, silent) {
+            (Some(told), Some((since, _))) => (told.since.min(since), told.error.clone()),
+            (Some(told), None) => (told.since, told.error.clone()),
+            (None, Some((since, asked))) => (since, unanswered(asked, now - since)),
+            (None, None) => return None,
+        };
+        Some(Outage {
+            since,
+            error,
+            waiting: state.waiting.len(),
+        })
+    }
+
+    /// From now on somebody looks here and tells of trouble: nobody else need.
+    pub fn tell(&self) {
+        self.0.is_told.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody does.
+    pub(super) fn is_told(&self) -> bool {
+        self.0.is_told.load(Ordering::Relaxed)
+    }
+
+    /// Waits until there is something to look at: a request that waits, or trouble.
+    pub async fn stirred(&self) {
+        loop {
+            let stirred = self.0.stirred.notified();
+            {
+                let state = self.0.state.lock();
+                if !state.waiting.is_empty() || !state.troubles.is_empty() {
+                    return;
+                }
+            }
+            stirred.await;
+        }
+    }
+}
+
+impl State {
+    fn note(&mut self, error: &StoreError, since: Instant, now: Instant) {
+        let sort = Sort::of(error.operation(), error.key());
+        let trouble = self.troubles.entry(sort).or_insert_with(|| Trouble {
+            since,
+            seen: now,
+            error: error.clone(),
+        });
+        trouble.seen = now;
+        trouble.error = error.clone();
+    }
+
+    /// Since when requests wait while nothing moves, and the oldest of them.
+    fn silence(&self) -> Option<(Instant, &Asked)> {
+        let oldest = self.waiting.values().next()?;
+        let since = self
+            .moved
+            .map_or(oldest.since, |moved| moved.max(oldest.since));
+        Some((since, oldest))
+    }
+
+    fn forget(&mut self, now: Instant) {
+        let waiting = self.waiting.values();
+        let asked: Vec<Sort> = waiting
+            .map(|asked| Sort::of(asked.operation, &asked.key))
+            .collect();
+        self.troubles.retain(|sort, trouble| {
+            let age = now.saturating_duration_since(trouble.seen);
+            age < FORGOTTEN_AFTER || asked.contains(sort)
+        });
+    }
+}
+
+fn unanswered(asked: &Asked, silence: Duration) -> StoreError {
+    let message = format!("no answer for {} s", silence.as_secs());
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        asked.operation,
+        &asked.key,
+        message,
+    )
+}
+
+/// A request that waits for its answer. Dropping it without one says that nobody waits for it any more; if the store was silent all the while, that is trouble.
+#[derive(Debug)]
+pub(super) struct Request {
+    signs: Signs,
+    number: u64,
+}
+
+impl Request {
+    /// The answer is here.
+    pub(super) fn end<T>(self, answer: &Result<T, StoreError>) {
+        let now = Instant::now();
+        let mut state = self.signs.0.state.lock();
+        let Some(asked) = state.waiting.remove(&self.number) else {
+            return;
+        };
+        match answer {
+            Err(error) if !is_well(error.kind()) => {
+                if error.kind() != StoreErrorKind::Unreachable {
+                    state.moved = Some(now);
+                }
+                state.note(error, asked.since, now);
+            }
+            _ => {
+                state.moved = Some(now);
+                state
+                    .troubles
+                    .remove(&Sort::of(asked.operation, &asked.key));
+            }
+        }
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        let mut state = self.signs.0.state.lock();
+        let Some(asked) = state.waiting.remove(&self.number) else {
+            return;
+        };
+        let silence = now.saturating_duration_since(asked.since);
+        let was_silent = state.moved.is_none_or(|moved| moved <= asked.since);
+        if was_silent && silence >= TOLD_AFTER {
+            state.note(&unanswered(&asked, silence), asked.since, now);
+        }
+    }
+}
+
+/// Whether an error is an answer as good as any.
+fn is_well(kind: StoreErrorKind) -> bool {
+    matches!(
+        kind,
+        StoreErrorKind::NotFound
+            | StoreErrorKind::AlreadyExists
+            | StoreErrorKind::Conflict
+            | StoreErrorKind::NotModified
+            | StoreErrorKind::OutOfRange
+    )
+}
+
+/// One word for why a request failed: what a connection died of stands in the text alone.
+fn cause_of(error: &StoreError) -> &'static str {
+    let text = error.message();
+    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    match error.kind() {
+        StoreErrorKind::NoSpace => "full",
+        StoreErrorKind::Denied => "denied",
+        StoreErrorKind::NoBucket => "no-bucket",
+        StoreErrorKind::Throttled => "busy",
+        _ if says(&["dns error", "lookup address", "resolve"]) => "dns",
+        _ if says(&["certificate", "TLS", "tls handshake"]) => "tls",
+        _ if says(&["onnection refused"]) => "refused",
+        _ if says(&[" answered "]) => "http",
+        _ if says(&["no answer", "no progress", "timed out"]) => "silence",
+        StoreErrorKind::Unreachable | StoreErrorKind::OutcomeUnknown => "unreachable",
+        _ => "error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(kind: StoreErrorKind, operation: Operation, key: &str) -> StoreError {
+        StoreError::new(kind, operation, key, "store answered 507")
+    }
+
+    async fn wait(seconds: u64) {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+    }
+
+    /// One answer to a request that begins and ends now.
+    fn answered(signs: &Signs, operation: Operation, key: &str, kind: Option<StoreErrorKind>) {
+        let answer = match kind {
+            None => Ok(()),
+            Some(kind) => Err(failure(kind, operation, key)),
+        };
+        signs.begin(operation, key).end(&answer);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_lasts_is_told_until_the_same_is_answered_well() {
+        let signs = Signs::default();
+        let put = |kind| answered(&signs, Operation::PutNew, "data/1", kind);
+        put(Some(StoreErrorKind::NoSpace));
+        assert!(signs.outage().is_none(), "one refusal is no outage");
+        wait(4).await;
+        // Everything else is answered all the while.
+        answered(&signs, Operation::Get, "data/1", None);
+        answered(&signs, Operation::PutNew, "journal/1", None);
+        answered(&signs, Operation::Delete, "data/0", None);
+        put(Some(StoreErrorKind::NoSpace));
+        let outage = signs.outage().expect("it lasts");
+        assert_eq!(
+            (outage.cause(), outage.since.elapsed().as_secs()),
+            ("full", 4)
+        );
+        assert_eq!(outage.waiting, 0);
+        put(None);
+        assert!(signs.outage().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_no_sign_from_anything() {
+        let signs = Signs::default();
+        let old = signs.begin(Operation::PutNew, "data/1");
+        for _ in 0..10 {
+            wait(2).await;
+            signs.moved();
+        }
+        assert!(signs.outage().is_none(), "slow, but alive");
+        wait(4).await;
+        let outage = signs.outage().expect("silent");
+        assert_eq!(
+            (
+                outage.cause(),
+                outage.since.elapsed().as_secs(),
+                outage.waiting
+            ),
+            ("silence", 4, 1)
+        );
+        old.end(&Ok(()));
+        assert!(signs.outage().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_is_given_up_leaves_what_it_saw() {
+        let signs = Signs::default();
+        drop(signs.begin(Operation::Get, "root"));
+        wait(10).await;
+        assert!(signs.outage().is_none(), "it had not waited");
+        let given_up = signs.begin(Operation::Get, "root");
+        wait(5).await;
+        drop(given_up);
+        wait(1).await;
+        let outage = signs.outage().expect("it had no answer");
+        assert_eq!(
+            (outage.cause(), outage.since.elapsed().as_secs()),
+            ("silence", 6)
+        );
+        wait(15).await;
+        assert!(signs.outage().is_none(), "nobody asks any more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_watches_sleeps_while_all_is_well() {
+        let signs = Signs::default();
+        let woken = tokio::time::timeout(Duration::from_secs(1), signs.stirred());
+        woken.await.expect_err("nothing was asked");
+        let asked = signs.begin(Operation::Get, "root");
+        signs.stirred().await;
+        asked.end(&Ok(()));
+        let woken = tokio::time::timeout(Duration::from_secs(1), signs.stirred());
+        woken.await.expect_err("all is answered");
+    }
+
+    #[test]
+    fn causes_are_one_word() {
+        use StoreErrorKind as Kind;
+        let cases = [
+            (
+                Kind::Unreachable,
+                "s3.example does not answer: dns error: failed to lookup address information: Name or service not known",
+                "dns",
+            ),
+            (
+                Kind::Unreachable,
+                "127.0.0.1:9 does not answer: tcp connect error: Connection refused (os error 111)",
+                "refused",
+            ),
+            (
+                Kind::Other,
+                "s3.example cannot prove who it is: invalid peer certificate: UnknownIssuer",
+                "tls",
+            ),
+            (
+                Kind::Unreachable,
+                "s3.example does not answer: no progress for 60 s",
+                "silence",
+            ),
+            (
+                Kind::Unreachable,
+                "s3.example does not answer: connection reset",
+                "unreachable",
+            ),
+            (Kind::OutcomeUnknown, "s3.example answered 502", "http"),
+            (
+                Kind::Invalid,
+                "s3.example answered 400 EntityTooLarge",
+                "http",
+            ),
+            (
+                Kind::Throttled,
+                "the store asks for patience: s3.example answered 503",
+                "busy",
+            ),
+            (
+                Kind::NoSpace,
+                "the store is full: s3.example answered 507",
+                "full",
+            ),
+            (
+                Kind::Denied,
+                "no permission: s3.example answered 403",
+                "denied",
+            ),
+            (Kind::NoBucket, "there is no such bucket", "no-bucket"),
+        ];
+        for (kind, message, expected) in cases {
+            let error = StoreError::new(kind, Operation::Put, "sessions/1", message);
+            assert_eq!(cause_of(&error), expected, "{message}");
+        }
+    }
+}

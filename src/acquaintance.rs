@@ -1,0 +1,202 @@
+//! Which repository this machine knows at an address.
+//!
+//! Owns the files `STATE_DIR/known/ADDRESS`, one for each address, and nothing else. What stands in
+//! a bucket's config can be made by everybody who writes there: another repository, or one that is
+//! not encrypted, would be given a password or data that were never meant for it. Losing such a
+//! file loses an alarm, never data.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use bkfs_chunker::seal::{Keyring, RepositoryId};
+use bkfs_chunker::store::{RepositoryUrl, StoreOptions};
+
+use crate::private;
+use crate::root::memory::blocking;
+
+/// What a machine knows of a repository.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Acquaintance {
+    /// Its id.
+    pub repository: RepositoryId,
+    /// Whether it is encrypted.
+    pub sealed: bool,
+}
+
+impl Acquaintance {
+    /// The repository of these keys.
+    pub fn of(keyring: &Keyring) -> Self {
+        Self {
+            repository: keyring.repository(),
+            sealed: keyring.is_sealed(),
+        }
+    }
+
+    /// Reads `ID encrypted` or `ID plain`, of the first line; anything else is nothing known.
+    fn parse(text: &str) -> Option<Self> {
+        let (id, sealed) = text.lines().next()?.split_once(' ')?;
+        match sealed {
+            "encrypted" => Self::named(id, true),
+            "plain" => Self::named(id, false),
+            _ => None,
+        }
+    }
+
+    /// The repository of this id (32 hexadecimal digits).
+    pub fn named(id: &str, sealed: bool) -> Option<Self> {
+        let mut bytes = [0; 16];
+        hex::decode_to_slice(id, &mut bytes).ok()?;
+        Some(Self {
+            repository: RepositoryId(bytes),
+            sealed,
+        })
+    }
+}
+
+impl fmt::Display for Acquaintance {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { repository, sealed } = self;
+        let how = if *sealed {
+            "encrypted"
+        } else {
+            "not encrypted"
+        };
+        write!(formatter, "repository {repository} ({how})")
+    }
+}
+
+/// An address, as this machine remembers it.
+#[derive(Clone, Debug)]
+pub struct Place {
+    file: PathBuf,
+    address: String,
+}
+
+impl Place {
+    /// The address that `url` is with these options of its store. Touches nothing yet.
+    pub fn of(state_dir: &Path, url: &RepositoryUrl, store: &StoreOptions) -> Self {
+        let endpoint = store.endpoint.as_deref().unwrap_or_default();
+        // What stands before the host may be a password.
+        let endpoint = endpoint.rsplit('@').next().unwrap_or_default();
+        let address = format!("{url} {endpoint}").trim_end().to_owned();
+        let hash = blake3::hash(address.as_bytes()).to_hex();
+        Self {
+            file: state_dir.join("known").join(&hash[..32]),
+            address,
+        }
+    }
+
+    /// What is known of it. What cannot be read counts as nothing known, and a warning says so.
+    pub async fn recall(&self) -> Option<Acquaintance> {
+        let file = self.file.clone();
+        let read = blocking(move || match std::fs::read_to_string(&file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            read => read.map(|text| Acquaintance::parse(&text)),
+        });
+        read.await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read which repository was here; another one in its place would go unnoticed");
+            None
+        })
+    }
+
+    /// Remembers the repository that was opened there. A failure is a warning: it loses an alarm. A
+    /// future that is dropped has remembered it or not.
+    pub async fn remember(&self, found: Acquaintance) {
+        let Self { file, address } = self.clone();
+        let written = blocking(move || write(&file, &address, found)).await;
+        if let Err(error) = written {
+            tracing::warn!(%error, "cannot remember which repository is here; another one in its place would go unnoticed");
+        }
+    }
+}
+
+/// What `place` is known to hold; nothing if another repository is `accepted`.
+pub async fn known_at(place: Option<&Place>, accepted: bool) -> Option<Acquaintance> {
+    match (place, accepted) {
+        (Some(place), false) => place.recall().await,
+        _ => None,
+    }
+}
+
+/// Replaces the file atomically, unless it says so already.
+fn write(file: &Path, address: &str, found: Acquaintance) -> io::Result<()> {
+    let known = std::fs::read_to_string(file).ok();
+    if known.and_then(|text| Acquaintance::parse(&text)) == Some(found) {
+        return Ok(());
+    }
+    let directory = file.parent().unwrap_or(Path::new("."));
+    if let Some(state) = directory.parent() {
+        private::make_directory(state)?;
+    }
+    private::make_directory(directory)?;
+    let mut fresh = tempfile_in(directory)?;
+    let how = if found.sealed { "encrypted" } else { "plain" };
+    writeln!(
+        fresh.1,
+        "{} {how}\n{}",
+        found.repository,
+        address.escape_debug()
+    )?;
+    std::fs::rename(&fresh.0, file)
+}
+
+/// A new file of this process in `directory`.
+fn tempfile_in(directory: &Path) -> io::Result<(PathBuf, std::fs::File)> {
+    let path = directory.join(format!("new.{}", std::process::id()));
+    let file = std::fs::File::create(&path)?;
+    Ok((path, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bkfs_chunker::store::parse_url;
+
+    fn place(state: &Path, url: &str, endpoint: Option<&str>) -> Place {
+        let store = StoreOptions {
+            endpoint: endpoint.map(str::to_owned),
+            ..StoreOptions::default()
+        };
+        Place::of(state, &parse_url(url).unwrap(), &store)
+    }
+
+    #[tokio::test]
+    async fn each_address_has_a_memory_of_its_own() {
+        let state = tempfile::tempdir().unwrap();
+        let here = place(state.path(), "s3://bucket/a", Some("https://one.example"));
+        let other = place(state.path(), "s3://bucket/a", Some("https://two.example"));
+        assert_eq!(here.recall().await, None);
+        for sealed in [true, false] {
+            let found = Acquaintance {
+                repository: RepositoryId([7; 16]),
+                sealed,
+            };
+            here.remember(found).await;
+            assert_eq!(here.recall().await, Some(found));
+        }
+        assert_eq!(other.recall().await, None);
+        let user = place(
+            state.path(),
+            "s3://bucket/a",
+            Some("https://me:word@one.example"),
+        );
+        assert!(!user.address.contains("word"), "{}", user.address);
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_is_nothing_known() {
+        let state = tempfile::tempdir().unwrap();
+        let here = place(state.path(), "/backup", None);
+        std::fs::create_dir_all(here.file.parent().unwrap()).unwrap();
+        for text in [
+            "",
+            "x",
+            "0707 encrypted",
+            "07070707070707070707070707070707 maybe",
+        ] {
+            std::fs::write(&here.file, text).unwrap();
+            assert_eq!(here.recall().await, None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Commits that no root knows: in metadata packs that no index object holds, of sessions that are
+//! gone.
+//!
+//! Owns finding them. One may be what a crash left between storing a commit and its root, and is no
+//! damage. Several behind one another are what remains of acknowledged commits in a store whose
+//! conditional writes are not atomic; or of a bucket whose root was rolled back.
+
+use std::collections::{BTreeMap, HashSet};
+
+use bkfs_chunker::error::DepotError;
+use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::Class;
+use bkfs_chunker::verify::{Found, PackContents, Verifier};
+use futures::StreamExt;
+
+use super::layout::{Place, place_of};
+use super::report::Stray;
+use crate::root::error::RootError;
+use crate::root::record::CommitRecord;
+use crate::root::state::{Root, SessionId};
+
+/// Most packs that are looked at: a crash leaves one or two.
+const PACKS_MAX: usize = 1000;
+
+/// Packs read at the same time.
+const READS_AT_ONCE: usize = 4;
+
+/// The commits in packs of `bucket` that are not among `known` and belong to no session of `root`,
+/// oldest first. A pack that cannot be read tells of none.
+///
+/// # Errors
+/// Store errors.
+pub async fn find(
+    verifier: &Verifier,
+    root: &Root,
+    bucket: &BTreeMap<String, u64>,
+    known: impl Fn(&PackName) -> bool,
+) -> Result<Vec<Stray>, RootError> {
+    let is_stray =
+        |name: &PackName| !known(name) && !root.sessions.contains_key(&SessionId(name.session));
+    let packs = bucket
+        .iter()
+        .filter_map(|(key, bytes)| match place_of(key) {
+            Place::Named(Class::MetadataPack, name) if is_stray(&name) => Some((name, *bytes)),
+            _ => None,
+        });
+    let reads = packs
+        .take(PACKS_MAX)
+        .map(|(name, bytes)| records(verifier, name, bytes));
+    let mut reads = futures::stream::iter(reads.collect::<Vec<_>>()).buffered(READS_AT_ONCE);
+    let (mut found, mut seen) = (Vec::new(), HashSet::new());
+    while let Some(read) = reads.next().await {
+        for (id, record) in read? {
+            if seen.insert(id) {
+                found.push(Stray {
+                    volume: record.volume,
+                    sequence: record.sequence,
+                    time: record.time,
+                    session: record.session.to_string(),
+                });
+            }
+        }
+    }
+    found.sort_by(|a, b| (&a.volume, a.sequence, a.time).cmp(&(&b.volume, b.sequence, b.time)));
+    Ok(found)
+}
+
+/// The commit records of one pack.
+async fn records(
+    verifier: &Verifier,
+    name: PackName,
+    bytes: u64,
+) -> Result<Vec<(Id, CommitRecord)>, RootError> {
+    let mut found = Vec::new();
+    let mut visit = |blob: Found| {
+        if blob.kind == Kind::Commit
+            && let Ok(record) = CommitRecord::decode(&blob.bytes)
+        {
+            found.push((blob.id, record));
+        }
+    };
+    let read = async {
+        let pack = verifier.describe(name, Class::MetadataPack, bytes).await?;
+        if has_record(&pack) {
+            verifier.walk(&pack, &mut visit).await?;
+        }
+        Ok::<_, DepotError>(())
+    };
+    match read.await {
+        Err(DepotError::Store(error)) if !error.is_not_found() => {
+            Err(DepotError::Store(error).into())
+        }
+        Err(error @ DepotError::Stalled { .. }) => Err(error.into()),
+        // Gone since the bucket was listed, or not written to its end.
+        Err(_) | Ok(()) => Ok(found),
+    }
+}
+
+fn has_record(pack: &PackContents) -> bool {
+    pack.blobs().any(|blob| blob.kind == Kind::Commit)
+}

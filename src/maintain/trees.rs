@@ -1,0 +1,245 @@
+//! Whole trees, as readers walk over them: names that lead to nothing or to something else, directories that lie in each other.
+//!
+//! Owns what no item tells by itself. Each entry was judged where its pack was read. A tree is judged by what differs from the one before it, so the cost is that of
+//! the differences; memory is some 60 bytes for each inode of one tree.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use bkfs_chunker::id::Id;
+
+use super::report::{Problem, ProblemKind, Report};
+use crate::fault::Fault;
+use crate::tree::diff::Diff;
+use crate::tree::item::Item;
+use crate::tree::key::{self, Key, KeyParts};
+use crate::tree::map::Tree;
+use crate::volume::ROOT_INODE;
+use crate::volume::error::VolumeError;
+use crate::volume::mode;
+use crate::volume::nodes::{Nodes, decode_item};
+
+/// Faults of one tree that are told; of more only the number is.
+const TOLD_MAX: usize = 100;
+
+/// A tree that people know by a name.
+pub struct Named {
+    /// `snapshot VOLUME/NAME`, or `volume NAME`.
+    pub who: String,
+    /// The same without the first word.
+    pub name: String,
+    /// The root node.
+    pub tree: Id,
+}
+
+/// What a tree says of an inode.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Facts {
+    /// Its type, as its attributes have it; 0 without any.
+    kind: u8,
+    /// Names that lead to it.
+    names: u32,
+    /// Names that lie in it.
+    children: u32,
+    /// A sum over the types that those names have for it.
+    claims: u64,
+    /// The sum of the directories that these names lie in: the parent, if there is one name.
+    parents: u64,
+}
+
+/// A number for each type, so that a sum of them tells whether all were of one.
+fn claim(kind: u8) -> u64 {
+    let mixed = (u64::from(kind) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+impl Facts {
+    fn fault(&self, inode: u64) -> Option<String> {
+        let is_directory = self.kind == mode::kind(libc::S_IFDIR);
+        let claims = claim(self.kind).wrapping_mul(self.names.into());
+        if self.names > 0 && self.kind == 0 {
+            Some(Fault::Dangling { inode }.to_string())
+        } else if is_directory && self.names > 1 {
+            Some(Fault::Again { inode }.to_string())
+        } else if self.claims != claims || (self.children > 0 && !is_directory) {
+            Some(format!("inode {inode} is of another type than names say"))
+        } else {
+            None
+        }
+    }
+}
+
+/// Judges trees, one after the other.
+pub struct Trees<'a> {
+    nodes: &'a Nodes,
+    before: Option<Id>,
+    inodes: HashMap<u64, Facts>,
+    /// Inodes with faults of their own.
+    faulty: BTreeSet<u64>,
+    /// Inodes of which the current tree says something else than the one before.
+    touched: HashSet<u64>,
+}
+
+impl<'a> Trees<'a> {
+    /// Judges trees with these nodes.
+    pub fn new(nodes: &'a Nodes) -> Self {
+        Self {
+            nodes,
+            before: None,
+            inodes: HashMap::new(),
+            faulty: BTreeSet::new(),
+            touched: HashSet::new(),
+        }
+    }
+
+    /// Judges a tree, and tells what is wrong with it.
+    ///
+    /// # Errors
+    /// What keeps it from being read. Nothing can be judged by it any more.
+    pub async fn judge(&mut self, named: &Named, report: &mut Report) -> Result<(), VolumeError> {
+        self.read(named.tree).await?;
+        let mut cycles = BTreeSet::new();
+        let mut sound = HashSet::from([ROOT_INODE]);
+        for inode in std::mem::take(&mut self.touched) {
+            let facts = self.inodes.get(&inode);
+            match facts.and_then(|facts| facts.fault(inode)) {
+                Some(_) => self.faulty.insert(inode),
+                None => self.faulty.remove(&inode),
+            };
+            if facts.is_some_and(|facts| *facts == Facts::default()) {
+                self.inodes.remove(&inode);
+            }
+            cycles.extend(self.cycle(inode, &mut sound));
+        }
+        let faults = self
+            .faulty
+            .iter()
+            .filter_map(|inode| self.inodes.get(inode)?.fault(*inode));
+        let cycles = cycles
+            .iter()
+            .map(|inode| format!("a cycle of directories: inode {inode} lies in itself"));
+        let faults: Vec<String> = faults.chain(cycles).collect();
+        for fault in faults.iter().take(TOLD_MAX) {
+            tell(named, fault.clone(), report);
+        }
+        if let Some(more) = faults.len().checked_sub(TOLD_MAX).filter(|more| *more > 0) {
+            tell(
+                named,
+                format!("{more} more of its inodes are not what an honest tree holds"),
+                report,
+            );
+        }
+        Ok(())
+    }
+
+    /// Takes in what differs from the tree before.
+    async fn read(&mut self, tree: Id) -> Result<(), VolumeError> {
+        let everything = key::everything();
+        match self.before.replace(tree) {
+            None => {
+                let mut cursor = Tree::new(tree).range(everything);
+                while let Some((key, value)) = cursor.next(self.nodes).await? {
+                    self.note(&key, &value, true);
+                }
+            }
+            Some(before) => {
+                let mut diff = Diff::new(Tree::new(before), Tree::new(tree), everything);
+                while let Some(differing) = diff.next(self.nodes).await? {
+                    for (value, is_there) in [(differing.left, false), (differing.right, true)] {
+                        if let Some(value) = value {
+                            self.note(&differing.key, &value, is_there);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An entry has come or gone. What is malformed is told where its pack is read.
+    fn note(&mut self, key: &Key, value: &bytes::Bytes, is_there: bool) {
+        if !matches!(
+            key.kind(),
+            Ok(key::ItemKind::Attributes | key::ItemKind::Name)
+        ) {
+            return;
+        }
+        let (Ok(parts), Ok(item)) = (key.parse(), decode_item(key, value)) else {
+            return;
+        };
+        let step = if is_there { 1 } else { u32::MAX };
+        match (parts, item) {
+            (KeyParts::Attributes { inode }, Item::Attributes(attributes)) => {
+                let facts = self.facts(inode);
+                facts.kind = if is_there { attributes.file_type() } else { 0 };
+            }
+            (KeyParts::Name { directory, .. }, Item::Name { inode, file_type }) => {
+                let parent = self.facts(directory);
+                parent.children = parent.children.wrapping_add(step);
+                let facts = self.facts(inode);
+                facts.names = facts.names.wrapping_add(step);
+                let (claim, parent) = (claim(file_type), directory);
+                (facts.claims, facts.parents) = match is_there {
+                    true => (
+                        facts.claims.wrapping_add(claim),
+                        facts.parents.wrapping_add(parent),
+                    ),
+                    false => (
+                        facts.claims.wrapping_sub(claim),
+                        facts.parents.wrapping_sub(parent),
+                    ),
+                };
+            }
+            _ => {}
+        }
+    }
+
+    fn facts(&mut self, inode: u64) -> &mut Facts {
+        self.touched.insert(inode);
+        self.inodes.entry(inode).or_default()
+    }
+
+    /// A directory that lies in itself, on the way up from an inode; `sound` are those from which there is an end.
+    fn cycle(&self, inode: u64, sound: &mut HashSet<u64>) -> Option<u64> {
+        let mut way = HashSet::new();
+        let mut at = inode;
+        while !sound.contains(&at) {
+            if !way.insert(at) {
+                return Some(at);
+            }
+            match self.inodes.get(&at) {
+                Some(facts) if facts.names == 1 => at = facts.parents,
+                _ => break,
+            }
+        }
+        sound.extend(way);
+        None
+    }
+}
+
+fn tell(named: &Named, what: String, report: &mut Report) {
+    let what = format!("{}: {what}", named.who);
+    let mut problem = Problem::new("lists/", ProblemKind::Inconsistent, what);
+    problem.snapshots.insert(named.name.clone());
+    report.add(problem);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_other_types_are_seen_however_many_there_are() {
+        let facts = |kinds: &[u8]| Facts {
+            kind: 8,
+            names: kinds.len() as u32,
+            claims: kinds
+                .iter()
+                .fold(0_u64, |sum, kind| sum.wrapping_add(claim(*kind))),
+            ..Facts::default()
+        };
+        assert_eq!(facts(&[8, 8, 8]).fault(70), None);
+        assert!(facts(&[4]).fault(70).is_some());
+        assert!(facts(&[8, 10]).fault(70).is_some());
+        assert!(facts(&[4, 12]).fault(70).is_some());
+    }
+}

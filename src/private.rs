@@ -1,0 +1,150 @@
+//! Directories and locks of one user on this machine, that others can neither look into nor hold up.
+//!
+//! Owns: their modes, and how long a lock is waited for. Does not own: where they are (`places`), nor
+//! what lies in them.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+/// A lock that is held for longer than this is given up: its holders need milliseconds.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// How often a lock that is held is tried.
+const LOCK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Makes a directory of this user, and those above it that are missing, with mode 0700. One that is
+/// there, is this user's and lets others in is closed to them.
+///
+/// # Errors
+/// As the system refuses.
+pub fn make_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    tighten(path, 0o700)
+}
+
+/// Creates a file of this user with mode 0600, or opens it for writing. One that others may open is
+/// closed to them.
+///
+/// # Errors
+/// As the system refuses.
+pub fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(path)?;
+    tighten(path, 0o600)?;
+    Ok(file)
+}
+
+fn tighten(path: &Path, mode: u32) -> io::Result<()> {
+    let found = fs::symlink_metadata(path)?;
+    let is_ours = found.uid() == rustix::process::geteuid().as_raw();
+    if is_ours && !found.is_symlink() && found.mode() & 0o777 & !mode != 0 {
+        fs::set_permissions(path, Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+/// Locks a file that it creates if need be, and waits for a few seconds if another process holds it.
+///
+/// # Errors
+/// As the system refuses; `TimedOut`, with the number of the process that holds it.
+pub fn lock(path: &Path) -> io::Result<File> {
+    lock_within(path, LOCK_WAIT)
+}
+
+fn lock_within(path: &Path, wait: Duration) -> io::Result<File> {
+    let file = open(path)?;
+    let begin = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if begin.elapsed() < wait => {
+                std::thread::sleep(LOCK_INTERVAL);
+            }
+            Err(Errno::WOULDBLOCK | Errno::INTR) => return Err(held(path, &file)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn held(path: &Path, file: &File) -> io::Error {
+    let by = match holder(file) {
+        Some(process) => format!("process {process}"),
+        None => "another process".to_owned(),
+    };
+    let text = format!(
+        "{} has been locked by {by} for {} s: end that process",
+        path.display(),
+        LOCK_WAIT.as_secs()
+    );
+    io::Error::new(io::ErrorKind::TimedOut, text)
+}
+
+/// The process that holds the lock, if this one may know it: a line of /proc/locks reads
+/// `1: FLOCK  ADVISORY  READ 1234 08:01:5678 0 EOF`.
+fn holder(file: &File) -> Option<u32> {
+    let found = file.metadata().ok()?;
+    let (major, minor) = (
+        rustix::fs::major(found.dev()),
+        rustix::fs::minor(found.dev()),
+    );
+    let place = format!("{major:02x}:{minor:02x}:{}", found.ino());
+    let table = fs::read_to_string("/proc/locks").ok()?;
+    table.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let (kind, process) = (words.next()?, words.nth(2)?);
+        (kind == "FLOCK" && words.next()? == place).then(|| process.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn what_others_may_use_is_closed_to_them() {
+        let home = tempfile::tempdir().unwrap();
+        let (outer, inner) = (home.path().join("a"), home.path().join("a/b"));
+        make_directory(&inner).unwrap();
+        assert_eq!((mode(&outer), mode(&inner)), (0o700, 0o700));
+        fs::set_permissions(&inner, Permissions::from_mode(0o755)).unwrap();
+        make_directory(&inner).unwrap();
+        assert_eq!(mode(&inner), 0o700);
+        let file = inner.join("lock");
+        fs::write(&file, "").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+        drop(lock(&file).unwrap());
+        assert_eq!(mode(&file), 0o600);
+        fs::set_permissions(&file, Permissions::from_mode(0o400)).unwrap();
+        tighten(&file, 0o600).unwrap();
+        assert_eq!(mode(&file), 0o400, "no mode is widened");
+    }
+
+    #[test]
+    fn a_lock_that_is_held_is_waited_for_and_its_holder_named() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("lock");
+        let shared = open(&path).unwrap();
+        flock(&shared, FlockOperation::LockShared).unwrap();
+        let refused = lock_within(&path, Duration::from_millis(60)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::TimedOut);
+        let process = format!("process {}", std::process::id());
+        assert!(refused.to_string().contains(&process), "{refused}");
+        let freed = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(60));
+            drop(shared);
+        });
+        lock(&path).unwrap();
+        freed.join().unwrap();
+    }
+}

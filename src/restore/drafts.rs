@@ -1,0 +1,126 @@
+//! Names under which files are made until they are whole, and what a restore that was ended has left of them.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bkfs_chunker::entropy::Entropy;
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+/// What they all begin with.
+const PREFIX: &[u8] = b".bkfs-restore-";
+
+/// Gives out names that no other restore gives out: process numbers come again, in containers always the same.
+#[derive(Debug)]
+pub struct Drafts {
+    salt: u64,
+    next: AtomicU64,
+}
+
+impl Drafts {
+    /// Names of one restore.
+    pub fn new(entropy: &dyn Entropy) -> Drafts {
+        let mut salt = [0; 8];
+        entropy.fill(&mut salt);
+        Drafts {
+            salt: u64::from_le_bytes(salt),
+            next: AtomicU64::new(0),
+        }
+    }
+
+    /// The next name.
+    pub fn next(&self) -> OsString {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        format!(".bkfs-restore-{:016x}-{number}", self.salt).into()
+    }
+}
+
+/// Whether a restore has given out this name, now or in the versions that took the number of their process for the salt.
+fn is_draft(name: &[u8]) -> bool {
+    let Some(rest) = name.strip_prefix(PREFIX) else {
+        return false;
+    };
+    let mut parts = rest.split(|byte| *byte == b'-');
+    let all = |part: Option<&[u8]>, is_digit: fn(&u8) -> bool| {
+        part.is_some_and(|part| !part.is_empty() && part.iter().all(is_digit))
+    };
+    all(parts.next(), u8::is_ascii_hexdigit)
+        && all(parts.next(), u8::is_ascii_digit)
+        && parts.next().is_none()
+}
+
+/// Removes the files that restores have left in a directory as drafts. Those that a restore holds now are locked, and stay.
+///
+/// # Errors
+/// If the directory cannot be listed, or a draft not be removed.
+pub fn sweep(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        let is_file = matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown);
+        if is_file && is_draft(name.as_bytes()) {
+            remove(directory, name)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(directory: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(directory, name, flags, Mode::empty())?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => rustix::fs::unlinkat(directory, name, AtFlags::empty()),
+        Err(Errno::WOULDBLOCK) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use bkfs_chunker::entropy::SeededEntropy;
+
+    use super::*;
+
+    #[test]
+    fn names_of_drafts_are_known_and_no_others() {
+        let drafts = Drafts::new(&SeededEntropy::new(1));
+        let (one, other) = (drafts.next(), drafts.next());
+        assert_ne!(one, other);
+        assert!(is_draft(one.as_bytes()) && is_draft(b".bkfs-restore-1-0"));
+        for name in [
+            &b".bkfs-restore-"[..],
+            b".bkfs-restore-1",
+            b".bkfs-restore-1-x",
+            b".bkfs-restore-1-2-3",
+            b".bkfs-restore-x-2",
+            b"a.bkfs-restore-1-2",
+        ] {
+            assert!(!is_draft(name), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn no_two_restores_give_out_the_same_names() {
+        let salt = |seed| Drafts::new(&SeededEntropy::new(seed)).next();
+        assert_ne!(salt(1), salt(2));
+    }
+
+    #[test]
+    fn what_was_left_behind_is_removed_and_what_is_held_stays() {
+        let home = tempfile::TempDir::new().unwrap();
+        let file = |name: &str| std::fs::File::create(home.path().join(name)).unwrap();
+        file(".bkfs-restore-1-0");
+        file("kept");
+        let held = file(".bkfs-restore-00ff-7");
+        rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
+        let directory = std::fs::File::open(home.path()).unwrap();
+        sweep(directory.as_fd()).unwrap();
+        let left = |name: &str| home.path().join(name).exists();
+        assert!(!left(".bkfs-restore-1-0"));
+        assert!(left("kept") && left(".bkfs-restore-00ff-7"));
+    }
+}

@@ -1,0 +1,152 @@
+//! Whether one root descends from another, by its chain; and the older parts of that, which lie in
+//! lists.
+//!
+//! Owns the judgement, when those parts are written, and how they are read. What a chain is and
+//! says is in [`super::chain`].
+
+use super::chain::{Chain, Descent, NonceEntry, OWN_LEAST, OWN_LIMIT, OWN_MAX, short};
+use super::commit::put_shard;
+use super::error::RootError;
+use super::handle::RootHandle;
+use super::lists::{DirectLists, Lists};
+use super::state::{ROOT_BYTES_MAX, Root, RootMark, SessionId};
+use bkfs_chunker::seal::Keyring;
+use bkfs_chunker::store::Store;
+use std::sync::Arc;
+
+/// How a root stands to one that was seen before.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Judgement {
+    /// It is that root or descends from it, as far as can be told.
+    Follows,
+    /// It is older, or another root of the same generation.
+    Older,
+    /// It is newer, and another root stood in that one's place.
+    Elsewhere,
+    /// It was made by a repair after the chain had been lost.
+    Rebuilt {
+        /// The highest generation that the repair knew of.
+        lost: u64,
+    },
+}
+
+/// Judges `root` by `known`, which was seen before.
+///
+/// # Errors
+/// The part of the chain that tells cannot be read.
+pub async fn judge(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    root: &Root,
+    known: RootMark,
+) -> Result<Judgement, RootError> {
+    let found = root.mark();
+    if found == known {
+        return Ok(Judgement::Follows);
+    }
+    if found.generation <= known.generation {
+        return Ok(Judgement::Older);
+    }
+    let Some(chain) = &root.chain else {
+        return Ok(Judgement::Follows);
+    };
+    let follows = match chain.descent(known) {
+        Descent::Holds => true,
+        Descent::Denied => false,
+        Descent::Lost => {
+            let lost = chain.lost.unwrap_or(0);
+            return Ok(Judgement::Rebuilt { lost });
+        }
+        Descent::In(part, place) => {
+            let lists = Lists::new(store.clone(), keyring.clone());
+            let shards = lists.nonce_shards(&[part.list]).await?;
+            let mut entries = shards.iter().flat_map(|shard| shard.iter());
+            entries.nth(place).map(|entry| entry.0) == Some(short(&known.nonce))
+        }
+    };
+    Ok(match follows {
+        true => Judgement::Follows,
+        false => Judgement::Elsewhere,
+    })
+}
+
+/// As [`judge`], with what keeps a machine that has seen `known` from going on by itself as an
+/// error.
+///
+/// # Errors
+/// [`RootError::Rollback`], [`RootError::NotDescended`], [`RootError::Rebuilt`]; the part of the
+/// chain that tells cannot be read.
+pub async fn require_descent(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    root: &Root,
+    known: RootMark,
+) -> Result<(), RootError> {
+    let found = root.mark();
+    match judge(store, keyring, root, known).await? {
+        Judgement::Follows => Ok(()),
+        Judgement::Older => Err(RootError::Rollback { known, found }),
+        Judgement::Elsewhere => Err(RootError::NotDescended { known, found }),
+        Judgement::Rebuilt { lost } => Err(RootError::Rebuilt { known, lost }),
+    }
+}
+
+/// Room that a root keeps for changes: with less of it the chain leaves the root as far as it can.
+const ROOM_BYTES: usize = 12 * 1024;
+
+/// Keeps the chain of `next` short: what is too long goes into a list of `session`, which is live
+/// in the root being replaced. Without a session, or when the list cannot be written now, the chain
+/// stays longer for a while; beyond [`OWN_LIMIT`] its oldest part is given up. A future that is
+/// dropped leaves a list that no root names.
+pub(super) async fn shorten(handle: &RootHandle, session: Option<SessionId>, next: &mut Root) {
+    let is_crowded = next
+        .encode()
+        .map_or(true, |payload| payload.len() + ROOM_BYTES > ROOT_BYTES_MAX);
+    let Some(chain) = &mut next.chain else {
+        return;
+    };
+    let (most, keep) = match is_crowded {
+        true => (2 * OWN_LEAST, OWN_LEAST),
+        false => (OWN_MAX, OWN_MAX / 2),
+    };
+    if chain.len() <= most {
+        return;
+    }
+    if let Some(session) = session {
+        let patience = handle.policy().request_timeout;
+        match tokio::time::timeout(patience, write(handle, session, chain, keep)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => tracing::warn!(%error, "the chain of generations stays in the root"),
+            Err(_) => tracing::warn!("the chain of generations stays in the root: no answer"),
+        }
+    }
+    if chain.len() > OWN_LIMIT || is_crowded {
+        chain.give_up(keep);
+    }
+}
+
+/// Writes what leaves the root, with what lay in the lists that it joins.
+async fn write(
+    handle: &RootHandle,
+    session: SessionId,
+    chain: &mut Chain,
+    keep: usize,
+) -> Result<(), RootError> {
+    let moving = chain.oldest(keep);
+    let mut joined = chain.parts_to_join(moving.len());
+    let refs: Vec<_> = joined.iter().map(|part| part.list).collect();
+    let lists = Lists::new(handle.store().clone(), handle.keyring().clone());
+    let mut entries: Vec<NonceEntry> = match lists.nonce_shards(&refs).await {
+        Ok(shards) => shards.iter().flat_map(|shard| shard.to_vec()).collect(),
+        // A list that cannot be read stays as it is.
+        Err(_) => {
+            joined.clear();
+            Vec::new()
+        }
+    };
+    entries.extend(moving);
+    let writer = DirectLists::last(handle, session);
+    let list = put_shard(&writer, entries).await?;
+    chain.moved(keep, &joined, list);
+    Ok(())
+}

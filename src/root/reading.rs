@@ -1,0 +1,74 @@
+//! A root object, read: from its bytes to what it holds.
+//!
+//! Owns what is checked before a root is believed. When it is read, and what becomes of it, is in
+//! [`super::handle`].
+
+use super::error::RootError;
+use super::handle::RootView;
+use super::retry::{Pauses, RetryPolicy, bounded, may_pass};
+use super::state::{ROOT_KEY, Root};
+use bkfs_chunker::entropy::Entropy;
+use bkfs_chunker::seal::{Class, HEADER_LEN, Keyring};
+use bkfs_chunker::store::{Operation, Store, Version};
+
+/// The root as it is read for the first time, tried for as long as the policy says.
+///
+/// # Errors
+/// Store errors, and those of [`open_root`].
+pub(super) async fn first_view(
+    store: &dyn Store,
+    keyring: &Keyring,
+    policy: &RetryPolicy,
+    entropy: &dyn Entropy,
+) -> Result<RootView, RootError> {
+    let mut pauses = Pauses::new(policy, entropy);
+    loop {
+        match bounded(policy, Operation::Get, ROOT_KEY, store.get(ROOT_KEY)).await {
+            Ok((object, version)) => return open_root(keyring, &object, version),
+            Err(error) if may_pass(&error) => pauses.pause(&error).await.map_err(|_| error)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Opens and decodes a root object.
+///
+/// # Errors
+/// [`RootError::Unopenable`] and [`RootError::Damaged`].
+pub(crate) fn open_root(
+    keyring: &Keyring,
+    object: &[u8],
+    version: Version,
+) -> Result<RootView, RootError> {
+    let unopenable = |source| RootError::Unopenable {
+        key: ROOT_KEY.to_owned(),
+        source,
+    };
+    let (header, sealed) = object
+        .split_first_chunk::<HEADER_LEN>()
+        .ok_or_else(|| RootError::damaged(ROOT_KEY, "it is cut short"))?;
+    let opener = keyring
+        .object_opener(Class::Root, ROOT_KEY, header)
+        .map_err(unopenable)?;
+    let mut room = Vec::new();
+    let payload = opener.open_box(0, sealed, &mut room).map_err(unopenable)?;
+    let root = Root::decode(payload).map_err(|error| RootError::damaged(ROOT_KEY, error))?;
+    if root.repository != keyring.repository() {
+        return Err(RootError::damaged(
+            ROOT_KEY,
+            "it belongs to another repository",
+        ));
+    }
+    let features = opener.header().features;
+    if features.bear_witness() != root.chain.is_some() {
+        return Err(RootError::damaged(
+            ROOT_KEY,
+            "its header and its chain of generations contradict each other",
+        ));
+    }
+    Ok(RootView {
+        root,
+        version,
+        features,
+    })
+}

@@ -1,0 +1,124 @@
+//! Finding data and holes of a file: lseek(2) with SEEK_DATA and SEEK_HOLE.
+//!
+//! Owns: the walk over dirty bytes and extents, as far as the first answer. Does not own: either of
+//! them.
+
+use crate::extents::HoleSearch;
+use crate::tree::item::Item;
+use crate::tree::key::{self, Key, KeyParts};
+use crate::volume::Volume;
+use crate::volume::error::VolumeError;
+use crate::volume::state::Scope;
+use crate::volume::view::View;
+
+/// The first step of a walk over extents without a gap between them, in bytes of the file. Each one
+/// is twice as long as the one before.
+const STEP_BYTES: u64 = 1024 * 1024;
+
+/// The longest of them: bounds memory, however short the extents are.
+const STEP_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// Extents that are asked for in one go to find the first: those that changes hide are passed over.
+const FIRST_EXTENTS: usize = 32;
+
+impl Volume {
+    /// The first byte of data (or of a hole) at or after `offset`.
+    ///
+    /// # Errors
+    /// As [`seek`].
+    pub async fn seek(&self, inode: u64, offset: u64, want_data: bool) -> Result<u64, VolumeError> {
+        seek(&self.view, inode, offset, want_data).await
+    }
+}
+
+/// Finds data or a hole in any view. The end of the file is a hole.
+///
+/// # Errors
+/// [`VolumeError::NoSuchPlace`] if there is none behind `offset`, or `offset` is not in the file.
+pub async fn seek(
+    view: &View,
+    inode: u64,
+    offset: u64,
+    want_data: bool,
+) -> Result<u64, VolumeError> {
+    let attributes = view.attributes(Scope::Live, inode).await?;
+    let size = attributes.size_bytes;
+    if offset >= size {
+        return Err(VolumeError::NoSuchPlace);
+    }
+    let mut at = offset;
+    while at < size {
+        let (dirty, until) = view.dirty_at(inode, at);
+        let until = until.min(size);
+        let found = match dirty {
+            Some(is_data) => (is_data == want_data).then_some(at),
+            None if want_data => first_data(view, inode, at, until).await?,
+            None => first_hole(view, inode, at, until).await?,
+        };
+        match found {
+            Some(found) => return Ok(found),
+            None => at = until,
+        }
+    }
+    match want_data {
+        true => Err(VolumeError::NoSuchPlace),
+        false => Ok(size),
+    }
+}
+
+/// The first stored byte from `at` to `until`, where nothing is dirty.
+async fn first_data(
+    view: &View,
+    inode: u64,
+    at: u64,
+    until: u64,
+) -> Result<Option<u64>, VolumeError> {
+    if !view
+        .extents(Scope::Live, inode, at..at + 1)
+        .await?
+        .is_empty()
+        || at < small_length(view, inode).await?
+    {
+        return Ok(Some(at));
+    }
+    let keys = key::extents_beginning(inode, at..until);
+    let page = view
+        .items(Scope::Live, keys, FIRST_EXTENTS)
+        .await?
+        .whole()?;
+    match page.items.first().map(|(key, _)| key.parse()) {
+        None => Ok(None),
+        Some(Ok(KeyParts::Extent { offset, .. })) => Ok(Some(offset)),
+        Some(_) => Err(VolumeError::Malformed { inode }),
+    }
+}
+
+/// The first byte from `at` to `until` that nothing is stored for, where nothing is dirty.
+async fn first_hole(
+    view: &View,
+    inode: u64,
+    at: u64,
+    until: u64,
+) -> Result<Option<u64>, VolumeError> {
+    let mut search = HoleSearch::new(at.max(small_length(view, inode).await?));
+    let mut step = STEP_BYTES;
+    while search.position() < until {
+        let from = search.position();
+        let to = until.min(from.saturating_add(step));
+        let extents = view.extents(Scope::Live, inode, from..to).await?;
+        let hole = extents.iter().find_map(|placed| search.feed(placed));
+        if hole.is_some() || search.position() < to {
+            return Ok(hole.or(Some(search.position())));
+        }
+        step = (step * 2).min(STEP_BYTES_MAX);
+    }
+    Ok(None)
+}
+
+/// How much of a file the tree itself holds, in bytes.
+async fn small_length(view: &View, inode: u64) -> Result<u64, VolumeError> {
+    match view.item(Scope::Live, &Key::inline(inode)).await? {
+        Some(Item::Inline(bytes)) => Ok(bytes.len() as u64),
+        _ => Ok(0),
+    }
+}

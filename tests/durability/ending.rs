@@ -1,0 +1,215 @@
+//! What becomes of acknowledged files when a mount is told to end while the store does not take them.
+
+use std::time::Duration;
+
+use bkfs::mounting::MountingError;
+use bkfs_chunker::store::fault::{Fault, Strike};
+use bkfs_chunker::store::{Store, StoreErrorKind};
+use bkfs_fuse::{Errno, Reply, Vfs};
+use tokio::time::Instant;
+
+use crate::host::noise;
+use crate::paused::{Mount, World, ask, paused, seconds};
+
+/// What the daemon may take beyond `drain=`.
+const BEYOND: Duration = Duration::from_secs(10);
+
+/// Small files, each closed, and one large.
+const FILES: u64 = 12;
+
+fn contents(number: u64) -> Vec<u8> {
+    noise(number, if number == 0 { 3 << 20 } else { 10_000 })
+}
+
+/// Writes all; returns those whose close was acknowledged.
+async fn put_all(mount: &Mount) -> Vec<u64> {
+    let mut closed = Vec::new();
+    for number in 0..FILES {
+        let (name, data) = (format!("closed-{number}"), contents(number));
+        if mount.try_put(&name, &data).await.is_ok() {
+            closed.push(number);
+        }
+    }
+    assert!(
+        closed.len() as u64 >= FILES - 1,
+        "small files are not waited for"
+    );
+    closed
+}
+
+async fn all_are_there(mount: &Mount, closed: &[u64]) {
+    for number in closed {
+        let read = mount.read(&format!("closed-{number}")).await;
+        assert!(read == Some(contents(*number)), "closed-{number} is lost");
+    }
+}
+
+/// Ends the mount, which must take no longer than it may.
+async fn end(mount: Mount, drain: Duration) -> Result<(), MountingError> {
+    let begin = Instant::now();
+    let ended = mount.0.finish_within(Some(drain)).await;
+    let took = begin.elapsed();
+    assert!(
+        took <= drain + BEYOND,
+        "it took {took:?} with drain={drain:?}"
+    );
+    ended
+}
+
+/// Files are closed while the store fails, `last` before the mount is told to end; all come back.
+async fn comes_back(fault: Fault, timeout: Duration, drain: Duration, last: Duration) {
+    let world = World::new(timeout).await;
+    let mount = world.mount().await;
+    let before = mount.write("fsynced", b"before").await;
+    mount.fsync(before).await.expect("fsynced");
+    world.fails_with(fault.clone());
+    let closed = put_all(&mount).await;
+    tokio::time::sleep(seconds(20)).await;
+    mount.put("last", b"closed last").await;
+    tokio::time::sleep(last).await;
+    let error = end(mount, drain).await.expect_err("not in the bucket");
+    assert!(error.to_string().contains("stays in the spool"), "{error}");
+    let mount = world.mount_again().await;
+    let case = format!("{fault:?}, timeout={timeout:?}, drain={drain:?}, {last:?} before");
+    assert_eq!(
+        mount.read("fsynced").await,
+        Some(b"before".to_vec()),
+        "{case}"
+    );
+    assert_eq!(
+        mount.read("last").await,
+        Some(b"closed last".to_vec()),
+        "{case}"
+    );
+    all_are_there(&mount, &closed).await;
+    end(mount, seconds(60)).await.expect("a store that works");
+}
+
+#[test]
+fn closed_files_come_back_from_an_end_without_a_store() {
+    for last in [0, 600, 1_000, 1_500, 2_000, 2_600, 4_000, 30_000] {
+        let last = Duration::from_millis(last);
+        paused(comes_back(Fault::Hang, seconds(300), seconds(600), last));
+        paused(comes_back(Fault::Hang, seconds(300), seconds(10), last));
+        paused(comes_back(Fault::Hang, seconds(300), seconds(0), last));
+    }
+}
+
+#[test]
+fn closed_files_come_back_from_an_end_with_a_store_that_refuses() {
+    for kind in [StoreErrorKind::Denied, StoreErrorKind::Unreachable] {
+        for last in [0, 1_000, 2_000, 15_000] {
+            let (fault, last) = (Fault::FailBefore(kind), Duration::from_millis(last));
+            paused(comes_back(fault.clone(), seconds(300), seconds(600), last));
+            paused(comes_back(fault, seconds(300), seconds(10), last));
+        }
+    }
+}
+
+/// Only journals hang, or only packs, or only the root.
+#[test]
+fn closed_files_come_back_from_an_end_without_a_kind_of_object() {
+    for prefix in ["journal/", "data/", "meta/", "index/", "root"] {
+        for last in [0, 1_500, 20_000] {
+            paused(async {
+                let world = World::new(seconds(300)).await;
+                let mount = world.mount().await;
+                world
+                    .faults
+                    .plan(Strike::with(Fault::Hang).on_writes().keys(prefix).always());
+                let closed = put_all(&mount).await;
+                tokio::time::sleep(Duration::from_millis(last)).await;
+                let ended = end(mount, seconds(30)).await;
+                if let Err(error) = ended {
+                    assert!(error.to_string().contains("stays in the spool"), "{error}");
+                }
+                all_are_there(&world.mount_again().await, &closed).await;
+            });
+        }
+    }
+}
+
+#[test]
+fn who_waits_in_fsync_is_answered_and_holds_nothing_up() {
+    for drain in [0, 10, 600] {
+        paused(async {
+            let world = World::new(seconds(300)).await;
+            let mount = world.mount().await;
+            world.fails_with(Fault::Hang);
+            let closed = put_all(&mount).await;
+            let file = mount.write("waiting", b"fsync never returned").await;
+            let (sender, mut answer) = tokio::sync::oneshot::channel();
+            let reply = Reply::new("fsync", move |result| _ = sender.send(result));
+            mount.0.vfs.fsync(file.0, file.1, false, reply);
+            tokio::time::sleep(seconds(5)).await;
+            answer.try_recv().expect_err("the store does not answer");
+            end(mount, seconds(drain)).await.expect_err("no store");
+            let answer = answer.try_recv().expect("answered by the end");
+            assert_eq!(answer, Err(Errno::EIO));
+            all_are_there(&world.mount_again().await, &closed).await;
+        });
+    }
+}
+
+/// What a mount that has ended still answers would be in neither bucket nor spool.
+#[test]
+fn a_mount_that_is_closed_acknowledges_nothing() {
+    paused(async {
+        let world = World::new(seconds(300)).await;
+        let mount = world.mount().await;
+        let (ino, handle) = mount.write("file", b"bytes").await;
+        mount.0.vfs.close();
+        let closed = ask(&mount, |vfs, reply| vfs.flush(ino, handle, reply)).await;
+        assert_eq!(closed, Err(Errno::EIO));
+        assert_eq!(mount.fsync((ino, handle)).await, Err(Errno::EIO));
+    });
+}
+
+#[test]
+fn more_names_than_a_journal_has_come_back() {
+    const NAMES: u64 = 20_000;
+    paused(async {
+        let world = World::new(seconds(300)).await;
+        let mount = world.mount().await;
+        world.fails_with(Fault::Hang);
+        for number in 0..NAMES {
+            mount.put(&format!("{number}"), b"").await;
+        }
+        let error = end(mount, seconds(10)).await.expect_err("no store");
+        assert!(error.to_string().contains("stays in the spool"), "{error}");
+        let mount = world.mount_again().await;
+        for number in (0..NAMES).step_by(997) {
+            assert_eq!(mount.read(&format!("{number}")).await, Some(Vec::new()));
+        }
+    });
+}
+
+#[test]
+fn what_the_spool_does_not_take_is_an_error_in_time() {
+    for spool_bytes in [0, 64 << 10] {
+        paused(async {
+            let mut world = World::new(seconds(300)).await;
+            world.spool_bytes = spool_bytes;
+            let mount = world.mount().await;
+            world.fails_with(Fault::Hang);
+            mount.write("never closed", &noise(1, 3 << 20)).await;
+            let error = end(mount, seconds(10)).await.expect_err("no store");
+            assert!(!error.to_string().contains("stays in the spool"), "{error}");
+        });
+    }
+}
+
+#[test]
+fn an_end_with_a_store_that_works_is_quick_and_leaves_nothing_behind() {
+    paused(async {
+        let world = World::new(seconds(300)).await;
+        let mount = world.mount().await;
+        let closed = put_all(&mount).await;
+        let begin = Instant::now();
+        end(mount, seconds(600)).await.expect("ended");
+        assert!(begin.elapsed() < seconds(5), "{:?}", begin.elapsed());
+        let listed = world.faults.list("journal/", None, 100).await;
+        assert_eq!(listed.expect("listed").len(), 0);
+        all_are_there(&world.mount().await, &closed).await;
+    });
+}

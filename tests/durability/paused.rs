@@ -1,0 +1,206 @@
+//! Machines on one thread with paused time and disks in memory: the product's own times, in no time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bkfs::mounting::settings::Settings;
+use bkfs::mounting::spooling::SpoolPlace;
+use bkfs::mounting::{Assembled, Plan};
+use bkfs::repository::{Opening, create_in, open_in};
+use bkfs::root::repository::Accepted;
+use bkfs_chunker::depot::DepotConfig;
+use bkfs_chunker::spool::SimulatedDisk;
+use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
+use bkfs_chunker::store::{MemoryStore, Store, StoreOptions, parse_url};
+use bkfs_fuse::{
+    Caller, Create, Errno, Handle, Ino, MountOptions, OpenFlags, Read, Reply, Vfs, Write,
+};
+
+use crate::host::Unsealed;
+
+pub const CALLER: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    pid: 1,
+};
+
+const SPOOL_BYTES: u64 = 1 << 30;
+
+/// So many seconds.
+pub fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// Runs on one thread whose time passes only where everybody waits.
+pub fn paused(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build();
+    runtime.expect("runtime").block_on(test);
+}
+
+/// A bucket and a machine with a disk.
+pub struct World {
+    pub faults: Arc<FaultStore>,
+    disk: SimulatedDisk,
+    pub spool_bytes: u64,
+    timeout: Duration,
+}
+
+impl World {
+    pub async fn new(timeout: Duration) -> World {
+        let memory = Arc::new(MemoryStore::new());
+        create_in(memory.clone(), None).await.expect("created");
+        World {
+            faults: Arc::new(FaultStore::new(memory)),
+            disk: SimulatedDisk::new(),
+            spool_bytes: SPOOL_BYTES,
+            timeout,
+        }
+    }
+
+    pub async fn mount(&self) -> Mount {
+        let assembled = self.assemble(false).await;
+        let volume = assembled.volume().expect("writable");
+        volume.commit().await.expect("committed");
+        Mount(assembled)
+    }
+
+    /// A machine that only looks.
+    pub async fn mount_read_only(&self) -> Mount {
+        Mount(self.assemble(true).await)
+    }
+
+    async fn assemble(&self, is_read_only: bool) -> Assembled {
+        let opening = Opening {
+            url: parse_url("/memory").expect("url"),
+            store: StoreOptions::default(),
+            depot: DepotConfig {
+                cache_dir: None,
+                workers: 0,
+                timeout_ms: self.timeout.as_millis() as u64,
+                ..DepotConfig::default()
+            },
+            timeout: self.timeout,
+            min_generation: 0,
+            accepted: Accepted::default(),
+            state_dir: None,
+        };
+        let store: Arc<dyn Store> = self.faults.clone();
+        let repository = open_in(store, opening, &mut Unsealed)
+            .await
+            .expect("opened");
+        let spool = SpoolPlace {
+            disk: Arc::new(self.disk.clone()),
+            root: "/spool".into(),
+            limit_bytes: self.spool_bytes,
+        };
+        let mut options = MountOptions::default();
+        options.flags.read_only = is_read_only;
+        let plan = Plan {
+            repository: Arc::new(repository),
+            mount_point: "/nowhere".into(),
+            options,
+            settings: Settings::default(),
+            volume: "main".into(),
+            steal: true,
+            spool: (self.spool_bytes > 0).then_some(spool),
+        };
+        let handle = tokio::runtime::Handle::current();
+        plan.assemble(&handle).await.expect("mounted")
+    }
+
+    /// The store works again, and the machine mounts once more.
+    pub async fn mount_again(&self) -> Mount {
+        self.faults.heal();
+        self.disk.kill();
+        self.mount().await
+    }
+
+    pub fn fails_with(&self, fault: Fault) {
+        self.faults.plan(Strike::with(fault).always());
+    }
+}
+
+/// A mount, as processes see it.
+pub struct Mount(pub Assembled);
+
+pub async fn ask<T: Send + 'static>(
+    mount: &Mount,
+    request: impl FnOnce(&dyn Vfs, Reply<T>),
+) -> Result<T, Errno> {
+    let (sender, answer) = tokio::sync::oneshot::channel();
+    let reply = Reply::new("test", move |result| drop(sender.send(result)));
+    request(&mount.0.vfs, reply);
+    answer.await.expect("answered")
+}
+
+impl Mount {
+    /// Writes a new file, and does not close it.
+    pub async fn write(&self, name: &str, data: &[u8]) -> (Ino, Handle) {
+        let create = Create {
+            parent: Ino(1),
+            name: name.as_bytes(),
+            permissions: 0o644,
+            flags: OpenFlags {
+                write: true,
+                ..OpenFlags::default()
+            },
+        };
+        let created = ask(self, |vfs, reply| vfs.create(CALLER, create, reply)).await;
+        let created = created.expect("created");
+        let (ino, handle) = (created.entry.attributes.ino, created.opened.handle);
+        for (index, data) in data.chunks(1 << 20).enumerate() {
+            let write = Write {
+                ino,
+                handle,
+                offset: (index as u64) << 20,
+                data,
+                from_cache: false,
+                kill_privileges: false,
+            };
+            let written = ask(self, |vfs, reply| vfs.write(write, reply)).await;
+            written.expect("written");
+        }
+        (ino, handle)
+    }
+
+    /// Writes a file and closes it.
+    pub async fn put(&self, name: &str, data: &[u8]) {
+        self.try_put(name, data).await.expect("closed");
+    }
+
+    /// Writes a file; what close(2) says.
+    pub async fn try_put(&self, name: &str, data: &[u8]) -> Result<(), Errno> {
+        let (ino, handle) = self.write(name, data).await;
+        ask(self, |vfs, reply| vfs.flush(ino, handle, reply)).await
+    }
+
+    pub async fn fsync(&self, (ino, handle): (Ino, Handle)) -> Result<(), Errno> {
+        ask(self, |vfs, reply| vfs.fsync(ino, handle, false, reply)).await
+    }
+
+    pub async fn read(&self, name: &str) -> Option<Vec<u8>> {
+        let found = ask(self, |vfs, reply| {
+            vfs.lookup(CALLER, Ino(1), name.as_bytes(), reply)
+        });
+        let bkfs_fuse::Lookup::Found(entry) = found.await.expect("looked up") else {
+            return None;
+        };
+        let ino = entry.attributes.ino;
+        let flags = OpenFlags {
+            read: true,
+            ..OpenFlags::default()
+        };
+        let opened = ask(self, |vfs, reply| vfs.open(CALLER, ino, flags, reply)).await;
+        let read = Read {
+            ino,
+            handle: opened.expect("opened").handle,
+            offset: 0,
+            size: 64 << 20,
+        };
+        let read = ask(self, |vfs, reply| vfs.read(read, reply)).await;
+        Some(read.expect("read").to_vec())
+    }
+}

@@ -1,0 +1,267 @@
+//! A store that stands still for a while, and a spool: what is closed or fsynced meanwhile is there after a crash, whatever was given up on.
+
+use std::time::Duration;
+
+use bkfs_chunker::entropy::SeededEntropy;
+use bkfs_chunker::spool::SimulatedDisk;
+use bkfs_chunker::store::fault::{Fault, Gate, Strike};
+use proptest::prelude::*;
+
+use crate::host::{Bucket, Host, noise};
+
+/// From closing a file to having it on the disk of a machine whose store does not answer: half a second until a journal begins, and two for the store.
+const KEPT_AFTER: f64 = 3.0;
+
+/// Makes a file and closes it.
+fn close(host: &Host, name: &str, data: &[u8]) {
+    host.write(name, 0, data);
+    host.volume().fsync_within();
+}
+
+/// From now on the writes of these keys stand still, until the gate is opened.
+fn stall(host: &Host, keys: &str) -> Gate {
+    let gate = Gate::new();
+    let held = Strike::with(Fault::HoldBefore(gate.clone())).on_writes();
+    host.faults.plan(held.keys(keys).always());
+    gate
+}
+
+fn recover(host: &Host, gate: &Gate) {
+    host.faults.heal();
+    gate.open();
+}
+
+/// Which of these files the bucket has after a crash, seen by another machine.
+fn missing(bucket: &Bucket, host: Host, names: &[&str]) -> Vec<String> {
+    host.crash();
+    let other = bucket.host();
+    let names = names.iter().filter(|name| other.read(name).is_none());
+    names.map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn an_fsync_after_two_stalls_has_what_was_closed_during_them() {
+    let bucket = Bucket::new();
+    let host = Host::spooling(&bucket, &SimulatedDisk::new());
+    let gate = stall(&host, "journal/");
+    close(&host, "a", b"a");
+    host.wait(KEPT_AFTER);
+    close(&host, "b", b"b");
+    host.wait(KEPT_AFTER);
+    assert!(host.faults.struck() > 0);
+    recover(&host, &gate);
+    host.fsync().expect("durable");
+    let missing = missing(&bucket, host, &["a", "b"]);
+    assert!(missing.is_empty(), "{missing:?} was fsynced and is gone");
+}
+
+#[test]
+fn an_fsync_of_a_later_file_hides_no_earlier_one() {
+    let bucket = Bucket::new();
+    let host = Host::spooling(&bucket, &SimulatedDisk::new());
+    let gate = stall(&host, "journal/");
+    for name in ["a", "b"] {
+        close(&host, name, name.as_bytes());
+        host.wait(KEPT_AFTER);
+    }
+    recover(&host, &gate);
+    host.write("c", 0, b"c".to_vec());
+    host.fsync().expect("durable");
+    let missing = missing(&bucket, host, &["a", "b", "c"]);
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn files_closed_while_the_whole_store_stands_still_are_in_the_next_fsync() {
+    let bucket = Bucket::new();
+    let host = Host::spooling(&bucket, &SimulatedDisk::new());
+    let gate = stall(&host, "");
+    let names: Vec<String> = (0..12).map(|number| format!("file {number}")).collect();
+    for name in &names {
+        close(&host, name, name.as_bytes());
+        host.wait(0.75);
+    }
+    recover(&host, &gate);
+    host.fsync().expect("durable");
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let missing = missing(&bucket, host, &names);
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn what_is_closed_during_two_stalls_is_on_the_disk() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let _gate = stall(&host, "");
+    for name in ["a", "b", "c"] {
+        close(&host, name, &noise(3, 200_000));
+        host.wait(KEPT_AFTER);
+    }
+    host.crash();
+    disk.crash(&SeededEntropy::new(1));
+    let next = Host::spooling(&bucket, &disk);
+    for name in ["a", "b", "c"] {
+        assert!(next.read(name) == Some(noise(3, 200_000)), "{name}");
+    }
+}
+
+#[test]
+fn a_slow_store_that_takes_journals_is_not_silent() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    let gate = stall(&host, "journal/");
+    for name in ["a", "b", "c"] {
+        close(&host, name, name.as_bytes());
+        host.wait(KEPT_AFTER);
+    }
+    // Three are waiting by now, and each takes most of what the store is waited for.
+    host.faults.heal();
+    let slow = Strike::with(Fault::Delay(Duration::from_millis(1500))).keys("journal/");
+    host.faults.plan(slow.always());
+    gate.open();
+    close(&host, "d", b"d");
+    host.wait(2.0);
+    let journals = |disk: &SimulatedDisk| {
+        let paths = disk.paths().into_iter();
+        paths
+            .filter(|path| path.to_string_lossy().contains("journal"))
+            .count()
+    };
+    let before = journals(&disk);
+    host.wait(1.5);
+    assert!(
+        journals(&disk) <= before,
+        "nothing more is spooled: {before}"
+    );
+    host.wait(6.5);
+    let missing = missing(&bucket, host, &["a", "b", "c", "d"]);
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Makes a file of so many bytes, and closes it.
+    Close(usize),
+    Wait(u16),
+    /// Requests of a kind stand still from now on.
+    Stall(&'static str),
+    Recover,
+    /// An fsync that is waited for so many milliseconds.
+    Fsync(u16),
+    Commit(u16),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let length =
+        prop_oneof![8 => 1usize..3_000, 1 => 5_000usize..50_000, 1 => 1_000_000usize..1_500_000];
+    let keys =
+        prop_oneof![4 => Just("journal/"), 1 => Just("data/"), 1 => Just("meta/"), 2 => Just("")];
+    prop_oneof![
+        6 => length.prop_map(Step::Close),
+        6 => (500u16..4_000).prop_map(Step::Wait),
+        2 => keys.prop_map(Step::Stall),
+        1 => Just(Step::Recover),
+        2 => (1_000u16..9_000).prop_map(Step::Fsync),
+        1 => (0u16..9_000).prop_map(Step::Commit),
+    ]
+}
+
+/// What is known of one run.
+struct Run {
+    host: Host,
+    gate: Option<Gate>,
+    /// How long each file is.
+    closed: Vec<usize>,
+    /// So many of them are in the bucket.
+    durable: usize,
+}
+
+impl Run {
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Close(length) => {
+                let number = self.closed.len();
+                close(
+                    &self.host,
+                    &number.to_string(),
+                    &noise(number as u64, length),
+                );
+                self.closed.push(length);
+            }
+            Step::Wait(milliseconds) => self.host.wait(f64::from(milliseconds) / 1000.0),
+            Step::Stall(keys) => {
+                self.recover();
+                self.gate = Some(stall(&self.host, keys));
+            }
+            Step::Recover => self.recover(),
+            Step::Fsync(patience) => {
+                let volume = self.host.volume();
+                self.acknowledge(patience, async move { volume.fsync().await });
+            }
+            Step::Commit(patience) => {
+                let volume = self.host.volume();
+                self.acknowledge(patience, async move { volume.commit().await.map(|_| ()) });
+            }
+        }
+    }
+
+    fn recover(&mut self) {
+        if let Some(gate) = self.gate.take() {
+            recover(&self.host, &gate);
+        }
+    }
+
+    /// The caller goes away if it takes too long.
+    fn acknowledge<E>(&mut self, patience: u16, call: impl Future<Output = Result<(), E>>) {
+        let count = self.closed.len();
+        let patience = Duration::from_millis(patience.into());
+        let answer = async { tokio::time::timeout(patience, call).await };
+        if let Ok(Ok(())) = self.host.run(answer) {
+            self.durable = count;
+        }
+    }
+}
+
+/// How many files are there in the order in which they were closed.
+fn beginning(host: &Host, closed: &[usize]) -> usize {
+    let is_whole = |(number, length): (usize, &usize)| {
+        host.read(&number.to_string()) == Some(noise(number as u64, *length))
+    };
+    let whole: Vec<bool> = closed.iter().enumerate().map(is_whole).collect();
+    let count = whole.iter().take_while(|is_whole| **is_whole).count();
+    assert!(
+        !whole[count..].contains(&true),
+        "a later file without an earlier one: {whole:?}"
+    );
+    count
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Whatever stands still, and whatever call is given up on: after a crash a beginning of all files is there, and at least what was fsynced.
+    #[test]
+    fn stalls_lose_nothing_that_was_promised(steps in proptest::collection::vec(step(), 1..30), with_disk: bool, asks_at_the_end: bool) {
+        let bucket = Bucket::new();
+        let disk = SimulatedDisk::new();
+        let host = Host::spooling(&bucket, &disk);
+        let mut run = Run { host, gate: None, closed: Vec::new(), durable: 0 };
+        for step in &steps {
+            run.step(step);
+        }
+        if asks_at_the_end {
+            run.step(&Step::Recover);
+            run.step(&Step::Fsync(60_000));
+        }
+        run.host.crash();
+        disk.crash(&SeededEntropy::new(1));
+        let next = match with_disk {
+            true => Host::spooling(&bucket, &disk),
+            false => bucket.host(),
+        };
+        let found = beginning(&next, &run.closed);
+        prop_assert!(found >= run.durable, "{found} of {} fsynced files", run.durable);
+    }
+}

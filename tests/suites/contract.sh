@@ -11,5 +11,5 @@ start_azurite
 start_fake_gcs
 # A server that is not there must fail the test, not be skipped.
 export BKFS_TEST_ALL_STORES=1
-cargo_cases "contract" test --release -p bkfs-tests --test contract
+cargo_cases "contract" test --release --workspace --test contract
 exit 0

@@ -6,7 +6,7 @@
 . "$(dirname "$0")/../lib/bkfs.sh"
 
 # A hundred seeded cases, five hundred with --full, and those that every run has.
-cargo_cases "cases" test --release -p bkfs-tests --test damage
+cargo_cases "cases" test --release --workspace --test damage
 
 machine one
 FROZEN=$ROOT/tests/golden/repository PLAIN=$SUITE_TMP/plain SEALED=$SUITE_TMP/sealed

@@ -4,5 +4,5 @@
 # limit: 900 7200
 . "$(dirname "$0")/../lib/common.sh"
 
-cargo_cases "model" test --release -p bkfs-tests --test model
+cargo_cases "model" test --release --workspace --test model
 exit 0

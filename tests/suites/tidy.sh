@@ -16,6 +16,6 @@ case_of "cargo deny" dependencies_are_allowed
 # Not followed: sources (1091); set for whoever sources (2034, 2154).
 case_of "shellcheck" shellcheck -S warning -e SC1091,SC2034,SC2154,SC2155 tests/run .ci/run bench/install-peers tests/lib/*.sh tests/suites/*.sh
 case_of "perl syntax" perl -c tests/lib/session.pl
-cargo_cases "walls" test --release -p bkfs-tests --test tidy
+cargo_cases "walls" test --release --workspace --test tidy
 . "$ROOT/tests/lib/selftest.sh"
 exit 0

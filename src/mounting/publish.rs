@@ -210,8 +210,12 @@ impl Journal for Journals {
         self.0.keep().await.map_err(classify)
     }
 
-    async fn land(&self) -> Result<(), PublishError> {
-        self.0.land().await.map_err(classify)
+    fn settled(&self) -> u64 {
+        self.0.settled()
+    }
+
+    async fn land(&self, until: u64) -> Result<(), PublishError> {
+        self.0.land(until).await.map_err(classify)
     }
 
     fn is_behind(&self) -> bool {

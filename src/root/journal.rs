@@ -181,6 +181,7 @@ struct Numbers {
 
 #[derive(Debug, Clone)]
 struct Pending {
+    number: u64,
     key: String,
     last: u64,
     body: Body,
@@ -254,12 +255,19 @@ impl JournalWriter {
         state.sent += 1;
         state.last = entry.last;
         state.lasts.push_back(entry.last);
+        let number = state.sent;
         state.pending.push_back(Pending {
+            number,
             key,
             last: entry.last,
             body: Body::Memory(body),
         });
         Ok(())
+    }
+
+    /// How many entries were settled.
+    pub fn settled(&self) -> u64 {
+        self.state.lock().sent
     }
 
     /// Keeps in the spool what is settled and not answered: when this returns, it survives the loss of power. It goes to the bucket with [`JournalWriter::land`], or with
@@ -422,16 +430,17 @@ impl JournalWriter {
         state.last > state.covered
     }
 
-    /// Step `JournalPut`: sends what is settled until its creation is answered, oldest first. The packs that it names must be in the bucket. What the spool kept is let go
+    /// Step `JournalPut`: sends the first `until` entries that were settled until their creation is answered, oldest first. The packs that they name must be in the bucket. What the spool kept is let go
     /// when the root, read after that, still shows the volume as ours. Dropped, it leaves an entry of unknown fate where it was, to be sent again with the same bytes.
     ///
     /// # Errors
     /// A refusal of kind `Fenced` if another machine writes under this session's name; store errors as they come: then entries may be in the bucket, now or
     /// later, but count for nothing yet. Those of [`JournalWriter::confirm`]; `Spool` if what was kept cannot be read back.
-    pub async fn land(&self) -> Result<(), RootError> {
+    pub async fn land(&self, until: u64) -> Result<(), RootError> {
         let _turn = self.landing.lock().await;
         loop {
-            let Some(pending) = self.state.lock().pending.front().cloned() else {
+            let next = self.state.lock().pending.front().cloned();
+            let Some(pending) = next.filter(|pending| pending.number <= until) else {
                 return self.settle_kept().await;
             };
             let bytes = match &pending.body {

@@ -72,8 +72,13 @@ pub trait Journal: Send + Sync + 'static {
     /// After this all that was settled survives a crash of this machine. What it names must do so too. Dropped, it has kept some of it or nothing.
     async fn keep(&self) -> Result<(), PublishError>;
 
-    /// After this all that was settled is in the bucket. What it names must be there. Dropped, it has sent some of it or nothing; one of unknown fate is sent again.
-    async fn land(&self) -> Result<(), PublishError>;
+    /// How many entries were settled.
+    fn settled(&self) -> u64;
+
+    /// After this the first `until` entries that were settled are in the bucket. What they name must
+    /// be there; what later ones name need not be. Dropped, it has sent some of them or nothing; one
+    /// of unknown fate is sent again.
+    async fn land(&self, until: u64) -> Result<(), PublishError>;
 
     /// Whether something was kept that is not known to be in the bucket in time.
     fn is_behind(&self) -> bool;
@@ -454,8 +459,10 @@ impl Journaler {
         self.count(length);
         let aim = if is_there { aim } else { Aim::Local };
         let (volume, journal) = (&*self.volume, &*self.journal);
+        // What it names is in the bucket; and so is what those before it name.
+        let until = journal.settled();
         let landing = async {
-            let landed = journal.land().await;
+            let landed = journal.land(until).await;
             landed.map_err(|error| failed(volume, error))
         };
         send(volume, journal, landing, aim).await?;
@@ -519,9 +526,12 @@ fn failed(volume: &Volume, error: PublishError) -> VolumeError {
     }
 }
 
-/// Brings all that is settled into the bucket, and what it names before it. Dropped, it has brought the oldest of it or nothing.
+/// Brings all that is settled into the bucket, and what it names before it. What is settled
+/// meanwhile may name packs that only the spool has, so it does not go along. Dropped, it has brought
+/// the oldest of it or nothing.
 async fn land(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
+    let until = journal.settled();
     volume.ingest.deliver().await?;
-    let landed = journal.land().await;
+    let landed = journal.land(until).await;
     landed.map_err(|error| failed(volume, error))
 }

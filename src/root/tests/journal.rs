@@ -45,7 +45,7 @@ fn entries(first: u64, operation: u64) -> JournalEntry {
 
 async fn write(writer: &JournalWriter, entry: JournalEntry) -> Result<(), RootError> {
     writer.settle(entry)?;
-    writer.land().await
+    writer.land(writer.settled()).await
 }
 
 async fn keep(writer: &JournalWriter, entry: JournalEntry) -> Result<(), RootError> {
@@ -352,7 +352,7 @@ async fn kept_entries_are_replayed_when_a_mount_has_brought_them() {
     faults.plan(gone.on(Operation::PutNew).keys("journal/").always());
     keep(&writer, entry(1)).await.expect("needs no store");
     keep(&writer, entries(2, 4)).await.expect("needs no store");
-    writer.land().await.expect_err("needs one");
+    writer.land(writer.settled()).await.expect_err("needs one");
     assert!(writer.is_behind() && writer.is_needed());
     faults.heal();
     assert_eq!(journals(&store).await.len(), 0);
@@ -383,7 +383,7 @@ async fn entries_that_wait_for_room_are_let_in_by_those_that_land() {
     let begin = tokio::time::Instant::now();
     let lands = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        writer.land().await
+        writer.land(writer.settled()).await
     };
     let keeps = async {
         for operation in 1..=3 {
@@ -393,8 +393,25 @@ async fn entries_that_wait_for_room_are_let_in_by_those_that_land() {
     let (landed, ()) = tokio::join!(lands, keeps);
     landed.expect("landed");
     assert_eq!(begin.elapsed().as_secs(), 1);
-    writer.land().await.expect("landed");
+    writer.land(writer.settled()).await.expect("landed");
     assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2), (3, 3)]]);
+}
+
+/// Its packs may be in the spool alone.
+#[tokio::test(start_paused = true)]
+async fn what_is_settled_later_does_not_land_along() {
+    let store = memory().await;
+    let session = enter(&store, 1, "a").await.expect("free");
+    let (writer, _disk) = keeping(&store, &session).await;
+    keep(&writer, entry(1)).await.expect("kept");
+    let until = writer.settled();
+    keep(&writer, entry(2)).await.expect("kept");
+    writer.land(until).await.expect("landed");
+    assert_eq!(journals(&store).await.len(), 1);
+    assert!(writer.is_behind());
+    writer.land(writer.settled()).await.expect("landed");
+    assert_eq!(journals(&store).await.len(), 2);
+    assert!(!writer.is_behind());
 }
 
 #[tokio::test(start_paused = true)]
@@ -407,7 +424,7 @@ async fn what_a_commit_covers_need_not_land() {
     }
     writer.covered(2).await;
     assert!(writer.is_needed());
-    writer.land().await.expect("landed");
+    writer.land(writer.settled()).await.expect("landed");
     assert_eq!(journals(&store).await.len(), 1);
     writer.covered(3).await;
     assert!(!writer.is_needed());
@@ -444,7 +461,7 @@ async fn what_the_spool_refused_counts_once_the_root_was_read_after_its_arrival(
         disk.fail(DiskOperation::Write, 1, std::io::ErrorKind::Other);
         keep(&writer, entry(operation)).await.expect_err("refused");
         assert!(writer.is_in_time(), "nothing has arrived");
-        writer.land().await.expect("sent");
+        writer.land(writer.settled()).await.expect("sent");
         assert!(!writer.is_in_time());
         if operation == 1 {
             writer.confirm().await.expect("still ours");
@@ -463,7 +480,7 @@ async fn an_entry_that_arrives_after_the_takeover_stays_in_the_spool() {
     let (writer, disk) = keeping(&store, &session).await;
     keep(&writer, entry(1)).await.expect("kept");
     assert!(found(&store, 2).await.is_empty(), "the taker finds nothing");
-    let error = writer.land().await.expect_err("too late");
+    let error = writer.land(writer.settled()).await.expect_err("too late");
     assert_eq!(error.kind(), ErrorKind::Fenced);
     assert_eq!(journals(&store).await.len(), 1, "where nobody looks");
     assert!(writer.is_behind());

@@ -134,26 +134,25 @@ impl Scan<'_> {
                 } if session == id => number,
                 _ => continue,
             };
-            let payload = match self.verifier.object(Class::Journal, key).await {
-                Ok(payload) => payload,
-                // Whoever covered or replayed it has removed it since the bucket was listed.
-                Err(DepotError::Missing { .. }) => continue,
-                Err(error) => {
-                    problems.push(as_problem(error)?);
+            if session.covered_journal.is_some_and(|last| number <= last) {
+                continue;
+            }
+            let entry = match self.journal(key).await? {
+                Some(Ok(entry)) => entry,
+                Some(Err(problem)) => {
+                    problems.push(problem);
                     // What follows is judged as if it were there.
                     broken.begin(key, reached);
                     reached = u64::MAX;
                     continue;
                 }
+                None => continue,
             };
-            let entry = match JournalEntry::decode(&payload) {
-                Ok(entry) => entry,
-                Err(why) => {
-                    problems.push(Problem::new(key, ProblemKind::Inconsistent, why));
-                    broken.begin(key, reached);
-                    continue;
-                }
-            };
+            if entry.first <= covered.saturating_add(1) {
+                // Whatever is wrong with those before it, a commit covers them.
+                broken.keys.clear();
+                (broken.after, reached) = (covered, covered);
+            }
             if entry.last <= covered {
                 continue;
             }
@@ -177,6 +176,17 @@ impl Scan<'_> {
         Ok(Look {
             problems,
             broken: (!broken.keys.is_empty()).then_some(broken),
+        })
+    }
+
+    /// The journal under `key`, or what is wrong with it. `None` if it is not there: whoever covered
+    /// or replayed it has removed it since the bucket was listed.
+    async fn journal(&self, key: &str) -> Result<Option<Result<JournalEntry, Problem>>, RootError> {
+        let senseless = |why: String| Problem::new(key, ProblemKind::Inconsistent, why);
+        Ok(match self.verifier.object(Class::Journal, key).await {
+            Ok(payload) => Some(JournalEntry::decode(&payload).map_err(senseless)),
+            Err(DepotError::Missing { .. }) => None,
+            Err(error) => Some(Err(as_problem(error)?)),
         })
     }
 

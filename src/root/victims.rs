@@ -62,7 +62,8 @@ pub(super) async fn victims(
             session.covered_journal,
         )
         .await?;
-        let victim = uncovered(id, session, found);
+        let mut victim = uncovered(id, session, found.uncovered);
+        victim.keys.extend(found.covered);
         set_aside_behind(handle, &victim).await?;
         victims.push(victim);
     }
@@ -99,16 +100,22 @@ async fn list(handle: &RootHandle, prefix: &str) -> Result<Vec<String>, RootErro
     }
 }
 
-/// The journals of a session below `prefix`, by number: those that a list shows, those behind the last `covered` one, and those whose numbers are near.
-async fn find(
-    handle: &RootHandle,
-    prefix: &str,
-    covered: Option<u64>,
-) -> Result<BTreeMap<u64, (String, JournalEntry)>, RootError> {
+/// The journals of a session.
+struct Found {
+    /// By number, with their keys.
+    uncovered: BTreeMap<u64, (String, JournalEntry)>,
+    /// Keys of those that a commit covers as a whole: nobody needs to be able to read them.
+    covered: Vec<String>,
+}
+
+/// The journals of a session below `prefix`: those that a list shows, those behind the last `covered` one, and those whose numbers are near.
+async fn find(handle: &RootHandle, prefix: &str, covered: Option<u64>) -> Result<Found, RootError> {
     let first = covered.unwrap_or(0).min(u64::MAX - REACH) + 1;
     let listed = list(handle, prefix).await?;
     let numbers = listed.iter().filter_map(|key| number(prefix, key));
-    let mut wanted: BTreeSet<u64> = numbers.chain(first..=first + REACH - 1).collect();
+    let (open, done): (Vec<u64>, Vec<u64>) = numbers.partition(|number| *number >= first);
+    let near = first..=first + REACH - 1;
+    let mut wanted: BTreeSet<u64> = open.into_iter().chain(near).collect();
     let mut asked = BTreeSet::new();
     let mut found = BTreeMap::new();
     while !wanted.is_empty() {
@@ -119,12 +126,18 @@ async fn find(
             for (number, entry) in numbers.iter().zip(join_all(reads).await) {
                 let Some(entry) = entry? else { continue };
                 found.insert(*number, entry);
-                let near = number.saturating_sub(REACH).max(1)..=number.saturating_add(REACH);
+                let near = number.saturating_sub(REACH).max(first)..=number.saturating_add(REACH);
                 wanted.extend(near.filter(|number| !asked.contains(number)));
             }
         }
     }
-    Ok(found)
+    Ok(Found {
+        uncovered: found,
+        covered: done
+            .into_iter()
+            .map(|number| key_of(prefix, number))
+            .collect(),
+    })
 }
 
 fn key_of(prefix: &str, number: u64) -> String {

@@ -14,6 +14,7 @@ use bkfs_chunker::seal::{Class, Features};
 use bkfs_chunker::spool::{Disk, DiskOperation, SimulatedDisk, Spool, leftovers};
 use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
 use bkfs_chunker::store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind};
+use bytes::Bytes;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -490,9 +491,8 @@ async fn an_entry_that_arrives_after_the_takeover_stays_in_the_spool() {
     assert_eq!(left[0].named().len(), 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn journals_are_looked_for_behind_the_last_covered_one() {
-    let store = memory().await;
+/// Six journals of an operation each, of which a commit covers four.
+async fn half_covered(store: &Arc<dyn Store>) -> JournalWriter {
     let handle = process(store.clone(), 1).await;
     let request = VolumeRequest {
         name: "main".into(),
@@ -517,8 +517,31 @@ async fn journals_are_looked_for_behind_the_last_covered_one() {
         .commit(request)
         .await;
     committed.expect("committed");
+    writer
+}
+
+#[tokio::test(start_paused = true)]
+async fn journals_are_looked_for_behind_the_last_covered_one() {
+    let store = memory().await;
+    let writer = half_covered(&store).await;
     writer.covered(4).await;
     assert_eq!(journals(&store).await.len(), 2);
     let stale: Arc<dyn Store> = Arc::new(Stale(store.clone(), &["0005", "0006"]));
     assert_eq!(found(&stale, 2).await, [[(5, 5), (6, 6)]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_covered_journal_need_not_be_readable() {
+    let store = memory().await;
+    half_covered(&store).await;
+    let damaged = journals(&store).await.remove(2);
+    store.delete(&damaged).await.expect("deleted");
+    let noise = Bytes::from_static(b"noise");
+    store.put_new(&damaged, vec![noise]).await.expect("put");
+    let taker = enter(&store, 2, "taker").await.expect("taken");
+    let [victim] = taker.victims() else {
+        panic!("one was there");
+    };
+    assert_eq!(victim.entries.len(), 2);
+    assert_eq!(victim.keys.len(), 6, "all are garbage once it is replayed");
 }

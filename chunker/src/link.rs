@@ -115,8 +115,11 @@ impl Link {
             let _scout = scouts.acquire().await;
             loop {
                 self.counters.retries.one();
-                if let Ok(answer) = tokio::time::timeout(after, request()).await {
-                    return answer;
+                match tokio::time::timeout(after, request()).await {
+                    // A refusal of this one says nothing of the first, which may be nearly there.
+                    Ok(Err(error)) if !settles(&error) => tokio::time::sleep(after).await,
+                    Ok(answer) => return answer,
+                    Err(_) => {}
                 }
             }
         };
@@ -234,7 +237,7 @@ impl Link {
     /// The store refuses for good: with an error that no patience mends, for the whole timeout ([`Link::bear_refusals`]) or a few times.
     pub(crate) async fn create(&self, key: &str, body: &[Bytes]) -> Result<(), DepotError> {
         let mut attempt = 0;
-        let mut stuck = None;
+        let (mut stuck, mut refused) = (None, None);
         let _sending = self.progress.send();
         loop {
             attempt += 1;
@@ -257,22 +260,31 @@ impl Link {
             let error = Arc::new(error);
             match error.kind() {
                 StoreErrorKind::AlreadyExists => {
-                    if self.is_ours(key, body).await? {
-                        break;
+                    match self.is_ours(key, body).await? {
+                        Some(true) => break,
+                        Some(false) => return Err(DepotError::Store(error)),
+                        // Another attempt may be under way, or what answers is not up to date. A
+                        // name stands for one body, so it is sent again.
+                        None => {}
                     }
-                    return Err(DepotError::Store(error));
                 }
                 StoreErrorKind::Throttled => {
                     self.uploads.slow_down();
                     self.count_turns();
                     // It takes others meanwhile: it is this one's turn in the end.
-                    stuck = None;
+                    (stuck, refused) = (None, None);
                 }
                 kind => {
                     let stuck = stuck.get_or_insert_with(|| self.progress.stick(sent));
                     stuck.note(&error);
-                    if self.gives_up(kind, attempt, stuck.since()) {
-                        return Err(DepotError::Store(error));
+                    // Silence before a refusal does not count for it.
+                    if self.is_final(kind) {
+                        let since = *refused.get_or_insert_with(Instant::now);
+                        if self.gives_up(kind, attempt, since) {
+                            return Err(DepotError::Store(error));
+                        }
+                    } else {
+                        refused = None;
                     }
                 }
             }
@@ -286,18 +298,26 @@ impl Link {
         Ok(())
     }
 
-    /// Whether what is refused since then, in this way, is refused for good: nobody but a person can do anything about it. What was accepted is never given up for credentials
-    /// and permissions, which are renewed, nor for a full disk, which is emptied, if refusals are borne.
-    fn gives_up(&self, kind: StoreErrorKind, attempt: u32, since: Instant) -> bool {
+    /// Whether nobody but a person can do anything about such a refusal.
+    fn is_final(&self, kind: StoreErrorKind) -> bool {
         match kind {
             StoreErrorKind::Unreachable
             | StoreErrorKind::Throttled
             | StoreErrorKind::OutcomeUnknown
             | StoreErrorKind::Denied => false,
-            StoreErrorKind::NoSpace if self.bears_refusals() => false,
-            _ if self.bears_refusals() => since.elapsed() >= self.timeout,
-            _ => attempt >= STUBBORN_ATTEMPTS,
+            StoreErrorKind::NoSpace => !self.bears_refusals(),
+            _ => true,
         }
+    }
+
+    /// Whether what is refused since then, in this way, is refused for good: nobody but a person can do anything about it. What was accepted is never given up for credentials
+    /// and permissions, which are renewed, nor for a full disk, which is emptied, if refusals are borne.
+    fn gives_up(&self, kind: StoreErrorKind, attempt: u32, since: Instant) -> bool {
+        self.is_final(kind)
+            && match self.bears_refusals() {
+                true => since.elapsed() >= self.timeout,
+                false => attempt >= STUBBORN_ATTEMPTS,
+            }
     }
 
     fn count_turns(&self) {
@@ -305,27 +325,41 @@ impl Link {
         self.counters.uploads_at_once.set(turns as u64);
     }
 
-    /// Whether what lies under `key` is `body`: of that length, with that end. An object that went away meanwhile is not.
-    async fn is_ours(&self, key: &str, body: &[Bytes]) -> Result<bool, DepotError> {
-        let begin = Instant::now();
+    /// Whether what lies under `key` is `body`: of that length, with that end. `None` if nothing
+    /// does.
+    async fn is_ours(&self, key: &str, body: &[Bytes]) -> Result<Option<bool>, DepotError> {
+        let mut refused = None;
         let mut attempt = 0;
         loop {
             attempt += 1;
             self.counters.get_requests.one();
             match self.store.get_tail(key, COMPARED_BYTES).await {
                 Ok((tail, size)) => {
-                    return Ok(size == body_bytes(body) && ends_with(body, &tail));
+                    return Ok(Some(size == body_bytes(body) && ends_with(body, &tail)));
                 }
-                Err(error) if error.is_not_found() => return Ok(false),
-                Err(error) if self.gives_up(error.kind(), attempt, begin) => {
-                    return Err(error.into());
+                Err(error) if error.is_not_found() => return Ok(None),
+                Err(error) => {
+                    if self.is_final(error.kind()) {
+                        let since = *refused.get_or_insert_with(Instant::now);
+                        if self.gives_up(error.kind(), attempt, since) {
+                            return Err(error.into());
+                        }
+                    }
+                    self.progress.note_trouble(&Arc::new(error));
                 }
-                Err(error) => self.progress.note_trouble(&Arc::new(error)),
             }
             self.counters.retries.one();
             self.progress.pause(attempt, &*self.entropy).await;
         }
     }
+}
+
+/// Whether an error is the answer for every request like it: the object is there, or is not.
+fn settles(error: &StoreError) -> bool {
+    let kind = error.kind();
+    kind == StoreErrorKind::AlreadyExists
+        || kind == StoreErrorKind::OutOfRange
+        || error.is_not_found()
 }
 
 /// Whether the concatenation of `body` ends with `tail`.

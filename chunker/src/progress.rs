@@ -65,11 +65,6 @@ pub(crate) struct Stuck<'a> {
 }
 
 impl Stuck<'_> {
-    /// Since when.
-    pub(crate) fn since(&self) -> Instant {
-        self.since
-    }
-
     /// This is why.
     pub(crate) fn note(&self, error: &Arc<StoreError>) {
         let stuck = (self.since, Some(Arc::clone(error)));

@@ -158,6 +158,36 @@ async fn expired_credentials_drop_nothing() {
     );
 }
 
+/// A gateway that comes back answers for a store that does not yet.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_after_a_long_silence_is_waited_out() {
+    let silence = Duration::from_secs(2000);
+    let mut world = World::new(40, true);
+    let depot = world.loaded().await;
+    depot.bear_refusals();
+    let ingest = world.ingest(&depot);
+    let (begin, refused) = (tokio::time::Instant::now(), AtomicU64::new(0));
+    world.bucket.script(move |operation, _| {
+        if !operation.is_write() {
+            Verdict::Pass
+        } else if begin.elapsed() < silence {
+            Verdict::Fail(StoreErrorKind::Unreachable)
+        } else if refused.fetch_add(1, Ordering::SeqCst) < 3 {
+            Verdict::Fail(StoreErrorKind::NoBucket)
+        } else {
+            Verdict::Pass
+        }
+    });
+    let file = noise(40, MIB);
+    let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
+    let stalled = ingest.seal(&[]).await.expect_err("nobody answers");
+    assert!(matches!(stalled, DepotError::Stalled { .. }), "{stalled}");
+    tokio::time::sleep(silence).await;
+    world.commit(&ingest).await;
+    let read = read_file(&world.loaded().await, &stored).await;
+    assert!(read.expect("reads") == file);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_session_that_lost_something_takes_nothing_more() {
     let mut world = World::new(31, true);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bkfs_fuse::{
     CopyFileRange, Fallocate, FallocateMode, Handle, OpenFlags, Opened, Read, ReadData, Whence,
@@ -89,7 +89,8 @@ impl Mount {
             since,
             append: flags.append,
             writes: flags.write,
-            wrote: AtomicBool::new(flags.truncate),
+            written: AtomicU64::new(u64::from(flags.truncate)),
+            closed: AtomicU64::new(0),
             readahead: Mutex::new(ReadAhead::default()),
         }));
         let is_settled = !self.current.is_unsettled(number.inode);
@@ -201,7 +202,7 @@ impl Mount {
         }
         let append = match open.as_deref() {
             Some(Open::File(file)) => {
-                file.wrote.store(true, Ordering::Relaxed);
+                file.written.fetch_add(1, Ordering::SeqCst);
                 // The kernel writes pages back to where they are, through any handle that may write.
                 file.append && !by.from_cache
             }
@@ -223,10 +224,17 @@ impl Mount {
                 },
             )
             .await?;
+        // Again, for a close(2) that came in between.
+        if by.from_cache {
+            self.handles.wrote_by_mapping(number);
+        } else if let Some(Open::File(file)) = open.as_deref() {
+            file.written.fetch_add(1, Ordering::SeqCst);
+        }
         Ok(length)
     }
 
-    /// close(2): waits as promised, for handles that wrote.
+    /// close(2): waits as promised, for handles that wrote. Those that close one handle at the same
+    /// time all wait.
     pub(super) async fn flush(&self, handle: Handle) -> Result<(), VolumeError> {
         let Some(open) = self.handles.get(handle) else {
             return Ok(());
@@ -236,7 +244,8 @@ impl Mount {
         };
         self.check_handle(Some(&open))?;
         let inode = file.number.inode;
-        let has_written = file.wrote.swap(false, Ordering::Relaxed);
+        let written = file.written.load(Ordering::SeqCst);
+        let has_written = file.closed.load(Ordering::SeqCst) < written;
         // What an earlier close(2) was content with may be lost by now.
         let is_lost =
             || file.writes && volume.failure().is_some() && volume.view.has_changed(inode);
@@ -244,9 +253,9 @@ impl Mount {
             return Ok(());
         }
         let closed = self.close(&volume, inode).await;
-        if closed.is_err() {
-            // A duplicate of the handle that is closed later is told as well.
-            file.wrote.store(true, Ordering::Relaxed);
+        // After an error a duplicate of the handle that is closed later is told as well.
+        if closed.is_ok() {
+            file.closed.fetch_max(written, Ordering::SeqCst);
         }
         closed
     }
@@ -348,7 +357,8 @@ impl Mount {
         volume.drop_capabilities(number.inode).await?;
         volume
             .allocate(number.inode, range, room, request.kill_privileges)
-            .await
+            .await?;
+        self.writes_through(request.handle)
     }
 
     pub(super) async fn lseek(
@@ -375,22 +385,24 @@ impl Mount {
         let volume = self.volume_for(to)?;
         self.writes_through(request.handle_out)?;
         volume.drop_capabilities(to.inode).await?;
-        volume
+        let shared = volume
             .share(
                 &source,
                 (to.inode, request.offset_out),
                 request.length,
                 request.kill_privileges,
             )
-            .await
+            .await?;
+        self.writes_through(request.handle_out)?;
+        Ok(shared)
     }
 
-    /// A change of contents through a handle begins, which close(2) will wait for.
+    /// A change of contents through a handle begins or has ended, which close(2) will wait for.
     fn writes_through(&self, handle: Handle) -> Result<(), VolumeError> {
         let open = self.handles.get(handle);
         self.check_handle(open.as_deref())?;
         if let Some(Open::File(file)) = open.as_deref() {
-            file.wrote.store(true, Ordering::Relaxed);
+            file.written.fetch_add(1, Ordering::SeqCst);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bkfs_fuse::Handle;
 use bytes::Bytes;
@@ -39,8 +39,10 @@ pub struct OpenFile {
     pub append: bool,
     /// Opened for writing.
     pub writes: bool,
-    /// Something was written through this handle.
-    pub wrote: AtomicBool,
+    /// Changes of contents through this handle, each counted as it begins and as it ends.
+    pub written: AtomicU64,
+    /// Those of them that a close(2) has waited for.
+    pub closed: AtomicU64,
     /// How it is read.
     pub readahead: Mutex<ReadAhead>,
 }
@@ -73,6 +75,19 @@ impl Handles {
     /// What a handle stands for; none for a handle that was never given out.
     pub fn get(&self, handle: Handle) -> Option<Arc<Open>> {
         self.open.lock().get(&handle.0).cloned()
+    }
+
+    /// Counts a change of contents through a mapping, for every handle that may write to the file:
+    /// the kernel writes through any of them. Looks at every handle.
+    pub fn wrote_by_mapping(&self, number: Number) {
+        for open in self.open.lock().values() {
+            if let Open::File(file) = open.as_ref()
+                && file.number == number
+                && file.writes
+            {
+                file.written.fetch_add(1, Ordering::SeqCst);
+            }
+        }
     }
 
     /// True if a handle that may write to the file was opened before a turn. Looks at every handle.

@@ -302,7 +302,10 @@ impl Volume {
             let mut state = self.view.state()?.lock();
             state.accepts()?;
             place_extents(&mut state, inode, epoch, plan);
-            return finish_share(&mut state, inode, range, now, kill_privileges);
+            finish_share(&mut state, inode, range.clone(), now, kill_privileges)?;
+            // What it shares may be unsent itself.
+            self.usage.wrote(inode, range.end - range.start);
+            return Ok(());
         }
     }
 

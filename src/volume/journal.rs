@@ -145,8 +145,9 @@ impl Volume {
     /// # Errors
     /// If it could not be stored; it stays accepted.
     pub async fn deliver(&self, inode: u64) -> Result<(), VolumeError> {
+        // Before the epoch: what a cut in between takes along counts as unsent until that lands.
+        let sent = self.usage.uncut(inode);
         let epoch = self.view.state()?.lock().active.epoch;
-        let sent = self.usage.uncut_bytes(inode);
         let stored = async {
             // Another one may be storing the file, and wait for the store as well.
             self.flush_file(inode, epoch, Reach::All).await?;

@@ -27,6 +27,15 @@ impl Counts {
 /// Bytes written to files that left with one cut, by inode. Shared by those who wait for it.
 pub type Leaving = Arc<HashMap<u64, u64>>;
 
+/// Bytes written to a file since the last cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Uncut {
+    /// How many.
+    pub bytes: u64,
+    /// Cuts before.
+    cuts: u64,
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     users: HashMap<u64, Counts>,
@@ -35,6 +44,8 @@ struct Inner {
     /// Bytes written before a cut, of which no commit or journal is in the bucket yet; one for each
     /// such cut.
     leaving: Vec<Leaving>,
+    /// Cuts so far.
+    cuts: u64,
 }
 
 impl Inner {
@@ -135,13 +146,22 @@ impl Usage {
     }
 
     /// Those of them that are not on their way with a commit or journal either.
-    pub fn uncut_bytes(&self, inode: u64) -> u64 {
-        self.0.lock().uncut_bytes(inode)
+    pub fn uncut(&self, inode: u64) -> Uncut {
+        let inner = self.0.lock();
+        Uncut {
+            bytes: inner.uncut_bytes(inode),
+            cuts: inner.cuts,
+        }
     }
 
-    /// So many of the bytes written since the last cut are in the bucket now.
-    pub fn sent(&self, inode: u64, bytes: u64) {
+    /// What was uncut is in the bucket now. If it was cut since, it left with the cut, and what is
+    /// uncut now was written later.
+    pub fn sent(&self, inode: u64, sent: Uncut) {
         let mut inner = self.0.lock();
+        if inner.cuts != sent.cuts {
+            return;
+        }
+        let bytes = sent.bytes;
         let left = inner.uncut_bytes(inode).saturating_sub(bytes);
         match left {
             0 => inner.uncut.remove(&inode),
@@ -154,6 +174,7 @@ impl Usage {
     /// there are.
     pub fn cut(&self) -> Leaving {
         let mut inner = self.0.lock();
+        inner.cuts += 1;
         let leaving = Leaving::new(std::mem::take(&mut inner.uncut));
         inner.leaving.push(leaving.clone());
         leaving
@@ -237,7 +258,7 @@ mod tests {
         assert_eq!(usage.unsent_bytes(7), 10);
         let leaving = usage.cut();
         assert_eq!(*leaving, HashMap::from([(7, 10)]));
-        assert_eq!((usage.unsent_bytes(7), usage.uncut_bytes(7)), (10, 0));
+        assert_eq!((usage.unsent_bytes(7), usage.uncut(7).bytes), (10, 0));
         usage.landed(&leaving);
         assert_eq!(usage.unsent_bytes(7), 0);
         let inner = usage.0.lock();
@@ -265,10 +286,22 @@ mod tests {
         let leaving = usage.cut();
         usage.wrote(7, 5);
         usage.stayed(&leaving);
-        assert_eq!((usage.unsent_bytes(7), usage.uncut_bytes(7)), (15, 15));
+        assert_eq!((usage.unsent_bytes(7), usage.uncut(7).bytes), (15, 15));
         usage.stayed(&leaving);
         assert_eq!(usage.unsent_bytes(7), 15, "once is enough");
-        usage.sent(7, 15);
+        usage.sent(7, usage.uncut(7));
         assert_eq!(usage.unsent_bytes(7), 0);
+    }
+
+    #[test]
+    fn what_is_sent_says_nothing_of_what_was_written_after_a_cut() {
+        let usage = Usage::default();
+        usage.wrote(7, 10);
+        let sent = usage.uncut(7);
+        let leaving = usage.cut();
+        usage.wrote(7, 8);
+        usage.sent(7, sent);
+        usage.landed(&leaving);
+        assert_eq!(usage.unsent_bytes(7), 8);
     }
 }

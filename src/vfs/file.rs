@@ -364,10 +364,15 @@ impl Mount {
     pub(super) async fn lseek(
         &self,
         number: Number,
+        handle: Handle,
         offset: u64,
         whence: Whence,
     ) -> Result<u64, VolumeError> {
-        let view = self.view_of(number).await?;
+        // Of the same state as what is read through the handle.
+        let view = match self.handles.get(handle).as_deref() {
+            Some(Open::File(file)) if self.follows() => file.view.clone(),
+            _ => self.view_of(number).await?,
+        };
         seek(&view, number.inode, offset, whence == Whence::Data).await
     }
 

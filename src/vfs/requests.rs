@@ -257,9 +257,9 @@ impl Vfs for BkfsVfs {
         self.answer(reply, |mount| async move { mount.fallocate(request).await });
     }
 
-    fn lseek(&self, ino: Ino, _: Handle, offset: u64, whence: Whence, reply: Reply<u64>) {
+    fn lseek(&self, ino: Ino, handle: Handle, offset: u64, whence: Whence, reply: Reply<u64>) {
         self.answer(reply, |mount| async move {
-            mount.lseek(Number::of(ino), offset, whence).await
+            mount.lseek(Number::of(ino), handle, offset, whence).await
         });
     }
 

@@ -21,6 +21,9 @@ const STEP_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Extents that are asked for in one go to find the first: those that changes hide are passed over.
 const FIRST_EXTENTS: usize = 32;
 
+/// How often a place is looked at again whose bytes were stored meanwhile.
+const LOOKS_MAX: u32 = 16;
+
 impl Volume {
     /// The first byte of data (or of a hole) at or after `offset`.
     ///
@@ -46,18 +49,24 @@ pub async fn seek(
     if offset >= size {
         return Err(VolumeError::NoSuchPlace);
     }
-    let mut at = offset;
+    let (mut at, mut looks) = (offset, 0);
     while at < size {
-        let (dirty, until) = view.dirty_at(inode, at);
-        let until = until.min(size);
+        let (dirty, until_dirty) = view.dirty_at(inode, at);
+        let until = until_dirty.min(size);
         let found = match dirty {
             Some(is_data) => (is_data == want_data).then_some(at),
             None if want_data => first_data(view, inode, at, until).await?,
             None => first_hole(view, inode, at, until).await?,
         };
+        // What was dirty is stored, and what the tree itself held becomes dirty, beside this look.
+        let is_same = view.dirty_at(inode, at) == (dirty, until_dirty);
+        if !is_same && looks < LOOKS_MAX {
+            looks += 1;
+            continue;
+        }
         match found {
             Some(found) => return Ok(found),
-            None => at = until,
+            None => (at, looks) = (until, 0),
         }
     }
     match want_data {

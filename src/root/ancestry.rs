@@ -9,8 +9,8 @@ use super::commit::put_shard;
 use super::error::RootError;
 use super::handle::RootHandle;
 use super::lists::{DirectLists, Lists};
-use super::state::{ROOT_BYTES_MAX, Root, RootMark, SessionId};
-use bkfs_chunker::seal::Keyring;
+use super::state::{ListRef, ROOT_BYTES_MAX, Root, RootMark, SessionId};
+use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_chunker::store::Store;
 use std::sync::Arc;
 
@@ -59,7 +59,8 @@ pub async fn judge(
         }
         Descent::In(part, place) => {
             let lists = Lists::new(store.clone(), keyring.clone());
-            let shards = lists.nonce_shards(&[part.list]).await?;
+            let shards = lists.nonce_shards(&[part.list]).await;
+            let shards = shards.map_err(|error| unreadable(part.list, error))?;
             let mut entries = shards.iter().flat_map(|shard| shard.iter());
             entries.nth(place).map(|entry| entry.0) == Some(short(&known.nonce))
         }
@@ -68,6 +69,17 @@ pub async fn judge(
         true => Judgement::Follows,
         false => Judgement::Elsewhere,
     })
+}
+
+/// A part of the chain that is not there must not look like a root that is not there.
+fn unreadable(list: ListRef, error: RootError) -> RootError {
+    match error {
+        RootError::Store(error) if error.is_not_found() => RootError::damaged(
+            &list.name.key(Class::List),
+            "it is missing, and would tell whether this root descends from the one that this machine has seen (bkfs check --repair does without it; --accept-rollback goes on once)",
+        ),
+        other => other,
+    }
 }
 
 /// As [`judge`], with what keeps a machine that has seen `known` from going on by itself as an
@@ -94,14 +106,18 @@ pub async fn require_descent(
 /// Room that a root keeps for changes: with less of it the chain leaves the root as far as it can.
 const ROOM_BYTES: usize = 12 * 1024;
 
+/// Room without which not even a session can register: only then, and beyond [`OWN_LIMIT`], is a
+/// part of the chain given up.
+const LEAST_ROOM_BYTES: usize = 2 * 1024;
+
 /// Keeps the chain of `next` short: what is too long goes into a list of `session`, which is live
 /// in the root being replaced. Without a session, or when the list cannot be written now, the chain
 /// stays longer for a while; beyond [`OWN_LIMIT`] its oldest part is given up. A future that is
 /// dropped leaves a list that no root names.
 pub(super) async fn shorten(handle: &RootHandle, session: Option<SessionId>, next: &mut Root) {
-    let is_crowded = next
-        .encode()
-        .map_or(true, |payload| payload.len() + ROOM_BYTES > ROOT_BYTES_MAX);
+    let bytes = next.encode().map_or(usize::MAX, |payload| payload.len());
+    let has_room = |room: usize| bytes.saturating_add(room) <= ROOT_BYTES_MAX;
+    let (is_crowded, is_full) = (!has_room(ROOM_BYTES), !has_room(LEAST_ROOM_BYTES));
     let Some(chain) = &mut next.chain else {
         return;
     };
@@ -120,7 +136,7 @@ pub(super) async fn shorten(handle: &RootHandle, session: Option<SessionId>, nex
             Err(_) => tracing::warn!("the chain of generations stays in the root: no answer"),
         }
     }
-    if chain.len() > OWN_LIMIT || is_crowded {
+    if chain.len() > OWN_LIMIT || is_full {
         chain.give_up(keep);
     }
 }

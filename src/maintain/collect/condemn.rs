@@ -3,9 +3,10 @@
 //! Owns the storing anew of what is needed of packs that go, and the check that precedes every attempt at the replacement: the root that is replaced is marked, not the one that
 //! was read once; what it needs beside what was known leaves the candidates; and whatever an object in a pack that stays refers to leaves them too.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use async_trait::async_trait;
+use bkfs_chunker::catalog::Place;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
@@ -58,7 +59,8 @@ pub async fn condemn(
     }
     let mark = ingest.mark();
     let mut candidates = Candidates::of(plan, marker);
-    let stored = store_again(handle, ingest, marker, plan, &mut candidates).await;
+    let mut heeded = HashSet::new();
+    let stored = store_again(handle, ingest, marker, plan, &mut candidates, &mut heeded).await;
     if let Err(error) = stored {
         // Another collector may have deleted what was to be read.
         return match handle.refresh().await?.root.epoch == epoch {
@@ -72,6 +74,7 @@ pub async fn condemn(
         marker,
         epoch,
         candidates,
+        heeded,
         sealing: Sealing::since(mark, ingest),
         list: None,
         gave_way: false,
@@ -128,10 +131,14 @@ async fn store_again(
     marker: &mut Marker,
     plan: &Plan,
     candidates: &mut Candidates,
+    heeded: &mut HashSet<Place>,
 ) -> Result<(), RootError> {
     // What goes is not matched with what is stored again. Writers put index objects together, and then those that are in no root any more are deleted: no epoch tells of that.
     handle
         .while_it_stands(async |view| {
+            // Nor with what is known to be damaged.
+            *heeded = marker.lists.quarantine(&view.root).await?;
+            ingest.depot().set_quarantine(heeded.clone());
             let mut leaving = marker.lists.condemned(&view.root).await?;
             leaving.extend(candidates.names());
             let index = &view.root.index;
@@ -183,6 +190,8 @@ struct CondemnCas<'a> {
     marker: &'a mut Marker,
     epoch: u64,
     candidates: Candidates,
+    /// Places that nothing stored again was matched with.
+    heeded: HashSet<Place>,
     sealing: Sealing<'a>,
     /// The list of the attempt that was sent last.
     list: Option<PackName>,
@@ -273,11 +282,14 @@ impl CondemnCas<'_> {
         let Some(sealed) = self.sealing.sealed() else {
             return Ok(());
         };
+        // A copy in which damage was found meanwhile may be none.
+        let found = self.marker.quarantine().difference(&self.heeded);
+        let doubtful: HashSet<PackName> = found.map(|place| place.pack).collect();
         let stays = |pack: &PackName| {
             let is_own = pack.session == self.session.0 && is_own(next, pack);
             let is_kept =
                 self.marker.live.contains(pack) && !self.candidates.listed.contains_key(pack);
-            is_own || is_kept
+            (is_own || is_kept) && !doubtful.contains(pack)
         };
         let relied = sealed.relied_on.iter().chain(&sealed.packs);
         let gone: Vec<PackName> = relied.filter(|pack| !stays(pack)).copied().collect();

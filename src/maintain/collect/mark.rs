@@ -213,6 +213,11 @@ impl Marker {
         }
     }
 
+    /// What is known to be damaged in the root that was shown last.
+    pub fn quarantine(&self) -> &HashSet<Place> {
+        &self.quarantine
+    }
+
     /// Whether nothing is known of damage to this frame.
     fn is_good(&self, pack: &PackName, frame: u16) -> bool {
         let quarantined = |frame| self.quarantine.contains(&Place { pack: *pack, frame });

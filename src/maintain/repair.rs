@@ -29,6 +29,7 @@ use crate::root::commit::put_shard;
 use crate::root::error::RootError;
 use crate::root::handle::Transition;
 use crate::root::holder::SystemProcesses;
+use crate::root::lists::Lists;
 use crate::root::reading::open_root;
 use crate::root::repository::probe;
 use crate::root::retry::random;
@@ -347,7 +348,6 @@ fn plan_quarantine(findings: &Findings, plan: &mut Plan) {
         "put {} damaged places in quarantine, so that the next write of the same data stores it again",
         found.len()
     ));
-    found.extend(known);
     found.sort();
     found.dedup();
     let entry = |place: Place| QuarantineEntry {
@@ -373,7 +373,7 @@ pub async fn execute(
         Some(root) => write_root(store, keyring, options, findings, plan, root).await,
         None => {
             set_aside(&**store, &plan.set_aside).await?;
-            mend(findings, plan).await
+            mend(store, keyring, findings, plan).await
         }
     }
 }
@@ -446,7 +446,12 @@ async fn listed<T: ListEntry>(
 }
 
 /// Changes a root that is there, as a session of maintenance.
-async fn mend(findings: &Findings, plan: Plan) -> Result<(), RootError> {
+async fn mend(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    findings: &Findings,
+    plan: Plan,
+) -> Result<(), RootError> {
     let Some(handle) = &findings.handle else {
         return Ok(());
     };
@@ -478,14 +483,11 @@ async fn mend(findings: &Findings, plan: Plan) -> Result<(), RootError> {
                 added: added(listed(&ingest, plan.trash).await?),
             },
             quarantine: ListChange::default(),
+            damaged: plan.writes_quarantine.then_some(plan.quarantine),
+            lists: Lists::new(store.clone(), keyring.clone()),
+            ingest: &ingest,
             loses_chain: plan.loses_chain,
         };
-        if plan.writes_quarantine {
-            change.quarantine = ListChange {
-                removed: root.quarantine.clone(),
-                added: added(listed(&ingest, plan.quarantine).await?),
-            };
-        }
         handle.update(&mut change).await.map(|_| ())
     };
     let made = made.await;
@@ -499,17 +501,46 @@ async fn mend(findings: &Findings, plan: Plan) -> Result<(), RootError> {
 }
 
 /// One replacement of the root, with all that was mended.
-struct Mend {
+struct Mend<'a> {
     session: SessionId,
     index: IndexChange,
     snapshots: ListChange,
     trash: ListChange,
+    /// Of the attempt that was made last.
     quarantine: ListChange,
+    /// What comes into quarantine, with which its lists are merged.
+    damaged: Option<Vec<QuarantineEntry>>,
+    lists: Lists,
+    ingest: &'a Ingest,
     loses_chain: bool,
 }
 
+impl Mend<'_> {
+    /// One list for all of the quarantine of `next`, as far as that can be read, and what was found.
+    /// Scrubs and repairs of others may have put something there since the check began.
+    async fn merge_quarantine(&self, next: &Root) -> Result<ListChange, RootError> {
+        let Some(damaged) = &self.damaged else {
+            return Ok(ListChange::default());
+        };
+        let mut entries = damaged.clone();
+        for list in &next.quarantine {
+            match self.lists.quarantine_shards(&[*list]).await {
+                Ok(shards) => entries.extend(shards.iter().flat_map(|shard| shard.iter().cloned())),
+                Err(RootError::Store(error)) if !error.is_not_found() => return Err(error.into()),
+                Err(error) => tracing::warn!(%error, "a list of the quarantine is given up"),
+            }
+        }
+        entries.sort_by_key(|entry| (entry.pack, entry.frame));
+        entries.dedup();
+        Ok(ListChange {
+            removed: next.quarantine.clone(),
+            added: listed(self.ingest, entries).await?.into_iter().collect(),
+        })
+    }
+}
+
 #[async_trait]
-impl Transition for Mend {
+impl Transition for Mend<'_> {
     type Output = ();
 
     fn session(&self) -> Option<SessionId> {
@@ -520,6 +551,7 @@ impl Transition for Mend {
         next.change_index(&self.index)?;
         next.change_snapshots(&self.snapshots)?;
         next.change_trash(&self.trash)?;
+        self.quarantine = self.merge_quarantine(next).await?;
         next.change_quarantine(&self.quarantine)?;
         if let Some(chain) = next.chain.as_mut().filter(|_| self.loses_chain) {
             chain.lose_older();

@@ -12,8 +12,11 @@ use crate::cli::progress::{Bar, Position};
 use crate::cli::{Global, block_on};
 use crate::maintain::collect::locks::Waiting;
 use crate::maintain::collect::plan::Effort;
+use crate::maintain::collect::sightings::Vanished;
 use crate::maintain::collect::sweep::Holding;
 use crate::maintain::collect::{Collected, Options, Prospect, collect, may_delete, prospect};
+use crate::places;
+use crate::printable;
 use crate::retain::Span;
 use crate::root::error::RootError;
 
@@ -29,7 +32,7 @@ pub struct Gc {
     /// Print what would be done and what it would cost, and change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// How long forgotten snapshots can be brought back: 12h, 7d, 8w; 0s frees them at once
+    /// How long forgotten snapshots can be brought back, from when this machine first saw them forgotten: 12h, 7d, 8w; 0s frees them at once
     #[arg(long, value_name = "TIME", default_value = "7d")]
     undelete_window: Span,
     /// Write a data pack anew when less than this much of it is needed
@@ -63,6 +66,7 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
         let options = Options {
             undelete_window: command.undelete_window.0,
             lock_days: command.lock_days,
+            state_dir: places::state_dir(),
             effort: Effort {
                 threshold: command.repack_below,
                 budget_bytes: budget.unwrap_or(u64::MAX),
@@ -122,6 +126,20 @@ fn holding_json(holding: &[Holding]) -> Value {
     holding.iter().map(one).collect()
 }
 
+fn vanished_json(kept: &[Vanished], lost: &[Vanished]) -> Value {
+    let one = |gone: &Vanished, is_whole: bool| {
+        json!({
+            "volume": gone.volume,
+            "name": gone.name,
+            "since": gone.since.to_string(),
+            "kept": is_whole,
+        })
+    };
+    let kept = kept.iter().map(|gone| one(gone, true));
+    kept.chain(lost.iter().map(|gone| one(gone, false)))
+        .collect()
+}
+
 fn prospect_json(found: &Prospect, dry_run: bool) -> Value {
     let plan = &found.plan;
     json!({
@@ -134,6 +152,8 @@ fn prospect_json(found: &Prospect, dry_run: bool) -> Value {
         "read_bytes": plan.read_bytes,
         "written_bytes": plan.rewritten_bytes,
         "expired_snapshots": found.expired,
+        "dated_back_snapshots": found.dated_back,
+        "vanished_snapshots": vanished_json(&found.vanished, &found.lost),
         "orphans": found.orphans.len(),
         "deletable_packs": found.free_packs,
         "held_packs": found.held_packs,
@@ -172,6 +192,20 @@ fn prospect_text(found: &Prospect) -> String {
             found.requests
         ));
     }
+    if found.dated_back > 0 {
+        lines.push(format!(
+            "{} forgotten snapshots are older than the undelete window by their own dates, and stay: it counts from when this machine first saw them forgotten",
+            found.dated_back
+        ));
+    }
+    lines.extend(found.vanished.iter().map(|gone| {
+        let name = printable::name(format!("{}:{}", gone.volume, gone.name).as_bytes());
+        format!("VANISHED  {name}: in no list since {} or before, and not forgotten by bkfs forget for the undelete window: kept for that long", gone.since)
+    }));
+    lines.extend(found.lost.iter().map(|gone| {
+        let name = printable::name(format!("{}:{}", gone.volume, gone.name).as_bytes());
+        format!("VANISHED  {name}: in no list since {} or before, and parts of it are gone: another collection, or damage (bkfs check)", gone.since)
+    }));
     lines.extend(held_text(found.held_packs, &found.holding));
     if let Some(locks) = &found.locks {
         if locks.is_due {

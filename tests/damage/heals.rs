@@ -151,6 +151,7 @@ impl Pair {
             let repository = open(store.clone(), self.fixture.password).await;
             let options = Options {
                 undelete_window: SignedDuration::ZERO,
+                state_dir: None,
                 effort: Effort::default(),
                 lock_days: None,
             };

@@ -79,6 +79,7 @@ fn gather(store: &Arc<MemoryStore>) -> u64 {
         let repository = repository.expect("opens");
         let options = Options {
             undelete_window: SignedDuration::ZERO,
+            state_dir: None,
             lock_days: None,
             effort: Effort::default(),
         };

@@ -452,6 +452,7 @@ fn what_was_collected_meanwhile_is_no_damage() {
         let position = running.facts().position.expect("a pack was verified");
         let options = Options {
             undelete_window: SignedDuration::ZERO,
+            state_dir: None,
             effort: Effort::default(),
             lock_days: None,
         };

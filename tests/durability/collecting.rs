@@ -5,8 +5,9 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use bkfs::maintain::collect::mark::Marker;
+use bkfs::maintain::collect::mark::{Expiry, Marker};
 use bkfs::maintain::collect::plan::Effort;
+use bkfs::maintain::collect::sightings::Sightings;
 use bkfs::maintain::collect::sweep::{delete, orphans};
 use bkfs::maintain::collect::{
     Collected, Options, Prospect, collect, may_delete, prospect, verifier,
@@ -25,6 +26,7 @@ use crate::host::{Bucket, Host, noise};
 
 pub const OPTIONS: Options = Options {
     undelete_window: SignedDuration::ZERO,
+    state_dir: None,
     lock_days: None,
     effort: Effort {
         threshold: 0.9,
@@ -43,11 +45,16 @@ async fn gather(repository: &Repository) -> Collected {
     collect(repository, found).await.expect("collected")
 }
 
-fn gc(bucket: &Bucket) -> Collected {
+pub fn gc(bucket: &Bucket) -> Collected {
     bucket.work(bucket.memory.clone(), gather)
 }
 
 pub async fn forget(repository: &Repository, name: &str) {
+    forget_at(repository, name, repository.now()).await;
+}
+
+/// By a clock of which the repository knows nothing.
+pub async fn forget_at(repository: &Repository, name: &str, clock: Timestamp) {
     let (handle, machine) = (&repository.handle, &repository.machine);
     let holder = machine.holder("forget");
     let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
@@ -59,7 +66,7 @@ pub async fn forget(repository: &Repository, name: &str) {
         session: session.id(),
     };
     let names = [name.to_owned()];
-    let forgotten = changer.forget("main", &names, repository.now()).await;
+    let forgotten = changer.forget("main", &names, clock).await;
     forgotten.expect("forgotten");
     session.end().await.expect("left");
 }
@@ -78,7 +85,7 @@ pub fn unlink(host: &Host, name: &str) {
 }
 
 /// A host whose volume is empty, with `bytes` in a snapshot only.
-fn with_snapshot_of(bucket: &Bucket, bytes: &[u8]) -> Host {
+pub fn with_snapshot_of(bucket: &Bucket, bytes: &[u8]) -> Host {
     let host = bucket.host();
     host.write("old", 0, bytes);
     snapshot(&host, "one");
@@ -255,7 +262,12 @@ fn five_snapshots(bucket: &Bucket) {
 fn marker(repository: &Repository) -> Marker {
     let (depot, lists) = (repository.depot.clone(), repository.lists.clone());
     let verifier = verifier(repository).expect("threads");
-    Marker::new(verifier, depot, lists, Timestamp::MIN)
+    let expiry = Expiry {
+        before: Timestamp::MIN,
+        now: Timestamp::MIN,
+        seen: Sightings::default(),
+    };
+    Marker::new(verifier, depot, lists, expiry)
 }
 
 /// What another collector has moved is needed where it lies now, whatever was marked before.

@@ -20,3 +20,4 @@ mod price;
 mod reading;
 mod scattered;
 mod stalls;
+mod windows;

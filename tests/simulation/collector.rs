@@ -94,6 +94,7 @@ async fn once(world: &Rc<World>, store: Arc<crate::store::SimStore>, wish: &Wish
 pub async fn gather(repository: &Repository) -> Result<Collected, RootError> {
     let options = Options {
         undelete_window: SignedDuration::ZERO,
+        state_dir: None,
         lock_days: None,
         effort: Effort::default(),
     };

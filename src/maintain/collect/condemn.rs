@@ -314,7 +314,7 @@ impl CondemnCas<'_> {
 
     async fn empty_trash(&self, next: &mut Root) -> Result<u64, RootError> {
         let shards = self.marker.lists.trash_shards(&next.trash).await?;
-        let expired = |entry: &TrashEntry| self.marker.has_expired(entry);
+        let expired = |entry: &TrashEntry| self.marker.expiry.has_come(entry);
         let count = shards
             .iter()
             .flat_map(|shard| shard.iter())

@@ -17,6 +17,7 @@ use jiff::Timestamp;
 
 use super::marks::Marks;
 use super::references::{Below, PackReferences, References};
+use super::sightings::{Sightings, Vanished};
 use crate::root::error::RootError;
 use crate::root::lists::Lists;
 use crate::root::record::CommitRecord;
@@ -44,6 +45,33 @@ fn refers_to(blob: &Found) -> Below {
     }
 }
 
+/// When forgotten snapshots cannot be brought back any more.
+#[derive(Clone, Debug)]
+pub struct Expiry {
+    /// The beginning of the undelete window.
+    pub before: Timestamp,
+    /// Its end: when the trash was looked at.
+    pub now: Timestamp,
+    /// What was seen of the trash, then and earlier.
+    pub seen: Sightings,
+}
+
+impl Expiry {
+    /// Whether this snapshot was forgotten before the window, by its own date and by what was seen.
+    pub fn has_come(&self, entry: &TrashEntry) -> bool {
+        let since = self.seen.since(entry).unwrap_or(self.now);
+        entry.forgotten <= self.before && since <= self.before
+    }
+
+    /// How many of the trash this is so of, and how many would be if their own dates counted.
+    pub fn count(&self, trash: &[Arc<Vec<TrashEntry>>]) -> (u64, u64) {
+        let old = trash.iter().flat_map(|shard| shard.iter());
+        let old = old.filter(|entry| entry.forgotten <= self.before);
+        let (expired, dated_back): (Vec<_>, Vec<_>) = old.partition(|entry| self.has_come(entry));
+        (expired.len() as u64, dated_back.len() as u64)
+    }
+}
+
 /// Marks what roots need.
 pub struct Marker {
     /// Reads packs and index objects, from the bucket and never from a cache.
@@ -56,8 +84,10 @@ pub struct Marker {
     pub marks: Marks,
     /// Live packs of the root that was shown last.
     pub live: HashSet<PackName>,
-    /// Forgotten snapshots from before this instant need nothing any more.
-    pub forgotten_before: Timestamp,
+    /// Which forgotten snapshots need nothing any more.
+    pub expiry: Expiry,
+    /// What is needed though no list names it: snapshots that have vanished.
+    pub vanished: Vec<Vanished>,
     /// What is known to be damaged in the root that was shown last.
     quarantine: HashSet<Place>,
     /// Metadata packs as the index has them, to be walked.
@@ -80,19 +110,15 @@ pub fn is_own(root: &Root, pack: &PackName) -> bool {
 
 impl Marker {
     /// With nothing marked.
-    pub fn new(
-        verifier: Arc<Verifier>,
-        depot: Depot,
-        lists: Lists,
-        forgotten_before: Timestamp,
-    ) -> Self {
+    pub fn new(verifier: Arc<Verifier>, depot: Depot, lists: Lists, expiry: Expiry) -> Self {
         Self {
             verifier,
             depot,
             lists,
             marks: Marks::default(),
             live: HashSet::new(),
-            forgotten_before,
+            expiry,
+            vanished: Vec::new(),
             quarantine: HashSet::new(),
             metadata: HashMap::new(),
             known: HashSet::new(),
@@ -182,17 +208,14 @@ impl Marker {
         let snapshots = self.lists.snapshots(root).await?;
         let trash = self.lists.trash_shards(&root.trash).await?;
         let trash = trash.iter().flat_map(|shard| shard.iter());
-        let trash = trash.filter(|entry| !self.has_expired(entry));
+        let trash = trash.filter(|entry| !self.expiry.has_come(entry));
         for entry in snapshots.iter().chain(trash.map(|entry| &entry.snapshot)) {
             heads.extend(entry.tree.map(|tree| (Kind::Node, tree)));
             heads.push((Kind::Commit, entry.commit));
         }
+        let vanished = self.vanished.iter().filter_map(|gone| gone.tree);
+        heads.extend(vanished.map(|tree| (Kind::Node, tree)));
         Ok(heads)
-    }
-
-    /// Whether a forgotten snapshot cannot be brought back any more.
-    pub fn has_expired(&self, entry: &TrashEntry) -> bool {
-        entry.forgotten <= self.forgotten_before
     }
 
     /// All live copies of a blob are needed, since which of them is good is not known; but those in quarantine only if there is no other.

@@ -12,6 +12,7 @@
 //! | [`plan`] | from marks to what is done (pure) |
 //! | [`condemn`] | stores again, and replaces the root |
 //! | [`sweep`] | deletes |
+//! | [`sightings`] | what this machine has seen of snapshots |
 //! | [`locks`] | what the bucket keeps locked |
 
 pub mod condemn;
@@ -20,11 +21,13 @@ pub mod mark;
 pub mod marks;
 pub mod plan;
 pub mod references;
+pub mod sightings;
 pub mod sweep;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bkfs_chunker::ingest::Ingest;
@@ -37,9 +40,11 @@ use jiff::{SignedDuration, Timestamp};
 
 use self::condemn::{Done, condemn};
 use self::locks::{Extended, Locks, Waiting, rule_of, waiting};
-use self::mark::{Marker, is_own};
+use self::mark::{Expiry, Marker, is_own};
 use self::plan::{Effort, Plan, plan};
+use self::sightings::{Sightings, SightingsFile, Vanished};
 use self::sweep::{Holding, Sweeper, delete, free_epochs, orphans};
+use super::blame::reach;
 use super::layout::{Place, place_of};
 use crate::repository::Repository;
 use crate::root::error::RootError;
@@ -51,14 +56,18 @@ use crate::root::state::{Condemned, Root};
 const PAGE_KEYS: usize = 1000;
 
 /// What is asked of a collection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
-    /// How long a forgotten snapshot can be brought back.
+    /// How long a forgotten snapshot can be brought back, from when this machine first saw it
+    /// forgotten.
     pub undelete_window: SignedDuration,
     /// How hard it works.
     pub effort: Effort,
     /// For how many days what is needed is to be locked, if not as the repository's config has it.
     pub lock_days: Option<u32>,
+    /// Where this machine remembers what it has seen; without one each collection sees all for the
+    /// first time.
+    pub state_dir: Option<PathBuf>,
 }
 
 /// What a collection would do, and what it has seen of the repository.
@@ -67,6 +76,13 @@ pub struct Prospect {
     pub plan: Plan,
     /// Forgotten snapshots that will not come back any more.
     pub expired: u64,
+    /// Those whose date is older than the window, and that this machine has not known as forgotten
+    /// for so long.
+    pub dated_back: u64,
+    /// Snapshots that have vanished from all lists, and are kept.
+    pub vanished: Vec<Vanished>,
+    /// Those of which something is gone already.
+    pub lost: Vec<Vanished>,
     /// Objects other than packs that nothing needs.
     pub orphans: BTreeMap<String, u64>,
     /// Packs that were condemned before and can be deleted now.
@@ -161,14 +177,13 @@ pub async fn prospect(
     let before = now
         .checked_sub(options.undelete_window)
         .unwrap_or(Timestamp::MIN);
-    let mut marker = Marker::new(
-        verifier(repository)?,
-        repository.depot.clone(),
-        repository.lists.clone(),
-        before,
-    );
+    let mut marker = marker(repository, before, now)?;
+    let id = handle.keyring().repository().to_string();
+    let memory = SightingsFile::new(options.state_dir.as_deref(), &id);
+    let mut lost = Vec::new();
     let looked = handle.while_it_stands(async |view| {
         let root = &view.root;
+        lost = look_for_vanished(repository, root, &memory, &mut marker).await?;
         marker.mark(root).await?;
         let condemned = repository.lists.condemned(root).await?;
         let trash = repository.lists.trash_shards(&root.trash).await?;
@@ -184,8 +199,7 @@ pub async fn prospect(
     let live = |name: &PackName| marker.live.contains(name);
     let own = |name: &PackName| is_own(root, name);
     let plan = plan(&marker.marks, live, own, unlisted.collect(), options.effort);
-    let trash = trash.iter().flat_map(|shard| shard.iter());
-    let expired = trash.filter(|entry| marker.has_expired(entry)).count() as u64;
+    let (expired, dated_back) = marker.expiry.count(&trash);
     let count = |condemned: &Condemned| u64::from(condemned.list.count);
     let rule = rule_of(repository.lock, options.lock_days).map(|rule| (rule, now));
     let locks = look_at_locks(repository, rule, (root, &free), &marker, &bucket).await?;
@@ -207,6 +221,9 @@ pub async fn prospect(
         requests: requests + 2 * free_packs + orphans.len() as u64 + extensions,
         plan,
         expired,
+        dated_back,
+        vanished: marker.vanished.clone(),
+        lost,
         orphans,
         free_packs,
         held_packs: all_packs.saturating_sub(free_packs + waiting),
@@ -216,6 +233,54 @@ pub async fn prospect(
         view,
         marker,
     })
+}
+
+/// A marker that has seen nothing of the trash so far.
+fn marker(repository: &Repository, before: Timestamp, now: Timestamp) -> Result<Marker, RootError> {
+    let expiry = Expiry {
+        before,
+        now,
+        seen: Sightings::default(),
+    };
+    let (depot, lists) = (repository.depot.clone(), repository.lists.clone());
+    Ok(Marker::new(verifier(repository)?, depot, lists, expiry))
+}
+
+/// Takes note of the snapshots in the lists of `root`, and of those that have vanished. What is
+/// whole of these is needed from now on; the rest is returned.
+async fn look_for_vanished(
+    repository: &Repository,
+    root: &Root,
+    memory: &SightingsFile,
+    marker: &mut Marker,
+) -> Result<Vec<Vanished>, RootError> {
+    let lists = &repository.lists;
+    let kept = lists.snapshots(root).await?.iter().cloned().collect();
+    let trash = lists.trash_shards(&root.trash).await?;
+    let trash = trash.iter().flat_map(|shard| shard.iter().cloned());
+    let (before, now) = (marker.expiry.before, marker.expiry.now);
+    let (seen, vanished) = memory.note(kept, trash.collect(), now, before).await;
+    marker.expiry.seen = seen;
+    marker.vanished.clear();
+    let mut lost = Vec::new();
+    if vanished.is_empty() {
+        return Ok(lost);
+    }
+    let condemned = lists.condemned(root).await?;
+    repository.depot.load_index(&root.index, &condemned).await?;
+    for gone in vanished {
+        let is_whole = match gone.tree {
+            // Each with a set of its own: what one lacks makes every other that refers to it lack it.
+            Some(tree) => reach(&repository.depot, tree, &mut HashSet::new(), &mut |_| ()).await?,
+            None => true,
+        };
+        if is_whole {
+            marker.vanished.push(gone);
+        } else {
+            lost.push(gone);
+        }
+    }
+    Ok(lost)
 }
 
 /// What of these condemned packs waits for its lock, and whether the locks of live ones are to be extended.

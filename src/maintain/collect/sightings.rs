@@ -1,0 +1,208 @@
+//! What collections on this machine have seen of a repository's snapshots.
+//!
+//! Owns the file `STATE_DIR/REPOSITORY/sightings` and the rules that follow from it. Whoever may
+//! write to a bucket can date the trash as he likes, and can take snapshots out of all lists: so the
+//! undelete window counts from when this machine first saw a snapshot forgotten, or gone. Losing the
+//! file delays what expires, and loses an alarm, never data.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bkfs_chunker::id::Id;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::private;
+use crate::root::memory::blocking;
+use crate::root::snapshots::{SnapshotEntry, TrashEntry};
+
+/// What was seen of one snapshot.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+struct Sighting {
+    volume: String,
+    name: String,
+    /// The root node of its tree, in hexadecimal digits.
+    tree: Option<String>,
+    /// Since when it is known not to be kept, in seconds since 1970.
+    since_s: Option<i64>,
+}
+
+/// A snapshot that stands in no list any more, and did not stand in the trash for the window.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Vanished {
+    /// The volume it is of.
+    pub volume: String,
+    /// Its name.
+    pub name: String,
+    /// The root node of its tree.
+    pub tree: Option<Id>,
+    /// The record of its commit.
+    pub commit: Id,
+    /// Since when it is known to be gone, or forgotten.
+    pub since: Timestamp,
+}
+
+/// All snapshots that were seen, by the commits that made them.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Sightings(BTreeMap<String, Sighting>);
+
+impl Sightings {
+    /// Takes note of what the lists of a root hold at `now`. Returns the snapshots that have
+    /// vanished; those that were gone or forgotten `before` are not remembered any longer.
+    ///
+    /// A time of day that was ahead once does not count: nothing is known since later than now.
+    pub fn note<'a>(
+        &mut self,
+        kept: impl Iterator<Item = &'a SnapshotEntry>,
+        trash: impl Iterator<Item = &'a TrashEntry>,
+        now: Timestamp,
+        before: Timestamp,
+    ) -> Vec<Vanished> {
+        let mut listed = BTreeSet::new();
+        let kept: Vec<_> = kept
+            .map(|entry| (hex::encode(entry.commit.0), entry))
+            .collect();
+        let kept_commits: BTreeSet<&String> = kept.iter().map(|(commit, _)| commit).collect();
+        for entry in trash.map(|entry| &entry.snapshot) {
+            let commit = hex::encode(entry.commit.0);
+            if kept_commits.contains(&commit) {
+                continue;
+            }
+            let sighting = self.0.entry(commit.clone());
+            let sighting = sighting.or_insert_with(|| Sighting::of(entry));
+            sighting.note_gone(now);
+            listed.insert(commit);
+        }
+        for (commit, entry) in &kept {
+            self.0.insert(commit.clone(), Sighting::of(entry));
+        }
+        listed.extend(kept.into_iter().map(|(commit, _)| commit));
+        let mut vanished = Vec::new();
+        self.0.retain(|commit, sighting| {
+            if listed.contains(commit) {
+                return true;
+            }
+            let since = sighting.note_gone(now);
+            let known = parse_id(commit).filter(|_| since > before);
+            vanished.extend(known.map(|commit| sighting.vanished(commit, since)));
+            known.is_some()
+        });
+        vanished
+    }
+
+    /// Since when a forgotten snapshot is known to be forgotten; `None` if it was not seen so far.
+    pub fn since(&self, entry: &TrashEntry) -> Option<Timestamp> {
+        let sighting = self.0.get(&hex::encode(entry.snapshot.commit.0))?;
+        Timestamp::from_second(sighting.since_s?).ok()
+    }
+}
+
+impl Sighting {
+    fn of(entry: &SnapshotEntry) -> Self {
+        Self {
+            volume: entry.volume.clone(),
+            name: entry.name.clone(),
+            tree: entry.tree.map(|tree| hex::encode(tree.0)),
+            since_s: None,
+        }
+    }
+
+    fn note_gone(&mut self, now: Timestamp) -> Timestamp {
+        let now_s = now.as_second();
+        let since_s = self.since_s.map_or(now_s, |since_s| since_s.min(now_s));
+        self.since_s = Some(since_s);
+        Timestamp::from_second(since_s).unwrap_or(now)
+    }
+
+    fn vanished(&self, commit: Id, since: Timestamp) -> Vanished {
+        Vanished {
+            volume: self.volume.clone(),
+            name: self.name.clone(),
+            tree: self.tree.as_deref().and_then(parse_id),
+            commit,
+            since,
+        }
+    }
+}
+
+fn parse_id(text: &str) -> Option<Id> {
+    let mut bytes = [0; 32];
+    hex::decode_to_slice(text, &mut bytes).ok()?;
+    Some(Id(bytes))
+}
+
+/// Where sightings are remembered across processes; on a machine without a state directory nowhere.
+#[derive(Clone, Debug)]
+pub struct SightingsFile {
+    directory: Option<PathBuf>,
+}
+
+impl SightingsFile {
+    /// The memory of `repository` (its id as text) below `state_dir`. Touches nothing yet.
+    pub fn new(state_dir: Option<&Path>, repository: &str) -> Self {
+        Self {
+            directory: state_dir.map(|directory| directory.join(repository)),
+        }
+    }
+
+    /// Takes note as [`Sightings::note`] does, and remembers it. What cannot be read counts as
+    /// nothing seen; a warning says so, and also when it cannot be written. A future that is dropped
+    /// has remembered it or not.
+    pub async fn note(
+        &self,
+        kept: Vec<SnapshotEntry>,
+        trash: Vec<TrashEntry>,
+        now: Timestamp,
+        before: Timestamp,
+    ) -> (Sightings, Vec<Vanished>) {
+        let mut seen = Sightings::default();
+        if let Some(directory) = self.directory.clone() {
+            let (kept, trash) = (kept.clone(), trash.clone());
+            let noted = blocking(move || note_in(&directory, &kept, &trash, now, before));
+            match noted.await {
+                Ok(noted) => return noted,
+                Err(error) => tracing::warn!(
+                    %error,
+                    "cannot remember which snapshots were seen: those that are forgotten expire later, and one that vanishes goes unnoticed"
+                ),
+            }
+        }
+        let vanished = seen.note(kept.iter(), trash.iter(), now, before);
+        (seen, vanished)
+    }
+}
+
+/// Replaces the file atomically, under a lock, so that of two collections none forgets what the
+/// other saw.
+fn note_in(
+    directory: &Path,
+    kept: &[SnapshotEntry],
+    trash: &[TrashEntry],
+    now: Timestamp,
+    before: Timestamp,
+) -> io::Result<(Sightings, Vec<Vanished>)> {
+    if let Some(state) = directory.parent() {
+        private::make_directory(state)?;
+    }
+    private::make_directory(directory)?;
+    let _lock = private::lock(&directory.join("sightings.lock"))?;
+    let file = directory.join("sightings");
+    let known = match std::fs::read(&file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        read => Some(read?),
+    };
+    let mut seen = known.map_or_else(Sightings::default, |text| {
+        serde_json::from_slice(&text).unwrap_or_else(|error| {
+            tracing::warn!(%error, "what was seen of snapshots cannot be read: {}", file.display());
+            Sightings::default()
+        })
+    });
+    let vanished = seen.note(kept.iter(), trash.iter(), now, before);
+    let fresh = directory.join("sightings.new");
+    let mut output = private::open(&fresh)?;
+    output.set_len(0)?;
+    io::Write::write_all(&mut output, &serde_json::to_vec(&seen)?)?;
+    std::fs::rename(&fresh, &file)?;
+    Ok((seen, vanished))
+}

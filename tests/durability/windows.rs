@@ -1,0 +1,128 @@
+//! The undelete window, when somebody who may write wants it to be short: it counts from what the
+//! collecting machine has seen.
+
+use std::path::Path;
+
+use async_trait::async_trait;
+use bkfs::maintain::collect::{Collected, Options, Prospect, collect, prospect};
+use bkfs::root::error::RootError;
+use bkfs::root::handle::Transition;
+use bkfs::root::session::OpenSession;
+use bkfs::root::state::{Root, SessionId};
+use bkfs::root::transition::ListChange;
+use jiff::{SignedDuration, Timestamp};
+
+use crate::collecting::{OPTIONS, forget_at, gc, with_snapshot_of};
+use crate::host::{Bucket, noise};
+
+const WEEK: SignedDuration = SignedDuration::from_hours(24 * 7);
+
+/// A collection so many days from now, by a machine that remembers in `state`.
+fn gc_on_day(bucket: &Bucket, state: &Path, day: i64) -> (Prospect, Collected) {
+    bucket.work(bucket.memory.clone(), async |repository| {
+        let options = Options {
+            undelete_window: WEEK,
+            state_dir: Some(state.to_owned()),
+            ..OPTIONS
+        };
+        let now = repository.now() + SignedDuration::from_hours(24 * day);
+        let look = async || prospect(repository, &options, now).await;
+        let found = look().await.expect("looked");
+        let done = collect(repository, look().await.expect("looked again")).await;
+        (found, done.expect("collected"))
+    })
+}
+
+/// Whoever may write may date what he forgets as he likes.
+#[test]
+fn the_window_counts_from_when_the_trash_was_first_seen() {
+    let bucket = Bucket::new();
+    let state = tempfile::tempdir().expect("a directory");
+    with_snapshot_of(&bucket, &noise(1, 5 << 20))
+        .finish()
+        .expect("unmounted");
+    bucket.work(bucket.memory.clone(), async |repository| {
+        forget_at(repository, "one", Timestamp::UNIX_EPOCH).await;
+    });
+    for day in [0, 1, 6] {
+        let (found, done) = gc_on_day(&bucket, state.path(), day);
+        assert_eq!((found.expired, found.dated_back), (0, 1));
+        assert_eq!(done.condemned.expired, 0);
+        assert!(done.condemned.bytes < 1 << 20, "{done:?}");
+    }
+    let (found, done) = gc_on_day(&bucket, state.path(), 8);
+    assert_eq!((found.dated_back, done.condemned.expired), (0, 1));
+    assert!(done.condemned.bytes > 5 << 20, "{done:?}");
+}
+
+/// Takes all snapshots out of the list, and puts none in the trash.
+struct Strip(SessionId);
+
+#[async_trait]
+impl Transition for Strip {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.0)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        let change = ListChange {
+            removed: next.snapshots.clone(),
+            added: Vec::new(),
+        };
+        Ok(next.change_snapshots(&change)?)
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        Ok(root.snapshots.is_empty())
+    }
+}
+
+fn strip(bucket: &Bucket) {
+    bucket.work(bucket.memory.clone(), async |repository| {
+        let (handle, machine) = (&repository.handle, &repository.machine);
+        let holder = machine.holder("strip");
+        let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
+        let session = session.expect("entered");
+        let stripped = handle.update(&mut Strip(session.id())).await;
+        stripped.expect("stripped");
+        session.end().await.expect("left");
+    });
+}
+
+#[test]
+fn a_snapshot_that_vanished_is_kept_for_the_window() {
+    let bucket = Bucket::new();
+    let state = tempfile::tempdir().expect("a directory");
+    with_snapshot_of(&bucket, &noise(1, 5 << 20))
+        .finish()
+        .expect("unmounted");
+    let (found, _) = gc_on_day(&bucket, state.path(), 0);
+    assert!(found.vanished.is_empty() && found.lost.is_empty());
+    strip(&bucket);
+    for day in [1, 7] {
+        let (found, done) = gc_on_day(&bucket, state.path(), day);
+        let names: Vec<&str> = found.vanished.iter().map(|gone| &*gone.name).collect();
+        assert_eq!((names, found.lost.len()), (vec!["one"], 0));
+        assert_eq!(done.condemned.packs, 0, "{done:?}");
+    }
+    let (found, done) = gc_on_day(&bucket, state.path(), 9);
+    assert!(found.vanished.is_empty());
+    assert!(done.condemned.bytes > 5 << 20, "{done:?}");
+}
+
+#[test]
+fn a_snapshot_that_another_machine_has_collected_holds_nothing_up() {
+    let bucket = Bucket::new();
+    let state = tempfile::tempdir().expect("a directory");
+    with_snapshot_of(&bucket, &noise(1, 5 << 20))
+        .finish()
+        .expect("unmounted");
+    gc_on_day(&bucket, state.path(), 0);
+    strip(&bucket);
+    // It remembers nothing, and frees at once.
+    assert!(gc(&bucket).condemned.bytes > 5 << 20);
+    let (found, _) = gc_on_day(&bucket, state.path(), 1);
+    assert_eq!((found.vanished.len(), found.lost.len()), (0, 1));
+}

@@ -44,7 +44,7 @@ pub struct Run {
 pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
     let ours = |failure: Failure| failure.code(Code::RunFailed);
     let mount = MountClient::find(&command.mountpoint).map_err(ours)?;
-    let losses = healthy(&mount).map_err(ours)?;
+    let before = healthy(&mount).map_err(ours)?;
     let status = block_on(run_tool(&command.command)).map_err(ours)?;
     if status != 0 {
         let tool = command.command[0].to_string_lossy();
@@ -53,7 +53,7 @@ pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
         ));
         return Ok(status);
     }
-    let answer = snapshot(&command, &mount, losses).map_err(|failure| {
+    let answer = snapshot(&command, &mount, &before).map_err(|failure| {
         ours(failure.context("the tool succeeded, but its backup did not become a snapshot"))
     })?;
     // Standard output is the tool's, unless JSON is asked for.
@@ -68,8 +68,27 @@ pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
     Ok(0)
 }
 
-/// How often this mount has lost something so far; an error if it takes no writes.
-fn healthy(mount: &MountClient) -> Result<u64, Failure> {
+/// Who serves a mount, and how often it has lost something so far.
+#[derive(PartialEq)]
+struct Seen {
+    losses: u64,
+    daemon: Value,
+}
+
+impl Seen {
+    fn of(status: &Value) -> Self {
+        Self {
+            losses: status["losses"].as_u64().unwrap_or_default(),
+            daemon: ["host", "pid_namespace", "pid", "since"]
+                .map(|key| status[key].clone())
+                .into_iter()
+                .collect(),
+        }
+    }
+}
+
+/// Who serves this mount; an error if it takes no writes.
+fn healthy(mount: &MountClient) -> Result<Seen, Failure> {
     let status = mount.status()?;
     let place = mount.mount_point().display();
     if status["mode"] == "read-only" {
@@ -80,21 +99,36 @@ fn healthy(mount: &MountClient) -> Result<u64, Failure> {
             let hint = format!("bkfs status {place} says what is lost.");
             Err(Failure::new(failure).hint(hint))
         }
-        None => Ok(losses(&status)),
+        None => Ok(Seen::of(&status)),
     }
 }
 
-fn losses(status: &Value) -> u64 {
-    status["losses"].as_u64().unwrap_or_default()
+fn snapshot(command: &Run, mount: &MountClient, before: &Seen) -> Result<Value, Failure> {
+    require_same(mount, before)?;
+    let request = json!({ "snapshot": { "name": command.name, "tags": command.tags } });
+    let made = mount.request(&request)?;
+    // It may have been made after a loss.
+    require_same(mount, before).map_err(|failure| {
+        failure.context(format!(
+            "snapshot {} was made all the same",
+            made["name"].as_str().unwrap_or_default()
+        ))
+    })?;
+    Ok(made)
 }
 
-fn snapshot(command: &Run, mount: &MountClient, losses_before: u64) -> Result<Value, Failure> {
-    // A loss that somebody acknowledged while the tool ran is a loss of this backup all the same.
-    if losses(&mount.status()?) != losses_before {
-        let message = "something that it wrote was lost, and that was acknowledged meanwhile";
-        return Err(Failure::new(message).hint("Run the backup again."));
-    }
-    mount.request(&json!({ "snapshot": { "name": command.name, "tags": command.tags } }))
+/// A loss that somebody acknowledged while the tool ran is a loss of this backup all the same; and
+/// what a daemon had not stored when it ended is lost with it.
+fn require_same(mount: &MountClient, before: &Seen) -> Result<(), Failure> {
+    let now = Seen::of(&mount.status()?);
+    let message = if now.daemon != before.daemon {
+        "it was unmounted and mounted again while the tool ran: what the tool wrote before may be lost"
+    } else if now.losses != before.losses {
+        "something that it wrote was lost, and that was acknowledged meanwhile"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::new(message).hint("Run the backup again."))
 }
 
 /// Runs the tool to its end with this process's input and output; the answer is its exit code as a shell tells it.

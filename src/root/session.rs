@@ -83,6 +83,17 @@ impl OpenSession {
         let Some(volume) = self.volume.clone() else {
             return Self::open(handle, holder, None, processes).await;
         };
+        // Whoever took it over may have left again: what the volume holds now is not what this one
+        // goes on from.
+        let view = handle.refresh().await?;
+        let holder_now = view
+            .root
+            .volumes
+            .get(&volume)
+            .and_then(|entry| entry.holder);
+        if holder_now.is_none() && !view.root.sessions.contains_key(&self.id) {
+            return Err(Refusal::Fenced { by: None }.into());
+        }
         let claim = Some((volume.as_str(), Claim::Dead(self.id)));
         let base = enter(handle, id, holder, claim, processes).await?;
         Self::begin(handle, id, volume, base, None).await

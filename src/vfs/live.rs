@@ -4,7 +4,7 @@
 //! commit, and which files lost something at which exchange. Does not own: when that happens, or
 //! what was lost (`mounting`).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
 
 use bkfs_fuse::Notifier;
@@ -35,8 +35,8 @@ struct Shown {
     turn: Turn,
     /// Inodes that lost something, with the turn that began then.
     lost: HashMap<u64, Turn>,
-    /// The kernel has dropped what it kept of the inodes that were lost last.
-    is_settled: bool,
+    /// Turns at whose beginning inodes were lost of which the kernel has not dropped all yet.
+    unsettled: BTreeSet<Turn>,
 }
 
 /// The present tree, shared by all who ask.
@@ -53,7 +53,7 @@ impl Current {
                 live,
                 turn: Turn::default(),
                 lost: HashMap::new(),
-                is_settled: true,
+                unsettled: BTreeSet::new(),
             }),
             kernel: OnceLock::new(),
         })
@@ -87,7 +87,7 @@ impl Current {
         let turn = Turn(shown.turn.0 + 1);
         shown.live = live;
         shown.turn = turn;
-        shown.is_settled = false;
+        shown.unsettled.insert(turn);
         shown
             .lost
             .extend(lost.into_iter().map(|inode| (inode, turn)));
@@ -96,8 +96,7 @@ impl Current {
 
     /// The kernel has dropped what it kept of the inodes that were lost as `turn` began.
     pub fn settle(&self, turn: Turn) {
-        let mut shown = self.shown.write();
-        shown.is_settled |= shown.turn == turn;
+        self.shown.write().unsettled.remove(&turn);
     }
 
     /// True if the inode has lost something since a turn. What was opened in that turn stays
@@ -115,7 +114,8 @@ impl Current {
     /// True if the kernel may still keep lost pages of the inode.
     pub fn is_unsettled(&self, inode: u64) -> bool {
         let shown = self.shown.read();
-        !shown.is_settled && shown.lost.get(&inode) == Some(&shown.turn)
+        let lost = shown.lost.get(&inode);
+        lost.is_some_and(|turn| shown.unsettled.contains(turn))
     }
 
     /// From now on the kernel is told what it must forget.

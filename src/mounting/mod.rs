@@ -397,8 +397,14 @@ impl Mounted {
                     tracing::warn!("the mount is still in use, and ends all the same");
                     assembled.vfs.close();
                     // The end of the process leaves a dead mount otherwise.
-                    tokio::task::spawn_blocking(move || session.unmount(true));
-                    assembled.finish_by(&deadline.grace()).await
+                    let gone = tokio::task::spawn_blocking(move || session.unmount(true));
+                    let grace = deadline.grace();
+                    let finished = assembled.finish_by(&grace).await;
+                    tokio::select! {
+                        _ = gone => {}
+                        () = grace.passed_by(Duration::ZERO) => {}
+                    }
+                    finished
                 }
             }
         })

@@ -97,7 +97,9 @@ impl Handed {
             return Ok(None);
         }
         // Not closed when the other program begins: that is the way they take.
-        let file = rustix::fs::memfd_create(HANDED_NAME, MemfdFlags::empty())?;
+        let make = |flags| rustix::fs::memfd_create(HANDED_NAME, flags);
+        // Where the system asks for it, `vm.memfd_noexec`; kernels before 6.3 do not know it.
+        let file = make(MemfdFlags::NOEXEC_SEAL).or_else(|_| make(MemfdFlags::empty()))?;
         let mut file = File::from(file);
         for (name, value) in self.0.iter() {
             for part in [name.as_bytes(), &[END], value.as_slice(), &[END]] {

@@ -389,6 +389,12 @@ impl Findings {
         if self.indexed.lost.is_empty() {
             let (packs, condemned) = (&self.indexed.packs, &self.listed.condemned);
             let known = |name: &PackName| packs.contains_key(name) || condemned.contains(name);
+            // Sessions may have begun since the root was read, and stored what the list shows.
+            let now = match &self.handle {
+                Some(handle) => Some(handle.refresh().await?),
+                None => None,
+            };
+            let root = now.as_ref().map_or(root, |view| &view.root);
             self.report.strays = strays::find(scan.verifier, root, &self.bucket, known).await?;
         }
         self.blame(root).await

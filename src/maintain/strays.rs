@@ -88,7 +88,7 @@ async fn records(
         Ok::<_, DepotError>(())
     };
     match read.await {
-        Err(DepotError::Store(error)) if !error.is_not_found() => {
+        Err(DepotError::Store(error)) if !error.is_not_found() && !error.is_of_one_object() => {
             Err(DepotError::Store(error).into())
         }
         Err(error @ DepotError::Stalled { .. }) => Err(error.into()),

@@ -318,23 +318,28 @@ impl Spool {
         spooled.is_released.store(true, Ordering::Release);
     }
 
-    /// Removes the files of what was released and is not being read.
+    /// Removes the files of what was released and is not being read. Dropped, it leaves the rest to
+    /// the next call.
     pub async fn sweep(&self) {
         let _turn = self.sweeping.lock().await;
-        let gone: Vec<Arc<Spooled>> = {
-            let mut state = self.state.lock();
-            let is_gone = |_: &u64, spooled: &mut Arc<Spooled>| {
+        let gone: Vec<(u64, Arc<Spooled>)> = {
+            let state = self.state.lock();
+            let is_gone = |spooled: &Arc<Spooled>| {
                 spooled.is_released.load(Ordering::Acquire) && Arc::strong_count(spooled) == 1
             };
-            let gone = state.files.extract_if(.., is_gone);
-            gone.map(|(_, spooled)| spooled).collect()
+            let gone = state.files.iter().filter(|(_, spooled)| is_gone(spooled));
+            gone.map(|(number, spooled)| (*number, spooled.clone()))
+                .collect()
         };
-        for spooled in gone {
+        for (number, spooled) in gone {
             // A file that stays costs a needless upload after a crash.
             if let Err(error) = self.disk.remove(&spooled.path).await {
                 tracing::warn!("{} stays in the spool: {error}", spooled.path.display());
             }
-            self.state.lock().used -= spooled.bytes;
+            let mut state = self.state.lock();
+            state.files.remove(&number);
+            state.used -= spooled.bytes;
+            drop(state);
             self.changed.send_replace(());
         }
     }

@@ -6,6 +6,7 @@
 //! One flush of a file at a time (`Volume::flushing`), older layer first: extents made in a layer are cut to fit everything below it.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use bkfs_chunker::extent::{StoredExtent, StoredRun};
 use bkfs_chunker::ingest::{Profile, detect};
@@ -43,6 +44,10 @@ const SHORT_BYTES: u64 = 4 * 1024;
 
 /// Extents that are removed in one go while a range is emptied: bounds memory, whatever the size of the hole.
 const HOLE_EXTENTS: usize = 4096;
+
+/// How long what lies between short runs is read for: storing these must not wait for a store that
+/// is silent, where the spool would take them.
+const NEAR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How much of a file is to be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,14 +183,21 @@ impl Volume {
         if range == picked.range {
             return true;
         }
-        match self.view.read(scope, inode, range.clone()).await {
-            Ok(data) => (picked.range, picked.data) = (range, Some(data)),
-            Err(error) => {
+        let read = self.view.read(scope, inode, range.clone());
+        match tokio::time::timeout(NEAR_PATIENCE, read).await {
+            Ok(Ok(data)) => {
+                (picked.range, picked.data) = (range, Some(data));
+                true
+            }
+            Ok(Err(error)) => {
                 tracing::debug!("inode {inode} is stored piece by piece: {error}");
-                return false;
+                false
+            }
+            Err(_) => {
+                tracing::debug!("inode {inode} is stored piece by piece: the store is slow");
+                false
             }
         }
-        true
     }
 
     /// Stores a picked run; false if nothing of it could be stored yet.

@@ -157,11 +157,15 @@ impl Progress {
     ) -> Result<F::Output, DepotError> {
         let mut future = pin!(future);
         let mut begin = Instant::now();
+        let mut looked = begin;
         loop {
             let now = Instant::now();
-            if !counts(&self.state.lock()) {
+            // A look that comes so late tells that this process stood still, not the store.
+            let was_stopped = now - looked > LOOK_EVERY + self.timeout / 2;
+            if was_stopped || !counts(&self.state.lock()) {
                 begin = now;
             }
+            looked = now;
             let (deadline, error) = self.deadline(begin);
             if now >= deadline {
                 return Err(self.stalled(error));
@@ -266,6 +270,18 @@ mod tests {
         assert_eq!(begin.elapsed().as_secs(), 15);
         let well = progress.watch(tokio::time::sleep(Duration::from_secs(9)));
         well.await.expect("it is over");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_this_process_stood_still_does_not_count() {
+        let progress = Progress::new(Duration::from_secs(10));
+        let begin = Instant::now();
+        let mut waits = pin!(progress.watch(std::future::pending::<()>()));
+        assert!(futures::poll!(waits.as_mut()).is_pending());
+        tokio::time::advance(Duration::from_secs(300)).await;
+        assert!(futures::poll!(waits.as_mut()).is_pending());
+        waits.await.expect_err("in vain");
+        assert_eq!(begin.elapsed().as_secs(), 310);
     }
 
     #[test]

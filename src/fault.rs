@@ -1,6 +1,8 @@
-//! What no honest filesystem holds, though its seals are right: any holder of the password can write it.
+//! What no honest filesystem holds, though its seals are right: any holder of the password can
+//! write it.
 //!
-//! Owns: the words for it, and the judgement of one entry at a time. Does not own: what becomes of it, which is each reader's: it is left out, and named.
+//! Owns: the words for it, and the judgement of one entry at a time. Does not own: what becomes of
+//! it, which is each reader's: it is left out, and named.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -12,13 +14,15 @@ use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{Key, KeyParts};
 use crate::volume::{FIRST_INODE, ROOT_INODE, mode};
 
-/// Numbers that an inode with a name can have: a mount shows 48 bits of them, and keeps the lowest for itself.
+/// Numbers that an inode with a name can have: a mount shows 48 bits of them, and keeps the lowest
+/// for itself.
 pub const INODES: Range<u64> = FIRST_INODE..1 << 48;
 
 /// The longest path that a walk follows, in bytes: sixteen times what one call takes.
 pub const PATH_BYTES_MAX: usize = 64 << 10;
 
-/// The most that the extended attributes of one inode may hold together, in bytes, for a reader that takes them all at once.
+/// The most that the extended attributes of one inode may hold together, in bytes, for a reader
+/// that takes them all at once.
 pub const XATTRS_BYTES_MAX: usize = 16 << 20;
 
 /// What is wrong with an entry of a tree.
@@ -168,7 +172,8 @@ pub fn of_target(inode: u64, target: &[u8]) -> Option<Fault> {
     is_bad.then_some(Fault::Target { inode })
 }
 
-/// The directories that a walk has entered: it enters none twice, so it ends however they lie in each other. Takes some 16 bytes for each.
+/// The directories that a walk has entered: it enters none twice, so it ends however they lie in
+/// each other. Takes some 16 bytes for each.
 #[derive(Debug, Default)]
 pub struct Entered(HashSet<u64>);
 
@@ -181,7 +186,8 @@ impl Entered {
     /// Notes that the walk enters a directory.
     ///
     /// # Errors
-    /// [`Fault::Again`] if it was there before; [`Fault::Deep`] if its path is longer than a walk follows.
+    /// [`Fault::Again`] if it was there before; [`Fault::Deep`] if its path is longer than a walk
+    /// follows.
     pub fn enter(&mut self, directory: u64, path_bytes: usize) -> Result<(), Fault> {
         if path_bytes > PATH_BYTES_MAX {
             return Err(Fault::Deep);

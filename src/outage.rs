@@ -1,6 +1,7 @@
 //! Says in the log that the store does not do its part, why, and when that is over.
 //!
-//! Owns: how often it is said. Does not own: what counts as trouble, and since when it lasts (`bkfs_chunker::store::Signs`), nor who waits.
+//! Owns: how often it is said. Does not own: what counts as trouble, and since when it lasts
+//! (`bkfs_chunker::store::Signs`), nor who waits.
 
 use std::time::Duration;
 
@@ -68,7 +69,8 @@ pub fn text(outage: &Outage, timeout: Duration) -> String {
     )
 }
 
-/// How long it is until operations fail that have waited since the outage began; none if they do already.
+/// How long it is until operations fail that have waited since the outage began; none if they do
+/// already.
 pub fn fails_in(outage: &Outage, timeout: Duration) -> Option<Duration> {
     timeout
         .checked_sub(outage.since.elapsed())

@@ -1,13 +1,15 @@
 //! What a terminal may be shown: text without a character that it obeys. Pure.
 //!
-//! Owns: which characters those are, and how they are written instead. All output of commands goes through here, and every line of the log: names come from
-//! the bucket, and errors carry what a server has answered.
+//! Owns: which characters those are, and how they are written instead. All output of commands goes
+//! through here, and every line of the log: names come from the bucket, and errors carry what a
+//! server has answered.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Whether a terminal takes this for a command, or shows what stands around it in another order: control characters of both sets, marks and overrides of
-/// direction, separators of lines and paragraphs.
+/// Whether a terminal takes this for a command, or shows what stands around it in another order:
+/// control characters of both sets, marks and overrides of direction, separators of lines and
+/// paragraphs.
 fn is_obeyed(char: char) -> bool {
     char.is_control()
         || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -35,7 +37,8 @@ pub fn line(text: &str) -> Cow<'_, str> {
     escaped(text, None)
 }
 
-/// Text of several lines. Names in it are shown by [`name`]: one with the end of a line would make lines of its own.
+/// Text of several lines. Names in it are shown by [`name`]: one with the end of a line would make
+/// lines of its own.
 pub fn lines(text: &str) -> Cow<'_, str> {
     escaped(text, Some('\n'))
 }
@@ -48,7 +51,8 @@ pub fn name(name: &[u8]) -> String {
     }
 }
 
-/// A line of JSON that means the same: such characters stand in strings only, and have another form there.
+/// A line of JSON that means the same: such characters stand in strings only, and have another form
+/// there.
 pub fn json(text: &str) -> Cow<'_, str> {
     if !text.contains(is_obeyed) {
         return Cow::Borrowed(text);

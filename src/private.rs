@@ -1,7 +1,8 @@
-//! Directories and locks of one user on this machine, that others can neither look into nor hold up.
+//! Directories and locks of one user on this machine, that others can neither look into nor hold
+//! up.
 //!
-//! Owns: their modes, and how long a lock is waited for. Does not own: where they are (`places`), nor
-//! what lies in them.
+//! Owns: their modes, and how long a lock is waited for. Does not own: where they are (`places`),
+//! nor what lies in them.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
@@ -50,7 +51,8 @@ fn tighten(path: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks a file that it creates if need be, and waits for a few seconds if another process holds it.
+/// Locks a file that it creates if need be, and waits for a few seconds if another process holds
+/// it.
 ///
 /// # Errors
 /// As the system refuses; `TimedOut`, with the number of the process that holds it.

@@ -270,8 +270,9 @@ pub async fn exists(url: &RepositoryUrl, options: &StoreOptions) -> Result<bool,
 }
 
 impl Repository {
-    /// From now on a store that refuses is waited for as long as one that is silent, and the log says what is wrong with it: for mounts, which have accepted what must not be
-    /// dropped. Must be called within a runtime.
+    /// From now on a store that refuses is waited for as long as one that is silent, and the log
+    /// says what is wrong with it: for mounts, which have accepted what must not be dropped. Must
+    /// be called within a runtime.
     pub fn bear_refusals(&self) {
         let start = || Teller::start(self.signs.clone(), self.timeout);
         self.teller.get_or_init(start);

@@ -1,6 +1,7 @@
 //! The names of directories, as whoever walks a tree from above needs them.
 //!
-//! Owns: listing one directory, and which of its names are none. Memory: as many names as it has. Does not own: what is looked for.
+//! Owns: listing one directory, and which of its names are none. Memory: as many names as it has.
+//! Does not own: what is looked for.
 
 use std::ops::Range;
 

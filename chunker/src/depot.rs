@@ -131,12 +131,14 @@ impl Shared {
 }
 
 impl Depot {
-    /// The store answered a request that went another way: to those who wait for it here it is not silent.
+    /// The store answered a request that went another way: to those who wait for it here it is not
+    /// silent.
     pub fn note_answer(&self) {
         self.0.link.progress.note();
     }
 
-    /// From now on a store that refuses is waited for as long as one that is silent (`timeout_ms`): for who has accepted what must not be dropped.
+    /// From now on a store that refuses is waited for as long as one that is silent (`timeout_ms`):
+    /// for who has accepted what must not be dropped.
     pub fn bear_refusals(&self) {
         self.0.link.bear_refusals();
     }

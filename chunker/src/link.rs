@@ -23,8 +23,9 @@ use crate::store::{Store, StoreError, StoreErrorKind, body_bytes};
 /// How often a request is made that is refused, by who does not bear refusals.
 const STUBBORN_ATTEMPTS: u32 = 3;
 
-/// The part of the time that a silent store is borne for, after which a request is sent once more beside the first: an outage that ends in time is then noticed in time, whatever
-/// became of the requests that it met.
+/// The part of the time that a silent store is borne for, after which a request is sent once more
+/// beside the first: an outage that ends in time is then noticed in time, whatever became of the
+/// requests that it met.
 const REPEATED_IN_TIMEOUT: u32 = 5;
 
 /// The longest time before that. What moves slowly is not repeated for nothing.
@@ -46,7 +47,8 @@ pub(crate) struct Link {
     timeout: Duration,
     /// Refusals are waited out like silence.
     bears_refusals: AtomicBool,
-    /// One request at a time is repeated to find out whether a silent store is back: one for uploads, and one for reads.
+    /// One request at a time is repeated to find out whether a silent store is back: one for
+    /// uploads, and one for reads.
     scouts: [Semaphore; 2],
     uploads: Turns,
     downloads: Turns,
@@ -88,7 +90,8 @@ impl Link {
         }
     }
 
-    /// From now on a store that refuses is waited for as long as one that is silent: what was accepted is not dropped for what may be mended.
+    /// From now on a store that refuses is waited for as long as one that is silent: what was
+    /// accepted is not dropped for what may be mended.
     pub(crate) fn bear_refusals(&self) {
         self.bears_refusals.store(true, Ordering::Relaxed);
     }
@@ -97,8 +100,9 @@ impl Link {
         self.bears_refusals.load(Ordering::Relaxed)
     }
 
-    /// Sends a request that does no harm when it is sent twice, and while the store is silent once more beside the first: its connection may be dead. What is dropped with the
-    /// answer of the other may still be applied.
+    /// Sends a request that does no harm when it is sent twice, and while the store is silent once
+    /// more beside the first: its connection may be dead. What is dropped with the answer of the
+    /// other may still be applied.
     async fn answered<T, R>(
         &self,
         progress: &Progress,
@@ -193,7 +197,8 @@ impl Link {
         self.reading.watch(attempts).await?
     }
 
-    /// Pauses before another attempt at reading, or says why there is none: it was refused, or other objects are read, and this one was not for so long.
+    /// Pauses before another attempt at reading, or says why there is none: it was refused, or
+    /// other objects are read, and this one was not for so long.
     async fn consider(
         &self,
         key: &str,
@@ -231,10 +236,12 @@ impl Link {
 
     /// Creates an object under a name that is never used for anything else, for as long as it takes: an error that may pass is tried again without end, since
     /// whoever waits for this has a patience of its own ([`Progress::watch`]). An object that is there already is ours if an earlier attempt was applied without our
-    /// knowing, and that is verified. Dropping it leaves the object in the bucket, now or later, or not.
+    /// knowing, and that is verified. Dropping it leaves the object in the bucket, now or later, or
+    /// not.
     ///
     /// # Errors
-    /// The store refuses for good: with an error that no patience mends, for the whole timeout ([`Link::bear_refusals`]) or a few times.
+    /// The store refuses for good: with an error that no patience mends, for the whole timeout
+    /// ([`Link::bear_refusals`]) or a few times.
     pub(crate) async fn create(&self, key: &str, body: &[Bytes]) -> Result<(), DepotError> {
         let mut attempt = 0;
         let (mut stuck, mut refused) = (None, None);
@@ -310,8 +317,10 @@ impl Link {
         }
     }
 
-    /// Whether what is refused since then, in this way, is refused for good: nobody but a person can do anything about it. What was accepted is never given up for credentials
-    /// and permissions, which are renewed, nor for a full disk, which is emptied, if refusals are borne.
+    /// Whether what is refused since then, in this way, is refused for good: nobody but a person
+    /// can do anything about it. What was accepted is never given up for credentials and
+    /// permissions, which are renewed, nor for a full disk, which is emptied, if refusals are
+    /// borne.
     fn gives_up(&self, kind: StoreErrorKind, attempt: u32, since: Instant) -> bool {
         self.is_final(kind)
             && match self.bears_refusals() {

@@ -1,7 +1,8 @@
 //! How long to wait for a store that does not answer.
 //!
 //! Owns the one rule: what counts is the time without any progress at the store, never the total (a slow store is not a dead
-//! one). Every acknowledged request is progress for everybody who waits, unless one that was sent before is refused all the while.
+//! one). Every acknowledged request is progress for everybody who waits, unless one that was sent
+//! before is refused all the while.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -38,7 +39,8 @@ pub(crate) struct Progress {
 struct State {
     last: Option<Instant>,
     error: Option<Arc<StoreError>>,
-    /// Since when requests are refused or not answered again and again, by number, and how the last time.
+    /// Since when requests are refused or not answered again and again, by number, and how the last
+    /// time.
     stuck: BTreeMap<u64, (Instant, Option<Arc<StoreError>>)>,
     /// How many ever were.
     numbers: u64,
@@ -140,12 +142,14 @@ impl Progress {
         }
     }
 
-    /// Waits for `future`, but gives up when nothing moved at the store for the whole timeout, or one request did not get through for so long. Dropping it drops the future.
+    /// Waits for `future`, but gives up when nothing moved at the store for the whole timeout, or
+    /// one request did not get through for so long. Dropping it drops the future.
     pub(crate) async fn watch<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
         self.wait(future, |_| true).await
     }
 
-    /// The same for a future that may work for long and send nothing: only the time counts in which requests are on their way.
+    /// The same for a future that may work for long and send nothing: only the time counts in which
+    /// requests are on their way.
     pub(crate) async fn bound<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
         self.wait(future, |state| state.sending > 0).await
     }

@@ -19,11 +19,11 @@
 //! | EXPORT_SUPPORT | handles of name_to_handle_at(2) work as long as their file does: the kernel looks `.` up by its number |
 //!
 //! Not asked for: ASYNC_DIO (the kernel drops pages that a reader has fetched during a direct write
-//! only where it waits for the write), AUTO_INVAL_DATA (drops the pages just written, at the next stat),
-//! WRITEBACK_CACHE (acknowledges writes that the filesystem has not seen, and keeps times and
-//! sizes of its own), POSIX_LOCKS and FLOCK_LOCKS (the kernel keeps both kinds for one mount),
-//! POSIX_ACL, DONT_MASK (the kernel applies umasks), SPLICE (the library copies), ABORT_ERROR (an abort then ends the
-//! event loops like an unmount).
+//! only where it waits for the write), AUTO_INVAL_DATA (drops the pages just written, at the next
+//! stat), WRITEBACK_CACHE (acknowledges writes that the filesystem has not seen, and keeps times
+//! and sizes of its own), POSIX_LOCKS and FLOCK_LOCKS (the kernel keeps both kinds for one mount),
+//! POSIX_ACL, DONT_MASK (the kernel applies umasks), SPLICE (the library copies), ABORT_ERROR (an
+//! abort then ends the event loops like an unmount).
 
 use std::sync::{Arc, OnceLock};
 

@@ -226,8 +226,8 @@ impl MountOptions {
     }
 }
 
-/// What `allow_suid` and `allow_dev` give: the same as `suid` and `dev`, which mount(8) does not pass
-/// to its helpers since they are its defaults.
+/// What `allow_suid` and `allow_dev` give: the same as `suid` and `dev`, which mount(8) does not
+/// pass to its helpers since they are its defaults.
 ///
 /// mount(8) puts its own options before those that it does not know, so the last one does not hold
 /// here: `nosuid` and `nodev`, given or implied by `user` and its kin, always do.

@@ -562,10 +562,10 @@ impl Session {
         result.clone().map(|end| end.map_err(SessionError))
     }
 
-    /// Unmounts; follow with [`wait`](Self::wait). Only the mount that this session made goes, known
-    /// by its mount id, wherever it has been moved to: a bind mount of it, a copy in another mount
-    /// namespace and whatever is mounted over it or within it stay. `lazy` detaches it even while it
-    /// is in use: it disappears from the tree, and ends when the last file is closed.
+    /// Unmounts; follow with [`wait`](Self::wait). Only the mount that this session made goes,
+    /// known by its mount id, wherever it has been moved to: a bind mount of it, a copy in another
+    /// mount namespace and whatever is mounted over it or within it stay. `lazy` detaches it even
+    /// while it is in use: it disappears from the tree, and ends when the last file is closed.
     ///
     /// # Errors
     /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`], and what the

@@ -166,9 +166,9 @@ pub trait Vfs: Send + Sync + 'static {
     /// Called once.
     fn destroy(&self);
 
-    /// Find a name in a directory. The name `.` stands for the inode itself, of whatever kind, which
-    /// need not be known by its number any more; `..` for the parent of a directory. ESTALE if there
-    /// is none.
+    /// Find a name in a directory. The name `.` stands for the inode itself, of whatever kind,
+    /// which need not be known by its number any more; `..` for the parent of a directory. ESTALE
+    /// if there is none.
     fn lookup(&self, caller: Caller, parent: Ino, name: &[u8], reply: Reply<Lookup>);
 
     /// Lookups are given back. There is no answer; an inode that falls to zero lookups is no

@@ -32,7 +32,8 @@ pub struct Gc {
     /// Print what would be done and what it would cost, and change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// How long forgotten snapshots can be brought back, from when this machine first saw them forgotten: 12h, 7d, 8w; 0s frees them at once
+    /// How long forgotten snapshots can be brought back, from when this machine first saw them
+    /// forgotten: 12h, 7d, 8w; 0s frees them at once
     #[arg(long, value_name = "TIME", default_value = "7d")]
     undelete_window: Span,
     /// Write a data pack anew when less than this much of it is needed

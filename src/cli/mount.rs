@@ -227,8 +227,8 @@ fn serve(mounted: Mounted, runtime: Runtime, outcome: Option<&Path>) -> Result<(
     Ok(ended?)
 }
 
-/// Ends the mount at the first signal, as soon as no process uses it; detaches it at the second, even
-/// while one does; ends at once at the third. Never ends, so that every signal is heard.
+/// Ends the mount at the first signal, as soon as no process uses it; detaches it at the second,
+/// even while one does; ends at once at the third. Never ends, so that every signal is heard.
 async fn heed([mut terminate, mut interrupt]: [Signal; 2], session: Arc<Session>, ending: Ending) {
     let mut signals = 0_u32;
     let mut tries = 0_u32;

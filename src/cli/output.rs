@@ -293,7 +293,8 @@ pub fn name_text(name: &[u8]) -> String {
     printable::name(name)
 }
 
-/// A name as JSON has it: exactly what it is if it is UTF-8, which JSON demands; anything else is escaped.
+/// A name as JSON has it: exactly what it is if it is UTF-8, which JSON demands; anything else is
+/// escaped.
 pub fn name_exactly(name: &[u8]) -> String {
     match std::str::from_utf8(name) {
         Ok(text) => text.to_owned(),

@@ -37,7 +37,8 @@ pub struct Restore {
     /// Read everything back from the disk and compare
     #[arg(long)]
     verify: bool,
-    /// Leave out devices, fifos and sockets, and what gives privileges: set-user-ID and set-group-ID bits, extended attributes other than user.*
+    /// Leave out devices, fifos and sockets, and what gives privileges: set-user-ID and
+    /// set-group-ID bits, extended attributes other than user.*
     #[arg(long)]
     no_special: bool,
 }

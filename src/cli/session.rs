@@ -126,8 +126,8 @@ async fn end(command: End, global: &Global, output: &Output) -> Result<(), Failu
     output.result(&answer, || format!("session {id} has ended"))
 }
 
-/// Step `TakeCas` and all that follows: what this machine's spools hold is brought into the bucket, the volume is taken, what was acknowledged is carried out and committed, and
-/// the volume is free.
+/// Step `TakeCas` and all that follows: what this machine's spools hold is brought into the bucket,
+/// the volume is taken, what was acknowledged is carried out and committed, and the volume is free.
 async fn take(
     repository: &Arc<Repository>,
     volume: String,

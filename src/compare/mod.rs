@@ -19,7 +19,8 @@ use crate::volume::state::Scope;
 use crate::volume::view::View;
 use crate::walk::{self, Listing, Named, join};
 
-/// Extents compared in one go: what differs in size is not looked into, however large it is said to be.
+/// Extents compared in one go: what differs in size is not looked into, however large it is said to
+/// be.
 const PAGE_EXTENTS: usize = 4096;
 
 /// How something differs.
@@ -130,7 +131,8 @@ impl<'a> Comparison<'a> {
         std::mem::take(&mut self.left_out)
     }
 
-    /// The next differences: those of one directory, by name; nothing but what was left out may have been found. None after the last.
+    /// The next differences: those of one directory, by name; nothing but what was left out may
+    /// have been found. None after the last.
     pub async fn next(&mut self) -> Result<Option<Vec<Difference>>, VolumeError> {
         loop {
             if !self.found.is_empty() || !self.left_out.is_empty() {

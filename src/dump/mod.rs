@@ -139,8 +139,9 @@ struct Member {
     small: Option<Vec<Bytes>>,
 }
 
-/// Writes a directory, and all below it, as a tar archive with extended headers (POSIX.1-2001): paths in it begin below the directory. What no file can be is left
-/// out, so that nothing in the archive leads out of where it is unpacked.
+/// Writes a directory, and all below it, as a tar archive with extended headers (POSIX.1-2001):
+/// paths in it begin below the directory. What no file can be is left out, so that nothing in the
+/// archive leads out of where it is unpacked.
 pub async fn archive(view: &View, inode: u64, sink: &mut dyn Sink) -> Result<Dumped, DumpError> {
     let mut dumped = Dumped::default();
     let mut firsts: HashMap<u64, Vec<u8>> = HashMap::new();

@@ -461,14 +461,16 @@ impl Findings {
                 Err(VolumeError::Depot(error)) if is_outage(&error) => {
                     return Err(error.as_ref().clone().into());
                 }
-                // What is damaged is told where it lies; what else is wrong is seen once that is mended.
+                // What is damaged is told where it lies; what else is wrong is seen once that is
+                // mended.
                 Err(_) => return Ok(()),
             }
         }
         Ok(())
     }
 
-    /// The trees of snapshots, kept and forgotten, and of volumes; those of a volume one after the other.
+    /// The trees of snapshots, kept and forgotten, and of volumes; those of a volume one after the
+    /// other.
     fn named_trees(&self, root: &Root) -> Vec<Named> {
         let kept = self.listed.snapshots.iter();
         let all = kept.chain(self.listed.trash.iter().map(|entry| &entry.snapshot));

@@ -276,7 +276,8 @@ impl Walk<'_> {
     fn faults(&self, node: &Node) -> Vec<String> {
         let mut faults = Vec::new();
         let cookie = |name: &[u8]| name_cookie(self.depot.keyring().name_hash(name));
-        // The file that the entries are of, as far as it begins in this leaf: its size, and where its extents end.
+        // The file that the entries are of, as far as it begins in this leaf: its size, and where
+        // its extents end.
         let mut file = (0, None, 0);
         for index in 0..if node.level() == 0 { node.len() } else { 0 } {
             let key = node.key(index);

@@ -516,8 +516,8 @@ struct Mend<'a> {
 }
 
 impl Mend<'_> {
-    /// One list for all of the quarantine of `next`, as far as that can be read, and what was found.
-    /// Scrubs and repairs of others may have put something there since the check began.
+    /// One list for all of the quarantine of `next`, as far as that can be read, and what was
+    /// found. Scrubs and repairs of others may have put something there since the check began.
     async fn merge_quarantine(&self, next: &Root) -> Result<ListChange, RootError> {
         let Some(damaged) = &self.damaged else {
             return Ok(ListChange::default());

@@ -1,7 +1,9 @@
-//! Whole trees, as readers walk over them: names that lead to nothing or to something else, directories that lie in each other.
+//! Whole trees, as readers walk over them: names that lead to nothing or to something else,
+//! directories that lie in each other.
 //!
-//! Owns what no item tells by itself. Each entry was judged where its pack was read. A tree is judged by what differs from the one before it, so the cost is that of
-//! the differences; memory is some 60 bytes for each inode of one tree.
+//! Owns what no item tells by itself. Each entry was judged where its pack was read. A tree is
+//! judged by what differs from the one before it, so the cost is that of the differences; memory is
+//! some 60 bytes for each inode of one tree.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -198,7 +200,8 @@ impl<'a> Trees<'a> {
         self.inodes.entry(inode).or_default()
     }
 
-    /// A directory that lies in itself, on the way up from an inode; `sound` are those from which there is an end.
+    /// A directory that lies in itself, on the way up from an inode; `sound` are those from which
+    /// there is an end.
     fn cycle(&self, inode: u64, sound: &mut HashSet<u64>) -> Option<u64> {
         let mut way = HashSet::new();
         let mut at = inode;

@@ -1,7 +1,7 @@
 //! The end of a mount: how long the store is waited for, and what becomes of what it did not take.
 //!
-//! Owns: the deadline, which only draws nearer, and the times that the steps after it may take. Does
-//! not own: who tells a mount to end (the command line), nor the steps (`writer`).
+//! Owns: the deadline, which only draws nearer, and the times that the steps after it may take.
+//! Does not own: who tells a mount to end (the command line), nor the steps (`writer`).
 //!
 //! ```text
 //!   told ── drain= ──► deadline ── GRACE ──► ── KEEPING ──► ── LEAVING ──► gone

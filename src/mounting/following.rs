@@ -1,7 +1,7 @@
 //! A read-only mount that follows its volume.
 //!
-//! Owns: the task that looks for newer commits, and what the kernel is told then. Does not own: what
-//! open files and directories go on showing (`vfs`).
+//! Owns: the task that looks for newer commits, and what the kernel is told then. Does not own:
+//! what open files and directories go on showing (`vfs`).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};

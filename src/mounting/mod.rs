@@ -149,7 +149,8 @@ impl Assembled {
         self.finish_within(None).await
     }
 
-    /// The same, but what the store does not take within `limit` stays in the spool, if there is one, for the next mount on this machine, and that is an error.
+    /// The same, but what the store does not take within `limit` stays in the spool, if there is
+    /// one, for the next mount on this machine, and that is an error.
     pub async fn finish_within(self, limit: Option<Duration>) -> Result<(), MountingError> {
         self.finish_by(&Deadline::after(limit)).await
     }

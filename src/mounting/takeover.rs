@@ -43,7 +43,8 @@ pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>
     Ok(replayed.collect())
 }
 
-/// The packs that the victims' journals name become this session's, as far as rule 3 permits: what collection has condemned since is stored again.
+/// The packs that the victims' journals name become this session's, as far as rule 3 permits: what
+/// collection has condemned since is stored again.
 async fn take_packs(volume: &Volume, open: &OpenSession) -> Result<(), MountingError> {
     let entries = open.victims().iter().flat_map(|victim| &victim.entries);
     let mut own: Vec<NamedPack> = entries.flat_map(|entry| entry.packs().own).collect();

@@ -284,7 +284,8 @@ impl Writer {
         }
     }
 
-    /// What a successor has taken the place of: its volume refuses everything, and its session is gone.
+    /// What a successor has taken the place of: its volume refuses everything, and its session is
+    /// gone.
     pub(super) fn retire(self) {
         self.tasks.volume.freeze(false);
     }
@@ -338,7 +339,8 @@ impl Tasks {
             }
             never = keep_ahead(&self.volume) => match never {},
         };
-        // Up to here it kept in the spool what had been closed. What it was about to describe comes back to the volume.
+        // Up to here it kept in the spool what had been closed. What it was about to describe comes
+        // back to the volume.
         if let Some(journaler) = self.journaler.take() {
             journaler.abort();
             let _ = journaler.await;
@@ -352,7 +354,8 @@ impl Tasks {
         }
     }
 
-    /// What the store did not take goes to the spool. Returns an error that says what has become of it.
+    /// What the store did not take goes to the spool. Returns an error that says what has become of
+    /// it.
     async fn keep(&self, error: VolumeError, deadline: &Deadline) -> VolumeError {
         let journal = Arc::new(Journals(self.journals.clone()));
         let kept = match &self.spool {

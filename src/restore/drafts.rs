@@ -1,4 +1,5 @@
-//! Names under which files are made until they are whole, and what a restore that was ended has left of them.
+//! Names under which files are made until they are whole, and what a restore that was ended has
+//! left of them.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::BorrowedFd;
@@ -12,7 +13,8 @@ use rustix::io::Errno;
 /// What they all begin with.
 const PREFIX: &[u8] = b".bkfs-restore-";
 
-/// Gives out names that no other restore gives out: process numbers come again, in containers always the same.
+/// Gives out names that no other restore gives out: process numbers come again, in containers
+/// always the same.
 #[derive(Debug)]
 pub struct Drafts {
     salt: u64,
@@ -37,7 +39,8 @@ impl Drafts {
     }
 }
 
-/// Whether a restore has given out this name, now or in the versions that took the number of their process for the salt.
+/// Whether a restore has given out this name, now or in the versions that took the number of their
+/// process for the salt.
 fn is_draft(name: &[u8]) -> bool {
     let Some(rest) = name.strip_prefix(PREFIX) else {
         return false;
@@ -51,7 +54,8 @@ fn is_draft(name: &[u8]) -> bool {
         && parts.next().is_none()
 }
 
-/// Removes the files that restores have left in a directory as drafts. Those that a restore holds now are locked, and stay.
+/// Removes the files that restores have left in a directory as drafts. Those that a restore holds
+/// now are locked, and stay.
 ///
 /// # Errors
 /// If the directory cannot be listed, or a draft not be removed.

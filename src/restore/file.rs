@@ -79,7 +79,8 @@ impl Contents {
         let mut at = 0;
         let mut looked = 0;
         while at < size {
-            // What is said to be allocated may not be there: a long file is looked at all the same, now and then.
+            // What is said to be allocated may not be there: a long file is looked at all the same,
+            // now and then.
             if is_sparse || at - looked >= LOOK_BYTES {
                 // A hole may be as long as a file can be: it is never stepped through.
                 match self.data_behind(at).await {

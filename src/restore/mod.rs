@@ -44,7 +44,8 @@ pub struct Options {
     pub overwrite: bool,
     /// Read everything back and compare.
     pub verify: bool,
-    /// Leave out what is no file, link or directory, and what gives privileges: set-id bits, and extended attributes other than `user.`.
+    /// Leave out what is no file, link or directory, and what gives privileges: set-id bits, and
+    /// extended attributes other than `user.`.
     pub no_special: bool,
 }
 
@@ -59,7 +60,8 @@ pub struct Progress {
     pub verified_bytes: AtomicU64,
     /// Extended attributes that only root can set, and that were left out.
     pub privileged_xattrs: AtomicU64,
-    /// Inodes without their set-id bits: owner or group are not what they were, or the bits are not wanted.
+    /// Inodes without their set-id bits: owner or group are not what they were, or the bits are not
+    /// wanted.
     pub set_ids: AtomicU64,
     /// Devices, fifos and sockets that are not wanted.
     pub special: AtomicU64,

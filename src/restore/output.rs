@@ -22,7 +22,8 @@ impl Output {
     /// Makes an empty file. A `large` one is written past the page cache, if its filesystem can do that: it would only push out what a server has there, and copying
     /// it into pages costs the processor as much again as fetching it.
     ///
-    /// A `draft` is locked, so that another restore into the same directory does not take it for one that was left behind.
+    /// A `draft` is locked, so that another restore into the same directory does not take it for
+    /// one that was left behind.
     pub fn make(
         parent: BorrowedFd<'_>,
         name: &OsStr,

@@ -114,8 +114,8 @@ pub fn directory(
     rustix::fs::openat(parent, name, DIRECTORY, Mode::empty())
 }
 
-/// Lets the owner of a directory change it, as long as it is restored into: it gets its permissions at the end. Others' directories stay as they are, and
-/// root needs no permission.
+/// Lets the owner of a directory change it, as long as it is restored into: it gets its permissions
+/// at the end. Others' directories stay as they are, and root needs no permission.
 fn make_writable(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let found = rustix::fs::fstat(directory)?;
     let user = rustix::process::geteuid();
@@ -126,7 +126,8 @@ fn make_writable(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
     rustix::fs::chmod(proc_path(directory), mode | Mode::RWXU)
 }
 
-/// A path that leads to an open inode and no other, for calls that take no descriptor, or none that was only opened as a place.
+/// A path that leads to an open inode and no other, for calls that take no descriptor, or none that
+/// was only opened as a place.
 fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -160,7 +161,8 @@ pub struct Rights {
 /// Extended attributes by which the kernel gives a program privileges.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// What the kernel gives to what is made in a directory that has rules for it. Snapshots have no such lists.
+/// What the kernel gives to what is made in a directory that has rules for it. Snapshots have no
+/// such lists.
 const ACLS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 
 #[derive(Debug, Default)]
@@ -198,7 +200,8 @@ impl Unset {
         }
     }
 
-    /// Whether an extended attribute is left out: one that gives privileges, to a file that has not the owner and group it had.
+    /// Whether an extended attribute is left out: one that gives privileges, to a file that has not
+    /// the owner and group it had.
     fn leaves_out(&mut self, name: &[u8], rights: Rights, is_whose: bool) -> bool {
         let is_unwanted = rights.no_special && !name.starts_with(b"user.");
         let is_left_out = is_unwanted || (name == CAPABILITY && !is_whose);
@@ -206,7 +209,8 @@ impl Unset {
         is_left_out
     }
 
-    /// The permissions that are set. A program runs as its owner and group only if these are the ones that it had.
+    /// The permissions that are set. A program runs as its owner and group only if these are the
+    /// ones that it had.
     fn mode(&mut self, attributes: &Attributes, rights: Rights, is_whose: bool) -> Mode {
         let set_ids = attributes.mode & (libc::S_ISUID | libc::S_ISGID);
         self.set_ids = set_ids != 0 && (rights.no_special || !is_whose);
@@ -431,7 +435,8 @@ mod tests {
         reopen(root.as_fd(), Path::new("link/b")).unwrap_err();
     }
 
-    /// What a file has after it was finished with these rights, for an owner that is another one or not.
+    /// What a file has after it was finished with these rights, for an owner that is another one or
+    /// not.
     fn set_id(rights: Rights, foreign: bool) -> (u32, Unset) {
         let home = tempfile::TempDir::new().unwrap();
         let path = home.path().join("file");

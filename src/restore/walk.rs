@@ -55,8 +55,9 @@ struct Filling {
     inside: Vec<(u64, Attributes, OsString)>,
 }
 
-/// Restores a directory's contents into `target`, and then its attributes. Depth is bounded by the longest path that a walk follows and by open descriptors, not by
-/// the stack; no directory is entered twice.
+/// Restores a directory's contents into `target`, and then its attributes. Depth is bounded by the
+/// longest path that a walk follows and by open descriptors, not by the stack; no directory is
+/// entered twice.
 pub async fn directory(
     job: &Arc<Job>,
     inode: u64,
@@ -223,7 +224,8 @@ impl Walk<'_> {
         }
     }
 
-    /// The attributes of what a name leads to; none, and a problem, if it is nothing that can be made. A directory counts as entered.
+    /// The attributes of what a name leads to; none, and a problem, if it is nothing that can be
+    /// made. A directory counts as entered.
     async fn sound(&self, inode: u64, path: &Path, entered: &mut Entered) -> Option<Attributes> {
         let found = match walk::attributes(&self.job.view, inode).await {
             Ok(found) => found,

@@ -219,12 +219,14 @@ impl RootHandle {
         }
     }
 
-    /// From now on a store that refuses, and one in which the root is not found, is waited for as long as one that is silent ([`RetryPolicy::bears_refusals`]).
+    /// From now on a store that refuses, and one in which the root is not found, is waited for as
+    /// long as one that is silent ([`RetryPolicy::bears_refusals`]).
     pub fn bear_refusals(&self) {
         self.0.bears_refusals.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a read of the root that failed like this is made again. A root that was there does not cease to be.
+    /// Whether a read of the root that failed like this is made again. A root that was there does
+    /// not cease to be.
     fn bears(&self, error: &StoreError) -> bool {
         let policy = self.policy();
         policy.bears(error) || (policy.bears_refusals && error.is_not_found())
@@ -462,7 +464,8 @@ impl RootHandle {
                 return Ok(Fate::Superseded(view));
             }
             let is_final = refused && refused_only;
-            // Nothing but refusals was ever answered to it, and the root stands as it stood: waiting helps nobody.
+            // Nothing but refusals was ever answered to it, and the root stands as it stood:
+            // waiting helps nobody.
             if is_final && !self.policy().bears_refusals {
                 return Err(error.into());
             }

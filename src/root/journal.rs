@@ -221,7 +221,8 @@ impl JournalWriter {
         Self { spool, ..self }
     }
 
-    /// The same, for a session that writes by way of `depot`: a store that takes journals is not silent.
+    /// The same, for a session that writes by way of `depot`: a store that takes journals is not
+    /// silent.
     pub fn reporting_to(self, depot: &Depot) -> Self {
         let depot = Some(depot.clone());
         Self { depot, ..self }
@@ -232,10 +233,12 @@ impl JournalWriter {
         self.spool.is_some()
     }
 
-    /// Gives an entry its number, and fixes its bytes for good: it goes before every later one. Waits for nothing, so no caller can give up in between.
+    /// Gives an entry its number, and fixes its bytes for good: it goes before every later one.
+    /// Waits for nothing, so no caller can give up in between.
     ///
     /// # Errors
-    /// `Depot` (internal) if operations lie between it and the entry before: then acknowledged ones would be passed over.
+    /// `Depot` (internal) if operations lie between it and the entry before: then acknowledged ones
+    /// would be passed over.
     pub fn settle(&self, mut entry: JournalEntry) -> Result<(), RootError> {
         let mut state = self.state.lock();
         if entry.first > state.last + 1 || entry.last < entry.first {
@@ -270,8 +273,10 @@ impl JournalWriter {
         self.state.lock().sent
     }
 
-    /// Keeps in the spool what is settled and not answered: when this returns, it survives the loss of power. It goes to the bucket with [`JournalWriter::land`], or with
-    /// what the next mount on this machine finds. Dropped, it has kept the oldest of it or nothing; the next call begins again with what is left.
+    /// Keeps in the spool what is settled and not answered: when this returns, it survives the loss
+    /// of power. It goes to the bucket with [`JournalWriter::land`], or with what the next mount on
+    /// this machine finds. Dropped, it has kept the oldest of it or nothing; the next call begins
+    /// again with what is left.
     ///
     /// # Errors
     /// The spool refuses, or stays full for as long as the store may make no progress.
@@ -339,7 +344,8 @@ impl JournalWriter {
         pending.any(|pending| matches!(pending.body, Body::Spool(_)))
     }
 
-    /// Step `FsyncGet`: reads the root by a request that is sent now, and thus after every answer that counts, and checks that the volume is still ours. Dropped, it has confirmed nothing.
+    /// Step `FsyncGet`: reads the root by a request that is sent now, and thus after every answer
+    /// that counts, and checks that the volume is still ours. Dropped, it has confirmed nothing.
     ///
     /// # Errors
     /// A refusal of kind `Fenced` if it is not; store errors.
@@ -358,7 +364,8 @@ impl JournalWriter {
         state.bare_in_time == state.bare
     }
 
-    /// The number of the last journal of which a commit up to this operation holds everything; zero if there is none.
+    /// The number of the last journal of which a commit up to this operation holds everything; zero
+    /// if there is none.
     pub fn number_covered(&self, operation: u64) -> u64 {
         let mut state = self.state.lock();
         let count = state.lasts.partition_point(|last| *last <= operation);
@@ -430,12 +437,15 @@ impl JournalWriter {
         state.last > state.covered
     }
 
-    /// Step `JournalPut`: sends the first `until` entries that were settled until their creation is answered, oldest first. The packs that they name must be in the bucket. What the spool kept is let go
-    /// when the root, read after that, still shows the volume as ours. Dropped, it leaves an entry of unknown fate where it was, to be sent again with the same bytes.
+    /// Step `JournalPut`: sends the first `until` entries that were settled until their creation is
+    /// answered, oldest first. The packs that they name must be in the bucket. What the spool kept
+    /// is let go when the root, read after that, still shows the volume as ours. Dropped, it leaves
+    /// an entry of unknown fate where it was, to be sent again with the same bytes.
     ///
     /// # Errors
-    /// A refusal of kind `Fenced` if another machine writes under this session's name; store errors as they come: then entries may be in the bucket, now or
-    /// later, but count for nothing yet. Those of [`JournalWriter::confirm`]; `Spool` if what was kept cannot be read back.
+    /// A refusal of kind `Fenced` if another machine writes under this session's name; store errors
+    /// as they come: then entries may be in the bucket, now or later, but count for nothing yet.
+    /// Those of [`JournalWriter::confirm`]; `Spool` if what was kept cannot be read back.
     pub async fn land(&self, until: u64) -> Result<(), RootError> {
         let _turn = self.landing.lock().await;
         loop {

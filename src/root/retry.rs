@@ -26,7 +26,8 @@ pub struct RetryPolicy {
     pub longest_pause: Duration,
     /// How many conflicts with other writers a single change bears.
     pub conflicts_max: u32,
-    /// Whether a store that refuses is waited for as long as one that is silent: for who has accepted what must not be dropped.
+    /// Whether a store that refuses is waited for as long as one that is silent: for who has
+    /// accepted what must not be dropped.
     pub bears_refusals: bool,
 }
 

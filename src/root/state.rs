@@ -476,7 +476,8 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
     }
 }
 
-/// Checks the name of a new volume or snapshot, or a tag: [`check_name`] and no character that a terminal obeys. Those that were made before stay readable.
+/// Checks the name of a new volume or snapshot, or a tag: [`check_name`] and no character that a
+/// terminal obeys. Those that were made before stay readable.
 ///
 /// # Errors
 /// What is wrong with it.

@@ -1,9 +1,11 @@
 //! What sessions that ended have acknowledged and no commit covers: their journals, read for whoever takes the volume over (protocol.md, rule 7).
 //!
-//! Owns finding and reading them, and where what was acknowledged ends. Does not own writing them (`journal`), nor replaying them.
+//! Owns finding and reading them, and where what was acknowledged ends. Does not own writing them
+//! (`journal`), nor replaying them.
 //!
-//! A list may leave objects out, a read of one by its name may not. So the list is where the search begins, and journals are asked for by their numbers from there, both
-//! ways, until two in a row are not there.
+//! A list may leave objects out, a read of one by its name may not. So the list is where the search
+//! begins, and journals are asked for by their numbers from there, both ways, until two in a row
+//! are not there.
 
 use super::error::RootError;
 use super::handle::RootHandle;
@@ -41,8 +43,9 @@ pub struct Victim {
     pub behind: Vec<String>,
 }
 
-/// Step `TakeList`: the journals of all ended sessions of the volume, oldest session first. To be called after the volume was taken. Dropped, it may have set some aside
-/// that lie behind a gap; the next call goes on.
+/// Step `TakeList`: the journals of all ended sessions of the volume, oldest session first. To be
+/// called after the volume was taken. Dropped, it may have set some aside that lie behind a gap;
+/// the next call goes on.
 ///
 /// # Errors
 /// `Damaged` if a journal cannot be read: what it holds was acknowledged, so it is not passed over.
@@ -108,7 +111,8 @@ struct Found {
     covered: Vec<String>,
 }
 
-/// The journals of a session below `prefix`: those that a list shows, those behind the last `covered` one, and those whose numbers are near.
+/// The journals of a session below `prefix`: those that a list shows, those behind the last
+/// `covered` one, and those whose numbers are near.
 async fn find(handle: &RootHandle, prefix: &str, covered: Option<u64>) -> Result<Found, RootError> {
     let first = covered.unwrap_or(0).min(u64::MAX - REACH) + 1;
     let listed = list(handle, prefix).await?;
@@ -200,7 +204,8 @@ fn uncovered(
     victim
 }
 
-/// Journals behind a gap are kept for people: the session leaves the root, and nothing else holds them.
+/// Journals behind a gap are kept for people: the session leaves the root, and nothing else holds
+/// them.
 async fn set_aside_behind(handle: &RootHandle, victim: &Victim) -> Result<(), RootError> {
     if victim.behind.is_empty() {
         return Ok(());
@@ -212,7 +217,8 @@ async fn set_aside_behind(handle: &RootHandle, victim: &Victim) -> Result<(), Ro
     }
 }
 
-/// Copies journals to where no mount looks, and removes them: the last one first, so that those that are left over by a crash are still found to be broken.
+/// Copies journals to where no mount looks, and removes them: the last one first, so that those
+/// that are left over by a crash are still found to be broken.
 ///
 /// # Errors
 /// Store errors. Doing it again is safe.

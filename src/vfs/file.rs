@@ -79,8 +79,8 @@ impl Mount {
                 return Err(error);
             }
         }
-        // Snapshots never change: their pages are worth keeping. The page cache of a file that another
-        // machine changes would mix the states that its handles were opened with.
+        // Snapshots never change: their pages are worth keeping. The page cache of a file that
+        // another machine changes would mix the states that its handles were opened with.
         let is_direct = !frozen && self.modes.opened(number, &flags);
         let direct_io = is_direct || !frozen && self.follows() && self.modes.is_mappable();
         let handle = self.handles.insert(Open::File(OpenFile {
@@ -203,7 +203,8 @@ impl Mount {
         let append = match open.as_deref() {
             Some(Open::File(file)) => {
                 file.written.fetch_add(1, Ordering::SeqCst);
-                // The kernel writes pages back to where they are, through any handle that may write.
+                // The kernel writes pages back to where they are, through any handle that may
+                // write.
                 file.append && !by.from_cache
             }
             // Dirty pages of a mapping may outlive the handle they were written through.

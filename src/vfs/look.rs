@@ -271,7 +271,8 @@ impl Mount {
     }
 }
 
-/// Where a name leads. One that leads to what no file can have is hidden: such a number would be taken for another inode's.
+/// Where a name leads. One that leads to what no file can have is hidden: such a number would be
+/// taken for another inode's.
 pub(super) async fn find(view: &View, key: &Key) -> Result<Option<u64>, VolumeError> {
     match view.item(Scope::Live, key).await? {
         Some(Item::Name { inode, .. }) => match fault::of_inode(inode) {

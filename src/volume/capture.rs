@@ -49,7 +49,8 @@ pub enum Captured {
     Changes(Taken),
 }
 
-/// Changes that were taken out of the layers to be described. Dropped, they go back, and a later journal describes them; only [`Taken::written`] says that a journal does.
+/// Changes that were taken out of the layers to be described. Dropped, they go back, and a later
+/// journal describes them; only [`Taken::written`] says that a journal does.
 pub struct Taken {
     volume: Arc<Volume>,
     capture: Box<Capture>,
@@ -116,12 +117,14 @@ struct CapturedRange {
 }
 
 impl Volume {
-    /// Takes what was changed since the last journal; stores data first that is too much to ride inside one. Dropped, it has taken nothing.
+    /// Takes what was changed since the last journal; stores data first that is too much to ride
+    /// inside one. Dropped, it has taken nothing.
     pub(super) async fn capture(self: &Arc<Self>) -> Result<Captured, VolumeError> {
         self.capture_up_to(ITEMS_MAX, PARTS_MAX).await
     }
 
-    /// The same for a journal that must say everything, since no commit will: of any number of items and parts.
+    /// The same for a journal that must say everything, since no commit will: of any number of
+    /// items and parts.
     pub(super) async fn capture_all(self: &Arc<Self>) -> Result<Captured, VolumeError> {
         self.capture_up_to(usize::MAX, usize::MAX).await
     }

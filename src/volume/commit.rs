@@ -155,13 +155,14 @@ impl Volume {
         state.operation > state.covered
     }
 
-    /// True if a commit would change anything in the bucket. What was stored of a file that was removed meanwhile is in no tree, but leans on other packs until a root
-    /// holds it.
+    /// True if a commit would change anything in the bucket. What was stored of a file that was
+    /// removed meanwhile is in no tree, but leans on other packs until a root holds it.
     fn wants_commit(&self) -> bool {
         self.is_dirty() || self.has_uncovered() || self.ingest.uncommitted_blobs() > 0
     }
 
-    /// If everything is in the root, what no tree refers to as well, no reference is left that leans on anything but the root's own tree (rule 4).
+    /// If everything is in the root, what no tree refers to as well, no reference is left that
+    /// leans on anything but the root's own tree (rule 4).
     pub async fn let_go(&self) {
         // As for a cut: nobody is between making a reference and placing it.
         let _alone = self.cut_gate.write().await;
@@ -278,7 +279,8 @@ impl Committer {
         }
     }
 
-    /// Those who have come while a commit failed have waited for the same store: they are told so, and do not wait as long once more.
+    /// Those who have come while a commit failed have waited for the same store: they are told so,
+    /// and do not wait as long once more.
     fn tell_waiting(&mut self, result: &Result<Committed, VolumeError>) {
         if is_failure(result) {
             while let Ok(request) = self.requests.try_recv() {

@@ -40,7 +40,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest journal, in bytes: what would be longer is committed.
 const JOURNAL_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// The longest journal of a mount that ends without a commit, in bytes: with its seal it is read whole.
+/// The longest journal of a mount that ends without a commit, in bytes: with its seal it is read
+/// whole.
 const LAST_JOURNAL_BYTES_MAX: usize = WHOLE_OBJECT_BYTES_MAX as usize - (1 << 20);
 
 /// After so many journals, or bytes in them, a commit makes them superfluous: whoever takes the volume over reads them all, and holds them in memory.
@@ -62,22 +63,24 @@ pub struct Entry {
 
 /// Where journals go.
 ///
-/// An entry is settled first, which waits for nothing. Only then may a future be dropped that brings it anywhere: it leaves the entry settled, and the next
-/// call goes on with it.
+/// An entry is settled first, which waits for nothing. Only then may a future be dropped that
+/// brings it anywhere: it leaves the entry settled, and the next call goes on with it.
 #[async_trait]
 pub trait Journal: Send + Sync + 'static {
-    /// Gives the entry its number and its bytes, for good: it goes before every entry settled later.
+    /// Gives the entry its number and its bytes, for good: it goes before every entry settled
+    /// later.
     fn settle(&self, entry: Entry) -> Result<(), PublishError>;
 
-    /// After this all that was settled survives a crash of this machine. What it names must do so too. Dropped, it has kept some of it or nothing.
+    /// After this all that was settled survives a crash of this machine. What it names must do so
+    /// too. Dropped, it has kept some of it or nothing.
     async fn keep(&self) -> Result<(), PublishError>;
 
     /// How many entries were settled.
     fn settled(&self) -> u64;
 
-    /// After this the first `until` entries that were settled are in the bucket. What they name must
-    /// be there; what later ones name need not be. Dropped, it has sent some of them or nothing; one
-    /// of unknown fate is sent again.
+    /// After this the first `until` entries that were settled are in the bucket. What they name
+    /// must be there; what later ones name need not be. Dropped, it has sent some of them or
+    /// nothing; one of unknown fate is sent again.
     async fn land(&self, until: u64) -> Result<(), PublishError>;
 
     /// Whether something was kept that is not known to be in the bucket in time.
@@ -101,7 +104,8 @@ pub trait Journal: Send + Sync + 'static {
 pub struct Request(oneshot::Sender<Result<(), VolumeError>>);
 
 impl Volume {
-    /// Everything that was done before this call survives the loss of this machine when it returns. Dropped, it leaves its request, and the journal is written all the same.
+    /// Everything that was done before this call survives the loss of this machine when it returns.
+    /// Dropped, it leaves its request, and the journal is written all the same.
     ///
     /// # Errors
     /// If it may not; it is still accepted and will be tried again, unless the volume is poisoned.
@@ -198,7 +202,8 @@ enum Outcome {
 /// Everything done so far survives a crash of this machine when this returns, without a word to the store: for a mount that must end now. The volume must be frozen, and its
 /// journaler gone.
 ///
-/// A drop leaves in the spool what is there by then; what is not described there stays in the volume.
+/// A drop leaves in the spool what is there by then; what is not described there stays in the
+/// volume.
 ///
 /// # Errors
 /// There is no spool, it fails, or the changes are more than journals can say.
@@ -265,7 +270,8 @@ impl Journaler {
         self
     }
 
-    /// Serves requests until it is dropped. That leaves what was taken for a journal and is not written to the layers, and what is settled to the [`Journal`].
+    /// Serves requests until it is dropped. That leaves what was taken for a journal and is not
+    /// written to the layers, and what is settled to the [`Journal`].
     pub async fn run(mut self) {
         let volume = self.volume.clone();
         let mut due: Option<Instant> = None;
@@ -322,7 +328,8 @@ impl Journaler {
         result.is_ok()
     }
 
-    /// Those who have come while a journal failed have waited for the same store: they are told so, and do not wait as long once more.
+    /// Those who have come while a journal failed have waited for the same store: they are told so,
+    /// and do not wait as long once more.
     fn tell_waiting(&mut self, error: &VolumeError) {
         while let Ok(Request(done)) = self.requests.try_recv() {
             let _ = done.send(Err(error.clone()));
@@ -396,7 +403,8 @@ impl Journaler {
         self.write(self.soon()).await
     }
 
-    /// Brings everything done so far into the bucket, or to where `aim` is content with. Dropped, or failed, it leaves what no entry carries to the next one.
+    /// Brings everything done so far into the bucket, or to where `aim` is content with. Dropped,
+    /// or failed, it leaves what no entry carries to the next one.
     async fn write(&mut self, aim: Aim) -> Result<(), VolumeError> {
         if let Some(error) = self.volume.failure() {
             return Err(error);
@@ -422,8 +430,9 @@ impl Journaler {
         }
     }
 
-    /// Describes what was taken, settles that as an entry, and brings it to where `aim` is content with. The entry is settled before anything here can give up on the
-    /// store. Dropped while it waits for the store or the disk, it leaves that to the next call of [`bring`].
+    /// Describes what was taken, settles that as an entry, and brings it to where `aim` is content
+    /// with. The entry is settled before anything here can give up on the store. Dropped while it
+    /// waits for the store or the disk, it leaves that to the next call of [`bring`].
     async fn write_captured(
         &mut self,
         capture: &Capture,
@@ -486,12 +495,14 @@ impl Journaler {
     }
 }
 
-/// Brings what is settled to where `aim` is content with, and what it names before it. Dropped, it leaves the rest to the next call.
+/// Brings what is settled to where `aim` is content with, and what it names before it. Dropped, it
+/// leaves the rest to the next call.
 async fn bring(volume: &Volume, journal: &dyn Journal, aim: Aim) -> Result<(), VolumeError> {
     send(volume, journal, land(volume, journal), aim).await
 }
 
-/// Waits for `landing`, for the spool, or for either, as `aim` says. What is given up on is settled.
+/// Waits for `landing`, for the spool, or for either, as `aim` says. What is given up on is
+/// settled.
 async fn send(
     volume: &Volume,
     journal: &dyn Journal,
@@ -528,8 +539,8 @@ fn failed(volume: &Volume, error: PublishError) -> VolumeError {
 }
 
 /// Brings all that is settled into the bucket, and what it names before it. What is settled
-/// meanwhile may name packs that only the spool has, so it does not go along. Dropped, it has brought
-/// the oldest of it or nothing.
+/// meanwhile may name packs that only the spool has, so it does not go along. Dropped, it has
+/// brought the oldest of it or nothing.
 async fn land(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
     let until = journal.settled();
     volume.ingest.deliver().await?;

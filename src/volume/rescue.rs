@@ -112,8 +112,10 @@ struct Candidate {
 /// What names a blob.
 type Blob = (Kind, Id);
 
-/// The packs of an ended session become this one's, closed as rule 3 demands: all that any object in them refers to is in live packs or own ones. A metadata pack that refers
-/// to what never arrived is not among them, since a journal of an earlier version may name one; the contents of files in it are stored again.
+/// The packs of an ended session become this one's, closed as rule 3 demands: all that any object
+/// in them refers to is in live packs or own ones. A metadata pack that refers to what never
+/// arrived is not among them, since a journal of an earlier version may name one; the contents of
+/// files in it are stored again.
 ///
 /// # Errors
 /// As [`ensure`]; a pack that is damaged.
@@ -184,7 +186,8 @@ async fn examine(verifier: &Verifier, pack: NamedPack) -> Result<Candidate, Volu
     }
 }
 
-/// Takes those out of `candidates` that refer to what is nowhere, and those that refer to what only such a one holds.
+/// Takes those out of `candidates` that refer to what is nowhere, and those that refer to what only
+/// such a one holds.
 async fn take_out_open(
     ingest: &Ingest,
     candidates: &mut Vec<Candidate>,
@@ -229,7 +232,8 @@ async fn is_anywhere(ingest: &Ingest, kind: Kind, id: Id) -> Result<bool, Volume
     }
 }
 
-/// Stores again what journals may refer to in a pack that is not taken over: lists of chunks, as far as their chunks are there.
+/// Stores again what journals may refer to in a pack that is not taken over: lists of chunks, as
+/// far as their chunks are there.
 async fn store_contents(ingest: &Ingest, candidate: &Candidate) -> Result<(), VolumeError> {
     let mut wanted = HashSet::new();
     let lists = candidate.blobs.iter();

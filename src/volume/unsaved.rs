@@ -15,7 +15,8 @@ use crate::volume::{ROOT_INODE, Volume};
 /// Names looked at in the tree to find those of changed files; beyond, a file is told by its number.
 const NAMES_WALKED_MAX: usize = 200_000;
 
-/// Directories are looked through for so long at most: they may lie in a store that does not answer.
+/// Directories are looked through for so long at most: they may lie in a store that does not
+/// answer.
 const WALK: Duration = Duration::from_secs(1);
 
 /// Items of a directory fetched at once.

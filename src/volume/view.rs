@@ -145,7 +145,8 @@ impl View {
     /// Items of one inode in `range`: about `limit` of them, at least one if there is any.
     ///
     /// # Errors
-    /// What keeps the tree from being read; [`VolumeError::Tree`] for an item that is not what its key says.
+    /// What keeps the tree from being read; [`VolumeError::Tree`] for an item that is not what its
+    /// key says.
     pub async fn items(
         &self,
         scope: Scope,
@@ -155,7 +156,8 @@ impl View {
         self.any_items(scope, range, limit).await?.whole()
     }
 
-    /// The same for readers that leave out what is malformed, and say so: the page has it apart from the items.
+    /// The same for readers that leave out what is malformed, and say so: the page has it apart
+    /// from the items.
     ///
     /// # Errors
     /// What keeps the tree from being read.

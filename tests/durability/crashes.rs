@@ -198,7 +198,8 @@ fn foreign_node() -> bytes::Bytes {
     node.expect("read")
 }
 
-/// Journals of earlier versions may name a pack with nodes of a commit whose children never arrived.
+/// Journals of earlier versions may name a pack with nodes of a commit whose children never
+/// arrived.
 #[test]
 fn a_pack_that_refers_to_what_never_arrived_is_no_hindrance() {
     let bucket = Bucket::new();

@@ -1,4 +1,5 @@
-//! What becomes of acknowledged files when a mount is told to end while the store does not take them.
+//! What becomes of acknowledged files when a mount is told to end while the store does not take
+//! them.
 
 use std::time::Duration;
 

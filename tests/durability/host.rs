@@ -182,7 +182,8 @@ impl Host {
         Self::set_up(runtime(), store, settings, opening(timeout), None)
     }
 
-    /// One with the options of a default mount and a spool on `disk`, where time passes only while all wait.
+    /// One with the options of a default mount and a spool on `disk`, where time passes only while
+    /// all wait.
     pub fn spooling(bucket: &Bucket, disk: &SimulatedDisk) -> Self {
         let spool = SpoolPlace {
             disk: Arc::new(disk.clone()),

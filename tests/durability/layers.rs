@@ -24,7 +24,8 @@ fn page_file(host: &Host, name: &str) -> u64 {
     made.expect("made").inode
 }
 
-/// An fsync during a commit names packs of that commit at most if all below them is there as well: packs finish in any order.
+/// An fsync during a commit names packs of that commit at most if all below them is there as well:
+/// packs finish in any order.
 #[test]
 fn an_fsync_names_no_node_of_a_commit_whose_children_are_on_their_way() {
     let bucket = Bucket::new();
@@ -114,7 +115,8 @@ fn a_commit_holds_nothing_that_was_written_after_its_cut() {
     assert!(found == expected, "as it was when the commit began");
 }
 
-/// What is stored of a file that is removed meanwhile, and committed as removed, leans on other packs for as long as no root holds it.
+/// What is stored of a file that is removed meanwhile, and committed as removed, leans on other
+/// packs for as long as no root holds it.
 #[test]
 fn what_is_stored_of_a_removed_file_leans_on_others_until_it_is_committed() {
     let bucket = Bucket::new();

@@ -1,4 +1,5 @@
-//! A store that does not do its part for a while: what waits for it ends well if that is shorter than `timeout=`, and with an error soon after `timeout=` if it is not.
+//! A store that does not do its part for a while: what waits for it ends well if that is shorter
+//! than `timeout=`, and with an error soon after `timeout=` if it is not.
 //!
 //! Time is paused: an outage takes no time here.
 

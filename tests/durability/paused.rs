@@ -1,4 +1,5 @@
-//! Machines on one thread with paused time and disks in memory: the product's own times, in no time.
+//! Machines on one thread with paused time and disks in memory: the product's own times, in no
+//! time.
 
 use std::sync::Arc;
 use std::time::Duration;

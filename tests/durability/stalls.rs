@@ -1,4 +1,5 @@
-//! A store that stands still for a while, and a spool: what is closed or fsynced meanwhile is there after a crash, whatever was given up on.
+//! A store that stands still for a while, and a spool: what is closed or fsynced meanwhile is there
+//! after a crash, whatever was given up on.
 
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use proptest::prelude::*;
 
 use crate::host::{Bucket, Host, noise};
 
-/// From closing a file to having it on the disk of a machine whose store does not answer: half a second until a journal begins, and two for the store.
+/// From closing a file to having it on the disk of a machine whose store does not answer: half a
+/// second until a journal begins, and two for the store.
 const KEPT_AFTER: f64 = 3.0;
 
 /// Makes a file and closes it.
@@ -241,7 +243,8 @@ fn beginning(host: &Host, closed: &[usize]) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever stands still, and whatever call is given up on: after a crash a beginning of all files is there, and at least what was fsynced.
+    /// Whatever stands still, and whatever call is given up on: after a crash a beginning of all
+    /// files is there, and at least what was fsynced.
     #[test]
     fn stalls_lose_nothing_that_was_promised(steps in proptest::collection::vec(step(), 1..30), with_disk: bool, asks_at_the_end: bool) {
         let bucket = Bucket::new();

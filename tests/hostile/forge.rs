@@ -198,7 +198,8 @@ impl Forger {
         committed.expect("a commit");
     }
 
-    /// Puts other entries in the place of the list of snapshots, and changes the root as `change` says.
+    /// Puts other entries in the place of the list of snapshots, and changes the root as `change`
+    /// says.
     pub fn relist(
         &self,
         entries: impl FnOnce(Vec<SnapshotEntry>) -> Vec<SnapshotEntry>,

@@ -1,6 +1,8 @@
-//! Hostile repositories: a writer who has the password seals what no honest writer makes, and every command meets it.
+//! Hostile repositories: a writer who has the password seals what no honest writer makes, and every
+//! command meets it.
 //!
-//! Each command ends within a bound and in bounded memory, says what is wrong, writes nothing outside of its target, and prints no character that a terminal obeys.
+//! Each command ends within a bound and in bounded memory, says what is wrong, writes nothing
+//! outside of its target, and prints no character that a terminal obeys.
 
 mod archive;
 mod asked;
@@ -66,7 +68,8 @@ impl Trial {
             .push(format!("{name}: {what}: {why}: {}", ran.says()));
     }
 
-    /// Runs a command, and looks at what holds for all of them. Its output may be bytes of files, which are as they are.
+    /// Runs a command, and looks at what holds for all of them. Its output may be bytes of files,
+    /// which are as they are.
     fn run(&mut self, arguments: &[&str], is_text: bool) -> Ran {
         let repository = self.path("repository").to_string_lossy().into_owned();
         let place = |argument: &&str| argument.replace("REPOSITORY", &repository);

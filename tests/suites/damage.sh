@@ -91,7 +91,8 @@ an_older_root_is_refused_by_whoever_saw_a_newer_one() {
   exits 13 bkfs restore "$bucket" one "$SUITE_TMP/restored-older"
   exits 13 mount_at "$bucket" "$mountpoint"
   says 'rolled back'
-  # A machine that has seen nothing makes it grow past the newest generation: the first one finds out.
+  # A machine that has seen nothing makes it grow past the newest generation: the first one finds
+  # out.
   machine fooled
   for _ in 1 2 3 4 5 6; do exits 0 bkfs gc "$bucket"; done
   machine one

@@ -68,7 +68,8 @@ for whence in os.SEEK_DATA, os.SEEK_HOLE:
 P
 }
 
-# --- files without their names ------------------------------------------------------------------------------------
+# --- files without their names
+# ------------------------------------------------------------------------------------
 
 handles_survive() {
   local handles

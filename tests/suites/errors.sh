@@ -65,7 +65,8 @@ secrets_stay_out_of_logs() {
   AWS_SECRET_ACCESS_KEY=not-the-right-secret exits 1 bkfs -v snapshots "s3://$BKFS_TEST_BUCKET/x"
   says_not 'not-the-right-secret'
 }
-# Another repository in the place of a known one, with and without encryption: refused before anything asks for the password.
+# Another repository in the place of a known one, with and without encryption: refused before
+# anything asks for the password.
 another_in_its_place() {
   local here=$SUITE_TMP/swapped asked=$SUITE_TMP/asked
   local ask=(--password-command "touch '$asked'; echo 'correct horse'")
@@ -118,7 +119,8 @@ newer_format() {
   cp -a "$PLAIN" "$SUITE_TMP/newer"
   # Magic first, then the version as a little-endian number (FORMAT.md); every object carries it.
   find "$SUITE_TMP/newer" -type f | while read -r object; do newer_version "$object"; done
-  # Whether a newer bkfs wrote it is for the tag of the header to say: flipped bits say nothing of formats.
+  # Whether a newer bkfs wrote it is for the tag of the header to say: flipped bits say nothing of
+  # formats.
   refused 13 try_mount "$SUITE_TMP/newer" -- 'config' 'damaged' 'does not verify'
   says_not 'newer bkfs'
 }
@@ -141,7 +143,8 @@ unreachable() {
   AWS_ENDPOINT_URL=http://127.0.0.1:$port refused 1 try_mount "s3://$BKFS_TEST_BUCKET/repo" -o timeout=10 -- 'reach|connect|refused' "127.0.0.1:$port|$BKFS_TEST_BUCKET"
   [ $((SECONDS - began)) -lt 60 ] || wrong "took $((SECONDS - began)) s with timeout=10"
 }
-# no_server ENDPOINT CAUSE COMMAND…: ends within ten seconds and says the cause, however long it may wait for a store that it has met.
+# no_server ENDPOINT CAUSE COMMAND…: ends within ten seconds and says the cause, however long it may
+# wait for a store that it has met.
 no_server() {
   local endpoint=$1 cause=$2 began=$SECONDS
   shift 2

@@ -164,7 +164,8 @@ old_handles_fail() {
   remember_pid $reader
   exec 7>"$SUITE_TMP/stream"
   wait_for 20 test -e "$MNT/handles/stream"
-  # The shell closed a duplicate as it started `cat`: a second after a close a journal keeps whatever was written by then.
+  # The shell closed a duplicate as it started `cat`: a second after a close a journal keeps
+  # whatever was written by then.
   sync "$MNT/handles/stream"
   sleep 2
   head -c 900000 /dev/urandom >&7

@@ -85,7 +85,8 @@ limited() {
   sha256sum "$SUITE_TMP/restored"/[0-3] | cut -d' ' -f1 | diff - "$SUITE_TMP/sums"
 }
 
-# Anonymous memory of a daemon with memory=128M, in MiB: what it is told, and what program and allocator take beside.
+# Anonymous memory of a daemon with memory=128M, in MiB: what it is told, and what program and
+# allocator take beside.
 ANONYMOUS_MAX=256
 
 # Each kind of writer on a mount of its own, with the most that the daemon held meanwhile.

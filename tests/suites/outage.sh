@@ -267,7 +267,8 @@ not_on_the_mount() {
   mv "$MACHINE/run.kept" "$MACHINE/run"
 }
 
-# --- what is said of a store that does not do its part, and how long it is borne ---------------------------------------
+# --- what is said of a store that does not do its part, and how long it is borne
+# ---------------------------------------
 
 # told SECONDS EXPRESSION: within that time .bkfs/status says so of the store.
 store_says() {
@@ -277,7 +278,8 @@ status = json.load(open(sys.argv[1]))
 assert eval(sys.argv[2], {"status": status, "store": status["store"]})
 P
 }
-# trouble CAUSE RULES: all of PUT fail like this for 8 s under a mount that bears 30 s. It is said within 5 s, and costs time only.
+# trouble CAUSE RULES: all of PUT fail like this for 8 s under a mount that bears 30 s. It is said
+# within 5 s, and costs time only.
 trouble() {
   local cause=$1 rules=$2 pid status=0
   machine one

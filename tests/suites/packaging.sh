@@ -89,8 +89,8 @@ unit_is_sound() {
   exits 0 tool sh -c "$line"
   in_bucket by-unit unit || wrong "not in the bucket"
 }
-# What a service may do is bounded, by systemd's own measure, without an option that gives it a mount namespace of its
-# own: the mount would be visible in there only.
+# What a service may do is bounded, by systemd's own measure, without an option that gives it a
+# mount namespace of its own: the mount would be visible in there only.
 unit_is_confined() {
   local unit=/usr/local/lib/systemd/system/bkfs@.service
   local private='(Private(Tmp|Devices|Mounts|IPC)|Protect(System|Home|KernelTunables|KernelModules|KernelLogs|ControlGroups|Proc)|ProcSubset|Root(Directory|Image)|(ReadWrite|ReadOnly|Inaccessible|Exec|NoExec|Bind|BindReadOnly)Paths|TemporaryFileSystem|MountImages|ExtensionImages|ExtensionDirectories|MountAPIVFS|LogNamespace|DynamicUser)='
@@ -129,7 +129,8 @@ lazy_unmount_drains_behind() {
   in_bucket "$name" lazily || wrong "the daemon did not drain behind it"
 }
 
-# told_to_end SECONDS: the daemon, told to end, has ended by then, and nothing of it is mounted at $MNT.
+# told_to_end SECONDS: the daemon, told to end, has ended by then, and nothing of it is mounted at
+# $MNT.
 told_to_end() {
   kill -TERM "$DAEMON"
   gone "$DAEMON" "$1" || wrong "the daemon does not end"

@@ -12,6 +12,7 @@ for target in $(awk '/^\[/ {inside = ($0 == "[[test]]")} inside && /^name *=/ {g
   [[ $elsewhere == *" $target "* ]] || targets+=(--test "$target")
 done
 
-# All of the workspace, as every suite asks for it: with fewer of its packages cargo chooses other features, and builds what they share once more.
+# All of the workspace, as every suite asks for it: with fewer of its packages cargo chooses other
+# features, and builds what they share once more.
 cargo_cases "crates" test --release --workspace "${targets[@]}"
 exit 0

@@ -30,7 +30,8 @@ user_mount() { exits 0 user_bkfs mount "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs
 
 a_users_own() {
   exits 0 user_bkfs mount "$URL" "$MNT" --init --no-encryption -o "cache_dir=$MACHINE/bkfs-cache"
-  # Root's are the files of a process that dumps no core, and that its user's other processes cannot trace.
+  # Root's are the files of a process that dumps no core, and that its user's other processes cannot
+  # trace.
   [ "$(stat -c %u "/proc/$(daemon_of "$MNT")/environ")" = 0 ] || wrong "the daemon can be dumped"
   findmnt -n -o OPTIONS "$MNT" | grep -q nosuid || wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
   as_user cp -r "$ROOT/src/volume" "$MNT/volume"

@@ -307,7 +307,8 @@ fn touch(file: &File) {
     let _ = rustix::fs::futimens(file, &times);
 }
 
-/// Makes a directory and those above it with mode 0700. One that is there, is this user's and lets others in is closed to them.
+/// Makes a directory and those above it with mode 0700. One that is there, is this user's and lets
+/// others in is closed to them.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     let found = fs::symlink_metadata(path)?;

@@ -54,7 +54,8 @@ pub struct Delivered {
     pub relied_on: Vec<PackName>,
 }
 
-/// See [`Ingest::deliver`](super::Ingest::deliver). Dropped, it leaves everything on its way, as it found it.
+/// See [`Ingest::deliver`](super::Ingest::deliver). Dropped, it leaves everything on its way, as it
+/// found it.
 pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, DepotError> {
     let frontier = session.cut(&[Class::DataPack, Class::MetadataPack]);
     let sent = async {
@@ -65,7 +66,8 @@ pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, DepotEr
     Ok(delivered(session, frontier, Vec::new()))
 }
 
-/// See [`Ingest::keep`](super::Ingest::keep). Dropped, it leaves what it demanded on its way to the spool.
+/// See [`Ingest::keep`](super::Ingest::keep). Dropped, it leaves what it demanded on its way to the
+/// spool.
 pub(super) async fn keep(session: &Arc<Session>) -> Result<Delivered, DepotError> {
     let Some(overflow) = &session.overflow else {
         return deliver(session).await;
@@ -77,10 +79,13 @@ pub(super) async fn keep(session: &Arc<Session>) -> Result<Delivered, DepotError
     Ok(delivered(session, frontier, overflow.kept(frontier)))
 }
 
-/// What uncommitted references may name: packs in the bucket, and `kept` ones, all of them below `frontier`.
+/// What uncommitted references may name: packs in the bucket, and `kept` ones, all of them below
+/// `frontier`.
 ///
-/// A pack above it may be there already while what it refers to is not, since packs finish in any order. Below it everything is there, and what is there refers to
-/// nothing above it: a blob is accepted after all that it refers to, and the frontier is drawn between two blobs in both classes at once.
+/// A pack above it may be there already while what it refers to is not, since packs finish in any
+/// order. Below it everything is there, and what is there refers to nothing above it: a blob is
+/// accepted after all that it refers to, and the frontier is drawn between two blobs in both
+/// classes at once.
 fn delivered(session: &Arc<Session>, frontier: u64, kept: Vec<NamedPack>) -> Delivered {
     let ledger = session.ledger();
     let waiting = ledger.waiting(frontier);

@@ -196,7 +196,8 @@ impl Ingest {
         self.seal_since(self.mark(), current).await
     }
 
-    /// The same for a line drawn earlier. Dropped, it leaves the packs to the next seal, and maybe an index object that no root names.
+    /// The same for a line drawn earlier. Dropped, it leaves the packs to the next seal, and maybe
+    /// an index object that no root names.
     ///
     /// # Errors
     /// As [`Ingest::seal`].
@@ -213,8 +214,10 @@ impl Ingest {
         delivery::deliver(&self.session).await
     }
 
-    /// Takes over the packs that a journal of an ended session names (dropped: none of them): from now on their blobs are found and read, and the next seal makes those live
-    /// that no root lists yet. What its own packs refer to in others is for the caller to adopt: names alone prove nothing.
+    /// Takes over the packs that a journal of an ended session names (dropped: none of them): from
+    /// now on their blobs are found and read, and the next seal makes those live that no root lists
+    /// yet. What its own packs refer to in others is for the caller to adopt: names alone prove
+    /// nothing.
     ///
     /// # Errors
     /// `Missing`, `Damaged` or `Unreadable` if a pack is not what the journal says.
@@ -231,8 +234,9 @@ impl Ingest {
         delivery::keep(&self.session).await
     }
 
-    /// [`Ingest::deliver`], but [`Ingest::keep`] once the store has acknowledged nothing for `patience`. True if it is all in the bucket. What is given up on, here or by
-    /// dropping this, stays on its way.
+    /// [`Ingest::deliver`], but [`Ingest::keep`] once the store has acknowledged nothing for
+    /// `patience`. True if it is all in the bucket. What is given up on, here or by dropping this,
+    /// stays on its way.
     ///
     /// # Errors
     /// As [`Ingest::seal`].
@@ -255,8 +259,9 @@ impl Ingest {
         self.session.shared.link.progress.idle(patience).await;
     }
 
-    /// Waits for `future`, which stores things, but gives up when the store takes nothing for the whole timeout. Work that sends nothing is waited for. Dropped with the
-    /// future: what was accepted goes on by itself.
+    /// Waits for `future`, which stores things, but gives up when the store takes nothing for the
+    /// whole timeout. Work that sends nothing is waited for. Dropped with the future: what was
+    /// accepted goes on by itself.
     ///
     /// # Errors
     /// `Stalled`.
@@ -315,7 +320,8 @@ impl Ingest {
         self.session.ledger().failure()
     }
 
-    /// Tells why the session is lost, as soon as it is; nothing if it ends before. Holds nothing of it.
+    /// Tells why the session is lost, as soon as it is; nothing if it ends before. Holds nothing of
+    /// it.
     pub fn lost(&self) -> impl Future<Output = Option<DepotError>> + Send + use<> {
         session::lost(&self.session)
     }

@@ -124,7 +124,8 @@ impl Overflow {
         }
     }
 
-    /// Packs in the spool that no root names yet and that hold only what was accepted before `frontier`.
+    /// Packs in the spool that no root names yet and that hold only what was accepted before
+    /// `frontier`.
     pub(super) fn kept(&self, frontier: u64) -> Vec<NamedPack> {
         let kept = self.kept.lock();
         let below = kept.iter().filter(|(_, kept)| kept.end <= frontier);

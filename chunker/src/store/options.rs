@@ -79,7 +79,8 @@ pub struct StoreOptions {
     pub notice: Notice,
     /// How many requests a local directory works on at once, each on a thread of its own.
     pub local_threads: usize,
-    /// Where it is noted what becomes of requests that are sent again below those who asked for them.
+    /// Where it is noted what becomes of requests that are sent again below those who asked for
+    /// them.
     pub signs: Signs,
 }
 

@@ -1,9 +1,11 @@
 //! How the store answers, as all requests of a process together see it.
 //!
-//! Owns what counts as trouble, since when it lasts, and its cause in words for people and for programs. Decides nothing: who waits, and for how long, is its own matter.
+//! Owns what counts as trouble, since when it lasts, and its cause in words for people and for
+//! programs. Decides nothing: who waits, and for how long, is its own matter.
 //!
-//! Trouble is told apart by what is asked and where, since a full bucket still answers reads, and a permission may be missing for one directory. Silence is not: a store that
-//! moves anything, in either direction, is not silent.
+//! Trouble is told apart by what is asked and where, since a full bucket still answers reads, and a
+//! permission may be missing for one directory. Silence is not: a store that moves anything, in
+//! either direction, is not silent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +21,8 @@ use super::{Operation, StoreError, StoreErrorKind};
 /// Trouble that lasts for so long is told: a single refused request is none.
 pub const TOLD_AFTER: Duration = Duration::from_secs(3);
 
-/// Trouble of a sort that was not asked for again for so long is over. Longer than any pause between attempts, and than the interval of heartbeats.
+/// Trouble of a sort that was not asked for again for so long is over. Longer than any pause
+/// between attempts, and than the interval of heartbeats.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(15);
 
 /// What is known of a store. Cheap to clone; clones share.
@@ -117,7 +120,8 @@ impl Signs {
         self.0.state.lock().moved = Some(Instant::now());
     }
 
-    /// The store refused a request that is sent again below those who asked for it, or could not be reached for it.
+    /// The store refused a request that is sent again below those who asked for it, or could not be
+    /// reached for it.
     pub(super) fn refused(&self, error: &StoreError) {
         let now = Instant::now();
         self.0.state.lock().note(error, now, now);
@@ -216,7 +220,8 @@ fn unanswered(asked: &Asked, silence: Duration) -> StoreError {
     )
 }
 
-/// A request that waits for its answer. Dropping it without one says that nobody waits for it any more; if the store was silent all the while, that is trouble.
+/// A request that waits for its answer. Dropping it without one says that nobody waits for it any
+/// more; if the store was silent all the while, that is trouble.
 #[derive(Debug)]
 pub(super) struct Request {
     signs: Signs,

@@ -270,7 +270,8 @@ async fn look_for_vanished(
     repository.depot.load_index(&root.index, &condemned).await?;
     for gone in vanished {
         let is_whole = match gone.tree {
-            // Each with a set of its own: what one lacks makes every other that refers to it lack it.
+            // Each with a set of its own: what one lacks makes every other that refers to it lack
+            // it.
             Some(tree) => reach(&repository.depot, tree, &mut HashSet::new(), &mut |_| ()).await?,
             None => true,
         };

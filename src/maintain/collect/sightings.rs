@@ -1,9 +1,9 @@
 //! What collections on this machine have seen of a repository's snapshots.
 //!
 //! Owns the file `STATE_DIR/REPOSITORY/sightings` and the rules that follow from it. Whoever may
-//! write to a bucket can date the trash as he likes, and can take snapshots out of all lists: so the
-//! undelete window counts from when this machine first saw a snapshot forgotten, or gone. Losing the
-//! file delays what expires, and loses an alarm, never data.
+//! write to a bucket can date the trash as he likes, and can take snapshots out of all lists: so
+//! the undelete window counts from when this machine first saw a snapshot forgotten, or gone.
+//! Losing the file delays what expires, and loses an alarm, never data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -147,8 +147,8 @@ impl SightingsFile {
     }
 
     /// Takes note as [`Sightings::note`] does, and remembers it. What cannot be read counts as
-    /// nothing seen; a warning says so, and also when it cannot be written. A future that is dropped
-    /// has remembered it or not.
+    /// nothing seen; a warning says so, and also when it cannot be written. A future that is
+    /// dropped has remembered it or not.
     pub async fn note(
         &self,
         kept: Vec<SnapshotEntry>,

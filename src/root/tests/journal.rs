@@ -134,7 +134,8 @@ async fn an_entry_that_would_leave_operations_out_is_refused() {
     assert_eq!(found(&store, 2).await, [[(1, 1), (1, 3)]]);
 }
 
-/// A caller that gives up on the store, or on the disk, leaves the entry where the next call finds it.
+/// A caller that gives up on the store, or on the disk, leaves the entry where the next call finds
+/// it.
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_was_given_up_on_is_neither_lost_nor_passed_over() {
     let faults = Arc::new(FaultStore::new(memory().await));

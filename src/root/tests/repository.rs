@@ -298,7 +298,8 @@ async fn damaged_parts_are_told() {
     );
     store.put(&slot, vec![object]).await.expect("put");
 
-    // The version is believed once the header verifies: a flipped bit is damage, not a newer format.
+    // The version is believed once the header verifies: a flipped bit is damage, not a newer
+    // format.
     let mut flipped = config.to_vec();
     flipped[8] = 2;
     let flipped = vec![flipped.into()];

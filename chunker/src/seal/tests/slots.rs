@@ -1,0 +1,122 @@
+//! Key slots: what opens them, and which are refused.
+
+use super::*;
+
+/// Cheap, so that tests are quick.
+const CHEAP: SlotCost = SlotCost {
+    memory_kib: 8,
+    passes: 1,
+    lanes: 1,
+};
+
+pub(super) fn slot<'a>() -> NewSlot<'a> {
+    NewSlot {
+        repository: REPOSITORY,
+        name: SlotName(0xabc),
+        label: "a label",
+        created_s: 1_795_000_000,
+        cost: CHEAP,
+        object_salt: [5; 32],
+        password_salt: [6; 32],
+    }
+}
+
+#[test]
+fn a_slot_tells_a_wrong_password_from_damage() {
+    let object = slot().wrap(b"correct horse", &secrets()).unwrap();
+    let open = |object: &[u8]| Slot::open(REPOSITORY, SlotName(0xabc), object);
+    let opened = open(&object).unwrap();
+    assert_eq!(opened.label(), "a label");
+    assert_eq!(opened.created_s(), 1_795_000_000);
+    assert_eq!(opened.cost(), CHEAP);
+    let unwrapped = opened.unwrap(b"correct horse").unwrap();
+    assert_eq!(*unwrapped.encode(), *secrets().encode());
+    assert_eq!(
+        opened.unwrap(b"correct horsf").err(),
+        Some(SlotError::WrongPassword)
+    );
+    assert_eq!(opened.unwrap(b"").err(), Some(SlotError::EmptyPassword));
+    for bit in 0..object.len() * 8 {
+        let mut changed = object.to_vec();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        assert!(open(&changed).is_err(), "bit {bit} does not count");
+    }
+    for length in 0..object.len() {
+        assert!(open(&object[..length]).is_err());
+    }
+    let moved = Slot::open(REPOSITORY, SlotName(0xabd), &object);
+    assert!(is_damaged(moved));
+    let foreign = Slot::open(RepositoryId([0; 16]), SlotName(0xabc), &object);
+    assert!(matches!(foreign, Err(OpenError::WrongRepository { .. })));
+}
+
+#[test]
+fn slots_that_cannot_be_are_not_made() {
+    let refused = |slot: NewSlot<'_>, password: &[u8]| slot.wrap(password, &secrets()).err();
+    assert_eq!(refused(slot(), b""), Some(SlotError::EmptyPassword));
+    let label = "l".repeat(256);
+    let long = NewSlot {
+        label: &label,
+        ..slot()
+    };
+    assert_eq!(refused(long, b"x"), Some(SlotError::LabelTooLong));
+    for (memory_kib, passes, lanes) in [
+        (u32::MAX, 1, 1),
+        (SlotCost::MEMORY_KIB_MAX + 1, 1, 1),
+        (1024, u32::MAX, 1),
+        (SlotCost::MEMORY_KIB_MAX, 17, 1),
+        (1024, 1, u32::MAX),
+        (1024, 1, 65),
+        (1024, 0, 1),
+        (1024, 1, 0),
+        (0, 1, 1),
+        (15, 1, 2),
+    ] {
+        let cost = SlotCost {
+            memory_kib,
+            passes,
+            lanes,
+        };
+        let refusal = refused(NewSlot { cost, ..slot() }, b"x");
+        assert_eq!(refusal, Some(SlotError::UnreasonableCost(cost)));
+    }
+}
+
+#[test]
+fn a_hostile_slot_does_not_take_all_memory() {
+    // As somebody makes it who can write to the bucket: the object is whole, its cost is not.
+    let object = slot().wrap(b"x", &secrets()).unwrap();
+    let keyring = Keyring::sealed(REPOSITORY, secrets());
+    let key = SlotName(0xabc).key();
+    let mut payload = keyring.open_object(Class::KeySlot, &key, &object).unwrap();
+    let cost = payload
+        .windows(4)
+        .position(|bytes| bytes == [0x83, 8, 1, 1])
+        .unwrap();
+    payload.splice(cost + 1..cost + 2, [0x1a, 0xff, 0xff, 0xff, 0xff]);
+    let hostile = keyring.seal_object(Class::KeySlot, &key, Features::NONE, [9; 32], &payload);
+    let slot = Slot::open(REPOSITORY, SlotName(0xabc), &hostile).unwrap();
+    let refusal = slot.unwrap(b"x").err();
+    assert!(
+        matches!(refusal, Some(SlotError::UnreasonableCost(_))),
+        "{refusal:?}"
+    );
+}
+
+#[test]
+fn slots_have_names() {
+    let name = SlotName(0xabc);
+    assert_eq!(name.key(), "keys/0000000000000abc");
+    assert_eq!(SlotName::from_key(&name.key()), Some(name));
+    assert_eq!(name.to_string().parse(), Ok(name));
+    for key in [
+        "",
+        "keys/",
+        "keys/abc",
+        "keys/0000000000000ABC",
+        "keys/+000000000000abc",
+        "key/0000000000000abc",
+    ] {
+        assert_eq!(SlotName::from_key(key), None, "{key}");
+    }
+}

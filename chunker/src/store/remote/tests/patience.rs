@@ -1,0 +1,177 @@
+//! How long an answer is waited for, and what the user is told meanwhile.
+
+use super::server::*;
+use super::*;
+
+#[tokio::test]
+async fn time_counts_only_without_progress() {
+    // Three times as long as the timeout, but never without progress.
+    let slow = Step::Slow(1 << 20, Duration::from_millis(100));
+    let (endpoint, seen) = serve(vec![slow]).await;
+    let url = "s3://bucket".parse().unwrap();
+    let options = StoreOptions {
+        stall_timeout: Duration::from_secs(1),
+        ..options(&endpoint)
+    };
+    let store = RemoteStore::open(&url, &options).await.unwrap();
+    let start = Instant::now();
+    store.put_new("a", body(32 << 20)).await.unwrap();
+    assert!(
+        start.elapsed() > Duration::from_secs(3),
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(seen.count(), 1);
+}
+
+#[tokio::test]
+async fn a_stalled_request_is_broken_off() {
+    let (endpoint, seen) = serve(vec![Step::Ignore, Step::Stop(10, 20), Step::Hang]).await;
+    let url = "s3://bucket".parse().unwrap();
+    let impatient = StoreOptions {
+        retry_for: Duration::ZERO,
+        ..options(&endpoint)
+    };
+    let store = RemoteStore::open(&url, &impatient).await.unwrap();
+    let start = Instant::now();
+    // More than the sockets take, so that the server cannot have all of it.
+    let error = store.put_new("a", body(32 << 20)).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    let error = store.get("a").await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    assert!(error.message().contains("no progress"), "{error}");
+    let error = store.head("a").await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(seen.count(), 3);
+}
+
+#[tokio::test]
+async fn an_absent_server_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let url = "s3://bucket".parse().unwrap();
+    let impatient = StoreOptions {
+        retry_for: Duration::from_millis(300),
+        wait: true,
+        ..options(&format!("http://{address}"))
+    };
+    let store = RemoteStore::open(&url, &impatient).await.unwrap();
+    for error in [
+        store.get("a").await.unwrap_err(),
+        store.put_new("a", body(1)).await.unwrap_err(),
+        store.replace("a", vec![], &version()).await.unwrap_err(),
+        store.delete("a").await.unwrap_err(),
+        store.list("", None, 1).await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+        assert!(error.message().contains(&address.to_string()), "{error}");
+        assert!(error.message().contains("refused"), "{error}");
+    }
+}
+
+/// Options of one who waits `timeout`, and what that one is told.
+fn noticed(endpoint: &str, timeout: Duration) -> (StoreOptions, Arc<Mutex<Vec<String>>>) {
+    let told: Arc<Mutex<Vec<String>>> = Arc::default();
+    let options = StoreOptions {
+        notice: Notice::new({
+            let told = told.clone();
+            move |cause| told.lock().unwrap().push(cause.to_owned())
+        }),
+        ..options(endpoint)
+    };
+    (options.within(timeout), told)
+}
+
+#[tokio::test]
+async fn a_server_that_was_never_reached_is_told_soon_unless_it_is_waited_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let absent = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    // No TLS is spoken there; and a name that cannot be.
+    let (plain, _) = serve(vec![Step::Hang; 20]).await;
+    let no_tls = plain.replace("http://", "https://");
+    let no_name = "http://name.invalid:9000";
+    let url = "s3://bucket".parse().unwrap();
+    for endpoint in [absent.as_str(), no_tls.as_str(), no_name] {
+        let (options, _) = noticed(endpoint, Duration::from_secs(300));
+        let store = RemoteStore::open(&url, &options).await.unwrap();
+        let begin = Instant::now();
+        let error = store.get("config").await.unwrap_err();
+        assert_eq!(error.kind(), Kind::NoServer, "{endpoint}: {error}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{endpoint}");
+    }
+    let (options, told) = noticed(&absent, Duration::from_secs(300));
+    let waiting = StoreOptions {
+        wait: true,
+        ..options
+    };
+    let store = RemoteStore::open(&url, &waiting).await.unwrap();
+    let waited = tokio::time::timeout(Duration::from_secs(8), store.get("config")).await;
+    assert!(waited.is_err(), "it waits");
+    let told = told.lock().unwrap().clone();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("refused"), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_was_reached_is_waited_for_as_long_as_asked() {
+    let (endpoint, _) = serve(vec![answer("200 OK", "read")]).await;
+    let url = "s3://bucket".parse().unwrap();
+    let (options, _) = noticed(&endpoint, Duration::from_secs(300));
+    let store = RemoteStore::open(&url, &options).await.unwrap();
+    store.get("config").await.unwrap();
+    assert!(!store.contact.is_hasty());
+}
+
+#[tokio::test]
+async fn who_waits_is_told_within_five_seconds_what_for() {
+    let busy = vec![answer("503 Service Unavailable", ""); 30];
+    for (script, cause) in [
+        (busy, "503"),
+        (vec![Step::Hang], "no progress"),
+        (vec![Step::Stop(3, 10)], "in the middle of the answer"),
+    ] {
+        let (endpoint, _) = serve(script).await;
+        let url = "s3://bucket".parse().unwrap();
+        let (options, told) = noticed(&endpoint, Duration::from_secs(300));
+        let store = RemoteStore::open(&url, &options).await.unwrap();
+        let begin = Instant::now();
+        let waited = tokio::time::timeout(Duration::from_secs(5), store.get("config")).await;
+        assert!(waited.is_err(), "{:?}", begin.elapsed());
+        let told = told.lock().unwrap().clone();
+        assert_eq!(told.len(), 1, "{cause}: {told:?}");
+        assert!(told[0].contains(cause), "{told:?}");
+    }
+}
+
+#[test]
+fn a_request_is_broken_off_in_time_to_be_sent_again() {
+    let long = StoreOptions::default().within(Duration::from_secs(300));
+    assert_eq!(long.stall_timeout, Duration::from_secs(60));
+    assert_eq!(long.drain_timeout, Duration::from_secs(120));
+    for seconds in [4, 8, 15, 60, 120, 300, 3600] {
+        let timeout = Duration::from_secs(seconds);
+        let options = StoreOptions::default().within(timeout);
+        let patience = options.stall_timeout + options.drain_timeout;
+        assert!(patience * 3 <= timeout * 2, "{seconds} s: {patience:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_silence_shorter_than_the_timeout_is_survived() {
+    // What is sent into the silence is never answered; a part of `timeout=` later it is sent again.
+    let (endpoint, seen) = serve(vec![Step::Hang, Step::Hang, answer("200 OK", "read")]).await;
+    let url = "s3://bucket".parse().unwrap();
+    let (options, _) = noticed(&endpoint, Duration::from_secs(15));
+    let store = RemoteStore::open(&url, &options).await.unwrap();
+    let begin = Instant::now();
+    let read = tokio::time::timeout(Duration::from_secs(15), store.get("a")).await;
+    assert_eq!(read.expect("within the timeout").unwrap().0, "read");
+    assert_eq!(seen.count(), 3, "{:?}", begin.elapsed());
+}

@@ -24,7 +24,7 @@ use crate::store::{Store, StoreError, StoreErrorKind, body_bytes};
 const STUBBORN_ATTEMPTS: u32 = 3;
 
 /// The part of the time that a silent store is borne for, after which a request is sent once more
-/// beside the first: an outage that ends in time is then noticed in time, whatever became of the
+/// while the first waits: an outage that ends in time is then noticed in time, whatever became of the
 /// requests that it met.
 const REPEATED_IN_TIMEOUT: u32 = 5;
 
@@ -101,7 +101,7 @@ impl Link {
     }
 
     /// Sends a request that does no harm when it is sent twice, and while the store is silent once
-    /// more beside the first: its connection may be dead. What is dropped with the answer of the
+    /// more while the first waits: its connection may be dead. What is dropped with the answer of the
     /// other may still be applied.
     async fn answered<T, R>(
         &self,
@@ -305,7 +305,7 @@ impl Link {
         Ok(())
     }
 
-    /// Whether nobody but a person can do anything about such a refusal.
+    /// Returns true for a refusal that only a person can remove.
     fn is_final(&self, kind: StoreErrorKind) -> bool {
         match kind {
             StoreErrorKind::Unreachable
@@ -317,8 +317,8 @@ impl Link {
         }
     }
 
-    /// Whether what is refused since then, in this way, is refused for good: nobody but a person
-    /// can do anything about it. What was accepted is never given up for credentials and
+    /// Whether what is refused since then, in this way, is refused for good: only a
+    /// person can remove the cause. What was accepted is never given up for credentials and
     /// permissions, which are renewed, nor for a full disk, which is emptied, if refusals are
     /// borne.
     fn gives_up(&self, kind: StoreErrorKind, attempt: u32, since: Instant) -> bool {

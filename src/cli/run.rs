@@ -117,7 +117,7 @@ fn snapshot(command: &Run, mount: &MountClient, before: &Seen) -> Result<Value, 
     Ok(made)
 }
 
-/// A loss that somebody acknowledged while the tool ran is a loss of this backup all the same; and
+/// Checks that the mount lost nothing while the tool ran. An acknowledged loss counts as well; and
 /// what a daemon had not stored when it ended is lost with it.
 fn require_same(mount: &MountClient, before: &Seen) -> Result<(), Failure> {
     let now = Seen::of(&mount.status()?);

@@ -179,8 +179,8 @@ impl Scan<'_> {
         })
     }
 
-    /// The journal under `key`, or what is wrong with it. `None` if it is not there: whoever
-    /// covered or replayed it has removed it since the bucket was listed.
+    /// The journal under `key`, or what is wrong with it. `None` if it is not there: its writer
+    /// or a taker has removed it since the bucket was listed.
     async fn journal(&self, key: &str) -> Result<Option<Result<JournalEntry, Problem>>, RootError> {
         let senseless = |why: String| Problem::new(key, ProblemKind::Inconsistent, why);
         Ok(match self.verifier.object(Class::Journal, key).await {

@@ -465,7 +465,7 @@ impl RootHandle {
             }
             let is_final = refused && refused_only;
             // Nothing but refusals was ever answered to it, and the root stands as it stood:
-            // waiting helps nobody.
+            // waiting does not help.
             if is_final && !self.policy().bears_refusals {
                 return Err(error.into());
             }

@@ -1,6 +1,6 @@
 //! Changing the rule by which a repository's objects are locked: the one thing in its config that is not fixed at init.
 //!
-//! Owns that replacement, and what the root tells of the rule. Whoever has opened the repository
+//! Owns that replacement, and what the root tells of the rule. A process that has opened the repository
 //! before goes on by the rule that stood then.
 //!
 //! An older config verifies as well as the newest one. So the root keeps a hash of the rule: first

@@ -83,7 +83,7 @@ impl OpenSession {
         let Some(volume) = self.volume.clone() else {
             return Self::open(handle, holder, None, processes).await;
         };
-        // Whoever took it over may have left again: what the volume holds now is not what this one
+        // The session that took it over may have left again. What the volume holds now is not what this one
         // goes on from.
         let view = handle.refresh().await?;
         let holder_now = view

@@ -107,7 +107,7 @@ async fn list(handle: &RootHandle, prefix: &str) -> Result<Vec<String>, RootErro
 struct Found {
     /// By number, with their keys.
     uncovered: BTreeMap<u64, (String, JournalEntry)>,
-    /// Keys of those that a commit covers as a whole: nobody needs to be able to read them.
+    /// Keys of those that a commit covers as a whole: they need not be readable.
     covered: Vec<String>,
 }
 

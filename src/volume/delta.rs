@@ -18,7 +18,7 @@ const NEAR_BYTES: u64 = 4096;
 /// Memory of one range, in bytes: its place in a map that is half full.
 const RANGE_BYTES: u64 = 40;
 
-/// Memory of a file's ranges beside them, in bytes: the map's first node, and its place among the
+/// Memory of a file's ranges in addition to them, in bytes: the map's first node, and its place among the
 /// files.
 const FILE_BYTES: u64 = 320;
 

@@ -4,7 +4,7 @@
 //! Pure: no I/O, no clock.
 //!
 //! Small writes gather in *open* pieces that still grow, and that become one with an open
-//! neighbour; a piece closes (becomes an immutable, shared buffer) as soon as somebody captures it,
+//! neighbour; a piece closes (becomes an immutable, shared buffer) as soon as a reader captures it,
 //! so that what is being stored never changes under the hasher.
 //!
 //! A piece is charged with all the memory that it keeps alive. What a later write leaves of a
@@ -18,11 +18,11 @@ use bytes::Bytes;
 /// An open piece grows up to this many bytes; larger writes are closed from the start.
 const OPEN_BYTES: usize = 128 * 1024;
 
-/// What a piece costs beside its bytes: its place in a map that is half full, and buffer headers
+/// What a piece costs in addition to its bytes: its place in a map that is half full, and buffer headers
 /// (for the memory budget).
 const PIECE_OVERHEAD_BYTES: u64 = 200;
 
-/// What a file with dirty bytes costs beside its pieces: the map's first node, and its place among
+/// What a file with dirty bytes costs in addition to its pieces: the map's first node, and its place among
 /// the files.
 const FILE_OVERHEAD_BYTES: u64 = 900;
 

@@ -63,7 +63,7 @@ impl Room {
         pressure(state.data_cost(), left)
     }
 
-    /// Counts bytes that somebody holds who waits for room, until the answer is dropped.
+    /// Counts bytes that a waiting writer holds, until the answer is dropped.
     pub fn hold(&self, bytes: u64) -> Held<'_> {
         self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
         Held { room: self, bytes }

@@ -58,7 +58,7 @@ pub async fn seek(
             None if want_data => first_data(view, inode, at, until).await?,
             None => first_hole(view, inode, at, until).await?,
         };
-        // What was dirty is stored, and what the tree itself held becomes dirty, beside this look.
+        // What was dirty is stored, and what the tree itself held becomes dirty, during this look.
         let is_same = view.dirty_at(inode, at) == (dirty, until_dirty);
         if !is_same && looks < LOOKS_MAX {
             looks += 1;

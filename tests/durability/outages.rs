@@ -41,7 +41,7 @@ const KINDS: [(&str, Operation); 7] = [
     ("sessions/", Operation::Put),
 ];
 
-/// Full, no such bucket, a request that makes no sense, no permission, nobody there, no answer.
+/// Full, no such bucket, a request that makes no sense, no permission, no server, no answer.
 fn faults() -> [Fault; 6] {
     [
         Fault::FailBefore(StoreErrorKind::NoSpace),
@@ -252,7 +252,7 @@ async fn a_session_that_can_store_nothing_more_is_known_at_once_and_names_what_i
     let ((took, _), refused) = tokio::join!(timed(poisoned), volume.fsync());
     refused.expect_err("refused");
     assert!(took <= TIMEOUT + A_FEW, "{took:?}");
-    // From that moment on nothing is accepted, whoever asks.
+    // From that moment on nothing is accepted from any caller.
     mount.faults.heal();
     let refused = mount.write("later", 10).await;
     assert!(
@@ -278,9 +278,9 @@ async fn a_session_that_can_store_nothing_more_is_known_at_once_and_names_what_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_longer_than_the_timeout_behind_others_that_wait() {
+async fn no_caller_waits_longer_than_the_timeout_behind_others_that_wait() {
     for kind in KINDS.iter().filter(|(place, _)| *place != "sessions/") {
-        // The disk is full at once, or nobody answers, which is noticed after a while.
+        // The disk is full at once, or no answer comes, which is noticed after a while.
         let full = vec![Fault::FailBefore(StoreErrorKind::NoSpace)];
         let silent = Fault::Delay(Duration::from_secs(5));
         let silent = vec![silent, Fault::FailBefore(StoreErrorKind::Unreachable)];

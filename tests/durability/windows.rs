@@ -1,4 +1,4 @@
-//! The undelete window, when somebody who may write wants it to be short: it counts from what the
+//! The undelete window, when a hostile writer shortens it: it counts from what the
 //! collecting machine has seen.
 
 use std::path::Path;
@@ -33,7 +33,7 @@ fn gc_on_day(bucket: &Bucket, state: &Path, day: i64) -> (Prospect, Collected) {
     })
 }
 
-/// Whoever may write may date what he forgets as he likes.
+/// A writer can date what it forgets as it likes.
 #[test]
 fn the_window_counts_from_when_the_trash_was_first_seen() {
     let bucket = Bucket::new();

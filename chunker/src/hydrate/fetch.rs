@@ -75,7 +75,7 @@ impl Reader {
         answers
     }
 
-    /// Asks once for frames. Returns those whose fetch, which somebody else had begun, was
+    /// Asks once for frames. Returns those whose fetch, which another caller had begun, was
     /// abandoned.
     async fn ask(self: &Arc<Self>, sources: Vec<Source>, answers: &mut Answers) -> Vec<Source> {
         // In order, so that a simulation repeats itself.

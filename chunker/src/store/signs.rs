@@ -152,12 +152,12 @@ impl Signs {
         })
     }
 
-    /// From now on somebody looks here and tells of trouble: nobody else need.
+    /// From now on a teller reads these signs and reports trouble. Others need not.
     pub fn tell(&self) {
         self.0.is_told.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody does.
+    /// Returns true once a teller does.
     pub(super) fn is_told(&self) -> bool {
         self.0.is_told.load(Ordering::Relaxed)
     }
@@ -220,7 +220,7 @@ fn unanswered(asked: &Asked, silence: Duration) -> StoreError {
     )
 }
 
-/// A request that waits for its answer. Dropping it without one says that nobody waits for it any
+/// A request that waits for its answer. Dropping it without one says that no caller waits for it any
 /// more; if the store was silent all the while, that is trouble.
 #[derive(Debug)]
 pub(super) struct Request {
@@ -381,7 +381,7 @@ mod tests {
             ("silence", 6)
         );
         wait(15).await;
-        assert!(signs.outage().is_none(), "nobody asks any more");
+        assert!(signs.outage().is_none(), "no request is left");
     }
 
     #[tokio::test(start_paused = true)]

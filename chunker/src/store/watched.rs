@@ -11,7 +11,7 @@ use super::{ObjectInfo, Operation, Store, StoreError, Version};
 use crate::lock::Lock;
 
 /// A store that notes in [`Signs`] how another one answers. A future that is dropped is noted as a
-/// request that nobody waits for any more.
+/// request that no caller waits for any more.
 #[derive(Debug)]
 pub struct WatchedStore {
     inner: Arc<dyn Store>,

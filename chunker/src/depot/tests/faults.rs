@@ -180,7 +180,7 @@ async fn a_refusal_after_a_long_silence_is_waited_out() {
     });
     let file = noise(40, MIB);
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
-    let stalled = ingest.seal(&[]).await.expect_err("nobody answers");
+    let stalled = ingest.seal(&[]).await.expect_err("no answer");
     assert!(matches!(stalled, DepotError::Stalled { .. }), "{stalled}");
     tokio::time::sleep(silence).await;
     world.commit(&ingest).await;

@@ -301,8 +301,12 @@ impl Journaler {
                     };
                     self.land_behind().await;
                 }
-                // However it ended: what did not arrive is sent with the next journal.
-                Some(_) = self.landing.join_next() => {}
+                // What was kept meanwhile goes now; after a failure, with the next journal.
+                Some(landed) = self.landing.join_next() => {
+                    if landed.is_ok() && self.volume.failure().is_none() {
+                        self.land_behind().await;
+                    }
+                }
                 // Once is enough: to be woken for each file that is closed would cost as much as closing it.
                 () = volume.soon.notified(), if due.is_none() => {
                     due = Some(Instant::now() + SOON);

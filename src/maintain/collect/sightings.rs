@@ -1,8 +1,8 @@
 //! What collections on this machine have seen of a repository's snapshots.
 //!
-//! Owns the file `STATE_DIR/REPOSITORY/sightings` and the rules that follow from it. Whoever may
-//! write to a bucket can date the trash as he likes, and can take snapshots out of all lists: so
-//! the undelete window counts from when this machine first saw a snapshot forgotten, or gone.
+//! Owns the file `STATE_DIR/REPOSITORY/sightings` and the rules that follow from it. Every
+//! writer can date the trash as it likes, and can take snapshots out of all lists. So the undelete
+//! window counts from when this machine first saw a snapshot forgotten, or gone.
 //! Losing the file delays what expires, and loses an alarm, never data.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -267,6 +267,9 @@ impl Link {
             let error = Arc::new(error);
             match error.kind() {
                 StoreErrorKind::AlreadyExists => {
+                    // From now: one that was long under way may be the one that is there.
+                    let stuck = stuck.get_or_insert_with(|| self.progress.stick(Instant::now()));
+                    stuck.note(&error);
                     match self.is_ours(key, body).await? {
                         Some(true) => break,
                         Some(false) => return Err(DepotError::Store(error)),
@@ -353,6 +356,8 @@ impl Link {
                         if self.gives_up(error.kind(), attempt, since) {
                             return Err(error.into());
                         }
+                    } else {
+                        refused = None;
                     }
                     self.progress.note_trouble(&Arc::new(error));
                 }

@@ -72,7 +72,8 @@ impl OpenSession {
     /// A new session takes the volume over from this one, which can store nothing more; what this one acknowledged is replayed.
     ///
     /// # Errors
-    /// A refusal of kind `Held` if somebody else took the volume over meanwhile; otherwise those of [`Self::open`].
+    /// A refusal of kind `Held` if another session took the volume over meanwhile, and of kind
+    /// `Fenced` if that one has left again; otherwise those of [`Self::open`].
     pub async fn succeed(
         &self,
         holder: HolderInfo,
@@ -83,18 +84,7 @@ impl OpenSession {
         let Some(volume) = self.volume.clone() else {
             return Self::open(handle, holder, None, processes).await;
         };
-        // The session that took it over may have left again. What the volume holds now is not what this one
-        // goes on from.
-        let view = handle.refresh().await?;
-        let holder_now = view
-            .root
-            .volumes
-            .get(&volume)
-            .and_then(|entry| entry.holder);
-        if holder_now.is_none() && !view.root.sessions.contains_key(&self.id) {
-            return Err(Refusal::Fenced { by: None }.into());
-        }
-        let claim = Some((volume.as_str(), Claim::Dead(self.id)));
+        let claim = Some((volume.as_str(), Claim::Succeed(self.id)));
         let base = enter(handle, id, holder, claim, processes).await?;
         Self::begin(handle, id, volume, base, None).await
     }

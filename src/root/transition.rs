@@ -77,6 +77,9 @@ pub enum Claim {
     Free,
     /// Over this session, which was judged dead; over nobody else.
     Dead(SessionId),
+    /// As [`Claim::Dead`], by what goes on in its place; refused if the volume was taken over and
+    /// set free meanwhile.
+    Succeed(SessionId),
     /// Over whoever holds it.
     Steal,
 }
@@ -171,8 +174,14 @@ impl Root {
             source,
         })?;
         let holder = self.volumes.get(volume).and_then(|entry| entry.holder);
+        if let (Claim::Succeed(former), None) = (claim, holder)
+            && !self.sessions.contains_key(&former)
+        {
+            return Err(Refusal::Fenced { by: None });
+        }
         if let Some(held_by) = holder.filter(|holder| *holder != id) {
-            let over = matches!(claim, Claim::Steal) || claim == Claim::Dead(held_by);
+            let over = [Claim::Steal, Claim::Dead(held_by), Claim::Succeed(held_by)];
+            let over = over.contains(&claim);
             if !over {
                 return Err(self.held(volume, held_by));
             }

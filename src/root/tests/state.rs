@@ -379,6 +379,21 @@ fn inconsistent_roots_are_refused() {
 }
 
 #[test]
+fn what_was_taken_over_and_set_free_is_not_succeeded() {
+    let mut root = claimed();
+    root.register(SessionId(2), holder("b")).expect("new");
+    let succeed = Claim::Succeed(SessionId(1));
+    let mut gone = root.clone();
+    gone.volumes.get_mut("main").expect("it is there").holder = None;
+    gone.sessions.remove(&SessionId(1));
+    assert!(matches!(
+        gone.claim(SessionId(2), "main", succeed),
+        Err(Refusal::Fenced { .. })
+    ));
+    root.claim(SessionId(2), "main", succeed).expect("its own");
+}
+
+#[test]
 fn takeover_is_for_those_it_was_judged_for() {
     let mut root = claimed();
     for session in [2, 3] {

@@ -55,6 +55,29 @@ fn the_window_counts_from_when_the_trash_was_first_seen() {
     assert!(done.condemned.bytes > 5 << 20, "{done:?}");
 }
 
+/// What this machine gave up itself has not vanished.
+#[test]
+fn a_snapshot_that_was_collected_here_is_not_missed() {
+    let bucket = Bucket::new();
+    let state = tempfile::tempdir().expect("a directory");
+    with_snapshot_of(&bucket, &noise(1, 5 << 20))
+        .finish()
+        .expect("unmounted");
+    bucket.work(bucket.memory.clone(), async |repository| {
+        forget_at(repository, "one", repository.now()).await;
+        let options = Options {
+            state_dir: Some(state.path().to_owned()),
+            ..OPTIONS
+        };
+        let now = repository.now() + SignedDuration::from_hours(1);
+        let found = prospect(repository, &options, now).await.expect("looked");
+        let done = collect(repository, found).await.expect("collected");
+        assert_eq!(done.condemned.expired, 1);
+    });
+    let (found, _) = gc_on_day(&bucket, state.path(), 1);
+    assert_eq!((found.vanished.len(), found.lost.len()), (0, 0));
+}
+
 /// Takes all snapshots out of the list, and puts none in the trash.
 struct Strip(SessionId);
 

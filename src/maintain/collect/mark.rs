@@ -63,12 +63,14 @@ impl Expiry {
         entry.forgotten <= self.before && since <= self.before
     }
 
-    /// How many of the trash this is so of, and how many would be if their own dates counted.
-    pub fn count(&self, trash: &[Arc<Vec<TrashEntry>>]) -> (u64, u64) {
+    /// The commits of those in the trash of which this is so, and how many more would be if their
+    /// own dates counted.
+    pub fn of_trash(&self, trash: &[Arc<Vec<TrashEntry>>]) -> (Vec<Id>, u64) {
         let old = trash.iter().flat_map(|shard| shard.iter());
         let old = old.filter(|entry| entry.forgotten <= self.before);
         let (expired, dated_back): (Vec<_>, Vec<_>) = old.partition(|entry| self.has_come(entry));
-        (expired.len() as u64, dated_back.len() as u64)
+        let commits = expired.into_iter().map(|entry| entry.snapshot.commit);
+        (commits.collect(), dated_back.len() as u64)
     }
 }
 

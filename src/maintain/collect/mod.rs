@@ -30,6 +30,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::lock::LockRule;
 use bkfs_chunker::pack::PackName;
@@ -100,6 +101,8 @@ pub struct Prospect {
     bucket: BTreeMap<String, u64>,
     view: Arc<RootView>,
     marker: Marker,
+    expiring: Vec<Id>,
+    memory: SightingsFile,
 }
 
 /// What a collection did.
@@ -178,8 +181,7 @@ pub async fn prospect(
         .checked_sub(options.undelete_window)
         .unwrap_or(Timestamp::MIN);
     let mut marker = marker(repository, before, now)?;
-    let id = handle.keyring().repository().to_string();
-    let memory = SightingsFile::new(options.state_dir.as_deref(), &id);
+    let memory = SightingsFile::new(options.state_dir.as_deref(), handle.keyring().repository());
     let mut lost = Vec::new();
     let looked = handle.while_it_stands(async |view| {
         let root = &view.root;
@@ -199,7 +201,8 @@ pub async fn prospect(
     let live = |name: &PackName| marker.live.contains(name);
     let own = |name: &PackName| is_own(root, name);
     let plan = plan(&marker.marks, live, own, unlisted.collect(), options.effort);
-    let (expired, dated_back) = marker.expiry.count(&trash);
+    let (expiring, dated_back) = marker.expiry.of_trash(&trash);
+    let expired = expiring.len() as u64;
     let count = |condemned: &Condemned| u64::from(condemned.list.count);
     let rule = rule_of(repository.lock, options.lock_days).map(|rule| (rule, now));
     let locks = look_at_locks(repository, rule, (root, &free), &marker, &bucket).await?;
@@ -232,6 +235,8 @@ pub async fn prospect(
         bucket,
         view,
         marker,
+        expiring,
+        memory,
     })
 }
 
@@ -371,6 +376,8 @@ async fn work(
         bucket,
         view,
         mut marker,
+        expiring,
+        memory,
         ..
     } = prospect;
     let mut collected = Collected::default();
@@ -378,6 +385,9 @@ async fn work(
         let epoch = view.root.epoch;
         collected.condemned =
             condemn(handle, session.id(), ingest, &mut marker, &plan, epoch).await?;
+        if !collected.condemned.gave_way {
+            memory.give_up(expiring).await;
+        }
     }
     if let Some(locks) = locks.as_ref().filter(|locks| locks.is_due) {
         let (lists, verifier) = (&repository.lists, &marker.verifier);

@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bkfs_chunker::id::Id;
+use bkfs_chunker::seal::RepositoryId;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -91,6 +92,13 @@ impl Sightings {
         vanished
     }
 
+    /// Forgets snapshots that were given up: they have not vanished.
+    pub fn give_up(&mut self, commits: &[Id]) {
+        for commit in commits {
+            self.0.remove(&hex::encode(commit.0));
+        }
+    }
+
     /// Since when a forgotten snapshot is known to be forgotten; `None` if it was not seen so far.
     pub fn since(&self, entry: &TrashEntry) -> Option<Timestamp> {
         let sighting = self.0.get(&hex::encode(entry.snapshot.commit.0))?;
@@ -139,10 +147,10 @@ pub struct SightingsFile {
 }
 
 impl SightingsFile {
-    /// The memory of `repository` (its id as text) below `state_dir`. Touches nothing yet.
-    pub fn new(state_dir: Option<&Path>, repository: &str) -> Self {
+    /// The memory of `repository` below `state_dir`. Touches nothing yet.
+    pub fn new(state_dir: Option<&Path>, repository: RepositoryId) -> Self {
         Self {
-            directory: state_dir.map(|directory| directory.join(repository)),
+            directory: state_dir.map(|directory| directory.join(repository.to_string())),
         }
     }
 
@@ -159,7 +167,9 @@ impl SightingsFile {
         let mut seen = Sightings::default();
         if let Some(directory) = self.directory.clone() {
             let (kept, trash) = (kept.clone(), trash.clone());
-            let noted = blocking(move || note_in(&directory, &kept, &trash, now, before));
+            let note =
+                move |seen: &mut Sightings| seen.note(kept.iter(), trash.iter(), now, before);
+            let noted = blocking(move || change(&directory, note));
             match noted.await {
                 Ok(noted) => return noted,
                 Err(error) => tracing::warn!(
@@ -171,17 +181,26 @@ impl SightingsFile {
         let vanished = seen.note(kept.iter(), trash.iter(), now, before);
         (seen, vanished)
     }
+
+    /// Forgets snapshots that were given up, as [`Sightings::give_up`] does. A warning says so if it
+    /// cannot be remembered. A future that is dropped has remembered it or not.
+    pub async fn give_up(&self, commits: Vec<Id>) {
+        let Some(directory) = self.directory.clone() else {
+            return;
+        };
+        let changed = blocking(move || change(&directory, |seen| seen.give_up(&commits)));
+        if let Err(error) = changed.await {
+            tracing::warn!(%error, "the next collection reports snapshots as vanished that this one gave up");
+        }
+    }
 }
 
 /// Replaces the file atomically, under a lock, so that of two collections none forgets what the
 /// other saw.
-fn note_in(
+fn change<T>(
     directory: &Path,
-    kept: &[SnapshotEntry],
-    trash: &[TrashEntry],
-    now: Timestamp,
-    before: Timestamp,
-) -> io::Result<(Sightings, Vec<Vanished>)> {
+    change: impl FnOnce(&mut Sightings) -> T,
+) -> io::Result<(Sightings, T)> {
     if let Some(state) = directory.parent() {
         private::make_directory(state)?;
     }
@@ -198,11 +217,11 @@ fn note_in(
             Sightings::default()
         })
     });
-    let vanished = seen.note(kept.iter(), trash.iter(), now, before);
+    let changed = change(&mut seen);
     let fresh = directory.join("sightings.new");
     let mut output = private::open(&fresh)?;
     output.set_len(0)?;
     io::Write::write_all(&mut output, &serde_json::to_vec(&seen)?)?;
     std::fs::rename(&fresh, &file)?;
-    Ok((seen, vanished))
+    Ok((seen, changed))
 }

@@ -40,6 +40,9 @@ pub struct Unreplayable {
     pub after: u64,
     /// Their keys, in order.
     pub keys: Vec<String>,
+    /// Keys of journals that cannot be read, of which commits have everything. A mount may stumble
+    /// over them.
+    pub covered: Vec<String>,
 }
 
 impl Scan<'_> {
@@ -124,8 +127,9 @@ impl Scan<'_> {
             volume: session.volume.clone().unwrap_or_default(),
             after: covered,
             keys: Vec::new(),
+            covered: Vec::new(),
         };
-        let mut problems = Vec::new();
+        let (mut problems, mut unreadable) = (Vec::new(), Vec::new());
         let mut reached = covered;
         for key in bucket.keys() {
             let number = match place_of(key) {
@@ -141,6 +145,7 @@ impl Scan<'_> {
                 Some(Ok(entry)) => entry,
                 Some(Err(problem)) => {
                     problems.push(problem);
+                    unreadable.push(key.clone());
                     // What follows is judged as if it were there.
                     broken.begin(key, reached);
                     reached = u64::MAX;
@@ -151,6 +156,7 @@ impl Scan<'_> {
             if entry.first <= covered.saturating_add(1) {
                 // Whatever is wrong with those before it, a commit covers them.
                 broken.keys.clear();
+                broken.covered.append(&mut unreadable);
                 (broken.after, reached) = (covered, covered);
             }
             if entry.last <= covered {
@@ -175,7 +181,7 @@ impl Scan<'_> {
         }
         Ok(Look {
             problems,
-            broken: (!broken.keys.is_empty()).then_some(broken),
+            broken: (!broken.is_empty()).then_some(broken),
         })
     }
 
@@ -231,6 +237,11 @@ impl Unreplayable {
         if self.keys.last().is_some_and(|last| last != key) {
             self.keys.push(key.to_owned());
         }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty() && self.covered.is_empty()
     }
 
     /// What is lost with them, for people.

@@ -321,11 +321,20 @@ fn plan_root(
 
 fn plan_journals(findings: &Findings, plan: &mut Plan) {
     for broken in &findings.unreplayable {
-        plan.steps.push(format!(
-            "set {} journals aside that cannot be carried out, below {SET_ASIDE}: {} is lost, and the volume can be mounted again",
-            broken.keys.len(),
-            broken.lost()
-        ));
+        if !broken.keys.is_empty() {
+            plan.steps.push(format!(
+                "set {} journals aside that cannot be carried out, below {SET_ASIDE}: {} is lost, and the volume can be mounted again",
+                broken.keys.len(),
+                broken.lost()
+            ));
+        }
+        if !broken.covered.is_empty() {
+            plan.steps.push(format!(
+                "set {} journals aside that cannot be read, below {SET_ASIDE}: commits have all that they say",
+                broken.covered.len()
+            ));
+        }
+        plan.set_aside.extend(broken.covered.iter().cloned());
         plan.set_aside.extend(broken.keys.iter().cloned());
     }
 }
@@ -526,7 +535,11 @@ impl Mend<'_> {
         for list in &next.quarantine {
             match self.lists.quarantine_shards(&[*list]).await {
                 Ok(shards) => entries.extend(shards.iter().flat_map(|shard| shard.iter().cloned())),
-                Err(RootError::Store(error)) if !error.is_not_found() => return Err(error.into()),
+                Err(RootError::Store(error))
+                    if !error.is_not_found() && !error.is_of_one_object() =>
+                {
+                    return Err(error.into());
+                }
                 Err(error) => tracing::warn!(%error, "a list of the quarantine is given up"),
             }
         }

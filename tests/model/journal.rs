@@ -2,7 +2,9 @@
 
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
-use crate::state::{JOURNALS, Journal, JournalState, PackSet, Phase, Session, Standing, State};
+use crate::state::{
+    JOURNALS, Journal, JournalState, Objects, PackSet, Phase, Session, Standing, State,
+};
 
 /// The last operation that is reached from `covered` without a gap through those journals that `listed` names (bit n is journal n).
 /// Journals whose operations are covered already, or that carry none, neither help nor hinder.
@@ -29,6 +31,28 @@ pub fn landed(state: &State, s: Session) -> u8 {
         }
     }
     mask
+}
+
+/// The journals of `s` that a taker finds, one bit per number.
+pub fn there(state: &State, s: Session) -> u8 {
+    landed(state, s) & !state.store.lost[s]
+}
+
+/// Whether one of the listed journals carries operation `op`.
+pub fn carries(state: &State, s: Session, listed: u8, op: u8) -> bool {
+    (0..JOURNALS)
+        .filter(|n| listed & 1 << n != 0)
+        .map(|n| &state.store.journals[s][n])
+        .any(|journal| (journal.first..=journal.last).contains(&op))
+}
+
+/// Whether one of the listed journals carries operations that `contiguous` does not reach, since
+/// one before it is missing. Where journals are sent in turn, only a loss leaves such a gap.
+pub fn has_gap(state: &State, s: Session, covered: u8, listed: u8) -> bool {
+    let reached = contiguous(state, s, covered, listed);
+    (0..JOURNALS)
+        .filter(|n| listed & 1 << n != 0)
+        .any(|n| state.store.journals[s][n].last > reached)
 }
 
 /// All packs named in those journals.
@@ -64,6 +88,11 @@ pub fn put(model: &Protocol, state: &State, s: Session, late: bool) -> Option<St
     let n = journals
         .iter()
         .position(|j| j.state == JournalState::Unsent)?;
+    let unanswered = |j: &Journal| j.state == JournalState::Flying;
+    let in_turn = model.scenario.in_turn && !model.lacks(Mutant::SentOutOfTurn);
+    if in_turn && journals[..n].iter().any(unanswered) {
+        return None;
+    }
     let sent = journals[..n].iter().map(|j| j.last).max().unwrap_or(0);
     let mut nameable = process.held;
     if !model.lacks(Mutant::UnacknowledgedNamed) {
@@ -71,7 +100,15 @@ pub fn put(model: &Protocol, state: &State, s: Session, late: bool) -> Option<St
     }
     let there = state.store.objects(nameable);
     let first = sent.max(process.covered) + 1;
-    let ready = |&op: &u8| model.needed_by(state, s, op, op).without(there).is_empty();
+    let parents_only = model.lacks(Mutant::ParentNamedAlone);
+    let wanted = |needs: Objects| match parents_only {
+        true => needs.segments(),
+        false => needs,
+    };
+    let ready = |&op: &u8| {
+        let needs = wanted(model.needed_by(state, s, op, op));
+        needs.without(there).is_empty()
+    };
     let last = (first..=process.accepted)
         .take_while(ready)
         .last()
@@ -192,5 +229,19 @@ pub fn early_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
     }
     let mut next = *state;
     next.processes[s].early = sent;
+    Some(next)
+}
+
+/// The bucket loses a journal, or its bytes change, after it was answered. Its writer is not told.
+pub fn lose(model: &Protocol, state: &State, s: Session, n: usize) -> Option<State> {
+    let bit = 1 << n;
+    let is_there = there(state, s) & bit != 0;
+    if !is_there || !state.root.stands(s) {
+        return None;
+    }
+    let mut next = *state;
+    next.faults.losses = next.faults.losses.checked_sub(1)?;
+    next.store.lost[s] |= bit;
+    model.coverage.note(Event::JournalLost);
     Some(next)
 }

@@ -21,7 +21,9 @@
 //! the order of operations matters. Pauses and crashes are processes that take no more steps, at any point. PUTs of packs, journals and
 //! heartbeats may be slow: they arrive at any later time, after their sender was fenced or is gone, out of order, or never. DELETEs are
 //! always like that. Commits may lose their answer, be applied or not, at once or later. The bucket may lock packs, and the locks end at any time. A pack may
-//! rot, be put in quarantine while others do not know of it, be stored again and collected.
+//! rot, be put in quarantine while others do not know of it, be stored again and collected, also while a volume is taken over.
+//! Packs are answered in any order, those of parents before those of children, or never: then their writer gives up on them and
+//! stores their contents again, and what it sent first may still arrive. The bucket may lose journals that were acknowledged.
 //!
 //! # What is not
 //!
@@ -30,7 +32,7 @@
 //! * The same PUT arriving twice, the second time after the pack was deleted: no rule takes a pack's existence for a reason to use it.
 //! * A collector's own base: it rises at once, the most dangerous case.
 //! * Two-step reads (R, then heartbeats; R, then a listing of packs): bases only rise in effect, and a candidate is judged again by the R being swapped.
-//! * Damage to parts of a pack: a pack rots as a whole. Takers beside damage. That locks of live packs are extended: it delays deletion, nothing else.
+//! * Damage to parts of a pack: a pack rots as a whole. That locks of live packs are extended: it delays deletion, nothing else.
 //! * Clones of a machine, readers, trash, partial deletes, list pagination, liveness, repacking of data packs.
 //!
 //! # Running
@@ -228,6 +230,15 @@ refuted! {
     rule_11_quarantined_place_taken: [QuarantinedPlaceTaken], DAMAGED_STAYS, HEALED;
     rule_11_leans_on_any_copy: [LeansOnAnyCopy], DAMAGED_STAYS, HEALED;
     rule_11_first_copy_kept: [FirstCopyKept], HEALING, HEALED;
+
+    parent_named_alone: [ParentNamedAlone], OUT_OF_ORDER, JOURNAL_INTACT;
+    failed_pack_named: [FailedPackNamed], OUT_OF_ORDER, ROOT_INTACT;
+    rule_11_damaged_place_stands: [DamagedPlaceStands], DAMAGED_TAKEN, HEALED;
+    rule_11_taker_leans_on_damaged: [TakerLeansOnDamaged], DAMAGED_TAKEN, HEALED;
+    gap_passed_over: [GapPassedOver], JOURNAL_LOST, ACKNOWLEDGED_KEPT;
+    gap_taken_for_end: [GapTakenForEnd], JOURNAL_LOST, LOSS_TOLD;
+    sent_out_of_turn: [SentOutOfTurn], JOURNAL_LOST, HONEST_BELIEVED;
+    memory_ignored: [MemoryIgnored], JOURNAL_LOST_HERE, LOSS_TOLD;
 }
 
 #[test]

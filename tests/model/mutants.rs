@@ -101,6 +101,24 @@ pub enum Mutant {
     LeansOnAnyCopy,
     /// Rules 8a, 11: of several copies the first is kept, whatever is known of it.
     FirstCopyKept,
+    /// Rule 6: a journal names a pack whose segments refer to chunks in a pack that has no answer yet.
+    ParentNamedAlone,
+    /// Rule 1: a pack that its writer has given up on is named like an acknowledged one.
+    FailedPackNamed,
+    /// Rules 4, 5, 11: a base is raised, or a commit made, on the word of a damaged place while a
+    /// whole one goes.
+    DamagedPlaceStands,
+    /// Rules 7, 11: a taker is content with a damaged copy where a journal names a whole one.
+    TakerLeansOnDamaged,
+    /// Rule 7: a taker carries out journals behind one that is missing.
+    GapPassedOver,
+    /// Rule 7: a taker takes a journal that is missing between others for the end of the journals.
+    GapTakenForEnd,
+    /// Rule 6: a journal is sent before the one before it is answered, although a taker takes a gap
+    /// for a loss.
+    SentOutOfTurn,
+    /// Rule 7: a machine does not compare what it finds with what it has acknowledged.
+    MemoryIgnored,
 }
 
 /// All mutants, for a test that none was forgotten.
@@ -150,4 +168,12 @@ pub const ALL: &[Mutant] = &[
     Mutant::QuarantinedPlaceTaken,
     Mutant::LeansOnAnyCopy,
     Mutant::FirstCopyKept,
+    Mutant::ParentNamedAlone,
+    Mutant::FailedPackNamed,
+    Mutant::DamagedPlaceStands,
+    Mutant::TakerLeansOnDamaged,
+    Mutant::GapPassedOver,
+    Mutant::GapTakenForEnd,
+    Mutant::SentOutOfTurn,
+    Mutant::MemoryIgnored,
 ];

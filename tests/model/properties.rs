@@ -35,6 +35,12 @@ pub const FORGOTTEN_GONE: &str = "what R has forgotten is gone";
 /// What was written by somebody who knew of all damage can be read, damage or not.
 pub const HEALED: &str = "what is stored again is whole";
 
+/// A bucket that loses journals is found out by who can see it.
+pub const LOSS_TOLD: &str = "no visible loss of a journal is passed over in silence";
+
+/// Nothing that a crash or a slow store leaves is taken for a loss.
+pub const HONEST_BELIEVED: &str = "a bucket that lost nothing is never accused";
+
 /// All properties.
 pub fn all() -> Vec<Property<Protocol>> {
     vec![
@@ -66,6 +72,8 @@ pub fn all() -> Vec<Property<Protocol>> {
             there.within(state.root.all_condemned())
         }),
         Property::always(HEALED, healed),
+        Property::always(HONEST_BELIEVED, honest_believed),
+        Property::always(LOSS_TOLD, |_, state: &State| !state.lost_untold),
     ]
 }
 
@@ -79,7 +87,7 @@ fn recovered(model: &Protocol, state: &State, volume: usize) -> Log {
     }
     for s in order {
         let covered = state.root.sessions[s].covered;
-        let last = journal::contiguous(state, s, covered, journal::landed(state, s));
+        let last = journal::contiguous(state, s, covered, journal::there(state, s));
         for n in covered + 1..=last {
             log.push(s, n);
         }
@@ -100,11 +108,10 @@ fn acknowledged_kept(model: &Protocol, state: &State) -> bool {
             kept[s] = n;
         }
     }
-    state
-        .processes
-        .iter()
-        .zip(kept)
-        .all(|(process, kept)| process.acknowledged <= kept)
+    (0..SESSIONS).all(|s| {
+        let damaged = state.store.lost[s] != 0;
+        state.processes[s].acknowledged <= kept[s] || damaged
+    })
 }
 
 fn root_intact(model: &Protocol, state: &State) -> bool {
@@ -135,7 +142,7 @@ fn indexed(state: &State) -> PackSet {
 
 fn journals_intact(_: &Protocol, state: &State, with_index: bool) -> bool {
     (0..SESSIONS).filter(|&s| state.root.stands(s)).all(|s| {
-        let listed = journal::landed(state, s);
+        let listed = journal::there(state, s);
         let covered = state.root.sessions[s].covered;
         let needs = content_of(
             state,
@@ -171,6 +178,22 @@ fn listing_intact(model: &Protocol, state: &State) -> bool {
         })
 }
 
+fn honest_believed(model: &Protocol, state: &State) -> bool {
+    (0..SESSIONS)
+        .filter(|&s| state.processes[s].phase == Phase::Listed && model.holds(state, s))
+        .all(|s| {
+            let Some(volume) = model.scenario.volume(s) else {
+                return true;
+            };
+            let replay = taker::replay(model, state, s, volume);
+            let lost = replay
+                .victims
+                .iter()
+                .any(|&(v, ..)| state.store.lost[v] != 0);
+            lost || !taker::visibly_missing(model, state, s, &replay).any()
+        })
+}
+
 fn held_exists(model: &Protocol, state: &State) -> bool {
     (0..SESSIONS)
         .filter(|&s| state.processes[s].phase == Phase::Mounted && model.holds(state, s))
@@ -190,26 +213,47 @@ fn held_exists(model: &Protocol, state: &State) -> bool {
         })
 }
 
-/// A mounted writer's operations: as long as it holds them, and what R's trees reach of those that R covers. (Worlds with damage have one writer: what
-/// another refers to without knowing would be counted for this one.)
+/// What was accepted when all damage was known can be read: while its writer holds it, while a
+/// journal carries it, and as long as a tree shows it.
 fn healed(model: &Protocol, state: &State) -> bool {
-    let whole = state.store.whole();
     (0..SESSIONS)
-        .filter(|&s| state.processes[s].healing != 0 && model.holds(state, s))
+        .filter(|&s| state.processes[s].healing != 0)
         .all(|s| {
-            let process = &state.processes[s];
-            (1..=process.accepted)
-                .filter(|n| process.healing & 1 << (n - 1) != 0)
-                .all(|n| {
-                    let wanted = content_of(state, s, n, n);
-                    let (wanted, places) = match n <= state.root.sessions[s].covered {
-                        true => (
-                            wanted.common(model.reachable(state)),
-                            state.root.live.common(whole),
-                        ),
-                        false => (wanted, process.held.common(whole.and(process.unresolved))),
-                    };
-                    wanted.without(state.store.objects(places)).is_empty()
-                })
+            let last = state.processes[s]
+                .accepted
+                .max(state.root.sessions[s].covered);
+            (1..=last)
+                .filter(|n| state.processes[s].healing & 1 << (n - 1) != 0)
+                .all(|n| healed_one(model, state, s, n))
         })
+}
+
+fn healed_one(model: &Protocol, state: &State, s: Session, n: u8) -> bool {
+    let whole = state.store.whole();
+    let process = &state.processes[s];
+    let wanted = content_of(state, s, n, n);
+    let covered = state.root.sessions[s].covered;
+    let found = if n <= covered {
+        let shown = (0..VOLUMES).any(|v| {
+            model
+                .shown(state, state.root.volumes[v].log)
+                .any(|op| op == (s, n))
+        });
+        if !shown {
+            return true;
+        }
+        state.root.live.common(whole)
+    } else if model.holds(state, s) {
+        process.held.common(whole.and(process.unresolved))
+    } else if state.root.stands(s) {
+        let listed = journal::there(state, s);
+        if journal::contiguous(state, s, covered, listed) < n {
+            return true;
+        }
+        let places = journal::named(state, s, listed).and(indexed(state));
+        places.common(whole)
+    } else {
+        return true;
+    };
+    wanted.without(state.store.objects(found)).is_empty()
 }

@@ -82,6 +82,14 @@ pub enum Event {
     AcceptedHealing,
     /// A damaged pack was condemned because what is needed of it has been stored again.
     DamagedCondemned,
+    /// A writer gave up on a pack, and stored its contents again.
+    StoredAgain,
+    /// The bucket lost a journal.
+    JournalLost,
+    /// A taker went on without a journal, as its user had said.
+    LossAccepted,
+    /// A taker copied what was live in a damaged pack alone from a whole one.
+    ReplayHealed,
 }
 
 /// Which events a search met.
@@ -214,6 +222,22 @@ impl Protocol {
         reached
     }
 
+    /// The operations of a log that its tree shows: for each file the one that wrote it last.
+    pub fn shown<'a>(
+        &'a self,
+        state: &'a State,
+        log: Log,
+    ) -> impl Iterator<Item = (Session, u8)> + 'a {
+        let mut written = 0u8;
+        log.newest().filter(move |&(s, n)| {
+            let content = state.processes[s].operations[usize::from(n) - 1];
+            let file = 1 << (content % self.scenario.files);
+            let is_first = written & file == 0;
+            written |= file;
+            is_first
+        })
+    }
+
     /// Everything that the trees of R reach.
     pub fn reachable(&self, state: &State) -> Objects {
         let volumes = state.root.volumes.iter().enumerate();
@@ -275,13 +299,15 @@ impl Protocol {
         process.phase = Phase::Outside;
         process.index = PackSet::EMPTY;
         process.quarantine = PackSet::EMPTY;
-        process.healing = 0;
+        // Of what R covers it is still to be seen whether it stays whole.
+        process.healing &= (1 << covered) - 1;
         process.bound = 0;
         process.held = PackSet::EMPTY;
         process.unresolved = PackSet::EMPTY;
         process.uncommitted = PackSet::EMPTY;
         process.pending = None;
         process.listing = Default::default();
+        process.accepts_loss = false;
         state.store.journals[s] = Default::default();
         state.store.flying_bases[s] = 0;
         state.store.published[s] = NONE;

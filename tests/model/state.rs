@@ -354,6 +354,9 @@ pub struct Store {
     pub flying_bases: [u8; SESSIONS],
     /// The journals, in the order of their numbers.
     pub journals: [[Journal; JOURNALS]; SESSIONS],
+    /// Journals that the bucket has lost or damaged since they landed, one bit per number. Writers
+    /// do not know of it: they heard that these had landed.
+    pub lost: [u8; SESSIONS],
 }
 
 impl Store {
@@ -455,6 +458,8 @@ pub struct Process {
     pub pending: Option<Pending>,
     /// Taker: the journals found, one bit per number, per session.
     pub listing: [u8; SESSIONS],
+    /// Taker: its user was told that journals are missing, and goes on without them.
+    pub accepts_loss: bool,
     /// Collector: what it would condemn.
     pub candidates: PackSet,
     /// Only for the mutant `GetBeforeAnswer`: how many journals had been sent when R was read.
@@ -474,6 +479,8 @@ pub struct Faults {
     pub commits: u8,
     /// Packs that rot.
     pub rots: u8,
+    /// Journals that the bucket loses or damages after they landed.
+    pub losses: u8,
 }
 
 /// The world.
@@ -491,4 +498,7 @@ pub struct State {
     pub fenced_acknowledged: bool,
     /// Ghost: a commit was made that its writer was free to take for failed.
     pub failed_made: bool,
+    /// Ghost: a taker went on without an acknowledged operation whose loss it could see, and told
+    /// nobody.
+    pub lost_untold: bool,
 }

@@ -30,6 +30,9 @@ pub enum Step {
     PackLand(Pack),
     /// Its writer learns that.
     PackAnswer(Pack),
+    /// Its writer does not wait for an answer any longer, and stores the contents again under
+    /// another name. The pack may arrive all the same.
+    PackGiveUp(Pack),
     /// Rule 4: what was condemned meanwhile is found elsewhere or copied into an own pack.
     ReplaceCondemned(Session),
     /// Rule 4: R is read and a base is published: the first one, or a higher one.
@@ -54,6 +57,10 @@ pub enum Step {
     JournalLand(Session, usize),
     /// A journal that R covers is deleted.
     JournalDelete(Session, usize),
+    /// The bucket loses a journal, or its bytes change.
+    JournalLose(Session, usize),
+    /// Rule 7: a taker's user says that it may go on without the journals that are missing.
+    AcceptLoss(Session),
     /// Rule 6: GET R after the journal's answer; acknowledges if the volume is still mine.
     FsyncGet(Session),
     /// Mutant `GetBeforeAnswer` only: R is read while the journal is under way.
@@ -134,6 +141,9 @@ pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
             if model.scenario.delete_journals {
                 steps.push(Step::JournalDelete(s, n));
             }
+            if state.faults.losses > 0 {
+                steps.push(Step::JournalLose(s, n));
+            }
         }
         for base in 0..EPOCHS as u8 {
             if state.store.flying_bases[s] & 1 << base != 0 {
@@ -177,7 +187,7 @@ fn of_writer(
             }
         }
         Phase::Taken => steps.push(Step::TakeList(s)),
-        Phase::Listed => steps.push(Step::ReplayCommitCas(s)),
+        Phase::Listed => steps.extend([Step::ReplayCommitCas(s), Step::AcceptLoss(s)]),
         Phase::Mounted | Phase::Marked => {}
     }
     if process.phase == Phase::Outside {
@@ -200,6 +210,9 @@ fn of_writer(
     steps.push(Step::FsyncGet(s));
     steps.push(Step::ReplaceCondemned(s));
     steps.extend(process.unresolved.iter().map(Step::PackAnswer));
+    if model.scenario.give_up {
+        steps.extend(process.unresolved.iter().map(Step::PackGiveUp));
+    }
     if process.phase == Phase::Mounted || model.lacks(Mutant::TakerAcceptsEarly) {
         for last in process.covered + 1..=process.accepted {
             steps.extend(both.map(|late| Step::CommitCas { s, last, late }));
@@ -230,6 +243,7 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::Accept { s, write, late } => writer::accept(model, state, s, write, late),
         Step::PackLand(p) => writer::pack_land(model, state, p),
         Step::PackAnswer(p) => writer::pack_answer(state, p),
+        Step::PackGiveUp(p) => writer::pack_give_up(model, state, p),
         Step::ReplaceCondemned(s) => writer::replace_condemned(model, state, s),
         Step::BaseSend { s, late } => writer::base_send(model, state, s, late),
         Step::BaseLand(s, base) => writer::base_land(model, state, s, base),
@@ -237,6 +251,8 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::JournalPut { s, late } => journal::put(model, state, s, late),
         Step::JournalLand(s, n) => journal::land(model, state, s, n),
         Step::JournalDelete(s, n) => journal::delete(model, state, s, n),
+        Step::JournalLose(s, n) => journal::lose(model, state, s, n),
+        Step::AcceptLoss(s) => taker::accept_loss(model, state, s),
         Step::FsyncGet(s) => journal::fsync_get(model, state, s),
         Step::EarlyGet(s) => journal::early_get(model, state, s),
         Step::CommitCas { s, last, late } => writer::commit_cas(model, state, s, last, late),

@@ -91,7 +91,7 @@ pub fn list(model: &Protocol, state: &State, s: Session) -> Option<State> {
         next.processes[s].phase = Phase::Listed;
     }
     for v in victims {
-        next.processes[s].listing[v] = journal::landed(state, v);
+        next.processes[s].listing[v] = journal::there(state, v);
     }
     Some(next)
 }
@@ -102,6 +102,15 @@ pub struct Replay {
     pub victims: Vec<(Session, u8, u8)>,
     /// Packs named by the journals.
     pub named: PackSet,
+}
+
+/// Only in the mutant that carries out what lies behind a gap: the last operation of any journal.
+fn last_listed(state: &State, v: Session, covered: u8, listed: u8) -> u8 {
+    state.store.journals[v]
+        .iter()
+        .enumerate()
+        .filter(|(n, _)| listed & 1 << n != 0)
+        .fold(covered, |last, (_, journal)| last.max(journal.last))
 }
 
 /// Reads the listed journals of the ending sessions.
@@ -121,9 +130,11 @@ pub fn replay(model: &Protocol, state: &State, s: Session, volume: usize) -> Rep
         } else {
             state.root.sessions[v].covered
         };
-        replay
-            .victims
-            .push((v, covered, journal::contiguous(state, v, covered, listed)));
+        let reached = match model.lacks(Mutant::GapPassedOver) {
+            true => last_listed(state, v, covered, listed),
+            false => journal::contiguous(state, v, covered, listed),
+        };
+        replay.victims.push((v, covered, reached));
         replay.named = replay.named.and(journal::named(state, v, listed));
     }
     replay
@@ -138,9 +149,18 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
     let volume = model.scenario.volume(s)?;
     let replay = replay(model, state, s, volume);
     let mut next = *state;
+    let missing = visibly_missing(model, state, s, &replay);
+    if missing.any() && state.processes[s].accepts_loss {
+        model.coverage.note(Event::LossAccepted);
+    } else if missing.noticed(model) {
+        return None;
+    } else {
+        next.lost_untold |= missing.any();
+    }
     let mut needs = Objects::default();
     for &(v, before, after) in &replay.victims {
-        for n in before + 1..=after {
+        let listed = state.processes[s].listing[v];
+        for n in (before + 1..=after).filter(|&n| journal::carries(state, v, listed, n)) {
             next.root.volumes[volume].log.push(v, n);
             let content = Objects::content(state.processes[v].operations[usize::from(n) - 1]);
             needs = needs.and(content);
@@ -163,12 +183,20 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
         state,
         state.store.holding(replay.named.common(victims_own), needs),
     );
-    let missing = model
-        .tree(state, volume, next.root.volumes[volume].log)
-        .without(state.store.objects(state.root.live.and(add)));
+    let reached = model.tree(state, volume, next.root.volumes[volume].log);
+    let mut missing = reached.without(state.store.objects(state.root.live.and(add)));
+    if !missing.is_empty() {
+        model.coverage.note(Event::ReplayCopied);
+    }
+    if !model.lacks(Mutant::TakerLeansOnDamaged) {
+        let healed = healed(&next, reached.common(needs), add, replay.named);
+        if !healed.without(missing).is_empty() {
+            model.coverage.note(Event::ReplayHealed);
+        }
+        missing = missing.and(healed);
+    }
     if !missing.is_empty() {
         add = add.and(copy(&mut next, s, missing, replay.named)?);
-        model.coverage.note(Event::ReplayCopied);
     }
     next.root.live = next.root.live.and(add);
     let process = &mut next.processes[s];
@@ -180,6 +208,67 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
     process.phase = Phase::Mounted;
     process.listing = Default::default();
     model.root_replaced(&mut next, Some(s));
+    Some(next)
+}
+
+/// Rule 11: what replayed operations refer to that is live in damaged packs alone, and lies whole in
+/// a pack that a journal names or in a condemned one.
+fn healed(next: &State, needs: Objects, add: PackSet, named: PackSet) -> Objects {
+    let good = next.root.live.without(next.root.quarantine).and(add);
+    let sources = named.and(next.root.all_condemned());
+    let whole = sources
+        .without(next.root.quarantine)
+        .common(next.store.whole());
+    needs
+        .without(next.store.objects(good))
+        .common(next.store.objects(whole))
+}
+
+/// What a taker can see to be missing of the operations that its victims acknowledged.
+pub struct Missing {
+    /// A journal is there behind one that is not.
+    gap: bool,
+    /// The machine remembers to have acknowledged more.
+    remembered: bool,
+}
+
+impl Missing {
+    /// Whether anything is.
+    pub fn any(&self) -> bool {
+        self.gap || self.remembered
+    }
+    /// Whether the taker looks at what it can see.
+    fn noticed(&self, model: &Protocol) -> bool {
+        (self.gap && !model.lacks(Mutant::GapTakenForEnd))
+            || (self.remembered && !model.lacks(Mutant::MemoryIgnored))
+    }
+}
+
+/// Rule 7: what a taker can see to be missing. A gap proves a loss only where each journal is sent
+/// after the answer to the one before it.
+pub fn visibly_missing(model: &Protocol, state: &State, s: Session, replay: &Replay) -> Missing {
+    let victims = || replay.victims.iter();
+    let gap = |&(v, before, _): &(Session, u8, u8)| {
+        journal::has_gap(state, v, before, state.processes[s].listing[v])
+    };
+    let remembered = |&(v, before, after): &(Session, u8, u8)| {
+        state.processes[v].acknowledged > after.max(before)
+    };
+    Missing {
+        gap: model.scenario.in_turn && victims().any(gap),
+        remembered: model.scenario.remembers && victims().any(remembered),
+    }
+}
+
+/// Rule 7: the user of a taker hears which journals are missing, and says to go on.
+pub fn accept_loss(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    let volume = model.scenario.volume(s)?;
+    let missing = visibly_missing(model, state, s, &replay(model, state, s, volume));
+    if !missing.any() || state.processes[s].accepts_loss || !model.holds(state, s) {
+        return None;
+    }
+    let mut next = *state;
+    next.processes[s].accepts_loss = true;
     Some(next)
 }
 

@@ -19,6 +19,9 @@ pub enum Write {
     FreshWith(Content, Content),
     /// Both are new; the segment's pack is sent after the chunk's pack was acknowledged.
     Split(Content),
+    /// Both are new and are sent side by side: the segment's pack is acknowledged while the chunk's
+    /// pack is still on its way.
+    SplitParentFirst(Content),
 }
 
 /// What a process is there for.
@@ -62,6 +65,14 @@ pub struct Scenario {
     pub end_sessions: bool,
     /// Whether covered journals are deleted.
     pub delete_journals: bool,
+    /// Whether writers give up on packs that get no answer, and store their contents again.
+    pub give_up: bool,
+    /// Whether a session sends a journal only when the one before it was answered, as the product
+    /// does. Then a gap between journals that are there is damage.
+    pub in_turn: bool,
+    /// Whether takers run on the machine of the sessions that they take over from, and so remember
+    /// what these acknowledged.
+    pub remembers: bool,
     /// Whether holders may give up their volume cleanly.
     pub leave: bool,
     /// Whether writers refresh their index without need.
@@ -86,11 +97,15 @@ pub const QUIET: Scenario = Scenario {
         heartbeats: 0,
         commits: 0,
         rots: 0,
+        losses: 0,
     },
     locks: false,
     end_sessions: false,
     leave: false,
     delete_journals: false,
+    give_up: false,
+    in_turn: false,
+    remembers: false,
     refresh: false,
     early_accept: false,
     reaches: &[],
@@ -141,6 +156,7 @@ impl Scenario {
                 published: [NONE; SESSIONS],
                 flying_bases: [0; SESSIONS],
                 journals: Default::default(),
+                lost: [0; SESSIONS],
             },
             processes: [Process {
                 phase: Phase::Outside,
@@ -158,12 +174,14 @@ impl Scenario {
                 uncommitted: PackSet::EMPTY,
                 pending: None,
                 listing: [0; SESSIONS],
+                accepts_loss: false,
                 candidates: PackSet::EMPTY,
                 early: 0,
             }; SESSIONS],
             faults: self.faults,
             fenced_acknowledged: false,
             failed_made: false,
+            lost_untold: false,
         };
         for s in 0..SESSIONS {
             let process = &mut state.processes[s];

@@ -117,6 +117,7 @@ pub fn accept(
         Write::Fresh(k) => (k, Objects::content(k)),
         Write::FreshWith(k, other) => (k, Objects::content(k).and(Objects::content(other))),
         Write::Split(k) => (k, Objects::segment(k)),
+        Write::SplitParentFirst(k) => (k, Objects::chunk(k)),
     };
     process.operations[usize::from(process.accepted)] = content;
     if !state.store.rotten.is_empty() && state.store.rotten.within(process.quarantine) {
@@ -124,8 +125,15 @@ pub fn accept(
         model.coverage.note(Event::AcceptedHealing);
     }
     process.accepted += 1;
-    if let Write::Split(k) = write {
-        put_pack(model, &mut next, s, Objects::chunk(k), false)?;
+    match write {
+        Write::Split(k) => {
+            put_pack(model, &mut next, s, Objects::chunk(k), false)?;
+        }
+        Write::SplitParentFirst(k) if late => {
+            put_pack(model, &mut next, s, Objects::segment(k), false)?;
+        }
+        Write::SplitParentFirst(_) => return None,
+        _ => {}
     }
     if !upload.is_empty() {
         put_pack(model, &mut next, s, upload, late)?;
@@ -157,6 +165,27 @@ pub fn pack_answer(state: &State, p: Pack) -> Option<State> {
     Some(next)
 }
 
+/// The writer gives up on a PUT that gets no answer: the contents go into a pack of another name,
+/// and what was sent first, which may arrive at any time, is never named.
+pub fn pack_give_up(model: &Protocol, state: &State, p: Pack) -> Option<State> {
+    let (s, _) = named_by(p)?;
+    if !model.holds(state, s) {
+        return None;
+    }
+    let mut next = *state;
+    let process = &mut next.processes[s];
+    process.unresolved = process.unresolved.without(PackSet::of(p));
+    if model.lacks(Mutant::FailedPackNamed) {
+        process.uncommitted = process.uncommitted.and(PackSet::of(p));
+        return Some(next);
+    }
+    process.held = process.held.without(PackSet::of(p));
+    let contents = state.store.contents[p];
+    put_pack(model, &mut next, s, contents, false)?;
+    model.coverage.note(Event::StoredAgain);
+    Some(next)
+}
+
 /// Rule 4: references whose pack is no longer live are looked up again, or copied with all they refer to into an own pack.
 pub fn replace_condemned(model: &Protocol, state: &State, s: Session) -> Option<State> {
     if !model.holds(state, s) {
@@ -167,7 +196,7 @@ pub fn replace_condemned(model: &Protocol, state: &State, s: Session) -> Option<
     let process = next.processes[s];
     let good = model.good(&next, s);
     let needs = model.needed_by(&next, s, process.covered + 1, process.accepted);
-    let mut missing = needs.without(next.store.objects(process.held.common(good)));
+    let mut missing = needs.without(standing(model, &next, process.held, good));
     if missing.is_empty() {
         return None;
     }
@@ -203,7 +232,7 @@ fn references_stand(model: &Protocol, state: &State, s: Session) -> bool {
     let first = process.covered + 1;
     let in_memory = model.needed_by(state, s, first, process.accepted);
     if !in_memory
-        .without(state.store.objects(process.held.common(good)))
+        .without(standing(model, state, process.held, good))
         .is_empty()
     {
         return false;
@@ -222,11 +251,24 @@ fn references_stand(model: &Protocol, state: &State, s: Session) -> bool {
         .all(|j| {
             (first.max(j.first)..=j.last).all(|op| {
                 let landed = journal::named_for(model, state, s, op, JournalState::Landed);
-                let places = j.named.and(landed).common(good);
+                let stands = standing(model, state, j.named.and(landed), good);
                 let needs = model.needed_by(state, s, op, op);
-                needs.without(state.store.objects(places)).is_empty()
+                needs.without(stands).is_empty()
             })
         })
+}
+
+/// Rules 4, 11: the objects that stand in `places` when only those in `good` stay: in a good place,
+/// unless that is damaged and a place that goes is not.
+fn standing(model: &Protocol, state: &State, places: PackSet, good: PackSet) -> Objects {
+    let damaged = match model.lacks(Mutant::DamagedPlaceStands) {
+        true => PackSet::EMPTY,
+        false => state.root.quarantine,
+    };
+    let whole = state.store.objects(places.common(good).without(damaged));
+    let going = state.store.objects(places.without(good).without(damaged));
+    let poor = state.store.objects(places.common(good).common(damaged));
+    whole.and(poor.without(going))
 }
 
 /// Rule 4: publishes the first base, or a higher one after reading R. The base binds at once: the index is at least that new from here on.
@@ -364,7 +406,7 @@ pub fn commit_cas(
             return None;
         }
         // That another live pack holds the same is not enough, since it may be a damaged one.
-        let leaning = next.store.objects(places.common(live));
+        let leaning = standing(model, &next, places, live);
         let named = needs.common(reached);
         if !model.lacks(Mutant::LeansOnAnyCopy) && !named.without(leaning).is_empty() {
             return None;

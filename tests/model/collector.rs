@@ -6,7 +6,8 @@
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{
-    NONE, OWN_PACKS, Objects, Pack, PackSet, Phase, SESSIONS, Session, Standing, State, own_pack,
+    Ground, NONE, OWN_PACKS, Objects, Pack, PackSet, Phase, SESSIONS, Session, Standing, State,
+    own_pack,
 };
 use crate::world::Role;
 
@@ -216,6 +217,12 @@ pub fn decide(model: &Protocol, state: &State, epoch: u8) -> Option<State> {
     };
     if !model.lacks(Mutant::DeleteWithoutWaiting) && (0..SESSIONS).any(|s| holds_back(&s)) {
         model.coverage.note(Event::DeletionHeldBack);
+        return None;
+    }
+    let stands_below = |ground: &Ground| ground.base < epoch;
+    let grounds = state.root.grounds.iter().flatten();
+    if !model.lacks(Mutant::GroundWithoutBase) && grounds.into_iter().any(stands_below) {
+        model.coverage.note(Event::GroundHeldBack);
         return None;
     }
     let mut next = *state;

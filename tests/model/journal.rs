@@ -84,20 +84,98 @@ pub fn named_for(
 /// Sends the next journal: with all operations whose packs are acknowledged, or, if there is none, with the packs that replace condemned ones.
 pub fn put(model: &Protocol, state: &State, s: Session, late: bool) -> Option<State> {
     let process = &state.processes[s];
-    let journals = &state.store.journals[s];
-    let n = journals
-        .iter()
-        .position(|j| j.state == JournalState::Unsent)?;
-    let unanswered = |j: &Journal| j.state == JournalState::Flying;
-    let in_turn = model.scenario.in_turn && !model.lacks(Mutant::SentOutOfTurn);
-    if in_turn && journals[..n].iter().any(unanswered) {
-        return None;
-    }
-    let sent = journals[..n].iter().map(|j| j.last).max().unwrap_or(0);
     let mut nameable = process.held;
     if !model.lacks(Mutant::UnacknowledgedNamed) {
         nameable = nameable.without(process.unresolved);
     }
+    let arrived = if late {
+        JournalState::Flying
+    } else {
+        JournalState::Landed
+    };
+    let (mut next, _) = settle(model, state, s, nameable, arrived)?;
+    if late {
+        next.faults.journals = next.faults.journals.checked_sub(1)?;
+    } else {
+        note_landing(model, &next, s);
+    }
+    Some(next)
+}
+
+/// With `fsync=local`: the next journal is settled on the disk of its machine, where the packs lie
+/// that it names and that have no answer yet. That is enough to acknowledge it.
+pub fn keep(model: &Protocol, state: &State, s: Session) -> Option<State> {
+    let held = state.processes[s].held;
+    let (mut next, last) = settle(model, state, s, held, JournalState::Kept)?;
+    next.processes[s].kept = last;
+    model.coverage.note(Event::KeptAcknowledged);
+    Some(next)
+}
+
+/// A kept journal is sent once the packs that it names are acknowledged, and after those before it.
+pub fn send_kept(model: &Protocol, state: &State, s: Session, n: usize) -> Option<State> {
+    let journals = &state.store.journals[s];
+    let waits = |j: &Journal| matches!(j.state, JournalState::Kept | JournalState::Flying);
+    let named = journals[n].named;
+    if journals[n].state != JournalState::Kept
+        || journals[..n].iter().any(waits)
+        || !named.common(state.processes[s].unresolved).is_empty()
+    {
+        return None;
+    }
+    let mut next = *state;
+    next.store.journals[s][n].state = JournalState::Landed;
+    note_landing(model, &next, s);
+    Some(next)
+}
+
+/// A taker on the machine of an ended session, whose process is dead, sends what its spool has: packs,
+/// then journals, under the names that they were settled under, which are still the session's own.
+pub fn replay_spool(model: &Protocol, state: &State, taker: Session, v: Session) -> Option<State> {
+    let is_here = model.scenario.machines[taker] == model.scenario.machines[v];
+    let is_new = state.processes[v].phase == Phase::Mounted;
+    if !is_here || !is_new || state.root.sessions[v].standing != Standing::Ending {
+        return None;
+    }
+    let mut next = *state;
+    // The lock of the spool shows that its owner is dead.
+    next.processes[v].phase = Phase::Outside;
+    // A pack of which two PUTs are under way arrives once (see `main.rs`).
+    let unresolved = state.processes[v].unresolved;
+    next.store.stored = next.store.stored.and(unresolved);
+    next.store.flying = next.store.flying.without(unresolved);
+    for journal in &mut next.store.journals[v] {
+        if journal.state == JournalState::Kept {
+            journal.state = JournalState::Landed;
+            model.coverage.note(Event::SpoolReplayed);
+        }
+    }
+    Some(next)
+}
+
+/// The next journal, which names nothing but `nameable` packs, and its last operation.
+fn settle(
+    model: &Protocol,
+    state: &State,
+    s: Session,
+    nameable: PackSet,
+    as_what: JournalState,
+) -> Option<(State, u8)> {
+    let process = &state.processes[s];
+    let journals = &state.store.journals[s];
+    let n = journals
+        .iter()
+        .position(|j| j.state == JournalState::Unsent)?;
+    let in_turn = model.scenario.in_turn && !model.lacks(Mutant::SentOutOfTurn);
+    let waits = |j: &Journal| match j.state {
+        JournalState::Flying => in_turn,
+        JournalState::Kept => as_what != JournalState::Kept,
+        _ => false,
+    };
+    if journals[..n].iter().any(waits) {
+        return None;
+    }
+    let sent = journals[..n].iter().map(|j| j.last).max().unwrap_or(0);
     let there = state.store.objects(nameable);
     let first = sent.max(process.covered) + 1;
     let parents_only = model.lacks(Mutant::ParentNamedAlone);
@@ -122,30 +200,19 @@ pub fn put(model: &Protocol, state: &State, s: Session, late: bool) -> Option<St
         let places = state
             .store
             .holding(nameable, model.needed_by(state, s, op, op));
-        !places.within(named_for(model, state, s, op, JournalState::Flying))
+        !places.within(named_for(model, state, s, op, JournalState::Kept))
     };
     if last < first && !(process.covered + 1..=last).any(renames) {
         return None;
     }
     let mut next = *state;
-    if late {
-        next.faults.journals = next.faults.journals.checked_sub(1)?;
-    }
-    let arrived = if late {
-        JournalState::Flying
-    } else {
-        JournalState::Landed
-    };
     next.store.journals[s][n] = Journal {
-        state: arrived,
+        state: as_what,
         first,
         last,
         named,
     };
-    if !late {
-        note_landing(model, &next, s);
-    }
-    Some(next)
+    Some((next, last))
 }
 
 /// A slow journal arrives, whatever has become of its sender.

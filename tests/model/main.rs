@@ -24,6 +24,8 @@
 //! rot, be put in quarantine while others do not know of it, be stored again and collected, also while a volume is taken over.
 //! Packs are answered in any order, those of parents before those of children, or never: then their writer gives up on them and
 //! stores their contents again, and what it sent first may still arrive. The bucket may lose journals that were acknowledged.
+//! Journals may be settled and acknowledged on the disk of a machine before they are sent; a volume is then taken over on that
+//! machine, or on another one.
 //!
 //! # What is not
 //!
@@ -238,6 +240,10 @@ refuted! {
     gap_passed_over: [GapPassedOver], JOURNAL_LOST, ACKNOWLEDGED_KEPT;
     gap_taken_for_end: [GapTakenForEnd], JOURNAL_LOST, LOSS_TOLD;
     sent_out_of_turn: [SentOutOfTurn], JOURNAL_LOST, HONEST_BELIEVED;
+    ground_not_left: [GroundNotLeft], SPOOL_ELSEWHERE, SPOOL_RECOVERABLE;
+    ground_without_base: [GroundWithoutBase], SPOOL_ELSEWHERE, SPOOL_RECOVERABLE;
+    spool_ignored: [SpoolIgnored], SPOOL_HERE, SPOOL_REPLAYED;
+    rule_4_kept_journal_ignored: [KeptJournalIgnored], SPOOL_HERE, SPOOL_RECOVERABLE;
     memory_ignored: [MemoryIgnored], JOURNAL_LOST_HERE, LOSS_TOLD;
 }
 

@@ -117,6 +117,14 @@ pub enum Mutant {
     /// Rule 6: a journal is sent before the one before it is answered, although a taker takes a gap
     /// for a loss.
     SentOutOfTurn,
+    /// Rule 7: a session leaves R without a word of its spool.
+    GroundNotLeft,
+    /// Rules 7, 8c: a ground keeps the tree that a spool follows, and not what the spool refers to.
+    GroundWithoutBase,
+    /// Rule 7: a taker does not look at the spools of its own machine.
+    SpoolIgnored,
+    /// Rule 4: a journal on the disk of its machine does not count when a base is raised.
+    KeptJournalIgnored,
     /// Rule 7: a machine does not compare what it finds with what it has acknowledged.
     MemoryIgnored,
 }
@@ -175,5 +183,9 @@ pub const ALL: &[Mutant] = &[
     Mutant::GapPassedOver,
     Mutant::GapTakenForEnd,
     Mutant::SentOutOfTurn,
+    Mutant::GroundNotLeft,
+    Mutant::GroundWithoutBase,
+    Mutant::SpoolIgnored,
+    Mutant::KeptJournalIgnored,
     Mutant::MemoryIgnored,
 ];

@@ -4,7 +4,10 @@ use stateright::Property;
 
 use crate::journal;
 use crate::protocol::Protocol;
-use crate::state::{Log, Objects, PackSet, Phase, SESSIONS, Session, Standing, State, VOLUMES};
+use crate::state::{
+    Journal, JournalState, Log, Objects, PackSet, Phase, SESSIONS, Session, Standing, State,
+    VOLUMES,
+};
 use crate::taker;
 
 /// What fsync or a commit acknowledged is in R's tree or in a journal that a taker would replay; nothing is applied twice or out of order.
@@ -41,6 +44,11 @@ pub const LOSS_TOLD: &str = "no visible loss of a journal is passed over in sile
 /// Nothing that a crash or a slow store leaves is taken for a loss.
 pub const HONEST_BELIEVED: &str = "a bucket that lost nothing is never accused";
 
+/// What the disk of a machine acknowledged is in R, or can be brought back from its spool.
+pub const SPOOL_RECOVERABLE: &str = "what a spool alone acknowledged can be brought back";
+/// A takeover on the machine of the session leaves nothing behind in its spool.
+pub const SPOOL_REPLAYED: &str = "what the disk acknowledged is kept on its machine";
+
 /// All properties.
 pub fn all() -> Vec<Property<Protocol>> {
     vec![
@@ -72,6 +80,8 @@ pub fn all() -> Vec<Property<Protocol>> {
             there.within(state.root.all_condemned())
         }),
         Property::always(HEALED, healed),
+        Property::always(SPOOL_RECOVERABLE, spool_recoverable),
+        Property::always(SPOOL_REPLAYED, |_, state: &State| !state.spool_ignored),
         Property::always(HONEST_BELIEVED, honest_believed),
         Property::always(LOSS_TOLD, |_, state: &State| !state.lost_untold),
     ]
@@ -175,6 +185,34 @@ fn listing_intact(model: &Protocol, state: &State) -> bool {
                     .without(there)
                     .is_empty()
             })
+        })
+}
+
+/// The packs that journals of `s` name, those in its spool included.
+fn named_in_spool(state: &State, s: Session) -> PackSet {
+    let there = |j: &&Journal| matches!(j.state, JournalState::Kept | JournalState::Landed);
+    let journals = state.store.journals[s].iter().filter(there);
+    journals.fold(PackSet::EMPTY, |all, j| all.and(j.named))
+}
+
+fn spool_recoverable(_: &Protocol, state: &State) -> bool {
+    (0..SESSIONS)
+        .filter(|&s| state.root.stands(s) || state.owed[s].is_some())
+        .all(|s| {
+            let process = &state.processes[s];
+            let covered = state.root.sessions[s].covered;
+            let needs = content_of(state, s, covered + 1, process.kept.max(covered));
+            // A spool keeps a pack until the bucket has a journal that names it.
+            let named = journal::named(state, s, journal::landed(state, s));
+            let on_disk = process.unresolved.and(process.uncommitted.without(named));
+            let there = state.store.stored.and(on_disk);
+            let places = named_in_spool(state, s).and(indexed(state)).common(there);
+            let below = state.owed[s].unwrap_or_default();
+            let exists = state
+                .store
+                .objects(indexed(state).common(state.store.stored));
+            needs.without(state.store.objects(places)).is_empty()
+                && below.without(exists).is_empty()
         })
 }
 

@@ -90,6 +90,16 @@ pub enum Event {
     LossAccepted,
     /// A taker copied what was live in a damaged pack alone from a whole one.
     ReplayHealed,
+    /// The disk of a machine acknowledged an operation.
+    KeptAcknowledged,
+    /// A taker sent what a spool of its machine had.
+    SpoolReplayed,
+    /// A session left R while its spool held more.
+    GroundLeft,
+    /// Deletion of an epoch waited for a ground.
+    GroundHeldBack,
+    /// What a spool held was brought back as a snapshot.
+    GroundClaimed,
 }
 
 /// Which events a search met.
@@ -241,9 +251,11 @@ impl Protocol {
     /// Everything that the trees of R reach.
     pub fn reachable(&self, state: &State) -> Objects {
         let volumes = state.root.volumes.iter().enumerate();
-        volumes.fold(Objects::default(), |all, (v, volume)| {
+        let trees = volumes.fold(Objects::default(), |all, (v, volume)| {
             all.and(self.tree(state, v, volume.log))
-        })
+        });
+        let grounds = state.root.grounds.iter().flatten();
+        grounds.fold(trees, |all, ground| all.and(ground.tree))
     }
 
     /// The sessions of the volume that are ending, oldest first.
@@ -284,6 +296,7 @@ impl Protocol {
         for s in 0..state.processes.len() {
             if state.root.sessions[s].standing == Standing::Removed
                 && self.scenario.volume(s).is_some()
+                && state.owed[s].is_none()
             {
                 Self::forget(state, s);
             }
@@ -295,6 +308,7 @@ impl Protocol {
         let covered = state.root.sessions[s].covered;
         let process = &mut state.processes[s];
         process.accepted = covered;
+        process.kept = process.kept.min(covered);
         process.operations[usize::from(covered)..].fill(0);
         process.phase = Phase::Outside;
         process.index = PackSet::EMPTY;

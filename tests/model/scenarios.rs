@@ -347,6 +347,7 @@ pub const FULL: &[Scenario] = &[
     TWO_VOLUMES_TWO_EPOCHS,
     JOURNAL_LOST_TWICE,
     DAMAGED_TAKEN_FAULTS,
+    SPOOL_ELSEWHERE_FAULTS,
 ];
 
 /// A writer that only reuses.
@@ -673,8 +674,68 @@ pub const DAMAGED_TAKEN_FAULTS: Scenario = Scenario {
     ..DAMAGED_TAKEN
 };
 
+/// A writer whose operations its disk acknowledges, and that refers to what is collected. It is taken
+/// over on another machine. Then its own machine comes back.
+pub const SPOOL_ELSEWHERE: Scenario = Scenario {
+    name: "spool, taken over elsewhere",
+    roles: [
+        mounted(0, &[&[Fresh(1), Reuse(0)]]),
+        arriving(0, &[]),
+        arriving(1, &[]),
+        COLLECTOR,
+    ],
+    given: ONE_CONTENT,
+    last_epoch: 1,
+    in_turn: true,
+    spools: true,
+    machines: [0, 1, 0, 2],
+    reaches: &[
+        Event::KeptAcknowledged,
+        Event::GroundLeft,
+        Event::GroundHeldBack,
+        Event::GroundClaimed,
+        Event::Deleted,
+    ],
+    ..QUIET
+};
+
+/// The same with a slow pack, and a taker that writes.
+pub const SPOOL_ELSEWHERE_FAULTS: Scenario = Scenario {
+    name: "spool, taken over elsewhere, late packs",
+    roles: [
+        mounted(0, &[&[Fresh(1), Reuse(0)], &[Reuse(0)]]),
+        arriving(0, &[&[Fresh(2)]]),
+        arriving(1, &[]),
+        COLLECTOR,
+    ],
+    faults: faults(1, 0, 0, 0),
+    ..SPOOL_ELSEWHERE
+};
+
+/// The same, taken over on its own machine.
+pub const SPOOL_HERE: Scenario = Scenario {
+    name: "spool, taken over on its machine",
+    roles: [
+        mounted(0, &[&[Fresh(1), Reuse(0)], &[Reuse(0)]]),
+        arriving(0, &[]),
+        UNUSED,
+        COLLECTOR,
+    ],
+    faults: faults(1, 0, 0, 0),
+    machines: [0, 0, 0, 2],
+    reaches: &[
+        Event::KeptAcknowledged,
+        Event::SpoolReplayed,
+        Event::Replayed,
+        Event::Deleted,
+    ],
+    ..SPOOL_ELSEWHERE
+};
+
 /// The worlds of single mutants.
 pub const SMALL: &[Scenario] = &[
+    SPOOL_ELSEWHERE,
+    SPOOL_HERE,
     OUT_OF_ORDER,
     DAMAGED_TAKEN,
     JOURNAL_LOST,

@@ -267,6 +267,8 @@ pub struct Root {
     pub quarantine: PackSet,
     /// Condemned packs per epoch.
     pub condemned: [PackSet; EPOCHS],
+    /// Grounds: sessions that left R while their spools may hold what they alone had acknowledged.
+    pub grounds: [Option<Ground>; SESSIONS],
     /// The volumes.
     pub volumes: [Volume; VOLUMES],
     /// The sessions.
@@ -306,12 +308,23 @@ impl Root {
     }
 }
 
+/// Where a session stood that left R.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Ground {
+    /// What the tree reached that its spool follows.
+    pub tree: Objects,
+    /// Its base: nothing that was condemned later is deleted.
+    pub base: u8,
+}
+
 /// Where a journal object is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, PartialOrd, Ord)]
 pub enum JournalState {
     /// Not written.
     #[default]
     Unsent,
+    /// On the disk of its machine, as it will be sent. Its number and bytes are settled.
+    Kept,
     /// The PUT was sent and has no answer; it may arrive at any time, also after its sender is gone.
     Flying,
     /// In the store.
@@ -444,6 +457,8 @@ pub struct Process {
     pub covered: u8,
     /// Last operation acknowledged to the user. A ghost: no rule reads it.
     pub acknowledged: u8,
+    /// Last operation that its machine's disk acknowledged to the user. A ghost, too.
+    pub kept: u8,
     /// Operations, one bit each from the first, that were accepted when all damage there is was known to be damage. A ghost, too.
     pub healing: u8,
     /// Packs named by references that it does not know to be in R.
@@ -498,6 +513,11 @@ pub struct State {
     pub fenced_acknowledged: bool,
     /// Ghost: a commit was made that its writer was free to take for failed.
     pub failed_made: bool,
+    /// Ghost: what the trees reached that the spools of sessions follow which left R with more than
+    /// R has of them.
+    pub owed: [Option<Objects>; SESSIONS],
+    /// Ghost: a session left R by a taker on its own machine, and its spool has more than R.
+    pub spool_ignored: bool,
     /// Ghost: a taker went on without an acknowledged operation whose loss it could see, and told
     /// nobody.
     pub lost_untold: bool,

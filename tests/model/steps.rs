@@ -59,6 +59,14 @@ pub enum Step {
     JournalDelete(Session, usize),
     /// The bucket loses a journal, or its bytes change.
     JournalLose(Session, usize),
+    /// `fsync=local`: the next journal is settled on the machine's disk, and acknowledged.
+    JournalKeep(Session),
+    /// A kept journal is sent.
+    KeptSend(Session, usize),
+    /// Rule 7: a taker sends what the spool of an ended session has, which lies on its machine.
+    SpoolReplay(Session, Session),
+    /// Rule 7: what the spool of a session has that left R becomes a snapshot.
+    ClaimGroundCas(Session, Session),
     /// Rule 7: a taker's user says that it may go on without the journals that are missing.
     AcceptLoss(Session),
     /// Rule 6: GET R after the journal's answer; acknowledges if the volume is still mine.
@@ -186,7 +194,12 @@ fn of_writer(
                 steps.push(Step::TakeList(s));
             }
         }
-        Phase::Taken => steps.push(Step::TakeList(s)),
+        Phase::Taken => {
+            steps.push(Step::TakeList(s));
+            if model.scenario.spools {
+                steps.extend((0..SESSIONS).map(|v| Step::SpoolReplay(s, v)));
+            }
+        }
         Phase::Listed => steps.extend([Step::ReplayCommitCas(s), Step::AcceptLoss(s)]),
         Phase::Mounted | Phase::Marked => {}
     }
@@ -194,6 +207,10 @@ fn of_writer(
         return;
     }
     steps.extend(both.map(|late| Step::BaseSend { s, late }));
+    if model.scenario.spools {
+        steps.extend((0..SESSIONS).map(|v| Step::ClaimGroundCas(s, v)));
+        steps.extend((0..JOURNALS).map(|n| Step::KeptSend(s, n)));
+    }
     if model.scenario.leave {
         steps.push(Step::LeaveCas(s));
     }
@@ -207,6 +224,9 @@ fn of_writer(
         }
     }
     steps.extend(both.map(|late| Step::JournalPut { s, late }));
+    if model.scenario.spools {
+        steps.push(Step::JournalKeep(s));
+    }
     steps.push(Step::FsyncGet(s));
     steps.push(Step::ReplaceCondemned(s));
     steps.extend(process.unresolved.iter().map(Step::PackAnswer));
@@ -252,6 +272,10 @@ pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
         Step::JournalLand(s, n) => journal::land(model, state, s, n),
         Step::JournalDelete(s, n) => journal::delete(model, state, s, n),
         Step::JournalLose(s, n) => journal::lose(model, state, s, n),
+        Step::JournalKeep(s) => journal::keep(model, state, s),
+        Step::KeptSend(s, n) => journal::send_kept(model, state, s, n),
+        Step::SpoolReplay(s, v) => journal::replay_spool(model, state, s, v),
+        Step::ClaimGroundCas(s, v) => taker::claim_ground_cas(model, state, s, v),
         Step::AcceptLoss(s) => taker::accept_loss(model, state, s),
         Step::FsyncGet(s) => journal::fsync_get(model, state, s),
         Step::EarlyGet(s) => journal::early_get(model, state, s),

@@ -4,7 +4,7 @@ use crate::journal;
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
 use crate::state::{
-    NONE, OWN_PACKS, Objects, PackSet, Phase, Session, Standing, State, named_by, own_pack,
+    Ground, NONE, OWN_PACKS, Objects, PackSet, Phase, Session, Standing, State, named_by, own_pack,
 };
 use crate::world::Role;
 use crate::writer::{learn, without_failing};
@@ -174,6 +174,9 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
             next.root.sessions[v].standing = Standing::Removed;
         }
     }
+    for &(v, ..) in &replay.victims {
+        leave_ground(model, &mut next, s, v, volume);
+    }
     let victims_own = replay
         .victims
         .iter()
@@ -222,6 +225,48 @@ fn healed(next: &State, needs: Objects, add: PackSet, named: PackSet) -> Objects
     needs
         .without(next.store.objects(good))
         .common(next.store.objects(whole))
+}
+
+/// Rule 7: a session leaves R whose spool may hold more than its journals in the bucket. What that
+/// follows and refers to is kept until the spool is claimed.
+fn leave_ground(model: &Protocol, next: &mut State, s: Session, v: Session, volume: usize) {
+    let tree = model.tree(next, volume, next.root.volumes[volume].log);
+    // A taker has replayed a spool only if its owner is dead, and then knows what was in it.
+    let is_here = model.scenario.machines[s] == model.scenario.machines[v];
+    let ignores = is_here && model.lacks(Mutant::SpoolIgnored);
+    let is_claimed = is_here && next.processes[v].phase == Phase::Outside;
+    if !model.scenario.spools || is_claimed || ignores {
+        next.spool_ignored |= next.processes[v].kept > next.root.sessions[v].covered;
+        return;
+    }
+    next.owed[v] = Some(tree);
+    if model.lacks(Mutant::GroundNotLeft) {
+        return;
+    }
+    let published = next.store.published[v];
+    let base = if published == NONE { 0 } else { published };
+    next.root.grounds[v] = Some(Ground { tree, base });
+    model.coverage.note(Event::GroundLeft);
+}
+
+/// Rule 7: a later session on the machine makes a snapshot of what the spool has, and the ground
+/// leaves R in the same CAS. The owner of the spool is dead, for the spool is locked.
+pub fn claim_ground_cas(model: &Protocol, state: &State, s: Session, v: Session) -> Option<State> {
+    let is_here = model.scenario.machines[s] == model.scenario.machines[v];
+    if state.root.grounds[v].is_none()
+        || !is_here
+        || state.root.sessions[s].standing != Standing::Live
+    {
+        return None;
+    }
+    let mut next = *state;
+    next.root.grounds[v] = None;
+    next.owed[v] = None;
+    if state.processes[v].kept > state.root.sessions[v].covered {
+        model.coverage.note(Event::GroundClaimed);
+    }
+    model.root_replaced(&mut next, Some(s));
+    Some(next)
 }
 
 /// What a taker can see to be missing of the operations that its victims acknowledged.

@@ -70,6 +70,10 @@ pub struct Scenario {
     /// Whether a session sends a journal only when the one before it was answered, as the product
     /// does. Then a gap between journals that are there is damage.
     pub in_turn: bool,
+    /// Whether writers acknowledge what is on the disk of their machine (`fsync=local`).
+    pub spools: bool,
+    /// The machine of each process.
+    pub machines: [u8; SESSIONS],
     /// Whether takers run on the machine of the sessions that they take over from, and so remember
     /// what these acknowledged.
     pub remembers: bool,
@@ -105,6 +109,8 @@ pub const QUIET: Scenario = Scenario {
     delete_journals: false,
     give_up: false,
     in_turn: false,
+    spools: false,
+    machines: [0; SESSIONS],
     remembers: false,
     refresh: false,
     early_accept: false,
@@ -136,6 +142,7 @@ impl Scenario {
                 live: given,
                 quarantine: PackSet::EMPTY,
                 condemned: [PackSet::EMPTY; EPOCHS],
+                grounds: [None; SESSIONS],
                 volumes: [Volume {
                     holder: NONE,
                     takes: 0,
@@ -167,6 +174,7 @@ impl Scenario {
                 operations: Default::default(),
                 covered: 0,
                 acknowledged: 0,
+                kept: 0,
                 healing: 0,
                 held: PackSet::EMPTY,
                 next_pack: 0,
@@ -181,6 +189,8 @@ impl Scenario {
             faults: self.faults,
             fenced_acknowledged: false,
             failed_made: false,
+            owed: [None; SESSIONS],
+            spool_ignored: false,
             lost_untold: false,
         };
         for s in 0..SESSIONS {

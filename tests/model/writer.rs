@@ -242,8 +242,10 @@ fn references_stand(model: &Protocol, state: &State, s: Session) -> bool {
     }
     let least = if model.lacks(Mutant::UnresolvedJournalIgnored) {
         JournalState::Landed
-    } else {
+    } else if model.lacks(Mutant::KeptJournalIgnored) {
         JournalState::Flying
+    } else {
+        JournalState::Kept
     };
     state.store.journals[s]
         .iter()

@@ -12,6 +12,7 @@
 
 use super::error::RootError;
 use super::handle::RootHandle;
+use super::padding;
 use super::retry::{Pauses, bounded, random};
 use super::state::SessionId;
 use super::transition::Refusal;
@@ -114,7 +115,12 @@ impl JournalEntry {
         minicbor::to_vec(self).expect("writing plain fields to memory cannot fail")
     }
 
-    /// The inverse of [`JournalEntry::encode`].
+    /// The same with zeroes behind it, so that the length of its object in the bucket is one of few.
+    pub fn encode_padded(&self) -> Vec<u8> {
+        padding::padded(self.encode())
+    }
+
+    /// The inverse of [`JournalEntry::encode`] and [`JournalEntry::encode_padded`].
     ///
     /// # Errors
     /// What is wrong with it, for people.
@@ -248,13 +254,14 @@ impl JournalWriter {
         entry.base = self.base;
         entry.ground = self.ground;
         let key = format!("{}{:016x}", self.prefix, state.sent + 1);
-        let body = self.handle.keyring().seal_object(
-            Class::Journal,
-            &key,
-            Features::NONE,
-            random(&**self.handle.entropy()),
-            &entry.encode(),
-        );
+        let keyring = self.handle.keyring();
+        // Who reads an unsealed one needs no length.
+        let payload = match keyring.is_sealed() {
+            true => entry.encode_padded(),
+            false => entry.encode(),
+        };
+        let salt = random(&**self.handle.entropy());
+        let body = keyring.seal_object(Class::Journal, &key, Features::NONE, salt, &payload);
         state.sent += 1;
         state.last = entry.last;
         state.lasts.push_back(entry.last);

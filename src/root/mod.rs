@@ -40,6 +40,7 @@ pub mod lists;
 pub mod memory;
 pub mod reading;
 pub mod record;
+pub mod padding;
 pub mod repository;
 pub mod retry;
 pub mod rule;

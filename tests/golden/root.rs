@@ -19,7 +19,7 @@ use bkfs_chunker::extent::Target;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::RepositoryId;
+use bkfs_chunker::seal::{BOX_OVERHEAD, HEADER_LEN, RepositoryId};
 use std::collections::BTreeMap;
 
 fn name(sequence: u32) -> PackName {
@@ -290,6 +290,9 @@ fn journals() {
     grounded.ground = Some(Id([0xbb; 32]));
     let frozen_too = fixed("journal-ground.bin", &grounded.encode());
     assert_eq!(JournalEntry::decode(&frozen_too), Ok(grounded));
+    let padded = fixed("journal-padded.bin", &frozen.encode_padded());
+    assert_eq!(padded.len(), 1024 - (HEADER_LEN + BOX_OVERHEAD));
+    assert_eq!(JournalEntry::decode(&padded).as_ref(), Ok(&frozen));
     let read = Operations::decode(&frozen.operations).expect("reads");
     assert_eq!(read, operations);
 }

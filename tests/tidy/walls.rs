@@ -35,6 +35,7 @@ pub const PURE: &[&str] = &[
     "src/printable",
     "chunker/src/extent",
     "src/root/chain",
+    "src/root/padding",
     "src/root/record",
     "src/root/state",
     "src/root/transition",

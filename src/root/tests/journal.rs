@@ -381,7 +381,7 @@ async fn entries_that_wait_for_room_are_let_in_by_those_that_land() {
     let store = memory().await;
     let session = enter(&store, 1, "a").await.expect("free");
     // There is room for two.
-    let (writer, _disk) = keeping_at_most(&store, &session, 700).await;
+    let (writer, _disk) = keeping_at_most(&store, &session, 2500).await;
     let begin = tokio::time::Instant::now();
     let lands = async {
         tokio::time::sleep(Duration::from_secs(1)).await;

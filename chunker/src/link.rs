@@ -17,7 +17,7 @@ use crate::entropy::Entropy;
 use crate::error::DepotError;
 use crate::metrics::Counters;
 use crate::pace::{Meter, Rates, Turns};
-use crate::progress::Progress;
+use crate::progress::{Awake, Moment, Progress};
 use crate::store::{Store, StoreError, StoreErrorKind, body_bytes};
 
 /// How often a request is made that is refused, by who does not bear refusals.
@@ -243,6 +243,18 @@ impl Link {
     /// The store refuses for good: with an error that no patience mends, for the whole timeout
     /// ([`Link::bear_refusals`]) or a few times.
     pub(crate) async fn create(&self, key: &str, body: &[Bytes]) -> Result<(), DepotError> {
+        let awake = Awake::default();
+        awake.watch(self.create_awake(key, body, &awake)).await
+    }
+
+    /// [`Link::create`], which knows how long this process stood still meanwhile: no refusal lasts
+    /// longer for that.
+    async fn create_awake(
+        &self,
+        key: &str,
+        body: &[Bytes],
+        awake: &Awake,
+    ) -> Result<(), DepotError> {
         let mut attempt = 0;
         let (mut stuck, mut refused) = (None, None);
         let _sending = self.progress.send();
@@ -270,7 +282,7 @@ impl Link {
                     // From now: one that was long under way may be the one that is there.
                     let stuck = stuck.get_or_insert_with(|| self.progress.stick(Instant::now()));
                     stuck.note(&error);
-                    match self.is_ours(key, body).await? {
+                    match self.is_ours(key, body, awake).await? {
                         Some(true) => break,
                         Some(false) => return Err(DepotError::Store(error)),
                         // Another attempt may be under way, or what answers is not up to date. A
@@ -289,8 +301,8 @@ impl Link {
                     stuck.note(&error);
                     // Silence before a refusal does not count for it.
                     if self.is_final(kind) {
-                        let since = *refused.get_or_insert_with(Instant::now);
-                        if self.gives_up(kind, attempt, since) {
+                        let since = *refused.get_or_insert_with(|| awake.now());
+                        if self.gives_up(kind, attempt, awake, since) {
                             return Err(DepotError::Store(error));
                         }
                     } else {
@@ -324,10 +336,10 @@ impl Link {
     /// person can remove the cause. What was accepted is never given up for credentials and
     /// permissions, which are renewed, nor for a full disk, which is emptied, if refusals are
     /// borne.
-    fn gives_up(&self, kind: StoreErrorKind, attempt: u32, since: Instant) -> bool {
+    fn gives_up(&self, kind: StoreErrorKind, attempt: u32, awake: &Awake, since: Moment) -> bool {
         self.is_final(kind)
             && match self.bears_refusals() {
-                true => since.elapsed() >= self.timeout,
+                true => awake.since(since) >= self.timeout,
                 false => attempt >= STUBBORN_ATTEMPTS,
             }
     }
@@ -339,7 +351,12 @@ impl Link {
 
     /// Whether what lies under `key` is `body`: of that length, with that end. `None` if nothing
     /// does.
-    async fn is_ours(&self, key: &str, body: &[Bytes]) -> Result<Option<bool>, DepotError> {
+    async fn is_ours(
+        &self,
+        key: &str,
+        body: &[Bytes],
+        awake: &Awake,
+    ) -> Result<Option<bool>, DepotError> {
         let mut refused = None;
         let mut attempt = 0;
         loop {
@@ -352,8 +369,8 @@ impl Link {
                 Err(error) if error.is_not_found() => return Ok(None),
                 Err(error) => {
                     if self.is_final(error.kind()) {
-                        let since = *refused.get_or_insert_with(Instant::now);
-                        if self.gives_up(error.kind(), attempt, since) {
+                        let since = *refused.get_or_insert_with(|| awake.now());
+                        if self.gives_up(error.kind(), attempt, awake, since) {
                             return Err(error.into());
                         }
                     } else {
@@ -531,6 +548,34 @@ mod tests {
                     panic!("{waited:?}");
                 };
                 assert_eq!(last.map(|error| error.kind()), Some(kind));
+            }
+        }
+    }
+
+    /// A process that is stopped asks nothing meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn no_refusal_lasts_while_this_process_stands_still() {
+        use crate::store::fault::{Fault, Strike};
+        let timeout = Duration::from_secs(20);
+        let body = [Bytes::from_static(b"bytes")];
+        for heals in [true, false] {
+            let (link, store) = failing(timeout);
+            let refused = Fault::FailBefore(StoreErrorKind::NoBucket);
+            store.plan(Strike::with(refused).keys("data/").always());
+            let mut created = std::pin::pin!(link.create("data/1", &body));
+            let first = tokio::time::timeout(Duration::from_secs(3), created.as_mut()).await;
+            first.expect_err("refused, and tried again");
+            let begin = Instant::now();
+            tokio::time::advance(timeout * 10).await;
+            let next = tokio::time::timeout(Duration::from_secs(10), created.as_mut()).await;
+            next.expect_err("13 s are no 20 s");
+            if heals {
+                store.heal();
+                created.await.expect("created");
+            } else {
+                created.await.expect_err("refused for good");
+                let took = (begin.elapsed() - timeout * 10).as_secs();
+                assert!((16..=22).contains(&took), "{took} s");
             }
         }
     }

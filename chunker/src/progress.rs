@@ -5,13 +5,13 @@
 //! before is refused all the while.
 
 use std::collections::BTreeMap;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::entropy::{Entropy, number};
 use crate::error::DepotError;
@@ -27,6 +27,54 @@ const PAUSES_IN_TIMEOUT: u32 = 5;
 
 /// How often a waiter looks whether something is refused.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Tells apart time in which this process ran and time in which it stood still: stopped by a signal,
+/// or on a machine that was suspended. Nothing was tried meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct Awake(Mutex<Duration>);
+
+impl Awake {
+    /// Runs `future`, and looks at the clock all the while.
+    pub(crate) async fn watch<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        let mut looks = tokio::time::interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looked = Instant::now();
+        poll_fn(|context| {
+            let now = Instant::now();
+            let late = now.saturating_duration_since(looked + LOOK_EVERY);
+            if late > LOOK_EVERY {
+                *self.0.lock() += late;
+            }
+            looked = now;
+            // Asked again after a look, so that it wakes this task for the next one.
+            while looks.poll_tick(context).is_ready() {}
+            future.as_mut().poll(context)
+        })
+        .await
+    }
+
+    /// A moment to count from.
+    pub(crate) fn now(&self) -> Moment {
+        Moment {
+            at: Instant::now(),
+            stood: *self.0.lock(),
+        }
+    }
+
+    /// How long this process has run since then.
+    pub(crate) fn since(&self, begin: Moment) -> Duration {
+        let stood = self.0.lock().saturating_sub(begin.stood);
+        begin.at.elapsed().saturating_sub(stood)
+    }
+}
+
+/// A moment, and for how long the process had stood still by then.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    at: Instant,
+    stood: Duration,
+}
 
 /// When the store last did anything for us.
 #[derive(Debug)]

@@ -513,18 +513,32 @@ async fn send(
     landing: impl Future<Output = Result<(), VolumeError>>,
     aim: Aim,
 ) -> Result<(), VolumeError> {
-    let keep = async {
-        let kept = journal.keep().await;
-        kept.map_err(|error| failed(volume, error))
-    };
     match aim {
         Aim::Bucket => landing.await,
-        Aim::Local => keep.await,
+        Aim::Local => keep(volume, journal).await,
         Aim::Soon => tokio::select! {
             biased;
             landed = landing => landed,
-            () = volume.ingest.idle(PATIENCE) => keep.await,
+            () = volume.ingest.idle(PATIENCE) => keep(volume, journal).await,
         },
+    }
+}
+
+/// Waits until the spool has what is settled. A full one is not waited for longer than the store:
+/// what lands makes room in it, and what has landed itself need not be kept.
+async fn keep(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
+    let lands = async {
+        loop {
+            tokio::time::sleep(PATIENCE).await;
+            if land(volume, journal).await.is_ok() && !journal.is_bare() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        kept = journal.keep() => kept.map_err(|error| failed(volume, error)),
+        () = lands => Ok(()),
     }
 }
 

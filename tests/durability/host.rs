@@ -188,7 +188,7 @@ impl Host {
         let spool = SpoolPlace {
             disk: Arc::new(disk.clone()),
             root: "/spool".into(),
-            limit_bytes: 256 << 20,
+            limit_bytes: bytes,
         };
         let mut opening = opening(Duration::from_secs(300));
         opening.depot.workers = 0;
@@ -199,6 +199,11 @@ impl Host {
     /// One whose packs are closed when they reach so many bytes.
     pub fn with_packs(bucket: &Bucket, bytes: u64) -> Self {
         let mut opening = opening(Duration::from_secs(10));
+        Self::spooling_at_most(bucket, disk, 256 << 20)
+    }
+
+    /// The same, with a spool of so many bytes.
+    pub fn spooling_at_most(bucket: &Bucket, disk: &SimulatedDisk, bytes: u64) -> Self {
         opening.depot.pack_bytes = bytes;
         let (store, settings) = (bucket.memory.clone(), Settings::default());
         Self::set_up(runtime(), store, settings, opening, None).expect("mounted")

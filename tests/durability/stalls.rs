@@ -142,6 +142,28 @@ fn a_slow_store_that_takes_journals_is_not_silent() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
+/// The journal that waits for room in the spool is the one that everybody waits for.
+#[test]
+fn a_full_spool_holds_nothing_up_once_the_store_is_back() {
+    let bucket = Bucket::new();
+    let host = Host::spooling_at_most(&bucket, &SimulatedDisk::new(), 60_000);
+    let gate = stall(&host, "journal/");
+    for (name, length) in [("small", 100), ("large", 40_000), ("too much", 40_000)] {
+        close(&host, name, &noise(4, length));
+        host.wait(KEPT_AFTER);
+    }
+    recover(&host, &gate);
+    let volume = host.volume();
+    let took = host.run(async {
+        let begin = tokio::time::Instant::now();
+        volume.fsync().await.expect("durable");
+        begin.elapsed()
+    });
+    assert!(took < Duration::from_secs(5), "it took {took:?}");
+    let missing = missing(&bucket, host, &["small", "large", "too much"]);
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     /// Makes a file of so many bytes, and closes it.

@@ -135,6 +135,32 @@ fn the_close_of_a_large_file_waits_for_its_data() {
     assert!(bucket.count("data/") > 0);
 }
 
+/// A duplicate of a descriptor is closed while the close of the other one waits.
+#[test]
+fn every_close_of_a_handle_waits() {
+    let bucket = Bucket::new();
+    let host = host(&bucket, CloseMode::Bounded);
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::PutNew);
+    host.faults.plan(strike.keys("data/").always());
+    let file = written(&host, "large", &noise(1, 3 << 20));
+    let first = close(&host, file);
+    while host.faults.struck() == 0 {
+        std::thread::yield_now();
+    }
+    let second = close(&host, file);
+    for closed in [&second, &first] {
+        closed
+            .recv_timeout(Duration::from_millis(200))
+            .expect_err("its data is not in the bucket");
+    }
+    gate.open();
+    for closed in [second, first] {
+        closed.recv().expect("answered").expect("closed");
+    }
+    assert!(bucket.count("data/") > 0);
+}
+
 #[test]
 fn a_handle_that_did_not_write_waits_for_nothing() {
     let bucket = Bucket::new();

@@ -2,7 +2,7 @@
 
 use super::support::*;
 use crate::maintain::scan::list_refs;
-use crate::root::chain::{Chain, Descent, OWN_MAX};
+use crate::root::chain::{Chain, Descent, OWN_LEAST, OWN_MAX};
 use crate::root::commit::Committer;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::handle::{RootHandle, RootParts, RootView, Transition};
@@ -21,6 +21,7 @@ async fn enter(handle: &RootHandle, volume: &str) -> OpenSession {
     let request = VolumeRequest {
         name: volume.to_owned(),
         steal: false,
+        accept_loss: false,
     };
     OpenSession::open(handle, holder("a"), Some(request), &SystemProcesses)
         .await
@@ -177,38 +178,40 @@ async fn an_attempt_that_was_never_made_is_in_no_chain() {
     assert_eq!(chain(&theirs).descent(stands), Descent::Holds);
 }
 
+/// Fills the root, but for what a few changes need.
+struct Crowd(SessionId);
+#[async_trait]
+impl Transition for Crowd {
+    type Output = ();
+    fn session(&self) -> Option<SessionId> {
+        Some(self.0)
+    }
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        while next.encode()?.len() + 4096 < ROOT_BYTES_MAX {
+            let sequence = next.quarantine.len() as u32;
+            let name = PackName {
+                session: 1,
+                sequence,
+                random: 0,
+            };
+            next.quarantine.push(ListRef {
+                name,
+                count: 1,
+                bytes: 1,
+            });
+        }
+        Ok(())
+    }
+    async fn seen(&mut self, _: &Root) -> Result<bool, RootError> {
+        Ok(false)
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_chain_leaves_room_in_a_crowded_root() {
     let store = memory().await;
     let handle = process(store.clone(), 1).await;
     let session = enter(&handle, "main").await;
-    struct Crowd(SessionId);
-    #[async_trait]
-    impl Transition for Crowd {
-        type Output = ();
-        fn session(&self) -> Option<SessionId> {
-            Some(self.0)
-        }
-        async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-            while next.encode()?.len() + 4096 < ROOT_BYTES_MAX {
-                let sequence = next.quarantine.len() as u32;
-                let name = PackName {
-                    session: 1,
-                    sequence,
-                    random: 0,
-                };
-                next.quarantine.push(ListRef {
-                    name,
-                    count: 1,
-                    bytes: 1,
-                });
-            }
-            Ok(())
-        }
-        async fn seen(&mut self, _: &Root) -> Result<bool, RootError> {
-            Ok(false)
-        }
-    }
     let first = touch(&handle, &session).await;
     handle
         .update(&mut Crowd(session.id()))
@@ -219,6 +222,25 @@ async fn a_chain_leaves_room_in_a_crowded_root() {
     }
     assert!(handle.current().root.encode().expect("it fits").len() <= ROOT_BYTES_MAX);
     assert!(matches!(chain(&handle).descent(first), Descent::In(..)));
+}
+
+/// A session that registers can write no list yet: the next change does.
+#[tokio::test(start_paused = true)]
+async fn a_session_that_registers_in_a_crowded_root_gives_up_no_part_of_the_chain() {
+    let store = memory().await;
+    let handle = process(store.clone(), 1).await;
+    let session = enter(&handle, "main").await;
+    let first = touch(&handle, &session).await;
+    for _ in 0..3 * OWN_LEAST {
+        touch(&handle, &session).await;
+    }
+    let crowded = handle.update(&mut Crowd(session.id())).await;
+    crowded.expect("it fits");
+    let other = process(store.clone(), 2).await;
+    let session = enter(&other, "other").await;
+    assert_eq!(chain(&other).descent(first), Descent::Holds);
+    touch(&other, &session).await;
+    assert!(matches!(chain(&other).descent(first), Descent::In(..)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -56,6 +56,9 @@ pub struct MountCommand {
     /// Take the volume over from whoever holds it
     #[arg(long)]
     steal: bool,
+    /// Go on without what was acknowledged and is missing from the bucket; what follows it is set aside below damaged/
+    #[arg(long)]
+    accept_loss: bool,
 }
 
 pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<(), Failure> {
@@ -67,6 +70,7 @@ pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<()
     let log = Log::start(global.verbose, global.quiet);
     raise_descriptor_limit();
     settings.state_dir = places::state_dir();
+    settings.accept_loss |= command.accept_loss;
     settings.outcome = outcome_place(&command.mountpoint);
     let ending = settings.outcome.clone();
     let runtime = runtime()?;

@@ -47,6 +47,9 @@ pub struct End {
     /// End it even if it may live: it then loses its mount, but nothing that it acknowledged
     #[arg(long)]
     force: bool,
+    /// Go on without what it acknowledged and is missing from the bucket; what follows it is set aside below damaged/
+    #[arg(long)]
+    accept_loss: bool,
 }
 
 fn session_id(text: &str) -> Result<SessionId, String> {
@@ -119,7 +122,7 @@ async fn end(command: End, global: &Global, output: &Output) -> Result<(), Failu
     let entry = repository.handle.current().root.sessions.get(&id).cloned();
     let entry = entry.ok_or_else(|| Failure::new(format!("there is no session {id}")))?;
     match entry.volume.clone() {
-        Some(volume) => take(&repository, volume, command.force, output).await?,
+        Some(volume) => take(&repository, volume, &command, output).await?,
         None => remove(&repository, id, &entry, command.force).await?,
     }
     let answer = json!({ "session": id.to_string(), "volume": entry.volume, "ended": true });
@@ -131,7 +134,7 @@ async fn end(command: End, global: &Global, output: &Output) -> Result<(), Failu
 async fn take(
     repository: &Arc<Repository>,
     volume: String,
-    force: bool,
+    command: &End,
     output: &Output,
 ) -> Result<(), Failure> {
     let place = PathBuf::from("(bkfs session end)");
@@ -142,9 +145,12 @@ async fn take(
         repository: repository.clone(),
         mount_point: place,
         options: MountOptions::default(),
-        settings: Settings::default(),
+        settings: Settings {
+            accept_loss: command.accept_loss,
+            ..Settings::default()
+        },
         volume,
-        steal: force,
+        steal: command.force,
         spool,
     };
     let failed = |error| match error {

@@ -1,6 +1,8 @@
 //! What sessions in the root own: heartbeats, and journals that must be carried out when their volume is taken over.
 //!
-//! Owns what is said of them, and which journals can never be carried out. Writes nothing.
+//! Owns what is said of them, and which journals can never be carried out. Writes nothing. Does not
+//! own how journals are found, nor what is missing of them: both are as a taker sees it
+//! ([`crate::root::victims`]).
 //!
 //! Sessions are at work while this looks: they write journals, cover them by a commit, and delete them. A list of the bucket takes many requests, and may show a journal and not the one
 //! before it. So what is wrong at first sight is looked at again, by a newer root and a newer list, until it is right or nothing was covered while it was looked at.
@@ -10,17 +12,15 @@ use std::collections::BTreeMap;
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::seal::Class;
 
-use super::layout::{self, place_of};
 use super::report::{Problem, ProblemKind, Report};
 use super::scan::{Scan, as_problem};
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
 use crate::root::heartbeat::Beat;
 use crate::root::journal::{JournalEntry, prefix};
+use crate::root::sent::{Sent, SentJournals};
 use crate::root::state::{Root, Session, SessionId};
-
-/// How often journals are looked at again whose session goes on covering them.
-const LOOKS_MAX: u32 = 16;
+use crate::root::victims::{Gap, LOOKS_MAX, Owner, SET_ASIDE};
 
 /// What is wrong with the journals of a session.
 #[derive(Debug, Default)]
@@ -38,6 +38,8 @@ pub struct Unreplayable {
     pub volume: String,
     /// The last operation before them.
     pub after: u64,
+    /// What was acknowledged and is in no journal any more.
+    pub gap: Option<Gap>,
     /// Their keys, in order.
     pub keys: Vec<String>,
     /// Keys of journals that cannot be read, of which commits have everything. A mount may stumble
@@ -113,76 +115,53 @@ impl Scan<'_> {
         Ok(last)
     }
 
-    /// The journals of one session in the root, up to `covered` of which a commit has everything: what is above must be whole, or it cannot be replayed. The newest
-    /// one that is gone cannot be missed: it might never have been written.
+    /// What this machine remembers of the journals that it sent.
+    fn sent(&self) -> Option<&SentJournals> {
+        self.options.memory.as_ref()?.sent()
+    }
+
+    /// The journals of one session in the root: those of which no commit has everything must be
+    /// whole, or they cannot be replayed. The newest ones that are gone are missed by the machine
+    /// alone that sent them.
     async fn journals(
         &self,
         id: SessionId,
         session: &Session,
         bucket: &BTreeMap<String, u64>,
     ) -> Result<Look, RootError> {
-        let covered = session.covered;
-        let mut broken = Unreplayable {
-            session: id,
-            volume: session.volume.clone().unwrap_or_default(),
-            after: covered,
-            keys: Vec::new(),
-            covered: Vec::new(),
+        if session.volume.is_none() {
+            return Ok(Look::default());
+        }
+        let remembered = match self.sent() {
+            Some(sent) => sent.recall(id).await,
+            None => None,
         };
-        let (mut problems, mut unreadable) = (Vec::new(), Vec::new());
-        let mut reached = covered;
-        for key in bucket.keys() {
-            let number = match place_of(key) {
-                layout::Place::Journal {
-                    session, number, ..
-                } if session == id => number,
-                _ => continue,
-            };
-            if session.covered_journal.is_some_and(|last| number <= last) {
-                continue;
-            }
-            let entry = match self.journal(key).await? {
-                Some(Ok(entry)) => entry,
-                Some(Err(problem)) => {
-                    problems.push(problem);
-                    unreadable.push(key.clone());
-                    // What follows is judged as if it were there.
-                    broken.begin(key, reached);
-                    reached = u64::MAX;
+        let owner = Owner::new(self.keyring, id, session, remembered);
+        let listed = bucket.range(owner.prefix().to_owned()..);
+        let listed = listed.map(|(key, _)| key);
+        let listed = listed.take_while(|key| key.starts_with(owner.prefix()));
+        let read = |key: String| async move { self.journal(&key).await };
+        let found = owner.search(listed, read).await?;
+        let mut judged = Judged::new(&owner, id, session);
+        for (number, entry) in found {
+            let key = owner.key(number);
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(problem) => {
+                    judged.is_unreadable(&key, problem);
                     continue;
                 }
-                None => continue,
             };
-            if entry.first <= covered.saturating_add(1) {
-                // Whatever is wrong with those before it, a commit covers them.
-                broken.keys.clear();
-                broken.covered.append(&mut unreadable);
-                (broken.after, reached) = (covered, covered);
-            }
-            if entry.last <= covered {
-                continue;
-            }
-            broken.follow(key);
-            let before = reached;
-            if entry.first > reached.saturating_add(1) {
-                let directory = key.rsplit_once('/').map_or("", |(directory, _)| directory);
-                let missing = format!("{directory}/{:016x}", number.saturating_sub(1));
-                let (first, wanted) = (entry.first, reached + 1);
-                let what =
-                    format!("operation {wanted} is in no journal, and {key} begins with {first}");
-                problems.push(Problem::new(missing, ProblemKind::Missing, what));
-            }
-            reached = reached.max(entry.last);
-            let lacking = self.lacking_packs(key, &entry, bucket).await?;
-            if !lacking.is_empty() {
-                broken.begin(key, before);
-                problems.extend(lacking);
+            let before = judged.reached;
+            if judged.follows(number, &key, &entry) {
+                let lacking = self.lacking_packs(&key, &entry, bucket).await?;
+                if !lacking.is_empty() {
+                    judged.broken.begin(&key, before);
+                    judged.problems.extend(lacking);
+                }
             }
         }
-        Ok(Look {
-            problems,
-            broken: (!broken.is_empty()).then_some(broken),
-        })
+        Ok(judged.done())
     }
 
     /// The journal under `key`, or what is wrong with it. `None` if it is not there: its writer
@@ -222,6 +201,94 @@ impl Scan<'_> {
     }
 }
 
+/// The journals of a session, as they are looked at one after the other.
+struct Judged<'a> {
+    owner: &'a Owner<'a>,
+    covered: u64,
+    problems: Vec<Problem>,
+    broken: Unreplayable,
+    unreadable: Vec<String>,
+    /// The last operation that is reached; the highest there is if that cannot be told.
+    reached: u64,
+    /// The last journal before anything is missing.
+    last: Option<u64>,
+    /// Numbers and last operations of journals behind what is missing.
+    behind: Vec<(u64, u64)>,
+}
+
+impl<'a> Judged<'a> {
+    fn new(owner: &'a Owner<'a>, id: SessionId, session: &Session) -> Self {
+        let covered = session.covered;
+        Self {
+            owner,
+            covered,
+            problems: Vec::new(),
+            broken: Unreplayable {
+                session: id,
+                volume: session.volume.clone().unwrap_or_default(),
+                after: covered,
+                gap: None,
+                keys: Vec::new(),
+                covered: Vec::new(),
+            },
+            unreadable: Vec::new(),
+            reached: covered,
+            last: None,
+            behind: Vec::new(),
+        }
+    }
+
+    fn is_unreadable(&mut self, key: &str, problem: Problem) {
+        self.problems.push(problem);
+        self.unreadable.push(key.to_owned());
+        // What follows is judged as if it were there.
+        self.broken.begin(key, self.reached);
+        self.reached = u64::MAX;
+    }
+
+    /// The next journal that can be read. False if a commit has all that it says.
+    fn follows(&mut self, number: u64, key: &str, entry: &JournalEntry) -> bool {
+        if entry.first <= self.covered.saturating_add(1) {
+            // Whatever is wrong with those before it, a commit covers them.
+            self.broken.keys.clear();
+            self.broken.covered.append(&mut self.unreadable);
+            (self.broken.after, self.reached) = (self.covered, self.covered);
+            self.behind.clear();
+        }
+        if entry.last <= self.covered {
+            self.last = Some(number);
+            return false;
+        }
+        self.broken.follow(key);
+        if !self.behind.is_empty() || entry.first > self.reached.saturating_add(1) {
+            self.broken.begin(key, self.reached);
+            self.behind.push((number, entry.last));
+            return true;
+        }
+        self.reached = self.reached.max(entry.last);
+        self.last = Some(number);
+        true
+    }
+
+    fn done(mut self) -> Look {
+        if self.reached < u64::MAX {
+            self.broken.gap = self.owner.gap(self.reached, self.last, &self.behind);
+        }
+        if let Some(gap) = &self.broken.gap {
+            if self.broken.keys.is_empty() {
+                self.broken.after = gap.after;
+            }
+            let what = gap.to_string();
+            self.problems
+                .push(Problem::new(gap.key(), ProblemKind::Missing, what));
+        }
+        Look {
+            problems: self.problems,
+            broken: (!self.broken.is_empty()).then_some(self.broken),
+        }
+    }
+}
+
 impl Unreplayable {
     /// The first one that cannot be carried out; later ones only follow.
     fn begin(&mut self, key: &str, reached: u64) {
@@ -241,13 +308,50 @@ impl Unreplayable {
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.keys.is_empty() && self.covered.is_empty()
+        self.keys.is_empty() && self.covered.is_empty() && self.gap.is_none()
+    }
+
+    /// What a repair does about them, in sentences.
+    pub fn steps(&self) -> Vec<String> {
+        let mut steps = Vec::new();
+        let lost = self.lost();
+        match self.keys.len() {
+            0 if self.gap.is_some() => steps.push(format!(
+                "give up journals that are missing from the bucket: {lost} is lost, and the volume can be mounted again"
+            )),
+            0 => {}
+            count => steps.push(format!(
+                "set {count} journals aside that cannot be carried out, below {SET_ASIDE}: {lost} is lost, and the volume can be mounted again"
+            )),
+        }
+        if !self.covered.is_empty() {
+            steps.push(format!(
+                "set {} journals aside that cannot be read, below {SET_ASIDE}: commits have all that they say",
+                self.covered.len()
+            ));
+        }
+        steps
+    }
+
+    /// What this machine remembers of the session once a repair has given up what cannot be carried
+    /// out.
+    pub fn given_up(&self) -> Option<(SessionId, Sent)> {
+        let sent = Sent {
+            number: 0,
+            last: self.after,
+        };
+        let gives_up = !self.keys.is_empty() || self.gap.is_some();
+        gives_up.then_some((self.session, sent))
     }
 
     /// What is lost with them, for people.
     pub fn lost(&self) -> String {
+        let last = match &self.gap {
+            Some(gap) => format!(", up to {},", gap.last),
+            None => String::new(),
+        };
         format!(
-            "what session {} acknowledged on volume {} after its operation {}",
+            "what session {} acknowledged on volume {} after its operation {}{last}",
             self.session, self.volume, self.after
         )
     }

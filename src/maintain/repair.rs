@@ -33,11 +33,12 @@ use crate::root::lists::Lists;
 use crate::root::reading::open_root;
 use crate::root::repository::probe;
 use crate::root::retry::random;
+use crate::root::sent::Sent;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::{ListEntry, QuarantineEntry, SnapshotEntry, TrashEntry};
 use crate::root::state::{HolderInfo, ListRef, ROOT_KEY, Root, SessionId};
 use crate::root::transition::{IndexChange, ListChange};
-use crate::root::victims::{SET_ASIDE, set_aside};
+use crate::root::victims::set_aside;
 
 /// What the repair session calls itself.
 const MOUNT_POINT: &str = "bkfs check --repair";
@@ -59,6 +60,8 @@ pub struct Plan {
     loses_chain: bool,
     /// Keys of journals.
     set_aside: Vec<String>,
+    /// What sessions are taken to have sent from then on.
+    given_up: Vec<(SessionId, Sent)>,
 }
 
 impl Plan {
@@ -321,19 +324,8 @@ fn plan_root(
 
 fn plan_journals(findings: &Findings, plan: &mut Plan) {
     for broken in &findings.unreplayable {
-        if !broken.keys.is_empty() {
-            plan.steps.push(format!(
-                "set {} journals aside that cannot be carried out, below {SET_ASIDE}: {} is lost, and the volume can be mounted again",
-                broken.keys.len(),
-                broken.lost()
-            ));
-        }
-        if !broken.covered.is_empty() {
-            plan.steps.push(format!(
-                "set {} journals aside that cannot be read, below {SET_ASIDE}: commits have all that they say",
-                broken.covered.len()
-            ));
-        }
+        plan.steps.extend(broken.steps());
+        plan.given_up.extend(broken.given_up());
         plan.set_aside.extend(broken.covered.iter().cloned());
         plan.set_aside.extend(broken.keys.iter().cloned());
     }
@@ -382,6 +374,11 @@ pub async fn execute(
         Some(root) => write_root(store, keyring, options, findings, plan, root).await,
         None => {
             set_aside(&**store, &plan.set_aside).await?;
+            if let Some(sent) = options.memory.as_ref().and_then(|memory| memory.sent()) {
+                for (session, to) in &plan.given_up {
+                    sent.lower(*session, *to).await;
+                }
+            }
             mend(store, keyring, findings, plan).await
         }
     }

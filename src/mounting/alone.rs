@@ -59,6 +59,7 @@ impl Alone {
             memory_bytes: parts.memory_bytes,
             spool,
             is_local: false,
+            accept_loss: false,
             owner,
             holder,
         };

@@ -313,6 +313,7 @@ impl Plan {
             memory_bytes: self.settings.memory_bytes,
             spool: self.spool.clone(),
             is_local: self.settings.fsync_local,
+            accept_loss: self.settings.accept_loss,
             owner: self.owner(),
             holder: self.holder(),
         }

@@ -63,6 +63,7 @@ Mount options (-o NAME=VALUE,…), in parentheses what holds without them:
   timeout=SECONDS        how long the store may make no progress (300)
   drain=SECONDS          how long SIGTERM waits for the store (600)
   wait                   wait for a server that cannot be reached at all, as long as timeout= says
+  accept_loss            go on without what was acknowledged and is missing from the bucket
   endpoint=URL, region=NAME, password_file=FILE
                          as the options of these names
   allow_suid, allow_dev  as suid and dev, also through mount(8) and fstab (neither)
@@ -101,6 +102,8 @@ pub struct Settings {
     pub drain: Duration,
     /// `wait`: a server that was never reached is waited for.
     pub wait: bool,
+    /// `accept_loss`: journals that are missing keep nobody from taking the volume.
+    pub accept_loss: bool,
     /// `endpoint=`.
     pub endpoint: Option<String>,
     /// `region=`.
@@ -130,6 +133,7 @@ impl Default for Settings {
             scrub: None,
             drain: DRAIN,
             wait: false,
+            accept_loss: false,
             endpoint: None,
             region: None,
             password_file: None,
@@ -208,6 +212,7 @@ impl Settings {
                 self.timeout = seconds(value).ok_or_else(|| bad("a number of seconds"))?;
             }
             "wait" if value.is_empty() => self.wait = true,
+            "accept_loss" if value.is_empty() => self.accept_loss = true,
             "drain" => self.drain = seconds(value).ok_or_else(|| bad("a number of seconds"))?,
             "upload_rate" => self.rates.upload = Some(at_least(RATE_MIN, RATE)?),
             "download_rate" => self.rates.download = Some(at_least(RATE_MIN, RATE)?),

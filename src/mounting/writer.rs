@@ -48,6 +48,8 @@ pub(super) struct Writing {
     pub(super) spool: Option<SpoolPlace>,
     /// `fsync=local`.
     pub(super) is_local: bool,
+    /// `accept_loss`.
+    pub(super) accept_loss: bool,
     /// Owner of the root directory of a volume that is new.
     pub(super) owner: Owner,
     pub(super) holder: HolderInfo,
@@ -96,6 +98,7 @@ impl Writing {
         let request = VolumeRequest {
             name: self.volume.clone(),
             steal,
+            accept_loss: self.accept_loss,
         };
         let holder = self.holder.clone();
         let open = OpenSession::open(

@@ -204,6 +204,7 @@ impl Replication<'_> {
         let request = VolumeRequest {
             name: self.volume.to_owned(),
             steal: self.steal,
+            accept_loss: false,
         };
         let holder = to.machine.holder(&command);
         let processes = to.machine.processes.clone();

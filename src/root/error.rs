@@ -4,6 +4,7 @@
 
 use super::state::{HolderInfo, NameError, RootMark, StateError};
 use super::transition::Refusal;
+use super::victims::{Gap, told};
 use crate::acquaintance::Acquaintance;
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::pack::PackName;
@@ -108,6 +109,12 @@ pub enum RootError {
         known: RootMark,
         /// The highest generation that the repair knew of.
         lost: u64,
+    },
+    /// Journals that hold what was acknowledged are not in the bucket.
+    #[error("{}", told(gaps))]
+    JournalsMissing {
+        /// Of which sessions, and what.
+        gaps: Vec<Gap>,
     },
     /// Another repository stands where this machine knows one.
     #[error(
@@ -241,6 +248,7 @@ impl RootError {
             | Self::Rollback { .. }
             | Self::NotDescended { .. }
             | Self::Rebuilt { .. }
+            | Self::JournalsMissing { .. }
             | Self::Replaced { .. }
             | Self::OtherLockRule
             | Self::NotAtomic { .. } => ErrorKind::Damaged,
@@ -282,6 +290,9 @@ impl RootError {
             ),
             Self::Rebuilt { .. } => Some(
                 "look through what is there (bkfs --accept-rollback snapshots); the option is needed once on this machine",
+            ),
+            Self::JournalsMissing { .. } => Some(
+                "nothing was deleted or carried out; bring the journals back, for example from older versions in the bucket, and mount again; to go on without them, give --accept-loss once (bkfs mount, mount -o accept_loss, bkfs session end)",
             ),
             Self::Replaced { .. } => Some(
                 "no password was asked for or used; if the other repository is meant to be here, give --accept-replaced once on this machine",

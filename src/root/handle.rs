@@ -206,6 +206,11 @@ impl RootHandle {
         &self.0.store
     }
 
+    /// What this machine remembers of the repository.
+    pub fn memory(&self) -> &dyn GenerationMemory {
+        &*self.0.memory
+    }
+
     /// Where randomness comes from.
     pub fn entropy(&self) -> &Arc<dyn Entropy> {
         &self.0.entropy
@@ -439,14 +444,11 @@ impl RootHandle {
                 .await;
             let error = match sent {
                 Ok(version) => {
-                    self.accept(
-                        RootView {
-                            version,
-                            ..attempt.next.clone()
-                        },
-                        attempt.base,
-                    )
-                    .await?;
+                    let made = RootView {
+                        version,
+                        ..attempt.next.clone()
+                    };
+                    self.accept(made, attempt.base).await?;
                     *self.0.made.lock() = Some(attempt.next.root.mark());
                     self.confirm().await?;
                     return Ok(Fate::Made);
@@ -506,10 +508,8 @@ impl RootHandle {
             reason: error.to_string(),
         };
         loop {
-            match self
-                .bounded(pauses, Operation::Get, self.0.store.get(ROOT_KEY))
-                .await
-            {
+            let read = self.bounded(pauses, Operation::Get, self.0.store.get(ROOT_KEY));
+            match read.await {
                 Ok((bytes, version)) => {
                     let view = self.decode(&bytes, version).map_err(unknown)?;
                     return self.accept(view, attempt.base).await.map_err(unknown);

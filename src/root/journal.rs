@@ -14,6 +14,7 @@ use super::error::RootError;
 use super::handle::RootHandle;
 use super::padding;
 use super::retry::{Pauses, bounded, random};
+use super::sent::{Notes, Sent};
 use super::state::SessionId;
 use super::transition::Refusal;
 use super::wire;
@@ -159,6 +160,8 @@ pub struct JournalWriter {
     depot: Option<Depot>,
     /// The store does not let us delete.
     keeps: AtomicBool,
+    /// Where this machine remembers what the store took.
+    notes: Option<Notes>,
 }
 
 #[derive(Debug, Default)]
@@ -209,6 +212,7 @@ impl JournalWriter {
             .map_or(0, |session| session.registered_epoch);
         Self {
             prefix: prefix(handle.keyring(), volume, session),
+            notes: handle.memory().sent().map(|sent| sent.notes(session)),
             handle,
             session,
             volume: volume.to_owned(),
@@ -467,6 +471,11 @@ impl JournalWriter {
             self.create(&pending.key, &bytes).await?;
             if let Some(depot) = &self.depot {
                 depot.note_answer();
+            }
+            // Before anybody is told, and before the spool lets go of it.
+            if let Some(notes) = &self.notes {
+                let (number, last) = (pending.number, pending.last);
+                notes.note(Sent { number, last }).await;
             }
             let mut state = self.state.lock();
             let front = state.pending.pop_front();

@@ -1,8 +1,10 @@
-//! What a machine remembers of a repository: the newest root it has seen.
+//! What a machine remembers of a repository: the newest root it has seen, and where what it
+//! remembers of its journals lies ([`super::sent`]).
 //!
 //! Owns the small file `STATE_DIR/REPOSITORY/generation` and nothing else. It is what detects a bucket that was rolled back (brief, 2.9); an empty machine
 //! cannot. Losing the file loses an alarm, never data: so what cannot be read counts as nothing remembered, and writing it need not survive a power cut.
 
+use super::sent::SentJournals;
 use super::state::RootMark;
 use crate::private;
 use async_trait::async_trait;
@@ -21,6 +23,11 @@ pub trait GenerationMemory: Send + Sync + Debug + 'static {
 
     /// Remembers `mark` whatever was remembered: the user has accepted it.
     async fn accept(&self, mark: RootMark) -> io::Result<()>;
+
+    /// What this machine remembers of the journals that it sent; none if it remembers nothing.
+    fn sent(&self) -> Option<&SentJournals> {
+        None
+    }
 }
 
 /// Remembers for the life of the process only: for tests, simulations, and machines without a state directory.
@@ -51,13 +58,16 @@ impl GenerationMemory for VolatileMemory {
 #[derive(Debug)]
 pub struct FileMemory {
     directory: PathBuf,
+    sent: SentJournals,
 }
 
 impl FileMemory {
     /// The memory of `repository` (its id as text) below `state_dir`. Touches nothing yet.
     pub fn new(state_dir: &Path, repository: &str) -> Self {
+        let directory = state_dir.join(repository);
         Self {
-            directory: state_dir.join(repository),
+            sent: SentJournals::new(&directory),
+            directory,
         }
     }
 
@@ -81,6 +91,10 @@ impl GenerationMemory for FileMemory {
     async fn accept(&self, mark: RootMark) -> io::Result<()> {
         let directory = self.directory.clone();
         blocking(move || write(&directory, mark, |_| true)).await
+    }
+
+    fn sent(&self) -> Option<&SentJournals> {
+        Some(&self.sent)
     }
 }
 

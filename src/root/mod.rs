@@ -20,6 +20,8 @@
 //! | [`holder`], [`heartbeat`], [`session`] | who a session is, whether it lives; entering, taking over, leaving |
 //! | [`ground`] | which commit the journals follow that an ended session kept on its own machine |
 //! | [`journal`] | what fsync acknowledges before a commit |
+//! | [`padding`] | how long a journal is in the bucket (pure) |
+//! | [`sent`] | which of them this machine has sent, to notice that the newest were deleted |
 //! | [`victims`] | the same of sessions that ended, read back |
 //! | [`commit`] | the order of a commit's writes; snapshots |
 //! | [`forget`] | to the trash, and back |
@@ -38,12 +40,13 @@ pub mod holder;
 pub mod journal;
 pub mod lists;
 pub mod memory;
+pub mod padding;
 pub mod reading;
 pub mod record;
-pub mod padding;
 pub mod repository;
 pub mod retry;
 pub mod rule;
+pub mod sent;
 pub mod session;
 pub mod slots;
 pub mod snapshots;
@@ -67,7 +70,7 @@ pub use session::{OpenSession, VolumeRequest};
 pub use snapshots::{SnapshotEntry, SnapshotList, SnapshotReference, SnapshotRequest};
 pub use state::{HolderInfo, ListRef, Root, Session, SessionId, SessionState, Volume};
 pub use transition::{Claim, Refusal};
-pub use victims::Victim;
+pub use victims::{Gap, Victim};
 
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use super::heartbeat::{Heartbeat, Watched, watch_holder};
 use super::holder::{LocalVerdict, Processes};
 use super::state::{HolderInfo, Root, Session, SessionId, SessionState};
 use super::transition::{Claim, Refusal};
-use super::victims::{Victim, victims};
+use super::victims::{Known, Victim, accept_loss, require_whole, victims};
 use async_trait::async_trait;
 
 /// How many holders in a row are judged before a volume counts as held.
@@ -26,6 +26,8 @@ pub struct VolumeRequest {
     pub name: String,
     /// Take it over from whoever holds it, alive or not.
     pub steal: bool,
+    /// Go on without what was acknowledged and is in no journal any more.
+    pub accept_loss: bool,
 }
 
 /// A session that stands in the root, with its heartbeat.
@@ -44,8 +46,9 @@ impl OpenSession {
     /// Enters the root, as `holder`, and takes `volume` if one is wanted.
     ///
     /// # Errors
-    /// A refusal of kind `Held` if the volume's holder lives; `Damaged` if the journal of an ended session of the volume
-    /// cannot be read; [`RootError::OutcomeUnknown`] if the session may stand in the root (it then counts as dead after a while).
+    /// A refusal of kind `Held` if the volume's holder lives; [`RootError::JournalsMissing`] if
+    /// what was acknowledged is in no journal any more, and that is not accepted; `Damaged` if the
+    /// journal of an ended session of the volume cannot be read; [`RootError::OutcomeUnknown`] if the session may stand in the root (it then counts as dead after a while).
     pub async fn open(
         handle: &RootHandle,
         holder: HolderInfo,
@@ -65,8 +68,13 @@ impl OpenSession {
                 victims: Vec::new(),
             });
         };
-        let (base, taken_from) = enter_volume(handle, id, holder, &request, processes).await?;
-        Self::begin(handle, id, request.name, base, taken_from).await
+        let remembered = match handle.memory().sent() {
+            Some(sent) => sent.sessions().await,
+            None => Vec::new(),
+        };
+        let entered = enter_volume(handle, id, holder, &request, processes).await?;
+        forget_ended(handle, remembered).await;
+        Self::begin(handle, id, request, entered).await
     }
 
     /// A new session takes the volume over from this one, which can store nothing more; what this one acknowledged is replayed.
@@ -86,17 +94,36 @@ impl OpenSession {
         };
         let claim = Some((volume.as_str(), Claim::Succeed(self.id)));
         let base = enter(handle, id, holder, claim, processes).await?;
-        Self::begin(handle, id, volume, base, None).await
+        let request = VolumeRequest {
+            name: volume,
+            steal: false,
+            accept_loss: false,
+        };
+        let entered = Entered {
+            base,
+            taken_from: None,
+            known: Known::default(),
+        };
+        Self::begin(handle, id, request, entered).await
     }
 
     /// Starts the session that has just taken `volume`, with what its predecessors left.
     async fn begin(
         handle: &RootHandle,
         id: SessionId,
-        volume: String,
-        base: u64,
-        taken_from: Option<HolderInfo>,
+        request: VolumeRequest,
+        entered: Entered,
     ) -> Result<Self, RootError> {
+        let VolumeRequest {
+            name: volume,
+            accept_loss,
+            ..
+        } = request;
+        let Entered {
+            base,
+            taken_from,
+            known,
+        } = entered;
         let heartbeat = Heartbeat::start(handle.clone(), id, Some(volume.clone()), base);
         let mut session = Self {
             handle: handle.clone(),
@@ -106,7 +133,7 @@ impl OpenSession {
             taken_from,
             victims: Vec::new(),
         };
-        match session.find_victims().await {
+        match session.find_victims(known, accept_loss).await {
             Ok(()) => Ok(session),
             Err(error) => {
                 // The victims stay in the root, ending, for whoever can replay them.
@@ -151,6 +178,9 @@ impl OpenSession {
         } = self;
         heartbeat.stop().await;
         handle.update(&mut End { id }).await?;
+        if let Some(sent) = handle.memory().sent() {
+            sent.forget([id]).await;
+        }
         // Nobody looks at the heartbeat of a session that is in no root; one that stays (no permission, no answer) is garbage.
         if let Err(error) = handle.store().delete(&id.key()).await {
             tracing::debug!(session = %id, %error, "the heartbeat object of an ended session stays behind");
@@ -165,12 +195,22 @@ impl OpenSession {
     }
 
     /// Steps `TakeList` and, if there is nothing to replay, `ReplayCommitCas`: ended sessions whose journals hold nothing uncovered leave the root.
-    async fn find_victims(&mut self) -> Result<(), RootError> {
+    async fn find_victims(&mut self, known: Known, accepts: bool) -> Result<(), RootError> {
         let Some(volume) = &self.volume else {
             return Ok(());
         };
         let root = &self.handle.current().root;
-        let victims = victims(&self.handle, root, volume).await?;
+        let victims = victims(&self.handle, root, volume, known).await?;
+        let gaps: Vec<_> = victims
+            .iter()
+            .filter_map(|victim| victim.gap.clone())
+            .collect();
+        if !gaps.is_empty() && !accepts {
+            return Err(RootError::JournalsMissing { gaps });
+        }
+        for victim in &victims {
+            accept_loss(&self.handle, victim).await?;
+        }
         if victims.iter().any(|victim| !victim.entries.is_empty()) {
             self.victims = victims;
             return Ok(());
@@ -247,20 +287,51 @@ fn draw_id(handle: &RootHandle) -> SessionId {
     SessionId(u64::from_le_bytes(id))
 }
 
-/// Enters with a volume; judges whoever holds it. Returns the first base epoch, and who was taken over.
+/// What this machine remembers of sessions that have left the root is forgotten. They were
+/// remembered before the root was read.
+async fn forget_ended(handle: &RootHandle, remembered: Vec<SessionId>) {
+    let view = handle.current();
+    let is_ended = |id: &SessionId| !view.root.sessions.contains_key(id);
+    if let Some(sent) = handle.memory().sent() {
+        sent.forget(remembered.into_iter().filter(is_ended)).await;
+    }
+}
+
+/// A session that has taken its volume.
+struct Entered {
+    /// The first base epoch.
+    base: u64,
+    /// Who was taken over.
+    taken_from: Option<HolderInfo>,
+    /// Journals that were read before.
+    known: Known,
+}
+
+/// Enters with a volume; judges whoever holds it, and looks before whether what was acknowledged is
+/// there.
 async fn enter_volume(
     handle: &RootHandle,
     id: SessionId,
     holder: HolderInfo,
     request: &VolumeRequest,
     processes: &dyn Processes,
-) -> Result<(u64, Option<HolderInfo>), RootError> {
+) -> Result<Entered, RootError> {
     let mut last = None;
     for _ in 0..JUDGEMENTS_MAX {
-        let (claim, victim) = judge(handle, &holder, request, processes).await?;
+        let (claim, taken_from) = judge(handle, &holder, request, processes).await?;
+        let known = match request.accept_loss {
+            true => Known::default(),
+            false => require_whole(handle, &request.name).await?,
+        };
         let volume = Some((request.name.as_str(), claim));
         match enter(handle, id, holder.clone(), volume, processes).await {
-            Ok(base) => return Ok((base, victim)),
+            Ok(base) => {
+                return Ok(Entered {
+                    base,
+                    taken_from,
+                    known,
+                });
+            }
             Err(error @ RootError::Refused(Refusal::Held { .. })) => last = Some(error),
             Err(error) => return Err(error),
         }

@@ -1,22 +1,31 @@
 //! What sessions that ended have acknowledged and no commit covers: their journals, read for whoever takes the volume over (protocol.md, rule 7).
 //!
-//! Owns finding and reading them, and where what was acknowledged ends. Does not own writing them
-//! (`journal`), nor replaying them.
+//! Owns finding and reading them, where what was acknowledged ends, and what is missing of it. Does
+//! not own writing them (`journal`), nor replaying them.
 //!
 //! A list may leave objects out, a read of one by its name may not. So the list is where the search
 //! begins, and journals are asked for by their numbers from there, both ways, until two in a row
 //! are not there.
+//!
+//! A journal is sent when the store has taken the one before it, and deleted when a commit covers
+//! it. So an operation that is in no journal and in no commit, while a later one is in a journal,
+//! was deleted by no writer: no crash leaves that. What follows the last journal only the machine
+//! knows that sent it ([`super::sent`]).
 
 use super::error::RootError;
-use super::handle::RootHandle;
+use super::handle::{RootHandle, RootView};
 use super::journal::{JournalEntry, prefix};
 use super::retry;
+use super::sent::Sent;
 use super::state::{Root, Session, SessionId};
-use bkfs_chunker::seal::Class;
+use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind};
 use bytes::Bytes;
 use futures::future::join_all;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::RangeInclusive;
 
 /// Objects listed in one request.
 const PAGE: usize = 1000;
@@ -26,6 +35,12 @@ const READ_AT_ONCE: usize = 16;
 
 /// So many numbers next to a journal are asked for whatever a list says.
 const REACH: u64 = 2;
+
+/// How often journals are looked at again whose session goes on covering them.
+pub(crate) const LOOKS_MAX: u32 = 16;
+
+/// The most numbers of missing journals, or ranges of them, that a message names.
+const NAMED_MAX: usize = 8;
 
 /// Where journals are kept that cannot be carried out. No class of objects lies there.
 pub(crate) const SET_ASIDE: &str = "damaged/";
@@ -41,11 +56,280 @@ pub struct Victim {
     pub keys: Vec<String>,
     /// Those behind a gap: what they say follows something that is missing.
     pub behind: Vec<String>,
+    /// What is missing.
+    pub gap: Option<Gap>,
+}
+
+/// What a session acknowledged and the bucket has no more.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Gap {
+    /// The session.
+    pub session: SessionId,
+    /// Its volume.
+    pub volume: String,
+    /// The last operation before what is missing.
+    pub after: u64,
+    /// The last operation that is known to have been acknowledged.
+    pub last: u64,
+    /// Numbers of the journals that are missing, in order.
+    pub missing: Vec<RangeInclusive<u64>>,
+    /// Its journals lie below this.
+    prefix: String,
+}
+
+impl Gap {
+    /// How many operations cannot be carried out.
+    pub fn operations(&self) -> u64 {
+        self.last.saturating_sub(self.after)
+    }
+
+    /// What the session is taken to have sent once the loss is accepted.
+    pub(crate) fn before(&self) -> Sent {
+        let first = self.missing.first().map_or(1, |range| *range.start());
+        Sent {
+            number: first.saturating_sub(1),
+            last: self.after,
+        }
+    }
+
+    /// Where the first missing journal lay.
+    pub fn key(&self) -> String {
+        let first = self.missing.first().map_or(0, |range| *range.start());
+        key_of(&self.prefix, first)
+    }
+}
+
+impl fmt::Display for Gap {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (session, volume) = (self.session, &self.volume);
+        let (first, last) = (self.after + 1, self.last);
+        let number = |range: &RangeInclusive<u64>| match range.start() == range.end() {
+            true => range.start().to_string(),
+            false => format!("{} to {}", range.start(), range.end()),
+        };
+        let mut numbers: Vec<String> = self.missing.iter().take(NAMED_MAX).map(number).collect();
+        if self.missing.len() > NAMED_MAX {
+            numbers.push("others".to_owned());
+        }
+        write!(
+            formatter,
+            "journals of session {session} of volume {volume} are missing: number {} (the first is {}); without them operations {first} to {last} ({} in all), which were acknowledged, are lost",
+            numbers.join(", "),
+            self.key(),
+            self.operations()
+        )
+    }
+}
+
+/// Several gaps, for people.
+pub(crate) fn told(gaps: &[Gap]) -> String {
+    let told: Vec<String> = gaps.iter().map(Gap::to_string).collect();
+    told.join("; ")
+}
+
+/// Journals that were read, by key. What a key says never changes.
+pub(super) type Known = Mutex<BTreeMap<String, JournalEntry>>;
+
+/// A session of a volume, and what is known of it without its journals.
+pub(crate) struct Owner<'a> {
+    id: SessionId,
+    session: &'a Session,
+    prefix: String,
+    remembered: Option<Sent>,
+}
+
+impl<'a> Owner<'a> {
+    /// The session `id`, which is `session` in the root. What this machine remembers of it must have
+    /// been recalled before its journals are read.
+    pub(crate) fn new(
+        keyring: &Keyring,
+        id: SessionId,
+        session: &'a Session,
+        remembered: Option<Sent>,
+    ) -> Self {
+        let volume = session.volume.as_deref().unwrap_or_default();
+        Self {
+            id,
+            session,
+            prefix: prefix(keyring, volume, id),
+            remembered,
+        }
+    }
+
+    /// Where its journals lie.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The key of its journal of this number.
+    pub(crate) fn key(&self, number: u64) -> String {
+        key_of(&self.prefix, number)
+    }
+
+    /// The number of its first journal of which the root does not say that a commit has everything.
+    fn first(&self) -> u64 {
+        self.session
+            .covered_journal
+            .unwrap_or(0)
+            .min(u64::MAX - REACH)
+            + 1
+    }
+
+    /// Its journals that no commit is known to cover, by number, as far as `read` finds them: those
+    /// that a list shows, those behind the last covered one, the last one that this machine
+    /// remembers, and those whose numbers are near.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub(crate) async fn search<T, R>(
+        &self,
+        listed: impl IntoIterator<Item = &String>,
+        read: impl Fn(String) -> R,
+    ) -> Result<BTreeMap<u64, T>, RootError>
+    where
+        R: Future<Output = Result<Option<T>, RootError>>,
+    {
+        let first = self.first();
+        let listed = listed.into_iter().filter_map(|key| self.number(key));
+        let remembered = self.remembered.map(|sent| sent.number);
+        let likely = listed.chain(remembered).filter(|number| *number >= first);
+        let mut wanted: BTreeSet<u64> = likely.chain(first..=first + REACH - 1).collect();
+        let mut asked = BTreeSet::new();
+        let mut found = BTreeMap::new();
+        while !wanted.is_empty() {
+            let round: Vec<u64> = std::mem::take(&mut wanted).into_iter().collect();
+            asked.extend(round.iter().copied());
+            for numbers in round.chunks(READ_AT_ONCE) {
+                let reads = numbers.iter().map(|number| read(self.key(*number)));
+                for (number, entry) in numbers.iter().zip(join_all(reads).await) {
+                    let Some(entry) = entry? else { continue };
+                    found.insert(*number, entry);
+                    let (below, above) =
+                        (number.saturating_sub(REACH), number.saturating_add(REACH));
+                    let near = below.max(first)..=above;
+                    wanted.extend(near.filter(|number| !asked.contains(number)));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The number of a journal; none for what is no journal of this session.
+    fn number(&self, key: &str) -> Option<u64> {
+        let number = u64::from_str_radix(key.strip_prefix(&self.prefix)?, 16).ok()?;
+        (key == self.key(number)).then_some(number)
+    }
+
+    /// What is missing if its journals lead to operation `after`, the last of them is `reached`, and
+    /// those in `behind` (number and last operation) do not follow; none if nothing is.
+    pub(crate) fn gap(
+        &self,
+        after: u64,
+        reached: Option<u64>,
+        behind: &[(u64, u64)],
+    ) -> Option<Gap> {
+        let remembered = self.remembered.filter(|sent| sent.last > after);
+        let lasts = behind.iter().map(|(_, last)| *last);
+        let last = lasts.chain(remembered.map(|sent| sent.last)).max()?;
+        let through = remembered.map(|sent| sent.number);
+        let least = behind.first().map(|(number, _)| number.saturating_sub(1));
+        let reached = reached.max(self.session.covered_journal);
+        let mut next = match reached {
+            Some(number) => number.saturating_add(1),
+            // A root of before does not say which ones commits cover.
+            None => least.or(through).unwrap_or(1),
+        };
+        let mut missing = Vec::new();
+        for (number, _) in behind {
+            if *number > next {
+                missing.push(next..=*number - 1);
+            }
+            next = next.max(number.saturating_add(1));
+        }
+        missing.extend(
+            through
+                .filter(|number| *number >= next)
+                .map(|number| next..=number),
+        );
+        if missing.is_empty() {
+            missing.extend(least.or(through).map(|number| number..=number));
+        }
+        Some(Gap {
+            session: self.id,
+            volume: self.session.volume.clone().unwrap_or_default(),
+            after,
+            last,
+            missing,
+            prefix: self.prefix.clone(),
+        })
+    }
+
+    /// How far its journals lead.
+    fn chain(&self, found: &BTreeMap<u64, JournalEntry>) -> Chain {
+        let mut chain = Chain {
+            after: self.session.covered,
+            reached: None,
+            behind: Vec::new(),
+        };
+        for (number, entry) in found {
+            let is_open = entry.last > chain.after;
+            if is_open && (entry.first > chain.after + 1 || !chain.behind.is_empty()) {
+                chain.behind.push((*number, entry.last));
+                continue;
+            }
+            chain.after = chain.after.max(entry.last);
+            chain.reached = Some(*number);
+        }
+        chain
+    }
+
+    /// What is missing of its journals.
+    fn gap_in(&self, found: &BTreeMap<u64, JournalEntry>) -> Option<Gap> {
+        let chain = self.chain(found);
+        self.gap(chain.after, chain.reached, &chain.behind)
+    }
+
+    /// What its journals say, up to the first operation that is missing. `done` are covered.
+    fn victim(&self, mut found: BTreeMap<u64, JournalEntry>, done: Vec<String>) -> Victim {
+        let Chain {
+            after,
+            reached,
+            behind,
+        } = self.chain(&found);
+        let gap = self.gap(after, reached, &behind);
+        let behind: BTreeSet<u64> = behind.into_iter().map(|(number, _)| number).collect();
+        found.retain(|number, _| !behind.contains(number));
+        let keys = found.keys().map(|number| self.key(*number));
+        let keys = keys.chain(done).collect();
+        let mut last = self.session.covered;
+        let mut entries: Vec<JournalEntry> = found.into_values().collect();
+        entries.retain(|entry| {
+            let is_open = entry.last > last;
+            last = last.max(entry.last);
+            is_open
+        });
+        Victim {
+            session: self.id,
+            entries,
+            keys,
+            behind: behind.iter().map(|number| self.key(*number)).collect(),
+            gap,
+        }
+    }
+}
+
+/// How far the journals of a session lead.
+struct Chain {
+    /// The last operation.
+    after: u64,
+    /// The number of the last of them.
+    reached: Option<u64>,
+    /// Number and last operation of those that do not follow.
+    behind: Vec<(u64, u64)>,
 }
 
 /// Step `TakeList`: the journals of all ended sessions of the volume, oldest session first. To be
-/// called after the volume was taken. Dropped, it may have set some aside that lie behind a gap;
-/// the next call goes on.
+/// called after the volume was taken. `known` were read before. Changes nothing.
 ///
 /// # Errors
 /// `Damaged` if a journal cannot be read: what it holds was acknowledged, so it is not passed over.
@@ -53,24 +337,92 @@ pub(super) async fn victims(
     handle: &RootHandle,
     root: &Root,
     volume: &str,
+    known: Known,
 ) -> Result<Vec<Victim>, RootError> {
     let mut victims = Vec::new();
     for id in root.ending_sessions(volume) {
         let Some(session) = root.sessions.get(&id) else {
             continue;
         };
-        let found = find(
-            handle,
-            &prefix(handle.keyring(), volume, id),
-            session.covered_journal,
-        )
-        .await?;
-        let mut victim = uncovered(id, session, found.uncovered);
-        victim.keys.extend(found.covered);
-        set_aside_behind(handle, &victim).await?;
-        victims.push(victim);
+        let owner = owner(handle, id, session).await;
+        let (found, done) = find(handle, &owner, &known).await?;
+        victims.push(owner.victim(found, done));
     }
     Ok(victims)
+}
+
+/// Looks, before the volume is taken, whether all is there that its ended sessions and its holder
+/// acknowledged. Returns the journals that it has read, for [`victims`]. What cannot be read is
+/// judged there. Changes nothing.
+///
+/// # Errors
+/// [`RootError::JournalsMissing`]; store errors.
+pub(super) async fn require_whole(handle: &RootHandle, volume: &str) -> Result<Known, RootError> {
+    for _ in 0..LOOKS_MAX {
+        let view = handle.refresh().await?;
+        let holder = view.root.volumes.get(volume).and_then(|entry| entry.holder);
+        let mut ids = view.root.ending_sessions(volume);
+        ids.extend(holder);
+        let known = Known::default();
+        let mut gaps = Vec::new();
+        for id in ids {
+            let Some(session) = view.root.sessions.get(&id) else {
+                continue;
+            };
+            let owner = owner(handle, id, session).await;
+            let (found, _) = match find(handle, &owner, &known).await {
+                Err(RootError::Damaged { .. } | RootError::Unopenable { .. }) => continue,
+                found => found?,
+            };
+            gaps.extend(owner.gap_in(&found));
+            let read = found.into_iter();
+            known
+                .lock()
+                .extend(read.map(|(number, entry)| (owner.key(number), entry)));
+        }
+        if gaps.is_empty() {
+            return Ok(known);
+        }
+        // A commit may have covered them meanwhile, and its session have deleted them.
+        let after = handle.refresh().await?;
+        if gaps
+            .iter()
+            .all(|gap| is_unmoved(&view, &after, gap.session))
+        {
+            return Err(RootError::JournalsMissing { gaps });
+        }
+    }
+    Ok(Known::default())
+}
+
+/// Whether no commit of the session was made between two roots.
+fn is_unmoved(before: &RootView, after: &RootView, id: SessionId) -> bool {
+    let covered = |view: &RootView| view.root.sessions.get(&id).map(|session| session.covered);
+    covered(after).is_some() && covered(before) == covered(after)
+}
+
+async fn owner<'a>(handle: &RootHandle, id: SessionId, session: &'a Session) -> Owner<'a> {
+    let remembered = match handle.memory().sent() {
+        Some(sent) => sent.recall(id).await,
+        None => None,
+    };
+    Owner::new(handle.keyring(), id, session, remembered)
+}
+
+/// The journals of a session that no commit is known to cover, by number, and the keys of the
+/// others: those need not be readable.
+async fn find(
+    handle: &RootHandle,
+    owner: &Owner<'_>,
+    known: &Known,
+) -> Result<(BTreeMap<u64, JournalEntry>, Vec<String>), RootError> {
+    let listed = list(handle, owner.prefix()).await?;
+    let found = owner
+        .search(&listed, |key| read(handle, key, known))
+        .await?;
+    let first = owner.first();
+    let is_done = |key: &String| owner.number(key).is_some_and(|number| number < first);
+    Ok((found, listed.into_iter().filter(is_done).collect()))
 }
 
 /// Reads, again and again while the store does not answer.
@@ -103,105 +455,47 @@ async fn list(handle: &RootHandle, prefix: &str) -> Result<Vec<String>, RootErro
     }
 }
 
-/// The journals of a session.
-struct Found {
-    /// By number, with their keys.
-    uncovered: BTreeMap<u64, (String, JournalEntry)>,
-    /// Keys of those that a commit covers as a whole: they need not be readable.
-    covered: Vec<String>,
-}
-
-/// The journals of a session below `prefix`: those that a list shows, those behind the last
-/// `covered` one, and those whose numbers are near.
-async fn find(handle: &RootHandle, prefix: &str, covered: Option<u64>) -> Result<Found, RootError> {
-    let first = covered.unwrap_or(0).min(u64::MAX - REACH) + 1;
-    let listed = list(handle, prefix).await?;
-    let numbers = listed.iter().filter_map(|key| number(prefix, key));
-    let (open, done): (Vec<u64>, Vec<u64>) = numbers.partition(|number| *number >= first);
-    let near = first..=first + REACH - 1;
-    let mut wanted: BTreeSet<u64> = open.into_iter().chain(near).collect();
-    let mut asked = BTreeSet::new();
-    let mut found = BTreeMap::new();
-    while !wanted.is_empty() {
-        let round: Vec<u64> = std::mem::take(&mut wanted).into_iter().collect();
-        asked.extend(round.iter().copied());
-        for numbers in round.chunks(READ_AT_ONCE) {
-            let reads = numbers.iter().map(|number| read(handle, prefix, *number));
-            for (number, entry) in numbers.iter().zip(join_all(reads).await) {
-                let Some(entry) = entry? else { continue };
-                found.insert(*number, entry);
-                let near = number.saturating_sub(REACH).max(first)..=number.saturating_add(REACH);
-                wanted.extend(near.filter(|number| !asked.contains(number)));
-            }
-        }
-    }
-    Ok(Found {
-        uncovered: found,
-        covered: done
-            .into_iter()
-            .map(|number| key_of(prefix, number))
-            .collect(),
-    })
-}
-
 fn key_of(prefix: &str, number: u64) -> String {
     format!("{prefix}{number:016x}")
-}
-
-/// The number of a journal; none for what is no journal.
-fn number(prefix: &str, key: &str) -> Option<u64> {
-    let number = u64::from_str_radix(key.strip_prefix(prefix)?, 16).ok()?;
-    (key == key_of(prefix, number)).then_some(number)
 }
 
 /// A journal, if it is there.
 async fn read(
     handle: &RootHandle,
-    prefix: &str,
-    number: u64,
-) -> Result<Option<(String, JournalEntry)>, RootError> {
-    let key = key_of(prefix, number);
+    key: String,
+    known: &Known,
+) -> Result<Option<JournalEntry>, RootError> {
+    let entry = known.lock().remove(&key);
+    if entry.is_some() {
+        return Ok(entry);
+    }
     let object = patiently(handle, Operation::Get, &key, || handle.store().get(&key)).await;
     let object = match object {
         // Its writer deletes what a commit covers, and may do so late.
         Err(RootError::Store(error)) if error.is_not_found() => return Ok(None),
         object => object?.0,
     };
-    let entry = open(handle, &key, &object)?;
-    Ok(Some((key, entry)))
+    Ok(Some(open(handle, &key, &object)?))
 }
 
-/// The operations of a session that follow what the root covers, up to the first that is missing.
-fn uncovered(
-    id: SessionId,
-    session: &Session,
-    found: BTreeMap<u64, (String, JournalEntry)>,
-) -> Victim {
-    let mut victim = Victim {
-        session: id,
-        entries: Vec::new(),
-        keys: Vec::new(),
-        behind: Vec::new(),
+/// The loss of what is missing is accepted: what lies behind it is set aside, and this machine
+/// remembers that. Dropped, it has set some aside; doing it again is safe.
+///
+/// # Errors
+/// Store errors.
+pub(super) async fn accept_loss(handle: &RootHandle, victim: &Victim) -> Result<(), RootError> {
+    let Some(gap) = &victim.gap else {
+        return Ok(());
     };
-    let mut last = session.covered;
-    for (key, entry) in found.into_values() {
-        if entry.last > last && (entry.first > last + 1 || !victim.behind.is_empty()) {
-            if victim.behind.is_empty() {
-                let (first, missing) = (entry.first, last + 1);
-                tracing::error!(
-                    "operation {missing} of session {id} was acknowledged and is in no journal: {key}, which begins with {first}, and all after it are not carried out, and set aside below {SET_ASIDE}"
-                );
-            }
-            victim.behind.push(key);
-            continue;
-        }
-        victim.keys.push(key);
-        if entry.last > last {
-            last = entry.last;
-            victim.entries.push(entry);
-        }
+    tracing::error!(
+        "{gap}; that is accepted: the volume goes on without them, and {} journals behind them are set aside below {SET_ASIDE}",
+        victim.behind.len()
+    );
+    set_aside_behind(handle, victim).await?;
+    if let Some(sent) = handle.memory().sent() {
+        sent.lower(gap.session, gap.before()).await;
     }
-    victim
+    Ok(())
 }
 
 /// Journals behind a gap are kept for people: the session leaves the root, and nothing else holds
@@ -258,6 +552,10 @@ pub(super) fn open(
 impl RootHandle {
     /// Deletes journals of sessions that have left the root, as far as the store permits.
     pub async fn forget_journals(&self, victims: &[Victim]) {
+        if let Some(sent) = self.memory().sent() {
+            sent.forget(victims.iter().map(|victim| victim.session))
+                .await;
+        }
         for key in victims.iter().flat_map(|victim| &victim.keys) {
             if let Err(error) = self.store().delete(key).await {
                 tracing::debug!(%key, %error, "a journal that was replayed stays behind");

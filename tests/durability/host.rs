@@ -1,5 +1,6 @@
 //! A machine with a mount of the volume `main`, without a kernel: it can end well, or be gone from one moment to the next.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -182,9 +183,27 @@ impl Host {
         Self::set_up(runtime(), store, settings, opening(timeout), None)
     }
 
+    /// One whose machine remembers in `state`.
+    pub fn remembering(
+        bucket: &Bucket,
+        state: &Path,
+        settings: Settings,
+    ) -> Result<Self, bkfs::mounting::MountingError> {
+        let opening = Opening {
+            state_dir: Some(state.to_owned()),
+            ..opening(Duration::from_secs(10))
+        };
+        Self::set_up(runtime(), bucket.memory.clone(), settings, opening, None)
+    }
+
     /// One with the options of a default mount and a spool on `disk`, where time passes only while
     /// all wait.
     pub fn spooling(bucket: &Bucket, disk: &SimulatedDisk) -> Self {
+        Self::spooling_at_most(bucket, disk, 256 << 20)
+    }
+
+    /// The same, with a spool of so many bytes.
+    pub fn spooling_at_most(bucket: &Bucket, disk: &SimulatedDisk, bytes: u64) -> Self {
         let spool = SpoolPlace {
             disk: Arc::new(disk.clone()),
             root: "/spool".into(),
@@ -199,11 +218,6 @@ impl Host {
     /// One whose packs are closed when they reach so many bytes.
     pub fn with_packs(bucket: &Bucket, bytes: u64) -> Self {
         let mut opening = opening(Duration::from_secs(10));
-        Self::spooling_at_most(bucket, disk, 256 << 20)
-    }
-
-    /// The same, with a spool of so many bytes.
-    pub fn spooling_at_most(bucket: &Bucket, disk: &SimulatedDisk, bytes: u64) -> Self {
         opening.depot.pack_bytes = bytes;
         let (store, settings) = (bucket.memory.clone(), Settings::default());
         Self::set_up(runtime(), store, settings, opening, None).expect("mounted")

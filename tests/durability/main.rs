@@ -13,6 +13,7 @@ mod history;
 mod host;
 mod layers;
 mod locks;
+mod missing;
 mod outages;
 mod outcome;
 mod paused;

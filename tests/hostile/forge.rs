@@ -106,6 +106,7 @@ impl Forger {
             let request = VolumeRequest {
                 name: VOLUME.to_owned(),
                 steal: false,
+                accept_loss: false,
             };
             let machine = &repository.machine;
             let holder = machine.holder("a hostile writer");

@@ -36,6 +36,7 @@ async fn writer(
     let request = VolumeRequest {
         name: volume.to_owned(),
         steal,
+        accept_loss: false,
     };
     let session = OpenSession::open(
         &handle,

@@ -20,10 +20,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 async fn enter(store: &Arc<dyn Store>, seed: u64, name: &str) -> Result<OpenSession, RootError> {
+    enter_as(store, seed, name, false).await
+}
+
+async fn enter_as(
+    store: &Arc<dyn Store>,
+    seed: u64,
+    name: &str,
+    accept_loss: bool,
+) -> Result<OpenSession, RootError> {
     let handle = process(store.clone(), seed).await;
     let request = VolumeRequest {
         name: "main".into(),
         steal: true,
+        accept_loss,
     };
     OpenSession::open(&handle, holder(name), Some(request), &SystemProcesses).await
 }
@@ -172,7 +182,13 @@ async fn what_lies_behind_a_gap_is_set_aside() {
         ..entry(4)
     };
     put(&store, &like, 4, &behind).await;
-    assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2)]]);
+    let refused = enter(&store, 2, "taker").await.expect_err("3 is missing");
+    assert_eq!(refused.kind(), ErrorKind::Damaged, "{refused}");
+    let taker = enter_as(&store, 3, "taker", true).await.expect("accepted");
+    let [victim] = taker.victims() else {
+        panic!("one was there");
+    };
+    assert_eq!(victim.entries.len(), 2);
     let aside = store.list("damaged/journal/", None, 10).await;
     assert_eq!(aside.expect("listed").len(), 1, "kept for people");
     assert_eq!(journals(&store).await.len(), 2);
@@ -498,6 +514,7 @@ async fn half_covered(store: &Arc<dyn Store>) -> JournalWriter {
     let request = VolumeRequest {
         name: "main".into(),
         steal: true,
+        accept_loss: false,
     };
     let session = OpenSession::open(&handle, holder("a"), Some(request), &SystemProcesses).await;
     let session = session.expect("free");

@@ -30,6 +30,7 @@ async fn place(store: Arc<dyn Store>) -> Place {
     let request = VolumeRequest {
         name: "main".into(),
         steal: false,
+        accept_loss: false,
     };
     let session = OpenSession::open(&handle, holder("a"), Some(request), &SystemProcesses)
         .await

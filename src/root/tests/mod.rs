@@ -4,6 +4,7 @@ mod commit;
 mod handle;
 mod journal;
 mod lists;
+mod missing;
 mod repository;
 mod session;
 mod state;

@@ -34,6 +34,7 @@ async fn enter(
         Some(VolumeRequest {
             name: "main".into(),
             steal,
+            accept_loss: false,
         }),
         processes,
     )
@@ -142,6 +143,7 @@ async fn nobody_is_judged_while_the_store_is_silent() {
         let request = VolumeRequest {
             name: "main".into(),
             steal: false,
+            accept_loss: false,
         };
         OpenSession::open(&handle, holder("b"), Some(request), &SystemProcesses).await
     });
@@ -340,6 +342,7 @@ async fn entering_survives_lost_answers() {
         let request = VolumeRequest {
             name: "main".into(),
             steal: false,
+            accept_loss: false,
         };
         let session = OpenSession::open(&handle, holder("a"), Some(request), &SystemProcesses)
             .await

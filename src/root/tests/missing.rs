@@ -1,0 +1,381 @@
+//! Journals that were acknowledged and are in the bucket no more: who finds out, and what then.
+
+use super::support::*;
+use crate::root::commit::{CommitRequest, Committer};
+use crate::root::error::{ErrorKind, RootError};
+use crate::root::handle::RootHandle;
+use crate::root::holder::SystemProcesses;
+use crate::root::journal::{JournalEntry, JournalWriter};
+use crate::root::lists::Lists;
+use crate::root::memory::FileMemory;
+use crate::root::session::{OpenSession, VolumeRequest};
+use crate::root::state::SessionState;
+use crate::root::victims::Gap;
+use async_trait::async_trait;
+use bkfs_chunker::ingest::Delivered;
+use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
+use bkfs_chunker::store::{Layer, Operation, Store, StoreError, StoreErrorKind, Version};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+fn state() -> TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
+/// A process of a machine that remembers in `state`.
+async fn on(store: &Arc<dyn Store>, seed: u64, state: &Path) -> RootHandle {
+    let memory = Arc::new(FileMemory::new(state, "r"));
+    open(store.clone(), seed, memory).await.expect("opens")
+}
+
+async fn take(handle: &RootHandle, accept_loss: bool) -> Result<OpenSession, RootError> {
+    let request = VolumeRequest {
+        name: "main".into(),
+        steal: true,
+        accept_loss,
+    };
+    OpenSession::open(handle, holder("a"), Some(request), &SystemProcesses).await
+}
+
+/// Journals of one operation each, up to this one.
+async fn write(writer: &JournalWriter, operations: std::ops::RangeInclusive<u64>) {
+    for operation in operations {
+        let said = format!("operation {operation}").into_bytes();
+        let entry = JournalEntry::new(operation..=operation, Delivered::default(), said);
+        writer.settle(entry).expect("follows");
+        writer.land(writer.settled()).await.expect("written");
+    }
+}
+
+async fn journals(store: &Arc<dyn Store>) -> Vec<String> {
+    let listed = store.list("", None, 1000).await.expect("listed");
+    let keys = listed.into_iter().map(|object| object.key);
+    keys.filter(|key| key.contains("journal/")).collect()
+}
+
+async fn delete(store: &Arc<dyn Store>, numbers: &[u64]) {
+    for key in journals(store).await {
+        if numbers
+            .iter()
+            .any(|number| key.ends_with(&format!("{number:016x}")))
+        {
+            store.delete(&key).await.expect("deleted");
+        }
+    }
+}
+
+/// Five journals of a session that is dead, of which these are deleted, and where its machine
+/// remembers them.
+async fn dead_without(numbers: &[u64]) -> (Arc<dyn Store>, TempDir, OpenSession) {
+    let (store, state) = (memory().await, state());
+    let handle = on(&store, 1, state.path()).await;
+    let session = take(&handle, false).await.expect("free");
+    let writer = JournalWriter::new(handle, session.id(), "main");
+    write(&writer, 1..=5).await;
+    delete(&store, numbers).await;
+    (store, state, session)
+}
+
+fn gap(error: RootError) -> Gap {
+    assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
+    assert!(
+        error
+            .hint()
+            .is_some_and(|hint| hint.contains("--accept-loss"))
+    );
+    match error {
+        RootError::JournalsMissing { gaps } => gaps.into_iter().next().expect("one"),
+        other => panic!("{other}"),
+    }
+}
+
+fn ranges(session: &OpenSession) -> Vec<(u64, u64)> {
+    let victims = session.victims().iter();
+    let entries = victims.flat_map(|victim| &victim.entries);
+    entries.map(|entry| (entry.first, entry.last)).collect()
+}
+
+#[tokio::test]
+async fn the_machine_that_sent_them_misses_the_newest_journals() {
+    for (deleted, missing) in [
+        (&[5][..], vec![5..=5]),
+        (&[4, 5], vec![4..=5]),
+        (&[1, 2, 3, 4, 5], vec![1..=5]),
+        (&[2, 3, 5], vec![2..=3, 5..=5]),
+    ] {
+        let (store, state, session) = dead_without(deleted).await;
+        let before = journals(&store).await;
+        let handle = on(&store, 2, state.path()).await;
+        let found = gap(take(&handle, false).await.expect_err("acknowledged"));
+        let after = *deleted.first().expect("one") - 1;
+        assert_eq!((found.after, found.last), (after, 5));
+        assert_eq!((found.session, found.missing), (session.id(), missing));
+        assert_eq!(journals(&store).await, before, "nothing was touched");
+        let root = &handle.refresh().await.expect("read").root;
+        let stands = &root.sessions[&session.id()];
+        assert_eq!(stands.state, SessionState::Live, "the volume was not taken");
+        assert_eq!(root.sessions.len(), 1);
+        let taken = take(&handle, true).await.expect("accepted");
+        let carried: Vec<_> = (1..=after)
+            .map(|operation| (operation, operation))
+            .collect();
+        assert_eq!(ranges(&taken), carried);
+    }
+}
+
+#[tokio::test]
+async fn the_message_says_what_is_missing_of_what() {
+    let (store, state, session) = dead_without(&[3, 5]).await;
+    let handle = on(&store, 2, state.path()).await;
+    let text = take(&handle, false).await.expect_err("missing").to_string();
+    let key = format!("{}/0000000000000003", session.id());
+    let says = [
+        &format!("session {}", session.id()),
+        "volume main",
+        "number 3, 5 ",
+        &key,
+        "operations 3 to 5 (3 in all)",
+    ];
+    for part in says {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+}
+
+/// What this machine has accepted is not asked for again, and what comes after it is missed.
+#[tokio::test]
+async fn a_loss_is_accepted_once() {
+    let (store, state, session) = dead_without(&[4, 5]).await;
+    let handle = on(&store, 2, state.path()).await;
+    drop(take(&handle, true).await.expect("accepted"));
+    let handle = on(&store, 3, state.path()).await;
+    let third = take(&handle, false).await.expect("accepted before");
+    assert_eq!(ranges(&third), [(1, 1), (2, 2), (3, 3)]);
+    assert_ne!(third.id(), session.id());
+    delete(&store, &[3]).await;
+    let handle = on(&store, 4, state.path()).await;
+    let found = gap(take(&handle, false).await.expect_err("3 was not accepted"));
+    assert_eq!((found.after, found.last), (2, 3));
+}
+
+#[tokio::test]
+async fn any_machine_misses_one_in_the_middle() {
+    let (store, _state, session) = dead_without(&[3]).await;
+    let other = state();
+    let before = journals(&store).await;
+    let handle = on(&store, 2, other.path()).await;
+    let found = gap(take(&handle, false).await.expect_err("acknowledged"));
+    assert_eq!((found.after, found.last), (2, 5));
+    assert_eq!(found.missing, [3..=3]);
+    assert_eq!(journals(&store).await, before);
+    let root = &handle.refresh().await.expect("read").root;
+    assert_eq!(root.sessions[&session.id()].state, SessionState::Live);
+    let taken = take(&handle, true).await.expect("accepted");
+    assert_eq!(ranges(&taken), [(1, 1), (2, 2)]);
+    let aside = store.list("damaged/journal/", None, 10).await;
+    assert_eq!(aside.expect("listed").len(), 2, "kept for people");
+}
+
+/// No machine but the one that sent them can know.
+#[tokio::test]
+async fn another_machine_cannot_miss_the_newest() {
+    let (store, _state, _session) = dead_without(&[4, 5]).await;
+    let other = state();
+    let handle = on(&store, 2, other.path()).await;
+    let taken = take(&handle, false).await.expect("it cannot know");
+    assert_eq!(ranges(&taken), [(1, 1), (2, 2), (3, 3)]);
+}
+
+/// An unreadable journal is not missing: the volume is taken, and the answer is the one of before.
+#[tokio::test]
+async fn what_cannot_be_read_is_damage_and_no_gap() {
+    let (store, state, session) = dead_without(&[]).await;
+    let key = journals(&store).await.remove(4);
+    store.delete(&key).await.expect("deleted");
+    let noise = Bytes::from_static(b"noise");
+    store.put_new(&key, vec![noise]).await.expect("put");
+    let handle = on(&store, 2, state.path()).await;
+    let error = take(&handle, false).await.expect_err("acknowledged");
+    assert!(matches!(error, RootError::Unopenable { .. }), "{error}");
+    let root = &handle.refresh().await.expect("read").root;
+    assert_eq!(root.sessions[&session.id()].state, SessionState::Ending);
+}
+
+/// One process that writes, commits as far as told, and is gone.
+struct Writer {
+    handle: RootHandle,
+    session: OpenSession,
+    journals: JournalWriter,
+    committer: Committer<Fake>,
+}
+
+impl Writer {
+    async fn begin(store: &Arc<dyn Store>, state: &Path) -> Self {
+        let handle = on(store, 1, state).await;
+        let session = take(&handle, false).await.expect("free");
+        let uploads = Fake::new(&Arc::new(Shelf::default()), &handle, session.id());
+        let lists = Lists::new(store.clone(), keyring());
+        let committer = Committer::new(handle.clone(), lists, session.id(), "main", uploads);
+        Self {
+            journals: JournalWriter::new(handle.clone(), session.id(), "main"),
+            committer: committer.expect("it holds the volume"),
+            session,
+            handle,
+        }
+    }
+
+    async fn commit(&self, covered: u64) {
+        let request = CommitRequest {
+            covered,
+            covered_journal: Some(self.journals.number_covered(covered)),
+            ..tree(1)
+        };
+        self.committer.commit(request).await.expect("committed");
+    }
+}
+
+/// Nothing that a crash leaves is refused.
+#[tokio::test(start_paused = true)]
+async fn what_a_crash_leaves_is_whole() {
+    // A commit covers some, and their journals are deleted, or not, or all.
+    for (covers, deleted) in [
+        (3, &[][..]),
+        (3, &[1]),
+        (3, &[1, 2, 3]),
+        (5, &[1, 2, 3, 4, 5]),
+    ] {
+        let (store, state) = (memory().await, state());
+        let writer = Writer::begin(&store, state.path()).await;
+        write(&writer.journals, 1..=5).await;
+        writer.commit(covers).await;
+        delete(&store, deleted).await;
+        let handle = on(&store, 2, state.path()).await;
+        let taken = take(&handle, false).await.expect("whole");
+        let left: Vec<_> = (covers + 1..=5)
+            .map(|operation| (operation, operation))
+            .collect();
+        assert_eq!(ranges(&taken), left);
+    }
+    // The last journal is on its way, and arrives or not.
+    for arrives in [false, true] {
+        let faults = Arc::new(FaultStore::new(memory().await));
+        let (store, state): (Arc<dyn Store>, _) = (faults.clone(), state());
+        let writer = Writer::begin(&store, state.path()).await;
+        write(&writer.journals, 1..=2).await;
+        let late = Strike::with(Fault::Late).on(Operation::PutNew);
+        faults.plan(late.keys("journal/").always());
+        let entry = JournalEntry::new(3..=3, Delivered::default(), b"late".to_vec());
+        writer.journals.settle(entry).expect("follows");
+        writer.journals.land(3).await.expect_err("no answer");
+        faults.heal();
+        if arrives {
+            faults.apply_late().await;
+        }
+        let handle = on(&store, 2, state.path()).await;
+        let taken = take(&handle, false).await.expect("whole");
+        assert_eq!(ranges(&taken).len(), 2 + usize::from(arrives));
+    }
+    // The answer was lost, and the process is gone before it asked again.
+    let faults = Arc::new(FaultStore::new(memory().await));
+    let (store, state): (Arc<dyn Store>, _) = (faults.clone(), state());
+    let writer = Writer::begin(&store, state.path()).await;
+    let unheard = Fault::FailAfter(StoreErrorKind::Denied);
+    faults.plan(Strike::with(unheard).on(Operation::PutNew).keys("journal/"));
+    let entry = JournalEntry::new(1..=1, Delivered::default(), b"unheard".to_vec());
+    writer.journals.settle(entry).expect("follows");
+    writer
+        .journals
+        .land(1)
+        .await
+        .expect_err("refused, it seems");
+    let handle = on(&store, 2, state.path()).await;
+    assert_eq!(
+        ranges(&take(&handle, false).await.expect("whole")),
+        [(1, 1)]
+    );
+}
+
+/// A store in which something happens as soon as a journal is read.
+struct Meanwhile {
+    below: Arc<dyn Store>,
+    event: parking_lot::Mutex<Option<BoxFuture<'static, ()>>>,
+}
+
+impl std::fmt::Debug for Meanwhile {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Meanwhile")
+    }
+}
+
+#[async_trait]
+impl Layer for Meanwhile {
+    fn below(&self) -> &dyn Store {
+        &*self.below
+    }
+
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        let event = match key.starts_with("journal/") {
+            true => self.event.lock().take(),
+            false => None,
+        };
+        if let Some(event) = event {
+            event.await;
+        }
+        self.below.get(key).await
+    }
+}
+
+/// Who holds the volume covers journals by a commit while another machine looks at them.
+#[tokio::test]
+async fn what_is_covered_meanwhile_is_not_missed() {
+    let (store, state) = (memory().await, state());
+    let writer = Writer::begin(&store, state.path()).await;
+    write(&writer.journals, 1..=5).await;
+    let event = async move {
+        writer.commit(4).await;
+        writer.journals.covered(4).await;
+        drop((writer.session, writer.handle));
+    };
+    let looking: Arc<dyn Store> = Arc::new(Meanwhile {
+        below: store.clone(),
+        event: parking_lot::Mutex::new(Some(Box::pin(event))),
+    });
+    let handle = on(&looking, 2, state.path()).await;
+    let taken = take(&handle, false).await.expect("whole");
+    assert_eq!(ranges(&taken), [(5, 5)]);
+    assert_eq!(journals(&store).await.len(), 1);
+}
+
+/// What is remembered is bounded by the sessions in the root.
+#[tokio::test]
+async fn sessions_that_have_left_are_forgotten() {
+    let (store, state) = (memory().await, state());
+    let remembered = || std::fs::read_dir(state.path().join("r/sent")).map_or(0, Iterator::count);
+    let writer = Writer::begin(&store, state.path()).await;
+    assert_eq!(remembered(), 0, "nothing was sent");
+    write(&writer.journals, 1..=2).await;
+    assert_eq!(remembered(), 1);
+    writer.commit(2).await;
+    writer.session.end().await.expect("ends");
+    assert_eq!(remembered(), 0);
+    // Another machine ends one.
+    let writer = Writer::begin(&store, state.path()).await;
+    write(&writer.journals, 1..=2).await;
+    let other = self::state();
+    let handle = on(&store, 2, other.path()).await;
+    let taken = take(&handle, false).await.expect("taken");
+    assert_eq!(ranges(&taken).len(), 2);
+    taken.remove_victims().await.expect("removed");
+    taken.end().await.expect("ends");
+    assert_eq!(remembered(), 1);
+    let handle = on(&store, 3, state.path()).await;
+    take(&handle, false)
+        .await
+        .expect("free")
+        .end()
+        .await
+        .expect("ends");
+    assert_eq!(remembered(), 0);
+}

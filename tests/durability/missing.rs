@@ -1,0 +1,179 @@
+//! Journals that a hostile or broken bucket has lost: a mount does not pass over what fsync had
+//! acknowledged.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::maintain::repair::{execute, plan};
+use bkfs::maintain::report::ProblemKind;
+use bkfs::mounting::MountingError;
+use bkfs::mounting::settings::Settings;
+use bkfs::root::error::RootError;
+use bkfs::root::memory::FileMemory;
+use bkfs::root::repository::open_keys;
+use bkfs_chunker::seal::Keyring;
+use bkfs_chunker::store::Store;
+
+use crate::host::{Bucket, Host, Unsealed, runtime};
+
+/// A bucket whose last mount wrote `ab…` to a file, with an fsync after each letter, and is dead.
+fn dead(state: &Path, letters: &str) -> Bucket {
+    let bucket = Bucket::new();
+    let host = mount(&bucket, state, false).expect("mounted");
+    for (offset, letter) in letters.bytes().enumerate() {
+        host.write("file", offset as u64, [letter]);
+        host.fsync().expect("acknowledged");
+    }
+    host.crash();
+    bucket
+}
+
+fn mount(bucket: &Bucket, state: &Path, accept_loss: bool) -> Result<Host, MountingError> {
+    let settings = Settings {
+        accept_loss,
+        ..Settings::default()
+    };
+    Host::remembering(bucket, state, settings)
+}
+
+fn journals(bucket: &Bucket) -> Vec<String> {
+    let listed = runtime().block_on(bucket.memory.list("journal/", None, 1000));
+    listed
+        .expect("listed")
+        .into_iter()
+        .map(|info| info.key)
+        .collect()
+}
+
+fn delete(bucket: &Bucket, index: usize) {
+    let key = journals(bucket).remove(index);
+    runtime()
+        .block_on(bucket.memory.delete(&key))
+        .expect("deleted");
+}
+
+fn is_missing(mounted: Result<Host, MountingError>) -> String {
+    match mounted {
+        Err(MountingError::Root(error @ RootError::JournalsMissing { .. })) => error.to_string(),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("the mount says healthy"),
+    }
+}
+
+#[test]
+fn a_mount_does_not_pass_over_the_newest_journal() {
+    let state = tempfile::tempdir().expect("a directory");
+    let bucket = dead(state.path(), "abc");
+    delete(&bucket, 2);
+    for _ in 0..2 {
+        is_missing(mount(&bucket, state.path(), false));
+        assert_eq!(journals(&bucket).len(), 2, "nothing was deleted");
+    }
+    let host = mount(&bucket, state.path(), true).expect("accepted");
+    assert_eq!(host.read("file").as_deref(), Some(&b"ab"[..]));
+    host.write("file", 2, *b"C");
+    host.fsync().expect("acknowledged");
+    host.crash();
+    let host = mount(&bucket, state.path(), false).expect("whole again");
+    assert_eq!(host.read("file").as_deref(), Some(&b"abC"[..]));
+    host.finish().expect("unmounted");
+}
+
+#[test]
+fn journals_that_are_brought_back_are_carried_out() {
+    let state = tempfile::tempdir().expect("a directory");
+    let bucket = dead(state.path(), "abc");
+    let key = journals(&bucket).remove(1);
+    let store = &bucket.memory;
+    let (bytes, _) = runtime().block_on(store.get(&key)).expect("there");
+    delete(&bucket, 1);
+    is_missing(mount(&bucket, state.path(), false));
+    let other = tempfile::tempdir().expect("a directory");
+    is_missing(mount(&bucket, other.path(), false));
+    let put = runtime().block_on(store.put_new(&key, vec![bytes]));
+    put.expect("brought back");
+    let host = mount(&bucket, state.path(), false).expect("whole");
+    assert_eq!(host.read("file").as_deref(), Some(&b"abc"[..]));
+    host.finish().expect("unmounted");
+}
+
+fn looking(bucket: &Bucket, state: &Path) -> (Arc<dyn Store>, Keyring, CheckOptions) {
+    let store: Arc<dyn Store> = bucket.memory.clone();
+    let keys = runtime().block_on(open_keys(&*store, None, &mut Unsealed));
+    let (_, keyring) = keys.expect("unsealed");
+    let memory = FileMemory::new(state, &keyring.repository().to_string());
+    let options = CheckOptions {
+        memory: Some(Arc::new(memory)),
+        ..CheckOptions::default()
+    };
+    (store, keyring, options)
+}
+
+#[test]
+fn a_check_names_what_is_missing_and_a_repair_gives_it_up() {
+    for (index, aside) in [(2, 0), (1, 1)] {
+        let state = tempfile::tempdir().expect("a directory");
+        let bucket = dead(state.path(), "abc");
+        let key = journals(&bucket).remove(index);
+        let (store, keyring, options) = looking(&bucket, state.path());
+        let look = || runtime().block_on(check(store.clone(), &keyring, &options));
+        assert!(look().expect("checked").is_clean());
+        delete(&bucket, index);
+        let report = look().expect("checked");
+        let problem = report.problems.first().expect("one");
+        assert_eq!(
+            (problem.kind, &problem.object),
+            (ProblemKind::Missing, &key)
+        );
+        assert!(problem.what.contains("operations"), "{}", problem.what);
+        let done = runtime().block_on(async {
+            let (findings, plan) = plan(&store, &keyring, &options).await?;
+            let said = plan.steps.join("\n");
+            execute(&store, &keyring, &options, &findings, plan).await?;
+            Ok::<_, RootError>(said)
+        });
+        let said = done.expect("repaired");
+        assert!(said.contains("is lost"), "{said}");
+        assert_eq!(bucket.count("damaged/journal/"), aside);
+        assert!(look().expect("checked").is_clean());
+        let host = mount(&bucket, state.path(), false).expect("given up");
+        let left = &b"ab"[..index.min(2)];
+        assert_eq!(host.read("file").as_deref(), Some(left));
+        host.finish().expect("unmounted");
+    }
+}
+
+/// What a check looks at by a list, it asks for by name as well.
+#[test]
+fn a_check_believes_no_list_about_journals() {
+    let state = tempfile::tempdir().expect("a directory");
+    let bucket = dead(state.path(), "abc");
+    let (_, keyring, options) = looking(&bucket, state.path());
+    let store: Arc<dyn Store> = Arc::new(Hiding(bucket.memory.clone()));
+    let report = runtime().block_on(check(store, &keyring, &options));
+    let report = report.expect("checked");
+    assert!(report.is_clean(), "{report}");
+}
+
+/// A store whose lists leave all journals out.
+#[derive(Debug)]
+struct Hiding(Arc<dyn Store>);
+
+#[async_trait::async_trait]
+impl bkfs_chunker::store::Layer for Hiding {
+    fn below(&self) -> &dyn Store {
+        &*self.0
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<bkfs_chunker::store::ObjectInfo>, bkfs_chunker::store::StoreError> {
+        let mut listed = self.0.list(prefix, after, limit).await?;
+        listed.retain(|object| !object.key.starts_with("journal/"));
+        Ok(listed)
+    }
+}

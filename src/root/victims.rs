@@ -177,7 +177,9 @@ impl<'a> Owner<'a> {
 
     /// Its journals that no commit is known to cover, by number, as far as `read` finds them: those
     /// that a list shows, those behind the last covered one, the last one that this machine
-    /// remembers, and those whose numbers are near.
+    /// remembers, and those whose numbers are near. A session that is still at work sends them in
+    /// order: one that was not there when it was asked for, and lies before one that was, is asked
+    /// for again.
     ///
     /// # Errors
     /// Those of `read`.
@@ -195,7 +197,7 @@ impl<'a> Owner<'a> {
         let likely = listed.chain(remembered).filter(|number| *number >= first);
         let mut wanted: BTreeSet<u64> = likely.chain(first..=first + REACH - 1).collect();
         let mut asked = BTreeSet::new();
-        let mut found = BTreeMap::new();
+        let (mut found, mut looked) = (BTreeMap::new(), 0);
         while !wanted.is_empty() {
             let round: Vec<u64> = std::mem::take(&mut wanted).into_iter().collect();
             asked.extend(round.iter().copied());
@@ -209,6 +211,12 @@ impl<'a> Owner<'a> {
                     let near = below.max(first)..=above;
                     wanted.extend(near.filter(|number| !asked.contains(number)));
                 }
+            }
+            if wanted.is_empty() && found.len() > looked {
+                looked = found.len();
+                let last = found.last_key_value().map_or(0, |(number, _)| *number);
+                let before = asked.range(..last).copied();
+                wanted.extend(before.filter(|number| !found.contains_key(number)));
             }
         }
         Ok(found)
@@ -358,8 +366,8 @@ pub(super) async fn victims(
 /// # Errors
 /// [`RootError::JournalsMissing`]; store errors.
 pub(super) async fn require_whole(handle: &RootHandle, volume: &str) -> Result<Known, RootError> {
+    let mut view = handle.current();
     for _ in 0..LOOKS_MAX {
-        let view = handle.refresh().await?;
         let holder = view.root.volumes.get(volume).and_then(|entry| entry.holder);
         let mut ids = view.root.ending_sessions(volume);
         ids.extend(holder);
@@ -391,6 +399,7 @@ pub(super) async fn require_whole(handle: &RootHandle, volume: &str) -> Result<K
         {
             return Err(RootError::JournalsMissing { gaps });
         }
+        view = after;
     }
     Ok(Known::default())
 }

@@ -348,6 +348,59 @@ async fn what_is_covered_meanwhile_is_not_missed() {
     assert_eq!(journals(&store).await.len(), 1);
 }
 
+/// A store in which two journals arrive between two requests for them.
+#[tokio::test]
+async fn what_arrives_while_it_is_looked_for_leaves_no_gap() {
+    let (store, state) = (memory().await, state());
+    let writer = Writer::begin(&store, state.path()).await;
+    write(&writer.journals, 1..=2).await;
+    let arriving: Arc<dyn Store> = Arc::new(Arriving {
+        below: store.clone(),
+        journals: parking_lot::Mutex::new(Some(writer.journals)),
+        arrived: tokio::sync::Semaphore::new(0),
+    });
+    let other = self::state();
+    let handle = on(&arriving, 2, other.path()).await;
+    let taken = take(&handle, false).await.expect("whole");
+    assert_eq!(ranges(&taken).len(), 4);
+}
+
+/// A store in which journals 3 and 4 arrive right after 3 was asked for, and before 4 is.
+struct Arriving {
+    below: Arc<dyn Store>,
+    journals: parking_lot::Mutex<Option<JournalWriter>>,
+    arrived: tokio::sync::Semaphore,
+}
+
+impl std::fmt::Debug for Arriving {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Arriving")
+    }
+}
+
+#[async_trait]
+impl Layer for Arriving {
+    fn below(&self) -> &dyn Store {
+        &*self.below
+    }
+
+    async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+        if key.ends_with("0000000000000004") {
+            drop(self.arrived.acquire().await);
+        }
+        let answer = self.below.get(key).await;
+        let journals = match key.ends_with("0000000000000003") {
+            true => self.journals.lock().take(),
+            false => None,
+        };
+        if let Some(journals) = journals {
+            write(&journals, 3..=4).await;
+            self.arrived.add_permits(1);
+        }
+        answer
+    }
+}
+
 /// What is remembered is bounded by the sessions in the root.
 #[tokio::test]
 async fn sessions_that_have_left_are_forgotten() {

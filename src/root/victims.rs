@@ -244,6 +244,7 @@ impl<'a> Owner<'a> {
         let reached = reached.max(self.session.covered_journal);
         let mut next = match reached {
             Some(number) => number.saturating_add(1),
+            None if self.session.covered == 0 => 1,
             // A root of before does not say which ones commits cover.
             None => least.or(through).unwrap_or(1),
         };

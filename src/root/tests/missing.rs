@@ -213,7 +213,11 @@ struct Writer {
 
 impl Writer {
     async fn begin(store: &Arc<dyn Store>, state: &Path) -> Self {
-        let handle = on(store, 1, state).await;
+        Self::begin_as(store, state, 1).await
+    }
+
+    async fn begin_as(store: &Arc<dyn Store>, state: &Path, seed: u64) -> Self {
+        let handle = on(store, seed, state).await;
         let session = take(&handle, false).await.expect("free");
         let uploads = Fake::new(&Arc::new(Shelf::default()), &handle, session.id());
         let lists = Lists::new(store.clone(), keyring());
@@ -414,7 +418,7 @@ async fn sessions_that_have_left_are_forgotten() {
     writer.session.end().await.expect("ends");
     assert_eq!(remembered(), 0);
     // Another machine ends one.
-    let writer = Writer::begin(&store, state.path()).await;
+    let writer = Writer::begin_as(&store, state.path(), 9).await;
     write(&writer.journals, 1..=2).await;
     let other = self::state();
     let handle = on(&store, 2, other.path()).await;

@@ -2,6 +2,7 @@
 //!
 //! Owns: the order in which they are opened. Does not own: any of them.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use async_trait::async_trait;
 use bkfs_chunker::depot::{Depot, DepotConfig, Renew};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::lock::LockRule;
+use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Keyring, SlotCost};
 use bkfs_chunker::store::{
     LockingStore, RepositoryUrl, Signs, Store, StoreOptions, WatchedStore, open_store,
@@ -182,7 +184,7 @@ impl Renew for NewestRoot {
     async fn renew(&self, depot: &Depot) -> bool {
         let renewed = async {
             let view = self.handle.refresh().await?;
-            let condemned = self.lists.condemned(&view.root).await?;
+            let condemned = self.lists.known_condemned(&view.root).await?;
             depot.load_index(&view.root.index, &condemned).await?;
             Ok::<_, RootError>(())
         };
@@ -343,9 +345,35 @@ impl Repository {
         ))
     }
 
-    /// Makes the index that of the root as last seen.
-    pub async fn load_index(&self) -> Result<(), RootError> {
-        self.load(&self.handle.current()).await
+    /// Makes the index that of the root as last seen, for a session that stores: it must know all
+    /// that is condemned, or what it stores may lean on what a collection deletes.
+    ///
+    /// # Errors
+    /// [`RootError::CondemnedUnknown`] if a list of condemned packs cannot be read, and as every
+    /// reader's.
+    pub async fn load_index_to_write(&self) -> Result<(), RootError> {
+        self.load(&self.handle.current()).await?;
+        let (view, condemned) = self.condemned().await?;
+        Ok(self.depot.load_index(&view.root.index, &condemned).await?)
+    }
+
+    /// All that is condemned in the root as last seen, or in a newer one if a list of that is gone
+    /// (rule 10).
+    ///
+    /// # Errors
+    /// [`RootError::CondemnedUnknown`] if one of its lists cannot be read; store errors.
+    pub async fn condemned(&self) -> Result<(Arc<RootView>, HashSet<PackName>), RootError> {
+        let mut view = self.handle.current();
+        for _ in 0..VANISHED_MAX {
+            match self.lists.condemned(&view.root).await {
+                Ok(condemned) => return Ok((view, condemned)),
+                Err(error) => view = self.handle.moved_on(&view, error).await?,
+            }
+        }
+        Err(RootError::damaged(
+            ROOT_KEY,
+            "what it names vanishes faster than it can be read",
+        ))
     }
 
     /// Makes the index that of this root, or of a newer one if what this one names is gone (rule 10).
@@ -370,7 +398,7 @@ impl Repository {
     }
 
     async fn load_once(&self, view: &RootView) -> Result<(), RootError> {
-        let condemned = self.lists.condemned(&view.root).await?;
+        let condemned = self.lists.known_condemned(&view.root).await?;
         self.depot.load_index(&view.root.index, &condemned).await?;
         // One that cannot be read keeps nobody from working: what is damaged is then found by reading.
         if let Err(error) = self.heed_quarantine(view).await {

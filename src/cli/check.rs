@@ -11,12 +11,14 @@ use crate::cli::output::{Code, Failure, Output, bytes, complain};
 use crate::cli::progress::{Bar, Position};
 use crate::cli::source::Source;
 use crate::cli::{Global, block_on};
+use crate::machine::Machine;
 use crate::maintain::check::{CheckOptions, CheckProgress, check};
 use crate::maintain::heal::{Healed, heal};
 use crate::maintain::repair;
 use crate::maintain::report::{Problem, Report, Stray};
 use crate::maintain::sample::Sample;
 use crate::mounting::settings::Settings;
+use crate::places;
 use crate::root::error::RootError;
 use crate::root::retry::RetryPolicy;
 
@@ -185,6 +187,7 @@ fn options(bare: &Bare) -> CheckOptions {
         memory: bare.memory.clone(),
         min_generation: bare.min_generation,
         accept_rollback: bare.accept_rollback,
+        seen: places::state_dir().map(|directory| (directory, Machine::this().now())),
         policy: RetryPolicy::within(bare.timeout),
         ..CheckOptions::default()
     };

@@ -18,7 +18,8 @@ use crate::root::error::RootError;
 /// Copy snapshots of a volume to another repository
 ///
 /// Snapshots keep their names, times, hosts and tags; their contents are verified as they are read, and named and sealed under the other repository's keys. What the other repository has already is
-/// not sent again, and a copy that was interrupted goes on where it was. The target's volume belongs to the copy: it must be new, or have nothing but copied snapshots.
+/// not sent again, and a copy that was interrupted goes on where it was; until then the target's volume shows the last snapshot that is whole. The target's volume belongs to the copy: it must be new, or
+/// have nothing but copied snapshots, unless --anew gives up what else it holds.
 ///
 /// --password-file and its kin are the target's (TO). Those of the source come from --from-password-file, --from-password-command, BKFS_FROM_PASSWORD_FILE,
 /// BKFS_FROM_PASSWORD or the configuration.
@@ -40,6 +41,10 @@ pub struct Copy {
     /// Take the target's volume over from whoever holds it
     #[arg(long)]
     steal: bool,
+    /// Give up what the target's volume holds beyond its snapshots, and go on from the last one that
+    /// was copied
+    #[arg(long)]
+    anew: bool,
     #[command(flatten)]
     source: Source,
 }
@@ -75,6 +80,7 @@ pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failur
                 volume,
                 names: &command.snapshots,
                 steal: command.steal,
+                anew: command.anew,
                 commit_bytes: command.commit_every,
                 progress: &progress,
             };
@@ -168,7 +174,10 @@ fn failure(error: ReplicateError) -> Failure {
         ReplicateError::Same => Failure::usage(text),
         ReplicateError::Diverged { .. } => Failure::new(text)
             .code(Code::Held)
-            .hint("A copy goes into a volume of its own: copy to another repository, or make a snapshot of the changes and move them elsewhere."),
+            .hint("A copy goes into a volume of its own. If the changes are not wanted, give --anew: the volume then starts anew from the last snapshot that was copied, and its snapshots stay. If they are, make a snapshot of them first (bkfs snapshot, in a mount of the target), or copy to another repository."),
+        ReplicateError::Unreplayed { .. } => Failure::new(text)
+            .code(Code::Held)
+            .hint("Mount the target's volume once and unmount it, so that they are committed; then look at them."),
         ReplicateError::Older { .. } => {
             Failure::new(text).hint("Copy older snapshots first, or all at once.")
         }

@@ -12,6 +12,7 @@ use crate::cli::progress::{Bar, Position};
 use crate::cli::{Global, block_on};
 use crate::maintain::collect::locks::Waiting;
 use crate::maintain::collect::plan::Effort;
+use crate::maintain::collect::share::{Count, FLOOR_BYTES, LIMIT_PERCENT, Share};
 use crate::maintain::collect::sightings::Vanished;
 use crate::maintain::collect::sweep::Holding;
 use crate::maintain::collect::{Collected, Options, Prospect, collect, may_delete, prospect};
@@ -25,6 +26,10 @@ use crate::root::error::RootError;
 /// What nothing needs is condemned first, and deleted once every mount of the repository has moved past that: a mount does within a minute, a dead one must be ended (bkfs session list). So of
 /// what a collection condemns, the next one may delete a part. Forgotten snapshots can be brought back until the undelete window has passed. Says what it will do and what that
 /// will cost before it begins; may be stopped at any moment, and may run several times at once.
+///
+/// Refuses to go on, with exit code 1, if more than half of what the repository held within the undelete window would be gone (64 MiB or less never is too much): what was needed when this machine
+/// collected last, and is needed no more, counts, over all collections of the window. --yes-delete says that this is meant. On the first collection of a machine, all that is to be freed counts. With an
+/// --undelete-window of 0s nothing is counted. Collect on one machine: what another one has stored elsewhere counts as gone.
 #[derive(Debug, clap::Args)]
 pub struct Gc {
     /// The repository, or a mount of one
@@ -33,9 +38,13 @@ pub struct Gc {
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// How long forgotten snapshots can be brought back, from when this machine first saw them
-    /// forgotten: 12h, 7d, 8w; 0s frees them at once
+    /// forgotten: 12h, 7d, 8w; 0s frees them at once, however much that is
     #[arg(long, value_name = "TIME", default_value = "7d")]
     undelete_window: Span,
+    /// Delete although more than half of what the repository held within the undelete window would be
+    /// gone
+    #[arg(long)]
+    yes_delete: bool,
     /// Write a data pack anew when less than this much of it is needed
     #[arg(long, value_name = "N%", default_value = "90%", value_parser = percent)]
     repack_below: f64,
@@ -73,14 +82,19 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
                 budget_bytes: budget.unwrap_or(u64::MAX),
             },
         };
-        let found = prospect(&repository, &options, repository.now()).await?;
+        let mut found = prospect(&repository, &options, repository.now()).await?;
+        found.count.is_accepted |= command.yes_delete;
         output.result(&prospect_json(&found, command.dry_run), || {
             prospect_text(&found)
         })?;
         if command.dry_run {
             return Ok(());
         }
+        if found.count.is_refused() {
+            return Err(refused(&found, &command));
+        }
         if found.is_empty() {
+            found.remember().await;
             return Ok(());
         }
         let bar = follow_locks(output, &found);
@@ -105,6 +119,49 @@ fn follow_locks(output: &Output, found: &Prospect) -> Bar {
                 _ => String::new(),
             },
         }
+    })
+}
+
+/// Why nothing is deleted unasked, and what to type.
+fn refused(found: &Prospect, command: &Gc) -> Failure {
+    let share = &found.count.share;
+    let hint = match share.is_first {
+        true => {
+            "This machine has not collected this repository before, so it cannot tell old garbage from a loss. Look at bkfs snapshots; if what is there is all that is wanted, give --yes-delete once."
+        }
+        false => {
+            "If that is meant (snapshots were forgotten, or files deleted), give --yes-delete once. If not, see bkfs snapshots, and bkfs forget --undo: nothing was condemned or deleted."
+        }
+    };
+    let text = format!(
+        "nothing was collected: {} would be gone within the undelete window of {:#}, more than {LIMIT_PERCENT}%",
+        share_text(share),
+        command.undelete_window.0,
+    );
+    Failure::new(text).hint(hint)
+}
+
+fn share_text(share: &Share) -> String {
+    format!(
+        "{}% of what the repository held ({} of {}; {} of it since the last collection)",
+        share.percent(),
+        bytes(share.gone_bytes()),
+        bytes(share.held_bytes()),
+        bytes(share.bytes),
+    )
+}
+
+fn share_json(count: &Count) -> Value {
+    let share = &count.share;
+    json!({
+        "gone_bytes": share.gone_bytes(),
+        "gone_since_last_bytes": share.bytes,
+        "held_bytes": share.held_bytes(),
+        "percent": share.percent(),
+        "limit_percent": LIMIT_PERCENT,
+        "floor_bytes": FLOOR_BYTES,
+        "first_collection": share.is_first,
+        "refused": count.is_refused(),
     })
 }
 
@@ -155,6 +212,7 @@ fn prospect_json(found: &Prospect, dry_run: bool) -> Value {
         "expired_snapshots": found.expired,
         "dated_back_snapshots": found.dated_back,
         "vanished_snapshots": vanished_json(&found.vanished, &found.lost),
+        "share": share_json(&found.count),
         "orphans": found.orphans.len(),
         "deletable_packs": found.free_packs,
         "held_packs": found.held_packs,
@@ -198,6 +256,13 @@ fn prospect_text(found: &Prospect) -> String {
             "{} forgotten snapshots are older than the undelete window by their own dates, and stay: it counts from when this machine first saw them forgotten",
             found.dated_back
         ));
+    }
+    let share = &found.count.share;
+    if share.bytes > 0 {
+        lines.push(format!("needed no more: {}", share_text(share)));
+    }
+    if found.count.is_refused() {
+        lines.push("more than is deleted unasked: --yes-delete says that it is meant".to_owned());
     }
     lines.extend(found.vanished.iter().map(|gone| {
         let name = printable::name(format!("{}:{}", gone.volume, gone.name).as_bytes());

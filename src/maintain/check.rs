@@ -4,6 +4,7 @@
 //! is also the oracle of the tests: [`check`] takes a store and a keyring, and says what is wrong.
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +17,7 @@ use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::{PackContents, Verifier, VerifierConfig};
+use jiff::Timestamp;
 
 use super::blame::{Blame, Head};
 use super::contents::{Learned, Walk};
@@ -53,6 +55,9 @@ pub struct CheckOptions {
     pub min_generation: u64,
     /// The root as it is found is accepted, whatever this machine remembers.
     pub accept_rollback: bool,
+    /// Where this machine remembers which snapshots it has seen, and the time of day. A repair that
+    /// condemns keeps what has vanished from all lists; without it, it knows of none.
+    pub seen: Option<(PathBuf, Timestamp)>,
     /// Where the jitter of pauses comes from.
     pub entropy: Arc<dyn Entropy>,
     /// How long the store is tried.
@@ -70,6 +75,7 @@ impl Default for CheckOptions {
             memory: None,
             min_generation: 0,
             accept_rollback: false,
+            seen: None,
             entropy: Arc::new(SystemEntropy),
             policy: RetryPolicy::default(),
             verifier: VerifierConfig::default(),
@@ -406,6 +412,10 @@ impl Findings {
         for (volume, entry) in &root.volumes {
             let who = format!("volume {volume}");
             let sequence = Some(entry.sequence);
+            if let Some(building) = entry.building {
+                let who = format!("the copy into volume {volume} that broke off");
+                named.push((ROOT_KEY.into(), who, Some(building), None, None));
+            }
             named.push((ROOT_KEY.into(), who, entry.tree, entry.commit, sequence));
         }
         let kept = self.listed.snapshots.iter();

@@ -15,6 +15,7 @@
 //! | [`strays`] | commits that no root knows |
 //! | [`journals`] | heartbeats and journals of sessions |
 //! | [`rebuild`] | from what is left to a new root (pure) |
+//! | [`anew`] | brings back what only collection needs |
 //! | [`repair`] | plans what can be mended, and does it |
 //! | [`heal`] | brings back from another repository what is lost here |
 //! | [`scrub`] | verifies all packs in the background, slowly, again and again |
@@ -27,6 +28,7 @@
 //! deduplicated data), 150 bytes per object in the bucket, and 110 bytes per tree node. With damage: also 24 bytes per damaged blob, and what the paths of the
 //! directories of a damaged tree take.
 
+mod anew;
 pub mod blame;
 pub mod check;
 pub mod collect;

@@ -205,12 +205,12 @@ pub fn root(remains: &Remains<'_>) -> Root {
         .iter()
         .map(|(id, record)| (*id, record))
         .collect();
-    let mut commits = 0;
+    let mut commits = 0u64;
     for (volume, tip) in remains.tips {
         let Some(record) = by_id.get(tip) else {
             continue;
         };
-        commits += record.sequence;
+        commits = commits.saturating_add(record.sequence);
         let entry = Volume {
             tree: record.tree,
             holder: None,
@@ -220,6 +220,7 @@ pub fn root(remains: &Remains<'_>) -> Root {
             inodes: record.inodes,
             bytes: record.bytes,
             unsnapshotted_bytes: 0,
+            building: None,
         };
         root.volumes.insert(volume.clone(), entry);
     }

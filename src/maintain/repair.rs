@@ -19,13 +19,13 @@ use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_chunker::store::{Store, StoreErrorKind};
 use bkfs_chunker::verify::PackContents;
 
+use super::anew;
 use super::blame::reach;
 use super::check::{CheckOptions, Findings, examine_without};
 use super::layout;
 use super::rebuild::{self, Left, Remains, Taken};
 use super::report::ProblemKind;
-use super::sealing::IngestLists;
-use crate::root::commit::put_shard;
+use super::sealing::listed;
 use crate::root::error::RootError;
 use crate::root::handle::Transition;
 use crate::root::holder::SystemProcesses;
@@ -35,13 +35,13 @@ use crate::root::repository::probe;
 use crate::root::retry::random;
 use crate::root::sent::Sent;
 use crate::root::session::OpenSession;
-use crate::root::snapshots::{ListEntry, QuarantineEntry, SnapshotEntry, TrashEntry};
-use crate::root::state::{HolderInfo, ListRef, ROOT_KEY, Root, SessionId};
+use crate::root::snapshots::{QuarantineEntry, SnapshotEntry, TrashEntry};
+use crate::root::state::{Condemned, HolderInfo, ListRef, ROOT_KEY, Root, SessionId};
 use crate::root::transition::{IndexChange, ListChange};
 use crate::root::victims::set_aside;
 
 /// What the repair session calls itself.
-const MOUNT_POINT: &str = "bkfs check --repair";
+pub(super) const MOUNT_POINT: &str = "bkfs check --repair";
 
 /// How often packs that do not belong to anything are left out and the rest is looked at again.
 const ROUNDS_MAX: u32 = 8;
@@ -62,6 +62,10 @@ pub struct Plan {
     set_aside: Vec<String>,
     /// What sessions are taken to have sent from then on.
     given_up: Vec<(SessionId, Sent)>,
+    /// Lists of condemned packs that are put aside, once all the rest is in the root.
+    renewed: Vec<Condemned>,
+    /// The root changes but for those.
+    mends: bool,
 }
 
 impl Plan {
@@ -173,7 +177,8 @@ async fn strangers(
         .collect();
     if let Some(handle) = &findings.handle {
         let view = handle.current();
-        trees.extend(view.root.volumes.values().filter_map(|entry| entry.tree));
+        let volumes = view.root.volumes.values();
+        trees.extend(volumes.flat_map(|entry| entry.tree.into_iter().chain(entry.building)));
     }
     for tip in tips.values() {
         let history = rebuild::history(records, *tip).into_iter();
@@ -232,6 +237,9 @@ fn make_plan(
                 );
             }
             plan_journals(findings, &mut plan);
+            plan.mends = !plan.steps.is_empty();
+            plan.renewed = anew::lost(findings);
+            plan.steps.extend(anew::step(&plan.renewed));
         }
     }
     Ok(plan)
@@ -246,9 +254,8 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Plan)
         listed.clone().for_each(|entry| taken.take(entry));
     }
     let known = listed.chain(&findings.leftover_snapshots);
-    let known = known
-        .map(|entry| (entry.commit, entry.generation))
-        .collect();
+    let known = known.map(|entry| (entry.commit, entry.generation));
+    let known = known.collect();
     for tip in tips.values() {
         let records = &findings.learned.records;
         let mut history = rebuild::history(records, *tip);
@@ -261,6 +268,11 @@ fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Plan)
         }));
         let listed = &findings.leftover_snapshots;
         let generations = rebuild::generations(&history, &known);
+        // What was collected since does not come back: its tree is in no live pack.
+        history.retain(|(_, record)| {
+            let is_live = |tree: &Id| !findings.depot.places(tree).is_empty();
+            record.tree.as_ref().is_none_or(is_live)
+        });
         let (kept, trash) = rebuild::snapshots(&history, listed, &generations, &mut taken);
         plan.snapshots.extend(kept);
         plan.trash.extend(trash);
@@ -379,7 +391,11 @@ pub async fn execute(
                     sent.lower(*session, *to).await;
                 }
             }
-            mend(store, keyring, findings, plan).await
+            let renewed = plan.renewed.clone();
+            if plan.mends {
+                mend(store, keyring, findings, plan).await?;
+            }
+            anew::renew(store, keyring, options, findings, &renewed).await
         }
     }
 }
@@ -437,17 +453,6 @@ async fn write_root(
             })
         }
         Err(error) => Err(error.into()),
-    }
-}
-
-/// The one list that entries make, if there are any.
-async fn listed<T: ListEntry>(
-    ingest: &Ingest,
-    entries: Vec<T>,
-) -> Result<Option<ListRef>, RootError> {
-    match entries.is_empty() {
-        true => Ok(None),
-        false => Ok(Some(put_shard(&IngestLists(ingest), entries).await?)),
     }
 }
 

@@ -25,7 +25,7 @@ use crate::root::lists::Lists;
 use crate::root::memory::VolatileMemory;
 use crate::root::rule;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, decode_shard};
-use crate::root::state::{ListRef, ROOT_KEY, Root, RootMark, SessionId};
+use crate::root::state::{Condemned, ListRef, ROOT_KEY, Root, RootMark, SessionId};
 
 /// Keys asked for at a time.
 const PAGE_KEYS: usize = 1000;
@@ -58,6 +58,8 @@ pub struct Listed {
     pub quarantine: HashSet<Place>,
     /// Lists of snapshots or trash that cannot be read.
     pub lost: Vec<ListRef>,
+    /// Condemned packs whose list cannot be read.
+    pub lost_condemned: Vec<Condemned>,
     /// A list of quarantined places cannot be read.
     pub lost_quarantine: bool,
     /// A part of the chain of generations cannot be read.
@@ -335,6 +337,7 @@ impl Scan<'_> {
                 }
                 Err(error) => {
                     report.add(root_problem(error)?);
+                    listed.lost_condemned.push(*condemned);
                 }
             }
         }

@@ -9,8 +9,9 @@ use bkfs_chunker::ingest::{Ingest, Mark, Sealed};
 use bkfs_chunker::pack::PackName;
 
 use crate::root::error::RootError;
-use crate::root::lists::ListWriter;
-use crate::root::state::Root;
+use crate::root::lists::{ListWriter, put_shard};
+use crate::root::snapshots::ListEntry;
+use crate::root::state::{ListRef, Root};
 use crate::root::transition::IndexChange;
 
 /// Writes lists in the name of the ingest's session.
@@ -20,6 +21,20 @@ pub struct IngestLists<'a>(pub &'a Ingest);
 impl ListWriter for IngestLists<'_> {
     async fn put_list(&self, payload: Vec<u8>) -> Result<PackName, RootError> {
         Ok(self.0.put_list(&payload).await?)
+    }
+}
+
+/// The one list that entries make, if there are any.
+///
+/// # Errors
+/// The list cannot be brought into the bucket.
+pub async fn listed<T: ListEntry>(
+    ingest: &Ingest,
+    entries: Vec<T>,
+) -> Result<Option<ListRef>, RootError> {
+    match entries.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(put_shard(&IngestLists(ingest), entries).await?)),
     }
 }
 

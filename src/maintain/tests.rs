@@ -198,6 +198,71 @@ mod rebuilt {
         }
     }
 
+    /// The record of a commit of `volume` by one of two hosts in turn, with a snapshot.
+    fn record_of(volume: u8, sequence: u64) -> Record {
+        let id = |sequence: u64| Id([volume * 100 + sequence as u8; 32]);
+        let (_, mut record) = record(sequence);
+        record.volume = format!("v{volume}");
+        record.parent = (sequence > 1).then(|| id(sequence - 1));
+        if let Some(snapshot) = &mut record.snapshot {
+            snapshot.host = ["even", "odd"][sequence as usize % 2].into();
+            // The first two have one name: the older one was forgotten.
+            snapshot.name = Some(format!("s{}", sequence.max(2)));
+        }
+        (id(sequence), record)
+    }
+
+    #[test]
+    fn the_newest_of_each_volume_and_host_is_kept_whatever_was_lost() {
+        // Commits of both volumes in turn, and many others between them.
+        let generation = |volume: u8, sequence: u64| 40 * sequence + 7 * u64::from(volume);
+        for lost in 0_u32..64 {
+            let (mut kept, mut trash) = (Vec::new(), Vec::new());
+            let mut taken = Taken::default();
+            for volume in [1, 2] {
+                let records: Vec<Record> = (1..=6).map(|at| record_of(volume, at)).collect();
+                let history: Vec<&Record> = records.iter().rev().collect();
+                let left = records
+                    .iter()
+                    .filter(|(_, record)| lost & 1 << (record.sequence - 1) == 0);
+                let known: HashMap<Id, u64> = left
+                    .map(|(id, record)| (*id, generation(volume, record.sequence)))
+                    .collect();
+                let generations = rebuild::generations(&history, &known);
+                let (found, gone) = rebuild::snapshots(&history, &[], &generations, &mut taken);
+                kept.extend(found);
+                trash.extend(gone);
+            }
+            let policy = Policy {
+                last: 1,
+                ..Policy::default()
+            };
+            let stays = plan(&kept, &policy, Timestamp::MAX)
+                .into_iter()
+                .filter(|verdict| verdict.stays());
+            let stays: Vec<(&str, &str)> = stays
+                .map(|verdict| (&*verdict.snapshot.volume, &*verdict.snapshot.name))
+                .collect();
+            let expected = [("v1", "s6"), ("v1", "s5"), ("v2", "s6"), ("v2", "s5")];
+            assert_eq!(stays, expected, "{lost:b}");
+            let list = SnapshotList::new(vec![Arc::new(kept.clone())]);
+            for volume in ["v1", "v2"] {
+                assert_eq!(
+                    names(list.of_volume(volume)),
+                    ["s2", "s3", "s4", "s5", "s6"]
+                );
+                assert_eq!(list.latest(volume).expect("there are some").name, "s6");
+            }
+            // Of two in the trash with one name the newest comes back first.
+            for gone in &trash {
+                let kept = list.named(&gone.snapshot.volume, &gone.snapshot.name);
+                let kept = kept.expect("the newer one is kept");
+                assert!(gone.snapshot.generation < kept.generation, "{lost:b}");
+            }
+            assert_eq!(trash.len(), 2);
+        }
+    }
+
     proptest! {
         #[test]
         fn rebuilt_generations_keep_the_order(steps in proptest::collection::vec((1u64..1000, any::<bool>()), 1..60)) {

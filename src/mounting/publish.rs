@@ -138,6 +138,7 @@ impl Publish for Publisher {
         let request = CommitRequest {
             mark: publication.mark,
             tree: Some(publication.tree),
+            building: None,
             covered: publication.covered,
             covered_journal: Some(self.journals.number_covered(publication.covered)),
             next_inode: publication.next_inode,

@@ -106,7 +106,7 @@ pub(super) async fn recover(
         volume: kept.volume.clone(),
         snapshot: snapshot_name(session),
     };
-    let trash = repository.lists.trash_shards(&root.trash).await?;
+    let trash = repository.lists.known_trash(&root.trash).await?;
     let mut trash = trash.iter().flat_map(|shard| shard.iter());
     let is_it = |volume: &str, name: &str| volume == made.volume && name == made.snapshot;
     if snapshots.named(&made.volume, &made.snapshot).is_some()
@@ -168,7 +168,7 @@ impl Recovery<'_> {
     async fn make(self, name: &str) -> Result<(), RecoveryError> {
         let repository = &self.writing.repository;
         // The session must not count on an index older than itself (rule 4).
-        repository.load_index().await?;
+        repository.load_index_to_write().await?;
         let operations: Result<Vec<Operations>, String> = self
             .kept
             .entries
@@ -345,6 +345,7 @@ impl Publish for SnapshotBeside {
         let request = CommitRequest {
             mark: publication.mark,
             tree: Some(publication.tree),
+            building: None,
             covered: 0,
             covered_journal: None,
             next_inode: publication.next_inode,

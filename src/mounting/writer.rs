@@ -87,6 +87,8 @@ impl Writing {
         &self,
         steal: bool,
     ) -> Result<(OpenSession, SpoolNews), MountingError> {
+        // Before anything is taken over: who cannot write leaves all as it is.
+        self.repository.condemned().await?;
         let mut news = SpoolNews::default();
         let left = self.bring_spools(&mut news).await?;
         let handle = &self.repository.handle;
@@ -158,7 +160,7 @@ impl Writing {
         first_inode: u64,
     ) -> Result<(Arc<Volume>, mpsc::Receiver<Request>, bool), MountingError> {
         let repository = &self.repository;
-        repository.load_index().await?;
+        repository.load_index_to_write().await?;
         let entry = repository.volume_entry(&self.volume);
         let (tree, totals, is_new) = match entry.tree {
             Some(tree) => {

@@ -5,8 +5,13 @@
 //! Everything in a repository is named and sealed under keys of its own, so nothing can be copied as it is. A snapshot is read, verified and stored anew, with the same inodes; from the
 //! second one on only what differs from a snapshot that both repositories have. What was stored by a copy that broke off is found in the index and not sent again.
 //!
-//! While a snapshot is being copied the volume's tree is that far. It has no name, and the copy that goes on from there begins at the last whole snapshot again.
-//! That the volume was left so by a copy, and not changed by somebody, is known from who held it.
+//! While a snapshot is being copied the volume shows the last whole one, or nothing. How far the
+//! new tree is, the volume's entry in the root holds apart, so that a collection keeps it: the copy
+//! that goes on begins at the last whole snapshot again, finds in the index what the one before it
+//! stored, and sends only the rest; whatever was mounted in between.
+//!
+//! A root without a chain cannot hold that. There the volume's tree is the unfinished one, and that
+//! a copy left it so, and no one changed it, is known from who held it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
+use parking_lot::Mutex;
 
 use crate::mounting::format;
 use crate::mounting::publish::{IngestUploads, RESCUES_MAX};
@@ -24,8 +30,12 @@ use crate::root::record::Replayed;
 use crate::root::repository::{probe, probe_lock};
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotRequest};
+use crate::tree::key::{self, Key};
+use crate::tree::map::Tree;
+use crate::volume::ROOT_INODE;
 use crate::volume::error::VolumeError;
 use crate::volume::rescue::rescue;
+use crate::volume::state::Totals;
 
 mod tree;
 
@@ -44,6 +54,12 @@ pub enum ReplicateError {
     /// The target's volume holds what no copy brought there.
     #[error("volume {volume:?} of the target holds changes that are in no snapshot of the source")]
     Diverged {
+        /// Which.
+        volume: String,
+    },
+    /// A session of the target's volume acknowledged what is in no commit yet.
+    #[error("volume {volume:?} of the target has acknowledged changes that are in no commit yet")]
+    Unreplayed {
         /// Which.
         volume: String,
     },
@@ -95,10 +111,22 @@ pub struct Replication<'a> {
     pub names: &'a [String],
     /// Take the target's volume over from whoever holds it.
     pub steal: bool,
+    /// Give up what the target's volume holds and no snapshot of it: it starts anew from the last
+    /// snapshot that was copied.
+    pub anew: bool,
     /// A commit is due after so much, in bytes of contents: what a copy that breaks off would send again.
     pub commit_bytes: u64,
     /// For whoever shows it.
     pub progress: &'a Progress,
+}
+
+/// A tree of the target that is that of a snapshot, or empty.
+#[derive(Clone, Copy)]
+struct Whole {
+    tree: Id,
+    totals: Totals,
+    /// It is nothing: a volume that has no tree yet.
+    is_nothing: bool,
 }
 
 /// What is to be done.
@@ -106,7 +134,7 @@ struct Plan {
     /// In order of time.
     wanted: Vec<SnapshotEntry>,
     /// Pairs of trees, in the source and in the target, of snapshots that both have; newest last.
-    common: Vec<(Id, Id)>,
+    common: Vec<(Id, Whole)>,
     /// Names that the target has already.
     present: HashSet<String>,
 }
@@ -164,8 +192,20 @@ impl Replication<'_> {
         for there in &ours {
             let here = source.named(self.volume, &there.name);
             let trees = here.filter(|here| is_copy(here, there));
-            if let Some((here, there)) = trees.and_then(|here| Some((here.tree?, there.tree?))) {
-                plan.common.push((here, there));
+            if let Some((here, tree)) = trees.and_then(|here| Some((here.tree?, there.tree?))) {
+                let totals = Totals {
+                    inodes: there.files,
+                    bytes: there.bytes,
+                };
+                let is_nothing = false;
+                plan.common.push((
+                    here,
+                    Whole {
+                        tree,
+                        totals,
+                        is_nothing,
+                    },
+                ));
                 continue;
             }
             if plan.wanted.iter().any(|entry| entry.name == there.name) {
@@ -212,14 +252,16 @@ impl Replication<'_> {
         let left_by_copy = open
             .taken_from()
             .is_some_and(|holder| holder.mount_point == command);
-        let begun = self.begin(&open, plan, left_by_copy).await;
+        let is_witnessed = handle.current().root.chain.is_some();
+        let begun = self.begin(&open, plan, left_by_copy || self.anew).await;
         match begun {
-            Ok((ingest, committer, tree)) => Ok(Writer {
+            Ok((ingest, committer, whole)) => Ok(Writer {
                 open,
                 ingest,
                 committer,
-                last_whole: tree,
+                whole: Mutex::new(whole),
                 next_inode: self.from.volume_entry(self.volume).next_inode,
+                is_witnessed,
                 is_whole: AtomicBool::new(!left_by_copy),
             }),
             Err(error) => {
@@ -235,10 +277,10 @@ impl Replication<'_> {
         &self,
         open: &OpenSession,
         plan: &Plan,
-        left_by_copy: bool,
-    ) -> Result<(Arc<Ingest>, Committer<IngestUploads>, Id), ReplicateError> {
+        is_given_up: bool,
+    ) -> Result<(Arc<Ingest>, Committer<IngestUploads>, Whole), ReplicateError> {
         let to = self.to;
-        to.load_index().await?;
+        to.load_index_to_write().await?;
         let diverged = || ReplicateError::Diverged {
             volume: self.volume.to_owned(),
         };
@@ -247,14 +289,18 @@ impl Replication<'_> {
             .iter()
             .any(|victim| !victim.entries.is_empty())
         {
-            return Err(diverged());
+            return Err(ReplicateError::Unreplayed {
+                volume: self.volume.to_owned(),
+            });
         }
         let ingest = Arc::new(Ingest::new(to.depot.clone(), open.id().0));
         let empty = format::empty_tree(&ingest, &to.nodes).await?;
         let head = to.volume_entry(self.volume).tree;
         let is_copy =
-            |tree: Id| tree == empty || plan.common.iter().any(|(_, there)| *there == tree);
-        if head.is_some_and(|tree| !is_copy(tree) && !left_by_copy) {
+            |tree: Id| tree == empty || plan.common.iter().any(|(_, there)| there.tree == tree);
+        if let Some(tree) = head.filter(|tree| !is_copy(*tree) && !is_given_up)
+            && !self.is_unused(tree).await?
+        {
             return Err(diverged());
         }
         let uploads = Arc::new(IngestUploads {
@@ -274,8 +320,26 @@ impl Replication<'_> {
             self.volume,
             uploads,
         )?;
-        let last_whole = plan.common.last().map_or(empty, |(_, there)| *there);
-        Ok((ingest, committer.replaying(victims), last_whole))
+        let nothing = Whole {
+            tree: empty,
+            totals: Totals::default(),
+            is_nothing: true,
+        };
+        let whole = plan.common.last().map_or(nothing, |(_, there)| *there);
+        Ok((ingest, committer.replaying(victims), whole))
+    }
+
+    /// Whether a tree of the target is that of a volume that was mounted and never used: it holds
+    /// nothing but its root directory.
+    async fn is_unused(&self, tree: Id) -> Result<bool, VolumeError> {
+        let nodes = self.to.nodes.as_ref();
+        let mut items = Tree::new(tree).range(key::everything());
+        while let Some((key, _)) = items.next(nodes).await? {
+            if key != Key::attributes(ROOT_INODE) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     async fn copy_all(
@@ -284,7 +348,7 @@ impl Replication<'_> {
         plan: Plan,
         done: &mut (dyn FnMut(&Outcome) + Send),
     ) -> Result<(), ReplicateError> {
-        let mut base = plan.common.last().copied();
+        let mut base = plan.common.last().map(|(here, _)| *here);
         for entry in plan.wanted {
             if plan.present.contains(&entry.name) {
                 continue;
@@ -293,15 +357,14 @@ impl Replication<'_> {
                 RootError::damaged("snapshot", format!("{} has no tree", entry.name))
             })?;
             let copied = self.copy_one(writer, base, source, &entry).await;
-            let (tree, made) = match copied {
-                Ok(copied) => copied,
+            let made = match copied {
+                Ok(made) => made,
                 Err(error) => {
-                    let whole = base.map_or(writer.last_whole, |(_, there)| there);
-                    writer.go_back(whole, &entry).await;
+                    writer.go_back(&entry).await;
                     return Err(error);
                 }
             };
-            base = Some((source, tree));
+            base = Some(source);
             done(&Outcome {
                 snapshot: entry,
                 is_new: true,
@@ -314,10 +377,10 @@ impl Replication<'_> {
     async fn copy_one(
         &self,
         writer: &Writer,
-        base: Option<(Id, Id)>,
+        base: Option<Id>,
         source: Id,
         entry: &SnapshotEntry,
-    ) -> Result<(Id, Committed), ReplicateError> {
+    ) -> Result<Committed, ReplicateError> {
         let tree = self.translate(writer, base, source, entry).await?;
         let snapshot = SnapshotRequest {
             name: Some(entry.name.clone()),
@@ -327,30 +390,25 @@ impl Replication<'_> {
             clock: entry.time,
             recovered: entry.recovered,
         };
-        let made = writer.commit(tree, entry, Some(snapshot)).await?;
-        Ok((tree, made))
+        Ok(writer.commit(tree, entry, Some(snapshot)).await?)
     }
 
-    /// The tree of a snapshot in the target, over one that both have.
+    /// The tree of a snapshot in the target, over `base`, which both have, or over nothing.
     async fn translate(
         &self,
         writer: &Writer,
-        base: Option<(Id, Id)>,
+        base: Option<Id>,
         source: Id,
         entry: &SnapshotEntry,
     ) -> Result<Id, ReplicateError> {
-        let start = base.map_or(writer.last_whole, |(_, there)| there);
+        let start = writer.whole().tree;
         // What was copied is built over this: the next commit checks that it is still live, whoever forgets its snapshot meanwhile (rule 3).
         writer
             .ingest
             .adopt_blob(Kind::Node, start)
             .map_err(VolumeError::from)?;
-        let mut translation = tree::Translation::new(
-            self,
-            writer.ingest.clone(),
-            (base.map(|(here, _)| here), source),
-            start,
-        );
+        let mut translation =
+            tree::Translation::new(self, writer.ingest.clone(), (base, source), start);
         while translation.step().await? {
             // What is stored is named by a commit before long: so it need not be sent again, and little is held in memory.
             if translation.wants_commit() {
@@ -381,14 +439,21 @@ struct Writer {
     open: OpenSession,
     ingest: Arc<Ingest>,
     committer: Committer<IngestUploads>,
-    /// The tree of the last snapshot that both sides had at the start, or an empty one.
-    last_whole: Id,
+    /// The tree of the last snapshot that both sides have, or an empty one.
+    whole: Mutex<Whole>,
     next_inode: u64,
+    /// The root can hold an unfinished tree apart.
+    is_witnessed: bool,
     /// The volume's tree is that of a snapshot, or empty.
     is_whole: AtomicBool,
 }
 
 impl Writer {
+    fn whole(&self) -> Whole {
+        *self.whole.lock()
+    }
+
+    /// Commits a tree: with its snapshot, or as far as it is.
     async fn commit(
         &self,
         tree: Id,
@@ -396,21 +461,37 @@ impl Writer {
         snapshot: Option<SnapshotRequest>,
     ) -> Result<Committed, RootError> {
         // Every reference made so far is in the tree, and none is made meanwhile.
+        let made = Whole {
+            tree,
+            totals: Totals {
+                inodes: entry.files,
+                bytes: entry.bytes,
+            },
+            is_nothing: false,
+        };
+        let is_snapshot = snapshot.is_some();
+        let is_apart = self.is_witnessed && !is_snapshot;
+        let shown = match is_apart {
+            true => self.whole(),
+            false => made,
+        };
         let request = CommitRequest {
             mark: self.ingest.mark(),
-            tree: Some(tree),
+            tree: (!shown.is_nothing).then_some(shown.tree),
+            building: is_apart.then_some(tree),
             covered: 0,
             covered_journal: None,
             next_inode: self.next_inode,
-            inodes: entry.files,
-            bytes: entry.bytes,
+            inodes: shown.totals.inodes,
+            bytes: shown.totals.bytes,
             clock: entry.time,
             snapshot,
         };
-        let is_whole = request.snapshot.is_some();
-        self.is_whole.store(false, Ordering::Relaxed);
+        let is_whole = is_snapshot || is_apart;
+        // Until it is known what became of the commit.
+        self.is_whole.fetch_and(is_whole, Ordering::Relaxed);
         let mut rescues = 0;
-        let made = loop {
+        let committed = loop {
             match self.committer.commit(request.clone()).await {
                 Err(RootError::Rebuild { packs }) if rescues < RESCUES_MAX => {
                     rescues += 1;
@@ -419,15 +500,19 @@ impl Writer {
                         return Err(RootError::Rebuild { packs });
                     }
                 }
-                made => break made?,
+                committed => break committed?,
             }
         };
         self.is_whole.store(is_whole, Ordering::Relaxed);
-        Ok(made)
+        if is_snapshot {
+            *self.whole.lock() = made;
+        }
+        Ok(committed)
     }
 
     /// After a failure: the volume shows its last whole snapshot again, if the store can still be reached.
-    async fn go_back(&self, tree: Id, entry: &SnapshotEntry) {
+    async fn go_back(&self, entry: &SnapshotEntry) {
+        let tree = self.whole().tree;
         let is_live = || self.ingest.adopt_blob(Kind::Node, tree).is_ok();
         if self.is_whole.load(Ordering::Relaxed) || !is_live() {
             return;

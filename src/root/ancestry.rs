@@ -5,10 +5,9 @@
 //! says is in [`super::chain`].
 
 use super::chain::{Chain, Descent, NonceEntry, OWN_LEAST, OWN_LIMIT, OWN_MAX, short};
-use super::commit::put_shard;
 use super::error::RootError;
 use super::handle::RootHandle;
-use super::lists::{DirectLists, Lists};
+use super::lists::{DirectLists, Lists, put_shard};
 use super::state::{ListRef, ROOT_BYTES_MAX, Root, RootMark, SessionId};
 use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_chunker::store::Store;

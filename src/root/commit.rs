@@ -15,10 +15,10 @@
 
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
-use super::lists::{ListWriter, Lists};
+use super::lists::{ListWriter, Lists, put_shard};
 use super::record::{CommitRecord, RecordedSnapshot, Replayed};
-use super::snapshots::{SnapshotEntry, SnapshotRequest, encode_shard, new_entry, shards_to_merge};
-use super::state::{ListRef, Root, SessionId, Volume};
+use super::snapshots::{SnapshotEntry, SnapshotRequest, new_entry, shards_to_merge};
+use super::state::{Root, SessionId, Volume};
 use super::transition::{CommitChange, IndexChange, ListChange, Refusal};
 use async_trait::async_trait;
 use bkfs_chunker::catalog::IndexRef;
@@ -72,6 +72,8 @@ pub struct CommitRequest<M> {
     pub mark: M,
     /// The root node of the tree.
     pub tree: Option<Id>,
+    /// That of a tree that is being built, for copies; only where the root has a chain.
+    pub building: Option<Id>,
     /// The last operation of this session that the tree holds.
     pub covered: u64,
     /// The number of its last journal of which that is true; none if it counts none.
@@ -408,6 +410,7 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
             parent: self.pending.parent,
             commit: self.pending.record,
             tree: self.request.tree,
+            building: self.request.building,
             covered: self.request.covered,
             covered_journal: self.request.covered_journal,
             floor: sealed.floor,
@@ -543,7 +546,9 @@ impl<U: Uploads> CommitCas<'_, U> {
             ..
         } = self.committer;
         let kept = lists.snapshots(next).await?;
-        let trash = lists.trash_shards(&next.trash).await?;
+        // Numbers come back late: what cannot be read of the trash keeps no snapshot from being
+        // made, and is renumbered if it comes back all the same.
+        let trash = lists.known_trash(&next.trash).await?;
         let entry = new_entry(next, &kept, &trash, (volume, state), request)?;
         let removed = shards_to_merge(&next.snapshots);
         let merged = lists.snapshot_shards(&removed).await?;
@@ -576,21 +581,4 @@ fn index_change(before: &[IndexRef], after: &[IndexRef]) -> IndexChange {
             .copied()
             .collect(),
     }
-}
-
-/// Stores entries as a new list object, and says how a root refers to it.
-pub(crate) async fn put_shard<T: super::snapshots::ListEntry>(
-    writer: &dyn ListWriter,
-    entries: Vec<T>,
-) -> Result<ListRef, RootError> {
-    let count = u32::try_from(entries.len()).map_err(|_| Refusal::Full {
-        what: "entries of a list",
-    })?;
-    let payload = encode_shard(entries);
-    let bytes = payload.len() as u64;
-    Ok(ListRef {
-        name: writer.put_list(payload).await?,
-        count,
-        bytes,
-    })
 }

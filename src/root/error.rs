@@ -74,6 +74,26 @@ pub enum RootError {
         /// What is wrong.
         reason: String,
     },
+    /// A list of condemned packs cannot be read: what a collection may delete is not known.
+    #[error(
+        "{key}, a list of packs that a collection has condemned, cannot be read ({reason}): what may be deleted is not known, and nothing new may rely on it"
+    )]
+    CondemnedUnknown {
+        /// The key of the list in the bucket.
+        key: String,
+        /// Why it cannot be read.
+        reason: String,
+    },
+    /// A collection would leave less than one expects.
+    #[error(
+        "{gone_bytes} of {held_bytes} bytes that the repository held would be gone: nothing was condemned or deleted"
+    )]
+    TooMuch {
+        /// Bytes that are needed no more.
+        gone_bytes: u64,
+        /// Bytes that were needed at any time of the undelete window.
+        held_bytes: u64,
+    },
     /// An object cannot be opened with this repository's keys.
     #[error("{key}: {source}")]
     Unopenable {
@@ -217,8 +237,27 @@ impl RootError {
         match self {
             Self::Store(error) => error.is_not_found(),
             Self::Content(error) => error.wants_newer_root(),
-            Self::Damaged { .. } => true,
+            Self::Damaged { .. } | Self::CondemnedUnknown { .. } => true,
             _ => false,
+        }
+    }
+
+    /// True if this says that one object is missing or is not what it should be, and nothing of the
+    /// rest of the store.
+    pub(crate) fn is_of_one_object(&self) -> bool {
+        match self {
+            Self::Store(error) => error.is_not_found() || error.is_of_one_object(),
+            Self::Damaged { .. } | Self::CondemnedUnknown { .. } | Self::Unopenable { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// The key of the object that this is about, if it is about one.
+    fn object(&self) -> Option<&str> {
+        match self {
+            Self::Store(error) if self.is_of_one_object() => Some(error.key()),
+            Self::Damaged { key, .. } | Self::Unopenable { key, .. } => Some(key),
+            _ => None,
         }
     }
 
@@ -245,6 +284,7 @@ impl RootError {
             Self::Contended { .. } => ErrorKind::Unavailable,
             Self::Rebuild { .. } => ErrorKind::Rebuild,
             Self::Damaged { .. }
+            | Self::CondemnedUnknown { .. }
             | Self::Rollback { .. }
             | Self::NotDescended { .. }
             | Self::Rebuilt { .. }
@@ -263,6 +303,7 @@ impl RootError {
             Self::NoRepository { .. } => ErrorKind::NoRepository,
             Self::WrongPassword => ErrorKind::WrongPassword,
             Self::Refused(_)
+            | Self::TooMuch { .. }
             | Self::ReadOnlyFeatures
             | Self::NameTaken { .. }
             | Self::NoSnapshot { .. }
@@ -306,6 +347,12 @@ impl RootError {
             Self::Store(error) if error.kind() == StoreErrorKind::NoServer => Some(
                 "check the address, and that the server runs; --wait waits for it for as long as timeout= says",
             ),
+            Self::CondemnedUnknown { .. } => Some(
+                "bkfs check --repair condemns anew what the list may have named; until then the repository can be read (-o ro), and not written or collected",
+            ),
+            _ if self.object().is_some_and(|key| key.starts_with("lists/")) => {
+                Some("bkfs check --repair writes lost lists anew")
+            }
             Self::OutcomeUnknown { .. } => Some("see bkfs snapshots"),
             Self::Refused(Refusal::Full { what: "sessions" }) => {
                 Some("see bkfs session list; end dead ones with bkfs session end")

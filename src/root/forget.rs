@@ -3,17 +3,18 @@
 //! Owns the two changes that move entries between the list of snapshots and the trash. What is forgotten stays restorable until collection empties the
 //! trash; which snapshots are forgotten is for retention to plan.
 
-use super::commit::put_shard;
 use super::error::RootError;
 use super::handle::{Applied, RootHandle, Transition};
-use super::lists::{ListWriter, Lists};
-use super::snapshots::{ListEntry, SnapshotEntry, SnapshotList, TrashEntry, shards_to_merge};
+use super::lists::{ListWriter, Lists, put_shard};
+use super::snapshots::{
+    ListEntry, SnapshotEntry, SnapshotList, TrashEntry, free_number, shards_to_merge,
+};
 use super::state::{ListRef, Root, SessionId};
-use super::transition::ListChange;
+use super::transition::{ListChange, Refusal};
 use async_trait::async_trait;
 use bkfs_chunker::id::Id;
 use jiff::Timestamp;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 /// What it takes to change the lists of snapshots.
@@ -74,6 +75,26 @@ impl ListChanger<'_> {
 /// What tells a snapshot from every other that was ever made: its number may come back, and so may its name.
 fn identity(entry: &SnapshotEntry) -> (u16, Id) {
     (entry.number, entry.commit)
+}
+
+/// The entry that comes out of the trash, under a number of its own: a snapshot that was made while
+/// the trash could not be read may have taken its number.
+fn numbered_anew(
+    next: &Root,
+    entry: SnapshotEntry,
+    kept: &[Arc<Vec<SnapshotEntry>>],
+    trash: &[Arc<Vec<TrashEntry>>],
+) -> Result<SnapshotEntry, RootError> {
+    let kept = kept.iter().flat_map(|shard| shard.iter());
+    let mut taken: HashSet<u16> = kept.map(|kept| kept.number).collect();
+    if !taken.contains(&entry.number) {
+        return Ok(entry);
+    }
+    let trash = trash.iter().flat_map(|shard| shard.iter());
+    taken.extend(trash.map(|trashed| trashed.snapshot.number));
+    let number = free_number(next.next_snapshot, &taken);
+    let number = number.ok_or(Refusal::Full { what: "snapshots" })?;
+    Ok(SnapshotEntry { number, ..entry })
 }
 
 /// Takes the entries for which `leaves` says so out of the shards of a list, and adds `joining`. Only shards that change are written, all as one.
@@ -224,6 +245,7 @@ impl Transition for Restore<'_> {
             });
         };
         let leaves = |trashed: &TrashEntry| identity(&trashed.snapshot) == identity(&entry);
+        let entry = numbered_anew(next, entry.clone(), &shards, &trash)?;
         let trash_change =
             rewrite(self.changer.writer, &next.trash, &trash, leaves, Vec::new()).await?;
         let change = rewrite(

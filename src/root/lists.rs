@@ -9,8 +9,10 @@ use super::handle::{RootHandle, RootView};
 use super::retry::{RetryPolicy, create_surely};
 use super::snapshots::{
     ListEntry, PackEntry, QuarantineEntry, SnapshotEntry, SnapshotList, TrashEntry, decode_shard,
+    encode_shard,
 };
 use super::state::{ListRef, Root, SessionId};
+use super::transition::Refusal;
 use async_trait::async_trait;
 use bkfs_chunker::catalog::Place;
 use bkfs_chunker::entropy::Entropy;
@@ -93,19 +95,82 @@ impl Lists {
         self.load(&self.0.trash, refs).await
     }
 
-    /// All packs that `root` names as condemned. Errors like [`Lists::snapshots`].
+    /// All packs that `root` names as condemned: for all that stores, collects or deletes.
+    ///
+    /// # Errors
+    /// [`RootError::CondemnedUnknown`] if one of its lists is not there or cannot be read; store
+    /// errors.
     pub async fn condemned(&self, root: &Root) -> Result<HashSet<PackName>, RootError> {
-        let refs: Vec<_> = root
-            .condemned
-            .iter()
-            .map(|condemned| condemned.list)
-            .collect();
-        let shards = self.pack_shards(&refs).await?;
-        Ok(shards
-            .iter()
-            .flat_map(|shard| shard.iter())
-            .map(|entry| entry.0)
-            .collect())
+        self.condemned_but(root, &HashSet::new()).await
+    }
+
+    /// The same but for what stands in these lists.
+    ///
+    /// # Errors
+    /// As [`Lists::condemned`], for the other lists.
+    pub async fn condemned_but(
+        &self,
+        root: &Root,
+        lost: &HashSet<PackName>,
+    ) -> Result<HashSet<PackName>, RootError> {
+        let mut found = HashSet::new();
+        for condemned in &root.condemned {
+            let list = condemned.list;
+            if lost.contains(&list.name) {
+                continue;
+            }
+            match self.pack_shards(&[list]).await {
+                Ok(shards) => found.extend(names(&shards)),
+                Err(error) if error.is_of_one_object() => {
+                    return Err(RootError::CondemnedUnknown {
+                        key: list.name.key(Class::List),
+                        reason: error.to_string(),
+                    });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The packs that `root` names as condemned, as far as its lists can be read: for what only
+    /// reads, which merely prefers other copies to those that may go at any time.
+    ///
+    /// # Errors
+    /// Store errors that are not of one list.
+    pub async fn known_condemned(&self, root: &Root) -> Result<HashSet<PackName>, RootError> {
+        let mut found = HashSet::new();
+        for condemned in &root.condemned {
+            match self.pack_shards(&[condemned.list]).await {
+                Ok(shards) => found.extend(names(&shards)),
+                Err(error) if error.is_of_one_object() => {
+                    tracing::warn!(%error, "a list of condemned packs cannot be read, which reading does not need");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The shards `refs` of a list of forgotten snapshots that can be read.
+    ///
+    /// # Errors
+    /// Store errors that are not of one list.
+    pub async fn known_trash(
+        &self,
+        refs: &[ListRef],
+    ) -> Result<Vec<Arc<Vec<TrashEntry>>>, RootError> {
+        let mut found = Vec::new();
+        for list in refs {
+            match self.trash_shards(&[*list]).await {
+                Ok(shards) => found.extend(shards),
+                Err(error) if error.is_of_one_object() => {
+                    tracing::warn!(%error, "a list of forgotten snapshots cannot be read");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
     }
 
     /// The shards `refs` of a list of packs. Errors like [`Lists::snapshots`].
@@ -216,6 +281,29 @@ impl Lists {
         cache.lock().put(list.name, shard.clone());
         Ok(shard)
     }
+}
+
+/// The packs that these shards name.
+fn names(shards: &[Arc<Vec<PackEntry>>]) -> impl Iterator<Item = PackName> + '_ {
+    let entries = shards.iter().flat_map(|shard| shard.iter());
+    entries.map(|entry| entry.0)
+}
+
+/// Stores entries as a new list object, and says how a root refers to it.
+pub(crate) async fn put_shard<T: ListEntry>(
+    writer: &dyn ListWriter,
+    entries: Vec<T>,
+) -> Result<ListRef, RootError> {
+    let count = u32::try_from(entries.len()).map_err(|_| Refusal::Full {
+        what: "entries of a list",
+    })?;
+    let payload = encode_shard(entries);
+    let bytes = payload.len() as u64;
+    Ok(ListRef {
+        name: writer.put_list(payload).await?,
+        count,
+        bytes,
+    })
 }
 
 /// Writes lists for a session that uploads nothing else, such as one that forgets snapshots: it counts its own names.

@@ -103,7 +103,7 @@ pub struct Root {
     pub locked_until_s: Option<i64>,
     /// What it descends from. Present if and only if the header has the feature
     /// [`Features::WITNESS`](bkfs_chunker::seal::Features::WITNESS), and with it the fields below,
-    /// [`Session::covered_journal`], and the flags of recovered snapshots.
+    /// [`Session::covered_journal`], [`Volume::building`], and the flags of recovered snapshots.
     #[n(13)]
     pub chain: Option<Chain>,
     /// Hashes of the rules of locks that the config may state: of one, or of two while one follows
@@ -164,6 +164,10 @@ pub struct Volume {
     /// Bytes that commits since the last snapshot added to the bucket.
     #[n(7)]
     pub unsnapshotted_bytes: u64,
+    /// The root node of a tree that a copy is building: kept, and shown to nobody. The next commit
+    /// of anyone else gives it up.
+    #[cbor(n(8), with = "wire::id_option", has_nil)]
+    pub building: Option<Id>,
 }
 
 /// Whether a session may still replace the root.

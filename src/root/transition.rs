@@ -97,6 +97,8 @@ pub struct CommitChange {
     pub commit: Id,
     /// The root node of the new tree.
     pub tree: Option<Id>,
+    /// The root node of a tree that is being built, which a root without a chain does not hold.
+    pub building: Option<Id>,
     /// The last operation of the session that the tree holds.
     pub covered: u64,
     /// The number of the session's last journal of which that is true, if the session counts them.
@@ -252,6 +254,7 @@ impl Root {
         }
         if let Some(entry) = self.volumes.get_mut(&change.volume) {
             entry.tree = change.tree;
+            entry.building = change.building.filter(|_| is_witnessed);
             entry.sequence += 1;
             entry.commit = Some(change.commit);
             entry.next_inode = entry.next_inode.max(change.next_inode);

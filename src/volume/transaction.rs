@@ -104,7 +104,7 @@ impl Transaction<'_> {
 
     /// Counts bytes of contents that come (or go).
     pub fn count_bytes(&mut self, bytes: i64) {
-        self.bytes += bytes;
+        self.bytes = self.bytes.saturating_add(bytes);
     }
 
     /// Drops an inode with everything that belongs to it.

@@ -11,6 +11,7 @@ use bkfs::volume::commit::SnapshotRequest;
 use bkfs::volume::data::WriteOptions;
 use bkfs::volume::namespace::NewInode;
 use bkfs::volume::state::Scope;
+use bkfs::volume::view::View;
 use bkfs::volume::{ROOT_INODE, Volume};
 use bkfs_chunker::depot::DepotConfig;
 use bkfs_chunker::store::{Store, StoreOptions, parse_url};
@@ -37,6 +38,42 @@ pub fn opening() -> Opening {
     }
 }
 
+fn plan(repository: Arc<Repository>, options: MountOptions) -> Plan {
+    Plan {
+        repository,
+        mount_point: "/nowhere".into(),
+        options,
+        settings: Settings::default(),
+        volume: "main".into(),
+        steal: true,
+        spool: None,
+    }
+}
+
+/// Mounts `main` to read, and reads the attributes of its root; the error if it cannot.
+pub fn reads(store: Arc<dyn Store>, password: Option<&'static str>) -> Result<(), String> {
+    let runtime = Runtime::new().expect("runtime");
+    let read = async {
+        let opened = open_in(store, opening(), &mut Known(password)).await;
+        let repository = Arc::new(opened.map_err(|error| error.to_string())?);
+        let mut options = MountOptions::default();
+        options.flags.read_only = true;
+        let plan = plan(repository.clone(), options);
+        let mounted = plan.assemble(&runtime.handle().clone()).await;
+        mounted.map_err(|error| error.to_string())?;
+        let (tree, totals) = match repository.volume_tree("main").await {
+            Ok(found) => found,
+            Err(error) => return Err(error.to_string()),
+        };
+        let view = View::frozen(repository.nodes.clone(), tree, totals);
+        let read = view.attributes(Scope::Live, ROOT_INODE).await;
+        read.map(drop).map_err(|error| error.to_string())
+    };
+    let done = runtime.block_on(read);
+    runtime.shutdown_background();
+    done
+}
+
 /// A machine with a mount of `main`.
 pub struct Machine {
     runtime: Runtime,
@@ -47,6 +84,14 @@ pub struct Machine {
 impl Machine {
     /// Mounts, over whoever holds the volume.
     pub fn mount(store: Arc<dyn Store>, password: Option<&'static str>) -> Self {
+        Self::try_mount(store, password).expect("mounted")
+    }
+
+    /// The same, if it can be.
+    pub fn try_mount(
+        store: Arc<dyn Store>,
+        password: Option<&'static str>,
+    ) -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -55,20 +100,18 @@ impl Machine {
         let mut password = Known(password);
         let repository = runtime.block_on(open_in(store, opening(), &mut password));
         let repository = Arc::new(repository.expect("opens"));
-        let plan = Plan {
-            repository: repository.clone(),
-            mount_point: "/nowhere".into(),
-            options: MountOptions::default(),
-            settings: Settings::default(),
-            volume: "main".into(),
-            steal: true,
-            spool: None,
-        };
+        let plan = plan(repository.clone(), MountOptions::default());
         let assembled = runtime.block_on(plan.assemble(&runtime.handle().clone()));
-        Machine {
-            assembled: assembled.expect("mounted"),
-            runtime,
-            repository,
+        match assembled {
+            Ok(assembled) => Ok(Machine {
+                assembled,
+                runtime,
+                repository,
+            }),
+            Err(error) => {
+                runtime.shutdown_background();
+                Err(error.to_string())
+            }
         }
     }
 
@@ -154,6 +197,16 @@ impl Machine {
         self.runtime
             .block_on(snapshot.snapshot(request))
             .expect("snapshot");
+    }
+
+    /// The same, if it can be.
+    pub fn try_snapshot(&self, name: &str) -> Result<(), String> {
+        let request = SnapshotRequest {
+            name: Some(name.to_owned()),
+            tags: Vec::new(),
+        };
+        let made = self.runtime.block_on(self.volume().snapshot(request));
+        made.map(drop).map_err(|error| error.to_string())
     }
 
     /// Everything is acknowledged.

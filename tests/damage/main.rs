@@ -8,6 +8,7 @@
 mod busy;
 mod cases;
 mod heals;
+mod lists;
 mod machine;
 #[path = "../reference/password.rs"]
 mod password;

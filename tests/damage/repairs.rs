@@ -21,7 +21,7 @@ use crate::restored::restore;
 use crate::world::{Fixture, PASSWORD, SNAPSHOTS, bucket, class_of, wait};
 
 /// Repairs until nothing is left to do, as the command does; gives what a check says then.
-fn mend(fixture: &Fixture, store: &Arc<dyn Store>) -> Report {
+pub fn mend(fixture: &Fixture, store: &Arc<dyn Store>) -> Report {
     let options: CheckOptions = fixture.options();
     wait(async {
         for _ in 0..3 {
@@ -55,7 +55,8 @@ fn harmed(fixture: &Fixture, key: &str, harm: Harm) -> Arc<MemoryStore> {
     bucket(&Case::new(key, harm).apply(fixture))
 }
 
-fn root_of(fixture: &Fixture, store: &MemoryStore) -> Root {
+/// The root as it stands.
+pub fn root_of(fixture: &Fixture, store: &MemoryStore) -> Root {
     let object = wait(store.get("root")).expect("a root").0;
     let payload = fixture.keyring.open_object(Class::Root, "root", &object);
     Root::decode(&payload.expect("opens")).expect("decodes")

@@ -123,7 +123,7 @@ fn paused() -> Runtime {
         .expect("runtime")
 }
 
-fn opening(timeout: Duration) -> Opening {
+pub fn opening(timeout: Duration) -> Opening {
     Opening {
         url: parse_url("/memory").expect("url"),
         store: StoreOptions::default(),

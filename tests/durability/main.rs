@@ -4,6 +4,7 @@
 
 mod closing;
 mod collecting;
+mod copying;
 mod crashes;
 mod ending;
 mod far;

@@ -70,6 +70,7 @@ fn root() -> Root {
         inodes: 34,
         bytes: 1 << 40,
         unsnapshotted_bytes: 56,
+        building: None,
     };
     Root {
         repository: RepositoryId(*b"golden repositor"),
@@ -152,6 +153,16 @@ fn a_root_that_bears_witness() {
     }
     let made = root.encode().expect("small and consistent");
     let frozen = fixed("root-witness.bin", &made);
+    assert_eq!(Root::decode(&frozen).expect("it is a root"), root);
+}
+
+#[test]
+fn a_root_with_a_copy_under_way() {
+    let mut root = root();
+    let main = root.volumes.get_mut("main").expect("there is one");
+    main.building = Some(Id([0xee; 32]));
+    let made = root.encode().expect("small and consistent");
+    let frozen = fixed("root-building.bin", &made);
     assert_eq!(Root::decode(&frozen).expect("it is a root"), root);
 }
 

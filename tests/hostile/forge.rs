@@ -180,6 +180,7 @@ impl Forger {
         let request = CommitRequest {
             mark: self.ingest.mark(),
             tree: Some(tree),
+            building: None,
             covered: 0,
             covered_journal: None,
             next_inode: 1 << 40,

@@ -372,6 +372,41 @@ deleteless() {
 }
 case_of "a key that cannot delete is enough for backups; gc with it says so and changes nothing" deleteless
 
+# --- more than one expects ------------------------------------------------------------------------------------------
+
+too_much() {
+  local url=$SUITE_TMP/share window=(--undelete-window 1s)
+  machine collector
+  init_local "$url"
+  head -c 120000000 /dev/urandom >"$SUITE_TMP/large"
+  head -c 41000000 /dev/urandom >"$SUITE_TMP/other"
+  exits 0 bkfs put "$url" file "$SUITE_TMP/large" --volume main --name large
+  exits 0 bkfs put "$url" file "$SUITE_TMP/other" --volume main --name other
+  exits 0 bkfs gc "$url" "${window[@]}"
+  exits 0 bkfs forget "$url" large
+  # Seen for the first time, and then for as long as the window.
+  exits 0 bkfs gc "$url" "${window[@]}"
+  sleep 2
+  exits 0 bkfs --json gc "$url" "${window[@]}" --dry-run
+  [ "$(jq -r '.share.refused, .share.percent, .expired_snapshots' "$SUITE_TMP/output" | paste -sd ' ')" = "true 75 1" ] || wrong "$(jq -c .share "$SUITE_TMP/output")"
+  exits 1 bkfs gc "$url" "${window[@]}"
+  says 'to condemn: [1-9]' 'nothing was collected: 75% of what the repository held' '--yes-delete'
+  clear_message
+  exits 0 bkfs forget "$url" --undo large
+  bkfs dump "$url" large:/file | cmp - "$SUITE_TMP/large"
+  exits 0 bkfs forget "$url" large
+  exits 0 bkfs gc "$url" "${window[@]}"
+  sleep 2
+  exits 0 bkfs gc "$url" "${window[@]}" --yes-delete
+  says 'condemned [1-9]'
+  [ "$(bytes_in "$url")" -lt 60000000 ] || wrong "$(bytes_in "$url") bytes are left"
+  # What was meant does not count again.
+  exits 0 bkfs --json gc "$url" "${window[@]}"
+  [ "$(jq -r .share.gone_bytes "$SUITE_TMP/output" | head -n 1)" = 0 ] || wrong "$(jq -c .share "$SUITE_TMP/output")"
+  exits 0 bkfs check --read-data "$url"
+}
+case_of "a collection that would leave less than half is refused until a person says that it is meant" too_much
+
 # --- many snapshots of many files -----------------------------------------------------------------------------------
 
 MANY=$SUITE_TMP/many

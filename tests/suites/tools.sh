@@ -401,7 +401,11 @@ copy_goes_on_after_a_kill() {
   exits 0 bkfs put "$to" other "$FILES/small" --volume main
   exits 0 bkfs put "$from" long "$FILES/small" --volume main --name shorter
   exits 11 bkfs copy "$from" "$to"
-  says 'changes that are in no snapshot of the source'
+  says 'changes that are in no snapshot of the source' '--anew'
+  exits 0 bkfs copy "$from" "$to" --anew
+  says 'copied main:shorter'
+  bkfs dump "$to" shorter:/long | cmp - "$FILES/small"
+  exits 0 bkfs check --read-data "$to"
 }
 
 case_of "put stores files and streams whole" put_stores_files_and_streams

@@ -74,6 +74,48 @@ impl Expiry {
     }
 }
 
+/// What stands in for lists of condemned packs that cannot be read.
+///
+/// What is needed lies in live packs (protocol.md, rule 3). So a pack with the only copy of
+/// something that is needed is live, and each of the others may be condemned.
+#[derive(Debug, Default)]
+pub struct Doubt {
+    /// The lists.
+    pub lost: HashSet<PackName>,
+    /// Packs that are not in the bucket, or cannot be read.
+    pub gone: HashSet<PackName>,
+    /// Packs that are known to be live.
+    pub proven: HashSet<PackName>,
+}
+
+impl Doubt {
+    /// Returns those of some copies that can be read. If they are copies of something that `is_needed`
+    /// it also learns from them, and returns all if none can be read.
+    fn weigh(
+        &mut self,
+        copies: Vec<(PackName, u16, u16)>,
+        is_needed: bool,
+    ) -> Vec<(PackName, u16, u16)> {
+        let (gone, there): (Vec<_>, Vec<_>) = copies
+            .into_iter()
+            .partition(|(pack, ..)| self.gone.contains(pack));
+        if !is_needed {
+            return there;
+        }
+        let mut packs = gone.iter().chain(&there).map(|(pack, ..)| *pack);
+        let first = packs.next();
+        if packs.all(|pack| Some(pack) == first) {
+            self.proven.extend(first);
+        }
+        if there.is_empty() {
+            // What is lost is lost: it stays as it is, for whatever brings it back.
+            self.proven.extend(gone.iter().map(|(pack, ..)| *pack));
+            return gone;
+        }
+        there
+    }
+}
+
 /// Marks what roots need.
 pub struct Marker {
     /// Reads packs and index objects, from the bucket and never from a cache.
@@ -90,6 +132,8 @@ pub struct Marker {
     pub expiry: Expiry,
     /// What is needed though no list names it: snapshots that have vanished.
     pub vanished: Vec<Vanished>,
+    /// Set while it is not known which packs are condemned.
+    pub doubt: Option<Doubt>,
     /// What is known to be damaged in the root that was shown last.
     quarantine: HashSet<Place>,
     /// Metadata packs as the index has them, to be walked.
@@ -121,6 +165,7 @@ impl Marker {
             live: HashSet::new(),
             expiry,
             vanished: Vec::new(),
+            doubt: None,
             quarantine: HashSet::new(),
             metadata: HashMap::new(),
             known: HashSet::new(),
@@ -161,11 +206,25 @@ impl Marker {
         self.metadata.clear();
         self.known.clear();
         self.held.clear();
+        if let Some(doubt) = &mut self.doubt {
+            doubt.proven.clear();
+        }
+    }
+
+    /// The packs that `root` names as condemned, as far as that is known.
+    ///
+    /// # Errors
+    /// Those of [`Lists::condemned`].
+    pub async fn condemned(&self, root: &Root) -> Result<HashSet<PackName>, RootError> {
+        match &self.doubt {
+            Some(doubt) => self.lists.condemned_but(root, &doubt.lost).await,
+            None => self.lists.condemned(root).await,
+        }
     }
 
     /// The index of `root`, and which packs are live in it.
     async fn learn(&mut self, root: &Root) -> Result<(), RootError> {
-        let condemned = self.lists.condemned(root).await?;
+        let condemned = self.condemned(root).await?;
         self.quarantine = self.lists.quarantine(root).await?;
         self.depot.load_index(&root.index, &condemned).await?;
         let unknown = |index: &&IndexRef| !self.known.contains(&index.name);
@@ -205,6 +264,7 @@ impl Marker {
         let mut heads = Vec::new();
         for volume in root.volumes.values() {
             heads.extend(volume.tree.map(|tree| (Kind::Node, tree)));
+            heads.extend(volume.building.map(|tree| (Kind::Node, tree)));
             heads.extend(volume.commit.map(|commit| (Kind::Commit, commit)));
         }
         let snapshots = self.lists.snapshots(root).await?;
@@ -222,7 +282,7 @@ impl Marker {
 
     /// All live copies of a blob are needed, since which of them is good is not known; but those in quarantine only if there is no other.
     fn need(&mut self, kind: Kind, id: Id) -> Result<(), RootError> {
-        if self.want(id) {
+        if self.want(id, true) || self.doubt.is_some() && kind == Kind::Chunk {
             return Ok(());
         }
         let what = format!("{kind:?} {id} is needed and in no live pack: nothing was collected");
@@ -234,7 +294,7 @@ impl Marker {
         let copies = self.depot.slots_of(&id.prefix());
         let is_good = |(pack, frame, _): &(PackName, u16, u16)| self.is_good(pack, *frame);
         if copies.is_empty() || copies.iter().any(is_good) {
-            self.want(id);
+            self.want(id, false);
         }
     }
 
@@ -249,9 +309,13 @@ impl Marker {
         !quarantined(Some(frame)) && !quarantined(None)
     }
 
-    fn want(&mut self, id: Id) -> bool {
+    /// True if there is a copy. Of what `is_needed` one is in a live pack, by rule 3.
+    fn want(&mut self, id: Id, is_needed: bool) -> bool {
         let mut copies = self.depot.slots_of(&id.prefix());
         copies.retain(|(pack, ..)| self.live.contains(pack));
+        if let Some(doubt) = &mut self.doubt {
+            copies = doubt.weigh(copies, is_needed);
+        }
         let is_good = |(pack, frame, _): &(PackName, u16, u16)| self.is_good(pack, *frame);
         if !self.quarantine.is_empty() && copies.iter().any(is_good) {
             copies.retain(is_good);
@@ -273,6 +337,11 @@ impl Marker {
             }
             let damage = self.read(pack).await?;
             if !self.follow_known(pack)? {
+                if let Some(doubt) = &mut self.doubt
+                    && !doubt.proven.contains(&pack)
+                {
+                    doubt.gone.insert(pack);
+                }
                 let what = damage.map_or_else(
                     || "it is not what the index says".to_owned(),
                     |damage| damage.what,

@@ -11,8 +11,10 @@
 //! | [`references`] | what was read for that and is not needed so far (pure) |
 //! | [`plan`] | from marks to what is done (pure) |
 //! | [`condemn`] | stores again, and replaces the root |
+//! | [`renew`] | condemns anew what a list may have named that cannot be read |
 //! | [`sweep`] | deletes |
 //! | [`sightings`] | what this machine has seen of snapshots |
+//! | [`share`] | how much is gone, and whether that is too much to delete it unasked |
 //! | [`locks`] | what the bucket keeps locked |
 
 pub mod condemn;
@@ -21,6 +23,8 @@ pub mod mark;
 pub mod marks;
 pub mod plan;
 pub mod references;
+pub mod renew;
+pub mod share;
 pub mod sightings;
 pub mod sweep;
 #[cfg(test)]
@@ -43,6 +47,7 @@ use self::condemn::{Done, condemn};
 use self::locks::{Extended, Locks, Waiting, rule_of, waiting};
 use self::mark::{Expiry, Marker, is_own};
 use self::plan::{Effort, Plan, plan};
+use self::share::{Became, Count, Found, LedgerFile};
 use self::sightings::{Sightings, SightingsFile, Vanished};
 use self::sweep::{Holding, Sweeper, delete, free_epochs, orphans};
 use super::blame::reach;
@@ -94,6 +99,8 @@ pub struct Prospect {
     pub holding: Vec<Holding>,
     /// What the bucket keeps locked; none in a repository without locks.
     pub locks: Option<Locks>,
+    /// How much of what was held is gone.
+    pub count: Count,
     /// Requests made so far.
     pub requests_made: u64,
     /// About how many requests follow.
@@ -132,6 +139,11 @@ impl Prospect {
         let has_packs = !self.plan.is_empty() || self.free_packs > 0;
         let is_due = self.locks.as_ref().is_some_and(|locks| locks.is_due);
         !has_packs && self.expired == 0 && self.orphans.is_empty() && !is_due
+    }
+
+    /// Takes note of what is needed, for a collection that has nothing to do.
+    pub async fn remember(self) {
+        self.count.remember().await;
     }
 
     /// Metadata packs that were read for marking.
@@ -185,7 +197,7 @@ pub async fn prospect(
     let mut lost = Vec::new();
     let looked = handle.while_it_stands(async |view| {
         let root = &view.root;
-        lost = look_for_vanished(repository, root, &memory, &mut marker).await?;
+        lost = look_for_vanished(root, &memory, &mut marker).await?;
         marker.mark(root).await?;
         let condemned = repository.lists.condemned(root).await?;
         let trash = repository.lists.trash_shards(&root.trash).await?;
@@ -201,24 +213,22 @@ pub async fn prospect(
     let live = |name: &PackName| marker.live.contains(name);
     let own = |name: &PackName| is_own(root, name);
     let plan = plan(&marker.marks, live, own, unlisted.collect(), options.effort);
+    let count = count(&marker, &plan, (root, &condemned), &bucket, options).await;
     let (expiring, dated_back) = marker.expiry.of_trash(&trash);
     let expired = expiring.len() as u64;
-    let count = |condemned: &Condemned| u64::from(condemned.list.count);
+    let packs_of = |condemned: &Condemned| u64::from(condemned.list.count);
     let rule = rule_of(repository.lock, options.lock_days).map(|rule| (rule, now));
     let locks = look_at_locks(repository, rule, (root, &free), &marker, &bucket).await?;
     let (asked, waiting, extensions) = locks.as_ref().map_or((0, 0, 0), Locks::requests);
-    let free_packs: u64 = free.iter().map(count).sum::<u64>().saturating_sub(waiting);
-    let all_packs: u64 = root.condemned.iter().map(count).sum();
+    let free_packs: u64 = free
+        .iter()
+        .map(packs_of)
+        .sum::<u64>()
+        .saturating_sub(waiting);
+    let all_packs: u64 = root.condemned.iter().map(packs_of).sum();
     let orphans = orphans(root, &bucket);
     let pages = bucket.len().div_ceil(PAGE_KEYS) as u64;
-    let candidates = plan.candidates().len() as u64;
-    let packs_written = plan
-        .rewritten_bytes
-        .div_ceil(repository.depot.config().pack_bytes.max(1));
-    let requests = match plan.is_empty() && expired == 0 {
-        true => 0,
-        false => plan.rewritten.len() as u64 + packs_written + 8 + 2 * candidates,
-    };
+    let requests = requests(&plan, expired, repository.depot.config().pack_bytes);
     Ok(Prospect {
         requests_made: pages + 1 + root.index.len() as u64 + marker.packs_read + asked,
         requests: requests + 2 * free_packs + orphans.len() as u64 + extensions,
@@ -232,12 +242,67 @@ pub async fn prospect(
         held_packs: all_packs.saturating_sub(free_packs + waiting),
         holding,
         locks,
+        count,
         bucket,
         view,
         marker,
         expiring,
         memory,
     })
+}
+
+/// About how many requests a plan takes that lets so many snapshots expire, with packs of so many
+/// bytes.
+fn requests(plan: &Plan, expired: u64, pack_bytes: u64) -> u64 {
+    if plan.is_empty() && expired == 0 {
+        return 0;
+    }
+    let candidates = plan.candidates().len() as u64;
+    let packs_written = plan.rewritten_bytes.div_ceil(pack_bytes.max(1));
+    plan.rewritten.len() as u64 + packs_written + 8 + 2 * candidates
+}
+
+/// How much of what was needed is gone, by what this machine remembers.
+async fn count(
+    marker: &Marker,
+    plan: &Plan,
+    (root, condemned): (&Root, &HashSet<PackName>),
+    bucket: &BTreeMap<String, u64>,
+    options: &Options,
+) -> Count {
+    let (before, now) = (marker.expiry.before, marker.expiry.now);
+    let repository = marker.depot.keyring().repository();
+    let file = LedgerFile::new(options.state_dir.as_deref(), repository);
+    let there: BTreeMap<PackName, u64> = packs(bucket).collect();
+    let needed = marker.marks.packs();
+    let needed = needed.filter(|(name, pack)| {
+        pack.reached > 0 && marker.live.contains(name) && !is_own(root, name)
+    });
+    let leaving = there.iter().filter(|(name, _)| condemned.contains(name));
+    let found = Found {
+        needed: needed
+            .map(|(name, pack)| (*name, pack.needed_bytes()))
+            .collect(),
+        leaving_bytes: leaving
+            .map(|(_, bytes)| *bytes)
+            .fold(plan.condemned_bytes, u64::saturating_add)
+            .saturating_sub(plan.rewritten_bytes),
+    };
+    let became = |name: &PackName| match found.needed.get(name) {
+        Some(bytes) => Became::Live(*bytes),
+        None if is_own(root, name) => Became::Live(u64::MAX),
+        None if there.contains_key(name) => Became::Going,
+        None => Became::Deleted,
+    };
+    let share = file.recall().await.judge(&found, became, before);
+    Count {
+        share,
+        is_accepted: options.undelete_window <= SignedDuration::ZERO,
+        found,
+        moved: plan.rewritten.clone(),
+        times: (now, before),
+        file,
+    }
 }
 
 /// A marker that has seen nothing of the trash so far.
@@ -254,38 +319,35 @@ fn marker(repository: &Repository, before: Timestamp, now: Timestamp) -> Result<
 /// Takes note of the snapshots in the lists of `root`, and of those that have vanished. What is
 /// whole of these is needed from now on; the rest is returned.
 async fn look_for_vanished(
-    repository: &Repository,
     root: &Root,
     memory: &SightingsFile,
     marker: &mut Marker,
 ) -> Result<Vec<Vanished>, RootError> {
-    let lists = &repository.lists;
+    let (lists, depot) = (&marker.lists, &marker.depot);
     let kept = lists.snapshots(root).await?.iter().cloned().collect();
     let trash = lists.trash_shards(&root.trash).await?;
     let trash = trash.iter().flat_map(|shard| shard.iter().cloned());
     let (before, now) = (marker.expiry.before, marker.expiry.now);
     let (seen, vanished) = memory.note(kept, trash.collect(), now, before).await;
     marker.expiry.seen = seen;
-    marker.vanished.clear();
-    let mut lost = Vec::new();
-    if vanished.is_empty() {
-        return Ok(lost);
+    let (mut whole, mut lost) = (Vec::new(), Vec::new());
+    if !vanished.is_empty() {
+        let condemned = marker.condemned(root).await?;
+        depot.load_index(&root.index, &condemned).await?;
     }
-    let condemned = lists.condemned(root).await?;
-    repository.depot.load_index(&root.index, &condemned).await?;
     for gone in vanished {
         let is_whole = match gone.tree {
             // Each with a set of its own: what one lacks makes every other that refers to it lack
             // it.
-            Some(tree) => reach(&repository.depot, tree, &mut HashSet::new(), &mut |_| ()).await?,
+            Some(tree) => reach(depot, tree, &mut HashSet::new(), &mut |_| ()).await?,
             None => true,
         };
-        if is_whole {
-            marker.vanished.push(gone);
-        } else {
-            lost.push(gone);
+        match is_whole {
+            true => whole.push(gone),
+            false => lost.push(gone),
         }
     }
+    marker.vanished = whole;
     Ok(lost)
 }
 
@@ -337,8 +399,15 @@ pub fn verifier(repository: &Repository) -> Result<Arc<Verifier>, RootError> {
 /// Does what was planned.
 ///
 /// # Errors
-/// What was planned was not done, or not all of it; the repository is whole all the same, and another collection goes on.
+/// [`RootError::TooMuch`] if a person has to say first that it is meant. What was planned was not done, or not all of it; the repository is whole all the same, and another collection goes on.
 pub async fn collect(repository: &Repository, prospect: Prospect) -> Result<Collected, RootError> {
+    if prospect.count.is_refused() {
+        let share = &prospect.count.share;
+        return Err(RootError::TooMuch {
+            gone_bytes: share.gone_bytes(),
+            held_bytes: share.held_bytes(),
+        });
+    }
     let machine = &repository.machine;
     let holder = machine.holder("bkfs gc");
     let session = OpenSession::open(&repository.handle, holder, None, &*machine.processes).await?;
@@ -378,6 +447,7 @@ async fn work(
         mut marker,
         expiring,
         memory,
+        count,
         ..
     } = prospect;
     let mut collected = Collected::default();
@@ -388,6 +458,9 @@ async fn work(
         if !collected.condemned.gave_way {
             memory.give_up(expiring).await;
         }
+    }
+    if !collected.condemned.gave_way {
+        count.remember().await;
     }
     if let Some(locks) = locks.as_ref().filter(|locks| locks.is_due) {
         let (lists, verifier) = (&repository.lists, &marker.verifier);

@@ -12,11 +12,15 @@ use std::path::{Path, PathBuf};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::seal::RepositoryId;
 use jiff::Timestamp;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::private;
 use crate::root::memory::blocking;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry};
+
+/// The name of the file.
+const FILE: &str = "sightings";
 
 /// What was seen of one snapshot.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -169,7 +173,7 @@ impl SightingsFile {
             let (kept, trash) = (kept.clone(), trash.clone());
             let note =
                 move |seen: &mut Sightings| seen.note(kept.iter(), trash.iter(), now, before);
-            let noted = blocking(move || change(&directory, note));
+            let noted = blocking(move || change(&directory, FILE, note));
             match noted.await {
                 Ok(noted) => return noted,
                 Err(error) => tracing::warn!(
@@ -188,40 +192,46 @@ impl SightingsFile {
         let Some(directory) = self.directory.clone() else {
             return;
         };
-        let changed = blocking(move || change(&directory, |seen| seen.give_up(&commits)));
+        let give_up = move |seen: &mut Sightings| seen.give_up(&commits);
+        let changed = blocking(move || change(&directory, FILE, give_up));
         if let Err(error) = changed.await {
             tracing::warn!(%error, "the next collection reports snapshots as vanished that this one gave up");
         }
     }
 }
 
-/// Replaces the file atomically, under a lock, so that of two collections none forgets what the
-/// other saw.
-fn change<T>(
+/// Changes what a file of a repository's directory says, which it replaces atomically and under a
+/// lock, so that of two collections none forgets what the other wrote. Returns what it says then.
+pub(super) fn change<S: Default + Serialize + DeserializeOwned, T>(
     directory: &Path,
-    change: impl FnOnce(&mut Sightings) -> T,
-) -> io::Result<(Sightings, T)> {
+    name: &str,
+    change: impl FnOnce(&mut S) -> T,
+) -> io::Result<(S, T)> {
     if let Some(state) = directory.parent() {
         private::make_directory(state)?;
     }
     private::make_directory(directory)?;
-    let _lock = private::lock(&directory.join("sightings.lock"))?;
-    let file = directory.join("sightings");
-    let known = match std::fs::read(&file) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        read => Some(read?),
-    };
-    let mut seen = known.map_or_else(Sightings::default, |text| {
-        serde_json::from_slice(&text).unwrap_or_else(|error| {
-            tracing::warn!(%error, "what was seen of snapshots cannot be read: {}", file.display());
-            Sightings::default()
-        })
-    });
-    let changed = change(&mut seen);
-    let fresh = directory.join("sightings.new");
+    let _lock = private::lock(&directory.join(format!("{name}.lock")))?;
+    let mut said = read(directory, name)?;
+    let changed = change(&mut said);
+    let fresh = directory.join(format!("{name}.new"));
     let mut output = private::open(&fresh)?;
     output.set_len(0)?;
-    io::Write::write_all(&mut output, &serde_json::to_vec(&seen)?)?;
-    std::fs::rename(&fresh, &file)?;
-    Ok((seen, changed))
+    io::Write::write_all(&mut output, &serde_json::to_vec(&said)?)?;
+    std::fs::rename(&fresh, directory.join(name))?;
+    Ok((said, changed))
+}
+
+/// What a file of a repository's directory says. One that is not there, or that makes no sense, says
+/// nothing.
+pub(super) fn read<S: Default + DeserializeOwned>(directory: &Path, name: &str) -> io::Result<S> {
+    let file = directory.join(name);
+    let text = match std::fs::read(&file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(S::default()),
+        read => read?,
+    };
+    Ok(serde_json::from_slice(&text).unwrap_or_else(|error| {
+        tracing::warn!(%error, "what an earlier collection remembered cannot be read: {}", file.display());
+        S::default()
+    }))
 }

@@ -90,7 +90,10 @@ pub async fn heal(
     findings: &Findings,
     from: &Repository,
 ) -> Result<Healed, RootError> {
-    let nothing_lost = findings.indexed.lost.is_empty() && findings.listed.lost.is_empty();
+    let listed = &findings.listed;
+    let nothing_lost = findings.indexed.lost.is_empty()
+        && listed.lost.is_empty()
+        && listed.lost_condemned.is_empty();
     let (Some(handle), true) = (&findings.handle, nothing_lost) else {
         return Ok(Healed::default());
     };

@@ -88,6 +88,7 @@ fn commit_of(
         parent,
         commit: id(number),
         tree: Some(id(number + 1)),
+        building: None,
         covered: number,
         covered_journal: Some(number),
         floor: number as u32,

@@ -395,6 +395,7 @@ pub fn tree(number: u64) -> CommitRequest<()> {
     CommitRequest {
         mark: (),
         tree: Some(id(number)),
+        building: None,
         covered: number,
         covered_journal: Some(2 * number),
         next_inode: 100 + number,

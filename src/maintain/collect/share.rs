@@ -1,0 +1,397 @@
+//! How much of what a repository held is gone, and whether that is more than one expects.
+//!
+//! Owns the file `STATE_DIR/REPOSITORY/needed`, and the rule. Each collection remembers which packs
+//! were needed, and how much of each. What is not needed any more at the next one is gone: that is
+//! added up over the undelete window. Garbage that was never needed when a collection looked does
+//! not count, nor does what a collection stores again.
+//!
+//! In steady state it is less than half, however few snapshots are kept: what left within the window
+//! lay in the trash for as long, and that trash is full again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::RepositoryId;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::sightings::{change, read};
+use crate::root::memory::blocking;
+
+/// Of what was held in the window, in percent: more is not deleted unasked.
+pub const LIMIT_PERCENT: u64 = 50;
+
+/// Less than this is never too much, in bytes: small repositories change as a whole.
+pub const FLOOR_BYTES: u64 = 64 << 20;
+
+/// The name of the file.
+const FILE: &str = "needed";
+
+/// Bytes that were gone at a collection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+struct Gone {
+    /// When it ended, in seconds since 1970.
+    at_s: i64,
+    bytes: u64,
+}
+
+/// What collections on this machine remember.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Ledger {
+    /// Needed bytes of packs as of the last collection, by the names of the packs; none before the
+    /// first.
+    needed: Option<BTreeMap<String, u64>>,
+    gone: Vec<Gone>,
+}
+
+/// What became of a pack that was needed once.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Became {
+    /// It is live, and so many bytes of it are needed.
+    Live(u64),
+    /// It is in the bucket, and not live.
+    Going,
+    /// It is not in the bucket: another collector has deleted it.
+    Deleted,
+}
+
+/// How much is gone.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Share {
+    /// Bytes that are needed no more since the last collection.
+    pub bytes: u64,
+    /// Bytes that earlier collections of the window found so.
+    pub earlier_bytes: u64,
+    /// Bytes that are needed.
+    pub needed_bytes: u64,
+    /// Nothing is remembered: all that is not needed counts, whether it ever was or not.
+    pub is_first: bool,
+}
+
+impl Share {
+    /// Bytes that are gone within the window.
+    pub fn gone_bytes(&self) -> u64 {
+        self.bytes.saturating_add(self.earlier_bytes)
+    }
+
+    /// Bytes that the repository held at any time of the window.
+    pub fn held_bytes(&self) -> u64 {
+        self.gone_bytes().saturating_add(self.needed_bytes)
+    }
+
+    /// How much of it is gone, rounded up.
+    pub fn percent(&self) -> u64 {
+        let (gone, held) = (u128::from(self.gone_bytes()), u128::from(self.held_bytes()));
+        (gone * 100).div_ceil(held.max(1)) as u64
+    }
+
+    /// Whether a person is to say that this is meant. A collection that adds nothing to what is
+    /// gone takes nothing.
+    pub fn is_too_much(&self) -> bool {
+        let (gone, held) = (u128::from(self.gone_bytes()), u128::from(self.held_bytes()));
+        self.bytes > 0
+            && self.gone_bytes() > FLOOR_BYTES
+            && gone * 100 > held * u128::from(LIMIT_PERCENT)
+    }
+}
+
+/// What a collection found out for its share.
+pub struct Found {
+    /// Needed bytes of live packs, but of none that a session at work may still change.
+    pub needed: BTreeMap<PackName, u64>,
+    /// Bytes that leave for all that is known without a memory.
+    pub leaving_bytes: u64,
+}
+
+impl Ledger {
+    /// The share of what `became` of packs that were needed.
+    pub fn judge(
+        &self,
+        found: &Found,
+        became: impl Fn(&PackName) -> Became,
+        before: Timestamp,
+    ) -> Share {
+        let needed_bytes = sum(found.needed.values());
+        let Some(known) = &self.needed else {
+            return Share {
+                bytes: found.leaving_bytes,
+                earlier_bytes: 0,
+                needed_bytes,
+                is_first: true,
+            };
+        };
+        let lost = known.iter().filter_map(|(name, bytes)| {
+            let left = match became(&parse(name)?) {
+                Became::Live(left) => left,
+                Became::Going => 0,
+                Became::Deleted => *bytes,
+            };
+            Some(bytes.saturating_sub(left))
+        });
+        let earlier = self
+            .gone
+            .iter()
+            .filter(|gone| gone.at_s > before.as_second());
+        Share {
+            bytes: lost.fold(0, u64::saturating_add),
+            earlier_bytes: sum(earlier.map(|gone| &gone.bytes)),
+            needed_bytes,
+            is_first: false,
+        }
+    }
+
+    /// Remembers what a collection left needed: all that it found but what it `moved`, whose new
+    /// packs the next one finds. If a person `accepted` what is gone, it counts no more.
+    pub fn settle(
+        &mut self,
+        found: &Found,
+        moved: &BTreeSet<PackName>,
+        share: &Share,
+        (now, before): (Timestamp, Timestamp),
+        accepted: bool,
+    ) {
+        // A time of day that was ahead once does not keep anything for longer.
+        let now_s = now.as_second();
+        for gone in &mut self.gone {
+            gone.at_s = gone.at_s.min(now_s);
+        }
+        self.gone
+            .retain(|gone| !accepted && gone.at_s > before.as_second());
+        if !accepted && !share.is_first && share.bytes > 0 {
+            self.gone.push(Gone {
+                at_s: now_s,
+                bytes: share.bytes,
+            });
+        }
+        let stays = found
+            .needed
+            .iter()
+            .filter(|(name, _)| !moved.contains(name));
+        let stays = stays.map(|(name, bytes)| (name.to_string(), *bytes));
+        self.needed = Some(stays.collect());
+    }
+}
+
+fn sum<'a>(bytes: impl Iterator<Item = &'a u64>) -> u64 {
+    bytes.copied().fold(0, u64::saturating_add)
+}
+
+fn parse(name: &str) -> Option<PackName> {
+    name.parse().ok()
+}
+
+/// Where it is remembered across processes; on a machine without a state directory nowhere.
+#[derive(Clone, Debug)]
+pub struct LedgerFile {
+    directory: Option<PathBuf>,
+}
+
+impl LedgerFile {
+    /// The memory of `repository` below `state_dir`. Touches nothing yet.
+    pub fn new(state_dir: Option<&Path>, repository: RepositoryId) -> Self {
+        Self {
+            directory: state_dir.map(|directory| directory.join(repository.to_string())),
+        }
+    }
+
+    /// What is remembered. What cannot be read counts as nothing, and a warning says so.
+    pub async fn recall(&self) -> Ledger {
+        let Some(directory) = self.directory.clone() else {
+            return Ledger::default();
+        };
+        let ledger = blocking(move || read(&directory, FILE)).await;
+        ledger.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot recall what was needed at the last collection");
+            Ledger::default()
+        })
+    }
+
+    /// Changes what is remembered; a warning says so if that cannot be. A future that is dropped has
+    /// changed it or not.
+    pub async fn change(&self, settle: impl FnOnce(&mut Ledger) + Send + 'static) {
+        let Some(directory) = self.directory.clone() else {
+            return;
+        };
+        let changed = blocking(move || change(&directory, FILE, settle)).await;
+        if let Err(error) = changed {
+            tracing::warn!(%error, "cannot remember what is needed: the next collection cannot tell how much is gone since");
+        }
+    }
+}
+
+/// What a collection counted, to be remembered once it has condemned.
+pub struct Count {
+    /// How much is gone.
+    pub share: Share,
+    /// A person says that this is meant, or that nothing is to come back anyway.
+    pub is_accepted: bool,
+    /// What is needed.
+    pub(super) found: Found,
+    /// Packs that are needed in part, and stored again.
+    pub(super) moved: BTreeSet<PackName>,
+    /// When it was counted, and when the undelete window begins.
+    pub(super) times: (Timestamp, Timestamp),
+    pub(super) file: LedgerFile,
+}
+
+impl Count {
+    /// Whether nothing may be condemned before a person has said that it is meant.
+    pub fn is_refused(&self) -> bool {
+        self.share.is_too_much() && !self.is_accepted
+    }
+
+    /// The next collection knows it. A future that is dropped has remembered it or not.
+    pub(super) async fn remember(self) {
+        let Self {
+            share,
+            is_accepted,
+            found,
+            moved,
+            times,
+            file,
+        } = self;
+        let settle =
+            move |ledger: &mut Ledger| ledger.settle(&found, &moved, &share, times, is_accepted);
+        file.change(settle).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: u64 = 1 << 30;
+    const DAY_S: i64 = 86_400;
+
+    fn name(sequence: u32) -> PackName {
+        PackName {
+            session: 9,
+            sequence,
+            random: 1,
+        }
+    }
+
+    fn day(day: u32) -> Timestamp {
+        Timestamp::from_second(i64::from(day) * DAY_S).expect("a time")
+    }
+
+    fn found(packs: impl Iterator<Item = u32>) -> Found {
+        Found {
+            needed: packs.map(|pack| (name(pack), UNIT)).collect(),
+            leaving_bytes: 0,
+        }
+    }
+
+    /// One collection a day. Each day stores a pack; `needs` says which are needed then.
+    fn shares(window: u32, days: u32, needs: impl Fn(u32, u32) -> bool) -> Vec<Share> {
+        let mut ledger = Ledger::default();
+        let mut shares = Vec::new();
+        for today in 1..=days {
+            let now = found((1..=today).filter(|pack| needs(today, *pack)));
+            let became = |pack: &PackName| match now.needed.get(pack) {
+                Some(bytes) => Became::Live(*bytes),
+                None => Became::Going,
+            };
+            let before = day(today.saturating_sub(window));
+            let share = ledger.judge(&now, became, before);
+            ledger.settle(&now, &BTreeSet::new(), &share, (day(today), before), false);
+            shares.push(share);
+        }
+        shares
+    }
+
+    #[test]
+    fn daily_use_is_never_too_much_however_few_are_kept() {
+        for (kept, window) in [(1, 1), (1, 7), (2, 7), (7, 7), (7, 30), (30, 7)] {
+            // Nothing of one day's snapshot is in another's, and each stays in the trash.
+            let shares = shares(window, 120, |today, pack| pack + kept + window > today);
+            let worst = shares.iter().map(Share::percent).max();
+            assert!(
+                !shares.iter().any(Share::is_too_much),
+                "{kept} kept, {window} days of trash: {worst:?} %"
+            );
+            assert!(shares.iter().any(|share| share.gone_bytes() > 0));
+        }
+    }
+
+    #[test]
+    fn what_goes_in_small_steps_is_counted_together() {
+        // Half of twenty packs leave on one day, or three on each of four.
+        for by_day in [11, 3] {
+            let gone = |today: u32| today.saturating_sub(21) * by_day;
+            let shares = shares(7, 25, |today, pack| pack <= 20 && pack > gone(today));
+            let first = shares.iter().position(Share::is_too_much);
+            let expected = match by_day {
+                11 => 21,
+                _ => 24,
+            };
+            assert_eq!(first, Some(expected), "{shares:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_accepted_counts_no_more() {
+        let mut ledger = Ledger::default();
+        let all = found(1..=10);
+        let before = day(0);
+        let nothing = BTreeSet::new();
+        ledger.settle(&all, &nothing, &Share::default(), (day(1), before), false);
+        let rest = found(1..=3);
+        let became = |pack: &PackName| match rest.needed.contains_key(pack) {
+            true => Became::Live(UNIT),
+            false => Became::Going,
+        };
+        let share = ledger.judge(&rest, became, before);
+        assert!(share.is_too_much(), "{share:?}");
+        assert_eq!((share.percent(), share.bytes), (70, 7 * UNIT));
+        ledger.settle(&rest, &nothing, &share, (day(1), before), true);
+        let share = ledger.judge(&rest, |_| Became::Live(UNIT), before);
+        assert_eq!((share.gone_bytes(), share.is_too_much()), (0, false));
+    }
+
+    #[test]
+    fn packs_that_another_hand_took_out_of_the_index_are_gone() {
+        let mut ledger = Ledger::default();
+        let all = found(1..=10);
+        let (before, nothing) = (day(0), BTreeSet::new());
+        ledger.settle(&all, &nothing, &Share::default(), (day(1), before), false);
+        let empty = found(0..0);
+        let share = ledger.judge(&empty, |_| Became::Going, before);
+        assert!(share.is_too_much(), "an emptied root: {share:?}");
+        let share = ledger.judge(&empty, |_| Became::Deleted, before);
+        assert!(
+            !share.is_too_much(),
+            "nothing is left to be refused: {share:?}"
+        );
+    }
+
+    #[test]
+    fn what_is_moved_is_not_gone() {
+        let mut ledger = Ledger::default();
+        let all = found(1..=10);
+        let (before, moved) = (day(0), (1..=9).map(name).collect());
+        ledger.settle(&all, &moved, &Share::default(), (day(1), before), false);
+        let share = ledger.judge(&found(10..=20), |_| Became::Live(UNIT), before);
+        assert_eq!(share.gone_bytes(), 0);
+    }
+
+    #[test]
+    fn without_a_memory_all_that_leaves_counts() {
+        let found = Found {
+            leaving_bytes: 5 * UNIT,
+            ..found(1..=4)
+        };
+        let share = Ledger::default().judge(&found, |_| Became::Deleted, day(0));
+        assert!(share.is_first && share.is_too_much(), "{share:?}");
+    }
+
+    #[test]
+    fn small_repositories_change_as_a_whole() {
+        let share = Share {
+            bytes: FLOOR_BYTES,
+            ..Share::default()
+        };
+        assert!(!share.is_too_much());
+    }
+}

@@ -1,0 +1,203 @@
+//! Copies of snapshots that break off: the volume shows its last whole state, and the next copy goes
+//! on, whatever happened between.
+
+use std::sync::Arc;
+
+use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::replicate::{Outcome, Progress, ReplicateError, Replication};
+use bkfs::repository::{Repository, open_in};
+use bkfs::root::state::Volume;
+use bkfs_chunker::store::MemoryStore;
+
+use crate::collecting::{gc, snapshot, unlink};
+use crate::host::{Bucket, Host, Unsealed, noise, opening, runtime};
+
+const MIB: usize = 1 << 20;
+
+/// What is copied: a file of the first snapshot, and one of the second.
+fn contents() -> (Vec<u8>, Vec<u8>) {
+    (noise(1, 24 * MIB + 77), noise(2, 20 * MIB + 5))
+}
+
+fn source() -> Bucket {
+    let bucket = Bucket::new();
+    let (first, second) = contents();
+    let host = bucket.host();
+    host.write("first", 0, first);
+    snapshot(&host, "one");
+    unlink(&host, "first");
+    host.write("second", 0, second);
+    snapshot(&host, "two");
+    host.finish().expect("unmounted");
+    bucket
+}
+
+async fn open(store: &Arc<MemoryStore>) -> Repository {
+    let opening = opening(std::time::Duration::from_secs(10));
+    let opened = open_in(store.clone(), opening, &mut Unsealed).await;
+    opened.expect("opened")
+}
+
+fn volume(bucket: &Bucket) -> Volume {
+    bucket.work(bucket.memory.clone(), async |repository| {
+        repository.volume_entry("main")
+    })
+}
+
+/// Copies these snapshots; how many bytes were sent. One that `breaks` is gone once it has committed
+/// so often without a snapshot, with its session in the root.
+fn copy(
+    from: &Bucket,
+    to: &Bucket,
+    names: &[&str],
+    anew: bool,
+    breaks: Option<u64>,
+) -> Result<u64, ReplicateError> {
+    let runtime = runtime();
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let done = runtime.block_on(async {
+        let from = open(&from.memory).await;
+        let to = Arc::new(open(&to.memory).await);
+        let progress = Progress::default();
+        let replication = Replication {
+            from: &from,
+            to: &to,
+            volume: "main",
+            names: &names,
+            steal: true,
+            anew,
+            commit_bytes: MIB as u64,
+            progress: &progress,
+        };
+        let mut roots = to.handle.subscribe();
+        let begun = to.volume_entry("main").sequence;
+        let far = async {
+            let is_far = |breaks| to.volume_entry("main").sequence >= begun + breaks;
+            while !breaks.is_some_and(is_far) {
+                roots.changed().await.expect("the root is followed");
+            }
+        };
+        let mut each = |_: &Outcome| ();
+        tokio::select! {
+            biased;
+            () = far => Ok(()),
+            copied = replication.run(&mut each) => {
+                assert!(breaks.is_none() || copied.is_err(), "it did not break off");
+                copied
+            }
+        }?;
+        Ok(to.depot.metrics().bytes_uploaded)
+    });
+    runtime.shutdown_background();
+    done
+}
+
+fn is_clean(bucket: &Bucket) {
+    let report = runtime().block_on(async {
+        let keyring = open(&bucket.memory).await.handle.keyring().clone();
+        check(bucket.memory.clone(), &keyring, &CheckOptions::oracle()).await
+    });
+    let report = report.expect("checked");
+    assert!(report.is_clean(), "{report}");
+}
+
+/// The volume holds these files and no others.
+fn shows(host: &Host, first: Option<&[u8]>, second: Option<&[u8]>) {
+    host.attributes(bkfs::volume::ROOT_INODE);
+    assert!(
+        host.read("first").as_deref() == first,
+        "the first file is another"
+    );
+    assert!(
+        host.read("second").as_deref() == second,
+        "the second file is another"
+    );
+}
+
+#[test]
+fn a_copy_that_broke_off_goes_on_whatever_happened_between() {
+    let (first, second) = contents();
+    let from = source();
+    for is_collected in [false, true] {
+        let to = Bucket::new();
+        let sent = copy(&from, &to, &["one"], false, Some(3)).expect("it broke off");
+        assert!(volume(&to).building.is_some(), "nothing is kept of it");
+        is_clean(&to);
+        // Mounted once, and unmounted unchanged.
+        let host = to.host();
+        shows(&host, None, None);
+        host.finish().expect("unmounted");
+        is_clean(&to);
+        if is_collected {
+            gc(&to);
+            gc(&to);
+            is_clean(&to);
+        }
+        let rest = copy(&from, &to, &["one"], false, None).expect("it goes on");
+        let whole = first.len() as u64;
+        assert!(sent > 3 * MIB as u64, "{sent} bytes");
+        if is_collected {
+            // This mount has made the root directory of a new volume, so the rest was garbage.
+            assert!(rest > whole, "{rest} bytes");
+        } else {
+            assert!(rest < whole - 3 * MIB as u64, "{rest} bytes");
+        }
+        // The next one breaks off over a snapshot that both have.
+        copy(&from, &to, &["two"], false, Some(2)).expect("it broke off");
+        let host = to.host();
+        shows(&host, Some(&first), None);
+        host.finish().expect("unmounted");
+        assert!(
+            volume(&to).building.is_some(),
+            "an unchanged mount gave it up"
+        );
+        if is_collected {
+            gc(&to);
+            gc(&to);
+        }
+        is_clean(&to);
+        let rest = copy(&from, &to, &[], false, None).expect("it goes on");
+        assert!(rest < second.len() as u64 - MIB as u64, "{rest} bytes");
+        assert_eq!(volume(&to).building, None, "it is kept for ever");
+        let host = to.host();
+        shows(&host, None, Some(&second));
+        host.finish().expect("unmounted");
+        is_clean(&to);
+    }
+}
+
+#[test]
+fn a_volume_that_was_changed_starts_anew_when_it_is_told_to() {
+    let (first, second) = contents();
+    let from = source();
+    let to = Bucket::new();
+    copy(&from, &to, &["one"], false, None).expect("copied");
+    copy(&from, &to, &["two"], false, Some(2)).expect("it broke off");
+    let host = to.host();
+    host.write("own", 0, noise(9, 1000));
+    host.finish().expect("unmounted");
+    assert_eq!(
+        volume(&to).building,
+        None,
+        "what nobody will go on with is kept"
+    );
+    let diverged = copy(&from, &to, &[], false, None).expect_err("it holds changes");
+    assert!(
+        matches!(diverged, ReplicateError::Diverged { .. }),
+        "{diverged}"
+    );
+    let host = to.host();
+    shows(&host, Some(&first), None);
+    assert!(
+        host.read("own").is_some(),
+        "a copy that is refused changes nothing"
+    );
+    host.finish().expect("unmounted");
+    copy(&from, &to, &[], true, None).expect("it starts anew");
+    let host = to.host();
+    shows(&host, None, Some(&second));
+    assert_eq!(host.read("own"), None);
+    host.finish().expect("unmounted");
+    copy(&from, &to, &[], false, None).expect("there is nothing to do");
+    is_clean(&to);
+}

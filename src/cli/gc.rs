@@ -179,6 +179,7 @@ fn holding_json(holding: &[Holding]) -> Value {
             "pid": holding.holder.pid,
             "where": holding.holder.mount_point,
             "base": holding.base,
+            "spool_of_ended": holding.has_ended,
         })
     };
     holding.iter().map(one).collect()
@@ -292,7 +293,14 @@ fn held_text(packs: u64, holding: &[Holding]) -> Option<String> {
     }
     let mut text = format!("{packs} condemned packs are held back by");
     for one in holding {
-        text += &format!("\n  session {}: {}", one.session, one.holder);
+        let (session, holder) = (one.session, &one.holder);
+        text += &match one.has_ended {
+            true => format!(
+                "\n  the spool of host {}, which may hold what the ended session {session} acknowledged: mount there, or give it up with bkfs session end --give-up",
+                holder.host
+            ),
+            false => format!("\n  session {session}: {holder}"),
+        };
     }
     Some(text)
 }

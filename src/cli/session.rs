@@ -15,13 +15,14 @@ use crate::mounting::spooling::SpoolPlace;
 use crate::mounting::{MountingError, Plan};
 use crate::root::heartbeat::{Watched, published_base, watch_holder};
 use crate::root::holder::LocalVerdict;
-use crate::root::session::{OpenSession, remove_dead};
-use crate::root::state::{Session as Entry, SessionId, SessionState};
+use crate::root::session::{OpenSession, give_up, remove_dead};
+use crate::root::state::{Ground, Session as Entry, SessionId, SessionState};
 
 /// List the sessions of a repository, or end dead ones
 #[derive(Debug, clap::Subcommand)]
 pub enum Session {
-    /// List the sessions that stand in the root: whoever writes, and what dead ones left
+    /// List the sessions that stand in the root: whoever writes, and what dead ones left; and the
+    /// spools of ended ones that may hold what they acknowledged
     List(List),
     /// End a dead session, so that collection can go on: what it had acknowledged is carried out first
     End(End),
@@ -50,6 +51,10 @@ pub struct End {
     /// Go on without what it acknowledged and is missing from the bucket; what follows it is set aside below damaged/
     #[arg(long)]
     accept_loss: bool,
+    /// Of a session that has ended (state "spool"): give up for good what only the spool on its
+    /// machine may hold, so that collection can free what that would need
+    #[arg(long, conflicts_with = "force")]
+    give_up: bool,
 }
 
 fn session_id(text: &str) -> Result<SessionId, String> {
@@ -106,6 +111,29 @@ async fn list(command: List, global: &Global, output: &Output) -> Result<(), Fai
             holder.mount_point.clone(),
         ]);
     }
+    for ground in root.grounds() {
+        if output.is_json() {
+            let row = json!({
+                "session": ground.session.to_string(),
+                "state": "spool",
+                "volume": ground.volume,
+                "base": ground.base(),
+                "epoch": root.epoch,
+                "host": ground.host(),
+            });
+            output.result(&row, String::new)?;
+            continue;
+        }
+        rows.push([
+            ground.session.to_string(),
+            "spool".to_owned(),
+            ground.volume.clone(),
+            format!("{}/{}", ground.base(), root.epoch),
+            ground.host().to_owned(),
+            "-".to_owned(),
+            "(ended; the spool on that host may hold what it acknowledged)".to_owned(),
+        ]);
+    }
     if output.is_json() {
         return Ok(());
     }
@@ -119,6 +147,16 @@ async fn list(command: List, global: &Global, output: &Output) -> Result<(), Fai
 async fn end(command: End, global: &Global, output: &Output) -> Result<(), Failure> {
     let repository = Arc::new(open(&target_url(&command.url)?, global).await?);
     let id = command.session;
+    let ground = repository.handle.current().root.ground_of(id).cloned();
+    match (ground, command.give_up) {
+        (Some(ground), true) => return forsake(&repository, &ground, output).await,
+        (Some(ground), false) => return Err(has_ended(&ground)),
+        (None, true) => {
+            let message = format!("no ended session {id} has left a spool to give up");
+            return Err(Failure::new(message));
+        }
+        (None, false) => {}
+    }
     let entry = repository.handle.current().root.sessions.get(&id).cloned();
     let entry = entry.ok_or_else(|| Failure::new(format!("there is no session {id}")))?;
     match entry.volume.clone() {
@@ -127,6 +165,32 @@ async fn end(command: End, global: &Global, output: &Output) -> Result<(), Failu
     }
     let answer = json!({ "session": id.to_string(), "volume": entry.volume, "ended": true });
     output.result(&answer, || format!("session {id} has ended"))
+}
+
+fn has_ended(ground: &Ground) -> Failure {
+    let (session, host) = (ground.session, ground.host());
+    Failure::new(format!(
+        "session {session} has ended; the spool on host {host} may hold what it acknowledged"
+    ))
+    .hint("The next mount there makes a snapshot of that. --give-up gives it up for good.")
+}
+
+/// The ground of an ended session leaves the root.
+async fn forsake(repository: &Repository, ground: &Ground, output: &Output) -> Result<(), Failure> {
+    let (handle, machine) = (&repository.handle, &repository.machine);
+    let here = machine.holder("bkfs session end");
+    let session = OpenSession::open(handle, here, None, &*machine.processes).await?;
+    let given_up = give_up(handle, &session, ground.session).await;
+    session.end().await?;
+    given_up?;
+    let id = ground.session;
+    let answer = json!({ "session": id.to_string(), "volume": ground.volume, "given_up": true });
+    output.result(&answer, || {
+        format!(
+            "what only the spool on host {} may hold of session {id} is given up",
+            ground.host()
+        )
+    })
 }
 
 /// Step `TakeCas` and all that follows: what this machine's spools hold is brought into the bucket,
@@ -187,7 +251,7 @@ async fn remove(
 ) -> Result<(), Failure> {
     let (handle, machine) = (&repository.handle, &repository.machine);
     let here = machine.holder("bkfs session end");
-    let verdict = entry.holder.judge_locally(&here, &*machine.processes);
+    let verdict = entry.judge_locally(&here, &*machine.processes);
     let is_dead = match verdict {
         _ if force => true,
         LocalVerdict::Dead => true,

@@ -21,6 +21,7 @@ use jiff::Timestamp;
 
 use super::blame::{Blame, Head};
 use super::contents::{Learned, Walk};
+use super::grounds;
 use super::journals::Unreplayable;
 use super::judge::Damage;
 use super::report::{Problem, ProblemKind, Report};
@@ -423,6 +424,19 @@ impl Findings {
             let who = format!("snapshot {}/{}", entry.volume, entry.name);
             named.push(("lists/".into(), who, entry.tree, Some(entry.commit), None));
         }
+        for ground in root.grounds() {
+            for id in ground.records() {
+                let record = grounds::record_of(&self.depot, id).await?;
+                let tree = record.and_then(|record| record.tree);
+                named.push((
+                    ROOT_KEY.into(),
+                    grounds::name_of(ground),
+                    tree,
+                    Some(id),
+                    None,
+                ));
+            }
+        }
         for (object, who, tree, commit, sequence) in named {
             if let Some(tree) = tree
                 && self.depot.places(&tree).is_empty()
@@ -547,7 +561,15 @@ impl Findings {
             let name = name.clone();
             entry.tree.map(|tree| Head { name, tree })
         });
-        let heads: Vec<Head> = snapshots.chain(volumes).collect();
+        let mut heads: Vec<Head> = snapshots.chain(volumes).collect();
+        for ground in root.grounds() {
+            for id in ground.records() {
+                let name = grounds::name_of(ground);
+                let record = grounds::record_of(&self.depot, id).await?;
+                let tree = record.and_then(|record| record.tree);
+                heads.extend(tree.map(|tree| Head { name, tree }));
+            }
+        }
         Blame::new(&self.depot, &self.damage)
             .name(&heads, &mut self.report)
             .await

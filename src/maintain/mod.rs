@@ -14,6 +14,7 @@
 //! | [`contents`] | walks packs: every blob, every reference |
 //! | [`strays`] | commits that no root knows |
 //! | [`journals`] | heartbeats and journals of sessions |
+//! | [`grounds`] | what the spools of ended sessions stand on |
 //! | [`rebuild`] | from what is left to a new root (pure) |
 //! | [`anew`] | brings back what only collection needs |
 //! | [`repair`] | plans what can be mended, and does it |
@@ -33,6 +34,7 @@ pub mod blame;
 pub mod check;
 pub mod collect;
 pub mod contents;
+pub mod grounds;
 pub mod heal;
 pub mod journals;
 pub mod judge;

@@ -264,6 +264,7 @@ fn ended_sessions(remains: &Remains<'_>, root: &Root) -> BTreeMap<SessionId, Ses
             holder: HolderInfo::default(),
             claimed_generation: order as u64 + 1,
             covered_journal: None,
+            spool: None,
         };
         (*id, session)
     });

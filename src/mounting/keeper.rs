@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use crate::mounting::MountingError;
-use crate::mounting::ending::Deadline;
+use crate::mounting::ending::{Deadline, LEAVING};
 use crate::mounting::spooling::{self, SpoolNews};
 use crate::mounting::writer::{Writer, Writing};
 use crate::vfs::live::Current;
@@ -109,11 +109,15 @@ impl Keeper {
         // What fsync=local acknowledged is not what was lost: it goes to the bucket, where the successor finds it.
         writer.abandon_spool().await;
         let mut news = SpoolNews::default();
-        let brought = self.writing.bring_spools(&mut news).await?;
+        let (brought, known) = self.writing.bring_spools(&mut news).await?;
         let holder = self.writing.holder.clone();
         let open = writer
             .open
-            .succeed(holder, self.writing.repository.machine.processes.as_ref())
+            .succeed(
+                holder,
+                self.writing.repository.machine.processes.as_ref(),
+                known,
+            )
             .await?;
         spooling::discard(brought, &open, &self.writing, &mut news).await;
         self.add_news(news);
@@ -171,10 +175,16 @@ impl Keeper {
 
     /// The last commit, and the end of the session: see [`Writer::finish`].
     pub(super) async fn finish(&self, deadline: &Deadline) -> Result<(), MountingError> {
-        match self.writer.lock().await.take() {
-            Some(writer) => writer.finish(deadline).await,
-            None => Ok(()),
+        let Some(writer) = self.writer.lock().await.take() else {
+            return Ok(());
+        };
+        let finished = writer.finish(deadline).await;
+        match tokio::time::timeout(LEAVING, self.writing.claim_empty()).await {
+            Ok(Err(error)) => tracing::debug!("an empty spool is left to the next mount: {error}"),
+            // It costs a wait for it, no more.
+            Ok(Ok(())) | Err(_) => {}
         }
+        finished
     }
 }
 

@@ -48,6 +48,7 @@ pub mod publish;
 pub mod recovery;
 mod scrubbing;
 pub mod settings;
+mod spool_id;
 pub mod spooling;
 pub mod takeover;
 mod writer;

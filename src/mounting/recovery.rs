@@ -35,7 +35,7 @@ use crate::volume::error::VolumeError;
 use crate::volume::operations::{Content, Operations};
 use crate::volume::state::Totals;
 use crate::volume::view::View;
-use crate::volume::{Volume, VolumeParts};
+use crate::volume::{Volume, VolumeParts, rescue};
 
 /// The tag of such snapshots.
 const TAG: &str = "recovered";
@@ -219,7 +219,7 @@ impl Recovery<'_> {
         Ok(made.map(|_| ())?)
     }
 
-    /// What the operations refer to, in packs of this session or in live ones.
+    /// What the operations refer to, in packs of this session, in live ones, or in condemned ones.
     async fn bring(&self, operations: &[Operations]) -> Result<(), RecoveryError> {
         let mut own: HashMap<String, NamedPack> = HashMap::new();
         for entry in &self.kept.entries {
@@ -254,10 +254,15 @@ impl Recovery<'_> {
         for pack in own.values().filter(|pack| !pack.is_metadata) {
             self.store_again(pack, &mut chunks).await?;
         }
-        match segments.union(&chunks).next() {
-            Some(&(kind, id)) => Err(RecoveryError::Gone(DepotError::Unknown { kind, id })),
-            None => Ok(()),
+        // What the session relied on may have been condemned since: its ground keeps that from being
+        // deleted. Lists of chunks bring theirs with them.
+        for (kind, id) in segments.drain().chain(chunks.drain()) {
+            match rescue::ensure(&self.ingest, kind, id).await {
+                Err(VolumeError::Depot(error)) => return Err(DepotError::clone(&error).into()),
+                done => done?,
+            }
         }
+        Ok(())
     }
 
     /// Relies on what is live, and takes it out of `wanted`.
@@ -322,7 +327,8 @@ impl Recovery<'_> {
                 &self.kept.volume,
                 uploads,
                 self.ground.commit,
-            ),
+            )
+            .claiming(vec![self.kept.session]),
             holder: self.writing.holder.clone(),
             now: repository.now(),
         }

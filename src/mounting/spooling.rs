@@ -23,7 +23,7 @@ use crate::mounting::writer::Writing;
 use crate::places;
 use crate::repository::Repository;
 use crate::root::error::RootError;
-use crate::root::session::OpenSession;
+use crate::root::session::{KnownSpools, OpenSession};
 use crate::root::state::{SessionId, SessionState};
 
 /// How often a replay says how far it is.
@@ -131,8 +131,34 @@ impl SpoolPlace {
         Ok(Some(spool))
     }
 
-    /// Brings what dead sessions have left into the bucket, as far as anything names it. Returns the spools that may go once the volume is taken: see [`discard`].
+    /// Brings what dead sessions have left into the bucket, as far as anything names it. Returns the spools that may go once the volume is taken: see [`discard`];
+    /// and what is known of all of them then.
     pub(super) async fn replay(
+        &self,
+        writing: &Writing,
+        news: &mut SpoolNews,
+    ) -> Result<(Vec<Brought>, KnownSpools), SpoolingError> {
+        let brought = self.bring_all(writing, news).await?;
+        let handle = &writing.repository.handle;
+        let mut known = KnownSpools {
+            own: None,
+            empty: self.list().await?.empty(&handle.current().root),
+            brought: Vec::new(),
+        };
+        if self.limit_bytes > 0 {
+            known.own = Some(self.identify(&**handle.entropy()).await?);
+        }
+        for Brought { left, .. } in &brought {
+            let session = SessionId(left.session());
+            match left.named().is_empty() {
+                true => known.empty.push(session),
+                false => known.brought.push(session),
+            }
+        }
+        Ok((brought, known))
+    }
+
+    async fn bring_all(
         &self,
         writing: &Writing,
         news: &mut SpoolNews,

@@ -19,11 +19,13 @@ use crate::mounting::spooling::{SpoolNews, SpoolPlace};
 use crate::mounting::{MountingError, format, spooling, takeover};
 use crate::repository::Repository;
 use crate::root::commit::Committer as RootCommitter;
+use crate::root::error::RootError;
+use crate::root::grounds::GROUNDS_MAX;
 use crate::root::heartbeat::Standing;
 use crate::root::journal::JournalWriter;
 use crate::root::repository::{probe, probe_lock};
-use crate::root::session::{OpenSession, VolumeRequest};
-use crate::root::state::HolderInfo;
+use crate::root::session::{KnownSpools, OpenSession, VolumeRequest};
+use crate::root::state::{HolderInfo, Root, SessionId};
 use crate::vfs::live::Live;
 use crate::vfs::special::Owner;
 use crate::volume::commit::{Committed, Committer, Request};
@@ -90,7 +92,7 @@ impl Writing {
         // Before anything is taken over: who cannot write leaves all as it is.
         self.repository.condemned().await?;
         let mut news = SpoolNews::default();
-        let left = self.bring_spools(&mut news).await?;
+        let (left, known) = self.bring_spools(&mut news).await?;
         let handle = &self.repository.handle;
         let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
         probe(store, entropy, &handle.policy()).await?;
@@ -103,13 +105,8 @@ impl Writing {
             accept_loss: self.accept_loss,
         };
         let holder = self.holder.clone();
-        let open = OpenSession::open(
-            handle,
-            holder,
-            Some(request),
-            self.repository.machine.processes.as_ref(),
-        )
-        .await?;
+        let processes = self.repository.machine.processes.as_ref();
+        let open = OpenSession::open_with(handle, holder, Some(request), processes, known).await?;
         if let Some(victim) = open.taken_from() {
             tracing::warn!("volume {} was taken over from {victim}", self.volume);
         }
@@ -121,11 +118,38 @@ impl Writing {
     pub(super) async fn bring_spools(
         &self,
         news: &mut SpoolNews,
-    ) -> Result<Vec<spooling::Brought>, MountingError> {
+    ) -> Result<(Vec<spooling::Brought>, KnownSpools), MountingError> {
         match &self.spool {
             Some(place) => Ok(place.replay(self, news).await?),
-            None => Ok(Vec::new()),
+            None => Ok(Default::default()),
         }
+    }
+
+    /// Sessions that have ended elsewhere, and of which the spools here hold nothing, have nothing to
+    /// keep: their grounds leave the root. Dropped, or refused, that is left to the next mount.
+    pub(super) async fn claim_empty(&self) -> Result<(), MountingError> {
+        let handle = &self.repository.handle;
+        let view = handle.current();
+        let Some(place) = self
+            .spool
+            .as_ref()
+            .filter(|_| !view.root.grounds().is_empty())
+        else {
+            return Ok(());
+        };
+        let mut empty = place.list().await?.empty(&view.root);
+        empty.retain(|session| view.root.ground_of(*session).is_some());
+        if empty.is_empty() {
+            return Ok(());
+        }
+        let known = KnownSpools {
+            empty,
+            ..KnownSpools::default()
+        };
+        let processes = self.repository.machine.processes.as_ref();
+        let holder = self.holder.clone();
+        let open = OpenSession::open_with(handle, holder, None, processes, known).await?;
+        Ok(open.end().await?)
     }
 
     /// Starts to write for a session that has just taken the volume; cleans up what an earlier
@@ -142,6 +166,7 @@ impl Writing {
         match self.begin(&open, former).await {
             Ok((live, tasks)) => {
                 self.repository.bear_refusals();
+                name_grounds(&self.repository.handle.current().root);
                 Ok((live, Writer { open, tasks }))
             }
             Err(error) => {
@@ -186,12 +211,20 @@ impl Writing {
         Ok((volume, requests, is_new))
     }
 
-    /// A way into the bucket for a session, by way of a spool if there is a place for one.
-    async fn ingest(&self, session: u64) -> Result<Arc<Ingest>, MountingError> {
+    /// A way into the bucket for a session, by way of a spool if there is a place for one. Another
+    /// mount on this machine may have taken a spool that was not there for an empty one: so the
+    /// session must hold its volume in a root that is read after the spool was made.
+    async fn ingest(&self, session: SessionId) -> Result<Arc<Ingest>, MountingError> {
         let spool = match &self.spool {
-            Some(place) => place.create(session).await?,
+            Some(place) => place.create(session.0).await?,
             None => None,
         };
+        if spool.is_some() {
+            let view = self.repository.handle.refresh().await?;
+            let held = view.root.require_holder(session, &self.volume);
+            held.map_err(RootError::from)?;
+        }
+        let session = session.0;
         let depot = self.repository.depot.clone();
         Ok(Arc::new(Ingest::with_spool(depot, session, spool)))
     }
@@ -213,7 +246,7 @@ impl Writing {
         former: Option<&Volume>,
     ) -> Result<(Live, Tasks), MountingError> {
         let repository = &self.repository;
-        let ingest = self.ingest(open.id().0).await?;
+        let ingest = self.ingest(open.id()).await?;
         let spool = ingest.spool().cloned();
         let uploads = Arc::new(IngestUploads {
             ingest: ingest.clone(),
@@ -238,7 +271,9 @@ impl Writing {
             .reporting_to(&repository.depot);
         let journals = Arc::new(journals);
         let publisher = Arc::new(Publisher {
-            committer: committer.replaying(replayed),
+            committer: committer
+                .replaying(replayed)
+                .claiming(open.claimed().to_vec()),
             holder: self.holder.clone(),
             history: history.clone(),
             clock: repository.machine.clock.clone(),
@@ -276,6 +311,17 @@ impl Writing {
         };
         Ok((live, tasks))
     }
+}
+
+/// Says which spools elsewhere may hold what no bucket has.
+fn name_grounds(root: &Root) {
+    let grounds = root.grounds();
+    let Some(first) = grounds.first() else { return };
+    let (session, host) = (first.session, first.host());
+    tracing::warn!(
+        "{} spools of ended sessions (of at most {GROUNDS_MAX}) may hold what was acknowledged, and keep collection from freeing what that may need; the first, of session {session}, is on host {host}: mount there, or see bkfs session list",
+        grounds.len()
+    );
 }
 
 impl Writer {

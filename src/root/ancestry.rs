@@ -11,7 +11,7 @@ use super::lists::{DirectLists, Lists, put_shard};
 use super::state::{ListRef, ROOT_BYTES_MAX, Root, RootMark, SessionId};
 use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_chunker::store::Store;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// How a root stands to one that was seen before.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -100,6 +100,59 @@ pub async fn require_descent(
         Judgement::Elsewhere => Err(RootError::NotDescended { known, found }),
         Judgement::Rebuilt { lost } => Err(RootError::Rebuilt { known, lost }),
     }
+}
+
+/// Whether a process has met a root that a repair made while it ran. It takes such a root as it is,
+/// since what that says of sessions and volumes tells what was lost; but it enters no new session in
+/// it, and remembers nothing of it for this machine: that is for the user to accept.
+#[derive(Debug, Default)]
+pub(super) struct Rebuilds(OnceLock<(RootMark, u64)>);
+
+impl Rebuilds {
+    /// Bears the judgement that a root was rebuilt, and takes note of it.
+    pub(super) fn bear(&self, judged: Result<(), RootError>) -> Result<(), RootError> {
+        match judged {
+            Err(error @ RootError::Rebuilt { known, lost }) => {
+                self.0.get_or_init(|| {
+                    tracing::error!(%error, "the root was rebuilt while this process ran: nothing more is written by it");
+                    (known, lost)
+                });
+                Ok(())
+            }
+            judged => judged,
+        }
+    }
+
+    /// Whether one was met.
+    pub(super) fn is_any(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// Refuses a new session.
+    ///
+    /// # Errors
+    /// [`RootError::Rebuilt`] if one was met.
+    pub(super) fn refuse(&self) -> Result<(), RootError> {
+        match self.0.get() {
+            Some(&(known, lost)) => Err(RootError::Rebuilt { known, lost }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Checks that a root is not older than the user demands.
+///
+/// # Errors
+/// [`RootError::Rollback`].
+pub(super) fn require_generation(found: RootMark, least: u64) -> Result<(), RootError> {
+    if found.generation >= least {
+        return Ok(());
+    }
+    let known = RootMark {
+        generation: least,
+        ..found
+    };
+    Err(RootError::Rollback { known, found })
 }
 
 /// Room that a root keeps for changes: with less of it the chain leaves the root as far as it can.

@@ -112,6 +112,8 @@ pub struct Committer<U: Uploads> {
     uploads: Arc<U>,
     /// Ended sessions whose operations every tree holds that is committed here (rule 7).
     replayed: Vec<Replayed>,
+    /// Ended sessions whose spools hold nothing beyond what is committed here.
+    claimed: Vec<SessionId>,
     is_beside: bool,
     state: Mutex<State<U::Mark>>,
 }
@@ -163,6 +165,7 @@ impl<U: Uploads> Committer<U> {
             volume: volume.to_owned(),
             uploads,
             replayed: Vec::new(),
+            claimed: Vec::new(),
             is_beside: false,
             state: Mutex::new(state),
         })
@@ -184,6 +187,7 @@ impl<U: Uploads> Committer<U> {
             volume: volume.to_owned(),
             uploads,
             replayed: Vec::new(),
+            claimed: Vec::new(),
             is_beside: true,
             state: Mutex::new(State {
                 sequence: 0,
@@ -197,6 +201,13 @@ impl<U: Uploads> Committer<U> {
     /// then their packs count as own.
     pub fn replaying(self, replayed: Vec<Replayed>) -> Self {
         Self { replayed, ..self }
+    }
+
+    /// The same for trees that hold all that the spools of these ended sessions do: replayed ones
+    /// leave no ground; beside a volume, the ground that one has left goes in the step that makes
+    /// the snapshot.
+    pub fn claiming(self, claimed: Vec<SessionId>) -> Self {
+        Self { claimed, ..self }
     }
 
     /// Commits a tree, and makes a snapshot of it if one is asked for.
@@ -419,6 +430,7 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
             bytes: self.request.bytes,
             new_bytes: sealed.new_bytes,
             replayed: self.committer.replayed_sessions().collect(),
+            claimed: self.committer.claimed.clone(),
         };
         next.commit(&change)?;
         next.change_index(&index)?;
@@ -458,6 +470,7 @@ impl<U: Uploads> CommitCas<'_, U> {
         next.change_index(&index)?;
         if let Some(request) = &self.request.snapshot {
             self.pending.snapshot = Some(self.add_snapshot(next, &state, request).await?);
+            next.drop_grounds(&self.committer.claimed);
         }
         Ok(self.pending.snapshot.clone())
     }
@@ -467,7 +480,7 @@ impl<U: Uploads> CommitCas<'_, U> {
     async fn current_index(&mut self, next: &Root) -> Result<IndexChange, RootError> {
         for _ in 0..2 {
             if let Some(sealed) = &self.pending.sealed {
-                let change = index_change(&self.pending.sealed_for, &sealed.index);
+                let change = IndexChange::between(&self.pending.sealed_for, &sealed.index);
                 if change
                     .absorbed
                     .iter()
@@ -564,21 +577,5 @@ impl<U: Uploads> CommitCas<'_, U> {
         })?;
         next.next_snapshot = entry.number.wrapping_add(1);
         Ok(entry)
-    }
-}
-
-/// The difference between the list an index was sealed for and the one it gave.
-fn index_change(before: &[IndexRef], after: &[IndexRef]) -> IndexChange {
-    IndexChange {
-        absorbed: before
-            .iter()
-            .filter(|index| !after.contains(index))
-            .copied()
-            .collect(),
-        added: after
-            .iter()
-            .filter(|index| !before.contains(index))
-            .copied()
-            .collect(),
     }
 }

@@ -357,6 +357,9 @@ impl RootError {
             Self::Refused(Refusal::Full { what: "sessions" }) => {
                 Some("see bkfs session list; end dead ones with bkfs session end")
             }
+            Self::Refused(Refusal::GroundsFull) => Some(
+                "nothing is lost; bkfs session list names the spools: mount once on a machine that has one, or give one up for good with bkfs session end --give-up",
+            ),
             _ => None,
         }
     }

@@ -116,10 +116,12 @@ impl KeptJournals {
         F: Future<Output = Result<CommitRecord, RootError>>,
     {
         let named = self.entries.last().and_then(|entry| entry.ground);
-        let mut next = root
-            .volumes
-            .get(&self.volume)
-            .and_then(|entry| entry.commit);
+        let entry = root.volumes.get(&self.volume);
+        let mut next = match root.ground_of(self.session) {
+            // However much was committed since.
+            Some(kept) => kept.after.or(kept.record),
+            None => entry.and_then(|entry| entry.commit),
+        };
         let mut after: Option<(Id, CommitRecord)> = None;
         let mut last: Option<(Id, CommitRecord)> = None;
         for followed in 0.. {

@@ -15,7 +15,7 @@
 //!
 //! A future that is dropped half-way leaves its attempt behind like an unknown outcome.
 
-use super::ancestry::{require_descent, shorten};
+use super::ancestry::{Rebuilds, require_descent, require_generation, shorten};
 use super::chain::Chain;
 use super::error::RootError;
 use super::memory::GenerationMemory;
@@ -107,6 +107,8 @@ struct Inner {
     rule: OnceLock<RuleHash>,
     /// The last root that the store has acknowledged to this process as made.
     made: parking_lot::Mutex<Option<RootMark>>,
+    /// Roots that a repair made while this process ran.
+    rebuilds: Rebuilds,
     /// One replacement at a time; holds the last one while its outcome is unknown.
     turn: Mutex<Option<Attempt>>,
 }
@@ -151,13 +153,7 @@ impl RootHandle {
         } = parts;
         let view = Arc::new(first_view(&*store, &keyring, &policy, &*entropy).await?);
         let found = view.root.mark();
-        if found.generation < min_generation {
-            let known = RootMark {
-                generation: min_generation,
-                ..found
-            };
-            return Err(RootError::Rollback { known, found });
-        }
+        require_generation(found, min_generation)?;
         if let Some(known) = remembered.filter(|_| !accept_rollback) {
             require_descent(&store, &keyring, &view.root, known).await?;
         }
@@ -172,6 +168,7 @@ impl RootHandle {
             known,
             rule: OnceLock::new(),
             made: parking_lot::Mutex::default(),
+            rebuilds: Rebuilds::default(),
             turn: Mutex::new(None),
         }));
         if accept_rollback && let Err(error) = handle.0.memory.accept(found).await {
@@ -385,8 +382,9 @@ impl RootHandle {
         if !base.features.permit_writing() {
             return Err(RootError::ReadOnlyFeatures);
         }
-        if let Some(session) = transition.session() {
-            base.root.require_live(session)?;
+        match transition.session() {
+            Some(session) => drop(base.root.require_live(session)?),
+            None => self.0.rebuilds.refuse()?,
         }
         let mut root = base.root.clone();
         let mut features = base.features;
@@ -545,19 +543,17 @@ impl RootHandle {
             let known = known.root.mark();
             return Err(self.blame(RootError::Rollback { known, found }, known));
         }
-        if newer {
+        if newer && !self.0.rebuilds.is_any() {
             self.remember(found).await;
         }
         Ok(known)
     }
 
-    /// That `root` is `known` or descends from it. A root that was rebuilt since is taken as it is:
-    /// what it says of sessions and volumes tells what was lost.
+    /// That `root` is `known` or descends from it, or was rebuilt since: see [`Rebuilds`].
     async fn require_descent(&self, root: &Root, known: RootMark) -> Result<(), RootError> {
-        match require_descent(&self.0.store, &self.0.keyring, root, known).await {
-            Ok(()) | Err(RootError::Rebuilt { .. }) => Ok(()),
-            Err(error) => Err(self.blame(error, known)),
-        }
+        let judged = require_descent(&self.0.store, &self.0.keyring, root, known).await;
+        let borne = self.0.rebuilds.bear(judged);
+        borne.map_err(|error| self.blame(error, known))
     }
 
     /// What it means that the root does not descend from `known`: if the store has acknowledged

@@ -2,9 +2,12 @@
 //!
 //! Owns what is read from /proc and /etc about processes. Does not judge heartbeats ([`super::session`]) and never touches the bucket.
 
-use super::state::HolderInfo;
+use super::state::{HolderInfo, Session};
 use std::fmt::Debug;
 use std::path::Path;
+
+/// The inode number of the pid namespace that a machine starts with: the kernel's PROC_PID_INIT_INO.
+const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// What is known of a process of this machine's pid namespace.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -120,6 +123,40 @@ impl HolderInfo {
             }
             ProcessState::Running { .. } => LocalVerdict::Alive,
             ProcessState::Unknown => LocalVerdict::Elsewhere,
+        }
+    }
+}
+
+impl HolderInfo {
+    /// Whether this holder, a command, ran before this machine was started for the last time.
+    ///
+    /// Containers share the machine id of their image and live on many machines: so both must be
+    /// in the first pid namespace. Of copies of a whole machine that are not told apart by their
+    /// host's name, the one loses the session of a command that runs on the other: the command
+    /// fails, and nothing is lost.
+    fn ran_before(&self, here: &HolderInfo) -> bool {
+        let same = |one: &str, other: &str| !one.is_empty() && one == other;
+        let is_first = |holder: &HolderInfo| holder.pid_namespace == FIRST_PID_NAMESPACE;
+        let booted = !self.boot_id.is_empty() && !here.boot_id.is_empty();
+        same(&self.machine_id, &here.machine_id)
+            && same(&self.host, &here.host)
+            && is_first(self)
+            && is_first(here)
+            && booted
+            && self.boot_id != here.boot_id
+    }
+}
+
+impl Session {
+    /// What can be told of this session from `here`, another process. One that holds no volume has
+    /// also gone with an earlier boot of the machine; the judgement over one that does is left to
+    /// its heartbeat, since a wrong one costs a mount.
+    pub fn judge_locally(&self, here: &HolderInfo, processes: &dyn Processes) -> LocalVerdict {
+        match self.holder.judge_locally(here, processes) {
+            LocalVerdict::Elsewhere if self.volume.is_none() && self.holder.ran_before(here) => {
+                LocalVerdict::Dead
+            }
+            verdict => verdict,
         }
     }
 }
@@ -265,6 +302,53 @@ mod tests {
             LocalVerdict::Dead,
             "the number was given out again"
         );
+    }
+
+    #[test]
+    fn a_command_of_an_earlier_boot_is_dead_and_a_mount_is_watched() {
+        let here = HolderInfo {
+            host: "h".into(),
+            machine_id: "m".into(),
+            boot_id: "now".into(),
+            pid_namespace: FIRST_PID_NAMESPACE,
+            pid: 10,
+            ..HolderInfo::default()
+        };
+        let before = HolderInfo {
+            boot_id: "before".into(),
+            ..here.clone()
+        };
+        let unknown = Table(ProcessState::Unknown);
+        let judge = |holder: &HolderInfo, volume: Option<&str>, here: &HolderInfo| {
+            let mut root =
+                super::super::state::Root::new(bkfs_chunker::seal::RepositoryId([1; 16]), [0; 16]);
+            let id = super::super::state::SessionId(1);
+            root.register(id, holder.clone()).expect("room");
+            let mut session = root.sessions[&id].clone();
+            session.volume = volume.map(str::to_owned);
+            session.judge_locally(here, &unknown)
+        };
+        assert_eq!(judge(&before, None, &here), LocalVerdict::Dead);
+        assert_eq!(judge(&before, Some("main"), &here), LocalVerdict::Elsewhere);
+        let in_container = HolderInfo {
+            pid_namespace: 7,
+            ..here.clone()
+        };
+        assert_eq!(judge(&before, None, &in_container), LocalVerdict::Elsewhere);
+        let others: [fn(&mut HolderInfo); 6] = [
+            |other| other.machine_id = "another".into(),
+            |other| other.machine_id = String::new(),
+            |other| other.host = "another".into(),
+            |other| other.pid_namespace = 7,
+            |other| other.boot_id = String::new(),
+            |other| other.boot_id = "now".into(),
+        ];
+        for change in others {
+            let mut other = before.clone();
+            change(&mut other);
+            let verdict = judge(&other, None, &here);
+            assert_eq!(verdict, LocalVerdict::Elsewhere, "{other:?}");
+        }
     }
 
     #[test]

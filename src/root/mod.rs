@@ -18,6 +18,7 @@
 //! | [`memory`] | what this machine remembers, to notice a bucket that was rolled back |
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
 //! | [`holder`], [`heartbeat`], [`session`] | who a session is, whether it lives; entering, taking over, leaving |
+//! | [`grounds`] | what the root keeps of ended sessions with spools (pure) |
 //! | [`ground`] | which commit the journals follow that an ended session kept on its own machine |
 //! | [`journal`] | what fsync acknowledges before a commit |
 //! | [`padding`] | how long a journal is in the bucket (pure) |
@@ -34,6 +35,7 @@ pub mod commit;
 pub mod error;
 pub mod forget;
 pub mod ground;
+pub mod grounds;
 pub mod handle;
 pub mod heartbeat;
 pub mod holder;

@@ -11,7 +11,7 @@ use super::error::RootError;
 use super::handle::{RootHandle, Transition};
 use super::heartbeat::{Heartbeat, Watched, watch_holder};
 use super::holder::{LocalVerdict, Processes};
-use super::state::{HolderInfo, Root, Session, SessionId, SessionState};
+use super::state::{HolderInfo, Root, Session, SessionId, SessionState, SpoolId};
 use super::transition::{Claim, Refusal};
 use super::victims::{Known, Victim, accept_loss, require_whole, victims};
 use async_trait::async_trait;
@@ -30,6 +30,18 @@ pub struct VolumeRequest {
     pub accept_loss: bool,
 }
 
+/// What whoever enters knows of the spools of its machine.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct KnownSpools {
+    /// Where the session's own lies, if it gets one.
+    pub own: Option<SpoolId>,
+    /// Sessions with spools here that hold nothing that was acknowledged and is in no commit.
+    pub empty: Vec<SessionId>,
+    /// Sessions whose spools were brought into the bucket: whoever takes their volume over from now
+    /// on finds it there.
+    pub brought: Vec<SessionId>,
+}
+
 /// A session that stands in the root, with its heartbeat.
 #[derive(Debug)]
 pub struct OpenSession {
@@ -40,10 +52,13 @@ pub struct OpenSession {
     /// Who held the volume before and was taken over.
     taken_from: Option<HolderInfo>,
     victims: Vec<Victim>,
+    /// Ended sessions that leave no ground.
+    claimed: Vec<SessionId>,
 }
 
 impl OpenSession {
-    /// Enters the root, as `holder`, and takes `volume` if one is wanted.
+    /// Enters the root, as `holder`, and takes `volume` if one is wanted. What spools of this machine
+    /// hold is not known: see [`Self::open_with`].
     ///
     /// # Errors
     /// A refusal of kind `Held` if the volume's holder lives; [`RootError::JournalsMissing`] if
@@ -55,26 +70,47 @@ impl OpenSession {
         volume: Option<VolumeRequest>,
         processes: &dyn Processes,
     ) -> Result<Self, RootError> {
-        let id = draw_id(handle);
+        Self::open_with(handle, holder, volume, processes, KnownSpools::default()).await
+    }
+
+    /// The same for one that has looked at the spools of this machine, before.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub async fn open_with(
+        handle: &RootHandle,
+        holder: HolderInfo,
+        volume: Option<VolumeRequest>,
+        processes: &dyn Processes,
+        spools: KnownSpools,
+    ) -> Result<Self, RootError> {
+        let entering = Entering {
+            handle,
+            id: draw_id(handle),
+            holder,
+            processes,
+            spools,
+        };
         let Some(request) = volume else {
-            let base = enter(handle, id, holder, None, processes).await?;
-            let heartbeat = Heartbeat::start(handle.clone(), id, None, base);
+            let base = entering.enter(None).await?;
+            let heartbeat = Heartbeat::start(handle.clone(), entering.id, None, base);
             return Ok(Self {
                 handle: handle.clone(),
-                id,
+                id: entering.id,
                 volume: None,
                 heartbeat,
                 taken_from: None,
                 victims: Vec::new(),
+                claimed: Vec::new(),
             });
         };
         let remembered = match handle.memory().sent() {
             Some(sent) => sent.sessions().await,
             None => Vec::new(),
         };
-        let entered = enter_volume(handle, id, holder, &request, processes).await?;
+        let entered = entering.enter_volume(&request).await?;
         forget_ended(handle, remembered).await;
-        Self::begin(handle, id, request, entered).await
+        Self::begin(entering, request, entered).await
     }
 
     /// A new session takes the volume over from this one, which can store nothing more; what this one acknowledged is replayed.
@@ -86,14 +122,21 @@ impl OpenSession {
         &self,
         holder: HolderInfo,
         processes: &dyn Processes,
+        spools: KnownSpools,
     ) -> Result<Self, RootError> {
         let handle = &self.handle;
-        let id = draw_id(handle);
         let Some(volume) = self.volume.clone() else {
-            return Self::open(handle, holder, None, processes).await;
+            return Self::open_with(handle, holder, None, processes, spools).await;
         };
-        let claim = Some((volume.as_str(), Claim::Succeed(self.id)));
-        let base = enter(handle, id, holder, claim, processes).await?;
+        let entering = Entering {
+            handle,
+            id: draw_id(handle),
+            holder,
+            processes,
+            spools,
+        };
+        let claim = Claim::Succeed(self.id);
+        let base = entering.enter(Some((&volume, claim))).await?;
         let request = VolumeRequest {
             name: volume,
             steal: false,
@@ -104,16 +147,18 @@ impl OpenSession {
             taken_from: None,
             known: Known::default(),
         };
-        Self::begin(handle, id, request, entered).await
+        Self::begin(entering, request, entered).await
     }
 
     /// Starts the session that has just taken `volume`, with what its predecessors left.
     async fn begin(
-        handle: &RootHandle,
-        id: SessionId,
+        entering: Entering<'_>,
         request: VolumeRequest,
         entered: Entered,
     ) -> Result<Self, RootError> {
+        let Entering {
+            handle, id, spools, ..
+        } = entering;
         let VolumeRequest {
             name: volume,
             accept_loss,
@@ -132,6 +177,7 @@ impl OpenSession {
             heartbeat,
             taken_from,
             victims: Vec::new(),
+            claimed: [spools.empty, spools.brought].concat(),
         };
         match session.find_victims(known, accept_loss).await {
             Ok(()) => Ok(session),
@@ -194,6 +240,12 @@ impl OpenSession {
         &self.victims
     }
 
+    /// Ended sessions of which the spools of this machine are known to hold nothing that is not among
+    /// the victims' journals: they leave no ground.
+    pub fn claimed(&self) -> &[SessionId] {
+        &self.claimed
+    }
+
     /// Steps `TakeList` and, if there is nothing to replay, `ReplayCommitCas`: ended sessions whose journals hold nothing uncovered leave the root.
     async fn find_victims(&mut self, known: Known, accepts: bool) -> Result<(), RootError> {
         let Some(volume) = &self.volume else {
@@ -239,6 +291,7 @@ impl OpenSession {
             id: self.id,
             volume,
             ended: &ended,
+            claimed: &self.claimed,
         };
         self.handle.update(&mut transition).await?;
         Ok(())
@@ -281,6 +334,44 @@ impl Transition for RemoveDead {
     }
 }
 
+/// What only the spool of an ended session holds is given up, by the hand of `by`, a live session:
+/// its ground leaves the root.
+///
+/// # Errors
+/// A refusal of kind `Fenced` if `by` is no more in the root; store errors.
+pub async fn give_up(
+    handle: &RootHandle,
+    by: &OpenSession,
+    ended: SessionId,
+) -> Result<(), RootError> {
+    let mut transition = GiveUp { by: by.id, ended };
+    handle.update(&mut transition).await?;
+    Ok(())
+}
+
+struct GiveUp {
+    by: SessionId,
+    ended: SessionId,
+}
+
+#[async_trait]
+impl Transition for GiveUp {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.by)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        next.drop_grounds(&[self.ended]);
+        Ok(())
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        Ok(root.ground_of(self.ended).is_none())
+    }
+}
+
 fn draw_id(handle: &RootHandle) -> SessionId {
     let mut id = [0; 8];
     handle.entropy().fill(&mut id);
@@ -307,38 +398,53 @@ struct Entered {
     known: Known,
 }
 
-/// Enters with a volume; judges whoever holds it, and looks before whether what was acknowledged is
-/// there.
-async fn enter_volume(
-    handle: &RootHandle,
+/// A session on its way into the root.
+struct Entering<'a> {
+    handle: &'a RootHandle,
     id: SessionId,
     holder: HolderInfo,
-    request: &VolumeRequest,
-    processes: &dyn Processes,
-) -> Result<Entered, RootError> {
-    let mut last = None;
-    for _ in 0..JUDGEMENTS_MAX {
-        let (claim, taken_from) = judge(handle, &holder, request, processes).await?;
-        let known = match request.accept_loss {
-            true => Known::default(),
-            false => require_whole(handle, &request.name).await?,
-        };
-        let volume = Some((request.name.as_str(), claim));
-        match enter(handle, id, holder.clone(), volume, processes).await {
-            Ok(base) => {
-                return Ok(Entered {
-                    base,
-                    taken_from,
-                    known,
-                });
+    processes: &'a dyn Processes,
+    spools: KnownSpools,
+}
+
+impl Entering<'_> {
+    /// Enters with a volume; judges whoever holds it, and looks before whether what was acknowledged
+    /// is there.
+    async fn enter_volume(&self, request: &VolumeRequest) -> Result<Entered, RootError> {
+        let mut last = None;
+        for _ in 0..JUDGEMENTS_MAX {
+            let judged = judge(self.handle, &self.holder, request, self.processes);
+            let (claim, taken_from) = judged.await?;
+            let known = match request.accept_loss {
+                true => Known::default(),
+                false => require_whole(self.handle, &request.name).await?,
+            };
+            match self.enter(Some((&request.name, claim))).await {
+                Ok(base) => {
+                    return Ok(Entered {
+                        base,
+                        taken_from,
+                        known,
+                    });
+                }
+                Err(error @ RootError::Refused(Refusal::Held { .. })) => last = Some(error),
+                Err(error) => return Err(error),
             }
-            Err(error @ RootError::Refused(Refusal::Held { .. })) => last = Some(error),
-            Err(error) => return Err(error),
         }
+        Err(last.unwrap_or(RootError::Contended {
+            attempts: JUDGEMENTS_MAX,
+        }))
     }
-    Err(last.unwrap_or(RootError::Contended {
-        attempts: JUDGEMENTS_MAX,
-    }))
+
+    /// Steps `RegisterCas` and `TakeCas`, in one swap, and `EndSessionCas` for what this machine's crashed commands left. Returns the session's first base epoch.
+    async fn enter(&self, volume: Option<(&str, Claim)>) -> Result<u64, RootError> {
+        let handle = self.handle;
+        let mut transition = Enter {
+            entering: self,
+            volume,
+        };
+        Ok(handle.update(&mut transition).await?.output)
+    }
 }
 
 /// Over whom the volume may be taken.
@@ -387,36 +493,21 @@ async fn judge(
     }
 }
 
-/// Steps `RegisterCas` and `TakeCas`, in one swap, and `EndSessionCas` for what this machine's crashed commands left. Returns the session's first base epoch.
-async fn enter(
-    handle: &RootHandle,
-    id: SessionId,
-    holder: HolderInfo,
-    volume: Option<(&str, Claim)>,
-    processes: &dyn Processes,
-) -> Result<u64, RootError> {
-    let mut transition = Enter {
-        id,
-        holder,
-        volume,
-        processes,
-    };
-    Ok(handle.update(&mut transition).await?.output)
-}
-
-struct Enter<'a> {
-    id: SessionId,
-    holder: HolderInfo,
+struct Enter<'a, 'b> {
+    entering: &'a Entering<'b>,
     volume: Option<(&'a str, Claim)>,
-    processes: &'a dyn Processes,
 }
 
-impl Enter<'_> {
-    /// Sessions of maintenance that ran on this machine and whose process is gone.
+impl Enter<'_, '_> {
+    /// Sessions of maintenance that ran on this machine and whose process is gone, with an earlier
+    /// boot or by itself.
     fn dead_sessions(&self, root: &Root) -> Vec<SessionId> {
+        let Entering {
+            holder, processes, ..
+        } = self.entering;
         let is_dead = |session: &Session| {
             session.volume.is_none()
-                && session.holder.judge_locally(&self.holder, self.processes) == LocalVerdict::Dead
+                && session.judge_locally(holder, *processes) == LocalVerdict::Dead
         };
         let dead = root.sessions.iter().filter(|(_, session)| is_dead(session));
         dead.map(|(id, _)| *id).collect()
@@ -424,7 +515,7 @@ impl Enter<'_> {
 }
 
 #[async_trait]
-impl Transition for Enter<'_> {
+impl Transition for Enter<'_, '_> {
     /// The epoch that the session is registered at.
     type Output = u64;
 
@@ -437,16 +528,21 @@ impl Transition for Enter<'_> {
         for dead in self.dead_sessions(next) {
             next.remove_dead(dead)?;
         }
-        next.register(self.id, self.holder.clone())?;
+        let Entering {
+            id, holder, spools, ..
+        } = self.entering;
+        next.drop_grounds(&spools.empty);
+        next.register(*id, holder.clone())?;
+        next.note_spool(*id, spools.own);
         if let Some((volume, claim)) = self.volume {
-            next.claim(self.id, volume, claim)?;
+            next.claim(*id, volume, claim)?;
         }
         Ok(next.epoch)
     }
 
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
         // Session ids are drawn at random: nobody else registers this one.
-        Ok(root.sessions.contains_key(&self.id))
+        Ok(root.sessions.contains_key(&self.entering.id))
     }
 }
 
@@ -476,6 +572,7 @@ struct RemoveReplayed<'a> {
     id: SessionId,
     volume: &'a str,
     ended: &'a [SessionId],
+    claimed: &'a [SessionId],
 }
 
 #[async_trait]
@@ -487,7 +584,13 @@ impl Transition for RemoveReplayed<'_> {
     }
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        Ok(next.remove_replayed(self.id, self.volume, self.ended)?)
+        let Self {
+            id,
+            volume,
+            ended,
+            claimed,
+        } = self;
+        Ok(next.remove_replayed(*id, volume, ended, claimed)?)
     }
 
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {

@@ -35,7 +35,7 @@ pub const MOUNT_POINT_BYTES_MAX: usize = 255;
 pub const HOLDER_TEXT_BYTES_MAX: usize = 64;
 
 /// The id of a session: random, registered in the root before its first upload, never reused.
-#[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash, Encode, Decode)]
+#[derive(Copy, Clone, Default, Eq, PartialEq, Ord, PartialOrd, Hash, Encode, Decode)]
 #[cbor(transparent)]
 pub struct SessionId(#[n(0)] pub u64);
 
@@ -57,6 +57,11 @@ impl fmt::Debug for SessionId {
         fmt::Display::fmt(self, formatter)
     }
 }
+
+/// The place of one machine's spools: drawn at random, and kept where they lie.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash, Encode, Decode)]
+#[cbor(transparent)]
+pub struct SpoolId(#[n(0)] pub u64);
 
 /// The payload of the root object.
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
@@ -110,7 +115,8 @@ pub struct Root {
     /// the other. Absent: not known.
     #[n(14)]
     pub lock_rules: Option<Vec<RuleHash>>,
-    /// Where ended sessions stood whose spools may still hold what they acknowledged.
+    /// Where ended sessions stood whose spools may still hold what they acknowledged: at most
+    /// [`GROUNDS_MAX`](super::grounds::GROUNDS_MAX).
     #[n(15)]
     pub grounds: Option<Vec<Ground>>,
 }
@@ -122,7 +128,7 @@ pub struct RuleHash(#[cbor(n(0), with = "wire::bytes_16")] pub [u8; 16]);
 
 /// The last commit of an ended session, which what lies in its spool follows. It is kept until the
 /// spool is claimed, or given up by name.
-#[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
+#[derive(Clone, Debug, Default, Eq, PartialEq, Encode, Decode)]
 #[cbor(array)]
 pub struct Ground {
     /// The session.
@@ -131,9 +137,22 @@ pub struct Ground {
     /// Its volume.
     #[n(1)]
     pub volume: String,
-    /// The record of the commit.
-    #[cbor(n(2), with = "wire::id")]
-    pub record: Id,
+    /// The record of the commit; none before the volume's first.
+    #[cbor(n(2), with = "wire::id_option", has_nil)]
+    pub record: Option<Id>,
+    /// The record of the commit that took the session out of the root and carried out its journals;
+    /// none if there was nothing to carry out.
+    #[cbor(n(3), with = "wire::id_option", has_nil)]
+    pub after: Option<Id>,
+    /// No pack that was condemned after this epoch is deleted while this stands. Absent: none is.
+    #[n(4)]
+    pub base: Option<u64>,
+    /// Where the spool lies.
+    #[n(5)]
+    pub spool: Option<SpoolId>,
+    /// The name of that host, for people.
+    #[n(6)]
+    pub host: Option<String>,
 }
 
 /// One tree that a single session at a time may write.
@@ -211,6 +230,9 @@ pub struct Session {
     /// The number of its last journal that a commit covers.
     #[n(7)]
     pub covered_journal: Option<u64>,
+    /// Where its spool lies, if it has one.
+    #[n(8)]
+    pub spool: Option<SpoolId>,
 }
 
 /// Which process of which machine a session is.
@@ -404,6 +426,7 @@ impl Root {
         if let Some(chain) = &self.chain {
             chain.check(self.generation)?;
         }
+        self.check_grounds()?;
         for (id, session) in &self.sessions {
             let Some(name) = &session.volume else {
                 continue;

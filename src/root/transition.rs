@@ -6,6 +6,7 @@
 //!
 //! Steps named in the comments are those of the protocol's model (tests/model).
 
+use super::grounds::GROUNDS_MAX;
 use super::state::{
     HOLDER_TEXT_BYTES_MAX, HolderInfo, ListRef, MOUNT_POINT_BYTES_MAX, NameError, Root, Session,
     SessionId, SessionState, Volume, check_name, check_new_name,
@@ -47,6 +48,11 @@ pub enum Refusal {
         /// Of what.
         what: &'static str,
     },
+    /// A session may leave what only its spool holds, and there is no room to note where it stood.
+    #[error(
+        "the repository notes for its most spools ({GROUNDS_MAX}) that they may hold what was acknowledged"
+    )]
+    GroundsFull,
     /// The volume's ended sessions have to be replayed first (rule 7).
     #[error("sessions of the volume have ended and are not yet replayed: {0:?}")]
     Unreplayed(Vec<SessionId>),
@@ -115,6 +121,8 @@ pub struct CommitChange {
     pub new_bytes: u64,
     /// The ended sessions of the volume whose operations the tree holds.
     pub replayed: Vec<SessionId>,
+    /// Those whose spools are known to hold nothing else.
+    pub claimed: Vec<SessionId>,
 }
 
 /// Replaces shards of a list: what one session read and what it wrote instead.
@@ -133,6 +141,20 @@ pub struct IndexChange {
     pub absorbed: Vec<IndexRef>,
     /// New index objects.
     pub added: Vec<IndexRef>,
+}
+
+impl IndexChange {
+    /// The difference between the list that an index was sealed for and the one that it gave.
+    pub fn between(before: &[IndexRef], after: &[IndexRef]) -> Self {
+        let missing = |from: &[IndexRef], in_: &[IndexRef]| {
+            let gone = from.iter().filter(|index| !in_.contains(index));
+            gone.copied().collect()
+        };
+        Self {
+            absorbed: missing(before, after),
+            added: missing(after, before),
+        }
+    }
 }
 
 impl Root {
@@ -156,6 +178,7 @@ impl Root {
             holder: holder.cut(),
             claimed_generation: 0,
             covered_journal: None,
+            spool: None,
         };
         self.sessions.insert(id, session);
         Ok(())
@@ -223,7 +246,8 @@ impl Root {
     ///
     /// # Errors
     /// [`Refusal::Fenced`] if the session is not live, does not hold the volume, or the volume's last commit is not the one it follows (a cloned
-    /// machine has committed); [`Refusal::Unreplayed`] if an ended session of the volume is not among the replayed ones.
+    /// machine has committed); [`Refusal::Unreplayed`] if an ended session of the volume is not among the replayed ones;
+    /// [`Refusal::GroundsFull`].
     pub fn commit(&mut self, change: &CommitChange) -> Result<(), Refusal> {
         self.require_holder(change.session, &change.volume)?;
         let entry = self
@@ -241,6 +265,7 @@ impl Root {
         if !unreplayed.is_empty() {
             return Err(Refusal::Unreplayed(unreplayed));
         }
+        self.leave_grounds(&change.replayed, &change.claimed, Some(change.commit))?;
         self.sessions.retain(|id, session| {
             session.state == SessionState::Live || !change.replayed.contains(id)
         });
@@ -266,14 +291,16 @@ impl Root {
     }
 
     /// Step `ReplayCommitCas`, when nothing is left to replay. Ended sessions whose journals hold nothing uncovered leave the root; the volume's tree stays as it is (rule 7).
+    /// The spools of the `claimed` ones are known to hold nothing else.
     ///
     /// # Errors
-    /// [`Refusal::Fenced`] if the session does not hold the volume.
+    /// [`Refusal::Fenced`] if the session does not hold the volume; [`Refusal::GroundsFull`].
     pub fn remove_replayed(
         &mut self,
         session: SessionId,
         volume: &str,
         replayed: &[SessionId],
+        claimed: &[SessionId],
     ) -> Result<(), Refusal> {
         self.require_holder(session, volume)?;
         let leaves = |id: &SessionId, other: &Session| {
@@ -281,6 +308,9 @@ impl Root {
                 && other.volume.as_deref() == Some(volume)
                 && replayed.contains(id)
         };
+        let leaving = self.sessions.iter().filter(|(id, other)| leaves(id, other));
+        let leaving: Vec<SessionId> = leaving.map(|(id, _)| *id).collect();
+        self.leave_grounds(&leaving, claimed, None)?;
         self.sessions.retain(|id, other| !leaves(id, other));
         Ok(())
     }

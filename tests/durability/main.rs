@@ -9,6 +9,7 @@ mod crashes;
 mod ending;
 mod far;
 mod fencing;
+mod grounds;
 mod handles;
 mod history;
 mod host;

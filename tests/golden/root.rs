@@ -8,7 +8,7 @@ use bkfs::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use bkfs::root::snapshots::{PackEntry, SnapshotEntry, TrashEntry, decode_shard, encode_shard};
 use bkfs::root::state::{
     Condemned, Ground, HolderInfo, ListRef, Root, RuleHash, Session, SessionId, SessionState,
-    Volume,
+    SpoolId, Volume,
 };
 use bkfs::tree::item::{Extent, Item};
 use bkfs::tree::key::Key;
@@ -57,6 +57,7 @@ fn session(state: SessionState, volume: Option<&str>) -> Session {
         },
         claimed_generation: 5,
         covered_journal: None,
+        spool: None,
     }
 }
 
@@ -146,7 +147,8 @@ fn a_root_that_bears_witness() {
     root.grounds = Some(vec![Ground {
         session: SessionId(9),
         volume: "main".into(),
-        record: Id([0xdd; 32]),
+        record: Some(Id([0xdd; 32])),
+        ..Ground::default()
     }]);
     for session in root.sessions.values_mut() {
         session.covered_journal = Some(21);
@@ -163,6 +165,33 @@ fn a_root_with_a_copy_under_way() {
     main.building = Some(Id([0xee; 32]));
     let made = root.encode().expect("small and consistent");
     let frozen = fixed("root-building.bin", &made);
+    assert_eq!(Root::decode(&frozen).expect("it is a root"), root);
+}
+
+#[test]
+fn a_root_with_spools_of_ended_sessions() {
+    let mut root = root();
+    root.chain = Some(Chain {
+        first: 1232,
+        nonces: b"nonce 12nonce 13".to_vec(),
+        older: Vec::new(),
+        lost: None,
+    });
+    for session in root.sessions.values_mut() {
+        session.spool = Some(SpoolId(0x0123_4567_89ab_cdef));
+    }
+    let ground = Ground {
+        session: SessionId(9),
+        volume: "main".into(),
+        record: None,
+        after: Some(Id([0xdd; 32])),
+        base: Some(6),
+        spool: Some(SpoolId(0x0123_4567_89ab_cdef)),
+        host: Some("db2".into()),
+    };
+    root.grounds = Some(vec![ground]);
+    let made = root.encode().expect("small and consistent");
+    let frozen = fixed("root-spools.bin", &made);
     assert_eq!(Root::decode(&frozen).expect("it is a root"), root);
 }
 

@@ -118,7 +118,7 @@ impl Forger {
                 processes.as_ref(),
             );
             let session = session.await.expect("a session");
-            repository.load_index().await.expect("an index");
+            repository.load_index_to_write().await.expect("an index");
             let ingest = Arc::new(Ingest::new(repository.depot.clone(), session.id().0));
             let uploads = Arc::new(IngestUploads {
                 ingest: ingest.clone(),

@@ -306,13 +306,24 @@ survivors() {
   [ "$count" -ge 6 ] || wrong "only $count snapshots are left"
 }
 
-# Whatever died is ended by hand; then nothing is held back, and a last collection leaves nothing to do.
+# sessions_that STATE…: those in one of these states.
+sessions_that() {
+  bkfs --json session list "$BUCKET" | python3 -c 'import json, sys
+for line in sys.stdin:
+    row = json.loads(line)
+    if row["state"] in sys.argv[1:]: print(row["session"])' "$@"
+}
+# Whatever died is ended by hand, and what only its disk may hold is given up; then nothing is held back, and a last collection leaves nothing to do.
 ended() {
   local session
   machine keeper
   exits 0 bkfs session list "$BUCKET"
-  for session in $(bkfs --json session list "$BUCKET" | python3 -c 'import json, sys; [print(json.loads(line)["session"]) for line in sys.stdin]'); do
+  for session in $(sessions_that live ending); do
     exits 0 bkfs session end "$BUCKET" "$session" --force
+  done
+  for session in $(sessions_that spool); do
+    exits 1 bkfs session end "$BUCKET" "$session"
+    exits 0 bkfs session end "$BUCKET" "$session" --give-up
   done
   for _ in 1 2 3; do exits 0 gc_now "$BUCKET"; done
   exits 0 bkfs gc "$BUCKET" --undelete-window 0s --dry-run

@@ -117,6 +117,12 @@ theirs_now() {
   rm -r "${B:?}/alone-$1/kept"
   exits 0 on b bkfs snapshot "$B" "theirs-$1"
   exits 0 on b bkfs umount "$B"
+  # Nothing else needs what the spool stands on; only the spool's own machine knows that it has it.
+  exits 0 on c bkfs forget "$URL" "before-$1"
+  exits 0 on c bkfs gc "$URL" --undelete-window 0s
+  exits 0 on c bkfs gc "$URL" --undelete-window 0s
+  on c bkfs session list "$URL" >"$SUITE_TMP/output"
+  says ' spool '
 }
 # recovered NUMBER EARLY: the next mount of machine a makes a snapshot of it, and says so.
 recovered() {
@@ -146,6 +152,8 @@ recovered() {
   # A second mount finds nothing more to do.
   exits 0 on a mount_at "$URL" "$A"
   says_not 'recovered-'
+  on a bkfs session list "$URL" >"$SUITE_TMP/output"
+  says_not ' spool '
   exits 0 on a bkfs umount "$A"
 }
 dead_and_taken() {

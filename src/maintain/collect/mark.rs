@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bkfs_chunker::catalog::{IndexRef, Place};
 use bkfs_chunker::depot::Depot;
+use bkfs_chunker::error::DepotError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
@@ -22,7 +23,7 @@ use crate::root::error::RootError;
 use crate::root::lists::Lists;
 use crate::root::record::CommitRecord;
 use crate::root::snapshots::TrashEntry;
-use crate::root::state::{Root, SessionId};
+use crate::root::state::{Ground, Root, SessionId};
 use crate::volume::rescue::below;
 
 /// Index objects read at the same time.
@@ -259,7 +260,7 @@ impl Marker {
         Ok(())
     }
 
-    /// Trees and commit records of volumes, snapshots, and what the trash still holds.
+    /// Trees and commit records of volumes, snapshots, what the trash still holds, and grounds.
     async fn heads(&self, root: &Root) -> Result<Vec<(Kind, Id)>, RootError> {
         let mut heads = Vec::new();
         for volume in root.volumes.values() {
@@ -275,8 +276,35 @@ impl Marker {
             heads.extend(entry.tree.map(|tree| (Kind::Node, tree)));
             heads.push((Kind::Commit, entry.commit));
         }
+        for ground in root.grounds() {
+            heads.extend(self.heads_of_ground(ground).await?);
+        }
         let vanished = self.vanished.iter().filter_map(|gone| gone.tree);
         heads.extend(vanished.map(|tree| (Kind::Node, tree)));
+        Ok(heads)
+    }
+
+    /// The commits that a spool may follow, with their trees.
+    async fn heads_of_ground(&self, ground: &Ground) -> Result<Vec<(Kind, Id)>, RootError> {
+        let mut heads = Vec::new();
+        for id in ground.records() {
+            let record = match self.depot.read_blob(Kind::Commit, id).await {
+                Ok(bytes) => CommitRecord::decode(&bytes),
+                Err(error @ (DepotError::Unknown { .. } | DepotError::Damaged { .. })) => {
+                    Err(error.to_string())
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let record = record.map_err(|why| {
+                let (session, host) = (ground.session, ground.host());
+                let what = format!(
+                    "the commit {id}, which a spool on host {host} may follow, cannot be read ({why}): nothing was collected; bkfs session end --give-up {session} gives up what that spool alone holds"
+                );
+                RootError::damaged("the repository", what)
+            })?;
+            heads.extend(record.tree.map(|tree| (Kind::Node, tree)));
+            heads.push((Kind::Commit, id));
+        }
         Ok(heads)
     }
 

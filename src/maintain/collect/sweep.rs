@@ -22,7 +22,7 @@ use crate::root::handle::{RootHandle, Transition};
 use crate::root::heartbeat::published_base;
 use crate::root::lists::{Lists, put_shard};
 use crate::root::snapshots::PackEntry;
-use crate::root::state::{Condemned, HolderInfo, Root, SessionId};
+use crate::root::state::{Condemned, Ground, HolderInfo, Root, SessionId};
 use crate::root::transition::IndexChange;
 
 /// Deletions at the same time.
@@ -42,13 +42,29 @@ const SMALL_INDEX_BYTES: u64 = 8 << 20;
 pub struct Holding {
     /// Which.
     pub session: SessionId,
-    /// Who it is.
+    /// Who it is; only the host is known of one that has ended.
     pub holder: HolderInfo,
     /// The base that it has published; none if there is no heartbeat that can be read.
     pub base: Option<u64>,
+    /// It has ended, and its spool may still hold what it acknowledged.
+    pub has_ended: bool,
 }
 
-/// Which epochs every session but `but` has left behind, and who keeps the others.
+impl Holding {
+    fn of_ground(ground: &Ground) -> Self {
+        Self {
+            session: ground.session,
+            holder: HolderInfo {
+                host: ground.host().to_owned(),
+                ..HolderInfo::default()
+            },
+            base: Some(ground.base()),
+            has_ended: true,
+        }
+    }
+}
+
+/// Which epochs every session but `but` has left behind, and every ground, and who keeps the others.
 ///
 /// # Errors
 /// Store errors.
@@ -73,9 +89,16 @@ pub async fn free_epochs(
                 session: *id,
                 holder: session.holder.clone(),
                 base,
+                has_ended: false,
             });
         }
         least = least.min(base.unwrap_or(0));
+    }
+    for ground in root.grounds() {
+        if ground.base() < newest {
+            holding.push(Holding::of_ground(ground));
+        }
+        least = least.min(ground.base());
     }
     let free = root
         .condemned

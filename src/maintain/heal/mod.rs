@@ -35,6 +35,7 @@ use bkfs_chunker::verify::Verifier;
 use jiff::Timestamp;
 
 use super::check::{CheckOptions, Findings, open_depot};
+use super::grounds;
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
@@ -135,7 +136,9 @@ async fn work(
     depot.set_quarantine(quarantine);
     let mut healer = Healer::new(publisher, &findings.damage, from, &options.progress);
     still_readable(&mut healer, options, findings).await?;
-    for head in heads(findings, there) {
+    let mut trees = heads(findings, there);
+    trees.extend(heads_of_grounds(findings, there).await?);
+    for head in trees {
         if healer.wants_nothing() {
             break;
         }
@@ -208,6 +211,30 @@ fn heads(findings: &Findings, there: &SnapshotList) -> Vec<Head> {
         }
     }
     heads
+}
+
+/// Those that spools of ended sessions stand on.
+async fn heads_of_grounds(
+    findings: &Findings,
+    there: &SnapshotList,
+) -> Result<Vec<Head>, RootError> {
+    let mut heads = Vec::new();
+    let Some(handle) = &findings.handle else {
+        return Ok(heads);
+    };
+    let view = handle.current();
+    for ground in view.root.grounds() {
+        for id in ground.records() {
+            let record = grounds::record_of(&findings.depot, id).await?;
+            heads.extend(record.and_then(|record| {
+                Some(Head {
+                    tree: record.tree?,
+                    candidates: candidates(there, &ground.volume, None, record.time),
+                })
+            }));
+        }
+    }
+    Ok(heads)
 }
 
 /// The snapshot's copy, then those that were made next to it.

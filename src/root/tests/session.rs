@@ -6,7 +6,7 @@ use crate::root::heartbeat::{DEAD_AFTER, HEARTBEAT_INTERVAL, Standing};
 use crate::root::holder::{ProcessState, Processes, SystemProcesses};
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::state::{HolderInfo, SessionId};
-use crate::root::transition::Refusal;
+use crate::root::transition::{Refusal, SESSIONS_MAX};
 use bkfs_chunker::store::{Store, StoreErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -213,6 +213,30 @@ async fn crashed_commands_of_this_machine_are_cleared_away() {
         .expect("free");
     let root = &handle.refresh().await.expect("there").root;
     assert!(!root.sessions.contains_key(&crashed) && root.sessions.contains_key(&elsewhere));
+}
+
+/// Else they would hold deletion back for ever, and fill the places for sessions.
+#[tokio::test(start_paused = true)]
+async fn commands_of_an_earlier_boot_are_cleared_away() {
+    let store = memory().await;
+    let handle = process(store.clone(), 1).await;
+    let of_boot = |boot: &str| HolderInfo {
+        machine_id: "0123".to_owned(),
+        boot_id: boot.to_owned(),
+        pid_namespace: 0xEFFF_FFFC,
+        ..holder("a")
+    };
+    let running = Table(ProcessState::Running { start_ticks: 0 });
+    for _ in 0..SESSIONS_MAX {
+        let crashed = OpenSession::open(&handle, of_boot("1"), None, &running).await;
+        crashed.expect("room, and the same boot");
+    }
+    assert_eq!(handle.current().root.sessions.len(), SESSIONS_MAX);
+    enter(&store, 2, of_boot("2"), false, &running)
+        .await
+        .expect("free");
+    let root = &handle.refresh().await.expect("there").root;
+    assert_eq!(root.sessions.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,7 @@
 //! The root's encoding, and what transitions keep true.
 
 use super::support::*;
+use crate::root::grounds::GROUNDS_MAX;
 use crate::root::record::{CommitRecord, RecordedSnapshot, Replayed};
 use crate::root::state::*;
 use crate::root::transition::*;
@@ -97,6 +98,7 @@ fn commit_of(
         bytes: 2,
         new_bytes: 3,
         replayed,
+        claimed: Vec::new(),
     }
 }
 
@@ -128,7 +130,12 @@ fn play(root: &Root, step: &Step, number: u64) -> Option<(Root, Result<(), Refus
     let mut next = root.clone();
     next.follow([2; 16]);
     let result = match *step {
-        Step::Register => next.register(SessionId(number), holder("h")),
+        Step::Register => {
+            let registered = next.register(SessionId(number), holder("h"));
+            let is_spooling = registered.is_ok() && number % 2 == 0;
+            next.note_spool(SessionId(number), is_spooling.then_some(SpoolId(number)));
+            registered
+        }
         Step::Claim {
             session,
             volume,
@@ -152,7 +159,7 @@ fn play(root: &Root, step: &Step, number: u64) -> Option<(Root, Result<(), Refus
             let session = pick(session)?;
             let volume = root.sessions[&session].volume.clone()?;
             let ended = root.ending_sessions(&volume);
-            next.remove_replayed(session, &volume, &ended)
+            next.remove_replayed(session, &volume, &ended, &[])
         }
         Step::End { session } => next.end(pick(session)?),
         Step::RemoveDead { dead } => next.remove_dead(pick(dead)?),
@@ -215,6 +222,8 @@ proptest! {
                         // Ended by itself, or replayed by the holder of its volume, or dead without a volume.
                         let replayed = matches!(step, Step::Commit { .. } | Step::Replay { .. });
                         prop_assert!(session.state == SessionState::Live || replayed, "{} was dropped unreplayed", id);
+                        let leaves = session.state == SessionState::Ending && session.spool.is_some();
+                        prop_assert!(next.ground_of(*id).is_some() == leaves, "{} left no ground", id);
                         gone.insert(*id, true);
                     }
                 }
@@ -344,6 +353,16 @@ fn a_full_complement_of_sessions_fits() {
         (longest.mount_point.len(), longest.host.len()),
         (MOUNT_POINT_BYTES_MAX - 1, HOLDER_TEXT_BYTES_MAX)
     );
+    let ground = |number| Ground {
+        session: SessionId(u64::MAX / 2 - number),
+        volume: "volume-63".to_owned(),
+        record: Some(id(1)),
+        after: Some(id(2)),
+        base: Some(u64::MAX),
+        spool: Some(SpoolId(u64::MAX)),
+        host: Some(root.sessions[&SessionId(u64::MAX)].holder.host.clone()),
+    };
+    root.grounds = Some((0..GROUNDS_MAX as u64).map(ground).collect());
     assert!(root.encode().is_ok());
     let refusal = root.register(SessionId(1000), holder("one too many"));
     assert_eq!(refusal, Err(Refusal::Full { what: "sessions" }));

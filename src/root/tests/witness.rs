@@ -360,6 +360,20 @@ async fn a_rebuilt_root_is_asked_about_once() {
     );
     // A session of before finds itself out of the root, as ever.
     handle.refresh().await.expect("the root is taken as it is");
+    let fenced = handle.update(&mut Touch(session.id())).await;
+    assert_eq!(fenced.expect_err("out of it").kind(), ErrorKind::Fenced);
+    // It answers no question for its machine, and goes on in it as nobody else.
+    let again = OpenSession::open(&handle, holder("a"), None, &SystemProcesses).await;
+    let refused = again.expect_err("not accepted here");
+    assert!(
+        matches!(refused, RootError::Rebuilt { lost: 2, .. }),
+        "{refused}"
+    );
+    let asked = judged(&store, &remembering).await;
+    assert!(
+        matches!(asked, Some(RootError::Rebuilt { .. })),
+        "still asked: {asked:?}"
+    );
     remembering.accept(root.mark()).await.expect("kept");
     assert!(judged(&store, &remembering).await.is_none());
 }

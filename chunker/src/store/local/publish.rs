@@ -153,12 +153,9 @@ impl Directory {
         if !directory.contains('/') {
             return;
         }
-        let Ok(status) = statat(self.root(), directory, AtFlags::SYMLINK_NOFOLLOW) else {
-            return;
-        };
         // Not empty, or gone already: either is right. A writer that loses its directory makes it again.
         if unlinkat(self.root(), directory, AtFlags::REMOVEDIR).is_ok() {
-            self.syncer.forget((status.st_dev, status.st_ino));
+            self.syncer.forget(directory);
         }
     }
 

@@ -3,13 +3,13 @@
 //! Linux reports a flush that failed once, and a second flush of the same directory succeeds without anything having come to disk. So a directory whose flush
 //! failed is failed for as long as this process lives, and what it shows is not believed.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rustix::fs::{Mode, OFlags, fstat, fsync, openat};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fsync, openat, statx};
 use rustix::io::Errno;
 
 /// How many directories are remembered before those that nobody waits for are forgotten. Forgetting costs a flush, no more.
@@ -19,13 +19,43 @@ const REMEMBERED_MAX: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Syncer {
     directories: Mutex<HashMap<String, Arc<Queue>>>,
-    /// Device and inode of the directories whose own name is known to be on disk.
-    anchored: Mutex<HashSet<(u64, u64)>>,
+    /// Directories whose own name is known to be on disk, by that name.
+    anchored: Mutex<HashMap<String, Identity>>,
     /// Directories whose names may not be on disk though readers see them.
     doubtful: Mutex<HashMap<String, Doubt>>,
     /// Errors for the next flushes, the last one first.
     #[cfg(test)]
     pub(super) faults: Mutex<Vec<Errno>>,
+    /// Directories that were flushed, in order.
+    #[cfg(test)]
+    pub(super) log: Mutex<Vec<String>>,
+}
+
+/// What tells a directory from every other one that ever had its name. Another process may remove a
+/// directory, and the next one may get its inode number: so the time of its birth counts too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    device: (u32, u32),
+    inode: u64,
+    born: (i64, u32),
+}
+
+impl Identity {
+    /// None where the filesystem does not tell when a directory was made: then nothing is known of
+    /// its name.
+    fn of(directory: &OwnedFd) -> Result<Option<Self>, Errno> {
+        let wanted = StatxFlags::INO | StatxFlags::BTIME;
+        let found = match statx(directory, "", AtFlags::EMPTY_PATH, wanted) {
+            Err(Errno::NOSYS) => return Ok(None),
+            found => found?,
+        };
+        let is_told = StatxFlags::from_bits_retain(found.stx_mask).contains(wanted);
+        Ok(is_told.then_some(Self {
+            device: (found.stx_dev_major, found.stx_dev_minor),
+            inode: found.stx_ino,
+            born: (found.stx_btime.tv_sec, found.stx_btime.tv_nsec),
+        }))
+    }
 }
 
 /// Why the names in a directory may not be on disk.
@@ -88,14 +118,14 @@ impl Syncer {
         Ok(())
     }
 
-    /// A directory is gone: another one may get its inode number.
-    pub(super) fn forget(&self, identity: (u64, u64)) {
-        self.anchored.lock().remove(&identity);
+    /// A directory is gone, and with it what is known of its name.
+    pub(super) fn forget(&self, directory: &str) {
+        self.anchored.lock().remove(directory);
     }
 
     #[cfg(test)]
-    pub(super) fn is_anchored(&self, identity: (u64, u64)) -> bool {
-        self.anchored.lock().contains(&identity)
+    pub(super) fn is_anchored(&self, directory: &str) -> bool {
+        self.anchored.lock().contains_key(directory)
     }
 
     fn queue(&self, directory: &str) -> Arc<Queue> {
@@ -106,8 +136,7 @@ impl Syncer {
         Arc::clone(directories.entry(directory.to_owned()).or_default())
     }
 
-    /// Flushes the directory, and its ancestors as far as their names are not known to be on disk. The inode number tells when a
-    /// directory of the same name is another one.
+    /// Flushes the directory, and its ancestors as far as their names are not known to be on disk.
     fn flush_chain(&self, root: impl AsFd, directory: &str) -> Result<(), Errno> {
         let mut directory = directory;
         let mut flushed = Vec::new();
@@ -121,12 +150,15 @@ impl Syncer {
                 other => other?,
             };
             self.flush(&file, directory)?;
-            let status = fstat(&file)?;
-            let identity = (status.st_dev, status.st_ino);
-            if directory.is_empty() || self.anchored.lock().contains(&identity) {
+            if directory.is_empty() {
                 break;
             }
-            flushed.push(identity);
+            let identity = Identity::of(&file)?;
+            let known = self.anchored.lock().get(directory).copied();
+            if identity.is_some() && identity == known {
+                break;
+            }
+            flushed.extend(identity.map(|identity| (directory.to_owned(), identity)));
             directory = parent_of(directory);
         }
         // Only now: another thread that finds one of them here relies on all that lead to it.
@@ -142,6 +174,8 @@ impl Syncer {
         if let Some(Doubt::Failed(error)) = self.doubtful.lock().get(directory) {
             return Err(*error);
         }
+        #[cfg(test)]
+        self.log.lock().push(directory.to_owned());
         let result = self.fsync(file);
         match result {
             // Interrupted before anything was tried.

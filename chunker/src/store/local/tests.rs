@@ -337,15 +337,50 @@ async fn a_name_that_is_not_flushed_yet_is_flushed_before_it_counts() {
     assert_eq!(left(), 0, "each was met");
 }
 
-/// A directory that is gone leaves its inode number to another one, whose own name is to be flushed.
+/// Another process removes a directory, and its inode number goes to another one, or to the next of
+/// the same name: the name of that is to be flushed before anything in it counts.
+#[tokio::test]
+async fn a_directory_that_another_process_has_put_in_place_is_not_relied_on() {
+    let home = TempDir::new().unwrap();
+    let store = open(home.path()).await;
+    let flushed = || std::mem::take(&mut *store.directory.syncer.log.lock());
+    let parent = || "journal/v".to_owned();
+    store.put_new("journal/v/s/1", body("1")).await.unwrap();
+    assert!(flushed().contains(&parent()));
+    store.put_new("journal/v/s/2", body("1")).await.unwrap();
+    assert!(!flushed().contains(&parent()), "its name is on disk");
+
+    let path = |name: &str| home.path().join("journal/v").join(name);
+    fs::rename(path("s"), path("t")).unwrap();
+    store.put_new("journal/v/t/3", body("1")).await.unwrap();
+    assert!(
+        flushed().contains(&parent()),
+        "the same inode by another name"
+    );
+
+    let number = |name: &str| fs::metadata(path(name)).unwrap().ino();
+    let before = number("t");
+    for _ in 0..20 {
+        fs::remove_dir_all(path("t")).unwrap();
+        fs::create_dir(path("t")).unwrap();
+        if number("t") == before {
+            break;
+        }
+    }
+    store.put_new("journal/v/t/4", body("1")).await.unwrap();
+    assert!(
+        flushed().contains(&parent()),
+        "another directory of that name"
+    );
+}
+
+/// A directory that is gone is not remembered.
 #[tokio::test]
 async fn a_directory_that_is_gone_is_not_remembered() {
     let home = TempDir::new().unwrap();
     let store = open(home.path()).await;
     store.put_new("journal/v/s/1", body("1")).await.unwrap();
-    let status = fs::metadata(home.path().join("journal/v/s")).unwrap();
-    let identity = (status.dev(), status.ino());
-    let known = || store.directory.syncer.is_anchored(identity);
+    let known = || store.directory.syncer.is_anchored("journal/v/s");
     assert!(known());
     store.delete("journal/v/s/1").await.unwrap();
     assert!(!home.path().join("journal/v/s").exists());

@@ -1,0 +1,276 @@
+//! Grounds: what the root keeps of ended sessions whose spools nobody has looked into since.
+//!
+//! Owns when one is left, claimed and given up, and how many there are. Pure. What is made of one is
+//! in [`super::ground`]; which packs it keeps from being deleted is collection's to heed.
+//!
+//! A session that says that it has a spool leaves a ground in the step that takes it out of the root,
+//! unless the one that takes it out has brought that spool into the bucket itself, or seen that it
+//! holds nothing. A session that ends by itself has everything in a commit, and leaves none.
+
+use super::state::{Ground, Root, SessionId, SessionState, SpoolId, StateError};
+use super::transition::Refusal;
+use bkfs_chunker::id::Id;
+
+/// Most grounds that a root holds.
+pub const GROUNDS_MAX: usize = 32;
+
+impl Ground {
+    /// The epoch up to which packs that were condemned may be deleted while this stands.
+    pub fn base(&self) -> u64 {
+        self.base.unwrap_or(0)
+    }
+
+    /// The name of the host that has the spool, for people.
+    pub fn host(&self) -> &str {
+        self.host.as_deref().unwrap_or("(unknown)")
+    }
+
+    /// The commits that the spool may follow.
+    pub fn records(&self) -> impl Iterator<Item = Id> {
+        [self.record, self.after].into_iter().flatten()
+    }
+}
+
+impl Root {
+    /// The grounds that stand.
+    pub fn grounds(&self) -> &[Ground] {
+        self.grounds.as_deref().unwrap_or_default()
+    }
+
+    /// The ground of a session.
+    pub fn ground_of(&self, session: SessionId) -> Option<&Ground> {
+        let mut grounds = self.grounds().iter();
+        grounds.find(|ground| ground.session == session)
+    }
+
+    /// A session that has just been registered says where its spool lies. A root without a chain
+    /// has no room for that.
+    pub fn note_spool(&mut self, session: SessionId, spool: Option<SpoolId>) {
+        let is_witnessed = self.chain.is_some();
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.spool = spool.filter(|_| is_witnessed);
+        }
+    }
+
+    /// Those among the ended sessions `leaving` that have spools leave grounds, but for the
+    /// `claimed` ones. To be called before they leave; `after` is the commit that carries their
+    /// journals out.
+    ///
+    /// # Errors
+    /// [`Refusal::GroundsFull`]; nothing has changed then.
+    pub(super) fn leave_grounds(
+        &mut self,
+        leaving: &[SessionId],
+        claimed: &[SessionId],
+        after: Option<Id>,
+    ) -> Result<(), Refusal> {
+        let mut left = Vec::new();
+        for id in leaving.iter().filter(|id| !claimed.contains(id)) {
+            let Some(session) = self.sessions.get(id) else {
+                continue;
+            };
+            let (SessionState::Ending, Some(spool)) = (session.state, session.spool) else {
+                continue;
+            };
+            let volume = session.volume.clone().unwrap_or_default();
+            let record = self.volumes.get(&volume).and_then(|entry| entry.commit);
+            left.push(Ground {
+                session: *id,
+                record,
+                after,
+                base: Some(session.registered_epoch),
+                spool: Some(spool),
+                host: Some(session.holder.host.clone()),
+                volume,
+            });
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        if self.grounds().len() + left.len() > GROUNDS_MAX {
+            return Err(Refusal::GroundsFull);
+        }
+        self.grounds.get_or_insert_default().append(&mut left);
+        Ok(())
+    }
+
+    /// The grounds of these sessions are needed no more: their spools were claimed, or are given up.
+    /// True if one of them stood.
+    pub fn drop_grounds(&mut self, sessions: &[SessionId]) -> bool {
+        let Some(grounds) = &mut self.grounds else {
+            return false;
+        };
+        let before = grounds.len();
+        grounds.retain(|ground| !sessions.contains(&ground.session));
+        let is_any = grounds.len() < before;
+        if grounds.is_empty() {
+            self.grounds = None;
+        }
+        is_any
+    }
+
+    /// What holds of the grounds of every root: none is of a session that stands in it, or of a
+    /// volume that does not.
+    pub(super) fn check_grounds(&self) -> Result<(), StateError> {
+        for ground in self.grounds() {
+            let session = ground.session;
+            if self.sessions.contains_key(&session) {
+                let text = format!("session {session} stands in it and has left a ground");
+                return Err(StateError::Inconsistent(text));
+            }
+            if !self.volumes.contains_key(&ground.volume) {
+                let text = format!(
+                    "the ground of session {session} names the volume {:?}, which is not there",
+                    ground.volume
+                );
+                return Err(StateError::Inconsistent(text));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::state::HolderInfo;
+    use crate::root::transition::{Claim, CommitChange};
+    use bkfs_chunker::seal::RepositoryId;
+
+    const VICTIM: SessionId = SessionId(1);
+    const TAKER: SessionId = SessionId(2);
+    const SPOOL: SpoolId = SpoolId(77);
+
+    fn id(number: u8) -> Id {
+        Id([number; 32])
+    }
+
+    fn commit_by(session: SessionId, number: u8, claimed: Vec<SessionId>) -> CommitChange {
+        CommitChange {
+            session,
+            volume: "main".to_owned(),
+            parent: (number > 1).then(|| id(number - 1)),
+            commit: id(number),
+            tree: Some(id(number + 100)),
+            building: None,
+            covered: 0,
+            covered_journal: None,
+            floor: 0,
+            next_inode: 64,
+            inodes: 1,
+            bytes: 0,
+            new_bytes: 0,
+            replayed: vec![VICTIM],
+            claimed,
+        }
+    }
+
+    /// A root in which the taker has taken the volume over from a victim with a spool and one
+    /// commit, some epochs after that came.
+    fn taken(mut root: Root) -> Root {
+        let enter = |root: &mut Root, id, claim| {
+            let holder = HolderInfo {
+                host: format!("host {}", id),
+                ..HolderInfo::default()
+            };
+            root.register(id, holder).expect("new");
+            root.note_spool(id, Some(SPOOL));
+            root.claim(id, "main", claim).expect("claimed");
+        };
+        enter(&mut root, VICTIM, Claim::Free);
+        root.commit(&commit_by(VICTIM, 1, Vec::new()))
+            .expect("holds it");
+        root.epoch += 3;
+        enter(&mut root, TAKER, Claim::Steal);
+        root
+    }
+
+    fn witnessed() -> Root {
+        taken(Root::witnessed(RepositoryId([7; 16]), [1; 16]))
+    }
+
+    #[test]
+    fn a_session_with_a_spool_leaves_a_ground_with_the_commit_that_carries_it_out() {
+        let mut root = witnessed();
+        root.commit(&commit_by(TAKER, 2, Vec::new())).expect("made");
+        let ground = root.ground_of(VICTIM).expect("left");
+        assert_eq!(ground.record, Some(id(1)));
+        assert_eq!(ground.after, Some(id(2)));
+        assert_eq!(ground.base(), 1, "the epoch that it entered at");
+        assert_eq!(ground.spool, Some(SPOOL));
+        assert_eq!(ground.host(), "host 0000000000000001");
+        assert_eq!(ground.volume, "main");
+        let bytes = root.encode().expect("small and consistent");
+        assert_eq!(Root::decode(&bytes).expect("decodes"), root);
+        root.end(TAKER).expect("live");
+        assert_eq!(root.grounds().len(), 1, "who ends by itself leaves none");
+        assert!(root.drop_grounds(&[VICTIM]) && root.grounds.is_none());
+        assert!(!root.drop_grounds(&[VICTIM]));
+    }
+
+    #[test]
+    fn it_leaves_one_where_nothing_is_to_be_carried_out() {
+        let mut root = witnessed();
+        root.remove_replayed(TAKER, "main", &[VICTIM], &[])
+            .expect("holder");
+        let ground = root.ground_of(VICTIM).expect("left");
+        assert_eq!((ground.record, ground.after), (Some(id(1)), None));
+    }
+
+    #[test]
+    fn a_spool_that_its_taker_has_brought_leaves_none() {
+        let mut root = witnessed();
+        let mut other = root.clone();
+        root.commit(&commit_by(TAKER, 2, vec![VICTIM]))
+            .expect("made");
+        assert_eq!(root.grounds, None);
+        other
+            .remove_replayed(TAKER, "main", &[VICTIM], &[VICTIM])
+            .expect("holder");
+        assert_eq!(other.grounds, None);
+    }
+
+    #[test]
+    fn without_a_spool_or_a_chain_there_is_none() {
+        let mut root = witnessed();
+        root.note_spool(VICTIM, None);
+        root.commit(&commit_by(TAKER, 2, Vec::new())).expect("made");
+        assert_eq!(root.grounds, None);
+        let mut old = taken(Root::new(RepositoryId([7; 16]), [1; 16]));
+        assert_eq!(old.sessions[&VICTIM].spool, None);
+        old.commit(&commit_by(TAKER, 2, Vec::new())).expect("made");
+        assert_eq!(old.grounds, None);
+    }
+
+    #[test]
+    fn a_full_root_takes_no_session_out_of_it() {
+        let mut root = witnessed();
+        let other = |number| Ground {
+            session: SessionId(1000 + number),
+            volume: "main".to_owned(),
+            ..Ground::default()
+        };
+        root.grounds = Some((0..GROUNDS_MAX as u64).map(other).collect());
+        let before = root.clone();
+        let refused = root.commit(&commit_by(TAKER, 2, Vec::new()));
+        assert_eq!(refused, Err(Refusal::GroundsFull));
+        let refused = root.remove_replayed(TAKER, "main", &[VICTIM], &[]);
+        assert_eq!(refused, Err(Refusal::GroundsFull));
+        assert_eq!(root, before, "no traces");
+        root.drop_grounds(&[SessionId(1000)]);
+        root.commit(&commit_by(TAKER, 2, Vec::new())).expect("room");
+    }
+
+    #[test]
+    fn grounds_that_contradict_the_root_are_refused() {
+        for (session, volume) in [(VICTIM, "main"), (SessionId(9), "other")] {
+            let mut root = witnessed();
+            root.grounds = Some(vec![Ground {
+                session,
+                volume: volume.to_owned(),
+                ..Ground::default()
+            }]);
+            assert!(matches!(root.check(), Err(StateError::Inconsistent(_))));
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What only the spool of a machine holds whose volume another one has taken over: kept until that
+//! machine has claimed it, whatever is collected meanwhile.
+
+use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::root::session::{OpenSession, give_up};
+use bkfs::root::state::{Ground, SessionId};
+use bkfs::tree::item::Item;
+use bkfs::tree::key::Key;
+use bkfs::volume::ROOT_INODE;
+use bkfs::volume::state::{Scope, Totals};
+use bkfs::volume::view::View;
+use bkfs_chunker::entropy::SeededEntropy;
+use bkfs_chunker::spool::SimulatedDisk;
+use bkfs_chunker::store::Store;
+use bkfs_chunker::store::fault::{Fault, Gate, Strike};
+
+use crate::collecting::{forget, gc, snapshot, unlink};
+use crate::host::{Bucket, Host, noise};
+
+/// Longer than what is closed may be on its way to the disk.
+const KEPT_AFTER: f64 = 3.0;
+
+/// A machine with acknowledged files that no bucket has dies: `again`, whose contents the bucket
+/// keeps for the snapshot `s` alone, and `new`; its last commit has `kept`.
+fn die_with_a_spool(bucket: &Bucket, disk: &SimulatedDisk) {
+    let host = Host::spooling(bucket, disk);
+    host.write("kept", 0, noise(1, 300_000));
+    host.write("shared", 0, noise(2, 300_000));
+    snapshot(&host, "s");
+    unlink(&host, "shared");
+    host.run(host.volume().commit()).expect("committed");
+    let held = Strike::with(Fault::HoldBefore(Gate::new())).on_writes();
+    host.faults.plan(held.always());
+    host.write("again", 0, noise(2, 300_000));
+    host.write("new", 0, noise(3, 200_000));
+    host.volume().fsync_within();
+    host.wait(KEPT_AFTER);
+    host.crash();
+    disk.crash(&SeededEntropy::new(1));
+}
+
+/// Another machine takes the volume over, removes what there was, and leaves. Nothing else needs it.
+fn take_over(bucket: &Bucket) {
+    let taker = bucket.host();
+    assert_eq!(taker.find("new"), None, "no bucket has it");
+    unlink(&taker, "kept");
+    taker.run(taker.volume().commit()).expect("committed");
+    taker.finish().expect("left");
+    bucket.work(bucket.memory.clone(), async |repository| {
+        forget(repository, "s").await;
+    });
+}
+
+fn grounds(bucket: &Bucket) -> Vec<Ground> {
+    bucket.work(bucket.memory.clone(), async |repository| {
+        let view = repository.handle.refresh().await.expect("read");
+        view.root.grounds().to_vec()
+    })
+}
+
+/// What a file of a snapshot holds.
+fn read_in(host: &Host, snapshot: &str, name: &str) -> Option<Vec<u8>> {
+    let snapshots = host.run(host.repository.snapshots()).expect("listed");
+    let tree = snapshots.named("main", snapshot)?.tree?;
+    let view = View::live(host.repository.nodes.clone(), tree, Totals::default());
+    let key = host.volume().name_key(ROOT_INODE, name.as_bytes());
+    let named = host.run(view.item(Scope::Live, &key.expect("short")));
+    let Some(Item::Name { inode, .. }) = named.expect("read") else {
+        return None;
+    };
+    let found = host.run(view.item(Scope::Live, &Key::attributes(inode)));
+    let Some(Item::Attributes(attributes)) = found.expect("read") else {
+        panic!("{name} has no attributes");
+    };
+    let read = view.read(Scope::Live, inode, 0..attributes.size_bytes);
+    Some(host.run(read).expect("read").concat())
+}
+
+#[test]
+fn what_only_a_spool_holds_survives_collections_elsewhere() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    die_with_a_spool(&bucket, &disk);
+    take_over(&bucket);
+    let left = grounds(&bucket);
+    assert_eq!(left.len(), 1);
+    let done = gc(&bucket);
+    assert!(done.condemned.packs > 0, "nothing else needs them");
+    let again = gc(&bucket);
+    assert_eq!((done.deleted_packs, again.deleted_packs), (0, 0));
+    assert!(again.holding.iter().all(|one| one.has_ended) && again.held_packs > 0);
+
+    let back = Host::spooling(&bucket, &disk);
+    let recovered = format!("recovered-{}", left[0].session);
+    for (name, contents) in [
+        ("kept", noise(1, 300_000)),
+        ("again", noise(2, 300_000)),
+        ("new", noise(3, 200_000)),
+    ] {
+        assert!(read_in(&back, &recovered, name) == Some(contents), "{name}");
+    }
+    assert_eq!(back.find("new"), None, "not mixed into the volume");
+    back.finish().expect("left");
+    assert_eq!(
+        grounds(&bucket),
+        [],
+        "claimed in the step that made the snapshot"
+    );
+    gc(&bucket);
+    let freed = gc(&bucket);
+    assert_eq!((freed.held_packs, freed.holding.len()), (0, 0));
+    let back = Host::spooling(&bucket, &disk);
+    assert!(read_in(&back, &recovered, "again") == Some(noise(2, 300_000)));
+}
+
+#[test]
+fn a_machine_that_takes_its_own_volume_back_leaves_no_ground() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    die_with_a_spool(&bucket, &disk);
+    let back = Host::spooling(&bucket, &disk);
+    assert!(back.read("new") == Some(noise(3, 200_000)));
+    assert_eq!(grounds(&bucket), []);
+    // As does one that crashed with nothing in its spool.
+    back.crash();
+    disk.crash(&SeededEntropy::new(2));
+    let back = Host::spooling(&bucket, &disk);
+    assert_eq!(grounds(&bucket), []);
+    back.finish().expect("left");
+    assert_eq!(grounds(&bucket), [], "and one that ends well");
+}
+
+#[test]
+fn an_empty_spool_is_claimed_by_the_next_mount_there() {
+    let bucket = Bucket::new();
+    let (disk, other) = (SimulatedDisk::new(), SimulatedDisk::new());
+    let host = Host::spooling(&bucket, &disk);
+    host.write("file", 0, noise(1, 1000));
+    host.fsync().expect("durable");
+    host.crash();
+    disk.crash(&SeededEntropy::new(1));
+    Host::spooling(&bucket, &other).finish().expect("left");
+    assert_eq!(grounds(&bucket).len(), 1, "that machine cannot know");
+    Host::spooling(&bucket, &other).finish().expect("left");
+    assert_eq!(grounds(&bucket).len(), 1, "nor later");
+    let back = Host::spooling(&bucket, &disk);
+    assert_eq!(grounds(&bucket), []);
+    assert!(back.read("file") == Some(noise(1, 1000)));
+}
+
+#[test]
+fn a_fenced_mount_that_ends_with_an_empty_spool_claims_it() {
+    let bucket = Bucket::new();
+    let (disk, other) = (SimulatedDisk::new(), SimulatedDisk::new());
+    let host = Host::spooling(&bucket, &disk);
+    host.write("file", 0, noise(1, 1000));
+    host.fsync().expect("durable");
+    let taker = Host::spooling(&bucket, &other);
+    host.fsync().expect_err("fenced");
+    assert_eq!(grounds(&bucket).len(), 1, "it may have acknowledged more");
+    let _ = host.finish();
+    assert_eq!(grounds(&bucket), []);
+    taker.finish().expect("left");
+}
+
+#[test]
+fn a_spool_that_is_given_up_holds_nothing_back() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    die_with_a_spool(&bucket, &disk);
+    take_over(&bucket);
+    gc(&bucket);
+    let ended: SessionId = grounds(&bucket)[0].session;
+    bucket.work(bucket.memory.clone(), async |repository| {
+        let (handle, machine) = (&repository.handle, &repository.machine);
+        let holder = machine.holder("session end");
+        let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
+        let session = session.expect("entered");
+        give_up(handle, &session, ended).await.expect("given up");
+        session.end().await.expect("left");
+    });
+    assert_eq!(grounds(&bucket), []);
+    gc(&bucket);
+    let freed = gc(&bucket);
+    assert_eq!((freed.held_packs, freed.holding.len()), (0, 0));
+    let back = Host::spooling(&bucket, &disk);
+    let snapshots = back.run(back.repository.snapshots()).expect("listed");
+    let name = format!("recovered-{ended}");
+    assert!(
+        snapshots.named("main", &name).is_none(),
+        "what it needs is gone"
+    );
+}
+
+#[test]
+fn check_names_a_spool_that_stands_on_nothing() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    die_with_a_spool(&bucket, &disk);
+    take_over(&bucket);
+    let ground = &grounds(&bucket)[0];
+    // All that the dead session had stored.
+    let of_it = format!("{:016x}", ground.session.0);
+    let looked = bucket.work(bucket.memory.clone(), async |repository| {
+        let listed = bucket.memory.list("", None, 10_000).await.expect("listed");
+        let packs = listed.iter().filter(|info| info.key.contains(&of_it));
+        for info in packs.filter(|info| !info.key.starts_with("journal/")) {
+            bucket.memory.delete(&info.key).await.expect("deleted");
+        }
+        let handle = &repository.handle;
+        let (store, keyring) = (handle.store().clone(), handle.keyring().clone());
+        check(store, &keyring, &CheckOptions::default()).await
+    });
+    let report = looked.expect("checked");
+    let who = format!("the spool on host {}", ground.host());
+    let is_named = |name: &String| name.starts_with(&who);
+    let mut problems = report.problems.iter();
+    assert!(
+        problems
+            .any(|problem| problem.what.contains(&who) || problem.snapshots.iter().any(is_named)),
+        "{:?}",
+        report.problems
+    );
+}

@@ -52,8 +52,9 @@ impl Mount {
             return self.getattr(number).await;
         }
         let volume = self.volume_for(number)?;
-        if let (Some(handle), Some(_)) = (change.handle, change.size) {
-            self.check_handle(self.handles.get(handle).as_deref())?;
+        let truncated = change.handle.filter(|_| change.size.is_some());
+        if let Some(handle) = truncated {
+            self.writes_through(handle)?;
         }
         let now = volume.now();
         let moment = |time: Option<TimeChange>| -> Option<Timestamp> {
@@ -72,6 +73,10 @@ impl Mount {
             kill_privileges: change.kill_privileges,
         };
         let attributes = volume.set_attributes(number.inode, change).await?;
+        // Again, for a close(2) that came in between.
+        if let Some(handle) = truncated {
+            self.writes_through(handle)?;
+        }
         Ok(convert::stat(
             self.shown(number, &attributes)?,
             self.lifetimes_shown(number, &attributes),
@@ -140,18 +145,24 @@ impl Mount {
         flags: OpenFlags,
     ) -> Result<Created, VolumeError> {
         let (parent, name) = (making.parent, making.name.clone());
-        let entry = match self.make(making).await {
+        let (entry, is_new) = match self.make(making).await {
             Err(VolumeError::Exists) if !flags.exclusive => {
                 match self.lookup(parent, name).await? {
-                    bkfs_fuse::Lookup::Found(entry) => entry,
+                    bkfs_fuse::Lookup::Found(entry) => (entry, false),
                     bkfs_fuse::Lookup::Absent { .. } => return Err(VolumeError::NotFound),
                 }
             }
-            made => made?,
+            made => (made?, true),
         };
         let ino = entry.attributes.ino;
         match self.open(Number::of(ino), flags).await {
-            Ok(opened) => Ok(Created { entry, opened }),
+            Ok(opened) => {
+                // An empty file is closed as one that was written to.
+                if is_new {
+                    self.handles.wrote(opened.handle);
+                }
+                Ok(Created { entry, opened })
+            }
             Err(error) => {
                 // The kernel learns nothing of the inode, so it will not give the lookup back.
                 for inode in self.forget(&[Forget { ino, lookups: 1 }]) {

@@ -404,12 +404,9 @@ impl Mount {
     }
 
     /// A change of contents through a handle begins or has ended, which close(2) will wait for.
-    fn writes_through(&self, handle: Handle) -> Result<(), VolumeError> {
-        let open = self.handles.get(handle);
-        self.check_handle(open.as_deref())?;
-        if let Some(Open::File(file)) = open.as_deref() {
-            file.written.fetch_add(1, Ordering::SeqCst);
-        }
+    pub(super) fn writes_through(&self, handle: Handle) -> Result<(), VolumeError> {
+        self.check_handle(self.handles.get(handle).as_deref())?;
+        self.handles.wrote(handle);
         Ok(())
     }
 

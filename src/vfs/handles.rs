@@ -39,7 +39,8 @@ pub struct OpenFile {
     pub append: bool,
     /// Opened for writing.
     pub writes: bool,
-    /// Changes of contents through this handle, each counted as it begins and as it ends.
+    /// Changes of contents through this handle, truncations and the making of the file included,
+    /// each counted as it begins and as it ends.
     pub written: AtomicU64,
     /// Those of them that a close(2) has waited for.
     pub closed: AtomicU64,
@@ -75,6 +76,13 @@ impl Handles {
     /// What a handle stands for; none for a handle that was never given out.
     pub fn get(&self, handle: Handle) -> Option<Arc<Open>> {
         self.open.lock().get(&handle.0).cloned()
+    }
+
+    /// Counts a change of contents through a handle, which close(2) will wait for.
+    pub fn wrote(&self, handle: Handle) {
+        if let Some(Open::File(file)) = self.get(handle).as_deref() {
+            file.written.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     /// Counts a change of contents through a mapping, for every handle that may write to the file:

@@ -6,7 +6,7 @@ use bkfs::mounting::settings::Settings;
 use bkfs::vfs::CloseMode;
 use bkfs_chunker::store::Operation;
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
-use bkfs_fuse::{Handle, Ino, OpenFlags, Write};
+use bkfs_fuse::{AttributeChange, Create, Handle, Ino, OpenFlags, Write};
 
 use crate::host::{Answer, Bucket, CALLER, Host, ask, noise};
 
@@ -188,6 +188,72 @@ fn close_durable_is_an_fsync() {
         .expect("closed");
     host.crash();
     assert_eq!(bucket.host().read("file"), Some(b"kept".to_vec()));
+}
+
+/// Makes an empty file, and leaves it open.
+fn made(host: &Host, name: &str) -> (Ino, Handle) {
+    let flags = OpenFlags {
+        write: true,
+        ..OpenFlags::default()
+    };
+    let create = Create {
+        parent: Ino(1),
+        name: name.as_bytes(),
+        permissions: 0o640,
+        flags,
+    };
+    let created = ask(host, |vfs, reply| vfs.create(CALLER, create, reply));
+    let created = created.recv().expect("answered").expect("created");
+    (created.entry.attributes.ino, created.opened.handle)
+}
+
+#[test]
+fn close_durable_waits_for_an_empty_file_and_a_truncation() {
+    let bucket = Bucket::new();
+    let host = host(&bucket, CloseMode::Durable);
+    let file = made(&host, "empty");
+    close(&host, file)
+        .recv()
+        .expect("answered")
+        .expect("closed");
+    let (ino, handle) = written(&host, "cut", b"kept and lost");
+    host.fsync().expect("synced");
+    close(&host, (ino, handle))
+        .recv()
+        .expect("answered")
+        .expect("closed");
+    let change = AttributeChange {
+        size: Some(4),
+        handle: Some(handle),
+        ..AttributeChange::default()
+    };
+    let truncated = ask(&host, |vfs, reply| vfs.setattr(CALLER, ino, change, reply));
+    truncated.recv().expect("answered").expect("truncated");
+    close(&host, (ino, handle))
+        .recv()
+        .expect("answered")
+        .expect("closed");
+    host.crash();
+    let host = bucket.host();
+    assert_eq!(host.read("empty"), Some(Vec::new()));
+    assert_eq!(host.read("cut"), Some(b"kept".to_vec()));
+}
+
+#[test]
+fn an_empty_file_is_in_the_bucket_a_second_after_close() {
+    let bucket = Bucket::new();
+    let host = host(&bucket, CloseMode::Bounded);
+    let file = made(&host, "empty");
+    close(&host, file)
+        .recv()
+        .expect("answered")
+        .expect("closed");
+    let begun = Instant::now();
+    while bucket.count("journal/") == 0 && begun.elapsed() < Duration::from_secs(5) {
+        std::thread::yield_now();
+    }
+    host.crash();
+    assert_eq!(bucket.host().read("empty"), Some(Vec::new()));
 }
 
 #[test]

@@ -226,7 +226,9 @@ fn kind_of_status(operation: Operation, status: u16) -> StoreErrorKind {
         (302 | 303 | 307, _) => Kind::Unreachable,
         (429, _) => Kind::Throttled,
         (408, _) => Kind::Unreachable,
-        // What stands between may have passed the write on before it gave up; and 409 without a code that says so is no proof either.
+        // What stands between may have passed the write on before it gave up; and 409 without a
+        // code that says so is no proof either. versitygw answers 409 ExistingObjectIsDirectory to
+        // a write whose directory a deletion removes just then; it passes, so the write is repeated.
         (409 | 500 | 502..=504 | 520..=599, _) if operation.is_write() => Kind::OutcomeUnknown,
         (409 | 503, _) => Kind::Throttled,
         (500 | 502 | 504 | 520..=599, _) => Kind::Unreachable,
@@ -358,6 +360,19 @@ mod tests {
             (PutNew, 409, "BlobAlreadyExists", Kind::AlreadyExists),
             (PutNew, 409, "ConditionalRequestConflict", Kind::Throttled),
             (PutNew, 409, "", Kind::OutcomeUnknown),
+            (
+                PutNew,
+                409,
+                "ExistingObjectIsDirectory",
+                Kind::OutcomeUnknown,
+            ),
+            (
+                Replace,
+                409,
+                "ExistingObjectIsDirectory",
+                Kind::OutcomeUnknown,
+            ),
+            (Put, 409, "ExistingObjectIsDirectory", Kind::OutcomeUnknown),
             (Replace, 412, "PreconditionFailed", Kind::Conflict),
             (Replace, 412, "ConditionNotMet", Kind::Conflict),
             (Replace, 404, "NoSuchKey", Kind::Conflict),

@@ -1,18 +1,16 @@
 //! `bkfs session list URL`, `bkfs session end URL SESSION`
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
-use bkfs_fuse::MountOptions;
 use serde_json::json;
 
 use crate::cli::access::{Repository, open, target_url};
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::snapshots::columns;
 use crate::cli::{Global, block_on};
-use crate::mounting::settings::Settings;
 use crate::mounting::spooling::SpoolPlace;
-use crate::mounting::{MountingError, Plan};
+use crate::mounting::{MountingError, Plan, SESSION_END};
 use crate::root::heartbeat::{Watched, published_base, watch_holder};
 use crate::root::holder::LocalVerdict;
 use crate::root::session::{OpenSession, give_up, remove_dead};
@@ -201,22 +199,11 @@ async fn take(
     command: &End,
     output: &Output,
 ) -> Result<(), Failure> {
-    let place = PathBuf::from("(bkfs session end)");
     // Of no bytes: what dead sessions have left is replayed, and nothing new is kept.
-    let spool = SpoolPlace::on_this_machine(repository, 0, &place)
+    let spool = SpoolPlace::on_this_machine(repository, 0, Path::new(SESSION_END))
         .map_err(|error| Failure::new(error.to_string()))?;
-    let plan = Plan {
-        repository: repository.clone(),
-        mount_point: place,
-        options: MountOptions::default(),
-        settings: Settings {
-            accept_loss: command.accept_loss,
-            ..Settings::default()
-        },
-        volume,
-        steal: command.force,
-        spool,
-    };
+    let mut plan = Plan::to_end(repository.clone(), volume, command.force, spool);
+    plan.settings.accept_loss = command.accept_loss;
     let failed = |error| match error {
         MountingError::Root(error) => Failure::from(error),
         MountingError::Spool(error) => Failure::new(error.to_string()).hint(

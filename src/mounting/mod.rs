@@ -53,6 +53,9 @@ pub mod spooling;
 pub mod takeover;
 mod writer;
 
+/// Where a session says that it is that only ends another one.
+pub const SESSION_END: &str = "(bkfs session end)";
+
 /// What to mount, and how.
 pub struct Plan {
     /// The repository.
@@ -189,6 +192,26 @@ impl Assembled {
 }
 
 impl Plan {
+    /// The plan of `bkfs session end`: what dead sessions have left in `spool` is brought into the
+    /// bucket, the volume is taken, and what its session had acknowledged is carried out. Nothing
+    /// new is kept if the place is one of no bytes.
+    pub fn to_end(
+        repository: Arc<Repository>,
+        volume: String,
+        steal: bool,
+        spool: Option<SpoolPlace>,
+    ) -> Plan {
+        Plan {
+            repository,
+            mount_point: PathBuf::from(SESSION_END),
+            options: MountOptions::default(),
+            settings: Settings::default(),
+            volume,
+            steal,
+            spool,
+        }
+    }
+
     fn is_read_only(&self) -> bool {
         self.options.flags.read_only || self.settings.snapshot.is_some()
     }

@@ -16,7 +16,8 @@ use crate::alphabet::{Answer, Dump, Mode, Op, Path, Seen, bytes, name, xattr_nam
 /// Requests are as large as the kernel makes them, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
 
-const CALLER: Caller = Caller {
+/// Who asks.
+pub const CALLER: Caller = Caller {
     uid: 0,
     gid: 0,
     pid: 1,
@@ -29,7 +30,8 @@ pub struct Client(pub BkfsVfs);
 type Res<T> = Result<T, i32>;
 
 impl Client {
-    async fn ask<T: Send + 'static>(&self, request: impl FnOnce(&dyn Vfs, Reply<T>)) -> Res<T> {
+    /// Sends a request, and waits for its answer.
+    pub async fn ask<T: Send + 'static>(&self, request: impl FnOnce(&dyn Vfs, Reply<T>)) -> Res<T> {
         let (sender, answer) = oneshot::channel();
         // Whoever no longer waits no longer wants the answer.
         let reply = Reply::new("unmounted", move |answer| drop(sender.send(answer)));
@@ -60,7 +62,8 @@ impl Client {
         Ok(ino)
     }
 
-    async fn find(&self, path: &Path) -> Res<Entry> {
+    /// What a path leads to.
+    pub async fn find(&self, path: &Path) -> Res<Entry> {
         self.lookup(self.parent(path).await?, name(path[path.len() - 1]))
             .await
     }

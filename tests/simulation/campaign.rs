@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use crate::run::{Counts, FAULTS_MIN, Order, Outcome, run};
 
-/// Seeds of the long run: in 20,000 of them somebody collects.
-const FULL_SEEDS: u64 = 26_000;
+/// Seeds of the long run.
+const FULL_SEEDS: u64 = 50_000;
 
 /// The short run takes so long, in seconds, unless `BKFS_SIM_SECONDS` says otherwise.
 const QUICK_SECONDS: u64 = 60;
@@ -173,6 +173,11 @@ impl Sums {
         sum.collections += one.collections;
         sum.freed += one.freed;
         sum.collected_worlds += one.collected_worlds;
+        sum.promises += one.promises;
+        sum.told += one.told;
+        sum.acknowledged += one.acknowledged;
+        sum.broken += one.broken;
+        sum.ended += one.ended;
     }
 
     fn text(&self) -> String {
@@ -187,9 +192,14 @@ impl Sums {
             collections,
             freed,
             collected_worlds,
+            promises,
+            told,
+            acknowledged,
+            broken,
+            ended,
         } = self.counts;
         let mut text = format!(
-            "{} runs: {operations} operations, {syncs} acknowledged fsyncs, {snapshots} acknowledged snapshots, {mounts} mounts, {takeovers} takeovers, {recovered} recovered spools, {stranded} that had nothing to stand on, {collections} collections in {collected_worlds} worlds that deleted {freed} packs; at least {} faults in each:",
+            "{} runs: {operations} operations, {syncs} acknowledged fsyncs, {snapshots} acknowledged snapshots, {mounts} mounts, {takeovers} takeovers, {recovered} recovered spools, {stranded} that had nothing to stand on, {collections} collections in {collected_worlds} worlds that deleted {freed} packs, {promises} mounts that closes and time had promised something, {told} told to end, {acknowledged} losses acknowledged, {broken} uses of handles that were open on what was lost, {ended} sessions ended; at least {} faults in each:",
             self.runs,
             self.least_faults.unwrap_or(0)
         );

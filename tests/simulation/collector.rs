@@ -60,6 +60,7 @@ pub async fn live(world: Rc<World>, number: u64, done: Rc<Cell<bool>>) {
 /// Forgets some snapshots, perhaps, and collects. Returns what came of it, in words.
 async fn once(world: &Rc<World>, store: Arc<crate::store::SimStore>, wish: &Wish) -> String {
     let lies = world.shared.faults.lies();
+    let refusals = world.shared.faults.refusals();
     let result = async {
         let repository = open(store, wish).await?;
         if world.chance(50) {
@@ -80,7 +81,7 @@ async fn once(world: &Rc<World>, store: Arc<crate::store::SimStore>, wish: &Wish
             let is_excused = match error.kind() {
                 ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Refused => true,
                 ErrorKind::Damaged => world.shared.faults.lies() > lies,
-                _ => false,
+                _ => world.shared.faults.refusals() > refusals,
             };
             if !is_excused || text.contains("in no live pack") {
                 world.fail(format!("a collector found {text}"));

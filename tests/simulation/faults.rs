@@ -7,6 +7,16 @@ use bkfs_chunker::store::{Operation, StoreErrorKind};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
+use tokio::time::Instant;
+
+use crate::manners::Manners;
+use crate::weather::{Kind, Struck, Weather};
+
+/// A request that takes longer than this is in trouble, whatever becomes of it.
+const PROMPT: Duration = Duration::from_secs(1);
+
+/// In so many of a hundred requests for packs the spread of a world shows.
+const SPREAD_PERCENT: u32 = 30;
 
 /// What happens to a request. Times are on top of the ordinary way there.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,6 +31,10 @@ pub enum Fate {
     Late(Duration),
     /// It is not answered until the client gives up; carried out or not.
     Hung { applied: bool },
+    /// It stands still as long as the weather does; its connection may be dead by then.
+    Still { dead: bool },
+    /// The weather refuses it.
+    Turned(StoreErrorKind),
     /// A body that is read ends early: so many thousandths of it arrive.
     Cut(u16),
     /// One bit of a body that is read is turned.
@@ -41,6 +55,11 @@ impl Fate {
             Fate::Lost(_) => "answer lost",
             Fate::Late(_) => "late",
             Fate::Hung { .. } => "hung",
+            Fate::Still { .. } => "stalled",
+            Fate::Turned(StoreErrorKind::NoSpace) => "507",
+            Fate::Turned(StoreErrorKind::NoBucket) => "404",
+            Fate::Turned(StoreErrorKind::Denied) => "403",
+            Fate::Turned(_) => "400",
             Fate::Cut(_) => "cut short",
             Fate::Flipped(_) => "bit flipped",
         }
@@ -54,6 +73,8 @@ pub struct Way {
     pub there: Duration,
     /// Until the answer arrives.
     pub back: Duration,
+    /// Of those, the time in which bytes of it move.
+    pub moving: Duration,
     /// What happens.
     pub fate: Fate,
     /// If its machine dies meanwhile: whether it was sent already.
@@ -73,6 +94,13 @@ pub struct Rates {
     pub cut: u32,
     pub flipped: u32,
     pub slow: u32,
+}
+
+impl Way {
+    /// Whether it goes as it should.
+    pub fn is_well(&self) -> bool {
+        self.fate == Fate::Fine && self.there + self.back < PROMPT
+    }
 }
 
 impl Rates {
@@ -99,89 +127,158 @@ impl Rates {
 }
 
 /// Draws faults, and counts those that struck.
-pub struct Faults(Mutex<State>);
+pub struct Faults {
+    start: Instant,
+    manners: Manners,
+    state: Mutex<State>,
+}
 
 struct State {
     random: StdRng,
     rates: Rates,
+    weather: Weather,
     struck: BTreeMap<&'static str, u64>,
     /// How many ask for rest.
     rests: u32,
 }
 
 impl Faults {
-    /// The faults of the run of this seed, at these rates.
-    pub fn new(seed: u64, rates: Rates) -> Self {
-        Self(Mutex::new(State {
-            random: StdRng::seed_from_u64(seed ^ 0xfa17),
-            rates,
-            struck: BTreeMap::new(),
-            rests: 0,
-        }))
+    /// The faults of the run of this seed, at these rates. Must be made within the run's runtime.
+    pub fn new(seed: u64, rates: Rates, manners: Manners) -> Self {
+        Self {
+            start: Instant::now(),
+            manners,
+            state: Mutex::new(State {
+                random: StdRng::seed_from_u64(seed ^ 0xfa17),
+                rates,
+                weather: Weather::new(seed, manners.gap_ms),
+                struck: BTreeMap::new(),
+                rests: 0,
+            }),
+        }
     }
 
     /// Nothing goes wrong any more.
     pub fn heal(&self) {
-        self.0.lock().rates = Rates::default();
+        let mut state = self.state.lock();
+        state.rates = Rates::default();
+        state.weather.heal();
     }
 
     /// Nothing goes wrong until the answer is dropped.
     pub fn rest(&self) -> Rest<'_> {
-        self.0.lock().rests += 1;
+        self.state.lock().rests += 1;
         Rest(self)
     }
 
     /// A fault of another kind struck.
     pub fn count(&self, kind: &'static str) {
-        *self.0.lock().struck.entry(kind).or_default() += 1;
+        *self.state.lock().struck.entry(kind).or_default() += 1;
     }
 
     /// How often which struck.
     pub fn struck(&self) -> BTreeMap<&'static str, u64> {
-        self.0.lock().struck.clone()
+        self.state.lock().struck.clone()
     }
 
     /// How often a body arrived that was not what the bucket holds.
     pub fn lies(&self) -> u64 {
-        let state = self.0.lock();
+        let state = self.state.lock();
         let of = |fate: Fate| state.struck.get(fate.name()).copied().unwrap_or(0);
         of(Fate::Cut(0)) + of(Fate::Flipped(0))
     }
 
-    /// How many struck in all.
-    pub fn total(&self) -> u64 {
-        self.0.lock().struck.values().sum()
+    /// How often the weather refused a request.
+    pub fn refusals(&self) -> u64 {
+        let state = self.state.lock();
+        let of = |kind| {
+            let name = Fate::Turned(kind).name();
+            state.struck.get(name).copied().unwrap_or(0)
+        };
+        of(StoreErrorKind::NoSpace)
+            + of(StoreErrorKind::NoBucket)
+            + of(StoreErrorKind::Denied)
+            + of(StoreErrorKind::Invalid)
     }
 
-    /// What happens to a request.
-    pub fn draw(&self, operation: Operation) -> Way {
-        let mut state = self.0.lock();
+    /// The longest time since then in which the weather was bad again and again.
+    pub fn longest_weather(&self, since: Instant) -> Duration {
+        let now_ms = self.ms(Instant::now());
+        let since_ms = self.ms(since);
+        self.state.lock().weather.longest(since_ms, now_ms)
+    }
+
+    fn ms(&self, at: Instant) -> u64 {
+        at.duration_since(self.start).as_millis() as u64
+    }
+
+    /// How many struck in all.
+    pub fn total(&self) -> u64 {
+        self.state.lock().struck.values().sum()
+    }
+
+    /// What happens to a request that sends so many bytes.
+    pub fn draw(&self, operation: Operation, key: &str, bytes: usize) -> Way {
+        let now_ms = self.ms(Instant::now());
+        let mut state = self.state.lock();
         let State {
             random,
             rates,
+            weather,
             struck,
             rests,
         } = &mut *state;
-        let rates = &if *rests > 0 { Rates::default() } else { *rates };
-        let fate = fate(random, rates, operation);
+        let is_resting = *rests > 0;
+        let rates = &if is_resting { Rates::default() } else { *rates };
+        let mut fate = fate(random, rates, operation);
         let slow = random.random_range(0..10_000) < rates.slow;
         let mut time = || {
             let most = if slow { 20_000 } else { 40 };
             Duration::from_millis(random.random_range(1..=most))
         };
-        let (there, back) = (time(), time());
+        let (mut there, back) = (time(), time());
+        let spell = weather.strike(now_ms, key, operation);
+        match spell.filter(|_| !is_resting) {
+            Some(Struck::Refused(kind)) => fate = Fate::Turned(kind),
+            Some(Struck::Still(rest)) => {
+                let dead = random.random_range(0..10) < 4;
+                fate = Fate::Still { dead };
+                there += rest + Duration::from_millis(random.random_range(0..1_000));
+            }
+            None => {}
+        }
         if fate != Fate::Fine {
             *struck.entry(fate.name()).or_default() += 1;
         }
         if slow {
             *struck.entry("slow").or_default() += 1;
         }
+        let mut moving = self.moving(bytes);
+        let is_pack = matches!(Kind::of(key), Kind::Data | Kind::Metadata);
+        let spread_ms = self.manners.spread_ms;
+        if is_pack && spread_ms > 0 && !is_resting && random.random_range(0..100) < SPREAD_PERCENT {
+            moving += Duration::from_millis(random.random_range(0..spread_ms));
+        }
         Way {
-            there,
+            there: there + moving,
             back,
+            moving,
             fate,
             sent: random.random(),
         }
+    }
+
+    /// How long so many bytes take.
+    pub fn moving(&self, bytes: usize) -> Duration {
+        match self.manners.rate {
+            Some(rate) => Duration::from_micros(bytes as u64 * 1_000_000 / rate),
+            None => Duration::ZERO,
+        }
+    }
+
+    /// After so long without progress a client gives a request up.
+    pub fn silence(&self) -> Duration {
+        self.manners.silence()
     }
 }
 
@@ -190,7 +287,7 @@ pub struct Rest<'a>(&'a Faults);
 
 impl Drop for Rest<'_> {
     fn drop(&mut self) {
-        self.0.0.lock().rests -= 1;
+        self.0.state.lock().rests -= 1;
     }
 }
 

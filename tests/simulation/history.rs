@@ -2,9 +2,25 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::alphabet::{Answer, Dump, Op, World as _};
 use crate::model::Model;
+use crate::store::Vitals;
+use crate::volume::is_question;
+
+/// Where the store does its part, what is closed is in the bucket after so long: within a second a
+/// journal begins (SEMANTICS.md, close-is-bounded).
+const CLOSED_WITHIN: Duration = Duration::from_secs(3);
+
+/// And any change after so long: a commit begins after 30 s.
+const COMMITTED_WITHIN: Duration = Duration::from_secs(45);
+
+/// Where the store acknowledges nothing, what is closed is in the spool after so long: 10 s, and a
+/// few (SEMANTICS.md, close-in-an-outage).
+const KEPT_WITHIN: Duration = Duration::from_secs(15);
 
 /// The life of one mount: the state that it began with, and all that was asked of it, in order.
 pub struct Lineage {
@@ -17,8 +33,22 @@ pub struct Lineage {
     kept: usize,
     /// Where it was, if the host has a disk.
     home: Option<Home>,
+    /// What was answered when, oldest first.
+    answered: Vec<Answered>,
+    /// Nothing more counts as promised by the time that passes: the mount has failed.
+    has_failed: bool,
     /// The volume was taken over, and the taker found the state after this many operations, which looks like this.
     taken: Option<(usize, Dump)>,
+}
+
+/// An operation that was answered.
+#[derive(Clone, Copy, Debug)]
+struct Answered {
+    /// It was the last of so many.
+    count: usize,
+    at: Instant,
+    /// It wrote to a file, which close(2) has answered.
+    is_close: bool,
 }
 
 /// The host of a mount with a spool.
@@ -28,6 +58,10 @@ pub struct Home {
     pub host: u64,
     /// Its disk is enough for fsync.
     pub is_local: bool,
+    /// Its disk never fails.
+    pub is_disk_well: bool,
+    /// And its spool is large.
+    pub is_well: bool,
 }
 
 /// A lineage in several hands of one thread.
@@ -62,6 +96,8 @@ impl Lineage {
             acknowledged: 0,
             kept: 0,
             home,
+            answered: Vec::new(),
+            has_failed: false,
             taken: None,
         }))
     }
@@ -70,6 +106,68 @@ impl Lineage {
     pub fn ask(&mut self, op: &Op) -> Answer {
         self.ops.push(op.clone());
         self.now.apply(op)
+    }
+
+    /// The last operation that was asked for is answered, and done.
+    pub fn answered(&mut self) {
+        let op = self.ops.last();
+        let is_close = matches!(op, Some(Op::Write(..) | Op::Append(..)));
+        self.answered.push(Answered {
+            count: self.ops.len(),
+            at: Instant::now(),
+            is_close,
+        });
+    }
+
+    /// What a machine has promised by the time that went by, as its store treated it: from now on
+    /// that counts as acknowledged. True if that is more than was acknowledged before.
+    pub fn promise(&mut self, vitals: Vitals) -> bool {
+        if self.has_failed || self.taken.is_some() {
+            return false;
+        }
+        let before = (self.acknowledged, self.kept);
+        let last = |is_promised: &dyn Fn(&Answered) -> bool| {
+            let found = self.answered.iter().rev().find(|done| is_promised(done));
+            found.map_or(0, |done| done.count)
+        };
+        let since = vitals.well_since;
+        let in_bucket = last(&|done| {
+            let within = match done.is_close {
+                true => CLOSED_WITHIN,
+                false => COMMITTED_WITHIN,
+            };
+            since.is_some_and(|since| since <= done.at) && done.at + within <= vitals.at
+        });
+        let is_silent = vitals.acknowledged + KEPT_WITHIN <= vitals.at;
+        let is_kept = self.home.is_some_and(|home| home.is_well) && is_silent;
+        let in_spool = last(&|done| done.is_close && done.at + KEPT_WITHIN <= vitals.at);
+        self.acknowledged = self.acknowledged.max(in_bucket);
+        if is_kept {
+            self.kept = self.kept.max(in_spool);
+        }
+        before != (self.acknowledged, self.kept)
+    }
+
+    /// The mount has failed: what it had promised before is all.
+    pub fn failed(&mut self) {
+        self.has_failed = true;
+    }
+
+    /// The mount has lost something and goes on with the state that is `seen`. Returns after how
+    /// many operations that is; what was asked for after them is gone.
+    ///
+    /// # Errors
+    /// It is no such state, or older than what was acknowledged.
+    pub fn fall_back(&mut self, seen: &Dump) -> Result<usize, String> {
+        let least = self.acknowledged.max(self.kept);
+        let Some((count, model)) = self.find(seen, least, self.ops.len()) else {
+            return Err(self.explain(seen, least, self.ops.len()));
+        };
+        self.ops.truncate(count);
+        self.answered.retain(|done| done.count <= count);
+        self.now = model;
+        self.has_failed = false;
+        Ok(count)
     }
 
     /// How many operations were asked for.
@@ -128,6 +226,16 @@ impl Lineage {
         self.home.map(|home| home.host)
     }
 
+    /// Whether there is a spool that holds everything, on a disk that works.
+    pub fn has_good_spool(&self) -> bool {
+        self.home.is_some_and(|home| home.is_well)
+    }
+
+    /// Whether there is a disk that fails at times, or is full.
+    pub fn has_bad_disk(&self) -> bool {
+        self.home.is_some_and(|home| !home.is_disk_well)
+    }
+
     /// Whether fsync is content with the disk of the host.
     pub fn is_local(&self) -> bool {
         self.home.is_some_and(|home| home.is_local)
@@ -156,17 +264,25 @@ impl Lineage {
     /// The newest state between `least` and `most` operations that looks like `seen`.
     pub fn find(&self, seen: &Dump, least: usize, most: usize) -> Option<(usize, Model)> {
         let mut model = self.base.clone();
-        let mut found = None;
+        let (mut found, mut is_like) = (None, None);
         for count in 0..=most.min(self.ops.len()) {
             if count > 0 {
                 // What it answered was compared when it was asked.
-                let _ = model.apply(&self.ops[count - 1]);
+                let op = &self.ops[count - 1];
+                if model.apply(op).is_ok() && !is_question(op) {
+                    is_like = None;
+                }
             }
-            if count >= least && model.dump() == *seen {
-                found = Some((count, model.clone()));
+            if count >= least && *is_like.get_or_insert_with(|| model.dump() == *seen) {
+                found = Some(count);
             }
         }
-        found
+        let found = found?;
+        let mut model = self.base.clone();
+        for op in &self.ops[..found] {
+            let _ = model.apply(op);
+        }
+        Some((found, model))
     }
 
     /// The state that a successor found, which must be none that is older than what was acknowledged; a successor `at_home`, on the same host before anybody else, finds what

@@ -9,8 +9,11 @@ mod campaign;
 mod client;
 mod collector;
 mod disk;
+mod ending;
 mod faults;
+mod held;
 mod history;
+mod manners;
 #[path = "../reference/model.rs"]
 mod model;
 mod mount;
@@ -22,6 +25,7 @@ mod sweep;
 mod trace;
 mod verify;
 mod volume;
+mod weather;
 mod writer;
 
 use bugs::Bug;

@@ -1,7 +1,6 @@
 //! Machines, and mounts on them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bkfs::clock::Clock;
 use bkfs::machine::Machine;
@@ -24,19 +23,8 @@ use tokio::time::Instant;
 
 use crate::alphabet::Dump;
 use crate::client::Client;
+use crate::manners::Manners;
 use crate::password::Known;
-
-/// How long the store may make no progress.
-const TIMEOUT: Duration = Duration::from_secs(40);
-
-/// Packs are closed at this size, in bytes, so that small files make many.
-const PACK_BYTES: u64 = 128 << 10;
-
-/// Memory of a mount, in bytes, so that writers have to wait for it.
-const MEMORY_BYTES: u64 = 4 << 20;
-
-/// What a spool holds, in bytes, so that it is full at times.
-const SPOOL_BYTES: u64 = 2 << 20;
 
 /// A clock that is wrong by some seconds.
 struct SkewedClock {
@@ -88,8 +76,14 @@ pub struct Wish {
     pub seed: u64,
     /// The host's disk, for a spool.
     pub disk: Option<Arc<dyn Disk>>,
+    /// Nothing is wrong with it.
+    pub is_disk_well: bool,
     /// The spool is enough for fsync.
     pub is_local: bool,
+    /// It is `bkfs session end`, which takes the volume and is done.
+    pub ends_session: bool,
+    /// What all mounts of the world have in common.
+    pub manners: Manners,
 }
 
 /// Why a mount did not come up.
@@ -138,12 +132,12 @@ pub async fn open(store: Arc<dyn Store>, wish: &Wish) -> Result<Repository, Root
         store: StoreOptions::default(),
         depot: DepotConfig {
             workers: 0,
-            memory: MemoryBudget::of_total(MEMORY_BYTES),
-            pack_bytes: PACK_BYTES,
-            timeout_ms: TIMEOUT.as_millis() as u64,
+            memory: MemoryBudget::of_total(wish.manners.memory_bytes),
+            pack_bytes: wish.manners.pack_bytes,
+            timeout_ms: wish.manners.timeout.as_millis() as u64,
             ..DepotConfig::default()
         },
-        timeout: TIMEOUT,
+        timeout: wish.manners.timeout,
         min_generation: 0,
         accepted: Default::default(),
         state_dir: None,
@@ -160,21 +154,28 @@ pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused>
     let spool = wish.disk.clone().map(|disk| SpoolPlace {
         disk,
         root: "/spool".into(),
-        limit_bytes: SPOOL_BYTES,
-    });
-    let plan = Plan {
-        repository: repository.clone(),
-        mount_point: "/backup".into(),
-        options,
-        settings: Settings {
-            memory_bytes: MEMORY_BYTES,
-            fsync_local: wish.is_local,
-            snapshot: wish.snapshot.clone(),
-            ..Settings::default()
+        limit_bytes: match wish.ends_session {
+            // As the command has it.
+            true => 0,
+            false => wish.manners.spool_bytes,
         },
-        volume: wish.volume.clone(),
-        steal: wish.steal,
-        spool,
+    });
+    let plan = match wish.ends_session {
+        true => Plan::to_end(repository.clone(), wish.volume.clone(), wish.steal, spool),
+        false => Plan {
+            repository: repository.clone(),
+            mount_point: "/backup".into(),
+            options,
+            settings: Settings {
+                memory_bytes: wish.manners.memory_bytes,
+                fsync_local: wish.is_local,
+                snapshot: wish.snapshot.clone(),
+                ..Settings::default()
+            },
+            volume: wish.volume.clone(),
+            steal: wish.steal,
+            spool,
+        },
     };
     let assembled = plan.assemble(&tokio::runtime::Handle::current()).await?;
     let client = Client(assembled.vfs.clone());

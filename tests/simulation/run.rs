@@ -21,6 +21,7 @@ use crate::bugs::Bug;
 use crate::disk::{Host, Trouble};
 use crate::faults::{Faults, Rates};
 use crate::history::{Shared as Past, Snapshot};
+use crate::manners::Manners;
 use crate::mount::{Wish, machine};
 use crate::store::{Power, Shared, SimStore};
 use crate::trace::Trace;
@@ -30,13 +31,23 @@ use crate::{collector, verify, volume};
 pub const FAULTS_MIN: u64 = 20;
 
 /// In so many of a hundred worlds mounts have a spool on the disk of their host.
-const DISK_PERCENT: u32 = 45;
+const DISK_PERCENT: u32 = 80;
 
 /// In so many of a hundred mounts with a spool fsync is content with it.
-const LOCAL_PERCENT: u64 = 70;
+const LOCAL_PERCENT: u64 = 40;
 
 /// In so many of a hundred mounts with a spool its disk fails or is full.
-const TROUBLE_PERCENT: u64 = 40;
+const TROUBLE_PERCENT: u64 = 25;
+
+/// In worlds with large writes, so many of a hundred are.
+const LARGE_PERCENT: u64 = 20;
+
+/// The largest request, in bytes.
+const REQUEST_BYTES: usize = 1 << 20;
+
+/// In wide worlds extended attributes are so much longer, and shorter than so many bytes.
+const WIDER: usize = 150;
+const XATTR_BYTES: usize = 50_000;
 
 /// Collectors beside the writers, in worlds that have any.
 const COLLECTORS: u64 = 2;
@@ -110,6 +121,15 @@ pub struct Counts {
     pub freed: u64,
     /// Worlds in which somebody collects.
     pub collected_worlds: u64,
+    /// Successors that had to find what a close, or the time since a change, had promised.
+    pub promises: u64,
+    /// Mounts that were told to end.
+    pub told: u64,
+    /// Losses that were acknowledged, and handles that were open on what was lost.
+    pub acknowledged: u64,
+    pub broken: u64,
+    /// Sessions that were ended by command.
+    pub ended: u64,
 }
 
 /// What all actors of a run share.
@@ -120,6 +140,10 @@ pub struct World {
     runner: RefCell<TestRunner>,
     pub snapshots: RefCell<Vec<Snapshot>>,
     pub counts: RefCell<Counts>,
+    /// What all mounts of this world have in common.
+    pub manners: Manners,
+    /// How often a volume was asked for.
+    pub claims: RefCell<BTreeMap<String, u64>>,
     /// In this world mounts have spools.
     pub has_disks: bool,
     /// In this world somebody forgets and collects.
@@ -136,15 +160,19 @@ pub struct World {
 impl World {
     fn new(order: Order) -> Rc<Self> {
         let mut random = StdRng::seed_from_u64(order.seed);
-        let rates = Rates::draw(&mut random);
+        let manners = Manners::draw(&mut random);
+        let rates = match Rates::draw(&mut random) {
+            _ if manners.is_calm => Rates::default(),
+            rates => rates,
+        };
         let shared = Arc::new(Shared {
             bucket: MemoryStore::new(),
-            faults: Faults::new(order.seed, rates),
+            faults: Faults::new(order.seed, rates, manners),
             trace: Trace::new(order.printed),
         });
         shared
             .trace
-            .note(format_args!("seed {} {rates:?}", order.seed));
+            .note(format_args!("seed {} {manners:?} {rates:?}", order.seed));
         let bytes: [u8; 32] = random.random();
         let has_disks = random.random_range(0..100) < DISK_PERCENT;
         let generator = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
@@ -155,6 +183,8 @@ impl World {
             runner: RefCell::new(TestRunner::new_with_rng(Config::default(), generator)),
             snapshots: RefCell::default(),
             counts: RefCell::default(),
+            manners,
+            claims: RefCell::default(),
             has_disks,
             has_collectors: !has_disks || order.seed.is_multiple_of(COLLECTED_DISKS),
             hosts: RefCell::default(),
@@ -169,6 +199,11 @@ impl World {
         self.random.borrow_mut().random_range(range)
     }
 
+    /// How often a volume was asked for.
+    pub fn claims(&self, volume: &str) -> u64 {
+        self.claims.borrow().get(volume).copied().unwrap_or(0)
+    }
+
     /// True in so many of a hundred cases.
     pub fn chance(&self, percent: u64) -> bool {
         self.draw(0..100) < percent
@@ -180,13 +215,22 @@ impl World {
         let drawn = op()
             .new_tree(&mut runner)
             .expect("every operation can be drawn");
+        let is_large = self.manners.is_large && self.chance(LARGE_PERCENT);
         let near = |offset: u64| offset % 300_000;
-        let short = |length: usize| length % 100_000 + 1;
+        let short = |length: usize| match is_large {
+            true => length % REQUEST_BYTES + 1,
+            false => length % 100_000 + 1,
+        };
+        let wide = |length: usize| match self.manners.is_wide {
+            true => length * WIDER % XATTR_BYTES,
+            false => length,
+        };
         match drawn.current() {
             Op::Write(path, offset, length, seed) => {
                 Op::Write(path, near(offset), short(length), seed)
             }
             Op::Append(path, length, seed) => Op::Append(path, short(length), seed),
+            Op::SetXattr(path, name, length) => Op::SetXattr(path, name, wide(length)),
             Op::Truncate(path, size) => Op::Truncate(path, near(size)),
             Op::Punch(path, offset, length) => {
                 Op::Punch(path, near(offset), short(length as usize) as u64)
@@ -236,7 +280,8 @@ impl World {
             false => Trouble::None,
         };
         let machine = process.power.machine;
-        wish.is_local = self.chance(LOCAL_PERCENT);
+        wish.is_local = self.chance(LOCAL_PERCENT) && !wish.ends_session;
+        wish.is_disk_well = trouble == Trouble::None;
         self.shared.trace.note(format_args!(
             "m{machine} is on host {}, {trouble:?}, fsync=local {}",
             wish.host, wish.is_local

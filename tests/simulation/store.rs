@@ -17,13 +17,15 @@ use bkfs_chunker::store::{
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 
 use crate::bugs::Bug;
 use crate::faults::{Fate, Faults, Way};
 use crate::trace::Trace;
 
-/// After this long without an answer a store's client gives up.
-const SILENCE: Duration = Duration::from_secs(90);
+/// After trouble with the store requests go as they should for so long before it counts as doing
+/// its part: pauses end, and what was given up is sent again.
+const RECOVERED_WITHIN: Duration = Duration::from_secs(75);
 
 /// What all machines of a run share.
 pub struct Shared {
@@ -45,6 +47,32 @@ pub struct Power {
     left: AtomicU64,
     died: Notify,
     locks: Mutex<Vec<HeldLock>>,
+    vitals: Mutex<Vitals>,
+    /// Requests that do not go as they should.
+    troubled: AtomicU64,
+}
+
+/// How the store has treated a machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Vitals {
+    /// When that was seen: now, or as it died.
+    pub at: Instant,
+    /// Since when the store counts as doing its part; none if a request does not go as it should.
+    pub well_since: Option<Instant>,
+    /// When a write was last acknowledged, or it was turned on.
+    pub acknowledged: Instant,
+}
+
+/// A request that does not go as it should, while this is held.
+struct Troubled<'a>(&'a Power);
+
+impl Drop for Troubled<'_> {
+    fn drop(&mut self) {
+        self.0.troubled.fetch_sub(1, Ordering::Relaxed);
+        if !self.0.is_dead() {
+            self.0.vitals.lock().well_since = Some(Instant::now() + RECOVERED_WITHIN);
+        }
+    }
 }
 
 /// A lock on a disk that is free when its holder is dead.
@@ -59,6 +87,32 @@ impl Power {
             left: AtomicU64::new(steps),
             died: Notify::new(),
             locks: Mutex::default(),
+            vitals: Mutex::new(Vitals {
+                at: Instant::now(),
+                well_since: Some(Instant::now()),
+                acknowledged: Instant::now(),
+            }),
+            troubled: AtomicU64::new(0),
+        })
+    }
+
+    /// How the store treats it; as it died, how it did.
+    pub fn vitals(&self) -> Vitals {
+        let mut vitals = *self.vitals.lock();
+        if !self.is_dead() {
+            vitals.at = Instant::now();
+            if self.troubled.load(Ordering::Relaxed) > 0 {
+                vitals.well_since = None;
+            }
+        }
+        vitals
+    }
+
+    /// A request is sent on this way.
+    fn goes(&self, way: &Way) -> Option<Troubled<'_>> {
+        (!way.is_well()).then(|| {
+            self.troubled.fetch_add(1, Ordering::Relaxed);
+            Troubled(self)
         })
     }
 
@@ -69,6 +123,10 @@ impl Power {
 
     /// Cuts it off.
     pub fn cut(&self) {
+        if !self.is_dead() {
+            let vitals = self.vitals();
+            *self.vitals.lock() = vitals;
+        }
         self.dead.store(true, Ordering::Relaxed);
         for lock in self.locks.lock().drain(..) {
             lock.lock().take();
@@ -148,7 +206,7 @@ impl SimStore {
         &self,
         operation: Operation,
         key: &str,
-        body: &str,
+        (body, bytes): (&str, usize),
         apply: impl FnOnce(MemoryStore) -> F + Send + 'static,
     ) -> Result<T, StoreError>
     where
@@ -159,7 +217,8 @@ impl SimStore {
         if self.power.is_dead() {
             return std::future::pending().await;
         }
-        let way = self.shared.faults.draw(operation);
+        let way = self.shared.faults.draw(operation, key, bytes);
+        let _troubled = self.power.goes(&way);
         self.note(operation, key, &way, body);
         let (answer, answered) = oneshot::channel();
         let (this, key) = (self.clone(), key.to_owned());
@@ -180,19 +239,24 @@ impl SimStore {
         way: Way,
     ) -> Result<T, StoreError> {
         let patience = match way.fate {
-            Fate::Late(_) => Some(way.there),
-            Fate::Hung { .. } => Some(SILENCE),
-            _ => None,
+            Fate::Late(_) => way.there,
+            _ => self.shared.faults.silence() + way.moving,
         };
-        if let Some(patience) = patience {
-            tokio::time::sleep(patience).await;
-            if !self.power.is_dead() {
-                return Err(error(StoreErrorKind::OutcomeUnknown, operation, "(late)"));
+        let answer = async {
+            match answered.await {
+                Ok(result) => result,
+                Err(_) => std::future::pending().await,
             }
-        }
-        match answered.await {
-            Ok(result) => result,
-            Err(_) => std::future::pending().await,
+        };
+        match tokio::time::timeout(patience, answer).await {
+            _ if self.power.is_dead() => std::future::pending().await,
+            Ok(result) => {
+                if result.is_ok() {
+                    self.power.vitals.lock().acknowledged = Instant::now();
+                }
+                result
+            }
+            Err(_) => Err(error(StoreErrorKind::OutcomeUnknown, operation, "(late)")),
         }
     }
 
@@ -220,8 +284,8 @@ impl SimStore {
             return None;
         }
         let result = match way.fate {
-            Fate::Refused(kind) => Err(error(kind, operation, key)),
-            Fate::Hung { applied: false } => return None,
+            Fate::Refused(kind) | Fate::Turned(kind) => Err(error(kind, operation, key)),
+            Fate::Hung { applied: false } | Fate::Still { dead: true } => return None,
             _ => apply(self.shared.bucket.clone()).await,
         };
         let shown = match &result {
@@ -254,10 +318,19 @@ impl SimStore {
         if self.power.is_dead() {
             return std::future::pending().await;
         }
-        let way = self.shared.faults.draw(operation);
+        let way = self.shared.faults.draw(operation, key, 0);
+        let _troubled = self.power.goes(&way);
+        let silence = self.shared.faults.silence();
+        if way.there > silence || way.fate == (Fate::Still { dead: true }) {
+            tokio::time::sleep(silence).await;
+            return match self.power.is_dead() {
+                true => std::future::pending().await,
+                false => Err(error(StoreErrorKind::Unreachable, operation, key)),
+            };
+        }
         tokio::time::sleep(way.there).await;
         let answer = match way.fate {
-            Fate::Refused(kind) => Err(error(kind, operation, key)),
+            Fate::Refused(kind) | Fate::Turned(kind) => Err(error(kind, operation, key)),
             _ => request.await,
         };
         let shown = match &answer {
@@ -267,7 +340,7 @@ impl SimStore {
         self.note(operation, key, &way, &shown);
         tokio::time::sleep(way.back).await;
         if let Fate::Hung { .. } = way.fate {
-            tokio::time::sleep(SILENCE).await;
+            tokio::time::sleep(silence).await;
         }
         if self.power.is_dead() {
             return std::future::pending().await;
@@ -279,7 +352,7 @@ impl SimStore {
     }
 }
 
-/// What arrives of a body.
+/// What arrives of a body, in the end.
 fn arrived(bytes: Bytes, way: Way) -> Bytes {
     match way.fate {
         Fate::Cut(thousandths) => {
@@ -301,7 +374,7 @@ impl Store for SimStore {
     async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
         let request = self.shared.bucket.get(key);
         let ((bytes, version), way) = self.read(Operation::Get, key, request).await?;
-        Ok((arrived(bytes, way), version))
+        Ok((self.arrive(bytes, way).await, version))
     }
 
     async fn get_if_changed(
@@ -314,19 +387,22 @@ impl Store for SimStore {
         if self.bug == Some(Bug::RootNotReadAgain) && key == ROOT_KEY {
             return Ok(None);
         }
-        Ok(changed.map(|(bytes, version)| (arrived(bytes, way), version)))
+        Ok(match changed {
+            Some((bytes, version)) => Some((self.arrive(bytes, way).await, version)),
+            None => None,
+        })
     }
 
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         let request = self.shared.bucket.get_range(key, range);
         let (bytes, way) = self.read(Operation::GetRange, key, request).await?;
-        Ok(arrived(bytes, way))
+        Ok(self.arrive(bytes, way).await)
     }
 
     async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
         let request = self.shared.bucket.get_tail(key, bytes);
         let ((bytes, size), way) = self.read(Operation::GetTail, key, request).await?;
-        Ok((arrived(bytes, way), size))
+        Ok((self.arrive(bytes, way).await, size))
     }
 
     async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
@@ -339,14 +415,18 @@ impl Store for SimStore {
             return self.acknowledge_early(key, body).await;
         }
         let (name, shown) = (key.to_owned(), digest(&body));
+        let bytes = body.iter().map(Bytes::len).sum();
         let apply = move |bucket: MemoryStore| async move { bucket.put_new(&name, body).await };
-        self.write(Operation::PutNew, key, &shown, apply).await
+        self.write(Operation::PutNew, key, (&shown, bytes), apply)
+            .await
     }
 
     async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
         let (name, shown) = (key.to_owned(), digest(&body));
+        let bytes = body.iter().map(Bytes::len).sum();
         let apply = move |bucket: MemoryStore| async move { bucket.put(&name, body).await };
-        self.write(Operation::Put, key, &shown, apply).await
+        self.write(Operation::Put, key, (&shown, bytes), apply)
+            .await
     }
 
     async fn replace(
@@ -356,6 +436,7 @@ impl Store for SimStore {
         expected: &Version,
     ) -> Result<Version, StoreError> {
         let (name, shown, expected) = (key.to_owned(), digest(&body), expected.clone());
+        let bytes = body.iter().map(Bytes::len).sum();
         let blind = self.bug == Some(Bug::RootNotReadAgain) && key == ROOT_KEY;
         let apply = move |bucket: MemoryStore| async move {
             let expected = match blind {
@@ -364,7 +445,9 @@ impl Store for SimStore {
             };
             bucket.replace(&name, body, &expected).await
         };
-        let done = self.write(Operation::Replace, key, &shown, apply).await;
+        let done = self
+            .write(Operation::Replace, key, (&shown, bytes), apply)
+            .await;
         match done {
             Err(error)
                 if self.bug == Some(Bug::UnknownIsSuccess)
@@ -380,7 +463,7 @@ impl Store for SimStore {
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
         let name = key.to_owned();
         let apply = move |bucket: MemoryStore| async move { bucket.delete(&name).await };
-        self.write(Operation::Delete, key, "", apply).await
+        self.write(Operation::Delete, key, ("", 0), apply).await
     }
 
     async fn list(
@@ -399,6 +482,15 @@ impl Store for SimStore {
 }
 
 impl SimStore {
+    /// What arrives of a body, at the rate of its connection.
+    async fn arrive(&self, bytes: Bytes, way: Way) -> Bytes {
+        let moving = self.shared.faults.moving(bytes.len());
+        if !moving.is_zero() {
+            tokio::time::sleep(moving).await;
+        }
+        arrived(bytes, way)
+    }
+
     /// [`Bug::PackAfterIndex`]: success is reported before the object is there, which takes long.
     async fn acknowledge_early(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
         let (bucket, power, key) = (

@@ -9,6 +9,7 @@ use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
 use bkfs_chunker::store::{MemoryStore, Store, StoreErrorKind};
 
 use crate::alphabet::{Dump, Op, World as _};
+use crate::manners::Manners;
 use crate::model::Model;
 use crate::mount::{Wish, machine, mount};
 
@@ -67,7 +68,10 @@ fn wish(process: u32) -> Wish {
         skew_s: 0,
         seed: u64::from(process),
         disk: None,
+        is_disk_well: true,
         is_local: false,
+        ends_session: false,
+        manners: Manners::default(),
     }
 }
 

@@ -17,6 +17,9 @@ use crate::run::World;
 /// Late writes have arrived after this long.
 const SETTLES: Duration = Duration::from_secs(900);
 
+/// What the names of snapshots begin with that never were the state of their volume.
+const RECOVERED: &str = "recovered-";
+
 /// An empty machine's view of one snapshot.
 async fn snapshot(world: &World, volume: &str, name: &str) -> Result<Dump, String> {
     let mut wish = Wish::new(volume, world);
@@ -144,9 +147,14 @@ async fn recovered(world: &Rc<World>, volume: &str, live: &Dump) -> Result<(), S
         .map_err(|error| error.to_string())?;
     let list = reader.repository.snapshots().await;
     let list = list.map_err(|error| error.to_string())?;
+    if let Some(latest) = list.latest(volume)
+        && latest.name.starts_with(RECOVERED)
+    {
+        return Err(format!("{} counts as the latest snapshot", latest.name));
+    }
     let mut found = Vec::new();
     for entry in list.of_volume(volume) {
-        if entry.name.starts_with("recovered-") {
+        if entry.name.starts_with(RECOVERED) {
             found.push(snapshot(world, volume, &entry.name).await?);
         }
     }

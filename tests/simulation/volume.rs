@@ -24,6 +24,9 @@ const MOUNTS_MAX: u64 = 40;
 /// Attempts at a mount or a reading while things go wrong.
 const ATTEMPTS: u32 = 12;
 
+/// In so many of a hundred attempts `bkfs session end` takes the volume.
+const ENDS_PERCENT: u64 = 8;
+
 /// Operations of the last journal, for [`Bug::JournalReplayedTwice`].
 const REPLAYED_TWICE: usize = 6;
 
@@ -54,6 +57,8 @@ struct Arrival {
     home: Option<Home>,
     /// That is where the one before it was, which is dead, and nobody tried elsewhere in between.
     is_home: bool,
+    /// It is `bkfs session end`.
+    ends_session: bool,
 }
 
 impl Wish {
@@ -71,8 +76,23 @@ impl Wish {
             skew_s: random.random_range(-100_000..100_000),
             seed: random.random(),
             disk: None,
+            is_disk_well: true,
             is_local: false,
+            ends_session: false,
+            manners: world.manners,
         }
+    }
+}
+
+impl Wish {
+    /// Where its mount is, if that keeps anything there.
+    fn home(&self) -> Option<Home> {
+        (self.disk.is_some() && !self.ends_session).then_some(Home {
+            host: self.host,
+            is_local: self.is_local,
+            is_disk_well: self.is_disk_well,
+            is_well: self.is_disk_well && self.manners.has_large_spool(),
+        })
     }
 }
 
@@ -119,6 +139,7 @@ async fn one_mount(
         seen,
         home,
         is_home,
+        ends_session,
     } = come_up(world, volume, before).await?;
     let recovers = world.order.bug == Some(Bug::RecoversByItself);
     let base = match recovers {
@@ -150,7 +171,25 @@ async fn one_mount(
         .shared
         .trace
         .note(format_args!("m{machine} mounted {volume}"));
-    let work = writer::work(world.clone(), volume.to_owned(), up, past.clone());
+    if ends_session {
+        world.counts.borrow_mut().ended += 1;
+        let finish = up.assembled.finish();
+        tokio::select! {
+            biased;
+            ended = tokio::time::timeout(writer::HANGS, finish) => {
+                ended.map_err(|_| "a session is being ended for ever".to_owned())?.ok();
+            }
+            () = store.power.death() => world.shared.faults.count("crash"),
+        }
+        store.power.cut();
+        return Ok(Predecessor {
+            past,
+            power: store.power,
+            task: None,
+        });
+    }
+    let power = store.power.clone();
+    let work = writer::work(world.clone(), volume.to_owned(), up, past.clone(), power);
     let mut task = tokio::task::spawn_local(work);
     let stolen_after = world.chance(25).then(|| world.draw(0..8_000));
     let patience = Duration::from_millis(stolen_after.unwrap_or(u64::MAX >> 20));
@@ -197,6 +236,9 @@ fn leave(world: &World, before: &mut Predecessor) {
 
 /// A mount that comes up, on whatever machine and after however many attempts.
 async fn come_up(world: &Rc<World>, volume: &str, before: &Predecessor) -> Result<Arrival, String> {
+    if before.past.borrow_mut().promise(before.power.vitals()) {
+        world.counts.borrow_mut().promises += 1;
+    }
     let mut last = String::new();
     let mut is_home = before.task.is_none();
     let home = before.past.borrow().host();
@@ -214,6 +256,12 @@ async fn come_up(world: &Rc<World>, volume: &str, before: &Predecessor) -> Resul
         let store = world.machine(steps);
         let mut wish = Wish::new(volume, world);
         wish.steal = before.task.is_some() || last_chance || world.chance(30);
+        wish.ends_session = world.chance(ENDS_PERCENT) && !last_chance;
+        *world
+            .claims
+            .borrow_mut()
+            .entry(volume.to_owned())
+            .or_default() += 1;
         is_home &= home == Some(wish.host);
         world.settle(&mut wish, &store, last_chance);
         let machine = store.power.machine;
@@ -228,9 +276,14 @@ async fn come_up(world: &Rc<World>, volume: &str, before: &Predecessor) -> Resul
             biased;
             up = up => match up {
                 Ok((up, seen)) => {
-                    let (host, is_local) = (wish.host, wish.is_local);
-                    let home = wish.disk.map(|_| Home { host, is_local });
-                    return Ok(Arrival { process: store, up, seen, home, is_home });
+                    return Ok(Arrival {
+                        process: store,
+                        up,
+                        seen,
+                        home: wish.home(),
+                        is_home,
+                        ends_session: wish.ends_session,
+                    });
                 }
                 Err(error) => last = error,
             },

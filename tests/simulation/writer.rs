@@ -1,70 +1,105 @@
 //! Who works on a mount: a tool that writes and syncs, and one that makes snapshots beside it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::volume::commit::SnapshotRequest;
+use tokio::time::Instant;
 
 use crate::alphabet::{Answer, Op};
 use crate::bugs::Bug;
+use crate::held::Held;
 use crate::history::Shared as Past;
 use crate::mount::Mount;
 use crate::run::World;
+use crate::store::Power;
 use crate::volume::{is_question, note_snapshot};
 
 /// A single call that takes longer than this hangs its tool.
-const HANGS: Duration = Duration::from_secs(3 * 3600);
-
-/// What an unmount says that did not wait for the store any longer, and has put all the rest on the disk.
-const STAYS: &str = "the rest stays in the spool";
+pub const HANGS: Duration = Duration::from_secs(3 * 3600);
 
 /// What every part of a writer has at hand.
-struct Writer {
-    world: Rc<World>,
-    volume: String,
-    up: Mount,
-    past: Past,
+pub struct Writer {
+    pub world: Rc<World>,
+    pub volume: String,
+    pub up: Mount,
+    pub past: Past,
+    /// Its machine.
+    pub power: Arc<Power>,
+    /// Claims of the volume when it was mounted.
+    pub claims: u64,
+    /// Files that are open.
+    pub held: RefCell<Vec<Held>>,
+    /// What was lost was lost on purpose.
+    pub is_ours: Rc<Cell<bool>>,
+    /// It is not known yet what the mount has lost.
+    pub is_falling: Cell<bool>,
+    /// An operation was asked for and is not answered.
+    pub is_under_way: Cell<bool>,
+    since: Instant,
     /// The tool is done: whoever works beside it stops.
     done: Cell<bool>,
 }
 
 /// How a tool ended.
-enum End {
+pub enum End {
     /// It did all that it wanted.
     Done,
     /// A call failed, and it gave up.
     Failed,
 }
 
-/// Works on a mount until the tool is done or fails, then unmounts if it feels like it.
-pub async fn work(world: Rc<World>, volume: String, up: Mount, past: Past) {
+/// Works on a mount until the tool is done or fails, or a signal comes; then unmounts if it feels like it.
+pub async fn work(world: Rc<World>, volume: String, up: Mount, past: Past, power: Arc<Power>) {
     let writer = Writer {
+        claims: world.claims(&volume),
         world,
         volume,
         up,
         past,
+        power,
+        held: RefCell::default(),
+        is_ours: Rc::default(),
+        is_falling: Cell::new(false),
+        is_under_way: Cell::new(false),
+        since: Instant::now(),
         done: Cell::new(false),
     };
-    let tool = async {
-        let end = writer.tool().await;
-        writer.done.set(true);
-        end
+    writer.watch();
+    let end = {
+        let tool = async {
+            let end = writer.tool().await;
+            writer.done.set(true);
+            end
+        };
+        let works = futures::future::join(tool, writer.snapshotter());
+        tokio::select! {
+            biased;
+            (end, ()) = works => Some(end),
+            () = writer.told() => None,
+        }
     };
-    let (end, ()) = futures::future::join(tool, writer.snapshotter()).await;
     match end {
-        Ok(End::Done) if writer.world.chance(50) => writer.unmount().await,
-        Ok(_) => {}
-        Err(error) => writer.fail(error),
+        None => writer.end_by_signal().await,
+        Some(Ok(End::Done)) if writer.world.chance(50) => writer.unmount().await,
+        Some(Ok(_)) if writer.world.chance(40) => {
+            // What it has promised comes to pass meanwhile.
+            let pause = writer.world.draw(0..60_000);
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        }
+        Some(Ok(_)) => {}
+        Some(Err(error)) => writer.fail(error),
     }
 }
 
 /// Errors of the machinery, as opposed to answers about files.
-fn is_trouble(answer: &Answer) -> bool {
+pub fn is_trouble(answer: &Answer) -> bool {
     matches!(answer, Err(libc::EIO | libc::ENOSPC | libc::ESTALE))
 }
 
-fn shown(answer: &Answer) -> String {
+pub fn shown(answer: &Answer) -> String {
     match answer {
         Ok(bytes) if bytes.is_empty() => "ok".to_owned(),
         Ok(bytes) => format!("{} bytes", bytes.len()),
@@ -75,6 +110,52 @@ fn shown(answer: &Answer) -> String {
 impl Writer {
     fn fail(&self, error: String) {
         self.world.fail(format!("{}: {error}", self.volume));
+    }
+
+    /// Something that happened to it.
+    pub fn note(&self, what: std::fmt::Arguments<'_>) {
+        let trace = &self.world.shared.trace;
+        trace.note(format_args!("{} {what}", self.volume));
+    }
+
+    /// How many operations were answered.
+    pub fn done_count(&self) -> usize {
+        self.past.borrow().length() - usize::from(self.is_under_way.get())
+    }
+
+    /// A mount fails for a reason: it has lost its volume, its disk, or its store for as long as
+    /// `timeout=` says.
+    pub fn watch(&self) {
+        let Some(volume) = self.up.assembled.volume() else {
+            return;
+        };
+        let mut health = volume.health();
+        let (world, volume) = (self.world.clone(), self.volume.clone());
+        let (past, power) = (self.past.clone(), self.power.clone());
+        let (claims, since, is_ours) = (self.claims, self.since, self.is_ours.clone());
+        tokio::task::spawn_local(async move {
+            let Ok(failed) = health.wait_for(Option::is_some).await else {
+                return;
+            };
+            let why = failed.as_ref().map(ToString::to_string).unwrap_or_default();
+            if is_ours.get() || power.is_dead() {
+                return;
+            }
+            let has_bad_disk = past.borrow().has_bad_disk();
+            past.borrow_mut().failed();
+            let trace = &world.shared.trace;
+            trace.note(format_args!("{volume} fails: {why}"));
+            let weather = world.shared.faults.longest_weather(since);
+            // A read of its own object that lies makes it look like another one's.
+            let is_lied_to = world.shared.faults.lies() > 0;
+            let is_excused = has_bad_disk
+                || is_lied_to
+                || world.claims(&volume) > claims
+                || weather >= world.manners.timeout / 2;
+            if !is_excused {
+                world.fail(format!("{volume}: a mount fails without a reason: {why}"));
+            }
+        });
     }
 
     fn bug(&self) -> Option<Bug> {
@@ -88,20 +169,39 @@ impl Writer {
                 return Ok(End::Failed);
             }
             self.world.idle().await;
-            let end = match self.world.draw(0..100) {
-                0..8 => self.sync().await?,
-                8..14 => self.snapshot().await?,
+            let end = match self.world.draw(0..1_000) {
+                0..80 => self.sync().await?,
+                80..140 => self.snapshot().await?,
+                140..180 => {
+                    self.hold().await;
+                    None
+                }
+                180..260 => self.use_held().await?,
+                260..268 => {
+                    self.lose();
+                    Some(End::Failed)
+                }
                 _ => self.change().await?,
             };
-            if let Some(end) = end {
+            let Some(end) = end else { continue };
+            let goes_on = self.is_poisoned()
+                && self.bug().is_none()
+                && self.world.chance(70)
+                && self.acknowledge().await?;
+            if !goes_on {
                 return Ok(end);
+            }
+            for _ in 0..2 {
+                if let Some(end) = self.use_held().await? {
+                    return Ok(end);
+                }
             }
         }
         Ok(End::Done)
     }
 
     /// Waits for a call, but not for ever.
-    async fn bounded<T>(&self, what: &str, call: impl Future<Output = T>) -> Result<T, String> {
+    pub async fn bounded<T>(&self, what: &str, call: impl Future<Output = T>) -> Result<T, String> {
         let answer = tokio::time::timeout(HANGS, call).await;
         answer.map_err(|_| format!("{what} hangs"))
     }
@@ -114,9 +214,11 @@ impl Writer {
         }
         let expected = self.past.borrow_mut().ask(&op);
         self.world.counts.borrow_mut().operations += 1;
+        self.is_under_way.set(true);
         let answer = self
             .bounded(&format!("{op:?}"), self.up.client.apply(&op))
             .await?;
+        self.is_under_way.set(false);
         self.world
             .shared
             .trace
@@ -125,6 +227,9 @@ impl Writer {
             // Whether a change was made is not known then; a question may be asked again.
             let goes_on = is_question(&op) && !self.is_poisoned();
             return Ok((!goes_on).then_some(End::Failed));
+        }
+        if answer.is_ok() {
+            self.past.borrow_mut().answered();
         }
         match answer == expected {
             true => Ok(None),
@@ -136,7 +241,7 @@ impl Writer {
         }
     }
 
-    fn is_poisoned(&self) -> bool {
+    pub fn is_poisoned(&self) -> bool {
         let volume = self.up.assembled.volume();
         volume.is_some_and(|volume| volume.failure().is_some())
     }
@@ -205,6 +310,9 @@ impl Writer {
             if self.done.get() || self.world.has_failed() {
                 return;
             }
+            if self.is_falling.get() {
+                continue;
+            }
             if let Err(error) = self.one_snapshot(1).await {
                 self.fail(error);
             }
@@ -251,34 +359,5 @@ impl Writer {
             self.past.borrow_mut().acknowledge(least)?;
         }
         Ok(())
-    }
-
-    /// Everything is in the bucket if this ends well; or it is told to be on the disk.
-    async fn unmount(self) {
-        let count = self.past.borrow().length();
-        let hurries = self.past.borrow().host().is_some() && self.world.chance(40);
-        let limit = hurries.then(|| Duration::from_millis(self.world.draw(0..1_500)));
-        let finish = self.up.assembled.finish_within(limit);
-        let Ok(ended) = tokio::time::timeout(HANGS, finish).await else {
-            return self
-                .world
-                .fail(format!("{}: an unmount hangs", self.volume));
-        };
-        let said = ended
-            .as_ref()
-            .map_or_else(ToString::to_string, |()| "well".into());
-        self.world
-            .shared
-            .trace
-            .note(format_args!("{} unmounted: {said}", self.volume));
-        if said.contains(STAYS) {
-            self.world.shared.faults.count("hurried");
-            self.past.borrow_mut().keep(count);
-        }
-        if ended.is_ok()
-            && let Err(error) = self.past.borrow_mut().acknowledge(count)
-        {
-            self.world.fail(format!("{}: {error}", self.volume));
-        }
     }
 }

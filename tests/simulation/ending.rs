@@ -1,0 +1,166 @@
+//! The end of a mount: by umount(8), or by a signal while the store stands still and processes wait.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use bkfs::mounting::MountingError;
+
+use crate::alphabet::Op;
+use crate::manners::DRAIN;
+use crate::run::World;
+use crate::writer::{HANGS, Writer};
+
+/// What a mount says that did not wait for the store any longer, and has put all the rest on the disk.
+const STAYS: &str = "the rest stays in the spool";
+
+/// When `drain=` has passed a mount ends within this time (SEMANTICS.md, told-to-end).
+const BEYOND: Duration = Duration::from_secs(10);
+
+/// In so many of a hundred mounts a signal comes.
+const TOLD_PERCENT: u64 = 25;
+
+/// In so many of a hundred of those a process waits in fsync.
+const WAITS_PERCENT: u64 = 40;
+
+/// What is left of a writer whose mount ends.
+struct Parts {
+    world: Rc<World>,
+    volume: String,
+    /// Claims of the volume when it was mounted.
+    claims: u64,
+    /// There is a spool which holds everything.
+    has_spool: bool,
+}
+
+impl Parts {
+    fn fail(&self, error: String) {
+        self.world.fail(format!("{}: {error}", self.volume));
+    }
+
+    fn note(&self, ended: &Result<(), MountingError>) {
+        let said = match ended {
+            Ok(()) => "well".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let trace = &self.world.shared.trace;
+        trace.note(format_args!("{} unmounted: {said}", self.volume));
+    }
+
+    /// Somebody else wants the volume.
+    fn is_claimed(&self) -> bool {
+        self.world.claims(&self.volume) > self.claims
+    }
+}
+
+impl Writer {
+    fn parts(&self) -> Parts {
+        Parts {
+            world: self.world.clone(),
+            volume: self.volume.clone(),
+            claims: self.claims,
+            has_spool: self.past.borrow().has_good_spool(),
+        }
+    }
+
+    /// Waits for the signal, which may never come.
+    pub async fn told(&self) {
+        if !self.world.chance(TOLD_PERCENT) {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep(Duration::from_millis(self.world.draw(0..70_000))).await;
+    }
+
+    /// SIGTERM, whatever the tool is doing: in time everything is in the bucket, or on the disk.
+    pub async fn end_by_signal(self) {
+        if self.is_falling.get() {
+            return;
+        }
+        self.note(format_args!("told to end"));
+        self.world.counts.borrow_mut().told += 1;
+        let waits = self.world.chance(WAITS_PERCENT).then(|| {
+            let client = self.up.client.clone();
+            tokio::task::spawn_local(async move { client.apply(&Op::Sync).await })
+        });
+        let count = self.done_count();
+        let was_taken = self.past.borrow().is_taken();
+        if waits.is_some() {
+            let pause = self.world.draw(0..5_000);
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        }
+        let drain = match self.world.draw(0..10) {
+            0..5 => DRAIN,
+            5..8 => Duration::from_millis(self.world.draw(0..20_000)),
+            _ => Duration::ZERO,
+        };
+        self.past.borrow_mut().promise(self.power.vitals());
+        self.past.borrow_mut().failed();
+        // It leaves the root by itself.
+        self.is_ours.set(true);
+        let volume = self.up.assembled.volume();
+        let is_excused = |parts: &Parts| {
+            let has_failed = volume.as_ref().is_none_or(|one| one.failure().is_some());
+            has_failed || !parts.has_spool || parts.is_claimed()
+        };
+        let parts = self.parts();
+        let finish = self.up.assembled.finish_within(Some(drain));
+        let Ok(ended) = tokio::time::timeout(drain + BEYOND, finish).await else {
+            return parts.fail(format!("drain={drain:?} has passed, and it is still there"));
+        };
+        parts.note(&ended);
+        let mut past = self.past.borrow_mut();
+        let kept = match &ended {
+            Ok(()) => past.acknowledge(count),
+            Err(error) if error.to_string().contains(STAYS) => {
+                self.world.shared.faults.count("hurried");
+                past.keep(count);
+                Ok(())
+            }
+            Err(error @ MountingError::Volume(_)) if !is_excused(&parts) => {
+                Err(format!("a signal has lost something: {error}"))
+            }
+            Err(_) => Ok(()),
+        };
+        drop(past);
+        if let Err(error) = kept {
+            return parts.fail(error);
+        }
+        let Some(waits) = waits else { return };
+        match tokio::time::timeout(Duration::from_secs(1), waits).await {
+            Ok(Ok(Ok(_))) if !was_taken => {
+                if let Err(error) = self.past.borrow_mut().sync(count) {
+                    parts.fail(error);
+                }
+            }
+            Ok(_) => {}
+            Err(_) => parts.fail("who waits in fsync is not answered by the end".to_owned()),
+        }
+    }
+
+    /// umount(8): everything is in the bucket if this ends well.
+    pub async fn unmount(self) {
+        let count = self.done_count();
+        self.past.borrow_mut().promise(self.power.vitals());
+        self.past.borrow_mut().failed();
+        // It leaves the root by itself.
+        self.is_ours.set(true);
+        let parts = self.parts();
+        let finish = self.up.assembled.finish();
+        let Ok(ended) = tokio::time::timeout(HANGS, finish).await else {
+            return parts.fail("an unmount hangs".to_owned());
+        };
+        parts.note(&ended);
+        let mut past = self.past.borrow_mut();
+        let acknowledged = match ended {
+            Ok(()) => past.acknowledge(count),
+            Err(error) if error.to_string().contains(STAYS) => {
+                past.keep(count);
+                Ok(())
+            }
+            Err(_) => Ok(()),
+        };
+        drop(past);
+        if let Err(error) = acknowledged {
+            parts.fail(error);
+        }
+    }
+}

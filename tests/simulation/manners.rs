@@ -1,0 +1,128 @@
+//! How the machines of a world are set up: what people say by options, and how large things are.
+
+use std::time::Duration;
+
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+
+/// The product's default of `timeout=`.
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The product's default of `drain=`.
+pub const DRAIN: Duration = Duration::from_secs(600);
+
+/// Memory of a mount, in bytes, so that writers have to wait for it.
+const LITTLE_MEMORY_BYTES: u64 = 4 << 20;
+
+/// The product's default of `memory=`, in bytes.
+const MEMORY_BYTES: u64 = 512 << 20;
+
+/// Packs are closed at this size, in bytes, so that small files make many.
+const SMALL_PACK_BYTES: u64 = 128 << 10;
+
+/// The product's size of packs, in bytes.
+const PACK_BYTES: u64 = 16 << 20;
+
+/// A spool that is full at times, in bytes.
+const SMALL_SPOOL_BYTES: u64 = 2 << 20;
+
+/// One that is not: the product's default of `spool_size=`, in bytes.
+pub const SPOOL_BYTES: u64 = 4 << 30;
+
+/// What all mounts of a world have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Manners {
+    /// `timeout=`.
+    pub timeout: Duration,
+    /// `memory=`, in bytes.
+    pub memory_bytes: u64,
+    /// The size at which packs are closed.
+    pub pack_bytes: u64,
+    /// `spool_size=`, in bytes.
+    pub spool_bytes: u64,
+    /// Extended attributes are long, so that a commit makes many nodes of the tree.
+    pub is_wide: bool,
+    /// Some writes are so large that close(2) waits for their data.
+    pub is_large: bool,
+    /// Nothing goes wrong on the way but for the weather.
+    pub is_calm: bool,
+    /// Packs take up to so long, in milliseconds, beside their bytes: they arrive in any order.
+    pub spread_ms: u64,
+    /// Bytes per second of each connection; none for as many as there are.
+    pub rate: Option<u64>,
+    /// Between two spells of weather there are up to twice so many milliseconds.
+    pub gap_ms: Option<u64>,
+}
+
+impl Manners {
+    /// The manners of a run.
+    pub fn draw(random: &mut StdRng) -> Self {
+        let mut chance = |percent: u32| random.random_range(0..100) < percent;
+        let (is_default, is_short) = (chance(70), chance(50));
+        let has_memory = chance(25);
+        let has_large_packs = has_memory && chance(50);
+        let has_small_spool = chance(25);
+        let (is_wide, is_large, is_calm) = (chance(35), chance(15), chance(30));
+        let (is_spread, has_rate, has_weather) = (chance(50), chance(40), is_calm || chance(60));
+        Self {
+            timeout: match (is_default, is_short) {
+                (true, _) => TIMEOUT,
+                (_, false) => Duration::from_secs(40),
+                (_, true) => Duration::from_secs(15),
+            },
+            memory_bytes: if has_memory {
+                MEMORY_BYTES
+            } else {
+                LITTLE_MEMORY_BYTES
+            },
+            pack_bytes: if has_large_packs {
+                PACK_BYTES
+            } else {
+                SMALL_PACK_BYTES
+            },
+            spool_bytes: if has_small_spool {
+                SMALL_SPOOL_BYTES
+            } else {
+                SPOOL_BYTES
+            },
+            is_wide,
+            is_large,
+            is_calm,
+            spread_ms: if is_spread {
+                random.random_range(200..6_000)
+            } else {
+                0
+            },
+            rate: has_rate.then(|| random.random_range(100_000..8_000_000)),
+            gap_ms: has_weather.then(|| random.random_range(4_000..60_000)),
+        }
+    }
+
+    /// After so long without progress a store's client breaks a request off: a quarter of
+    /// `timeout=`, from 4 s to a minute.
+    pub fn silence(&self) -> Duration {
+        (self.timeout / 4).clamp(Duration::from_secs(4), Duration::from_secs(60))
+    }
+
+    /// The spool holds whatever a world writes.
+    pub fn has_large_spool(&self) -> bool {
+        self.spool_bytes == SPOOL_BYTES
+    }
+}
+
+impl Default for Manners {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(40),
+            memory_bytes: LITTLE_MEMORY_BYTES,
+            pack_bytes: SMALL_PACK_BYTES,
+            spool_bytes: SMALL_SPOOL_BYTES,
+            is_wide: false,
+            is_large: false,
+            is_calm: false,
+            spread_ms: 0,
+            rate: None,
+            gap_ms: None,
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What is wrong with the bucket for a while: it stands still, or refuses, for all objects or for one kind of them.
+//!
+//! A spell begins and ends by the world's clock, whoever asks. A request that begins in it stands still until its end, or is refused at once.
+
+use std::time::Duration;
+
+use bkfs_chunker::store::{Operation, StoreErrorKind};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+/// Kinds of objects, by their keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Journal,
+    Data,
+    Metadata,
+    Index,
+    List,
+    Root,
+    Session,
+    Other,
+}
+
+impl Kind {
+    /// The kind of the object under `key`, or of those whose keys begin like it.
+    pub fn of(key: &str) -> Self {
+        match key.split('/').next().unwrap_or_default() {
+            "journal" => Kind::Journal,
+            "data" => Kind::Data,
+            "meta" => Kind::Metadata,
+            "index" => Kind::Index,
+            "lists" => Kind::List,
+            "root" => Kind::Root,
+            "sessions" => Kind::Session,
+            _ => Kind::Other,
+        }
+    }
+}
+
+/// What becomes of a request in a spell.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Struck {
+    /// It stands still for so long.
+    Still(Duration),
+    /// It is refused.
+    Refused(StoreErrorKind),
+}
+
+/// A time in which the bucket does not do its part.
+#[derive(Clone, Copy, Debug)]
+struct Spell {
+    /// For these objects; none for all.
+    kind: Option<Kind>,
+    /// It refuses in this way; none if it stands still.
+    refusal: Option<StoreErrorKind>,
+    from_ms: u64,
+    until_ms: u64,
+}
+
+impl Spell {
+    fn strikes(&self, kind: Kind, operation: Operation) -> bool {
+        let is_meant = self.kind.is_none_or(|meant| meant == kind);
+        // A full disk answers reads, and deletes.
+        let needs_room = operation.is_write() && operation != Operation::Delete;
+        is_meant && (self.refusal != Some(StoreErrorKind::NoSpace) || needs_room)
+    }
+}
+
+/// The weather of a run.
+pub struct Weather {
+    random: StdRng,
+    /// Between two spells there are up to twice so many milliseconds; none if there is no weather.
+    gap_ms: Option<u64>,
+    next_ms: u64,
+    now: Vec<Spell>,
+    /// Times without a longer pause in them, from and until.
+    chains: Vec<(u64, u64)>,
+}
+
+/// A pause between two spells that is shorter than this, in milliseconds, is not enough to recover in.
+const RECOVERS_MS: u64 = 30_000;
+
+impl Weather {
+    /// The weather of the run of this seed: spells as often as that, if any.
+    pub fn new(seed: u64, gap_ms: Option<u64>) -> Self {
+        let mut random = StdRng::seed_from_u64(seed ^ 0x5ea5_0e5);
+        let next_ms = random.random_range(0..2 * gap_ms.unwrap_or(1).max(1));
+        Self {
+            random,
+            gap_ms,
+            next_ms,
+            now: Vec::new(),
+            chains: Vec::new(),
+        }
+    }
+
+    /// It is fine from now on.
+    pub fn heal(&mut self) {
+        self.gap_ms = None;
+        self.now.clear();
+    }
+
+    /// What becomes of a request that begins now.
+    pub fn strike(&mut self, now_ms: u64, key: &str, operation: Operation) -> Option<Struck> {
+        self.advance(now_ms);
+        let kind = Kind::of(key);
+        let spell = self
+            .now
+            .iter()
+            .find(|spell| spell.strikes(kind, operation))?;
+        Some(match spell.refusal {
+            Some(kind) => Struck::Refused(kind),
+            None => Struck::Still(Duration::from_millis(spell.until_ms - now_ms)),
+        })
+    }
+
+    /// The longest time, from `since_ms` on, in which the bucket was in trouble again and again.
+    pub fn longest(&mut self, since_ms: u64, now_ms: u64) -> Duration {
+        self.advance(now_ms);
+        let chains = self.chains.iter();
+        let after = chains.filter(|(_, until)| *until >= since_ms);
+        let longest = after.map(|(from, until)| until.min(&now_ms).saturating_sub(*from));
+        Duration::from_millis(longest.max().unwrap_or(0))
+    }
+
+    fn advance(&mut self, now_ms: u64) {
+        while let Some(gap_ms) = self.gap_ms
+            && self.next_ms <= now_ms
+        {
+            let spell = self.spell(self.next_ms);
+            self.now.push(spell);
+            match self.chains.last_mut() {
+                Some((_, until)) if spell.from_ms <= *until + RECOVERS_MS => {
+                    *until = spell.until_ms.max(*until);
+                }
+                _ => self.chains.push((spell.from_ms, spell.until_ms)),
+            }
+            self.next_ms += self.random.random_range(1..2 * gap_ms);
+        }
+        self.now.retain(|spell| now_ms < spell.until_ms);
+    }
+
+    fn spell(&mut self, from_ms: u64) -> Spell {
+        let random = &mut self.random;
+        let kind = match random.random_range(0..100) {
+            0..30 => None,
+            30..55 => Some(Kind::Journal),
+            55..68 => Some(Kind::Data),
+            68..82 => Some(Kind::Metadata),
+            82..88 => Some(Kind::Index),
+            88..92 => Some(Kind::List),
+            92..97 => Some(Kind::Root),
+            _ => Some(Kind::Session),
+        };
+        let refusal = match random.random_range(0..100) {
+            0..62 => None,
+            62..78 => Some(StoreErrorKind::NoSpace),
+            78..86 => Some(StoreErrorKind::NoBucket),
+            86..93 => Some(StoreErrorKind::Invalid),
+            _ => Some(StoreErrorKind::Denied),
+        };
+        let length_ms = match (random.random_range(0..10), refusal) {
+            (0..5, _) => random.random_range(500..8_000),
+            (5..8, _) => random.random_range(8_000..60_000),
+            (_, None) => random.random_range(60_000..400_000),
+            (_, Some(_)) => random.random_range(10_000..120_000),
+        };
+        Spell {
+            kind,
+            refusal,
+            from_ms,
+            until_ms: from_ms + length_ms,
+        }
+    }
+}

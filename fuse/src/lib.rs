@@ -26,6 +26,7 @@ pub mod mountinfo;
 mod negotiate;
 pub mod notifier;
 pub mod options;
+mod own;
 pub mod reply;
 pub mod session;
 pub mod types;

@@ -21,7 +21,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno as SystemError, retry_on_intr};
-use rustix::mount::{MountFlags as SystemFlags, UnmountFlags};
+use rustix::mount::MountFlags as SystemFlags;
 use thiserror::Error;
 use tracing::{debug, error, info, warn};
 
@@ -31,6 +31,7 @@ use crate::mountinfo::{self, FILE_SYSTEM_TYPE, MountInfo};
 use crate::negotiate::{MAX_REQUEST_BYTES, Negotiation};
 use crate::notifier::Notifier;
 use crate::options::{Access, MountFlags, MountOptions};
+use crate::own::{Before, OwnMount, unmount_as};
 use crate::types::Granted;
 use crate::utab;
 use crate::vfs::Vfs;
@@ -151,10 +152,7 @@ impl MountError {
 
 /// A mount that is being served. Dropping it detaches the mount.
 pub struct Session {
-    mount_point: PathBuf,
-    mount_id: u64,
-    device: (u32, u32),
-    is_direct: bool,
+    own: OwnMount,
     granted: Granted,
     notifier: Notifier,
     ending: Arc<Ending>,
@@ -201,7 +199,8 @@ pub struct SessionError(String);
 /// kernel has been greeted, [`Vfs::init`] has succeeded, and requests are answered.
 ///
 /// # Errors
-/// See [`MountError`]. After an error nothing is left mounted.
+/// See [`MountError`]. After an error nothing is left mounted, unless something else was mounted
+/// over it meanwhile.
 pub fn mount(
     vfs: Arc<dyn Vfs>,
     mount_point: &Path,
@@ -209,19 +208,21 @@ pub fn mount(
 ) -> Result<Session, MountError> {
     let mount_point = check_mount_point(mount_point)?;
     let is_direct = rustix::process::geteuid().is_root();
+    let before = Before::now(&mount_point);
     let connection = if is_direct {
         mount_directly(&mount_point, config)?
     } else {
         fusermount::mount(&mount_point, &helper_options(config))?
     };
-    let unmount_on_error = |error| {
-        // The error that led here is the one to tell.
-        let _ = detach(&mount_point, is_direct);
-        error
+    let own = match before.made_since(is_direct) {
+        Ok(made) => made,
+        Err(error) => {
+            // Nothing tells what is on top there. It was made a moment ago.
+            let _ = unmount_as(&mount_point, true, is_direct);
+            return Err(MountError::io("reading the mount table")(error));
+        }
     };
-    let mounted = topmost(&mount_point)
-        .filter(MountInfo::is_bkfs)
-        .ok_or_else(|| unmount_on_error(MountError::NotMounted(mount_point.clone())))?;
+    let own = own.ok_or_else(|| MountError::NotMounted(mount_point.clone()))?;
     let left = mount_point.clone();
     let at_end = move || {
         // Not the entry of another mount that has taken the place.
@@ -229,18 +230,20 @@ pub fn mount(
             utab::leave(&left);
         }
     };
-    let started = start(vfs, connection, config, at_end)
-        .map_err(|error| unmount_on_error(MountError::Start(error)))?;
+    let started = start(vfs, connection, config, at_end).map_err(|error| {
+        // The error that led here is the one to tell.
+        if let Err(left) = own.unmount(true, || true) {
+            warn!(%left, "what was mounted is not served, and stays");
+        }
+        MountError::Start(error)
+    })?;
     if is_direct {
-        raise_read_ahead(mounted.device, config.read_ahead_bytes);
+        raise_read_ahead(own.device, config.read_ahead_bytes);
         utab::enter(&config.source, &mount_point);
     }
     info!(mount_point = %mount_point.display(), source = config.source, "mounted");
     Ok(Session {
-        mount_point,
-        mount_id: mounted.mount_id,
-        device: mounted.device,
-        is_direct,
+        own,
         granted: started.granted,
         notifier: started.notifier,
         ending: started.ending,
@@ -475,31 +478,6 @@ fn raise_read_ahead((major, minor): (u32, u32), bytes: u64) {
     }
 }
 
-/// Takes the mount out of the tree, whoever uses it.
-fn detach(mount_point: &Path, is_direct: bool) -> Result<(), MountError> {
-    unmount_as(mount_point, true, is_direct)
-}
-
-fn unmount_as(mount_point: &Path, lazy: bool, is_direct: bool) -> Result<(), MountError> {
-    if !is_direct {
-        return fusermount::unmount(mount_point, lazy);
-    }
-    let flags = if lazy {
-        UnmountFlags::NOFOLLOW | UnmountFlags::DETACH
-    } else {
-        UnmountFlags::NOFOLLOW
-    };
-    match rustix::mount::unmount(mount_point, flags) {
-        Ok(()) => Ok(()),
-        Err(SystemError::BUSY) => Err(MountError::Busy(mount_point.to_owned())),
-        Err(SystemError::INVAL | SystemError::NOENT) => {
-            Err(MountError::NotMounted(mount_point.to_owned()))
-        }
-        Err(SystemError::PERM) => Err(MountError::NotPermitted(mount_point.to_owned())),
-        Err(error) => Err(MountError::io("umount(2)")(error)),
-    }
-}
-
 /// Unmounts whatever is mounted at `mount_point`, as root or through fusermount3. This is the bare
 /// system call: a filesystem that has something to drain does that first. `lazy` detaches the
 /// mount even while it is in use.
@@ -523,7 +501,7 @@ pub fn become_io_flusher() -> io::Result<()> {
 impl Session {
     /// Where it is mounted, resolved.
     pub fn mount_point(&self) -> &Path {
-        &self.mount_point
+        &self.own.mount_point
     }
 
     /// What the kernel granted.
@@ -571,20 +549,7 @@ impl Session {
     /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`], and what the
     /// system refuses.
     pub fn unmount(&self, lazy: bool) -> Result<(), MountError> {
-        let not_mounted = || MountError::NotMounted(self.mount_point.clone());
-        let mounts = mountinfo::mounts().map_err(|_| not_mounted())?;
-        // Asked after the table was read: what it showed under our numbers was ours.
-        if !self.ending.is_connected() {
-            return Err(not_mounted());
-        }
-        let ours = |mount: &&MountInfo| {
-            mount.mount_id == self.mount_id && mount.is_bkfs() && mount.device == self.device
-        };
-        let mount = mounts.iter().find(ours).ok_or_else(not_mounted)?;
-        match mountinfo::is_alone(&mounts, mount) {
-            true => unmount_as(&mount.mount_point, lazy, self.is_direct),
-            false => Err(MountError::Covered(mount.mount_point.clone())),
-        }
+        self.own.unmount(lazy, || self.ending.is_connected())
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use bkfs_fuse::{MountError, MountOptions, Session};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinSet;
 
 use crate::cli::access::{self, Access};
 use crate::cli::output::{Code, Failure, Output};
@@ -221,7 +222,9 @@ fn serve(mounted: Mounted, runtime: Runtime, outcome: Option<&Path>) -> Result<(
             ])
         })
         .map_err(no_signals)?;
-    runtime.spawn(heed(signals, mounted.session().clone(), mounted.ending()));
+    let session = mounted.session().clone();
+    let unmount = move |lazy| unmount(session.clone(), lazy);
+    runtime.spawn(heed(signals, unmount, mounted.ending()));
     let ended = mounted.wait(&runtime);
     if let Some(place) = outcome {
         say_how(ended.as_ref().copied(), place);
@@ -232,17 +235,31 @@ fn serve(mounted: Mounted, runtime: Runtime, outcome: Option<&Path>) -> Result<(
 }
 
 /// Ends the mount at the first signal, as soon as no process uses it; detaches it at the second,
-/// even while one does; ends at once at the third. Never ends, so that every signal is heard.
-async fn heed([mut terminate, mut interrupt]: [Signal; 2], session: Arc<Session>, ending: Ending) {
+/// even while one does; ends at once at the third. Never ends, so that every signal is heard, also
+/// while an attempt to unmount hangs. `unmount` is given whether to detach, and says whether there
+/// is nothing left to try.
+async fn heed<F>(
+    [mut terminate, mut interrupt]: [Signal; 2],
+    unmount: impl Fn(bool) -> F,
+    ending: Ending,
+) where
+    F: Future<Output = bool> + Send + 'static,
+{
     let mut signals = 0_u32;
     let mut tries = 0_u32;
     let mut is_mounted = true;
+    let mut attempts = JoinSet::new();
     loop {
+        let is_due = signals > 0 && is_mounted && attempts.is_empty();
         tokio::select! {
             _ = terminate.recv() => signals += 1,
             _ = interrupt.recv() => signals += 1,
-            () = tokio::time::sleep(UNMOUNT_INTERVAL), if signals > 0 && is_mounted => {
-                is_mounted = !unmount(&session, signals > 1 || tries >= UNMOUNT_TRIES).await;
+            Some(attempt) = attempts.join_next() => {
+                is_mounted &= !attempt.unwrap_or(true);
+                continue;
+            }
+            () = tokio::time::sleep(UNMOUNT_INTERVAL), if is_due => {
+                attempts.spawn(unmount(signals > 1 || tries >= UNMOUNT_TRIES));
                 tries += 1;
                 continue;
             }
@@ -251,9 +268,12 @@ async fn heed([mut terminate, mut interrupt]: [Signal; 2], session: Arc<Session>
             1 => {
                 tracing::info!("a signal asks for the end of the mount");
                 ending.told();
-                is_mounted = !unmount(&session, false).await;
+                attempts.spawn(unmount(false));
             }
-            2 => tracing::warn!("a second signal: the mount is detached, even while it is used"),
+            2 => {
+                tracing::warn!("a second signal: the mount is detached, even while it is used");
+                attempts.spawn(unmount(true));
+            }
             _ => {
                 tracing::warn!("a further signal: the mount ends now");
                 ending.at_once();
@@ -263,8 +283,7 @@ async fn heed([mut terminate, mut interrupt]: [Signal; 2], session: Arc<Session>
 }
 
 /// Tries to unmount; whether there is nothing left to try.
-async fn unmount(session: &Arc<Session>, lazy: bool) -> bool {
-    let session = session.clone();
+async fn unmount(session: Arc<Session>, lazy: bool) -> bool {
     match tokio::task::spawn_blocking(move || session.unmount(lazy)).await {
         Ok(Err(MountError::Busy(_) | MountError::Covered(_))) => false,
         Ok(Err(error)) if !matches!(error, MountError::NotMounted(_)) => {
@@ -344,5 +363,45 @@ impl Ready {
         rustix::stdio::dup2_stderr(&null)?;
         std::env::set_current_dir("/")?;
         std::fs::File::from(self.0).write_all(&[1])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// Sends this process a signal of no other use, and lets it be heard.
+    async fn send() {
+        let own = rustix::process::getpid();
+        rustix::process::kill_process(own, rustix::process::Signal::USR1).unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+
+    /// As a store that does not answer has it: umount(2) waits for dirty pages.
+    #[tokio::test]
+    async fn signals_are_heard_while_unmounting_hangs() {
+        let listen = |kind| signal(kind).unwrap();
+        let signals = [
+            listen(SignalKind::user_defined1()),
+            listen(SignalKind::user_defined2()),
+        ];
+        let detached = Arc::new(AtomicU32::new(0));
+        let (ending, seen) = (Ending::default(), detached.clone());
+        let unmount = move |lazy| {
+            seen.fetch_add(u32::from(lazy), Ordering::SeqCst);
+            std::future::pending::<bool>()
+        };
+        let heeding = tokio::spawn(heed(signals, unmount, ending.clone()));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        send().await;
+        assert_eq!(detached.load(Ordering::SeqCst), 0);
+        send().await;
+        assert_eq!(detached.load(Ordering::SeqCst), 1);
+        assert!(!ending.is_at_once());
+        send().await;
+        assert!(ending.is_at_once());
+        heeding.abort();
     }
 }

@@ -76,10 +76,18 @@ impl Deadline {
         self.0.send_modify(|wait| wait.is_over = true);
     }
 
+    /// Whether [`Deadline::end`] was called.
+    pub fn is_over(&self) -> bool {
+        self.0.borrow().is_over
+    }
+
     /// The deadline of a mount that is in use when its own passes.
     pub(super) fn grace(&self) -> Deadline {
-        let is_over = self.0.borrow().is_over;
-        Deadline::after(Some(if is_over { Duration::ZERO } else { GRACE }))
+        Deadline::after(Some(if self.is_over() {
+            Duration::ZERO
+        } else {
+            GRACE
+        }))
     }
 
     /// Waits until there is a deadline.

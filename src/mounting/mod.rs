@@ -105,7 +105,7 @@ pub struct Mounted {
 }
 
 /// Tells a mount to end. Clones tell the same mount.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Ending {
     drain: Duration,
     deadline: Deadline,
@@ -121,6 +121,11 @@ impl Ending {
     /// The mount ends now: what is not in the bucket goes to the spool.
     pub fn at_once(&self) {
         self.deadline.end();
+    }
+
+    /// Whether [`Ending::at_once`] was asked for.
+    pub fn is_at_once(&self) -> bool {
+        self.deadline.is_over()
     }
 }
 
@@ -327,6 +332,7 @@ impl Plan {
             control,
             owner: self.owner(),
             close: self.settings.close,
+            dedup: self.settings.dedup,
         }
     }
 

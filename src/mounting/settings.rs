@@ -7,7 +7,7 @@ use bkfs_chunker::depot::Compression;
 use bkfs_chunker::pace::Rates;
 use bkfs_fuse::options::OtherOption;
 
-use crate::vfs::CloseMode;
+use crate::vfs::{CloseMode, DedupMode};
 
 /// Memory for everything, in bytes, unless `memory=` says otherwise (brief, promise 10).
 const MEMORY_BYTES: u64 = 512 << 20;
@@ -51,6 +51,8 @@ Mount options (-o NAME=VALUE,…), in parentheses what holds without them:
   fsync=bucket|local     fsync waits for the bucket, or for the spool on this machine (bucket)
   close=bounded|durable|async
                          close waits for little, for the bucket, or for nothing (bounded)
+  dedup=shared|private   with private the writes of other users (allow_other) are stored anew,
+                         so that none learns from their speed what is stored (shared)
   cache_dir=DIRECTORY    (/var/cache/bkfs, or $XDG_CACHE_HOME/bkfs)
   cache_size=SIZE        (10G, at most a tenth of what is free)
   spool_size=SIZE        what may lie on disk until a slow store takes it; 0 for nothing (4G)
@@ -80,6 +82,8 @@ pub struct Settings {
     pub snapshot: Option<String>,
     /// `close=`.
     pub close: CloseMode,
+    /// `dedup=`.
+    pub dedup: DedupMode,
     /// `cache_dir=`.
     pub cache_dir: Option<PathBuf>,
     /// `cache_size=`, in bytes; none if it was not given.
@@ -122,6 +126,7 @@ impl Default for Settings {
             volume: None,
             snapshot: None,
             close: CloseMode::Bounded,
+            dedup: DedupMode::Shared,
             cache_dir: None,
             cache_bytes: None,
             fsync_local: false,
@@ -224,6 +229,13 @@ impl Settings {
                     _ => return Err(bad("bounded, durable or async")),
                 }
             }
+            "dedup" => {
+                self.dedup = match value {
+                    "shared" => DedupMode::Shared,
+                    "private" => DedupMode::Private,
+                    _ => return Err(bad("shared or private")),
+                }
+            }
             "fsync" => {
                 self.fsync_local = match value {
                     "bucket" => false,
@@ -316,6 +328,8 @@ mod tests {
         assert_eq!(settings.spool_bytes, Some(2 << 30));
         assert_eq!(parse("spool_size=0").unwrap().spool_bytes, Some(0));
         assert_eq!(settings.close, CloseMode::Durable);
+        assert_eq!(settings.dedup, DedupMode::Shared);
+        assert_eq!(parse("dedup=private").unwrap().dedup, DedupMode::Private);
         assert_eq!(settings.compression, Compression::Level(3));
         assert_eq!(settings.timeout, Duration::from_secs(60));
         assert_eq!(settings.drain, Duration::from_secs(30));
@@ -376,6 +390,8 @@ mod tests {
             "cache_size=9X",
             "spool_size=1M",
             "fsync=never",
+            "dedup=never",
+            "dedup",
             "upload_rate=1K",
             "drain=0",
             "scrub=1K",

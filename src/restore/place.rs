@@ -261,7 +261,9 @@ pub fn finish(
     unset
 }
 
-/// The same for what cannot be opened: links, fifos, sockets, devices.
+/// The same for what cannot be opened: links, fifos, sockets, devices. It is set for what was made,
+/// and for nothing that has taken its name since, whatever a link there leads to: whoever owns the
+/// directory may put anything there.
 pub fn finish_at(
     directory: BorrowedFd<'_>,
     name: &OsStr,
@@ -270,75 +272,78 @@ pub fn finish_at(
     rights: Rights,
 ) -> Unset {
     let mut unset = Unset::default();
+    match hold(directory, name, attributes) {
+        Ok(held) => finish_held(&held, attributes, xattrs, rights, &mut unset),
+        Err(error) => unset.note("owner, permissions and times", Err(error)),
+    }
+    unset
+}
+
+/// An inode that cannot be opened, by a descriptor that only stands for it.
+struct HeldInode {
+    fd: OwnedFd,
+    /// A path that leads to it and no further, even if it is a link.
+    path: String,
+}
+
+/// Holds what has this name, if it is of the kind that was made there.
+fn hold(
+    directory: BorrowedFd<'_>,
+    name: &OsStr,
+    attributes: &Attributes,
+) -> rustix::io::Result<HeldInode> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(directory, name, flags, Mode::empty())?;
+    let found = rustix::fs::fstat(&fd)?;
+    let kind = FileType::from_raw_mode(attributes.mode);
+    let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
+    let is_other = is_device && found.st_rdev != u64::from(attributes.device);
+    if FileType::from_raw_mode(found.st_mode) != kind || is_other {
+        return Err(Errno::STALE);
+    }
+    Ok(HeldInode {
+        path: proc_path(fd.as_fd()),
+        fd,
+    })
+}
+
+fn finish_held(
+    held: &HeldInode,
+    attributes: &Attributes,
+    xattrs: &[(Vec<u8>, bytes::Bytes)],
+    rights: Rights,
+    unset: &mut Unset,
+) {
     let is_root = rights.is_root;
-    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    let path = held.path.as_str();
     if is_root {
         let (uid, gid) = (Some(owner(attributes.uid)), Some(group(attributes.gid)));
-        unset.note(
-            "owner",
-            rustix::fs::chownat(directory, name, uid, gid, flags),
-        );
+        let given = rustix::fs::chownat(rustix::fs::CWD, path, uid, gid, AtFlags::empty());
+        unset.note("owner", given);
     }
-    let is_whose = is_whose(rustix::fs::statat(directory, name, flags), attributes);
+    let is_whose = is_whose(rustix::fs::fstat(&held.fd), attributes);
     for (attribute, value) in xattrs {
         if unset.leaves_out(attribute, rights, is_whose) {
             continue;
         }
-        let set = set_xattr_at(directory, name, attribute, value);
+        let attribute_name = OsStr::from_bytes(attribute);
+        let set = rustix::fs::setxattr(path, attribute_name, value, XattrFlags::empty());
         unset.note_xattr(attribute, is_root, set);
     }
     if !crate::volume::mode::is_symlink(attributes.mode) {
-        let path = path_at(directory, name);
-        unset.note_acl(rustix::fs::lremovexattr(OsStr::from_bytes(&path), ACLS[0]));
+        unset.note_acl(rustix::fs::removexattr(path, ACLS[0]));
         let mode = unset.mode(attributes, rights, is_whose);
-        let set = set_mode_at(directory, name, attributes, mode);
-        unset.note("permissions", set);
+        // Such a descriptor cannot be given to fchmod.
+        unset.note("permissions", rustix::fs::chmod(path, mode));
     }
-    let set = rustix::fs::utimensat(directory, name, &times(attributes), flags);
+    let times = times(attributes);
+    let set = rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::empty());
     unset.note("times", set);
-    unset
-}
-
-/// Sets the permissions of what was made, and of nothing that has taken its name since, whatever a link there leads to.
-fn set_mode_at(
-    directory: BorrowedFd<'_>,
-    name: &OsStr,
-    attributes: &Attributes,
-    mode: Mode,
-) -> rustix::io::Result<()> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = rustix::fs::openat(directory, name, flags, Mode::empty())?;
-    let found = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
-    if found != FileType::from_raw_mode(attributes.mode) {
-        return Err(Errno::STALE);
-    }
-    // Such a descriptor cannot be given to fchmod.
-    rustix::fs::chmod(proc_path(fd.as_fd()), mode)
 }
 
 /// Whether an inode has the owner and the group that it is to have.
 fn is_whose(found: rustix::io::Result<rustix::fs::Stat>, attributes: &Attributes) -> bool {
     found.is_ok_and(|found| (found.st_uid, found.st_gid) == (attributes.uid, attributes.gid))
-}
-
-/// A path to a name in an open directory, for calls that take no descriptor.
-fn path_at(directory: BorrowedFd<'_>, name: &OsStr) -> Vec<u8> {
-    let mut path = proc_path(directory).into_bytes();
-    path.push(b'/');
-    path.extend_from_slice(name.as_bytes());
-    path
-}
-
-/// Sets an extended attribute of a symbolic link or special file through its path below /proc, as no call takes a directory and a name.
-fn set_xattr_at(
-    directory: BorrowedFd<'_>,
-    name: &OsStr,
-    attribute: &[u8],
-    value: &[u8],
-) -> rustix::io::Result<()> {
-    let path = path_at(directory, name);
-    let (path, attribute) = (OsStr::from_bytes(&path), OsStr::from_bytes(attribute));
-    rustix::fs::lsetxattr(path, attribute, value, XattrFlags::empty())
 }
 
 fn owner(uid: u32) -> rustix::fs::Uid {
@@ -368,6 +373,80 @@ mod tests {
 
     fn opened(path: &Path) -> OwnedFd {
         rustix::fs::open(path, DIRECTORY, Mode::empty()).unwrap()
+    }
+
+    /// What was made has another's file in its place by now.
+    #[test]
+    fn what_has_taken_the_name_since_gets_nothing() {
+        let home = tempfile::TempDir::new().unwrap();
+        let file = home.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        std::os::unix::fs::symlink("file", home.path().join("link")).unwrap();
+        let directory = opened(home.path());
+        let before = |path: &Path| {
+            let found = path.symlink_metadata().unwrap();
+            (found.uid(), found.gid(), found.mtime(), found.ctime())
+        };
+        for name in ["file", "link"] {
+            let path = home.path().join(name);
+            let expected = before(&path);
+            let attributes = Attributes {
+                mode: libc::S_IFIFO | 0o666,
+                uid: 12_345,
+                gid: 12_345,
+                ..Attributes::default()
+            };
+            let xattrs = [(b"user.other".to_vec(), "1".into())];
+            let rights = Rights {
+                is_root: true,
+                ..Rights::default()
+            };
+            let name = OsStr::new(name);
+            let unset = finish_at(directory.as_fd(), name, &attributes, &xattrs, rights);
+            assert!(unset.told().is_some());
+            assert_eq!(before(&path), expected, "{name:?}");
+            let mut value = [0; 8];
+            rustix::fs::lgetxattr(&path, "user.other", &mut value[..]).unwrap_err();
+        }
+    }
+
+    /// Links and fifos get what they had, and what a link leads to gets nothing.
+    #[test]
+    fn what_cannot_be_opened_gets_what_it_had() {
+        let home = tempfile::TempDir::new().unwrap();
+        std::fs::write(home.path().join("target"), "x").unwrap();
+        let target = home.path().join("target").metadata().unwrap();
+        std::os::unix::fs::symlink("target", home.path().join("link")).unwrap();
+        let directory = opened(home.path());
+        let mut attributes = Attributes {
+            mode: libc::S_IFIFO | 0o640,
+            uid: target.uid(),
+            gid: target.gid(),
+            ..Attributes::default()
+        };
+        attributes.modified.seconds = 1_000_000_000;
+        special(directory.as_fd(), OsStr::new("fifo"), &attributes).unwrap();
+        let rights = Rights {
+            is_root: rustix::process::geteuid().is_root(),
+            ..Rights::default()
+        };
+        let is_root = rights.is_root;
+        attributes.uid += u32::from(is_root);
+        let finish = |name: &str, attributes: &Attributes| {
+            let unset = finish_at(directory.as_fd(), OsStr::new(name), attributes, &[], rights);
+            assert_eq!(unset.told(), None);
+            let found = home.path().join(name).symlink_metadata().unwrap();
+            (found.uid(), found.mtime(), found.mode() & 0o7777)
+        };
+        let wanted = (attributes.uid, 1_000_000_000);
+        let (uid, seconds, mode) = finish("fifo", &attributes);
+        assert_eq!(((uid, seconds), mode), (wanted, 0o640));
+        attributes.mode = libc::S_IFLNK | 0o777;
+        let (uid, seconds, _) = finish("link", &attributes);
+        assert_eq!((uid, seconds), wanted);
+        let found = home.path().join("target").metadata().unwrap();
+        let facts = |of: &std::fs::Metadata| (of.uid(), of.mtime(), of.ctime());
+        assert_eq!(facts(&found), facts(&target));
     }
 
     /// Of a fifo that was made under the name a link has now: the link's target is somebody else's.

@@ -145,6 +145,7 @@ impl Mount {
         flags: OpenFlags,
     ) -> Result<Created, VolumeError> {
         let (parent, name) = (making.parent, making.name.clone());
+        let user = making.caller.uid;
         let (entry, is_new) = match self.make(making).await {
             Err(VolumeError::Exists) if !flags.exclusive => {
                 match self.lookup(parent, name).await? {
@@ -155,7 +156,7 @@ impl Mount {
             made => (made?, true),
         };
         let ino = entry.attributes.ino;
-        match self.open(Number::of(ino), flags).await {
+        match self.open(user, Number::of(ino), flags).await {
             Ok(opened) => {
                 // An empty file is closed as one that was written to.
                 if is_new {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::vfs::handles::{Open, OpenDirectory, OpenFile};
 use crate::vfs::numbers::{CONTROL, Number};
 use crate::vfs::readahead::ReadAhead;
-use crate::vfs::{CloseMode, Mount, special};
+use crate::vfs::{CloseMode, DedupMode, Mount, special};
 use crate::volume::Volume;
 use crate::volume::attributes::Change;
 use crate::volume::data::{Room, Source, WriteOptions};
@@ -55,8 +55,10 @@ fn fetch_ahead(file: &OpenFile, view: &View, range: &Range<u64>, size: u64) {
 }
 
 impl Mount {
+    /// Opens a file for `user`, who writes through the handle from then on, whoever has it.
     pub(super) async fn open(
         &self,
+        user: u32,
         number: Number,
         flags: OpenFlags,
     ) -> Result<Opened, VolumeError> {
@@ -73,6 +75,9 @@ impl Mount {
         if let (Some(volume), false) = (self.volume(), frozen) {
             // Counted before it is looked at, so that an unlink in between keeps it.
             volume.usage().opened(number.inode);
+            if flags.write && self.is_private(user) {
+                volume.usage().set_private(number.inode);
+            }
             let opened = self.check_open(volume.clone(), number, flags).await;
             if let Err(error) = opened {
                 volume.usage().closed(number.inode);
@@ -101,6 +106,11 @@ impl Mount {
             direct_io,
             ..Opened::default()
         })
+    }
+
+    /// Whether what this user writes is matched with nothing.
+    fn is_private(&self, user: u32) -> bool {
+        self.dedup == DedupMode::Private && user != 0 && user != self.owner.uid
     }
 
     async fn check_open(

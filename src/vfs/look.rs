@@ -235,11 +235,13 @@ impl Mount {
 
     pub(super) fn statfs(&self) -> Statistics {
         let totals = self.current.view().totals();
+        let dirty = self.volume().map_or(0, |volume| volume.all_dirty_bytes());
+        let used = totals.bytes.saturating_add(dirty);
         let block = u64::from(STATFS_BLOCK_BYTES);
         let free = ROOM_BYTES / block;
         Statistics {
             block_size: STATFS_BLOCK_BYTES,
-            blocks: free + totals.bytes.div_ceil(block),
+            blocks: free.saturating_add(used.div_ceil(block)),
             blocks_free: free,
             blocks_available: free,
             files: totals.inodes.saturating_add(1 << 32),

@@ -52,6 +52,7 @@ pub struct Mount {
     control: Arc<dyn Control>,
     owner: Owner,
     close: CloseMode,
+    dedup: DedupMode,
     shelves: Shelves,
     ancestry: Ancestry,
     handles: Handles,
@@ -71,6 +72,15 @@ pub enum CloseMode {
     Async,
 }
 
+/// What the writes of users other than the mount's owner and root are matched with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DedupMode {
+    /// With everything that is stored.
+    Shared,
+    /// With nothing: they are stored anew.
+    Private,
+}
+
 /// What a mount is made of.
 pub struct MountParts {
     /// Where requests that wait go on.
@@ -85,6 +95,8 @@ pub struct MountParts {
     pub owner: Owner,
     /// What close(2) waits for.
     pub close: CloseMode,
+    /// What the writes of other users are matched with.
+    pub dedup: DedupMode,
 }
 
 /// The [`Mount`] behind the kernel door.
@@ -101,6 +113,7 @@ impl BkfsVfs {
             control: parts.control,
             owner: parts.owner,
             close: parts.close,
+            dedup: parts.dedup,
             shelves: Shelves::default(),
             ancestry: Ancestry::default(),
             handles: Handles::default(),

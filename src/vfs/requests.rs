@@ -138,9 +138,9 @@ impl Vfs for BkfsVfs {
         });
     }
 
-    fn open(&self, _: Caller, ino: Ino, flags: OpenFlags, reply: Reply<Opened>) {
-        self.answer(reply, |mount| async move {
-            mount.open(Number::of(ino), flags).await
+    fn open(&self, caller: Caller, ino: Ino, flags: OpenFlags, reply: Reply<Opened>) {
+        self.answer(reply, move |mount| async move {
+            mount.open(caller.uid, Number::of(ino), flags).await
         });
     }
 

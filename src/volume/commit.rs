@@ -13,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Mark;
+use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -36,6 +37,10 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// Files flushed at once: enough to keep all workers and uploads busy with small files.
 pub(super) const FLUSHES_AT_ONCE: usize = 16;
+
+/// Keys of dropped inodes that are held at once: about 6 MiB. More are removed in several steps, each
+/// of which stores the nodes between two of them once more.
+const GONE_AT_ONCE: usize = 1 << 16;
 
 /// A snapshot to be made by a commit.
 #[derive(Debug, Clone, Default)]
@@ -189,7 +194,8 @@ struct Sealing {
     mark: Mark,
     /// Bytes written to files that are on their way with it.
     unsent: Leaving,
-    totals: Totals,
+    /// Inodes that there are.
+    inodes: u64,
     next_inode: u64,
     covered: u64,
 }
@@ -329,7 +335,7 @@ impl Committer {
         self.sealing = Some(Sealing {
             mark,
             unsent: self.volume.usage.cut(),
-            totals: state.totals,
+            inodes: state.totals.inodes,
             next_inode: self.volume.inode_mark(),
             covered: state.operation,
         });
@@ -346,10 +352,12 @@ impl Committer {
             Ok(tree) => tree,
             Err(error) => return Err(self.failed(error)),
         };
+        let state = self.volume.view.state()?;
+        let totals = state.lock().sealed_totals(sealing.inodes);
         let publication = |snapshot| Publication {
             tree,
             mark: sealing.mark,
-            totals: sealing.totals,
+            totals,
             next_inode: sealing.next_inode,
             covered: sealing.covered,
             snapshot,
@@ -409,21 +417,25 @@ impl Committer {
             (state.base, dropped)
         };
         let nodes = self.volume.view.nodes();
-        // Neighbours in the tree one after the other: each of its nodes is read once.
-        dropped.sort_unstable();
-        let mut gone = Vec::new();
-        for inode in dropped {
-            let mut cursor = Tree::new(base).range(key::of_inode(inode));
-            while let Some((key, _)) = cursor.next(nodes.as_ref()).await? {
-                gone.push(key);
-            }
-        }
         let sink = NewNodes {
             ingest: &self.volume.ingest,
             cache: nodes,
         };
+        // Neighbours in the tree one after the other: each of its nodes is read once.
+        dropped.sort_unstable();
+        let (mut tree, mut gone) = (base, Vec::new());
+        for inode in dropped {
+            let mut cursor = Tree::new(base).range(key::of_inode(inode));
+            while let Some((key, _)) = cursor.next(nodes.as_ref()).await? {
+                gone.push(key);
+                if gone.len() >= GONE_AT_ONCE {
+                    let removed = gone.drain(..).map(|key| (key, None::<Bytes>));
+                    tree = apply(nodes.as_ref(), &sink, tree, removed).await?;
+                }
+            }
+        }
         let set = SealedItems::new(self.volume.view.state()?);
-        apply(nodes.as_ref(), &sink, base, without(gone, set)).await
+        apply(nodes.as_ref(), &sink, tree, without(gone, set)).await
     }
 
     /// Stores every dirty byte of the sealing layer.

@@ -72,6 +72,7 @@ impl Volume {
     ) -> Result<u64, VolumeError> {
         self.writable_with(data.len() as u64).await?;
         let now = self.clock.now();
+        let is_private = self.usage.is_private(inode);
         let place = self
             .view
             .transact(|run| {
@@ -87,11 +88,11 @@ impl Volume {
                 let Some(end) = end else {
                     return Err(VolumeError::TooLarge.into());
                 };
-                run.write(inode, offset, data.clone());
+                run.write(inode, offset, data.clone(), is_private);
                 if options.kill_privileges {
                     attributes.mode = mode::without_privileges(attributes.mode);
                 }
-                grow(run, &mut attributes, end);
+                grow(&mut attributes, end);
                 changed(run, inode, attributes, now);
                 Ok(offset)
             })
@@ -124,7 +125,6 @@ impl Volume {
         if size < attributes.size_bytes {
             run.zero(inode, size..attributes.size_bytes);
         }
-        run.count_bytes(size as i64 - attributes.size_bytes as i64);
         attributes.size_bytes = size;
         attributes.modified = now;
         attributes.changed = now;
@@ -151,11 +151,11 @@ impl Volume {
                 let size = attributes.size_bytes;
                 match room {
                     Room::Allocate { keep_size: true } => {}
-                    Room::Allocate { keep_size: false } => grow(run, &mut attributes, range.end),
+                    Room::Allocate { keep_size: false } => grow(&mut attributes, range.end),
                     Room::Zero { keep_size } => {
                         run.zero(inode, range.start..range.end.min(size).max(range.start));
                         if !keep_size {
-                            grow(run, &mut attributes, range.end);
+                            grow(&mut attributes, range.end);
                         }
                     }
                     Room::Punch => {
@@ -364,7 +364,6 @@ fn finish_share(
         return Err(VolumeError::Stale);
     };
     let grown = range.end.saturating_sub(attributes.size_bytes);
-    state.totals.bytes = state.totals.bytes.saturating_add(grown);
     attributes.size_bytes += grown;
     attributes.modified = now;
     attributes.changed = now;
@@ -393,9 +392,8 @@ fn regular(run: &Transaction<'_>, inode: u64) -> Step<Attributes> {
     Err(error.into())
 }
 
-fn grow(run: &mut Transaction<'_>, attributes: &mut Attributes, end: u64) {
+fn grow(attributes: &mut Attributes, end: u64) {
     if end > attributes.size_bytes {
-        run.count_bytes((end - attributes.size_bytes) as i64);
         attributes.size_bytes = end;
     }
 }

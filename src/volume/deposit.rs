@@ -77,7 +77,6 @@ impl Volume {
         self.view
             .transact(|run| {
                 let mut attributes = run.attributes(inode)?;
-                run.count_bytes(size as i64 - attributes.size_bytes as i64);
                 attributes.size_bytes = size;
                 run.set_attributes(inode, attributes);
                 Ok(attributes)

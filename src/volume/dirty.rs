@@ -136,9 +136,20 @@ pub struct DirtyRanges {
     pieces: BTreeMap<u64, Piece>,
     cost: u64,
     data_bytes: u64,
+    is_private: bool,
 }
 
 impl DirtyRanges {
+    /// What is dirty now, and until nothing is, must not be matched with what is stored already.
+    pub fn set_private(&mut self) {
+        self.is_private = true;
+    }
+
+    /// Whether [`DirtyRanges::set_private`] holds.
+    pub fn is_private(&self) -> bool {
+        self.is_private
+    }
+
     /// True if nothing is dirty.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()

@@ -17,6 +17,7 @@ use crate::tree::item::{Attributes, Extent, Item};
 use crate::tree::key::{self, Key, KeyParts};
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
+use crate::volume::room::Held;
 use crate::volume::state::{Scope, State};
 
 /// Files up to this size lie in the tree, in bytes: a chunk of their own would cost more in names and frames than they hold.
@@ -63,7 +64,7 @@ pub enum Reach {
 }
 
 /// A run picked for storing.
-struct Picked {
+struct Picked<'a> {
     range: Range<u64>,
     /// The buffers, for data; none for zeroes.
     data: Option<Vec<Bytes>>,
@@ -72,8 +73,12 @@ struct Picked {
     near_end: u64,
     /// The run goes on behind the picked range.
     more: bool,
+    /// It must not be matched with what is stored already.
+    is_private: bool,
     stamp: u64,
     attributes: Attributes,
+    /// What copies of its neighbours take of the memory.
+    _held: Option<Held<'a>>,
 }
 
 impl Volume {
@@ -132,7 +137,7 @@ impl Volume {
         epoch: u64,
         reach: Reach,
         skip_to: u64,
-    ) -> Result<Option<Picked>, VolumeError> {
+    ) -> Result<Option<Picked<'_>>, VolumeError> {
         let mut state = self.view.state()?.lock();
         let stamp = state.stamp;
         let attributes = state.attributes(Scope::Until(epoch), inode);
@@ -171,22 +176,26 @@ impl Volume {
             data: is_data.then(|| ranges.capture(range.clone())),
             near_end,
             range,
+            is_private: ranges.is_private(),
             stamp,
             attributes,
+            _held: None,
         }))
     }
 
     /// Takes the runs near a picked one along, with what lies between. False if that cannot be
     /// read: then the run stays as it is.
-    async fn take_near(&self, inode: u64, scope: Scope, picked: &mut Picked) -> bool {
+    async fn take_near<'a>(&'a self, inode: u64, scope: Scope, picked: &mut Picked<'a>) -> bool {
         let range = picked.range.start..picked.near_end;
         if range == picked.range {
             return true;
         }
+        let held = self.room.hold(range.end - range.start);
         let read = self.view.read(scope, inode, range.clone());
         match tokio::time::timeout(NEAR_PATIENCE, read).await {
             Ok(Ok(data)) => {
                 (picked.range, picked.data) = (range, Some(data));
+                picked._held = Some(held);
                 true
             }
             Ok(Err(error)) => {
@@ -205,15 +214,14 @@ impl Volume {
         &self,
         inode: u64,
         epoch: u64,
-        picked: Picked,
+        picked: Picked<'_>,
     ) -> Result<bool, VolumeError> {
         let scope = Scope::Until(epoch);
         let range = picked.range.clone();
         let Some(data) = picked.data else {
             let range = self.hole_step(inode, scope, range).await?;
-            self.replace_extents(inode, epoch, scope, range.clone(), &[])
-                .await?;
-            self.forget_dirty(inode, epoch, range, picked.stamp)?;
+            let plan = self.plan_extents(inode, scope, range.clone(), &[]).await?;
+            self.settle_range(inode, epoch, plan, (range, picked.stamp))?;
             return Ok(true);
         };
         let profile = self.profile(inode, epoch, &picked.attributes, range.start, &data)?;
@@ -231,18 +239,19 @@ impl Volume {
             .await?
         };
         let run: Vec<Bytes> = before.into_iter().chain(data).chain(after).collect();
-        let stored = self
-            .ingest
-            .store_run(profile, start, run, !picked.more)
-            .await?;
+        let (ingest, is_end) = (&self.ingest, !picked.more);
+        let stored = match picked.is_private {
+            false => ingest.store_run(profile, start, run, is_end).await?,
+            true => ingest.store_run_anew(profile, start, run, is_end).await?,
+        };
         let end = start + stored.consumed as u64;
         if end <= range.start {
             return Ok(false);
         }
         let new = new_extents(&stored);
-        self.replace_extents(inode, epoch, scope, start..end, &new)
-            .await?;
-        self.forget_dirty(inode, epoch, range.start..end.min(range.end), picked.stamp)?;
+        let plan = self.plan_extents(inode, scope, start..end, &new).await?;
+        let forgotten = range.start..end.min(range.end);
+        self.settle_range(inode, epoch, plan, (forgotten, picked.stamp))?;
         Ok(true)
     }
 
@@ -263,14 +272,17 @@ impl Volume {
         }
     }
 
-    fn forget_dirty(
+    /// Carries a plan out and forgets the dirty bytes that it stands for: at no moment does both or
+    /// neither count as allocated.
+    fn settle_range(
         &self,
         inode: u64,
         epoch: u64,
-        range: Range<u64>,
-        stamp: u64,
+        plan: ExtentPlan,
+        (range, stamp): (Range<u64>, u64),
     ) -> Result<(), VolumeError> {
         let mut state = self.view.state()?.lock();
+        place_extents(&mut state, inode, epoch, plan);
         if let Some(layer) = state.layer_mut(epoch) {
             layer.with_data(inode, |ranges| ranges.forget(range, stamp));
         }
@@ -328,7 +340,7 @@ impl Volume {
         }
         let profile = detect(b"", &head).unwrap_or(Profile::Content);
         let mut state = self.view.state()?.lock();
-        adjust(&mut state, inode, epoch, |attributes| {
+        state.adjust(inode, epoch, |attributes| {
             attributes.profile = profile as u8
         });
         Ok(profile)
@@ -421,7 +433,7 @@ impl Volume {
             layer.set(Key::inline(inode), item);
         }
         layer.with_data(inode, |ranges| ranges.forget(0..u64::MAX, stamp));
-        adjust(&mut state, inode, epoch, |attributes| {
+        state.adjust(inode, epoch, |attributes| {
             attributes.allocated_bytes = attributes.allocated_bytes.saturating_add_signed(growth);
         });
         Ok(true)
@@ -444,7 +456,11 @@ impl Volume {
             return Ok(());
         };
         let mut at = 0;
+        let is_private = self.usage.is_private(inode);
         layer.with_data(inode, |ranges| {
+            if is_private {
+                ranges.set_private();
+            }
             for (range, _) in covered
                 .iter()
                 .map(|(range, part)| (range.clone(), part))
@@ -457,7 +473,7 @@ impl Volume {
             }
         });
         layer.set(Key::inline(inode), None);
-        adjust(&mut state, inode, epoch, |attributes| {
+        state.adjust(inode, epoch, |attributes| {
             attributes.allocated_bytes = attributes.allocated_bytes.saturating_sub(length);
         });
         Ok(())
@@ -499,7 +515,7 @@ pub(super) fn place_extents(state: &mut State, inode: u64, epoch: u64, plan: Ext
     for (offset, extent) in plan.changes {
         layer.set(Key::extent(inode, offset), extent.map(Item::Extent));
     }
-    adjust(state, inode, epoch, |attributes| {
+    state.adjust(inode, epoch, |attributes| {
         attributes.allocated_bytes = attributes
             .allocated_bytes
             .saturating_add_signed(plan.growth);
@@ -534,23 +550,4 @@ pub(super) fn new_extents(stored: &StoredRun) -> Vec<Placed> {
         })
     };
     stored.extents.iter().filter_map(placed).collect()
-}
-
-/// Changes the attributes of an inode in the layer of `epoch` and in every newer layer that has them: facts about what is stored, which
-/// users did not change.
-fn adjust(state: &mut State, inode: u64, epoch: u64, change: impl Fn(&mut Attributes)) {
-    let mut newer = vec![epoch];
-    if state.active.epoch != epoch {
-        newer.push(state.active.epoch);
-    }
-    for epoch in newer {
-        let Some(layer) = state.layer_mut(epoch) else {
-            continue;
-        };
-        if let Some(Some(Item::Attributes(attributes))) =
-            layer.items.get_mut(&Key::attributes(inode))
-        {
-            change(attributes);
-        }
-    }
 }

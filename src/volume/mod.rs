@@ -182,6 +182,24 @@ impl Volume {
         state.layers(Scope::Live).map(dirty).sum()
     }
 
+    /// Dirty bytes of all files, not yet stored.
+    pub fn all_dirty_bytes(&self) -> u64 {
+        let Ok(state) = self.view.state() else {
+            return 0;
+        };
+        let state = state.lock();
+        state
+            .layers(Scope::Live)
+            .map(state::Layer::data_bytes)
+            .sum()
+    }
+
+    /// Bytes in memory beside the dirty ones: those of writers that wait, and copies on their way to
+    /// be stored.
+    pub fn held_bytes(&self) -> u64 {
+        self.room.held_bytes()
+    }
+
     /// What is not in the bucket yet.
     pub fn dirty(&self) -> Dirty {
         let Ok(state) = self.view.state() else {

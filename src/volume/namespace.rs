@@ -12,6 +12,7 @@ use crate::tree::key::{Key, MAX_NAME_BYTES};
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 use crate::volume::mode;
+use crate::volume::state::signed_difference;
 use crate::volume::transaction::{Step, Transaction};
 
 /// As many names as an inode may have (the limit of ext4's 16-bit counters does not bind us; that of `nlink_t` in old tools does).
@@ -392,7 +393,7 @@ fn exchange(
 
 fn drop_inode(run: &mut Transaction<'_>, inode: u64, attributes: &Attributes) {
     if mode::is_regular(attributes.mode) {
-        run.count_bytes(-(attributes.size_bytes as i64));
+        run.count_bytes(signed_difference(0, attributes.allocated_bytes));
     }
     run.drop_inode(inode);
 }

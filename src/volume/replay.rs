@@ -3,7 +3,8 @@
 //! Owns: how operations become changes of the layers again. Does not own: which journals count (`root::journal`), nor the commit that must follow before
 //! anything else is accepted.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use crate::extents::Placed;
@@ -16,7 +17,7 @@ use crate::volume::flush::Reach;
 use crate::volume::mode;
 use crate::volume::operations::{Content, Operations, Piece};
 use crate::volume::rescue;
-use crate::volume::state::Scope;
+use crate::volume::state::{Scope, signed_difference};
 
 impl Volume {
     /// Makes the changes of journals, in their order, on a volume that nobody else uses yet. What they refer to must be readable already
@@ -25,29 +26,42 @@ impl Volume {
     /// # Errors
     /// If something that was acknowledged is not to be found: then nothing of it may be committed.
     pub async fn replay(&self, journals: &[Operations]) -> Result<(), VolumeError> {
-        let mut files = BTreeSet::new();
+        let bytes = self.view.totals().bytes;
+        let mut before = BTreeMap::new();
+        for inode in journals.iter().flat_map(named) {
+            if let Entry::Vacant(entry) = before.entry(inode) {
+                entry.insert(self.allocated_bytes(inode).await?);
+            }
+        }
         for operations in journals {
             self.replay_items(operations)?;
             for piece in &operations.contents {
                 self.replay_piece(piece).await?;
             }
-            let changed = operations
-                .items
-                .iter()
-                .filter_map(|(key, _)| key.inode().ok());
-            files.extend(changed);
-            files.extend(operations.contents.iter().map(|piece| piece.inode));
         }
-        for inode in files {
+        let mut growth = 0;
+        for (inode, before) in before {
             self.count_allocated(inode).await?;
+            growth += signed_difference(self.allocated_bytes(inode).await?, before);
         }
+        // Everything is in the active layer, and was counted piece by piece where it was an extent.
+        self.view.state()?.lock().set_allocated(bytes, growth);
         Ok(())
+    }
+
+    /// Allocated bytes of an inode; 0 if there is none.
+    async fn allocated_bytes(&self, inode: u64) -> Result<u64, VolumeError> {
+        let item = self.view.item(Scope::Live, &Key::attributes(inode)).await?;
+        Ok(match item {
+            Some(Item::Attributes(attributes)) => attributes.allocated_bytes,
+            _ => 0,
+        })
     }
 
     fn replay_items(&self, operations: &Operations) -> Result<(), VolumeError> {
         self.raise_inode_mark(operations.next_inode);
         let mut state = self.view.state()?.lock();
-        state.totals = operations.totals;
+        state.totals.inodes = operations.totals.inodes;
         for inode in &operations.dropped {
             state.active.drop_inode(*inode);
         }
@@ -133,4 +147,13 @@ impl Volume {
         state.active.set(key, Some(Item::Attributes(attributes)));
         Ok(())
     }
+}
+
+/// Inodes that operations change or drop.
+fn named(operations: &Operations) -> impl Iterator<Item = u64> + '_ {
+    let items = operations.items.iter();
+    let contents = operations.contents.iter().map(|piece| piece.inode);
+    let changed = items.filter_map(|(key, _)| key.inode().ok());
+    let dropped = operations.dropped.iter().copied();
+    dropped.chain(changed).chain(contents)
 }

@@ -35,7 +35,7 @@ pub enum Pressure {
 pub struct Room {
     limits: Limits,
     freed: Notify,
-    /// Bytes that writers hold while they wait.
+    /// Bytes that writers hold while they wait, and copies that are made to be stored.
     waiting_bytes: AtomicU64,
     closed: AtomicBool,
     /// How often storing came to nothing, and why the last time.
@@ -63,7 +63,13 @@ impl Room {
         pressure(state.data_cost(), left)
     }
 
-    /// Counts bytes that a waiting writer holds, until the answer is dropped.
+    /// Bytes held beside the layers: see [`Room::hold`].
+    pub fn held_bytes(&self) -> u64 {
+        self.waiting_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts bytes that a waiting writer holds, or that are copied to be stored, until the answer
+    /// is dropped.
     pub fn hold(&self, bytes: u64) -> Held<'_> {
         self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
         Held { room: self, bytes }

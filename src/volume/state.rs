@@ -55,6 +55,9 @@ pub struct Layer {
     pub delta: Delta,
     item_cost: u64,
     data_cost: u64,
+    data_bytes: u64,
+    /// By how much it changes the allocated bytes of what lies below it.
+    allocated: i64,
 }
 
 impl Layer {
@@ -80,6 +83,11 @@ impl Layer {
         self.data_cost
     }
 
+    /// Dirty bytes of data (not zeroes) of all files.
+    pub fn data_bytes(&self) -> u64 {
+        self.data_bytes
+    }
+
     /// Sets or hides an item.
     pub fn set(&mut self, key: Key, item: Option<Item>) {
         let key_bytes = key.as_bytes().len();
@@ -92,9 +100,10 @@ impl Layer {
     /// Works on the dirty bytes of `inode`, keeping the account.
     pub fn with_data<R>(&mut self, inode: u64, change: impl FnOnce(&mut DirtyRanges) -> R) -> R {
         let ranges = self.data.entry(inode).or_default();
-        let before = ranges.cost();
+        let before = (ranges.cost(), ranges.data_bytes());
         let result = change(ranges);
-        self.data_cost = self.data_cost + ranges.cost() - before;
+        self.data_cost = self.data_cost + ranges.cost() - before.0;
+        self.data_bytes = self.data_bytes + ranges.data_bytes() - before.1;
         if ranges.is_empty() {
             self.data.remove(&inode);
         }
@@ -116,6 +125,7 @@ impl Layer {
         }
         if let Some(ranges) = self.data.remove(&inode) {
             self.data_cost -= ranges.cost();
+            self.data_bytes -= ranges.data_bytes();
         }
         self.dropped.insert(inode);
     }
@@ -146,7 +156,8 @@ pub enum Found {
 pub struct Totals {
     /// Inodes of every kind.
     pub inodes: u64,
-    /// Sum of the sizes of regular files, in bytes.
+    /// Allocated bytes of regular files: their contents without holes, before deduplication.
+    /// Dirty bytes do not count yet.
     pub bytes: u64,
 }
 
@@ -430,6 +441,58 @@ impl State {
         }
     }
 
+    /// Counts a change of the live volume.
+    pub fn count(&mut self, inodes: i64, allocated: i64) {
+        self.totals.inodes = self.totals.inodes.saturating_add_signed(inodes);
+        self.totals.bytes = self.totals.bytes.saturating_add_signed(allocated);
+        self.active.allocated += allocated;
+    }
+
+    /// Counts the live volume anew: `bytes` below the active layer, and by how much that changes
+    /// them.
+    pub fn set_allocated(&mut self, bytes: u64, growth: i64) {
+        self.totals.bytes = bytes.saturating_add_signed(growth);
+        self.active.allocated = growth;
+    }
+
+    /// What the volume holds without the active layer: what a commit of the sealing layer publishes
+    /// once none of its bytes are dirty. `inodes` is the number at the cut.
+    pub fn sealed_totals(&self, inodes: u64) -> Totals {
+        let bytes = self.totals.bytes;
+        Totals {
+            inodes,
+            bytes: bytes.saturating_add_signed(self.active.allocated.saturating_neg()),
+        }
+    }
+
+    /// Changes facts about what is stored of an inode, which its users did not change: in the layer
+    /// of `epoch` and in a newer one, where these have its attributes.
+    pub fn adjust(&mut self, inode: u64, epoch: u64, change: impl Fn(&mut Attributes)) {
+        let key = Key::attributes(inode);
+        let adjust = |layer: &mut Layer| match layer.items.get_mut(&key) {
+            Some(Some(Item::Attributes(attributes))) => {
+                let before = attributes.allocated_bytes;
+                change(attributes);
+                Some(signed_difference(attributes.allocated_bytes, before))
+            }
+            _ => None,
+        };
+        let older = self
+            .sealing
+            .as_mut()
+            .filter(|layer| layer.epoch == epoch)
+            .and_then(adjust);
+        let newest = adjust(&mut self.active);
+        let sealed = older.unwrap_or(0);
+        // What the active layer dropped is live no more, and what it did not change shows through.
+        let live = match self.active.dropped.contains(&inode) {
+            true => newest.unwrap_or(0),
+            false => newest.unwrap_or(sealed),
+        };
+        self.totals.bytes = self.totals.bytes.saturating_add_signed(live);
+        self.active.allocated += live - sealed;
+    }
+
     /// Makes the active layer the sealing one. The caller makes sure that there is none.
     pub fn cut(&mut self) {
         assert!(
@@ -454,6 +517,14 @@ impl State {
     /// Memory held by items, in both layers.
     pub fn item_cost(&self) -> u64 {
         self.active.item_cost() + self.sealing.as_ref().map_or(0, Layer::item_cost)
+    }
+}
+
+/// `new` less `old`.
+pub(super) fn signed_difference(new: u64, old: u64) -> i64 {
+    match new >= old {
+        true => i64::try_from(new - old).unwrap_or(i64::MAX),
+        false => -i64::try_from(old - new).unwrap_or(i64::MAX),
     }
 }
 

@@ -44,6 +44,7 @@ enum Effect {
         inode: u64,
         offset: u64,
         data: Bytes,
+        is_private: bool,
     },
     Zero {
         inode: u64,
@@ -102,7 +103,7 @@ impl Transaction<'_> {
         self.inodes += 1;
     }
 
-    /// Counts bytes of contents that come (or go).
+    /// Counts allocated bytes that come (or go).
     pub fn count_bytes(&mut self, bytes: i64) {
         self.bytes = self.bytes.saturating_add(bytes);
     }
@@ -113,12 +114,14 @@ impl Transaction<'_> {
         self.effects.push(Effect::Drop(inode));
     }
 
-    /// Puts bytes into a file. The size is the caller's to set.
-    pub fn write(&mut self, inode: u64, offset: u64, data: Bytes) {
+    /// Puts bytes into a file; private ones are not matched with what is stored already. The size
+    /// is the caller's to set.
+    pub fn write(&mut self, inode: u64, offset: u64, data: Bytes, is_private: bool) {
         self.effects.push(Effect::Write {
             inode,
             offset,
             data,
+            is_private,
         });
     }
 
@@ -131,8 +134,7 @@ impl Transaction<'_> {
 /// Applies what a transaction wrote to the active layer.
 fn apply(state: &mut State, effects: Vec<Effect>, inodes: i64, bytes: i64) {
     let stamp = state.next_stamp();
-    state.totals.inodes = state.totals.inodes.saturating_add_signed(inodes);
-    state.totals.bytes = state.totals.bytes.saturating_add_signed(bytes);
+    state.count(inodes, bytes);
     let layer = &mut state.active;
     for effect in effects {
         match effect {
@@ -145,10 +147,14 @@ fn apply(state: &mut State, effects: Vec<Effect>, inodes: i64, bytes: i64) {
                 inode,
                 offset,
                 data,
+                is_private,
             } => {
                 let end = offset + data.len() as u64;
                 layer.delta.content(inode, offset..end);
                 layer.with_data(inode, |ranges| {
+                    if is_private {
+                        ranges.set_private();
+                    }
                     if data.len() < SHARED_WRITE_BYTES {
                         ranges.write(offset, &data, stamp);
                     } else {

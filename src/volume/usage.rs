@@ -16,6 +16,8 @@ struct Counts {
     parent: u64,
     /// Known to have no file capabilities.
     is_bare: bool,
+    /// A user other than the mount's owner may write to it, or has.
+    is_private: bool,
 }
 
 impl Counts {
@@ -133,6 +135,23 @@ impl Usage {
         }
     }
 
+    /// What is written to the inode is not matched with what is stored already, from now on and
+    /// for as long as the inode is in use.
+    pub fn set_private(&self, inode: u64) {
+        if let Some(counts) = self.0.lock().users.get_mut(&inode) {
+            counts.is_private = true;
+        }
+    }
+
+    /// Whether [`Usage::set_private`] holds.
+    pub fn is_private(&self, inode: u64) -> bool {
+        let inner = self.0.lock();
+        inner
+            .users
+            .get(&inode)
+            .is_some_and(|counts| counts.is_private)
+    }
+
     /// Bytes were written.
     pub fn wrote(&self, inode: u64, bytes: u64) {
         *self.0.lock().uncut.entry(inode).or_default() += bytes;
@@ -204,6 +223,7 @@ impl Usage {
             counts.opens += users.opens;
             counts.lookups += users.lookups;
             counts.parent = users.parent;
+            counts.is_private |= users.is_private;
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Each test makes machines without a kernel over one bucket. A crash drops all but the bucket.
 
+mod allocated;
 mod closing;
 mod collecting;
 mod copying;
@@ -20,6 +21,7 @@ mod outages;
 mod outcome;
 mod paused;
 mod price;
+mod private;
 mod reading;
 mod scattered;
 mod stalls;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::run;
+use super::run::{self, Manner};
 use super::session::Session;
 use crate::error::DepotError;
 use crate::id::{Id, Kind, Prefix};
@@ -53,7 +53,7 @@ pub(super) async fn store_again(
             if !wanted.contains(&(found.kind, found.id)) {
                 continue;
             }
-            run::store_blob(session, found.kind, found.bytes.clone()).await?;
+            run::store_blob(session, found.kind, found.bytes.clone(), Manner::COPIED).await?;
             if whole.class == Class::DataPack {
                 found.bytes = Bytes::new();
             }

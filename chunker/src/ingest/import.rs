@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::divide::Named;
 use bytes::Bytes;
 
-use super::run;
+use super::run::{self, Manner, Matching};
 use super::session::Session;
 use crate::cut::segment::{self, SegmentChunk};
 use crate::depot::Depot;
@@ -26,7 +26,7 @@ pub(super) async fn import(
     let id = match target {
         Target::Chunk(id) => {
             let bytes = from.read_blob(Kind::Chunk, id).await?;
-            return run::store_blob(session, Kind::Chunk, bytes)
+            return run::store_blob(session, Kind::Chunk, bytes, Manner::COPIED)
                 .await
                 .map(Target::Chunk);
         }
@@ -59,10 +59,10 @@ pub(super) async fn import(
         });
         start = end;
     }
-    let named = run::name(session, chunks).await?;
+    let named = run::name(session, chunks, Matching::Everything).await?;
     let named: Vec<&Named> = named.iter().collect();
     // They lie in whole frames of the other repository, of which they may be a small part.
-    run::store_part(session, segment.profile, &named, run::Hold::Copied).await
+    run::store_part(session, segment.profile, &named, Manner::COPIED).await
 }
 
 /// What a target of one repository is in another.

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::frame::{BlobKey, Body, Frame, FrameState, FullFrame, SealedHere};
 use super::lane::{Lane, SentPack};
+use super::run::Matching;
 use super::sealed::Mark;
 use crate::catalog::{Candidate, Location};
 use crate::error::DepotError;
@@ -164,16 +165,22 @@ impl Ledger {
         true
     }
 
-    /// Takes a blob, unless it is here already.
+    /// [`Ledger::has`] for what is compared with everything; false for all else.
+    pub(super) fn matches(&mut self, kind: Kind, id: Id, matching: Matching) -> bool {
+        matching == Matching::Everything && self.has(kind, id)
+    }
+
+    /// Takes a blob, unless it is here already. One that is compared with nothing is found in the
+    /// place of the first from then on; both reach the bucket.
     pub(super) fn gather(
         &mut self,
-        kind: Kind,
-        id: Id,
+        (kind, id): (Kind, Id),
         bytes: Bytes,
         reservation: Reservation,
+        matching: Matching,
     ) -> Gathered {
         let key = BlobKey::of(kind, &id);
-        if self.has(kind, id) {
+        if self.matches(kind, id, matching) {
             return Gathered {
                 full: None,
                 new: false,

@@ -34,6 +34,8 @@ use crate::pack::PackName;
 use crate::spool::Spool;
 use crate::verify::{Found, PackContents};
 
+use run::{Manner, Matching};
+
 pub use crate::cut::{Profile, detect};
 pub use delivery::{Delivered, NamedPack};
 pub(crate) use frame::{Body, SealedHere};
@@ -97,7 +99,25 @@ impl Ingest {
         end_of_data: bool,
     ) -> Result<StoredRun, DepotError> {
         let _operation = Operation::begin(&self.session);
-        run::store(&self.session, profile, file_offset, run, end_of_data).await
+        let (session, matching) = (&self.session, Matching::Everything);
+        run::store(session, matching, profile, file_offset, run, end_of_data).await
+    }
+
+    /// The same, and everything is stored anew, whatever is stored or on its way already: neither
+    /// the time that it takes nor the bytes that are sent say what that is.
+    ///
+    /// # Errors
+    /// As [`Ingest::store_run`].
+    pub async fn store_run_anew(
+        &self,
+        profile: Profile,
+        file_offset: u64,
+        run: Vec<Bytes>,
+        end_of_data: bool,
+    ) -> Result<StoredRun, DepotError> {
+        let _operation = Operation::begin(&self.session);
+        let (session, matching) = (&self.session, Matching::Nothing);
+        run::store(session, matching, profile, file_offset, run, end_of_data).await
     }
 
     /// Stores one blob (a node, a segment, a commit record) unless it is there already. Dropped, it
@@ -107,7 +127,7 @@ impl Ingest {
     /// As [`Ingest::store_run`]; `Invalid` for a blob larger than a frame.
     pub async fn store_blob(&self, kind: Kind, bytes: Bytes) -> Result<Id, DepotError> {
         let _operation = Operation::begin(&self.session);
-        run::store_blob(&self.session, kind, bytes).await
+        run::store_blob(&self.session, kind, bytes, Manner::COPIED).await
     }
 
     /// Stores what a target of another repository holds, in the same chunks, and says what it is called here. Read and verified there first, whether it is new here or not.

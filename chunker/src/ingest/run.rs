@@ -27,6 +27,31 @@ const BLOB_OVERHEAD_BYTES: u64 = 128;
 /// Blobs that are taken under one lock: neighbours stay together, and nobody is kept waiting for long.
 const TAKEN_AT_ONCE: usize = 8;
 
+/// What new content is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Matching {
+    /// With all that is stored, or on its way: what is there already is referred to.
+    Everything,
+    /// With nothing: all of it is stored, whatever there is. How long that takes, and how much is
+    /// sent, says nothing of what is stored.
+    Nothing,
+}
+
+/// How the blobs of a run are stored.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manner {
+    pub(super) hold: Hold,
+    pub(super) matching: Matching,
+}
+
+impl Manner {
+    /// Copied, and compared with everything.
+    pub(super) const COPIED: Self = Self {
+        hold: Hold::Copied,
+        matching: Matching::Everything,
+    };
+}
+
 /// How a frame has what it takes of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hold {
@@ -56,6 +81,7 @@ impl Hold {
 /// Stores a run; see [`Ingest::store_run`](super::Ingest::store_run).
 pub(super) async fn store(
     session: &Arc<Session>,
+    matching: Matching,
     profile: Profile,
     file_offset: u64,
     run: Vec<Bytes>,
@@ -68,11 +94,14 @@ pub(super) async fn store(
         end_of_data: end_of_data.then_some(length),
     };
     let chunks = cut(session, &plan, run).await?;
-    let named = name(session, chunks).await?;
+    let named = name(session, chunks, matching).await?;
     let unknown = named
         .iter()
         .filter(|chunk| !chunk.is_zero && chunk.known.is_none());
-    let hold = Hold::of(unknown.map(|chunk| chunk.bytes.len()).sum(), length);
+    let manner = Manner {
+        hold: Hold::of(unknown.map(|chunk| chunk.bytes.len()).sum(), length),
+        matching,
+    };
     let parts = plan.divide(session.shared.cutter.parameters(), &named);
     let mut stored = StoredRun::default();
     let mut zero = 0;
@@ -83,7 +112,7 @@ pub(super) async fn store(
                 zero += part.end - part.start;
                 None
             }
-            chunks => Some(store_part(session, profile, chunks, hold).await?),
+            chunks => Some(store_part(session, profile, chunks, manner).await?),
         };
         stored.extents.push(StoredExtent {
             offset: file_offset + part.start as u64,
@@ -111,10 +140,12 @@ async fn cut(
     session.shared.workers.run_sized(length, job).await
 }
 
-/// Names chunks and looks them up in the index, in as many jobs as it is worth.
+/// Names chunks and looks up in the index those that are compared with it, in as many jobs as it is
+/// worth.
 pub(super) async fn name(
     session: &Arc<Session>,
     chunks: Vec<Named>,
+    matching: Matching,
 ) -> Result<Vec<Named>, DepotError> {
     let mut jobs = Vec::new();
     let mut rest = chunks;
@@ -128,7 +159,7 @@ pub(super) async fn name(
         let job = move || {
             batch
                 .iter_mut()
-                .for_each(|chunk| name_chunk(&shared, chunk));
+                .for_each(|chunk| name_chunk(&shared, chunk, matching));
             batch
         };
         jobs.push(session.shared.workers.run_sized(bytes, job));
@@ -137,11 +168,18 @@ pub(super) async fn name(
     Ok(named.into_iter().flatten().collect())
 }
 
-fn name_chunk(shared: &Shared, chunk: &mut Named) {
+fn name_chunk(shared: &Shared, chunk: &mut Named, matching: Matching) {
     if !chunk.is_zero {
         let id = shared.keyring.id(Kind::Chunk, &chunk.bytes);
         chunk.id = Some(id);
-        chunk.known = shared.catalog.find_live(&id);
+        chunk.known = look_up(shared, &id, matching);
+    }
+}
+
+fn look_up(shared: &Shared, id: &Id, matching: Matching) -> Option<PackName> {
+    match matching {
+        Matching::Everything => shared.catalog.find_live(id),
+        Matching::Nothing => None,
     }
 }
 
@@ -150,7 +188,7 @@ pub(super) async fn store_part(
     session: &Arc<Session>,
     profile: Profile,
     chunks: &[&Named],
-    hold: Hold,
+    manner: Manner,
 ) -> Result<Target, DepotError> {
     let mut listed = Vec::with_capacity(chunks.len());
     let mut wanted = Vec::with_capacity(chunks.len());
@@ -169,21 +207,26 @@ pub(super) async fn store_part(
             known: chunk.known,
         });
     }
-    store_blobs(session, &wanted, hold).await?;
+    store_blobs(session, &wanted, manner).await?;
     if let [single] = listed.as_slice() {
         return Ok(Target::Chunk(single.id));
     }
     let list = Bytes::from(segment::encode(profile, &listed));
-    store_blob(session, Kind::Segment, list)
+    let manner = Manner {
+        hold: Hold::Copied,
+        ..manner
+    };
+    store_blob(session, Kind::Segment, list, manner)
         .await
         .map(Target::Segment)
 }
 
-/// Stores one blob unless it is there.
+/// Stores one blob; unless it is there, if it is compared with that.
 pub(super) async fn store_blob(
     session: &Arc<Session>,
     kind: Kind,
     bytes: Bytes,
+    manner: Manner,
 ) -> Result<Id, DepotError> {
     if bytes.len() > LARGEST_BLOB_BYTES {
         return Err(DepotError::Invalid("a blob larger than a frame"));
@@ -192,7 +235,7 @@ pub(super) async fn store_blob(
     let hashed = bytes.clone();
     let job = move || {
         let id = shared.keyring.id(kind, &hashed);
-        (id, shared.catalog.find_live(&id))
+        (id, look_up(&shared, &id, manner.matching))
     };
     let workers = &session.shared.workers;
     let (id, known) = workers.run_sized(bytes.len(), job).await?;
@@ -202,7 +245,7 @@ pub(super) async fn store_blob(
         bytes,
         known,
     };
-    store_blobs(session, &[wanted], Hold::Copied).await?;
+    store_blobs(session, &[wanted], manner).await?;
     Ok(id)
 }
 
@@ -233,7 +276,7 @@ struct Wanted {
 async fn store_blobs(
     session: &Arc<Session>,
     wanted: &[Wanted],
-    hold: Hold,
+    manner: Manner,
 ) -> Result<(), DepotError> {
     let mut missing = Vec::new();
     let mut bytes = 0;
@@ -245,7 +288,7 @@ async fn store_blobs(
         for blob in wanted {
             if let Some(pack) = session.still_live(blob.known) {
                 ledger.rely_on(pack, blob.kind, blob.id);
-            } else if !ledger.has(blob.kind, blob.id) {
+            } else if !ledger.matches(blob.kind, blob.id, manner.matching) {
                 bytes += blob.bytes.len() as u64 + BLOB_OVERHEAD_BYTES;
                 missing.push(blob);
             }
@@ -253,11 +296,11 @@ async fn store_blobs(
     }
     let counters = &session.shared.link.counters;
     let total: usize = wanted.iter().map(|blob| blob.bytes.len()).sum();
-    let hold = match hold {
+    let hold = match manner.hold {
         Hold::Shared => Hold::of(bytes as usize, total),
-        Hold::Copied => hold,
+        Hold::Copied => Hold::Copied,
     };
-    let mut new = 0;
+    let mut stored = 0;
     if !missing.is_empty() {
         let mut reservation = session.reserve(bytes).await?;
         for group in missing.chunks(TAKEN_AT_ONCE) {
@@ -266,16 +309,17 @@ async fn store_blobs(
                 let mut ledger = session.ledger();
                 for blob in group {
                     let part = reservation.split(blob.bytes.len() as u64 + BLOB_OVERHEAD_BYTES);
-                    let gathered = ledger.gather(blob.kind, blob.id, hold.take(&blob.bytes), part);
+                    let new = hold.take(&blob.bytes);
+                    let gathered = ledger.gather((blob.kind, blob.id), new, part, manner.matching);
                     full.extend(gathered.full);
-                    new += if gathered.new { blob.bytes.len() } else { 0 };
+                    stored += if gathered.new { blob.bytes.len() } else { 0 };
                 }
             }
             session.process_all(full);
         }
     }
-    counters.bytes_new.add(new as u64);
-    counters.bytes_deduplicated.add((total - new) as u64);
+    counters.bytes_new.add(stored as u64);
+    counters.bytes_deduplicated.add((total - stored) as u64);
     Ok(())
 }
 

@@ -1,6 +1,8 @@
 //! Cutting a run that lies in several pieces of memory: pure.
 //!
-//! Owns the joining of what a chunk needs in one piece, so that only chunks across the border of two pieces are copied. Does not own where chunks end.
+//! Owns the joining of what a chunk needs in one piece: pieces that are shorter than a chunk may be are
+//! joined first, and of longer ones only chunks across the border of two are copied, so that each byte
+//! is looked at a few times, whatever the pieces. Does not own where chunks end.
 
 use bytes::{Bytes, BytesMut};
 
@@ -17,10 +19,32 @@ pub(super) fn cut(cutter: &Cutter, plan: &Plan, run: Vec<Bytes>) -> Vec<Named> {
     };
     // What is left of the pieces before: the beginning of a chunk, shorter than the longest.
     let mut rest = Bytes::new();
-    for piece in run {
+    let longest = cutter.parameters().longest(plan.profile) as usize;
+    for piece in gathered(run, longest) {
         rest = cutting.piece(rest, piece);
     }
     cutting.named
+}
+
+/// The run in pieces of at least `least` bytes, except where a shorter one comes before one that is
+/// as long, and at the end.
+fn gathered(run: Vec<Bytes>, least: usize) -> impl Iterator<Item = Bytes> {
+    let mut pieces = run.into_iter().peekable();
+    std::iter::from_fn(move || {
+        let first = pieces.next()?;
+        let is_short = |piece: &Bytes| piece.len() < least;
+        if !is_short(&first) || !pieces.peek().is_some_and(is_short) {
+            return Some(first);
+        }
+        let mut joined = BytesMut::with_capacity(2 * least);
+        joined.extend_from_slice(&first);
+        while joined.len() < least
+            && let Some(piece) = pieces.next_if(is_short)
+        {
+            joined.extend_from_slice(&piece);
+        }
+        Some(joined.freeze())
+    })
 }
 
 struct Cutting<'a> {
@@ -117,6 +141,27 @@ mod tests {
     fn shape(named: &[Named]) -> Vec<(usize, Bytes, bool)> {
         let shape = |chunk: &Named| (chunk.start, chunk.bytes.clone(), chunk.is_zero);
         named.iter().map(shape).collect()
+    }
+
+    /// Of 2,048 pieces of 512 bytes each was joined to all before it in its chunk, and all that cut
+    /// again: 64 MiB took 6 s of processor time.
+    #[test]
+    fn short_pieces_are_joined_once() {
+        let whole = Bytes::from(
+            (0..1 << 20)
+                .map(|at| (at / 7 % 251) as u8)
+                .collect::<Vec<_>>(),
+        );
+        let pieces = |size: usize| whole.chunks(size).map(|piece| whole.slice_ref(piece));
+        let joined: Vec<_> = gathered(pieces(512).collect(), 16 << 10).collect();
+        assert!(joined.iter().all(|piece| piece.len() == 16 << 10));
+        assert_eq!(joined.concat(), whole);
+        // Long ones stay what they are, and short ones between them wait for no others.
+        let mixed: Vec<Bytes> = [20_000, 5, 6, 30_000, 7]
+            .map(|size| whole.slice(..size))
+            .into();
+        let lengths: Vec<_> = gathered(mixed, 16 << 10).map(|piece| piece.len()).collect();
+        assert_eq!(lengths, [20_000, 11, 30_000, 7]);
     }
 
     proptest! {

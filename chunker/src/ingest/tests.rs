@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::frame::{BlobKey, FullFrame};
 use super::lane::{NewPack, OpenPack};
 use super::ledger::{Ledger, Pending};
+use super::run::Matching;
 use super::sealed::Mark;
 use crate::codec::Effort;
 use crate::gate::ByteGate;
@@ -154,7 +155,12 @@ impl World {
             let pack = *self.taken.first().expect("a root holds it");
             self.ledger.rely_on(pack, kind, name);
         } else {
-            let gathered = self.ledger.gather(kind, name, bytes.clone(), reservation);
+            let gathered = self.ledger.gather(
+                (kind, name),
+                bytes.clone(),
+                reservation,
+                Matching::Everything,
+            );
             self.full.extend(gathered.full);
         }
         self.blobs.insert(id, (bytes, self.now));

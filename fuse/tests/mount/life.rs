@@ -199,6 +199,27 @@ fn somebody_else_may_unmount() {
     ));
 }
 
+/// What is mounted over it while it starts is another's.
+#[test]
+fn a_start_that_fails_unmounts_its_own_mount_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().to_owned();
+    let memory = MemoryFs::new();
+    *memory.refuses_to_start.lock() = Some(Errno::EPERM);
+    let over = place.clone();
+    *memory.at_start.lock() = Some(Box::new(move || {
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("foreign", &over, "tmpfs", flags, None).unwrap();
+    }));
+    let mounted = mount(memory, &place, &config());
+    assert!(matches!(mounted, Err(MountError::Start(_))));
+    let on_top = find_mount(&place).unwrap().unwrap();
+    assert_eq!(on_top.source, "foreign");
+    unmount(&place, false).unwrap();
+    unmount(&place, true).unwrap();
+    assert!(!find_mount(&place).unwrap().unwrap().is_bkfs());
+}
+
 #[test]
 fn what_is_mounted_over_it_stays() {
     let mounted = Mounted::new();

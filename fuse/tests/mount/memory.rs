@@ -46,6 +46,8 @@ pub struct MemoryFs {
     pub counters: Counters,
     pub granted: Mutex<Option<Granted>>,
     pub refuses_to_start: Mutex<Option<Errno>>,
+    /// What happens while the kernel waits to be greeted.
+    pub at_start: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     pub writes: Mutex<Vec<(u64, usize, bool)>>,
 }
 
@@ -113,6 +115,9 @@ impl MemoryFs {
 impl Vfs for MemoryFs {
     fn init(&self, granted: &Granted) -> Result<(), Errno> {
         *self.granted.lock() = Some(*granted);
+        if let Some(act) = self.at_start.lock().take() {
+            act();
+        }
         self.refuses_to_start.lock().map_or(Ok(()), Err)
     }
 

@@ -1,0 +1,228 @@
+//! What the volume counts as used: allocated bytes, exactly, whatever happens to files and machines.
+
+use bkfs::tree::item::Item;
+use bkfs::tree::key::{self, Key};
+use bkfs::volume::attributes::Change;
+use bkfs::volume::data::{Room, Source};
+use bkfs::volume::state::Scope;
+use bkfs::volume::{FIRST_INODE, ROOT_INODE};
+use bkfs_chunker::store::Operation;
+use bkfs_chunker::store::fault::{Fault, Gate, Strike};
+use bkfs_fuse::Ino;
+
+use crate::host::{Bucket, Host, ask, noise};
+
+/// The sum over all inodes, stored and dirty: (what the tree says, what is counted).
+fn counted(host: &Host) -> (u64, u64) {
+    let volume = host.volume();
+    let mut sum = 0;
+    for inode in std::iter::once(ROOT_INODE).chain(FIRST_INODE..volume.inode_mark()) {
+        let item = host.run(volume.view.item(Scope::Live, &Key::attributes(inode)));
+        if let Some(Item::Attributes(attributes)) = item.expect("read") {
+            sum += attributes.allocated_bytes;
+        }
+    }
+    (sum, volume.view.totals().bytes)
+}
+
+fn check(host: &Host, when: &str) {
+    let (sum, count) = counted(host);
+    assert_eq!(sum, count, "{when}");
+}
+
+fn resize(host: &Host, name: &str, size: u64) {
+    let change = Change {
+        size: Some(size),
+        ..Change::default()
+    };
+    let volume = host.volume();
+    host.run(volume.set_attributes(host.file(name), change))
+        .expect("resized");
+}
+
+/// Blocks of 4 KiB that statfs(2) shows as used.
+fn used_blocks(host: &Host) -> u64 {
+    let answer = ask(host, |vfs, reply| vfs.statfs(Ino(ROOT_INODE), reply));
+    let seen = answer.recv().expect("answered").expect("well");
+    seen.blocks - seen.blocks_free
+}
+
+#[test]
+fn holes_are_not_used() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    resize(&host, "sparse", 1 << 50);
+    assert_eq!(used_blocks(&host), 0);
+    host.write("sparse", 1 << 40, noise(1, 64 << 10));
+    assert_eq!(used_blocks(&host), 16, "dirty bytes are used");
+    host.run(host.volume().commit()).expect("committed");
+    assert_eq!(used_blocks(&host), 16);
+    host.finish().expect("unmounted");
+    let host = bucket.host();
+    assert_eq!(used_blocks(&host), 16, "and so a commit says");
+    resize(&host, "sparse", 1 << 30);
+    host.run(host.volume().commit()).expect("committed");
+    assert_eq!(used_blocks(&host), 0);
+}
+
+/// One of everything that changes what is allocated, in a turn that `round` decides.
+fn work(host: &Host, round: u64) {
+    let name = |number: u64| format!("file {}", number % 7);
+    let file = name(round);
+    match round * 31 % 11 {
+        0 => host.write(&file, round * 1000, noise(round, 300_000)),
+        1 => host.write(&file, 0, noise(round, 500)),
+        2 => resize(host, &file, round * 777 % 400_000),
+        3 => {
+            let room = Room::Punch;
+            let volume = host.volume();
+            let punch = volume.allocate(host.file(&file), 10_000..90_000, room, false);
+            host.run(punch).expect("punched");
+        }
+        4 if host.find(&file).is_some() => {
+            let unlink = host.volume();
+            host.run(unlink.unlink(ROOT_INODE, file.as_bytes()))
+                .expect("unlinked");
+        }
+        5 => {
+            let volume = host.volume();
+            let source = Source {
+                view: volume.view.clone(),
+                inode: host.file(&name(round + 3)),
+                offset: 0,
+            };
+            let target = (host.file(&file), round * 5_000);
+            host.run(volume.share(&source, target, 200_000, false))
+                .expect("shared");
+        }
+        6 => host
+            .run(host.volume().settle(host.file(&file)))
+            .expect("settled"),
+        7 => host.fsync().expect("durable"),
+        8 => host
+            .run(host.volume().commit())
+            .map(|_| ())
+            .expect("committed"),
+        _ => host.write(&file, round * 313 % 50_000, noise(round, 9_000)),
+    }
+}
+
+#[test]
+fn the_count_is_the_sum_over_all_files_also_after_crashes() {
+    let bucket = Bucket::new();
+    let mut host = bucket.host();
+    for round in 0..240 {
+        work(&host, round);
+        check(&host, &format!("after round {round}"));
+        if round % 40 == 29 {
+            host.fsync().expect("durable");
+            host.crash();
+            host = bucket.host();
+            check(&host, &format!("replayed after round {round}"));
+        }
+        if round % 40 == 9 {
+            host.run(host.volume().commit()).expect("committed");
+            let before = counted(&host);
+            host.finish().expect("unmounted");
+            host = bucket.host();
+            assert_eq!(counted(&host), before);
+        }
+    }
+}
+
+/// What is stored for a commit under way counts for it, and for the live volume only where that
+/// still has the file.
+#[test]
+fn a_commit_counts_its_own_layer() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    host.write("stays", 0, noise(1, 300_000));
+    host.write("goes", 0, noise(2, 200_000));
+    host.run(host.volume().commit()).expect("committed");
+    host.write("stays", 400_000, noise(3, 50_000));
+    host.write("goes", 400_000, noise(4, 30_000));
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone()));
+    host.faults.plan(strike.on(Operation::Replace).keys("root"));
+    let volume = host.volume();
+    let commit = host.spawn(async move { volume.commit().await });
+    while host.faults.struck() == 0 {
+        std::thread::yield_now();
+    }
+    // Above the layer that is being committed.
+    host.run(host.volume().unlink(ROOT_INODE, b"goes"))
+        .expect("unlinked");
+    host.write("later", 0, noise(5, 70_000));
+    host.run(host.volume().settle(host.file("later")))
+        .expect("settled");
+    check(&host, "while a commit is under way");
+    assert_eq!(counted(&host).0, 350_000 + 70_000);
+    gate.open();
+    host.run(commit).expect("no panic").expect("committed");
+    check(&host, "after it");
+    // Nothing of the later layer is in the bucket.
+    let repository = host.repository.clone();
+    let (_, totals) = host.run(repository.volume_tree("main")).expect("read");
+    assert_eq!(totals.bytes, 350_000 + 230_000);
+    host.crash();
+    let host = bucket.host();
+    assert_eq!(counted(&host), (580_000, 580_000));
+}
+
+/// Pieces that lie near each other are stored with what lies between them: the copy of that is
+/// charged while it is there.
+#[test]
+fn copies_that_are_made_to_be_stored_are_charged() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    host.write("pieces", 0, noise(1, 6 << 20));
+    host.finish().expect("unmounted");
+    let host = bucket.host();
+    for number in 0..600 {
+        host.write("pieces", number * 8192, noise(number, 512));
+    }
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone()));
+    host.faults
+        .plan(strike.on(Operation::Get).keys("data/").always());
+    assert_eq!(host.volume().held_bytes(), 0);
+    let (volume, inode) = (host.volume(), host.file("pieces"));
+    let settling = host.spawn(async move { volume.settle(inode).await });
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while host.volume().held_bytes() < 4 << 20 {
+        assert!(std::time::Instant::now() < until, "it is not charged");
+        std::thread::yield_now();
+    }
+    gate.open();
+    host.run(settling).expect("no panic").expect("settled");
+    assert_eq!(host.volume().held_bytes(), 0);
+}
+
+/// More keys than are held at once go with one file.
+#[test]
+fn a_file_of_very_many_extents_goes_as_a_whole() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    for number in 0..70_000u64 {
+        host.write("extents", number << 24, [7; 1].to_vec());
+    }
+    host.write("other", 0, noise(1, 5_000));
+    host.run(host.volume().commit()).expect("committed");
+    let count = host.counted.counters().tally(Operation::PutNew).requests;
+    host.run(host.volume().unlink(ROOT_INODE, b"extents"))
+        .expect("unlinked");
+    host.write("other", 0, noise(2, 5_000));
+    host.run(host.volume().commit()).expect("committed");
+    assert!(host.counted.counters().tally(Operation::PutNew).requests > count);
+    check(&host, "after it");
+    host.finish().expect("unmounted");
+    let host = bucket.host();
+    let all = host.run(
+        host.volume()
+            .view
+            .items(Scope::Live, key::everything(), 100),
+    );
+    // The root directory and its name, and the other file.
+    assert!(all.expect("read").items.len() < 10);
+    assert_eq!(counted(&host), (5_000, 5_000));
+}

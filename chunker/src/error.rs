@@ -125,7 +125,8 @@ impl DepotError {
             | OpenError::WrongAlgorithm { .. } => Self::damaged(key, error),
             OpenError::OtherFormat { .. }
             | OpenError::UnknownFeatures { .. }
-            | OpenError::NoKeyEpoch { .. } => Self::Unreadable {
+            | OpenError::NoKeyEpoch { .. }
+            | OpenError::OlderKeyEpoch { .. } => Self::Unreadable {
                 object: key.to_owned(),
                 source: Arc::new(error),
             },

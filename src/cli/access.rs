@@ -24,8 +24,9 @@ use crate::places;
 pub use crate::repository::Repository;
 use crate::repository::{Opening, open as open_repository};
 use crate::root::error::{ErrorKind, RootError};
-use crate::root::memory::{FileMemory, GenerationMemory};
+use crate::root::memory::{FileMemory, GenerationMemory, VolatileMemory};
 use crate::root::repository::{Accepted, open_keys, recognize};
+use crate::root::retry::RetryPolicy;
 
 /// Everything that is needed to open a repository, and nothing that was opened yet.
 pub struct Access {
@@ -113,6 +114,28 @@ impl Access {
     /// The address, as this machine remembers it below `state_dir`.
     pub fn place(&self, state_dir: &Path) -> Place {
         Place::of(state_dir, &self.url, &self.store)
+    }
+
+    /// What this machine remembers of the repository; without a state directory, of this process
+    /// alone.
+    pub fn memory(&self, keyring: &Keyring) -> Arc<dyn GenerationMemory> {
+        match places::state_dir() {
+            Some(directory) => Arc::new(FileMemory::new(
+                &directory,
+                &keyring.repository().to_string(),
+            )),
+            None => Arc::new(VolatileMemory::default()),
+        }
+    }
+
+    /// How long the root is tried.
+    pub fn policy(&self) -> RetryPolicy {
+        RetryPolicy::within(self.timeout)
+    }
+
+    /// The oldest generation that is accepted.
+    pub fn min_generation(&self) -> u64 {
+        self.min_generation
     }
 
     /// That the repository in `store` is the one that this machine knows at the address: before a

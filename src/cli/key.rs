@@ -1,25 +1,29 @@
-//! `bkfs key list|add|remove|passwd URL`
+//! `bkfs key list|add|remove|passwd|rotate URL`
 
 use std::path::PathBuf;
 
-use bkfs_chunker::seal::{SlotCost, SlotName};
+use bkfs_chunker::seal::{SlotCost, SlotName, Statement};
 use bkfs_chunker::store::open_store;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::cli::access::{Access, explain, target_url};
-use crate::cli::output::{Failure, Output};
+use crate::cli::output::{Code, Failure, Output};
 use crate::cli::password::{Password, Sources, Variables};
 use crate::cli::snapshots::columns;
 use crate::cli::{Global, block_on};
 use crate::machine::Machine;
+use crate::root::error::RootError;
+use crate::root::rotation::{self, RotationParts};
 use crate::root::slots::{Making, SlotFacts, Slots, SlotsError};
 
-/// List, add, remove and change the passwords of a repository
+/// List, add, remove and change the passwords of a repository; a new master key
 ///
 /// Each key is a password that opens the repository; the data is sealed under a master key that all of them lead to. So changing passwords rewrites no data, and
-/// whoever has copied the bucket while knowing a password can still read that copy with it: after such a loss, copy to a new repository (bkfs copy).
+/// who has once had a password and a copy of its key can read what is stored, and what will be stored under the same master key: after such a loss change the password
+/// and rotate the master key (bkfs key rotate), which keeps what is stored from then on from them. What was stored before they can still read; where they may also
+/// write to the bucket, copy to a new repository (bkfs copy).
 ///
 /// The last key that the given password opens is never removed.
 #[derive(Debug, Args)]
@@ -34,9 +38,15 @@ enum Action {
     Add(Add),
     Remove(Remove),
     Passwd(Passwd),
+    Rotate(Rotate),
 }
 
 /// List the keys; the one that the given password opens is marked
+///
+/// EPOCH is the newest master key that a key holds; only keys of the newest epoch open the
+/// repository. VERIFIED says of label and time: yes, they are those that the key was made with;
+/// changed, they are not; no, the key is of the first form, which does not bind them; -, only the
+/// key's own password can tell.
 #[derive(Debug, Args)]
 struct List {
     /// The repository, or a mount of one
@@ -75,6 +85,25 @@ struct Passwd {
     new: NewPassword,
 }
 
+/// Begin a new epoch: a new master key seals everything that is stored from now on
+///
+/// What is stored stays as it is, and readable. Ids and deduplication stay. The given password opens the repository as before, by a new key. Keys of other passwords are
+/// dropped, since a new key can be made only with its password: they are named, and --drop-others says that this is meant; add them again with bkfs key add.
+///
+/// A key of an older epoch opens nothing from then on, also when its object is put back.
+///
+/// Refused while any session stands in the root, live or ending: unmount first. Read-only mounts are
+/// no sessions; they see nothing new until they are mounted again. Whatever interrupts it, the
+/// repository opens with the given password, and the command can be repeated.
+#[derive(Debug, Args)]
+struct Rotate {
+    /// The repository
+    url: String,
+    /// Drop the keys of other passwords
+    #[arg(long)]
+    drop_others: bool,
+}
+
 /// Where a new password comes from.
 #[derive(Debug, Args)]
 struct NewPassword {
@@ -104,6 +133,7 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
         Action::Add(action) => &action.url,
         Action::Remove(action) => &action.url,
         Action::Passwd(action) => &action.url,
+        Action::Rotate(action) => &action.url,
     };
     let url = target_url(url)?;
     block_on(async {
@@ -119,7 +149,7 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
         };
         Slots::expect(&*store).await.map_err(explained)?;
         let password = bytes_of(&access.password.existing()?);
-        let slots = Slots::open(&*store, &*machine.entropy, password)
+        let slots = Slots::open(store, machine.entropy.clone(), password)
             .await
             .map_err(explained)?;
         match &command.action {
@@ -127,6 +157,7 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
             Action::Add(action) => add(&slots, action, global, &machine, output).await,
             Action::Remove(action) => remove(&slots, action, &machine, output).await,
             Action::Passwd(action) => passwd(&slots, action, global, &machine, output).await,
+            Action::Rotate(action) => rotate(&slots, action, &access, &machine, output).await,
         }
     })
 }
@@ -144,6 +175,14 @@ fn failure(error: SlotsError) -> Failure {
         error @ SlotsError::Ambiguous { .. } => {
             Failure::new(error.to_string()).hint("bkfs key list names them.")
         }
+        error @ SlotsError::Unfinished { .. } => Failure::new(error.to_string())
+            .hint("Finish it with bkfs key rotate, which removes what is of no use."),
+        error @ SlotsError::Rotated => {
+            Failure::new(error.to_string()).hint("Look at the keys (bkfs key list), and repeat it.")
+        }
+        error @ SlotsError::Others { .. } => Failure::new(error.to_string()).hint(
+            "Give --drop-others if that is meant, and then let each in again with bkfs key add.",
+        ),
         error => Failure::new(error.to_string()),
     }
 }
@@ -163,23 +202,50 @@ fn show(slots: &[SlotFacts], output: &Output) -> Result<(), Failure> {
                 "label": slot.label,
                 "created": time_of(slot),
                 "own": slot.is_own,
+                "epoch": slot.epoch,
+                "in_force": slot.is_in_force,
+                "label_verified": slot.statement.map(verified),
                 "argon2_memory_kib": slot.cost.memory_kib,
                 "argon2_passes": slot.cost.passes,
             });
             output.result(&row, String::new)
         });
     }
-    let mut rows = vec![["", "KEY", "CREATED", "LABEL"].map(str::to_owned)];
+    let head = ["", "KEY", "EPOCH", "CREATED", "VERIFIED", "LABEL"];
+    let mut rows = vec![head.map(str::to_owned)];
     rows.extend(slots.iter().map(|slot| {
-        let mark = if slot.is_own { "*" } else { "" };
+        let mark = match (slot.is_in_force, slot.is_own) {
+            (true, _) => "*",
+            (false, true) => "not in force",
+            (false, false) => "",
+        };
+        let epoch = slot.epoch.map_or("-".to_owned(), |epoch| epoch.to_string());
+        let verified = slot.statement.map_or("-", verified);
         let label = slot.label.escape_debug().to_string();
-        [mark.to_owned(), slot.name.to_string(), time_of(slot), label]
+        let (name, time) = (slot.name.to_string(), time_of(slot));
+        [
+            mark.to_owned(),
+            name,
+            epoch,
+            time,
+            verified.to_owned(),
+            label,
+        ]
     }));
     output.result(&(), || columns(&rows, &[]))
 }
 
+/// What the password tells of a key's label and time.
+fn verified(statement: Statement) -> &'static str {
+    match statement {
+        Statement::Bound => "yes",
+        Statement::Unbound => "no",
+        Statement::Changed => "changed",
+    }
+}
+
 async fn add(
-    slots: &Slots<'_>,
+    slots: &Slots,
     action: &Add,
     global: &Global,
     machine: &Machine,
@@ -194,7 +260,7 @@ async fn add(
 }
 
 async fn remove(
-    slots: &Slots<'_>,
+    slots: &Slots,
     action: &Remove,
     machine: &Machine,
     output: &Output,
@@ -207,7 +273,7 @@ async fn remove(
 }
 
 async fn passwd(
-    slots: &Slots<'_>,
+    slots: &Slots,
     action: &Passwd,
     global: &Global,
     machine: &Machine,
@@ -229,6 +295,57 @@ async fn passwd(
             names.join(", ")
         })
     })
+}
+
+async fn rotate(
+    slots: &Slots,
+    action: &Rotate,
+    access: &Access,
+    machine: &Machine,
+    output: &Output,
+) -> Result<(), Failure> {
+    let parts = RotationParts {
+        memory: access.memory(slots.keyring()),
+        policy: access.policy(),
+        min_generation: access.min_generation(),
+        accept_rollback: access.accepted.rollback,
+        holder: machine.holder("bkfs key rotate"),
+        processes: &*machine.processes,
+        clock: machine.now(),
+        drops_others: action.drop_others,
+    };
+    let rotated = rotation::rotate(slots, parts).await;
+    let rotated = rotated.map_err(|error| match error {
+        SlotsError::Root(RootError::OutcomeUnknown { .. }) => failure(error)
+            .hint("bkfs key list shows which epoch is in force; repeat it if that is the old one."),
+        error => failure(error),
+    })?;
+    let names = |keys: &[SlotName]| keys.iter().map(SlotName::to_string).collect::<Vec<_>>();
+    let left: Vec<SlotName> = rotated.left.iter().map(|(name, _)| *name).collect();
+    let answer = json!({
+        "epoch": rotated.epoch,
+        "generation": rotated.generation,
+        "key": rotated.slot.to_string(),
+        "dropped": names(&rotated.dropped),
+        "left": names(&left),
+    });
+    output.result(&answer, || {
+        format!(
+            "master key {} seals what is stored from now on; key {} took the place of {}",
+            rotated.epoch,
+            rotated.slot,
+            names(&rotated.dropped).join(", ")
+        )
+    })?;
+    match rotated.left.first() {
+        None => Ok(()),
+        Some((name, why)) => Err(Failure::new(format!(
+            "{} keys that open nothing new could not be deleted, {name} among them: {why}",
+            rotated.left.len()
+        ))
+        .code(Code::Partly)
+        .hint("bkfs key remove removes them.")),
+    }
 }
 
 fn making<'a>(password: &'a Password, label: &'a str, machine: &Machine) -> Making<'a> {

@@ -8,7 +8,7 @@ use crate::cli::access::{Access, Repository, open_with, target_url};
 use crate::cli::output::{Failure, Output};
 use crate::cli::{Global, block_on};
 use crate::root::error::RootError;
-use crate::root::rule::{self, set_rule};
+use crate::root::rule;
 use crate::root::session::OpenSession;
 
 /// For how many days the bucket locks packs: show it, or change it
@@ -63,16 +63,9 @@ pub fn run(command: LockCommand, global: &Global, output: &Output) -> Result<(),
 /// Replaces the rule in the config, and has the root tell of it, as a session of its own.
 async fn change(repository: &Repository, rule: LockRule) -> Result<(), RootError> {
     let (machine, handle) = (&repository.machine, &repository.handle);
-    let holder = machine.holder("bkfs lock");
+    let holder = machine.holder(rule::HOLDER);
     let session = OpenSession::open(handle, holder, None, &*machine.processes).await?;
-    let changed = async {
-        let (stated, next) = (rule::hash(repository.lock), rule::hash(Some(rule)));
-        rule::announce(handle, session.id(), Some(stated), next).await?;
-        let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
-        set_rule(store, entropy, handle.keyring(), rule, repository.now()).await?;
-        rule::announce(handle, session.id(), None, next).await
-    };
-    let changed = changed.await;
+    let changed = rule::change(handle, session.id(), rule, repository.now()).await;
     if let Err(error) = session.end().await {
         tracing::warn!("the session of this command stays in the root: {error}");
     }

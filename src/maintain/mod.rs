@@ -18,6 +18,7 @@
 //! | [`rebuild`] | from what is left to a new root (pure) |
 //! | [`anew`] | brings back what only collection needs |
 //! | [`repair`] | plans what can be mended, and does it |
+//! | `refusal` | what a repair refuses to touch |
 //! | [`heal`] | brings back from another repository what is lost here |
 //! | [`scrub`] | verifies all packs in the background, slowly, again and again |
 //! | [`quarantine`] | puts damage in quarantine beside everything else |
@@ -41,6 +42,7 @@ pub mod judge;
 pub mod layout;
 pub mod quarantine;
 pub mod rebuild;
+mod refusal;
 pub mod repair;
 pub mod report;
 pub mod sample;

@@ -24,7 +24,7 @@ use super::blame::reach;
 use super::check::{CheckOptions, Findings, examine_without};
 use super::layout;
 use super::rebuild::{self, Left, Remains, Taken};
-use super::report::ProblemKind;
+use super::refusal::{refuse, refuse_newer_keys};
 use super::sealing::listed;
 use crate::root::error::RootError;
 use crate::root::handle::Transition;
@@ -88,6 +88,9 @@ pub async fn plan(
     for _ in 0..ROUNDS_MAX {
         let findings = examine_without(store.clone(), keyring, options, &left_out).await?;
         refuse(&findings)?;
+        if findings.handle.is_none() {
+            refuse_newer_keys(&**store, keyring, &findings).await?;
+        }
         let tips = tips(&findings).await?;
         let open = strangers(&findings, &tips).await?;
         if open.is_empty() {
@@ -100,31 +103,6 @@ pub async fn plan(
         "meta/",
         "too much refers to what is nowhere: nothing is repaired",
     ))
-}
-
-/// Refuses where a new root would make a loss final that need not be one.
-fn refuse(findings: &Findings) -> Result<(), RootError> {
-    let rolled_back = |kind| kind == ProblemKind::RolledBack;
-    if findings
-        .report
-        .problems
-        .iter()
-        .any(|problem| rolled_back(problem.kind))
-    {
-        return Err(RootError::damaged(
-            ROOT_KEY,
-            "the bucket was rolled back: bring its newest state back; a repair now would make the loss final (--accept-rollback goes on from what there is)",
-        ));
-    }
-    if let Some(why) = &findings.newer_root {
-        return Err(RootError::damaged(
-            ROOT_KEY,
-            format!(
-                "{why}: use the program that wrote it; if it is certain that nothing newer ever wrote here, remove the object root and repair again"
-            ),
-        ));
-    }
-    Ok(())
 }
 
 /// The last commit of each volume: as the root says, or the best of the records. A record that some index object holds was stored with all that it needs, before

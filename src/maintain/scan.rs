@@ -101,7 +101,23 @@ fn unread(error: &StoreError) -> Problem {
     Problem::new(error.key(), ProblemKind::Damaged, what)
 }
 
-/// The same for objects of the root.
+/// What makes a root newer than this program, or than the key that is used, and what to use then.
+fn newer_than_this(error: &RootError) -> Option<String> {
+    let RootError::Unopenable { source, .. } = error else {
+        return None;
+    };
+    match source {
+        OpenError::OtherFormat { .. } | OpenError::UnknownFeatures { .. } => {
+            Some(format!("{source}: use the program that wrote it"))
+        }
+        OpenError::NoKeyEpoch { .. } => Some(format!(
+            "{source}: give the password of a key of that epoch"
+        )),
+        _ => None,
+    }
+}
+
+/// What an error at an object of the root is in a report.
 fn root_problem(error: RootError) -> Result<Problem, RootError> {
     match error {
         RootError::Damaged { key, reason } => Ok(Problem::new(key, ProblemKind::Damaged, reason)),
@@ -173,17 +189,24 @@ impl Scan<'_> {
             }
         }
         let mut slots = 0;
-        for key in bucket.keys() {
+        for (key, size) in bucket {
             let layout::Place::Slot(name) = place_of(key) else {
                 continue;
             };
+            if *size > Slot::OBJECT_LEN_MAX {
+                let what = "it is too large for a key slot";
+                report.add(Problem::new(key, ProblemKind::Damaged, what));
+                continue;
+            }
             let object = match self.store.get(key).await {
                 Ok((object, _)) => object,
                 Err(error) if error.is_not_found() => continue,
                 Err(error) => return Err(error.into()),
             };
             match Slot::open(self.keyring.repository(), name, &object) {
-                Ok(_) => slots += 1,
+                Ok(slot) if slot.epoch().unwrap_or(0) == self.keyring.epoch() => slots += 1,
+                // Dropped by a rotation, and not deleted; or of one that did not take hold.
+                Ok(_) => {}
                 // Left by a creation that another one overtook; unless it does not verify as that one's either.
                 Err(OpenError::WrongRepository { found })
                     if Slot::open(found, name, &object).is_ok() => {}
@@ -238,13 +261,19 @@ impl Scan<'_> {
         let handle = match RootHandle::open(parts, 0).await {
             Ok(handle) => handle,
             Err(error) => {
-                if let RootError::Unopenable { source, .. } = &error
-                    && let OpenError::OtherFormat { .. } | OpenError::UnknownFeatures { .. } =
-                        source
-                {
-                    *newer = Some(source.to_string());
+                let is_older_key = matches!(
+                    &error,
+                    RootError::Unopenable {
+                        source: OpenError::OlderKeyEpoch { .. },
+                        ..
+                    }
+                );
+                *newer = newer_than_this(&error);
+                let mut problem = root_problem(error)?;
+                if is_older_key && !self.options.accept_rollback {
+                    problem.kind = ProblemKind::RolledBack;
                 }
-                report.add(root_problem(error)?);
+                report.add(problem);
                 return Ok(None);
             }
         };

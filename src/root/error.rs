@@ -8,7 +8,7 @@ use super::victims::{Gap, told};
 use crate::acquaintance::Acquaintance;
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::OpenError;
+use bkfs_chunker::seal::{OpenError, SlotName};
 use bkfs_chunker::store::{StoreError, StoreErrorKind};
 
 /// What the caller should do about a [`RootError`].
@@ -207,6 +207,27 @@ pub enum RootError {
     /// No key slot opens with the password.
     #[error("wrong password")]
     WrongPassword,
+    /// No key slot that was tried opens with the password, and others were not tried.
+    #[error(
+        "no key opens with this password, and {untried} were not tried: they ask for more work or room than all trials of one password may take, as if somebody had put them there"
+    )]
+    KeysUntried {
+        /// How many.
+        untried: usize,
+    },
+    /// The password opens a key slot, and the root is sealed under a newer master key than that
+    /// holds.
+    #[error(
+        "the password opens key {slot}, which is of epoch {held}, and the root is sealed under master key {needed}: the master key was rotated since, and this key was dropped, or put back"
+    )]
+    OlderKey {
+        /// The slot.
+        slot: SlotName,
+        /// The epoch of its newest master key.
+        held: u32,
+        /// The epoch that the root states.
+        needed: u32,
+    },
     /// The repository is sealed, and no password was given.
     #[error("this repository is encrypted: a password is needed")]
     PasswordNeeded,
@@ -301,7 +322,10 @@ impl RootError {
             Self::State(StateError::TooLarge { .. }) => ErrorKind::Refused,
             Self::State(_) => ErrorKind::Damaged,
             Self::NoRepository { .. } => ErrorKind::NoRepository,
-            Self::WrongPassword => ErrorKind::WrongPassword,
+            Self::WrongPassword | Self::KeysUntried { .. } | Self::OlderKey { .. } => {
+                ErrorKind::WrongPassword
+            }
+            Self::Refused(Refusal::Busy { .. }) => ErrorKind::Held,
             Self::Refused(_)
             | Self::TooMuch { .. }
             | Self::ReadOnlyFeatures
@@ -337,6 +361,15 @@ impl RootError {
             ),
             Self::Replaced { .. } => Some(
                 "no password was asked for or used; if the other repository is meant to be here, give --accept-replaced once on this machine",
+            ),
+            Self::KeysUntried { .. } => Some(
+                "remove the objects below keys/ that are nobody's (bkfs key list, with a password that opens one)",
+            ),
+            Self::OlderKey { .. } => Some(
+                "give the password of a key of the newest epoch; with it, bkfs key add lets this one in again",
+            ),
+            Self::Refused(Refusal::Busy { .. }) => Some(
+                "unmount, or wait until the commands end; bkfs session list names them, bkfs session end ends dead ones",
             ),
             Self::OtherLockRule => Some(
                 "bring the newest version of the object config back, or state the rule anew: bkfs lock URL --days N",

@@ -21,14 +21,15 @@ use super::error::RootError;
 use super::memory::GenerationMemory;
 use super::reading::{first_view, open_root};
 use super::retry::{Pauses, RetryPolicy, bounded, is_refusal, random};
-use super::state::{ROOT_KEY, Root, RootMark, RuleHash, SessionId};
+use super::rule;
+use super::state::{ROOT_KEY, Root, RootMark, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, watch};
 
 /// A root as it was read or written, and what is needed to replace exactly it.
@@ -51,7 +52,7 @@ pub trait Transition: Send {
     /// What the caller learns when the change was made.
     type Output: Send;
 
-    /// The session that makes it, which must be live in the root being replaced (rule 2 ‡). None only for registering one.
+    /// The session that makes it, which must be live in the root being replaced (rule 2 ‡). None only for registering one, and where none may stand.
     fn session(&self) -> Option<SessionId>;
 
     /// Makes the change in `next`, a copy of the root being replaced that has its new generation already. Called again for every root it is
@@ -102,9 +103,6 @@ struct Inner {
     bears_refusals: AtomicBool,
     /// The newest root known. Never goes back.
     known: watch::Sender<Arc<RootView>>,
-    /// What the config states as the rule of locks, once it is known: for roots that do not tell
-    /// yet.
-    rule: OnceLock<RuleHash>,
     /// The last root that the store has acknowledged to this process as made.
     made: parking_lot::Mutex<Option<RootMark>>,
     /// Roots that a repair made while this process ran.
@@ -166,7 +164,6 @@ impl RootHandle {
             policy,
             bears_refusals: AtomicBool::new(false),
             known,
-            rule: OnceLock::new(),
             made: parking_lot::Mutex::default(),
             rebuilds: Rebuilds::default(),
             turn: Mutex::new(None),
@@ -176,11 +173,6 @@ impl RootHandle {
         }
         handle.remember(found).await;
         Ok(handle)
-    }
-
-    /// The config states this rule of locks: the next root tells of it, if none does yet.
-    pub fn state_rule(&self, rule: RuleHash) {
-        self.0.rule.get_or_init(|| rule);
     }
 
     /// The newest root known, without asking the store.
@@ -396,7 +388,9 @@ impl RootHandle {
             features = features.with_witness();
         }
         if root.chain.is_some() && root.lock_rules.is_none() {
-            root.lock_rules = self.0.rule.get().map(|rule| vec![*rule]);
+            // If the config cannot be read now, a later root tells.
+            let stated = rule::stated(&*self.0.store, &self.0.keyring, &self.policy()).await;
+            root.lock_rules = stated.ok().map(|rule| vec![rule]);
         }
         root.follow(self.random());
         shorten(self, transition.session(), &mut root).await;

@@ -27,6 +27,8 @@
 //! | [`commit`] | the order of a commit's writes; snapshots |
 //! | [`forget`] | to the trash, and back |
 //! | [`repository`] | creating and opening one |
+//! | [`unlock`] | what a password opens of a sealed one |
+//! | [`slots`], [`rotation`] | its keys: adding, removing; a new master key |
 //! | [`rule`] | changing for how long its objects are locked |
 
 pub mod ancestry;
@@ -47,6 +49,7 @@ pub mod reading;
 pub mod record;
 pub mod repository;
 pub mod retry;
+pub mod rotation;
 pub mod rule;
 pub mod sent;
 pub mod session;
@@ -54,6 +57,7 @@ pub mod slots;
 pub mod snapshots;
 pub mod state;
 pub mod transition;
+mod unlock;
 pub mod victims;
 mod wire;
 

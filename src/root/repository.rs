@@ -17,11 +17,12 @@ use super::reading::open_root;
 use super::retry::{PatientReads, Pauses, RetryPolicy, create_surely, may_pass, random};
 use super::rule;
 use super::state::{ROOT_KEY, Root};
+use super::unlock::{Unlocked, unlock};
 use crate::acquaintance::Acquaintance;
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::lock::{Lock, LockRule};
 use bkfs_chunker::seal::{
-    Class, Config, Features, Keyring, NewSlot, OpenError, RepositoryId, Secrets, Slot, SlotCost,
+    Class, Config, Features, Keyring, NewSlot, OpenError, RepositoryId, Secrets, SlotCost,
     SlotError, SlotName,
 };
 use bkfs_chunker::store::{
@@ -32,9 +33,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use zeroize::Zeroizing;
-
-/// Most key slots that are tried with a password; a person makes each.
-pub(super) const SLOTS_MAX: usize = 64;
 
 /// What everything that is not config or key slot lies under. An object there means that a root once stood.
 const CONTENTS: [&str; 6] = [
@@ -113,7 +111,7 @@ pub async fn create(
         ));
     }
     let keyring = match (new.password, config.is_sealed()) {
-        (Some(password), true) => unlock(store, &config, password).await?,
+        (Some(password), true) => unlock(store, &config, password).await?.keyring,
         (None, false) => open_keyring(&config)?,
         _ => {
             return Err(not_empty(
@@ -341,7 +339,7 @@ impl Repository {
             handle: None,
             entropy: options.entropy.clone(),
         });
-        let (config, keyring) = open_keys(&*patient, options.known, passwords).await?;
+        let (config, keyring, slot) = keys_of(&*patient, options.known, passwords).await?;
         let memory: Arc<dyn GenerationMemory> = match &options.state_dir {
             Some(directory) => Arc::new(FileMemory::new(
                 directory,
@@ -364,10 +362,10 @@ impl Repository {
                     "it is missing (an interrupted creation is completed by: bkfs init; a lost root by: bkfs check --repair)",
                 ));
             }
-            opened => opened?,
+            Err(error) => return Err(of_older_key(error, &keyring, slot)),
+            Ok(handle) => handle,
         };
         let stated = rule::hash(config.lock());
-        handle.state_rule(stated);
         if !options.accepted.lock_rule && !rule::admits(&handle.current().root, stated) {
             return Err(RootError::OtherLockRule);
         }
@@ -418,19 +416,48 @@ pub async fn open_keys(
     known: Option<Acquaintance>,
     passwords: &mut dyn Passwords,
 ) -> Result<(Config, Keyring), RootError> {
+    let (config, keyring, _) = keys_of(store, known, passwords).await?;
+    Ok((config, keyring))
+}
+
+/// As [`open_keys`], with the slot that the password opened.
+async fn keys_of(
+    store: &dyn Store,
+    known: Option<Acquaintance>,
+    passwords: &mut dyn Passwords,
+) -> Result<(Config, Keyring, Option<SlotName>), RootError> {
     let Some(config) = read_config(store).await? else {
         return Err(without_config(store).await?);
     };
     require_known(&config, known)?;
-    let keyring = if config.is_sealed() {
+    if config.is_sealed() {
         let password = passwords.password()?.ok_or(RootError::PasswordNeeded)?;
-        unlock(store, &config, &password).await?
-    } else if passwords.is_given() {
+        let Unlocked { keyring, slot } = unlock(store, &config, &password).await?;
+        return Ok((config, keyring, Some(slot)));
+    }
+    if passwords.is_given() {
         return Err(RootError::NotEncrypted);
-    } else {
-        open_keyring(&config)?
-    };
-    Ok((config, keyring))
+    }
+    let keyring = open_keyring(&config)?;
+    Ok((config, keyring, None))
+}
+
+/// Names the slot where the root is sealed under a newer master key than it holds.
+fn of_older_key(error: RootError, keyring: &Keyring, slot: Option<SlotName>) -> RootError {
+    match (error, slot) {
+        (
+            RootError::Unopenable {
+                source: OpenError::NoKeyEpoch { epoch },
+                key,
+            },
+            Some(slot),
+        ) if key == ROOT_KEY => RootError::OlderKey {
+            slot,
+            held: keyring.epoch(),
+            needed: epoch,
+        },
+        (error, _) => error,
+    }
 }
 
 /// That the repository in `store` is the `known` one, by what its config says of itself; a config
@@ -476,53 +503,6 @@ async fn without_config(store: &dyn Store) -> Result<RootError, RootError> {
             location: store.describe(),
         }),
         Err(error) => Err(error.into()),
-    }
-}
-
-/// The keyring of a sealed repository: the first of its key slots that opens with `password`.
-async fn unlock(store: &dyn Store, config: &Config, password: &[u8]) -> Result<Keyring, RootError> {
-    let mut damaged = None;
-    let mut wrong = false;
-    for info in store.list(SlotName::PREFIX, None, SLOTS_MAX).await? {
-        let Some(name) = SlotName::from_key(&info.key) else {
-            continue;
-        };
-        let object = match store.get(&info.key).await {
-            Ok((object, _)) => object,
-            // Removed since it was listed.
-            Err(error) if error.is_not_found() => continue,
-            Err(error) => return Err(error.into()),
-        };
-        let slot = match Slot::open(config.repository(), name, &object) {
-            Ok(slot) => slot,
-            // Left by a creation that another one overtook.
-            Err(OpenError::WrongRepository { .. }) => continue,
-            Err(source) => {
-                damaged = Some(unopenable(&info.key, source));
-                continue;
-            }
-        };
-        match slot.unwrap(password) {
-            Ok(secrets) => {
-                return config
-                    .unlock(secrets)
-                    .map_err(|source| unopenable(Config::KEY, source));
-            }
-            Err(SlotError::WrongPassword | SlotError::EmptyPassword) => wrong = true,
-            Err(error) => damaged = Some(of_slot(error, &info.key)),
-        }
-    }
-    match damaged {
-        Some(error) if wrong => {
-            tracing::warn!(%error, "a key slot cannot be used");
-            Err(RootError::WrongPassword)
-        }
-        Some(error) => Err(error),
-        None if wrong => Err(RootError::WrongPassword),
-        None => Err(RootError::damaged(
-            SlotName::PREFIX,
-            "no key slot of this repository is left: nothing can open it",
-        )),
     }
 }
 

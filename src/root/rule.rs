@@ -3,22 +3,59 @@
 //! Owns that replacement, and what the root tells of the rule. A process that has opened the repository
 //! before goes on by the rule that stood then.
 //!
-//! An older config verifies as well as the newest one. So the root keeps a hash of the rule: first
-//! it tells of the old rule and of the new one, then the config is replaced, then the root tells of
-//! the new one alone. What is interrupted leaves both admitted, until the rule is changed again.
+//! An older config verifies as well as the newest one. So the root keeps hashes of rules: first
+//! it admits the new rule as well ([`announce`]), then the config is replaced, then the root tells
+//! of the one that the config states ([`conclude`]). Sessions that do this at the same time leave
+//! all their rules admitted, and the last of them to end tells of the one that stands. What is
+//! interrupted leaves several admitted, until the rule is changed again.
+//!
+//! Whoever tells of the rule reads the config for that, after the root that is replaced: a session
+//! that changes the config stands in the root all the while.
 
 use async_trait::async_trait;
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::lock::{LockMode, LockRule};
 use bkfs_chunker::seal::{Config, Keyring};
-use bkfs_chunker::store::Store;
+use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind, Version};
 use jiff::Timestamp;
 
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
 use super::repository::{probe_lock, unopenable};
-use super::retry::random;
+use super::retry::{RetryPolicy, bounded, random};
 use super::state::{Root, RuleHash, SessionId};
+use super::transition::Refusal;
+
+/// What a session that changes the rule names as its place, by which others know it.
+pub const HOLDER: &str = "bkfs lock";
+
+/// The most rules that a root admits while sessions change it.
+const RULES_MAX: usize = 8;
+
+/// Changes the rule to `rule`, by `session`, whose holder is named [`HOLDER`]. Dropped, it leaves
+/// the old rule or the new one, and both admitted.
+///
+/// # Errors
+/// [`RootError::UnfitStore`] if the bucket keeps no locks; the config is damaged; another session
+/// replaced it meanwhile; store errors. With an unknown outcome either rule stands, and doing it
+/// again is right.
+pub async fn change(
+    handle: &RootHandle,
+    session: SessionId,
+    rule: LockRule,
+    now: Timestamp,
+) -> Result<(), RootError> {
+    announce(handle, session, hash(Some(rule))).await?;
+    let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
+    let changed = set_rule(store, entropy, handle.keyring(), rule, now).await;
+    // A replacement whose outcome is not known may yet arrive: its rule stays admitted.
+    let may_arrive = |error: &StoreError| error.kind() != StoreErrorKind::Conflict;
+    if matches!(&changed, Err(RootError::Store(error)) if may_arrive(error)) {
+        return changed;
+    }
+    conclude(handle, session).await?;
+    changed
+}
 
 /// Replaces the config by one that states `rule`, once the bucket has been seen to keep locks.
 ///
@@ -32,20 +69,7 @@ pub async fn set_rule(
     now: Timestamp,
 ) -> Result<(), RootError> {
     probe_lock(store, entropy, rule, now).await?;
-    let (object, version) = store.get(Config::KEY).await?;
-    let config = Config::open(&object).map_err(|source| unopenable(Config::KEY, source))?;
-    // What is carried over is believed only if it was made with the secrets of this repository.
-    let proven = match keyring.is_sealed() {
-        true => config.unlock(keyring.secrets().clone()).map(Some),
-        false => config.keyring(),
-    };
-    let proven = proven.map_err(|source| unopenable(Config::KEY, source))?;
-    if proven.is_none_or(|proven| proven.repository() != keyring.repository()) {
-        return Err(RootError::damaged(
-            Config::KEY,
-            "it is another repository's",
-        ));
-    }
+    let (config, version) = read_proven(store, keyring).await?;
     let changed = Config::create(
         keyring.repository(),
         config.cutting(),
@@ -60,6 +84,39 @@ pub async fn set_rule(
         store.extend_lock(Config::KEY, &lock).await?;
     }
     Ok(())
+}
+
+/// The config, if it was made with the secrets of this repository.
+async fn read_proven(store: &dyn Store, keyring: &Keyring) -> Result<(Config, Version), RootError> {
+    let (object, version) = store.get(Config::KEY).await?;
+    let config = Config::open(&object).map_err(|source| unopenable(Config::KEY, source))?;
+    let proven = match keyring.is_sealed() {
+        true => config.unlock(keyring.secrets().clone()).map(Some),
+        false => config.keyring(),
+    };
+    let proven = proven.map_err(|source| unopenable(Config::KEY, source))?;
+    match proven.is_some_and(|proven| proven.repository() == keyring.repository()) {
+        true => Ok((config, version)),
+        false => Err(RootError::damaged(
+            Config::KEY,
+            "it is another repository's",
+        )),
+    }
+}
+
+/// What the config states now.
+///
+/// # Errors
+/// It is not there, or not this repository's; store errors.
+pub(super) async fn stated(
+    store: &dyn Store,
+    keyring: &Keyring,
+    policy: &RetryPolicy,
+) -> Result<RuleHash, RootError> {
+    let read = async { Ok(read_proven(store, keyring).await) };
+    let read = bounded(policy, Operation::Get, Config::KEY, read).await;
+    let (config, _) = read??;
+    Ok(hash(config.lock()))
 }
 
 /// What a root tells of a rule of locks: the first 16 bytes of BLAKE3 over `"bkfs lock rule"`, and,
@@ -85,29 +142,57 @@ pub fn admits(root: &Root, rule: RuleHash) -> bool {
     told.is_none_or(|told| told.contains(&rule))
 }
 
-/// The root admits the `next` rule, and as long as the config is not replaced the one that it
-/// states now.
+/// The root admits the `next` rule from now on, and the one that the config states.
 ///
 /// # Errors
-/// Those of a change of the root.
+/// Those of a change of the root; the config cannot be read.
 pub async fn announce(
     handle: &RootHandle,
     session: SessionId,
-    stated: Option<RuleHash>,
     next: RuleHash,
 ) -> Result<(), RootError> {
-    let rules = stated.into_iter().chain([next]).collect();
-    handle.update(&mut Announce { session, rules }).await?;
+    tell(handle, session, Some(next)).await
+}
+
+/// The root admits the rule alone that the config states, unless another session is about to change
+/// it.
+///
+/// # Errors
+/// Those of a change of the root; the config cannot be read.
+pub async fn conclude(handle: &RootHandle, session: SessionId) -> Result<(), RootError> {
+    tell(handle, session, None).await
+}
+
+async fn tell(
+    handle: &RootHandle,
+    session: SessionId,
+    next: Option<RuleHash>,
+) -> Result<(), RootError> {
+    let mut tell = Tell {
+        handle,
+        session,
+        next,
+    };
+    handle.update(&mut tell).await?;
     Ok(())
 }
 
-struct Announce {
+struct Tell<'a> {
+    handle: &'a RootHandle,
     session: SessionId,
-    rules: Vec<RuleHash>,
+    /// Admitted as well as all others; none: only what the config states.
+    next: Option<RuleHash>,
+}
+
+impl Tell<'_> {
+    fn has_others(&self, root: &Root) -> bool {
+        let mut others = root.sessions.iter().filter(|(id, _)| **id != self.session);
+        others.any(|(_, other)| other.volume.is_none() && other.holder.mount_point == HOLDER)
+    }
 }
 
 #[async_trait]
-impl Transition for Announce {
+impl Transition for Tell<'_> {
     type Output = ();
 
     fn session(&self) -> Option<SessionId> {
@@ -115,13 +200,30 @@ impl Transition for Announce {
     }
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        if next.chain.is_some() {
-            next.lock_rules = Some(self.rules.clone());
+        if next.chain.is_none() {
+            return Ok(());
         }
+        let (store, policy) = (self.handle.store(), self.handle.policy());
+        let stated = stated(&**store, self.handle.keyring(), &policy).await?;
+        let mut rules = match self.next.is_some() || self.has_others(next) {
+            true => next.lock_rules.take().unwrap_or_default(),
+            false => Vec::new(),
+        };
+        for rule in [stated].into_iter().chain(self.next) {
+            if !rules.contains(&rule) {
+                rules.push(rule);
+            }
+        }
+        if rules.len() > RULES_MAX {
+            let what = "rules of locks that are being changed";
+            return Err(Refusal::Full { what }.into());
+        }
+        next.lock_rules = Some(rules);
         Ok(())
     }
 
-    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        Ok(root.lock_rules.as_ref() == Some(&self.rules))
+    async fn seen(&mut self, _: &Root) -> Result<bool, RootError> {
+        // Made again, it does the same.
+        Ok(false)
     }
 }

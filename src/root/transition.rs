@@ -13,6 +13,7 @@ use super::state::{
 };
 use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;
+use bkfs_chunker::seal::SlotName;
 
 /// The first inode number that a volume gives out; lower ones are reserved (1 is the root directory).
 pub const FIRST_FREE_INODE: u64 = 16;
@@ -56,6 +57,15 @@ pub enum Refusal {
     /// The volume's ended sessions have to be replayed first (rule 7).
     #[error("sessions of the volume have ended and are not yet replayed: {0:?}")]
     Unreplayed(Vec<SessionId>),
+    /// Sessions stand in the root, and the change is made without any.
+    #[error("the root has sessions, live or ending: {}", by_name(sessions))]
+    Busy {
+        /// Which, and who they are.
+        sessions: Vec<(SessionId, HolderInfo)>,
+    },
+    /// A key slot was added since the slots were read.
+    #[error("key {0} was added meanwhile: look at the keys again (bkfs key list), and repeat this")]
+    KeysChanged(SlotName),
     /// A list or index object that the change was made for has been replaced meanwhile.
     #[error("the lists of the root have changed meanwhile")]
     ListsChanged,
@@ -74,6 +84,15 @@ fn by_whom(by: &Option<Box<HolderInfo>>) -> String {
     by.as_ref()
         .map(|by| format!(" to {by}"))
         .unwrap_or_default()
+}
+
+/// Sessions as people look for them.
+fn by_name(sessions: &[(SessionId, HolderInfo)]) -> String {
+    let names: Vec<_> = sessions
+        .iter()
+        .map(|(id, holder)| format!("session {id} ({holder})"))
+        .collect();
+    names.join("; ")
 }
 
 /// Over whom a session takes a volume.
@@ -343,6 +362,21 @@ impl Root {
             }
             None => Ok(()),
         }
+    }
+
+    /// No session stands in the root, live or ending: what may be sealed from now on under another
+    /// master key is written by none that does not hold it.
+    ///
+    /// # Errors
+    /// [`Refusal::Busy`], naming all that stand.
+    pub fn require_no_session(&self) -> Result<(), Refusal> {
+        if self.sessions.is_empty() {
+            return Ok(());
+        }
+        let named = |(id, session): (&SessionId, &Session)| (*id, session.holder.clone());
+        Err(Refusal::Busy {
+            sessions: self.sessions.iter().map(named).collect(),
+        })
     }
 
     /// Everything of a session's below `floor` is referred to by this root, or is garbage.

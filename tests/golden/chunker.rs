@@ -12,7 +12,7 @@ use bkfs_chunker::pack::{
 };
 use bkfs_chunker::seal::{
     Class, Config, Features, HEADER_LEN, Keyring, NewSlot, RepositoryId, Secrets, Slot, SlotCost,
-    SlotName,
+    SlotName, Statement,
 };
 use std::fmt::Write;
 
@@ -183,12 +183,18 @@ fn key_slots() {
     let object = new
         .wrap(b"a golden password", &secrets())
         .expect("the slot can be made");
-    let frozen = fixed("slot.bin", &object);
-    let slot = Slot::open(REPOSITORY, new.name, &frozen).expect("the frozen slot opens");
-    let unwrapped = slot
-        .unwrap(b"a golden password")
-        .expect("the password fits");
-    assert_eq!(*unwrapped.encode(), *secrets().encode());
+    let bound = fixed("slot-bound.bin", &object);
+    // The first form is not made any more.
+    let first = readable("slot.bin", || panic!("it is frozen"));
+    for (frozen, statement) in [(bound, Statement::Bound), (first, Statement::Unbound)] {
+        let slot = Slot::open(REPOSITORY, new.name, &frozen).expect("the frozen slot opens");
+        assert_eq!((slot.label(), slot.created_s()), (new.label, new.created_s));
+        let unwrapped = slot
+            .unwrap_judged(b"a golden password")
+            .expect("the password fits");
+        assert_eq!(*unwrapped.secrets.encode(), *secrets().encode());
+        assert_eq!(unwrapped.statement, statement);
+    }
 }
 
 #[test]

@@ -348,6 +348,71 @@ crossing_removals_leave_a_key() {
   done
 }
 
+# A new master key: for whom it opens, what it refuses, and what an old key that is put back opens.
+master_keys_are_rotated() {
+  local old=$SUITE_TMP/old-keys host key
+  host=$(uname -n)
+  printf 'before' >"$FILES/before"
+  printf 'after' >"$FILES/after"
+  exits 0 with second put "$SEALED" before "$FILES/before"
+  exits 0 with second key add "$SEALED" --new-password-file "$SUITE_TMP/first" --label "the first one"
+  exits 1 with second key rotate "$SEALED"
+  says 'the first one' 'drop-others'
+  mkfifo "$SUITE_TMP/waiting"
+  with second put "$SEALED" waiting <"$SUITE_TMP/waiting" &
+  local put=$!
+  exec 7>"$SUITE_TMP/waiting"
+  local tries=0
+  until with second session list "$SEALED" | grep -q live; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 40 ] || wrong "the put has no session"
+    sleep 0.5
+  done
+  exits 11 with second key rotate "$SEALED" --drop-others
+  says "$host" 'session [0-9a-f]{16}' 'session list'
+  exec 7>&-
+  wait "$put"
+  cp -a "$SEALED/keys" "$old"
+  exits 0 with second key rotate "$SEALED" --drop-others
+  says 'master key 1'
+  exits 12 with first snapshots "$SEALED"
+  exits 0 with second put "$SEALED" after "$FILES/after"
+  for key in before after; do
+    rm -rf "$SUITE_TMP/back"
+    with second -q restore --volume streams "$SEALED" "latest:/$key" "$SUITE_TMP/back"
+    cmp "$SUITE_TMP/back" "$FILES/$key"
+  done
+  exits 0 with second check --read-data "$SEALED"
+  # The old keys are put back.
+  cp "$old"/* "$SEALED/keys/"
+  exits 12 with first snapshots "$SEALED"
+  says 'epoch 0' 'master key 1' 'key [0-9a-f]{16}'
+  exits 0 with second snapshots "$SEALED"
+  exits 0 with second key list "$SEALED"
+  says '\* +[0-9a-f]{16} +1 .* yes ' 'not in force +[0-9a-f]{16} +0 '
+  for key in $(with second key list --json "$SEALED" | jq -r 'select(.in_force | not).key'); do
+    exits 0 with second key remove "$SEALED" "$key"
+  done
+  [ "$(find "$SEALED/keys" -type f | wc -l)" = 1 ] || wrong "keys are left: $(ls "$SEALED/keys")"
+  exits 1 bkfs key rotate "$PAIR"
+  says 'not encrypted'
+}
+
+# What who can write to the bucket puts below keys/.
+keys_of_strangers_cost_nothing() {
+  local number
+  for number in $(seq -w 0 63); do : >"$SEALED/keys/00000000000000$number"; done
+  head -c 2000000 /dev/zero >"$SEALED/keys/0000000000000100"
+  exits 0 with second snapshots "$SEALED"
+  exits 12 with first snapshots "$SEALED"
+  exits 0 with second key add "$SEALED" --new-password-file "$SUITE_TMP/first" --label "$(printf 'a\033[2Jb')"
+  exits 0 with second key list "$SEALED"
+  says_not "$(printf '\033')"
+  exits 0 with first key list "$SEALED"
+  exits 0 with second key remove "$SEALED" "$(key_of first)"
+  rm "$SEALED"/keys/000000000000*
+}
+
 # --- copy -------------------------------------------------------------------------------------------------------------
 
 # same_snapshot NAME FROM TO-COMMAND…: both restore to the same tree.
@@ -423,6 +488,8 @@ case_of "ls and restore take names that are not UTF-8" ls_and_restore_take_any_n
 case_of "stats add up" stats_add_up
 case_of "keys come and go" keys_come_and_go
 case_of "crossing removals leave a key" crossing_removals_leave_a_key
+case_of "master keys are rotated" master_keys_are_rotated
+case_of "keys of strangers cost nothing" keys_of_strangers_cost_nothing
 case_of "copy makes the same snapshots" copy_makes_the_same_snapshots
 case_of "copy goes on after a kill" copy_goes_on_after_a_kill
 print_table

@@ -173,6 +173,11 @@ pub struct Header {
 }
 
 impl Header {
+    /// The key epoch that the header of an object states. Proves nothing: the tag is not checked.
+    pub fn stated_epoch(bytes: &[u8; HEADER_LEN]) -> u32 {
+        u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]])
+    }
+
     /// The bytes of the header, its tag still zero.
     pub(super) fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
@@ -221,7 +226,7 @@ impl Header {
         Ok(Self {
             class,
             algorithm,
-            key_epoch: u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]),
+            key_epoch: Self::stated_epoch(bytes),
             features,
             repository: RepositoryId(repository),
             salt,

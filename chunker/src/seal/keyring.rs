@@ -18,6 +18,8 @@ struct Inner {
     repository: RepositoryId,
     algorithm: Algorithm,
     secrets: Secrets,
+    /// A root that is sealed under an older master key than this one is refused.
+    oldest_root: u32,
     /// The id key of each kind, in the order of [`Kind::ALL`].
     kind_keys: [Key; 4],
     name_key: Key,
@@ -51,10 +53,30 @@ impl Keyring {
         Self(Arc::new(Inner {
             repository,
             algorithm,
+            oldest_root: secrets.epoch(),
             secrets,
             kind_keys,
             name_key,
         }))
+    }
+
+    /// The same keyring, for a rotation from the master key `left` to its newest one: roots under
+    /// either are opened.
+    pub fn rotating_from(&self, left: u32) -> Self {
+        let inner = &self.0;
+        Self(Arc::new(Inner {
+            repository: inner.repository,
+            algorithm: inner.algorithm,
+            secrets: inner.secrets.clone(),
+            oldest_root: left.min(inner.oldest_root),
+            kind_keys: inner.kind_keys.clone(),
+            name_key: inner.name_key.clone(),
+        }))
+    }
+
+    /// The epoch of the master key that new objects are sealed under.
+    pub fn epoch(&self) -> u32 {
+        self.0.secrets.epoch()
     }
 
     /// The repository that this keyring belongs to.
@@ -169,6 +191,10 @@ impl Keyring {
     }
 
     /// Checks the header of an object that was found under `key`, and gives what opens its boxes.
+    ///
+    /// # Errors
+    /// [`OpenError::OlderKeyEpoch`] for a root under a master key that was given up: who knows only
+    /// that one could have made it.
     pub fn object_opener(
         &self,
         class: Class,
@@ -195,7 +221,14 @@ impl Keyring {
         let master = self.master_for(&decoded).ok_or(OpenError::NoKeyEpoch {
             epoch: decoded.key_epoch,
         })?;
-        ObjectOpener::new(master, decoded, header, key)
+        let opener = ObjectOpener::new(master, decoded, header, key)?;
+        if class == Class::Root && opener.is_sealed() && decoded.key_epoch < self.0.oldest_root {
+            return Err(OpenError::OlderKeyEpoch {
+                epoch: decoded.key_epoch,
+                newest: self.epoch(),
+            });
+        }
+        Ok(opener)
     }
 
     fn master_for(&self, header: &Header) -> Option<&[u8; 32]> {

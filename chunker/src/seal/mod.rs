@@ -16,7 +16,7 @@ pub use header::{Algorithm, Class, FORMAT_VERSION, Features, HEADER_LEN, Header,
 pub use keyring::{Keyring, ObjectOpener, ObjectSealer};
 pub use keys::{BOX_OVERHEAD, FOOTER_BOX, NONCE_LEN, TAG_LEN};
 pub use secrets::{Secrets, SecretsError};
-pub use slots::{NewSlot, Slot, SlotCost, SlotError, SlotName};
+pub use slots::{NewSlot, Slot, SlotCost, SlotError, SlotName, Statement, Unwrapped};
 
 /// What to do about an object of another format version.
 fn advice(version: u16) -> &'static str {
@@ -66,10 +66,22 @@ pub enum OpenError {
         found: u8,
     },
     /// The object is sealed under a master key that these secrets do not hold.
-    #[error("sealed under master key {epoch}, which this key slot does not hold")]
+    #[error(
+        "sealed under master key {epoch}, which this key does not hold: the master key was rotated since the key was made or read (bkfs key rotate)"
+    )]
     NoKeyEpoch {
         /// The key epoch that the object states.
         epoch: u32,
+    },
+    /// The root is sealed under a master key that was given up.
+    #[error(
+        "sealed under master key {epoch}, and this key is of epoch {newest}: a root from before the rotation of the master key was put back, or the rotation was interrupted before it took hold"
+    )]
+    OlderKeyEpoch {
+        /// The key epoch that the root states.
+        epoch: u32,
+        /// The newest one of the key.
+        newest: u32,
     },
     /// The bytes are not those that were sealed here: damaged, cut short, moved, or made by somebody without the key.
     #[error("damaged: {what}")]

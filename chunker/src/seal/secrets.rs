@@ -28,10 +28,10 @@ impl fmt::Debug for Secrets {
     }
 }
 
-/// More master keys than any repository ever has: each is made by hand.
-const MAX_EPOCHS: u64 = 1024;
-
 impl Secrets {
+    /// The most master keys that secrets hold: each is made by hand.
+    pub const EPOCHS_MAX: usize = 1024;
+
     /// Secrets with a first master key, of epoch 0. All three keys are fresh randomness.
     pub fn new(master: [u8; 32], id_key: [u8; 32], cut_key: [u8; 32]) -> Self {
         Self {
@@ -54,6 +54,19 @@ impl Secrets {
         self.master.keys().next_back().copied().unwrap_or(0)
     }
 
+    /// Whether there is room for one more master key.
+    pub fn has_room(&self) -> bool {
+        self.master.len() < Self::EPOCHS_MAX
+    }
+
+    /// Whether these secrets hold every key of `older`, and the same id key and cutting key.
+    pub fn extend(&self, older: &Secrets) -> bool {
+        let holds = |(epoch, key): (&u32, &Key)| self.master.get(epoch) == Some(key);
+        self.id_key == older.id_key
+            && self.cut_key == older.cut_key
+            && older.master.iter().all(holds)
+    }
+
     pub(super) fn master(&self, epoch: u32) -> Option<&Key> {
         self.master.get(&epoch)
     }
@@ -73,16 +86,25 @@ impl Secrets {
 
     /// The secrets as a CBOR map: 0 master keys by epoch, 1 id key, 2 cutting key.
     pub fn encode(&self) -> Zeroizing<Vec<u8>> {
+        self.encode_with(None)
+    }
+
+    /// The same with 3, the hash of what the key slot around them states.
+    pub(super) fn encode_with(&self, stated: Option<&[u8; 32]>) -> Zeroizing<Vec<u8>> {
         // Enough room from the start: a vector that grows leaves copies behind.
-        let mut bytes = Zeroizing::new(Vec::with_capacity(128 + self.master.len() * 48));
+        let mut bytes = Zeroizing::new(Vec::with_capacity(192 + self.master.len() * 48));
         let mut encoder = Encoder::new(&mut *bytes);
         let written: Result<(), minicbor::encode::Error<std::convert::Infallible>> = (|| {
-            encoder.map(3)?.u8(0)?.map(self.master.len() as u64)?;
+            let fields = 3 + u64::from(stated.is_some());
+            encoder.map(fields)?.u8(0)?.map(self.master.len() as u64)?;
             for (epoch, master) in &self.master {
                 encoder.u32(*epoch)?.bytes(master.as_ref())?;
             }
             encoder.u8(1)?.bytes(self.id_key.as_ref())?;
             encoder.u8(2)?.bytes(self.cut_key.as_ref())?;
+            if let Some(stated) = stated {
+                encoder.u8(3)?.bytes(stated)?;
+            }
             Ok(())
         })();
         written.expect("writing to a vector does not fail");
@@ -91,6 +113,11 @@ impl Secrets {
 
     /// The inverse of [`Secrets::encode`]. Keys of the map that are unknown are skipped.
     pub fn decode(bytes: &[u8]) -> Result<Self, SecretsError> {
+        Ok(Self::decode_with(bytes)?.0)
+    }
+
+    /// The inverse of [`Secrets::encode_with`].
+    pub(super) fn decode_with(bytes: &[u8]) -> Result<(Self, Option<[u8; 32]>), SecretsError> {
         let mut decoder = Decoder::new(bytes);
         let decoded = Self::decode_from(&mut decoder).map_err(|_| SecretsError)?;
         if decoder.position() == bytes.len() {
@@ -100,27 +127,34 @@ impl Secrets {
         }
     }
 
-    fn decode_from(decoder: &mut Decoder<'_>) -> Result<Option<Self>, minicbor::decode::Error> {
+    fn decode_from(
+        decoder: &mut Decoder<'_>,
+    ) -> Result<Option<(Self, Option<[u8; 32]>)>, minicbor::decode::Error> {
         let (mut master, mut id_key, mut cut_key) = (BTreeMap::new(), None, None);
+        let mut stated = None;
         for _ in 0..definite(decoder.map()?)? {
             match decoder.u64()? {
                 0 => {
-                    for _ in 0..definite(decoder.map()?)?.min(MAX_EPOCHS + 1) {
+                    for _ in 0..definite(decoder.map()?)?.min(Self::EPOCHS_MAX as u64 + 1) {
                         master.insert(decoder.u32()?, key(decoder)?);
                     }
                 }
                 1 => id_key = Some(key(decoder)?),
                 2 => cut_key = Some(key(decoder)?),
+                3 => stated = Some(*key(decoder)?),
                 _ => decoder.skip()?,
             }
         }
-        let complete = !master.is_empty() && master.len() as u64 <= MAX_EPOCHS;
+        let complete = !master.is_empty() && master.len() <= Self::EPOCHS_MAX;
         Ok(match (id_key, cut_key) {
-            (Some(id_key), Some(cut_key)) if complete => Some(Self {
-                master,
-                id_key,
-                cut_key,
-            }),
+            (Some(id_key), Some(cut_key)) if complete => {
+                let secrets = Self {
+                    master,
+                    id_key,
+                    cut_key,
+                };
+                Some((secrets, stated))
+            }
             _ => None,
         })
     }

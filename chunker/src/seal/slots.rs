@@ -2,6 +2,9 @@
 //!
 //! Owns the wrapping and its encoding. A slot commits to its key: a wrong password is told from a damaged slot, and no
 //! slot opens under two passwords.
+//!
+//! What a slot states in the clear (its label, the time, the epoch) is bound into what it wraps, by
+//! a hash beside the secrets. Slots that were made before hold no such hash, and open as well.
 
 use super::config::open_header;
 use super::header::{self, Algorithm, Class, Features, Header, RepositoryId};
@@ -76,9 +79,19 @@ impl SlotCost {
     /// Nor for more work than this: KiB times passes, some tens of seconds.
     pub const WORK_MAX: u64 = 16 * 1024 * 1024;
 
+    /// What a try costs: KiB times passes.
+    pub fn work(&self) -> u64 {
+        u64::from(self.memory_kib) * u64::from(self.passes)
+    }
+
+    /// Whether a slot may cost this.
+    pub fn is_reasonable(&self) -> bool {
+        self.params().is_some()
+    }
+
     /// The parameters as Argon2 takes them, if they are within the bounds.
     fn params(&self) -> Option<Params> {
-        let work = u64::from(self.memory_kib) * u64::from(self.passes);
+        let work = self.work();
         if self.memory_kib > Self::MEMORY_KIB_MAX || work > Self::WORK_MAX || self.lanes > 64 {
             return None;
         }
@@ -139,7 +152,14 @@ impl NewSlot<'_> {
         }
         let (keys, commitment) =
             slot_keys(self.repository, self.cost, &self.password_salt, password)?;
-        let encoded = secrets.encode();
+        let stated = stated(
+            self.repository,
+            self.name,
+            self.label,
+            self.created_s,
+            secrets.epoch(),
+        );
+        let encoded = secrets.encode_with(Some(&stated));
         // Room for all from the start: a vector that grows leaves copies of the secrets behind.
         let mut wrapped = Vec::with_capacity(encoded.len() + BOX_OVERHEAD);
         wrapped.extend_from_slice(&[0; NONCE_LEN]);
@@ -147,6 +167,8 @@ impl NewSlot<'_> {
         keys.seal_in_place(0, &mut wrapped, 0);
         let slot = Slot {
             repository: self.repository,
+            name: self.name,
+            epoch: Some(secrets.epoch()),
             label: self.label.to_owned(),
             created_s: self.created_s,
             cost: self.cost,
@@ -171,10 +193,33 @@ impl NewSlot<'_> {
     }
 }
 
+/// Whether what a slot states in the clear is what was stated when it was made.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Statement {
+    /// It is: the password proves it.
+    Bound,
+    /// It cannot be told: the slot is of a form that binds nothing.
+    Unbound,
+    /// It is not: label, time, epoch or name were changed since.
+    Changed,
+}
+
+/// What a password makes of a slot.
+#[derive(Clone, Debug)]
+pub struct Unwrapped {
+    /// The secrets of the repository.
+    pub secrets: Secrets,
+    /// What the slot states, judged.
+    pub statement: Statement,
+}
+
 /// A key slot as it was read: what it says, and the secrets, still wrapped.
 #[derive(Clone, Debug)]
 pub struct Slot {
     repository: RepositoryId,
+    name: SlotName,
+    /// The newest master key in it, as it states; slots of the first form do not.
+    epoch: Option<u32>,
     label: String,
     created_s: u64,
     cost: SlotCost,
@@ -186,6 +231,9 @@ pub struct Slot {
 impl Slot {
     /// The longest label, in bytes of UTF-8.
     pub const LABEL_LEN_MAX: usize = 255;
+
+    /// The longest object that can be a slot, in bytes: one with the most master keys.
+    pub const OBJECT_LEN_MAX: u64 = 64 * 1024;
 
     /// Reads the object that was found under `name.key()`.
     pub fn open(
@@ -203,7 +251,7 @@ impl Slot {
         let opener = open_header(header, bytes, &name.key())?;
         let mut room = Vec::new();
         let payload = opener.open_box(0, sealed, &mut room)?;
-        Self::decode(repository, payload)
+        Self::decode(repository, name, payload)
             .ok()
             .flatten()
             .ok_or(OpenError::Damaged {
@@ -226,8 +274,31 @@ impl Slot {
         self.cost
     }
 
+    /// The epoch of the newest master key in it, as it states without proof; none if it does not.
+    pub fn epoch(&self) -> Option<u32> {
+        self.epoch
+    }
+
+    /// A hash of what is wrapped and of what it is wrapped with: of two slots that share it, a
+    /// password opens both or none.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        for number in [self.cost.memory_kib, self.cost.passes, self.cost.lanes] {
+            hasher.update(&number.to_le_bytes());
+        }
+        hasher.update(&self.salt);
+        hasher.update(&self.commitment);
+        hasher.update(&self.wrapped);
+        *hasher.finalize().as_bytes()
+    }
+
     /// Unwraps the secrets. Takes as long and as much memory as [`Slot::cost`] says.
     pub fn unwrap(&self, password: &[u8]) -> Result<Secrets, SlotError> {
+        Ok(self.unwrap_judged(password)?.secrets)
+    }
+
+    /// The same, with what to think of what the slot states in the clear.
+    pub fn unwrap_judged(&self, password: &[u8]) -> Result<Unwrapped, SlotError> {
         let (keys, commitment) = slot_keys(self.repository, self.cost, &self.salt, password)?;
         verify_slices_are_equal(&commitment, &self.commitment)
             .map_err(|_| SlotError::WrongPassword)?;
@@ -235,21 +306,42 @@ impl Slot {
         let secrets = keys
             .open_in_place(0, &mut room)
             .map_err(|_| SlotError::Damaged)?;
-        Secrets::decode(secrets).map_err(|_| SlotError::Damaged)
+        let (secrets, bound) = Secrets::decode_with(secrets).map_err(|_| SlotError::Damaged)?;
+        let statement = match (bound, self.epoch) {
+            (None, None) => Statement::Unbound,
+            (Some(bound), Some(epoch)) if bound == self.stated(epoch) => Statement::Bound,
+            _ => Statement::Changed,
+        };
+        Ok(Unwrapped { secrets, statement })
     }
 
-    /// A CBOR map: 0 label, 1 time of creation, 2 cost (memory in KiB, passes, lanes), 3 salt, 4 commitment, 5 secrets.
+    fn stated(&self, epoch: u32) -> [u8; 32] {
+        stated(
+            self.repository,
+            self.name,
+            &self.label,
+            self.created_s,
+            epoch,
+        )
+    }
+
+    /// A CBOR map: 0 label, 1 time of creation, 2 cost (memory in KiB, passes, lanes), 3 salt, 4 commitment, 5 secrets,
+    /// 6 epoch.
     fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut encoder = Encoder::new(&mut bytes);
         let written: Result<(), minicbor::encode::Error<Infallible>> = (|| {
-            encoder.map(6)?.u8(0)?.str(&self.label)?;
+            encoder.map(6 + u64::from(self.epoch.is_some()))?;
+            encoder.u8(0)?.str(&self.label)?;
             encoder.u8(1)?.u64(self.created_s)?;
             encoder.u8(2)?.array(3)?.u32(self.cost.memory_kib)?;
             encoder.u32(self.cost.passes)?.u32(self.cost.lanes)?;
             encoder.u8(3)?.bytes(&self.salt)?;
             encoder.u8(4)?.bytes(&self.commitment)?;
             encoder.u8(5)?.bytes(&self.wrapped)?;
+            if let Some(epoch) = self.epoch {
+                encoder.u8(6)?.u32(epoch)?;
+            }
             Ok(())
         })();
         written.expect("writing to a vector does not fail");
@@ -258,11 +350,13 @@ impl Slot {
 
     fn decode(
         repository: RepositoryId,
+        name: SlotName,
         payload: &[u8],
     ) -> Result<Option<Self>, minicbor::decode::Error> {
         let mut decoder = Decoder::new(payload);
         let (mut label, mut created_s, mut cost) = (None, 0, None);
         let (mut salt, mut commitment, mut wrapped) = (None, None, None);
+        let mut epoch = None;
         for _ in 0..definite(decoder.map()?)? {
             match decoder.u64()? {
                 0 => label = Some(decoder.str()?.to_owned()),
@@ -280,13 +374,16 @@ impl Slot {
                 3 => salt = decoder.bytes()?.try_into().ok(),
                 4 => commitment = decoder.bytes()?.try_into().ok(),
                 5 => wrapped = Some(decoder.bytes()?.to_vec()),
+                6 => epoch = Some(decoder.u32()?),
                 _ => decoder.skip()?,
             }
         }
         Ok((|| {
             Some(Self {
                 repository,
-                label: label?,
+                name,
+                epoch,
+                label: label.filter(|label: &String| label.len() <= Self::LABEL_LEN_MAX)?,
                 created_s,
                 cost: cost?,
                 salt: salt?,
@@ -295,6 +392,24 @@ impl Slot {
             })
         })())
     }
+}
+
+/// The hash of what a slot states in the clear.
+fn stated(
+    repository: RepositoryId,
+    name: SlotName,
+    label: &str,
+    created_s: u64,
+    epoch: u32,
+) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"bkfs key slot states");
+    hasher.update(&repository.0);
+    hasher.update(&name.0.to_le_bytes());
+    hasher.update(&created_s.to_le_bytes());
+    hasher.update(&epoch.to_le_bytes());
+    hasher.update(label.as_bytes());
+    *hasher.finalize().as_bytes()
 }
 
 /// What a password becomes: the keys of the box around the secrets, and a commitment to them.

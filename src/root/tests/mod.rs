@@ -3,6 +3,7 @@
 mod commit;
 mod handle;
 mod journal;
+mod keys;
 mod lists;
 mod missing;
 mod repository;

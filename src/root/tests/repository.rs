@@ -8,7 +8,7 @@ use crate::root::repository::{
     Accepted, NewRepository, OpenOptions, Passwords, Repository, create, open_keys,
 };
 use crate::root::retry::RetryPolicy;
-use crate::root::rule::{announce, hash, set_rule};
+use crate::root::rule::{self, announce, conclude, hash, set_rule};
 use crate::root::session::OpenSession;
 use crate::root::state::ROOT_KEY;
 use bkfs_chunker::lock::{LockMode, LockRule};
@@ -54,7 +54,7 @@ async fn open(
 ) -> Result<Repository, RootError> {
     let options = OpenOptions {
         waits: false,
-        entropy: Seeded::new(5),
+        entropy: Seeded::next(),
         policy: RetryPolicy::default(),
         state_dir: None,
         known: None,
@@ -450,8 +450,7 @@ async fn an_older_config_with_another_rule_of_locks_is_refused() {
     let handle = opened.handle();
     let session = OpenSession::open(handle, holder("a"), None, &SystemProcesses).await;
     let session = session.expect("room");
-    let (stated, next) = (hash(None), hash(Some(RULE)));
-    let told = announce(handle, session.id(), Some(stated), next).await;
+    let told = announce(handle, session.id(), hash(Some(RULE))).await;
     told.expect("live");
     // Between the two both configs may stand: an interruption here locks no machine out.
     open(&store, None).await.expect("the old rule is admitted");
@@ -459,7 +458,7 @@ async fn an_older_config_with_another_rule_of_locks_is_refused() {
     let changed = set_rule(&*store, &*Seeded::new(3), keyring, RULE, time(0)).await;
     changed.expect("the config stands");
     open(&store, None).await.expect("the new rule is admitted");
-    let told = announce(handle, session.id(), None, next).await;
+    let told = conclude(handle, session.id()).await;
     told.expect("live");
     open(&store, None)
         .await
@@ -493,4 +492,88 @@ async fn an_old_repository_learns_its_rule_from_its_config() {
     session.expect("room").end().await.expect("live");
     let told = opened.handle().current().root.lock_rules.clone();
     assert_eq!(told, Some(vec![hash(None)]));
+}
+
+/// What the root tells, and whether a machine that comes now opens the repository.
+async fn told(store: &Arc<dyn Store>) -> Vec<crate::root::state::RuleHash> {
+    let opened = open(store, None).await.expect("it opens");
+    opened
+        .handle()
+        .current()
+        .root
+        .lock_rules
+        .clone()
+        .unwrap_or_default()
+}
+
+/// The session of a `bkfs lock` on `host`. Another one of the same host takes it for dead.
+async fn locking(opened: &Repository, host: &str) -> OpenSession {
+    let holder = crate::root::HolderInfo {
+        mount_point: rule::HOLDER.to_owned(),
+        ..holder(host)
+    };
+    let session = OpenSession::open(opened.handle(), holder, None, &SystemProcesses).await;
+    session.expect("room")
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_changes_of_the_rule_at_once_leave_one_that_stands() {
+    let other = LockRule {
+        mode: LockMode::Compliance,
+        ..RULE
+    };
+    let store = empty().await;
+    let made = create(&*store, &*Seeded::new(1), &new(None)).await;
+    made.expect("empty");
+    let (one, two) = (open(&store, None).await, open(&store, None).await);
+    let (one, two) = (one.expect("there"), two.expect("there"));
+    let (first, second) = (locking(&one, "a").await, locking(&two, "b").await);
+    // One has announced its rule; the other goes all the way, and ends.
+    let announced = announce(one.handle(), first.id(), hash(Some(RULE))).await;
+    announced.expect("live");
+    let changed = rule::change(two.handle(), second.id(), other, time(0)).await;
+    changed.expect("the config is its own");
+    second.end().await.expect("live");
+    let all = [hash(None), hash(Some(RULE)), hash(Some(other))];
+    assert_eq!(told(&store).await, all);
+    let keyring = one.keyring();
+    let changed = set_rule(&*store, &*Seeded::new(3), keyring, RULE, time(0)).await;
+    changed.expect("it follows");
+    assert_eq!(told(&store).await, all);
+    conclude(one.handle(), first.id()).await.expect("live");
+    first.end().await.expect("live");
+    assert_eq!(told(&store).await, [hash(Some(RULE))]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_the_rule_beside_a_mount_without_the_chain_is_told() {
+    let store = empty().await;
+    let made = create(&*store, &*Seeded::new(1), &new(None)).await;
+    made.expect("empty");
+    let mount = open(&store, None).await.expect("there");
+    // As an older program left it, with its session in it.
+    let mut root = crate::root::state::Root::new(mount.keyring().repository(), [1; 16]);
+    root.register(crate::root::SessionId(1), holder("old"))
+        .expect("room");
+    let payload = root.encode().expect("small");
+    let none = bkfs_chunker::seal::Features::NONE;
+    let class = bkfs_chunker::seal::Class::Root;
+    let keyring = mount.keyring();
+    let object = keyring.seal_object(class, ROOT_KEY, none, [3; 32], &payload);
+    store.put(ROOT_KEY, vec![object]).await.expect("put");
+    let mount = open(&store, None).await.expect("there");
+    let session = OpenSession::open(mount.handle(), holder("a"), None, &SystemProcesses).await;
+    let session = session.expect("room");
+    let changing = open(&store, None).await.expect("there");
+    let changer = locking(&changing, "b").await;
+    let changed = rule::change(changing.handle(), changer.id(), RULE, time(0)).await;
+    changed.expect("the config is its own");
+    changer.end().await.expect("live");
+    crate::root::session::remove_dead(mount.handle(), &session, crate::root::SessionId(1))
+        .await
+        .expect("live");
+    // It is alone now: its next root begins the chain, and tells what the config states.
+    session.end().await.expect("live");
+    assert!(mount.handle().current().root.chain.is_some());
+    assert_eq!(told(&store).await, [hash(Some(RULE))]);
 }

@@ -32,6 +32,14 @@ impl Seeded {
     pub fn new(seed: u64) -> Arc<Self> {
         Arc::new(Self(Mutex::new(rand::rngs::StdRng::seed_from_u64(seed))))
     }
+
+    /// Randomness that no other call in the same test returned, for one process among several.
+    pub fn next() -> Arc<Self> {
+        thread_local! {
+            static SEED: std::cell::Cell<u64> = const { std::cell::Cell::new(1 << 32) };
+        }
+        Self::new(SEED.replace(SEED.get() + 1))
+    }
 }
 
 impl Entropy for Seeded {

@@ -120,3 +120,101 @@ fn slots_have_names() {
         assert_eq!(SlotName::from_key(key), None, "{key}");
     }
 }
+
+/// The slot as it is made, with its payload changed by who can write to the bucket, under any name.
+fn changed(name: SlotName, change: impl FnOnce(&mut Vec<u8>)) -> Slot {
+    let object = slot().wrap(b"x", &secrets()).unwrap();
+    let keyring = Keyring::sealed(REPOSITORY, secrets());
+    let payload = keyring.open_object(Class::KeySlot, &slot().name.key(), &object);
+    let mut payload = payload.unwrap();
+    change(&mut payload);
+    let forged = keyring.seal_object(
+        Class::KeySlot,
+        &name.key(),
+        Features::NONE,
+        [9; 32],
+        &payload,
+    );
+    Slot::open(REPOSITORY, name, &forged).unwrap()
+}
+
+#[test]
+fn what_a_slot_states_is_bound_to_its_password() {
+    let judged = |slot: &Slot| slot.unwrap_judged(b"x").map(|opened| opened.statement);
+    let name = slot().name;
+    let whole = changed(name, |_| ());
+    assert_eq!(judged(&whole), Ok(Statement::Bound));
+    assert_eq!(whole.epoch(), Some(0));
+    // It opens, and tells that somebody has changed it.
+    let label = changed(name, |payload| {
+        let at = payload.windows(7).position(|bytes| bytes == b"a label");
+        payload[at.unwrap()] = b'A';
+    });
+    assert_eq!(label.label(), "A label");
+    assert_eq!(judged(&label), Ok(Statement::Changed));
+    let time = changed(name, |payload| {
+        let time = 1_795_000_000u32.to_be_bytes();
+        let at = payload.windows(4).position(|bytes| bytes == time);
+        payload[at.unwrap()] ^= 1;
+    });
+    assert_eq!(judged(&time), Ok(Statement::Changed));
+    let epoch = changed(name, |payload| *payload.last_mut().unwrap() = 7);
+    assert_eq!(epoch.epoch(), Some(7));
+    assert_eq!(judged(&epoch), Ok(Statement::Changed));
+    // Without its epoch it looks as slots of the first form do.
+    let stripped = changed(name, |payload| {
+        payload[0] -= 1;
+        payload.truncate(payload.len() - 2);
+    });
+    assert_eq!(stripped.epoch(), None);
+    assert_eq!(judged(&stripped), Ok(Statement::Changed));
+    let copied = changed(SlotName(1), |_| ());
+    assert_eq!(judged(&copied), Ok(Statement::Changed));
+    assert_eq!(copied.fingerprint(), whole.fingerprint());
+    let other = changed(name, |payload| {
+        let at = payload.windows(32).position(|bytes| bytes == [6; 32]);
+        payload[at.unwrap()] = 7;
+    });
+    assert_ne!(other.fingerprint(), whole.fingerprint());
+    assert_eq!(judged(&other).err(), Some(SlotError::WrongPassword));
+}
+
+#[test]
+fn slots_hold_all_master_keys_and_state_the_newest() {
+    let mut more = secrets();
+    more.add_master([9; 32]);
+    assert!(more.extend(&secrets()) && !secrets().extend(&more));
+    let mut others = secrets();
+    others.add_master([8; 32]);
+    assert!(!others.extend(&more));
+    let object = slot().wrap(b"x", &more).unwrap();
+    let opened = Slot::open(REPOSITORY, slot().name, &object).unwrap();
+    assert_eq!(opened.epoch(), Some(1));
+    let unwrapped = opened.unwrap_judged(b"x").unwrap();
+    assert_eq!(unwrapped.statement, Statement::Bound);
+    assert_eq!(*unwrapped.secrets.encode(), *more.encode());
+}
+
+#[test]
+fn a_root_under_a_master_key_that_was_given_up_is_refused() {
+    let old = Keyring::sealed(REPOSITORY, secrets());
+    let mut more = secrets();
+    more.add_master([9; 32]);
+    let new = Keyring::sealed(REPOSITORY, more);
+    assert_eq!((old.epoch(), new.epoch()), (0, 1));
+    let object = old.seal_object(Class::Root, "root", Features::NONE, [7; 32], b"payload");
+    let older = OpenError::OlderKeyEpoch {
+        epoch: 0,
+        newest: 1,
+    };
+    assert_eq!(new.open_object(Class::Root, "root", &object), Err(older));
+    let rotating = new.rotating_from(0);
+    let opened = rotating.open_object(Class::Root, "root", &object);
+    assert_eq!(opened.as_deref(), Ok(&b"payload"[..]));
+    let object = rotating.seal_object(Class::Root, "root", Features::NONE, [7; 32], b"payload");
+    assert!(new.open_object(Class::Root, "root", &object).is_ok());
+    // A flipped bit is damage, whatever epoch it states.
+    let mut flipped = object.to_vec();
+    flipped[12] = 0;
+    assert!(is_damaged(new.open_object(Class::Root, "root", &flipped)));
+}

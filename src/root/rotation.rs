@@ -1,0 +1,302 @@
+//! A new master key for a repository: the rotation to the next key epoch.
+//!
+//! Owns the order of its requests. Sealing, and what a slot holds, is `bkfs_chunker::seal`'s; which
+//! slot counts is [`super::unlock`]'s.
+//!
+//! 1. A new slot is written, which holds all master keys so far and the new one. It opens nothing
+//!    yet: a key is in force only while the root is sealed under its newest master key. (A slot
+//!    that an interrupted rotation left is used again.)
+//! 2. The root is replaced by one under the new master key, by compare-and-swap, while no session
+//!    stands in it, live or ending. That is the rotation: before, the old slots open the
+//!    repository; after, the new slot alone does.
+//! 3. It is seen to that the new slot is still there. The other slots, which open nothing new, are
+//!    deleted.
+//!
+//! What is interrupted after 1 leaves the old state and a slot without use; after 2, the new state
+//! and slots without use. A replacement that arrives late finds its slot, since no slot of a newer
+//! epoch than the root's is ever removed. A mount that registers between the look at the root and
+//! its replacement makes that fail; a mount that has read its key before cannot open the root any
+//! more, and so never registers.
+//!
+//! The id key and the cutting key stay: ids, deduplication and the tag of the config as well.
+
+use super::error::RootError;
+use super::handle::{RootHandle, RootParts, Transition};
+use super::holder::{LocalVerdict, Processes};
+use super::memory::GenerationMemory;
+use super::retry::{RetryPolicy, random};
+use super::slots::{SlotFacts, Slots, SlotsError};
+use super::state::{HolderInfo, ROOT_KEY, Root, SessionId};
+use super::transition::Refusal;
+use super::unlock::{find_slots, root_header};
+use async_trait::async_trait;
+use bkfs_chunker::seal::{Class, Header, Keyring, RepositoryId, Secrets, SlotName};
+use bkfs_chunker::store::Store;
+use jiff::Timestamp;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// What a rotation works with, beside the slots.
+pub struct RotationParts<'a> {
+    /// What this machine remembers of the repository.
+    pub memory: Arc<dyn GenerationMemory>,
+    /// How long to try.
+    pub policy: RetryPolicy,
+    /// The oldest generation of the root that is accepted.
+    pub min_generation: u64,
+    /// The root as it is found is accepted, whatever this machine remembers.
+    pub accept_rollback: bool,
+    /// Who rotates: sessions of maintenance that this machine left are not waited for.
+    pub holder: HolderInfo,
+    /// Tells whether the processes of those live.
+    pub processes: &'a dyn Processes,
+    /// The time on the clock.
+    pub clock: Timestamp,
+    /// The keys of other passwords may be dropped.
+    pub drops_others: bool,
+}
+
+/// A rotation that was made.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Rotated {
+    /// The new epoch.
+    pub epoch: u32,
+    /// The generation of the root that began it.
+    pub generation: u64,
+    /// The slot that opens the repository now.
+    pub slot: SlotName,
+    /// Slots that were deleted.
+    pub dropped: Vec<SlotName>,
+    /// Slots that could not be deleted, and why; they open nothing new.
+    pub left: Vec<(SlotName, String)>,
+}
+
+/// Rotates to a new master key, which one slot holds then: of the password that opened `slots`.
+///
+/// A future that is dropped leaves the repository in the old state or the new one (see the module).
+///
+/// # Errors
+/// [`SlotsError::Others`] unless the keys of other passwords may be dropped; a refusal of kind
+/// `Busy` that names the sessions in the root; [`SlotsError::Rotated`] if another rotation came
+/// first; [`RootError::OutcomeUnknown`] if this one may or may not have been made.
+pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, SlotsError> {
+    let left = slots.keyring().epoch();
+    if !parts.drops_others {
+        refuse_others(slots, left)?;
+    }
+    let (secrets, pending) = next_secrets(slots)?;
+    let repository = slots.keyring().repository();
+    let keyring = Keyring::sealed(repository, secrets.clone()).rotating_from(left);
+    let handle = open_root(slots, &parts, keyring.clone()).await?;
+    let mut switch = Switch {
+        parts: &parts,
+        store: slots.store().clone(),
+        repository,
+        left,
+        known: slots.list().iter().map(|slot| slot.name).collect(),
+        strays: BTreeSet::new(),
+    };
+    // Before anything is written: most refusals are known now.
+    switch.clear_sessions(&mut handle.current().root.clone())?;
+    let own = slots.list().iter().find(|slot| slot.is_in_force);
+    let own = own.ok_or(RootError::WrongPassword)?;
+    let making = slots.making_like(own, parts.clock);
+    let mut slot = match pending {
+        Some(slot) => slot,
+        None => slots.put(making, &secrets).await?,
+    };
+    switch.known.insert(slot);
+    let generation = match handle.update(&mut switch).await {
+        Ok(applied) => applied.generation,
+        Err(error) => judge(&handle, &keyring, error).await?,
+    };
+    if let Some(copy) = keep(slots, slot, &secrets, parts.clock, own).await? {
+        slot = copy;
+    }
+    let mut rotated = Rotated {
+        epoch: keyring.epoch(),
+        generation,
+        slot,
+        dropped: Vec::new(),
+        left: Vec::new(),
+    };
+    let useless = switch.known.union(&switch.strays);
+    for name in useless.filter(|name| **name != slot) {
+        match slots.store().delete(&name.key()).await {
+            Ok(()) => rotated.dropped.push(*name),
+            Err(error) => rotated.left.push((*name, error.to_string())),
+        }
+    }
+    Ok(rotated)
+}
+
+/// Keys of other passwords that may be in force.
+fn refuse_others(slots: &Slots, epoch: u32) -> Result<(), SlotsError> {
+    // Of another epoch is none in force, and none of a higher one gets there any more.
+    let may_open = |slot: &&SlotFacts| !slot.is_own && slot.epoch.is_none_or(|at| at == epoch);
+    let keys: Vec<SlotFacts> = slots.list().iter().filter(may_open).cloned().collect();
+    match keys.is_empty() {
+        true => Ok(()),
+        false => Err(SlotsError::Others { keys }),
+    }
+}
+
+/// The secrets with the next master key; the slot that holds them already, if an interrupted
+/// rotation left one.
+fn next_secrets(slots: &Slots) -> Result<(Secrets, Option<SlotName>), SlotsError> {
+    if let Some((slot, secrets)) = slots.pending().first() {
+        return Ok((secrets.clone(), Some(*slot)));
+    }
+    let mut secrets = slots.keyring().secrets().clone();
+    if !secrets.has_room() {
+        return Err(SlotsError::NoMoreEpochs);
+    }
+    secrets.add_master(random(&**slots.entropy()));
+    Ok((secrets, None))
+}
+
+async fn open_root(
+    slots: &Slots,
+    parts: &RotationParts<'_>,
+    keyring: Keyring,
+) -> Result<RootHandle, RootError> {
+    RootHandle::open(
+        RootParts {
+            store: slots.store().clone(),
+            keyring,
+            entropy: slots.entropy().clone(),
+            memory: parts.memory.clone(),
+            policy: parts.policy,
+            accept_rollback: parts.accept_rollback,
+        },
+        parts.min_generation,
+    )
+    .await
+}
+
+/// What became of a switch that ended with `error`: its generation if the root is sealed under the
+/// new master key all the same.
+///
+/// # Errors
+/// `error` itself, or [`SlotsError::Rotated`] if the root is sealed under another new one.
+async fn judge(
+    handle: &RootHandle,
+    keyring: &Keyring,
+    error: RootError,
+) -> Result<u64, SlotsError> {
+    let Ok(Some(header)) = root_header(&**handle.store()).await else {
+        return Err(error.into());
+    };
+    match keyring.object_opener(Class::Root, ROOT_KEY, &header) {
+        Ok(opener) if opener.header().key_epoch == keyring.epoch() => {
+            let view = handle.refresh().await.unwrap_or_else(|_| handle.current());
+            Ok(view.root.generation)
+        }
+        Ok(_) => Err(error.into()),
+        Err(_) if Header::stated_epoch(&header) >= keyring.epoch() => Err(SlotsError::Rotated),
+        Err(_) => Err(error.into()),
+    }
+}
+
+/// Sees to it that the slot in force is there; puts a copy in its place if it was removed
+/// meanwhile, whose name is returned.
+async fn keep(
+    slots: &Slots,
+    slot: SlotName,
+    secrets: &Secrets,
+    clock: Timestamp,
+    own: &SlotFacts,
+) -> Result<Option<SlotName>, SlotsError> {
+    match slots.store().head(&slot.key()).await {
+        Ok(_) => Ok(None),
+        Err(error) if error.is_not_found() => {
+            let copy = slots.put(slots.making_like(own, clock), secrets).await?;
+            tracing::warn!(%slot, %copy, "the new key was removed meanwhile; a copy stays");
+            Ok(Some(copy))
+        }
+        Err(error) => Err(RootError::from(error).into()),
+    }
+}
+
+/// The replacement of the root by one that is sealed under the next master key. It changes nothing
+/// else: the handle's keyring seals under the newest one. No session makes it, since none may stand
+/// in the root; it names nothing new.
+struct Switch<'a> {
+    parts: &'a RotationParts<'a>,
+    store: Arc<dyn Store>,
+    repository: RepositoryId,
+    left: u32,
+    /// Slots that are of no use afterwards, and the new one.
+    known: BTreeSet<SlotName>,
+    /// Slots of other rotations from the same epoch, which fail by this one.
+    strays: BTreeSet<SlotName>,
+}
+
+impl Switch<'_> {
+    /// Takes the dead sessions of maintenance out that this machine left.
+    ///
+    /// # Errors
+    /// A refusal of kind `Busy` if others stand.
+    fn clear_sessions(&self, root: &mut Root) -> Result<(), RootError> {
+        let RotationParts {
+            holder, processes, ..
+        } = self.parts;
+        let is_dead = |id: &SessionId| {
+            let session = &root.sessions[id];
+            session.volume.is_none()
+                && session.holder.judge_locally(holder, *processes) == LocalVerdict::Dead
+        };
+        let dead: Vec<SessionId> = root.sessions.keys().copied().filter(is_dead).collect();
+        for dead in dead {
+            root.remove_dead(dead)?;
+        }
+        Ok(root.require_no_session()?)
+    }
+
+    /// That the root is still sealed under the old master key.
+    ///
+    /// # Errors
+    /// [`RootError::Contended`] if it is not: a rotation was made, this one or another.
+    async fn require_left(&self) -> Result<(), RootError> {
+        match root_header(&*self.store).await? {
+            Some(header) if Header::stated_epoch(&header) != self.left => {
+                Err(RootError::Contended { attempts: 1 })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Transition for Switch<'_> {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        None
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        self.clear_sessions(next)?;
+        let found = find_slots(&*self.store, self.repository, None).await?;
+        let mut strays = BTreeSet::new();
+        for (name, slot) in found.slots {
+            match slot.epoch() {
+                _ if self.known.contains(&name) => {}
+                Some(epoch) if epoch > self.left => {
+                    strays.insert(name);
+                }
+                _ => return Err(Refusal::KeysChanged(name).into()),
+            }
+        }
+        // Looked at after the list: what is in it was there while the old epoch was in force. So no
+        // stray holds the new master key, and none of another rotation gets in force after this.
+        self.require_left().await?;
+        self.strays = strays;
+        Ok(())
+    }
+
+    async fn seen(&mut self, _: &Root) -> Result<bool, RootError> {
+        // The header tells, which the next try looks at.
+        Ok(false)
+    }
+}

@@ -13,7 +13,8 @@ use crate::mounting::spooling::SpoolPlace;
 use crate::mounting::{MountingError, Plan, SESSION_END};
 use crate::root::heartbeat::{Watched, published_base, watch_holder};
 use crate::root::holder::LocalVerdict;
-use crate::root::session::{OpenSession, give_up, remove_dead};
+use crate::root::removal::{give_up, remove_dead};
+use crate::root::session::OpenSession;
 use crate::root::state::{Ground, Session as Entry, SessionId, SessionState};
 
 /// List the sessions of a repository, or end dead ones
@@ -110,27 +111,7 @@ async fn list(command: List, global: &Global, output: &Output) -> Result<(), Fai
         ]);
     }
     for ground in root.grounds() {
-        if output.is_json() {
-            let row = json!({
-                "session": ground.session.to_string(),
-                "state": "spool",
-                "volume": ground.volume,
-                "base": ground.base(),
-                "epoch": root.epoch,
-                "host": ground.host(),
-            });
-            output.result(&row, String::new)?;
-            continue;
-        }
-        rows.push([
-            ground.session.to_string(),
-            "spool".to_owned(),
-            ground.volume.clone(),
-            format!("{}/{}", ground.base(), root.epoch),
-            ground.host().to_owned(),
-            "-".to_owned(),
-            "(ended; the spool on that host may hold what it acknowledged)".to_owned(),
-        ]);
+        rows.extend(row_of_ground(ground, root.epoch, output)?);
     }
     if output.is_json() {
         return Ok(());
@@ -140,6 +121,36 @@ async fn list(command: List, global: &Global, output: &Output) -> Result<(), Fai
         return Ok(());
     }
     output.result(&(), || columns(&rows, &[]))
+}
+
+/// The row of a session that has ended and whose spool may hold more; none in JSON, where it is
+/// written at once.
+fn row_of_ground(
+    ground: &Ground,
+    epoch: u64,
+    output: &Output,
+) -> Result<Option<[String; 7]>, Failure> {
+    if output.is_json() {
+        let row = json!({
+            "session": ground.session.to_string(),
+            "state": "spool",
+            "volume": ground.volume,
+            "base": ground.base(),
+            "epoch": epoch,
+            "host": ground.host(),
+        });
+        output.result(&row, String::new)?;
+        return Ok(None);
+    }
+    Ok(Some([
+        ground.session.to_string(),
+        "spool".to_owned(),
+        ground.volume.clone(),
+        format!("{}/{epoch}", ground.base()),
+        ground.host().to_owned(),
+        "-".to_owned(),
+        "(ended; the spool on that host may hold what it acknowledged)".to_owned(),
+    ]))
 }
 
 async fn end(command: End, global: &Global, output: &Output) -> Result<(), Failure> {

@@ -222,26 +222,16 @@ impl Settings {
             "upload_rate" => self.rates.upload = Some(at_least(RATE_MIN, RATE)?),
             "download_rate" => self.rates.download = Some(at_least(RATE_MIN, RATE)?),
             "close" => {
-                self.close = match value {
-                    "bounded" => CloseMode::Bounded,
-                    "durable" => CloseMode::Durable,
-                    "async" => CloseMode::Async,
-                    _ => return Err(bad("bounded, durable or async")),
-                }
+                let mode = one_of(value, CLOSE_MODES);
+                self.close = mode.ok_or_else(|| bad("bounded, durable or async"))?;
             }
             "dedup" => {
-                self.dedup = match value {
-                    "shared" => DedupMode::Shared,
-                    "private" => DedupMode::Private,
-                    _ => return Err(bad("shared or private")),
-                }
+                let mode = one_of(value, DEDUP_MODES);
+                self.dedup = mode.ok_or_else(|| bad("shared or private"))?;
             }
             "fsync" => {
-                self.fsync_local = match value {
-                    "bucket" => false,
-                    "local" => true,
-                    _ => return Err(bad("bucket or local")),
-                }
+                let is_local = one_of(value, &[("bucket", false), ("local", true)]);
+                self.fsync_local = is_local.ok_or_else(|| bad("bucket or local"))?;
             }
             "compression" => {
                 let level = compression(value);
@@ -255,6 +245,23 @@ impl Settings {
         }
         Ok(())
     }
+}
+
+const CLOSE_MODES: &[(&str, CloseMode)] = &[
+    ("bounded", CloseMode::Bounded),
+    ("durable", CloseMode::Durable),
+    ("async", CloseMode::Async),
+];
+
+const DEDUP_MODES: &[(&str, DedupMode)] = &[
+    ("shared", DedupMode::Shared),
+    ("private", DedupMode::Private),
+];
+
+/// The choice that `value` names.
+fn one_of<T: Copy>(value: &str, choices: &[(&str, T)]) -> Option<T> {
+    let found = choices.iter().find(|(name, _)| *name == value);
+    found.map(|(_, choice)| *choice)
 }
 
 fn compression(value: &str) -> Option<Compression> {

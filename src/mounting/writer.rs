@@ -265,8 +265,7 @@ impl Writing {
         let lists = repository.lists.clone();
         let committer =
             RootCommitter::new(handle.clone(), lists, open.id(), &self.volume, uploads)?;
-        let journals = JournalWriter::new(handle.clone(), open.id(), &self.volume);
-        let journals = journals
+        let journals = JournalWriter::new(handle.clone(), open.id(), &self.volume)
             .with_spool(spool.clone())
             .reporting_to(&repository.depot);
         let journals = Arc::new(journals);

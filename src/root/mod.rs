@@ -29,6 +29,7 @@
 //! | [`repository`] | creating and opening one |
 //! | [`unlock`] | what a password opens of a sealed one |
 //! | [`slots`], [`rotation`] | its keys: adding, removing; a new master key |
+//! | [`removal`] | taking what is dead out of the root |
 //! | [`rule`] | changing for how long its objects are locked |
 
 pub mod ancestry;
@@ -47,6 +48,7 @@ pub mod memory;
 pub mod padding;
 pub mod reading;
 pub mod record;
+pub mod removal;
 pub mod repository;
 pub mod retry;
 pub mod rotation;

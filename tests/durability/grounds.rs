@@ -2,7 +2,8 @@
 //! machine has claimed it, whatever is collected meanwhile.
 
 use bkfs::maintain::check::{CheckOptions, check};
-use bkfs::root::session::{OpenSession, give_up};
+use bkfs::root::removal::give_up;
+use bkfs::root::session::OpenSession;
 use bkfs::root::state::{Ground, SessionId};
 use bkfs::tree::item::Item;
 use bkfs::tree::key::Key;

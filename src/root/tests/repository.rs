@@ -569,7 +569,7 @@ async fn a_change_of_the_rule_beside_a_mount_without_the_chain_is_told() {
     let changed = rule::change(changing.handle(), changer.id(), RULE, time(0)).await;
     changed.expect("the config is its own");
     changer.end().await.expect("live");
-    crate::root::session::remove_dead(mount.handle(), &session, crate::root::SessionId(1))
+    crate::root::removal::remove_dead(mount.handle(), &session, crate::root::SessionId(1))
         .await
         .expect("live");
     // It is alone now: its next root begins the chain, and tells what the config states.

@@ -34,6 +34,9 @@ const REPEATED_AFTER_MAX: Duration = Duration::from_secs(60);
 /// How much of an object's end is compared to know it for our own: the seal of the footer, or of the only box, is in it, and depends on the fresh salt.
 const COMPARED_BYTES: u64 = 64 << 10;
 
+/// How many answers must say that an object is not ours before that is believed.
+const FOREIGN_ANSWERS: u32 = 3;
+
 /// The way to the store.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -350,7 +353,7 @@ impl Link {
     }
 
     /// Whether what lies under `key` is `body`: of that length, with that end. `None` if nothing
-    /// does.
+    /// does. An answer may arrive damaged, so several must agree that it is not.
     async fn is_ours(
         &self,
         key: &str,
@@ -358,14 +361,17 @@ impl Link {
         awake: &Awake,
     ) -> Result<Option<bool>, DepotError> {
         let mut refused = None;
+        let mut differing = 0;
         let mut attempt = 0;
         loop {
             attempt += 1;
             self.counters.get_requests.one();
             match self.store.get_tail(key, COMPARED_BYTES).await {
-                Ok((tail, size)) => {
-                    return Ok(Some(size == body_bytes(body) && ends_with(body, &tail)));
+                Ok((tail, size)) if size == body_bytes(body) && ends_with(body, &tail) => {
+                    return Ok(Some(true));
                 }
+                Ok(_) if differing + 1 == FOREIGN_ANSWERS => return Ok(Some(false)),
+                Ok(_) => differing += 1,
                 Err(error) if error.is_not_found() => return Ok(None),
                 Err(error) => {
                     if self.is_final(error.kind()) {
@@ -601,7 +607,18 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
+    async fn a_damaged_answer_makes_no_object_foreign() {
+        use crate::store::Operation;
+        use crate::store::fault::{Fault, Strike};
+        let (link, store) = failing(Duration::from_secs(20));
+        let body = [Bytes::from_static(b"bytes")];
+        link.create("data/x", &body).await.expect("created");
+        store.plan(Strike::with(Fault::FlipBit(3)).on(Operation::GetTail));
+        link.create("data/x", &body).await.expect("it is ours");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn only_our_own_object_counts_as_written() {
         use crate::entropy::SeededEntropy;
         use crate::store::MemoryStore;

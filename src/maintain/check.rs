@@ -426,15 +426,14 @@ impl Findings {
         }
         for ground in root.grounds() {
             for id in ground.records() {
+                let who = grounds::name_of(ground);
                 let record = grounds::record_of(&self.depot, id).await?;
+                if record.is_none() && !self.depot.places(&id).is_empty() {
+                    let what = format!("the commit record {id} of {who} cannot be read");
+                    self.unresolved(ROOT_KEY, what, id);
+                }
                 let tree = record.and_then(|record| record.tree);
-                named.push((
-                    ROOT_KEY.into(),
-                    grounds::name_of(ground),
-                    tree,
-                    Some(id),
-                    None,
-                ));
+                named.push((ROOT_KEY.into(), who, tree, Some(id), None));
             }
         }
         for (object, who, tree, commit, sequence) in named {

@@ -203,6 +203,7 @@ mod rebuilt {
         let id = |sequence: u64| Id([volume * 100 + sequence as u8; 32]);
         let (_, mut record) = record(sequence);
         record.volume = format!("v{volume}");
+        record.time = Timestamp::from_second(sequence as i64).expect("early in 1970");
         record.parent = (sequence > 1).then(|| id(sequence - 1));
         if let Some(snapshot) = &mut record.snapshot {
             snapshot.host = ["even", "odd"][sequence as usize % 2].into();

@@ -10,6 +10,7 @@ AZURITE_VERSION=3.35.0 # the last one for Node 18, which is Debian 12's
 PJDFSTEST_VERSION=0.2.2
 FSX_VERSION=0.3.2
 CARGO_DENY_VERSION=0.20.2
+CARGO_MUTANTS_VERSION=27.1.0
 GO_VERSION=1.26.8 # used only where no Go of at least 1.21 is installed; a newer Go fetches what a module asks for by itself
 
 PACKAGES=()
@@ -120,4 +121,10 @@ need_fsx() {
 need_cargo_deny() {
   kept "cargo-deny-$CARGO_DENY_VERSION" cargo_install "cargo-deny@$CARGO_DENY_VERSION"
   export CARGO_DENY=$CACHE/cargo-deny-$CARGO_DENY_VERSION/bin/cargo-deny
+}
+# Only the long form of the suite draws functions.
+need_cargo_mutants() {
+  [ "$FULL" = 1 ] || return 0
+  kept "cargo-mutants-$CARGO_MUTANTS_VERSION" cargo_install "cargo-mutants@$CARGO_MUTANTS_VERSION"
+  export CARGO_MUTANTS=$CACHE/cargo-mutants-$CARGO_MUTANTS_VERSION/bin/cargo-mutants
 }

@@ -335,6 +335,28 @@ async fn an_unknown_commit_is_found_out_by_the_next() {
     }
 }
 
+/// Without a question in between: a commit finds out itself what became of the one before it.
+#[tokio::test(start_paused = true)]
+async fn a_commit_after_an_unknown_one_follows_it_unasked() {
+    let store = Faulty::new(memory().await);
+    let shelf = Arc::new(Shelf::default());
+    let writer = writer(store.clone(), &shelf, "main", 1, false).await;
+    store.plan([Fault::Late]);
+    let committing = tokio::spawn({
+        let committer = writer.committer.clone();
+        async move { committer.commit(tree(1)).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    *store.outage.lock() = Some(StoreErrorKind::Unreachable);
+    let unknown = committing.await.expect("no panic").expect_err("gone");
+    assert_eq!(unknown.kind(), ErrorKind::OutcomeUnknown);
+    *store.outage.lock() = None;
+    assert_eq!(store.deliver().await, 1);
+    let next = writer.committer.commit(tree(2)).await;
+    assert_eq!(next.expect("it follows").sequence, 2);
+    assert!(writer.uploads.uncommitted.lock().is_empty());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_copy_of_the_machine_is_fenced_by_the_last_commit() {
     let store = memory().await;

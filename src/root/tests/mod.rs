@@ -10,4 +10,5 @@ mod repository;
 mod session;
 mod state;
 mod support;
+mod transition;
 mod witness;

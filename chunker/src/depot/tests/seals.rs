@@ -1,5 +1,9 @@
 //! Seals, floors and lists: what a root is told.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use super::bucket::Verdict;
 use super::*;
 use crate::store::Operation;
@@ -66,6 +70,39 @@ async fn the_order_of_writes_is_data_then_metadata_then_index() {
         last("data") < first("meta") && last("meta") < first("index"),
         "{order:?}"
     );
+}
+
+/// Whatever takes its time, nothing that names it is sent before its answer (rule 1).
+#[tokio::test(start_paused = true)]
+async fn nothing_is_sent_before_what_it_names_is_acknowledged() {
+    const DATA: Duration = Duration::from_secs(5);
+    const METADATA: Duration = Duration::from_secs(3);
+    let mut world = World::new(49, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let sent = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let seen = Arc::clone(&sent);
+    world.bucket.script(move |operation, key| {
+        if operation != Operation::PutNew {
+            return Verdict::Pass;
+        }
+        let class = key.split('/').next().unwrap_or_default().to_owned();
+        let verdict = match class.as_str() {
+            "data" => Verdict::Wait(DATA),
+            "meta" => Verdict::Wait(METADATA),
+            _ => Verdict::Pass,
+        };
+        seen.lock().push((class, Instant::now()));
+        verdict
+    });
+    store_file(&ingest, Profile::Grid, &noise(49, 3 * MIB), MIB).await;
+    world.commit(&ingest).await;
+    let sent = sent.lock();
+    let of = |class: &'static str| sent.iter().filter(move |put| put.0 == class);
+    let first = |class| of(class).map(|put| put.1).min().expect(class);
+    let last = |class| of(class).map(|put| put.1).max().expect(class);
+    assert!(first("meta") >= last("data") + DATA, "{sent:?}");
+    assert!(first("index") >= last("meta") + METADATA, "{sent:?}");
 }
 
 #[tokio::test]
@@ -144,6 +181,30 @@ async fn floors_never_pass_what_is_not_committed() {
     ingest.committed(sealed);
     assert!(ingest.relied_on().is_empty());
     depot.read_blob(Kind::Node, late).await.expect("reads");
+}
+
+/// A pack that is still being filled has its name already: a line drawn now may have more behind it
+/// in that very pack.
+#[tokio::test]
+async fn a_pack_that_is_open_at_the_line_stays_own() {
+    let mut world = World::new(50, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let store = async |seed| {
+        let stored = ingest.store_blob(Kind::Node, noise(seed, 100 << 10)).await;
+        stored.expect("is stored")
+    };
+    // More than a frame, and less than a pack.
+    for seed in 1..4 {
+        store(seed).await;
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mark = ingest.mark();
+    store(4).await;
+    let sealed = ingest.seal_since(mark, &world.index).await.expect("seals");
+    let lowest = sealed.packs.iter().map(|pack| pack.sequence).min();
+    assert!(sealed.floor <= lowest.expect("a pack"), "{sealed:?}");
+    ingest.committed(sealed);
 }
 
 #[tokio::test]

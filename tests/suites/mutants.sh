@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# about: small patches that break one promise each: they apply and name a test (quick), and that test fails (full)
+# needs:
+# limit: 300 7800
+. "$(dirname "$0")/../lib/common.sh"
+
+# The runner counts one case for each patch.
+export RESULTS RUN_TMP CACHE
+if [ "$FULL" != 1 ]; then
+  python3 "$ROOT/tests/mutants/run" check
+  exit 0
+fi
+
+# Only this form has it installed.
+. "$ROOT/tests/lib/install.sh"
+need_cargo_mutants
+
+# A piece of two hours at most: the next run goes on where this one stopped. Functions are drawn
+# and tried only once every patch was seen.
+began=$SECONDS
+left() { echo $((120 - (SECONDS - began) / 60)); }
+python3 "$ROOT/tests/mutants/run" all --minutes "${BKFS_MUTANTS_MINUTES:-$(left)}"
+for area in root volume ingest spool; do
+  [ "$(left)" -gt 0 ] || break
+  python3 "$ROOT/tests/mutants/run" functions "$area" --minutes "$(left)"
+done
+exit 0

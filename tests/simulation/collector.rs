@@ -80,7 +80,12 @@ async fn once(world: &Rc<World>, store: Arc<crate::store::SimStore>, wish: &Wish
             // The store may lie to a collector, and be silent; else there is nothing that keeps one from its work but another one, to which it gives way.
             let is_excused = match error.kind() {
                 ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Refused => true,
-                ErrorKind::Damaged => world.shared.faults.lies() > lies,
+                ErrorKind::Damaged => {
+                    // A list that the store refuses is one that cannot be read.
+                    let is_unread = matches!(error, RootError::CondemnedUnknown { .. });
+                    let is_refused = world.shared.faults.refusals() > refusals;
+                    world.shared.faults.lies() > lies || (is_unread && is_refused)
+                }
                 _ => world.shared.faults.refusals() > refusals,
             };
             if !is_excused || text.contains("in no live pack") {

@@ -131,6 +131,16 @@ pub(super) async fn find_slots(
             // Removed since it was listed.
             Err(error) if error.is_not_found() => continue,
             Err(error) if error.kind() == StoreErrorKind::OutOfRange => Err(NO_SLOT),
+            // One that the store refuses to give keeps no other one from opening.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    StoreErrorKind::Invalid | StoreErrorKind::Denied
+                ) =>
+            {
+                found.damaged = Some(error.into());
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
         match opened {
@@ -331,7 +341,11 @@ pub(super) async fn unlock(
     config: &Config,
     password: &[u8],
 ) -> Result<Unlocked, RootError> {
-    let header = root_header(store).await?;
+    let header = match root_header(store).await {
+        // Keys open whatever became of the root.
+        Err(error) if error.is_of_one_object() => None,
+        read => read?,
+    };
     let epoch = header.as_ref().map(Header::stated_epoch);
     let found = find_slots(store, config.repository(), epoch).await?;
     let mut trials = Trials::new(password);

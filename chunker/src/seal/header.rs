@@ -19,7 +19,7 @@ pub(super) const TAGGED_LEN: usize = 112;
 const MAGIC: [u8; 8] = *b"bkfs\r\n\x1a\n";
 
 /// Incompatible features that this program knows.
-const KNOWN_INCOMPATIBLE: u64 = 0;
+const KNOWN_INCOMPATIBLE: u64 = Features::EPOCHS;
 /// Read-only features that this program knows.
 const KNOWN_READ_ONLY: u64 = Features::WITNESS;
 
@@ -135,6 +135,10 @@ impl Features {
     /// Read-only, of the root: it and what it names bear witness of what came before (FORMAT.md,
     /// "Witnesses").
     pub const WITNESS: u64 = 1;
+
+    /// Incompatible, of key slots: the slot holds more than one master key. A program that does
+    /// not know epochs must neither use nor remove it.
+    pub const EPOCHS: u64 = 1;
 
     /// Whether the root bears witness.
     pub fn bear_witness(&self) -> bool {

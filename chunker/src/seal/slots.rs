@@ -180,7 +180,13 @@ impl NewSlot<'_> {
             class: Class::KeySlot,
             algorithm: Algorithm::Unsealed,
             key_epoch: 0,
-            features: Features::NONE,
+            features: match secrets.epoch() {
+                0 => Features::NONE,
+                _ => Features {
+                    incompatible: Features::EPOCHS,
+                    ..Features::NONE
+                },
+            },
             repository: self.repository,
             salt: self.object_salt,
         };

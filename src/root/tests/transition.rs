@@ -30,6 +30,7 @@ fn commit_by(session: u64, volume: &str, parent: Option<u64>, number: u64) -> Co
         parent: parent.map(id),
         commit: id(number),
         tree: Some(id(number + 100)),
+        building: None,
         covered: number,
         covered_journal: Some(number),
         floor: number as u32,
@@ -38,6 +39,7 @@ fn commit_by(session: u64, volume: &str, parent: Option<u64>, number: u64) -> Co
         bytes: 2,
         new_bytes: 3,
         replayed: Vec::new(),
+        claimed: Vec::new(),
     }
 }
 
@@ -80,7 +82,7 @@ fn ended_sessions_of_other_volumes_stay() {
     root.register(SessionId(3), holder("b")).expect("new");
     root.claim(SessionId(3), "other", Claim::Steal)
         .expect("stolen");
-    root.remove_replayed(SessionId(1), "main", &[SessionId(2)])
+    root.remove_replayed(SessionId(1), "main", &[SessionId(2)], &[])
         .expect("it holds its volume");
     assert_eq!(root.ending_sessions("other"), [SessionId(2)]);
 }
@@ -127,6 +129,7 @@ async fn enter(handle: &RootHandle, steal: bool) -> OpenSession {
     let request = VolumeRequest {
         name: "main".to_owned(),
         steal,
+        accept_loss: false,
     };
     OpenSession::open(handle, holder("a"), Some(request), &SystemProcesses)
         .await

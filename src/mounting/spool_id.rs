@@ -12,7 +12,7 @@ use std::io;
 use bkfs_chunker::entropy::Entropy;
 
 use crate::mounting::spooling::{SpoolPlace, SpoolingError};
-use crate::root::state::{Root, SessionId, SpoolId};
+use crate::root::state::{Root, Session, SessionId, SessionState, SpoolId};
 
 /// What the name of the file begins with.
 const PREFIX: &str = "place-";
@@ -28,11 +28,14 @@ pub(super) struct Listed {
 
 impl Listed {
     /// Sessions that state in `root`, or left grounds that do, that their spools lie here, and have
-    /// none. What one that lives has not made yet, it makes before it looks whether it still holds
-    /// its volume.
+    /// none. One that may still commit may make its spool later; one that is ending has made it
+    /// before it was fenced, or never acknowledges by it.
     pub(super) fn empty(&self, root: &Root) -> Vec<SessionId> {
         let sessions = root.sessions.iter();
-        let sessions = sessions.map(|(id, session)| (*id, session.spool));
+        let is_ending = |session: &Session| session.state == SessionState::Ending;
+        let sessions = sessions
+            .filter(|(_, session)| is_ending(session))
+            .map(|(id, session)| (*id, session.spool));
         let grounds = root.grounds().iter();
         let grounds = grounds.map(|ground| (ground.session, ground.spool));
         let is_empty = |(id, spool): &(SessionId, Option<SpoolId>)| {

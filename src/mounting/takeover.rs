@@ -76,12 +76,18 @@ pub async fn end(
     is_committed: bool,
 ) -> Result<(), RootError> {
     if is_committed {
-        journals.covered(u64::MAX).await;
+        // The spool first: what is left in it would be brought back as if no commit had it.
+        journals.forget_kept(u64::MAX).await;
     } else if journals.is_needed() {
         tracing::warn!(
             "acknowledged changes are in no commit: the session stays in the root, and the next mount of the volume carries them out"
         );
         return Ok(());
     }
-    open.end().await
+    open.end().await?;
+    // Only now: a journal that is missing while its session stands in the root looks lost.
+    if is_committed {
+        journals.covered(u64::MAX).await;
+    }
+    Ok(())
 }

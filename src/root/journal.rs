@@ -38,6 +38,10 @@ use std::time::Duration;
 /// How long a commit waits for a journal under way before it lets go of what the spool keeps of others.
 const FORGET_WAITS: Duration = Duration::from_secs(1);
 
+/// How many answers must say that a journal under a number of ours is another one's before that is
+/// believed.
+const FOREIGN_ANSWERS: u32 = 3;
+
 /// How many journals in the bucket are remembered while none can be deleted; whoever collects garbage finds the others.
 const THERE_MAX: usize = 65_536;
 
@@ -419,7 +423,7 @@ impl JournalWriter {
     }
 
     /// What was kept here and is covered by a commit need not go to the bucket. Its numbers are used up.
-    async fn forget_kept(&self, operation: u64) {
+    pub(crate) async fn forget_kept(&self, operation: u64) {
         // The one that is being sent now is answered first, or goes the next time.
         let turn = tokio::time::timeout(FORGET_WAITS, self.landing.lock());
         let Ok(_turn) = turn.await else {
@@ -514,6 +518,7 @@ impl JournalWriter {
         let policy = self.handle.policy();
         let store = self.handle.store();
         let mut pauses = Pauses::new(&policy, &**self.handle.entropy());
+        let mut differing = 0;
         loop {
             let created = store.put_new(key, vec![body.clone()]);
             let patience = pauses.policy_for(body.len());
@@ -524,7 +529,11 @@ impl JournalWriter {
             if error.kind() == StoreErrorKind::AlreadyExists {
                 match bounded(&patience, Operation::Get, key, store.get(key)).await {
                     Ok((there, _)) if there == *body => return Ok(()),
-                    Ok(_) => return Err(Refusal::Fenced { by: None }.into()),
+                    // An answer may arrive damaged, so several must agree.
+                    Ok(_) if differing + 1 == FOREIGN_ANSWERS => {
+                        return Err(Refusal::Fenced { by: None }.into());
+                    }
+                    Ok(_) => differing += 1,
                     Err(error) if policy.bears(&error) || error.is_not_found() => {}
                     Err(error) => return Err(error.into()),
                 }

@@ -39,10 +39,11 @@ impl Volume {
                 self.replay_piece(piece).await?;
             }
         }
-        let mut growth = 0;
+        let mut growth = 0_i64;
         for (inode, before) in before {
             self.count_allocated(inode).await?;
-            growth += signed_difference(self.allocated_bytes(inode).await?, before);
+            let change = signed_difference(self.allocated_bytes(inode).await?, before);
+            growth = growth.saturating_add(change);
         }
         // Everything is in the active layer, and was counted piece by piece where it was an extent.
         self.view.state()?.lock().set_allocated(bytes, growth);

@@ -445,7 +445,7 @@ impl State {
     pub fn count(&mut self, inodes: i64, allocated: i64) {
         self.totals.inodes = self.totals.inodes.saturating_add_signed(inodes);
         self.totals.bytes = self.totals.bytes.saturating_add_signed(allocated);
-        self.active.allocated += allocated;
+        self.active.allocated = self.active.allocated.saturating_add(allocated);
     }
 
     /// Counts the live volume anew: `bytes` below the active layer, and by how much that changes
@@ -490,7 +490,8 @@ impl State {
             false => newest.unwrap_or(sealed),
         };
         self.totals.bytes = self.totals.bytes.saturating_add_signed(live);
-        self.active.allocated += live - sealed;
+        let change = live.saturating_sub(sealed);
+        self.active.allocated = self.active.allocated.saturating_add(change);
     }
 
     /// Makes the active layer the sealing one. The caller makes sure that there is none.

@@ -179,10 +179,10 @@ impl Keeper {
             return Ok(());
         };
         let finished = writer.finish(deadline).await;
-        match tokio::time::timeout(LEAVING, self.writing.claim_empty()).await {
-            Ok(Err(error)) => tracing::debug!("an empty spool is left to the next mount: {error}"),
-            // It costs a wait for it, no more.
-            Ok(Ok(())) | Err(_) => {}
+        // One that is not claimed in time costs a wait for it, no more.
+        let claimed = tokio::time::timeout(LEAVING, self.writing.claim_empty()).await;
+        if let Ok(Err(error)) = claimed {
+            tracing::debug!("an empty spool is left to the next mount: {error}");
         }
         finished
     }

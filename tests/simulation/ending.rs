@@ -107,12 +107,11 @@ impl Writer {
             return parts.fail(format!("drain={drain:?} has passed, and it is still there"));
         };
         parts.note(&ended);
-        let mut past = self.past.borrow_mut();
         let kept = match &ended {
-            Ok(()) => past.acknowledge(count),
+            Ok(()) => self.past.borrow_mut().acknowledge(count),
             Err(error) if error.to_string().contains(STAYS) => {
                 self.world.shared.faults.count("hurried");
-                past.keep(count);
+                self.past.borrow_mut().keep(count);
                 Ok(())
             }
             Err(error @ MountingError::Volume(_)) if !is_excused(&parts) => {
@@ -120,7 +119,6 @@ impl Writer {
             }
             Err(_) => Ok(()),
         };
-        drop(past);
         if let Err(error) = kept {
             return parts.fail(error);
         }

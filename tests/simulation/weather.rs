@@ -83,7 +83,7 @@ const RECOVERS_MS: u64 = 30_000;
 impl Weather {
     /// The weather of the run of this seed: spells as often as that, if any.
     pub fn new(seed: u64, gap_ms: Option<u64>) -> Self {
-        let mut random = StdRng::seed_from_u64(seed ^ 0x5ea5_0e5);
+        let mut random = StdRng::seed_from_u64(seed ^ 0x05ea_50e5);
         let next_ms = random.random_range(0..2 * gap_ms.unwrap_or(1).max(1));
         Self {
             random,

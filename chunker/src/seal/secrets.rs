@@ -28,6 +28,9 @@ impl fmt::Debug for Secrets {
     }
 }
 
+/// Secrets, and what is stated with them in a key slot.
+type Decoded = (Secrets, Option<[u8; 32]>);
+
 impl Secrets {
     /// The most master keys that secrets hold: each is made by hand.
     pub const EPOCHS_MAX: usize = 1024;
@@ -127,9 +130,7 @@ impl Secrets {
         }
     }
 
-    fn decode_from(
-        decoder: &mut Decoder<'_>,
-    ) -> Result<Option<(Self, Option<[u8; 32]>)>, minicbor::decode::Error> {
+    fn decode_from(decoder: &mut Decoder<'_>) -> Result<Option<Decoded>, minicbor::decode::Error> {
         let (mut master, mut id_key, mut cut_key) = (BTreeMap::new(), None, None);
         let mut stated = None;
         for _ in 0..definite(decoder.map()?)? {

@@ -132,7 +132,7 @@ fn play(root: &Root, step: &Step, number: u64) -> Option<(Root, Result<(), Refus
     let result = match *step {
         Step::Register => {
             let registered = next.register(SessionId(number), holder("h"));
-            let is_spooling = registered.is_ok() && number % 2 == 0;
+            let is_spooling = registered.is_ok() && number.is_multiple_of(2);
             next.note_spool(SessionId(number), is_spooling.then_some(SpoolId(number)));
             registered
         }

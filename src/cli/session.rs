@@ -189,7 +189,7 @@ async fn forsake(repository: &Repository, ground: &Ground, output: &Output) -> R
     let (handle, machine) = (&repository.handle, &repository.machine);
     let here = machine.holder("bkfs session end");
     let session = OpenSession::open(handle, here, None, &*machine.processes).await?;
-    let given_up = give_up(handle, &session, ground.session).await;
+    let given_up = give_up(handle, &session, &[ground.session]).await;
     session.end().await?;
     given_up?;
     let id = ground.session;

@@ -23,6 +23,7 @@ use crate::root::error::RootError;
 use crate::root::grounds::GROUNDS_MAX;
 use crate::root::heartbeat::Standing;
 use crate::root::journal::JournalWriter;
+use crate::root::removal::give_up;
 use crate::root::repository::{probe, probe_lock};
 use crate::root::session::{KnownSpools, OpenSession, VolumeRequest};
 use crate::root::state::{HolderInfo, Root, SessionId};
@@ -125,20 +126,11 @@ impl Writing {
         }
     }
 
-    /// Sessions that have ended elsewhere, and of which the spools here hold nothing, have nothing to
-    /// keep: their grounds leave the root. Dropped, or refused, that is left to the next mount.
+    /// Sessions that have ended and of which the spools here hold nothing have nothing to keep: their
+    /// grounds leave the root, by a session of its own. Dropped, or refused, that is left to the
+    /// next mount.
     pub(super) async fn claim_empty(&self) -> Result<(), MountingError> {
-        let handle = &self.repository.handle;
-        let view = handle.current();
-        let Some(place) = self
-            .spool
-            .as_ref()
-            .filter(|_| !view.root.grounds().is_empty())
-        else {
-            return Ok(());
-        };
-        let mut empty = place.list().await?.empty(&view.root);
-        empty.retain(|session| view.root.ground_of(*session).is_some());
+        let empty = self.empty_grounds().await?;
         if empty.is_empty() {
             return Ok(());
         }
@@ -146,10 +138,33 @@ impl Writing {
             empty,
             ..KnownSpools::default()
         };
+        let handle = &self.repository.handle;
         let processes = self.repository.machine.processes.as_ref();
         let holder = self.holder.clone();
         let open = OpenSession::open_with(handle, holder, None, processes, known).await?;
         Ok(open.end().await?)
+    }
+
+    /// The same, by `open`, a session of this mount. One that was killed before it had made its spool
+    /// could still commit when this mount listed the spools: its ground is left by the takeover.
+    async fn claim_left(&self, open: &OpenSession) -> Result<(), MountingError> {
+        let empty = self.empty_grounds().await?;
+        if empty.is_empty() {
+            return Ok(());
+        }
+        Ok(give_up(&self.repository.handle, open, &empty).await?)
+    }
+
+    /// Ended sessions with grounds whose spools would lie here, where they have none.
+    async fn empty_grounds(&self) -> Result<Vec<SessionId>, MountingError> {
+        let view = self.repository.handle.current();
+        let is_any = !view.root.grounds().is_empty();
+        let Some(place) = self.spool.as_ref().filter(|_| is_any) else {
+            return Ok(Vec::new());
+        };
+        let mut empty = place.list().await?.empty(&view.root);
+        empty.retain(|session| view.root.ground_of(*session).is_some());
+        Ok(empty)
     }
 
     /// Starts to write for a session that has just taken the volume; cleans up what an earlier
@@ -166,6 +181,9 @@ impl Writing {
         match self.begin(&open, former).await {
             Ok((live, tasks)) => {
                 self.repository.bear_refusals();
+                if let Err(error) = self.claim_left(&open).await {
+                    tracing::debug!("an empty spool is left to the next mount: {error}");
+                }
                 name_grounds(&self.repository.handle.current().root);
                 Ok((live, Writer { open, tasks }))
             }

@@ -46,28 +46,28 @@ impl Transition for RemoveDead {
     }
 }
 
-/// What only the spool of an ended session holds is given up, by the hand of `by`, a live session:
-/// its ground leaves the root.
+/// Nothing is kept any more for the spools of these ended sessions, by the hand of `by`, a live
+/// session: their grounds leave the root.
 ///
 /// # Errors
 /// A refusal of kind `Fenced` if `by` is no more in the root; store errors.
 pub async fn give_up(
     handle: &RootHandle,
     by: &OpenSession,
-    ended: SessionId,
+    ended: &[SessionId],
 ) -> Result<(), RootError> {
     let mut transition = GiveUp { by: by.id(), ended };
     handle.update(&mut transition).await?;
     Ok(())
 }
 
-struct GiveUp {
+struct GiveUp<'a> {
     by: SessionId,
-    ended: SessionId,
+    ended: &'a [SessionId],
 }
 
 #[async_trait]
-impl Transition for GiveUp {
+impl Transition for GiveUp<'_> {
     type Output = ();
 
     fn session(&self) -> Option<SessionId> {
@@ -75,11 +75,12 @@ impl Transition for GiveUp {
     }
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        next.drop_grounds(&[self.ended]);
+        next.drop_grounds(self.ended);
         Ok(())
     }
 
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        Ok(root.ground_of(self.ended).is_none())
+        let mut ended = self.ended.iter();
+        Ok(!ended.any(|ended| root.ground_of(*ended).is_some()))
     }
 }

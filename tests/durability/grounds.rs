@@ -1,6 +1,8 @@
 //! What only the spool of a machine holds whose volume another one has taken over: kept until that
 //! machine has claimed it, whatever is collected meanwhile.
 
+use std::path::Path;
+
 use bkfs::maintain::check::{CheckOptions, check};
 use bkfs::root::removal::give_up;
 use bkfs::root::session::OpenSession;
@@ -11,7 +13,7 @@ use bkfs::volume::ROOT_INODE;
 use bkfs::volume::state::{Scope, Totals};
 use bkfs::volume::view::View;
 use bkfs_chunker::entropy::SeededEntropy;
-use bkfs_chunker::spool::SimulatedDisk;
+use bkfs_chunker::spool::{Disk, SimulatedDisk};
 use bkfs_chunker::store::Store;
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 
@@ -132,6 +134,44 @@ fn a_machine_that_takes_its_own_volume_back_leaves_no_ground() {
 }
 
 #[test]
+fn one_that_died_before_it_made_its_spool_leaves_no_ground_to_a_mount_that_stays() {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling(&bucket, &disk);
+    host.write("file", 0, noise(1, 1000));
+    host.fsync().expect("durable");
+    host.crash();
+    disk.crash(&SeededEntropy::new(1));
+    // It has taken the volume when it dies, and says that it has a spool.
+    host_without_its_spool(&bucket, &disk);
+    let back = Host::spooling(&bucket, &disk);
+    assert_eq!(grounds(&bucket), [], "while it is mounted");
+    assert!(back.read("file") == Some(noise(1, 1000)));
+}
+
+/// A mount here dies before it has made the spool that it states in the root.
+fn host_without_its_spool(bucket: &Bucket, disk: &SimulatedDisk) {
+    let host = Host::spooling(bucket, disk);
+    host.crash();
+    disk.crash(&SeededEntropy::new(2));
+    let live = bucket.work(bucket.memory.clone(), async |repository| {
+        let view = repository.handle.refresh().await.expect("read");
+        let sessions = view.root.sessions.iter();
+        let mut spooling = sessions.filter(|(_, session)| session.spool.is_some());
+        *spooling.next().expect("it stands there").0
+    });
+    let directory = Path::new("/spool").join(live.to_string());
+    bucket.work(bucket.memory.clone(), async |_| {
+        for entry in disk.list(&directory).await.expect("listed") {
+            disk.remove(&directory.join(entry.name))
+                .await
+                .expect("removed");
+        }
+        disk.remove_directory(&directory).await.expect("removed");
+    });
+}
+
+#[test]
 fn an_empty_spool_is_claimed_by_the_next_mount_there() {
     let bucket = Bucket::new();
     let (disk, other) = (SimulatedDisk::new(), SimulatedDisk::new());
@@ -177,7 +217,7 @@ fn a_spool_that_is_given_up_holds_nothing_back() {
         let holder = machine.holder("session end");
         let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
         let session = session.expect("entered");
-        give_up(handle, &session, ended).await.expect("given up");
+        give_up(handle, &session, &[ended]).await.expect("given up");
         session.end().await.expect("left");
     });
     assert_eq!(grounds(&bucket), []);

@@ -229,7 +229,7 @@ refuted! {
     lock_trusted: [LockTrusted], LOCKED, JOURNAL_INTACT;
     rule_11_quarantined_chunk_matched: [QuarantinedChunkMatched], HEALING, HEALED;
     rule_11_segment_matched_first: [SegmentMatchedFirst], HEALING, HEALED;
-    rule_11_quarantined_place_taken: [QuarantinedPlaceTaken], DAMAGED_STAYS, HEALED;
+    rule_11_quarantined_place_taken: [QuarantinedPlaceTaken, DamagedPlaceStands], DAMAGED_STAYS, HEALED;
     rule_11_leans_on_any_copy: [LeansOnAnyCopy], DAMAGED_STAYS, HEALED;
     rule_11_first_copy_kept: [FirstCopyKept], HEALING, HEALED;
 

@@ -169,7 +169,7 @@ def space(directory):
     assert (seen.f_namemax, seen.f_frsize) == (255, 4096) and seen.f_bavail > 1 << 30 and seen.f_favail > 1 << 30
     inodes = 1 + sum(len(directories) + len(files) for _, directories, files in os.walk(os.path.dirname(directory)))
     expect_used(directory, (0, inodes), "before")
-    put(f"{directory}/passing", bytes(8 * MIB))
+    put(f"{directory}/passing", os.urandom(8 * MIB))
     for number in range(100):
         put(f"{directory}/passing-{number}", b"")
     assert used(directory) == (2048, inodes + 101), f"8 MiB and 101 files make (0, {inodes}) {used(directory)}"

@@ -6,6 +6,7 @@
 //! One task, the [`Journaler`], writes all journals of a volume, one after the other. All who wait at the same moment share one. Commits go on beside it: a
 //! journal says what is not in the tree yet, whichever layer holds it.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -369,22 +370,83 @@ impl Journaler {
 
     /// Dropped, or failed, it has acknowledged nothing.
     async fn acknowledge(&mut self) -> Result<(), VolumeError> {
-        if self.is_local && self.write_locally().await? {
-            // What the spool did not take before counts no sooner than it would in the bucket.
-            if self.journal.is_in_time() {
-                return Ok(());
+        let is_kept = self.is_local && self.write_locally().await?;
+        // What the spool did not take before counts no sooner than it would in the bucket.
+        if is_kept && self.journal.is_in_time() {
+            return Ok(());
+        }
+        if !is_kept {
+            self.write_for_bucket().await?;
+        }
+        let (volume, journal) = (self.volume.clone(), self.journal.clone());
+        let confirmed = async move {
+            if !is_kept && journal.is_behind() {
+                land(&volume, &*journal).await?;
             }
-        } else {
-            self.write(Aim::Bucket).await?;
-            if self.journal.is_behind() {
-                land(&self.volume, &*self.journal).await?;
+            // Also if there was nothing to write: what was written before may belong to another's volume by now.
+            let confirmed = journal.confirm().await;
+            confirmed.map_err(|error| failed(&volume, error))
+        };
+        self.keep_meanwhile(confirmed).await
+    }
+
+    /// Writes what is to be in the bucket. If the store does not answer, the spool has it after
+    /// [`PATIENCE`]: it is left to the caller to wait until it has landed.
+    async fn write_for_bucket(&mut self) -> Result<(), VolumeError> {
+        match self.write(self.soon()).await {
+            Err(error) if self.journal.can_keep() && self.volume.failure().is_none() => {
+                tracing::warn!("what the spool does not take goes to the bucket: {error}");
+                self.write(Aim::Bucket).await
+            }
+            written => written,
+        }
+    }
+
+    /// Waits for `confirmed`, which may wait for the store as long as `timeout=`. Files that are
+    /// closed meanwhile are kept in the spool after [`PATIENCE`]. Dropped, it leaves them to the
+    /// next journal.
+    async fn keep_meanwhile(
+        &mut self,
+        confirmed: impl Future<Output = Result<(), VolumeError>>,
+    ) -> Result<(), VolumeError> {
+        let volume = self.volume.clone();
+        let can_keep = self.journal.can_keep();
+        let mut confirmed = pin!(confirmed);
+        let mut due: Option<Instant> = None;
+        loop {
+            let sleep = tokio::time::sleep_until(due.unwrap_or_else(Instant::now));
+            tokio::select! {
+                biased;
+                confirmed = &mut confirmed => {
+                    // Those that are not kept yet have the next journal.
+                    if due.is_some() {
+                        volume.fsync_within();
+                    }
+                    return confirmed;
+                }
+                () = sleep, if due.is_some() => {
+                    let _ = volume.soon.notified().now_or_never();
+                    let kept = tokio::select! {
+                        biased;
+                        confirmed = &mut confirmed => {
+                            volume.fsync_within();
+                            return confirmed;
+                        }
+                        kept = self.write(Aim::Local) => kept,
+                    };
+                    due = match kept {
+                        Err(error) if volume.failure().is_none() => {
+                            tracing::warn!("closed files are not in the spool yet, will be tried again: {error}");
+                            Some(Instant::now() + RETRY)
+                        }
+                        _ => None,
+                    };
+                }
+                () = volume.soon.notified(), if can_keep && due.is_none() => {
+                    due = Some(Instant::now() + PATIENCE);
+                }
             }
         }
-        // Also if there was nothing to write: what was written before may belong to another's volume by now.
-        self.journal
-            .confirm()
-            .await
-            .map_err(|error| self.failed(error))
     }
 
     /// Keeps everything done so far in the spool. False if the spool does not take it, and the volume is well: then the bucket must.

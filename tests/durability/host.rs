@@ -204,6 +204,20 @@ impl Host {
 
     /// The same, with a spool of so many bytes.
     pub fn spooling_at_most(bucket: &Bucket, disk: &SimulatedDisk, bytes: u64) -> Self {
+        Self::set_up_spooling(bucket, disk, Settings::default(), bytes)
+    }
+
+    /// The same, with settings of its own.
+    pub fn spooling_with(bucket: &Bucket, disk: &SimulatedDisk, settings: Settings) -> Self {
+        Self::set_up_spooling(bucket, disk, settings, 256 << 20)
+    }
+
+    fn set_up_spooling(
+        bucket: &Bucket,
+        disk: &SimulatedDisk,
+        settings: Settings,
+        bytes: u64,
+    ) -> Self {
         let spool = SpoolPlace {
             disk: Arc::new(disk.clone()),
             root: "/spool".into(),
@@ -211,7 +225,7 @@ impl Host {
         };
         let mut opening = opening(Duration::from_secs(300));
         opening.depot.workers = 0;
-        let (store, settings) = (bucket.memory.clone(), Settings::default());
+        let store = bucket.memory.clone();
         Self::set_up(paused(), store, settings, opening, Some(spool)).expect("mounted")
     }
 

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use bkfs::mounting::settings::Settings;
 use bkfs_chunker::entropy::SeededEntropy;
 use bkfs_chunker::spool::SimulatedDisk;
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
@@ -13,6 +14,10 @@ use crate::host::{Bucket, Host, noise};
 /// From closing a file to having it on the disk of a machine whose store does not answer: half a
 /// second until a journal begins, and two for the store.
 const KEPT_AFTER: f64 = 3.0;
+
+/// Bytes that a journal carries itself, and that it does not.
+const SMALL: usize = 200_000;
+const LARGE: usize = 3 << 20;
 
 /// Makes a file and closes it.
 fn close(host: &Host, name: &str, data: &[u8]) {
@@ -106,6 +111,64 @@ fn what_is_closed_during_two_stalls_is_on_the_disk() {
     for name in ["a", "b", "c"] {
         assert!(next.read(name) == Some(noise(3, 200_000)), "{name}");
     }
+}
+
+/// Files that are closed while an fsync waits for the store, which `stall` lets stand still.
+fn close_beside_an_fsync(why: &str, settings: Settings, stall: impl FnOnce(&Host, &SimulatedDisk)) {
+    let bucket = Bucket::new();
+    let disk = SimulatedDisk::new();
+    let host = Host::spooling_with(&bucket, &disk, settings);
+    host.write("before", 0, noise(1, LARGE));
+    stall(&host, &disk);
+    let volume = host.volume();
+    let waits = host.spawn(async move { volume.fsync().await });
+    host.wait(0.05);
+    close(&host, "beside", &noise(2, SMALL));
+    // What an outage may add to a close.
+    host.wait(10.0);
+    close(&host, "later", &noise(3, SMALL));
+    host.wait(10.0);
+    assert!(!waits.is_finished(), "it waits for the store: {why}");
+    host.crash();
+    disk.crash(&SeededEntropy::new(1));
+    let next = Host::spooling(&bucket, &disk);
+    let written = [
+        ("before", 1, LARGE),
+        ("beside", 2, SMALL),
+        ("later", 3, SMALL),
+    ];
+    for (name, seed, bytes) in written {
+        let found = next.read(name) == Some(noise(seed, bytes));
+        assert!(found, "{name} beside {why}");
+    }
+}
+
+#[test]
+fn what_is_closed_while_an_fsync_waits_for_the_store_is_on_the_disk() {
+    for keys in ["", "journal/", "data/"] {
+        close_beside_an_fsync(keys, Settings::default(), |host, _| {
+            stall(host, keys);
+        });
+    }
+}
+
+/// A journal has reached the bucket while the spool did not take it: an fsync that the spool is
+/// enough for has to ask the store whether the volume is still its own.
+#[test]
+fn what_is_closed_while_an_fsync_asks_the_store_is_on_the_disk() {
+    let settings = Settings {
+        fsync_local: true,
+        ..Settings::default()
+    };
+    close_beside_an_fsync("all", settings, |host, disk| {
+        disk.set_capacity(Some(0));
+        host.volume().fsync_within();
+        host.wait(1.0);
+        disk.heal();
+        let held = Strike::with(Fault::HoldBefore(Gate::new()));
+        host.faults.plan(held.always());
+        host.write("before", 0, noise(1, LARGE));
+    });
 }
 
 #[test]

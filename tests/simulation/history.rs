@@ -18,6 +18,10 @@ const CLOSED_WITHIN: Duration = Duration::from_secs(3);
 /// And any change after so long: a commit begins after 30 s.
 const COMMITTED_WITHIN: Duration = Duration::from_secs(45);
 
+/// Where the store acknowledges nothing, what is closed is in the spool after so long: 10 s, and a
+/// few (SEMANTICS.md, close-in-an-outage).
+const KEPT_WITHIN: Duration = Duration::from_secs(15);
+
 /// The life of one mount: the state that it began with, and all that was asked of it, in order.
 pub struct Lineage {
     base: Model,
@@ -121,7 +125,7 @@ impl Lineage {
         if self.has_failed || self.taken.is_some() {
             return false;
         }
-        let before = self.acknowledged;
+        let before = (self.acknowledged, self.kept);
         let last = |is_promised: &dyn Fn(&Answered) -> bool| {
             let found = self.answered.iter().rev().find(|done| is_promised(done));
             found.map_or(0, |done| done.count)
@@ -134,8 +138,14 @@ impl Lineage {
             };
             since.is_some_and(|since| since <= done.at) && done.at + within <= vitals.at
         });
+        let is_silent = vitals.acknowledged + KEPT_WITHIN <= vitals.at;
+        let is_kept = self.home.is_some_and(|home| home.is_well) && is_silent;
+        let in_spool = last(&|done| done.is_close && done.at + KEPT_WITHIN <= vitals.at);
         self.acknowledged = self.acknowledged.max(in_bucket);
-        before != self.acknowledged
+        if is_kept {
+            self.kept = self.kept.max(in_spool);
+        }
+        before != (self.acknowledged, self.kept)
     }
 
     /// The mount has failed: what it had promised before is all.

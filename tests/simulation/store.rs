@@ -59,6 +59,8 @@ pub struct Vitals {
     pub at: Instant,
     /// Since when the store counts as doing its part; none if a request does not go as it should.
     pub well_since: Option<Instant>,
+    /// When a write was last acknowledged, or it was turned on.
+    pub acknowledged: Instant,
 }
 
 /// A request that does not go as it should, while this is held.
@@ -88,6 +90,7 @@ impl Power {
             vitals: Mutex::new(Vitals {
                 at: Instant::now(),
                 well_since: Some(Instant::now()),
+                acknowledged: Instant::now(),
             }),
             troubled: AtomicU64::new(0),
         })
@@ -247,7 +250,12 @@ impl SimStore {
         };
         match tokio::time::timeout(patience, answer).await {
             _ if self.power.is_dead() => std::future::pending().await,
-            Ok(result) => result,
+            Ok(result) => {
+                if result.is_ok() {
+                    self.power.vitals.lock().acknowledged = Instant::now();
+                }
+                result
+            }
             Err(_) => Err(error(StoreErrorKind::OutcomeUnknown, operation, "(late)")),
         }
     }

@@ -36,12 +36,17 @@ fn gathered(run: Vec<Bytes>, least: usize) -> impl Iterator<Item = Bytes> {
         if !is_short(&first) || !pieces.peek().is_some_and(is_short) {
             return Some(first);
         }
-        let mut joined = BytesMut::with_capacity(2 * least);
-        joined.extend_from_slice(&first);
-        while joined.len() < least
+        let mut bytes = first.len();
+        let mut short = vec![first];
+        while bytes < least
             && let Some(piece) = pieces.next_if(is_short)
         {
-            joined.extend_from_slice(&piece);
+            bytes += piece.len();
+            short.push(piece);
+        }
+        let mut joined = BytesMut::with_capacity(bytes);
+        for piece in &short {
+            joined.extend_from_slice(piece);
         }
         Some(joined.freeze())
     })

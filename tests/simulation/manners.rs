@@ -20,6 +20,9 @@ const MEMORY_BYTES: u64 = 512 << 20;
 /// Packs are closed at this size, in bytes, so that small files make many.
 const SMALL_PACK_BYTES: u64 = 128 << 10;
 
+/// And at this one, in bytes, so that the metadata of one commit makes many, which arrive in any order.
+const TINY_PACK_BYTES: u64 = 8 << 10;
+
 /// The product's size of packs, in bytes.
 const PACK_BYTES: u64 = 16 << 20;
 
@@ -64,6 +67,7 @@ impl Manners {
         let has_small_spool = chance(25);
         let (is_wide, is_large, is_calm) = (chance(35), chance(15), chance(30));
         let (is_spread, has_rate, has_weather) = (chance(50), chance(40), is_calm || chance(60));
+        let has_tiny_packs = is_wide && is_spread && chance(60);
         Self {
             timeout: match (is_default, is_short) {
                 (true, _) => TIMEOUT,
@@ -75,10 +79,10 @@ impl Manners {
             } else {
                 LITTLE_MEMORY_BYTES
             },
-            pack_bytes: if has_large_packs {
-                PACK_BYTES
-            } else {
-                SMALL_PACK_BYTES
+            pack_bytes: match (has_large_packs, has_tiny_packs) {
+                (true, _) => PACK_BYTES,
+                (_, true) => TINY_PACK_BYTES,
+                (_, false) => SMALL_PACK_BYTES,
             },
             spool_bytes: if has_small_spool {
                 SMALL_SPOOL_BYTES

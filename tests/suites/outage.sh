@@ -234,6 +234,32 @@ told_to_end_in_fsync() {
   [ "$(cat "$MNT/fsync/closed")" = 'closed last' ] || wrong "what was closed is lost"
   drained
 }
+# With a store that does not answer, and a spool that is too small for what is accepted.
+told_to_end_without_room() {
+  local pid status=0
+  machine one
+  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,spool_size=64M,drain=3" 2>"$SUITE_TMP/daemon" &
+  pid=$!
+  remember_pid $pid
+  wait_for 30 is_mounted "$MNT"
+  mkdir "$MNT/room"
+  sync "$MNT/room"
+  noise "$SUITE_TMP/file" 160
+  store_is_gone
+  cp "$SUITE_TMP/file" "$MNT/room/large" 2>"$SUITE_TMP/cp" &
+  remember_pid $!
+  sleep 3
+  kill -TERM "$(daemon_of "$MNT")"
+  gone $pid 13 || wrong "the daemon does not end"
+  wait $pid || status=$?
+  store_is_back
+  cp "$SUITE_TMP/daemon" "$SUITE_TMP/output"
+  cat "$SUITE_TMP/output"
+  [ $status = 1 ] || wrong "it ends with $status"
+  says 'room/large' 'lost with this mount'
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M
+  drained
+}
 ended_by_name() {
   local session
   machine one
@@ -329,6 +355,7 @@ case_of "fsync=local arrives in the bucket by itself" local_fsync_arrives
 case_of "close is content with the spool, and what it kept is replayed" close_is_content_with_the_spool
 case_of "a mount that is told to end while the store is away leaves the rest in the spool" told_to_end
 case_of "a mount that is told to end with a process in fsync ends in time" told_to_end_in_fsync
+case_of "what neither store nor spool took is named by a mount that ends" told_to_end_without_room
 case_of "a session that is ended by name brings what this machine's spool holds" ended_by_name
 case_of "a spool is never on its own mount" not_on_the_mount
 print_table

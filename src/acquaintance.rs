@@ -6,7 +6,7 @@
 //! file loses an alarm, never data.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use bkfs_chunker::seal::{Keyring, RepositoryId};
@@ -130,22 +130,10 @@ fn write(file: &Path, address: &str, found: Acquaintance) -> io::Result<()> {
         private::make_directory(state)?;
     }
     private::make_directory(directory)?;
-    let mut fresh = tempfile_in(directory)?;
     let how = if found.sealed { "encrypted" } else { "plain" };
-    writeln!(
-        fresh.1,
-        "{} {how}\n{}",
-        found.repository,
-        address.escape_debug()
-    )?;
-    std::fs::rename(&fresh.0, file)
-}
-
-/// A new file of this process in `directory`.
-fn tempfile_in(directory: &Path) -> io::Result<(PathBuf, std::fs::File)> {
-    let path = directory.join(format!("new.{}", std::process::id()));
-    let file = std::fs::File::create(&path)?;
-    Ok((path, file))
+    let address = address.escape_debug();
+    let text = format!("{} {how}\n{address}\n", found.repository);
+    private::replace(file, text.as_bytes())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! nor what lies in them.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -40,6 +40,19 @@ pub fn open(path: &Path) -> io::Result<File> {
     let file = options.open(path)?;
     tighten(path, 0o600)?;
     Ok(file)
+}
+
+/// Replaces a file of this user, or makes it, with mode 0600, in one step: a reader finds all of
+/// `bytes` or what was there before.
+///
+/// # Errors
+/// As the system refuses.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let draft = path.with_extension(format!("{}.new", std::process::id()));
+    let mut file = open(&draft)?;
+    file.set_len(0)?;
+    file.write_all(bytes)?;
+    fs::rename(&draft, path)
 }
 
 fn tighten(path: &Path, mode: u32) -> io::Result<()> {
@@ -111,6 +124,23 @@ mod tests {
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_is_this_users_alone() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("memory");
+        fs::write(&file, "what others may read").unwrap();
+        replace(&file, b"new").unwrap();
+        assert_eq!(
+            (mode(&file), fs::read(&file).unwrap()),
+            (0o600, b"new".to_vec())
+        );
+        assert_eq!(
+            fs::read_dir(home.path()).unwrap().count(),
+            1,
+            "no draft stays"
+        );
     }
 
     #[test]

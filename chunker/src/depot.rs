@@ -258,6 +258,11 @@ impl Depot {
         self.0.catalog.is_listed(pack)
     }
 
+    /// True if any place is known to be damaged: in quarantine, or found so by a read.
+    pub fn knows_damage(&self) -> bool {
+        self.0.catalog.knows_damage()
+    }
+
     /// Replaces the set of quarantined frames (protocol.md, rule 11): new data is never matched with what lies in them, so that it is stored again, and
     /// readers try every other copy before.
     pub fn set_quarantine(&self, places: HashSet<Place>) {

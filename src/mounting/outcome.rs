@@ -41,9 +41,7 @@ pub fn prepare(place: &Path) -> io::Result<()> {
 
 /// Says how it ended; in one step, so that no half of it is read.
 pub fn write(place: &Path, outcome: &Outcome) -> io::Result<()> {
-    let draft = place.with_extension(outcome.pid.to_string());
-    std::fs::write(&draft, serde_json::to_vec(outcome)?)?;
-    std::fs::rename(&draft, place)
+    private::replace(place, &serde_json::to_vec(outcome)?)
 }
 
 /// How the mount that process `pid` served ended; none if it has not said it.

@@ -50,7 +50,10 @@ fn senseless(id: Id, why: String) -> VolumeError {
     VolumeError::Tree(format!("blob {id}: {why}"))
 }
 
-/// Makes sure that a blob, and all below it, is in live packs or in own ones.
+/// Makes sure that a blob, and all below it, is in live packs or in own ones. What a live blob
+/// refers to is live as well (rule 3), but its live place may be damaged: the chunks of a segment are
+/// looked for one by one where any damage is known, and those with no undamaged place are stored
+/// again as far as they can be read.
 ///
 /// # Errors
 /// It is nowhere to be read, or cannot be stored.
@@ -63,12 +66,39 @@ pub async fn ensure(ingest: &Ingest, kind: Kind, id: Id) -> Result<(), VolumeErr
             continue;
         }
         if ingest.adopt_blob(kind, id).is_ok() {
+            if kind == Kind::Segment && ingest.depot().knows_damage() {
+                heal_chunks(ingest, id).await?;
+            }
             continue;
         }
         let bytes = ingest.depot().read_blob(kind, id).await?;
         let children = below(kind, &bytes).map_err(|why| senseless(id, why))?;
         stack.push((kind, id, Some(bytes)));
         stack.extend(children.into_iter().map(|(kind, id)| (kind, id, None)));
+    }
+    Ok(())
+}
+
+/// Stores the chunks of a live segment again whose only live places are damaged. One that cannot be
+/// read anywhere is left: nothing that refers to it is worse off than before.
+async fn heal_chunks(ingest: &Ingest, segment: Id) -> Result<(), VolumeError> {
+    let depot = ingest.depot();
+    let bytes = depot.read_blob(Kind::Segment, segment).await?;
+    for (chunk, _) in chunks_of(&bytes).map_err(|why| senseless(segment, why))? {
+        if ingest.adopt_blob(Kind::Chunk, chunk).is_ok() {
+            continue;
+        }
+        match depot.read_blob(Kind::Chunk, chunk).await {
+            Ok(bytes) => {
+                ingest.store_blob(Kind::Chunk, bytes).await?;
+            }
+            Err(error @ (DepotError::Damaged { .. } | DepotError::Missing { .. })) => {
+                tracing::warn!(
+                    "chunk {chunk} of segment {segment} cannot be stored again: {error}"
+                );
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(())
 }

@@ -253,15 +253,9 @@ fn what_is_committed_while_a_collection_looks_is_kept() {
 }
 
 /// What is stored anew is matched with no copy that is known to be damaged.
-#[test]
-fn nothing_is_moved_onto_a_damaged_copy() {
-    let bucket = Bucket::new();
-    let kept = noise(1, 1 << 20);
-    let host = bucket.host();
-    host.write("old", 0, kept.clone());
-    snapshot(&host, "one");
-    host.finish().expect("unmounted");
-    let damaged = bucket.work(bucket.memory.clone(), async |repository| {
+/// Puts all data packs into quarantine; returns their keys.
+fn quarantine_data(bucket: &Bucket) -> Vec<String> {
+    bucket.work(bucket.memory.clone(), async |repository| {
         let packs = bucket.memory.list("data/", None, 100).await;
         let keys = packs.expect("listed").into_iter().map(|info| info.key);
         let keys: Vec<String> = keys.collect();
@@ -281,7 +275,40 @@ fn nothing_is_moved_onto_a_damaged_copy() {
         );
         added.await.expect("in quarantine");
         keys
+    })
+}
+
+/// A journal names a segment that is live and whole; its chunks have no undamaged live place.
+#[test]
+fn a_taker_stores_again_what_is_damaged_beneath_a_journal() {
+    let bucket = Bucket::new();
+    let data = noise(1, 3 << 20);
+    let host = with_snapshot_of(&bucket, &data);
+    host.write("new", 0, data.clone());
+    host.fsync().expect("durable");
+    host.crash();
+    let damaged = quarantine_data(&bucket);
+    assert!(!damaged.is_empty());
+    let next = bucket.host();
+    assert!(next.read("new").as_ref() == Some(&data));
+    next.finish().expect("unmounted");
+    bucket.work(bucket.memory.clone(), async |_| {
+        for key in &damaged {
+            bucket.memory.delete(key).await.expect("deleted");
+        }
     });
+    assert!(bucket.host().read("new") == Some(data));
+}
+
+#[test]
+fn nothing_is_moved_onto_a_damaged_copy() {
+    let bucket = Bucket::new();
+    let kept = noise(1, 1 << 20);
+    let host = bucket.host();
+    host.write("old", 0, kept.clone());
+    snapshot(&host, "one");
+    host.finish().expect("unmounted");
+    let damaged = quarantine_data(&bucket);
     assert!(!damaged.is_empty());
     // The same once more, beside what nobody will need.
     let host = bucket.host();

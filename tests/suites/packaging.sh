@@ -96,6 +96,7 @@ unit_is_confined() {
   local private='(Private(Tmp|Devices|Mounts|IPC)|Protect(System|Home|KernelTunables|KernelModules|KernelLogs|ControlGroups|Proc)|ProcSubset|Root(Directory|Image)|(ReadWrite|ReadOnly|Inaccessible|Exec|NoExec|Bind|BindReadOnly)Paths|TemporaryFileSystem|MountImages|ExtensionImages|ExtensionDirectories|MountAPIVFS|LogNamespace|DynamicUser)='
   cp "$unit" "$SUITE_TMP/bkfs@test.service"
   exits 0 systemd-analyze security --offline=true --threshold=45 "$SUITE_TMP/bkfs@test.service"
+  grep -q '^LimitCORE=0$' "$unit" || wrong "a core dump would hold keys"
   ! grep -E "^$private" "$unit" || wrong "the mount would be invisible"
 }
 says_why() {

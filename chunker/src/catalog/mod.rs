@@ -220,6 +220,11 @@ impl Catalog {
         !quarantine.is_empty() && (holds(Some(frame)) || holds(None))
     }
 
+    /// Whether any place is known to be damaged.
+    pub(crate) fn knows_damage(&self) -> bool {
+        !self.damaged.lock().is_empty() || !self.quarantine.read().is_empty()
+    }
+
     pub(crate) fn set_quarantine(&self, places: HashSet<Place>) {
         *self.quarantine.write() = places;
     }

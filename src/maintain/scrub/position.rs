@@ -111,9 +111,7 @@ impl PositionFile {
         let text = serde_json::to_vec(position)?;
         let write = move || {
             private::make_directory(&directory)?;
-            let fresh = directory.join(format!("scrub.{}", std::process::id()));
-            std::fs::write(&fresh, text)?;
-            std::fs::rename(&fresh, directory.join("scrub"))
+            private::replace(&directory.join("scrub"), &text)
         };
         blocking(write).await
     }

@@ -1,34 +1,41 @@
-//! The repair of lists of condemned packs that cannot be read: as a session of its own.
+//! The repair of lists of condemned packs that cannot be read.
 //!
 //! Owns when it can be made, and what is said if it cannot. What is condemned anew is found out in
 //! [`super::collect::renew`].
 
 use std::sync::Arc;
 
-use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::Verifier;
 use jiff::Timestamp;
 
 use super::check::{CheckOptions, Findings, open_depot};
-use super::collect::renew::Renewal;
+use super::collect::renew::{Rebuilt, Renewal};
 use super::collect::sightings::SightingsFile;
 use super::repair::MOUNT_POINT;
 use crate::root::error::{ErrorKind, RootError};
-use crate::root::holder::SystemProcesses;
 use crate::root::lists::Lists;
-use crate::root::session::OpenSession;
 use crate::root::state::{Condemned, HolderInfo};
 
+/// Whether lists of snapshots are to be written anew by the next repair only. Which of the snapshots
+/// that commit records tell of are whole without packs that may be condemned is known to the
+/// renewal alone: it goes before them, and needs the index and the quarantine.
+pub(super) fn comes_first(findings: &Findings, finds_damage: bool) -> bool {
+    let listed = &findings.listed;
+    let is_blocked = !findings.indexed.lost.is_empty() || finds_damage;
+    !listed.lost_condemned.is_empty() && !listed.lost.is_empty() && is_blocked
+}
+
 /// The lists of condemned packs that a repair can put aside now. What they named is found out from
-/// all that is needed: so not before all other lists and the index are whole.
-pub(super) fn lost(findings: &Findings) -> Vec<Condemned> {
+/// all that is needed: so not before the index and the quarantine are whole, and the lists of
+/// snapshots are or `are_known`.
+pub(super) fn lost(findings: &Findings, are_known: bool) -> Vec<Condemned> {
     let (listed, indexed) = (&findings.listed, &findings.indexed);
-    let is_blocked = !listed.lost.is_empty() || listed.lost_quarantine || !indexed.lost.is_empty();
-    match is_blocked {
-        true => Vec::new(),
-        false => listed.lost_condemned.clone(),
+    let is_known = listed.lost.is_empty() || are_known;
+    match is_known && !listed.lost_quarantine && indexed.lost.is_empty() {
+        true => listed.lost_condemned.clone(),
+        false => Vec::new(),
     }
 }
 
@@ -42,43 +49,36 @@ pub(super) fn step(lost: &[Condemned]) -> Option<String> {
     })
 }
 
-/// Condemns anew what lost lists may have named, as a session of its own.
+/// Condemns anew what lost lists may have named. `rebuilt` stands in for lists of snapshots that
+/// are lost too.
 pub(super) async fn renew(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
     options: &CheckOptions,
     findings: &Findings,
     lost: &[Condemned],
+    rebuilt: Rebuilt,
 ) -> Result<(), RootError> {
     let Some(handle) = findings.handle.as_ref().filter(|_| !lost.is_empty()) else {
         return Ok(());
     };
-    let holder = HolderInfo::of_this_process(MOUNT_POINT);
-    let session = OpenSession::open(handle, holder, None, &SystemProcesses).await?;
-    let renewed = async {
-        let (entropy, config) = (options.entropy.clone(), &options.verifier);
-        let verifier = Verifier::new(store.clone(), keyring.clone(), entropy, config)?;
-        let ingest = Ingest::new(open_depot(store, keyring, options)?, session.id().0);
-        let (directory, now) = match &options.seen {
-            Some((directory, now)) => (Some(directory.as_path()), *now),
-            None => (None, Timestamp::UNIX_EPOCH),
-        };
-        let renewal = Renewal {
-            handle,
-            lists: &Lists::new(store.clone(), keyring.clone()),
-            verifier: Arc::new(verifier),
-            ingest: &ingest,
-            session: session.id(),
-            memory: SightingsFile::new(directory, keyring.repository()),
-            now,
-        };
-        renewal.renew(lost).await
+    let (entropy, config) = (options.entropy.clone(), &options.verifier);
+    let verifier = Verifier::new(store.clone(), keyring.clone(), entropy, config)?;
+    let (directory, now) = match &options.seen {
+        Some((directory, now)) => (Some(directory.as_path()), *now),
+        None => (None, Timestamp::UNIX_EPOCH),
     };
-    let renewed = renewed.await;
-    if let Err(left) = session.end().await {
-        tracing::warn!(error = %left, "the session of the repair stays in the root");
-    }
-    match renewed {
+    let renewal = Renewal {
+        handle,
+        lists: &Lists::new(store.clone(), keyring.clone()),
+        verifier: Arc::new(verifier),
+        depot: open_depot(store, keyring, options)?,
+        holder: HolderInfo::of_this_process(MOUNT_POINT),
+        memory: SightingsFile::new(directory, keyring.repository()),
+        rebuilt,
+        now,
+    };
+    match renewal.renew(lost).await {
         Err(error) if error.kind() == ErrorKind::Damaged => {
             tracing::warn!(%error, "what lost lists of condemned packs named is not found out while something needed cannot be read: mend that first, or forget the snapshots that need it");
             Ok(())

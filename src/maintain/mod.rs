@@ -18,6 +18,7 @@
 //! | [`rebuild`] | from what is left to a new root (pure) |
 //! | [`anew`] | brings back what only collection needs |
 //! | [`repair`] | plans what can be mended, and does it |
+//! | `mend` | one replacement of a root with what was planned |
 //! | `refusal` | what a repair refuses to touch |
 //! | [`heal`] | brings back from another repository what is lost here |
 //! | [`scrub`] | verifies all packs in the background, slowly, again and again |
@@ -40,6 +41,7 @@ pub mod heal;
 pub mod journals;
 pub mod judge;
 pub mod layout;
+mod mend;
 pub mod quarantine;
 pub mod rebuild;
 mod refusal;

@@ -10,9 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use bkfs_chunker::catalog::Place;
-use bkfs_chunker::id::Id;
+use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring, OpenError};
@@ -22,22 +21,19 @@ use bkfs_chunker::verify::PackContents;
 use super::anew;
 use super::blame::reach;
 use super::check::{CheckOptions, Findings, examine_without};
+use super::collect::renew::Rebuilt;
 use super::layout;
+use super::mend::mend;
 use super::rebuild::{self, Left, Remains, Taken};
 use super::refusal::{refuse, refuse_newer_keys};
 use super::sealing::listed;
 use crate::root::error::RootError;
-use crate::root::handle::Transition;
-use crate::root::holder::SystemProcesses;
-use crate::root::lists::Lists;
 use crate::root::reading::open_root;
 use crate::root::repository::probe;
 use crate::root::retry::random;
 use crate::root::sent::Sent;
-use crate::root::session::OpenSession;
 use crate::root::snapshots::{QuarantineEntry, SnapshotEntry, TrashEntry};
-use crate::root::state::{Condemned, HolderInfo, ListRef, ROOT_KEY, Root, SessionId};
-use crate::root::transition::{IndexChange, ListChange};
+use crate::root::state::{Condemned, ListRef, ROOT_KEY, Root, SessionId};
 use crate::root::victims::set_aside;
 
 /// What the repair session calls itself.
@@ -52,12 +48,14 @@ pub struct Plan {
     /// In sentences, in order.
     pub steps: Vec<String>,
     root: Option<Root>,
-    packs: Vec<PackContents>,
-    snapshots: Vec<SnapshotEntry>,
-    trash: Vec<TrashEntry>,
-    quarantine: Vec<QuarantineEntry>,
-    writes_quarantine: bool,
-    loses_chain: bool,
+    pub(super) packs: Vec<PackContents>,
+    pub(super) snapshots: Vec<SnapshotEntry>,
+    pub(super) trash: Vec<TrashEntry>,
+    /// Lists that those stand in for, in a root that is there.
+    pub(super) lost_lists: Vec<ListRef>,
+    pub(super) quarantine: Vec<QuarantineEntry>,
+    pub(super) writes_quarantine: bool,
+    pub(super) loses_chain: bool,
     /// Keys of journals.
     set_aside: Vec<String>,
     /// What sessions are taken to have sent from then on.
@@ -72,6 +70,20 @@ impl Plan {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
+    }
+
+    /// What stands in for lost lists of snapshots.
+    fn rebuilt(&self) -> Rebuilt {
+        let trash = self.trash.iter().map(|entry| &entry.snapshot);
+        let entries = self.snapshots.iter().chain(trash);
+        let heads = entries.flat_map(|entry| {
+            let tree = entry.tree.map(|tree| (Kind::Node, tree));
+            tree.into_iter().chain([(Kind::Commit, entry.commit)])
+        });
+        Rebuilt {
+            heads: heads.collect(),
+            lost: self.lost_lists.clone(),
+        }
     }
 }
 
@@ -183,12 +195,11 @@ fn make_plan(
     options: &CheckOptions,
 ) -> Result<Plan, RootError> {
     let mut plan = Plan::default();
-    let lists_lost = findings.handle.is_none() || !findings.listed.lost.is_empty();
-    if lists_lost {
-        plan_lists(findings, tips, &mut plan);
-    }
     match &findings.handle {
-        None => plan_root(findings, tips, keyring, options, &mut plan),
+        None => {
+            plan_lists(findings, tips, &mut plan);
+            plan_root(findings, tips, keyring, options, &mut plan);
+        }
         Some(_) => {
             if !findings.indexed.lost.is_empty() {
                 plan.packs.clone_from(&findings.unlisted);
@@ -198,15 +209,10 @@ fn make_plan(
                     plan.packs.len()
                 ));
             }
-            if lists_lost {
-                plan.steps.push(format!(
-                    "write {} lost lists of snapshots anew: {} snapshots and {} in the trash are known from commit records",
-                    findings.listed.lost.len(),
-                    plan.snapshots.len(),
-                    plan.trash.len()
-                ));
-            }
             plan_quarantine(findings, &mut plan);
+            if !anew::comes_first(findings, plan.writes_quarantine) {
+                plan_lost_lists(findings, tips, &mut plan);
+            }
             plan.loses_chain = findings.listed.lost_chain;
             if plan.loses_chain {
                 plan.steps.push(
@@ -216,11 +222,26 @@ fn make_plan(
             }
             plan_journals(findings, &mut plan);
             plan.mends = !plan.steps.is_empty();
-            plan.renewed = anew::lost(findings);
+            plan.renewed = anew::lost(findings, !plan.lost_lists.is_empty());
             plan.steps.extend(anew::step(&plan.renewed));
         }
     }
     Ok(plan)
+}
+
+/// Lists of snapshots beside a root that is there.
+fn plan_lost_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Plan) {
+    if findings.listed.lost.is_empty() {
+        return;
+    }
+    plan_lists(findings, tips, plan);
+    plan.lost_lists.clone_from(&findings.listed.lost);
+    plan.steps.push(format!(
+        "write {} lost lists of snapshots anew: {} snapshots and {} in the trash are known from commit records",
+        plan.lost_lists.len(),
+        plan.snapshots.len(),
+        plan.trash.len()
+    ));
 }
 
 fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Plan) {
@@ -369,12 +390,28 @@ pub async fn execute(
                     sent.lower(*session, *to).await;
                 }
             }
-            let renewed = plan.renewed.clone();
-            if plan.mends {
-                mend(store, keyring, findings, plan).await?;
+            let (renewed, rebuilt) = (plan.renewed.clone(), plan.rebuilt());
+            let renew = anew::renew(store, keyring, options, findings, &renewed, rebuilt);
+            if plan.lost_lists.is_empty() {
+                mend_planned(store, keyring, findings, plan).await?;
+                return renew.await;
             }
-            anew::renew(store, keyring, options, findings, &renewed).await
+            // What the lists name from then on is in live packs (rule 3).
+            renew.await?;
+            mend_planned(store, keyring, findings, plan).await
         }
+    }
+}
+
+async fn mend_planned(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    findings: &Findings,
+    plan: Plan,
+) -> Result<(), RootError> {
+    match plan.mends {
+        true => mend(store, keyring, findings, plan).await,
+        false => Ok(()),
     }
 }
 
@@ -451,140 +488,5 @@ async fn write_root(
             })
         }
         Err(error) => Err(error.into()),
-    }
-}
-
-/// Changes a root that is there, as a session of maintenance.
-async fn mend(
-    store: &Arc<dyn Store>,
-    keyring: &Keyring,
-    findings: &Findings,
-    plan: Plan,
-) -> Result<(), RootError> {
-    let Some(handle) = &findings.handle else {
-        return Ok(());
-    };
-    let holder = HolderInfo::of_this_process(MOUNT_POINT);
-    let session = OpenSession::open(handle, holder, None, &SystemProcesses).await?;
-    let made = async {
-        let ingest = Ingest::new(findings.depot.clone(), session.id().0);
-        let root = &handle.current().root;
-        let lost = &findings.listed.lost;
-        let gone = |refs: &[ListRef]| -> Vec<ListRef> {
-            refs.iter()
-                .filter(|list| lost.contains(list))
-                .copied()
-                .collect()
-        };
-        let added = |list: Option<ListRef>| list.into_iter().collect();
-        let mut change = Mend {
-            session: session.id(),
-            index: IndexChange {
-                absorbed: findings.indexed.lost.clone(),
-                added: ingest.put_index(&plan.packs).await?,
-            },
-            snapshots: ListChange {
-                removed: gone(&root.snapshots),
-                added: added(listed(&ingest, plan.snapshots).await?),
-            },
-            trash: ListChange {
-                removed: gone(&root.trash),
-                added: added(listed(&ingest, plan.trash).await?),
-            },
-            quarantine: ListChange::default(),
-            damaged: plan.writes_quarantine.then_some(plan.quarantine),
-            lists: Lists::new(store.clone(), keyring.clone()),
-            ingest: &ingest,
-            loses_chain: plan.loses_chain,
-        };
-        handle.update(&mut change).await.map(|_| ())
-    };
-    let made = made.await;
-    match session.end().await {
-        Ok(()) => made,
-        Err(left) => {
-            tracing::warn!(error = %left, "the session of the repair stays in the root");
-            made
-        }
-    }
-}
-
-/// One replacement of the root, with all that was mended.
-struct Mend<'a> {
-    session: SessionId,
-    index: IndexChange,
-    snapshots: ListChange,
-    trash: ListChange,
-    /// Of the attempt that was made last.
-    quarantine: ListChange,
-    /// What comes into quarantine, with which its lists are merged.
-    damaged: Option<Vec<QuarantineEntry>>,
-    lists: Lists,
-    ingest: &'a Ingest,
-    loses_chain: bool,
-}
-
-impl Mend<'_> {
-    /// One list for all of the quarantine of `next`, as far as that can be read, and what was
-    /// found. Scrubs and repairs of others may have put something there since the check began.
-    async fn merge_quarantine(&self, next: &Root) -> Result<ListChange, RootError> {
-        let Some(damaged) = &self.damaged else {
-            return Ok(ListChange::default());
-        };
-        let mut entries = damaged.clone();
-        for list in &next.quarantine {
-            match self.lists.quarantine_shards(&[*list]).await {
-                Ok(shards) => entries.extend(shards.iter().flat_map(|shard| shard.iter().cloned())),
-                Err(RootError::Store(error))
-                    if !error.is_not_found() && !error.is_of_one_object() =>
-                {
-                    return Err(error.into());
-                }
-                Err(error) => tracing::warn!(%error, "a list of the quarantine is given up"),
-            }
-        }
-        entries.sort_by_key(|entry| (entry.pack, entry.frame));
-        entries.dedup();
-        Ok(ListChange {
-            removed: next.quarantine.clone(),
-            added: listed(self.ingest, entries).await?.into_iter().collect(),
-        })
-    }
-}
-
-#[async_trait]
-impl Transition for Mend<'_> {
-    type Output = ();
-
-    fn session(&self) -> Option<SessionId> {
-        Some(self.session)
-    }
-
-    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        next.change_index(&self.index)?;
-        next.change_snapshots(&self.snapshots)?;
-        next.change_trash(&self.trash)?;
-        self.quarantine = self.merge_quarantine(next).await?;
-        next.change_quarantine(&self.quarantine)?;
-        if let Some(chain) = next.chain.as_mut().filter(|_| self.loses_chain) {
-            chain.lose_older();
-        }
-        Ok(())
-    }
-
-    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        // All lists and index objects that were written here have names of their own.
-        let lists = |refs: &[ListRef], change: &ListChange| {
-            change.added.iter().all(|list| refs.contains(list))
-                && !change.removed.iter().any(|list| refs.contains(list))
-        };
-        let older = root.chain.iter().flat_map(|chain| &chain.older);
-        let holds = |name| root.index.iter().any(|index| index.name == name);
-        Ok(lists(&root.snapshots, &self.snapshots)
-            && lists(&root.trash, &self.trash)
-            && lists(&root.quarantine, &self.quarantine)
-            && (!self.loses_chain || older.count() == 0)
-            && self.index.added.iter().all(|index| holds(index.name))
-            && !self.index.absorbed.iter().any(|index| holds(index.name)))
     }
 }

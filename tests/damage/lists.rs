@@ -32,7 +32,7 @@ use crate::restored::restore;
 use crate::world::{Fixture, bucket, objects, wait};
 
 /// The kinds of lists, each with the key of one that a root names.
-fn lists(root: &Root) -> BTreeMap<&'static str, String> {
+pub fn lists(root: &Root) -> BTreeMap<&'static str, String> {
     let key = |list: &ListRef| list.name.key(Class::List);
     let chain = root.chain.as_ref().expect("it bears witness");
     BTreeMap::from([
@@ -45,12 +45,14 @@ fn lists(root: &Root) -> BTreeMap<&'static str, String> {
     ])
 }
 
-async fn open(store: Arc<MemoryStore>) -> Repository {
+/// Opens a repository.
+pub async fn open(store: Arc<MemoryStore>) -> Repository {
     let opened = open_in(store, opening(), &mut Known(None)).await;
     opened.expect("opens")
 }
 
-async fn forget(repository: &Repository, name: &str) {
+/// Forgets a snapshot of `main`.
+pub async fn forget(repository: &Repository, name: &str) {
     let handle = &repository.handle;
     let holder = repository.machine.holder("forget");
     let session = OpenSession::open(handle, holder, None, &SystemProcesses).await;
@@ -67,7 +69,8 @@ async fn forget(repository: &Repository, name: &str) {
     session.end().await.expect("left");
 }
 
-async fn gather(repository: &Repository) -> Result<Collected, RootError> {
+/// Collects what this machine has not seen before, without an undelete window.
+pub async fn gather(repository: &Repository) -> Result<Collected, RootError> {
     let options = Options {
         undelete_window: SignedDuration::ZERO,
         state_dir: None,
@@ -81,7 +84,7 @@ async fn gather(repository: &Repository) -> Result<Collected, RootError> {
 
 /// A repository with a list of every kind: one snapshot was collected, beside a session that is gone
 /// and holds deletion back; one is forgotten; one is left.
-fn fixture() -> Fixture {
+pub fn fixture() -> Fixture {
     let mut fixture = Fixture::build(None);
     let store = bucket(&fixture.objects);
     wait(async {
@@ -176,7 +179,7 @@ fn put(
 }
 
 /// The packs that `root` names as condemned, by the lists in `store`.
-fn condemned(fixture: &Fixture, store: &MemoryStore, root: &Root) -> BTreeSet<PackName> {
+pub fn condemned(fixture: &Fixture, store: &MemoryStore, root: &Root) -> BTreeSet<PackName> {
     let mut found = BTreeSet::new();
     for condemned in &root.condemned {
         let key = condemned.list.name.key(Class::List);
@@ -285,7 +288,7 @@ fn every_list_can_be_repaired() {
 }
 
 /// Everything works again: reading, writing, collecting until nothing is condemned any more.
-fn goes_on(fixture: &Fixture, store: &Arc<MemoryStore>, case: &str) {
+pub fn goes_on(fixture: &Fixture, store: &Arc<MemoryStore>, case: &str) {
     assert!(what_works(fixture, store).reads, "{case}");
     let machine = Machine::mount(store.clone(), None);
     machine.write("after", 0, noise(1, 16_384 * 40));

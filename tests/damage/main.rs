@@ -12,6 +12,7 @@ mod lists;
 mod machine;
 #[path = "../reference/password.rs"]
 mod password;
+mod renewed;
 mod repairs;
 mod restored;
 mod scrubs;

@@ -22,18 +22,22 @@ use crate::world::{Fixture, PASSWORD, SNAPSHOTS, bucket, class_of, wait};
 
 /// Repairs until nothing is left to do, as the command does; gives what a check says then.
 pub fn mend(fixture: &Fixture, store: &Arc<dyn Store>) -> Report {
-    let options: CheckOptions = fixture.options();
+    mend_with(fixture, store, &fixture.options())
+}
+
+/// The same with these options.
+pub fn mend_with(fixture: &Fixture, store: &Arc<dyn Store>, options: &CheckOptions) -> Report {
     wait(async {
         for _ in 0..3 {
-            let planned = plan(store, &fixture.keyring, &options).await;
+            let planned = plan(store, &fixture.keyring, options).await;
             let (findings, plan) = planned.expect("plans");
             if plan.is_empty() {
                 return findings.report;
             }
-            let done = execute(store, &fixture.keyring, &options, &findings, plan).await;
+            let done = execute(store, &fixture.keyring, options, &findings, plan).await;
             done.expect("is done");
         }
-        let report = check(store.clone(), &fixture.keyring, &options).await;
+        let report = check(store.clone(), &fixture.keyring, options).await;
         report.expect("checks")
     })
 }

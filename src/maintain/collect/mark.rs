@@ -23,7 +23,7 @@ use crate::root::error::RootError;
 use crate::root::lists::Lists;
 use crate::root::record::CommitRecord;
 use crate::root::snapshots::TrashEntry;
-use crate::root::state::{Ground, Root, SessionId};
+use crate::root::state::{Ground, ListRef, Root, SessionId};
 use crate::volume::rescue::below;
 
 /// Index objects read at the same time.
@@ -77,16 +77,24 @@ impl Expiry {
 
 /// What stands in for lists of condemned packs that cannot be read.
 ///
-/// What is needed lies in live packs (protocol.md, rule 3). So a pack with the only copy of
-/// something that is needed is live, and each of the others may be condemned.
+/// What the root needs lies in live packs (protocol.md, rule 3). So a pack with the only copy of
+/// something that is needed is live, and each of the others may be condemned. This says nothing of
+/// what is needed for another reason: that may lie in a condemned pack.
 #[derive(Debug, Default)]
 pub struct Doubt {
     /// The lists.
     pub lost: HashSet<PackName>,
+    /// Lists of snapshots, kept or forgotten, that cannot be read either.
+    pub lost_snapshots: HashSet<PackName>,
+    /// What commit records tell of in place of those. It may have been collected.
+    pub rebuilt: Vec<(Kind, Id)>,
     /// Packs that are not in the bucket, or cannot be read.
     pub gone: HashSet<PackName>,
     /// Packs that are known to be live.
     pub proven: HashSet<PackName>,
+    /// What is marked now is needed, but not by the root: no pack is proven by it, and it may be
+    /// gone.
+    beyond_rule_3: bool,
 }
 
 impl Doubt {
@@ -103,7 +111,18 @@ impl Doubt {
         if !is_needed {
             return there;
         }
-        let mut packs = gone.iter().chain(&there).map(|(pack, ..)| *pack);
+        if !self.beyond_rule_3 {
+            self.learn(&gone, &there);
+        }
+        match there.is_empty() {
+            true => gone,
+            false => there,
+        }
+    }
+
+    /// One of these copies of something that the root needs is in a live pack.
+    fn learn(&mut self, gone: &[(PackName, u16, u16)], there: &[(PackName, u16, u16)]) {
+        let mut packs = gone.iter().chain(there).map(|(pack, ..)| *pack);
         let first = packs.next();
         if packs.all(|pack| Some(pack) == first) {
             self.proven.extend(first);
@@ -111,9 +130,12 @@ impl Doubt {
         if there.is_empty() {
             // What is lost is lost: it stays as it is, for whatever brings it back.
             self.proven.extend(gone.iter().map(|(pack, ..)| *pack));
-            return gone;
         }
-        there
+    }
+
+    /// Whether this may be in no live pack without stopping the renewal.
+    fn may_lack(&self, kind: Kind) -> bool {
+        self.beyond_rule_3 || kind == Kind::Chunk
     }
 }
 
@@ -135,6 +157,8 @@ pub struct Marker {
     pub vanished: Vec<Vanished>,
     /// Set while it is not known which packs are condemned.
     pub doubt: Option<Doubt>,
+    /// In doubt: what the root alone needs, before that was marked which is needed beyond rule 3.
+    firm: Option<Marks>,
     /// What is known to be damaged in the root that was shown last.
     quarantine: HashSet<Place>,
     /// Metadata packs as the index has them, to be walked.
@@ -167,6 +191,7 @@ impl Marker {
             expiry,
             vanished: Vec::new(),
             doubt: None,
+            firm: None,
             quarantine: HashSet::new(),
             metadata: HashMap::new(),
             known: HashSet::new(),
@@ -186,6 +211,12 @@ impl Marker {
             self.start_over();
             self.epoch = Some(root.epoch);
         }
+        if let Some(firm) = self.firm.take() {
+            self.marks = firm;
+        }
+        if let Some(doubt) = &mut self.doubt {
+            doubt.beyond_rule_3 = false;
+        }
         self.learn(root).await?;
         for (kind, id) in self.heads(root).await? {
             self.need(kind, id)?;
@@ -198,11 +229,37 @@ impl Marker {
             .copied()
             .collect();
         own.into_iter().for_each(|pack| self.marks.need_all(pack));
+        self.follow().await?;
+        self.mark_beyond().await
+    }
+
+    /// Marks what is needed though no list of the root names it: after all the rest, since it proves
+    /// no pack alive. What the next root needs of it proves its packs then.
+    async fn mark_beyond(&mut self) -> Result<(), RootError> {
+        let trees = self.vanished.iter().filter_map(|gone| gone.tree);
+        let mut heads: Vec<(Kind, Id)> = trees.map(|tree| (Kind::Node, tree)).collect();
+        if let Some(doubt) = &mut self.doubt {
+            heads.extend(&doubt.rebuilt);
+            if heads.is_empty() {
+                return Ok(());
+            }
+            doubt.beyond_rule_3 = true;
+            self.firm = Some(self.marks.clone());
+        }
+        for (kind, id) in heads {
+            self.need(kind, id)?;
+        }
         self.follow().await
+    }
+
+    /// What the root itself needs.
+    pub fn firm(&self) -> &Marks {
+        self.firm.as_ref().unwrap_or(&self.marks)
     }
 
     fn start_over(&mut self) {
         self.marks = Marks::default();
+        self.firm = None;
         self.live.clear();
         self.metadata.clear();
         self.known.clear();
@@ -268,20 +325,34 @@ impl Marker {
             heads.extend(volume.building.map(|tree| (Kind::Node, tree)));
             heads.extend(volume.commit.map(|commit| (Kind::Commit, commit)));
         }
-        let snapshots = self.lists.snapshots(root).await?;
-        let trash = self.lists.trash_shards(&root.trash).await?;
+        let snapshots = self.readable(&root.snapshots);
+        let snapshots = self.lists.snapshot_shards(&snapshots).await?;
+        let snapshots = snapshots.iter().flat_map(|shard| shard.iter());
+        let trash = self.readable(&root.trash);
+        let trash = self.lists.trash_shards(&trash).await?;
         let trash = trash.iter().flat_map(|shard| shard.iter());
         let trash = trash.filter(|entry| !self.expiry.has_come(entry));
-        for entry in snapshots.iter().chain(trash.map(|entry| &entry.snapshot)) {
+        for entry in snapshots.chain(trash.map(|entry| &entry.snapshot)) {
             heads.extend(entry.tree.map(|tree| (Kind::Node, tree)));
             heads.push((Kind::Commit, entry.commit));
         }
         for ground in root.grounds() {
             heads.extend(self.heads_of_ground(ground).await?);
         }
-        let vanished = self.vanished.iter().filter_map(|gone| gone.tree);
-        heads.extend(vanished.map(|tree| (Kind::Node, tree)));
         Ok(heads)
+    }
+
+    /// Those of some lists of snapshots that are not known to be lost.
+    pub fn readable(&self, lists: &[ListRef]) -> Vec<ListRef> {
+        let is_lost = |list: &ListRef| {
+            let doubt = self.doubt.as_ref();
+            doubt.is_some_and(|doubt| doubt.lost_snapshots.contains(&list.name))
+        };
+        lists
+            .iter()
+            .filter(|list| !is_lost(list))
+            .copied()
+            .collect()
     }
 
     /// The commits that a spool may follow, with their trees.
@@ -310,7 +381,9 @@ impl Marker {
 
     /// All live copies of a blob are needed, since which of them is good is not known; but those in quarantine only if there is no other.
     fn need(&mut self, kind: Kind, id: Id) -> Result<(), RootError> {
-        if self.want(id, true) || self.doubt.is_some() && kind == Kind::Chunk {
+        let doubt = self.doubt.as_ref();
+        let may_lack = doubt.is_some_and(|doubt| doubt.may_lack(kind));
+        if self.want(id, true) || may_lack {
             return Ok(());
         }
         let what = format!("{kind:?} {id} is needed and in no live pack: nothing was collected");
@@ -365,10 +438,14 @@ impl Marker {
             }
             let damage = self.read(pack).await?;
             if !self.follow_known(pack)? {
-                if let Some(doubt) = &mut self.doubt
-                    && !doubt.proven.contains(&pack)
-                {
-                    doubt.gone.insert(pack);
+                if let Some(doubt) = &mut self.doubt {
+                    if !doubt.proven.contains(&pack) {
+                        doubt.gone.insert(pack);
+                    }
+                    if doubt.beyond_rule_3 {
+                        self.marks.leave(pack);
+                        continue;
+                    }
                 }
                 let what = damage.map_or_else(
                     || "it is not what the index says".to_owned(),

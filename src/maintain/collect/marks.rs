@@ -211,6 +211,11 @@ impl Marks {
         is_followed
     }
 
+    /// Not all of the needed blobs of the pack can be followed: it is not among the next any more.
+    pub fn leave(&mut self, pack: PackName) {
+        self.open.remove(&pack);
+    }
+
     /// Whether all needed blobs of a metadata pack were followed.
     fn is_followed(&self, pack: &PackName) -> bool {
         self.packs

@@ -14,6 +14,7 @@
 //! | [`renew`] | condemns anew what a list may have named that cannot be read |
 //! | [`sweep`] | deletes |
 //! | [`sightings`] | what this machine has seen of snapshots |
+//! | `whole` | of which trees nothing is lacking |
 //! | [`share`] | how much is gone, and whether that is too much to delete it unasked |
 //! | [`locks`] | what the bucket keeps locked |
 
@@ -29,6 +30,7 @@ pub mod sightings;
 pub mod sweep;
 #[cfg(test)]
 mod tests;
+mod whole;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
@@ -50,7 +52,7 @@ use self::plan::{Effort, Plan, plan};
 use self::share::{Became, Count, Found, LedgerFile};
 use self::sightings::{Sightings, SightingsFile, Vanished};
 use self::sweep::{Holding, Sweeper, delete, free_epochs, orphans};
-use super::blame::reach;
+use self::whole::Wholeness;
 use super::layout::{Place, place_of};
 use crate::repository::Repository;
 use crate::root::error::RootError;
@@ -324,22 +326,25 @@ async fn look_for_vanished(
     marker: &mut Marker,
 ) -> Result<Vec<Vanished>, RootError> {
     let (lists, depot) = (&marker.lists, &marker.depot);
-    let kept = lists.snapshots(root).await?.iter().cloned().collect();
-    let trash = lists.trash_shards(&root.trash).await?;
+    let kept = marker.readable(&root.snapshots);
+    let kept = lists.snapshot_shards(&kept).await?;
+    let kept = kept.iter().flat_map(|shard| shard.iter().cloned());
+    let trash = lists.trash_shards(&marker.readable(&root.trash)).await?;
     let trash = trash.iter().flat_map(|shard| shard.iter().cloned());
     let (before, now) = (marker.expiry.before, marker.expiry.now);
-    let (seen, vanished) = memory.note(kept, trash.collect(), now, before).await;
+    let noted = memory.note(kept.collect(), trash.collect(), now, before);
+    let (seen, vanished) = noted.await;
     marker.expiry.seen = seen;
     let (mut whole, mut lost) = (Vec::new(), Vec::new());
     if !vanished.is_empty() {
-        let condemned = marker.condemned(root).await?;
-        depot.load_index(&root.index, &condemned).await?;
+        let mut leaving = marker.condemned(root).await?;
+        leaving.extend(marker.doubt.iter().flat_map(|doubt| &doubt.gone));
+        depot.load_index(&root.index, &leaving).await?;
     }
+    let mut wholeness = Wholeness::new(depot);
     for gone in vanished {
         let is_whole = match gone.tree {
-            // Each with a set of its own: what one lacks makes every other that refers to it lack
-            // it.
-            Some(tree) => reach(depot, tree, &mut HashSet::new(), &mut |_| ()).await?,
+            Some(tree) => wholeness.of(tree).await?,
             None => true,
         };
         match is_whole {

@@ -8,15 +8,23 @@
 //! session's own packs are never condemned. All others are condemned now. None of the packs of the
 //! lost list comes back to life, so a deletion that is late, of a collector that has read the list,
 //! stays harmless.
+//!
+//! Snapshots that have vanished from all lists, and those that only commit records tell of since
+//! their list is lost too, are needed as well. But rule 3 does not hold for them: another collector
+//! may have condemned what they need. So they prove no pack live, and what is gone of them stops
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs_chunker::ingest::{Ingest, Mark};
+use bkfs_chunker::catalog::Place;
+use bkfs_chunker::depot::Depot;
+use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::verify::Verifier;
+use bkfs_chunker::verify::{Found, Verifier};
 use futures::StreamExt;
 use jiff::Timestamp;
 
@@ -26,9 +34,11 @@ use super::{list, look_for_vanished};
 use crate::maintain::sealing::{IngestLists, Sealing};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::handle::{RootHandle, RootView, Transition};
+use crate::root::holder::SystemProcesses;
 use crate::root::lists::{Lists, put_shard};
+use crate::root::session::OpenSession;
 use crate::root::snapshots::PackEntry;
-use crate::root::state::{Condemned, Root, SessionId};
+use crate::root::state::{Condemned, HolderInfo, ListRef, Root, SessionId};
 use crate::root::transition::Refusal;
 
 /// How often it begins anew, because the root moved on or a pack turned out to be unreadable.
@@ -45,14 +55,25 @@ pub struct Renewal<'a> {
     pub lists: &'a Lists,
     /// Reads index objects and packs.
     pub verifier: Arc<Verifier>,
-    /// Stores again what is needed. Nothing else stores by it.
-    pub ingest: &'a Ingest,
+    /// Finds blobs, and stores again what is needed. Nothing else uses it.
+    pub depot: Depot,
     /// In whose name.
-    pub session: SessionId,
+    pub holder: HolderInfo,
     /// What this machine has seen of snapshots: those that have vanished are needed too.
     pub memory: SightingsFile,
+    /// What stands in for lists of snapshots that are lost too.
+    pub rebuilt: Rebuilt,
     /// The time of day.
     pub now: Timestamp,
+}
+
+/// What stands in for lists of snapshots, kept or forgotten, that cannot be read.
+#[derive(Clone, Debug, Default)]
+pub struct Rebuilt {
+    /// The lists.
+    pub lost: Vec<ListRef>,
+    /// Trees and commit records of the snapshots that will be listed in place of them.
+    pub heads: Vec<(Kind, Id)>,
 }
 
 /// Packs that go, each with how many of its blobs are needed.
@@ -75,21 +96,12 @@ impl Renewal<'_> {
     /// `Damaged` if something is needed and cannot be read: that is to be mended first, since what
     /// lies below it is not known. Store errors.
     pub async fn renew(&self, lost: &[Condemned]) -> Result<u64, RootError> {
-        let mark = self.ingest.mark();
         let mut gone = self
             .handle
             .while_it_stands(async |view| self.missing(&view.root, lost).await)
             .await?;
         for _ in 0..ROUNDS_MAX {
-            let round = self.handle.while_it_stands(async |view| {
-                let doubt = Doubt {
-                    lost: lost.iter().map(|lost| lost.list.name).collect(),
-                    gone: gone.clone(),
-                    proven: HashSet::new(),
-                };
-                self.round(&view, lost, doubt, mark).await
-            });
-            match round.await? {
+            match self.work(lost, &gone).await? {
                 Round::Made(packs) => return Ok(packs),
                 Round::Again(found) if !found.is_empty() && found.is_subset(&gone) => {
                     let what = "something needed lies in packs that cannot be read";
@@ -101,6 +113,50 @@ impl Renewal<'_> {
         Err(RootError::Contended {
             attempts: ROUNDS_MAX,
         })
+    }
+
+    /// One round in a session of its own. What an earlier one has stored stays out of the root: it
+    /// was found closed in another root, with other packs that go.
+    async fn work(&self, lost: &[Condemned], gone: &HashSet<PackName>) -> Result<Round, RootError> {
+        let holder = self.holder.clone();
+        let session = OpenSession::open(self.handle, holder, None, &SystemProcesses).await?;
+        let ingest = Ingest::new(self.depot.clone(), session.id().0);
+        let round = self.round(&ingest, session.id(), lost, gone).await;
+        if let Err(left) = session.end().await {
+            tracing::warn!(error = %left, "the session of the repair stays in the root");
+        }
+        round
+    }
+
+    /// The same, begun anew if the root has moved on under it.
+    async fn round(
+        &self,
+        ingest: &Ingest,
+        session: SessionId,
+        lost: &[Condemned],
+        gone: &HashSet<PackName>,
+    ) -> Result<Round, RootError> {
+        let view = self.handle.refresh().await?;
+        let stands = |lost: &&Condemned| view.root.condemned.contains(lost);
+        let lost: Vec<Condemned> = lost.iter().filter(stands).copied().collect();
+        if lost.is_empty() {
+            // Another repair was faster.
+            return Ok(Round::Made(0));
+        }
+        let mut doubt = Doubt::default();
+        doubt.lost.extend(lost.iter().map(|lost| lost.list.name));
+        let snapshots = self.rebuilt.lost.iter().map(|list| list.name);
+        doubt.lost_snapshots.extend(snapshots);
+        doubt.rebuilt.clone_from(&self.rebuilt.heads);
+        doubt.gone.clone_from(gone);
+        let error = match self.attempt(ingest, session, &view, &lost, doubt).await {
+            Ok(round) => return Ok(round),
+            // Packs that something stored leans on have left, or may be damaged.
+            Err(RootError::Rebuild { .. }) => return Ok(Round::Again(HashSet::new())),
+            Err(error) => error,
+        };
+        self.handle.moved_on(&view, error).await?;
+        Ok(Round::Again(HashSet::new()))
     }
 
     /// Packs of the index that are not in the bucket. A list of the bucket alone proves nothing.
@@ -135,45 +191,55 @@ impl Renewal<'_> {
         Ok(missing)
     }
 
-    async fn round(
+    async fn attempt(
         &self,
+        ingest: &Ingest,
+        session: SessionId,
         view: &RootView,
         lost: &[Condemned],
         doubt: Doubt,
-        mark: Mark,
     ) -> Result<Round, RootError> {
         let root = &view.root;
+        let mark = ingest.mark();
         let expiry = Expiry {
             before: Timestamp::MIN,
             now: self.now,
             seen: Sightings::default(),
         };
-        let (verifier, depot) = (self.verifier.clone(), self.ingest.depot().clone());
+        let (verifier, depot) = (self.verifier.clone(), self.depot.clone());
         let gone = doubt.gone.clone();
         let mut marker = Marker::new(verifier, depot, self.lists.clone(), expiry);
         marker.doubt = Some(doubt);
-        look_for_vanished(root, &self.memory, &mut marker).await?;
-        if let Err(error) = marker.mark(root).await {
-            let found = marker.doubt.iter().flat_map(|doubt| &doubt.gone);
-            let found: HashSet<PackName> = found.copied().collect();
-            return match error.kind() == ErrorKind::Damaged && found.len() > gone.len() {
-                true => Ok(Round::Again(found)),
-                false => Err(error),
-            };
+        for lost in look_for_vanished(root, &self.memory, &mut marker).await? {
+            let (volume, name) = (&lost.volume, &lost.name);
+            tracing::warn!(
+                "the snapshot {volume}/{name} has vanished from all lists, and a part of it is gone: it is not kept"
+            );
         }
+        let marked = marker.mark(root).await;
+        let found = marker.doubt.iter().flat_map(|doubt| &doubt.gone);
+        let found: HashSet<PackName> = found.copied().collect();
+        let is_damaged = |error: &RootError| error.kind() == ErrorKind::Damaged;
+        if found.len() > gone.len() && marked.as_ref().err().is_none_or(is_damaged) {
+            return Ok(Round::Again(found));
+        }
+        marked?;
         let going = going(&marker, root);
-        let unreadable = self.store_again(&marker, root, &going).await?;
+        let unreadable = self
+            .store_again(ingest, &marker, root, &going, &gone)
+            .await?;
         if !unreadable.is_empty() {
             return Ok(Round::Again(unreadable));
         }
         let mut cas = RenewCas {
-            session: self.session,
-            ingest: self.ingest,
+            session,
+            ingest,
+            heeded: marker.quarantine().clone(),
             marker: &mut marker,
             epoch: root.epoch,
             lost,
             going,
-            sealing: Sealing::since(mark, self.ingest),
+            sealing: Sealing::since(mark, ingest),
             list: None,
             is_late: false,
         };
@@ -187,43 +253,51 @@ impl Renewal<'_> {
     }
 
     /// Stores again what is needed of the packs that go, unless a pack that stays has it. Returns
-    /// the packs of which not all of that can be read.
+    /// the packs of which not all of that can be read. Of those in `gone`, which is known of
+    /// already, what the root does not need may be lost.
     async fn store_again(
         &self,
+        ingest: &Ingest,
         marker: &Marker,
         root: &Root,
         going: &Going,
+        gone: &HashSet<PackName>,
     ) -> Result<HashSet<PackName>, RootError> {
-        let depot = self.ingest.depot();
+        let depot = ingest.depot();
         depot.set_quarantine(marker.quarantine().clone());
         let mut leaving = marker.condemned(root).await?;
         leaving.extend(going.keys());
         depot.load_index(&root.index, &leaving).await?;
         let mut unreadable = HashSet::new();
         for (name, needed) in going.iter().filter(|(_, needed)| **needed > 0) {
-            let contents = match marker.contents(*name).await {
-                Err(error) if error.kind() == ErrorKind::Damaged => {
-                    unreadable.insert(*name);
-                    continue;
-                }
-                contents => contents?,
-            };
-            let Some(marks) = marker.marks.pack(name) else {
+            let (Some(marks), firm) = (marker.marks.pack(name), marker.firm().pack(name)) else {
                 continue;
             };
             let mut blobs = Vec::new();
-            let mut visit = |found: bkfs_chunker::verify::Found| {
-                if marks.needs(found.frame, found.slot) {
+            let mut found_firm = 0;
+            let mut visit = |found: Found| {
+                let (frame, slot) = (found.frame, found.slot);
+                found_firm += u32::from(firm.is_some_and(|firm| firm.needs(frame, slot)));
+                if marks.needs(frame, slot) {
                     blobs.push((found.kind, found.bytes));
                 }
             };
-            marker.verifier.walk(&contents, &mut visit).await?;
-            if blobs.len() != *needed as usize {
+            match marker.contents(*name).await {
+                Ok(contents) => drop(marker.verifier.walk(&contents, &mut visit).await?),
+                // None of it can be read.
+                Err(error) if error.kind() == ErrorKind::Damaged => {}
+                Err(error) => return Err(error),
+            }
+            let is_enough = match gone.contains(name) {
+                true => found_firm == firm.map_or(0, |firm| firm.reached),
+                false => blobs.len() == *needed as usize,
+            };
+            if !is_enough {
                 unreadable.insert(*name);
                 continue;
             }
             for (kind, bytes) in blobs {
-                self.ingest.store_blob(kind, bytes).await?;
+                ingest.store_blob(kind, bytes).await?;
             }
         }
         Ok(unreadable)
@@ -253,6 +327,8 @@ struct RenewCas<'a> {
     epoch: u64,
     lost: &'a [Condemned],
     going: Going,
+    /// Places that nothing stored again was matched with.
+    heeded: HashSet<Place>,
     sealing: Sealing<'a>,
     /// The list of the attempt that was sent last.
     list: Option<PackName>,
@@ -271,9 +347,13 @@ impl RenewCas<'_> {
         let Some(sealed) = self.sealing.sealed() else {
             return Ok(());
         };
+        // A copy in which damage was found meanwhile may be none.
+        let found = self.marker.quarantine().difference(&self.heeded);
+        let doubtful: HashSet<PackName> = found.map(|place| place.pack).collect();
         let stays = |pack: &PackName| {
             let is_own = pack.session == self.session.0 && is_own(next, pack);
-            is_own || self.marker.live.contains(pack) && !self.going.contains_key(pack)
+            let is_kept = self.marker.live.contains(pack) && !self.going.contains_key(pack);
+            (is_own || is_kept) && !doubtful.contains(pack)
         };
         let relied = sealed.relied_on.iter().chain(&sealed.packs);
         let gone: Vec<PackName> = relied.filter(|pack| !stays(pack)).copied().collect();

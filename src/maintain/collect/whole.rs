@@ -1,0 +1,103 @@
+//! Of which trees nothing is lacking, as far as an index and the metadata packs say.
+//!
+//! Owns the walk, which reads each node and each segment once for all trees. Contents are not read:
+//! a chunk is there if the index has it.
+//!
+//! Memory: about 50 bytes for each node and each segment of the trees.
+
+use std::collections::HashMap;
+
+use bkfs_chunker::depot::Depot;
+use bkfs_chunker::error::DepotError;
+use bkfs_chunker::id::{Id, Kind};
+
+use crate::root::error::RootError;
+use crate::volume::rescue::below;
+
+/// Something whose children are looked at.
+struct Step {
+    id: Id,
+    left: Vec<(Kind, Id)>,
+    is_whole: bool,
+}
+
+/// What is known of trees.
+pub(super) struct Wholeness<'a> {
+    depot: &'a Depot,
+    known: HashMap<Id, bool>,
+}
+
+impl<'a> Wholeness<'a> {
+    /// Of trees in the packs that `depot` has in its index.
+    pub(super) fn new(depot: &'a Depot) -> Self {
+        Self {
+            depot,
+            known: HashMap::new(),
+        }
+    }
+
+    /// Whether all that the tree with this root node needs is there.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub(super) async fn of(&mut self, tree: Id) -> Result<bool, RootError> {
+        let mut path: Vec<Step> = Vec::new();
+        let mut next = Some((Kind::Node, tree));
+        loop {
+            let found = match next.take() {
+                Some((kind, id)) => self.look(kind, id, &mut path).await?,
+                None => None,
+            };
+            if let (Some(false), Some(parent)) = (found, path.last_mut()) {
+                parent.is_whole = false;
+            }
+            let Some(step) = path.last_mut() else {
+                return Ok(self.known.get(&tree).copied().unwrap_or(false));
+            };
+            next = step.left.pop();
+            if next.is_none()
+                && let Some(done) = path.pop()
+            {
+                self.known.insert(done.id, done.is_whole);
+                if let Some(parent) = path.last_mut() {
+                    parent.is_whole &= done.is_whole;
+                }
+            }
+        }
+    }
+
+    /// Whether this is whole; nothing if its children, which are put on the path, decide.
+    async fn look(
+        &mut self,
+        kind: Kind,
+        id: Id,
+        path: &mut Vec<Step>,
+    ) -> Result<Option<bool>, RootError> {
+        if !matches!(kind, Kind::Node | Kind::Segment) {
+            return Ok(Some(!self.depot.places(&id).is_empty()));
+        }
+        if let Some(known) = self.known.get(&id) {
+            return Ok(Some(*known));
+        }
+        let read = match self.depot.read_blob(kind, id).await {
+            Ok(bytes) => below(kind, &bytes).ok(),
+            Err(
+                DepotError::Damaged { .. }
+                | DepotError::Missing { .. }
+                | DepotError::Unknown { .. }
+                | DepotError::Unreadable { .. },
+            ) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let Some(left) = read else {
+            self.known.insert(id, false);
+            return Ok(Some(false));
+        };
+        path.push(Step {
+            id,
+            left,
+            is_whole: true,
+        });
+        Ok(None)
+    }
+}

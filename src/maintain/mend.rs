@@ -1,0 +1,158 @@
+//! The execution of a repair in a root that is there: one replacement with all that was planned.
+//!
+//! Owns that it merges with what others did since the check. What is to be done is planned in
+//! [`super::repair`].
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::seal::Keyring;
+use bkfs_chunker::store::Store;
+
+use super::check::Findings;
+use super::repair::{MOUNT_POINT, Plan};
+use super::sealing::listed;
+use crate::root::error::RootError;
+use crate::root::handle::Transition;
+use crate::root::holder::SystemProcesses;
+use crate::root::lists::Lists;
+use crate::root::session::OpenSession;
+use crate::root::snapshots::QuarantineEntry;
+use crate::root::state::{HolderInfo, ListRef, Root, SessionId};
+use crate::root::transition::{IndexChange, ListChange};
+
+/// Changes a root that is there, as a session of maintenance.
+pub(super) async fn mend(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    findings: &Findings,
+    plan: Plan,
+) -> Result<(), RootError> {
+    let Some(handle) = &findings.handle else {
+        return Ok(());
+    };
+    let holder = HolderInfo::of_this_process(MOUNT_POINT);
+    let session = OpenSession::open(handle, holder, None, &SystemProcesses).await?;
+    let made = async {
+        let ingest = Ingest::new(findings.depot.clone(), session.id().0);
+        let root = &handle.current().root;
+        let lost = plan.lost_lists;
+        let gone = |refs: &[ListRef]| -> Vec<ListRef> {
+            refs.iter()
+                .filter(|list| lost.contains(list))
+                .copied()
+                .collect()
+        };
+        let added = |list: Option<ListRef>| list.into_iter().collect();
+        let mut change = Mend {
+            session: session.id(),
+            index: IndexChange {
+                absorbed: findings.indexed.lost.clone(),
+                added: ingest.put_index(&plan.packs).await?,
+            },
+            snapshots: ListChange {
+                removed: gone(&root.snapshots),
+                added: added(listed(&ingest, plan.snapshots).await?),
+            },
+            trash: ListChange {
+                removed: gone(&root.trash),
+                added: added(listed(&ingest, plan.trash).await?),
+            },
+            quarantine: ListChange::default(),
+            damaged: plan.writes_quarantine.then_some(plan.quarantine),
+            lists: Lists::new(store.clone(), keyring.clone()),
+            ingest: &ingest,
+            loses_chain: plan.loses_chain,
+        };
+        handle.update(&mut change).await.map(|_| ())
+    };
+    let made = made.await;
+    match session.end().await {
+        Ok(()) => made,
+        Err(left) => {
+            tracing::warn!(error = %left, "the session of the repair stays in the root");
+            made
+        }
+    }
+}
+
+/// One replacement of the root, with all that was mended.
+struct Mend<'a> {
+    session: SessionId,
+    index: IndexChange,
+    snapshots: ListChange,
+    trash: ListChange,
+    /// Of the attempt that was made last.
+    quarantine: ListChange,
+    /// What comes into quarantine, with which its lists are merged.
+    damaged: Option<Vec<QuarantineEntry>>,
+    lists: Lists,
+    ingest: &'a Ingest,
+    loses_chain: bool,
+}
+
+impl Mend<'_> {
+    /// One list for all of the quarantine of `next`, as far as that can be read, and what was
+    /// found. Scrubs and repairs of others may have put something there since the check began.
+    async fn merge_quarantine(&self, next: &Root) -> Result<ListChange, RootError> {
+        let Some(damaged) = &self.damaged else {
+            return Ok(ListChange::default());
+        };
+        let mut entries = damaged.clone();
+        for list in &next.quarantine {
+            match self.lists.quarantine_shards(&[*list]).await {
+                Ok(shards) => entries.extend(shards.iter().flat_map(|shard| shard.iter().cloned())),
+                Err(RootError::Store(error))
+                    if !error.is_not_found() && !error.is_of_one_object() =>
+                {
+                    return Err(error.into());
+                }
+                Err(error) => tracing::warn!(%error, "a list of the quarantine is given up"),
+            }
+        }
+        entries.sort_by_key(|entry| (entry.pack, entry.frame));
+        entries.dedup();
+        Ok(ListChange {
+            removed: next.quarantine.clone(),
+            added: listed(self.ingest, entries).await?.into_iter().collect(),
+        })
+    }
+}
+
+#[async_trait]
+impl Transition for Mend<'_> {
+    type Output = ();
+
+    fn session(&self) -> Option<SessionId> {
+        Some(self.session)
+    }
+
+    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        next.change_index(&self.index)?;
+        next.change_snapshots(&self.snapshots)?;
+        next.change_trash(&self.trash)?;
+        self.quarantine = self.merge_quarantine(next).await?;
+        next.change_quarantine(&self.quarantine)?;
+        if let Some(chain) = next.chain.as_mut().filter(|_| self.loses_chain) {
+            chain.lose_older();
+        }
+        Ok(())
+    }
+
+    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
+        // All lists and index objects that were written here have names of their own.
+        let lists = |refs: &[ListRef], change: &ListChange| {
+            change.added.iter().all(|list| refs.contains(list))
+                && !change.removed.iter().any(|list| refs.contains(list))
+        };
+        let older = root.chain.iter().flat_map(|chain| &chain.older);
+        let holds = |name| root.index.iter().any(|index| index.name == name);
+        Ok(lists(&root.snapshots, &self.snapshots)
+            && lists(&root.trash, &self.trash)
+            && lists(&root.quarantine, &self.quarantine)
+            && (!self.loses_chain || older.count() == 0)
+            && self.index.added.iter().all(|index| holds(index.name))
+            && !self.index.absorbed.iter().any(|index| holds(index.name)))
+    }
+}

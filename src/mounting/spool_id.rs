@@ -1,10 +1,12 @@
 //! Which spools are of this machine: their place has a number, which sessions state in the root.
 //!
-//! Owns that number, an empty file `place-NUMBER` next to the spools, and what is known of their
-//! sessions. Does not own the spools (the chunker), nor what is made of them (`spooling`).
+//! Owns that number, an empty file `place-NUMBER-MACHINE` next to the spools, and what is known of
+//! their sessions. Does not own the spools (the chunker), nor what is made of them (`spooling`).
 //!
 //! The name of a file is written as a whole or not at all. If two mounts make numbers at the same
-//! time, both are this machine's.
+//! time, both are this machine's. A directory that was copied to another machine, as the image of a
+//! disk is, has the number of another MACHINE: that is not this one's, which draws its own. Sessions
+//! that state the other number count as sessions of the other machine.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,7 +14,7 @@ use std::io;
 use bkfs_chunker::entropy::Entropy;
 
 use crate::mounting::spooling::{SpoolPlace, SpoolingError};
-use crate::root::state::{Root, Session, SessionId, SessionState, SpoolId};
+use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, SpoolId};
 
 /// What the name of the file begins with.
 const PREFIX: &str = "place-";
@@ -47,8 +49,8 @@ impl Listed {
 }
 
 impl SpoolPlace {
-    /// What lies there now; nothing if there is no such directory.
-    pub(super) async fn list(&self) -> Result<Listed, SpoolingError> {
+    /// What lies there now, seen from the machine of `here`; nothing if there is no such directory.
+    pub(super) async fn list(&self, here: &HolderInfo) -> Result<Listed, SpoolingError> {
         let listed = match self.disk.list(&self.root).await {
             Ok(listed) => listed,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -57,22 +59,28 @@ impl SpoolPlace {
         let mut found = Listed::default();
         for entry in listed {
             match entry.name.strip_prefix(PREFIX) {
-                Some(number) => found.ids.extend(parse(number).map(SpoolId)),
+                Some(stated) => found.ids.extend(number_of(stated, here.machine())),
                 None => found.sessions.extend(parse(&entry.name).map(SessionId)),
             }
         }
         Ok(found)
     }
 
-    /// The number of the place, which is drawn if it has none.
-    pub(super) async fn identify(&self, entropy: &dyn Entropy) -> Result<SpoolId, SpoolingError> {
-        if let Some(id) = self.list().await?.ids.first() {
+    /// The number of the place on the machine of `here`, which is drawn if it has none.
+    pub(super) async fn identify(
+        &self,
+        here: &HolderInfo,
+        entropy: &dyn Entropy,
+    ) -> Result<SpoolId, SpoolingError> {
+        if let Some(id) = self.list(here).await?.ids.first() {
             return Ok(*id);
         }
         let mut random = [0; 8];
         entropy.fill(&mut random);
         let id = SpoolId(u64::from_le_bytes(random));
-        let path = self.root.join(format!("{PREFIX}{:016x}", id.0));
+        let path = self
+            .root
+            .join(format!("{PREFIX}{:016x}-{:016x}", id.0, here.machine()));
         let make = async {
             self.disk.make_directory(&self.root).await?;
             self.disk.write_new(&path, &[]).await?;
@@ -88,6 +96,12 @@ impl SpoolPlace {
             source,
         }
     }
+}
+
+/// The number in `NUMBER-MACHINE`, if it is of this machine.
+fn number_of(stated: &str, machine: u64) -> Option<SpoolId> {
+    let (number, of) = stated.split_once('-')?;
+    (parse(of)? == machine).then_some(SpoolId(parse(number)?))
 }
 
 /// 16 hexadecimal digits.
@@ -113,21 +127,68 @@ mod tests {
         }
     }
 
+    fn machine(id: &str) -> HolderInfo {
+        HolderInfo {
+            machine_id: id.into(),
+            ..HolderInfo::default()
+        }
+    }
+
+    async fn number(place: &SpoolPlace, id: &str, seed: u64) -> SpoolId {
+        let entropy = SeededEntropy::new(seed);
+        let number = place.identify(&machine(id), &entropy).await;
+        number.expect("drawn or found")
+    }
+
     #[tokio::test]
     async fn a_place_keeps_its_number_through_the_loss_of_power() {
         let disk = SimulatedDisk::new();
         let place = place(&disk);
-        let drawn = place.identify(&SeededEntropy::new(1)).await.expect("drawn");
+        let drawn = number(&place, "a", 1).await;
         disk.crash(&SeededEntropy::new(3));
-        let again = place.identify(&SeededEntropy::new(2)).await.expect("found");
-        assert_eq!(again, drawn);
+        assert_eq!(number(&place, "a", 2).await, drawn);
+    }
+
+    /// The directory of a machine was copied to another one, with the number of its place.
+    #[tokio::test]
+    async fn a_copy_of_a_place_has_a_number_of_its_own() {
+        let disk = SimulatedDisk::new();
+        let place = place(&disk);
+        let image = number(&place, "a", 1).await;
+        let copy = number(&place, "b", 2).await;
+        assert_ne!(copy, image);
+        let ground = |session, spool| Ground {
+            session: SessionId(session),
+            spool: Some(spool),
+            ..Ground::default()
+        };
+        let mut root = Root::witnessed(RepositoryId([7; 16]), [1; 16]);
+        root.grounds = Some(vec![ground(1, image), ground(2, copy)]);
+        for (here, own) in [("a", 1), ("b", 2)] {
+            let listed = place.list(&machine(here)).await.expect("listed");
+            assert_eq!(listed.empty(&root), [SessionId(own)], "on machine {here}");
+        }
+        // Copies that share the machine id differ in their names.
+        let named = |host: &str| HolderInfo {
+            host: host.into(),
+            ..machine("a")
+        };
+        let in_first = |holder: HolderInfo| HolderInfo {
+            pid_namespace: 0xEFFF_FFFC,
+            ..holder
+        };
+        assert_eq!(named("x").machine(), named("y").machine(), "containers");
+        assert_ne!(
+            in_first(named("x")).machine(),
+            in_first(named("y")).machine()
+        );
     }
 
     #[tokio::test]
     async fn spools_are_known_to_be_empty_where_they_would_lie() {
         let disk = SimulatedDisk::new();
         let place = place(&disk);
-        let here = place.identify(&SeededEntropy::new(1)).await.expect("drawn");
+        let here = number(&place, "a", 1).await;
         let kept = place.root.join(format!("{:016x}", 2));
         disk.make_directory(&kept).await.expect("made");
         let ground = |session, spool| Ground {
@@ -141,7 +202,7 @@ mod tests {
             ground(2, here.0),
             ground(3, here.0 ^ 1),
         ]);
-        let listed = place.list().await.expect("listed");
+        let listed = place.list(&machine("a")).await.expect("listed");
         assert_eq!(listed.empty(&root), [SessionId(1)]);
     }
 }

@@ -142,11 +142,14 @@ impl SpoolPlace {
         let handle = &writing.repository.handle;
         let mut known = KnownSpools {
             own: None,
-            empty: self.list().await?.empty(&handle.current().root),
+            empty: self
+                .list(&writing.holder)
+                .await?
+                .empty(&handle.current().root),
             brought: Vec::new(),
         };
         if self.limit_bytes > 0 {
-            known.own = Some(self.identify(&**handle.entropy()).await?);
+            known.own = Some(self.identify(&writing.holder, &**handle.entropy()).await?);
         }
         for Brought { left, .. } in &brought {
             let session = SessionId(left.session());

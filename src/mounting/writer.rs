@@ -162,7 +162,7 @@ impl Writing {
         let Some(place) = self.spool.as_ref().filter(|_| is_any) else {
             return Ok(Vec::new());
         };
-        let mut empty = place.list().await?.empty(&view.root);
+        let mut empty = place.list(&self.holder).await?.empty(&view.root);
         empty.retain(|session| view.root.ground_of(*session).is_some());
         Ok(empty)
     }

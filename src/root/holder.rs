@@ -128,6 +128,20 @@ impl HolderInfo {
 }
 
 impl HolderInfo {
+    /// A number of the machine that this process runs on, the same at each boot. Copies of a machine
+    /// may share the machine id, and then differ in the names of their hosts; a container has
+    /// another name each time, and only the machine id counts.
+    pub fn machine(&self) -> u64 {
+        let host = match self.pid_namespace {
+            FIRST_PID_NAMESPACE => self.host.as_str(),
+            _ => "",
+        };
+        let said = format!("{}\0{host}", self.machine_id);
+        let hash = blake3::hash(said.as_bytes());
+        let (bytes, _) = hash.as_bytes().split_first_chunk().expect("32 bytes");
+        u64::from_le_bytes(*bytes)
+    }
+
     /// Whether this holder, a command, ran before this machine was started for the last time.
     ///
     /// Containers share the machine id of their image and live on many machines: so both must be

@@ -117,6 +117,7 @@ impl Keeper {
                 holder,
                 self.writing.repository.machine.processes.as_ref(),
                 known,
+                self.writing.accept_loss,
             )
             .await?;
         spooling::discard(brought, &open, &self.writing, &mut news).await;

@@ -113,7 +113,8 @@ impl OpenSession {
         Self::begin(entering, request, entered).await
     }
 
-    /// A new session takes the volume over from this one, which can store nothing more; what this one acknowledged is replayed.
+    /// A new session takes the volume over from this one, which can store nothing more; what this one
+    /// acknowledged is replayed. `accepts_loss` is [`VolumeRequest::accept_loss`].
     ///
     /// # Errors
     /// A refusal of kind `Held` if another session took the volume over meanwhile, and of kind
@@ -123,6 +124,7 @@ impl OpenSession {
         holder: HolderInfo,
         processes: &dyn Processes,
         spools: KnownSpools,
+        accepts_loss: bool,
     ) -> Result<Self, RootError> {
         let handle = &self.handle;
         let Some(volume) = self.volume.clone() else {
@@ -135,12 +137,14 @@ impl OpenSession {
             processes,
             spools,
         };
+        handle.refresh().await?;
+        let known = look_before(handle, &volume, accepts_loss).await?;
         let claim = Claim::Succeed(self.id);
         let base = entering.enter(Some((&volume, claim))).await?;
         let request = VolumeRequest {
             name: volume,
             steal: false,
-            accept_loss: false,
+            accept_loss: accepts_loss,
         };
         let entered = Entered {
             base,
@@ -341,10 +345,7 @@ impl Entering<'_> {
         for _ in 0..JUDGEMENTS_MAX {
             let judged = judge(self.handle, &self.holder, request, self.processes);
             let (claim, taken_from) = judged.await?;
-            let known = match request.accept_loss {
-                true => Known::default(),
-                false => require_whole(self.handle, &request.name).await?,
-            };
+            let known = look_before(self.handle, &request.name, request.accept_loss).await?;
             match self.enter(Some((&request.name, claim))).await {
                 Ok(base) => {
                     return Ok(Entered {
@@ -370,6 +371,19 @@ impl Entering<'_> {
             volume,
         };
         Ok(handle.update(&mut transition).await?.output)
+    }
+}
+
+/// Looks whether what was acknowledged is there, before the volume is taken. Returns the journals
+/// that were read for that.
+async fn look_before(
+    handle: &RootHandle,
+    volume: &str,
+    accepts_loss: bool,
+) -> Result<Known, RootError> {
+    match accepts_loss {
+        true => Ok(Known::default()),
+        false => require_whole(handle, volume).await,
     }
 }
 

@@ -8,7 +8,8 @@ use crate::root::holder::SystemProcesses;
 use crate::root::journal::{JournalEntry, JournalWriter};
 use crate::root::lists::Lists;
 use crate::root::memory::FileMemory;
-use crate::root::session::{OpenSession, VolumeRequest};
+use crate::root::record::Replayed;
+use crate::root::session::{KnownSpools, OpenSession, VolumeRequest};
 use crate::root::state::SessionState;
 use crate::root::victims::Gap;
 use async_trait::async_trait;
@@ -176,6 +177,32 @@ async fn any_machine_misses_one_in_the_middle() {
     assert_eq!(ranges(&taken), [(1, 1), (2, 2)]);
     let aside = store.list("damaged/journal/", None, 10).await;
     assert_eq!(aside.expect("listed").len(), 2, "kept for people");
+}
+
+/// A mount that goes on after a failure misses what any other would, and accepts it as any other.
+#[tokio::test]
+async fn a_successor_accepts_a_loss_only_if_its_mount_does() {
+    for accepts in [false, true] {
+        let (store, state) = (memory().await, state());
+        let writer = Writer::begin(&store, state.path()).await;
+        write(&writer.journals, 1..=5).await;
+        delete(&store, &[4, 5]).await;
+        let known = KnownSpools::default();
+        let next = writer
+            .session
+            .succeed(holder("a"), &SystemProcesses, known, accepts);
+        let next = next.await;
+        if accepts {
+            let carried = ranges(&next.expect("accepted"));
+            assert_eq!(carried, [(1, 1), (2, 2), (3, 3)]);
+            continue;
+        }
+        let found = gap(next.expect_err("acknowledged"));
+        assert_eq!((found.after, found.last), (3, 5));
+        let root = &writer.handle.refresh().await.expect("read").root;
+        let holder = root.volumes["main"].holder;
+        assert_eq!(holder, Some(writer.session.id()), "it stays as it was");
+    }
 }
 
 /// No machine but the one that sent them can know.

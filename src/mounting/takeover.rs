@@ -5,9 +5,11 @@
 
 use std::sync::Arc;
 
+use bkfs_chunker::depot::Depot;
 use bkfs_chunker::ingest::NamedPack;
 
 use crate::mounting::MountingError;
+use crate::root::carried::forget_carried;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
 use crate::root::journal::JournalWriter;
@@ -90,4 +92,27 @@ pub async fn end(
         journals.covered(u64::MAX).await;
     }
     Ok(())
+}
+
+/// Says what this machine sent and no commit covers, of sessions that have left the root; nothing
+/// more of it once a mount `accepts_loss`. Dropped, it says that the next time.
+pub async fn tell_uncarried(handle: RootHandle, depot: Depot, accepts_loss: bool) {
+    let lost = match forget_carried(&handle, &depot).await {
+        Ok(lost) => lost,
+        Err(error) => {
+            tracing::debug!(%error, "whether all that was sent is carried out is left to the next mount");
+            return;
+        }
+    };
+    for lost in &lost {
+        match accepts_loss {
+            true => tracing::error!("{lost}; that is accepted"),
+            false => {
+                tracing::error!("{lost}; --accept-loss, given to one mount, says no more of it")
+            }
+        }
+    }
+    if let Some(sent) = handle.memory().sent().filter(|_| accepts_loss) {
+        sent.forget(lost.into_iter().map(|lost| lost.session)).await;
+    }
 }

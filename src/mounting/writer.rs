@@ -73,6 +73,7 @@ struct Tasks {
     journals: Arc<JournalWriter>,
     spool: Option<Arc<Spool>>,
     _base: Ended,
+    _sent: Ended,
 }
 
 /// A task that ends with its owner.
@@ -281,6 +282,8 @@ impl Writing {
         format::reap_orphans(&volume, former.map(Volume::usage)).await?;
         let handle = &repository.handle;
         let lists = repository.lists.clone();
+        let sent =
+            takeover::tell_uncarried(handle.clone(), repository.depot.clone(), self.accept_loss);
         let committer =
             RootCommitter::new(handle.clone(), lists, open.id(), &self.volume, uploads)?;
         let journals = JournalWriter::new(handle.clone(), open.id(), &self.volume)
@@ -325,6 +328,7 @@ impl Writing {
             journals,
             spool,
             _base: Ended(tokio::spawn(base.run())),
+            _sent: Ended(tokio::spawn(sent)),
         };
         Ok((live, tasks))
     }

@@ -29,10 +29,12 @@
 //! | [`repository`] | creating and opening one |
 //! | [`unlock`] | what a password opens of a sealed one |
 //! | [`slots`], [`rotation`] | its keys: adding, removing; a new master key |
+//! | [`carried`] | whether what this machine sent was carried out |
 //! | [`removal`] | taking what is dead out of the root |
 //! | [`rule`] | changing for how long its objects are locked |
 
 pub mod ancestry;
+pub mod carried;
 pub mod chain;
 pub mod commit;
 pub mod error;

@@ -11,6 +11,7 @@ use super::error::RootError;
 use super::handle::{RootHandle, Transition};
 use super::heartbeat::{Heartbeat, Watched, watch_holder};
 use super::holder::{LocalVerdict, Processes};
+use super::sent::Sent;
 use super::state::{HolderInfo, Root, Session, SessionId, SessionState, SpoolId};
 use super::transition::{Claim, Refusal};
 use super::victims::{Known, Victim, accept_loss, require_whole, victims};
@@ -104,12 +105,7 @@ impl OpenSession {
                 claimed: Vec::new(),
             });
         };
-        let remembered = match handle.memory().sent() {
-            Some(sent) => sent.sessions().await,
-            None => Vec::new(),
-        };
         let entered = entering.enter_volume(&request).await?;
-        forget_ended(handle, remembered).await;
         Self::begin(entering, request, entered).await
     }
 
@@ -118,7 +114,8 @@ impl OpenSession {
     ///
     /// # Errors
     /// A refusal of kind `Held` if another session took the volume over meanwhile, and of kind
-    /// `Fenced` if that one has left again; otherwise those of [`Self::open`].
+    /// `Fenced` if that one has left again; otherwise those of [`Self::open`]. After
+    /// [`RootError::JournalsMissing`] this session has the volume still.
     pub async fn succeed(
         &self,
         holder: HolderInfo,
@@ -149,7 +146,7 @@ impl OpenSession {
         let entered = Entered {
             base,
             taken_from: None,
-            known: Known::default(),
+            known,
         };
         Self::begin(entering, request, entered).await
     }
@@ -227,9 +224,14 @@ impl OpenSession {
             ..
         } = self;
         heartbeat.stop().await;
-        handle.update(&mut End { id }).await?;
+        let mut end = End { id, covered: 0 };
+        handle.update(&mut end).await?;
         if let Some(sent) = handle.memory().sent() {
-            sent.forget([id]).await;
+            // What no commit covers is told by the next mount.
+            let is_covered = |sent: Sent| sent.last <= end.covered;
+            if sent.recall(id).await.is_none_or(is_covered) {
+                sent.forget([id]).await;
+            }
         }
         // Nobody looks at the heartbeat of a session that is in no root; one that stays (no permission, no answer) is garbage.
         if let Err(error) = handle.store().delete(&id.key()).await {
@@ -306,16 +308,6 @@ fn draw_id(handle: &RootHandle) -> SessionId {
     let mut id = [0; 8];
     handle.entropy().fill(&mut id);
     SessionId(u64::from_le_bytes(id))
-}
-
-/// What this machine remembers of sessions that have left the root is forgotten. They were
-/// remembered before the root was read.
-async fn forget_ended(handle: &RootHandle, remembered: Vec<SessionId>) {
-    let view = handle.current();
-    let is_ended = |id: &SessionId| !view.root.sessions.contains_key(id);
-    if let Some(sent) = handle.memory().sent() {
-        sent.forget(remembered.into_iter().filter(is_ended)).await;
-    }
 }
 
 /// A session that has taken its volume.
@@ -488,6 +480,8 @@ impl Transition for Enter<'_, '_> {
 
 struct End {
     id: SessionId,
+    /// The last operation that a commit covers.
+    covered: u64,
 }
 
 #[async_trait]
@@ -499,6 +493,8 @@ impl Transition for End {
     }
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
+        let session = next.sessions.get(&self.id);
+        self.covered = session.map_or(0, |session| session.covered);
         Ok(next.end(self.id)?)
     }
 

@@ -1,7 +1,8 @@
 //! Journals that were acknowledged and are in the bucket no more: who finds out, and what then.
 
 use super::support::*;
-use crate::root::commit::{CommitRequest, Committer};
+use crate::root::carried::{Records, Uncarried, forget_carried};
+use crate::root::commit::{CommitRequest, Committer, Uploads};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::handle::RootHandle;
 use crate::root::holder::SystemProcesses;
@@ -13,6 +14,7 @@ use crate::root::session::{KnownSpools, OpenSession, VolumeRequest};
 use crate::root::state::SessionState;
 use crate::root::victims::Gap;
 use async_trait::async_trait;
+use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Delivered;
 use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
 use bkfs_chunker::store::{Layer, Operation, Store, StoreError, StoreErrorKind, Version};
@@ -236,6 +238,7 @@ struct Writer {
     session: OpenSession,
     journals: JournalWriter,
     committer: Committer<Fake>,
+    shelf: Arc<Shelf>,
 }
 
 impl Writer {
@@ -246,7 +249,8 @@ impl Writer {
     async fn begin_as(store: &Arc<dyn Store>, state: &Path, seed: u64) -> Self {
         let handle = on(store, seed, state).await;
         let session = take(&handle, false).await.expect("free");
-        let uploads = Fake::new(&Arc::new(Shelf::default()), &handle, session.id());
+        let shelf = Arc::new(Shelf::default());
+        let uploads = Fake::new(&shelf, &handle, session.id());
         let lists = Lists::new(store.clone(), keyring());
         let committer = Committer::new(handle.clone(), lists, session.id(), "main", uploads);
         Self {
@@ -254,6 +258,7 @@ impl Writer {
             committer: committer.expect("it holds the volume"),
             session,
             handle,
+            shelf,
         }
     }
 
@@ -444,22 +449,94 @@ async fn sessions_that_have_left_are_forgotten() {
     writer.commit(2).await;
     writer.session.end().await.expect("ends");
     assert_eq!(remembered(), 0);
-    // Another machine ends one.
+    // Another machine ends one, and carries out what it had acknowledged.
     let writer = Writer::begin_as(&store, state.path(), 9).await;
     write(&writer.journals, 1..=2).await;
-    let other = self::state();
-    let handle = on(&store, 2, other.path()).await;
-    let taken = take(&handle, false).await.expect("taken");
-    assert_eq!(ranges(&taken).len(), 2);
-    taken.remove_victims().await.expect("removed");
-    taken.end().await.expect("ends");
+    taken_elsewhere(&store, &writer, 2).await;
     assert_eq!(remembered(), 1);
-    let handle = on(&store, 3, state.path()).await;
-    take(&handle, false)
-        .await
-        .expect("free")
-        .end()
-        .await
-        .expect("ends");
+    assert_eq!(uncarried(&store, state.path(), &writer.shelf).await, []);
     assert_eq!(remembered(), 0);
+}
+
+/// Another machine takes the volume over, where it finds journals up to `last`.
+async fn taken_elsewhere(store: &Arc<dyn Store>, from: &Writer, last: u64) {
+    let other = state();
+    let handle = on(store, 2, other.path()).await;
+    let taken = take(&handle, false).await.expect("taken");
+    let entries = taken.victims().iter().flat_map(|victim| &victim.entries);
+    assert_eq!(entries.map(|entry| entry.last).max().unwrap_or(0), last);
+    let uploads = Fake::new(&from.shelf, &handle, taken.id());
+    let lists = Lists::new(store.clone(), keyring());
+    let replayed = Replayed {
+        session: from.session.id(),
+        last,
+    };
+    let committer = Committer::new(handle.clone(), lists, taken.id(), "main", uploads);
+    let committer = committer.expect("it holds the volume");
+    let committer = match last {
+        0 => committer,
+        _ => committer.replaying(vec![replayed]),
+    };
+    committer.commit(tree(2)).await.expect("committed");
+    taken.end().await.expect("ends");
+}
+
+/// The records of a shelf.
+struct Shown(Arc<Fake>);
+
+#[async_trait]
+impl Records for Shown {
+    async fn record(&self, id: Id) -> Result<Bytes, RootError> {
+        let view = self.0.handle.current();
+        self.0.read_record(&view.root, id).await
+    }
+}
+
+/// What the machine that remembers in `state` finds to be lost.
+async fn uncarried(store: &Arc<dyn Store>, state: &Path, shelf: &Arc<Shelf>) -> Vec<Uncarried> {
+    let handle = on(store, 3, state).await;
+    let session = take(&handle, false).await.expect("free");
+    let uploads = Fake::new(shelf, &handle, session.id());
+    let found = forget_carried(&handle, &Shown(uploads)).await;
+    let found = found.expect("looked");
+    session.end().await.expect("ends");
+    found
+}
+
+/// Another machine took the volume over after the newest journals had been deleted, which it could
+/// not know: the machine that sent them finds out.
+#[tokio::test]
+async fn what_another_machine_could_not_miss_is_missed_here() {
+    for (deleted, covered) in [(&[4, 5][..], 3), (&[1, 2, 3, 4, 5], 0)] {
+        let (store, state) = (memory().await, state());
+        let writer = Writer::begin(&store, state.path()).await;
+        write(&writer.journals, 1..=5).await;
+        delete(&store, deleted).await;
+        taken_elsewhere(&store, &writer, covered).await;
+        let lost = Uncarried {
+            session: writer.session.id(),
+            sent: 5,
+            covered,
+        };
+        for _ in 0..2 {
+            let found = uncarried(&store, state.path(), &writer.shelf).await;
+            assert_eq!(found, std::slice::from_ref(&lost), "until it is accepted");
+        }
+        let first = format!("operations {} to 5", covered + 1);
+        assert!(lost.to_string().contains(&first), "{lost}");
+    }
+}
+
+/// A record that is gone tells nothing, and that is no loss.
+#[tokio::test]
+async fn where_commits_cannot_be_read_nothing_is_said() {
+    let (store, state) = (memory().await, state());
+    let writer = Writer::begin(&store, state.path()).await;
+    write(&writer.journals, 1..=2).await;
+    taken_elsewhere(&store, &writer, 2).await;
+    let empty = Arc::new(Shelf::default());
+    assert_eq!(uncarried(&store, state.path(), &empty).await, []);
+    assert_eq!(uncarried(&store, state.path(), &writer.shelf).await, []);
+    let left = std::fs::read_dir(state.path().join("r/sent"));
+    assert_eq!(left.map_or(0, Iterator::count), 0);
 }

@@ -1,0 +1,150 @@
+//! Whether what this machine sent was carried out, once its session has left the root.
+//!
+//! Owns the search. The commits of a volume tell how far each covers its own session, and how far
+//! those that it carried out. A session leaves the root without that if its journals were gone
+//! before another machine took the volume over, which could not miss the newest; and if the root was
+//! lost.
+
+use super::error::{ErrorKind, RootError};
+use super::handle::RootHandle;
+use super::record::CommitRecord;
+use super::sent::Sent;
+use super::state::{Root, SessionId};
+use async_trait::async_trait;
+use bkfs_chunker::depot::Depot;
+use bkfs_chunker::id::{Id, Kind};
+use bytes::Bytes;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+
+/// Records read at most, one for each commit: what lies further back is not looked for.
+const RECORDS_MAX: u32 = 4096;
+
+/// What this machine sent, and no commit covers.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Uncarried {
+    /// The session, which has left the root.
+    pub session: SessionId,
+    /// The last operation that the store took.
+    pub sent: u64,
+    /// The last one that a commit covers; 0 for none.
+    pub covered: u64,
+}
+
+impl fmt::Display for Uncarried {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (session, first, last) = (self.session, self.covered + 1, self.sent);
+        write!(
+            formatter,
+            "the store took operations {first} to {last} of session {session} from this machine, and the session has left the repository without them: they were acknowledged, and are lost"
+        )
+    }
+}
+
+/// Reads commit records.
+#[async_trait]
+pub trait Records: Send + Sync {
+    /// The record of this id. An error of kind `Damaged` says that it is not to be had.
+    async fn record(&self, id: Id) -> Result<Bytes, RootError>;
+}
+
+#[async_trait]
+impl Records for Depot {
+    async fn record(&self, id: Id) -> Result<Bytes, RootError> {
+        Ok(self.read_blob(Kind::Commit, id).await?)
+    }
+}
+
+/// Forgets what this machine remembers of sessions that have left the root, as far as commits cover
+/// what it sent. Returns those of which they do not: they stay remembered. Of a session whose commits
+/// cannot be found nothing is said.
+///
+/// # Errors
+/// Store errors.
+pub async fn forget_carried(
+    handle: &RootHandle,
+    records: &dyn Records,
+) -> Result<Vec<Uncarried>, RootError> {
+    let Some(memory) = handle.memory().sent() else {
+        return Ok(Vec::new());
+    };
+    let remembered = memory.sessions().await;
+    if remembered.is_empty() {
+        return Ok(Vec::new());
+    }
+    // A session enters the root before it sends anything.
+    let root = &handle.refresh().await?.root;
+    let (mut left, mut done) = (BTreeMap::new(), Vec::new());
+    let has_left = |id: &SessionId| !root.sessions.contains_key(id);
+    for id in remembered.into_iter().filter(has_left) {
+        match memory.recall(id).await {
+            Some(sent) => drop(left.insert(id, sent)),
+            None => done.push(id),
+        }
+    }
+    let found = Search::new(left).through(root, records).await?;
+    done.extend(found.done);
+    memory.forget(done).await;
+    Ok(found.uncarried)
+}
+
+/// A search through the commits of all volumes, the newest first.
+#[derive(Default)]
+struct Search {
+    /// Sessions of which no commit was found so far.
+    left: BTreeMap<SessionId, Sent>,
+    done: Vec<SessionId>,
+    uncarried: Vec<Uncarried>,
+}
+
+impl Search {
+    fn new(left: BTreeMap<SessionId, Sent>) -> Self {
+        Self {
+            left,
+            ..Self::default()
+        }
+    }
+
+    async fn through(mut self, root: &Root, records: &dyn Records) -> Result<Self, RootError> {
+        let tips = root.volumes.values().filter_map(|entry| entry.commit);
+        let mut next: VecDeque<Id> = tips.collect();
+        let (mut is_whole, mut looked) = (true, 0);
+        while !self.left.is_empty()
+            && let Some(id) = next.pop_front()
+        {
+            looked += 1;
+            let record = match records.record(id).await {
+                Ok(bytes) => CommitRecord::decode(&bytes).ok(),
+                Err(error) if error.kind() == ErrorKind::Damaged => None,
+                Err(error) => return Err(error),
+            };
+            let Some(record) = record.filter(|_| looked <= RECORDS_MAX) else {
+                is_whole = false;
+                continue;
+            };
+            for replayed in record.replayed.iter().flatten() {
+                self.covers(replayed.session, replayed.last);
+            }
+            self.covers(record.session, record.covered);
+            next.extend(record.parent);
+        }
+        if is_whole {
+            let left: Vec<SessionId> = self.left.keys().copied().collect();
+            left.into_iter().for_each(|id| self.covers(id, 0));
+        }
+        Ok(self)
+    }
+
+    /// The newest commit that tells of a session covers so much of it.
+    fn covers(&mut self, session: SessionId, covered: u64) {
+        match self.left.remove(&session) {
+            Some(sent) if sent.last > covered => self.uncarried.push(Uncarried {
+                session,
+                sent: sent.last,
+                covered,
+            }),
+            Some(_) => self.done.push(session),
+            None => {}
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! `bkfs session list URL`, `bkfs session end URL SESSION`
+//! `bkfs session list URL`, `bkfs session end URL SESSION…`
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,24 +34,24 @@ pub struct List {
     url: String,
 }
 
-/// `bkfs session end URL SESSION`
+/// `bkfs session end URL SESSION…`
 ///
 /// The session's heartbeat is watched for half a minute first, unless its process is known to be gone: one that lives is not ended.
 #[derive(Debug, clap::Args)]
 pub struct End {
     /// The repository, or a mount of one
     url: String,
-    /// Its id, as the list shows it
-    #[arg(value_name = "SESSION", value_parser = session_id)]
-    session: SessionId,
+    /// Its id, as the list shows it; several are ended one after the other
+    #[arg(value_name = "SESSION", value_parser = session_id, required = true)]
+    sessions: Vec<SessionId>,
     /// End it even if it may live: it then loses its mount, but nothing that it acknowledged
     #[arg(long)]
     force: bool,
     /// Go on without what it acknowledged and is missing from the bucket; what follows it is set aside below damaged/
     #[arg(long)]
     accept_loss: bool,
-    /// Of a session that has ended (state "spool"): give up for good what only the spool on its
-    /// machine may hold, so that collection can free what that would need
+    /// Of sessions that have ended (state "spool"): give up for good what only the spools on their
+    /// machines may hold, so that collection can free what that would need
     #[arg(long, conflicts_with = "force")]
     give_up: bool,
 }
@@ -155,22 +155,30 @@ fn row_of_ground(
 
 async fn end(command: End, global: &Global, output: &Output) -> Result<(), Failure> {
     let repository = Arc::new(open(&target_url(&command.url)?, global).await?);
-    let id = command.session;
-    let ground = repository.handle.current().root.ground_of(id).cloned();
-    match (ground, command.give_up) {
-        (Some(ground), true) => return forsake(&repository, &ground, output).await,
-        (Some(ground), false) => return Err(has_ended(&ground)),
-        (None, true) => {
-            let message = format!("no ended session {id} has left a spool to give up");
-            return Err(Failure::new(message));
-        }
-        (None, false) => {}
+    if command.give_up {
+        return forsake(&repository, &command.sessions, output).await;
     }
-    let entry = repository.handle.current().root.sessions.get(&id).cloned();
+    for session in &command.sessions {
+        end_one(&repository, *session, &command, output).await?;
+    }
+    Ok(())
+}
+
+async fn end_one(
+    repository: &Arc<Repository>,
+    id: SessionId,
+    command: &End,
+    output: &Output,
+) -> Result<(), Failure> {
+    let root = &repository.handle.current().root;
+    if let Some(ground) = root.ground_of(id) {
+        return Err(has_ended(ground));
+    }
+    let entry = root.sessions.get(&id).cloned();
     let entry = entry.ok_or_else(|| Failure::new(format!("there is no session {id}")))?;
     match entry.volume.clone() {
-        Some(volume) => take(&repository, volume, &command, output).await?,
-        None => remove(&repository, id, &entry, command.force).await?,
+        Some(volume) => take(repository, volume, command, output).await?,
+        None => remove(repository, id, &entry, command.force).await?,
     }
     let answer = json!({ "session": id.to_string(), "volume": entry.volume, "ended": true });
     output.result(&answer, || format!("session {id} has ended"))
@@ -184,22 +192,34 @@ fn has_ended(ground: &Ground) -> Failure {
     .hint("The next mount there makes a snapshot of that. --give-up gives it up for good.")
 }
 
-/// The ground of an ended session leaves the root.
-async fn forsake(repository: &Repository, ground: &Ground, output: &Output) -> Result<(), Failure> {
+/// The grounds of ended sessions leave the root, all at once.
+async fn forsake(
+    repository: &Repository,
+    ids: &[SessionId],
+    output: &Output,
+) -> Result<(), Failure> {
     let (handle, machine) = (&repository.handle, &repository.machine);
+    let mut grounds = Vec::new();
+    for id in ids {
+        let ground = handle.current().root.ground_of(*id).cloned();
+        grounds.push(ground.ok_or_else(|| {
+            Failure::new(format!("no ended session {id} has left a spool to give up"))
+        })?);
+    }
     let here = machine.holder("bkfs session end");
     let session = OpenSession::open(handle, here, None, &*machine.processes).await?;
-    let given_up = give_up(handle, &session, &[ground.session]).await;
+    let given_up = give_up(handle, &session, ids).await;
     session.end().await?;
     given_up?;
-    let id = ground.session;
-    let answer = json!({ "session": id.to_string(), "volume": ground.volume, "given_up": true });
-    output.result(&answer, || {
-        format!(
-            "what only the spool on host {} may hold of session {id} is given up",
-            ground.host()
-        )
-    })
+    for ground in grounds {
+        let (id, host) = (ground.session, ground.host());
+        let answer =
+            json!({ "session": id.to_string(), "volume": ground.volume, "given_up": true });
+        output.result(&answer, || {
+            format!("what only the spool on host {host} may hold of session {id} is given up")
+        })?;
+    }
+    Ok(())
 }
 
 /// Step `TakeCas` and all that follows: what this machine's spools hold is brought into the bucket,

@@ -8,7 +8,7 @@
 //! holds nothing. A session that ends by itself has everything in a commit, and leaves none.
 
 use super::state::{Ground, Root, SessionId, SessionState, SpoolId, StateError};
-use super::transition::Refusal;
+use super::transition::{OldestGrounds, Refusal};
 use bkfs_chunker::id::Id;
 
 /// Most grounds that a root holds.
@@ -88,7 +88,9 @@ impl Root {
             return Ok(());
         }
         if self.grounds().len() + left.len() > GROUNDS_MAX {
-            return Err(Refusal::GroundsFull);
+            return Err(Refusal::GroundsFull {
+                oldest: OldestGrounds::of(self.grounds()),
+            });
         }
         self.grounds.get_or_insert_default().append(&mut left);
         Ok(())
@@ -253,9 +255,19 @@ mod tests {
         root.grounds = Some((0..GROUNDS_MAX as u64).map(other).collect());
         let before = root.clone();
         let refused = root.commit(&commit_by(TAKER, 2, Vec::new()));
-        assert_eq!(refused, Err(Refusal::GroundsFull));
+        let error = refused.expect_err("no room");
+        assert!(matches!(error, Refusal::GroundsFull { .. }), "{error}");
+        // It says what to type.
+        let text = error.to_string();
+        let ids: Vec<String> = (1000..1004).map(|id| SessionId(id).to_string()).collect();
+        let typed = format!("bkfs session end URL --give-up {}", ids.join(" "));
+        assert!(text.ends_with(&typed), "{text}");
+        assert!(
+            text.contains(&format!("session {} on host ", ids[0])),
+            "{text}"
+        );
         let refused = root.remove_replayed(TAKER, "main", &[VICTIM], &[]);
-        assert_eq!(refused, Err(Refusal::GroundsFull));
+        assert_eq!(refused, Err(error));
         assert_eq!(root, before, "no traces");
         root.drop_grounds(&[SessionId(1000)]);
         root.commit(&commit_by(TAKER, 2, Vec::new())).expect("room");

@@ -8,8 +8,8 @@
 
 use super::grounds::GROUNDS_MAX;
 use super::state::{
-    HOLDER_TEXT_BYTES_MAX, HolderInfo, ListRef, MOUNT_POINT_BYTES_MAX, NameError, Root, Session,
-    SessionId, SessionState, Volume, check_name, check_new_name,
+    Ground, HOLDER_TEXT_BYTES_MAX, HolderInfo, ListRef, MOUNT_POINT_BYTES_MAX, NameError, Root,
+    Session, SessionId, SessionState, Volume, check_name, check_new_name,
 };
 use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;
@@ -51,9 +51,13 @@ pub enum Refusal {
     },
     /// A session may leave what only its spool holds, and there is no room to note where it stood.
     #[error(
-        "the repository notes for its most spools ({GROUNDS_MAX}) that they may hold what was acknowledged"
+        "the repository notes for its most spools ({GROUNDS_MAX}) that they may hold what was acknowledged; the oldest: {oldest}. Mount once on such a host, or give up for good what only those spools may hold: bkfs session end URL --give-up {}",
+        by_id(oldest)
     )]
-    GroundsFull,
+    GroundsFull {
+        /// Those that were left first.
+        oldest: OldestGrounds,
+    },
     /// The volume's ended sessions have to be replayed first (rule 7).
     #[error("sessions of the volume have ended and are not yet replayed: {0:?}")]
     Unreplayed(Vec<SessionId>),
@@ -93,6 +97,36 @@ fn by_name(sessions: &[(SessionId, HolderInfo)]) -> String {
         .map(|(id, holder)| format!("session {id} ({holder})"))
         .collect();
     names.join("; ")
+}
+
+/// So many spools are named where there is no room for more of them.
+const NAMED_GROUNDS: usize = 4;
+
+/// Ended sessions, each with the host of its spool.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct OldestGrounds(Vec<(SessionId, String)>);
+
+impl OldestGrounds {
+    /// The first of these.
+    pub(super) fn of(grounds: &[Ground]) -> Self {
+        let first = grounds.iter().take(NAMED_GROUNDS);
+        let named = first.map(|ground| (ground.session, ground.host().to_owned()));
+        Self(named.collect())
+    }
+}
+
+impl std::fmt::Display for OldestGrounds {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let named = self.0.iter();
+        let named = named.map(|(id, host)| format!("session {id} on host {host}"));
+        formatter.write_str(&named.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// The ids of ended sessions, as a command takes them.
+fn by_id(grounds: &OldestGrounds) -> String {
+    let ids = grounds.0.iter().map(|(id, _)| id.to_string());
+    ids.collect::<Vec<_>>().join(" ")
 }
 
 /// Over whom a session takes a volume.

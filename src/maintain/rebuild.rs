@@ -4,12 +4,14 @@
 //! was ever seen the new generation lies. Who reads what is left, and who writes the root, is [`super::repair`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
 
 use bkfs_chunker::id::Id;
 use bkfs_chunker::seal::RepositoryId;
 
 use crate::root::chain::Chain;
 use crate::root::record::CommitRecord;
+use crate::root::sent::Sent;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, default_name, free_number};
 use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
 
@@ -176,6 +178,66 @@ fn entry_of(id: Id, record: &CommitRecord, taken: &Taken) -> SnapshotEntry {
 
 /// A session that left journals: the volume and who.
 pub type Left = (String, SessionId);
+
+/// What a machine sent by a session of which no journal is left, and no record covers.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Missed {
+    /// The session.
+    pub session: SessionId,
+    /// The volume of its commits; none if it made none.
+    pub volume: Option<String>,
+    /// The last operation that a record covers; 0 for none.
+    pub covered: u64,
+    /// The last one that the store took.
+    pub sent: u64,
+}
+
+impl fmt::Display for Missed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (session, first, last) = (self.session, self.covered + 1, self.sent);
+        write!(
+            formatter,
+            "operations {first} to {last} of session {session}, which the store took from this machine, are in no journal and in no commit"
+        )?;
+        match &self.volume {
+            Some(volume) => write!(formatter, " (volume {volume})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Of what a machine remembers to have `sent`, what is missing as a whole: sessions with `journals`
+/// are compared when those are read.
+pub fn missed(
+    records: &[Record],
+    journals: &BTreeSet<Left>,
+    sent: &[(SessionId, Sent)],
+) -> Vec<Missed> {
+    let has_journals = |id: &SessionId| journals.iter().any(|(_, session)| session == id);
+    let mut found = Vec::new();
+    for (id, sent) in sent.iter().filter(|(id, _)| !has_journals(id)) {
+        let own = records.iter().map(|(_, record)| record);
+        let own = own.filter(|record| record.session == *id);
+        let replayed = records
+            .iter()
+            .filter_map(|(_, record)| record.replayed.as_ref());
+        let replayed = replayed
+            .flatten()
+            .filter(|replayed| replayed.session == *id);
+        let carried = replayed.map(|replayed| replayed.last).max();
+        let covered = own.clone().map(|record| record.covered).max();
+        let missed = Missed {
+            session: *id,
+            volume: own.map(|record| record.volume.clone()).next(),
+            covered: covered.max(carried).unwrap_or(0),
+            sent: sent.last,
+        };
+        if missed.sent > missed.covered {
+            found.push(missed);
+        }
+    }
+    found
+}
 
 /// What a new root is made of.
 #[derive(Clone, Debug)]

@@ -106,7 +106,11 @@ pub async fn plan(
         let tips = tips(&findings).await?;
         let open = strangers(&findings, &tips).await?;
         if open.is_empty() {
-            let plan = make_plan(&findings, &tips, keyring, options)?;
+            let sent = match findings.handle {
+                None => remembered(options).await,
+                Some(_) => Vec::new(),
+            };
+            let plan = make_plan(&findings, &tips, keyring, options, &sent)?;
             return Ok((findings, plan));
         }
         left_out.extend(open);
@@ -187,18 +191,31 @@ async fn strangers(
     Ok(open)
 }
 
+/// What this machine remembers of the journals that it sent.
+async fn remembered(options: &CheckOptions) -> Vec<(SessionId, Sent)> {
+    let Some(memory) = options.memory.as_ref().and_then(|memory| memory.sent()) else {
+        return Vec::new();
+    };
+    let mut sent = Vec::new();
+    for id in memory.sessions().await {
+        sent.extend(memory.recall(id).await.map(|sent| (id, sent)));
+    }
+    sent
+}
+
 /// Pure: from what was found to what will be done.
 fn make_plan(
     findings: &Findings,
     tips: &BTreeMap<String, Id>,
     keyring: &Keyring,
     options: &CheckOptions,
+    sent: &[(SessionId, Sent)],
 ) -> Result<Plan, RootError> {
     let mut plan = Plan::default();
     match &findings.handle {
         None => {
             plan_lists(findings, tips, &mut plan);
-            plan_root(findings, tips, keyring, options, &mut plan);
+            plan_root(findings, tips, keyring, options, sent, &mut plan);
         }
         Some(_) => {
             if !findings.indexed.lost.is_empty() {
@@ -283,6 +300,7 @@ fn plan_root(
     tips: &BTreeMap<String, Id>,
     keyring: &Keyring,
     options: &CheckOptions,
+    sent: &[(SessionId, Sent)],
     plan: &mut Plan,
 ) {
     let mut journals: BTreeSet<Left> = BTreeSet::new();
@@ -297,6 +315,12 @@ fn plan_root(
             .keys()
             .find(|name| keyring.name_hash(name.as_bytes()) == volume);
         journals.extend(named.map(|name| (name.clone(), session)));
+    }
+    for missed in rebuild::missed(&findings.learned.records, &journals, sent) {
+        plan.steps.push(missed.to_string());
+        // It stands in the root until the loss is accepted.
+        let volume = missed.volume.filter(|volume| tips.contains_key(volume));
+        journals.extend(volume.map(|volume| (volume, missed.session)));
     }
     let listed = findings.leftover_snapshots.iter();
     let listed = listed.map(|entry| entry.generation).max().unwrap_or(0);

@@ -41,6 +41,9 @@ pub struct Copy {
     /// Take the target's volume over from whoever holds it
     #[arg(long)]
     steal: bool,
+    /// Go on without what was acknowledged to the holder of the target's volume and is missing from its bucket; what follows it is set aside below damaged/
+    #[arg(long)]
+    accept_loss: bool,
     /// Give up what the target's volume holds beyond its snapshots, and go on from the last one that
     /// was copied
     #[arg(long)]
@@ -80,6 +83,7 @@ pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failur
                 volume,
                 names: &command.snapshots,
                 steal: command.steal,
+                accept_loss: command.accept_loss,
                 anew: command.anew,
                 commit_bytes: command.commit_every,
                 progress: &progress,

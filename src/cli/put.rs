@@ -60,6 +60,9 @@ pub struct Put {
     /// Take the volume over from whoever holds it
     #[arg(long)]
     steal: bool,
+    /// Go on without what was acknowledged and is missing from the bucket; what follows it is set aside below damaged/
+    #[arg(long)]
+    accept_loss: bool,
     /// A command, after --, whose standard output to store
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -90,6 +93,7 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
             command: format!("bkfs put {}", command.path.to_string_lossy()),
             memory_bytes: Settings::default().memory_bytes,
             steal: command.steal,
+            accept_loss: command.accept_loss,
         })
         .await
         .map_err(held)?;

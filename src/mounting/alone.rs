@@ -39,6 +39,8 @@ pub struct AloneParts {
     pub memory_bytes: u64,
     /// Take the volume over from whoever holds it.
     pub steal: bool,
+    /// Go on without what was acknowledged and is in no journal any more.
+    pub accept_loss: bool,
 }
 
 impl Alone {
@@ -59,7 +61,7 @@ impl Alone {
             memory_bytes: parts.memory_bytes,
             spool,
             is_local: false,
-            accept_loss: false,
+            accept_loss: parts.accept_loss,
             owner,
             holder,
         };

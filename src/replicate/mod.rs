@@ -111,6 +111,8 @@ pub struct Replication<'a> {
     pub names: &'a [String],
     /// Take the target's volume over from whoever holds it.
     pub steal: bool,
+    /// Go on without what the target's volume acknowledged and is in no journal any more.
+    pub accept_loss: bool,
     /// Give up what the target's volume holds and no snapshot of it: it starts anew from the last
     /// snapshot that was copied.
     pub anew: bool,
@@ -244,7 +246,7 @@ impl Replication<'_> {
         let request = VolumeRequest {
             name: self.volume.to_owned(),
             steal: self.steal,
-            accept_loss: false,
+            accept_loss: self.accept_loss,
         };
         let holder = to.machine.holder(&command);
         let processes = to.machine.processes.clone();

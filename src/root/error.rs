@@ -357,7 +357,7 @@ impl RootError {
                 "look through what is there (bkfs --accept-rollback snapshots); the option is needed once on this machine",
             ),
             Self::JournalsMissing { .. } => Some(
-                "nothing was deleted or carried out; bring the journals back, for example from older versions in the bucket, and mount again; to go on without them, give --accept-loss once (bkfs mount, mount -o accept_loss, bkfs session end)",
+                "nothing was deleted or carried out; bring the journals back, for example from older versions in the bucket, and mount again; to go on without them, give --accept-loss once (bkfs mount, put, copy or session end; mount -o accept_loss)",
             ),
             Self::Replaced { .. } => Some(
                 "no password was asked for or used; if the other repository is meant to be here, give --accept-replaced once on this machine",
@@ -390,9 +390,9 @@ impl RootError {
             Self::Refused(Refusal::Full { what: "sessions" }) => {
                 Some("see bkfs session list; end dead ones with bkfs session end")
             }
-            Self::Refused(Refusal::GroundsFull) => Some(
-                "nothing is lost; bkfs session list names the spools: mount once on a machine that has one, or give one up for good with bkfs session end --give-up",
-            ),
+            Self::Refused(Refusal::GroundsFull { .. }) => {
+                Some("nothing is lost; bkfs session list names all of the spools")
+            }
             _ => None,
         }
     }

@@ -85,6 +85,7 @@ impl Pair {
                 volume: "main",
                 names: &[],
                 steal: false,
+                accept_loss: false,
                 anew: false,
                 commit_bytes: 1 << 30,
                 progress: &progress,

@@ -32,7 +32,8 @@ fn source() -> Bucket {
     bucket
 }
 
-async fn open(store: &Arc<MemoryStore>) -> Repository {
+/// Opens a repository.
+pub async fn open(store: &Arc<MemoryStore>) -> Repository {
     let opening = opening(std::time::Duration::from_secs(10));
     let opened = open_in(store.clone(), opening, &mut Unsealed).await;
     opened.expect("opened")
@@ -65,6 +66,7 @@ fn copy(
             volume: "main",
             names: &names,
             steal: true,
+            accept_loss: false,
             anew,
             commit_bytes: MIB as u64,
             progress: &progress,

@@ -8,13 +8,17 @@ use bkfs::maintain::check::{CheckOptions, check};
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::maintain::report::ProblemKind;
 use bkfs::mounting::MountingError;
+use bkfs::mounting::alone::{Alone, AloneParts};
 use bkfs::mounting::settings::Settings;
+use bkfs::replicate::{Progress, ReplicateError, Replication};
 use bkfs::root::error::RootError;
 use bkfs::root::memory::FileMemory;
 use bkfs::root::repository::open_keys;
 use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::store::Store;
 
+use crate::collecting::snapshot;
+use crate::copying::open;
 use crate::host::{Bucket, Host, Unsealed, runtime};
 
 /// A bucket whose last mount wrote `ab…` to a file, with an fsync after each letter, and is dead.
@@ -98,6 +102,74 @@ fn journals_that_are_brought_back_are_carried_out() {
     host.finish().expect("unmounted");
 }
 
+/// Stores a stream as `bkfs put` does, by the session that it takes for that.
+fn put(bucket: &Bucket, accept_loss: bool) -> Result<(), MountingError> {
+    runtime().block_on(async {
+        let parts = AloneParts {
+            repository: Arc::new(open(&bucket.memory).await),
+            volume: "main".into(),
+            command: "bkfs put".into(),
+            memory_bytes: 64 << 20,
+            steal: true,
+            accept_loss,
+        };
+        Alone::begin(parts).await?.finish().await
+    })
+}
+
+fn copy(from: &Bucket, to: &Bucket, accept_loss: bool) -> Result<(), ReplicateError> {
+    runtime().block_on(async {
+        let from = open(&from.memory).await;
+        let replication = Replication {
+            from: &from,
+            to: &Arc::new(open(&to.memory).await),
+            volume: "main",
+            names: &[],
+            steal: true,
+            accept_loss,
+            anew: true,
+            commit_bytes: 1 << 20,
+            progress: &Progress::default(),
+        };
+        replication.run(&mut |_| ()).await
+    })
+}
+
+#[test]
+fn commands_that_take_a_volume_over_accept_a_loss_too() {
+    let state = tempfile::tempdir().expect("a directory");
+    let bucket = dead(state.path(), "abc");
+    delete(&bucket, 1);
+    let refused = put(&bucket, false).expect_err("acknowledged");
+    let is_missing = |error: &RootError| matches!(error, RootError::JournalsMissing { .. });
+    assert!(
+        matches!(&refused, MountingError::Root(error) if is_missing(error)),
+        "{refused}"
+    );
+    put(&bucket, true).expect("accepted");
+    let host = mount(&bucket, state.path(), false).expect("whole again");
+    assert_eq!(host.read("file").as_deref(), Some(&b"a"[..]));
+    host.finish().expect("unmounted");
+
+    let source = Bucket::new();
+    let host = source.host();
+    host.write("copied", 0, *b"contents");
+    snapshot(&host, "one");
+    host.finish().expect("unmounted");
+    let bucket = dead(state.path(), "ab");
+    delete(&bucket, 0);
+    let refused = copy(&source, &bucket, false).expect_err("acknowledged");
+    assert!(
+        matches!(&refused, ReplicateError::Root(error) if is_missing(error)),
+        "{refused}"
+    );
+    copy(&source, &bucket, true).expect("accepted");
+    assert_eq!(bucket.count("damaged/journal/"), 1);
+    let host = mount(&bucket, state.path(), false).expect("whole again");
+    assert_eq!(host.read("copied").as_deref(), Some(&b"contents"[..]));
+    host.finish().expect("unmounted");
+}
+
 fn looking(bucket: &Bucket, state: &Path) -> (Arc<dyn Store>, Keyring, CheckOptions) {
     let store: Arc<dyn Store> = bucket.memory.clone();
     let keys = runtime().block_on(open_keys(&*store, None, &mut Unsealed));
@@ -175,5 +247,39 @@ impl bkfs_chunker::store::Layer for Hiding {
         let mut listed = self.0.list(prefix, after, limit).await?;
         listed.retain(|object| !object.key.starts_with("journal/"));
         Ok(listed)
+    }
+}
+
+/// A root is lost, and with it all that said of a session whose journals are lost too: the machine
+/// that sent them knows.
+#[test]
+fn a_repair_of_a_lost_root_names_journals_that_this_machine_sent() {
+    for deleted in [3, 1] {
+        let state = tempfile::tempdir().expect("a directory");
+        let bucket = dead(state.path(), "abc");
+        for _ in 0..deleted {
+            delete(&bucket, 3 - deleted);
+        }
+        let (store, keyring, options) = looking(&bucket, state.path());
+        let said = runtime().block_on(async {
+            store.delete("root").await?;
+            let (findings, plan) = plan(&store, &keyring, &options).await?;
+            let said = plan.steps.join("\n");
+            execute(&store, &keyring, &options, &findings, plan).await?;
+            Ok::<_, RootError>(said)
+        });
+        let said = said.expect("repaired");
+        if deleted == 3 {
+            assert!(
+                said.contains("are in no journal and in no commit"),
+                "{said}"
+            );
+        }
+        let told = is_missing(mount(&bucket, state.path(), false));
+        assert!(told.contains("operations"), "{told}");
+        let host = mount(&bucket, state.path(), true).expect("accepted");
+        let left = (deleted == 1).then_some(&b"ab"[..]);
+        assert_eq!(host.read("file").as_deref(), left);
+        host.finish().expect("unmounted");
     }
 }

@@ -72,8 +72,7 @@ struct Tasks {
     journaler: Option<JoinHandle<()>>,
     journals: Arc<JournalWriter>,
     spool: Option<Arc<Spool>>,
-    _base: Ended,
-    _sent: Ended,
+    _background: [Ended; 2],
 }
 
 /// A task that ends with its owner.
@@ -259,6 +258,13 @@ impl Writing {
         ))
     }
 
+    /// Says meanwhile what this machine sent and no commit covers.
+    fn tell_uncarried(&self) -> Ended {
+        let (handle, depot) = (&self.repository.handle, &self.repository.depot);
+        let told = takeover::tell_uncarried(handle.clone(), depot.clone(), self.accept_loss);
+        Ended(tokio::spawn(told))
+    }
+
     async fn begin(
         &self,
         open: &OpenSession,
@@ -282,8 +288,6 @@ impl Writing {
         format::reap_orphans(&volume, former.map(Volume::usage)).await?;
         let handle = &repository.handle;
         let lists = repository.lists.clone();
-        let sent =
-            takeover::tell_uncarried(handle.clone(), repository.depot.clone(), self.accept_loss);
         let committer =
             RootCommitter::new(handle.clone(), lists, open.id(), &self.volume, uploads)?;
         let journals = JournalWriter::new(handle.clone(), open.id(), &self.volume)
@@ -327,8 +331,7 @@ impl Writing {
                 .map(|journaler| tokio::spawn(journaler.locally(self.is_local).run())),
             journals,
             spool,
-            _base: Ended(tokio::spawn(base.run())),
-            _sent: Ended(tokio::spawn(sent)),
+            _background: [Ended(tokio::spawn(base.run())), self.tell_uncarried()],
         };
         Ok((live, tasks))
     }

@@ -12,7 +12,7 @@ use bkfs_chunker::depot::{Depot, DepotConfig, Renew};
 use bkfs_chunker::id::Id;
 use bkfs_chunker::lock::LockRule;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Keyring, SlotCost};
+use bkfs_chunker::seal::{Keyring, SlotCost, SlotName};
 use bkfs_chunker::store::{
     LockingStore, RepositoryUrl, Signs, Store, StoreOptions, WatchedStore, open_store,
 };
@@ -64,6 +64,8 @@ pub struct Opening {
     pub min_generation: u64,
     /// What the user accepts though this machine remembers otherwise.
     pub accepted: Accepted,
+    /// The one key slot that is tried; all are if none is named.
+    pub key: Option<SlotName>,
     /// Where this machine remembers what it saw; nowhere if none.
     pub state_dir: Option<PathBuf>,
 }
@@ -132,6 +134,7 @@ pub async fn open_on(
         waits: opening.store.wait,
         known: known_at(place.as_ref(), opening.accepted.replaced).await,
         state_dir: opening.state_dir,
+        key: opening.key,
         min_generation: opening.min_generation,
         accepted: opening.accepted,
     };

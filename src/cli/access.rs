@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bkfs_chunker::budget::MemoryBudget;
 use bkfs_chunker::depot::{Compression, DepotConfig};
-use bkfs_chunker::seal::Keyring;
+use bkfs_chunker::seal::{Keyring, SlotName};
 use bkfs_chunker::store::{
     RepositoryUrl, Store, StoreErrorKind, StoreOptions, open_store, parse_url,
 };
@@ -23,6 +23,7 @@ use crate::mounting::settings::{CACHE_BYTES, SPOOL_BYTES, Settings};
 use crate::places;
 pub use crate::repository::Repository;
 use crate::repository::{Opening, open as open_repository};
+use crate::root::choice::KeyChoice;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::memory::{FileMemory, GenerationMemory, VolatileMemory};
 use crate::root::repository::{Accepted, open_keys, recognize};
@@ -41,6 +42,8 @@ pub struct Access {
     min_generation: u64,
     /// What the user accepts though this machine remembers otherwise.
     pub accepted: Accepted,
+    /// The key slot that the user names.
+    pub key: Option<SlotName>,
 }
 
 impl Access {
@@ -108,7 +111,19 @@ impl Access {
                 replaced: global.accept_replaced,
                 lock_rule: false,
             },
+            key: match global.key {
+                Some(key) => Some(key),
+                None => key_of_environment()?,
+            },
         })
+    }
+
+    /// Which key slots are tried first, and where this machine remembers those that opened.
+    pub fn choice(&self) -> KeyChoice {
+        KeyChoice {
+            named: self.key,
+            state_dir: places::state_dir(),
+        }
     }
 
     /// The address, as this machine remembers it below `state_dir`.
@@ -152,6 +167,23 @@ impl Access {
     pub fn read_once(&mut self) {
         self.depot.saves_requests = self.url.local_path().is_none();
     }
+}
+
+/// The key that `BKFS_KEY` names.
+fn key_of_environment() -> Result<Option<SlotName>, Failure> {
+    let Some(name) = std::env::var_os("BKFS_KEY").filter(|name| !name.is_empty()) else {
+        return Ok(None);
+    };
+    let name = name.to_string_lossy();
+    let parsed = key_name(&name).map_err(|what| Failure::usage(format!("BKFS_KEY: {what}")))?;
+    Ok(Some(parsed))
+}
+
+/// Reads the whole name of a key.
+pub fn key_name(text: &str) -> Result<SlotName, String> {
+    text.parse().map_err(|()| {
+        format!("{text:?} is no name of a key (16 hexadecimal digits, as bkfs key list shows it)")
+    })
 }
 
 /// A path as the user meant it: a daemon works in another directory than the one it was started in.
@@ -261,6 +293,7 @@ pub async fn open_with(access: &Access) -> Result<Repository, Failure> {
         timeout: access.timeout,
         min_generation: access.min_generation,
         accepted: access.accepted,
+        key: access.key,
         state_dir: places::state_dir(),
     };
     let mut asking = Asking::new(&access.password);
@@ -297,7 +330,7 @@ pub async fn open_bare(access: &Access) -> Result<Bare, Failure> {
     let mut asking = Asking::new(&access.password);
     let place = places::state_dir().map(|directory| access.place(&directory));
     let known = known_at(place.as_ref(), access.accepted.replaced).await;
-    let opened = open_keys(&*store, known, &mut asking).await;
+    let opened = open_keys(&*store, known, &access.choice(), &mut asking).await;
     let (_, keyring) = match asking.failure() {
         Some(failure) => return Err(failure),
         None => opened.map_err(explained)?,

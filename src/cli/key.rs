@@ -65,15 +65,24 @@ struct Add {
     new: NewPassword,
 }
 
-/// Remove a key: its password opens the repository no more
+/// Remove keys: their passwords open the repository no more
 ///
-/// Needs the password of another key, so that one always remains.
+/// Needs the password of another key, so that one always remains. An object below keys/ that is no
+/// key, or that bkfs key list does not show, is removed by its whole name.
+///
+/// A key of the next epoch may belong to a rotation that runs or was interrupted, and a key that
+/// holds another master key of an epoch may be the only one that holds it. Both are refused unless
+/// --give-up says that this is meant.
 #[derive(Debug, Args)]
 struct Remove {
     /// The repository, or a mount of one
     url: String,
-    /// The key, or the beginning of its name, as bkfs key list shows it
-    key: String,
+    /// The keys, or the beginnings of their names, as bkfs key list shows them
+    #[arg(required = true, value_name = "KEY")]
+    keys: Vec<String>,
+    /// Remove also what may be the only key that holds a master key
+    #[arg(long)]
+    give_up: bool,
 }
 
 /// Change the password: the old one opens the repository no more
@@ -149,7 +158,7 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
         };
         Slots::expect(&*store).await.map_err(explained)?;
         let password = bytes_of(&access.password.existing()?);
-        let slots = Slots::open(store, machine.entropy.clone(), password)
+        let slots = Slots::open(store, machine.entropy.clone(), password, access.choice())
             .await
             .map_err(explained)?;
         match &command.action {
@@ -175,8 +184,12 @@ fn failure(error: SlotsError) -> Failure {
         error @ SlotsError::Ambiguous { .. } => {
             Failure::new(error.to_string()).hint("bkfs key list names them.")
         }
-        error @ SlotsError::Unfinished { .. } => Failure::new(error.to_string())
-            .hint("Finish it with bkfs key rotate, which removes what is of no use."),
+        error @ SlotsError::Unfinished { .. } => Failure::new(error.to_string()).hint(
+            "Finish it with bkfs key rotate, which removes what is of no use; if no rotation was begun, remove the key with bkfs key remove --give-up.",
+        ),
+        error @ SlotsError::Foreign { .. } => Failure::new(error.to_string()).hint(
+            "Keep it until bkfs check --read-data finds all that is stored readable without it; bkfs key remove --give-up removes it.",
+        ),
         error @ SlotsError::Rotated => {
             Failure::new(error.to_string()).hint("Look at the keys (bkfs key list), and repeat it.")
         }
@@ -265,10 +278,16 @@ async fn remove(
     machine: &Machine,
     output: &Output,
 ) -> Result<(), Failure> {
-    let key = slots.find(&action.key).map_err(failure)?;
-    slots.remove(key, machine.now()).await.map_err(failure)?;
-    output.result(&json!({ "removed": key.to_string() }), || {
-        format!("removed key {key}")
+    let keys = action.keys.iter().map(|key| slots.find(key));
+    let mut keys: Vec<SlotName> = keys.collect::<Result<_, _>>().map_err(failure)?;
+    keys.sort();
+    keys.dedup();
+    let removed = slots.remove(&keys, action.give_up, machine.now()).await;
+    removed.map_err(failure)?;
+    keys.iter().try_for_each(|key| {
+        output.result(&json!({ "removed": key.to_string() }), || {
+            format!("removed key {key}")
+        })
     })
 }
 
@@ -283,8 +302,7 @@ async fn passwd(
     let own: Vec<&SlotFacts> = slots.list().iter().filter(|slot| slot.is_own).collect();
     let label = own.first().map_or("", |slot| slot.label.as_str());
     let changed = slots.change(making(&password, label, machine)).await;
-    let key = changed.map_err(failure)?;
-    let removed: Vec<SlotName> = own.iter().map(|slot| slot.name).collect();
+    let (key, removed) = changed.map_err(failure)?;
     let answer = json!({
         "key": key.to_string(),
         "removed": removed.iter().map(SlotName::to_string).collect::<Vec<_>>(),

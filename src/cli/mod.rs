@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use bkfs_chunker::seal::FORMAT_VERSION;
+use bkfs_chunker::seal::{FORMAT_VERSION, SlotName};
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -89,6 +89,13 @@ pub struct Global {
     /// Read the password from what this command prints
     #[arg(long, global = true, value_name = "COMMAND", help_heading = "Password")]
     password_command: Option<String>,
+    /// Try the password on this key alone, by its whole name as bkfs key list shows it; BKFS_KEY
+    /// names it too
+    ///
+    /// Without it the keys are tried first that opened the repository on this machine, then all
+    /// others, the cheapest first. The commands of bkfs key try the named one first.
+    #[arg(long, global = true, value_name = "NAME", value_parser = access::key_name, help_heading = "Password")]
+    key: Option<SlotName>,
     /// The store's address, for S3 and its kin other than AWS
     #[arg(long, global = true, value_name = "URL", help_heading = "Store")]
     endpoint: Option<String>,

@@ -40,10 +40,13 @@ impl Source {
             region: self.from_region.clone().or(global.region.clone()),
             min_generation: 0,
             accept_rollback: false,
+            key: None,
             ..global.clone()
         };
         let mut access = Access::of_mount(url, &global, settings)?;
         let named = access.password;
+        // BKFS_KEY is of the other one as well.
+        access.key = None;
         access.password = Sources {
             file: self.from_password_file.clone().or(named.file),
             command: self.from_password_command.clone().or(named.command),

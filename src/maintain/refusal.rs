@@ -2,13 +2,17 @@
 //!
 //! Owns the reasons. The repair itself is in [`super::repair`].
 
-use bkfs_chunker::seal::{HEADER_LEN, Header, Keyring};
-use bkfs_chunker::store::Store;
+use std::collections::BTreeMap;
 
-use super::check::Findings;
+use bkfs_chunker::seal::{Class, HEADER_LEN, Header, Keyring, OpenError};
+use bkfs_chunker::store::{Store, Version};
+
+use super::check::{CheckOptions, Findings};
 use super::report::ProblemKind;
 use crate::root::error::RootError;
+use crate::root::reading::open_root;
 use crate::root::state::ROOT_KEY;
+use crate::root::unlock::is_epoch_of_a_slot;
 
 /// Refuses where a new root would make a loss final that need not be one.
 ///
@@ -38,11 +42,37 @@ pub(super) fn refuse(findings: &Findings) -> Result<(), RootError> {
     Ok(())
 }
 
-/// Refuses to make a root with a key of before a rotation: all that was stored since would be left
-/// out of it.
+/// Whether the root is damaged, and no newer program or key has written it meanwhile.
 ///
 /// # Errors
-/// [`RootError::Damaged`] that names an object of a newer epoch.
+/// Store errors.
+pub(super) async fn may_be_replaced(
+    store: &dyn Store,
+    keyring: &Keyring,
+    bytes: &[u8],
+    version: &Version,
+    options: &CheckOptions,
+) -> Result<bool, RootError> {
+    match open_root(keyring, bytes, version.clone()) {
+        Ok(_) => Ok(false),
+        Err(RootError::Unopenable { source, .. }) => match source {
+            OpenError::NoKeyEpoch { epoch } => {
+                Ok(!is_epoch_of_a_slot(store, keyring.repository(), epoch).await?)
+            }
+            OpenError::OtherFormat { .. } | OpenError::UnknownFeatures { .. } => Ok(false),
+            OpenError::OlderKeyEpoch { .. } => Ok(options.accept_rollback),
+            _ => Ok(true),
+        },
+        Err(_) => Ok(true),
+    }
+}
+
+/// Refuses to make a root with a key of before a rotation, or of another rotation than the one that
+/// was made: all that was stored since would be left out of it.
+///
+/// # Errors
+/// [`RootError::Damaged`] that names an object of a newer epoch, or one under another master key of
+/// an epoch of which no object is under the keyring's.
 pub(super) async fn refuse_newer_keys(
     store: &dyn Store,
     keyring: &Keyring,
@@ -51,8 +81,14 @@ pub(super) async fn refuse_newer_keys(
     if !keyring.is_sealed() {
         return Ok(());
     }
-    let is_told = |key: &&String| key.starts_with("lists/") || key.starts_with("index/");
-    for key in findings.bucket.keys().filter(is_told) {
+    // By epoch: an object that the keyring does not verify, and whether it verifies another one.
+    let mut strangers: BTreeMap<u32, (Option<&str>, bool)> = BTreeMap::new();
+    for key in findings.bucket.keys() {
+        let class = match key.split_once('/') {
+            Some(("lists", _)) => Class::List,
+            Some(("index", _)) => Class::Index,
+            _ => continue,
+        };
         let Ok(head) = store.get_range(key, 0..HEADER_LEN as u64).await else {
             continue;
         };
@@ -68,6 +104,24 @@ pub(super) async fn refuse_newer_keys(
                 ),
             ));
         }
+        let (stranger, verifies) = strangers.entry(stated).or_default();
+        match keyring.object_opener(class, key, header) {
+            Ok(_) => *verifies = true,
+            Err(_) => *stranger = Some(key),
+        }
     }
-    Ok(())
+    // Rotations begin at epoch 1: there is one master key of epoch 0.
+    let stranger = strangers.range(1..).find_map(|(epoch, (key, verifies))| {
+        let key = key.filter(|_| !verifies)?;
+        Some((epoch, key))
+    });
+    match stranger {
+        Some((epoch, key)) => Err(RootError::damaged(
+            key,
+            format!(
+                "it states master key {epoch}, and no object of that epoch is sealed under the one that the given key holds: two rotations were begun, and another one was made; give the password of another key, or name it with --key; if it is certain that there was none, remove this object and repair again"
+            ),
+        )),
+        None => Ok(()),
+    }
 }

@@ -14,8 +14,8 @@ use bkfs_chunker::catalog::Place;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{Class, Features, Keyring, OpenError};
-use bkfs_chunker::store::{Store, StoreErrorKind, Version};
+use bkfs_chunker::seal::{Class, Features, Keyring};
+use bkfs_chunker::store::{Store, StoreErrorKind};
 use bkfs_chunker::verify::PackContents;
 
 use super::anew;
@@ -25,10 +25,9 @@ use super::collect::renew::Rebuilt;
 use super::layout;
 use super::mend::mend;
 use super::rebuild::{self, Left, Remains, Taken};
-use super::refusal::{refuse, refuse_newer_keys};
+use super::refusal::{may_be_replaced, refuse, refuse_newer_keys};
 use super::sealing::listed;
 use crate::root::error::RootError;
-use crate::root::reading::open_root;
 use crate::root::repository::probe;
 use crate::root::retry::random;
 use crate::root::sent::Sent;
@@ -439,26 +438,6 @@ async fn mend_planned(
     }
 }
 
-/// Whether the root is damaged, and no newer program or key has written it meanwhile.
-fn may_be_replaced(
-    keyring: &Keyring,
-    bytes: &[u8],
-    version: &Version,
-    options: &CheckOptions,
-) -> bool {
-    match open_root(keyring, bytes, version.clone()) {
-        Ok(_) => false,
-        Err(RootError::Unopenable { source, .. }) => match source {
-            OpenError::NoKeyEpoch { .. }
-            | OpenError::OtherFormat { .. }
-            | OpenError::UnknownFeatures { .. } => false,
-            OpenError::OlderKeyEpoch { .. } => options.accept_rollback,
-            _ => true,
-        },
-        Err(_) => true,
-    }
-}
-
 /// Writes the first root after the last one was lost.
 async fn write_root(
     store: &Arc<dyn Store>,
@@ -484,7 +463,9 @@ async fn write_root(
     let features = Features::NONE.with_witness();
     let object = keyring.seal_object(Class::Root, ROOT_KEY, features, salt, &payload);
     let written = match store.get(ROOT_KEY).await {
-        Ok((bytes, version)) if may_be_replaced(keyring, &bytes, &version, options) => {
+        Ok((bytes, version))
+            if may_be_replaced(&**store, keyring, &bytes, &version, options).await? =>
+        {
             store.replace(ROOT_KEY, vec![object], &version).await
         }
         Ok(_) => {

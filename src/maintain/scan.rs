@@ -23,9 +23,11 @@ use crate::root::handle::{RootHandle, RootParts};
 use crate::root::heartbeat::Beat;
 use crate::root::lists::Lists;
 use crate::root::memory::VolatileMemory;
+use crate::root::repository::no_such_epoch;
 use crate::root::rule;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, decode_shard};
 use crate::root::state::{Condemned, ListRef, ROOT_KEY, Root, RootMark, SessionId};
+use crate::root::unlock::is_epoch_of_a_slot;
 
 /// Keys asked for at a time.
 const PAGE_KEYS: usize = 1000;
@@ -99,6 +101,27 @@ pub fn as_problem(error: DepotError) -> Result<Problem, RootError> {
 fn unread(error: &StoreError) -> Problem {
     let what = format!("it cannot be read: {}", error.message());
     Problem::new(error.key(), ProblemKind::Damaged, what)
+}
+
+/// What is wrong with the root. That it is under a master key which the keyring does not hold is
+/// believed only if a key slot states that epoch.
+///
+/// # Errors
+/// Store errors.
+async fn believed(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    error: RootError,
+) -> Result<RootError, RootError> {
+    match &error {
+        RootError::Unopenable {
+            source: OpenError::NoKeyEpoch { epoch },
+            ..
+        } if !is_epoch_of_a_slot(&**store, keyring.repository(), *epoch).await? => {
+            Ok(no_such_epoch(*epoch))
+        }
+        _ => Ok(error),
+    }
 }
 
 /// What makes a root newer than this program, or than the key that is used, and what to use then.
@@ -204,7 +227,7 @@ impl Scan<'_> {
                 Err(error) => return Err(error.into()),
             };
             match Slot::open(self.keyring.repository(), name, &object) {
-                Ok(slot) if slot.epoch().unwrap_or(0) == self.keyring.epoch() => slots += 1,
+                Ok(slot) if slot.may_be_of(self.keyring.epoch()) => slots += 1,
                 // Dropped by a rotation, and not deleted; or of one that did not take hold.
                 Ok(_) => {}
                 // Left by a creation that another one overtook; unless it does not verify as that one's either.
@@ -261,6 +284,7 @@ impl Scan<'_> {
         let handle = match RootHandle::open(parts, 0).await {
             Ok(handle) => handle,
             Err(error) => {
+                let error = believed(self.store, self.keyring, error).await?;
                 let is_older_key = matches!(
                     &error,
                     RootError::Unopenable {

@@ -228,6 +228,23 @@ pub enum RootError {
         /// The epoch that the root states.
         needed: u32,
     },
+    /// The password opens two key slots of which each holds a master key that the other does not
+    /// hold, and no root tells which one is in force.
+    #[error(
+        "the password opens keys {first} and {second}, which hold different master keys of one epoch, and no root tells which of them is in force: two rotations of the master key were begun, and the root was lost since"
+    )]
+    KeysConflict {
+        /// One of them.
+        first: SlotName,
+        /// The other one.
+        second: SlotName,
+    },
+    /// There is no key slot of the name that the user gives.
+    #[error("there is no key {slot}")]
+    NoSuchKey {
+        /// What was asked for.
+        slot: SlotName,
+    },
     /// The repository is sealed, and no password was given.
     #[error("this repository is encrypted: a password is needed")]
     PasswordNeeded,
@@ -312,6 +329,7 @@ impl RootError {
             | Self::JournalsMissing { .. }
             | Self::Replaced { .. }
             | Self::OtherLockRule
+            | Self::KeysConflict { .. }
             | Self::NotAtomic { .. } => ErrorKind::Damaged,
             Self::Unopenable { source, .. } => match source {
                 OpenError::OtherFormat { .. } | OpenError::UnknownFeatures { .. } => {
@@ -336,6 +354,7 @@ impl RootError {
             | Self::NotEmpty { .. }
             | Self::PasswordNeeded
             | Self::NotEncrypted
+            | Self::NoSuchKey { .. }
             | Self::UnfitStore { .. } => ErrorKind::Refused,
             Self::Local { .. } => ErrorKind::Unavailable,
         }
@@ -363,8 +382,12 @@ impl RootError {
                 "no password was asked for or used; if the other repository is meant to be here, give --accept-replaced once on this machine",
             ),
             Self::KeysUntried { .. } => Some(
-                "remove the objects below keys/ that are nobody's (bkfs key list, with a password that opens one)",
+                "name the key of the password with --key, which is then tried before all others; then remove the objects below keys/ that are nobody's (bkfs key list, bkfs key remove)",
             ),
+            Self::KeysConflict { .. } => Some(
+                "bring the newest root back; without one, give --key for the key whose objects can be read (bkfs check --key NAME), and keep the other one",
+            ),
+            Self::NoSuchKey { .. } => Some("bkfs key list names them"),
             Self::OlderKey { .. } => Some(
                 "give the password of a key of the newest epoch; with it, bkfs key add lets this one in again",
             ),

@@ -28,7 +28,8 @@
 //! | [`forget`] | to the trash, and back |
 //! | [`repository`] | creating and opening one |
 //! | [`unlock`] | what a password opens of a sealed one |
-//! | [`slots`], [`rotation`] | its keys: adding, removing; a new master key |
+//! | [`choice`] | which key slots are tried first |
+//! | [`slots`], [`slot_removal`], [`rotation`] | its keys: adding, removing; a new master key |
 //! | [`carried`] | whether what this machine sent was carried out |
 //! | [`removal`] | taking what is dead out of the root |
 //! | [`rule`] | changing for how long its objects are locked |
@@ -36,6 +37,7 @@
 pub mod ancestry;
 pub mod carried;
 pub mod chain;
+pub mod choice;
 pub mod commit;
 pub mod error;
 pub mod forget;
@@ -57,11 +59,12 @@ pub mod rotation;
 pub mod rule;
 pub mod sent;
 pub mod session;
+pub mod slot_removal;
 pub mod slots;
 pub mod snapshots;
 pub mod state;
 pub mod transition;
-mod unlock;
+pub(crate) mod unlock;
 pub mod victims;
 mod wire;
 

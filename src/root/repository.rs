@@ -9,6 +9,7 @@
 //! **Opening** believes the config only once the secrets have verified it (an attacker could swap it), and refuses a password where none is needed: otherwise
 //! somebody with write access could put an unsealed repository in place of a sealed one, and read all that is written from then on.
 
+use super::choice::KeyChoice;
 use super::error::RootError;
 use super::handle::{RootHandle, RootParts};
 use super::lists::Lists;
@@ -17,7 +18,7 @@ use super::reading::open_root;
 use super::retry::{PatientReads, Pauses, RetryPolicy, create_surely, may_pass, random};
 use super::rule;
 use super::state::{ROOT_KEY, Root};
-use super::unlock::{Unlocked, unlock};
+use super::unlock::{Unlocked, is_epoch_of_a_slot, unlock};
 use crate::acquaintance::Acquaintance;
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::lock::{Lock, LockRule};
@@ -111,7 +112,10 @@ pub async fn create(
         ));
     }
     let keyring = match (new.password, config.is_sealed()) {
-        (Some(password), true) => unlock(store, &config, password).await?.keyring,
+        (Some(password), true) => {
+            let choice = KeyChoice::default();
+            unlock(store, &config, password, &choice).await?.keyring
+        }
         (None, false) => open_keyring(&config)?,
         _ => {
             return Err(not_empty(
@@ -300,6 +304,8 @@ pub struct OpenOptions {
     pub waits: bool,
     /// Where this machine keeps what it remembers of repositories; without one it remembers nothing beyond the process.
     pub state_dir: Option<PathBuf>,
+    /// The one key slot that is tried; all are if none is named.
+    pub key: Option<SlotName>,
     /// The oldest generation of the root that is accepted.
     pub min_generation: u64,
     /// What the user accepts though this machine remembers otherwise.
@@ -339,7 +345,12 @@ impl Repository {
             handle: None,
             entropy: options.entropy.clone(),
         });
-        let (config, keyring, slot) = keys_of(&*patient, options.known, passwords).await?;
+        let choice = KeyChoice {
+            named: options.key,
+            state_dir: options.state_dir.clone(),
+        };
+        let opened = keys_of(&*patient, options.known, &choice, passwords).await?;
+        let (config, keyring, slot) = opened;
         let memory: Arc<dyn GenerationMemory> = match &options.state_dir {
             Some(directory) => Arc::new(FileMemory::new(
                 directory,
@@ -362,7 +373,7 @@ impl Repository {
                     "it is missing (an interrupted creation is completed by: bkfs init; a lost root by: bkfs check --repair)",
                 ));
             }
-            Err(error) => return Err(of_older_key(error, &keyring, slot)),
+            Err(error) => return Err(of_older_key(&*patient, error, &keyring, slot).await?),
             Ok(handle) => handle,
         };
         let stated = rule::hash(config.lock());
@@ -414,9 +425,10 @@ impl Repository {
 pub async fn open_keys(
     store: &dyn Store,
     known: Option<Acquaintance>,
+    choice: &KeyChoice,
     passwords: &mut dyn Passwords,
 ) -> Result<(Config, Keyring), RootError> {
-    let (config, keyring, _) = keys_of(store, known, passwords).await?;
+    let (config, keyring, _) = keys_of(store, known, choice, passwords).await?;
     Ok((config, keyring))
 }
 
@@ -424,6 +436,7 @@ pub async fn open_keys(
 async fn keys_of(
     store: &dyn Store,
     known: Option<Acquaintance>,
+    choice: &KeyChoice,
     passwords: &mut dyn Passwords,
 ) -> Result<(Config, Keyring, Option<SlotName>), RootError> {
     let Some(config) = read_config(store).await? else {
@@ -432,7 +445,7 @@ async fn keys_of(
     require_known(&config, known)?;
     if config.is_sealed() {
         let password = passwords.password()?.ok_or(RootError::PasswordNeeded)?;
-        let Unlocked { keyring, slot } = unlock(store, &config, &password).await?;
+        let Unlocked { keyring, slot } = unlock(store, &config, &password, choice).await?;
         return Ok((config, keyring, Some(slot)));
     }
     if passwords.is_given() {
@@ -442,22 +455,44 @@ async fn keys_of(
     Ok((config, keyring, None))
 }
 
-/// Names the slot where the root is sealed under a newer master key than it holds.
-fn of_older_key(error: RootError, keyring: &Keyring, slot: Option<SlotName>) -> RootError {
-    match (error, slot) {
-        (
-            RootError::Unopenable {
-                source: OpenError::NoKeyEpoch { epoch },
-                key,
-            },
-            Some(slot),
-        ) if key == ROOT_KEY => RootError::OlderKey {
+/// Names the slot where the root is sealed under a newer master key than it holds. What the root
+/// states is believed only if a slot states it too; otherwise the root is damaged.
+///
+/// # Errors
+/// Store errors.
+async fn of_older_key(
+    store: &dyn Store,
+    error: RootError,
+    keyring: &Keyring,
+    slot: Option<SlotName>,
+) -> Result<RootError, RootError> {
+    let (
+        RootError::Unopenable {
+            source: OpenError::NoKeyEpoch { epoch },
+            key,
+        },
+        Some(slot),
+    ) = (&error, slot)
+    else {
+        return Ok(error);
+    };
+    if key != ROOT_KEY {
+        return Ok(error);
+    }
+    match is_epoch_of_a_slot(store, keyring.repository(), *epoch).await? {
+        true => Ok(RootError::OlderKey {
             slot,
             held: keyring.epoch(),
-            needed: epoch,
-        },
-        (error, _) => error,
+            needed: *epoch,
+        }),
+        false => Ok(no_such_epoch(*epoch)),
     }
+}
+
+/// A root that states an epoch which no key slot states.
+pub(crate) fn no_such_epoch(epoch: u32) -> RootError {
+    let what = format!("it states master key {epoch}, and no key slot is of that epoch");
+    RootError::damaged(ROOT_KEY, what)
 }
 
 /// That the repository in `store` is the `known` one, by what its config says of itself; a config

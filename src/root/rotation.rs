@@ -9,17 +9,23 @@
 //! 2. The root is replaced by one under the new master key, by compare-and-swap, while no session
 //!    stands in it, live or ending. That is the rotation: before, the old slots open the
 //!    repository; after, the new slot alone does.
-//! 3. It is seen to that the new slot is still there. The other slots, which open nothing new, are
-//!    deleted.
+//! 3. It is seen to that the new slot is still there, unless a newer one took its place. The other
+//!    slots, which open nothing new, are deleted; one that holds another master key of an epoch, of
+//!    a rotation that was begun and not made, stays (`bkfs key remove --give-up`).
+//!
+//! A rotation stands on a slot in force of its password. If that was removed meanwhile, the rotation
+//! is refused: it must not let in again whom another one shut out. Its new slot stays and opens
+//! nothing: another rotation by the same password may rely on it.
 //!
 //! What is interrupted after 1 leaves the old state and a slot without use; after 2, the new state
 //! and slots without use. A replacement that arrives late finds its slot, since no slot of a newer
-//! epoch than the root's is ever removed. A mount that registers between the look at the root and
+//! epoch than the root's is removed, unless the user gives it up. A mount that registers between the look at the root and
 //! its replacement makes that fail; a mount that has read its key before cannot open the root any
 //! more, and so never registers.
 //!
 //! The id key and the cutting key stay: ids, deduplication and the tag of the config as well.
 
+use super::choice::KnownSlot;
 use super::error::RootError;
 use super::handle::{RootHandle, RootParts, Transition};
 use super::holder::{LocalVerdict, Processes};
@@ -30,7 +36,7 @@ use super::state::{HolderInfo, ROOT_KEY, Root, SessionId};
 use super::transition::Refusal;
 use super::unlock::{find_slots, root_header};
 use async_trait::async_trait;
-use bkfs_chunker::seal::{Class, Header, Keyring, RepositoryId, Secrets, SlotName};
+use bkfs_chunker::seal::{Class, Header, Keyring, RepositoryId, Secrets, Slot, SlotName};
 use bkfs_chunker::store::Store;
 use jiff::Timestamp;
 use std::collections::BTreeSet;
@@ -95,6 +101,12 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
         left,
         known: slots.list().iter().map(|slot| slot.name).collect(),
         strays: BTreeSet::new(),
+        own: slots
+            .list()
+            .iter()
+            .filter(|slot| slot.is_in_force)
+            .map(|slot| slot.name)
+            .collect(),
     };
     // Before anything is written: most refusals are known now.
     switch.clear_sessions(&mut handle.current().root.clone())?;
@@ -105,23 +117,28 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
         Some(slot) => slot,
         None => slots.put(making, &secrets).await?,
     };
-    switch.known.insert(slot);
+    switch.known.insert(slot.name);
     let generation = match handle.update(&mut switch).await {
         Ok(applied) => applied.generation,
         Err(error) => judge(&handle, &keyring, error).await?,
     };
-    if let Some(copy) = keep(slots, slot, &secrets, parts.clock, own).await? {
-        slot = copy;
-    }
+    slot = keep(slots, slot, &secrets, parts.clock, own, &switch).await?;
+    slots.remember(slot).await;
     let mut rotated = Rotated {
         epoch: keyring.epoch(),
         generation,
-        slot,
+        slot: slot.name,
         dropped: Vec::new(),
         left: Vec::new(),
     };
+    let foreign = slots.foreign_to(&secrets);
     let useless = switch.known.union(&switch.strays);
-    for name in useless.filter(|name| **name != slot) {
+    for name in useless.filter(|name| **name != slot.name) {
+        if foreign.contains(name) {
+            let why = SlotsError::Foreign { slot: *name }.to_string();
+            rotated.left.push((*name, why));
+            continue;
+        }
         match slots.store().delete(&name.key()).await {
             Ok(()) => rotated.dropped.push(*name),
             Err(error) => rotated.left.push((*name, error.to_string())),
@@ -130,10 +147,10 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
     Ok(rotated)
 }
 
-/// Keys of other passwords that may be in force.
+/// Keys of other passwords that may be in force, or hold master keys that no root tells of.
 fn refuse_others(slots: &Slots, epoch: u32) -> Result<(), SlotsError> {
-    // Of another epoch is none in force, and none of a higher one gets there any more.
-    let may_open = |slot: &&SlotFacts| !slot.is_own && slot.epoch.is_none_or(|at| at == epoch);
+    // Of an older epoch is none in force.
+    let may_open = |slot: &&SlotFacts| !slot.is_own && slot.epoch.is_none_or(|at| at >= epoch);
     let keys: Vec<SlotFacts> = slots.list().iter().filter(may_open).cloned().collect();
     match keys.is_empty() {
         true => Ok(()),
@@ -143,7 +160,7 @@ fn refuse_others(slots: &Slots, epoch: u32) -> Result<(), SlotsError> {
 
 /// The secrets with the next master key; the slot that holds them already, if an interrupted
 /// rotation left one.
-fn next_secrets(slots: &Slots) -> Result<(Secrets, Option<SlotName>), SlotsError> {
+fn next_secrets(slots: &Slots) -> Result<(Secrets, Option<KnownSlot>), SlotsError> {
     if let Some((slot, secrets)) = slots.pending().first() {
         return Ok((secrets.clone(), Some(*slot)));
     }
@@ -198,24 +215,37 @@ async fn judge(
     }
 }
 
-/// Sees to it that the slot in force is there; puts a copy in its place if it was removed
-/// meanwhile, whose name is returned.
+/// Sees to it that a slot in force is there, and returns it: the new one; if that was removed
+/// meanwhile, one that came since, by which it was removed; if none did, a copy of the new one.
 async fn keep(
     slots: &Slots,
-    slot: SlotName,
+    slot: KnownSlot,
     secrets: &Secrets,
     clock: Timestamp,
     own: &SlotFacts,
-) -> Result<Option<SlotName>, SlotsError> {
-    match slots.store().head(&slot.key()).await {
-        Ok(_) => Ok(None),
-        Err(error) if error.is_not_found() => {
-            let copy = slots.put(slots.making_like(own, clock), secrets).await?;
-            tracing::warn!(%slot, %copy, "the new key was removed meanwhile; a copy stays");
-            Ok(Some(copy))
-        }
-        Err(error) => Err(RootError::from(error).into()),
+    switch: &Switch<'_>,
+) -> Result<KnownSlot, SlotsError> {
+    match slots.store().head(&slot.name.key()).await {
+        Ok(_) => return Ok(slot),
+        Err(error) if error.is_not_found() => {}
+        Err(error) => return Err(RootError::from(error).into()),
     }
+    // Who removes a slot holds another one in force, which can only have been made since by this one.
+    let found = find_slots(&**slots.store(), switch.repository, Some(secrets.epoch())).await?;
+    let is_newer = |(name, slot): &&(SlotName, Slot)| {
+        let is_older = switch.known.contains(name) || switch.strays.contains(name);
+        !is_older && slot.epoch() == Some(secrets.epoch())
+    };
+    if let Some((name, newer)) = found.slots.iter().find(is_newer) {
+        tracing::warn!(slot = %slot.name, newer = %name, "the new key was removed meanwhile, and a newer one is there");
+        return Ok(KnownSlot {
+            name: *name,
+            fingerprint: newer.fingerprint(),
+        });
+    }
+    let copy = slots.put(slots.making_like(own, clock), secrets).await?;
+    tracing::warn!(slot = %slot.name, copy = %copy.name, "the new key was removed meanwhile; a copy stays");
+    Ok(copy)
 }
 
 /// The replacement of the root by one that is sealed under the next master key. It changes nothing
@@ -230,6 +260,8 @@ struct Switch<'a> {
     known: BTreeSet<SlotName>,
     /// Slots of other rotations from the same epoch, which fail by this one.
     strays: BTreeSet<SlotName>,
+    /// Slots in force of the password that rotates.
+    own: Vec<SlotName>,
 }
 
 impl Switch<'_> {
@@ -251,6 +283,24 @@ impl Switch<'_> {
             root.remove_dead(dead)?;
         }
         Ok(root.require_no_session()?)
+    }
+
+    /// That the password that rotates has a slot in force still.
+    ///
+    /// # Errors
+    /// [`Refusal::KeyRemoved`]; store errors.
+    async fn require_own(&self) -> Result<(), RootError> {
+        for own in &self.own {
+            match self.store.head(&own.key()).await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let Some(own) = self.own.first() else {
+            return Ok(());
+        };
+        Err(Refusal::KeyRemoved(*own).into())
     }
 
     /// That the root is still sealed under the old master key.
@@ -291,6 +341,8 @@ impl Transition for Switch<'_> {
         // Looked at after the list: what is in it was there while the old epoch was in force. So no
         // stray holds the new master key, and none of another rotation gets in force after this.
         self.require_left().await?;
+        // After that: another rotation, once it is made, removes them too.
+        self.require_own().await?;
         self.strays = strays;
         Ok(())
     }

@@ -3,19 +3,17 @@
 //! Owns the order in which slots come and go, so that at no moment, whatever crashes and whoever else changes slots, a repository is without one that opens. Does not own
 //! their form (`bkfs_chunker::seal`), nor passwords.
 //!
-//! Slots are created under names that are never used again, and deleted; nothing orders two who do that at once. Whoever removes a slot holds the password of
-//! another, its *own*, and goes by four steps: a copy of its own slot under a new name; the deletion; a look whether its own slot is still there; and only if so, the deletion of the copy.
-//! Of several who remove each other's slots at once, the one whose deletion came last saw its own slot after all deletions, or keeps its copy.
-//!
-//! Only a slot in force ([`super::unlock`]) counts as an own one. A slot of a newer epoch than the
-//! root's is never removed here: a rotation that is under way may be about to rely on it
-//! ([`super::rotation`]).
+//! What is removed, and by which steps, is in [`super::slot_removal`].
 
+use super::choice::{KeyChoice, KnownSlot};
 use super::error::RootError;
-use super::repository::{of_slot, read_config, unopenable};
+use super::repository::{no_such_epoch, of_slot, read_config, unopenable};
 use super::retry::random;
 use super::state::ROOT_KEY;
-use super::unlock::{Force, Trials, find_slots, root_header};
+use super::unlock::{
+    Force, FoundSlots, RootHeader, Trials, find_slots, first_slots, is_epoch_of_a_slot, newest_of,
+    root_header,
+};
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::seal::{
     Config, Header, Keyring, NewSlot, OpenError, Secrets, Slot, SlotCost, SlotName, Statement,
@@ -96,8 +94,18 @@ pub enum SlotsError {
         /// Which.
         slot: SlotName,
     },
+    /// It may hold a master key that no other slot holds, and that objects are sealed under.
+    #[error(
+        "key {slot} may hold another master key than the given password's key, and objects may be sealed under it: two rotations of the master key were begun, or the root that tells which key is in force is lost"
+    )]
+    Foreign {
+        /// Which.
+        slot: SlotName,
+    },
     /// The master key was rotated since the slots were read.
-    #[error("the master key was rotated meanwhile: nothing was changed")]
+    #[error(
+        "the master key was rotated meanwhile: the keys that there were, and those that were added, open nothing any more"
+    )]
     Rotated,
     /// A rotation would drop keys of other passwords.
     #[error(
@@ -126,14 +134,75 @@ fn shown(keys: &[SlotFacts]) -> String {
 
 /// The slots of one repository, opened with a password.
 pub struct Slots {
-    store: Arc<dyn Store>,
+    pub(super) store: Arc<dyn Store>,
     entropy: Arc<dyn Entropy>,
-    config: Config,
-    keyring: Keyring,
+    pub(super) config: Config,
+    pub(super) keyring: Keyring,
+    choice: KeyChoice,
     password: Zeroizing<Vec<u8>>,
-    found: Vec<SlotFacts>,
+    pub(super) found: Vec<SlotFacts>,
     /// Slots of a rotation that did not take hold yet, and what they hold.
-    pending: Vec<(SlotName, Secrets)>,
+    pub(super) pending: Vec<(KnownSlot, Secrets)>,
+    /// Slots that the password opens and that hold a master key which the keyring does not hold,
+    /// and not all that it holds.
+    pub(super) foreign: Vec<SlotName>,
+    /// True if a root verified with the keyring.
+    pub(super) is_confirmed: bool,
+}
+
+/// Slots, tried.
+struct Tried {
+    facts: Vec<SlotFacts>,
+    keyrings: Vec<(KnownSlot, Keyring)>,
+}
+
+impl Tried {
+    fn of(found: &FoundSlots, trials: &mut Trials<'_>, config: &Config) -> Self {
+        let mut tried = Tried {
+            facts: Vec::new(),
+            keyrings: Vec::new(),
+        };
+        for (name, slot) in &found.slots {
+            let mut fact = facts_of(*name, slot);
+            if let Some((keyring, statement)) = trials.open(config, *name, slot) {
+                fact.is_own = true;
+                fact.statement = Some(statement);
+                fact.epoch = Some(keyring.epoch());
+                let known = KnownSlot {
+                    name: *name,
+                    fingerprint: slot.fingerprint(),
+                };
+                tried.keyrings.push((known, keyring));
+            }
+            tried.facts.push(fact);
+        }
+        tried
+    }
+
+    /// The one in force; without a root that tells, the named one, or the newest. None if none
+    /// opened.
+    ///
+    /// # Errors
+    /// [`RootError::KeysConflict`].
+    fn best(
+        &self,
+        header: Option<&RootHeader>,
+        named: Option<SlotName>,
+    ) -> Result<Option<(KnownSlot, Keyring)>, RootError> {
+        let is_standing =
+            |keyring: &Keyring| header.is_some() && Force::of(keyring, header) == Force::Standing;
+        let mut keyrings = self.keyrings.iter();
+        if let Some(standing) = keyrings.find(|(_, keyring)| is_standing(keyring)) {
+            return Ok(Some(standing.clone()));
+        }
+        let is_named = |(known, _): &&(KnownSlot, Keyring)| Some(known.name) == named;
+        if let Some(named) = self.keyrings.iter().find(is_named) {
+            return Ok(Some(named.clone()));
+        }
+        let keyrings = self.keyrings.iter();
+        let newest = newest_of(keyrings.map(|(known, keyring)| (known.name, keyring)))?;
+        Ok(newest.map(|at| self.keyrings[at].clone()))
+    }
 }
 
 impl Slots {
@@ -145,66 +214,71 @@ impl Slots {
         config_of(store).await.map(|_| ())
     }
 
-    /// Reads all slots and tries the password on each, within the bounds of [`super::unlock`].
+    /// Reads all slots and tries the password on each, within the bounds of [`super::unlock`], the
+    /// one that is named and those that opened last before all others.
     ///
     /// # Errors
     /// [`RootError::WrongPassword`] and its kin if it opens none; [`RootError::OlderKey`] if what it
-    /// opens is of before a rotation; [`SlotsError::NotEncrypted`].
+    /// opens is of before a rotation; [`RootError::KeysConflict`]; [`SlotsError::NotEncrypted`].
     pub async fn open(
         store: Arc<dyn Store>,
         entropy: Arc<dyn Entropy>,
         password: Zeroizing<Vec<u8>>,
+        choice: KeyChoice,
     ) -> Result<Self, SlotsError> {
         let config = config_of(&*store).await?;
+        let repository = config.repository();
         let header = root_header(&*store).await?;
         let epoch = header.as_ref().map(Header::stated_epoch);
-        let found = find_slots(&*store, config.repository(), epoch).await?;
+        let known = choice.recall(repository).await;
+        let first = first_slots(&*store, repository, choice.named, &known).await?;
+        let mut found = find_slots(&*store, repository, epoch).await?;
+        found.prefer(first, &known);
         let mut trials = Trials::new(&password);
-        let mut facts = Vec::new();
-        let mut keyrings: Vec<(SlotName, Keyring)> = Vec::new();
-        for (name, slot) in &found.slots {
-            let opened = trials.open(&config, *name, slot);
-            let mut fact = facts_of(*name, slot);
-            if let Some((keyring, statement)) = opened {
-                fact.is_own = true;
-                fact.statement = Some(statement);
-                fact.epoch = Some(keyring.epoch());
-                keyrings.push((*name, keyring));
-            }
-            facts.push(fact);
-        }
-        let standing = |keyring: &Keyring| {
-            let is_standing = Force::of(keyring, header.as_ref()) == Force::Standing;
-            (is_standing, keyring.epoch())
-        };
-        let best = keyrings.iter().max_by_key(|(_, keyring)| standing(keyring));
-        let Some((slot, keyring)) = best.cloned() else {
+        let tried = Tried::of(&found, &mut trials, &config);
+        let Some((own, keyring)) = tried.best(header.as_ref(), choice.named)? else {
             return Err(trials.failure(found).into());
         };
-        require_standing(&keyring, slot, Force::of(&keyring, header.as_ref()))?;
+        let force = Force::of(&keyring, header.as_ref());
+        require_standing(&keyring, own.name, &force, &found)?;
         trials.report();
-        let secrets = keyring.secrets();
-        let mut pending = Vec::new();
-        for (name, other) in &keyrings {
-            let other = other.secrets();
-            let is_same = other.extend(secrets) && secrets.extend(other);
-            if let Some(fact) = facts.iter_mut().find(|fact| fact.name == *name) {
-                fact.is_in_force = is_same;
-            }
-            if other.extend(secrets) && !is_same {
-                pending.push((*name, other.clone()));
-            }
+        let is_confirmed = header.is_some() && force == Force::Standing;
+        if is_confirmed {
+            choice.remember(repository, own).await;
         }
-        facts.sort_by_key(|slot| (slot.created_s, slot.name));
-        Ok(Slots {
+        let mut slots = Slots {
             store,
             entropy,
             config,
             keyring,
+            choice,
             password,
-            found: facts,
-            pending,
-        })
+            found: tried.facts,
+            pending: Vec::new(),
+            foreign: Vec::new(),
+            is_confirmed,
+        };
+        slots.judge(&tried.keyrings);
+        Ok(slots)
+    }
+
+    /// What the slots that opened are to the one in force.
+    fn judge(&mut self, keyrings: &[(KnownSlot, Keyring)]) {
+        let secrets = self.keyring.secrets();
+        for (known, other) in keyrings {
+            let other = other.secrets();
+            let (is_older, is_newer) = (secrets.extend(other), other.extend(secrets));
+            let mut facts = self.found.iter_mut();
+            if let Some(fact) = facts.find(|fact| fact.name == known.name) {
+                fact.is_in_force = is_older && is_newer;
+            }
+            match (is_older, is_newer) {
+                (false, true) => self.pending.push((*known, other.clone())),
+                (false, false) => self.foreign.push(known.name),
+                (true, _) => {}
+            }
+        }
+        self.found.sort_by_key(|slot| (slot.created_s, slot.name));
     }
 
     /// All that can be read, oldest first.
@@ -212,8 +286,12 @@ impl Slots {
         &self.found
     }
 
-    /// The slot whose name begins so.
+    /// The slot whose name begins so; a whole name is taken as it is, since an object of that name
+    /// need be nothing that can be read.
     pub fn find(&self, text: &str) -> Result<SlotName, SlotsError> {
+        if let Ok(name) = text.parse() {
+            return Ok(name);
+        }
         let fits = |slot: &&SlotFacts| slot.name.to_string().starts_with(text);
         let fitting: Vec<&SlotFacts> = self.found.iter().filter(fits).collect();
         match fitting.as_slice() {
@@ -231,8 +309,22 @@ impl Slots {
     }
 
     /// Slots of a rotation that did not take hold yet, and what they hold.
-    pub(super) fn pending(&self) -> &[(SlotName, Secrets)] {
+    pub(super) fn pending(&self) -> &[(KnownSlot, Secrets)] {
         &self.pending
+    }
+
+    /// Slots that the password opens and that hold another master key of an epoch than these
+    /// secrets.
+    pub(super) fn foreign_to(&self, secrets: &Secrets) -> Vec<SlotName> {
+        let pending = self.pending.iter();
+        let others = pending.filter(|(_, other)| !secrets.extend(other));
+        let others = others.map(|(known, _)| known.name);
+        self.foreign.iter().copied().chain(others).collect()
+    }
+
+    /// Remembers on this machine that this slot opens.
+    pub(super) async fn remember(&self, slot: KnownSlot) {
+        self.choice.remember(self.config.repository(), slot).await;
     }
 
     pub(super) fn store(&self) -> &Arc<dyn Store> {
@@ -251,14 +343,38 @@ impl Slots {
         if self.found.len() >= SLOTS_MAX {
             return Err(SlotsError::Full);
         }
-        let name = self.put(making, self.keyring.secrets()).await?;
-        let header = root_header(&*self.store).await?;
-        if let Force::Older { .. } = Force::of(&self.keyring, header.as_ref()) {
-            let store = &self.store;
-            store.delete(&name.key()).await.map_err(RootError::from)?;
-            return Err(SlotsError::Rotated);
+        Ok(self.add_surely(making).await?.name)
+    }
+
+    /// As [`Self::add`], however many there are.
+    pub(super) async fn add_surely(&self, making: Making<'_>) -> Result<KnownSlot, SlotsError> {
+        let added = self.put(making, self.keyring.secrets()).await?;
+        match self.require_unrotated().await {
+            Ok(()) => Ok(added),
+            Err(rotated @ SlotsError::Rotated) => {
+                let store = &self.store;
+                let key = added.name.key();
+                store.delete(&key).await.map_err(RootError::from)?;
+                Err(rotated)
+            }
+            Err(error) => Err(error),
         }
-        Ok(name)
+    }
+
+    /// That the root that stands is under no newer master key than the slots are of that were read.
+    /// What a damaged root states counts for nothing: a slot must state it too.
+    ///
+    /// # Errors
+    /// [`SlotsError::Rotated`]; store errors.
+    pub(super) async fn require_unrotated(&self) -> Result<(), SlotsError> {
+        let header = root_header(&*self.store).await?;
+        let Force::Older { root } = Force::of(&self.keyring, header.as_ref()) else {
+            return Ok(());
+        };
+        match is_epoch_of_a_slot(&*self.store, self.config.repository(), root).await? {
+            true => Err(SlotsError::Rotated),
+            false => Ok(()),
+        }
     }
 
     /// Stores a slot with these secrets, reads it back and tries it. A future that is dropped, and
@@ -267,7 +383,7 @@ impl Slots {
         &self,
         making: Making<'_>,
         secrets: &Secrets,
-    ) -> Result<SlotName, SlotsError> {
+    ) -> Result<KnownSlot, SlotsError> {
         let slot = NewSlot {
             repository: self.config.repository(),
             name: SlotName(u64::from_le_bytes(random(&*self.entropy))),
@@ -289,11 +405,15 @@ impl Slots {
         };
         put.map_err(RootError::from)?;
         let (stored, _) = self.store.get(&key).await.map_err(RootError::from)?;
-        Slot::open(self.config.repository(), slot.name, &stored)
-            .map_err(|source| unopenable(&key, source))?
+        let opened = Slot::open(self.config.repository(), slot.name, &stored)
+            .map_err(|source| unopenable(&key, source))?;
+        opened
             .unwrap(making.password)
             .map_err(|error| of_slot(error, &key))?;
-        Ok(slot.name)
+        Ok(KnownSlot {
+            name: slot.name,
+            fingerprint: opened.fingerprint(),
+        })
     }
 
     /// What makes a slot that the given password opens, like `own`.
@@ -304,60 +424,6 @@ impl Slots {
             clock,
             cost: own.cost,
         }
-    }
-
-    /// Removes a slot other than the one in force that the password opens.
-    ///
-    /// # Errors
-    /// [`SlotsError::Own`] if the password opens no other one in force; [`SlotsError::Unfinished`].
-    pub async fn remove(&self, slot: SlotName, clock: Timestamp) -> Result<(), SlotsError> {
-        let is_newer = |epoch: u32| epoch > self.keyring.epoch();
-        let removed = self.found.iter().find(|facts| facts.name == slot);
-        if removed.and_then(|facts| facts.epoch).is_some_and(is_newer) {
-            return Err(SlotsError::Unfinished { slot });
-        }
-        let own = self
-            .found
-            .iter()
-            .find(|facts| facts.is_in_force && facts.name != slot)
-            .ok_or(SlotsError::Own { slot })?;
-        let making = self.making_like(own, clock);
-        self.remove_beside(slot, own.name, making).await
-    }
-
-    /// Puts a new slot in the place of all that the password opens: afterwards it opens none. Returns the new one.
-    ///
-    /// # Errors
-    /// [`SlotsError::Unfinished`]; as [`Self::add`].
-    pub async fn change(&self, making: Making<'_>) -> Result<SlotName, SlotsError> {
-        if let Some((slot, _)) = self.pending.first() {
-            return Err(SlotsError::Unfinished { slot: *slot });
-        }
-        let new = self.add(making).await?;
-        for old in self.found.iter().filter(|slot| slot.is_own) {
-            self.remove_beside(old.name, new, making).await?;
-        }
-        Ok(new)
-    }
-
-    /// The four steps of the module's head. `making` makes a copy of `own`.
-    async fn remove_beside(
-        &self,
-        slot: SlotName,
-        own: SlotName,
-        making: Making<'_>,
-    ) -> Result<(), SlotsError> {
-        let copy = self.put(making, self.keyring.secrets()).await?;
-        let store = &self.store;
-        store.delete(&slot.key()).await.map_err(RootError::from)?;
-        match store.head(&own.key()).await {
-            Ok(_) => store.delete(&copy.key()).await.map_err(RootError::from)?,
-            Err(error) if error.is_not_found() => {
-                tracing::warn!(%own, %copy, "this key was removed meanwhile; its copy stays");
-            }
-            Err(error) => return Err(RootError::from(error).into()),
-        }
-        Ok(())
     }
 }
 
@@ -375,19 +441,26 @@ fn facts_of(name: SlotName, slot: &Slot) -> SlotFacts {
     }
 }
 
-/// That the best key that a password opens is the root's.
-fn require_standing(keyring: &Keyring, slot: SlotName, force: Force) -> Result<(), RootError> {
+/// That the best key that a password opens is the root's. A root that states an epoch which no slot
+/// states is damaged.
+fn require_standing(
+    keyring: &Keyring,
+    slot: SlotName,
+    force: &Force,
+    found: &FoundSlots,
+) -> Result<(), RootError> {
     match force {
         Force::Standing | Force::Unknown => Ok(()),
+        Force::Older { root } if !found.may_have_epoch(*root) => Err(no_such_epoch(*root)),
         Force::Older { root } => Err(RootError::OlderKey {
             slot,
             held: keyring.epoch(),
-            needed: root,
+            needed: *root,
         }),
         Force::Newer { root } => Err(unopenable(
             ROOT_KEY,
             OpenError::OlderKeyEpoch {
-                epoch: root,
+                epoch: *root,
                 newest: keyring.epoch(),
             },
         )),

@@ -70,6 +70,9 @@ pub enum Refusal {
     /// A key slot was added since the slots were read.
     #[error("key {0} was added meanwhile: look at the keys again (bkfs key list), and repeat this")]
     KeysChanged(SlotName),
+    /// The key slot by which a change of keys is made was removed since the slots were read.
+    #[error("key {0}, by which this is done, was removed meanwhile: nothing was changed")]
+    KeyRemoved(SlotName),
     /// A list or index object that the change was made for has been replaced meanwhile.
     #[error("the lists of the root have changed meanwhile")]
     ListsChanged,

@@ -5,15 +5,20 @@
 //! ([`super::slots`], [`super::rotation`]).
 //!
 //! Whoever can write to the bucket can put objects below `keys/`. So:
-//! - objects that are no slots are passed over without work, and count towards no limit;
+//! - the slot that the user names, and those that opened on this machine ([`super::choice`]), are
+//!   asked for by name and tried first, before anything is listed;
+//! - objects that are no slots by name or size are passed over without work, and count towards no
+//!   limit; of the others at most [`READS_MAX`] are read;
 //! - slots are tried in the order of what they cost, those first whose stated epoch is the root's;
 //! - all trials of one password together do at most [`WORK_MAX`] of Argon2's work; what is left
-//!   untried then is said.
+//!   untried then is said. Slots of one content are tried once.
 //!
 //! Of several slots that open, the one is *in force* whose newest master key the root is sealed
 //! under. A slot with an older one is of before a rotation; a slot with a newer one belongs to a
-//! rotation that is under way or was interrupted.
+//! rotation that is under way or was interrupted. Two that hold different master keys of one epoch
+//! are of two rotations, of which one was made: where no root says which, none is chosen.
 
+use super::choice::{KeyChoice, KnownSlot};
 use super::error::RootError;
 use super::repository::{of_slot, unopenable};
 use super::state::ROOT_KEY;
@@ -23,7 +28,7 @@ use bkfs_chunker::seal::{
 };
 use bkfs_chunker::store::{ObjectInfo, Store, StoreErrorKind};
 use futures::StreamExt;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// The work that all trials of one password may cost together: KiB times passes, some tens of
 /// seconds. 170 slots as bkfs makes them, or two of the dearest.
@@ -38,6 +43,9 @@ const PAGE_KEYS: usize = 1000;
 /// Bytes of slots that are read at most, the smallest objects first. A usual slot has 450 bytes.
 const READ_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
+/// Objects that are read at most, the smallest first.
+pub(super) const READS_MAX: usize = 4096;
+
 /// Slots that are read at the same time.
 const READS_AT_ONCE: usize = 8;
 
@@ -51,7 +59,7 @@ pub(super) struct FoundSlots {
     pub(super) slots: Vec<(SlotName, Slot)>,
     /// Why one of the others cannot be read.
     pub(super) damaged: Option<RootError>,
-    /// How many were not read, since there are too many.
+    /// How many were not read, since there are too many; of those that were not even listed, one.
     unread: usize,
 }
 
@@ -74,7 +82,8 @@ pub(super) async fn root_header(store: &dyn Store) -> Result<Option<RootHeader>,
 pub(super) enum Force {
     /// The root is sealed under its newest master key, or there is no root to compare it with.
     Standing,
-    /// The root states a newer master key than the key holds.
+    /// The root states a master key that the key does not hold. Nothing verifies what it states:
+    /// it counts only where a slot states that epoch as well ([`FoundSlots::may_have_epoch`]).
     Older {
         /// The epoch that the root states.
         root: u32,
@@ -103,6 +112,93 @@ impl Force {
     }
 }
 
+impl FoundSlots {
+    /// Whether a slot states this epoch, or one may that was not read. A root that states an epoch
+    /// which no slot states is damaged: a rotation writes its slot before its root.
+    pub(super) fn may_have_epoch(&self, epoch: u32) -> bool {
+        self.unread > 0 || self.slots.iter().any(|(_, slot)| slot.may_be_of(epoch))
+    }
+
+    /// Puts `first` before all others.
+    pub(super) fn prefer(&mut self, first: Vec<(SlotName, Slot)>, known: &[KnownSlot]) {
+        let names: HashSet<SlotName> = first.iter().map(|(name, _)| *name).collect();
+        let mut others = std::mem::take(&mut self.slots);
+        others.retain(|(name, _)| !names.contains(name));
+        // One that was moved to another name is still the one that opened.
+        let is_known = |slot: &Slot| {
+            let fingerprint = slot.fingerprint();
+            known.iter().any(|known| known.fingerprint == fingerprint)
+        };
+        let (moved, others): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(_, slot)| is_known(slot));
+        self.slots = first.into_iter().chain(moved).chain(others).collect();
+    }
+}
+
+/// Whether a slot of `repository` states this epoch, or one may that was not read.
+///
+/// # Errors
+/// Store errors.
+pub(crate) async fn is_epoch_of_a_slot(
+    store: &dyn Store,
+    repository: RepositoryId,
+    epoch: u32,
+) -> Result<bool, RootError> {
+    let found = find_slots(store, repository, Some(epoch)).await?;
+    Ok(found.may_have_epoch(epoch))
+}
+
+/// The slots that are tried before all others: the one that is named, or those that opened on this
+/// machine and are unchanged.
+///
+/// # Errors
+/// [`RootError::NoSuchKey`] and damage of the one that is named; store errors.
+pub(super) async fn first_slots(
+    store: &dyn Store,
+    repository: RepositoryId,
+    named: Option<SlotName>,
+    known: &[KnownSlot],
+) -> Result<Vec<(SlotName, Slot)>, RootError> {
+    if let Some(name) = named {
+        let slot = match read_slot(store, repository, name).await? {
+            None => return Err(RootError::NoSuchKey { slot: name }),
+            Some(Err(source)) => return Err(unopenable(&name.key(), source)),
+            Some(Ok(slot)) => slot,
+        };
+        return Ok(vec![(name, slot)]);
+    }
+    let mut first = Vec::new();
+    for known in known {
+        // What is wrong with one is said where all are looked at.
+        if let Ok(Some(Ok(slot))) = read_slot(store, repository, known.name).await
+            && slot.fingerprint() == known.fingerprint
+        {
+            first.push((known.name, slot));
+        }
+    }
+    Ok(first)
+}
+
+/// The object under the key of a slot, and whether it is one; none if there is no object.
+///
+/// # Errors
+/// Store errors.
+pub(super) async fn read_slot(
+    store: &dyn Store,
+    repository: RepositoryId,
+    name: SlotName,
+) -> Result<Option<Result<Slot, OpenError>>, RootError> {
+    match store.get_tail(&name.key(), Slot::OBJECT_LEN_MAX).await {
+        Ok((object, length)) if length == object.len() as u64 => {
+            Ok(Some(Slot::open(repository, name, &object)))
+        }
+        Ok(_) => Ok(Some(Err(NO_SLOT))),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) if error.kind() == StoreErrorKind::OutOfRange => Ok(Some(Err(NO_SLOT))),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// The slots of `repository` that can be read; `epoch` is what the root states, and orders them.
 ///
 /// # Errors
@@ -115,39 +211,29 @@ pub(super) async fn find_slots(
     let mut found = FoundSlots::default();
     let candidates = candidates(store, &mut found).await?;
     let read = |info: ObjectInfo| async move {
-        let length = Slot::OBJECT_LEN_MAX;
-        (store.get_tail(&info.key, length).await, info.key)
+        let name = SlotName::from_key(&info.key)?;
+        Some((name, read_slot(store, repository, name).await))
     };
     let mut reads = futures::stream::iter(candidates.into_iter().map(read)).buffered(READS_AT_ONCE);
-    while let Some((read, key)) = reads.next().await {
-        let Some(name) = SlotName::from_key(&key) else {
+    while let Some(read) = reads.next().await {
+        let Some((name, read)) = read else {
             continue;
         };
-        let opened = match read {
-            Ok((object, length)) if length == object.len() as u64 => {
-                Slot::open(repository, name, &object)
-            }
-            Ok(_) => Err(NO_SLOT),
-            // Removed since it was listed.
-            Err(error) if error.is_not_found() => continue,
-            Err(error) if error.kind() == StoreErrorKind::OutOfRange => Err(NO_SLOT),
+        match read {
+            Ok(Some(Ok(slot))) => found.slots.push((name, slot)),
+            // Removed since it was listed; left by a creation that another one overtook.
+            Ok(None | Some(Err(OpenError::WrongRepository { .. }))) => {}
+            Ok(Some(Err(source))) => found.damaged = Some(unopenable(&name.key(), source)),
             // One that the store refuses to give keeps no other one from opening.
-            Err(error)
+            Err(RootError::Store(error))
                 if matches!(
                     error.kind(),
                     StoreErrorKind::Invalid | StoreErrorKind::Denied
                 ) =>
             {
                 found.damaged = Some(error.into());
-                continue;
             }
-            Err(error) => return Err(error.into()),
-        };
-        match opened {
-            Ok(slot) => found.slots.push((name, slot)),
-            // Left by a creation that another one overtook.
-            Err(OpenError::WrongRepository { .. }) => {}
-            Err(source) => found.damaged = Some(unopenable(&key, source)),
+            Err(error) => return Err(error),
         }
     }
     found.slots.sort_by_key(|(name, slot)| {
@@ -180,12 +266,9 @@ async fn candidates(
             if SlotName::from_key(&info.key).is_none() {
                 continue;
             }
-            match info.size {
-                0 => found.damaged = Some(unopenable(&info.key, NO_SLOT)),
-                size if size > Slot::OBJECT_LEN_MAX => {
-                    found.damaged = Some(unopenable(&info.key, NO_SLOT));
-                }
-                _ => candidates.push(info),
+            match (Slot::OBJECT_LEN_MIN..=Slot::OBJECT_LEN_MAX).contains(&info.size) {
+                true => candidates.push(info),
+                false => found.damaged = Some(unopenable(&info.key, NO_SLOT)),
             }
         }
         if is_last {
@@ -195,6 +278,7 @@ async fn candidates(
             tracing::warn!(
                 "more than {LISTED_MAX} objects lie below keys/: the others are not looked at"
             );
+            found.unread += 1;
             break;
         }
     }
@@ -204,7 +288,8 @@ async fn candidates(
         Some(*total)
     });
     let kept = total.take_while(|total| *total <= READ_BYTES_MAX).count();
-    found.unread = candidates.len() - kept;
+    let kept = kept.min(READS_MAX);
+    found.unread += candidates.len() - kept;
     candidates.truncate(kept);
     Ok(candidates)
 }
@@ -214,8 +299,8 @@ pub(super) struct Trials<'a> {
     password: &'a [u8],
     /// The work that is left.
     work: u64,
-    /// Of slots that did not open.
-    failed: HashSet<[u8; 32]>,
+    /// What the password made of slots, by fingerprint: nothing of those that did not open.
+    tried: HashMap<[u8; 32], Option<Unwrapped>>,
     untried: usize,
     is_wrong: bool,
     /// Why a slot, or the config by what a slot holds, is not what it should be.
@@ -234,7 +319,7 @@ impl<'a> Trials<'a> {
         Self {
             password,
             work,
-            failed: HashSet::new(),
+            tried: HashMap::new(),
             untried: 0,
             is_wrong: false,
             damaged: None,
@@ -250,7 +335,9 @@ impl<'a> Trials<'a> {
         name: SlotName,
         slot: &Slot,
     ) -> Option<(Keyring, Statement)> {
-        let Unwrapped { secrets, statement } = self.unwrap(name, slot)?;
+        let Unwrapped {
+            secrets, statement, ..
+        } = self.unwrap(name, slot)?;
         match config.unlock(secrets) {
             Ok(keyring) => Some((keyring, statement)),
             Err(source) => {
@@ -262,8 +349,8 @@ impl<'a> Trials<'a> {
 
     fn unwrap(&mut self, name: SlotName, slot: &Slot) -> Option<Unwrapped> {
         let fingerprint = slot.fingerprint();
-        if self.failed.contains(&fingerprint) {
-            return None;
+        if let Some(tried) = self.tried.get(&fingerprint) {
+            return tried.as_ref().map(|like| slot.unwrapped_like(like));
         }
         let work = slot.cost().work();
         let is_tried = slot.cost().is_reasonable() && !self.password.is_empty();
@@ -275,14 +362,17 @@ impl<'a> Trials<'a> {
             self.work -= work;
         }
         match slot.unwrap_judged(self.password) {
-            Ok(unwrapped) => return Some(unwrapped),
+            Ok(unwrapped) => {
+                self.tried.insert(fingerprint, Some(unwrapped.clone()));
+                return Some(unwrapped);
+            }
             Err(SlotError::WrongPassword | SlotError::EmptyPassword) => self.is_wrong = true,
             Err(error @ SlotError::UnreasonableCost(_)) => {
                 self.damaged = Some(RootError::damaged(&name.key(), error));
             }
             Err(error) => self.damaged = Some(of_slot(error, &name.key())),
         }
-        self.failed.insert(fingerprint);
+        self.tried.insert(fingerprint, None);
         None
     }
 
@@ -330,43 +420,124 @@ pub(super) struct Unlocked {
     pub(super) slot: SlotName,
 }
 
-/// The keyring of a sealed repository: of its slots that open with `password` the one in force, or,
-/// if none is, the one with the newest master key.
+/// A password, tried on slots until one in force opens.
+struct Search<'a> {
+    config: &'a Config,
+    header: Option<RootHeader>,
+    trials: Trials<'a>,
+    /// Those that opened and are not in force, as far as can be told.
+    opened: Vec<(KnownSlot, Keyring)>,
+}
+
+impl Search<'_> {
+    /// Tries slots; the first one that is in force, if any is.
+    fn over(&mut self, slots: &[(SlotName, Slot)]) -> Option<(KnownSlot, Keyring)> {
+        for (name, slot) in slots {
+            let Some((keyring, statement)) = self.trials.open(self.config, *name, slot) else {
+                continue;
+            };
+            if statement == Statement::Changed {
+                tracing::warn!(slot = %name, "the label, time, epoch or name of this key was changed");
+            }
+            let known = KnownSlot {
+                name: *name,
+                fingerprint: slot.fingerprint(),
+            };
+            let header = self.header.as_ref();
+            if header.is_some() && Force::of(&keyring, header) == Force::Standing {
+                return Some((known, keyring));
+            }
+            self.opened.push((known, keyring));
+        }
+        None
+    }
+
+    /// Of those that opened and are not in force, the one with the newest master key.
+    ///
+    /// # Errors
+    /// [`RootError::KeysConflict`] if another one holds a master key that it does not hold.
+    fn newest(&mut self) -> Result<Option<(KnownSlot, Keyring)>, RootError> {
+        let opened = std::mem::take(&mut self.opened);
+        let keyrings = opened.iter().map(|(known, keyring)| (known.name, keyring));
+        let Some(at) = newest_of(keyrings)? else {
+            return Ok(None);
+        };
+        Ok(opened.into_iter().nth(at))
+    }
+}
+
+/// Where among `keyrings` the one with the newest master key is, the first of several.
 ///
 /// # Errors
-/// [`RootError::WrongPassword`], [`RootError::KeysUntried`]; a slot or the config is damaged; store
-/// errors.
+/// [`RootError::KeysConflict`] if another one holds a master key that it does not hold.
+pub(super) fn newest_of<'a>(
+    keyrings: impl Iterator<Item = (SlotName, &'a Keyring)> + Clone,
+) -> Result<Option<usize>, RootError> {
+    let newest = keyrings
+        .clone()
+        .enumerate()
+        .max_by_key(|(at, (_, keyring))| (keyring.epoch(), std::cmp::Reverse(*at)));
+    let Some((at, (slot, keyring))) = newest else {
+        return Ok(None);
+    };
+    let mut keyrings = keyrings;
+    match keyrings.find(|(_, other)| !keyring.secrets().extend(other.secrets())) {
+        Some((other, _)) => Err(RootError::KeysConflict {
+            first: slot.min(other),
+            second: slot.max(other),
+        }),
+        None => Ok(Some(at)),
+    }
+}
+
+/// The keyring of a sealed repository: of its slots that open with `password` the one in force, or,
+/// if none is, the one with the newest master key. A slot that is in force is remembered on this
+/// machine; a future that is dropped has changed nothing else.
+///
+/// # Errors
+/// [`RootError::WrongPassword`], [`RootError::KeysUntried`], [`RootError::KeysConflict`]; a slot or
+/// the config is damaged; store errors.
 pub(super) async fn unlock(
     store: &dyn Store,
     config: &Config,
     password: &[u8],
+    choice: &KeyChoice,
 ) -> Result<Unlocked, RootError> {
     let header = match root_header(store).await {
         // Keys open whatever became of the root.
         Err(error) if error.is_of_one_object() => None,
         read => read?,
     };
+    let repository = config.repository();
     let epoch = header.as_ref().map(Header::stated_epoch);
-    let found = find_slots(store, config.repository(), epoch).await?;
-    let mut trials = Trials::new(password);
-    let mut best: Option<Unlocked> = None;
-    for (name, slot) in &found.slots {
-        let Some((keyring, statement)) = trials.open(config, *name, slot) else {
-            continue;
-        };
-        if statement == Statement::Changed {
-            tracing::warn!(slot = %name, "the label, time, epoch or name of this key was changed");
-        }
-        let is_standing =
-            header.is_some() && Force::of(&keyring, header.as_ref()) == Force::Standing;
-        let is_newer = |best: &Unlocked| best.keyring.epoch() < keyring.epoch();
-        if is_standing || best.as_ref().is_none_or(is_newer) {
-            let slot = *name;
-            best = Some(Unlocked { keyring, slot });
-        }
-        if is_standing {
-            break;
-        }
+    let known = choice.recall(repository).await;
+    let first = first_slots(store, repository, choice.named, &known).await?;
+    let mut search = Search {
+        config,
+        header,
+        trials: Trials::new(password),
+        opened: Vec::new(),
+    };
+    let mut in_force = search.over(&first);
+    let mut found = FoundSlots::default();
+    if in_force.is_none() && choice.named.is_none() {
+        found = find_slots(store, repository, epoch).await?;
+        found.prefer(first, &known);
+        search.opened.clear();
+        in_force = search.over(&found.slots);
     }
-    best.ok_or_else(|| trials.failure(found))
+    let opened = match in_force {
+        Some((known, keyring)) => {
+            choice.remember(repository, known).await;
+            Some((known, keyring))
+        }
+        None => search.newest()?,
+    };
+    match opened {
+        Some((known, keyring)) => Ok(Unlocked {
+            keyring,
+            slot: known.name,
+        }),
+        None => Err(search.trials.failure(found)),
+    }
 }

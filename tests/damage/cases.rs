@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use bkfs::maintain::check::check;
+use bkfs::root::choice::KeyChoice;
 use bkfs::root::memory::{GenerationMemory, VolatileMemory};
 use bkfs::root::repository::open_keys;
 use bkfs::root::state::{Root, RootMark};
@@ -231,6 +232,7 @@ fn find(
     let opened = wait(open_keys(
         &*bucket(objects),
         None,
+        &KeyChoice::default(),
         &mut Known(fixture.password),
     ));
     if let Err(error) = opened {

@@ -24,6 +24,7 @@ use crate::password::Known;
 /// How a repository is opened here.
 pub fn opening() -> Opening {
     Opening {
+        key: None,
         url: parse_url("/memory").expect("url"),
         store: StoreOptions::default(),
         depot: DepotConfig {

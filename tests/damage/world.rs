@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bkfs::maintain::check::{CheckOptions, examine};
+use bkfs::root::choice::KeyChoice;
 use bkfs::root::repository::{NewRepository, create, open_keys};
 use bkfs_chunker::entropy::SeededEntropy;
 use bkfs_chunker::pack::PackName;
@@ -139,7 +140,13 @@ impl Fixture {
         }
         let objects = objects(&*store);
         machine.crash();
-        let (_, keyring) = wait(open_keys(&*store, None, &mut Known(password))).expect("keys");
+        let (_, keyring) = wait(open_keys(
+            &*store,
+            None,
+            &KeyChoice::default(),
+            &mut Known(password),
+        ))
+        .expect("keys");
         let mut fixture = Self {
             objects,
             older_root,

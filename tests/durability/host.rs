@@ -125,6 +125,7 @@ fn paused() -> Runtime {
 
 pub fn opening(timeout: Duration) -> Opening {
     Opening {
+        key: None,
         url: parse_url("/memory").expect("url"),
         store: StoreOptions::default(),
         depot: DepotConfig {

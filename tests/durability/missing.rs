@@ -11,6 +11,7 @@ use bkfs::mounting::MountingError;
 use bkfs::mounting::alone::{Alone, AloneParts};
 use bkfs::mounting::settings::Settings;
 use bkfs::replicate::{Progress, ReplicateError, Replication};
+use bkfs::root::choice::KeyChoice;
 use bkfs::root::error::RootError;
 use bkfs::root::memory::FileMemory;
 use bkfs::root::repository::open_keys;
@@ -172,7 +173,12 @@ fn commands_that_take_a_volume_over_accept_a_loss_too() {
 
 fn looking(bucket: &Bucket, state: &Path) -> (Arc<dyn Store>, Keyring, CheckOptions) {
     let store: Arc<dyn Store> = bucket.memory.clone();
-    let keys = runtime().block_on(open_keys(&*store, None, &mut Unsealed));
+    let keys = runtime().block_on(open_keys(
+        &*store,
+        None,
+        &KeyChoice::default(),
+        &mut Unsealed,
+    ));
     let (_, keyring) = keys.expect("unsealed");
     let memory = FileMemory::new(state, &keyring.repository().to_string());
     let options = CheckOptions {

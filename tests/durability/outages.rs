@@ -65,6 +65,7 @@ impl Mount {
     async fn new(memory: Arc<MemoryStore>, timeout: Duration) -> Self {
         let faults = Arc::new(FaultStore::new(memory.clone()));
         let opening = Opening {
+            key: None,
             url: parse_url("/memory").expect("url"),
             store: StoreOptions::default(),
             depot: DepotConfig {

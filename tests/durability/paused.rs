@@ -75,6 +75,7 @@ impl World {
 
     async fn assemble(&self, is_read_only: bool) -> Assembled {
         let opening = Opening {
+            key: None,
             url: parse_url("/memory").expect("url"),
             store: StoreOptions::default(),
             depot: DepotConfig {

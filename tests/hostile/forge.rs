@@ -50,6 +50,7 @@ pub struct Forger {
 /// How a repository in a directory is opened.
 pub fn opening(path: &Path) -> Opening {
     Opening {
+        key: None,
         url: parse_url(path.to_str().expect("a path")).expect("a url"),
         store: StoreOptions {
             create_directory: true,

@@ -128,6 +128,7 @@ pub fn machine(wish: &Wish) -> Machine {
 /// Opens the repository.
 pub async fn open(store: Arc<dyn Store>, wish: &Wish) -> Result<Repository, RootError> {
     let opening = Opening {
+        key: None,
         url: parse_url("/simulation").expect("a URL"),
         store: StoreOptions::default(),
         depot: DepotConfig {

@@ -175,6 +175,7 @@ impl NewSlot<'_> {
             salt: self.password_salt,
             commitment,
             wrapped,
+            has_epochs: secrets.epoch() > 0,
         };
         let header = Header {
             class: Class::KeySlot,
@@ -217,6 +218,8 @@ pub struct Unwrapped {
     pub secrets: Secrets,
     /// What the slot states, judged.
     pub statement: Statement,
+    /// The hash beside the secrets of what the slot stated when it was made, if there is one.
+    bound: Option<[u8; 32]>,
 }
 
 /// A key slot as it was read: what it says, and the secrets, still wrapped.
@@ -232,6 +235,8 @@ pub struct Slot {
     salt: [u8; 32],
     commitment: [u8; 32],
     wrapped: Vec<u8>,
+    /// True if its header tells of more than one master key.
+    has_epochs: bool,
 }
 
 impl Slot {
@@ -240,6 +245,10 @@ impl Slot {
 
     /// The longest object that can be a slot, in bytes: one with the most master keys.
     pub const OBJECT_LEN_MAX: u64 = 64 * 1024;
+
+    /// No object that is a slot is shorter than this, in bytes: with a header, a box and three keys
+    /// in another box it has some 380.
+    pub const OBJECT_LEN_MIN: u64 = 256;
 
     /// Reads the object that was found under `name.key()`.
     pub fn open(
@@ -257,12 +266,12 @@ impl Slot {
         let opener = open_header(header, bytes, &name.key())?;
         let mut room = Vec::new();
         let payload = opener.open_box(0, sealed, &mut room)?;
-        Self::decode(repository, name, payload)
-            .ok()
-            .flatten()
-            .ok_or(OpenError::Damaged {
-                what: "the key slot cannot be decoded",
-            })
+        let slot = Self::decode(repository, name, payload).ok().flatten();
+        let mut slot = slot.ok_or(OpenError::Damaged {
+            what: "the key slot cannot be decoded",
+        })?;
+        slot.has_epochs = header.features.incompatible & Features::EPOCHS != 0;
+        Ok(slot)
     }
 
     /// What people know the slot by.
@@ -283,6 +292,15 @@ impl Slot {
     /// The epoch of the newest master key in it, as it states without proof; none if it does not.
     pub fn epoch(&self) -> Option<u32> {
         self.epoch
+    }
+
+    /// Whether the newest master key in it may be of this epoch, as far as it states. One that states
+    /// no epoch is of epoch 0, unless its header tells of more master keys.
+    pub fn may_be_of(&self, epoch: u32) -> bool {
+        match self.epoch {
+            Some(stated) => stated == epoch,
+            None => epoch == 0 || self.has_epochs,
+        }
     }
 
     /// A hash of what is wrapped and of what it is wrapped with: of two slots that share it, a
@@ -313,12 +331,28 @@ impl Slot {
             .open_in_place(0, &mut room)
             .map_err(|_| SlotError::Damaged)?;
         let (secrets, bound) = Secrets::decode_with(secrets).map_err(|_| SlotError::Damaged)?;
-        let statement = match (bound, self.epoch) {
+        Ok(Unwrapped {
+            statement: self.judge(bound),
+            secrets,
+            bound,
+        })
+    }
+
+    /// What a password makes of this slot that has made `other` of one with the same
+    /// [fingerprint](Slot::fingerprint). Costs nothing.
+    pub fn unwrapped_like(&self, other: &Unwrapped) -> Unwrapped {
+        Unwrapped {
+            statement: self.judge(other.bound),
+            ..other.clone()
+        }
+    }
+
+    fn judge(&self, bound: Option<[u8; 32]>) -> Statement {
+        match (bound, self.epoch) {
             (None, None) => Statement::Unbound,
             (Some(bound), Some(epoch)) if bound == self.stated(epoch) => Statement::Bound,
             _ => Statement::Changed,
-        };
-        Ok(Unwrapped { secrets, statement })
+        }
     }
 
     fn stated(&self, epoch: u32) -> [u8; 32] {
@@ -395,6 +429,7 @@ impl Slot {
                 salt: salt?,
                 commitment: commitment?,
                 wrapped: wrapped?,
+                has_epochs: false,
             })
         })())
     }

@@ -2,6 +2,7 @@
 
 use super::support::*;
 use crate::acquaintance::Acquaintance;
+use crate::root::choice::KeyChoice;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::holder::SystemProcesses;
 use crate::root::repository::{
@@ -53,6 +54,7 @@ async fn open(
     password: Option<&'static str>,
 ) -> Result<Repository, RootError> {
     let options = OpenOptions {
+        key: None,
         waits: false,
         entropy: Seeded::next(),
         policy: RetryPolicy::default(),
@@ -373,6 +375,7 @@ async fn a_demanded_generation_is_demanded() {
         .await
         .expect("empty");
     let options = |min_generation| OpenOptions {
+        key: None,
         waits: false,
         entropy: Seeded::new(5),
         policy: RetryPolicy::default(),
@@ -413,14 +416,21 @@ async fn another_repository_than_the_known_one_is_told_no_password() {
         repository: first.expect("empty"),
         sealed: true,
     });
-    let opened = open_keys(&*sealed, known, &mut Given(Some("secret"))).await;
+    let opened = open_keys(
+        &*sealed,
+        known,
+        &KeyChoice::default(),
+        &mut Given(Some("secret")),
+    )
+    .await;
     opened.expect("it is the known one");
     // Another one under the same password, and one that asks for none.
     for password in [Some("secret"), None] {
         let other = empty().await;
         let made = create(&*other, &*Seeded::new(2), &new(password)).await;
         let made = made.expect("empty");
-        let Err(error) = open_keys(&*other, known, &mut Unasked).await else {
+        let Err(error) = open_keys(&*other, known, &KeyChoice::default(), &mut Unasked).await
+        else {
             panic!("it was opened");
         };
         assert_eq!(error.kind(), ErrorKind::Damaged);

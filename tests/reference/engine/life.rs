@@ -39,6 +39,7 @@ impl Engine {
     /// What a second machine opens.
     pub fn repository(&self) -> Repository {
         let opening = Opening {
+            key: None,
             url: parse_url("/memory").expect("url"),
             store: StoreOptions::default(),
             depot: DepotConfig {

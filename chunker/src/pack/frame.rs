@@ -168,3 +168,21 @@ impl FrameDecoder {
         Frame::parse(raw)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lengths_of_a_frame_add_up_to_all_of_it() {
+        let frame = b"\x02\0\x03\0\0\0\x05\0\0\0onethree";
+        let parse = |raw: &[u8]| Frame::parse(Bytes::copy_from_slice(raw));
+        let blobs: Vec<Bytes> = parse(frame).expect("a frame").blobs().collect();
+        assert_eq!(blobs, ["one", "three"]);
+        for end in 0..frame.len() {
+            assert!(parse(&frame[..end]).is_err(), "the first {end} bytes");
+        }
+        assert!(parse(b"\x02\0\x03\0\0\0\x05\0\0\0onethree+").is_err());
+        assert!(parse(b"\x02\0\x03\0\0\0\xff\xff\xff\xffonethree").is_err());
+    }
+}

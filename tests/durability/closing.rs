@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bkfs::mounting::settings::Settings;
 use bkfs::vfs::CloseMode;
-use bkfs_chunker::store::Operation;
+use bkfs_chunker::store::{Operation, StoreErrorKind};
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 use bkfs_fuse::{AttributeChange, Create, Handle, Ino, OpenFlags, Write};
 
@@ -267,4 +267,29 @@ fn close_async_never_waits() {
         .recv()
         .expect("answered")
         .expect("closed");
+}
+
+/// A duplicate of a descriptor whose close failed is closed next: that waits too, and is told.
+#[test]
+fn a_close_after_one_that_failed_is_told_as_well() {
+    let bucket = Bucket::new();
+    let settings = Settings {
+        close: CloseMode::Durable,
+        ..Settings::default()
+    };
+    let host = Host::patient(bucket.memory.clone(), settings, Duration::from_secs(2));
+    let host = host.expect("mounted");
+    let absent = Fault::FailBefore(StoreErrorKind::Unreachable);
+    let strike = Strike::with(absent).on(Operation::PutNew).keys("journal/");
+    host.faults.plan(strike.always());
+    let file = written(&host, "file", b"kept");
+    for _ in 0..2 {
+        let closed = close(&host, file).recv().expect("answered");
+        closed.expect_err("it is not in the bucket");
+    }
+    host.faults.heal();
+    let closed = close(&host, file).recv().expect("answered");
+    closed.expect("closed");
+    host.crash();
+    assert_eq!(bucket.host().read("file"), Some(b"kept".to_vec()));
 }

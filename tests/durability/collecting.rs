@@ -43,7 +43,7 @@ async fn look(repository: &Repository) -> Prospect {
     found.unwrap_or_else(|error| panic!("nothing can be collected: {error}"))
 }
 
-async fn gather(repository: &Repository) -> Collected {
+pub async fn gather(repository: &Repository) -> Collected {
     let found = look(repository).await;
     collect(repository, found).await.expect("collected")
 }

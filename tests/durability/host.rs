@@ -8,6 +8,7 @@ use bkfs::mounting::settings::Settings;
 use bkfs::mounting::spooling::SpoolPlace;
 use bkfs::mounting::{Assembled, Plan};
 use bkfs::repository::{Opening, Repository, create_in, open_in};
+use bkfs::root::heartbeat::HEARTBEAT_INTERVAL;
 use bkfs::tree::item::Item;
 use bkfs::tree::key::Key;
 use bkfs::volume::data::WriteOptions;
@@ -160,6 +161,8 @@ pub struct Host {
     pub faults: Arc<FaultStore>,
     /// What came through to the bucket.
     pub counted: Arc<CountingStore>,
+    /// Holds heartbeats up until it is healed.
+    still: Arc<FaultStore>,
     pub repository: Arc<Repository>,
 }
 
@@ -255,7 +258,7 @@ impl Host {
                 .keys("sessions/")
                 .always(),
         );
-        let repository = runtime.block_on(open_in(still, opening, &mut Unsealed))?;
+        let repository = runtime.block_on(open_in(still.clone(), opening, &mut Unsealed))?;
         let repository = Arc::new(repository);
         let plan = Plan {
             repository: repository.clone(),
@@ -272,11 +275,19 @@ impl Host {
             assembled,
             faults,
             counted,
+            still,
             repository,
         };
         // The first commit of a new volume is not what anybody here is about.
         host.run(host.volume().commit()).expect("committed");
         Ok(host)
+    }
+
+    /// From now on heartbeats arrive; the first one has. Under a clock that is paused.
+    pub fn beat(&self) {
+        self.still.heal();
+        // The one that is held up now is given up first.
+        self.wait(3.0 * HEARTBEAT_INTERVAL.as_secs_f64());
     }
 
     /// Lets time pass.

@@ -9,9 +9,9 @@ use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 
 use crate::host::{Bucket, Host, noise};
 
-const PAGE: usize = 16 * 1024;
+pub const PAGE: usize = 16 * 1024;
 
-fn page_file(host: &Host, name: &str) -> u64 {
+pub fn page_file(host: &Host, name: &str) -> u64 {
     let new = NewInode {
         mode: libc::S_IFREG | 0o644,
         uid: 0,
@@ -113,6 +113,36 @@ fn a_commit_holds_nothing_that_was_written_after_its_cut() {
     host.crash();
     let found = bucket.host().read("pages").expect("is there");
     assert!(found == expected, "as it was when the commit began");
+}
+
+/// What comes between reading a range and having stored it is dirty still, and stored next.
+#[test]
+fn what_is_written_over_bytes_that_are_being_stored_is_kept() {
+    let bucket = Bucket::new();
+    let host = bucket.host();
+    page_file(&host, "pages");
+    host.write("pages", 0, noise(1, 8 * PAGE));
+    host.finish().expect("unmounted");
+
+    let host = bucket.host();
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::GetRange);
+    host.faults.plan(strike.keys("data/"));
+    let place = 3 * PAGE + 100;
+    host.write("pages", place as u64, noise(2, 4096));
+    let (volume, inode) = (host.volume(), host.file("pages"));
+    let flush = host.spawn(async move { volume.settle(inode).await });
+    while host.faults.struck() == 0 {
+        std::thread::yield_now();
+    }
+    host.write("pages", place as u64, noise(3, 4096));
+    gate.open();
+    host.run(flush).expect("ran").expect("stored");
+    let mut expected = noise(1, 8 * PAGE);
+    expected[place..][..4096].copy_from_slice(&noise(3, 4096));
+    assert!(host.read("pages").as_ref() == Some(&expected));
+    host.finish().expect("unmounted");
+    assert!(bucket.host().read("pages") == Some(expected));
 }
 
 /// What is stored of a file that is removed meanwhile, and committed as removed, leans on other

@@ -25,4 +25,5 @@ mod private;
 mod reading;
 mod scattered;
 mod stalls;
+mod sweeping;
 mod windows;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bkfs::mounting::settings::Settings;
 use bkfs_chunker::entropy::SeededEntropy;
 use bkfs_chunker::spool::SimulatedDisk;
+use bkfs_chunker::store::Operation;
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 use proptest::prelude::*;
 
@@ -169,6 +170,27 @@ fn what_is_closed_while_an_fsync_asks_the_store_is_on_the_disk() {
         host.faults.plan(held.always());
         host.write("before", 0, noise(1, LARGE));
     });
+}
+
+#[test]
+fn what_is_closed_while_an_fsync_asks_the_store_has_the_next_journal() {
+    let bucket = Bucket::new();
+    let host = Host::spooling(&bucket, &SimulatedDisk::new());
+    host.write("before", 0, noise(1, SMALL));
+    let gate = Gate::new();
+    let held = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::Get);
+    host.faults.plan(held.keys("root").always());
+    let volume = host.volume();
+    let waits = host.spawn(async move { volume.fsync().await });
+    host.wait(0.5);
+    assert!(host.faults.struck() > 0, "it asks whose the volume is");
+    close(&host, "beside", &noise(2, SMALL));
+    host.wait(0.5);
+    recover(&host, &gate);
+    host.run(waits).expect("ran").expect("durable");
+    host.wait(KEPT_AFTER);
+    let missing = missing(&bucket, host, &["before", "beside"]);
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]

@@ -232,6 +232,11 @@ async fn condemned_packs_are_read_and_not_referred_to() {
         .await
         .expect("loads");
     assert_eq!(depot.not_live(&condemned).len(), condemned.len());
+    for index in [&[][..], &world.index] {
+        let older = depot.load_index(index, &HashSet::new()).await;
+        older.expect("loads");
+    }
+    assert_eq!(depot.not_live(&condemned).len(), condemned.len());
     assert!(read_file(&depot, &stored).await.expect("reads") == file);
     let ingest = world.ingest(&depot);
     let refused = ingest.adopt(pieces(&stored)[0].target).await;

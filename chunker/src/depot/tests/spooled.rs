@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::bucket::Verdict;
 use super::*;
-use crate::spool::{Disk, DiskOperation, SimulatedDisk, Spool, leftovers};
+use crate::spool::{Disk, DiskOperation, ReplayProgress, SimulatedDisk, Spool, leftovers};
 use crate::store::{Operation, StoreErrorKind};
 use tokio::time::Instant;
 
@@ -248,4 +248,44 @@ async fn what_only_the_spool_had_and_lost_fails_the_session() {
         let later = ingest.store_blob(crate::id::Kind::Node, noise(1, 10)).await;
         assert!(matches!(later, Err(DepotError::Failed(_))));
     }
+}
+
+/// Wherever it stops, nothing is in the bucket before what it names (rule 1).
+#[tokio::test(start_paused = true)]
+async fn what_a_spool_kept_arrives_in_the_order_of_references() {
+    let mut world = World::new(67, true);
+    let depot = world.loaded().await;
+    let disk = SimulatedDisk::new();
+    let ingest = world.spooling(&depot, &disk, 256 << 20).await;
+    world.absent(UNREACHABLE);
+    let spool = ingest.spool().expect("has one").clone();
+    for number in 1..=2 {
+        store_noise(&ingest, 1300 + number, 2).await;
+        ingest.keep().await.expect("needs no store");
+        let key = format!("journal/{:032x}/{number:016x}", 7);
+        let kept = spool.put(&key, &[noise(number, 100)]).await;
+        kept.expect("kept");
+    }
+    disk.crash(&SeededEntropy::new(1));
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let found = leftovers(&shared, Path::new(ROOT)).await.expect("finds");
+    let other = World::new(67, true);
+    let order = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let seen = Arc::clone(&order);
+    other.bucket.script(move |operation, key| {
+        if operation == Operation::PutNew {
+            let class = key.split('/').next().unwrap_or_default();
+            seen.lock().push(class.to_owned());
+        }
+        Verdict::Pass
+    });
+    let (taker, progress) = (other.loaded().await, ReplayProgress::default());
+    found[0].replay(&taker, &progress).await.expect("brought");
+    let order = order.lock();
+    let classes = ["data", "meta", "journal"];
+    assert!(classes.map(|class| order.contains(&class.to_owned())) == [true; 3]);
+    assert!(
+        order.is_sorted_by_key(|put| classes.iter().position(|class| class == put)),
+        "{order:?}"
+    );
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::catalog::Place;
+use crate::pack::FooterBuilder;
 use crate::seal::Class;
 use crate::verify::{PackContents, PackDamage, Verifier, VerifierConfig};
 
@@ -128,4 +129,59 @@ async fn a_lost_index_is_written_anew_from_footers() {
         frame: Some(0),
     };
     assert_eq!(again.places_of(&blob.prefix), [place]);
+}
+
+/// An index names places. What lies there is what its bytes are, whoever says otherwise.
+#[tokio::test]
+async fn an_index_that_gives_a_blob_the_place_of_another_makes_no_wrong_answer() {
+    for is_sealed in [true, false] {
+        let mut world = World::new(73, is_sealed);
+        let depot = world.loaded().await;
+        let ingest = world.ingest(&depot);
+        let mut nodes = Vec::new();
+        for seed in 0..2 {
+            let bytes = noise(7300 + seed, 300);
+            let id = ingest.store_blob(Kind::Node, bytes.clone()).await;
+            nodes.push((id.expect("is stored"), bytes));
+        }
+        let sealed = ingest.seal(&world.index).await.expect("seals");
+        let name = sealed.packs[0];
+        let config = VerifierConfig {
+            workers: 0,
+            ..VerifierConfig::default()
+        };
+        let verifier = Verifier::new(
+            world.bucket.clone(),
+            world.keyring.clone(),
+            Arc::new(SeededEntropy::new(1)),
+            &config,
+        );
+        let key = name.key(Class::MetadataPack);
+        let length = world.bucket.bytes(&key).len() as u64;
+        let verifier = verifier.expect("a verifier");
+        let described = verifier.describe(name, Class::MetadataPack, length).await;
+        let PackContents(truth) = described.expect("describes itself");
+        let mut lie = truth.clone();
+        let mut prefixes: Vec<_> = truth.footer.blobs().map(|blob| blob.prefix).collect();
+        prefixes.reverse();
+        let mut footer = FooterBuilder::new();
+        for frame in truth.footer.frames() {
+            let blobs = truth.footer.blobs().zip(&prefixes);
+            let blobs = blobs.filter(|(blob, _)| blob.frame == frame.number);
+            let blobs = blobs.map(|(blob, prefix)| (blob.kind, blob.length, *prefix));
+            footer.push(frame.stored_length, blobs);
+        }
+        lie.footer = footer.finish().expect("a footer");
+        for (record, is_true) in [(truth, true), (lie, false)] {
+            let reader = world.depot();
+            let packs = [PackContents(record)];
+            reader.load_packs(&packs).await.expect("loads");
+            for (id, bytes) in &nodes {
+                match reader.read_blob(Kind::Node, *id).await {
+                    Ok(read) => assert!(is_true && read == *bytes),
+                    Err(error) => assert!(!is_true, "{error}"),
+                }
+            }
+        }
+    }
 }

@@ -1,0 +1,219 @@
+//! What a collection deletes and forgets beneath sessions at work: nothing before each of them has
+//! said, by the base in its heartbeat, that it needs nothing of it.
+
+use std::sync::Arc;
+
+use bkfs::root::lists::{DirectLists, ListWriter};
+use bkfs::root::removal::remove_dead;
+use bkfs::root::session::OpenSession;
+use bkfs_chunker::seal::Class;
+use bkfs_chunker::spool::SimulatedDisk;
+use bkfs_chunker::store::fault::{Fault, Gate, Strike};
+use bkfs_chunker::store::{Layer, MemoryStore, Operation, Store, StoreError};
+
+use crate::collecting::{forget, gc, unlink, with_snapshot_of};
+use crate::host::{Bucket, Host, noise};
+use crate::layers::{PAGE, page_file};
+
+/// A host whose heartbeats arrive.
+fn beating(bucket: &Bucket) -> Host {
+    let host = Host::spooling(bucket, &SimulatedDisk::new());
+    host.beat();
+    host
+}
+
+fn forget_one(bucket: &Bucket) {
+    bucket.work(bucket.memory.clone(), async |repository| {
+        forget(repository, "one").await;
+    });
+}
+
+/// The host learns of the newest root, and does what it does then.
+fn learn(host: &Host) {
+    host.run(host.repository.handle.refresh()).expect("read");
+    host.wait(1.0);
+}
+
+/// A host with a file `new` in no root yet, which refers to what only a snapshot holds; that
+/// snapshot is forgotten, and what it holds is condemned.
+fn relying_on_condemned(bucket: &Bucket, data: &[u8]) -> Host {
+    let first = with_snapshot_of(bucket, data);
+    first.finish().expect("unmounted");
+    let host = beating(bucket);
+    host.write("new", 0, data);
+    host.run(host.volume().settle(host.file("new")))
+        .expect("stored");
+    forget_one(bucket);
+    host
+}
+
+/// Its first base is the epoch of the root that registered it: it may refer to all that was live in
+/// that one.
+#[test]
+fn what_was_live_when_a_session_entered_stays_until_it_has_looked() {
+    let bucket = Bucket::new();
+    let data = noise(1, 3 << 20);
+    let host = relying_on_condemned(&bucket, &data);
+    for _ in 0..2 {
+        let done = gc(&bucket);
+        assert_eq!(done.deleted_packs, 0, "{done:?}");
+        assert!(done.held_packs > 0, "{done:?}");
+    }
+    host.finish().expect("unmounted");
+    assert!(bucket.host().read("new") == Some(data));
+}
+
+#[test]
+fn a_session_stores_again_what_was_condemned_before_it_raises_its_base() {
+    let bucket = Bucket::new();
+    let data = noise(1, 3 << 20);
+    let host = relying_on_condemned(&bucket, &data);
+    assert!(gc(&bucket).held_packs > 0);
+    learn(&host);
+    let done = gc(&bucket);
+    assert!(done.deleted_packs > 0, "it holds nothing back: {done:?}");
+    assert!(host.read("new").as_ref() == Some(&data));
+    host.finish().expect("unmounted");
+    assert!(bucket.host().read("new") == Some(data));
+}
+
+/// A journal that is cut during a commit names packs as its session's own that can be condemned
+/// once that commit is made. It is covered by another commit before they go.
+#[test]
+fn a_session_covers_its_journals_before_it_raises_its_base() {
+    let bucket = Bucket::new();
+    let host = beating(&bucket);
+    host.write("gone", 0, noise(1, 3 << 20));
+    host.fsync().expect("durable");
+    unlink(&host, "gone");
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone()));
+    host.faults.plan(strike.on(Operation::Replace).keys("root"));
+    let volume = host.volume();
+    let commit = host.spawn(async move { volume.commit().await });
+    host.wait(0.1);
+    assert_eq!(host.faults.struck(), 1);
+    host.write("kept", 0, noise(2, 5_000));
+    host.fsync().expect("durable");
+    gate.open();
+    host.run(commit).expect("ran").expect("committed");
+    assert!(host.volume().has_uncovered());
+    let done = gc(&bucket);
+    assert!(done.condemned.packs > 0, "{done:?}");
+    assert_eq!(done.deleted_packs, 0, "{done:?}");
+    learn(&host);
+    let done = gc(&bucket);
+    assert!(done.deleted_packs > 0, "it holds nothing back: {done:?}");
+    host.crash();
+    let next = bucket.host();
+    assert_eq!(next.find("gone"), None);
+    assert!(next.read("kept") == Some(noise(2, 5_000)));
+}
+
+/// A file is stored while a commit is under way, which makes its list of chunks live, though no
+/// tree leads to it. A taker finds that list by the journal, and does not look below it.
+#[test]
+fn what_a_listed_pack_of_a_session_refers_to_stays_reachable_or_not() {
+    let bucket = Bucket::new();
+    let data = noise(1, 5 << 20);
+    let first = with_snapshot_of(&bucket, &data);
+    page_file(&first, "pages");
+    first.write("pages", 0, noise(2, 8 * PAGE));
+    first.finish().expect("unmounted");
+
+    let host = bucket.host();
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::GetRange);
+    host.faults.plan(strike.keys("data/"));
+    // The middle of a page: the commit reads the rest of it back, and waits for that.
+    host.write("pages", 3 * PAGE as u64 + 100, noise(3, 4096));
+    let volume = host.volume();
+    let commit = host.spawn(async move { volume.commit().await });
+    while host.faults.struck() == 0 {
+        std::thread::yield_now();
+    }
+    host.write("new", 0, data.clone());
+    host.run(host.volume().settle(host.file("new")))
+        .expect("stored");
+    gate.open();
+    host.run(commit).expect("ran").expect("committed");
+    host.fsync().expect("durable");
+    host.crash();
+    forget_one(&bucket);
+    gc(&bucket);
+    let next = bucket.host();
+    assert!(next.read("new").as_ref() == Some(&data));
+    next.finish().expect("unmounted");
+    for _ in 0..2 {
+        gc(&bucket);
+    }
+    assert!(bucket.host().read("new") == Some(data));
+}
+
+/// The next root of its session may name it.
+#[test]
+fn a_list_that_a_session_at_work_has_written_is_no_orphan() {
+    let bucket = Bucket::new();
+    bucket.host().finish().expect("unmounted");
+    let (session, key) = bucket.work(bucket.memory.clone(), async |repository| {
+        let (handle, machine) = (&repository.handle, &repository.machine);
+        let holder = machine.holder("forget");
+        let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
+        let session = session.expect("entered");
+        let lists = DirectLists::new(handle, session.id());
+        let name = lists.put_list(Vec::new()).await.expect("written");
+        (session.id(), name.key(Class::List))
+    });
+    gc(&bucket);
+    assert_eq!(bucket.count(&key), 1, "a root may name it yet");
+    bucket.work(bucket.memory.clone(), async |repository| {
+        let (handle, machine) = (&repository.handle, &repository.machine);
+        let holder = machine.holder("session end");
+        let by = OpenSession::open(handle, holder, None, &*machine.processes).await;
+        let by = by.expect("entered");
+        let removed = remove_dead(handle, &by, session).await;
+        removed.expect("removed");
+        by.end().await.expect("left");
+    });
+    gc(&bucket);
+    assert_eq!(bucket.count(&key), 0, "no root will name it");
+}
+
+/// A bucket that says of data packs that they are deleted, and keeps them.
+#[derive(Debug)]
+struct Keeping(Arc<MemoryStore>);
+
+#[async_trait::async_trait]
+impl Layer for Keeping {
+    fn below(&self) -> &dyn Store {
+        &*self.0
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        match key.starts_with("data/") {
+            true => Ok(()),
+            false => self.0.delete(key).await,
+        }
+    }
+}
+
+#[test]
+fn what_was_condemned_is_remembered_for_as_long_as_it_is_there() {
+    let bucket = Bucket::new();
+    let first = with_snapshot_of(&bucket, &noise(1, 3 << 20));
+    first.finish().expect("unmounted");
+    forget_one(&bucket);
+    let epochs = |bucket: &Bucket| {
+        bucket.work(bucket.memory.clone(), async |repository| {
+            repository.handle.current().root.condemned.len()
+        })
+    };
+    let before = bucket.bytes("data/");
+    let keeping: Arc<dyn Store> = Arc::new(Keeping(bucket.memory.clone()));
+    bucket.work(keeping, crate::collecting::gather);
+    assert_eq!(bucket.bytes("data/"), before, "they are there");
+    assert_eq!(epochs(&bucket), 1, "and condemned");
+    gc(&bucket);
+    assert!(bucket.bytes("data/") < before);
+    assert_eq!(epochs(&bucket), 0);
+}

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use bkfs::mounting::settings::Settings;
 use bkfs::vfs::CloseMode;
-use bkfs_chunker::store::{Operation, StoreErrorKind};
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
+use bkfs_chunker::store::{Operation, StoreErrorKind};
 use bkfs_fuse::{AttributeChange, Create, Handle, Ino, OpenFlags, Write};
 
 use crate::host::{Answer, Bucket, CALLER, Host, ask, noise};

@@ -11,7 +11,7 @@ use bkfs_chunker::spool::SimulatedDisk;
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 use bkfs_chunker::store::{Layer, MemoryStore, Operation, Store, StoreError};
 
-use crate::collecting::{forget, gc, unlink, with_snapshot_of};
+use crate::collecting::{forget, gc, snapshot, unlink, with_snapshot_of};
 use crate::host::{Bucket, Host, noise};
 use crate::layers::{PAGE, page_file};
 
@@ -77,6 +77,46 @@ fn a_session_stores_again_what_was_condemned_before_it_raises_its_base() {
     assert!(bucket.host().read("new") == Some(data));
 }
 
+/// What is stored of a file that is removed meanwhile, and committed as removed, is in no operation
+/// that a commit would cover; the next commit refers to what it leans on all the same.
+#[test]
+fn a_session_raises_no_base_over_what_was_stored_of_a_removed_file() {
+    let bucket = Bucket::new();
+    let first = bucket.host();
+    page_file(&first, "pages");
+    first.write("pages", 0, noise(1, 8 * PAGE));
+    first.finish().expect("unmounted");
+
+    let host = beating(&bucket);
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::GetRange);
+    host.faults.plan(strike.keys("data/"));
+    // A changed page, whose beginning is read back, and one as it was.
+    let mut bytes = noise(2, PAGE - 100);
+    bytes.extend_from_slice(&noise(1, 8 * PAGE)[4 * PAGE..5 * PAGE]);
+    host.write("pages", 3 * PAGE as u64 + 100, bytes);
+    let (volume, inode) = (host.volume(), host.file("pages"));
+    let flush = host.spawn(async move { volume.settle(inode).await });
+    host.wait(0.1);
+    assert!(host.faults.struck() > 0);
+    unlink(&host, "pages");
+    host.run(host.volume().commit()).expect("committed");
+    gate.open();
+    host.run(flush).expect("ran").expect("stored");
+    assert!(!host.volume().ingest().relied_on().is_empty());
+    assert!(!host.volume().has_uncovered());
+    let done = gc(&bucket);
+    assert!(done.condemned.packs > 0, "{done:?}");
+    assert_eq!(done.deleted_packs, 0, "{done:?}");
+    learn(&host);
+    let done = gc(&bucket);
+    assert!(done.deleted_packs > 0, "it holds nothing back: {done:?}");
+    host.write("file", 0, noise(3, 5_000));
+    host.run(host.volume().commit()).expect("committed");
+    host.crash();
+    assert!(bucket.host().read("file") == Some(noise(3, 5_000)));
+}
+
 /// A journal that is cut during a commit names packs as its session's own that can be condemned
 /// once that commit is made. It is covered by another commit before they go.
 #[test]
@@ -93,7 +133,7 @@ fn a_session_covers_its_journals_before_it_raises_its_base() {
     let commit = host.spawn(async move { volume.commit().await });
     host.wait(0.1);
     assert_eq!(host.faults.struck(), 1);
-    host.write("kept", 0, noise(2, 5_000));
+    host.write("kept", 0, noise(2, 3 << 20));
     host.fsync().expect("durable");
     gate.open();
     host.run(commit).expect("ran").expect("committed");
@@ -107,7 +147,7 @@ fn a_session_covers_its_journals_before_it_raises_its_base() {
     host.crash();
     let next = bucket.host();
     assert_eq!(next.find("gone"), None);
-    assert!(next.read("kept") == Some(noise(2, 5_000)));
+    assert!(next.read("kept") == Some(noise(2, 3 << 20)));
 }
 
 /// A file is stored while a commit is under way, which makes its list of chunks live, though no
@@ -115,8 +155,11 @@ fn a_session_covers_its_journals_before_it_raises_its_base() {
 #[test]
 fn what_a_listed_pack_of_a_session_refers_to_stays_reachable_or_not() {
     let bucket = Bucket::new();
-    let data = noise(1, 5 << 20);
-    let first = with_snapshot_of(&bucket, &data);
+    let first = bucket.host();
+    page_file(&first, "old");
+    first.write("old", 0, noise(1, 160 * PAGE));
+    snapshot(&first, "one");
+    unlink(&first, "old");
     page_file(&first, "pages");
     first.write("pages", 0, noise(2, 8 * PAGE));
     first.finish().expect("unmounted");
@@ -132,6 +175,9 @@ fn what_a_listed_pack_of_a_session_refers_to_stays_reachable_or_not() {
     while host.faults.struck() == 0 {
         std::thread::yield_now();
     }
+    // Its last list of chunks is its own, and all the chunks are there.
+    let data = noise(1, 150 * PAGE);
+    page_file(&host, "new");
     host.write("new", 0, data.clone());
     host.run(host.volume().settle(host.file("new")))
         .expect("stored");

@@ -234,6 +234,42 @@ told_to_end_in_fsync() {
   [ "$(cat "$MNT/fsync/closed")" = 'closed last' ] || wrong "what was closed is lost"
   drained
 }
+# The third of three signals does not wait for the store: what is not in the bucket is in the spool.
+told_to_end_three_times() {
+  local pid began status=0
+  machine one
+  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,spool_size=1G,timeout=120,close=async,drain=600" 2>"$SUITE_TMP/daemon" &
+  pid=$!
+  remember_pid $pid
+  wait_for 30 is_mounted "$MNT"
+  mkdir "$MNT/thrice"
+  noise "$SUITE_TMP/file" 20
+  store_is_gone
+  cp "$SUITE_TMP/file" "$MNT/thrice/large"
+  printf 'the end' >"$MNT/thrice/small"
+  # A process that uses it keeps the first signal from an unmount.
+  exec 7<"$MNT/thrice/small"
+  local daemon
+  daemon=$(daemon_of "$MNT")
+  for _ in 1 2; do kill -TERM "$daemon"; sleep 0.7; done
+  kill -0 "$daemon" || wrong "it does not wait for drain="
+  began=$(now_ms)
+  kill -TERM "$daemon"
+  gone $pid 10 || wrong "the daemon does not end"
+  exec 7<&-
+  row "told to end by a third signal without a store" "$(seconds_since "$began") s"
+  wait $pid || status=$?
+  store_is_back
+  cp "$SUITE_TMP/daemon" "$SUITE_TMP/output"
+  cat "$SUITE_TMP/output"
+  [ $status = 1 ] || wrong "it ends with $status"
+  says 'stays? in the spool'
+  says_not 'lost with this mount'
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M
+  cmp "$SUITE_TMP/file" "$MNT/thrice/large"
+  [ "$(cat "$MNT/thrice/small")" = 'the end' ] || wrong "small: $(cat "$MNT/thrice/small")"
+  drained
+}
 # With a store that does not answer, and a spool that is too small for what is accepted.
 told_to_end_without_room() {
   local pid status=0
@@ -355,6 +391,7 @@ case_of "fsync=local arrives in the bucket by itself" local_fsync_arrives
 case_of "close is content with the spool, and what it kept is replayed" close_is_content_with_the_spool
 case_of "a mount that is told to end while the store is away leaves the rest in the spool" told_to_end
 case_of "a mount that is told to end with a process in fsync ends in time" told_to_end_in_fsync
+case_of "a third signal ends a mount at once, with what the store did not take in the spool" told_to_end_three_times
 case_of "what neither store nor spool took is named by a mount that ends" told_to_end_without_room
 case_of "a session that is ended by name brings what this machine's spool holds" ended_by_name
 case_of "a spool is never on its own mount" not_on_the_mount

@@ -319,6 +319,45 @@ ended_by_name() {
   cmp "$SUITE_TMP/file" "$MNT/by-name/large"
   exits 0 bkfs umount "$MNT"
 }
+# A spool that cannot be read: the session stays until it can be read again.
+cannot_be_brought() {
+  local session spool pack kept
+  machine three
+  exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=1G,fsync=local,volume=stays
+  mkdir "$MNT/stays"
+  sync "$MNT/stays"
+  noise "$SUITE_TMP/file" 4
+  store_is_gone
+  dd if="$SUITE_TMP/file" of="$MNT/stays/large" bs=1M conv=fsync status=none
+  [ "$(metric spool_waiting_bytes)" -gt 0 ] || wrong "the spool was empty: this proves nothing"
+  kill -KILL "$(daemon_of "$MNT")"
+  umount -i -l "$MNT"
+  store_is_back
+  spool=$(spools)
+  session=$(basename "$spool")
+  pack=$(find "$spool" -name '*.data+*' | head -n 1)
+  # Reading it fails, as of a disk that is going to fail: a directory has its name.
+  mv "$pack" "$SUITE_TMP/pack"
+  mkdir "$pack"
+  kept=$(find "$spool" | sort)
+  exits 1 bkfs session end "$URL" "$session"
+  clear_message
+  says 'could not be replayed' "$spool" 'Is a directory' 'The session stays'
+  exits 1 bkfs session end --force "$URL" "$session"
+  says 'The session stays'
+  [ "$(find "$spool" | sort)" = "$kept" ] || wrong "the spool has changed"
+  exits 0 bkfs session list "$URL"
+  says "$session +live"
+  # The disk can be read again.
+  rmdir "$pack"
+  mv "$SUITE_TMP/pack" "$pack"
+  exits 0 bkfs session end "$URL" "$session"
+  [ -z "$(spools)" ] || wrong "$(spools) stays"
+  machine two
+  exits 0 mount_at "$URL" "$MNT" -o ro,volume=stays
+  cmp "$SUITE_TMP/file" "$MNT/stays/large"
+  exits 0 bkfs umount "$MNT"
+}
 not_on_the_mount() {
   machine one
   cp "$MACHINE/run" "$MACHINE/run.kept"
@@ -394,6 +433,7 @@ case_of "a mount that is told to end with a process in fsync ends in time" told_
 case_of "a third signal ends a mount at once, with what the store did not take in the spool" told_to_end_three_times
 case_of "what neither store nor spool took is named by a mount that ends" told_to_end_without_room
 case_of "a session that is ended by name brings what this machine's spool holds" ended_by_name
+case_of "a session whose spool cannot be brought is not ended by name" cannot_be_brought
 case_of "a spool is never on its own mount" not_on_the_mount
 print_table
 exit 0

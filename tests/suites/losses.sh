@@ -257,6 +257,73 @@ spool_is_carried_over() {
   [ -z "$(find "$MACHINE/state/bkfs/spool" -mindepth 2 -maxdepth 2 -type d)" ] || wrong "a spool stays"
 }
 
+# --- journals that the bucket has lost ------------------------------------------------------------------------------
+
+MISSING=$SUITE_TMP/missing
+journals() { find "$MISSING/journal" -type f | sort; }
+dead_session() { bkfs session list --json "$MISSING" | jq -r .session; }
+# killed_after_fsyncs NAME: two files of it are fsynced, and the daemon is killed. Then the bucket
+# loses the journal of the second one.
+killed_after_fsyncs() {
+  exits 0 mount_at "$MISSING" "$MNT" "${@:2}"
+  mkdir "$MNT/$1"
+  exits 0 bkfs snapshot "$MNT" "before-$1"
+  for name in first second; do printf '%s' "$name" | dd of="$MNT/$1/$name" conv=fsync status=none; done
+  kill -KILL "$(daemon_of "$MNT")"
+  umount -i -l "$MNT"
+  NEWEST=$(journals | tail -n 1)
+  mv "$NEWEST" "$SUITE_TMP/newest"
+}
+refused_for_a_journal() {
+  exits 13 "$@"
+  clear_message
+  says "session $(dead_session)" 'volume main' "$(basename "$NEWEST")" 'accept-loss'
+}
+missing_journals_are_missed() {
+  local before
+  machine misses
+  killed_after_fsyncs back --init --no-encryption
+  before=$(journals)
+  refused_for_a_journal mount_at "$MISSING" "$MNT"
+  not_mounted "$MNT" || wrong "mounted all the same"
+  refused_for_a_journal bkfs session end "$MISSING" "$(dead_session)"
+  refused_for_a_journal bkfs put "$MISSING" x --volume main "$SUITE_TMP/newest"
+  exits 13 bkfs check "$MISSING"
+  says "$(basename "$NEWEST")"
+  [ "$(journals)" = "$before" ] || wrong "journals were touched"
+  # It comes back from a copy of the bucket.
+  mv "$SUITE_TMP/newest" "$NEWEST"
+  exits 0 mount_at "$MISSING" "$MNT"
+  [ "$(cat "$MNT/back/first" "$MNT/back/second")" = firstsecond ] || wrong "not all is there"
+  exits 0 bkfs umount "$MNT"
+}
+# without_the_second NAME: the next mount asks nothing, and has the first file.
+without_the_second() {
+  [ "$(cat "$MNT/$1/first")" = first ] || wrong "what no journal is missing of is lost"
+  [ ! -e "$MNT/$1/second" ] || wrong "it came from nowhere"
+  exits 0 bkfs umount "$MNT"
+  exits 0 mount_at "$MISSING" "$MNT"
+  exits 0 bkfs umount "$MNT"
+}
+missing_journals_are_accepted() {
+  killed_after_fsyncs accepted
+  exits 13 mount_at "$MISSING" "$MNT"
+  exits 0 mount_at "$MISSING" "$MNT" -o accept_loss
+  says "$(basename "$NEWEST")" 'accepted'
+  without_the_second accepted
+}
+missing_journals_are_accepted_by_name() {
+  local session
+  killed_after_fsyncs by-name
+  session=$(dead_session)
+  exits 13 bkfs session end "$MISSING" "$session"
+  exits 0 bkfs session end "$MISSING" "$session" --accept-loss
+  says "session $session has ended"
+  exits 0 mount_at "$MISSING" "$MNT"
+  without_the_second by-name
+  exits 0 bkfs check --read-data "$MISSING"
+}
+
 machine one
 mount_at "$URL" "$MNT" --init --no-encryption -o timeout=5 || die "cannot mount"
 case_of "bkfs run makes a snapshot of what its tool wrote" run_makes_a_snapshot
@@ -272,5 +339,8 @@ case_of "a loss that was acknowledged while the tool ran fails bkfs run" acknowl
 case_of "umount --discard gives up what was lost" discarded
 case_of "what fsync=local acknowledged is carried over an acknowledged loss" spool_is_carried_over
 case_of "a mount that was taken over is not taken back by acknowledging" fenced_is_not_taken_back
+case_of "a journal that the bucket has lost is missed by the machine that sent it" missing_journals_are_missed
+case_of "mount -o accept_loss goes on without it" missing_journals_are_accepted
+case_of "session end --accept-loss goes on without it" missing_journals_are_accepted_by_name
 case_of "a check of every byte finds nothing" exits 0 bkfs check --read-data "$URL"
 exit 0

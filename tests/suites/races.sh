@@ -10,6 +10,7 @@ TIMES=1
 [ "$FULL" = 0 ] || TIMES=20
 mkdir -p "$MNT"
 at_end "leave_mount '$MNT'"
+at_end "leave_mount '$SUITE_TMP/reader'"
 
 # race WHAT [COUNT]: in a directory of its own.
 race() {
@@ -62,6 +63,22 @@ moments_are_true() {
   exits 0 bkfs check "$URL" --read-data
 }
 
+# A read-only mount on another machine.
+reader_follows() {
+  local reader=$SUITE_TMP/reader volume=(-o volume=read)
+  mkdir -p "$reader"
+  machine one
+  exits 0 mount_at "$URL" "$MNT" "${volume[@]}"
+  echo other >"$MNT/other"
+  exits 0 bkfs snapshot "$MNT" reader-first
+  machine reader
+  exits 0 mount_at "$URL" "$reader" "${volume[@]}" -o ro
+  python3 "$ROOT/tests/posix/reader.py" "$MNT" "$reader" 8
+  exits 0 bkfs umount "$reader"
+  machine one
+  exits 0 bkfs umount "$MNT"
+}
+
 machine one
 mount_at "$URL" "$MNT" --init --no-encryption || die "cannot mount"
 case_of "a name that is replaced is always there and never torn" race renames $((400 * TIMES))
@@ -74,4 +91,5 @@ case_of "pages of a mapping through an appending descriptor stay where they are"
 case_of "asynchronous direct writes are seen by buffered readers and mappings" direct_mix
 case_of "all of it at once, with snapshots in the middle" snapshots_amid
 case_of "each snapshot is a moment that there was, here and on another machine" moments_are_true
+case_of "a reader follows what another mount commits, and open files stay as they were opened" reader_follows
 exit 0

@@ -111,6 +111,49 @@ an_older_root_is_refused_by_whoever_saw_a_newer_one() {
   says 'generation'
   not_mounted "$mountpoint"
 }
+# What the README says of a store whose conditional writes are not atomic: a second machine replaced
+# the root as if the commits of the first one had not been.
+a_race_of_roots_is_repaired() {
+  local bucket=$SUITE_TMP/raced mountpoint=$SUITE_TMP/raced-mount
+  machine raced-one
+  mkdir -p "$mountpoint"
+  init_local "$bucket"
+  mount_at "$bucket" "$mountpoint"
+  echo one >"$mountpoint/file"
+  exits 0 bkfs snapshot "$mountpoint" one
+  exits 0 bkfs umount "$mountpoint"
+  cp "$bucket/root" "$SUITE_TMP/raced-root"
+  mount_at "$bucket" "$mountpoint"
+  echo two >"$mountpoint/file"
+  exits 0 bkfs snapshot "$mountpoint" two
+  exits 0 bkfs umount "$mountpoint"
+  cp "$SUITE_TMP/raced-root" "$bucket/root"
+  machine raced-two
+  exits 0 mount_at "$bucket" "$mountpoint" -o volume=other
+  echo three >"$mountpoint/file"
+  exits 0 bkfs snapshot "$mountpoint" three
+  exits 0 bkfs umount "$mountpoint"
+  exits 0 bkfs check "$bucket"
+  says 'commits are in no root' 'of volume "main"' 'README'
+  machine raced-one
+  exits 13 bkfs snapshots "$bucket"
+  says 'not atomic'
+  rm "$bucket/root"
+  exits 0 bkfs check --repair "$bucket"
+  # The other machine asks once.
+  machine raced-two
+  exits 13 bkfs snapshots "$bucket"
+  says 'accept-rollback'
+  exits 0 bkfs --accept-rollback snapshots "$bucket"
+  exits 0 bkfs check --read-data "$bucket"
+  says 'no damage'
+  [ "$(bkfs dump "$bucket" one:/file)" = one ] || wrong "one: $(bkfs dump "$bucket" one:/file)"
+  [ "$(bkfs dump "$bucket" two:/file)" = two ] || wrong "what was lost did not come back"
+  [ "$(bkfs dump "$bucket" --volume other three:/file)" = three ] || wrong "what had replaced it is lost"
+  exits 0 mount_at "$bucket" "$mountpoint"
+  [ "$(cat "$mountpoint/file")" = two ] || wrong "the volume is at '$(cat "$mountpoint/file")'"
+  exits 0 bkfs umount "$mountpoint"
+}
 a_mount_is_checked_while_it_is_written() {
   local bucket=$SUITE_TMP/busy mountpoint=$SUITE_TMP/busy-mount
   machine three
@@ -252,6 +295,7 @@ a_mount_scrubs() {
 }
 
 at_end "leave_mount '$SUITE_TMP/older-mount'"
+at_end "leave_mount '$SUITE_TMP/raced-mount'"
 at_end "leave_mount '$SUITE_TMP/scrub-mount'"
 at_end "leave_mount '$SUITE_TMP/heal-mount'"
 at_end "leave_mount '$SUITE_TMP/busy-mount'"
@@ -261,6 +305,7 @@ case_of "a lost root is named" a_lost_root_is_named
 case_of "a lost root is rebuilt from commit records" a_lost_root_is_rebuilt
 case_of "damage is put in quarantine once" damage_is_quarantined_once
 case_of "an older root is refused by whoever saw a newer one" an_older_root_is_refused_by_whoever_saw_a_newer_one
+case_of "commits that a race of roots has lost come back by the documented repair" a_race_of_roots_is_repaired
 case_of "a copy brings back what is damaged" a_copy_brings_back_what_is_lost
 case_of "a copy brings back packs that are gone" a_copy_brings_back_lost_packs
 case_of "a mount scrubs: it finds damage, tells of it, and the next write heals it" a_mount_scrubs

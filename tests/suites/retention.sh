@@ -418,6 +418,39 @@ too_much() {
 }
 case_of "a collection that would leave less than half is refused until a person says that it is meant" too_much
 
+# --- machines that remember nothing ---------------------------------------------------------------------------------
+
+# stateless BUCKET COMMAND…: on a machine without a state directory: of a user who has no home.
+stateless() {
+  chown -R 65534:65534 "$1"
+  setpriv --reuid=65534 --regid=65534 --clear-groups timeout 60 env -i PATH="$PATH" "$BKFS_BIN" "${@:2}"
+}
+# The window counts from now for it: a trash of any age is kept.
+counts_from_now() {
+  local url=$SUITE_TMP/stateless before
+  machine writes
+  init_local "$url"
+  head -c 3000000 /dev/urandom >"$SUITE_TMP/kept"
+  exits 0 bkfs put "$url" file "$SUITE_TMP/kept" --volume main --name forgotten
+  exits 0 bkfs put "$url" file /dev/null --volume main --name stays
+  exits 0 bkfs forget "$url" forgotten
+  sleep 1.2
+  before=$(find "$url/data" -type f | sort)
+  for _ in 1 2; do
+    exits 0 stateless "$url" gc "$url" --undelete-window 1s
+    says 'older than the undelete window by their own dates, and stay'
+    sleep 1.1
+  done
+  [ "$(find "$url/data" -type f | sort)" = "$before" ] || wrong "packs were deleted"
+  exits 0 stateless "$url" forget "$url" --undo forgotten
+  bkfs dump "$url" forgotten:/file | cmp - "$SUITE_TMP/kept"
+  exits 0 bkfs forget "$url" forgotten
+  for _ in 1 2 3; do exits 0 stateless "$url" gc "$url" --undelete-window 0s; done
+  [ "$(bytes_in "$url/data")" -lt 1000000 ] || wrong "$(bytes_in "$url/data") bytes are left"
+  exits 0 bkfs check --read-data "$url"
+}
+case_of "a machine without a state directory counts the undelete window from now" counts_from_now
+
 # --- many snapshots of many files -----------------------------------------------------------------------------------
 
 MANY=$SUITE_TMP/many

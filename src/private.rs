@@ -7,7 +7,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
@@ -18,6 +18,9 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// How often a lock that is held is tried.
 const LOCK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Drafts of one file that are there at once, of processes that died among others.
+const DRAFTS_MAX: u32 = 1000;
 
 /// Makes a directory of this user, and those above it that are missing, with mode 0700. One that is
 /// there, is this user's and lets others in is closed to them.
@@ -48,11 +51,32 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// # Errors
 /// As the system refuses.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let draft = path.with_extension(format!("{}.new", std::process::id()));
-    let mut file = open(&draft)?;
-    file.set_len(0)?;
-    file.write_all(bytes)?;
-    fs::rename(&draft, path)
+    let (draft, mut file) = create_draft(path)?;
+    let written = file
+        .write_all(bytes)
+        .and_then(|()| fs::rename(&draft, path));
+    if written.is_err() {
+        // It holds nothing that is needed.
+        let _ = fs::remove_file(&draft);
+    }
+    written
+}
+
+/// A new file beside `path`. Processes in containers that share a directory may have equal numbers.
+fn create_draft(path: &Path) -> io::Result<(PathBuf, File)> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let mut number = 0;
+    loop {
+        let draft = path.with_extension(format!("{}-{number}.new", std::process::id()));
+        match options.open(&draft) {
+            Ok(file) => return Ok((draft, file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < DRAFTS_MAX => {
+                number += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn tighten(path: &Path, mode: u32) -> io::Result<()> {

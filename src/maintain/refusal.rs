@@ -89,8 +89,11 @@ pub(super) async fn refuse_newer_keys(
             Some(("index", _)) => Class::Index,
             _ => continue,
         };
-        let Ok(head) = store.get_range(key, 0..HEADER_LEN as u64).await else {
-            continue;
+        let head = match store.get_range(key, 0..HEADER_LEN as u64).await {
+            Ok(head) => head,
+            // It is gone since, or shorter than a header.
+            Err(error) if !error.is_transient() => continue,
+            Err(error) => return Err(error.into()),
         };
         let Ok(header) = head[..].try_into() else {
             continue;

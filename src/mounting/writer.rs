@@ -40,6 +40,9 @@ use crate::volume::{Volume, VolumeParts};
 /// A quarantine that could not be read is read again after so long.
 const QUARANTINE_RETRY: Duration = Duration::from_secs(5);
 
+/// A mount does not wait longer for grounds to leave the root.
+const CLAIMING: Duration = Duration::from_secs(5);
+
 /// What is written, and by whom.
 pub(super) struct Writing {
     pub(super) repository: Arc<Repository>,
@@ -181,7 +184,8 @@ impl Writing {
         match self.begin(&open, former).await {
             Ok((live, tasks)) => {
                 self.repository.bear_refusals();
-                if let Err(error) = self.claim_left(&open).await {
+                let claimed = tokio::time::timeout(CLAIMING, self.claim_left(&open)).await;
+                if let Ok(Err(error)) = claimed {
                     tracing::debug!("an empty spool is left to the next mount: {error}");
                 }
                 name_grounds(&self.repository.handle.current().root);

@@ -23,7 +23,7 @@
 use super::error::RootError;
 use super::repository::unopenable;
 use super::slots::{Making, SlotFacts, Slots, SlotsError};
-use super::unlock::read_slot;
+use super::unlock::{Force, read_slot, root_header};
 use bkfs_chunker::seal::{OpenError, SlotName};
 use jiff::Timestamp;
 
@@ -66,14 +66,29 @@ impl Slots {
         }
         let making = self.making_like(own, clock);
         let removed = self.remove_beside(slots, own.name, making).await;
-        let rotated = self.require_unrotated().await;
-        if matches!(rotated, Err(SlotsError::Rotated)) {
-            for (key, object) in kept {
-                let put = self.store.put_new(&key, vec![object]).await;
-                put.map_err(RootError::from)?;
-            }
+        let stands = self.require_unrotated().await;
+        // What was given up may be the only key of the root that stands now, and then no slot says
+        // so: only a root that this key is in force of needs none of it.
+        let is_needed = !kept.is_empty() && !self.is_in_force().await;
+        let mut put_back = Ok(());
+        for (key, object) in kept.into_iter().filter(|_| is_needed) {
+            let put = self.store.put_new(&key, vec![object]).await;
+            put_back = put_back.and(put.map(|_| ()).map_err(RootError::from));
         }
-        removed.and(rotated)
+        put_back?;
+        removed.and(stands)?;
+        match is_needed {
+            true => Err(SlotsError::Rotated),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the root that stands is known to be sealed under the master key of these slots.
+    async fn is_in_force(&self) -> bool {
+        match root_header(&*self.store).await {
+            Ok(header) => Force::of(&self.keyring, header.as_ref()) == Force::Standing,
+            Err(_) => false,
+        }
     }
 
     /// That no other slot can miss what this one holds.

@@ -24,6 +24,7 @@ use crate::volume::capture::{Capture, Captured};
 use crate::volume::commit::PublishError;
 use crate::volume::error::VolumeError;
 use crate::volume::flush::Reach;
+use crate::volume::landing::{Aim, PATIENCE, bring, failed, land, send};
 use crate::volume::operations::Content;
 
 /// Small files are at most so long behind after close(2) (brief, promise 4): from then a journal begins.
@@ -34,9 +35,6 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// After so long without anything acknowledged, a close is content with the spool.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
-
-/// After so long without anything acknowledged, a journal that nobody waits for is kept in the spool until it can be sent.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The longest journal, in bytes: what would be longer is committed.
 const JOURNAL_BYTES_MAX: usize = 32 * 1024 * 1024;
@@ -178,17 +176,6 @@ pub struct Journaler {
     uncommitted: (u64, u64),
     /// The longest journal, in bytes.
     bytes_max: usize,
-}
-
-/// What is to become of a journal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Aim {
-    /// The bucket, however long that takes.
-    Bucket,
-    /// The bucket, but the spool if the store does not answer.
-    Soon,
-    /// The spool.
-    Local,
 }
 
 /// What has become of it.
@@ -394,12 +381,22 @@ impl Journaler {
     /// [`PATIENCE`]: it is left to the caller to wait until it has landed.
     async fn write_for_bucket(&mut self) -> Result<(), VolumeError> {
         match self.write(self.soon()).await {
-            Err(error) if self.journal.can_keep() && self.volume.failure().is_none() => {
+            Err(error) if self.journal.can_keep() && self.is_of_the_spool(&error) => {
                 tracing::warn!("what the spool does not take goes to the bucket: {error}");
                 self.write(Aim::Bucket).await
             }
             written => written,
         }
+    }
+
+    /// Whether the bucket may take what failed with `error`. A store that was waited for already is
+    /// not waited for as long once more.
+    fn is_of_the_spool(&self, error: &VolumeError) -> bool {
+        let is_of_the_store = match error {
+            VolumeError::Depot(error) => error.is_of_the_store(),
+            _ => false,
+        };
+        self.volume.failure().is_none() && !is_of_the_store
     }
 
     /// Waits for `confirmed`, which may wait for the store as long as `timeout=`. Files that are
@@ -453,7 +450,7 @@ impl Journaler {
     async fn write_locally(&mut self) -> Result<bool, VolumeError> {
         match self.write(Aim::Local).await {
             Ok(()) => Ok(true),
-            Err(error) if self.volume.failure().is_none() => {
+            Err(error) if self.is_of_the_spool(&error) => {
                 tracing::warn!("what the spool does not take goes to the bucket: {error}");
                 Ok(false)
             }
@@ -559,71 +556,4 @@ impl Journaler {
     fn failed(&self, error: PublishError) -> VolumeError {
         failed(&self.volume, error)
     }
-}
-
-/// Brings what is settled to where `aim` is content with, and what it names before it. Dropped, it
-/// leaves the rest to the next call.
-async fn bring(volume: &Volume, journal: &dyn Journal, aim: Aim) -> Result<(), VolumeError> {
-    send(volume, journal, land(volume, journal), aim).await
-}
-
-/// Waits for `landing`, for the spool, or for either, as `aim` says. What is given up on is
-/// settled.
-async fn send(
-    volume: &Volume,
-    journal: &dyn Journal,
-    landing: impl Future<Output = Result<(), VolumeError>>,
-    aim: Aim,
-) -> Result<(), VolumeError> {
-    match aim {
-        Aim::Bucket => landing.await,
-        Aim::Local => keep(volume, journal).await,
-        Aim::Soon => tokio::select! {
-            biased;
-            landed = landing => landed,
-            () = volume.ingest.idle(PATIENCE) => keep(volume, journal).await,
-        },
-    }
-}
-
-/// Waits until the spool has what is settled. A full one is not waited for longer than the store:
-/// what lands makes room in it, and what has landed itself need not be kept.
-async fn keep(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
-    let lands = async {
-        loop {
-            tokio::time::sleep(PATIENCE).await;
-            if land(volume, journal).await.is_ok() && !journal.is_bare() {
-                return;
-            }
-        }
-    };
-    tokio::select! {
-        biased;
-        kept = journal.keep() => kept.map_err(|error| failed(volume, error)),
-        () = lands => Ok(()),
-    }
-}
-
-/// A journal did not come about.
-fn failed(volume: &Volume, error: PublishError) -> VolumeError {
-    match error {
-        PublishError::Lost(why) => {
-            let error = VolumeError::Commit(why);
-            volume.poison(error.clone());
-            error
-        }
-        PublishError::Again(why) | PublishError::Refused(why) | PublishError::Unknown(why) => {
-            VolumeError::Commit(why)
-        }
-    }
-}
-
-/// Brings all that is settled into the bucket, and what it names before it. What is settled
-/// meanwhile may name packs that only the spool has, so it does not go along. Dropped, it has
-/// brought the oldest of it or nothing.
-async fn land(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
-    let until = journal.settled();
-    volume.ingest.deliver().await?;
-    let landed = journal.land(until).await;
-    landed.map_err(|error| failed(volume, error))
 }

@@ -12,7 +12,7 @@
 //!   commit, sealed                layers → tree → root
 //!   unsaved                       which files have changes that no commit holds
 //!   delta, capture, operations    what no journal has described yet, and its description  (delta, operations: pure)
-//!   journal, replay               fsync, and what a taker makes of it
+//!   journal, landing, replay      fsync, where it waits, and what a taker makes of it
 //!   rescue                        what collection has condemned meanwhile, stored again
 //! ```
 
@@ -46,6 +46,7 @@ pub mod dirty;
 pub mod error;
 pub mod flush;
 pub mod journal;
+mod landing;
 pub mod locks;
 pub mod mode;
 pub mod names;

@@ -79,28 +79,35 @@ pub async fn ensure(ingest: &Ingest, kind: Kind, id: Id) -> Result<(), VolumeErr
     Ok(())
 }
 
-/// Stores the chunks of a live segment again whose only live places are damaged. One that cannot be
-/// read anywhere is left: nothing that refers to it is worse off than before.
+/// Stores the chunks of a live segment again whose only live places are damaged. What cannot be read
+/// anywhere is left: what refers to it is no worse off than before.
 async fn heal_chunks(ingest: &Ingest, segment: Id) -> Result<(), VolumeError> {
     let depot = ingest.depot();
-    let bytes = depot.read_blob(Kind::Segment, segment).await?;
+    let Some(bytes) = whole(depot.read_blob(Kind::Segment, segment).await, segment)? else {
+        return Ok(());
+    };
     for (chunk, _) in chunks_of(&bytes).map_err(|why| senseless(segment, why))? {
         if ingest.adopt_blob(Kind::Chunk, chunk).is_ok() {
             continue;
         }
-        match depot.read_blob(Kind::Chunk, chunk).await {
-            Ok(bytes) => {
-                ingest.store_blob(Kind::Chunk, bytes).await?;
-            }
-            Err(error @ (DepotError::Damaged { .. } | DepotError::Missing { .. })) => {
-                tracing::warn!(
-                    "chunk {chunk} of segment {segment} cannot be stored again: {error}"
-                );
-            }
-            Err(error) => return Err(error.into()),
+        let read = depot.read_blob(Kind::Chunk, chunk).await;
+        if let Some(bytes) = whole(read, segment)? {
+            ingest.store_blob(Kind::Chunk, bytes).await?;
         }
     }
     Ok(())
+}
+
+/// What was read of a segment or its chunks; nothing if it is lost.
+fn whole(read: Result<Bytes, DepotError>, segment: Id) -> Result<Option<Bytes>, VolumeError> {
+    match read {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.is_of_the_store() => Err(error.into()),
+        Err(error) => {
+            tracing::warn!("what segment {segment} holds cannot be stored again: {error}");
+            Ok(None)
+        }
+    }
 }
 
 /// The same for what an extent names.

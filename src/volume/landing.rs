@@ -26,7 +26,11 @@ pub(super) enum Aim {
 
 /// Brings what is settled to where `aim` is content with, and what it names before it. Dropped, it
 /// leaves the rest to the next call.
-pub(super) async fn bring(volume: &Volume, journal: &dyn Journal, aim: Aim) -> Result<(), VolumeError> {
+pub(super) async fn bring(
+    volume: &Volume,
+    journal: &dyn Journal,
+    aim: Aim,
+) -> Result<(), VolumeError> {
     send(volume, journal, land(volume, journal), aim).await
 }
 

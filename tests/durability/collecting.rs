@@ -12,15 +12,12 @@ use bkfs::maintain::collect::sweep::{delete, orphans};
 use bkfs::maintain::collect::{
     Collected, Options, Prospect, collect, may_delete, prospect, verifier,
 };
-use bkfs::maintain::quarantine;
 use bkfs::repository::Repository;
 use bkfs::root::forget::ListChanger;
 use bkfs::root::lists::DirectLists;
 use bkfs::root::session::OpenSession;
 use bkfs::volume::ROOT_INODE;
 use bkfs::volume::commit::SnapshotRequest;
-use bkfs_chunker::catalog::Place;
-use bkfs_chunker::pack::PackName;
 use bkfs_chunker::store::fault::{Fault, FaultStore, Gate, Strike};
 use bkfs_chunker::store::{Operation, Store, StoreErrorKind};
 use jiff::{SignedDuration, Timestamp};
@@ -253,81 +250,6 @@ fn what_is_committed_while_a_collection_looks_is_kept() {
 }
 
 /// What is stored anew is matched with no copy that is known to be damaged.
-/// Puts all data packs into quarantine; returns their keys.
-fn quarantine_data(bucket: &Bucket) -> Vec<String> {
-    bucket.work(bucket.memory.clone(), async |repository| {
-        let packs = bucket.memory.list("data/", None, 100).await;
-        let keys = packs.expect("listed").into_iter().map(|info| info.key);
-        let keys: Vec<String> = keys.collect();
-        let place = |key: &String| Place {
-            pack: PackName::from_key(key).expect("a pack").1,
-            frame: None,
-        };
-        let places: Vec<Place> = keys.iter().map(place).collect();
-        let machine = &repository.machine;
-        let added = quarantine::add(
-            &repository.handle,
-            &repository.lists,
-            &repository.depot,
-            machine.holder("quarantine"),
-            &*machine.processes,
-            &places,
-        );
-        added.await.expect("in quarantine");
-        keys
-    })
-}
-
-/// A journal names a segment that is live and whole; its chunks have no undamaged live place.
-#[test]
-fn a_taker_stores_again_what_is_damaged_beneath_a_journal() {
-    let bucket = Bucket::new();
-    let data = noise(1, 3 << 20);
-    let host = with_snapshot_of(&bucket, &data);
-    host.write("new", 0, data.clone());
-    host.fsync().expect("durable");
-    host.crash();
-    let damaged = quarantine_data(&bucket);
-    assert!(!damaged.is_empty());
-    let next = bucket.host();
-    assert!(next.read("new").as_ref() == Some(&data));
-    next.finish().expect("unmounted");
-    bucket.work(bucket.memory.clone(), async |_| {
-        for key in &damaged {
-            bucket.memory.delete(key).await.expect("deleted");
-        }
-    });
-    assert!(bucket.host().read("new") == Some(data));
-}
-
-#[test]
-fn nothing_is_moved_onto_a_damaged_copy() {
-    let bucket = Bucket::new();
-    let kept = noise(1, 1 << 20);
-    let host = bucket.host();
-    host.write("old", 0, kept.clone());
-    snapshot(&host, "one");
-    host.finish().expect("unmounted");
-    let damaged = quarantine_data(&bucket);
-    assert!(!damaged.is_empty());
-    // The same once more, beside what nobody will need.
-    let host = bucket.host();
-    host.write("new", 0, kept.clone());
-    host.write("gone", 0, noise(2, 5 << 20));
-    host.run(host.volume().commit()).expect("committed");
-    unlink(&host, "gone");
-    host.finish().expect("unmounted");
-    let done = gc(&bucket);
-    assert!(done.condemned.packs > 0, "{done:?}");
-    gc(&bucket);
-    bucket.work(bucket.memory.clone(), async |_| {
-        for key in &damaged {
-            bucket.memory.delete(key).await.expect("deleted");
-        }
-    });
-    assert!(bucket.host().read("new") == Some(kept));
-}
-
 /// Five snapshots, `one` and `round 0` to `round 3`, each with metadata of its own.
 fn five_snapshots(bucket: &Bucket) {
     let host = with_snapshot_of(bucket, &noise(1, 5 << 20));

@@ -22,6 +22,7 @@ mod outcome;
 mod paused;
 mod price;
 mod private;
+mod quarantined;
 mod reading;
 mod scattered;
 mod stalls;

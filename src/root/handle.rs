@@ -46,6 +46,9 @@ pub struct RootView {
 /// Roots that work on a root that must stand is tried with.
 const ROOTS_MAX: u32 = 8;
 
+/// So many looks at the root before a store is blamed that shows what it has replaced.
+const CONFIRMING_LOOKS: u32 = 3;
+
 /// One change of the root, which is tried until it is made or refused.
 #[async_trait]
 pub trait Transition: Send {
@@ -470,24 +473,31 @@ impl RootHandle {
     }
 
     /// Looks once more at a root that the store has acknowledged: it stands, or one that descends
-    /// from it. A look that fails tells nothing; the next one will.
+    /// from it. A look that fails tells nothing; the next one will. A store that goes on showing
+    /// what it has replaced did not keep what it acknowledged.
     ///
     /// # Errors
     /// [`RootError::NotAtomic`].
     async fn confirm(&self) -> Result<(), RootError> {
         let made = self.current();
-        let look = self.0.store.get_if_changed(ROOT_KEY, &made.version);
-        let looked = self.bounded(&self.pauses(), Operation::Get, look).await;
-        let Ok(Some((bytes, version))) = looked else {
-            return Ok(());
-        };
-        let Ok(view) = self.decode(&bytes, version) else {
-            return Ok(());
-        };
-        match self.accept(view, made.root.mark()).await {
-            Err(error @ RootError::NotAtomic { .. }) => Err(error),
-            _ => Ok(()),
+        let mark = made.root.mark();
+        let mut pauses = self.pauses();
+        for _ in 0..CONFIRMING_LOOKS {
+            let look = self.0.store.get_if_changed(ROOT_KEY, &made.version);
+            let looked = self.bounded(&pauses, Operation::Get, look).await;
+            let Ok(Some((bytes, version))) = looked else {
+                return Ok(());
+            };
+            let Ok(view) = self.decode(&bytes, version) else {
+                return Ok(());
+            };
+            match self.accept(view, mark).await {
+                Err(error @ RootError::NotAtomic { .. }) => return Err(error),
+                Err(RootError::Rollback { .. }) => pauses.sleep().await,
+                _ => return Ok(()),
+            }
         }
+        Err(RootError::NotAtomic { made: mark })
     }
 
     /// Reads the whole root after an unanswered attempt. Whatever keeps it from being read leaves the outcome unknown.

@@ -16,6 +16,7 @@ use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features};
 use bkfs_chunker::store::{Store, StoreError, StoreErrorKind, Version};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 async fn enter(handle: &RootHandle, volume: &str) -> OpenSession {
     let request = VolumeRequest {
@@ -463,5 +464,45 @@ async fn a_session_looks_whether_its_last_change_still_stands() {
     *overtaken.by.lock() = Some(object);
     let error = handle.update(&mut Touch(session.id())).await;
     let error = error.expect_err("it was acknowledged, and is gone");
+    assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
+}
+
+/// A store that acknowledges replacements and does not keep them.
+#[derive(Debug)]
+struct Forgetful {
+    inner: Arc<dyn Store>,
+    forgets: AtomicBool,
+}
+
+#[async_trait]
+impl bkfs_chunker::store::Layer for Forgetful {
+    fn below(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<bytes::Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        if self.forgets.load(Ordering::SeqCst) {
+            return self.inner.put("elsewhere", body).await;
+        }
+        self.inner.replace(key, body, expected).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_the_store_did_not_keep_is_not_made() {
+    let forgetful = Arc::new(Forgetful {
+        inner: memory().await,
+        forgets: AtomicBool::new(false),
+    });
+    let handle = process(forgetful.clone(), 1).await;
+    let session = enter(&handle, "main").await;
+    forgetful.forgets.store(true, Ordering::SeqCst);
+    let error = handle.update(&mut Touch(session.id())).await;
+    let error = error.expect_err("it was acknowledged, and is not there");
     assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
 }

@@ -1,6 +1,7 @@
 //! Caches: what they save, and that nothing in them is ever believed.
 
 use std::fs;
+use std::time::Duration;
 
 use super::bucket::Verdict;
 use super::*;
@@ -13,6 +14,19 @@ fn files_below(directory: &std::path::Path) -> Vec<PathBuf> {
         path => vec![path],
     });
     below.collect()
+}
+
+/// Drops a depot, and waits until what it fetched is on the disk: a fetch answers before it writes.
+async fn leave(depot: Depot) {
+    let reader = Arc::downgrade(&depot.shared().reader);
+    drop(depot);
+    let written = async {
+        while reader.strong_count() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(60), written).await;
+    ended.expect("its fetches end");
 }
 
 #[tokio::test]
@@ -35,7 +49,7 @@ async fn a_restart_fetches_nothing_twice() {
     world.bucket.forget_requests();
     assert!(read_file(&depot, &stored).await.expect("reads") == file);
     assert!(depot.metrics().memory_hits > 0);
-    drop(depot);
+    leave(depot).await;
 
     let depot = world.loaded().await;
     assert!(read_file(&depot, &stored).await.expect("reads") == file);
@@ -79,7 +93,7 @@ async fn torn_and_foreign_cache_files_are_misses() {
     world.commit(&ingest).await;
     let depot = world.loaded().await;
     read_file(&depot, &stored).await.expect("reads");
-    drop(depot);
+    leave(depot).await;
     for (number, path) in files_below(directory.path()).into_iter().enumerate() {
         let mut bytes = fs::read(&path).expect("reads");
         match number % 3 {
@@ -97,7 +111,7 @@ async fn torn_and_foreign_cache_files_are_misses() {
     assert!(depot.metrics().cache_misses > 0);
     assert_eq!(depot.metrics().damaged, 0, "the bucket is not to blame");
     // What was fetched again is right again.
-    drop(depot);
+    leave(depot).await;
     let depot = world.loaded().await;
     assert!(read_file(&depot, &stored).await.expect("reads") == file);
     assert_eq!(depot.metrics().get_requests, 0);

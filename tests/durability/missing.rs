@@ -157,6 +157,8 @@ fn commands_that_take_a_volume_over_accept_a_loss_too() {
     host.write("copied", 0, *b"contents");
     snapshot(&host, "one");
     host.finish().expect("unmounted");
+    // Another machine: this one knows another bucket by that name.
+    let state = tempfile::tempdir().expect("a directory");
     let bucket = dead(state.path(), "ab");
     delete(&bucket, 0);
     let refused = copy(&source, &bucket, false).expect_err("acknowledged");

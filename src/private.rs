@@ -62,7 +62,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
-/// A new file beside `path`. Processes in containers that share a directory may have equal numbers.
+/// A new file in the directory of `path`. Processes in containers that share a directory may have equal numbers.
 fn create_draft(path: &Path) -> io::Result<(PathBuf, File)> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);

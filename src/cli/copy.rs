@@ -41,7 +41,8 @@ pub struct Copy {
     /// Take the target's volume over from whoever holds it
     #[arg(long)]
     steal: bool,
-    /// Go on without what was acknowledged to the holder of the target's volume and is missing from its bucket; what follows it is set aside below damaged/
+    /// Go on without what was acknowledged to the holder of the target's volume and is missing from
+    /// its bucket; what follows it is set aside below damaged/
     #[arg(long)]
     accept_loss: bool,
     /// Give up what the target's volume holds beyond its snapshots, and go on from the last one that

@@ -185,10 +185,12 @@ fn failure(error: SlotsError) -> Failure {
             Failure::new(error.to_string()).hint("bkfs key list names them.")
         }
         error @ SlotsError::Unfinished { .. } => Failure::new(error.to_string()).hint(
-            "Finish it with bkfs key rotate, which removes what is of no use; if no rotation was begun, remove the key with bkfs key remove --give-up.",
+            "Finish it with bkfs key rotate, which removes what is of no use; if no rotation was \
+             begun, remove the key with bkfs key remove --give-up.",
         ),
         error @ SlotsError::Foreign { .. } => Failure::new(error.to_string()).hint(
-            "Keep it until bkfs check --read-data finds all that is stored readable without it; bkfs key remove --give-up removes it.",
+            "Keep it until bkfs check --read-data finds all that is stored readable without it; \
+             bkfs key remove --give-up removes it.",
         ),
         error @ SlotsError::Rotated => {
             Failure::new(error.to_string()).hint("Look at the keys (bkfs key list), and repeat it.")

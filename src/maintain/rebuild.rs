@@ -197,7 +197,8 @@ impl fmt::Display for Missed {
         let (session, first, last) = (self.session, self.covered + 1, self.sent);
         write!(
             formatter,
-            "operations {first} to {last} of session {session}, which the store took from this machine, are in no journal and in no commit"
+            "operations {first} to {last} of session {session}, which the store took from this \
+             machine, are in no journal and in no commit"
         )?;
         match &self.volume {
             Some(volume) => write!(formatter, " (volume {volume})"),

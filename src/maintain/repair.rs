@@ -245,7 +245,7 @@ fn make_plan(
     Ok(plan)
 }
 
-/// Lists of snapshots beside a root that is there.
+/// Lists of snapshots of a root that is there.
 fn plan_lost_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Plan) {
     if findings.listed.lost.is_empty() {
         return;

@@ -36,7 +36,9 @@ impl fmt::Display for Uncarried {
         let (session, first, last) = (self.session, self.covered + 1, self.sent);
         write!(
             formatter,
-            "the store took operations {first} to {last} of session {session} from this machine, and the session has left the repository without them: they were acknowledged, and are lost"
+            "the store took operations {first} to {last} of session {session} from this machine, \
+             and the session has left the repository without them: they were acknowledged, and \
+             are lost"
         )
     }
 }

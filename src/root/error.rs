@@ -231,7 +231,9 @@ pub enum RootError {
     /// The password opens two key slots of which each holds a master key that the other does not
     /// hold, and no root tells which one is in force.
     #[error(
-        "the password opens keys {first} and {second}, which hold different master keys of one epoch, and no root tells which of them is in force: two rotations of the master key were begun, and the root was lost since"
+        "the password opens keys {first} and {second}, which hold different master keys of \
+         one epoch, and no root tells which of them is in force: two rotations of the master \
+         key were begun, and the root was lost since"
     )]
     KeysConflict {
         /// One of them.
@@ -376,16 +378,20 @@ impl RootError {
                 "look through what is there (bkfs --accept-rollback snapshots); the option is needed once on this machine",
             ),
             Self::JournalsMissing { .. } => Some(
-                "nothing was deleted or carried out; bring the journals back, for example from older versions in the bucket, and mount again; to go on without them, give --accept-loss once (bkfs mount, put, copy or session end; mount -o accept_loss)",
+                "nothing was deleted or carried out; bring the journals back, for example from older \
+                 versions in the bucket, and mount again; to go on without them, give --accept-loss \
+                 once (bkfs mount, put, copy or session end; mount -o accept_loss)",
             ),
             Self::Replaced { .. } => Some(
                 "no password was asked for or used; if the other repository is meant to be here, give --accept-replaced once on this machine",
             ),
             Self::KeysUntried { .. } => Some(
-                "name the key of the password with --key, which is then tried before all others; then remove the objects below keys/ that are nobody's (bkfs key list, bkfs key remove)",
+                "name the key of the password with --key, which is then tried before all others; then \
+                 remove the objects below keys/ that are of no user (bkfs key list, bkfs key remove)",
             ),
             Self::KeysConflict { .. } => Some(
-                "bring the newest root back; without one, give --key for the key whose objects can be read (bkfs check --key NAME), and keep the other one",
+                "bring the newest root back; without one, give --key for the key whose objects can be \
+                 read (bkfs check --key NAME), and keep the other one",
             ),
             Self::NoSuchKey { .. } => Some("bkfs key list names them"),
             Self::OlderKey { .. } => Some(

@@ -492,7 +492,8 @@ async fn of_older_key(
 /// A root that states an epoch which no key slot states.
 pub(crate) fn no_such_epoch(epoch: u32) -> RootError {
     let what = format!(
-        "it states master key {epoch}, and no key slot is of that epoch: it was changed, or the keys of that epoch were deleted"
+        "it states master key {epoch}, and no key slot is of that epoch: it was changed, or \
+         the keys of that epoch were deleted"
     );
     RootError::damaged(ROOT_KEY, what)
 }

@@ -19,8 +19,8 @@
 //!
 //! What is interrupted after 1 leaves the old state and a slot without use; after 2, the new state
 //! and slots without use. A replacement that arrives late finds its slot, since no slot of a newer
-//! epoch than the root's is removed, unless the user gives it up. A mount that registers between the look at the root and
-//! its replacement makes that fail; a mount that has read its key before cannot open the root any
+//! epoch than the root's is removed, unless the user gives it up. A mount that registers between the
+//! look at the root and its replacement makes that fail; a mount that has read its key before cannot open the root any
 //! more, and so never registers.
 //!
 //! The id key and the cutting key stay: ids, deduplication and the tag of the config as well.

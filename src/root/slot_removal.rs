@@ -2,9 +2,11 @@
 //!
 //! Owns removal, and the change of a password. Which slots there are is in [`super::slots`].
 //!
-//! Slots are created under names that are never used again, and deleted; nothing orders two who do that at once. Whoever removes a slot holds the password of
-//! another, its *own*, and goes by four steps: a copy of its own slot under a new name; the deletion; a look whether its own slot is still there; and only if so, the deletion of the copy.
-//! Of several who remove each other's slots at once, the one whose deletion came last saw its own slot after all deletions, or keeps its copy.
+//! Slots are created under names that are never used again, and deleted; nothing orders two removals
+//! at the same time. A removal holds the password of another slot, its *own*, and has four steps: a
+//! copy of its own slot under a new name; the deletion; a look whether its own slot is still there;
+//! and only if so, the deletion of the copy. Of several that remove each other's slots at once, the
+//! one whose deletion came last saw its own slot after all deletions, or keeps its copy.
 //!
 //! Several slots that are removed together share one copy.
 //!

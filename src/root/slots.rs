@@ -96,7 +96,9 @@ pub enum SlotsError {
     },
     /// It may hold a master key that no other slot holds, and that objects are sealed under.
     #[error(
-        "key {slot} may hold another master key than the given password's key, and objects may be sealed under it: two rotations of the master key were begun, or the root that tells which key is in force is lost"
+        "key {slot} may hold another master key than the given password's key, and objects \
+         may be sealed under it: two rotations of the master key were begun, or the root that \
+         tells which key is in force is lost"
     )]
     Foreign {
         /// Which.
@@ -104,7 +106,8 @@ pub enum SlotsError {
     },
     /// The master key was rotated since the slots were read.
     #[error(
-        "the master key was rotated meanwhile: the keys that there were, and those that were added, open nothing any more"
+        "the master key was rotated meanwhile: the keys that there were, and those that were \
+         added, open nothing any more"
     )]
     Rotated,
     /// A rotation would drop keys of other passwords.

@@ -51,7 +51,9 @@ pub enum Refusal {
     },
     /// A session may leave what only its spool holds, and there is no room to note where it stood.
     #[error(
-        "the repository notes for its most spools ({GROUNDS_MAX}) that they may hold what was acknowledged; the oldest: {oldest}. Mount once on such a host, or give up for good what only those spools may hold: bkfs session end URL --give-up {}",
+        "the repository notes for its most spools ({GROUNDS_MAX}) that they may hold what was \
+         acknowledged; the oldest: {oldest}. Mount once on such a host, or give up for good \
+         what only those spools may hold: bkfs session end URL --give-up {}",
         by_id(oldest)
     )]
     GroundsFull {

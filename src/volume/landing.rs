@@ -10,7 +10,8 @@ use crate::volume::commit::PublishError;
 use crate::volume::error::VolumeError;
 use crate::volume::journal::Journal;
 
-/// After so long without anything acknowledged, a journal that nobody waits for is kept in the spool until it can be sent.
+/// After so long without anything acknowledged, a journal is kept in the spool until it can be sent,
+/// and so are files that were closed while an fsync waits.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is to become of a journal.

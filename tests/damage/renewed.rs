@@ -301,7 +301,7 @@ fn damage_that_is_found_meanwhile_is_stored_again_as_well() {
     let known = data_packs(&store);
     let machine = Machine::mount(store.clone(), None);
     machine.write("again", 0, noise(50, 900_000));
-    machine.write("beside", 0, noise(52, 500_000));
+    machine.write("with it", 0, noise(52, 500_000));
     machine.snapshot("after");
     machine.finish();
     let fresh: Vec<String> = data_packs(&store).difference(&known).cloned().collect();

@@ -24,6 +24,22 @@ pub fn page_file(host: &Host, name: &str) -> u64 {
     made.expect("made").inode
 }
 
+/// Commits a file of eight pages.
+pub fn commit_pages(bucket: &Bucket) {
+    let host = bucket.host();
+    page_file(&host, "pages");
+    host.write("pages", 0, noise(1, 8 * PAGE));
+    host.finish().expect("unmounted");
+}
+
+/// Lets the next read of data stand still until the gate is opened.
+pub fn hold_reads(host: &Host) -> Gate {
+    let gate = Gate::new();
+    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::GetRange);
+    host.faults.plan(strike.keys("data/"));
+    gate
+}
+
 /// An fsync during a commit names packs of that commit at most if all below them is there as well:
 /// packs finish in any order.
 #[test]
@@ -77,11 +93,7 @@ fn wait_for_a_cut(host: &Host) {
 #[test]
 fn a_commit_holds_nothing_that_was_written_after_its_cut() {
     let bucket = Bucket::new();
-    let host = bucket.host();
-    page_file(&host, "pages");
-    host.write("pages", 0, noise(1, 8 * PAGE));
-    host.finish().expect("unmounted");
-
+    commit_pages(&bucket);
     let host = bucket.host();
     let gate = Gate::new();
     host.faults.plan(
@@ -119,15 +131,9 @@ fn a_commit_holds_nothing_that_was_written_after_its_cut() {
 #[test]
 fn what_is_written_over_bytes_that_are_being_stored_is_kept() {
     let bucket = Bucket::new();
+    commit_pages(&bucket);
     let host = bucket.host();
-    page_file(&host, "pages");
-    host.write("pages", 0, noise(1, 8 * PAGE));
-    host.finish().expect("unmounted");
-
-    let host = bucket.host();
-    let gate = Gate::new();
-    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::GetRange);
-    host.faults.plan(strike.keys("data/"));
+    let gate = hold_reads(&host);
     let place = 3 * PAGE + 100;
     host.write("pages", place as u64, noise(2, 4096));
     let (volume, inode) = (host.volume(), host.file("pages"));
@@ -150,15 +156,9 @@ fn what_is_written_over_bytes_that_are_being_stored_is_kept() {
 #[test]
 fn what_is_stored_of_a_removed_file_leans_on_others_until_it_is_committed() {
     let bucket = Bucket::new();
+    commit_pages(&bucket);
     let host = bucket.host();
-    page_file(&host, "pages");
-    host.write("pages", 0, noise(1, 8 * PAGE));
-    host.finish().expect("unmounted");
-
-    let host = bucket.host();
-    let gate = Gate::new();
-    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::GetRange);
-    host.faults.plan(strike.keys("data/"));
+    let gate = hold_reads(&host);
     // A changed page, whose beginning is read back, and one as it was.
     let mut bytes = noise(2, PAGE - 100);
     bytes.extend_from_slice(&noise(1, 8 * PAGE)[4 * PAGE..5 * PAGE]);

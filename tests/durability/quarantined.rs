@@ -66,7 +66,7 @@ fn nothing_is_moved_onto_a_damaged_copy() {
     host.finish().expect("unmounted");
     let damaged = quarantine_data(&bucket);
     assert!(!damaged.is_empty());
-    // The same once more, beside what nobody will need.
+    // The same once more, with what nothing will need.
     let host = bucket.host();
     host.write("new", 0, kept.clone());
     host.write("gone", 0, noise(2, 5 << 20));

@@ -124,7 +124,7 @@ fn close_beside_an_fsync(why: &str, settings: Settings, stall: impl FnOnce(&Host
     let volume = host.volume();
     let waits = host.spawn(async move { volume.fsync().await });
     host.wait(0.05);
-    close(&host, "beside", &noise(2, SMALL));
+    close(&host, "meanwhile", &noise(2, SMALL));
     // What an outage may add to a close.
     host.wait(10.0);
     close(&host, "later", &noise(3, SMALL));
@@ -135,12 +135,12 @@ fn close_beside_an_fsync(why: &str, settings: Settings, stall: impl FnOnce(&Host
     let next = Host::spooling(&bucket, &disk);
     let written = [
         ("before", 1, LARGE),
-        ("beside", 2, SMALL),
+        ("meanwhile", 2, SMALL),
         ("later", 3, SMALL),
     ];
     for (name, seed, bytes) in written {
         let found = next.read(name) == Some(noise(seed, bytes));
-        assert!(found, "{name} beside {why}");
+        assert!(found, "{name}, {why}");
     }
 }
 
@@ -184,12 +184,12 @@ fn what_is_closed_while_an_fsync_asks_the_store_has_the_next_journal() {
     let waits = host.spawn(async move { volume.fsync().await });
     host.wait(0.5);
     assert!(host.faults.struck() > 0, "it asks whose the volume is");
-    close(&host, "beside", &noise(2, SMALL));
+    close(&host, "meanwhile", &noise(2, SMALL));
     host.wait(0.5);
     recover(&host, &gate);
     host.run(waits).expect("ran").expect("durable");
     host.wait(KEPT_AFTER);
-    let missing = missing(&bucket, host, &["before", "beside"]);
+    let missing = missing(&bucket, host, &["before", "meanwhile"]);
     assert!(missing.is_empty(), "{missing:?}");
 }
 

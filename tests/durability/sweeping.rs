@@ -13,7 +13,7 @@ use bkfs_chunker::store::{Layer, MemoryStore, Operation, Store, StoreError};
 
 use crate::collecting::{forget, gc, snapshot, unlink, with_snapshot_of};
 use crate::host::{Bucket, Host, noise};
-use crate::layers::{PAGE, page_file};
+use crate::layers::{PAGE, commit_pages, hold_reads, page_file};
 
 /// A host whose heartbeats arrive.
 fn beating(bucket: &Bucket) -> Host {
@@ -82,15 +82,9 @@ fn a_session_stores_again_what_was_condemned_before_it_raises_its_base() {
 #[test]
 fn a_session_raises_no_base_over_what_was_stored_of_a_removed_file() {
     let bucket = Bucket::new();
-    let first = bucket.host();
-    page_file(&first, "pages");
-    first.write("pages", 0, noise(1, 8 * PAGE));
-    first.finish().expect("unmounted");
-
+    commit_pages(&bucket);
     let host = beating(&bucket);
-    let gate = Gate::new();
-    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::GetRange);
-    host.faults.plan(strike.keys("data/"));
+    let gate = hold_reads(&host);
     // A changed page, whose beginning is read back, and one as it was.
     let mut bytes = noise(2, PAGE - 100);
     bytes.extend_from_slice(&noise(1, 8 * PAGE)[4 * PAGE..5 * PAGE]);
@@ -165,9 +159,7 @@ fn what_a_listed_pack_of_a_session_refers_to_stays_reachable_or_not() {
     first.finish().expect("unmounted");
 
     let host = bucket.host();
-    let gate = Gate::new();
-    let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::GetRange);
-    host.faults.plan(strike.keys("data/"));
+    let gate = hold_reads(&host);
     // The middle of a page: the commit reads the rest of it back, and waits for that.
     host.write("pages", 3 * PAGE as u64 + 100, noise(3, 4096));
     let volume = host.volume();

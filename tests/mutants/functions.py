@@ -15,7 +15,7 @@ import time
 
 # The environment variable that names the mutant.
 SWITCH = "BKFS_MUTANT"
-# Test targets that are run beside the unit tests, from the cheapest to the dearest.
+# Test targets that are run after the unit tests, from the cheapest to the dearest.
 TARGETS = ("durability", "damage", "hostile", "reference")
 # The time after which a program of tests counts as one that fails, in seconds.
 HANG_S = 180

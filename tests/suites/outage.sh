@@ -21,6 +21,13 @@ metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["met
 spools() { find "$MACHINE/state/bkfs/spool" -mindepth 2 -maxdepth 2 -type d 2>/dev/null; }
 store_is_gone() { kill -STOP "$MINIO_PID"; }
 store_is_back() { kill -CONT "$MINIO_PID"; }
+# foreground_mount OPTIONS: mounts with a daemon whose words are in $SUITE_TMP/daemon; leaves its process in `pid`.
+foreground_mount() {
+  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,$1" 2>"$SUITE_TMP/daemon" &
+  pid=$!
+  remember_pid $pid
+  wait_for 30 is_mounted "$MNT" || wrong "it does not come up: $(cat "$SUITE_TMP/daemon")"
+}
 # noise FILE MIB: bytes that neither compress nor deduplicate.
 noise() { head -c "$(($2 << 20))" /dev/urandom >"$1"; }
 
@@ -185,10 +192,7 @@ told_to_end() {
   local pid status=0
   machine one
   noise "$SUITE_TMP/file" 60
-  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,spool_size=1G,timeout=120,close=async,drain=3" 2>"$SUITE_TMP/daemon" &
-  pid=$!
-  remember_pid $pid
-  wait_for 30 is_mounted "$MNT"
+  foreground_mount "spool_size=1G,timeout=120,close=async,drain=3"
   mkdir "$MNT/ended"
   store_is_gone
   cp "$SUITE_TMP/file" "$MNT/ended/large"
@@ -211,10 +215,7 @@ told_to_end() {
 told_to_end_in_fsync() {
   local pid began waiting status=0
   machine one
-  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,spool_size=1G,drain=3" 2>"$SUITE_TMP/daemon" &
-  pid=$!
-  remember_pid $pid
-  wait_for 30 is_mounted "$MNT"
+  foreground_mount "spool_size=1G,drain=3"
   mkdir "$MNT/fsync"
   sync "$MNT/fsync"
   store_is_gone
@@ -238,10 +239,7 @@ told_to_end_in_fsync() {
 told_to_end_three_times() {
   local pid began status=0
   machine one
-  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,spool_size=1G,timeout=120,close=async,drain=600" 2>"$SUITE_TMP/daemon" &
-  pid=$!
-  remember_pid $pid
-  wait_for 30 is_mounted "$MNT"
+  foreground_mount "spool_size=1G,timeout=120,close=async,drain=600"
   mkdir "$MNT/thrice"
   noise "$SUITE_TMP/file" 20
   store_is_gone
@@ -274,10 +272,7 @@ told_to_end_three_times() {
 told_to_end_without_room() {
   local pid status=0
   machine one
-  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,spool_size=64M,drain=3" 2>"$SUITE_TMP/daemon" &
-  pid=$!
-  remember_pid $pid
-  wait_for 30 is_mounted "$MNT"
+  foreground_mount "spool_size=64M,drain=3"
   mkdir "$MNT/room"
   sync "$MNT/room"
   noise "$SUITE_TMP/file" 160

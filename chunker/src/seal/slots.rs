@@ -218,7 +218,7 @@ pub struct Unwrapped {
     pub secrets: Secrets,
     /// What the slot states, judged.
     pub statement: Statement,
-    /// The hash beside the secrets of what the slot stated when it was made, if there is one.
+    /// The hash, stored with the secrets, of what the slot stated when it was made, if there is one.
     bound: Option<[u8; 32]>,
 }
 

@@ -1,4 +1,4 @@
-//! Which keys open a repository, beside hostile ones and after rotations.
+//! Which keys open a repository, among hostile ones and after rotations.
 
 use super::keys_support::*;
 use super::support::{Seeded, time};

@@ -1,4 +1,4 @@
-//! Keys that are removed and passwords that are changed: beside hostile keys, beside rotations, and
+//! Keys that are removed and passwords that are changed: among hostile keys, during rotations, and
 //! where no root tells which key is in force.
 
 use super::keys_rotation::held;

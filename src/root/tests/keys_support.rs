@@ -155,8 +155,8 @@ pub async fn repository_of(store: &Arc<dyn Store>) -> RepositoryId {
 
 /// Seals what lies under the key of a slot, as who can write to the bucket does.
 pub fn forged(repository: RepositoryId, name: SlotName, payload: &[u8]) -> Bytes {
-    let nobody = Secrets::new([0; 32], [0; 32], [0; 32]);
-    let keyring = Keyring::unsealed(repository, nobody);
+    let none = Secrets::new([0; 32], [0; 32], [0; 32]);
+    let keyring = Keyring::unsealed(repository, none);
     keyring.seal_object(
         Class::KeySlot,
         &name.key(),

@@ -131,7 +131,7 @@ async fn a_lost_index_is_written_anew_from_footers() {
     assert_eq!(again.places_of(&blob.prefix), [place]);
 }
 
-/// An index names places. What lies there is what its bytes are, whoever says otherwise.
+/// An index names places. The bytes there, and not the index, say what lies there.
 #[tokio::test]
 async fn an_index_that_gives_a_blob_the_place_of_another_makes_no_wrong_answer() {
     for is_sealed in [true, false] {

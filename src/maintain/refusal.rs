@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use bkfs_chunker::seal::{Class, HEADER_LEN, Header, Keyring, OpenError};
-use bkfs_chunker::store::{Store, Version};
+use bkfs_chunker::store::{Store, StoreError, StoreErrorKind, Version};
 
 use super::check::{CheckOptions, Findings};
 use super::report::ProblemKind;
@@ -92,7 +92,7 @@ pub(super) async fn refuse_newer_keys(
         let head = match store.get_range(key, 0..HEADER_LEN as u64).await {
             Ok(head) => head,
             // It is gone since, or shorter than a header.
-            Err(error) if !error.is_transient() => continue,
+            Err(error) if is_gone_or_short(&error) => continue,
             Err(error) => return Err(error.into()),
         };
         let Ok(header) = head[..].try_into() else {
@@ -130,4 +130,12 @@ pub(super) async fn refuse_newer_keys(
         )),
         None => Ok(()),
     }
+}
+
+/// Whether no header can be read since the object is gone, or shorter than one.
+fn is_gone_or_short(error: &StoreError) -> bool {
+    matches!(
+        error.kind(),
+        StoreErrorKind::NotFound | StoreErrorKind::OutOfRange
+    )
 }

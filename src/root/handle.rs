@@ -46,7 +46,7 @@ pub struct RootView {
 /// Roots that work on a root that must stand is tried with.
 const ROOTS_MAX: u32 = 8;
 
-/// So many looks at the root before a store is blamed that shows what it has replaced.
+/// Looks at the root before a store is blamed that shows what it has replaced.
 const CONFIRMING_LOOKS: u32 = 3;
 
 /// One change of the root, which is tried until it is made or refused.
@@ -445,7 +445,7 @@ impl RootHandle {
                     };
                     self.accept(made, attempt.base).await?;
                     *self.0.made.lock() = Some(attempt.next.root.mark());
-                    self.confirm().await?;
+                    self.confirm(attempt.next.root.mark()).await?;
                     return Ok(Fate::Made);
                 }
                 Err(error) => error,
@@ -472,23 +472,23 @@ impl RootHandle {
         }
     }
 
-    /// Looks once more at a root that the store has acknowledged: it stands, or one that descends
-    /// from it. A look that fails tells nothing; the next one will. A store that goes on showing
-    /// what it has replaced did not keep what it acknowledged.
+    /// Looks once more whether the root `mark`, which the store has acknowledged, stands, or one that
+    /// descends from it. A look that fails tells nothing; one older root alone is looked at again.
     ///
     /// # Errors
     /// [`RootError::NotAtomic`].
-    async fn confirm(&self) -> Result<(), RootError> {
+    async fn confirm(&self, mark: RootMark) -> Result<(), RootError> {
         let made = self.current();
-        let mark = made.root.mark();
+        let descent = self.require_descent(&made.root, mark).await;
+        if let Err(error @ RootError::NotAtomic { .. }) = descent {
+            return Err(error);
+        }
         let mut pauses = self.pauses();
         for _ in 0..CONFIRMING_LOOKS {
             let look = self.0.store.get_if_changed(ROOT_KEY, &made.version);
             let looked = self.bounded(&pauses, Operation::Get, look).await;
-            let Ok(Some((bytes, version))) = looked else {
-                return Ok(());
-            };
-            let Ok(view) = self.decode(&bytes, version) else {
+            let looked = looked.map(|read| read.map(|(bytes, at)| self.decode(&bytes, at)));
+            let Ok(Some(Ok(view))) = looked else {
                 return Ok(());
             };
             match self.accept(view, mark).await {

@@ -506,3 +506,63 @@ async fn a_change_that_the_store_did_not_keep_is_not_made() {
     let error = error.expect_err("it was acknowledged, and is not there");
     assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
 }
+
+/// The answer to a replacement comes late: meanwhile two others were made over it, and are known.
+#[tokio::test(start_paused = true)]
+async fn a_change_that_was_overtaken_before_its_answer_is_not_made() {
+    let late = Arc::new(Late {
+        inner: memory().await,
+        gates: parking_lot::Mutex::default(),
+    });
+    let handle = process(late.clone(), 1).await;
+    let session = enter(&handle, "main").await;
+    let base = handle.refresh().await.expect("read");
+    let (came, arrived) = tokio::sync::oneshot::channel();
+    let (open, gate) = tokio::sync::oneshot::channel();
+    *late.gates.lock() = Some((came, gate));
+    let (own, id) = (handle.clone(), session.id());
+    let change = tokio::spawn(async move { own.update(&mut Touch(id)).await.map(drop) });
+    arrived.await.expect("sent");
+    store_blindly(&*late.inner, &base).await;
+    let other = process(late.inner.clone(), 2).await;
+    other.refresh().await.expect("read");
+    store_blindly(&*late.inner, &other.current()).await;
+    handle.refresh().await.expect("it follows what it knew");
+    open.send(()).expect("it waits");
+    let error = change.await.expect("no panic").expect_err("it is gone");
+    assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
+}
+
+type Gates = (
+    tokio::sync::oneshot::Sender<()>,
+    tokio::sync::oneshot::Receiver<()>,
+);
+
+/// A store that answers the next replacement when it is told to.
+#[derive(Debug)]
+struct Late {
+    inner: Arc<dyn Store>,
+    gates: parking_lot::Mutex<Option<Gates>>,
+}
+
+#[async_trait]
+impl bkfs_chunker::store::Layer for Late {
+    fn below(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<bytes::Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        let version = self.inner.replace(key, body, expected).await?;
+        let gates = self.gates.lock().take();
+        if let Some((came, gate)) = gates {
+            came.send(()).expect("waited for");
+            gate.await.expect("opened");
+        }
+        Ok(version)
+    }
+}

@@ -134,7 +134,7 @@ impl Report {
             line(&mut text, format_args!("- {name}: {reason}"));
         }
         if self.absent.is_empty() {
-            line(&mut text, format_args!("Nobody."));
+            line(&mut text, format_args!("None."));
         }
         text
     }

@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn what_leaves_the_machine_in_the_clear_is_not_guarded() {
         for guarded in [
-            "https://s3.example.org",
+            "https://s3.objects.test",
             "http://localhost:9000",
             "http://LOCALHOST",
             "http://127.0.0.1:9000",
@@ -364,11 +364,11 @@ mod tests {
             assert!(is_guarded(guarded), "{guarded}");
         }
         for open in [
-            "http://s3.example.org",
-            "HTTP://s3.example.org",
-            "http://localhost.example.org",
-            "http://127.0.0.1.example.org",
-            "http://user@127.0.0.2@example.org",
+            "http://s3.objects.test",
+            "HTTP://s3.objects.test",
+            "http://localhost.objects.test",
+            "http://127.0.0.1.objects.test",
+            "http://user@127.0.0.2@objects.test",
             "http://10.0.0.1:9000",
             "http://0.0.0.0:9000",
             "http://[::]:9000",

@@ -1,0 +1,33 @@
+# Shortcuts for developers. CONTRIBUTING.md says what each of them does.
+
+# Lists these recipes
+default:
+    @just --list
+
+# Builds the program in target/release
+build:
+    cargo build --release
+
+# Runs the named suites of tests/run, or all of them; installs what they need, as root
+test *SUITES:
+    tests/run {{ SUITES }}
+
+# The same with the long counts
+test-full *SUITES:
+    tests/run --full {{ SUITES }}
+
+# Lints everything, as the suite `tidy` does
+clippy:
+    cargo clippy --release --workspace --all-targets -- -D warnings
+
+# Formats everything
+fmt:
+    cargo fmt --all
+
+# Builds the documentation of the crates in target/doc
+doc:
+    cargo doc --workspace --no-deps
+
+# Runs suites of the benchmarks and writes bench/results
+bench *SUITES="all":
+    cargo run --release -p bkfs-bench -- {{ SUITES }}

@@ -1,4 +1,5 @@
-//! A store that counts what is asked of another: for metrics, and for tests that promise a number of requests.
+//! A store layer that counts the requests to another store, for metrics and for tests that promise
+//! a number of requests.
 
 use std::array;
 use std::ops::Range;
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 use super::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version, body_bytes};
 use crate::lock::Lock;
 
-/// What one kind of operation has come to. Read from outside as [`Tally`].
+/// The counters of one operation. [`Tally`] is their public copy.
 #[derive(Debug, Default)]
 struct Counter {
     requests: AtomicU64,
@@ -22,24 +23,24 @@ struct Counter {
     time_us: AtomicU64,
 }
 
-/// What has been asked of a store, by operation.
+/// The counters of all operations of a store.
 #[derive(Debug)]
 pub struct Counters {
     by_operation: [Counter; Operation::ALL.len()],
 }
 
-/// How often one kind of operation was asked for, and what it came to.
+/// The totals of one operation, or of all.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Tally {
     /// Requests that have ended.
     pub requests: u64,
-    /// Those of them that failed. Answers that are part of the game (absent, exists already, conflict) are none.
+    /// Requests that failed. Expected answers (absent, exists already, conflict) are not failures.
     pub failures: u64,
     /// Bytes of objects that were read.
     pub bytes_read: u64,
     /// Bytes of objects that were written.
     pub bytes_written: u64,
-    /// The time that they took together, in microseconds.
+    /// The sum of the requests' durations, in microseconds.
     pub time_us: u64,
 }
 
@@ -64,7 +65,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// What one kind of operation has come to.
+    /// Returns the totals of one operation.
     pub fn tally(&self, operation: Operation) -> Tally {
         let counter = &self.by_operation[operation as usize];
         Tally {
@@ -76,7 +77,7 @@ impl Counters {
         }
     }
 
-    /// What all operations have come to together.
+    /// Returns the totals of all operations together.
     pub fn total(&self) -> Tally {
         Operation::ALL
             .into_iter()
@@ -85,7 +86,7 @@ impl Counters {
     }
 }
 
-/// A store that counts what is asked of another.
+/// A store that counts the requests to another store.
 #[derive(Debug)]
 pub struct CountingStore {
     inner: Arc<dyn Store>,
@@ -93,7 +94,7 @@ pub struct CountingStore {
 }
 
 impl CountingStore {
-    /// Counts what is asked of `inner`.
+    /// Returns a store that counts the requests to `inner`.
     pub fn new(inner: Arc<dyn Store>) -> Self {
         Self {
             inner,
@@ -101,12 +102,12 @@ impl CountingStore {
         }
     }
 
-    /// The counters, which live on when the store is gone.
+    /// Returns the counters. They stay valid when the store is dropped.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// Waits for an answer and counts it; `read` says how many bytes it brought.
+    /// Waits for an answer and counts it. `read` returns the number of bytes that it brought.
     async fn count<T>(
         &self,
         operation: Operation,

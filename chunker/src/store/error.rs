@@ -1,13 +1,14 @@
-//! Why a request to the store failed, in kinds that say what the caller should do.
+//! Errors of store requests, in kinds that say what the caller should do.
 
 use std::fmt;
 
-/// What was asked of the store.
+/// The request that was sent to the store.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Operation {
     /// Opening the store.
     Open,
-    /// [`Store::get`](super::Store::get) and [`Store::get_if_changed`](super::Store::get_if_changed).
+    /// [`Store::get`](super::Store::get) and
+    /// [`Store::get_if_changed`](super::Store::get_if_changed).
     Get,
     /// [`Store::get_range`](super::Store::get_range).
     GetRange,
@@ -32,7 +33,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Every operation, in the order in which counters keep them.
+    /// All operations, in the order in which counters keep them.
     pub const ALL: [Operation; 12] = [
         Operation::Open,
         Operation::Get,
@@ -48,7 +49,7 @@ impl Operation {
         Operation::ExtendLock,
     ];
 
-    /// A short name for metrics and logs.
+    /// Returns a short name for metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
             Operation::Open => "open",
@@ -66,7 +67,7 @@ impl Operation {
         }
     }
 
-    /// Whether it changes the bucket.
+    /// Returns whether the operation changes the bucket.
     pub fn is_write(self) -> bool {
         matches!(
             self,
@@ -78,7 +79,7 @@ impl Operation {
         )
     }
 
-    /// Whether it does no harm to send it again when nobody knows what became of it.
+    /// Returns whether the operation can safely be sent again when its outcome is unknown.
     pub(super) fn is_repeatable(self) -> bool {
         matches!(
             self,
@@ -105,38 +106,45 @@ impl Operation {
 /// What the caller should do about a [`StoreError`].
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum StoreErrorKind {
-    /// The object is not there. The bucket itself was reached.
+    /// The object is absent. The bucket itself was reached.
     NotFound,
-    /// [`Store::put_new`](super::Store::put_new): there is an object of that name, and it is not from this call.
+    /// [`Store::put_new`](super::Store::put_new): an object of that name exists, and this call did
+    /// not create it.
     AlreadyExists,
-    /// [`Store::replace`](super::Store::replace): the object is no longer what was expected, and not by this call. Read it again.
+    /// [`Store::replace`](super::Store::replace): the object no longer has the expected version,
+    /// and this call did not change it. Read the object again.
     Conflict,
-    /// The object still is what is known of it. Met only inside the store: [`Store::get_if_changed`](super::Store::get_if_changed) makes `None` of it.
+    /// The object still has the known version. Occurs only inside the store:
+    /// [`Store::get_if_changed`](super::Store::get_if_changed) turns it into `None`.
     NotModified,
-    /// The range asked for goes past the end of the object: the object is not what it should be.
+    /// The requested range goes past the end of the object, so the object is not the expected one.
     OutOfRange,
-    /// The store refused: credentials or permissions. A person must act.
+    /// The store refused because of credentials or permissions. A person must act.
     Denied,
     /// The bucket, container or directory does not exist. A person must act.
     NoBucket,
-    /// No server was ever reached there: its name is unknown, it refuses connections, or its
-    /// certificate is wrong. A person must act, or ask for waiting.
+    /// No server was ever reached at this address: its name is unknown, it refuses connections, or
+    /// its certificate is wrong. A person must act, or choose to wait.
     NoServer,
-    /// The store did not answer: name resolution, connection, time. Nothing was changed by this call. Try again later.
+    /// The store did not answer: name resolution, connection or timeout failed. This call changed
+    /// nothing. Try again later.
     Unreachable,
-    /// The store asks for patience, or is short of something that will be there again; nothing was changed by this call. Try again later, with fewer requests.
+    /// The store asks for fewer requests, or lacks a resource that will become free again. This
+    /// call changed nothing. Try again later, with fewer requests.
     Throttled,
-    /// A write may or may not have been applied, and may be applied yet. Look before doing anything else.
+    /// A write may or may not have been applied, and may still be applied. Read the object before
+    /// any other step.
     OutcomeUnknown,
-    /// The store is full, or a quota is used up.
+    /// The store is full, or its quota is used up.
     NoSpace,
-    /// A key, URL, option or answer that makes no sense: a mistake here, or a store that does not keep to its protocol.
+    /// A key, URL, option or answer is invalid: this program has a fault, or the store breaks its
+    /// protocol.
     Invalid,
-    /// None of these; trying again is not known to help.
+    /// No other kind fits. It is not known whether another attempt helps.
     Other,
 }
 
-/// A request to the store failed.
+/// A failed request to the store.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -146,7 +154,8 @@ pub struct StoreError {
 }
 
 impl StoreError {
-    /// An error of `kind` in `operation` on `key` (the prefix for lists; empty for the store itself). The message says why, in words for people.
+    /// Returns an error of `kind` in `operation` on `key`. `key` is the prefix for lists, and empty
+    /// for the store itself. `message` says why, in words for people.
     pub fn new(
         kind: StoreErrorKind,
         operation: Operation,
@@ -161,34 +170,35 @@ impl StoreError {
         }
     }
 
-    /// The same, of a server that was never reached.
+    /// Returns the same error with the kind [`StoreErrorKind::NoServer`].
     pub(super) fn of_no_server(mut self) -> Self {
         self.kind = StoreErrorKind::NoServer;
         self
     }
 
-    /// What the caller should do about it.
+    /// Returns the kind, which says what the caller should do.
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 
-    /// What was asked of the store.
+    /// Returns the operation that failed.
     pub fn operation(&self) -> Operation {
         self.operation
     }
 
-    /// The key it was about: the prefix for lists, empty for the store itself.
+    /// Returns the key of the request: the prefix for lists, empty for the store itself.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Why, without what and where.
+    /// Returns the reason, without the operation and the key.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Whether the same request may succeed later without anybody's doing, and is safe to send again: nothing was changed by this one.
-    /// [`StoreErrorKind::OutcomeUnknown`] is not among them: look first.
+    /// Returns whether the same request may succeed later by itself, and is safe to send again
+    /// because this one changed nothing. [`StoreErrorKind::OutcomeUnknown`] is not transient: read
+    /// the object first.
     pub fn is_transient(&self) -> bool {
         matches!(
             self.kind,
@@ -196,8 +206,8 @@ impl StoreError {
         )
     }
 
-    /// Whether the store answered a read of one object again and again, and never with what was
-    /// asked for: as much a fault of the object as of the store.
+    /// Returns whether the store answered a read of one object repeatedly, and never with what was
+    /// asked for. The object may be at fault as well as the store.
     pub fn is_of_one_object(&self) -> bool {
         let is_read = matches!(
             self.operation,
@@ -206,7 +216,7 @@ impl StoreError {
         self.kind == StoreErrorKind::Invalid && is_read
     }
 
-    /// Whether the object is known to be absent.
+    /// Returns whether the object is known to be absent.
     pub fn is_not_found(&self) -> bool {
         self.kind == StoreErrorKind::NotFound
     }

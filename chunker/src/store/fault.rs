@@ -1,7 +1,8 @@
 //! A store that fails on purpose, by a plan.
 //!
-//! Owns: the faults that a store and the way to it can have, where they strike, and how often they did: a test of faults that none struck proves nothing.
-//! Without a plan it is as good as the store below it, and passes the same contract.
+//! Owns the faults that a store and the connection to it can have, where they strike, and how often
+//! they struck: a test whose faults never struck proves nothing. Without a plan it passes the same
+//! contract as the store below it.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,32 +18,33 @@ use tokio::sync::Semaphore;
 use super::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version};
 use crate::lock::Lock;
 
-/// What goes wrong.
+/// A planned fault.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// The request fails with this kind of error, and is not applied.
+    /// The request fails with this kind of error and is not applied.
     FailBefore(StoreErrorKind),
-    /// The request is applied, and its answer is lost: the error has this kind.
+    /// The request is applied and its answer is lost: the error has this kind.
     FailAfter(StoreErrorKind),
-    /// A write's outcome is reported as unknown; it is applied when [`FaultStore::apply_late`] is called, and not before.
+    /// A write's outcome is reported as unknown. The write is applied only when
+    /// [`FaultStore::apply_late`] is called.
     Late,
-    /// The request is sent this much later.
+    /// The request is sent after this delay.
     Delay(Duration),
     /// The request waits at a gate before it is applied.
     HoldBefore(Gate),
     /// The request is applied, and its answer waits at a gate.
     HoldAfter(Gate),
-    /// The request is never answered, and not applied.
+    /// The request is never answered and not applied.
     Hang,
-    /// What is read has this many bytes at most.
+    /// A read returns at most this many bytes.
     CutShort(usize),
-    /// In what is read one bit is turned: the bit of this number, modulo how many there are.
+    /// One bit of the bytes read is flipped: the bit of this number, modulo their number of bits.
     FlipBit(usize),
-    /// What is there is not found.
+    /// An existing object is reported as absent.
     Missing,
 }
 
-/// Something that holds requests up until it is opened.
+/// A gate that holds requests back until it is opened.
 #[derive(Clone, Debug)]
 pub struct Gate(Arc<Semaphore>);
 
@@ -53,23 +55,23 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// A closed gate.
+    /// Returns a closed gate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets everybody through, now and later.
+    /// Lets all requests through, now and later.
     pub fn open(&self) {
         self.0.close();
     }
 
     async fn pass(&self) {
-        // It has no permits, so this ends when it is closed, which opens the gate.
+        // The semaphore has no permits. The wait ends when it is closed, which opens the gate.
         let _ = self.0.acquire().await;
     }
 }
 
-/// Where a fault strikes: at the requests that match, from the `nth` on, so many `times`.
+/// Where a fault strikes: at the matching requests, from number `nth` on, for `times` requests.
 #[derive(Clone, Debug)]
 pub struct Strike {
     operation: Option<Operation>,
@@ -78,12 +80,12 @@ pub struct Strike {
     nth: u64,
     times: u64,
     fault: Fault,
-    /// How many requests have matched.
+    /// The number of matching requests so far.
     matched: u64,
 }
 
 impl Strike {
-    /// Strikes the first request of all with this fault.
+    /// Returns a strike of the very first request with this fault.
     pub fn with(fault: Fault) -> Self {
         Self {
             operation: None,
@@ -96,42 +98,42 @@ impl Strike {
         }
     }
 
-    /// Only requests of this kind.
+    /// Restricts it to requests of this operation.
     pub fn on(mut self, operation: Operation) -> Self {
         self.operation = Some(operation);
         self
     }
 
-    /// Only requests that write or delete.
+    /// Restricts it to requests that change the bucket.
     pub fn on_writes(mut self) -> Self {
         self.writes_only = true;
         self
     }
 
-    /// Only requests whose key begins so.
+    /// Restricts it to requests whose key begins with `prefix`.
     pub fn keys(mut self, prefix: &str) -> Self {
         self.key_prefix = prefix.to_owned();
         self
     }
 
-    /// From the `nth` matching request on, counted from 1.
+    /// Strikes from the `nth` matching request on, counted from 1.
     pub fn nth(mut self, nth: u64) -> Self {
         self.nth = nth;
         self
     }
 
-    /// So many times.
+    /// Strikes this many requests.
     pub fn times(mut self, times: u64) -> Self {
         self.times = times;
         self
     }
 
-    /// From there on always.
+    /// Strikes every request from there on.
     pub fn always(self) -> Self {
         self.times(u64::MAX)
     }
 
-    /// Counts a request; whether it is struck.
+    /// Counts a request. Returns whether the fault strikes it.
     fn strikes(&mut self, operation: Operation, key: &str) -> bool {
         let matches = self.operation.is_none_or(|only| only == operation)
             && (!self.writes_only || operation.is_write())
@@ -168,7 +170,7 @@ pub struct FaultStore {
     plan: Arc<Mutex<Plan>>,
 }
 
-/// What is left of a request's faults when it has come through to its answer.
+/// The faults of a request that concern its answer.
 #[derive(Default)]
 struct After {
     kind: Option<StoreErrorKind>,
@@ -178,7 +180,7 @@ struct After {
 }
 
 impl FaultStore {
-    /// A store that does what `inner` does, until it is told to fail.
+    /// Returns a store that behaves as `inner` does until a fault is planned.
     pub fn new(inner: Arc<dyn Store>) -> Self {
         Self {
             inner,
@@ -186,27 +188,29 @@ impl FaultStore {
         }
     }
 
-    /// Adds to the plan. Requests are counted from now on.
+    /// Adds a strike to the plan. It counts requests from now on.
     pub fn plan(&self, strike: Strike) {
         self.plan.lock().strikes.push(strike);
     }
 
-    /// Fails no more. What was counted stays.
+    /// Removes all strikes. The counts stay.
     pub fn heal(&self) {
         self.plan.lock().strikes.clear();
     }
 
-    /// How often a fault struck.
+    /// Returns how often a fault struck.
     pub fn struck(&self) -> u64 {
         self.plan.lock().struck
     }
 
-    /// How many requests there have been, whatever became of them: the bound for failing each in turn.
+    /// Returns the number of requests so far, whatever their outcome: the bound for a test that
+    /// fails each request in turn.
     pub fn requests(&self) -> u64 {
         self.plan.lock().requests
     }
 
-    /// Applies the writes that were held back as [`Fault::Late`], the oldest first; how many there were.
+    /// Applies the writes that were held back as [`Fault::Late`], the oldest first. Returns their
+    /// number.
     pub async fn apply_late(&self) -> usize {
         let late = std::mem::take(&mut self.plan.lock().late);
         let count = late.len();
@@ -216,7 +220,7 @@ impl FaultStore {
         count
     }
 
-    /// The faults of a request.
+    /// Counts a request and returns the faults that strike it.
     fn faults(&self, operation: Operation, key: &str) -> Vec<Fault> {
         let mut plan = self.plan.lock();
         plan.requests += 1;
@@ -230,7 +234,8 @@ impl FaultStore {
         faults
     }
 
-    /// Lets a request meet its faults on the way to the store.
+    /// Applies the faults that strike a request before it reaches the store. Returns those that
+    /// concern its answer.
     async fn before(
         &self,
         operation: Operation,
@@ -279,7 +284,7 @@ impl FaultStore {
         let late = || {
             let write = request(Arc::clone(&self.inner));
             LateWrite(Box::pin(async move {
-                // Nobody hears what becomes of it.
+                // No caller waits for the outcome.
                 let _ = write.await;
             }))
         };
@@ -329,7 +334,7 @@ impl After {
         }
     }
 
-    /// Damages what was read.
+    /// Applies the planned damage to the bytes read.
     fn damage(&self, bytes: Bytes) -> Bytes {
         let mut bytes = match self.cut {
             Some(length) => bytes.slice(..length.min(bytes.len())),

@@ -1,16 +1,30 @@
-//! Which keys a store accepts. One rule for all backends, so that a repository can move between them.
+//! Rules for the keys that a store accepts. All backends share them, so that a repository can move
+//! between backends.
 
 use super::{Operation, StoreError, StoreErrorKind};
 
-/// The longest key in bytes. S3, Google Cloud and Azure allow 1,024 with the repository's prefix.
+/// The longest key, in bytes. S3, Google Cloud Storage and Azure allow 1,024 bytes, the
+/// repository's prefix included.
 pub const KEY_BYTES_MAX: usize = 512;
 
-/// The longest part of a key between slashes, in bytes: what a file name may have.
+/// The longest part of a key between two slashes, in bytes: the limit of a file name.
 pub const PART_BYTES_MAX: usize = 255;
 
-/// Checks a key: 1 to [`KEY_BYTES_MAX`] bytes in parts of 1 to [`PART_BYTES_MAX`] joined by `/`; a part does not begin with a dot
-/// (so `.` and `..` are none, and the local directory has room for names of its own), does not end with a dot (Azure drops it), and holds no
-/// control character and no backslash. No key may be a directory of another (`a` beside `a/b`): a local directory cannot hold both.
+/// Checks that `key` is a key that every store accepts.
+///
+/// A key has 1 to [`KEY_BYTES_MAX`] bytes. It consists of parts of 1 to [`PART_BYTES_MAX`] bytes
+/// that are joined by `/`. A part:
+///
+/// - does not begin with a dot. This excludes `.` and `..`, and leaves room for other names in a
+///   local directory.
+/// - does not end with a dot, because Azure drops it.
+/// - holds no control character and no backslash.
+///
+/// No key may be a directory of another key (`a` next to `a/b`), because a local directory cannot
+/// hold both. This function sees one key and does not check that.
+///
+/// # Errors
+/// [`StoreErrorKind::Invalid`] if `key` breaks one of the rules for a single key.
 pub fn check_key(operation: Operation, key: &str) -> Result<(), StoreError> {
     match fault_of_key(key) {
         None => Ok(()),
@@ -23,13 +37,16 @@ pub fn check_key(operation: Operation, key: &str) -> Result<(), StoreError> {
     }
 }
 
-/// Checks the prefix of a list: the beginning of a key, possibly empty, possibly ending with `/`.
+/// Checks the prefix of a list: the beginning of a key. It may be empty, and it may end with `/`.
+///
+/// # Errors
+/// [`StoreErrorKind::Invalid`] if no key can begin with `prefix`.
 pub fn check_prefix(prefix: &str) -> Result<(), StoreError> {
     let whole = prefix.strip_suffix('/').unwrap_or(prefix);
     let fault = match (prefix, whole) {
         ("", _) => None,
         (_, "") => Some("it begins with a slash"),
-        // The last part may be the beginning of a longer one, so that a dot at its end says nothing.
+        // The last part may be the beginning of a longer part, so a dot at its end is allowed.
         _ if whole.ends_with('.') && prefix == whole => fault_of_key(&format!("{whole}x")),
         _ => fault_of_key(whole),
     };
@@ -54,7 +71,8 @@ fn fault_of_key(key: &str) -> Option<&'static str> {
     key.split('/').find_map(fault_of_part)
 }
 
-/// What is wrong with one part of a key, also of the prefix in a repository's URL.
+/// Returns the fault of one part of a key, or `None`. The same rules hold for the parts of the
+/// prefix in a repository's URL.
 pub(super) fn fault_of_part(part: &str) -> Option<&'static str> {
     if part.is_empty() {
         Some("it has an empty part")

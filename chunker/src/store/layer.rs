@@ -1,6 +1,7 @@
-//! A store over another one.
+//! A store on top of another store.
 //!
-//! Owns: handing requests down. Whoever changes only some requests says only those.
+//! Owns the passing of requests to the store below. An implementation defines only the requests
+//! that it changes.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -11,20 +12,28 @@ use bytes::Bytes;
 use super::{ObjectInfo, Store, StoreError, Version};
 use crate::lock::Lock;
 
-/// A [`Store`] that hands each request to the one below, unless it says otherwise. Its methods are those of [`Store`].
+/// A [`Store`] that passes each request to the store below unless a method is overridden. Its
+/// methods are those of [`Store`].
 ///
-/// Write `impl bkfs_chunker::store::Layer for …` without importing the name, so that calls go to [`Store`].
+/// Write `impl bkfs_chunker::store::Layer for …` without importing the name, so that method calls
+/// resolve to [`Store`].
 #[async_trait]
 pub trait Layer: Send + Sync + Debug + 'static {
-    /// The store below.
+    /// Returns the store below.
     fn below(&self) -> &dyn Store;
 
-    /// [`Store::get`].
+    /// Handles [`Store::get`].
+    ///
+    /// # Errors
+    /// Those of [`Store::get`].
     async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
         self.below().get(key).await
     }
 
-    /// [`Store::get_if_changed`].
+    /// Handles [`Store::get_if_changed`].
+    ///
+    /// # Errors
+    /// Those of [`Store::get_if_changed`].
     async fn get_if_changed(
         &self,
         key: &str,
@@ -33,32 +42,50 @@ pub trait Layer: Send + Sync + Debug + 'static {
         self.below().get_if_changed(key, known).await
     }
 
-    /// [`Store::get_range`].
+    /// Handles [`Store::get_range`].
+    ///
+    /// # Errors
+    /// Those of [`Store::get_range`].
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         self.below().get_range(key, range).await
     }
 
-    /// [`Store::get_tail`].
+    /// Handles [`Store::get_tail`].
+    ///
+    /// # Errors
+    /// Those of [`Store::get_tail`].
     async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
         self.below().get_tail(key, bytes).await
     }
 
-    /// [`Store::head`].
+    /// Handles [`Store::head`].
+    ///
+    /// # Errors
+    /// Those of [`Store::head`].
     async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
         self.below().head(key).await
     }
 
-    /// [`Store::put_new`].
+    /// Handles [`Store::put_new`].
+    ///
+    /// # Errors
+    /// Those of [`Store::put_new`].
     async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
         self.below().put_new(key, body).await
     }
 
-    /// [`Store::put`].
+    /// Handles [`Store::put`].
+    ///
+    /// # Errors
+    /// Those of [`Store::put`].
     async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
         self.below().put(key, body).await
     }
 
-    /// [`Store::replace`].
+    /// Handles [`Store::replace`].
+    ///
+    /// # Errors
+    /// Those of [`Store::replace`].
     async fn replace(
         &self,
         key: &str,
@@ -68,12 +95,18 @@ pub trait Layer: Send + Sync + Debug + 'static {
         self.below().replace(key, body, expected).await
     }
 
-    /// [`Store::delete`].
+    /// Handles [`Store::delete`].
+    ///
+    /// # Errors
+    /// Those of [`Store::delete`].
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
         self.below().delete(key).await
     }
 
-    /// [`Store::list`].
+    /// Handles [`Store::list`].
+    ///
+    /// # Errors
+    /// Those of [`Store::list`].
     async fn list(
         &self,
         prefix: &str,
@@ -83,7 +116,10 @@ pub trait Layer: Send + Sync + Debug + 'static {
         self.below().list(prefix, after, limit).await
     }
 
-    /// [`Store::put_locked`].
+    /// Handles [`Store::put_locked`].
+    ///
+    /// # Errors
+    /// Those of [`Store::put_locked`].
     async fn put_locked(
         &self,
         key: &str,
@@ -93,17 +129,23 @@ pub trait Layer: Send + Sync + Debug + 'static {
         self.below().put_locked(key, body, lock).await
     }
 
-    /// [`Store::lock`].
+    /// Handles [`Store::lock`].
+    ///
+    /// # Errors
+    /// Those of [`Store::lock`].
     async fn lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
         self.below().lock(key).await
     }
 
-    /// [`Store::extend_lock`].
+    /// Handles [`Store::extend_lock`].
+    ///
+    /// # Errors
+    /// Those of [`Store::extend_lock`].
     async fn extend_lock(&self, key: &str, lock: &Lock) -> Result<(), StoreError> {
         self.below().extend_lock(key, lock).await
     }
 
-    /// [`Store::describe`].
+    /// Handles [`Store::describe`].
     fn describe(&self) -> String {
         self.below().describe()
     }

@@ -1,6 +1,8 @@
-//! A store that has the bucket lock what is created in it, by the rule of its repository.
+//! A store layer that locks new objects in the bucket, by the lock rule of the repository.
 //!
-//! Owns that no creation of an object that is to be locked goes past the rule, whoever makes it. Does not own: which objects these are, how long locks are, and their extension.
+//! Owns the guarantee that every [`Store::put_new`] of an object that the rule covers creates it
+//! locked, whichever module calls it. Does not own which objects the rule covers, how long locks
+//! last, and their extension.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -12,13 +14,13 @@ use jiff::Timestamp;
 use super::{Store, StoreError, Version};
 use crate::lock::{Lock, LockRule};
 
-/// What is locked, and by what clock.
+/// Which objects are locked, for how long, and by which clock.
 pub struct Locking {
-    /// For how long.
+    /// The mode of the locks, and their length in days. With 0 days nothing is locked.
     pub rule: LockRule,
-    /// Which keys.
+    /// Returns whether the object under this key is to be locked.
     pub wanted: fn(&str) -> bool,
-    /// Tells the time of day.
+    /// Returns the time of day.
     pub now: Box<dyn Fn() -> Timestamp + Send + Sync>,
 }
 
@@ -28,7 +30,8 @@ impl fmt::Debug for Locking {
     }
 }
 
-/// A store whose new objects are locked from the moment on when it is told how: a repository must be opened to know.
+/// A store that locks new objects from the moment when [`LockingStore::begin`] gives it the rule.
+/// The rule is known only when the repository has been opened.
 #[derive(Debug)]
 pub struct LockingStore {
     inner: Arc<dyn Store>,
@@ -36,7 +39,8 @@ pub struct LockingStore {
 }
 
 impl LockingStore {
-    /// Passes everything on, so far.
+    /// Returns a store that passes every request on unchanged until [`LockingStore::begin`] is
+    /// called.
     pub fn new(inner: Arc<dyn Store>) -> Self {
         Self {
             inner,
@@ -44,7 +48,7 @@ impl LockingStore {
         }
     }
 
-    /// From now on, new objects are locked. What was told first stays.
+    /// Locks all new objects from now on. Only the first call has an effect.
     pub fn begin(&self, locking: Locking) {
         let _ = self.locking.set(locking);
     }

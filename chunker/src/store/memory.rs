@@ -1,4 +1,5 @@
-//! A bucket in memory, for tests and simulation: deterministic, since versions are counted and nothing is drawn or timed.
+//! A bucket in memory, for tests and simulation. It is deterministic: versions are counted, and
+//! nothing depends on randomness or time.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,7 +17,7 @@ use super::{
 };
 use crate::lock::Lock;
 
-/// A bucket in memory. Clones share the objects, as mounts share a bucket.
+/// A bucket in memory. Clones share the objects, as several mounts share a bucket.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStore {
     objects: Arc<Mutex<Objects>>,
@@ -26,7 +27,7 @@ pub struct MemoryStore {
 struct Objects {
     by_key: BTreeMap<String, (Bytes, u64)>,
     locks: BTreeMap<String, Lock>,
-    /// What its clock says: it stands still.
+    /// The time of its clock, which does not advance by itself.
     now: Timestamp,
     writes: u64,
 }
@@ -39,17 +40,18 @@ impl Objects {
 }
 
 impl MemoryStore {
-    /// An empty bucket.
+    /// Returns an empty bucket.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many objects there are.
+    /// Returns the number of objects.
     pub fn object_count(&self) -> usize {
         self.objects.lock().by_key.len()
     }
 
-    /// A copy of the bucket as it is now, which lives on alone: what a crash would leave.
+    /// Returns an independent copy of the bucket in its present state: the state that a crash would
+    /// leave.
     pub fn fork(&self) -> Self {
         let objects = self.objects.lock();
         Self {
@@ -62,7 +64,8 @@ impl MemoryStore {
         }
     }
 
-    /// Sets the clock by which locks end; it stands at 1970 until it is set. Unlike S3 it refuses to delete what is locked, which shows who tries.
+    /// Sets the clock by which locks end. It stands at 1970 until it is set. Unlike S3, this store
+    /// refuses to delete a locked object, so that tests see who tries.
     pub fn set_clock(&self, now: Timestamp) {
         self.objects.lock().now = now;
     }
@@ -128,7 +131,7 @@ impl Store for MemoryStore {
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         let (bytes, _) = self.find(Operation::GetRange, key)?;
         super::check_range(key, &range, bytes.len() as u64)?;
-        // The range lies within a buffer in memory, so its ends fit.
+        // The range lies within a buffer in memory, so both ends fit into usize.
         Ok(bytes.slice(range.start as usize..range.end as usize))
     }
 

@@ -1,21 +1,24 @@
-//! The bucket: named objects, conditional writes, and nothing else.
+//! The object store: named objects, conditional writes, and nothing else.
 //!
-//! Owns: the trait [`Store`], its backends (a local directory, memory, and the remote services through
-//! the crate `object_store`, which nothing else may import), the parsing of repository URLs, the
-//! trial of a store's
-//! conditional writes, and what tests need to hold every backend to one contract.
+//! Owns the trait [`Store`] and its backends: a local directory, memory, and the remote services.
+//! The remote services use the crate `object_store`, which no other module may import. Owns also
+//! the parsing of repository URLs, the test of a store's conditional writes, and the contract suite
+//! that every backend passes.
 //!
-//! Does not own: what objects hold, how they are named, when they are written or deleted, and what is done after an
-//! outage. A store tries a request again a few times; it never decides that an outcome which it does not know was a success.
+//! Does not own what objects hold, how they are named, when they are written or deleted, and what
+//! happens after an outage. A store sends a request again a few times. It never reports an unknown
+//! outcome as a success.
 //!
 //! # The contract
 //!
 //! - Reads and lists see every write that was acknowledged before they were sent.
-//! - A write that was acknowledged survives the loss of power.
-//! - [`Store::put_new`] and [`Store::replace`] are linearizable for one key: of several that race, exactly one succeeds.
-//! - An object is seen whole or not at all.
-//! - [`StoreErrorKind::Conflict`] and [`StoreErrorKind::AlreadyExists`] say that this very call changed nothing. Where that cannot be known the kind is
-//!   [`StoreErrorKind::OutcomeUnknown`], and the write may still be applied later.
+//! - An acknowledged write survives a power loss.
+//! - [`Store::put_new`] and [`Store::replace`] are linearizable for one key: of several concurrent
+//!   requests exactly one succeeds.
+//! - A reader sees an object whole or not at all.
+//! - [`StoreErrorKind::Conflict`] and [`StoreErrorKind::AlreadyExists`] say that this call changed
+//!   nothing. Where the store cannot know that, the kind is [`StoreErrorKind::OutcomeUnknown`], and
+//!   the write may still be applied later.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod contract;
@@ -60,54 +63,103 @@ pub use url::{RepositoryUrl, UrlError, parse_url};
 pub use version::Version;
 pub use watched::WatchedStore;
 
-/// The largest object that [`Store::get`] reads whole, in bytes. A bucket is not trusted, so a reader must not be made
-/// to allocate without a bound. Everything that is read whole (root, lists, index objects, packs) is far smaller.
+/// The largest object that [`Store::get`] reads whole, in bytes. A bucket is not trusted, so it
+/// must not make a reader allocate without a bound. Every object that is read whole (root, lists,
+/// index objects, packs) is far smaller.
 pub const WHOLE_OBJECT_BYTES_MAX: u64 = 256 * 1024 * 1024;
 
-/// An object as [`Store::list`] and [`Store::head`] see it.
+/// An object as [`Store::list`] and [`Store::head`] report it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ObjectInfo {
     /// The object's key, without the repository's prefix.
     pub key: String,
-    /// Its size in bytes.
+    /// The object's size in bytes.
     pub size: u64,
 }
 
-/// A bucket, or the part of one below a prefix.
+/// A bucket, or the part of a bucket below a prefix.
 ///
-/// Keys are relative to the repository: see [`check_key`] for what they may hold. All methods may be called at once from
-/// many tasks. A future that is dropped may leave its request running: a write may then be applied later.
+/// Keys are relative to the repository; [`check_key`] states their rules. Many tasks may call all
+/// methods concurrently. A dropped future may leave its request running: a write may then be
+/// applied later.
+///
+/// # Errors
+/// Every method may fail with these kinds of [`StoreError`], and each method lists its own:
+///
+/// - [`Unreachable`](StoreErrorKind::Unreachable) or [`Throttled`](StoreErrorKind::Throttled) if
+///   the store does not answer or asks for fewer requests, after the store's own attempts.
+/// - [`Denied`](StoreErrorKind::Denied), [`NoBucket`](StoreErrorKind::NoBucket) or
+///   [`NoServer`](StoreErrorKind::NoServer) if a person must act.
+/// - [`Invalid`](StoreErrorKind::Invalid) for a bad key or prefix, and for an answer that breaks
+///   the store's protocol.
+/// - [`OutcomeUnknown`](StoreErrorKind::OutcomeUnknown) for a write that may have been applied, and
+///   [`NoSpace`](StoreErrorKind::NoSpace) for a full store.
+/// - [`Other`](StoreErrorKind::Other) for everything else.
 #[async_trait]
 pub trait Store: Send + Sync + Debug + 'static {
-    /// Reads a whole object, at most [`WHOLE_OBJECT_BYTES_MAX`].
+    /// Reads a whole object of at most [`WHOLE_OBJECT_BYTES_MAX`] bytes.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::NotFound`] if it is absent, [`StoreErrorKind::Invalid`] if it is larger,
+    /// and those of every method.
     async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError>;
 
-    /// Reads a whole object unless it still is at `known`; then `None`, at the price of a request without a body.
+    /// Reads a whole object unless its version still is `known`. Then it returns `None`, which
+    /// costs a request without a body.
+    ///
+    /// # Errors
+    /// Those of [`Store::get`].
     async fn get_if_changed(
         &self,
         key: &str,
         known: &Version,
     ) -> Result<Option<(Bytes, Version)>, StoreError>;
 
-    /// Reads exactly the bytes `range`. A range that goes past the end of the object is
-    /// [`StoreErrorKind::OutOfRange`]; an empty range of an existing object is empty.
+    /// Reads exactly the bytes `range`, whose end is exclusive. An empty range of an existing
+    /// object yields no bytes.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::NotFound`] if the object is absent, [`StoreErrorKind::OutOfRange`] if the
+    /// range goes past the end of the object, and those of every method.
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError>;
 
-    /// Reads the last `bytes` bytes, or all of a shorter object; also returns the object's size in bytes.
+    /// Reads the last `bytes` bytes, or all of a shorter object. Returns them and the object's size
+    /// in bytes.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::NotFound`] if the object is absent, [`StoreErrorKind::Invalid`] if the
+    /// answer would be larger than [`WHOLE_OBJECT_BYTES_MAX`], and those of every method.
     async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError>;
 
-    /// The object's size, without its bytes.
+    /// Returns the object's key and size, without its bytes.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::NotFound`] if the object is absent, and those of every method.
     async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError>;
 
-    /// Creates an object. [`StoreErrorKind::AlreadyExists`] if there is one, whatever it holds.
-    /// The body is the concatenation of its parts.
+    /// Creates an object. The body is the concatenation of its parts.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::AlreadyExists`] if an object of that name exists, whatever it holds;
+    /// [`StoreErrorKind::OutcomeUnknown`] if the write may have been applied; and those of every
+    /// method.
     async fn put_new(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError>;
 
-    /// Writes an object over whatever is there: for objects with one writer, such as heartbeats.
+    /// Writes an object over any existing one. It is meant for objects with one writer, such as
+    /// heartbeats.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::OutcomeUnknown`] if the request may have been applied, and those of every
+    /// method.
     async fn put(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError>;
 
-    /// Replaces an object if it still is at `expected`; else, or if it is absent, [`StoreErrorKind::Conflict`].
-    /// Never sent a second time when the first may have been applied.
+    /// Replaces an object if its version still is `expected`. The request is never sent a second
+    /// time when the first may have been applied.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::Conflict`] if the object has another version or is absent;
+    /// [`StoreErrorKind::OutcomeUnknown`] if the write may have been applied; and those of every
+    /// method.
     async fn replace(
         &self,
         key: &str,
@@ -115,11 +167,20 @@ pub trait Store: Send + Sync + Debug + 'static {
         expected: &Version,
     ) -> Result<Version, StoreError>;
 
-    /// Deletes an object. One that is absent is fine.
+    /// Deletes an object. Deleting an absent object succeeds.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::OutcomeUnknown`] if the request may have been applied, and those of every
+    /// method.
     async fn delete(&self, key: &str) -> Result<(), StoreError>;
 
-    /// Lists objects whose key begins with `prefix` (any string; it need not end at a `/`) and comes after `after`, in the order of the
-    /// keys' bytes. Returns `limit` of them, or fewer if there are no more: a page shorter than `limit` is the last.
+    /// Lists objects in the byte order of their keys: those whose key begins with `prefix` and
+    /// comes after `after`. `prefix` is any string and need not end with a `/`. Returns `limit`
+    /// objects, or fewer if there are no more: a page shorter than `limit` is the last.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::Invalid`] if the store lists out of order or without end, and those of
+    /// every method.
     async fn list(
         &self,
         prefix: &str,
@@ -127,8 +188,14 @@ pub trait Store: Send + Sync + Debug + 'static {
         limit: usize,
     ) -> Result<Vec<ObjectInfo>, StoreError>;
 
-    /// [`Store::put_new`], and the store itself keeps the object until the lock's end. Only where there are such locks ([`StoreErrorKind::Invalid`] elsewhere): in a versioned bucket of S3 with
-    /// Object Lock switched on. There a lock binds this state of the object: who deletes or writes over it hides it, and it can be had again.
+    /// Creates an object as [`Store::put_new`] does, and the store itself keeps it until the lock's
+    /// end.
+    ///
+    /// Only a versioned bucket of S3 with Object Lock has such locks. There a lock protects this
+    /// state of the object: a delete or an overwrite only hides it, and it can be recovered.
+    ///
+    /// # Errors
+    /// Those of [`Store::put_new`]; [`StoreErrorKind::Invalid`] if the store has no locks.
     async fn put_locked(
         &self,
         key: &str,
@@ -138,22 +205,39 @@ pub trait Store: Send + Sync + Debug + 'static {
         Err(without_locks(Operation::PutNew, key))
     }
 
-    /// The lock of the newest state of an object; none if it has none. One that has ended is still told.
+    /// Returns the lock of the newest state of an object, or `None` if it has none. A lock that has
+    /// ended is still returned.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::NotFound`] if the object is absent, [`StoreErrorKind::Invalid`] if the
+    /// store has no locks, and those of every method.
     async fn lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
         Err(without_locks(Operation::ReadLock, key))
     }
 
     /// Locks an object, or extends its lock. A lock is never shortened.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::NotFound`] if the object is absent, [`StoreErrorKind::Denied`] if the lock
+    /// would become shorter, [`StoreErrorKind::Invalid`] if the store has no locks,
+    /// [`StoreErrorKind::OutcomeUnknown`] if the request may have been applied, and those of every
+    /// method.
     async fn extend_lock(&self, key: &str, _lock: &Lock) -> Result<(), StoreError> {
         Err(without_locks(Operation::ExtendLock, key))
     }
 
-    /// The repository's URL, without secrets.
+    /// Returns the repository's URL, without secrets.
     fn describe(&self) -> String;
 }
 
-/// Opens the store that a URL names. A local directory must exist unless the options say that it is to be made; whether a remote
-/// bucket exists shows at the first request. A bare word is taken for a bucket of S3: look it up in the configuration file first.
+/// Opens the store that a URL names. A local directory must exist unless
+/// [`StoreOptions::create_directory`] is set. Only the first request shows whether a remote bucket
+/// exists. A bare word is taken for a bucket of S3, so look it up in the configuration file first.
+///
+/// # Errors
+/// [`StoreErrorKind::Invalid`] if the settings are wrong; for a local directory also
+/// [`StoreErrorKind::NoBucket`] if it does not exist, [`StoreErrorKind::Denied`],
+/// [`StoreErrorKind::NoSpace`] and [`StoreErrorKind::Other`].
 pub async fn open_store(
     url: &RepositoryUrl,
     options: &StoreOptions,
@@ -169,12 +253,12 @@ fn without_locks(operation: Operation, key: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Invalid, operation, key, message)
 }
 
-/// The length of a body in bytes.
+/// Returns the length of a body in bytes.
 pub fn body_bytes(body: &[Bytes]) -> u64 {
     body.iter().map(|part| part.len() as u64).sum()
 }
 
-/// Whether `range` lies within an object of `size` bytes.
+/// Checks that `range` lies within an object of `size` bytes.
 fn check_range(key: &str, range: &Range<u64>, size: u64) -> Result<(), StoreError> {
     if range.start <= range.end && range.end <= size {
         return Ok(());

@@ -1,4 +1,4 @@
-//! How a store is opened.
+//! Options for opening a store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,26 +6,26 @@ use std::time::Duration;
 
 use super::Signs;
 
-/// The longest that a request may make no progress, however patient the caller is.
+/// The longest time without progress before a request is cancelled, however long the caller waits.
 const STALL_MAX: Duration = Duration::from_secs(60);
 
-/// The longest that what lies in the sockets' buffers may take to drain: 4 MiB (net.ipv4.tcp_wmem's
-/// usual maximum) at 32 KiB/s.
+/// The longest time that the sockets' buffers may take to drain: 4 MiB (the usual maximum of
+/// net.ipv4.tcp_wmem) at 32 KiB/s.
 const DRAIN_MAX: Duration = Duration::from_secs(128);
 
-/// The longest that a connection may take to be made.
+/// The longest time for making a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(6);
 
-/// The shortest time without progress after which a request is broken off, unless the caller has
-/// not twice as long: a busy store takes a while.
+/// The shortest time without progress before a request is cancelled, because a busy store takes a
+/// while to answer. A caller whose timeout is shorter than twice this gets half of its timeout.
 const STALL_MIN: Duration = Duration::from_secs(4);
 
-/// Who is told why a request waits: at most every half minute.
+/// A callback that is told why a request waits, at most once every 30 s.
 #[derive(Clone)]
 pub struct Notice(Arc<dyn Fn(&str) + Send + Sync>);
 
 impl Notice {
-    /// Tells by calling this with the cause.
+    /// Returns a notice that calls `tell` with the cause.
     pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self(Arc::new(tell))
     }
@@ -36,7 +36,7 @@ impl Notice {
 }
 
 impl Default for Notice {
-    /// Tells the log.
+    /// Writes the cause to the log.
     fn default() -> Self {
         Self::new(|cause| tracing::warn!("waiting for the store: {cause}"))
     }
@@ -48,39 +48,43 @@ impl fmt::Debug for Notice {
     }
 }
 
-/// What [`open_store`](super::open_store) needs to know beside the URL.
+/// The settings of [`open_store`](super::open_store), in addition to the URL.
 #[derive(Clone)]
 pub struct StoreOptions {
-    /// The server's address, as `http://127.0.0.1:9000`, if it is not the cloud's own. Wins over the environment.
+    /// The server's address, such as `http://127.0.0.1:9000`, if it is not the cloud's own. It
+    /// takes precedence over the environment.
     pub endpoint: Option<String>,
-    /// The region of the bucket. Wins over the environment.
+    /// The region of the bucket. It takes precedence over the environment.
     pub region: Option<String>,
-    /// Further settings, by the names that the environment has for them (`AWS_ACCESS_KEY_ID`, `AZURE_STORAGE_ACCOUNT_NAME`,
-    /// `GOOGLE_SERVICE_ACCOUNT`, …; in any case), from a configuration file. They win over the environment, and may be secrets.
+    /// Further settings from a configuration file, by the names that the environment has for them,
+    /// in any case (`AWS_ACCESS_KEY_ID`, `AZURE_STORAGE_ACCOUNT_NAME`, `GOOGLE_SERVICE_ACCOUNT`,
+    /// …). They take precedence over the environment, and may be secrets.
     pub settings: Vec<(String, String)>,
-    /// Whether credentials and addresses are read from the environment of the process too.
+    /// Whether credentials and addresses are also read from the environment of the process.
     pub use_environment: bool,
-    /// Whether a local directory that is absent is made.
+    /// Whether an absent local directory is created.
     pub create_directory: bool,
-    /// How long a connection may take to be made.
+    /// How long making a connection may take.
     pub connect_timeout: Duration,
-    /// How long a request may make no progress in either direction before it is broken off. Never the total: a slow link may take its time.
+    /// How long a request may make no progress in either direction before it is cancelled. The
+    /// total time is not limited: a slow link may take as long as it needs.
     pub stall_timeout: Duration,
-    /// How long a sent body may lie in the sockets' buffers, in which no progress is seen, beyond
-    /// `stall_timeout`.
+    /// How long, in addition to `stall_timeout`, a sent body may stay in the sockets' buffers,
+    /// where no progress is visible.
     pub drain_timeout: Duration,
-    /// How long one call tries again before it reports a transient error. Longer outages are the caller's matter.
+    /// How long one call sends its request again before it reports a transient error. The caller
+    /// handles longer outages.
     pub retry_for: Duration,
-    /// Whether a server that was never reached (its name is unknown, it refuses connections, its
-    /// certificate is wrong) is waited for like any other outage. Otherwise that is an error
-    /// within ten seconds.
+    /// Whether to wait for a server that was never reached (its name is unknown, it refuses
+    /// connections, its certificate is wrong) as for any other outage. Otherwise such a failure
+    /// becomes an error within about 10 s.
     pub wait: bool,
-    /// Who is told why a request waits.
+    /// The callback that is told why a request waits.
     pub notice: Notice,
-    /// How many requests a local directory works on at once, each on a thread of its own.
+    /// How many requests a local directory serves concurrently, each on its own thread.
     pub local_threads: usize,
-    /// Where it is noted what becomes of requests that are sent again below those who asked for
-    /// them.
+    /// The record of how requests fare that the store sends again itself, without the caller's
+    /// knowledge.
     pub signs: Signs,
 }
 
@@ -105,9 +109,12 @@ impl Default for StoreOptions {
 }
 
 impl StoreOptions {
-    /// The same for a caller who waits for `timeout` in all. A request that makes no progress is
-    /// broken off early enough to be sent again several times: what was sent into a silence
-    /// may never be answered, and an outage shorter than the timeout must be survived.
+    /// Returns these options for a caller that waits for `timeout` in total.
+    ///
+    /// A request without progress is cancelled after a quarter of `timeout` (at least 4 s, at most
+    /// 60 s, never more than half of `timeout`), early enough to be sent again several times. A
+    /// request that was sent during an outage may never be answered, and an outage shorter than
+    /// `timeout` must be survived.
     pub fn within(self, timeout: Duration) -> Self {
         let share = (timeout / 4).max(STALL_MIN).min(timeout / 2);
         Self {

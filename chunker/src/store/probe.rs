@@ -1,10 +1,11 @@
-//! A trial of a store's conditional writes, taken at init and at every writable mount.
+//! A test of a store's conditional writes, run at init and at every writable mount.
 //!
-//! All that bkfs promises to several writers rests on create-only writes and on compare-and-swap. There are stores that ignore the
-//! conditions, turn them around, or check them only now and then, so none is believed. A store that
-//! passes is not proven right: races that are rare enough pass too, and are found out only
-//! when a session sees that its last commit no longer stands. Owns: the probe and the words for
-//! what was wrong.
+//! The guarantees of bkfs to several writers rest on create-only writes and on compare-and-swap.
+//! Some stores ignore the conditions, invert them, or check them only now and then, so bkfs trusts
+//! none untested. A store that passes is not proven correct, since rare races pass too. A session
+//! detects those only when it sees that its last commit no longer stands.
+//!
+//! Owns the probe and the text that describes a fault.
 
 use std::time::Duration;
 
@@ -14,64 +15,65 @@ use futures::future::join_all;
 use super::{Store, StoreError, StoreErrorKind, Version};
 use crate::lock::Lock;
 
-/// Below this the probe's objects lie; they are deleted at the end. What a crash leaves there means nothing.
+/// The prefix of the probe's objects. The probe deletes them at its end. Objects that a crash
+/// leaves there have no meaning.
 pub const PROBE_PREFIX: &str = "probe/";
 
-/// How often a step of the probe is begun again, under other names, because the outcome of a write
-/// is not known, or because a write may have been refused for its own success: servers and what
-/// lies before them repeat requests, and answer to the second. On a line that loses every fourth
-/// answer, fewer than one probe in a million is misled.
+/// The most attempts at one step of the probe, each under other names. A step starts again when the
+/// outcome of a write is unknown, or when a write may have been refused because of its own success:
+/// servers and proxies repeat requests, and answer to the second one. On a connection that loses
+/// every fourth answer, fewer than one probe in a million is misled.
 const ATTEMPTS_MAX: u32 = 20;
 
-/// The pause before a step is begun again; each further one is so much longer.
+/// The pause before a step starts again, multiplied by the number of the attempt.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How hard a store is tried for races: whether checking a condition and writing are one step. No
-/// number of rounds is proof that they are.
+/// How many races the probe runs. A race shows whether checking a condition and writing are one
+/// atomic step. No number of rounds proves that they are.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Races {
-    /// How many rounds, each with an object of its own that is first created and then replaced.
+    /// The number of rounds. Each round first creates an object of its own, and then replaces it.
     pub rounds: usize,
-    /// How many requests try the same write at once, each over a connection of its own where there
-    /// are connections.
+    /// How many requests try the same write concurrently, each over its own connection if the store
+    /// uses connections.
     pub contenders: usize,
 }
 
 impl Races {
-    /// What every mount can afford.
+    /// A number of races that every mount can afford.
     pub const FEW: Races = Races {
         rounds: 1,
         contenders: 4,
     };
 
-    /// For the creation of a repository, and now and then a mount: a store that lets one losing
-    /// write in thirty slip through is found out by all but one probe in a thousand.
+    /// The races for the creation of a repository, and for an occasional mount. A store that lets
+    /// one losing write in thirty pass is detected by all but one probe in a thousand.
     pub const MANY: Races = Races {
         rounds: 8,
         contenders: 16,
     };
 }
 
-/// A store that cannot be used, or could not be asked.
+/// A store that cannot hold a repository, or could not be tested.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The store does not do what it has to.
+    /// The store does not keep the contract.
     #[error("{store} cannot hold a repository: {fault}")]
     Unfit {
-        /// The store's URL.
+        /// The store's URL, without secrets.
         store: String,
-        /// What it did wrong, in words for people.
+        /// The fault, in words for people.
         fault: String,
     },
-    /// The store failed before that could be seen.
+    /// A request failed before the probe had a result.
     #[error("the store could not be probed: {0}")]
     Store(#[from] StoreError),
 }
 
-/// What one attempt found.
+/// Why one attempt did not pass.
 enum Verdict {
     Unfit(String),
-    /// The same, unless the store answered to a repetition that it made itself.
+    /// As `Unfit`, unless the store answered to a repetition of the request that it made itself.
     Doubtful(String),
     Failed(StoreError),
 }
@@ -88,14 +90,16 @@ impl From<&str> for Verdict {
     }
 }
 
-/// Probes the store's conditional writes and partial reads with objects named by `salt`, which no
-/// other probe, past or present, may have: letters, digits and hyphens.
+/// Tests the store's conditional writes and partial reads. The probe's objects carry `salt` in
+/// their names. No other probe, past or present, may have the same salt; it consists of letters,
+/// digits and hyphens.
 ///
-/// Dropped, it leaves small objects below [`PROBE_PREFIX`], which mean nothing.
+/// If the future is dropped, small objects stay below [`PROBE_PREFIX`]; they have no meaning.
 ///
 /// # Errors
-/// `Unfit` says what was seen in an exchange in which every answer arrived; `Store` if there was
-/// none such.
+/// [`ProbeError::Unfit`] names a fault that was seen in an exchange in which every answer arrived.
+/// [`ProbeError::Store`] if no exchange was complete, or if the probe's objects cannot be deleted
+/// for another reason than a missing permission.
 pub async fn probe_conditional_writes(
     store: &dyn Store,
     salt: &str,
@@ -118,11 +122,13 @@ pub async fn probe_conditional_writes(
     }
 }
 
-/// Probes whether the bucket keeps locks, with a small object named by `salt`, which is locked until the end of `lock` and then garbage. Stores that have no locks say so, or take the
-/// request for one and keep none.
+/// Tests whether the bucket keeps locks. The test object carries `salt` in its name, is locked
+/// until the end of `lock`, and is garbage afterwards. A store without locks either says so, or
+/// accepts the request and keeps no lock.
 ///
 /// # Errors
-/// `Unfit` if it keeps no locks, or may not be asked.
+/// [`ProbeError::Unfit`] if the store keeps no lock, or if the credentials may not set or read
+/// locks. [`ProbeError::Store`] if a request fails for another reason.
 pub async fn probe_locks(store: &dyn Store, salt: &str, lock: &Lock) -> Result<(), ProbeError> {
     let key = format!("{PROBE_PREFIX}{salt}-locked");
     let unfit = |fault: String| ProbeError::Unfit {
@@ -141,7 +147,7 @@ pub async fn probe_locks(store: &dyn Store, salt: &str, lock: &Lock) -> Result<(
     let put = store.put_locked(&key, body(&key, "locked"), lock).await;
     put.map_err(|error| refused(error, "lock objects (s3:PutObjectRetention)"))?;
     let kept = store.lock(&key).await;
-    // In a versioned bucket this hides it, locked or not.
+    // In a versioned bucket a deletion hides the object, whether it is locked or not.
     if let Err(error) = store.delete(&key).await {
         tracing::debug!(%error, "an object of the probe stays");
     }
@@ -158,12 +164,12 @@ pub async fn probe_locks(store: &dyn Store, salt: &str, lock: &Lock) -> Result<(
     }
 }
 
-/// The key of an object that belongs to that under `key`, and is never to be there.
+/// Returns the key of an object that belongs to the object under `key` and must never exist.
 fn absent(key: &str) -> String {
     format!("{key}-absent")
 }
 
-/// A probe under way.
+/// A running probe.
 struct Probe<'a> {
     store: &'a dyn Store,
     salt: &'a str,
@@ -171,12 +177,12 @@ struct Probe<'a> {
     keys: Vec<String>,
 }
 
-/// What is tried under one name.
+/// The tests of one attempt under one name.
 #[derive(Clone, Copy)]
 enum Step {
-    /// One request after another.
+    /// Single requests, one after another.
     Alone,
-    /// So many at once.
+    /// This many concurrent requests.
     Raced(usize),
 }
 
@@ -202,7 +208,7 @@ impl Probe<'_> {
         Ok(())
     }
 
-    /// Takes a step under fresh names until no answer to it was lost, and a doubt has been
+    /// Runs a step under fresh names until no answer was lost and a doubtful result has been
     /// confirmed.
     async fn clean(&mut self, step: Step) -> Result<(), Verdict> {
         let mut attempt = 0;
@@ -212,7 +218,8 @@ impl Probe<'_> {
             self.keys.extend([absent(&key), key.clone()]);
             match step.take(self.store, &key).await {
                 Err(Verdict::Doubtful(_)) if attempt < ATTEMPTS_MAX => {}
-                // Whatever came of the write: under other names it can be tried again.
+                // The write may have been applied or not; under other names the step can start
+                // again.
                 Err(Verdict::Failed(error))
                     if error.kind() == StoreErrorKind::OutcomeUnknown && attempt < ATTEMPTS_MAX => {
                 }
@@ -222,7 +229,8 @@ impl Probe<'_> {
         }
     }
 
-    /// Deletes its objects. One who may write but not delete leaves them; they mean nothing.
+    /// Deletes the probe's objects. With credentials that may write but not delete they stay, and
+    /// have no meaning.
     async fn remove(&self) -> Result<(), ProbeError> {
         let mut sent = Vec::new();
         for key in &self.keys {
@@ -241,7 +249,8 @@ impl Probe<'_> {
     }
 }
 
-/// An object's content: no two are equal, so that a version that is a hash of the content names one of them.
+/// Returns an object's content. No two contents are equal, so a version that hashes the content
+/// names one of them.
 fn body(key: &str, name: &str) -> Vec<Bytes> {
     vec![Bytes::from(format!("bkfs probe {key} {name}"))]
 }
@@ -354,7 +363,7 @@ async fn probe_list(store: &dyn Store, key: &str) -> Result<(), Verdict> {
     }
 }
 
-/// Not every store that knows Range in one place knows it in all.
+/// Tests partial reads. Some stores support Range for one kind of request and not for another.
 async fn probe_parts(store: &dyn Store, key: &str) -> Result<(), Verdict> {
     let whole = &body(key, "second")[0];
     let length = whole.len();
@@ -374,7 +383,8 @@ async fn probe_parts(store: &dyn Store, key: &str) -> Result<(), Verdict> {
     }
 }
 
-/// Checking a condition and then writing is not one step everywhere.
+/// Tests concurrent writes. In some stores checking a condition and writing are not one atomic
+/// step.
 async fn probe_races(store: &dyn Store, key: &str, contenders: usize) -> Result<(), Verdict> {
     let bodies = |what: &str| -> Vec<_> {
         (0..contenders)
@@ -413,8 +423,8 @@ async fn read_raced(store: &dyn Store, key: &str) -> Result<(Bytes, Option<Versi
     }
 }
 
-/// What became of a race after which the object held `found`. Answers that were lost are no
-/// evidence, but what stands there is.
+/// Judges a race that left the object with the content `found`. A lost answer is no evidence, but
+/// the content is.
 fn judge(
     bodies: &[Vec<Bytes>],
     results: Vec<Result<Version, StoreError>>,

@@ -1,11 +1,12 @@
-//! How the store answers, as all requests of a process together see it.
+//! Health of the store, as all requests of a process together observe it.
 //!
-//! Owns what counts as trouble, since when it lasts, and its cause in words for people and for
-//! programs. Decides nothing: who waits, and for how long, is its own matter.
+//! Owns the definition of trouble: what counts as trouble, since when it lasts, and its cause in
+//! words for people and for programs. Decides nothing: each caller decides whether and how long it
+//! waits.
 //!
-//! Trouble is told apart by what is asked and where, since a full bucket still answers reads, and a
-//! permission may be missing for one directory. Silence is not: a store that moves anything, in
-//! either direction, is not silent.
+//! Trouble is recorded for each pair of operation and top-level directory, since a full bucket
+//! still answers reads, and a permission may be missing for one directory. Silence is recorded for
+//! the store as a whole: a store that moves any bytes, in either direction, is not silent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,14 +19,14 @@ use tokio::time::Instant;
 
 use super::{Operation, StoreError, StoreErrorKind};
 
-/// Trouble that lasts for so long is told: a single refused request is none.
+/// Trouble is reported once it lasts this long. A single refused request is not reported.
 pub const TOLD_AFTER: Duration = Duration::from_secs(3);
 
-/// Trouble of a sort that was not asked for again for so long is over. Longer than any pause
-/// between attempts, and than the interval of heartbeats.
+/// Trouble is over when it was not seen again for this long and no request of the same sort waits.
+/// This is longer than any pause between attempts and than the heartbeat interval.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(15);
 
-/// What is known of a store. Cheap to clone; clones share.
+/// The observed health of a store. Clones are cheap and share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Signs(Arc<Shared>);
 
@@ -38,11 +39,11 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Requests that were ever begun.
+    /// The number of requests that were begun so far.
     begun: u64,
-    /// Those that wait for an answer, oldest first.
+    /// Requests that wait for an answer, oldest first.
     waiting: BTreeMap<u64, Asked>,
-    /// When the store last moved anything.
+    /// The time when the store last moved any bytes or answered.
     moved: Option<Instant>,
     troubles: BTreeMap<Sort, Trouble>,
 }
@@ -55,7 +56,7 @@ struct Asked {
     key: String,
 }
 
-/// What is asked, and in which directory of the bucket.
+/// An operation, and the top-level directory of the bucket that it concerns.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Sort(Operation, String);
 
@@ -77,26 +78,26 @@ struct Trouble {
     error: StoreError,
 }
 
-/// A store that does not do its part.
+/// An outage: a store that refuses requests or does not answer.
 #[derive(Debug, Clone)]
 pub struct Outage {
-    /// Since when.
+    /// The start of the outage.
     pub since: Instant,
-    /// What it answers, or that it does not.
+    /// The error that the store answers with, or that it does not answer.
     pub error: StoreError,
-    /// How many requests wait for an answer now.
+    /// The number of requests that wait for an answer now.
     pub waiting: usize,
 }
 
 impl Outage {
-    /// The cause in one word, for programs.
+    /// Returns the cause in one word, for programs.
     pub fn cause(&self) -> &'static str {
         cause_of(&self.error)
     }
 }
 
 impl Signs {
-    /// A request goes out.
+    /// Records that a request goes out.
     pub(super) fn begin(&self, operation: Operation, key: &str) -> Request {
         let mut state = self.0.state.lock();
         state.begun += 1;
@@ -115,20 +116,20 @@ impl Signs {
         }
     }
 
-    /// Bytes of a request or of an answer went by.
+    /// Records that bytes of a request or of an answer were transferred.
     pub(super) fn moved(&self) {
         self.0.state.lock().moved = Some(Instant::now());
     }
 
-    /// The store refused a request that is sent again below those who asked for it, or could not be
-    /// reached for it.
+    /// Records that the store refused a request, or was not reachable for it, and that the store
+    /// layer sends it again itself.
     pub(super) fn refused(&self, error: &StoreError) {
         let now = Instant::now();
         self.0.state.lock().note(error, now, now);
         self.0.stirred.notify_one();
     }
 
-    /// The trouble that lasts, if there is any: the oldest of all.
+    /// Returns the trouble that lasts, if any: the oldest.
     pub fn outage(&self) -> Option<Outage> {
         let now = Instant::now();
         let mut state = self.0.state.lock();
@@ -152,17 +153,17 @@ impl Signs {
         })
     }
 
-    /// From now on a teller reads these signs and reports trouble. Others need not.
+    /// Declares that a reporter reads these signs and reports trouble. Other parts then stay quiet.
     pub fn tell(&self) {
         self.0.is_told.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true once a teller does.
+    /// Returns whether such a reporter exists.
     pub(super) fn is_told(&self) -> bool {
         self.0.is_told.load(Ordering::Relaxed)
     }
 
-    /// Waits until there is something to look at: a request that waits, or trouble.
+    /// Waits until a request waits for an answer or there is trouble.
     pub async fn stirred(&self) {
         loop {
             let stirred = self.0.stirred.notified();
@@ -189,7 +190,7 @@ impl State {
         trouble.error = error.clone();
     }
 
-    /// Since when requests wait while nothing moves, and the oldest of them.
+    /// Returns since when requests wait while nothing moves, and the oldest waiting request.
     fn silence(&self) -> Option<(Instant, &Asked)> {
         let oldest = self.waiting.values().next()?;
         let since = self
@@ -220,8 +221,8 @@ fn unanswered(asked: &Asked, silence: Duration) -> StoreError {
     )
 }
 
-/// A request that waits for its answer. Dropping it without one says that no caller waits for it any
-/// more; if the store was silent all the while, that is trouble.
+/// A request that waits for its answer. Dropping it without an answer says that no caller waits any
+/// more. If the store was silent for the request's whole life, the drop records trouble.
 #[derive(Debug)]
 pub(super) struct Request {
     signs: Signs,
@@ -229,7 +230,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// The answer is here.
+    /// Records the answer.
     pub(super) fn end<T>(self, answer: &Result<T, StoreError>) {
         let now = Instant::now();
         let mut state = self.signs.0.state.lock();
@@ -268,7 +269,7 @@ impl Drop for Request {
     }
 }
 
-/// Whether an error is an answer as good as any.
+/// Returns whether an error is a regular answer of a healthy store.
 fn is_well(kind: StoreErrorKind) -> bool {
     matches!(
         kind,
@@ -280,7 +281,7 @@ fn is_well(kind: StoreErrorKind) -> bool {
     )
 }
 
-/// One word for why a request failed: what a connection died of stands in the text alone.
+/// Returns one word for why a request failed. Only the text says why a connection failed.
 fn cause_of(error: &StoreError) -> &'static str {
     let text = error.message();
     let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
@@ -311,7 +312,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(seconds)).await;
     }
 
-    /// One answer to a request that begins and ends now.
+    /// Records one answer to a request that begins and ends now.
     fn answered(signs: &Signs, operation: Operation, key: &str, kind: Option<StoreErrorKind>) {
         let answer = match kind {
             None => Ok(()),
@@ -327,7 +328,7 @@ mod tests {
         put(Some(StoreErrorKind::NoSpace));
         assert!(signs.outage().is_none(), "one refusal is no outage");
         wait(4).await;
-        // Everything else is answered all the while.
+        // All other requests are answered well meanwhile.
         answered(&signs, Operation::Get, "data/1", None);
         answered(&signs, Operation::PutNew, "journal/1", None);
         answered(&signs, Operation::Delete, "data/0", None);

@@ -1,4 +1,4 @@
-//! Tests of the store's pure parts: URLs, keys, errors.
+//! Tests of the store's pure parts: URLs, keys and errors.
 
 use std::path::PathBuf;
 
@@ -152,7 +152,7 @@ proptest! {
     #[test]
     fn any_text_is_read_or_refused(text in ".{0,60}") {
         if let Ok(url) = parse_url(&text) {
-            // What is shown for a remote repository means the same repository.
+            // The displayed form of a remote URL parses to the same repository.
             if url.local_path().is_none() {
                 prop_assert_eq!(parse_url(&url.to_string()), Ok(url));
             }

@@ -1,4 +1,4 @@
-//! How a repository is named on the command line.
+//! Repository URLs, as users give them on the command line.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,15 @@ use std::str::FromStr;
 
 use super::key::fault_of_part;
 
-/// Where a repository is.
+/// The location of a repository.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub enum RepositoryUrl {
-    /// `s3://bucket/prefix`: S3 and everything that speaks it.
+    /// `s3://bucket/prefix`: S3 and every server that speaks its protocol.
     S3 {
         /// The bucket's name.
         bucket: String,
-        /// What the repository's keys begin with, without slashes at the ends; empty for the whole bucket.
+        /// The beginning of all keys of the repository, without slashes at its ends. Empty if the
+        /// repository has the whole bucket.
         prefix: String,
     },
     /// `gs://bucket/prefix`: Google Cloud Storage.
@@ -23,23 +24,25 @@ pub enum RepositoryUrl {
         /// As for S3.
         prefix: String,
     },
-    /// `az://container/prefix`: Azure Blob Storage; the account comes from the environment.
+    /// `az://container/prefix`: Azure Blob Storage. The environment or the configuration file names
+    /// the account.
     Azure {
         /// The container's name.
         container: String,
         /// As for S3.
         prefix: String,
     },
-    /// `file:///dir`, or a path with a slash: a directory used as a bucket.
+    /// `file:///dir`, or a path with a slash: a directory that is used as a bucket.
     Local {
-        /// The directory, relative to the current one if it was given so.
+        /// The directory. It is relative to the current directory if the user gave a relative path.
         path: PathBuf,
     },
-    /// A bare word: a name from the configuration file if it is there, else a bucket of S3 (see [`RepositoryUrl::or_bucket`]).
+    /// A bare word: a name from the configuration file if it is there, otherwise a bucket of S3
+    /// (see [`RepositoryUrl::or_bucket`]).
     Word(String),
 }
 
-/// A repository URL that cannot be understood.
+/// A repository URL that cannot be parsed.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{url:?} is not a repository: {reason}")]
 pub struct UrlError {
@@ -56,7 +59,12 @@ impl UrlError {
     }
 }
 
-/// Reads a repository URL: `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///dir`, a path with a slash, or a bare word.
+/// Parses a repository URL: `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///dir`, a path with a
+/// slash, or a bare word.
+///
+/// # Errors
+/// [`UrlError`] if the text is empty, has a NUL character or an unknown scheme, holds credentials,
+/// or names an invalid bucket, prefix or path. The error never repeats credentials.
 pub fn parse_url(text: &str) -> Result<RepositoryUrl, UrlError> {
     if text.is_empty() {
         return Err(UrlError::new(text, "it is empty"));
@@ -184,7 +192,7 @@ fn decode_percent(text: &str) -> Option<String> {
         .filter(|path| !path.contains('\0'))
 }
 
-/// The URL for a message: what stands before an `@` may be a password.
+/// Returns the URL for a message, without the text before an `@`, which may be a password.
 fn without_credentials(url: &str) -> String {
     match (url.find("://"), url.rfind('@')) {
         (Some(scheme), Some(at)) if scheme < at => {
@@ -196,7 +204,8 @@ fn without_credentials(url: &str) -> String {
 }
 
 impl RepositoryUrl {
-    /// What a bare word means when the configuration file does not have it: a bucket of S3. Others stay what they are.
+    /// Returns the meaning of a bare word that the configuration file does not list: a bucket of
+    /// S3. Returns every other URL unchanged.
     pub fn or_bucket(self) -> Self {
         match self {
             RepositoryUrl::Word(bucket) => RepositoryUrl::S3 {
@@ -207,7 +216,7 @@ impl RepositoryUrl {
         }
     }
 
-    /// The directory, if it is one.
+    /// Returns the directory if this is a local repository.
     pub fn local_path(&self) -> Option<&Path> {
         match self {
             RepositoryUrl::Local { path } => Some(path),

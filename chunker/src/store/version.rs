@@ -1,18 +1,19 @@
-//! What names one state of one object.
+//! The name of one state of one object.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-/// One state of one object, as its store names it: opaque, and only good for being given back to the store that it came from.
+/// One state of one object, as its store names it. The value is opaque: it can only be handed back
+/// to the store that it came from.
 ///
-/// Local directories and memory never give two states of an object the same version. S3 and Azure derive theirs from the
-/// content or at random, as they please: an object that must not return to an earlier version has to hold something fresh (the root
-/// holds a nonce).
+/// Local directories and memory never give two states of an object the same version. S3 and Azure
+/// may derive the version from the content, or draw it at random. An object that must not return to
+/// an earlier version therefore has to hold something fresh (the root holds a nonce).
 #[derive(Clone, Debug)]
 pub struct Version {
-    /// The entity tag of HTTP, with its quotes.
+    /// The entity tag of HTTP (ETag), with its quotes.
     etag: Option<Box<str>>,
-    /// What Google Cloud Storage counts: its generation. It alone is compared where there is one.
+    /// The generation of Google Cloud Storage. If it is present, only the generation is compared.
     generation: Option<Box<str>>,
 }
 
@@ -24,7 +25,8 @@ impl Version {
         }
     }
 
-    /// A version that is one token, for stores of our own making.
+    /// Returns a version that consists of one token, for the stores that this crate implements
+    /// itself.
     pub(super) fn token(token: String) -> Self {
         Self::new(Some(token), None)
     }
@@ -37,7 +39,7 @@ impl Version {
         self.generation.as_deref()
     }
 
-    /// What tells one version from another.
+    /// Returns the fields that tell one version from another.
     fn name(&self) -> (Option<&str>, Option<&str>) {
         match self.generation() {
             Some(generation) => (Some(generation), None),

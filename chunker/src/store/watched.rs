@@ -1,4 +1,4 @@
-//! A store whose requests are watched: what waits for an answer, and what was answered.
+//! A store layer that records which requests wait for an answer and how they were answered.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::signs::Signs;
 use super::{ObjectInfo, Operation, Store, StoreError, Version};
 use crate::lock::Lock;
 
-/// A store that notes in [`Signs`] how another one answers. A future that is dropped is noted as a
+/// A store that records in [`Signs`] how the store below answers. A dropped future is recorded as a
 /// request that no caller waits for any more.
 #[derive(Debug)]
 pub struct WatchedStore {
@@ -19,7 +19,7 @@ pub struct WatchedStore {
 }
 
 impl WatchedStore {
-    /// Watches `inner`.
+    /// Returns a store that watches `inner`.
     pub fn new(inner: Arc<dyn Store>, signs: Signs) -> Self {
         Self { inner, signs }
     }

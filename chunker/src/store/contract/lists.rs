@@ -5,7 +5,7 @@ use futures::stream;
 
 use super::{Place, body};
 
-/// Keys whose order depends on comparing whole keys, not parts of them.
+/// Keys whose order follows only from comparing whole keys, not their parts.
 const TREE: [&str; 14] = [
     "a-b", "a/-", "a/b", "a/b-c", "a/c/d", "a/c/e/f", "a/c0", "a0", "b", "b+", "ba/x", "c", "d~",
     "Z",
@@ -68,7 +68,7 @@ pub(super) async fn pages_join_without_gaps(place: &Place) {
         names(place, &place.prefix, None, 0).await,
         Vec::<String>::new()
     );
-    // Where no object is: between two, within a directory, before and after all.
+    // Positions without an object: between two, within a directory, before and after all.
     for after in [
         "", "a", "a/", "a/c", "a/c/", "a/c/dd", "a/c/e/", "a/zzz", "bb", "zzz",
     ] {
@@ -100,7 +100,7 @@ pub(super) async fn prefixes_are_strings(place: &Place) {
             .collect();
         let listed = names(place, &prefix, None, 1000).await;
         assert_eq!(listed.iter().collect::<Vec<_>>(), matching, "{name}");
-        // In pages of one, each after the one before.
+        // In pages of one key, each after the previous key.
         let mut joined: Vec<String> = Vec::new();
         while let [next] = names(place, &prefix, joined.last().map(String::as_str), 1)
             .await
@@ -118,7 +118,8 @@ pub(super) async fn prefixes_are_strings(place: &Place) {
     assert_eq!(all.len(), 1, "the whole bucket can be listed");
 }
 
-/// More than one page of any service (1,000 for S3 and Google, 5,000 for Azure with smaller ones asked for).
+/// Creates more objects than one page of S3 and Google holds (1,000). Azure's pages hold 5,000, and
+/// smaller ones are requested.
 pub(super) async fn long_lists_are_complete(place: &Place) {
     const COUNT: usize = 1_030;
     let mut expected: Vec<String> = (0..COUNT)

@@ -1,7 +1,8 @@
-//! What every store promises, as functions that any store can be held to.
+//! The contract of a store, as test functions that run against any store.
 //!
-//! Owns: the cases. Each works below a prefix of its own, so that they may run at once and again on the same bucket, and panics with what
-//! was wrong. Does not own: which stores there are and how their servers are started (`tests/contract`).
+//! Owns the cases. Each case works below its own prefix, so that cases may run concurrently, and
+//! again on the same bucket. A case panics with the fault that it found. Does not own the list of
+//! stores and the start of their servers (`tests/contract`).
 
 mod lists;
 mod reads;
@@ -16,21 +17,23 @@ use futures::future::BoxFuture;
 
 use super::{Store, StoreError, StoreErrorKind, Version};
 
-/// Opens one more handle on the same bucket, as another mount or a restarted program would.
+/// Opens another handle on the same bucket, as another mount or a restarted program would.
 pub type Opener = Arc<dyn Fn() -> BoxFuture<'static, Arc<dyn Store>> + Send + Sync>;
 
 /// A store under test.
 #[derive(Clone)]
 pub struct Subject {
-    /// Opens it.
+    /// Opens a handle on the store.
     pub open: Opener,
     /// Whether no two states of an object ever have the same version, even with the same content.
     pub exact_versions: bool,
-    /// Whether a deletion comes before or after a replacement of the same object, and never in the middle of it.
+    /// Whether a deletion takes effect before or after a concurrent replacement of the same object,
+    /// and never in between.
     pub orderly_deletion: bool,
-    /// How many rounds of 32 contenders the cases of compare-and-swap go.
+    /// The number of rounds of each race case. Most rounds have 32 concurrent requests.
     pub rounds: usize,
-    /// What tells this run's objects from those of other runs in the same bucket: letters, digits and hyphens.
+    /// Tells this run's objects from those of other runs in the same bucket: letters, digits and
+    /// hyphens.
     pub salt: String,
 }
 
@@ -41,7 +44,10 @@ macro_rules! cases {
     ($($room:ident :: $name:ident),* $(,)?) => {
         /// All cases.
         pub const CASES: &[Case] = &[
-            $((stringify!($name), |subject| Box::pin(in_place(subject, stringify!($name), $room::$name)))),*
+            $((
+                stringify!($name),
+                |subject| Box::pin(in_place(subject, stringify!($name), $room::$name))
+            )),*
         ];
     };
 }
@@ -74,7 +80,7 @@ cases![
     lists::long_lists_are_complete,
 ];
 
-/// A store under test together with a place in its bucket.
+/// A store under test, with the prefix of one case in its bucket.
 struct Place {
     subject: Subject,
     store: Arc<dyn Store>,
@@ -82,7 +88,7 @@ struct Place {
 }
 
 impl Place {
-    /// A key of this case.
+    /// Returns a key below the case's prefix.
     fn key(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
@@ -92,13 +98,14 @@ impl Place {
     }
 }
 
-/// How often a write is sent whose outcome the store does not tell.
+/// How many times a write with an unknown outcome is sent before the last attempt, whose answer
+/// counts.
 const UNTOLD_MAX: usize = 10;
 
-/// A store of which every caller does what the contract asks of it: an outcome that is not known is
-/// looked at, and what was not applied is sent again. A gateway onto files answers 409 to
-/// any write that its filesystem refuses in passing (versitygw, `ExistingObjectIsDirectory`), and a
-/// busy machine makes that happen.
+/// A store layer that does what the contract asks of every caller: it reads the object when an
+/// outcome is unknown, and sends a write that was not applied again. A gateway onto files answers
+/// 409 to any write that its filesystem refuses for a moment (versitygw,
+/// `ExistingObjectIsDirectory`), and a busy machine makes that happen.
 #[derive(Debug)]
 struct Settled(Arc<dyn Store>);
 
@@ -150,7 +157,9 @@ where
 {
     let store = (subject.open)().await;
     let store: Arc<dyn Store> = Arc::new(Settled(store));
-    // No directory in common: a gateway onto files removes the empty ones, and answers 409 to whoever creates below one just then (versitygw).
+    // The prefix shares no directory with other cases. A gateway onto files removes empty
+    // directories, and answers 409 to a request that creates an object below one at that moment
+    // (versitygw).
     let prefix = format!("contract-{}-{case}/", subject.salt);
     let place = Place {
         subject,
@@ -161,7 +170,7 @@ where
     remove_all(&place).await;
 }
 
-/// Leaves the bucket as it was.
+/// Deletes the objects of a case.
 async fn remove_all(place: &Place) {
     loop {
         let page = place.store.list(&place.prefix, None, 100).await;
@@ -176,7 +185,7 @@ async fn remove_all(place: &Place) {
     }
 }
 
-/// The content of a made-up object: `size` bytes that differ between seeds and positions.
+/// Returns the content of a made-up object: `size` bytes that differ between seeds and positions.
 fn content(seed: u64, size: usize) -> Bytes {
     let mut bytes = vec![0; size];
     blake3::Hasher::new()
@@ -201,7 +210,7 @@ fn assert_kind<T: Debug>(result: Result<T, StoreError>, kind: StoreErrorKind, wh
 
 #[cfg(test)]
 mod tests {
-    //! The suite on the stores that need no server. All of them, with their servers, are in `tests/contract`.
+    //! The suite on the stores that need no server. `tests/contract` runs it on all stores.
 
     use super::super::{LocalStore, MemoryStore, StoreOptions};
     use super::*;

@@ -31,7 +31,7 @@ pub(super) async fn absent_objects_are_not_found(place: &Place) {
     let present = place.key("here/object");
     let version = store.put_new(&present, body("x")).await;
     let version = version.expect("a new object is created");
-    // Also one whose beginning is an object, and one whose beginning is a directory.
+    // Includes a key below an object, and a key that names a directory.
     for name in [
         "absent",
         "away/absent",
@@ -150,7 +150,7 @@ pub(super) async fn large_objects_in_many_parts(place: &Place) {
     const SIZE: usize = 16 << 20;
     let store = &place.store;
     let whole = content(3, SIZE);
-    // Parts of all sizes, some of them empty, more of them than one system call takes.
+    // Parts of many sizes, some of them empty, and more parts than one system call takes.
     let mut parts = vec![Bytes::new()];
     let mut rest = whole.clone();
     for step in (0..).map(|part: usize| (part * 7919) % 20_000) {

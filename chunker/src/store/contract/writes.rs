@@ -10,7 +10,7 @@ use super::super::{
 };
 use super::{Place, assert_kind, body};
 
-/// How many race for one object.
+/// The number of requests that race for one object.
 const CONTENDERS: usize = 32;
 
 pub(super) async fn creation_happens_once(place: &Place) {
@@ -138,11 +138,12 @@ pub(super) async fn one_of_many_replacers_wins(place: &Place) {
     }
 }
 
-/// Many count up one number, each reading and replacing until it has succeeded.
+/// Several tasks increment one number. Each reads and replaces it until it succeeds.
 pub(super) async fn counting_loses_nothing(place: &Place) {
     const STEPS: usize = 4;
     let key = place.key("counter");
-    // A nonce beside the number, as the root has one: some stores' versions are hashes of the content.
+    // A nonce follows the number, as the root has one, because some stores derive versions from the
+    // content.
     let created = place.store.put_new(&key, body("0 start")).await;
     created.expect("a new object is created");
     let other = place.reopen().await;
@@ -181,7 +182,7 @@ pub(super) async fn old_versions_never_come_back(place: &Place) {
     let store = &place.store;
     let exact = place.subject.exact_versions;
     let key = place.key("object");
-    // Where versions may be hashes of the content, whoever relies on them adds a nonce.
+    // Where versions may derive from the content, a caller that relies on them adds a nonce.
     let text = |round: usize| match exact {
         true => body("a"),
         false => body(format!("a {round}")),
@@ -252,7 +253,8 @@ pub(super) async fn deletion_is_idempotent(place: &Place) {
     let created = store.put_new(&key, body("y")).await;
     created.expect("a deleted object is created again");
     assert_eq!(store.get(&key).await.expect("it is there").0, "y");
-    // Neither what a key begins with nor what begins with a key is deleted with it.
+    // A deletion affects neither a key that is the beginning of another, nor a key that begins with
+    // it.
     let below = place.key("directory");
     store
         .delete(&below)
@@ -261,7 +263,8 @@ pub(super) async fn deletion_is_idempotent(place: &Place) {
     assert_eq!(store.get(&key).await.expect("it is there").0, "y");
 }
 
-/// A deletion and a replacement at once: whichever comes first, nothing is left, or the replacement was made on an object that was gone.
+/// Runs a deletion and a replacement concurrently. Whichever is applied first, no object is left: a
+/// replacement after the deletion finds no object and fails.
 pub(super) async fn replacing_never_resurrects(place: &Place) {
     if !place.subject.orderly_deletion {
         return;
@@ -281,7 +284,7 @@ pub(super) async fn replacing_never_resurrects(place: &Place) {
     }
 }
 
-/// Names that servers, URLs, signatures and file systems may trip over.
+/// Names that servers, URLs, signatures and file systems may mishandle.
 const ODD_NAMES: &[&str] = &[
     "plain",
     "PLAIN",

@@ -1,4 +1,4 @@
-//! Each fault does what it says, and is counted.
+//! Tests that each fault does what its description says, and is counted.
 
 use super::super::MemoryStore;
 use super::super::contract::{CASES, Subject};
@@ -90,7 +90,7 @@ async fn a_late_write_is_applied_when_it_is_called_for() {
     assert_eq!(store.get("root").await.unwrap().0, "1");
     assert_eq!(store.apply_late().await, 1);
     assert_eq!(store.get("root").await.unwrap().0, "late");
-    // One that comes too late changes nothing.
+    // A late write with an outdated version changes nothing.
     let (_, version) = store.get("root").await.unwrap();
     store.plan(Strike::with(Fault::Late).on(Operation::Replace));
     store

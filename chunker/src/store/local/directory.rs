@@ -1,4 +1,4 @@
-//! The open directory, and how objects are read from it.
+//! The open directory, and reading objects from it.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use crate::store::{
     check_range, too_large,
 };
 
-/// A directory used as a bucket. Everything here waits for the disk.
+/// A directory that is used as a bucket. All methods block on the disk.
 #[derive(Debug)]
 pub(super) struct Directory {
     root: OwnedFd,
@@ -26,14 +26,14 @@ pub(super) struct Directory {
     pub(super) buffers: DirectBuffers,
 }
 
-/// An object that is open.
+/// An open object.
 struct Object {
     file: OwnedFd,
     size: u64,
 }
 
 impl Directory {
-    /// Opens the directory; with `create` it is made if it is absent, with its parents.
+    /// Opens the directory. With `create`, an absent directory is created with its parents.
     pub(super) fn open(path: &Path, create: bool) -> Result<Self, StoreError> {
         let fail = |errno| open_error(path, errno);
         if create {
@@ -65,7 +65,8 @@ impl Directory {
         self.identity == Identity::Handle
     }
 
-    /// A whole object that a writer is to rely on: its name is on disk as far as this process can tell, or it is an error.
+    /// Returns a whole object that a writer may rely on. It is an error if this process cannot tell
+    /// that the object's name is on disk.
     pub(super) fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
         self.settle(Operation::Get, key)?;
         let object = self.open_object(Operation::Get, key)?;
@@ -126,12 +127,12 @@ impl Directory {
         })
     }
 
-    /// The version of the object that `file` is.
+    /// Returns the version of the open object `file`.
     pub(super) fn version_of(&self, file: impl AsFd) -> Result<Version, Errno> {
         self.identity.version(&file, || hash_content(file.as_fd()))
     }
 
-    /// The version of the object at `key`; `None` if there is none.
+    /// Returns the version of the object at `key`, or `None` if there is none.
     pub(super) fn version_at(&self, key: &str) -> Result<Option<Version>, Errno> {
         match open_file(self.root(), key) {
             Ok((file, status)) if is_regular(&status) => self.version_of(file).map(Some),
@@ -152,7 +153,8 @@ impl Directory {
         }
     }
 
-    /// What an error of the system means for an object. That something is absent is believed only while the bucket itself exists.
+    /// Maps a system error on an object to a store error. An object counts as absent only while the
+    /// bucket itself exists.
     pub(super) fn error(&self, operation: Operation, key: &str, errno: Errno) -> StoreError {
         use StoreErrorKind as Kind;
         let bucket_lives = || fstat(&self.root).is_ok_and(|status| status.st_nlink > 0);
@@ -229,7 +231,8 @@ fn open_error(path: &Path, errno: Errno) -> StoreError {
     StoreError::new(kind, Operation::Open, "", message)
 }
 
-/// Opens what `path` names below `root`, without following a link and without waiting for the other end of a pipe.
+/// Opens `path` below `root`, without following a link and without waiting for the other end of a
+/// pipe.
 fn open_file(root: BorrowedFd<'_>, path: &str) -> Result<(OwnedFd, Stat), Errno> {
     let file = openat(
         root,
@@ -252,13 +255,13 @@ fn read_exact(file: impl AsFd, range: Range<u64>) -> Result<Bytes, Errno> {
     while bytes.len() < length {
         let offset = range.start + bytes.len() as u64;
         match pread(&file, spare_capacity(&mut bytes), offset) {
-            // An object never changes, so one that ends early was damaged from outside.
+            // An object never changes, so a file that ends early was damaged from outside.
             Ok(0) => return Err(Errno::IO),
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
     }
-    // The allocator may have given more room than was asked for.
+    // The allocator may have provided more room than requested.
     bytes.truncate(length);
     Ok(Bytes::from(bytes))
 }
@@ -280,7 +283,8 @@ fn hash_content(file: BorrowedFd<'_>) -> Result<blake3::Hash, Errno> {
     }
 }
 
-/// Makes a directory and its parents, each for its owner alone, and puts their names on disk.
+/// Creates a directory and its parents, each with access for its owner only, and flushes their
+/// names.
 fn create_directories(path: &Path) -> Result<(), Errno> {
     match mkdirat(CWD, path, Mode::RWXU) {
         Ok(()) => {}

@@ -1,6 +1,7 @@
-//! Filling a new file with an object's bytes.
+//! Writing an object's bytes to a new file.
 //!
-//! Large objects go past the page cache. Where the filesystem cannot do that, and for small objects, the page cache is used.
+//! Large objects bypass the page cache. Small objects use it, and so do large ones where the
+//! filesystem has no direct writes.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -12,10 +13,11 @@ use rustix::io::{Errno, writev};
 use crate::direct::{DIRECT_BYTES_MIN, DirectBuffers};
 use crate::store::body_bytes;
 
-/// writev(2) takes no more parts than this at once (IOV_MAX).
+/// The most parts that one writev(2) takes (IOV_MAX).
 const PARTS_PER_WRITE: usize = 1024;
 
-/// Writes the body to a new, empty file. The file is left as if it had been opened without O_DIRECT.
+/// Writes the body to a new, empty file. Afterwards the file's flags are as if it had been opened
+/// without O_DIRECT.
 pub(super) fn fill(file: &OwnedFd, body: &[Bytes], buffers: &DirectBuffers) -> Result<(), Errno> {
     let size = body_bytes(body);
     if size < DIRECT_BYTES_MIN as u64 || set_direct(file, true).is_err() {
@@ -25,7 +27,7 @@ pub(super) fn fill(file: &OwnedFd, body: &[Bytes], buffers: &DirectBuffers) -> R
     set_direct(file, false)?;
     match written {
         Ok(()) => ftruncate(file, size),
-        // This filesystem, or its device, wants other alignments.
+        // This filesystem, or its device, needs another alignment.
         Err(Errno::INVAL) => {
             ftruncate(file, 0)?;
             fill_through_cache(file, body)
@@ -43,7 +45,7 @@ fn set_direct(file: &OwnedFd, direct: bool) -> Result<(), Errno> {
 fn fill_through_cache(file: &OwnedFd, body: &[Bytes]) -> Result<(), Errno> {
     let mut parts: Vec<IoSlice<'_>> = body.iter().map(|part| IoSlice::new(part)).collect();
     let mut rest = parts.as_mut_slice();
-    // Passes over empty parts at the beginning, which would make a write of nothing.
+    // Skips empty parts at the beginning: a write of them would return 0.
     IoSlice::advance_slices(&mut rest, 0);
     while !rest.is_empty() {
         let count = rest.len().min(PARTS_PER_WRITE);
@@ -64,7 +66,7 @@ mod tests {
 
     use super::*;
 
-    /// Sizes around blocks and buffers, in parts that meet them everywhere.
+    /// Tests sizes around blocks and buffers, split at different offsets.
     #[test]
     fn a_file_holds_exactly_the_body() {
         let buffers = DirectBuffers::default();

@@ -1,4 +1,4 @@
-//! What tells one file from every other that ever had its name.
+//! The identity of a file among all files that ever had its name.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::os::fd::{AsFd, AsRawFd};
@@ -11,8 +11,9 @@ use crate::store::Version;
 /// MAX_HANDLE_SZ of linux/exportfs.h, in bytes.
 const HANDLE_BYTES_MAX: usize = 128;
 
-/// Filesystems whose handles hold an inode number and a generation that are stable and never come again (statfs(2), linux/magic.h). FUSE is
-/// not among them: its handles change when the kernel forgets the inode.
+/// Filesystems whose file handles hold an inode number and a generation that are stable and never
+/// reused (statfs(2), linux/magic.h). FUSE is not among them: its handles change when the kernel
+/// forgets the inode.
 const STABLE_HANDLES: [FsWord; 8] = [
     0xEF53,      // ext2, ext3, ext4
     0x5846_5342, // xfs
@@ -24,7 +25,7 @@ const STABLE_HANDLES: [FsWord; 8] = [
     0x6969,      // NFS
 ];
 
-/// Room for struct file_handle and the bytes that follow it.
+/// struct file_handle with room for the bytes that follow it.
 #[repr(C)]
 struct Handle {
     bytes: c_uint,
@@ -32,17 +33,18 @@ struct Handle {
     handle: [u8; HANDLE_BYTES_MAX],
 }
 
-/// How the files of one filesystem are told apart.
+/// How a filesystem's files are told apart.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Identity {
-    /// By their file handles: exact, and without reading them.
+    /// By their file handles: exact, and without reading the files.
     Handle,
-    /// By their content, size, inode number and time of modification.
+    /// By their content, size, inode number and modification time.
     Content,
 }
 
 impl Identity {
-    /// What the filesystem of this open directory allows; tried with the directory itself.
+    /// Returns the method that the filesystem of this open directory allows. The directory itself
+    /// is used for the test.
     pub(super) fn of_filesystem(directory: impl AsFd) -> Result<Self, Errno> {
         let stable = STABLE_HANDLES.contains(&fstatfs(&directory)?.f_type);
         Ok(match stable && handle_of(&directory).is_ok() {
@@ -51,7 +53,8 @@ impl Identity {
         })
     }
 
-    /// The version of an open file; `read` gives its content, if that is needed.
+    /// Returns the version of an open file. `read` returns the hash of its content and is called
+    /// only if that is needed.
     pub(super) fn version<E: From<Errno>>(
         self,
         file: impl AsFd,
@@ -65,7 +68,7 @@ impl Identity {
             Identity::Handle => {
                 let handle = handle_of(&file)?;
                 hasher.update(&handle.kind.to_le_bytes());
-                // The kernel never says more than it was given room for.
+                // The kernel never reports more bytes than there is room for.
                 let bytes = (handle.bytes as usize).min(HANDLE_BYTES_MAX);
                 hasher.update(&handle.handle[..bytes]);
             }
@@ -88,8 +91,9 @@ fn handle_of(file: impl AsFd) -> Result<Handle, Errno> {
     };
     let mut mount: c_int = 0;
     let empty: *const c_char = c"".as_ptr();
-    // SAFETY: `Handle` begins as struct file_handle does and has the room after it that `bytes` states; it, the mount id and the path
-    // are valid for the call, and the kernel keeps none of them. The descriptor is open while `file` is borrowed.
+    // SAFETY: `Handle` begins with the fields of struct file_handle, followed by the room that
+    // `bytes` states. It, the mount id and the path are valid during the call, and the kernel keeps
+    // no pointer to them. The descriptor is open while `file` is borrowed.
     let result = unsafe {
         libc::name_to_handle_at(
             file.as_fd().as_raw_fd(),

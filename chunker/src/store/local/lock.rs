@@ -1,4 +1,4 @@
-//! The locks that make compare-and-swap of a file one step, across processes and machines.
+//! Locks that make compare-and-swap of a file atomic across processes and machines.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -6,40 +6,41 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 
-/// How many lock files there are. Only writes over existing objects take one, and only for the moment of the rename.
+/// The number of lock files. `put`, `replace` and `delete` take one, for one rename or removal and one
+/// flush.
 pub(super) const LOCKS: usize = 64;
 
-/// How long a lock is waited for, counted in sleeps. Whoever holds one does a rename and a flush; longer means a process that was
-/// stopped, or a file server that does not answer.
+/// How long a lock is waited for, counted in sleeps. A holder does one rename and one flush. A
+/// longer hold means a stopped process, or a file server that does not answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The number of the lock that belongs to a key.
+/// Returns the number of a key's lock.
 pub(super) fn lock_number(key: &str) -> usize {
     usize::from(blake3::hash(key.as_bytes()).as_bytes()[0]) % LOCKS
 }
 
-/// A held lock; it ends when this is dropped, or with the process.
+/// A held lock. It ends when this is dropped, or with the process.
 #[derive(Debug)]
 pub(super) struct Lock {
     _file: OwnedFd,
 }
 
-/// Why there is no lock.
+/// Why a lock could not be taken.
 #[derive(Debug)]
 pub(super) enum LockError {
-    /// Another process held it all the time.
+    /// Another holder had it for the whole time.
     Busy,
-    /// The filesystem has no locks that work.
+    /// The filesystem has no working locks.
     Unsupported,
     /// The lock file cannot be opened.
     File(Errno),
 }
 
-/// Takes lock `number` of the directory of lock files, waiting for it.
+/// Waits for lock `number` in the directory of lock files, and takes it.
 pub(super) fn take_lock(locks: impl AsFd, number: usize) -> Result<Lock, LockError> {
     let mut waited = Duration::ZERO;
     loop {
-        // Network filesystems give an exclusive lock only on a file that is open for writing.
+        // Network filesystems grant an exclusive lock only on a file that is open for writing.
         let file = openat(
             &locks,
             format!("{number:02x}"),
@@ -48,7 +49,7 @@ pub(super) fn take_lock(locks: impl AsFd, number: usize) -> Result<Lock, LockErr
         )
         .map_err(LockError::File)?;
         wait_for(&file, &mut waited)?;
-        // A lock on a file that somebody removed meanwhile excludes nobody.
+        // A lock on a file that was removed meanwhile excludes no other process.
         match fstat(&file) {
             Ok(status) if status.st_nlink > 0 => return Ok(Lock { _file: file }),
             Ok(_) => {}

@@ -1,25 +1,30 @@
-//! A directory used as a bucket, as honest as a remote one.
+//! A directory that is used as a bucket, with the guarantees of a remote one.
 //!
-//! Owns: objects as files named by their keys, written to a temporary file, flushed, and moved into place in one step, with the
-//! directories that lead to them flushed before the write is acknowledged; compare-and-swap under flock(2); and the threads
-//! on which all of this waits for the disk. Does not own: the order in which anything is written.
+//! Owns objects as files named by their keys, compare-and-swap under flock(2), and the threads that
+//! wait for the disk. An object is written to a temporary file, flushed, and moved into place in
+//! one step. The directories that lead to it are flushed before the write is acknowledged. Does not
+//! own the order of writes.
 //!
-//! # What lies in the directory
+//! # Contents of the directory
 //!
-//! - `KEY`: an object. Never changed in place, so that whoever has it open reads one state of it.
-//! - `.bkfs/tmp/RANDOM`: a write in progress, held by flock(2). What no longer is held is the rest of a crash, and is removed when a
-//!   store is opened for writing; a writer that loses its file to a cleaner (on a network filesystem without locks) writes it again.
-//! - `.bkfs/locks/NN`: 64 lock files. A write over an existing object holds its key's lock from comparing to renaming. The files stay; only the
-//!   lock on them means anything, and it ends with its process.
+//! - `KEY`: an object. It is never changed in place, so a reader that has it open reads one state
+//!   of it.
+//! - `.bkfs/tmp/RANDOM`: a write in progress, locked with flock(2). A file without a lock is left
+//!   over from a crash, and the next open of the store removes it. If that removes a writer's file
+//!   (on a network filesystem without locks), the writer writes it again.
+//! - `.bkfs/locks/NN`: 64 lock files. `put`, `replace` and `delete` hold the lock of their key, from
+//!   the comparison until the name is flushed. The files stay. Only the lock on a file has a meaning,
+//!   and it ends with its process.
 //!
-//! Names that begin with a dot are none of ours and are passed over. Files are made for their owner alone, since a bucket without a
-//! password holds everybody's files in the clear.
+//! Names that begin with a dot are not objects and are skipped. Files are created with access for
+//! their owner only, since a bucket without a password holds the users' files in the clear.
 //!
-//! # What it leans on
+//! # Requirements
 //!
-//! fsync(2) of a file and of a directory, rename(2) being atomic, and flock(2) that excludes on all machines which share the directory (NFS
-//! does this unless it is mounted with `local_lock`). Between the rename of an object and the flush of its directory readers may see an object that a power cut
-//! takes back; it has not been acknowledged to anyone then.
+//! The filesystem provides fsync(2) of files and directories, an atomic rename(2), and an flock(2)
+//! that excludes on all machines which share the directory (NFS does this unless it is mounted with
+//! `local_lock`). Between the rename of an object and the flush of its directory, readers may see
+//! an object that a power loss removes. Its write has not been acknowledged at that time.
 
 mod directory;
 mod fill;
@@ -47,18 +52,25 @@ use super::{
 use directory::Directory;
 use lock::{LOCKS, lock_number};
 
-/// A directory used as a bucket.
+/// A directory that is used as a bucket.
 #[derive(Debug)]
 pub struct LocalStore {
     directory: Arc<Directory>,
     threads: Arc<Semaphore>,
-    /// One for each lock file: tasks of this process queue here, so that only one of them polls for the file.
+    /// One mutex for each lock file. Tasks of this process queue here, so that only one of them
+    /// polls for the file.
     turns: Arc<[Mutex<()>]>,
     shown: String,
 }
 
 impl LocalStore {
-    /// Opens the directory at `path`; with [`StoreOptions::create_directory`] it is made if it is absent.
+    /// Opens the directory at `path`. With [`StoreOptions::create_directory`] an absent directory
+    /// is created.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::NoBucket`] if there is no such directory, [`StoreErrorKind::Denied`]
+    /// without permission, [`StoreErrorKind::NoSpace`] if it cannot be created for lack of space,
+    /// and [`StoreErrorKind::Other`] for other system errors.
     pub async fn open(path: &Path, options: &StoreOptions) -> Result<Self, StoreError> {
         let create = options.create_directory;
         let owned = path.to_owned();
@@ -74,13 +86,14 @@ impl LocalStore {
         })
     }
 
-    /// Whether no two states of an object ever have the same version here. It is so where the filesystem gives each file an identity of its own
-    /// (ext4, xfs, btrfs, tmpfs, NFS …); elsewhere versions hash the content, and writing the same bytes again may give the same version.
+    /// Returns whether two states of an object never have the same version here. That holds where
+    /// the filesystem gives each file its own identity (ext4, xfs, btrfs, tmpfs, NFS, …). Elsewhere
+    /// versions hash the content, and writing the same bytes again may yield the same version.
     pub fn has_exact_versions(&self) -> bool {
         self.directory.has_exact_versions()
     }
 
-    /// Does `work` on one of the store's threads.
+    /// Runs `work` on one of the store's threads.
     async fn run<T, F>(&self, operation: Operation, key: &str, work: F) -> Result<T, StoreError>
     where
         T: Send + 'static,

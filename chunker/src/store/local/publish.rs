@@ -1,4 +1,5 @@
-//! How objects come into the directory and leave it: write aside, flush, move into place, flush the names.
+//! How objects are created and removed: write to a temporary file, flush it, move it into place,
+//! flush the names.
 
 use std::os::fd::OwnedFd;
 
@@ -15,27 +16,28 @@ use super::lock::{Lock, LockError, lock_number, take_lock};
 use super::sync::{open_directory, parent_of};
 use crate::store::{Operation, StoreError, StoreErrorKind, Version};
 
-/// Our own corner of the directory.
+/// The part of the directory that holds no objects.
 const CORNER: &str = ".bkfs";
 const TEMPORARY: &str = ".bkfs/tmp";
 const LOCKS: &str = ".bkfs/locks";
 
-/// How often a write is made again because a cleaner on another machine took its temporary file for a leftover.
+/// How often a write is attempted when cleaners on other machines remove its temporary file as a
+/// leftover.
 const ATTEMPTS_MAX: usize = 4;
 
-/// An object that is written and flushed, and has no name among the objects yet.
+/// An object that is written and flushed, but has no name among the objects yet.
 struct Draft {
     name: String,
     file: OwnedFd,
     version: Version,
 }
 
-/// How a draft came to its place.
+/// The outcome of giving a draft its name.
 enum Placed {
     Yes,
-    /// Something else has the name.
+    /// Another object has the name.
     Occupied,
-    /// The draft was taken away: write it again.
+    /// The draft was removed by a cleaner and must be written again.
     Lost,
 }
 
@@ -77,7 +79,8 @@ impl Directory {
         self.write_over(Operation::Replace, key, body, Some(expected))
     }
 
-    /// Writes over whatever is at `key`, if it is `expected`.
+    /// Replaces the object at `key` if its version is `expected`, or in any case if `expected` is
+    /// `None`.
     fn write_over(
         &self,
         operation: Operation,
@@ -110,7 +113,8 @@ impl Directory {
             match placed {
                 Ok(Placed::Lost) => {}
                 Ok(_) => {
-                    // Flushed before the lock ends, so that whoever replaces it next does so on top of what is on disk.
+                    // Flush before the lock ends, so that the next replacement builds on a state
+                    // that is on disk.
                     let result = self.acknowledge(operation, key, draft.version);
                     drop(lock);
                     return result;
@@ -132,11 +136,12 @@ impl Directory {
             // A directory is no object.
             Err(Errno::ISDIR) => return Ok(()),
             Err(Errno::NOENT | Errno::NOTDIR) => {
-                // Absent is fine, as long as the bucket is there.
+                // An absent object is deleted already, as long as the bucket exists.
                 let error = self.error(operation, key, Errno::NOENT);
                 return match error.kind() {
                     StoreErrorKind::NoBucket => Err(error),
-                    // An earlier attempt may have removed it without its absence having come to disk.
+                    // An earlier attempt may have removed the object without its absence being on
+                    // disk.
                     _ => self.settle(operation, key),
                 };
             }
@@ -147,19 +152,22 @@ impl Directory {
         Ok(())
     }
 
-    /// A directory two levels down or deeper (a finished session's journal) goes with its last object.
+    /// Removes the directory of the last object if it is two levels down or deeper (the journal of
+    /// a finished session).
     fn remove_if_empty(&self, key: &str) {
         let directory = parent_of(key);
         if !directory.contains('/') {
             return;
         }
-        // Not empty, or gone already: either is right. A writer that loses its directory makes it again.
+        // The directory may have new objects or be gone already; both are fine. A writer that loses
+        // its directory creates it again.
         if unlinkat(self.root(), directory, AtFlags::REMOVEDIR).is_ok() {
             self.syncer.forget(directory);
         }
     }
 
-    /// That a name is taken is an answer about an object that stays: whoever made it may not have flushed it, an earlier attempt of this process included.
+    /// Returns the error for a taken name. It says that the object stays, so the name is flushed
+    /// first: its creator, possibly an earlier attempt of this process, may not have flushed it.
     fn occupied(&self, key: &str) -> StoreError {
         let operation = Operation::PutNew;
         let taken = StoreError::new(
@@ -171,7 +179,8 @@ impl Directory {
         self.flush_name(operation, key).err().unwrap_or(taken)
     }
 
-    /// Before what is at `key`, or is not, is believed to stay so.
+    /// Flushes the name of `key` again if an earlier flush did not succeed. Called before the
+    /// presence or absence of the object is trusted.
     pub(super) fn settle(&self, operation: Operation, key: &str) -> Result<(), StoreError> {
         self.syncer
             .settle(self.root(), parent_of(key))
@@ -188,7 +197,7 @@ impl Directory {
         Ok(version)
     }
 
-    /// Puts the name of `key`, or its absence, on disk. A failure leaves open which of the two a crash would show.
+    /// Flushes the name of `key`, or its absence. After a failure a crash may show either.
     fn flush_name(&self, operation: Operation, key: &str) -> Result<(), StoreError> {
         self.syncer
             .sync(self.root(), parent_of(key))
@@ -212,8 +221,8 @@ impl Directory {
             }
             other => other?,
         };
-        // Says that the write is in progress, as long as this process lives. Where there are no locks, a cleaner may take
-        // the file away; that is noticed when it is to be moved.
+        // The lock says that the write is in progress while this process lives. Without locks, a
+        // cleaner may remove the file. The rename detects that.
         let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
         let written = fill(&file, body, &self.buffers)
             .and_then(|()| fsync(&file))
@@ -225,7 +234,8 @@ impl Directory {
                 version,
             }),
             Err(errno) => {
-                // After a failed flush nothing is known of the file's content: it is never flushed again, only dropped.
+                // After a failed flush the file's content is unknown. It is never flushed again,
+                // only removed.
                 let _ = unlinkat(self.root(), &name, AtFlags::empty());
                 Err(errno)
             }
@@ -233,18 +243,19 @@ impl Directory {
     }
 
     fn discard(&self, draft: &Draft) {
-        // What cannot be removed now is removed as a leftover.
+        // A file that cannot be removed now is removed later as a leftover.
         let _ = unlinkat(self.root(), &draft.name, AtFlags::empty());
     }
 
-    /// Gives a draft its name, if nothing has that name.
+    /// Gives a draft its name, unless the name is taken.
     fn place_new(&self, draft: &Draft, key: &str) -> Result<Placed, Errno> {
         let root = self.root();
         let moved = self.with_parents(key, || {
             renameat_with(root, &draft.name, root, key, RenameFlags::NOREPLACE)
         });
         let result = match moved {
-            // Not every filesystem knows this flag (NFS does not): a second name is refused as well where there is one.
+            // Some filesystems do not have this flag (NFS does not). There link(2) also refuses a
+            // taken name.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => self
                 .with_parents(key, || {
                     linkat(root, &draft.name, root, key, AtFlags::empty())
@@ -255,7 +266,8 @@ impl Directory {
         match result {
             Ok(()) => Ok(Placed::Yes),
             Err(errno) if self.is_at(draft, key) => {
-                // A file server that was asked twice refuses the second time, though the first succeeded.
+                // A file server that receives a request twice refuses the second one although the
+                // first succeeded.
                 tracing::debug!(key, %errno, "the name was given in spite of the error");
                 self.discard(draft);
                 Ok(Placed::Yes)
@@ -266,7 +278,7 @@ impl Directory {
         }
     }
 
-    /// Gives a draft its name, whatever has it.
+    /// Gives a draft its name, and replaces an object that has it.
     fn place_over(&self, draft: &Draft, key: &str) -> Result<Placed, Errno> {
         let root = self.root();
         match self.with_parents(key, || renameat(root, &draft.name, root, key)) {
@@ -277,14 +289,14 @@ impl Directory {
         }
     }
 
-    /// Does `work`, and again after making the key's directories if that was missing.
+    /// Runs `work`, and runs it again after creating the key's directories if they were missing.
     fn with_parents(
         &self,
         key: &str,
         mut work: impl FnMut() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         let mut result = work();
-        // Again, since a directory that became empty may be removed between the two.
+        // Repeats, because a directory that became empty may be removed in between.
         for _ in 0..ATTEMPTS_MAX {
             match result {
                 Err(Errno::NOENT) if key.contains('/') => {
@@ -324,7 +336,8 @@ impl Directory {
         }
     }
 
-    /// Nothing in there has to survive a crash, so it is not flushed.
+    /// Creates the directories for temporary files and locks. They need not survive a crash, so
+    /// they are not flushed.
     fn make_corner(&self) -> Result<(), Errno> {
         for directory in [CORNER, TEMPORARY, LOCKS] {
             self.make_directories(directory)?;
@@ -358,7 +371,8 @@ impl Directory {
         })
     }
 
-    /// Removes what writes that were cut off by a crash left behind: temporary files that no process holds. No clock is asked.
+    /// Removes the temporary files that writes left behind in a crash: those that no process has
+    /// locked. Reads no clock.
     pub(super) fn remove_leftovers(&self) {
         let Ok(temporary) = open_directory(self.root(), TEMPORARY) else {
             return;
@@ -399,7 +413,8 @@ fn conflict(key: &str, exists: bool) -> StoreError {
     StoreError::new(StoreErrorKind::Conflict, Operation::Replace, key, message)
 }
 
-/// A name that no write ever had or will have: a draft that was taken away must not be mistaken for another one.
+/// Returns a name that no other write ever has, so that a removed draft is never mistaken for
+/// another one.
 #[expect(
     clippy::disallowed_methods,
     reason = "names of temporary files are seen by nobody, and must differ between machines"

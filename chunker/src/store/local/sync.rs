@@ -1,7 +1,8 @@
 //! Flushing directories, so that a name is on disk before its write is acknowledged.
 //!
-//! Linux reports a flush that failed once, and a second flush of the same directory succeeds without anything having come to disk. So a directory whose flush
-//! failed is failed for as long as this process lives, and what it shows is not believed.
+//! Linux reports a failed flush once. A second flush of the same directory succeeds even if nothing
+//! has reached the disk. Therefore every flush of a directory fails after the first failure until
+//! this process ends, and what the directory shows is not trusted.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,27 +13,29 @@ use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fsync, openat, statx};
 use rustix::io::Errno;
 
-/// How many directories are remembered before those that nobody waits for are forgotten. Forgetting costs a flush, no more.
+/// The number of directories that are remembered. Above it, directories without waiting tasks are
+/// forgotten. Forgetting only costs a flush.
 const REMEMBERED_MAX: usize = 4096;
 
-/// Flushes directories below a root, one flush for all who wait for the same one.
+/// Flushes directories below a root. All tasks that wait for the same directory share one flush.
 #[derive(Debug, Default)]
 pub(super) struct Syncer {
     directories: Mutex<HashMap<String, Arc<Queue>>>,
-    /// Directories whose own name is known to be on disk, by that name.
+    /// Directories whose own name is known to be on disk, by their name.
     anchored: Mutex<HashMap<String, Identity>>,
-    /// Directories whose names may not be on disk though readers see them.
+    /// Directories that show names which may not be on disk.
     doubtful: Mutex<HashMap<String, Doubt>>,
     /// Errors for the next flushes, the last one first.
     #[cfg(test)]
     pub(super) faults: Mutex<Vec<Errno>>,
-    /// Directories that were flushed, in order.
+    /// The flushed directories, in order.
     #[cfg(test)]
     pub(super) log: Mutex<Vec<String>>,
 }
 
-/// What tells a directory from every other one that ever had its name. Another process may remove a
-/// directory, and the next one may get its inode number: so the time of its birth counts too.
+/// The identity of a directory among all directories that ever had its name. Another process may
+/// remove a directory, and the next one may get the same inode number, so the time of birth is part
+/// of the identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     device: (u32, u32),
@@ -41,8 +44,8 @@ struct Identity {
 }
 
 impl Identity {
-    /// None where the filesystem does not tell when a directory was made: then nothing is known of
-    /// its name.
+    /// Returns the identity, or `None` if the filesystem does not record the time of birth. Then
+    /// nothing is known of the directory's name.
     fn of(directory: &OwnedFd) -> Result<Option<Self>, Errno> {
         let wanted = StatxFlags::INO | StatxFlags::BTIME;
         let found = match statx(directory, "", AtFlags::EMPTY_PATH, wanted) {
@@ -61,29 +64,31 @@ impl Identity {
 /// Why the names in a directory may not be on disk.
 #[derive(Debug, Clone, Copy)]
 enum Doubt {
-    /// They could not be flushed, and the next flush tells.
+    /// They could not be flushed; the next flush shows whether they are on disk.
     Open,
-    /// A flush failed: no later one tells anything.
+    /// A flush failed: later flushes show nothing.
     Failed(Errno),
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Tickets handed out: each stands for a change that was made before it was drawn.
+    /// The number of tickets so far. Each ticket stands for a change that was made before it was
+    /// drawn.
     asked: AtomicU64,
     flushed: Mutex<Flushed>,
 }
 
 #[derive(Debug, Default)]
 struct Flushed {
-    /// Every ticket up to here has been served.
+    /// The last ticket that has been served, and with it all earlier ones.
     through: u64,
-    /// The latest ticket whose flush failed, and how.
+    /// The latest ticket whose flush failed, and its error.
     failed: Option<(u64, Errno)>,
 }
 
 impl Syncer {
-    /// Puts the names in `directory` (relative to `root`, empty for itself) on disk, and the names that lead to it.
+    /// Flushes the names in `directory` (relative to `root`, empty for the root itself), and the
+    /// names of the directories that lead to it.
     pub(super) fn sync(&self, root: impl AsFd, directory: &str) -> Result<(), Errno> {
         let queue = self.queue(directory);
         let ticket = queue.asked.fetch_add(1, Ordering::SeqCst) + 1;
@@ -99,7 +104,7 @@ impl Syncer {
                 }
                 Err(error) => {
                     doubtful.entry(directory.to_owned()).or_insert(Doubt::Open);
-                    // All who waited for it must hear of it.
+                    // All tasks that waited for this flush get its error.
                     flushed.failed = Some((through, error));
                 }
             }
@@ -110,7 +115,8 @@ impl Syncer {
         }
     }
 
-    /// Before what `directory` shows is believed: after a flush that did not succeed another one is tried.
+    /// Flushes `directory` again if an earlier flush of it did not succeed. Called before its names
+    /// are trusted.
     pub(super) fn settle(&self, root: impl AsFd, directory: &str) -> Result<(), Errno> {
         if self.doubtful.lock().contains_key(directory) {
             return self.sync(root, directory);
@@ -118,7 +124,7 @@ impl Syncer {
         Ok(())
     }
 
-    /// A directory is gone, and with it what is known of its name.
+    /// Forgets the name of a directory that was removed.
     pub(super) fn forget(&self, directory: &str) {
         self.anchored.lock().remove(directory);
     }
@@ -136,13 +142,14 @@ impl Syncer {
         Arc::clone(directories.entry(directory.to_owned()).or_default())
     }
 
-    /// Flushes the directory, and its ancestors as far as their names are not known to be on disk.
+    /// Flushes the directory, and those of its ancestors whose names are not known to be on disk.
     fn flush_chain(&self, root: impl AsFd, directory: &str) -> Result<(), Errno> {
         let mut directory = directory;
         let mut flushed = Vec::new();
         loop {
             let file = match open_directory(&root, directory) {
-                // It went with its last object; what is left to flush is that it is gone.
+                // The directory was removed with its last object. Only its removal is left to
+                // flush.
                 Err(Errno::NOENT) if !directory.is_empty() => {
                     directory = parent_of(directory);
                     continue;
@@ -161,7 +168,7 @@ impl Syncer {
             flushed.extend(identity.map(|identity| (directory.to_owned(), identity)));
             directory = parent_of(directory);
         }
-        // Only now: another thread that finds one of them here relies on all that lead to it.
+        // Only now: another thread that finds a directory here relies on all names that lead to it.
         let mut anchored = self.anchored.lock();
         if anchored.len() >= REMEMBERED_MAX {
             anchored.clear();
@@ -178,7 +185,7 @@ impl Syncer {
         self.log.lock().push(directory.to_owned());
         let result = self.fsync(file);
         match result {
-            // Interrupted before anything was tried.
+            // The call was interrupted before it tried anything.
             Ok(()) | Err(Errno::INTR) => {}
             Err(error) => {
                 let mut doubtful = self.doubtful.lock();
@@ -197,12 +204,12 @@ impl Syncer {
     }
 }
 
-/// The directory of a key or directory, relative to the root; empty for the root.
+/// Returns the directory of a key or directory, relative to the root; empty for the root.
 pub(super) fn parent_of(key: &str) -> &str {
     key.rsplit_once('/').map_or("", |(parent, _)| parent)
 }
 
-/// Opens a directory below `root`; empty for the root itself.
+/// Opens a directory below `root`, or the root itself if `directory` is empty.
 pub(super) fn open_directory(root: impl AsFd, directory: &str) -> Result<OwnedFd, Errno> {
     let path = match directory {
         "" => ".",

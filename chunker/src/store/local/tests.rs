@@ -1,4 +1,5 @@
-//! Tests of what only a directory has: its corner, leftovers, modes, and things that are no objects.
+//! Tests of what only a directory has: the `.bkfs` directory, leftovers, file modes, and files that
+//! are not objects.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -102,7 +103,7 @@ async fn leftovers_of_a_crash_are_unseen_and_removed_but_not_writes_in_progress(
     assert_eq!(listed.len(), 1, "{listed:?}");
 }
 
-/// On a network filesystem without locks a cleaner may take the file of a write in progress away.
+/// On a network filesystem without locks, a cleaner may remove the file of a write in progress.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_loses_its_file_is_made_again() {
     let home = TempDir::new().unwrap();
@@ -208,7 +209,7 @@ async fn a_damaged_object_is_not_read_past_its_end() {
     let error = store.get_range("a", 2..6).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::OutOfRange);
     assert_eq!(store.get_tail("a", 8).await.unwrap().1, 4);
-    // A hole of a terabyte must not be read into memory.
+    // A sparse file of 1 TiB must not be read into memory.
     file.set_len(1 << 40).unwrap();
     let error = store.get("a").await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid, "{error}");
@@ -230,7 +231,7 @@ async fn directories_of_finished_sessions_go_with_their_last_object() {
     assert_eq!(store.get("journal/v/s/3").await.unwrap().0, "1");
 }
 
-/// A lock file that is removed while it is held must not let two in.
+/// A lock file that is removed while its lock is held must not admit two holders.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removed_lock_file_is_made_again() {
     let home = TempDir::new().unwrap();
@@ -242,7 +243,8 @@ async fn a_removed_lock_file_is_made_again() {
     store.replace("a", body("3"), &version).await.unwrap();
 }
 
-/// Holders in other processes exclude as well: flock(2) belongs to an open file, so another opening stands for another process.
+/// Holders in other processes exclude as well. flock(2) belongs to an open file, so a second open
+/// file stands for another process.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_is_held_elsewhere_is_waited_for() {
     let home = TempDir::new().unwrap();
@@ -277,7 +279,8 @@ async fn versions_tell_states_apart_even_with_equal_content() {
     }
 }
 
-/// A name whose flush failed is never acknowledged by a later answer, since a second flush tells nothing.
+/// A name whose flush failed is never acknowledged by a later answer, since a second flush shows
+/// nothing.
 #[tokio::test]
 async fn a_name_whose_flush_failed_is_never_acknowledged() {
     let home = TempDir::new().unwrap();
@@ -296,16 +299,16 @@ async fn a_name_whose_flush_failed_is_never_acknowledged() {
         let kind = error.unwrap_err().kind();
         let expected = [StoreErrorKind::OutcomeUnknown, StoreErrorKind::Conflict];
         assert!(expected.contains(&kind), "{kind:?}");
-        // Whoever looks what became of it must not take what it sees for what is on disk.
+        // A reader that checks the outcome must not take what it sees for what is on disk.
         store.get("root").await.unwrap_err();
         store.get_if_changed("root", &version).await.unwrap_err();
     }
-    // Other directories, and packs that were acknowledged, are none the worse.
+    // Other directories and acknowledged packs are not affected.
     store.put_new("data/z", body("1")).await.unwrap();
     store.get_range("data/x/old", 0..1).await.unwrap();
 }
 
-/// A flush that was not even tried leaves the name open until the next one.
+/// A flush that was interrupted before it tried anything leaves the name open until the next flush.
 #[tokio::test]
 async fn a_name_that_is_not_flushed_yet_is_flushed_before_it_counts() {
     let home = TempDir::new().unwrap();
@@ -337,8 +340,9 @@ async fn a_name_that_is_not_flushed_yet_is_flushed_before_it_counts() {
     assert_eq!(left(), 0, "each was met");
 }
 
-/// Another process removes a directory, and its inode number goes to another one, or to the next of
-/// the same name: the name of that is to be flushed before anything in it counts.
+/// Another process removes a directory, and its inode number is reused by another directory, or by
+/// the next one of the same name. The new directory's name must be flushed before its contents
+/// count.
 #[tokio::test]
 async fn a_directory_that_another_process_has_put_in_place_is_not_relied_on() {
     let home = TempDir::new().unwrap();
@@ -374,7 +378,7 @@ async fn a_directory_that_another_process_has_put_in_place_is_not_relied_on() {
     );
 }
 
-/// A directory that is gone is not remembered.
+/// A removed directory is not remembered.
 #[tokio::test]
 async fn a_directory_that_is_gone_is_not_remembered() {
     let home = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! Listing the directory in the order of keys, a page at a time.
+//! Lists of the directory in key order, one page at a time.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ use super::directory::Directory;
 use super::sync::open_directory;
 use crate::store::{KEY_BYTES_MAX, ObjectInfo, Operation, PART_BYTES_MAX, StoreError, check_key};
 
-/// What a list asks for, and what it has found.
+/// A list request, and the objects found so far.
 struct Walk<'a> {
     prefix: &'a str,
     after: Option<&'a str>,
@@ -17,7 +17,8 @@ struct Walk<'a> {
     found: Vec<ObjectInfo>,
 }
 
-/// A name in a directory. Directories carry their slash, so that sorting gives the order of whole keys (`a-b` before `a/x` before `a0`).
+/// A name in a directory. The name of a directory includes its slash, so that sorting yields the
+/// order of whole keys (`a-b` before `a/x` before `a0`).
 #[derive(Eq, Ord, PartialEq, PartialOrd)]
 struct Name(String);
 
@@ -34,7 +35,7 @@ impl Directory {
             limit,
             found: Vec::new(),
         };
-        // Whatever is found lies below the directory that the prefix names.
+        // All matching objects lie below the directory that the prefix names.
         let directory = prefix.rfind('/').map_or("", |slash| &prefix[..=slash]);
         self.walk(&mut walk, directory)
             .and_then(|()| self.check_root())
@@ -49,7 +50,7 @@ impl Directory {
         }
         let mut names = match self.names(directory) {
             Ok(names) => names,
-            // No object lies there.
+            // It holds no objects.
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             Err(errno) => return Err(errno),
         };
@@ -71,7 +72,8 @@ impl Directory {
         Ok(())
     }
 
-    /// A directory that was removed while it is open reads as empty, which a bucket that is gone must not.
+    /// Fails if the root was removed. A removed directory that is still open reads as empty, and a
+    /// lost bucket must not look like an empty one.
     fn check_root(&self) -> Result<(), Errno> {
         match rustix::fs::fstat(self.root())?.st_nlink {
             0 => Err(Errno::NOENT),
@@ -97,14 +99,14 @@ impl Directory {
             match kind {
                 FileType::RegularFile => names.push(Name(name.to_owned())),
                 FileType::Directory => names.push(Name(format!("{name}/"))),
-                // Links, pipes and the like are none of ours.
+                // Links, pipes and other special files are not objects.
                 _ => {}
             }
         }
         Ok(names)
     }
 
-    /// The object at `path`; `None` if it went away, or if its name is not one that an object has.
+    /// Returns the object at `path`, or `None` if it was removed or its name is not a valid key.
     fn info(&self, path: String) -> Result<Option<ObjectInfo>, Errno> {
         if check_key(Operation::List, &path).is_err() {
             return Ok(None);
@@ -122,14 +124,15 @@ impl Directory {
 }
 
 impl Walk<'_> {
-    /// Whether `path` is an object that is asked for, or (with a slash at its end) a directory that may hold some.
+    /// Returns whether `path` is a requested object, or a directory (with a slash at its end) that
+    /// may hold one.
     fn wants(&self, path: &str) -> bool {
         let is_directory = path.ends_with('/');
         let in_prefix =
             path.starts_with(self.prefix) || (is_directory && self.prefix.starts_with(path));
         let is_after = self.after.is_none_or(|after| match path.cmp(after) {
             Ordering::Greater => true,
-            // What lies in a directory comes after its name, so some of it may come after `after` too.
+            // The contents of a directory come after its name, so some may come after `after`.
             _ => is_directory && after.starts_with(path),
         });
         in_prefix && is_after

@@ -1,4 +1,4 @@
-//! The probe against a right store, and against stores that are wrong in one way each.
+//! Tests of the probe against a correct store, and against stores with one fault each.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::*;
 use crate::entropy::{Entropy, SeededEntropy};
 use crate::store::{MemoryStore, ObjectInfo, Operation};
 
-/// Ways to be wrong.
+/// The fault of a store.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Wrong {
     No,
@@ -26,7 +26,7 @@ enum Wrong {
     AnswersAndForgets,
 }
 
-/// A store in memory that is wrong in one way.
+/// A store in memory with one fault.
 #[derive(Debug)]
 struct WrongStore {
     inner: MemoryStore,
@@ -200,15 +200,16 @@ async fn each_wrong_store_is_unfit_and_told_why() {
         .unwrap();
 }
 
-/// A store that checks no condition of some requests, and a line to it that loses some answers.
+/// A store that ignores the condition of some requests, behind a connection that loses some
+/// answers.
 #[derive(Debug)]
 struct Shaky {
     inner: MemoryStore,
     entropy: SeededEntropy,
     slips_percent: u8,
     lost_percent: u8,
-    /// A middle box that repeats a write whose answer is lost, so that it is refused for its own
-    /// success.
+    /// Whether a proxy repeats a write whose answer is lost, so that the write is refused because
+    /// of its own success.
     repeats: bool,
 }
 

@@ -1,61 +1,63 @@
-//! What a remote store's answer means.
+//! The meaning of a remote store's answer.
 //!
-//! Owns: the one table from HTTP statuses and the services' error codes to [`StoreErrorKind`]s, with words for people. No I/O.
+//! Owns the one table from HTTP statuses and the services' error codes to [`StoreErrorKind`]s, with
+//! words for people. Does no I/O.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::store::{Operation, StoreErrorKind};
 
-/// Why a request came to nothing.
+/// Why a request had no usable answer.
 #[derive(Clone, Debug)]
 pub(super) enum Fault {
-    /// The server answered, and not with success.
+    /// The server answered with an error.
     Answer(Answer),
-    /// There was no answer, or not all of it.
+    /// There was no answer, or only a part of it.
     Broken(Broken),
-    /// The server answered with success, but not to what was asked.
+    /// The server answered with success, but not to the request.
     Senseless(Senseless),
 }
 
-/// A success that is none.
+/// A success that does not fit the request.
 #[derive(Clone, Debug)]
 pub(super) struct Senseless {
-    /// The server's host, and its port if it is not the usual one.
+    /// The server's host, with its port if it is not the default.
     pub host: String,
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub reason: &'static str,
 }
 
-/// An answer other than success.
+/// An error answer.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answer {
-    /// The server's host, and its port if it is not the usual one.
+    /// The server's host, with its port if it is not the default.
     pub host: String,
     /// The HTTP status.
     pub status: u16,
-    /// The service's own code for it.
+    /// The service's error code.
     pub code: Option<String>,
-    /// The service's words for it.
+    /// The service's error message.
     pub message: Option<String>,
-    /// Where the bucket really is, if the server says so and the request was for another region.
+    /// The bucket's region, if the server names it and the request was for another region.
     pub region: Option<String>,
-    /// Where the server sends the request instead.
+    /// The address that a redirect names.
     pub location: Option<String>,
-    /// How long the server wants to be left alone.
+    /// How long the server asks to be left alone.
     pub retry_after: Option<Duration>,
 }
 
-/// A request without a whole answer.
+/// A request without a complete answer.
 #[derive(Clone, Debug)]
 pub(super) struct Broken {
-    /// The server's host, and its port if it is not the usual one.
+    /// The server's host, with its port if it is not the default.
     pub host: String,
-    /// Whether the server may have got all of the request. Until it has, it cannot have applied it.
+    /// Whether the server may have received the whole request. Until then it cannot have applied
+    /// the request.
     pub sent: bool,
-    /// Whether there was a connection.
+    /// Whether a connection was made.
     pub connected: bool,
-    /// What happened.
+    /// The reason, in words for people.
     pub reason: String,
 }
 
@@ -84,10 +86,10 @@ impl fmt::Display for Answer {
 
 impl std::error::Error for Fault {}
 
-/// What a fault means for an operation: the kind, and the message.
+/// The meaning of a fault for an operation: the kind and the message.
 pub(super) type Meaning = (StoreErrorKind, String);
 
-/// What a fault of the store itself means.
+/// Returns the meaning of a fault of the store itself.
 pub(super) fn meaning(operation: Operation, fault: &Fault) -> Meaning {
     match fault {
         Fault::Answer(answer) => meaning_of_answer(operation, answer),
@@ -130,8 +132,8 @@ fn meaning_of_answer(operation: Operation, answer: &Answer) -> Meaning {
     (kind, words(kind, operation, code, answer))
 }
 
-/// Whether an answer says that the bucket is elsewhere. Servers name the bucket's region in other
-/// answers too, as in that to an expired token.
+/// Returns whether an answer says that the bucket is in another region. Servers name the bucket's
+/// region in other answers too, for example to an expired token.
 fn is_about_region(status: u16, code: &str) -> bool {
     match code {
         "PermanentRedirect"
@@ -139,13 +141,14 @@ fn is_about_region(status: u16, code: &str) -> bool {
         | "AuthorizationHeaderMalformed"
         | "IllegalLocationConstraintException"
         | "InvalidRegionName" => true,
-        // The answer to a question for an object's size has no document.
+        // The answer to a request for an object's size has no document.
         "" => matches!(status, 301 | 307 | 400),
         _ => false,
     }
 }
 
-/// The meaning of the error codes of S3, Google Cloud Storage (its XML interface), Azure Blob Storage and MinIO.
+/// Returns the meaning of an error code of S3, Google Cloud Storage (its XML interface), Azure Blob
+/// Storage or MinIO.
 fn kind_of_code(operation: Operation, code: &str) -> Option<StoreErrorKind> {
     use StoreErrorKind as Kind;
     Some(match code {
@@ -153,12 +156,13 @@ fn kind_of_code(operation: Operation, code: &str) -> Option<StoreErrorKind> {
             Kind::NoBucket
         }
         "NoSuchKey" | "BlobNotFound" => match operation {
-            // What was to be replaced is no longer there.
+            // The object that was to be replaced is absent.
             Operation::Replace => Kind::Conflict,
             _ => Kind::NotFound,
         },
         "BlobAlreadyExists" => Kind::AlreadyExists,
-        // Two conditional writes met, and this one was not applied: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+        // Two conditional writes collided, and this one was not applied:
+        // https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
         "ConditionalRequestConflict" | "OperationAborted" => Kind::Throttled,
         "SlowDown"
         | "ServerBusy"
@@ -171,7 +175,7 @@ fn kind_of_code(operation: Operation, code: &str) -> Option<StoreErrorKind> {
         | "TooManyRequestsException"
         | "SlowDownRead"
         | "SlowDownWrite" => Kind::Throttled,
-        // The body did not arrive, or not as it was sent; nothing was stored.
+        // The body did not arrive, or arrived damaged. Nothing was stored.
         "RequestTimeout"
         | "IncompleteBody"
         | "BadDigest"
@@ -220,15 +224,15 @@ fn kind_of_status(operation: Operation, status: u16) -> StoreErrorKind {
         (416, _) => Kind::OutOfRange,
         (507, _) => Kind::NoSpace,
         (501, _) => Kind::Invalid,
-        // Nothing was done where the request went, and bkfs does not follow. The first two may be
-        // meant for good.
+        // A redirect: this server did nothing, and bkfs does not follow. The first two statuses may
+        // be permanent.
         (301 | 308, _) => Kind::Invalid,
         (302 | 303 | 307, _) => Kind::Unreachable,
         (429, _) => Kind::Throttled,
         (408, _) => Kind::Unreachable,
-        // What stands between may have passed the write on before it gave up; and 409 without a
-        // code that says so is no proof either. versitygw answers 409 ExistingObjectIsDirectory to
-        // a write whose directory a deletion removes just then; it passes, so the write is repeated.
+        // A proxy may have passed the write on before it gave up. A 409 without a code that says so
+        // is no proof either. versitygw answers 409 ExistingObjectIsDirectory to a write whose
+        // directory a concurrent deletion removes. A repeated write then succeeds.
         (409 | 500 | 502..=504 | 520..=599, _) if operation.is_write() => Kind::OutcomeUnknown,
         (409 | 503, _) => Kind::Throttled,
         (500 | 502 | 504 | 520..=599, _) => Kind::Unreachable,
@@ -274,10 +278,10 @@ fn redirected(answer: &Answer) -> String {
     )
 }
 
-/// What it means that credentials could not be had: their source, not the store, is at fault.
+/// Returns the meaning of a failure to get credentials. Their source is at fault, not the store.
 pub(super) fn meaning_without_credentials(fault: &Fault) -> Meaning {
     let kind = match fault {
-        // There is no such service. One that was reached, and does not answer, is there.
+        // There is no metadata service here. If it was reached but does not answer, it exists.
         Fault::Broken(broken) if is_metadata_service(&broken.host) && !broken.connected => {
             StoreErrorKind::Denied
         }
@@ -296,12 +300,13 @@ pub(super) fn meaning_without_credentials(fault: &Fault) -> Meaning {
     (kind, message)
 }
 
-/// Where the clouds tell their own machines who they are: not reachable from anywhere else.
+/// Returns whether a host is the service where cloud machines get their identity. It is not
+/// reachable from other machines.
 pub(super) fn is_metadata_service(host: &str) -> bool {
     host.starts_with("169.254.") || host.starts_with("metadata.google.internal")
 }
 
-/// The fault of our own transport, wherever `object_store` has wrapped it.
+/// Returns the fault of our own transport, however deep `object_store` has wrapped it.
 pub(super) fn fault_in(error: &object_store::Error) -> Option<&Fault> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {
@@ -313,7 +318,8 @@ pub(super) fn fault_in(error: &object_store::Error) -> Option<&Fault> {
     None
 }
 
-/// The text of an XML element, without descending: error documents of all services are flat.
+/// Returns the text of an XML element. Nested elements are not considered: error documents of all
+/// services are flat.
 pub(super) fn element<'a>(document: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = document.split_once(&format!("<{name}>"))?;
     let (text, _) = rest.split_once(&format!("</{name}>"))?;

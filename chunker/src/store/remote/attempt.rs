@@ -1,7 +1,7 @@
-//! One request, sent again where that cannot do harm, and what its failure means.
+//! One request with its retries, and the meaning of its failure.
 //!
-//! Owns the pauses between attempts, what may be sent again, and how long a server that was never
-//! met is tried. What single answers mean is in `answer`.
+//! Owns the pauses between attempts, the rules for what may be sent again, and how long a server
+//! that was never reached is tried. `answer` owns the meaning of single answers.
 
 use std::time::Duration;
 
@@ -14,32 +14,32 @@ use super::contact::{FIRST_CONTACT, QUIET};
 use super::transport::Departed;
 use crate::store::{Operation, StoreError, StoreErrorKind};
 
-/// The first pause before a request is sent again; each further one is twice as long, up to
+/// The first pause before a request is sent again. Each further pause is twice as long, up to
 /// [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The longest pause before a request is sent again.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// How often a read is sent whose answer makes no sense: one may come from what stands between here
-/// and the store, and as many are the store's own.
+/// The most attempts at a read whose answers make no sense. A single such answer may come from a
+/// proxy in front of the store; this many come from the store itself.
 const SENSELESS_MAX: u32 = 3;
 
-/// What an attempt came to.
+/// The outcome of a failed attempt.
 struct Failed {
     error: StoreError,
-    /// The server's wish to be left alone for so long.
+    /// How long the server asks to be left alone.
     wanted: Duration,
-    /// There was an answer, and none that the store may give.
+    /// Whether the server answered in a way that the store's protocol does not allow.
     is_senseless: bool,
-    /// No connection to the server could be made.
+    /// Whether no connection to the server could be made.
     is_unmet: bool,
 }
 
 impl RemoteStore {
-    /// Sends a request, and again where that cannot do harm.
+    /// Sends a request, and sends it again where that does no harm.
     ///
-    /// Dropped, it leaves at most one request under way, which may still be applied.
+    /// If the future is dropped, at most one request is left running, which may still be applied.
     ///
     /// # Errors
     /// Those of the last attempt; [`StoreErrorKind::NoServer`] if no server was ever reached.
@@ -85,13 +85,17 @@ impl RemoteStore {
                 self.contact.trouble(&failed.error);
             }
             let failure = failed.error;
-            tracing::debug!(%failure, pause_ms = next.as_millis(), "the request will be sent again");
+            tracing::debug!(
+                %failure,
+                pause_ms = next.as_millis(),
+                "the request will be sent again"
+            );
             sleep(next).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
-    /// What an error of `object_store` means.
+    /// Maps an error of `object_store` to its meaning.
     fn failed(
         &self,
         operation: Operation,
@@ -99,7 +103,8 @@ impl RemoteStore {
         error: object_store::Error,
         departed: &Departed,
     ) -> Failed {
-        // A deletion cannot be told from the request for its credentials; it does no harm.
+        // A deletion carries no flag, so its failure cannot be told from a failure to get
+        // credentials. Repeating it does no harm.
         let gone = departed.is_set() || operation == Operation::Delete;
         let fault = fault_in(&error);
         let is_absent = matches!(error, object_store::Error::NotFound { .. });
@@ -137,15 +142,15 @@ impl RemoteStore {
     }
 }
 
-/// What a request carries to the transport.
+/// Returns the extensions that a request carries to the transport.
 pub(super) fn carrying(departed: Departed) -> Extensions {
     let mut extensions = Extensions::new();
     extensions.insert(departed);
     extensions
 }
 
-/// Between half of a pause and all of it, so that those who failed together do not come back
-/// together.
+/// Returns a random time between half of a pause and the whole pause, so that requests that failed
+/// together are not repeated together.
 #[expect(
     clippy::disallowed_methods,
     reason = "nothing but the moment of a repeated request depends on it"

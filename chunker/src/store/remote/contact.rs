@@ -1,6 +1,6 @@
-//! What is known of the server that a store talks to, shared by all requests to it.
+//! State of the server that a store talks to, shared by all requests.
 //!
-//! Owns whether it was ever reached, and telling who waits why, not too often.
+//! Owns whether the server was ever reached, and tells waiting callers the reason, not too often.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,21 +10,21 @@ use tokio::time::Instant;
 
 use crate::store::{Notice, Signs, StoreError, StoreOptions};
 
-/// How long a server that was never reached is tried: its name, its address or its certificate is
-/// probably wrong.
+/// How long a server that was never reached is tried. Its name, address or certificate is probably
+/// wrong.
 pub(super) const FIRST_CONTACT: Duration = Duration::from_secs(6);
 
-/// Who waits is told why after this time.
+/// The time after which a waiting caller is told the reason.
 pub(super) const QUIET: Duration = Duration::from_secs(4);
 
-/// And again after this time.
+/// The time after which the caller is told again.
 const SAID_AGAIN: Duration = Duration::from_secs(30);
 
-/// What is known of a server.
+/// State of a server, shared by all requests.
 #[derive(Debug)]
 pub(super) struct Contact {
     is_met: AtomicBool,
-    /// Whether it is waited for even if it was never reached.
+    /// Whether to wait for the server even if it was never reached.
     waits: bool,
     notice: Notice,
     signs: Signs,
@@ -42,27 +42,29 @@ impl Contact {
         }
     }
 
-    /// It has answered.
+    /// Records that the server has answered.
     pub(super) fn met(&self) {
         self.is_met.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a failure to connect to it is told soon instead of being waited out.
+    /// Returns whether a failure to connect is reported soon instead of being retried for the whole
+    /// time.
     pub(super) fn is_hasty(&self) -> bool {
         !self.waits && !self.is_met.load(Ordering::Relaxed)
     }
 
-    /// Bytes went by, in either direction.
+    /// Records that bytes were transferred, in either direction.
     pub(super) fn moved(&self) {
         self.signs.moved();
     }
 
-    /// A request failed like this, and is sent again.
+    /// Records that a request failed with this error and will be sent again.
     pub(super) fn refused(&self, error: &StoreError) {
         self.signs.refused(error);
     }
 
-    /// Something keeps a request waiting. Told unless there is another who tells it.
+    /// Tells the caller why a request waits, at most once every 30 s, unless another part reports
+    /// trouble.
     pub(super) fn trouble(&self, cause: &dyn std::fmt::Display) {
         if self.signs.is_told() {
             return;

@@ -1,7 +1,7 @@
-//! Lists, page by page, until there are enough of them or no more.
+//! Lists, page by page, until there are enough keys or no more pages.
 //!
-//! Owns what the services' lists have in common, and the bounds: a store whose lists never end, or
-//! that begins them anew, is told from one that has many objects.
+//! Owns what the services' lists have in common, and the bounds. They tell a store whose lists
+//! never end or start over from a store with many objects.
 
 use object_store::ObjectMeta;
 use object_store::list::PaginatedListOptions;
@@ -10,19 +10,20 @@ use super::attempt::carrying;
 use super::{Flavor, RemoteStore};
 use crate::store::{ObjectInfo, Operation, StoreError, StoreErrorKind, check_key};
 
-/// How many keys are asked for at once (the most that S3 gives).
+/// The number of keys per request: the most that S3 returns.
 const PAGE_KEYS_MAX: usize = 1000;
 
-/// How many pages in a row may bring nothing that was asked for. Google and Azure send some where
-/// many objects were deleted.
+/// The most pages in a row without a requested key. Google and Azure send such pages where many
+/// objects were deleted.
 const BARREN_PAGES_MAX: usize = 100;
 
 impl RemoteStore {
-    /// The first `limit` objects whose key begins with `prefix` and comes after `after`, in the
-    /// order of keys.
+    /// Returns the first `limit` objects whose key begins with `prefix` and comes after `after`, in
+    /// key order.
     ///
     /// # Errors
-    /// `Invalid` if the store's lists are out of order, or do not end; those of the requests.
+    /// [`StoreErrorKind::Invalid`] if the store's lists are out of order or do not end; those of
+    /// the requests.
     pub(super) async fn list_keys(
         &self,
         prefix: &str,
@@ -98,13 +99,12 @@ impl RemoteStore {
         Ok((page.result.objects, page.page_token))
     }
 
-    /// The prefix and the offset that the service is asked for.
+    /// Returns the prefix and the offset of the request to the service.
     fn asked<'a>(&self, prefix: &'a str, after: Option<&str>) -> (&'a str, Option<String>) {
         let directory = prefix.rfind('/').map_or("", |slash| &prefix[..=slash]);
         let (asked, after) = match self.flavor {
-            // For Azure, `object_store` leaves out what is named exactly as the prefix. So it is
-            // asked for what lies in the
-            // directory, from something before the prefix on.
+            // For Azure, `object_store` omits an object whose name equals the prefix. The request
+            // therefore names the directory, and an offset shortly before the prefix.
             Flavor::Azure if directory != prefix => {
                 let mut before = prefix.chars();
                 before.next_back();
@@ -116,7 +116,7 @@ impl RemoteStore {
         (asked, offset)
     }
 
-    /// The key of a listed object; `None` if it is none of ours.
+    /// Returns the key of a listed object, or `None` if no store of ours can have created it.
     fn key_of<'a>(&self, meta: &'a ObjectMeta) -> Option<&'a str> {
         let key = meta.location.as_ref().strip_prefix(&self.prefix)?;
         check_key(Operation::List, key).is_ok().then_some(key)

@@ -1,7 +1,8 @@
 //! Object Lock of S3, for which `object_store` has no calls.
 //!
-//! Owns the requests: an upload that is locked at once, which is the upload of `object_store` with headers that are added and signed once more just before it leaves; and the reading
-//! and extending of an object's lock, which are requests of our own with addresses and credentials of `object_store`.
+//! Owns the requests. A locked upload is the upload of `object_store`: headers are added and it is
+//! signed again just before it is sent. Reading and extending an object's lock are requests of our
+//! own, with addresses and credentials from `object_store`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,16 +25,16 @@ use crate::store::{Operation, StoreError, StoreErrorKind};
 
 const MODE: HeaderName = HeaderName::from_static("x-amz-object-lock-mode");
 const UNTIL: HeaderName = HeaderName::from_static("x-amz-object-lock-retain-until-date");
-/// S3 wants a checksum with whatever sets a lock.
+/// S3 requires a checksum in every request that sets a lock.
 const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-sha256");
 
-/// For how long the address is signed of which only the address is used.
+/// How long a signed address stays valid. Only the address is used, not its signature.
 const ADDRESS_FOR: Duration = Duration::from_secs(60);
 
 /// The longest answer that is read, in bytes.
 const DOCUMENT_BYTES_MAX: usize = 64 * 1024;
 
-/// What it takes to send S3 requests of our own.
+/// The parts that S3 requests of our own need.
 #[derive(Clone, Debug)]
 pub(super) struct Locker {
     pub(super) service: Arc<AmazonS3>,
@@ -41,7 +42,8 @@ pub(super) struct Locker {
     pub(super) region: String,
 }
 
-/// Travels with an upload: the headers that lock it, and what they are signed with.
+/// The headers that lock an upload, and the data for signing them. They travel with the upload as
+/// an extension.
 #[derive(Clone, Debug)]
 pub(super) struct Locked {
     headers: Vec<(HeaderName, HeaderValue)>,
@@ -63,10 +65,10 @@ impl Locked {
     }
 }
 
-/// The SHA-256 of a body, and the same as a header has it.
+/// The SHA-256 digest of a body, as bytes and as a header value.
 pub(super) type Checked = ([u8; 32], HeaderValue);
 
-/// With what an upload is locked, and how.
+/// The client, the digest and the lock of a locked upload.
 pub(super) type Locking<'a> = (&'a Locker, &'a Checked, &'a Lock);
 
 fn digest(parts: &[Bytes]) -> Checked {
@@ -79,7 +81,7 @@ fn digest(parts: &[Bytes]) -> Checked {
     (bytes, value.expect("base64 is visible ASCII"))
 }
 
-/// A lock's end as S3 wants it.
+/// Returns a lock's end in the form that S3 expects.
 fn date(lock: &Lock) -> String {
     lock.until.to_string()
 }
@@ -88,7 +90,7 @@ fn header(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).expect("names and dates are visible ASCII")
 }
 
-/// What an error of our own transport is to `object_store`.
+/// Wraps an error of our own transport as an error of `object_store`.
 fn generic(error: impl std::error::Error + Send + Sync + 'static) -> object_store::Error {
     object_store::Error::Generic {
         store: "S3",
@@ -108,7 +110,7 @@ impl Locker {
         self.service.credentials().get_credential().await
     }
 
-    /// What an upload of this body carries to be locked.
+    /// Returns the extension that makes an upload of this body a locked upload.
     pub(super) async fn locked(
         &self,
         checked: &Checked,
@@ -126,7 +128,7 @@ impl Locker {
         })
     }
 
-    /// Asks for, or sets, the lock of an object. Returns the answer's document.
+    /// Reads or sets the lock of an object. Returns the answer's document.
     async fn retention(
         &self,
         path: &Path,
@@ -165,7 +167,7 @@ impl Locker {
     }
 }
 
-/// Whether the server says that there is no lock on an object that is there.
+/// Returns whether the server says that an existing object has no lock.
 fn has_no_lock(error: &object_store::Error) -> bool {
     match fault_in(error) {
         Some(Fault::Answer(answer)) => {
@@ -175,7 +177,7 @@ fn has_no_lock(error: &object_store::Error) -> bool {
     }
 }
 
-/// The lock in a document of S3.
+/// Parses the lock in a document of S3.
 fn parse(document: &str) -> Option<Lock> {
     Some(Lock {
         mode: element(document, "Mode")?.parse::<LockMode>().ok()?,
@@ -189,7 +191,7 @@ impl RemoteStore {
         locker.ok_or_else(|| crate::store::without_locks(operation, key))
     }
 
-    /// [`crate::store::Store::put_locked`].
+    /// Implements [`crate::store::Store::put_locked`].
     pub(super) async fn create_locked(
         &self,
         key: &str,
@@ -214,7 +216,7 @@ impl RemoteStore {
         .await
     }
 
-    /// [`crate::store::Store::lock`].
+    /// Implements [`crate::store::Store::lock`].
     pub(super) async fn read_lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
         let operation = Operation::ReadLock;
         let locker = self.locker(operation, key)?;
@@ -239,7 +241,7 @@ impl RemoteStore {
         lock.map(Some).ok_or_else(strange)
     }
 
-    /// [`crate::store::Store::extend_lock`].
+    /// Implements [`crate::store::Store::extend_lock`].
     pub(super) async fn write_lock(&self, key: &str, lock: &Lock) -> Result<(), StoreError> {
         let operation = Operation::ExtendLock;
         let locker = self.locker(operation, key)?;
@@ -264,7 +266,7 @@ mod tests {
     #[test]
     fn a_body_is_named_by_its_hash_in_base64() {
         let (_, header) = digest(&[Bytes::from_static(b"a"), Bytes::from_static(b"bc")]);
-        // FIPS 180-4's example.
+        // The example of FIPS 180-4.
         assert_eq!(header, "ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0=");
     }
 

@@ -1,15 +1,20 @@
-//! S3 and what speaks it, Google Cloud Storage, and Azure Blob Storage, through the crate `object_store`.
+//! S3 and other servers that speak its protocol, Google Cloud Storage, and Azure Blob Storage,
+//! through the crate `object_store`.
 //!
-//! Owns: what the services have in common as a [`Store`]: keys below a prefix, conditional writes whose outcome is told only when it is known,
-//! and trying again where that cannot do harm. `object_store` itself never tries again here (`setup`), travels over our own transport
-//! (`transport`), and its errors are read by one table (`answer`).
+//! Owns what the services share as a [`Store`]: keys below a prefix, conditional writes whose
+//! outcome is reported only when it is known, and retries where they do no harm. `object_store`
+//! itself never retries here (`setup`). Its requests use our own transport (`transport`), and one
+//! table maps its errors (`answer`).
 //!
-//! # What is tried again
+//! # Retries
 //!
-//! Reads and lists, until they succeed or [`StoreOptions::retry_for`] has passed; those whose
-//! answer makes no sense, three times in all. Writes only while it is certain that
-//! nothing was applied: no connection, a request that broke off before its last byte, or a refusal that says so. [`Store::put`], [`Store::delete`] and [`Store::extend_lock`], which
-//! change nothing by being repeated, also when the outcome is not known.
+//! Reads and lists are retried until they succeed or [`StoreOptions::retry_for`] has passed.
+//! Answers that make no sense are retried up to three attempts in total.
+//!
+//! Writes are retried only while it is certain that nothing was applied: there was no connection,
+//! the request ended before its last byte, or the refusal says so. [`Store::put`],
+//! [`Store::delete`] and [`Store::extend_lock`] can be repeated without harm, so they are also
+//! retried when the outcome is unknown.
 
 mod answer;
 mod attempt;
@@ -48,7 +53,8 @@ use contact::Contact;
 use lock::{Locker, Locking};
 use setup::Setup;
 
-/// The body of an answer that announced `length` bytes, at most the largest that are read at once. What sends more is not read to its end.
+/// Returns the body of an answer that announced `length` bytes, a size that the caller bounds. A
+/// longer body is an error and is not read to its end.
 async fn body_of(answer: GetResult, length: u64) -> object_store::Result<Bytes> {
     let mut parts = answer.into_stream();
     let mut body = Vec::with_capacity(length as usize);
@@ -74,12 +80,12 @@ fn other_length(how: &str) -> object_store::Error {
     }
 }
 
-/// What the services' clients have in common.
+/// The traits that the clients of all services implement.
 trait Service: ObjectStore + PaginatedListStore {}
 
 impl<T: ObjectStore + PaginatedListStore> Service for T {}
 
-/// Where the services differ.
+/// The services that need different requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Flavor {
     S3,
@@ -92,9 +98,9 @@ enum Flavor {
 pub struct RemoteStore {
     service: Arc<dyn Service>,
     flavor: Flavor,
-    /// Only for S3.
+    /// Present only for S3.
     locker: Option<Locker>,
-    /// Empty, or with a slash at its end.
+    /// Empty, or ends with a slash.
     prefix: String,
     shown: String,
     retry_for: Duration,
@@ -102,7 +108,12 @@ pub struct RemoteStore {
 }
 
 impl RemoteStore {
-    /// Sets up the client for a repository in S3, Google Cloud or Azure. Whether the bucket is there shows at the first request.
+    /// Sets up the client for a repository in S3, Google Cloud Storage or Azure. Only the first
+    /// request shows whether the bucket exists.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::Invalid`] if the settings or the endpoint are wrong, a requested profile
+    /// has no keys, or `url` names no remote repository.
     pub async fn open(url: &RepositoryUrl, options: &StoreOptions) -> Result<Self, StoreError> {
         let contact = Arc::new(Contact::new(options));
         let (
@@ -171,7 +182,7 @@ impl RemoteStore {
         .await
     }
 
-    /// Reads what `options` ask for, with the answer's body.
+    /// Reads the object as `options` say, with the answer's body.
     async fn read(
         &self,
         operation: Operation,
@@ -186,7 +197,7 @@ impl RemoteStore {
             async {
                 let result = self.service.get_opts(&path, options).await?;
                 let (range, meta) = (result.range.clone(), result.meta.clone());
-                // A body that is too large is not begun.
+                // A body that is too large is not read at all.
                 let bytes = match range.end - range.start {
                     size if size > bytes_max => None,
                     size => Some(body_of(result, size).await?),
@@ -245,8 +256,9 @@ impl RemoteStore {
         Ok(self.version(e_tag, version))
     }
 
-    /// What the service compares in a conditional write: Google its generation, the others the entity tag. (S3 has a version id beside it in
-    /// versioned buckets, which tells versions apart for nobody but whoever lists them.)
+    /// Returns the version that the service compares in a conditional write: the generation for
+    /// Google, the entity tag for the others. S3 also has a version id in versioned buckets, which
+    /// only matters to requests that list versions.
     fn version(&self, etag: Option<String>, generation: Option<String>) -> Version {
         match self.flavor {
             Flavor::Gcs => Version::new(etag, generation),
@@ -255,9 +267,9 @@ impl RemoteStore {
     }
 }
 
-/// What a read brought.
+/// The result of a read.
 struct Read {
-    /// `None` if there were too many.
+    /// `None` if the body exceeds the limit.
     bytes: Option<Bytes>,
     range: Range<u64>,
     meta: ObjectMeta,
@@ -282,7 +294,7 @@ impl Store for RemoteStore {
         known: &Version,
     ) -> Result<Option<(Bytes, Version)>, StoreError> {
         match self.read_whole(key, Some(known)).await {
-            // Not every server knows the condition.
+            // Some servers ignore the condition.
             Ok((_, version)) if version == *known => Ok(None),
             Ok(changed) => Ok(Some(changed)),
             Err(error) if error.kind() == StoreErrorKind::NotModified => Ok(None),
@@ -303,7 +315,7 @@ impl Store for RemoteStore {
             ..GetOptions::default()
         };
         let read = match self.read(operation, key, options, u64::MAX).await {
-            // Servers answer in many ways that the range does not lie in the object.
+            // Servers report in many ways that the range does not lie in the object.
             Err(error) if is_about_range(&error) => {
                 let size = self.size(operation, key).await?;
                 check_range(key, &range, size)?;
@@ -328,7 +340,7 @@ impl Store for RemoteStore {
     async fn get_tail(&self, key: &str, bytes: u64) -> Result<(Bytes, u64), StoreError> {
         let operation = Operation::GetTail;
         if bytes == 0 || self.flavor == Flavor::Azure {
-            // HTTP has no empty ranges, and Azure none that are counted from the end.
+            // HTTP has no empty ranges, and Azure has no ranges counted from the end.
             let size = self.size(operation, key).await?;
             let range = size.saturating_sub(bytes)..size;
             let tail = match range.is_empty() {

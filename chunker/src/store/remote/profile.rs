@@ -1,7 +1,10 @@
-//! Keys and region of S3 from the files that Amazon's own tools keep: `~/.aws/credentials` and `~/.aws/config`, by profile.
+//! Keys and region of S3 from a profile in the files of Amazon's own tools: `~/.aws/credentials`
+//! and `~/.aws/config`.
 //!
-//! Owns which files and which profile, what is understood of them (keys, session token, region), and reading the keys again while a mount lives, since they are renewed there. Does not own
-//! other ways to credentials that a profile may name (a role, single sign-on, a program): those are Amazon's tools' own.
+//! Owns the choice of files and profile, and which settings are understood (keys, session token,
+//! region). Reads the keys again during a mount, since other tools renew them there. Does not own
+//! other sources of credentials that a profile may name (a role, single sign-on, a program):
+//! Amazon's tools implement those.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,16 +18,16 @@ use object_store::aws::AwsCredential;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Keys are read again when they are older than this: so long may renewed ones stay unknown.
+/// The age at which keys are read again. Renewed keys may stay unnoticed for this long.
 const READ_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
-/// Where profiles are.
+/// The files of profiles, and the profile's name.
 #[derive(Clone, Debug)]
 pub(super) struct Profiles {
     credentials: PathBuf,
     config: PathBuf,
     name: String,
-    /// Somebody asked for this profile by name.
+    /// Whether the user asked for this profile by name.
     is_asked: bool,
 }
 
@@ -35,7 +38,7 @@ pub(super) struct Profile {
     pub(super) region: Option<String>,
 }
 
-/// Keys that are read from a file again and again.
+/// Keys that are read from their file again and again.
 pub(super) struct ProfileKeys {
     profiles: Profiles,
     read: Mutex<(Instant, Arc<AwsCredential>)>,
@@ -50,7 +53,8 @@ impl fmt::Debug for ProfileKeys {
 type Sections = BTreeMap<String, BTreeMap<String, String>>;
 
 impl Profiles {
-    /// By the variables that Amazon's tools heed, as `variable` knows them; none without a home directory.
+    /// Returns the profile that the variables of Amazon's tools name, or `None` without a home
+    /// directory. `variable` returns the value of a variable.
     pub(super) fn of(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let home = set("HOME").map(|home| Path::new(&home).join(".aws"));
@@ -67,10 +71,10 @@ impl Profiles {
         })
     }
 
-    /// The profile; none if nobody asked for one and there are no keys.
+    /// Loads the profile. Returns `None` if the user asked for no profile and there are no keys.
     ///
     /// # Errors
-    /// The profile that was asked for has no keys.
+    /// A message if the profile that the user asked for has no keys.
     pub(super) fn load(self) -> Result<Option<Profile>, String> {
         let settings = self.settings();
         let Some(keys) = keys_in(&settings) else {
@@ -95,7 +99,7 @@ impl Profiles {
         }))
     }
 
-    /// What both files say of the profile; the credentials win.
+    /// Returns the settings of the profile from both files. The credentials file takes precedence.
     fn settings(&self) -> BTreeMap<String, String> {
         let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
         let mut config = parse(&read(&self.config));
@@ -118,7 +122,8 @@ fn keys_in(settings: &BTreeMap<String, String>) -> Option<AwsCredential> {
     })
 }
 
-/// The settings of each section. Lines that begin with a space belong to the setting above, which is none of ours.
+/// Returns the settings of each section. A line that begins with a space belongs to the nested
+/// setting above it, which bkfs does not use.
 fn parse(text: &str) -> Sections {
     let mut sections = Sections::new();
     let mut section = None;
@@ -150,7 +155,7 @@ impl CredentialProvider for ProfileKeys {
         }
         let profiles = self.profiles.clone();
         let read = tokio::task::spawn_blocking(move || keys_in(&profiles.settings())).await;
-        // A file that is being written, or gone, leaves the keys that were known.
+        // If the file is being written or is gone, the known keys stay.
         let keys = read.ok().flatten().map_or(known, Arc::new);
         *self.read.lock() = (Instant::now(), Arc::clone(&keys));
         Ok(keys)

@@ -1,5 +1,7 @@
-//! How the clients of the services are set up: from the environment, the settings of a configuration file, and the options, in this
-//! order, the later winning.
+//! Configuration of the services' clients.
+//!
+//! The settings come from the environment, the configuration file, and the options, in this order.
+//! A later source overrides an earlier one.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -19,20 +21,20 @@ use super::transport::{Connector, Patience};
 use super::{Flavor, Service};
 use crate::store::{Operation, StoreError, StoreErrorKind, StoreOptions};
 
-/// A service that is set up.
+/// A configured service.
 pub(super) struct Setup {
     pub service: Arc<dyn Service>,
     pub flavor: Flavor,
-    /// For what `object_store` has no calls: only for S3.
+    /// The client for the calls that `object_store` does not have. Present only for S3.
     pub locker: Option<Locker>,
-    /// The server, if it is not the cloud's own.
+    /// The server's address, if it is not the cloud's own.
     pub endpoint: Option<String>,
 }
 
-/// How long the question for a bucket's region may take.
+/// How long the request for a bucket's region may take.
 const REGION_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The region of a bucket that has none, as `object_store` has it.
+/// The region of a bucket without a configured region, as in `object_store`.
 const REGION_DEFAULT: &str = "us-east-1";
 
 fn invalid(message: String) -> StoreError {
@@ -43,8 +45,8 @@ fn refused(error: object_store::Error) -> StoreError {
     invalid(format!("the settings of the store make no sense: {error}"))
 }
 
-/// Nothing is tried again inside `object_store`: it would send a conditional write a second time, and report the
-/// refusal of the second as the outcome of the first.
+/// Returns a configuration without retries. `object_store` would send a conditional write a second
+/// time, and report the refusal of the second request as the outcome of the first.
 fn no_retries() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig::default(),
@@ -66,7 +68,8 @@ fn connector(options: &StoreOptions, contact: &Arc<Contact>) -> Connector {
     }
 }
 
-/// The settings of the options as a builder's own keys. One that is meant for another service is passed over.
+/// Returns the settings of the options as keys of a builder. Settings for other services are
+/// skipped.
 fn settings<K: FromStr>(
     options: &StoreOptions,
     belongs: &'static [&'static str],
@@ -88,7 +91,8 @@ fn is_plain_http(endpoint: &str) -> bool {
     Url::parse(endpoint).is_ok_and(|address| address.scheme() == "http")
 }
 
-/// Whether nobody can change what is under way to this endpoint, and no wire can: it is under TLS, or stays on this machine.
+/// Returns whether data on its way to this endpoint is protected from changes: by TLS, or because
+/// it stays on this machine.
 fn is_guarded(endpoint: &str) -> bool {
     !is_plain_http(endpoint) || is_on_this_machine(endpoint)
 }
@@ -130,7 +134,8 @@ pub(super) async fn s3(
         builder = builder.with_config(key, value);
     }
     if let Some(endpoint) = &options.endpoint {
-        // The one for S3 alone would win over the general one from the environment.
+        // Both are set: an endpoint for S3 alone from the environment would take precedence over
+        // the general one.
         builder = builder
             .with_config(Key::S3Endpoint, endpoint)
             .with_endpoint(endpoint);
@@ -153,7 +158,7 @@ pub(super) async fn s3(
         builder = builder.with_allow_http(true);
     }
     if !is_chosen && endpoint.as_deref().is_none_or(is_guarded) {
-        // Nothing is gained there by hashing each body once more, here and at the server.
+        // On such a connection another hash of each body, here and at the server, gains nothing.
         builder = builder.with_unsigned_payload(true);
     }
     let region = region_of(&builder);
@@ -161,7 +166,8 @@ pub(super) async fn s3(
     let made = Arc::clone(&connector.made);
     let builder = builder
         .with_bucket_name(bucket)
-        // One request for one object is understood by every server; the request for many is not.
+        // Every server understands the request that deletes one object. Some do not understand the
+        // request that deletes many.
         .with_config(Key::DisableBulkDelete, "true")
         .with_retry(no_retries())
         .with_http_connector(connector);
@@ -182,7 +188,7 @@ pub(super) async fn s3(
     })
 }
 
-/// The region that requests are signed for.
+/// Returns the region that requests are signed for.
 fn region_of(builder: &AmazonS3Builder) -> String {
     use AmazonS3ConfigKey as Key;
     [Key::Region, Key::DefaultRegion]
@@ -192,7 +198,7 @@ fn region_of(builder: &AmazonS3Builder) -> String {
         .unwrap_or_else(|| REGION_DEFAULT.to_owned())
 }
 
-/// Whether environment and settings name any credentials, or say that none are wanted.
+/// Returns whether the environment and the settings name credentials, or say that none are wanted.
 fn has_credentials(builder: &AmazonS3Builder) -> bool {
     use AmazonS3ConfigKey as Key;
     let sources = [
@@ -207,7 +213,8 @@ fn has_credentials(builder: &AmazonS3Builder) -> bool {
     sources.iter().any(is_set) || value(&Key::SkipSignature).is_some_and(|value| value == "true")
 }
 
-/// The keys of a profile, and its region if no other is known. Without one, `object_store` asks the machine that it runs on.
+/// Adds the keys of a profile, and its region if no other is known. Without a profile,
+/// `object_store` asks the cloud machine that it runs on.
 fn with_profile(mut builder: AmazonS3Builder) -> Result<AmazonS3Builder, StoreError> {
     use AmazonS3ConfigKey as Key;
     let Some(profiles) = Profiles::of(|name| std::env::var(name).ok()) else {
@@ -227,7 +234,8 @@ fn with_profile(mut builder: AmazonS3Builder) -> Result<AmazonS3Builder, StoreEr
     Ok(builder.with_credentials(profile.keys))
 }
 
-/// Servers of others are asked by path, unless the environment says that they want the bucket in the host's name.
+/// Sets the address of a server other than Amazon's. Requests name the bucket in the path, unless
+/// the environment wants it in the host name.
 fn at_endpoint(
     builder: AmazonS3Builder,
     bucket: &str,
@@ -256,7 +264,8 @@ fn at_endpoint(
         .with_endpoint(endpoint))
 }
 
-/// Amazon wants the bucket in the host's name, which its certificates allow for names without dots; and the region, which it tells.
+/// Sets up requests to Amazon: the bucket stands in the host name, unless it has a dot, which
+/// Amazon's certificates do not cover. If no region is known, Amazon is asked for it.
 async fn at_amazon(builder: AmazonS3Builder, bucket: &str) -> Result<AmazonS3Builder, StoreError> {
     let mut builder = builder.with_virtual_hosted_style_request(!bucket.contains('.'));
     let known = builder
@@ -266,7 +275,7 @@ async fn at_amazon(builder: AmazonS3Builder, bucket: &str) -> Result<AmazonS3Bui
         let client = ClientOptions::new().with_timeout(REGION_TIMEOUT);
         match resolve_bucket_region(bucket, &client).await {
             Ok(region) => builder = builder.with_region(region),
-            // Left to the first request, which says more clearly what is wrong.
+            // The first request reports more clearly what is wrong.
             Err(error) => tracing::debug!(bucket, %error, "the bucket's region is not known"),
         }
     }

@@ -1,9 +1,8 @@
-//! Credentials that stay while their source has a hiccup.
+//! Credentials that stay valid while their source fails for a short time.
 //!
-//! Owns what was known last. `object_store` renews credentials minutes before they end, and fails
-//! the request when the source of new ones does not answer. Those that are known are then still
-//! good; whether
-//! they are is for the store to say.
+//! Owns the last known credentials. `object_store` renews credentials minutes before they expire,
+//! and fails the request if the source of new ones does not answer. The known credentials are then
+//! probably still valid; the store decides.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,15 +13,15 @@ use object_store::CredentialProvider;
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-/// How long the source may take for new credentials while others are known.
+/// How long the source may take to give new credentials while others are known.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long it is left alone after it has failed.
+/// The time after a failure in which the source is not asked again.
 const ASKED_AGAIN: Duration = Duration::from_secs(10);
 
 type Source<T> = Arc<dyn CredentialProvider<Credential = T>>;
 
-/// Credentials of a source, or those that it gave last.
+/// Credentials from a source, or the last ones that it gave.
 pub(super) struct Steady<T> {
     source: Source<T>,
     state: Mutex<State<T>>,
@@ -96,7 +95,7 @@ impl<T: fmt::Debug + Send + Sync + 'static> CredentialProvider for Steady<T> {
 mod tests {
     use super::*;
 
-    /// Gives numbers, fails, or hangs.
+    /// A source that gives numbers, fails, or hangs.
     #[derive(Debug, Default)]
     struct Shaky {
         given: Mutex<u32>,

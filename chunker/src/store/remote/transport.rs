@@ -1,7 +1,8 @@
-//! How requests travel: one HTTP client for the whole store, with time counted as time without progress, and every answer but success
-//! turned into a [`Fault`] that says whether the server can have applied the request.
+//! The transport of requests: one HTTP client for the whole store.
 //!
-//! `object_store` would give each request a total time, which a large object on a slow link exceeds, and would not say how far it had come.
+//! Time limits apply to time without progress. Every answer but success becomes a [`Fault`] that
+//! says whether the server may have applied the request. `object_store` would limit the total time
+//! of a request, which a large object on a slow link exceeds, and would not say how much was sent.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,22 +25,24 @@ use super::answer::{Answer, Broken, Fault, Senseless, element, is_metadata_servi
 use super::contact::{Contact, QUIET};
 use super::lock::Locked;
 
-/// Bytes of a body that are handed on at once: progress is seen in steps of this size.
+/// How many bytes of a body are handed on at once. Progress is visible in steps of this size.
 const STEP_BYTES: usize = 256 * 1024;
 
-/// What may lie in the sockets' buffers after the last step was handed on, in bytes (net.ipv4.tcp_wmem's usual maximum).
+/// How many bytes the sockets' buffers may hold after the last step (the usual maximum of
+/// net.ipv4.tcp_wmem).
 const SOCKET_BYTES: u64 = 4 * 1024 * 1024;
 
-/// How long a machine's own metadata service may take to connect: it is near, or not there.
+/// The connect timeout of the machine's own metadata service, which is near or absent.
 const NEAR_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The slowest link that is waited for, in bytes per second, while those buffers drain.
+/// The slowest link that is waited for while those buffers drain, in bytes per second.
 const SLOWEST_BYTES_PER_SECOND: u64 = 32 * 1024;
 
 /// The longest error document that is read, in bytes.
 const DOCUMENT_BYTES_MAX: usize = 64 * 1024;
 
-/// Travels with a request to the store: set as soon as it is on its way. Requests for credentials have none.
+/// A flag that travels with a request to the store and is set when the request is sent. Requests
+/// for credentials have none.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Departed(Arc<AtomicBool>);
 
@@ -52,14 +55,14 @@ impl Departed {
 /// How long a request may make no progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    /// In general.
+    /// The usual limit.
     pub stall: Duration,
-    /// While what was sent leaves the sockets' buffers, at most so much longer.
+    /// The most additional time while the sockets' buffers drain.
     pub drain: Duration,
 }
 
 impl Patience {
-    /// How long nothing may be heard of a request with a body of `whole` bytes when `left` of them
+    /// Returns how long a request with a body of `whole` bytes may be silent when `left` of them
     /// have not been handed to the connection.
     fn with(self, whole: u64, left: u64) -> Duration {
         let draining = whole.min(SOCKET_BYTES) / SLOWEST_BYTES_PER_SECOND;
@@ -70,20 +73,20 @@ impl Patience {
     }
 }
 
-/// Makes the clients that `object_store` asks for.
+/// Creates the clients that `object_store` asks for.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     pub connect_timeout: Duration,
     pub patience: Patience,
     pub contact: Arc<Contact>,
-    /// The client that was made last: `object_store` makes those for credentials before the one for
-    /// the store itself.
+    /// The client that was created last. `object_store` creates the clients for credentials before
+    /// the client for the store itself.
     pub made: Arc<Mutex<Option<HttpClient>>>,
-    /// What lies below them, to be shared: each loads the certificates of the system.
+    /// The shared clients below them, because each one loads the system's certificates.
     pub clients: Arc<Mutex<Vec<(Wanted, reqwest::Client)>>>,
 }
 
-/// How the clients of a store differ.
+/// The settings in which the clients of a store differ.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wanted {
     connect_timeout: Duration,
@@ -133,13 +136,13 @@ impl Connector {
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("bkfs/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(connect_timeout)
-            // A peer that is gone is noticed by the kernel, also while it owes nothing.
+            // The kernel notices a peer that is gone, also while no request is pending.
             .tcp_user_timeout(self.patience.stall)
             .tcp_keepalive(Duration::from_secs(20))
             .pool_idle_timeout(Duration::from_secs(50))
             .http1_only()
             .redirect(reqwest::redirect::Policy::none())
-            // What was sent once is sent again by nobody but us.
+            // Only this crate repeats a request that was sent.
             .retry(reqwest::retry::never())
             .no_gzip()
             .no_brotli()
@@ -162,7 +165,7 @@ impl Connector {
 
 #[derive(Debug)]
 struct Transport {
-    /// For servers anywhere.
+    /// For all other servers.
     far: reqwest::Client,
     /// For the machine's own metadata service.
     near: reqwest::Client,
@@ -266,9 +269,9 @@ impl Transport {
     }
 }
 
-/// What of a request tells how its answer is to be read.
+/// Properties of a request that decide how its answer is read.
 struct Asked {
-    /// It asks for a part of an object.
+    /// Whether it asks for a part of an object.
     part: bool,
     /// The region that it is signed for.
     region: Option<String>,
@@ -290,7 +293,7 @@ impl Asked {
 }
 
 fn fault(fault: Fault) -> HttpError {
-    // Of this kind nothing is tried again inside `object_store`.
+    // `object_store` does not retry errors of this kind.
     HttpError::new(HttpErrorKind::Unknown, fault)
 }
 
@@ -328,16 +331,16 @@ fn into_request(
     Ok(request)
 }
 
-/// How far a request's body has come.
+/// The progress of a request's body.
 #[derive(Debug)]
 struct Progress {
-    /// Bytes that have not been handed to the connection.
+    /// The number of bytes that have not been handed to the connection.
     left: AtomicU64,
     contact: Arc<Contact>,
 }
 
 impl Progress {
-    /// Whether the server may have the whole request.
+    /// Returns whether the server may have the whole request.
     fn is_complete(&self) -> bool {
         self.left.load(Ordering::SeqCst) == 0
     }
@@ -346,8 +349,8 @@ impl Progress {
 /// Nothing moved for too long.
 struct Stalled;
 
-/// Waits for an answer as long as the request makes progress. `quiet` is called when there has been
-/// none for [`QUIET`].
+/// Waits for an answer as long as the request makes progress. Calls `quiet` once when there was no
+/// progress for [`QUIET`], or later while the buffers drain.
 async fn watched<T>(
     answer: impl Future<Output = T>,
     progress: &Progress,
@@ -380,7 +383,7 @@ async fn watched<T>(
     }
 }
 
-/// A request's body that counts what is taken from it.
+/// A request body that counts the bytes taken from it.
 struct WatchedRequest {
     body: HttpRequestBody,
     step: Bytes,
@@ -421,13 +424,13 @@ impl Body for WatchedRequest {
     }
 }
 
-/// An answer's body that is waited for only while it makes progress.
+/// An answer's body that is cancelled when it makes no progress.
 struct WatchedAnswer {
     body: reqwest::Body,
     host: String,
     stall_timeout: Duration,
     contact: Arc<Contact>,
-    /// When there was progress.
+    /// The time of the last progress.
     moved: Instant,
     timer: Pin<Box<Sleep>>,
 }
@@ -454,7 +457,8 @@ impl WatchedAnswer {
         }))
     }
 
-    /// Nothing came: the first time that is told, and then it is an error.
+    /// Called while no bytes arrive. Tells the caller the first time, and returns an error at the
+    /// deadline.
     fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<HttpError> {
         let end = self.moved + self.stall_timeout;
         while self.timer.as_mut().poll(context).is_ready() {
@@ -503,7 +507,7 @@ impl Body for WatchedAnswer {
     }
 }
 
-/// The document that comes with an error, as far as it comes.
+/// Returns the document of an error answer, as far as it arrives.
 async fn read_document(body: HttpResponseBody) -> String {
     use futures::StreamExt;
     let mut document = Vec::new();
@@ -518,7 +522,7 @@ async fn read_document(body: HttpResponseBody) -> String {
     String::from_utf8_lossy(&document).into_owned()
 }
 
-/// The words for people in an error document, which is XML, JSON or plain text.
+/// Returns the message in an error document, which is XML, JSON or plain text.
 fn message_in(document: &str) -> Option<String> {
     const SHOWN_MAX: usize = 200;
     if let Some(message) = element(document, "Message") {
@@ -529,13 +533,14 @@ fn message_in(document: &str) -> Option<String> {
     shown.then(|| text.to_owned())
 }
 
-/// The last words of an error and of what caused it: the outer ones say only that a request failed.
+/// Returns the two innermost messages of an error chain. The outer ones only say that a request
+/// failed.
 fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
     let mut next = Some(error);
     while let Some(error) = next {
         let text = error.to_string();
-        // Some errors repeat what caused them.
+        // Some errors repeat the message of their cause.
         if !texts.iter().any(|outer| outer.contains(&text)) {
             texts.push(text);
         }

@@ -1,4 +1,4 @@
-//! Answers that mean something else than they say, or nothing.
+//! Tests of answers that are misleading or make no sense.
 
 use super::server::*;
 use super::*;
@@ -51,10 +51,10 @@ async fn an_object_that_is_too_large_is_not_begun() {
     assert!(error.message().contains("1099511627776 bytes"), "{error}");
 }
 
-/// Without a bound this would take memory until there is none.
+/// Without a bound the body would fill the memory.
 #[tokio::test]
 async fn a_body_without_end_is_broken_off() {
-    // The last answer is to the question for the object's size.
+    // The last answer is to the request for the object's size.
     let endless = [Step::Endless, Step::Endless, Step::Endless];
     let (store, _) = scripted([&endless[..], &[answer("200 OK", "0123456789")]].concat()).await;
     let error = store.get_range("a", 4..7).await.unwrap_err();
@@ -74,7 +74,7 @@ async fn other_bytes_than_were_asked_for_are_refused() {
         other("bytes 0-2/10", "012"),
         other("bytes 4-6/10", "45"),
     ] {
-        // The second answer is to the question for the object's size.
+        // The second answer is to the request for the object's size.
         let (store, _) = scripted([step.clone(), whole.clone(), whole.clone()]).await;
         let error = store.get_range("a", 4..7).await.unwrap_err();
         assert!(!error.is_not_found(), "{step:?}: {error}");
@@ -86,7 +86,7 @@ async fn other_bytes_than_were_asked_for_are_refused() {
     assert_eq!(error.kind(), Kind::OutOfRange, "{error}");
 }
 
-/// A page of a list with these keys, and the token for the next.
+/// Returns a page of a list with these keys and the token for the next page.
 fn page(keys: &[String], token: &str) -> Step {
     let contents: String = keys
         .iter()
@@ -144,7 +144,7 @@ async fn an_answer_to_a_read_that_makes_no_sense_is_asked_for_again() {
         let read = store.get_range("a", 4..7).await;
         assert_eq!(read.expect("the second is right"), "456", "{wrong:?}");
         assert_eq!(seen.count(), 2);
-        // Three times the same is the store's own doing. The fourth request asks for the size.
+        // The same fault three times is the store's own. The fourth request asks for the size.
         let script = [
             wrong.clone(),
             wrong.clone(),
@@ -214,7 +214,7 @@ async fn an_expired_token_is_not_taken_for_another_region() {
         assert_eq!(error.kind(), Kind::Denied, "{error}");
         assert!(error.message().contains("have expired"), "{error}");
     }
-    // The answer to a question for a size has no code; the bucket is where we ask already.
+    // The answer to a request for a size has no code. The bucket is in the region that was asked.
     let headers = vec![("x-amz-bucket-region", "us-east-1".to_owned())];
     let (store, _) = scripted([Step::Answer("400 Bad Request", headers, String::new())]).await;
     let error = store.head("config").await.unwrap_err();

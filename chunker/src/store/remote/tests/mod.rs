@@ -1,4 +1,4 @@
-//! The client of S3 against a server that says and does what a script tells it.
+//! Tests of the S3 client against a scripted server.
 
 mod answers;
 mod patience;

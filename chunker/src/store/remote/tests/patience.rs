@@ -1,11 +1,11 @@
-//! How long an answer is waited for, and what the user is told meanwhile.
+//! Tests of how long the client waits for an answer, and what it tells the user meanwhile.
 
 use super::server::*;
 use super::*;
 
 #[tokio::test]
 async fn time_counts_only_without_progress() {
-    // Three times as long as the timeout, but never without progress.
+    // Takes three times as long as the timeout, but always makes progress.
     let slow = Step::Slow(1 << 20, Duration::from_millis(100));
     let (endpoint, seen) = serve(vec![slow]).await;
     let url = "s3://bucket".parse().unwrap();
@@ -34,7 +34,7 @@ async fn a_stalled_request_is_broken_off() {
     };
     let store = RemoteStore::open(&url, &impatient).await.unwrap();
     let start = Instant::now();
-    // More than the sockets take, so that the server cannot have all of it.
+    // The body is larger than the sockets' buffers, so the server cannot have all of it.
     let error = store.put_new("a", body(32 << 20)).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unreachable, "{error}");
     let error = store.get("a").await.unwrap_err();
@@ -75,7 +75,7 @@ async fn an_absent_server_is_named() {
     }
 }
 
-/// Options of one who waits `timeout`, and what that one is told.
+/// Returns options for a caller that waits `timeout`, and the messages that the caller receives.
 fn noticed(endpoint: &str, timeout: Duration) -> (StoreOptions, Arc<Mutex<Vec<String>>>) {
     let told: Arc<Mutex<Vec<String>>> = Arc::default();
     let options = StoreOptions {
@@ -93,7 +93,7 @@ async fn a_server_that_was_never_reached_is_told_soon_unless_it_is_waited_for() 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let absent = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
-    // No TLS is spoken there; and a name that cannot be.
+    // A server that does not speak TLS, and a name that cannot exist.
     let (plain, _) = serve(vec![Step::Hang; 20]).await;
     let no_tls = plain.replace("http://", "https://");
     let no_name = "http://name.invalid:9000";
@@ -165,7 +165,8 @@ fn a_request_is_broken_off_in_time_to_be_sent_again() {
 
 #[tokio::test]
 async fn a_silence_shorter_than_the_timeout_is_survived() {
-    // What is sent into the silence is never answered; a part of `timeout=` later it is sent again.
+    // A request that is sent during the silence is never answered. It is sent again after a part of
+    // `timeout=`.
     let (endpoint, seen) = serve(vec![Step::Hang, Step::Hang, answer("200 OK", "read")]).await;
     let url = "s3://bucket".parse().unwrap();
     let (options, _) = noticed(&endpoint, Duration::from_secs(15));

@@ -1,4 +1,4 @@
-//! What is sent, and what is sent again.
+//! Tests of which requests are sent, and which are sent again.
 
 use super::server::*;
 use super::*;
@@ -38,7 +38,7 @@ async fn requests_are_conditional_signed_and_of_known_length() {
 #[tokio::test]
 async fn in_the_clear_a_body_is_guarded_by_its_hash_unless_it_stays_on_this_machine() {
     const UNSIGNED: &str = "x-amz-content-sha256: unsigned-payload";
-    // Connections to 0.0.0.0 are served by this machine, too, but it is not an address of it.
+    // This machine also serves connections to 0.0.0.0, but that is not a loopback address.
     for (host, choice, unsigned) in [
         ("127.0.0.1", None, true),
         ("127.0.0.1", Some("false"), false),
@@ -89,7 +89,7 @@ async fn a_conditional_write_that_may_have_been_applied_is_not_sent_again() {
         answer("503 Service Unavailable", ""),
         answer("504 Gateway Timeout", ""),
         answer("409 Conflict", ""),
-        // Success without the version that it made.
+        // Success without the version of the new object.
         Step::Answer("200 OK", vec![], String::new()),
     ];
     for trouble in troubles {

@@ -1,25 +1,25 @@
-//! The server, and stores that speak to it.
+//! A scripted server, and stores that talk to it.
 
 use super::*;
 
-/// What the server does with one request.
+/// The server's reaction to one request.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     /// Reads all of it and answers.
     Answer(&'static str, Vec<(&'static str, String)>, String),
-    /// Reads all of it and goes away.
+    /// Reads all of it and closes the connection.
     Forget,
-    /// Reads so many bytes of the body and goes away.
+    /// Reads this many bytes of the body and closes the connection.
     Leave(usize),
-    /// Reads all of it and says nothing.
+    /// Reads all of it and never answers.
     Hang,
-    /// Reads nothing of the body and says nothing.
+    /// Reads nothing of the body and never answers.
     Ignore,
-    /// Answers with so many bytes of a body that should have more, and says no more.
+    /// Announces a body of the second size, sends the first number of bytes, and then nothing.
     Stop(usize, usize),
-    /// Announces three bytes of an object, and sends more of them without end.
+    /// Announces three bytes of an object, and sends more without end.
     Endless,
-    /// Reads the body slowly, so many bytes (1 MiB at most) at a time with a pause, then answers.
+    /// Reads the body slowly, this many bytes (at most 1 MiB) at a time with a pause, then answers.
     Slow(usize, Duration),
 }
 
@@ -27,7 +27,7 @@ pub(super) enum Step {
 pub(super) struct Seen(Arc<Mutex<Vec<String>>>);
 
 impl Seen {
-    /// The heads of the requests so far.
+    /// Returns the heads of the requests so far.
     pub(super) fn heads(&self) -> Vec<String> {
         self.0.lock().unwrap().clone()
     }
@@ -53,7 +53,7 @@ pub(super) fn error(status: &'static str, code: &str) -> Step {
     )
 }
 
-/// Serves one connection for each step of the script, and one more each that is refused with 418.
+/// Serves one connection for each step of the script. Refuses each further connection with 418.
 pub(super) async fn serve(script: Vec<Step>) -> (String, Seen) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -182,7 +182,8 @@ pub(super) fn options(endpoint: &str) -> StoreOptions {
     }
 }
 
-/// A store before a server with a script. It is patient with one that always answers: on a busy machine that takes a while.
+/// Returns a store in front of a scripted server. If the script always answers, the timeouts are
+/// long, because a busy machine takes a while.
 pub(super) async fn scripted(script: impl Into<Vec<Step>>) -> (RemoteStore, Seen) {
     let script = script.into();
     let falls_silent = |step: &Step| matches!(step, Step::Hang | Step::Ignore | Step::Stop(..));

@@ -1,27 +1,32 @@
-//! How much memory each part of a depot may hold.
+//! Limits on the memory of each part of a depot.
 //!
-//! Owns the division only; `gate` keeps to it.
+//! Owns the division only; `gate` enforces the limits.
 
 const MIB: u64 = 1 << 20;
 
-/// How many bytes of memory each part of a depot may hold.
+/// The most bytes of memory that each part of a depot may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryBudget {
-    /// Bytes accepted for writing and not yet acknowledged by the store. At least [`MemoryBudget::LEAST_WRITE_BYTES`].
+    /// Bytes that are accepted for writing and not yet acknowledged by the store. At least
+    /// [`MemoryBudget::LEAST_WRITE_BYTES`].
     pub write_bytes: u64,
-    /// Bytes being fetched. At least [`MemoryBudget::LEAST_FETCH_BYTES`].
+    /// Bytes of fetches in progress. At least [`MemoryBudget::LEAST_FETCH_BYTES`].
     pub fetch_bytes: u64,
-    /// Decoded bytes kept for further reads.
+    /// Decoded bytes that are kept for further reads.
     pub cache_bytes: u64,
 }
 
 impl MemoryBudget {
-    /// Below this two open packs and the frames on their way into them would not fit, and writing could not go on.
+    /// The smallest write budget, in bytes. With less, two open packs and the frames on their way
+    /// into them would not fit, and writes would stall.
     pub const LEAST_WRITE_BYTES: u64 = 24 * MIB;
-    /// Below this the largest frame could not be fetched together with its decoded form.
+    /// The smallest fetch budget, in bytes. With less, the largest frame would not fit together
+    /// with its decoded form.
     pub const LEAST_FETCH_BYTES: u64 = 10 * MIB;
 
-    /// Divides what a whole process may use. A quarter is left to whoever uses the depot (dirty ranges, tree nodes, replies).
+    /// Divides `bytes`, the memory limit of the process: 3/8 for writes, 1/8 for fetches and 1/4
+    /// for the cache. The last quarter is left to the caller of the depot (dirty ranges, tree
+    /// nodes, replies).
     pub fn of_total(bytes: u64) -> Self {
         Self {
             write_bytes: (bytes * 3 / 8).max(Self::LEAST_WRITE_BYTES),
@@ -30,7 +35,7 @@ impl MemoryBudget {
         }
     }
 
-    /// The same with every part raised to the least it can work with.
+    /// Returns this budget with every part raised to its minimum.
     pub(crate) fn at_least_workable(self) -> Self {
         Self {
             write_bytes: self.write_bytes.max(Self::LEAST_WRITE_BYTES),
@@ -41,7 +46,7 @@ impl MemoryBudget {
 }
 
 impl Default for MemoryBudget {
-    /// The parts of 512 MiB.
+    /// Returns the division of 512 MiB.
     fn default() -> Self {
         Self::of_total(512 * MIB)
     }

@@ -1,18 +1,20 @@
-//! Where random bytes come from: an argument of everything at the edge, so that a simulation can repeat itself.
+//! Sources of random bytes. Every module at the edge takes one as an argument, so that a simulation
+//! can be repeated.
 //!
-//! Owns the trait and the system's own source. Nothing below the edge (ids, seals, packs) draws randomness at all.
+//! Owns the trait and the system's source. The modules inside (ids, seals, packs) draw no
+//! randomness.
 
 use std::fmt::Debug;
 
 use rand::Rng as _;
 
-/// A source of random bytes for names and salts. Must be of cryptographic quality outside tests.
+/// A source of random bytes for names and salts. Outside tests it must be of cryptographic quality.
 pub trait Entropy: Send + Sync + Debug + 'static {
     /// Fills `bytes` with fresh randomness.
     fn fill(&self, bytes: &mut [u8]);
 }
 
-/// The random generator of the process, seeded by the operating system.
+/// The process's random generator, seeded by the operating system.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct SystemEntropy;
 
@@ -33,7 +35,7 @@ pub struct SeededEntropy(parking_lot::Mutex<rand::rngs::StdRng>);
 
 #[cfg(any(test, feature = "testing"))]
 impl SeededEntropy {
-    /// The sequence that belongs to `seed`.
+    /// Returns the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(parking_lot::Mutex::new(rand::SeedableRng::seed_from_u64(
             seed,
@@ -48,14 +50,14 @@ impl Entropy for SeededEntropy {
     }
 }
 
-/// A fresh 32-byte salt.
+/// Returns a fresh 32-byte salt.
 pub(crate) fn salt(entropy: &dyn Entropy) -> [u8; 32] {
     let mut salt = [0; 32];
     entropy.fill(&mut salt);
     salt
 }
 
-/// A fresh 32-bit number for a name.
+/// Returns a fresh 32-bit number for a name.
 pub(crate) fn number(entropy: &dyn Entropy) -> u32 {
     let mut bytes = [0; 4];
     entropy.fill(&mut bytes);

@@ -1,14 +1,15 @@
 //! Bounded memory: reservations of bytes.
 //!
-//! Owns the accounting only. Who reserves what, and for how long, is the business of `ingest` (from the moment a new chunk is
-//! accepted until its pack is acknowledged) and of `hydrate` (from the moment a range is asked for until it is decoded).
+//! Owns the accounting only. `ingest` reserves bytes from the moment a new chunk is accepted until
+//! its pack is acknowledged. `hydrate` reserves bytes from the request for a range until the range
+//! is decoded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A gate that lets at most so many bytes through at a time; first come, first served.
+/// A semaphore that admits at most `capacity` bytes at a time, in the order of the calls.
 #[derive(Debug)]
 pub(crate) struct ByteGate {
     semaphore: Arc<Semaphore>,
@@ -16,13 +17,14 @@ pub(crate) struct ByteGate {
     peak: AtomicU64,
 }
 
-/// Bytes reserved at a [`ByteGate`]; given back when dropped.
+/// Bytes reserved at a [`ByteGate`]. Dropping it releases them.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     permit: OwnedSemaphorePermit,
 }
 
 impl ByteGate {
+    /// Returns a gate of `capacity` bytes, or of `u32::MAX` bytes if that is less.
     pub(crate) fn new(capacity: u64) -> Self {
         let capacity = capacity.min(u64::from(u32::MAX));
         Self {
@@ -32,7 +34,8 @@ impl ByteGate {
         }
     }
 
-    /// Waits until `bytes` are free. More than the whole gate waits for the whole gate.
+    /// Waits until `bytes` bytes are free. A request for more than the capacity waits for the whole
+    /// capacity.
     pub(crate) async fn reserve(&self, bytes: u64) -> Reservation {
         let count = u32::try_from(bytes.min(self.capacity)).unwrap_or(u32::MAX);
         let permit = Arc::clone(&self.semaphore)
@@ -43,7 +46,7 @@ impl ByteGate {
         Reservation { permit }
     }
 
-    /// Takes `bytes` only if they are free now.
+    /// Reserves `bytes` bytes if they are free now.
     pub(crate) fn try_reserve(&self, bytes: u64) -> Option<Reservation> {
         let count = u32::try_from(bytes.min(self.capacity)).unwrap_or(u32::MAX);
         let permit = Arc::clone(&self.semaphore)
@@ -53,17 +56,17 @@ impl ByteGate {
         Some(Reservation { permit })
     }
 
-    /// The most bytes that are let through at once.
+    /// Returns the most bytes that can be reserved at once.
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Bytes reserved now.
+    /// Returns the bytes that are reserved now.
     pub(crate) fn used(&self) -> u64 {
         self.capacity - self.semaphore.available_permits() as u64
     }
 
-    /// The most bytes that were ever reserved at once.
+    /// Returns the most bytes that were ever reserved at once.
     pub(crate) fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
@@ -74,18 +77,18 @@ impl ByteGate {
 }
 
 impl Reservation {
-    /// Bytes held.
+    /// Returns the number of bytes held.
     pub(crate) fn bytes(&self) -> u64 {
         self.permit.num_permits() as u64
     }
 
-    /// Gives back all but `bytes`.
+    /// Releases all but `bytes` bytes.
     pub(crate) fn shrink_to(&mut self, bytes: u64) {
         let surplus = self.bytes().saturating_sub(bytes);
         drop(self.permit.split(surplus as usize));
     }
 
-    /// Takes `bytes` out as a reservation of its own (all of it when there are fewer).
+    /// Moves `bytes` bytes into a separate reservation, or all of them if there are fewer.
     pub(crate) fn split(&mut self, bytes: u64) -> Reservation {
         let count = bytes.min(self.bytes()) as usize;
         let permit = self
@@ -95,7 +98,7 @@ impl Reservation {
         Reservation { permit }
     }
 
-    /// Adds what `other` holds. Both must come from the same gate.
+    /// Adds the bytes of `other`. Both must come from the same gate.
     pub(crate) fn merge(&mut self, other: Reservation) {
         self.permit.merge(other.permit);
     }

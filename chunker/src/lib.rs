@@ -1,9 +1,11 @@
-//! A content-addressed, sealed store of chunks over a bucket.
+//! A content-addressed, encrypted store of chunks over a bucket.
 //!
-//! Owns everything between bytes of content and objects in the bucket: cutting, ids, compression, sealing, packs, the
-//! index, and the bucket itself. Knows nothing of files, directories, inodes or the kernel.
+//! Owns everything between bytes of content and objects in the bucket: chunking, ids, compression,
+//! encryption, packs, the index, and the bucket itself. Knows nothing of files, directories, inodes
+//! or the kernel.
 //!
-//! `cut`, `id`, `codec`, `seal`, `pack`, `index` and `lock` are pure: they do no I/O, read no clock and draw no randomness.
+//! `cut`, `id`, `codec`, `seal`, `pack`, `index` and `lock` are pure: they do no I/O, read no clock
+//! and draw no randomness.
 
 pub mod codec;
 pub mod cut;

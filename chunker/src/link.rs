@@ -1,7 +1,8 @@
-//! Requests to the store, made again when that may help.
+//! Store requests with their retries, concurrency limits and rate limits.
 //!
-//! Owns what is done about each kind of error of a read and of a create-only write, how many requests run at once, and the counting of them.
-//! Knows keys and bytes, not what they mean.
+//! Owns what happens after each kind of error of a read and of a create-only write, how many
+//! requests run concurrently, and the counting of requests. Knows keys and bytes, not what they
+//! mean.
 
 use std::future::Future;
 use std::ops::Range;
@@ -20,38 +21,40 @@ use crate::pace::{Meter, Rates, Turns};
 use crate::progress::{Awake, Moment, Progress};
 use crate::store::{Store, StoreError, StoreErrorKind, body_bytes};
 
-/// How often a request is made that is refused, by who does not bear refusals.
+/// The most attempts at a request that the store refuses, unless [`Link::bear_refusals`] was
+/// called.
 const STUBBORN_ATTEMPTS: u32 = 3;
 
-/// The part of the time that a silent store is borne for, after which a request is sent once more
-/// while the first waits: an outage that ends in time is then noticed in time, whatever became of the
-/// requests that it met.
+/// A request to a silent store is sent once more after this fraction (one fifth) of the timeout,
+/// while the first one still waits. An outage that ends within the timeout is then noticed within
+/// it, whatever became of the requests that were sent meanwhile.
 const REPEATED_IN_TIMEOUT: u32 = 5;
 
-/// The longest time before that. What moves slowly is not repeated for nothing.
+/// The upper limit of that time. A transfer that moves slowly is not repeated needlessly.
 const REPEATED_AFTER_MAX: Duration = Duration::from_secs(60);
 
-/// How much of an object's end is compared to know it for our own: the seal of the footer, or of the only box, is in it, and depends on the fresh salt.
+/// How many bytes of an object's end are compared to recognize it as our own. They contain the AEAD
+/// tag of the footer, or of the only box, which depends on the fresh salt.
 const COMPARED_BYTES: u64 = 64 << 10;
 
-/// How many answers must say that an object is not ours before that is believed.
+/// How many answers must say that an object is not ours before the link believes it.
 const FOREIGN_ANSWERS: u32 = 3;
 
-/// The way to the store.
+/// The client of the store that the whole depot shares.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) counters: Arc<Counters>,
-    /// Of uploads.
+    /// Progress of uploads.
     pub(crate) progress: Progress,
-    /// Of reads: a full bucket answers them all the while.
+    /// Progress of reads. It is separate, since a full bucket still answers all reads.
     reading: Progress,
     timeout: Duration,
-    /// Refusals are waited out like silence.
+    /// Whether refusals are retried for as long as silence.
     bears_refusals: AtomicBool,
-    /// One request at a time is repeated to find out whether a silent store is back: one for
-    /// uploads, and one for reads.
+    /// Permits to repeat one request at a time, to find out whether a silent store answers again:
+    /// one permit for uploads, and one for reads.
     scouts: [Semaphore; 2],
     uploads: Turns,
     downloads: Turns,
@@ -60,7 +63,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// With at most so many uploads and downloads at once.
+    /// Returns a link with at most this many concurrent uploads and downloads. `timeout` is the
+    /// longest time without progress.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         entropy: Arc<dyn Entropy>,
@@ -83,7 +87,8 @@ impl Link {
         }
     }
 
-    /// The same, at most at these rates. Waiting for one of them is no silence of the store.
+    /// Returns this link with these rate limits. The wait for a rate limit does not count as
+    /// silence of the store.
     pub(crate) fn at(self, rates: Rates) -> Self {
         self.count_turns();
         Self {
@@ -93,8 +98,8 @@ impl Link {
         }
     }
 
-    /// From now on a store that refuses is waited for as long as one that is silent: what was
-    /// accepted is not dropped for what may be mended.
+    /// Extends the retries of refusals to the whole timeout, as for silence, from now on. Accepted
+    /// data is not dropped because of a cause that can be removed.
     pub(crate) fn bear_refusals(&self) {
         self.bears_refusals.store(true, Ordering::Relaxed);
     }
@@ -103,9 +108,9 @@ impl Link {
         self.bears_refusals.load(Ordering::Relaxed)
     }
 
-    /// Sends a request that does no harm when it is sent twice, and while the store is silent once
-    /// more while the first waits: its connection may be dead. What is dropped with the answer of the
-    /// other may still be applied.
+    /// Sends a request that does no harm when it is sent twice. While the store is silent, the
+    /// request is sent once more, because the connection of the first one may be dead. The first
+    /// answer counts. The other request is dropped, and may still be applied.
     async fn answered<T, R>(
         &self,
         progress: &Progress,
@@ -118,12 +123,13 @@ impl Link {
         let after = (self.timeout / REPEATED_IN_TIMEOUT).min(REPEATED_AFTER_MAX);
         let again = async {
             progress.idle(after).await;
-            // It is never closed.
+            // The semaphore is never closed.
             let _scout = scouts.acquire().await;
             loop {
                 self.counters.retries.one();
                 match tokio::time::timeout(after, request()).await {
-                    // A refusal of this one says nothing of the first, which may be nearly there.
+                    // A refusal of this one says nothing about the first, which may be nearly
+                    // complete.
                     Ok(Err(error)) if !settles(&error) => tokio::time::sleep(after).await,
                     Ok(answer) => return answer,
                     Err(_) => {}
@@ -138,12 +144,21 @@ impl Link {
     }
 
     /// Reads a whole object.
+    ///
+    /// # Errors
+    /// [`DepotError::Missing`] if the object is absent. [`DepotError::Store`] if the store refuses
+    /// for good. [`DepotError::Stalled`] if the store made no progress, or this object could not be
+    /// read, for the whole timeout.
     pub(crate) async fn get(&self, key: &str) -> Result<Bytes, DepotError> {
         let read = || async { self.store.get(key).await.map(|(bytes, _)| bytes) };
         self.read(key, read).await
     }
 
-    /// Reads exactly these bytes of an object.
+    /// Reads exactly the bytes `range` of an object, whose end is exclusive.
+    ///
+    /// # Errors
+    /// Those of [`Link::get`], and [`DepotError::Damaged`] if the object is shorter or the store
+    /// returns another length.
     pub(crate) async fn get_range(
         &self,
         key: &str,
@@ -172,7 +187,7 @@ impl Link {
             loop {
                 attempt += 1;
                 let turn = self.downloads.take().await;
-                // Of an object that is read whole the length is known only afterwards.
+                // The length of an object that is read whole is known only afterwards.
                 let waiting = || self.reading.note_waiting();
                 self.download_rate.pass(0, waiting).await;
                 self.counters.get_requests.one();
@@ -200,8 +215,8 @@ impl Link {
         self.reading.watch(attempts).await?
     }
 
-    /// Pauses before another attempt at reading, or says why there is none: it was refused, or
-    /// other objects are read, and this one was not for so long.
+    /// Waits before the next attempt at a read, or returns why there is none: the store refused it,
+    /// or could not serve it for the whole timeout while it served others.
     async fn consider(
         &self,
         key: &str,
@@ -237,21 +252,25 @@ impl Link {
         Ok(())
     }
 
-    /// Creates an object under a name that is never used for anything else, for as long as it takes: an error that may pass is tried again without end, since
-    /// whoever waits for this has a patience of its own ([`Progress::watch`]). An object that is there already is ours if an earlier attempt was applied without our
-    /// knowing, and that is verified. Dropping it leaves the object in the bucket, now or later, or
-    /// not.
+    /// Creates an object under a name that is never used for another object.
+    ///
+    /// An error that may pass is retried without end, since every caller limits its own wait
+    /// ([`Progress::watch`]). If the object already exists, an earlier attempt may have been
+    /// applied unnoticed. Then its length and its end are compared with `body`.
+    ///
+    /// If the future is dropped, the object may be in the bucket, may appear later, or may never
+    /// appear.
     ///
     /// # Errors
-    /// The store refuses for good: with an error that no patience mends, for the whole timeout
-    /// ([`Link::bear_refusals`]) or a few times.
+    /// [`DepotError::Store`] if another object has the name, or if the store refuses for good: for
+    /// the whole timeout after [`Link::bear_refusals`], otherwise in 3 attempts.
     pub(crate) async fn create(&self, key: &str, body: &[Bytes]) -> Result<(), DepotError> {
         let awake = Awake::default();
         awake.watch(self.create_awake(key, body, &awake)).await
     }
 
-    /// [`Link::create`], which knows how long this process stood still meanwhile: no refusal lasts
-    /// longer for that.
+    /// Does the work of [`Link::create`]. `awake` knows how long this process stood still
+    /// meanwhile: that time does not count as a part of a refusal.
     async fn create_awake(
         &self,
         key: &str,
@@ -282,27 +301,27 @@ impl Link {
             let error = Arc::new(error);
             match error.kind() {
                 StoreErrorKind::AlreadyExists => {
-                    // From now: one that was long under way may be the one that is there.
+                    // From now: a request that took long may have created the object itself.
                     let stuck = stuck.get_or_insert_with(|| self.progress.stick(Instant::now()));
                     stuck.note(&error);
                     match self.is_ours(key, body, awake).await? {
                         Some(true) => break,
                         Some(false) => return Err(DepotError::Store(error)),
-                        // Another attempt may be under way, or what answers is not up to date. A
-                        // name stands for one body, so it is sent again.
+                        // Another attempt may still run, or the answer is not up to date. A name
+                        // stands for one body, so the body is sent again.
                         None => {}
                     }
                 }
                 StoreErrorKind::Throttled => {
                     self.uploads.slow_down();
                     self.count_turns();
-                    // It takes others meanwhile: it is this one's turn in the end.
+                    // The store takes others meanwhile, so this request succeeds in the end.
                     (stuck, refused) = (None, None);
                 }
                 kind => {
                     let stuck = stuck.get_or_insert_with(|| self.progress.stick(sent));
                     stuck.note(&error);
-                    // Silence before a refusal does not count for it.
+                    // Silence before a refusal does not count as a refusal.
                     if self.is_final(kind) {
                         let since = *refused.get_or_insert_with(|| awake.now());
                         if self.gives_up(kind, attempt, awake, since) {
@@ -323,7 +342,7 @@ impl Link {
         Ok(())
     }
 
-    /// Returns true for a refusal that only a person can remove.
+    /// Returns whether a refusal is final: only a person can remove its cause.
     fn is_final(&self, kind: StoreErrorKind) -> bool {
         match kind {
             StoreErrorKind::Unreachable
@@ -335,10 +354,10 @@ impl Link {
         }
     }
 
-    /// Whether what is refused since then, in this way, is refused for good: only a
-    /// person can remove the cause. What was accepted is never given up for credentials and
-    /// permissions, which are renewed, nor for a full disk, which is emptied, if refusals are
-    /// borne.
+    /// Returns whether to give up a request that the store refuses in this way since `since`: only
+    /// a person can remove the cause. Accepted data is never given up because of credentials and
+    /// permissions, which are renewed. After [`Link::bear_refusals`] it is not given up because of
+    /// a full store either, which is emptied.
     fn gives_up(&self, kind: StoreErrorKind, attempt: u32, awake: &Awake, since: Moment) -> bool {
         self.is_final(kind)
             && match self.bears_refusals() {
@@ -352,8 +371,9 @@ impl Link {
         self.counters.uploads_at_once.set(turns as u64);
     }
 
-    /// Whether what lies under `key` is `body`: of that length, with that end. `None` if nothing
-    /// does. An answer may arrive damaged, so several must agree that it is not.
+    /// Returns whether the object under `key` is `body`: of the same length, with the same end.
+    /// Returns `None` if there is no object. An answer may arrive damaged, so several answers must
+    /// agree that the object is another one.
     async fn is_ours(
         &self,
         key: &str,
@@ -391,7 +411,8 @@ impl Link {
     }
 }
 
-/// Whether an error is the answer for every request like it: the object is there, or is not.
+/// Returns whether an error is the answer to every request of this kind: the object exists, or it
+/// does not.
 fn settles(error: &StoreError) -> bool {
     let kind = error.kind();
     kind == StoreErrorKind::AlreadyExists
@@ -399,7 +420,7 @@ fn settles(error: &StoreError) -> bool {
         || error.is_not_found()
 }
 
-/// Whether the concatenation of `body` ends with `tail`.
+/// Returns whether the concatenation of `body` ends with `tail`.
 fn ends_with(body: &[Bytes], tail: &[u8]) -> bool {
     let mut rest = tail;
     for part in body.iter().rev() {
@@ -495,7 +516,7 @@ mod tests {
             link.create("data/there", &[Bytes::from_static(b"there")])
                 .await
                 .expect("created");
-            // What is sent meanwhile is never answered.
+            // Requests that are sent meanwhile are never answered.
             store.plan(Strike::with(Fault::Hang).always());
             let begin = Instant::now();
             let body = [Bytes::from_static(b"bytes")];
@@ -530,7 +551,7 @@ mod tests {
             let (link, store) = failing(timeout);
             store.plan(Strike::with(Fault::FailBefore(kind)).keys("data/").always());
             let begin = Instant::now();
-            // Others are taken all the while.
+            // Other requests succeed all the while.
             let others = async {
                 loop {
                     let key = format!("journal/{:?}", begin.elapsed());
@@ -558,7 +579,7 @@ mod tests {
         }
     }
 
-    /// A process that is stopped asks nothing meanwhile.
+    /// A stopped process sends no requests meanwhile.
     #[tokio::test(start_paused = true)]
     async fn no_refusal_lasts_while_this_process_stands_still() {
         use crate::store::fault::{Fault, Strike};

@@ -1,27 +1,29 @@
-//! Locks that a bucket itself keeps (Object Lock of S3): what nobody can delete before an instant, whatever keys they hold.
+//! Locks that the bucket itself keeps (Object Lock of S3). Until its lock ends, a client cannot
+//! delete an object for good, whatever keys it holds, unless the lock's mode allows it.
 //!
-//! Owns the words: a lock, its modes, and the rule by which a repository sets them. Pure. Which objects are locked, and when locks are extended, is the caller's to say; how a
-//! store is asked for them is in [`crate::store`].
+//! Owns the terms: a lock, its modes, and the rule by which a repository sets locks. Pure. The
+//! caller decides which objects are locked and when locks are extended. [`crate::store`] owns the
+//! requests to a store.
 
 use std::fmt;
 use std::str::FromStr;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// The most days of a [`LockRule`]: a hundred years, as S3 has it.
+/// The most days of a [`LockRule`]: 100 years, the limit of S3.
 pub const LOCK_DAYS_MAX: u32 = 36_500;
 
-/// Who can remove a lock before its time.
+/// Who can remove a lock before its end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum LockMode {
-    /// Whoever has a right of its own for that (`s3:BypassGovernanceRetention`), which no key of bkfs needs.
+    /// Clients with a special permission (`s3:BypassGovernanceRetention`), which bkfs never needs.
     Governance,
-    /// Nobody.
+    /// No client at all.
     Compliance,
 }
 
 impl LockMode {
-    /// As S3 writes it.
+    /// Returns the mode's name in S3.
     pub fn name(self) -> &'static str {
         match self {
             LockMode::Governance => "GOVERNANCE",
@@ -36,7 +38,7 @@ impl fmt::Display for LockMode {
     }
 }
 
-/// A mode that has another name.
+/// The error for an unknown name of a mode.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("governance or compliance")]
 pub struct UnknownMode;
@@ -53,26 +55,28 @@ impl FromStr for LockMode {
     }
 }
 
-/// Until when an object cannot be deleted.
+/// A lock: until its end the object cannot be deleted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Lock {
-    /// Who can remove it before.
+    /// Who can remove the lock before its end.
     pub mode: LockMode,
-    /// Its end; stores keep whole seconds.
+    /// The end of the lock. Stores keep whole seconds.
     pub until: Timestamp,
 }
 
-/// By what rule a repository locks its objects.
+/// The rule by which a repository locks its objects.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LockRule {
-    /// For how many days from now, at most [`LOCK_DAYS_MAX`]. With 0 nothing more is locked, but what was is heeded.
+    /// The length of a lock in days, at most [`LOCK_DAYS_MAX`]. With 0 no further object is locked,
+    /// but existing locks are still respected.
     pub days: u32,
-    /// Who can remove a lock.
+    /// Who can remove a lock before its end.
     pub mode: LockMode,
 }
 
 impl LockRule {
-    /// The lock of an object that is stored, or found to be needed still, at `now`. Rounded up to a second.
+    /// Returns the lock of an object that is stored, or found to be still needed, at `now`. Its end
+    /// is rounded up to a whole second.
     pub fn lock_from(&self, now: Timestamp) -> Lock {
         let end = now.as_second().saturating_add(1);
         let end = Timestamp::from_second(end).unwrap_or(Timestamp::MAX);
@@ -83,13 +87,14 @@ impl LockRule {
         }
     }
 
-    /// The days, as a duration.
+    /// Returns the length of a lock as a duration.
     pub fn span(&self) -> SignedDuration {
         SignedDuration::from_hours(24 * i64::from(self.days))
     }
 
-    /// Whether locks that end at `until` are to be extended at `now`: when less than half of the days is left. So half of them is the time in which
-    /// nobody needs to have come by, and an object costs two requests in as many days as it is locked for.
+    /// Returns whether locks that end at `until` are to be extended at `now`: when less than half
+    /// of the days is left. So a repository may go without an extension for half of the days, and
+    /// an object costs two requests per period of `days` days.
     pub fn is_due(&self, until: Timestamp, now: Timestamp) -> bool {
         self.days > 0 && until.duration_since(now) < self.span() / 2
     }

@@ -1,16 +1,18 @@
-//! Counters of what a depot did, for `status` and metrics.
+//! Counters of a depot's work, for `status` and metrics.
 //!
-//! Owns numbers only: plain atomics, read without a lock. They are for people; nothing is decided by them.
+//! Owns numbers only: plain atomics that are read without a lock. They inform people; the program
+//! decides nothing by them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Live counters.
+        /// The live counters.
         #[derive(Debug, Default)]
         pub(crate) struct Counters { $(pub(crate) $name: Counter,)* }
 
-        /// What the counters said at one moment. All grow from zero at the start of the process unless said otherwise.
+        /// The values of the counters at one moment. All grow from zero at the start of the process
+        /// unless stated otherwise.
         #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, serde::Serialize)]
         pub struct Metrics { $($(#[$doc])* pub $name: u64,)* }
 
@@ -23,55 +25,56 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Bytes of file contents given to `store_run` and consumed by it.
+    /// Bytes of file contents that were given to `store_run` and consumed by it.
     bytes_in,
-    /// Bytes of these that were zero and became holes.
+    /// The part of these bytes that was zero and became holes.
     bytes_zero,
-    /// Bytes of blobs that were there already.
+    /// Bytes of blobs that existed already.
     bytes_deduplicated,
-    /// Bytes of blobs that were new (before compression).
+    /// Bytes of blobs that were new, before compression.
     bytes_new,
     /// Bytes of new frames after compression.
     bytes_compressed,
     /// Bytes of packs, index objects and lists that the store acknowledged.
     bytes_uploaded,
-    /// Packs acknowledged.
+    /// Packs that the store acknowledged.
     packs_uploaded,
-    /// Writes sent to the store, repeated ones included.
+    /// Writes sent to the store, with repeated ones.
     put_requests,
-    /// Reads sent to the store, repeated ones included.
+    /// Reads sent to the store, with repeated ones.
     get_requests,
     /// Bytes of answers to reads.
     bytes_fetched,
-    /// Requests repeated after a transient error.
+    /// Requests that were repeated after a transient error or while the store was silent.
     retries,
-    /// Frames found decoded in memory.
+    /// Frames that were found decoded in memory.
     memory_hits,
-    /// Frames found in the cache on disk.
+    /// Frames that were found in the cache on disk.
     disk_hits,
-    /// Frames that had to be fetched.
+    /// Frames that had to be fetched from the store.
     cache_misses,
-    /// Frames or blobs that failed verification, wherever they came from.
+    /// Frames or blobs that failed verification, whatever their source.
     damaged,
-    /// Bytes accepted and not yet acknowledged, now.
+    /// Bytes that are accepted and not yet acknowledged now.
     pending_bytes,
     /// The most bytes that were ever pending at once.
     pending_peak_bytes,
-    /// Bytes of packs that went into the spool.
+    /// Bytes of packs that were written to the spool.
     bytes_spooled,
-    /// Bytes in the spool, now.
+    /// Bytes in the spool now.
     spool_bytes,
-    /// Objects in the spool, now.
+    /// Objects in the spool now.
     spool_files,
-    /// Bytes in the spool that are not in the bucket yet, now.
+    /// Bytes in the spool now that are not in the bucket yet.
     spool_waiting_bytes,
-    /// How many uploads may run at once, now: fewer while the store asks for patience.
+    /// The number of uploads that may run concurrently now. It is lower while the store asks for
+    /// fewer requests.
     uploads_at_once,
-    /// Bytes in the cache on disk, now.
+    /// Bytes in the cache on disk now.
     disk_cache_bytes,
 }
 
-/// One number.
+/// One counter.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 

@@ -1,6 +1,7 @@
-//! How many requests run at once, and how many bytes go by in a second.
+//! Limits on concurrent requests and on bytes per second.
 //!
-//! Owns slowing down when the store asks for patience and coming back to full speed by itself, and the rates that people set. Does not own requests.
+//! Owns the reduction of concurrency when the store asks for fewer requests, its recovery, and the
+//! rates that users set. Does not own requests.
 
 use std::time::Duration;
 
@@ -8,23 +9,25 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-/// Refusals within this time are answers to one and the same crowd of requests, and slow down once.
+/// Refusals within this time answer the same group of requests, and reduce the limit once.
 const ONE_CROWD: Duration = Duration::from_secs(1);
 
-/// The longest single wait for a rate: whoever waits says each time that it is not the store that is slow.
+/// The longest single wait for a rate. After each wait the caller records that the store is not the
+/// cause.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// Bytes per second that are let by; none for as many as there are.
+/// The most bytes per second. `None` means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// To the store.
+    /// Bytes per second to the store.
     pub upload: Option<u64>,
-    /// From the store.
+    /// Bytes per second from the store.
     pub download: Option<u64>,
 }
 
-/// Turns for requests: at most so many at once, fewer while the store asks for patience (halved each time), one more after each full round of successes (additive increase,
-/// multiplicative decrease, as of TCP).
+/// A concurrency limit for requests. Each time the store asks for fewer requests, the limit is
+/// halved. After each full round of successes it grows by one (additive increase, multiplicative
+/// decrease, as in TCP).
 #[derive(Debug)]
 pub(crate) struct Turns {
     semaphore: Semaphore,
@@ -35,13 +38,13 @@ pub(crate) struct Turns {
 struct State {
     most: usize,
     limit: usize,
-    /// Turns that are to be taken back as they end.
+    /// The number of permits to withdraw when running requests end.
     owed: usize,
     successes: usize,
     slowed: Option<Instant>,
 }
 
-/// One turn. Dropping it lets the next one begin.
+/// A permit for one request. Dropping it lets the next request begin.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     turns: &'a Turns,
@@ -49,7 +52,7 @@ pub(crate) struct Turn<'a> {
 }
 
 impl Turns {
-    /// At most so many at once, and at least one.
+    /// Returns a limit of `most` concurrent requests, at least one.
     pub(crate) fn new(most: usize) -> Self {
         let most = most.max(1);
         Self {
@@ -64,10 +67,10 @@ impl Turns {
         }
     }
 
-    /// Waits for a turn, first come first served.
+    /// Waits for a permit, in the order of the calls.
     pub(crate) async fn take(&self) -> Turn<'_> {
         loop {
-            // It is never closed.
+            // The semaphore is never closed.
             let permit = self.semaphore.acquire().await.ok();
             let turn = Turn {
                 turns: self,
@@ -79,7 +82,7 @@ impl Turns {
         }
     }
 
-    /// The store has done what was asked.
+    /// Records that the store served a request.
     pub(crate) fn succeeded(&self) {
         let mut state = self.state.lock();
         if state.limit == state.most {
@@ -96,7 +99,7 @@ impl Turns {
         }
     }
 
-    /// The store asks for patience.
+    /// Records that the store asks for fewer requests.
     pub(crate) fn slow_down(&self) {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -110,7 +113,7 @@ impl Turns {
         state.limit = limit;
     }
 
-    /// How many may run at once now.
+    /// Returns how many requests may run concurrently now.
     pub(crate) fn limit(&self) -> usize {
         self.state.lock().limit
     }
@@ -128,18 +131,19 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// A token bucket that lends: whoever comes may take any number of bytes once nothing is owed, and those after it wait until that is paid off. So an object of any size
-/// goes by whole, and the rate holds over any time longer than the largest object takes.
+/// A token bucket that lends. A caller may take any number of bytes once no debt is left, and later
+/// callers wait until the debt is paid off. So an object of any size passes as a whole, and the
+/// rate holds over any time longer than the largest object takes.
 #[derive(Debug)]
 pub(crate) struct Meter {
     rate: Option<u64>,
-    /// When nothing is owed any more.
+    /// The time when the debt is paid off.
     free_at: Mutex<Option<Instant>>,
     turn: tokio::sync::Mutex<()>,
 }
 
 impl Meter {
-    /// So many bytes per second.
+    /// Returns a meter for `rate` bytes per second. `None` and 0 mean no limit.
     pub(crate) fn new(rate: Option<u64>) -> Self {
         Self {
             rate: rate.filter(|rate| *rate > 0),
@@ -148,7 +152,7 @@ impl Meter {
         }
     }
 
-    /// Waits until `bytes` may go by. `waiting` is called again and again meanwhile.
+    /// Waits until `bytes` bytes may pass. Calls `waiting` at least once a second meanwhile.
     pub(crate) async fn pass(&self, bytes: u64, waiting: impl Fn()) {
         let Some(rate) = self.rate else { return };
         let _turn = self.turn.lock().await;
@@ -166,7 +170,8 @@ impl Meter {
         self.charge(rate, bytes);
     }
 
-    /// `bytes` have gone by whose number nobody knew before: later ones wait for it.
+    /// Records `bytes` bytes whose number was not known before they passed. Later callers wait for
+    /// them.
     pub(crate) fn passed(&self, bytes: u64) {
         if let Some(rate) = self.rate {
             self.charge(rate, bytes);
@@ -185,7 +190,7 @@ impl Meter {
 mod tests {
     use super::*;
 
-    /// How many turns are given without waiting.
+    /// Returns the number of permits that are available without waiting.
     async fn given(turns: &Turns) -> usize {
         let mut held = Vec::new();
         while let Ok(turn) = tokio::time::timeout(Duration::from_millis(1), turns.take()).await {
@@ -198,7 +203,7 @@ mod tests {
     async fn a_store_that_asks_for_patience_is_asked_less_at_once() {
         let turns = Turns::new(8);
         assert_eq!(given(&turns).await, 8);
-        // A crowd of refusals is one.
+        // A group of refusals counts once.
         for _ in 0..8 {
             turns.slow_down();
         }
@@ -208,7 +213,7 @@ mod tests {
             turns.slow_down();
             assert_eq!((given(&turns).await, turns.limit()), (expected, expected));
         }
-        // 1 + 2 + … + 7 successes bring all turns back, and no more.
+        // 1 + 2 + … + 7 successes restore all permits, and no more.
         for _ in 0..27 {
             turns.succeeded();
         }
@@ -245,7 +250,7 @@ mod tests {
         meter.pass(1, || ()).await;
         assert_eq!(begin.elapsed().as_secs(), 22);
         assert!(said.get() >= 16, "it says that it waits: {}", said.get());
-        // Without a rate nobody waits, and rest is not saved up.
+        // Without a rate no caller waits, and unused time is not saved up.
         Meter::new(None).pass(u64::MAX, || ()).await;
         tokio::time::advance(Duration::from_secs(1000)).await;
         let begin = Instant::now();

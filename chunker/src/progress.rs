@@ -1,8 +1,8 @@
-//! How long to wait for a store that does not answer.
+//! Limits on the wait for a store that does not answer.
 //!
-//! Owns the one rule: what counts is the time without any progress at the store, never the total (a slow store is not a dead
-//! one). Every acknowledged request is progress for everybody who waits, unless one that was sent
-//! before is refused all the while.
+//! Owns the one rule: only the time without any progress at the store counts, never the total,
+//! since a slow store is not a dead one. Every acknowledged request is progress for all waiting
+//! callers, unless a request that was sent earlier is still refused.
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
@@ -17,24 +17,26 @@ use crate::entropy::{Entropy, number};
 use crate::error::DepotError;
 use crate::store::StoreError;
 
-/// The first pause after a transient error; it doubles up to [`LONGEST_PAUSE`].
+/// The first pause after a transient error. Each further pause is twice as long, up to
+/// [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause between two attempts: an outage that ends is noticed within it.
+/// The longest pause between two attempts. The end of an outage is noticed within it.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The part of the timeout that no pause is longer than: it ends before those who wait give up.
+/// No pause is longer than this fraction (one fifth) of the timeout, so that it ends before the
+/// waiting callers give up.
 const PAUSES_IN_TIMEOUT: u32 = 5;
 
-/// How often a waiter looks whether something is refused.
+/// How often a waiting caller checks for refused requests and for a stop of this process.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Tells apart time in which this process ran and time in which it stood still: stopped by a signal,
-/// or on a machine that was suspended. Nothing was tried meanwhile.
+/// Tells the time in which this process ran from the time in which it stood still: stopped by a
+/// signal, or on a suspended machine. No request is attempted while it stands still.
 #[derive(Debug, Default)]
 pub(crate) struct Awake(Mutex<Duration>);
 
 impl Awake {
-    /// Runs `future`, and looks at the clock all the while.
+    /// Runs `future`, and checks the clock once every second meanwhile.
     pub(crate) async fn watch<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         let mut looks = tokio::time::interval(LOOK_EVERY);
@@ -47,14 +49,14 @@ impl Awake {
                 *self.0.lock() += late;
             }
             looked = now;
-            // Asked again after a look, so that it wakes this task for the next one.
+            // Polled again after a tick, so that the timer wakes this task for the next one.
             while looks.poll_tick(context).is_ready() {}
             future.as_mut().poll(context)
         })
         .await
     }
 
-    /// A moment to count from.
+    /// Returns the present moment, to measure from.
     pub(crate) fn now(&self) -> Moment {
         Moment {
             at: Instant::now(),
@@ -62,21 +64,21 @@ impl Awake {
         }
     }
 
-    /// How long this process has run since then.
+    /// Returns how long this process has run since `begin`.
     pub(crate) fn since(&self, begin: Moment) -> Duration {
         let stood = self.0.lock().saturating_sub(begin.stood);
         begin.at.elapsed().saturating_sub(stood)
     }
 }
 
-/// A moment, and for how long the process had stood still by then.
+/// A moment, with the total time that the process had stood still by then.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
     at: Instant,
     stood: Duration,
 }
 
-/// When the store last did anything for us.
+/// The time of the store's last progress.
 #[derive(Debug)]
 pub(crate) struct Progress {
     timeout: Duration,
@@ -87,16 +89,16 @@ pub(crate) struct Progress {
 struct State {
     last: Option<Instant>,
     error: Option<Arc<StoreError>>,
-    /// Since when requests are refused or not answered again and again, by number, and how the last
-    /// time.
+    /// Requests that are refused or not answered repeatedly, by number: since when, and the last
+    /// error.
     stuck: BTreeMap<u64, (Instant, Option<Arc<StoreError>>)>,
-    /// How many ever were.
+    /// The number of such requests so far.
     numbers: u64,
-    /// Requests that are not through.
+    /// The number of requests that have not succeeded yet.
     sending: usize,
 }
 
-/// A request that is not through, while this is held.
+/// A request that has not succeeded yet, while this is held.
 #[derive(Debug)]
 pub(crate) struct Sending<'a>(&'a Progress);
 
@@ -106,7 +108,7 @@ impl Drop for Sending<'_> {
     }
 }
 
-/// A request that does not get through, while this is held.
+/// A request that fails repeatedly, while this is held.
 #[derive(Debug)]
 pub(crate) struct Stuck<'a> {
     progress: &'a Progress,
@@ -115,7 +117,7 @@ pub(crate) struct Stuck<'a> {
 }
 
 impl Stuck<'_> {
-    /// This is why.
+    /// Records the reason.
     pub(crate) fn note(&self, error: &Arc<StoreError>) {
         let stuck = (self.since, Some(Arc::clone(error)));
         self.progress.state.lock().stuck.insert(self.number, stuck);
@@ -142,30 +144,31 @@ impl Progress {
         }
     }
 
-    /// The store answered.
+    /// Records progress: the store answered.
     pub(crate) fn note(&self) {
         let mut state = self.state.lock();
         state.last = Some(Instant::now());
         state.error = None;
     }
 
-    /// It is not the store that is waited for.
+    /// Records that the caller waits for something other than the store. This counts as progress.
     pub(crate) fn note_waiting(&self) {
         self.state.lock().last = Some(Instant::now());
     }
 
-    /// The store answered with an error that may pass.
+    /// Records that the store answered with an error that may pass.
     pub(crate) fn note_trouble(&self, error: &Arc<StoreError>) {
         self.state.lock().error = Some(Arc::clone(error));
     }
 
-    /// A request is on its way, with all its attempts.
+    /// Records a request, with all its attempts, until the returned value is dropped.
     pub(crate) fn send(&self) -> Sending<'_> {
         self.state.lock().sending += 1;
         Sending(self)
     }
 
-    /// A request does not get through since then, whatever becomes of others.
+    /// Records that a request has not succeeded since `since`, whatever becomes of other requests,
+    /// until the returned value is dropped.
     pub(crate) fn stick(&self, since: Instant) -> Stuck<'_> {
         let mut state = self.state.lock();
         state.numbers += 1;
@@ -178,7 +181,7 @@ impl Progress {
         }
     }
 
-    /// Waits until the store has done nothing for us for so long, from now on.
+    /// Waits until the store has made no progress for `patience`, counted from now at the earliest.
     pub(crate) async fn idle(&self, patience: Duration) {
         let begin = Instant::now();
         loop {
@@ -190,14 +193,20 @@ impl Progress {
         }
     }
 
-    /// Waits for `future`, but gives up when nothing moved at the store for the whole timeout, or
-    /// one request did not get through for so long. Dropping it drops the future.
+    /// Waits for `future`. Dropping the wait drops the future.
+    ///
+    /// # Errors
+    /// [`DepotError::Stalled`] if the store made no progress for the whole timeout, or if one
+    /// request did not succeed for that long.
     pub(crate) async fn watch<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
         self.wait(future, |_| true).await
     }
 
-    /// The same for a future that may work for long and send nothing: only the time counts in which
-    /// requests are on their way.
+    /// Waits for `future`, which may work for long without a request. Only the time in which a
+    /// request is in progress counts.
+    ///
+    /// # Errors
+    /// Those of [`Progress::watch`].
     pub(crate) async fn bound<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
         self.wait(future, |state| state.sending > 0).await
     }
@@ -212,7 +221,7 @@ impl Progress {
         let mut looked = begin;
         loop {
             let now = Instant::now();
-            // A look that comes so late tells that this process stood still, not the store.
+            // A check that comes so late shows that this process stood still, not the store.
             let was_stopped = now - looked > LOOK_EVERY + self.timeout / 2;
             if was_stopped || !counts(&self.state.lock()) {
                 begin = now;
@@ -230,7 +239,7 @@ impl Progress {
         }
     }
 
-    /// Until when one waits who began then, as far as is known now.
+    /// Returns the present deadline of a wait that began at `begin`, and the error to report then.
     fn deadline(&self, begin: Instant) -> (Instant, Option<Arc<StoreError>>) {
         let state = self.state.lock();
         let last = state.last.map_or(begin, |last| last.max(begin));
@@ -241,7 +250,7 @@ impl Progress {
         }
     }
 
-    /// That it was waited for in vain.
+    /// Returns the error of a wait in vain.
     pub(crate) fn stalled(&self, last: Option<Arc<StoreError>>) -> DepotError {
         DepotError::Stalled {
             waited_ms: self.timeout.as_millis() as u64,
@@ -251,15 +260,17 @@ impl Progress {
 }
 
 impl Progress {
-    /// The pause before attempt number `attempt` of a request.
+    /// Waits for the pause before attempt number `attempt` of a request (the first repetition is
+    /// 1).
     pub(crate) async fn pause(&self, attempt: u32, entropy: &dyn Entropy) {
         let longest = self.timeout / PAUSES_IN_TIMEOUT;
         tokio::time::sleep(pause(attempt, entropy).min(longest)).await;
     }
 }
 
-/// The pause before attempt number `attempt` (the first repetition is 1): doubling, with a random half so that many clients do not
-/// come back in step.
+/// Returns the pause before attempt number `attempt` (the first repetition is 1). It doubles with
+/// each attempt. Half of it is random, so that many clients do not repeat their requests at the
+/// same time.
 fn pause(attempt: u32, entropy: &dyn Entropy) -> Duration {
     let doubled = FIRST_PAUSE.saturating_mul(1 << attempt.saturating_sub(1).min(10));
     let full = doubled.min(LONGEST_PAUSE);

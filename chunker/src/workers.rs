@@ -1,8 +1,8 @@
-//! Where processor-bound work runs: a bounded pool of threads, or the caller itself.
+//! Execution of processor-bound jobs: a bounded pool of threads, or the calling task itself.
 //!
-//! Owns the threads and their queue. Knows nothing of what a job does; each worker lends its jobs a [`Scratch`] whose
-//! contexts are made once. `Inline` runs a job at once in the task that asks, so that a simulation on one thread is
-//! repeatable.
+//! Owns the threads and their queue. Knows nothing of the jobs. Each worker lends its jobs a
+//! [`Scratch`], whose contexts are created once. `Inline` runs a job at once in the calling task,
+//! so that a simulation on one thread is repeatable.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,24 +15,25 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use crate::error::DepotError;
 use crate::pack::{FrameDecoder, FrameEncoder};
 
-/// Jobs that may wait per thread; whoever comes later waits outside.
+/// How many jobs per thread may wait in the queue. Further callers wait for a place.
 const QUEUED_PER_THREAD: usize = 4;
 
-/// Cutting and naming so many bytes takes no longer than waking a thread does.
+/// The number of bytes that are split into chunks and hashed in less time than it takes to wake a
+/// thread.
 const SMALL_BYTES: usize = 32 << 10;
 
-/// What a worker keeps between jobs.
+/// The contexts that a worker keeps between jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// Compresses and seals.
+    /// Compresses and seals frames.
     pub(crate) frames: FrameEncoder,
-    /// Opens and decompresses.
+    /// Opens and decompresses frames.
     pub(crate) frame_decoder: FrameDecoder,
 }
 
 type Job = Box<dyn FnOnce(&mut Scratch) + Send>;
 
-/// Runs processor-bound jobs away from the tasks that wait for them. Cheap to clone.
+/// Runs processor-bound jobs outside the tasks that wait for them. Clones are cheap.
 #[derive(Clone)]
 pub struct Workers(Arc<Mode>);
 
@@ -59,12 +60,15 @@ struct QueueState {
 }
 
 impl Workers {
-    /// Runs every job in the calling task.
+    /// Returns workers that run every job in the calling task.
     pub fn inline() -> Self {
         Self(Arc::new(Mode::Inline(Box::default())))
     }
 
-    /// Starts `threads` threads (at least one). They end when the last clone is dropped.
+    /// Starts `threads` threads, at least one. They end when the last clone is dropped.
+    ///
+    /// # Errors
+    /// The error of the operating system if it refuses a thread.
     ///
     /// # Errors
     /// The operating system refuses a thread.
@@ -88,7 +92,7 @@ impl Workers {
         Ok(Self(Arc::new(Mode::Pool(pool))))
     }
 
-    /// Threads that work at the same time.
+    /// Returns how many jobs run concurrently.
     pub fn threads(&self) -> usize {
         match &*self.0 {
             Mode::Inline(_) => 1,
@@ -96,10 +100,11 @@ impl Workers {
         }
     }
 
-    /// Runs a job over so many bytes: where it is asked for, if there are too few to be worth handing over.
+    /// Runs a job over `bytes` bytes. The calling task runs it if there are too few bytes to be
+    /// worth a thread switch.
     ///
     /// # Errors
-    /// As [`Workers::run`].
+    /// Those of [`Workers::run`].
     pub(crate) async fn run_sized<T, F>(&self, bytes: usize, job: F) -> Result<T, DepotError>
     where
         T: Send + 'static,
@@ -111,10 +116,11 @@ impl Workers {
         }
     }
 
-    /// Runs `job` and hands back its result. A job that was begun runs to its end even if nobody waits for it any more.
+    /// Runs `job` and returns its result. A queued job runs to its end even if the future is
+    /// dropped. A future that is dropped while it waits for a place in the queue runs no job.
     ///
     /// # Errors
-    /// [`DepotError::Internal`] when the job panicked.
+    /// [`DepotError::Internal`] if the job panicked.
     pub(crate) async fn run<T, F>(&self, job: F) -> Result<T, DepotError>
     where
         T: Send + 'static,
@@ -144,7 +150,7 @@ impl Pool {
         let (answer, result) = oneshot::channel();
         let boxed: Job = Box::new(move |scratch| {
             let _place: OwnedSemaphorePermit = place;
-            // Nobody may be waiting any more: then the answer is dropped, as it should be.
+            // The caller may have dropped its future; then the answer is dropped too.
             let _ = answer.send(job(scratch));
         });
         self.queue.state.lock().jobs.push_back(boxed);
@@ -171,7 +177,7 @@ impl fmt::Debug for Workers {
     }
 }
 
-/// One thread's life: jobs until the pool is dropped and the queue is empty.
+/// Runs jobs on one thread until the pool is dropped and the queue is empty.
 fn work(queue: &Queue) {
     let mut scratch = Scratch::default();
     loop {
@@ -188,7 +194,7 @@ fn work(queue: &Queue) {
             }
         };
         if catch_unwind(AssertUnwindSafe(|| job(&mut scratch))).is_err() {
-            // What the job left half done in the contexts is not to be trusted.
+            // A panicking job may have left the contexts in an invalid state.
             scratch = Scratch::default();
         }
     }

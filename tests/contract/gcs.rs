@@ -1,14 +1,16 @@
-//! An interpreter between two dialects of Google Cloud Storage.
+//! A translator between two interfaces of Google Cloud Storage.
 //!
-//! `object_store` speaks the XML interface; fake-gcs-server has conditional writes and paged lists in the JSON interface only. Owns: the translation of
-//! requests and answers, one thread for each connection. Does not own: objects, generations, conditions: those are the server's.
+//! `object_store` uses the XML interface. fake-gcs-server has conditional writes and paged lists
+//! only in the JSON interface. Owns the translation of requests and answers, with one thread for
+//! each connection. Does not own objects, generations and conditions: the server does.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use serde_json::Value;
 
-/// A message of HTTP/1: the first line's parts, headers in lower case, and the body.
+/// An HTTP/1 message: the words of the first line, the headers with names in lower case, and the
+/// body.
 struct Message {
     first: Vec<String>,
     headers: Vec<(String, String)>,
@@ -22,7 +24,8 @@ impl Message {
     }
 }
 
-/// Starts the interpreter in front of the server at `endpoint` (`http://host:port`), and returns its own address. It lives as long as the process.
+/// Starts the translator in front of the server at `endpoint` (`http://host:port`). Returns the
+/// translator's own address. It runs until the process ends.
 pub fn interpret(endpoint: &str) -> SocketAddr {
     let server = endpoint
         .trim_start_matches("http://")
@@ -95,7 +98,7 @@ fn list(server: &str, bucket: &str, query: &str) -> Vec<u8> {
             "prefix" => target.push_str(&format!("&prefix={value}")),
             "max-keys" => target.push_str(&format!("&maxResults={value}")),
             "continuation-token" => target.push_str(&format!("&pageToken={value}")),
-            // The one begins after the name, the other with it.
+            // `start-after` is exclusive, and `startOffset` is inclusive.
             "start-after" => target.push_str(&format!("&startOffset={value}%00")),
             _ => {}
         }
@@ -135,7 +138,8 @@ fn escape(text: &str) -> String {
         .replace('>', "&gt;")
 }
 
-/// Asks the server, on a connection of its own (HTTP/1.0, so that the answer comes in one piece).
+/// Sends a request to the server on a new connection. It uses HTTP/1.0, so that the answer is not
+/// sent in chunks.
 fn ask(server: &str, method: &str, target: &str, request: &Message) -> Message {
     let mut connection = TcpStream::connect(server).unwrap();
     let mut head = format!("{method} {target} HTTP/1.0\r\nHost: {server}\r\n");
@@ -150,7 +154,8 @@ fn ask(server: &str, method: &str, target: &str, request: &Message) -> Message {
     read_message(&mut BufReader::new(connection), true).unwrap()
 }
 
-/// Reads a message. An answer's body goes on to the end of the connection, a request's is as long as it says.
+/// Reads a message. The body of an answer extends to the end of the connection. The length of a
+/// request's body is in its header.
 fn read_message(reader: &mut impl BufRead, is_answer: bool) -> Option<Message> {
     let mut line = String::new();
     reader
@@ -192,7 +197,7 @@ fn assemble(
 ) -> Vec<u8> {
     let mut head = format!("HTTP/1.1 {status} said\r\n");
     for (name, value) in headers {
-        // The length of what HEAD does not send is the server's to say.
+        // The length of a body that HEAD does not send comes from the server.
         if (name != "content-length" || keeps_length) && name != "connection" {
             head.push_str(&format!("{name}: {value}\r\n"));
         }

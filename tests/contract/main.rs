@@ -1,7 +1,9 @@
-//! The store contract on every kind of store: memory, a directory, and the servers that `tests/suites/contract.sh` starts.
+//! The store contract on every kind of store: memory, a directory, and the servers that
+//! `tests/suites/contract.sh` starts.
 //!
-//! Owns: which stores there are and where they are found in the environment (`tests/README.md`). The cases themselves are the chunker's
-//! (`store::contract`). A server that is not there is passed over, unless `BKFS_TEST_ALL_STORES=1` says that all must be.
+//! Owns the list of stores and their addresses in the environment (`tests/README.md`). The cases
+//! are in the chunker (`store::contract`). A server that does not run is skipped, unless
+//! `BKFS_TEST_ALL_STORES=1` requires all of them.
 
 mod gcs;
 
@@ -13,7 +15,7 @@ use bkfs_chunker::store::contract::{CASES, Opener, Subject};
 use bkfs_chunker::store::{LocalStore, MemoryStore, Store, StoreOptions, open_store, parse_url};
 use tempfile::TempDir;
 
-/// A store that can be there.
+/// A store that may be available.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Memory,
@@ -51,7 +53,8 @@ macro_rules! contract {
 }
 
 contract! {
-    Memory in memory, Local in local, Minio in minio, Versitygw in versitygw, Azurite in azurite, FakeGcs in fake_gcs;
+    Memory in memory, Local in local, Minio in minio, Versitygw in versitygw, Azurite in azurite,
+    FakeGcs in fake_gcs;
     {
         writes_are_seen_at_once,
         absent_objects_are_not_found,
@@ -116,7 +119,8 @@ async fn subject(kind: Kind, home: PathBuf) -> Option<Subject> {
     Some(Subject {
         open,
         exact_versions,
-        // versitygw compares, a deletion comes, and it writes all the same. What bkfs replaces it never deletes.
+        // versitygw compares, a deletion is applied, and it writes all the same. bkfs never deletes
+        // an object that it replaces.
         orderly_deletion: !matches!(kind, Kind::Versitygw),
         rounds: if full { 1000 } else { 10 },
         salt: std::process::id().to_string(),
@@ -131,7 +135,7 @@ fn opener(url: String, options: StoreOptions) -> Opener {
     })
 }
 
-/// An endpoint from the environment. `None` if there is none and need not be.
+/// Returns an endpoint from the environment, or `None` if it is not set and not required.
 fn endpoint(variable: &str) -> Option<String> {
     let endpoint = env::var(variable).ok().filter(|value| !value.is_empty());
     let all = env::var("BKFS_TEST_ALL_STORES").is_ok_and(|value| value == "1");

@@ -6,8 +6,8 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 
-/// The number of lock files. `put`, `replace` and `delete` take one, for one rename or removal and one
-/// flush.
+/// The number of lock files. `put`, `replace` and `delete` take one, for one rename or removal and
+/// one flush.
 pub(super) const LOCKS: usize = 64;
 
 /// How long a lock is waited for, counted in sleeps. A holder does one rename and one flush. A

@@ -12,9 +12,9 @@
 //! - `.bkfs/tmp/RANDOM`: a write in progress, locked with flock(2). A file without a lock is left
 //!   over from a crash, and the next open of the store removes it. If that removes a writer's file
 //!   (on a network filesystem without locks), the writer writes it again.
-//! - `.bkfs/locks/NN`: 64 lock files. `put`, `replace` and `delete` hold the lock of their key, from
-//!   the comparison until the name is flushed. The files stay. Only the lock on a file has a meaning,
-//!   and it ends with its process.
+//! - `.bkfs/locks/NN`: 64 lock files. `put`, `replace` and `delete` hold the lock of their key,
+//!   from the comparison until the name is flushed. The files stay. Only the lock on a file has a
+//!   meaning, and it ends with its process.
 //!
 //! Names that begin with a dot are not objects and are skipped. Files are created with access for
 //! their owner only, since a bucket without a password holds the users' files in the clear.

@@ -83,8 +83,8 @@ pub struct StoreOptions {
     pub notice: Notice,
     /// How many requests a local directory serves concurrently, each on its own thread.
     pub local_threads: usize,
-    /// The record of how requests fare that the store sends again itself, without the caller's
-    /// knowledge.
+    /// The health record. The store reports to it the requests that it sends again itself, without
+    /// the caller's knowledge.
     pub signs: Signs,
 }
 

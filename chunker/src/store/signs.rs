@@ -222,7 +222,8 @@ fn unanswered(asked: &Asked, silence: Duration) -> StoreError {
 }
 
 /// A request that waits for its answer. Dropping it without an answer says that no caller waits any
-/// more. If the store was silent for the request's whole life, the drop records trouble.
+/// more. If the store was silent for the request's whole life, and that was at least
+/// [`TOLD_AFTER`], the drop records trouble.
 #[derive(Debug)]
 pub(super) struct Request {
     signs: Signs,

@@ -104,7 +104,7 @@ impl RemoteStore {
         let directory = prefix.rfind('/').map_or("", |slash| &prefix[..=slash]);
         let (asked, after) = match self.flavor {
             // For Azure, `object_store` omits an object whose name equals the prefix. The request
-            // therefore names the directory, and an offset shortly before the prefix.
+            // therefore names the directory, and an offset that sorts before the prefix.
             Flavor::Azure if directory != prefix => {
                 let mut before = prefix.chars();
                 before.next_back();
@@ -116,7 +116,7 @@ impl RemoteStore {
         (asked, offset)
     }
 
-    /// Returns the key of a listed object, or `None` if no store of ours can have created it.
+    /// Returns the key of a listed object, or `None` if bkfs cannot have created it.
     fn key_of<'a>(&self, meta: &'a ObjectMeta) -> Option<&'a str> {
         let key = meta.location.as_ref().strip_prefix(&self.prefix)?;
         check_key(Operation::List, key).is_ok().then_some(key)

@@ -8,8 +8,8 @@
 //!
 //! # Retries
 //!
-//! Reads and lists are retried until they succeed or [`StoreOptions::retry_for`] has passed.
-//! Answers that make no sense are retried up to three attempts in total.
+//! Reads and lists are retried until they succeed or [`StoreOptions::retry_for`] has passed. A read
+//! or list whose answers make no sense gets three attempts.
 //!
 //! Writes are retried only while it is certain that nothing was applied: there was no connection,
 //! the request ended before its last byte, or the refusal says so. [`Store::put`],

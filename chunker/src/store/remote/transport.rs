@@ -62,8 +62,8 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Returns how long a request with a body of `whole` bytes may be silent when `left` of them
-    /// have not been handed to the connection.
+    /// Returns the longest allowed silence of a request with a body of `whole` bytes of which `left`
+    /// bytes have not been handed to the connection.
     fn with(self, whole: u64, left: u64) -> Duration {
         let draining = whole.min(SOCKET_BYTES) / SLOWEST_BYTES_PER_SECOND;
         match left {

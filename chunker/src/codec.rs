@@ -1,7 +1,7 @@
-//! Compression: zstd with contexts that are kept, and a probe for what cannot be compressed.
+//! Compression: reusable zstd contexts, and an entropy probe that detects incompressible data.
 //!
-//! Owns the coded form `codec u8 ‖ raw length u32 ‖ coded bytes`, which frames, footers and index objects share.
-//! Knows nothing of what the bytes mean.
+//! Owns the coded form `codec u8 ‖ raw length u32 ‖ coded bytes`, which frames, footers and index
+//! objects share. Does not know what the bytes mean.
 
 use zstd::bulk;
 
@@ -9,53 +9,56 @@ use compressor::Compressor;
 
 mod compressor;
 
-/// Length of what precedes the coded bytes.
+/// Length in bytes of the head that precedes the coded bytes: codec u8 and raw length u32.
 pub const CODED_HEAD_LEN: usize = 5;
 
 const RAW: u8 = 0;
 const ZSTD: u8 = 1;
 
-/// The bytes are not what an encoder made.
+/// Bytes that no encoder produced.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum CodecError {
-    /// Not even the head is there.
+    /// The bytes are shorter than the head.
     #[error("cut short")]
     Short,
-    /// Coded in a way that this program does not know.
+    /// The codec number is not one that this program knows.
     #[error("unknown codec {0}")]
     UnknownCodec(u8),
-    /// States a longer content than may be here.
+    /// The head states a longer content than the caller allows.
     #[error("states {stated} bytes, where at most {bound} may be")]
     TooLong {
-        /// The length that is stated, in bytes.
+        /// The raw length that the head states, in bytes.
         stated: u32,
-        /// The bound, in bytes.
+        /// The caller's bound, in bytes.
         bound: u32,
     },
-    /// Does not decode to the stated length.
+    /// The coded bytes do not decode to the stated length.
     #[error("does not decode")]
     Damaged,
 }
 
-/// How much to try.
+/// How much work the encoder does to compress.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Effort {
-    /// Do not compress.
+    /// Stores the bytes uncompressed.
     None,
-    /// zstd as suits the content and the balance, unless the probe says that it is of no use.
+    /// Uses zstd with parameters that follow from the content and the balance. Stores the bytes
+    /// uncompressed if the probe finds them incompressible.
     Auto(Balance),
-    /// zstd at this level, unless the probe says that it is of no use.
+    /// Uses zstd at this level. Stores the bytes uncompressed if the probe finds them
+    /// incompressible.
     Level(i32),
 }
 
-/// Where those who compress stand between the writers and the store.
+/// Which stage of the write path waits: the writers, none, or the compression workers.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Balance {
-    /// Writers wait for them: a few bytes more are given for time.
+    /// Writers wait for the workers: a few more stored bytes are accepted for less time.
     Behind,
-    /// Nobody waits for them, nor they for anybody: as fast as the content allows without storing more.
+    /// No stage waits for another: the workers compress as fast as the content allows without
+    /// storing more bytes.
     Even,
-    /// They wait for the store: time is given for fewer bytes.
+    /// The workers wait for the store: more time is spent for fewer stored bytes.
     Ahead,
 }
 
@@ -63,7 +66,7 @@ impl Balance {
     const COUNT: usize = 3;
 }
 
-/// The coded form of something, not yet put anywhere.
+/// The coded form of some bytes, which is not copied to its destination yet.
 #[derive(Copy, Clone, Debug)]
 pub struct Coded<'a> {
     codec: u8,
@@ -72,12 +75,12 @@ pub struct Coded<'a> {
 }
 
 impl Coded<'_> {
-    /// Its length, in bytes.
+    /// Returns the length of the coded form, head included, in bytes.
     pub fn length(&self) -> usize {
         CODED_HEAD_LEN + self.body.len()
     }
 
-    /// Appends it to `out`.
+    /// Appends the coded form, head first, to `out`.
     pub fn append_to(&self, out: &mut Vec<u8>) {
         out.reserve(self.length());
         out.push(self.codec);
@@ -86,7 +89,8 @@ impl Coded<'_> {
     }
 }
 
-/// Compresses. One per worker: keeps its contexts and its room between calls.
+/// A compressor with its zstd contexts and output buffers. Each worker has one and reuses it for
+/// each call.
 #[derive(Debug)]
 pub struct Encoder {
     compressor: Compressor,
@@ -99,17 +103,17 @@ impl Default for Encoder {
 }
 
 impl Encoder {
-    /// An encoder; allocates its contexts at their first use.
+    /// Returns an encoder. It allocates its contexts at their first use.
     pub fn new() -> Self {
         Self {
             compressor: Compressor::new(),
         }
     }
 
-    /// The coded form of `raw`: compressed if that makes it smaller by a thirty-second at least.
+    /// Returns the coded form of `raw`. It is compressed if that saves at least 1/32 of the length.
     ///
     /// # Panics
-    /// If `raw` has 4 GiB or more; all callers have far lower bounds.
+    /// If `raw` has 4 GiB or more. All callers have far lower bounds.
     pub fn code<'a>(&'a mut self, raw: &'a [u8], effort: Effort) -> Coded<'a> {
         let raw_length = u32::try_from(raw.len()).expect("callers bound what they encode");
         let worth = raw.len() - raw.len() / 32;
@@ -124,7 +128,7 @@ impl Encoder {
         }
     }
 
-    /// Appends what [`Encoder::code`] makes of `raw` to `out`.
+    /// Appends the coded form that [`Encoder::code`] makes of `raw` to `out`.
     ///
     /// # Panics
     /// As [`Encoder::code`].
@@ -132,7 +136,7 @@ impl Encoder {
         self.code(raw, effort).append_to(out);
     }
 
-    /// `None` if it is not worth trying, or fails.
+    /// Returns the zstd frame of `raw`. `None` if compression is not worth a try or fails.
     fn compress(&mut self, raw: &[u8], effort: Effort) -> Option<&[u8]> {
         if raw.len() < 32 || effort == Effort::None || is_incompressible(raw) {
             return None;
@@ -141,7 +145,7 @@ impl Encoder {
     }
 }
 
-/// Decompresses. One per worker: keeps its context between calls.
+/// A decompressor with its zstd context. Each worker has one and reuses it for each call.
 #[derive(Default)]
 pub struct Decoder {
     context: bulk::Decompressor<'static>,
@@ -154,17 +158,23 @@ impl std::fmt::Debug for Decoder {
 }
 
 impl Decoder {
-    /// A decoder.
+    /// Returns a decoder.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether the coded bytes are the raw ones.
+    /// Returns true if the coded form holds the bytes uncompressed.
     pub fn is_raw(coded: &[u8]) -> bool {
         coded.first() == Some(&RAW)
     }
 
-    /// The length of the content, if it is not compressed and is as long as it says, at most `bound` bytes.
+    /// Returns the length in bytes of an uncompressed content of at most `bound` bytes.
+    ///
+    /// # Errors
+    /// - [`CodecError::Short`] if the head is incomplete.
+    /// - [`CodecError::TooLong`] if the head states more than `bound` bytes.
+    /// - [`CodecError::Damaged`] if the content is compressed, or has another length than the head
+    ///   states.
     pub fn raw_length(coded: &[u8], bound: u32) -> Result<usize, CodecError> {
         match split(coded, bound)? {
             (RAW, length, body) if body.len() == length => Ok(length),
@@ -172,7 +182,13 @@ impl Decoder {
         }
     }
 
-    /// Decodes what [`Encoder::encode`] made, if the content has at most `bound` bytes. Never allocates more than that.
+    /// Decodes the output of [`Encoder::encode`]. Never allocates more than `bound` bytes.
+    ///
+    /// # Errors
+    /// - [`CodecError::Short`] if the head is incomplete.
+    /// - [`CodecError::TooLong`] if the head states more than `bound` bytes.
+    /// - [`CodecError::UnknownCodec`] if this program does not know the codec.
+    /// - [`CodecError::Damaged`] if the bytes do not decode to the stated length.
     pub fn decode(&mut self, coded: &[u8], bound: u32) -> Result<Vec<u8>, CodecError> {
         let (codec, length, body) = split(coded, bound)?;
         match codec {
@@ -191,7 +207,7 @@ impl Decoder {
     }
 }
 
-/// Takes the head off a coded form: codec, raw length and coded bytes.
+/// Splits a coded form into codec, raw length and coded bytes.
 fn split(coded: &[u8], bound: u32) -> Result<(u8, usize, &[u8]), CodecError> {
     let (head, body) = coded
         .split_first_chunk::<CODED_HEAD_LEN>()
@@ -203,16 +219,17 @@ fn split(coded: &[u8], bound: u32) -> Result<(u8, usize, &[u8]), CodecError> {
     Ok((head[0], stated as usize, body))
 }
 
-/// Samples that the probe looks at, at most.
+/// The most samples that the probe takes, in bytes.
 const PROBE_SAMPLES: usize = 4096;
-/// Fewer bytes than this are not probed: a wrong answer saves nothing.
+/// Shorter inputs, in bytes, are not probed: a wrong result costs next to nothing there.
 const PROBE_LEN_MIN: usize = 4096;
 
-/// Whether `bytes` look as evenly distributed as compressed or encrypted bytes do. Cheap: looks at 4096 bytes at most,
-/// in 64 stretches of 64.
+/// Returns true if `bytes` are as evenly distributed as compressed or encrypted bytes. Always false
+/// for fewer than 4096 bytes. Cheap: samples 4096 bytes in 64 stretches of 64 bytes.
 ///
-/// Counts pairs of equal bytes among the samples. Of n evenly distributed bytes n(n-1)/2/256 pairs are equal, give or
-/// take a hundredth for n = 4096; text has ten times as many, and the output of fast compressors a few hundredths more.
+/// Counts the pairs of equal bytes among the samples. Of n evenly distributed bytes n(n-1)/2/256
+/// pairs are equal, within about 1 % for n = 4096. Text has ten times as many such pairs. The
+/// output of fast compressors has a few per cent more.
 pub fn is_incompressible(bytes: &[u8]) -> bool {
     if bytes.len() < PROBE_LEN_MIN {
         return false;
@@ -297,11 +314,11 @@ mod tests {
             assert!(!is_incompressible(&vec![0; length]), "{length}");
         }
         assert!(!is_incompressible(&noise(4095)));
-        // A page of which a sixth is empty.
+        // A page of which one sixth is zero.
         let mut page = noise(16_384);
         page[13_000..].fill(0);
         assert!(!is_incompressible(&page));
-        // What compressors leave.
+        // The output of a compressor.
         let text: Vec<u8> = (0..200_000u32)
             .flat_map(|number| number.wrapping_mul(number).to_string().into_bytes())
             .collect();
@@ -359,7 +376,9 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_do_not_panic(mut coded in prop::collection::vec(any::<u8>(), 0..200), zstd: bool) {
+        fn arbitrary_bytes_do_not_panic(
+            mut coded in prop::collection::vec(any::<u8>(), 0..200), zstd: bool,
+        ) {
             if let (true, Some(codec)) = (zstd, coded.first_mut()) {
                 *codec = ZSTD;
             }
@@ -370,7 +389,10 @@ mod tests {
 
         #[test]
         fn changed_bytes_do_not_panic(at: prop::sample::Index, with: u8) {
-            let mut coded = encode(&b"some text, some text, and some more text".repeat(20), Effort::Level(1));
+            let mut coded = encode(
+                &b"some text, some text, and some more text".repeat(20),
+                Effort::Level(1),
+            );
             let at = at.index(coded.len());
             coded[at] = with;
             let _ = Decoder::new().decode(&coded, 100_000);

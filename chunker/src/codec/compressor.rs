@@ -1,46 +1,63 @@
-//! Compressing with contexts that are kept, and the choice between two ways of searching for what repeats.
+//! Compression with reusable zstd contexts, and the choice between two match searches.
 //!
-//! Owns: which parameters of zstd are used for what kind of content, and at which balance. Does not own: the form that the result is put into.
+//! Owns which zstd parameters are used for which kind of content at which balance. Does not own the
+//! coded form that holds the result.
 //!
-//! Some content shrinks because it repeats (text, programs), some only because it uses few letters (digits, keys, hashes: much of what a database holds). For the
-//! second kind a match of six bytes is an accident that costs more than the letters it stands for, and the search for it is most of the time. So a search
-//! for longer matches in larger steps is tried beside the usual one now and then, and used as long as it is no worse; or hardly worse, while writers wait for it.
-//! Measured in blocks of 128 KiB, one thread (megabytes a second, and what is left of the size): InnoDB pages of random digits 387 and 0.4375 as usual, 514 and
-//! 0.4323 in steps of three bytes, 641 and 0.4495 in steps of seven; C and Rust sources 379 and 0.2209 at level 1, 319 and 0.2083 at level 3.
+//! Some content shrinks because it repeats (text, programs). Other content shrinks only because it
+//! uses few byte values (digits, keys, hashes), as much of a database does. In the second kind, a
+//! match of six bytes is an accident: it costs more than the literals that it replaces, and the
+//! search for it takes most of the time. So the compressor occasionally tries a search for longer
+//! matches in larger steps as well as the usual one. It uses that search for the next blocks if the
+//! result is no larger. While writers wait for the workers, a slightly larger result is accepted.
+//!
+//! Measured in blocks of 128 KiB on one thread:
+//!
+//! | content | search | MB/s | compressed size / raw size |
+//! |---|---|---|---|
+//! | InnoDB pages of random digits | usual | 387 | 0.4375 |
+//! | InnoDB pages of random digits | coarse, steps of 3 bytes | 514 | 0.4323 |
+//! | InnoDB pages of random digits | coarse, steps of 7 bytes | 641 | 0.4495 |
+//! | C and Rust sources | usual, level 1 | 379 | 0.2209 |
+//! | C and Rust sources | usual, level 3 | 319 | 0.2083 |
 
 use zstd::bulk;
 use zstd::zstd_safe::{CParameter, ParamSwitch, compress_bound};
 
 use super::{Balance, Effort};
 
-/// Both ways are tried on one of so many blocks: that costs about a hundredth, and is 16 MiB of a stream of frames.
+/// One of this many blocks is compressed with both searches. That costs about 1 % of the time, and
+/// is one trial for each 16 MiB in frames of 128 KiB.
 const BLOCKS_PER_TRIAL: u32 = 128;
 
-/// Blocks of fewer bytes tell too little to be tried both ways.
+/// Blocks of fewer bytes say too little about the content to be used for a trial.
 const TRIAL_LEN_MIN: usize = 64 * 1024;
 
-/// The least match of the coarse search, in bytes: the longest that zstd offers for its fast strategy.
+/// The shortest match of the coarse search, in bytes: the largest value that zstd offers for its
+/// fast strategy.
 const COARSE_MATCH_LEN: u32 = 7;
 
-/// Places that the coarse search remembers, as a power of two: half of what level 1 does. They stay in the fastest cache, and hardly a match is lost.
+/// Base-2 logarithm of the number of hash table entries of the coarse search: half as many entries
+/// as level 1 uses. The table stays in the fastest processor cache, and hardly any match is lost.
 const COARSE_HASH_LOG: u32 = 12;
 
 /// How matches are searched for.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 enum Search {
-    /// As a level says.
+    /// As the zstd level defines it.
     Usual,
-    /// Long matches in larger steps; what is left is coded letter by letter.
+    /// Long matches in larger steps. The bytes between the matches are entropy-coded literals.
     Coarse,
 }
 
-/// What the two ways are at a balance, and what decides between them.
+/// Parameters of the two searches at a balance, and the rule that chooses between them.
 struct Terms {
-    /// The level of the usual search.
+    /// The zstd level of the usual search.
     level: i32,
-    /// The step of the coarse search where nothing was found, as zstd counts it (`targetLength` of the fast strategy): one less than bytes.
+    /// The step of the coarse search where it finds no match, in zstd's unit (`targetLength` of the
+    /// fast strategy): one less than the number of bytes.
     step: u32,
-    /// The coarse search may store this part more: one in so many.
+    /// How much larger the coarse result may be: the usual length divided by this number. `None`
+    /// allows no larger result.
     waste: Option<usize>,
 }
 
@@ -48,14 +65,14 @@ impl Terms {
     const fn of(balance: Balance) -> Self {
         let (level, step, waste) = match balance {
             Balance::Behind => (1, 6, Some(16)),
-            // On database pages level 3 is slower and not smaller.
+            // On database pages level 3 is slower and yields no smaller result.
             Balance::Even => (1, 2, None),
             Balance::Ahead => (3, 2, None),
         };
         Self { level, step, waste }
     }
 
-    /// The better way for a block that takes so many bytes in each.
+    /// Returns the better search for a block, given the compressed length of each search in bytes.
     fn choose(&self, usual: usize, coarse: usize) -> Search {
         match coarse <= usual + self.waste.map_or(0, |part| usual / part) {
             true => Search::Coarse,
@@ -64,15 +81,15 @@ impl Terms {
     }
 }
 
-/// What the last trial at a balance said.
+/// The result of the last trial at a balance.
 #[derive(Copy, Clone, Debug)]
 struct Choice {
     search: Search,
-    /// Blocks until both ways are tried again.
+    /// Blocks that remain until the next trial of both searches.
     until_trial: u32,
 }
 
-/// Compresses blocks. Keeps its contexts and its room between calls.
+/// Compresses blocks. Reuses its contexts and buffers for each call.
 pub(super) struct Compressor {
     usual: bulk::Compressor<'static>,
     level: i32,
@@ -94,7 +111,7 @@ impl std::fmt::Debug for Compressor {
 }
 
 impl Compressor {
-    /// A compressor; allocates its contexts at their first use.
+    /// Returns a compressor. It allocates its contexts at their first use.
     pub fn new() -> Self {
         let first = Choice {
             search: Search::Usual,
@@ -111,7 +128,7 @@ impl Compressor {
         }
     }
 
-    /// A zstd frame of `raw`; `None` if nothing is to be tried, or it fails.
+    /// Returns a zstd frame of `raw`. `None` if `effort` is [`Effort::None`], or if zstd fails.
     pub fn compress(&mut self, raw: &[u8], effort: Effort) -> Option<&[u8]> {
         match effort {
             Effort::None => return None,
@@ -142,12 +159,13 @@ impl Compressor {
         }
     }
 
-    /// Compresses both ways and keeps the better one: how the next blocks are searched.
+    /// Compresses with both searches and keeps the smaller result. Returns the search to use for
+    /// the next blocks.
     fn try_both(&mut self, raw: &[u8], terms: &Terms) -> Option<Search> {
         self.as_usual(raw, terms.level)?;
         std::mem::swap(&mut self.coded, &mut self.other);
         self.coarsely(raw, terms.step)?;
-        // It is there already: no reason to take the larger one.
+        // Both results exist already, so the smaller one is taken, whatever the rule chooses.
         if self.other.len() < self.coded.len() {
             std::mem::swap(&mut self.coded, &mut self.other);
             return Some(terms.choose(self.coded.len(), self.other.len()));
@@ -181,7 +199,7 @@ fn coarse() -> Option<bulk::Compressor<'static>> {
     for parameter in [
         CParameter::MinMatch(COARSE_MATCH_LEN),
         CParameter::HashLog(COARSE_HASH_LOG),
-        // Or else zstd takes larger steps for a wish to skip this, too.
+        // Otherwise zstd takes larger steps as a request to leave literals uncompressed, too.
         CParameter::LiteralCompressionMode(ParamSwitch::Enable),
     ] {
         context.set_parameter(parameter).ok()?;
@@ -207,7 +225,7 @@ mod tests {
         bytes
     }
 
-    /// Evenly distributed digits: few letters, and nothing that repeats on purpose.
+    /// Evenly distributed digits: few byte values, and repetition only by chance.
     fn digits(length: usize, seed: &[u8]) -> Vec<u8> {
         noise(length, seed)
             .iter()
@@ -215,7 +233,7 @@ mod tests {
             .collect()
     }
 
-    /// Words of five letters and a space, a thousand of them, in any order: matches of six bytes.
+    /// One thousand words of five letters and a space, in random order: matches of six bytes.
     fn words(length: usize, seed: &[u8]) -> Vec<u8> {
         let list: Vec<_> = noise(5 * 1000, b"list")
             .iter()
@@ -277,7 +295,8 @@ mod tests {
     #[test]
     fn each_balance_has_its_own_trials_and_steps() {
         let balances = [Balance::Behind, Balance::Even, Balance::Ahead];
-        // Rows of uneven lengths: a step of seven bytes misses more of their beginnings than one of three.
+        // Rows of uneven lengths: steps of seven bytes miss more of the row starts than steps of
+        // three.
         let rows: Vec<u8> = noise(262_144, b"d")
             .chunks(64)
             .flat_map(|row| {
@@ -293,7 +312,7 @@ mod tests {
             assert_eq!(decompressed(coded, rows.len()), rows);
             coded.to_vec()
         };
-        // The first is tried both ways, and the better result is taken.
+        // The first block at each balance is a trial: the smaller of the two results is taken.
         let _ = balances.map(&mut coded);
         let second = balances.map(&mut coded);
         assert!(second[0].len() > second[1].len());

@@ -1,12 +1,16 @@
-//! What kind of file this is, as far as cutting is concerned.
+//! Detection of the kind of a file, for the choice of its chunking profile.
 //!
-//! A guess: it decides how well a file deduplicates, never whether it is stored right.
+//! The result is a guess: it affects how well a file deduplicates, never whether it is stored
+//! correctly.
 
 use super::Profile;
 use crate::codec::is_incompressible;
 
-/// Guesses the profile of a file from its path (as far as it is known, parts divided by `/`) and its first bytes (as
-/// many as there are; 64 KiB is plenty, none is allowed). `None` is no opinion: cut by content.
+/// Guesses the profile of a file from its path and its first bytes. Returns `None` for no opinion:
+/// the file is then chunked by content.
+///
+/// `name` is the path as far as it is known, its components divided by `/`. `head` is as many first
+/// bytes as are available: 64 KiB is plenty, and none is allowed.
 pub fn detect(name: &[u8], head: &[u8]) -> Option<Profile> {
     if is_compressed(head) || (head.len() < LONGEST_MAGIC && has_ending(name, COMPRESSED_ENDINGS)) {
         return Some(Profile::Raw);
@@ -14,7 +18,7 @@ pub fn detect(name: &[u8], head: &[u8]) -> Option<Profile> {
     if is_page_file_by_name(name) || is_page_file(head) {
         return Some(Profile::Grid);
     }
-    // An archive that begins with a photograph is an archive all the same.
+    // An archive that begins with a photograph is still an archive.
     let is_archive = head.get(257..262) == Some(b"ustar") || head.starts_with(b"XBSTCK01");
     if head.len() >= PROBE_LEN_MIN && !is_archive && is_incompressible(head) {
         return Some(Profile::Raw);
@@ -22,10 +26,10 @@ pub fn detect(name: &[u8], head: &[u8]) -> Option<Profile> {
     None
 }
 
-/// Fewer bytes than this say too little of a file's entropy.
+/// Fewer bytes than this do not tell the entropy of a file.
 const PROBE_LEN_MIN: usize = 16 * 1024;
 
-/// How compressed and encrypted streams begin.
+/// First bytes of compressed and encrypted streams.
 const COMPRESSED: &[&[u8]] = &[
     b"\x1f\x8b\x08",          // gzip
     b"\x28\xb5\x2f\xfd",      // zstd
@@ -42,13 +46,13 @@ const COMPRESSED: &[&[u8]] = &[
 
 const LONGEST_MAGIC: usize = 21;
 
-/// Names of compressed files, for as long as nothing has been written to them.
+/// Endings of the names of compressed files, used while the file is still nearly empty.
 const COMPRESSED_ENDINGS: &[&[u8]] = &[
     b".gz", b".tgz", b".zst", b".xz", b".txz", b".lz4", b".bz2", b".tbz2", b".zip", b".7z",
     b".age", b".gpg",
 ];
 
-/// Endings of the names of files that are rewritten by pages.
+/// Endings of the names of files that programs rewrite page by page.
 const PAGE_ENDINGS: &[&[u8]] = &[
     b".ibd",
     b".ibu", // InnoDB tablespaces
@@ -63,7 +67,7 @@ const PAGE_ENDINGS: &[&[u8]] = &[
     b".vhd",
     b".vhdx",
     b".img",
-    b".raw", // images of disks
+    b".raw", // disk images
 ];
 
 fn is_compressed(head: &[u8]) -> bool {
@@ -88,7 +92,7 @@ fn is_page_file_by_name(name: &[u8]) -> bool {
         || is_relation(file, parts.next(), parts.next())
 }
 
-/// `word` and then only digits, at least one.
+/// Returns true if `file` is `word` followed by at least one digit and nothing else.
 fn is_numbered(file: &[u8], word: &[u8]) -> bool {
     file.strip_prefix(word).is_some_and(is_number)
 }
@@ -97,7 +101,8 @@ fn is_number(text: &[u8]) -> bool {
     !text.is_empty() && text.iter().all(u8::is_ascii_digit)
 }
 
-/// Files of PostgreSQL relations: `base/5/16384`, `global/1262_fsm`, `pg_tblspc/16400/PG_15_202209061/5/16385.1`.
+/// Returns true for files of PostgreSQL relations: `base/5/16384`, `global/1262_fsm`,
+/// `pg_tblspc/16400/PG_15_202209061/5/16385.1`.
 fn is_relation(file: &[u8], parent: Option<&[u8]>, grandparent: Option<&[u8]>) -> bool {
     let mut dots = file.split(|byte| *byte == b'.');
     let fork = dots.next().unwrap_or_default();
@@ -133,8 +138,11 @@ fn is_page_file(head: &[u8]) -> bool {
         || is_postgresql(head)
 }
 
-/// The first page of an InnoDB tablespace: page number 0, of the type that describes the space, which names the space
-/// twice (MySQL source, fil0fil.h: FIL_PAGE_OFFSET 4, FIL_PAGE_TYPE 24, FIL_PAGE_SPACE_ID 34; fsp0fsp.h: FSP_SPACE_ID 38).
+/// Returns true for the first page of an InnoDB tablespace: page number 0, of the page type that
+/// describes the space, with the space id in two places.
+///
+/// Offsets are from the MySQL source, fil0fil.h: FIL_PAGE_OFFSET 4, FIL_PAGE_TYPE 24,
+/// FIL_PAGE_SPACE_ID 34; fsp0fsp.h: FSP_SPACE_ID 38.
 fn is_innodb(head: &[u8]) -> bool {
     head.len() >= 16 * 1024
         && head[4..8] == [0; 4]
@@ -143,8 +151,11 @@ fn is_innodb(head: &[u8]) -> bool {
         && head[..4] != [0; 4]
 }
 
-/// The first pages of a PostgreSQL relation: pages of 8 KiB in layout version 4, whose bounds lie in order
-/// (PostgreSQL source, bufpage.h: pd_lower 12, pd_upper 14, pd_special 16, pd_pagesize_version 18).
+/// Returns true for the first pages of a PostgreSQL relation: pages of 8 KiB in layout version 4,
+/// whose bounds are in ascending order.
+///
+/// Offsets are from the PostgreSQL source, bufpage.h: pd_lower 12, pd_upper 14, pd_special 16,
+/// pd_pagesize_version 18.
 fn is_postgresql(head: &[u8]) -> bool {
     const PAGE: usize = 8192;
     let is_page = |page: &[u8]| {

@@ -1,9 +1,9 @@
-//! Cutting: where content is divided into chunks, and chunks into segments.
+//! Chunking: where content is divided into chunks, and where chunks are divided into segments.
 //!
-//! Owns the profiles, the parameters fixed at init, the search for cut points, the ends of segments and their encoding,
-//! the recognition of zeros and of kinds of files. Does not compute ids, and keeps nothing between calls: what it finds
-//! depends on the bytes from the last cut on and on nothing else, so that a run may be handed over in any pieces that
-//! begin where a chunk ended.
+//! Owns the profiles, the parameters that are fixed at init, the search for cut points, the ends
+//! and the encoding of segments, and the detection of zeros and of file kinds. Computes no ids and
+//! keeps no state between calls. The cut points depend only on the bytes since the last cut, so a
+//! caller may pass a run in any pieces that begin at the end of a chunk.
 
 mod detect;
 pub mod segment;
@@ -17,30 +17,30 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How a stretch of a file is cut. The number is part of the format.
+/// How a part of a file is chunked. The number is part of the format.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
 #[repr(u8)]
 pub enum Profile {
-    /// On the grid of pages, counted from the beginning of the file: databases and images of disks, which are
-    /// rewritten in place.
+    /// On the page grid, counted from the beginning of the file: for databases and disk images,
+    /// which are rewritten in place.
     Grid = 1,
-    /// Where the content says (FastCDC): everything else.
+    /// Where the content decides (FastCDC): for everything else.
     Content = 2,
-    /// Into large pieces of one length: what is compressed or encrypted, and never holds the same stretch twice.
+    /// Into large chunks of one length: for compressed or encrypted data, in which no part repeats.
     Raw = 3,
 }
 
 impl Profile {
-    /// Every profile, in the order of its number.
+    /// Every profile, in ascending order of its number.
     pub const ALL: [Profile; 3] = [Profile::Grid, Profile::Content, Profile::Raw];
 
-    /// The profile of this number, if there is one.
+    /// Returns the profile with this number. `None` if there is none.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
 }
 
-/// The lengths that content is cut into, in bytes: fixed for a repository at init.
+/// The chunk lengths in bytes, fixed for a repository at init.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Parameters {
     grid: u32,
@@ -66,7 +66,7 @@ impl Parameters {
     /// The longest chunk that any parameters allow, in bytes.
     pub const CHUNK_LEN_MAX: u32 = 1024 * 1024;
 
-    /// Page, then least, average and greatest length by content, then length of raw chunks.
+    /// Returns five lengths in bytes: page; minimum, average and maximum by content; raw chunk.
     pub fn to_array(&self) -> [u32; 5] {
         [
             self.grid,
@@ -77,8 +77,8 @@ impl Parameters {
         ]
     }
 
-    /// The inverse of [`Parameters::to_array`]; `None` if a number is out of bounds: each is a power of two from 1 KiB
-    /// to 1 MiB, a page at least 4 KiB, and least < average < greatest.
+    /// The inverse of [`Parameters::to_array`]. `None` if a number is out of bounds: each must be a
+    /// power of two from 1 KiB to 1 MiB, the page at least 4 KiB, and minimum < average < maximum.
     pub fn from_array(numbers: [u32; 5]) -> Option<Self> {
         let within = |number: &u32| {
             number.is_power_of_two() && (1024..=Self::CHUNK_LEN_MAX).contains(number)
@@ -96,7 +96,7 @@ impl Parameters {
         })
     }
 
-    /// The longest chunk of a profile, in bytes.
+    /// Returns the length of the longest chunk of a profile, in bytes.
     pub fn longest(&self, profile: Profile) -> u32 {
         match profile {
             Profile::Grid => self.grid,
@@ -105,28 +105,30 @@ impl Parameters {
         }
     }
 
-    /// The length of a page of the grid, in bytes.
+    /// Returns the length of a page of the grid, in bytes.
     pub fn grid(&self) -> u32 {
         self.grid
     }
 }
 
-/// A chunk that was found in a run.
+/// A chunk of a run.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Cut {
-    /// Where it lies in the run.
+    /// The bytes of the run that the chunk covers.
     pub range: Range<usize>,
-    /// Whether all of it is zeros, so that it is a hole and needs no chunk.
+    /// True if all its bytes are zero. The chunk is then a hole and is not stored.
     pub is_zero: bool,
 }
 
-/// Finds cut points. Cheap to clone; made by [`crate::seal::Keyring::cutter`], since cut points by content are keyed.
+/// Finds cut points. Cheap to clone. [`crate::seal::Keyring::cutter`] makes it, because
+/// content-defined cut points are keyed.
 #[derive(Clone)]
 pub struct Cutter {
     parameters: Parameters,
-    /// What each byte adds to the rolling hash, and twice that.
+    /// The number that each byte value adds to the rolling hash, and twice that number.
     gears: Arc<[[u64; 256]; 2]>,
-    /// A cut before the average length needs zeros under the first mask, one after it under the second.
+    /// A cut before the average length requires zeros under the first mask. A cut after it requires
+    /// zeros under the second.
     masks: [u64; 2],
 }
 
@@ -140,7 +142,8 @@ impl fmt::Debug for Cutter {
 }
 
 impl Cutter {
-    /// A cutter with these parameters and this table of numbers, one for each value of a byte.
+    /// Returns a cutter with these parameters and this gear table, which has one number for each
+    /// byte value.
     pub fn new(parameters: Parameters, gear: &[u64; 256]) -> Self {
         let (strict, loose) = select_masks(parameters.average as usize, Normalization::Level1);
         Self {
@@ -150,16 +153,18 @@ impl Cutter {
         }
     }
 
-    /// The lengths that this cutter cuts into.
+    /// Returns the chunk lengths of this cutter.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    /// Cuts `run` and appends what was found to `cuts`, in order and without gaps, from the beginning of the run on.
+    /// Chunks `run` and appends the chunks to `cuts`, in order and without gaps, from the beginning
+    /// of the run.
     ///
-    /// `run` begins where a chunk ended (or the file, or a hole), at `file_offset` of the file; only the grid looks at
-    /// that. Unless it holds the `end_of_data` (of the file, or before a hole), the rest of the run that may go on is
-    /// left out, shorter than one chunk at its longest.
+    /// `run` begins at the end of a chunk or a hole, or at the beginning of the file. `file_offset`
+    /// is its offset in the file in bytes; only the grid depends on it. `end_of_data` is true if
+    /// the file or the data before a hole ends with the run. Otherwise the last bytes of the run,
+    /// which may continue, are left out: they are shorter than the longest chunk.
     pub fn cut(
         &self,
         profile: Profile,
@@ -184,7 +189,8 @@ impl Cutter {
         }
     }
 
-    /// The length of the chunk that `rest`, which is not empty, begins with; `None` if it may go on behind it, which it cannot at the `end_of_data`.
+    /// Returns the length in bytes of the first chunk of `rest`, which must not be empty. `None` if
+    /// the chunk may continue after `rest`. At the `end_of_data` it cannot.
     pub fn first(
         &self,
         profile: Profile,
@@ -193,10 +199,10 @@ impl Cutter {
         end_of_data: bool,
     ) -> Option<usize> {
         let longest = self.parameters.longest(profile) as usize;
-        // How long the chunk would be at its longest, and how long it is in what is there.
+        // The length of the longest possible chunk here, and the length that `rest` holds of it.
         let (full, length) = match profile {
             Profile::Grid => {
-                // The grid is a power of two.
+                // The page length is a power of two.
                 let within = (file_offset % longest as u64) as usize;
                 (longest - within, (longest - within).min(rest.len()))
             }
@@ -206,7 +212,8 @@ impl Cutter {
         (length < rest.len() || length == full || end_of_data).then_some(length)
     }
 
-    /// The length of the next chunk by content, at least 1: all of `rest` if no cut is found in it.
+    /// Returns the length of the next content-defined chunk, at least 1. It is the length of `rest`
+    /// if the search finds no cut there.
     fn next(&self, rest: &[u8]) -> usize {
         let Parameters {
             minimum,

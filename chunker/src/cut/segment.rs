@@ -1,22 +1,24 @@
-//! Segments: lists of consecutive chunks of a file, stored as blobs of their own.
+//! Segments: lists of consecutive chunks of a file, stored as blobs.
 //!
-//! Owns the encoding (FORMAT.md, "Chunks and ids") and the rule where segments end.
+//! Owns the encoding (FORMAT.md, "Chunks and ids") and the rule that decides where segments end.
 
 use super::{Parameters, Profile};
 use crate::id::Id;
 
-/// No segment holds more content than this, in bytes.
+/// The maximum content of a segment, in bytes.
 pub const SEGMENT_BYTES_MAX: u32 = 2 * 1024 * 1024;
-/// No segment lists more chunks than this: pages of 4 KiB, the smallest there are, in [`GRID_SPAN`].
+/// The maximum number of chunks in a segment: the number of pages of 4 KiB, the smallest page, in
+/// [`GRID_SPAN`].
 pub const SEGMENT_CHUNKS_MAX: usize = 256;
-/// Segments of page files end at the multiples of this in the file, in bytes.
+/// Segments of page files end at the multiples of this file offset, in bytes.
 pub const GRID_SPAN: u64 = 1024 * 1024;
 
-/// Chunks that a segment by content has at least, unless the data ends.
+/// Minimum number of chunks in a segment by content, unless the data ends.
 const CHUNKS_MIN: usize = 4;
-/// Chunks that a segment by content has at most.
+/// Maximum number of chunks in a segment by content.
 const CHUNKS_MAX: usize = 32;
-/// A segment by content ends after a chunk whose id has zeros here in its last byte: one in sixteen.
+/// A segment by content ends after a chunk whose id has zeros under this mask in its last byte: one
+/// in sixteen.
 const END_MASK: u8 = 0x0f;
 
 const HEAD_LEN: usize = 3;
@@ -34,21 +36,21 @@ pub struct SegmentChunk {
 /// A decoded segment.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Segment {
-    /// How the content was cut.
+    /// The profile that the content was chunked with.
     pub profile: Profile,
     /// The chunks in the order of the content; at least one.
     pub chunks: Vec<SegmentChunk>,
 }
 
-/// The bytes are no segment.
+/// Bytes that are not a segment.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("damaged segment: {0}")]
 pub struct SegmentError(&'static str);
 
-/// Encodes the list of `chunks`.
+/// Returns the encoded list of `chunks`.
 ///
 /// # Panics
-/// If there are more than [`SEGMENT_CHUNKS_MAX`]; [`SegmentEnds`] ends segments long before.
+/// If there are more than [`SEGMENT_CHUNKS_MAX`] chunks. [`SegmentEnds`] ends segments before that.
 pub fn encode(profile: Profile, chunks: &[SegmentChunk]) -> Vec<u8> {
     assert!(
         chunks.len() <= SEGMENT_CHUNKS_MAX,
@@ -64,7 +66,11 @@ pub fn encode(profile: Profile, chunks: &[SegmentChunk]) -> Vec<u8> {
     bytes
 }
 
-/// The inverse of [`encode`]. Refuses segments that no writer makes: empty, too long, or with empty chunks.
+/// The inverse of [`encode`].
+///
+/// # Errors
+/// [`SegmentError`] for bytes that no writer produces: truncated, of an unknown profile, with no
+/// chunk or too many, with an empty or too long chunk, or with too much content.
 pub fn decode(bytes: &[u8]) -> Result<Segment, SegmentError> {
     let (head, entries) = bytes
         .split_first_chunk::<HEAD_LEN>()
@@ -93,12 +99,13 @@ pub fn decode(bytes: &[u8]) -> Result<Segment, SegmentError> {
 }
 
 impl Segment {
-    /// Length of the content, in bytes.
+    /// Returns the length of the content, in bytes.
     pub fn length(&self) -> u32 {
         self.chunks.iter().map(|chunk| chunk.length).sum()
     }
 
-    /// The chunks that hold the bytes `offset .. offset + length` of the content, each with where it begins in the content.
+    /// Returns the chunks that hold the bytes `offset .. offset + length` of the content, each with
+    /// its offset in the content in bytes.
     pub fn overlapping(
         &self,
         offset: u32,
@@ -118,15 +125,16 @@ impl Segment {
     }
 }
 
-/// Says where the segments of a stretch of chunks end.
+/// Decides where the segments of consecutive chunks end.
 ///
-/// On the grid they end at the multiples of [`GRID_SPAN`] in the file. Elsewhere a segment ends after a chunk whose id
-/// says so, when it has enough chunks, and never so late that the next chunk might make it too long. A hole and the end
-/// of the data end a segment too: the caller knows those, and starts afresh.
+/// On the grid, segments end at the multiples of [`GRID_SPAN`] in the file. Otherwise a segment
+/// with enough chunks ends after a chunk whose id matches a mask. It ends before the next chunk
+/// could make it too long. A hole and the end of the data end a segment as well: the caller knows
+/// those, and begins with a new `SegmentEnds`.
 #[derive(Clone, Debug)]
 pub struct SegmentEnds {
     profile: Profile,
-    /// A segment with more bytes than this takes no further chunk.
+    /// A segment with more bytes than this accepts no further chunk.
     bytes_full: u32,
     chunks: usize,
     bytes: u32,
@@ -143,8 +151,8 @@ impl SegmentEnds {
         }
     }
 
-    /// Takes the next chunk, which ends at `end_offset` of the file. True if the segment ends with it; then the next
-    /// chunk begins another.
+    /// Adds the next chunk, which ends at file offset `end_offset` in bytes. Returns true if the
+    /// segment ends with this chunk. The next chunk then begins another segment.
     pub fn push(&mut self, chunk: &SegmentChunk, end_offset: u64) -> bool {
         self.chunks += 1;
         self.bytes = self.bytes.saturating_add(chunk.length);

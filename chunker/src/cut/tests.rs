@@ -3,7 +3,7 @@ use super::*;
 use crate::id::Id;
 use proptest::prelude::*;
 
-/// Numbers that look random and are the same in every run (splitmix64).
+/// Pseudo-random numbers, the same in every run (splitmix64).
 fn numbers(mut state: u64) -> impl Iterator<Item = u64> {
     std::iter::repeat_with(move || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -32,7 +32,7 @@ fn cutter() -> Cutter {
     Cutter::new(Parameters::default(), &gear(7))
 }
 
-/// Small, so that small inputs have many chunks.
+/// Small parameters, so that small inputs have many chunks.
 fn small_cutter() -> Cutter {
     let parameters = Parameters::from_array([4096, 1024, 4096, 8192, 16384]).unwrap();
     Cutter::new(parameters, &gear(7))
@@ -138,7 +138,7 @@ fn pages_lie_on_the_grid_of_the_file() {
     );
     let cuts = cut(&cutter(), Profile::Grid, &data, page as u64 - 100, true);
     assert_eq!(cuts.last().unwrap().range, 100 + 4 * page..5 * page);
-    // A file offset near the end of what offsets can say.
+    // A file offset near the maximum of an offset.
     let cuts = cut(&cutter(), Profile::Grid, &data, u64::MAX - 10, true);
     assert_eq!(cuts[0].range, 0..11);
 }
@@ -161,7 +161,8 @@ fn zeros_are_told_from_what_is_nearly_zero() {
     assert_eq!(zeros, [true, false, true]);
 }
 
-/// Cuts a file as it comes in: in pieces, keeping what is not certain for the next call.
+/// Chunks a file as it arrives: in pieces, with the bytes that may continue passed again in the
+/// next call.
 fn cut_in_pieces(cutter: &Cutter, profile: Profile, data: &[u8], pieces: &[usize]) -> Vec<Cut> {
     let (mut all, mut start, mut end) = (Vec::new(), 0, 0);
     let mut pieces = pieces.iter().cycle();
@@ -191,7 +192,7 @@ fn profile() -> impl Strategy<Value = Profile> {
     prop::sample::select(&Profile::ALL[..])
 }
 
-/// Noise, zeros, and a short pattern over and over.
+/// Random bytes, zeros, and a short repeated pattern.
 fn content() -> impl Strategy<Value = Vec<u8>> {
     let stretch =
         (0..4u8, any::<u64>(), 0..30_000usize).prop_map(|(what, seed, length)| match what {
@@ -243,24 +244,33 @@ proptest! {
     }
 
     #[test]
-    fn a_run_may_begin_after_any_chunk(profile in profile(), data in content(), at: prop::sample::Index) {
+    fn a_run_may_begin_after_any_chunk(
+        profile in profile(), data in content(), at: prop::sample::Index,
+    ) {
         let cutter = small_cutter();
         let whole = cut(&cutter, profile, &data, 0, true);
         prop_assume!(!whole.is_empty());
         let at = at.index(whole.len());
         let start = whole[at].range.start;
         let rest = cut(&cutter, profile, &data[start..], start as u64, true);
-        let ends = |cuts: &[Cut], start| cuts.iter().map(|cut| cut.range.end + start).collect::<Vec<_>>();
+        let ends = |cuts: &[Cut], start| cuts
+            .iter()
+            .map(|cut| cut.range.end + start)
+            .collect::<Vec<_>>();
         prop_assert_eq!(ends(&rest, start), ends(&whole[at..], 0));
     }
 
     #[test]
-    fn detection_takes_any_bytes(name: Vec<u8>, head in prop::collection::vec(any::<u8>(), 0..20_000)) {
+    fn detection_takes_any_bytes(
+        name: Vec<u8>, head in prop::collection::vec(any::<u8>(), 0..20_000),
+    ) {
         let _ = detect(&name, &head);
     }
 
     #[test]
-    fn segments_are_read_back(profile in profile(), lengths in prop::collection::vec(1..8192u32, 1..256), seed: u64) {
+    fn segments_are_read_back(
+        profile in profile(), lengths in prop::collection::vec(1..8192u32, 1..256), seed: u64,
+    ) {
         let chunks = chunks(&lengths, seed);
         let encoded = segment::encode(profile, &chunks);
         let decoded = segment::decode(&encoded).unwrap();
@@ -273,7 +283,9 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_are_no_segment_or_encode_again(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_are_no_segment_or_encode_again(
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
         if let Ok(decoded) = segment::decode(&bytes) {
             prop_assert_eq!(segment::encode(decoded.profile, &decoded.chunks), bytes);
         }
@@ -281,7 +293,8 @@ proptest! {
 
     #[test]
     fn overlapping_chunks_cover_what_was_asked_for(
-        lengths in prop::collection::vec(1..5000u32, 1..40), offset in 0..100_000u32, length in 0..100_000u32,
+        lengths in prop::collection::vec(1..5000u32, 1..40),
+        offset in 0..100_000u32, length in 0..100_000u32,
     ) {
         let segment = segment::Segment { profile: Profile::Content, chunks: chunks(&lengths, 1) };
         let mut expected = Vec::new();
@@ -300,7 +313,7 @@ proptest! {
         profile in profile(), lengths in prop::collection::vec(1..=1024u32, 1..400), seed: u64,
     ) {
         let parameters = Parameters::default();
-        // Up to the longest chunk of the profile.
+        // Lengths up to the longest chunk of the profile.
         let unit = parameters.longest(profile) / 1024;
         let lengths: Vec<u32> = lengths.iter().map(|length| length * unit).collect();
         let chunks = chunks(&lengths, seed);
@@ -318,7 +331,7 @@ proptest! {
                 prop_assert!(count <= 32);
                 prop_assert!(count >= 4 || bytes + parameters.longest(profile) > SEGMENT_BYTES_MAX);
             }
-            // What comes after an end does not depend on what came before.
+            // Chunks after an end do not depend on chunks before it.
             (bytes, count) = (0, 0);
             ends = SegmentEnds::new(profile, &parameters);
         }
@@ -372,7 +385,8 @@ fn segments_by_content_end_where_ids_say() {
             id: Id(id),
         }
     };
-    // Too few chunks; then an id that says so; then none for as long as may be.
+    // Too few chunks first, then an id that ends the segment, then as many chunks as a segment may
+    // have.
     let found: Vec<_> = [0x10, 0x20, 0x30, 0x41, 0x08, 0x50]
         .map(|last| ends.push(&chunk(last), 0))
         .to_vec();

@@ -1,27 +1,30 @@
-//! A filter of a table's prefixes: says of most blobs that are not there that they are not, without a look into the table.
+//! A filter over a table's prefixes: it answers for most absent blobs without a look-up in the
+//! table.
 //!
-//! Owns the bytes of a filter: seed u64, length of a segment u32, that less one u32, length of all segments but two u32, fingerprints. All numbers are
-//! little-endian.
+//! Owns the bytes of a filter: seed u64, segment length u32, segment length minus one u32, length
+//! of all segments but two u32, fingerprints. All numbers are little-endian.
 //!
-//! A binary fuse filter with fingerprints of 8 bits takes some 9 bits for each prefix and is wrong about one in 256 that are not there (Graf and Lemire,
-//! "Binary Fuse Filters: Fast and Smaller Than Xor Filters", 2022). About one that is there it is never wrong.
+//! The filter is a binary fuse filter with fingerprints of 8 bits. It takes about 9 bits for each
+//! prefix. It is wrong about one in 256 absent prefixes (Graf and Lemire, "Binary Fuse Filters:
+//! Fast and Smaller Than Xor Filters", 2022), and never about a present one.
 
 use xorf::{BinaryFuse8, Descriptor, DmaSerializable, Filter as _};
 
 use crate::id::Prefix;
 
-/// What stands before the fingerprints.
+/// Length in bytes of the descriptor that precedes the fingerprints.
 const DESCRIPTOR_LEN: usize = BinaryFuse8::DESCRIPTOR_LEN;
 
-/// A filter in memory, or none, which lets everything through.
+/// A filter in memory. `None` is no filter, which lets every prefix through.
 #[derive(Clone, Debug)]
 pub(super) struct Filter(Option<BinaryFuse8>);
 
 impl Filter {
-    /// The bytes of the filter of these prefixes, which are in order; none if it cannot be made.
+    /// Returns the bytes of the filter of these prefixes, which must be in ascending order. Empty
+    /// if the filter cannot be built.
     pub(super) fn bytes_of(prefixes: impl Iterator<Item = Prefix>) -> Vec<u8> {
         let mut keys: Vec<u64> = prefixes.map(|prefix| key(&prefix)).collect();
-        // A blob may be in several packs, and a filter has each key once.
+        // A blob may be in several packs, but a filter must have each key once.
         keys.dedup();
         let Ok(filter) = BinaryFuse8::try_from(keys) else {
             return Vec::new();
@@ -32,7 +35,8 @@ impl Filter {
         bytes
     }
 
-    /// Copies a filter into memory. Nothing if the bytes are none that a question can be asked.
+    /// Copies a filter into memory. Empty bytes are no filter. `None` if a query of these bytes
+    /// could read out of bounds.
     pub(super) fn open(bytes: &[u8]) -> Option<Self> {
         if bytes.is_empty() {
             return Some(Self(None));
@@ -57,13 +61,14 @@ impl Filter {
         })
     }
 
-    /// Whether the prefix may be in the table. It is not if the answer is no.
+    /// Returns true if the prefix may be in the table. False means that it is not.
     pub(super) fn lets_through(&self, prefix: &Prefix) -> bool {
         (self.0.as_ref()).is_none_or(|filter| filter.contains(&key(prefix)))
     }
 }
 
-/// Whether every question leads to fingerprints that are there: a position in the first segments, and one in each of the two that follow its own.
+/// Returns true if every query reads existing fingerprints: one at a position in the first
+/// segments, and one in each of the two segments after that position's segment.
 fn is_within(descriptor: &Descriptor, fingerprints: usize) -> bool {
     let segment = u64::from(descriptor.segment_length);
     let first = u64::from(descriptor.segment_count_length);
@@ -74,7 +79,8 @@ fn is_within(descriptor: &Descriptor, fingerprints: usize) -> bool {
         && u32::try_from(fingerprints).is_ok()
 }
 
-/// The leading bytes: in the order of prefixes, so that equal ones are side by side.
+/// Returns the first 8 bytes of a prefix, big-endian. The keys therefore have the order of the
+/// prefixes, and equal keys are adjacent.
 fn key(prefix: &Prefix) -> u64 {
     let (head, _) = prefix.0.split_first_chunk().expect("a prefix is longer");
     u64::from_be_bytes(*head)
@@ -107,7 +113,8 @@ mod tests {
             }
             let strangers =
                 (count..count + 10_000).filter(|&number| filter.lets_through(&prefix(number)));
-            // One in 256; the chance of twice as many is nil. Of nothing, everything is a stranger.
+            // The expected rate is one in 256; the chance of twice that rate is negligible. A
+            // filter of no prefixes may let everything through.
             assert!(strangers.count() < 80 || count == 0, "{count} prefixes");
         }
         let bits = filter(300_000).len() as f64 * 8.0 / 300_000.0;

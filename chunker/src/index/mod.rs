@@ -1,9 +1,10 @@
 //! The index: which frame of which pack holds a blob.
 //!
-//! Owns the index objects of the bucket (headers and footers of packs, kept together) and the sorted tables that look-ups
-//! are made in. Tables are made locally, can be memory-mapped, and are no part of the format.
+//! Owns the index objects of the bucket, each of which holds headers and footers of packs, and the
+//! sorted tables for look-ups. Tables are built locally, can be memory-mapped, and are not part of
+//! the format.
 //!
-//! Does not decide what is live, fetch anything, or keep files.
+//! Does not decide which packs are live, fetches nothing, and keeps no files.
 
 mod filter;
 mod object;
@@ -18,16 +19,16 @@ use crate::pack::PackError;
 /// Why an index object cannot be read or made.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum IndexError {
-    /// It does not decode.
+    /// The payload does not decode.
     #[error("damaged index: {0}")]
     Codec(#[from] CodecError),
-    /// A footer in it is damaged.
+    /// A footer in the index object is damaged.
     #[error("damaged index: {0}")]
     Footer(#[from] PackError),
-    /// It contradicts itself.
+    /// The index object contradicts itself.
     #[error("damaged index: {0}")]
     Inconsistent(&'static str),
-    /// The packs are too many for one index object.
+    /// The packs do not fit into one index object.
     #[error("{length} bytes are too many for an index object (at most {INDEX_RAW_MAX})")]
     TooLarge {
         /// The decoded length, in bytes.

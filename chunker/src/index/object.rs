@@ -1,4 +1,4 @@
-//! Index objects: headers and footers of packs, kept together.
+//! Index objects: the headers and footers of several packs in one object.
 
 use super::IndexError;
 use crate::codec::{Decoder, Effort, Encoder};
@@ -6,24 +6,25 @@ use crate::pack::{FinishedPack, Footer, PACK_BYTES_MAX, PackName, TRAILER_LEN};
 use crate::seal::{BOX_OVERHEAD, Class, HEADER_LEN};
 use bytes::Bytes;
 
-/// The longest decoded index object, in bytes: about three million blobs.
+/// The maximum decoded length of an index object, in bytes: about three million blobs.
 pub const INDEX_RAW_MAX: u32 = 64 * 1024 * 1024;
 
-/// Name, class, length, length of the footer, header.
+/// Length in bytes of name, class, pack length, footer length and header.
 const RECORD_HEAD_LEN: usize = PackName::LEN + 1 + 8 + 4 + HEADER_LEN;
 
-/// What the index keeps of a pack: enough to find, fetch and open any of its frames.
+/// The index entry of a pack: enough to find, fetch and open any of its frames.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PackRecord {
     /// The pack's name.
     pub name: PackName,
-    /// Data or metadata.
+    /// Data or metadata pack.
     pub class: Class,
-    /// Its length in the bucket, in bytes.
+    /// The length of the pack in the bucket, in bytes.
     pub length: u64,
-    /// Its first bytes. They are verified when they are used, by [`crate::seal::Keyring::object_opener`].
+    /// The first bytes of the pack. [`crate::seal::Keyring::object_opener`] verifies them at each
+    /// use.
     pub header: [u8; HEADER_LEN],
-    /// What it holds.
+    /// The frames and blobs of the pack.
     pub footer: Footer,
 }
 
@@ -39,14 +40,19 @@ impl From<&FinishedPack> for PackRecord {
     }
 }
 
-/// The decoded length of an index object of these packs, in bytes; what [`INDEX_RAW_MAX`] bounds.
+/// Returns the decoded length in bytes of an index object of these packs, which [`INDEX_RAW_MAX`]
+/// bounds.
 pub fn encoded_length<'a>(records: impl IntoIterator<Item = &'a PackRecord>) -> u64 {
     let record = |record: &PackRecord| (RECORD_HEAD_LEN + record.footer.bytes().len()) as u64;
     4 + records.into_iter().map(record).sum::<u64>()
 }
 
-/// The payload of an index object of these packs, to be sealed as class [`Class::Index`]. Sorts them by name.
-/// Errors if they are too many, or two have one name.
+/// Returns the payload of an index object of these packs, to be sealed as class [`Class::Index`].
+/// Sorts `records` by name.
+///
+/// # Errors
+/// - [`IndexError::TooLarge`] if the decoded length exceeds [`INDEX_RAW_MAX`].
+/// - [`IndexError::Inconsistent`] if two packs have the same name.
 pub fn encode(
     records: &mut [PackRecord],
     encoder: &mut Encoder,
@@ -76,7 +82,14 @@ pub fn encode(
     Ok(payload)
 }
 
-/// The inverse of [`encode`]: the packs in the order of their names. Their footers share one piece of memory.
+/// The inverse of [`encode`]. Returns the packs in the order of their names. Their footers share
+/// one allocation.
+///
+/// # Errors
+/// - [`IndexError::Codec`] if the payload does not decode.
+/// - [`IndexError::Footer`] if a footer is damaged.
+/// - [`IndexError::Inconsistent`] if the payload is truncated or has trailing bytes, if the packs
+///   are not in order, or if a pack has a wrong class or length.
 pub fn decode(payload: &[u8], decoder: &mut Decoder) -> Result<Vec<PackRecord>, IndexError> {
     let raw = Bytes::from(decoder.decode(payload, INDEX_RAW_MAX)?);
     let count = raw
@@ -84,7 +97,8 @@ pub fn decode(payload: &[u8], decoder: &mut Decoder) -> Result<Vec<PackRecord>, 
         .map(|count| u32::from_le_bytes(*count) as usize)
         .ok_or(SHORT)?;
     let mut rest = raw.slice(4..);
-    // A footer has 8 bytes at least, so the count cannot make this allocate more than there is.
+    // A footer has at least 8 bytes, so a false count cannot cause an allocation larger than the
+    // payload.
     let mut records: Vec<PackRecord> =
         Vec::with_capacity(count.min(rest.len() / (RECORD_HEAD_LEN + 8)));
     for _ in 0..count {
@@ -103,7 +117,7 @@ pub fn decode(payload: &[u8], decoder: &mut Decoder) -> Result<Vec<PackRecord>, 
 
 const SHORT: IndexError = IndexError::Inconsistent("cut short");
 
-/// Takes a record off the front of `rest`.
+/// Removes the first record from `rest` and returns it.
 fn decode_record(rest: &mut Bytes) -> Result<PackRecord, IndexError> {
     let name = PackName::from_bytes(take(rest)?);
     let [class] = take(rest)?;
@@ -130,7 +144,7 @@ fn decode_record(rest: &mut Bytes) -> Result<PackRecord, IndexError> {
     })
 }
 
-/// Takes so many bytes off the front of `rest`.
+/// Removes the first `N` bytes from `rest` and returns them.
 fn take<const N: usize>(rest: &mut Bytes) -> Result<[u8; N], IndexError> {
     let taken = *rest.first_chunk::<N>().ok_or(SHORT)?;
     *rest = rest.slice(N..);

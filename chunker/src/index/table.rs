@@ -1,21 +1,22 @@
-//! Sorted tables: look-ups by prefix, in a slice of bytes that may be a memory-mapped file.
+//! Sorted tables: look-ups by prefix in a byte slice, which may be a memory-mapped file.
 //!
 //! All numbers are little-endian:
 //!
-//! | part | bytes |
-//! |---|---|
-//! | head | magic 8, version u32, fence bits u32, entries u64, packs u32, bytes of the filter u32, frames u64, checksum 24 |
-//! | fence | (2^bits + 1) × u64: how many entries have a prefix whose leading bits are less than the index |
-//! | entries, sorted | prefix 16, pack u32, frame u16, slot u16 |
-//! | packs, by name | name 16, header 128, length u64, first frame u64, class u8, zero 7 |
-//! | frames, by pack | offset u32, stored length u32, raw length u32 |
-//! | filter | what [`Filter`] makes of the prefixes; nothing if it makes none |
+//! - head: magic 8, version u32, fence bits u32, entries u64, packs u32, bytes of the filter u32,
+//!   frames u64, checksum 24;
+//! - fence: (2^bits + 1) × u64, each the number of entries with a prefix whose leading bits are
+//!   less than the index;
+//! - entries, sorted: prefix 16, pack u32, frame u16, slot u16;
+//! - packs, by name: name 16, header 128, length u64, first frame u64, class u8, zero 7;
+//! - frames, by pack: offset u32, stored length u32, raw length u32;
+//! - filter: the bytes of the [`Filter`] of the prefixes, none if it cannot be built.
 //!
-//! Prefixes are evenly distributed, since ids are hashes. So the fence, which has one number for every 32 entries, leads
-//! to a stretch of about 32 entries: a look-up touches two or three places, however large the table is. A blob may be
-//! in several packs, and then has as many entries.
+//! Prefixes are evenly distributed, because ids are hashes. The fence has one number for every 32
+//! entries, so it narrows a look-up to about 32 entries. A look-up touches two or three places,
+//! however large the table is. A blob that is in several packs has one entry for each.
 //!
-//! The filter is copied into memory, so that fresh data costs no reads of the disk, however many tables there are.
+//! The filter is copied into memory, so a look-up of new data reads nothing from the disk, however
+//! many tables there are.
 
 use super::PackRecord;
 use super::filter::Filter;
@@ -36,54 +37,54 @@ const FRAME_LEN: usize = 12;
 const ENTRIES_PER_FENCE: u64 = 32;
 const FENCE_BITS_MAX: u32 = 40;
 
-/// A pack of a table.
+/// The number of a pack in a table: its position in the order of names.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
 pub struct PackNumber(pub u32);
 
-/// Where a blob lies.
+/// The position of a blob.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
 pub struct Location {
     /// The pack, as this table numbers it.
     pub pack: PackNumber,
-    /// The frame in the pack.
+    /// The number of the frame in the pack.
     pub frame: u16,
-    /// The blob in the frame.
+    /// The number of the blob in the frame.
     pub slot: u16,
 }
 
-/// What a table knows of a pack.
+/// A table's entry for a pack.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct PackEntry {
     /// The pack's name.
     pub name: PackName,
-    /// Data or metadata.
+    /// Data or metadata pack.
     pub class: Class,
-    /// Its length in the bucket, in bytes.
+    /// The length of the pack in the bucket, in bytes.
     pub length: u64,
-    /// Its first bytes.
+    /// The first bytes of the pack.
     pub header: [u8; HEADER_LEN],
 }
 
-/// Where a frame lies in its pack.
+/// The position of a frame in its pack.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct FrameLocation {
-    /// Where it begins, in bytes.
+    /// Offset of the first byte, in bytes.
     pub offset: u32,
-    /// Its length in the pack, in bytes.
+    /// The length of the frame in the pack, in bytes.
     pub stored_length: u32,
-    /// Its decoded length, in bytes.
+    /// The decoded length of the frame, in bytes.
     pub raw_length: u32,
 }
 
-/// The bytes are no table of this version.
+/// Bytes that are not a table of this version.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("damaged index table: {0}")]
 pub struct TableError(&'static str);
 
-/// A table over bytes that hold one.
+/// A table over the bytes that hold it.
 ///
-/// The bytes must not change while the table is in use. Nothing that they hold can make a look-up panic, but what look-ups
-/// answer is right only if [`Table::verify`] has succeeded.
+/// The bytes must not change while the table is in use. No content of the bytes makes a look-up
+/// panic. The answers are correct only if [`Table::verify`] has succeeded.
 #[derive(Clone, Debug)]
 pub struct Table<B> {
     bytes: B,
@@ -96,7 +97,11 @@ pub struct Table<B> {
 }
 
 impl<B: AsRef<[u8]>> Table<B> {
-    /// Opens a table: reads its head and its filter, no more. Errors if the bytes are none, or not as many as the head says.
+    /// Opens a table. Reads only its head and its filter.
+    ///
+    /// # Errors
+    /// [`TableError`] if the bytes are not a table of this version, if their number is not the one
+    /// that the head implies, or if the fence or the filter is out of bounds.
     pub fn open(bytes: B) -> Result<Self, TableError> {
         let all = bytes.as_ref();
         let head = all
@@ -143,7 +148,10 @@ impl<B: AsRef<[u8]>> Table<B> {
         }
     }
 
-    /// Reads all of the table and compares it with its checksum.
+    /// Reads the whole table and compares it with its checksum.
+    ///
+    /// # Errors
+    /// [`TableError`] if the checksum does not match.
     pub fn verify(&self) -> Result<(), TableError> {
         let all = self.bytes.as_ref();
         if all[CHECKSUM] == checksum(all) {
@@ -153,17 +161,17 @@ impl<B: AsRef<[u8]>> Table<B> {
         }
     }
 
-    /// How many entries there are: one for each blob in each pack.
+    /// Returns the number of entries: one for each blob in each pack.
     pub fn entry_count(&self) -> usize {
         self.entries.len() / ENTRY_LEN
     }
 
-    /// How many packs there are.
+    /// Returns the number of packs.
     pub fn pack_count(&self) -> usize {
         self.packs.len() / PACK_LEN
     }
 
-    /// The packs, in the order of their names and numbers.
+    /// Returns the packs in the order of their names, which is the order of their numbers.
     pub fn packs(&self) -> impl Iterator<Item = (PackNumber, PackEntry)> + '_ {
         (0..self.pack_count() as u32).filter_map(|number| {
             let number = PackNumber(number);
@@ -171,14 +179,14 @@ impl<B: AsRef<[u8]>> Table<B> {
         })
     }
 
-    /// All entries, in the order of prefixes.
+    /// Returns all entries in the order of prefixes.
     pub fn entries(&self) -> impl Iterator<Item = (Prefix, Location)> + '_ {
         self.part(&self.entries)
             .chunks_exact(ENTRY_LEN)
             .map(|entry| (prefix_at(entry), location_at(entry)))
     }
 
-    /// A pack of this table.
+    /// Returns the pack with this number. `None` if there is none, or if its class is unknown.
     pub fn pack(&self, number: PackNumber) -> Option<PackEntry> {
         let pack = self.pack_bytes(number)?;
         let (name, rest) = pack.split_first_chunk()?;
@@ -191,7 +199,7 @@ impl<B: AsRef<[u8]>> Table<B> {
         })
     }
 
-    /// Where a frame of a pack lies.
+    /// Returns the position of a frame of a pack. `None` if there is none.
     pub fn frame(&self, number: PackNumber, frame: u16) -> Option<FrameLocation> {
         let first = self.first_frame(number)?;
         let end = match self.first_frame(PackNumber(number.0.checked_add(1)?)) {
@@ -213,7 +221,7 @@ impl<B: AsRef<[u8]>> Table<B> {
         })
     }
 
-    /// All places where the blob with this prefix lies; none if it is in no pack of this table.
+    /// Returns all positions of the blob with this prefix: none if no pack of this table holds it.
     pub fn find(&self, prefix: &Prefix) -> impl Iterator<Item = Location> + '_ {
         let stretch = if self.filter.lets_through(prefix) {
             self.stretch(prefix)
@@ -221,7 +229,7 @@ impl<B: AsRef<[u8]>> Table<B> {
             &[]
         };
         let count = stretch.len() / ENTRY_LEN;
-        // The first entry that is not before the prefix.
+        // Binary search for the first entry whose prefix is not less than `prefix`.
         let (mut low, mut high) = (0, count);
         while low < high {
             let middle = low + (high - low) / 2;
@@ -238,12 +246,12 @@ impl<B: AsRef<[u8]>> Table<B> {
             .map(location_at)
     }
 
-    /// Whether a blob with this prefix is in any pack of this table.
+    /// Returns true if a pack of this table holds a blob with this prefix.
     pub fn contains(&self, prefix: &Prefix) -> bool {
         self.find(prefix).next().is_some()
     }
 
-    /// The entries between the numbers of the fence that enclose a prefix.
+    /// Returns the entries between the two numbers of the fence that enclose a prefix.
     fn stretch(&self, prefix: &Prefix) -> &[u8] {
         let fence = self.part(&self.fence);
         let index = fence_index(prefix, self.fence_bits) * 8;
@@ -268,32 +276,33 @@ impl<B: AsRef<[u8]>> Table<B> {
     }
 
     fn part(&self, range: &Range<usize>) -> &[u8] {
-        // The ranges were found to be within the bytes; a shorter slice would come from bytes that changed.
+        // `open` has checked that the ranges are within the bytes. A shorter slice would mean that
+        // the bytes have changed.
         self.bytes.as_ref().get(range.clone()).unwrap_or_default()
     }
 }
 
-/// Collects packs into a table.
+/// Builds a table from packs.
 #[derive(Clone, Debug, Default)]
 pub struct TableBuilder {
     packs: Vec<PackRecord>,
 }
 
 impl TableBuilder {
-    /// A table of nothing.
+    /// Returns a builder without packs.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a pack. Of two with one name the first one stays.
+    /// Adds a pack. If two packs have the same name, the first one is kept.
     pub fn push(&mut self, record: PackRecord) {
         self.packs.push(record);
     }
 
-    /// The bytes of the table.
+    /// Returns the bytes of the table.
     ///
     /// # Panics
-    /// If there are more than 2^32 packs.
+    /// If there are 2^32 packs or more.
     pub fn finish(mut self) -> Vec<u8> {
         self.packs.sort_by_key(|record| record.name);
         self.packs.dedup_by_key(|record| record.name);
@@ -373,7 +382,8 @@ fn put_packs(packs: &[PackRecord], bytes: &mut Vec<u8>) {
     }
 }
 
-/// Adds the filter, and its length to the head. A filter whose length the head cannot tell is left out.
+/// Appends the filter, and writes its length into the head. A filter whose length does not fit into
+/// 32 bits is left out.
 fn put_filter(entries: Vec<(Prefix, Location)>, bytes: &mut Vec<u8>) {
     let filter = Filter::bytes_of(entries.into_iter().map(|(prefix, _)| prefix));
     if let Ok(length) = u32::try_from(filter.len()) {
@@ -382,7 +392,7 @@ fn put_filter(entries: Vec<(Prefix, Location)>, bytes: &mut Vec<u8>) {
     }
 }
 
-/// How many leading bits of a prefix the fence distinguishes, for so many entries.
+/// Returns how many leading bits of a prefix the fence distinguishes, for this number of entries.
 fn fence_bits(entries: u64) -> u32 {
     (entries / ENTRIES_PER_FENCE)
         .checked_ilog2()
@@ -390,15 +400,15 @@ fn fence_bits(entries: u64) -> u32 {
         .min(FENCE_BITS_MAX)
 }
 
-/// The leading bits of a prefix.
+/// Returns the first `bits` bits of a prefix as a number.
 fn fence_index(prefix: &Prefix, bits: u32) -> usize {
     let mut head = [0; 8];
     head.copy_from_slice(&prefix.0[..8]);
-    // A shift by all 64 bits would overflow; there are no bits then.
+    // With no bits the shift would be by all 64 bits, which overflows.
     u64::from_be_bytes(head).checked_shr(64 - bits).unwrap_or(0) as usize
 }
 
-/// Over all but the checksum itself.
+/// Returns the checksum over all bytes but the checksum itself.
 fn checksum(all: &[u8]) -> [u8; 24] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&all[..CHECKSUM.start]);

@@ -6,7 +6,7 @@ use crate::seal::{Class, HEADER_LEN};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// A pack whose frames hold blobs with these prefixes.
+/// Returns a pack whose frames hold blobs with these prefixes.
 fn record(sequence: u32, class: Class, frames: &[Vec<Prefix>]) -> PackRecord {
     let mut footer = FooterBuilder::new();
     for (number, prefixes) in frames.iter().enumerate() {
@@ -28,7 +28,8 @@ fn record(sequence: u32, class: Class, frames: &[Vec<Prefix>]) -> PackRecord {
 }
 
 fn prefix() -> impl Strategy<Value = Prefix> {
-    // Few different ones among many, at the edges too, so that blobs are in several packs.
+    // Mostly random prefixes, and a few fixed ones, the first and the last included, so that some
+    // blobs are in several packs.
     prop_oneof![
         any::<[u8; 16]>().prop_map(Prefix),
         (0..20u8).prop_map(|byte| Prefix([byte; 16])),
@@ -104,7 +105,7 @@ fn hostile_records_are_refused() {
         &|record| record.length = record.footer.pack_length(27)
     ));
     let mut raw = encode(&mut [record], &mut Encoder::new(), Effort::None).unwrap();
-    // More records than there are.
+    // A count of more records than the payload holds.
     raw[5] = 0xff;
     assert!(decode(&raw, &mut Decoder::new()).is_err());
     raw[5..9].fill(0xff);
@@ -135,7 +136,7 @@ fn a_table_of_many_blobs_finds_them_all() {
     assert_eq!((table.entry_count(), table.pack_count()), (10_000, 2));
     for number in 0..10_000u32 {
         let found: Vec<_> = table.find(&prefix(number)).collect();
-        // Numbered in the order of names.
+        // Packs are numbered in the order of their names.
         let pack = PackNumber(u32::from(number < 5_000));
         let frame = (number / 100 % 50) as u16;
         let slot = (number % 100) as u16;
@@ -179,7 +180,9 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_are_no_index(mut payload in prop::collection::vec(any::<u8>(), 0..400), raw: bool) {
+    fn arbitrary_bytes_are_no_index(
+        mut payload in prop::collection::vec(any::<u8>(), 0..400), raw: bool,
+    ) {
         if raw && payload.len() >= 9 {
             let length = payload.len() as u32 - 5;
             payload[0] = 0;
@@ -197,14 +200,16 @@ proptest! {
         let at = at.index(payload.len());
         payload[at] = with;
         if let Ok(decoded) = decode(&payload, &mut Decoder::new()) {
-            // What is accepted is what it says.
+            // An accepted payload encodes to the same bytes again.
             let again = encode(&mut decoded.clone(), &mut Encoder::new(), Effort::None).unwrap();
             prop_assert_eq!(again, payload);
         }
     }
 
     #[test]
-    fn tables_answer_as_a_map_does(records in records(), others in prop::collection::vec(prefix(), 0..20)) {
+    fn tables_answer_as_a_map_does(
+        records in records(), others in prop::collection::vec(prefix(), 0..20),
+    ) {
         let table = Table::open(table(&records)).unwrap();
         prop_assert_eq!(table.verify(), Ok(()));
         let mut expected: BTreeMap<Prefix, Vec<Location>> = BTreeMap::new();
@@ -223,7 +228,10 @@ proptest! {
             }
             prop_assert_eq!(table.frame(pack, record.footer.frame_count() as u16), None);
             for blob in record.footer.blobs() {
-                expected.entry(blob.prefix).or_default().push(Location { pack, frame: blob.frame, slot: blob.slot });
+                expected
+                    .entry(blob.prefix)
+                    .or_default()
+                    .push(Location { pack, frame: blob.frame, slot: blob.slot });
             }
         }
         prop_assert_eq!(table.pack(PackNumber(records.len() as u32)), None);
@@ -235,13 +243,16 @@ proptest! {
             prop_assert_eq!(table.contains(&prefix), expected.contains_key(&prefix));
         }
         let entries: Vec<_> = table.entries().collect();
-        let flat = expected.into_iter().flat_map(|(prefix, all)| all.into_iter().map(move |one| (prefix, one)));
+        let flat = expected
+            .into_iter()
+            .flat_map(|(prefix, all)| all.into_iter().map(move |one| (prefix, one)));
         prop_assert_eq!(entries, flat.collect::<Vec<_>>());
     }
 
     #[test]
     fn changed_tables_do_not_panic(
-        records in records(), changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
+        records in records(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
         prefixes in prop::collection::vec(prefix(), 1..20),
     ) {
         let mut bytes = table(&records);

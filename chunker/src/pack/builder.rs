@@ -1,4 +1,4 @@
-//! Building a pack in memory.
+//! Construction of a pack in memory.
 
 use super::{
     FOOTER_RAW_MAX, FRAME_BLOBS_MAX, FRAME_RAW_MAX, Footer, FooterBuilder, FrameEncoder,
@@ -9,27 +9,28 @@ use crate::id::{Kind, Prefix};
 use crate::seal::{BOX_OVERHEAD, Class, Features, HEADER_LEN, Keyring, ObjectSealer};
 use bytes::Bytes;
 
-/// A pack that is being filled.
+/// A pack under construction.
 ///
-/// Frames can be made by several workers at once: each takes a [`FrameTicket`], seals its frame with it, and the frame is
-/// placed when it is done. Frames lie in the pack in the order of the tickets, whoever is done first.
+/// Several workers can make its frames concurrently. Each takes a [`FrameTicket`] and seals its
+/// frame with it; the builder then places the sealed frame. Frames lie in the pack in the order of
+/// their tickets, whichever is finished first.
 #[derive(Debug)]
 pub struct PackBuilder {
     name: PackName,
     class: Class,
     sealer: ObjectSealer,
     frames: Vec<Option<SealedFrame>>,
-    /// Frames whose tickets are out.
+    /// Tickets whose frames are not placed yet.
     pending: usize,
-    /// Blobs that are there or may come with the tickets that are out.
+    /// Placed blobs, and the most that the open tickets may add.
     blobs: usize,
-    /// Length of what is there, in bytes.
+    /// Length of the header and the placed frames, in bytes.
     bytes: u64,
-    /// The most that the tickets which are out may add, in bytes.
+    /// The most that the open tickets may add, in bytes.
     bytes_reserved: u64,
 }
 
-/// The right to make one frame of a pack.
+/// Permission to make one frame of a pack.
 #[derive(Debug)]
 pub struct FrameTicket {
     number: u32,
@@ -38,7 +39,7 @@ pub struct FrameTicket {
     reserved: Reserved,
 }
 
-/// What a ticket has room for.
+/// The room that a ticket reserves.
 #[derive(Copy, Clone, Debug)]
 struct Reserved {
     blobs: usize,
@@ -47,19 +48,22 @@ struct Reserved {
 }
 
 impl Reserved {
-    /// The longest stored form, in bytes.
+    /// Returns the maximum stored length, in bytes.
     fn stored_length(&self) -> u64 {
         u64::from(self.raw_length) + (CODED_HEAD_LEN + BOX_OVERHEAD) as u64
     }
 }
 
 impl FrameTicket {
-    /// The number of the frame in its pack.
+    /// Returns the number of the frame in its pack.
     pub fn number(&self) -> u16 {
         self.number as u16
     }
 
-    /// Makes the frame from these blobs. Errors if they are more than the ticket is for.
+    /// Makes the frame from these blobs, each given as kind, prefix and bytes.
+    ///
+    /// # Errors
+    /// [`PackError::Inconsistent`] if the blobs exceed the room of the ticket.
     pub fn seal(
         &self,
         encoder: &mut FrameEncoder,
@@ -88,7 +92,7 @@ impl FrameTicket {
     }
 }
 
-/// A frame that is ready to be placed.
+/// A sealed frame that waits to be placed.
 #[derive(Clone, Debug)]
 pub struct SealedFrame {
     number: u32,
@@ -99,46 +103,47 @@ pub struct SealedFrame {
 }
 
 impl SealedFrame {
-    /// The pack that it belongs to.
+    /// Returns the pack that the frame belongs to.
     pub fn pack(&self) -> PackName {
         self.pack
     }
 
-    /// Its number in that pack.
+    /// Returns the number of the frame in that pack.
     pub fn number(&self) -> u16 {
         self.number as u16
     }
 
-    /// Its bytes, as they lie in the pack.
+    /// Returns the bytes of the frame as they are stored in the pack.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// Its length in the pack, in bytes.
+    /// Returns the length of the frame in the pack, in bytes.
     pub fn stored_length(&self) -> usize {
         self.bytes.len()
     }
 }
 
-/// A pack that is ready to be uploaded.
+/// A complete pack, ready for upload.
 #[derive(Clone, Debug)]
 pub struct FinishedPack {
-    /// Its name.
+    /// The name of the pack.
     pub name: PackName,
-    /// Data or metadata.
+    /// Data or metadata pack.
     pub class: Class,
-    /// Its first bytes, which the index keeps so that any frame can be opened without reading them again.
+    /// The first bytes of the pack. The index keeps them, so that any frame can be opened without
+    /// another read.
     pub header: [u8; HEADER_LEN],
-    /// What it holds.
+    /// The frames and blobs of the pack.
     pub footer: Footer,
-    /// Its length in the bucket, in bytes.
+    /// The length of the pack in the bucket, in bytes.
     pub length: u64,
-    /// The whole object, in order.
+    /// The whole object, in consecutive parts.
     pub parts: Vec<Bytes>,
 }
 
 impl PackBuilder {
-    /// Begins a pack. `salt` is fresh randomness; `class` is data or metadata.
+    /// Begins a pack. `class` is data or metadata pack, and `salt` must be fresh randomness.
     pub fn new(
         keyring: &Keyring,
         class: Class,
@@ -158,34 +163,38 @@ impl PackBuilder {
         }
     }
 
-    /// The name of the pack.
+    /// Returns the name of the pack.
     pub fn name(&self) -> PackName {
         self.name
     }
 
-    /// Its first bytes, which open its frames.
+    /// Returns the first bytes of the pack, which are needed to open its frames.
     pub fn header(&self) -> &[u8; HEADER_LEN] {
         self.sealer.header()
     }
 
-    /// How many bytes of the pack are there, without the footer and without frames whose tickets are out.
+    /// Returns the length in bytes of header and placed frames: without the footer, and without
+    /// frames that are not placed yet.
     pub fn length(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether nothing has been placed and no ticket is out.
+    /// Returns true if no ticket was given yet.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// How many tickets are out: [`PackBuilder::finish`] fails until all have come back.
+    /// Returns the number of open tickets. [`PackBuilder::finish`] fails until all their frames are
+    /// placed.
     pub fn pending(&self) -> usize {
         self.pending
     }
 
-    /// The right to make the next frame, of so many blobs with so many bytes together; `None` if the pack might not have
-    /// room for it, or no frame can hold it. Callers finish packs long before they are full, when they have the length
-    /// that uploads well.
+    /// Returns a ticket for the next frame, with room for `blobs` blobs of `blob_bytes` bytes in
+    /// total.
+    ///
+    /// `None` if the pack might lack room for it, or if no frame can hold it. Callers finish packs
+    /// long before they are full, at the length that uploads well.
     pub fn ticket(&mut self, blobs: usize, blob_bytes: usize) -> Option<FrameTicket> {
         let raw_length = blob_bytes.checked_add(2 + 4 * blobs)?;
         if blobs > FRAME_BLOBS_MAX || raw_length > FRAME_RAW_MAX as usize {
@@ -215,9 +224,11 @@ impl PackBuilder {
         })
     }
 
-    /// Takes back a ticket whose frame is not made. Its number stays an empty frame.
+    /// Places an empty frame for a ticket whose frame is not made. The number of the frame stays in
+    /// use.
     ///
-    /// Errors if the ticket is of another pack.
+    /// # Errors
+    /// [`PackError::Inconsistent`] if the ticket belongs to another pack.
     pub fn release(
         &mut self,
         ticket: &FrameTicket,
@@ -227,7 +238,10 @@ impl PackBuilder {
         self.place(frame)
     }
 
-    /// Puts a frame where it belongs. Errors if it is of another pack, or has been placed before.
+    /// Places a frame at the position of its ticket.
+    ///
+    /// # Errors
+    /// [`PackError::Inconsistent`] if the frame belongs to another pack or was placed before.
     pub fn place(&mut self, frame: SealedFrame) -> Result<(), PackError> {
         let slot = self
             .frames
@@ -242,7 +256,10 @@ impl PackBuilder {
         Ok(())
     }
 
-    /// Makes a frame and places it; gives its number. `None` if the pack has no room.
+    /// Makes a frame and places it. Returns its number. `None` if the pack has no room for it.
+    ///
+    /// # Errors
+    /// [`PackError::Inconsistent`] if the blobs do not fit into a frame.
     pub fn push(
         &mut self,
         encoder: &mut FrameEncoder,
@@ -261,7 +278,11 @@ impl PackBuilder {
         Ok(Some(ticket.number()))
     }
 
-    /// Ends the pack. Errors if a ticket is still out.
+    /// Completes the pack: adds footer and trailer.
+    ///
+    /// # Errors
+    /// [`PackError::Inconsistent`] if a frame is not placed yet, or if the frames exceed the bounds
+    /// of packs.
     pub fn finish(
         self,
         encoder: &mut FrameEncoder,

@@ -1,6 +1,7 @@
-//! Footers: what a pack holds, in columns.
+//! Footers: the columns that list the frames and blobs of a pack.
 //!
-//! Owns the decoded form. It is kept as the bytes that were read, since index objects and packs share it.
+//! Owns the decoded form. A footer keeps the bytes that it was parsed from, because index objects
+//! and packs share them.
 
 use super::{
     FRAME_RAW_MAX, PACK_BLOBS_MAX, PACK_BYTES_MAX, PACK_FRAMES_MAX, PackError, TRAILER_LEN,
@@ -12,28 +13,28 @@ use crate::seal::{BOX_OVERHEAD, FOOTER_BOX, HEADER_LEN, ObjectOpener, ObjectSeal
 use bytes::Bytes;
 use std::ops::Range;
 
-/// Lengths of the entries of each column: stored lengths and blob counts of frames, then kinds, lengths and prefixes
-/// of blobs.
+/// Length in bytes of an entry of each column. Frames have stored lengths and blob counts; blobs
+/// have kinds, lengths and prefixes.
 const FRAME_COLUMNS: [usize; 2] = [4, 2];
 const BLOB_COLUMNS: [usize; 3] = [1, 4, Prefix::LEN];
 
 /// A frame as the footer lists it.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct FrameEntry {
-    /// Its number, which is that of its box.
+    /// The number of the frame, which is the number of its box.
     pub number: u16,
-    /// Where it begins in the pack, in bytes.
+    /// The offset of the frame in the pack, in bytes.
     pub offset: u32,
-    /// Its length in the pack, in bytes.
+    /// The length of the frame in the pack, in bytes.
     pub stored_length: u32,
-    /// Its decoded length, in bytes.
+    /// The decoded length of the frame, in bytes.
     pub raw_length: u32,
-    /// How many blobs it holds.
+    /// The number of blobs in the frame.
     pub blob_count: u16,
 }
 
 impl FrameEntry {
-    /// Where it lies in the pack.
+    /// Returns the bytes of the pack that the frame occupies.
     pub fn range(&self) -> Range<u64> {
         let start = u64::from(self.offset);
         start..start + u64::from(self.stored_length)
@@ -43,32 +44,37 @@ impl FrameEntry {
 /// A blob as the footer lists it.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct BlobEntry {
-    /// The frame that holds it.
+    /// The number of the frame that holds the blob.
     pub frame: u16,
-    /// Which of the frame's blobs it is.
+    /// The number of the blob in the frame.
     pub slot: u16,
-    /// What it is.
+    /// The kind of the blob.
     pub kind: Kind,
-    /// Its length in bytes.
+    /// The length of the blob, in bytes.
     pub length: u32,
-    /// The first bytes of its id.
+    /// The first bytes of the blob's id.
     pub prefix: Prefix,
 }
 
-/// A decoded footer that has been checked. Cheap to clone; shares the memory of what it was parsed from.
+/// A decoded and checked footer. Cheap to clone: it shares the memory of the bytes that it was
+/// parsed from.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Footer {
     bytes: Bytes,
     frame_count: usize,
     blob_count: usize,
-    /// Where the frames end in the pack.
+    /// The end of the last frame in the pack, in bytes.
     frames_end: u32,
 }
 
 const DAMAGED: PackError = PackError::Inconsistent("the footer contradicts itself");
 
 impl Footer {
-    /// Parses the decoded form. What it says of frames and blobs agrees with itself and is within the bounds of packs.
+    /// Parses the decoded form. A parsed footer is consistent and within the bounds of packs.
+    ///
+    /// # Errors
+    /// [`PackError::Inconsistent`] if the footer contradicts itself, states numbers that are out of
+    /// bounds, or names an unknown kind.
     pub fn parse(bytes: Bytes) -> Result<Self, PackError> {
         let counts = bytes.first_chunk::<8>().ok_or(DAMAGED)?;
         let frame_count = u32::from_le_bytes([counts[0], counts[1], counts[2], counts[3]]) as usize;
@@ -95,7 +101,8 @@ impl Footer {
         Ok(footer)
     }
 
-    /// Checks lengths and counts of frames; gives where they end.
+    /// Checks the lengths and blob counts of the frames. Returns the end of the last frame in the
+    /// pack, in bytes.
     fn check_frames(&self) -> Result<u32, PackError> {
         let mut offset = HEADER_LEN as u64;
         let mut blob = 0;
@@ -109,7 +116,8 @@ impl Footer {
             let lengths = (blob..next).map(|blob| self.u32_at(self.blob_column(1), blob) as usize);
             let raw = frame_raw_length(lengths).ok_or(DAMAGED)?;
             blob = next;
-            // Compressed or not, a frame is never longer than it is raw, but for what wraps it.
+            // Compressed or not, a stored frame is never longer than its raw form plus its
+            // wrapping.
             let wrapping = (BOX_OVERHEAD + CODED_HEAD_LEN) as u32;
             if stored < wrapping || stored - wrapping > raw || offset > PACK_BYTES_MAX {
                 return Err(DAMAGED);
@@ -121,8 +129,14 @@ impl Footer {
         Ok(offset as u32)
     }
 
-    /// Opens the footer of a pack of `pack_length` bytes. `sealed` is what lies before the trailer, as long as the
-    /// trailer says.
+    /// Opens the footer of a pack of `pack_length` bytes. `sealed` is the footer as it is stored:
+    /// the bytes before the trailer, as many as the trailer states.
+    ///
+    /// # Errors
+    /// - [`PackError::Open`] if the box does not open.
+    /// - [`PackError::Codec`] if its payload does not decode.
+    /// - [`PackError::Inconsistent`] as [`Footer::parse`], and if the footer disagrees with the
+    ///   trailer or with `pack_length`.
     pub fn open(
         opener: &ObjectOpener,
         trailer: &Trailer,
@@ -145,7 +159,7 @@ impl Footer {
         Ok(footer)
     }
 
-    /// The footer as it is stored, which ends a pack together with the trailer.
+    /// Returns the sealed footer followed by the trailer: the last bytes of a pack.
     pub fn seal(&self, sealer: &ObjectSealer, encoder: &mut Encoder, effort: Effort) -> Vec<u8> {
         let mut payload = Vec::new();
         encoder.encode(&self.bytes, effort, &mut payload);
@@ -159,27 +173,28 @@ impl Footer {
         sealed
     }
 
-    /// The decoded form.
+    /// Returns the decoded form.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// How many frames the pack holds.
+    /// Returns the number of frames in the pack.
     pub fn frame_count(&self) -> usize {
         self.frame_count
     }
 
-    /// How many blobs the pack holds.
+    /// Returns the number of blobs in the pack.
     pub fn blob_count(&self) -> usize {
         self.blob_count
     }
 
-    /// The length of the whole pack, if its stored footer has `footer_length` bytes.
+    /// Returns the length in bytes of the whole pack, if its stored footer has `footer_length`
+    /// bytes.
     pub fn pack_length(&self, footer_length: u32) -> u64 {
         u64::from(self.frames_end) + u64::from(footer_length) + TRAILER_LEN as u64
     }
 
-    /// The frames, in order.
+    /// Returns the frames in order of their numbers.
     pub fn frames(&self) -> impl Iterator<Item = FrameEntry> + '_ {
         let (mut offset, mut blob) = (HEADER_LEN as u32, 0);
         (0..self.frame_count).map(move |number| {
@@ -199,7 +214,7 @@ impl Footer {
         })
     }
 
-    /// The blobs, in the order of frames and slots.
+    /// Returns the blobs in the order of frames and slots.
     pub fn blobs(&self) -> impl Iterator<Item = BlobEntry> + '_ {
         let places = (0..self.frame_count)
             .flat_map(|frame| (0..self.count_at(frame)).map(move |slot| (frame as u16, slot)));
@@ -245,7 +260,7 @@ impl Footer {
     }
 }
 
-/// Collects what a footer says.
+/// Collects the entries of a footer.
 #[derive(Clone, Debug, Default)]
 pub struct FooterBuilder {
     stored: Vec<u32>,
@@ -256,12 +271,13 @@ pub struct FooterBuilder {
 }
 
 impl FooterBuilder {
-    /// A footer of nothing.
+    /// Returns a builder without frames.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a frame of this length in the pack, with its blobs.
+    /// Adds a frame that has `stored_length` bytes in the pack, with its blobs as kind, length in
+    /// bytes and prefix.
     pub fn push(
         &mut self,
         stored_length: u32,
@@ -277,7 +293,10 @@ impl FooterBuilder {
         self.counts.push((self.kinds.len() - before) as u16);
     }
 
-    /// The footer. Errors if what was added is beyond the bounds of packs.
+    /// Returns the footer.
+    ///
+    /// # Errors
+    /// [`PackError::Inconsistent`] if the added frames exceed the bounds of packs.
     pub fn finish(&self) -> Result<Footer, PackError> {
         let frames = self.stored.len() * FRAME_COLUMNS.iter().sum::<usize>();
         let blobs = self.kinds.len() * BLOB_COLUMNS.iter().sum::<usize>();

@@ -5,7 +5,8 @@ use crate::codec::{CODED_HEAD_LEN, Decoder, Effort, Encoder};
 use crate::seal::{NONCE_LEN, ObjectOpener, ObjectSealer, TAG_LEN};
 use bytes::Bytes;
 
-/// The decoded length of a frame that holds blobs of these lengths, in bytes; `None` if no frame can hold them.
+/// Returns the decoded length in bytes of a frame that holds blobs of these lengths. `None` if no
+/// frame can hold them.
 pub fn frame_raw_length(lengths: impl IntoIterator<Item = usize>) -> Option<u32> {
     let (mut count, mut total) = (0usize, 2usize);
     for length in lengths {
@@ -16,7 +17,7 @@ pub fn frame_raw_length(lengths: impl IntoIterator<Item = usize>) -> Option<u32>
     fits.then_some(total as u32)
 }
 
-/// Makes sealed frames. One per worker: keeps its contexts and its room between calls.
+/// Encodes and seals frames. Each worker has one and reuses its contexts and buffers for each call.
 #[derive(Debug, Default)]
 pub struct FrameEncoder {
     encoder: Encoder,
@@ -24,18 +25,21 @@ pub struct FrameEncoder {
 }
 
 impl FrameEncoder {
-    /// An encoder.
+    /// Returns an encoder.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The encoder inside, for whatever else this worker compresses.
+    /// Returns the inner encoder, for other data that this worker compresses.
     pub fn encoder(&mut self) -> &mut Encoder {
         &mut self.encoder
     }
 
-    /// Makes frame `number` of an object from these blobs; exactly as long as it needs to be.
-    /// Errors if the blobs do not fit into a frame.
+    /// Encodes and seals frame `number` of an object from these blobs. The result has no spare
+    /// capacity.
+    ///
+    /// # Errors
+    /// [`PackError::Inconsistent`] if the blobs do not fit into a frame.
     pub fn seal(
         &mut self,
         sealer: &ObjectSealer,
@@ -57,7 +61,8 @@ impl FrameEncoder {
             self.raw.extend_from_slice(blob);
         }
         let coded = self.encoder.code(&self.raw, effort);
-        // What waits for its upload is kept without spare room: packs are most of the memory of a busy writer.
+        // A frame that waits for its upload has no spare capacity: packs take most of the memory of
+        // a busy writer.
         let mut sealed = Vec::with_capacity(NONCE_LEN + coded.length() + TAG_LEN);
         sealed.extend_from_slice(&[0; NONCE_LEN]);
         coded.append_to(&mut sealed);
@@ -69,19 +74,20 @@ impl FrameEncoder {
 /// A decoded frame.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Frame {
-    /// The contents of all blobs, one after another.
+    /// The contents of all blobs, in slot order.
     contents: Bytes,
-    /// Where each blob ends in the contents.
+    /// The end of each blob in the contents, in bytes.
     ends: Box<[u32]>,
 }
 
 impl Frame {
-    /// How many blobs there are.
+    /// Returns the number of blobs.
     pub fn blob_count(&self) -> usize {
         self.ends.len()
     }
 
-    /// The blob in `slot`, sharing the frame's memory; `None` if there is none.
+    /// Returns the blob in `slot`, which shares the frame's memory. `None` if there is no such
+    /// slot.
     pub fn blob(&self, slot: u16) -> Option<Bytes> {
         let slot = usize::from(slot);
         let end = *self.ends.get(slot)? as usize;
@@ -92,12 +98,12 @@ impl Frame {
         Some(self.contents.slice(start..end))
     }
 
-    /// All blobs in the order of their slots.
+    /// Returns all blobs in slot order.
     pub fn blobs(&self) -> impl Iterator<Item = Bytes> + '_ {
         (0..self.ends.len()).filter_map(|slot| self.blob(slot as u16))
     }
 
-    /// The memory that the frame holds, in bytes.
+    /// Returns the memory that the frame holds, in bytes.
     pub fn memory(&self) -> usize {
         self.contents.len() + self.ends.len() * 4
     }
@@ -128,7 +134,7 @@ impl Frame {
     }
 }
 
-/// Opens sealed frames. One per worker: keeps its context and its room between calls.
+/// Opens sealed frames. Each worker has one and reuses its context and buffer for each call.
 #[derive(Debug, Default)]
 pub struct FrameDecoder {
     decoder: Decoder,
@@ -136,17 +142,22 @@ pub struct FrameDecoder {
 }
 
 impl FrameDecoder {
-    /// A decoder.
+    /// Returns a decoder.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The decoder inside, for whatever else this worker decompresses.
+    /// Returns the inner decoder, for other data that this worker decompresses.
     pub fn decoder(&mut self) -> &mut Decoder {
         &mut self.decoder
     }
 
-    /// Opens frame `number` of an object. What is returned shares no memory with `sealed`.
+    /// Opens frame `number` of an object. The returned frame shares no memory with `sealed`.
+    ///
+    /// # Errors
+    /// - [`PackError::Open`] if the box does not open.
+    /// - [`PackError::Codec`] if its payload does not decode.
+    /// - [`PackError::Inconsistent`] if the lengths of the blobs do not add up to the frame.
     pub fn open(
         &mut self,
         opener: &ObjectOpener,
@@ -158,7 +169,9 @@ impl FrameDecoder {
             let raw = self.decoder.decode(payload, FRAME_RAW_MAX)?;
             return Frame::parse(Bytes::from(raw));
         }
-        // Decrypted and not compressed: the room is the frame, unless it is much too large for it.
+        // The payload was decrypted and is uncompressed, so the buffer itself becomes the frame. If
+        // the capacity of the buffer exceeds its length by more than 1/8, the frame is copied
+        // instead.
         Decoder::raw_length(payload, FRAME_RAW_MAX)?;
         let raw = if self.room.capacity() > self.room.len() + self.room.len() / 8 {
             Bytes::copy_from_slice(&self.room[CODED_HEAD_LEN..])

@@ -1,9 +1,10 @@
 //! Packs: the objects that hold frames of blobs.
 //!
-//! Owns the names of write-once objects and the layout of packs (FORMAT.md, "Packs"): frames, footer, trailer. Knows
-//! nothing of what blobs mean, of where packs are kept, or of which blobs are worth storing.
+//! Owns the names of write-once objects and the layout of packs (FORMAT.md, "Packs"): frames,
+//! footer, trailer. Does not know what blobs mean, where packs are kept, or which blobs are worth
+//! storing.
 //!
-//! Every bound here limits what a damaged or hostile pack can make a reader allocate.
+//! Every bound here limits the memory that a damaged or hostile pack can make a reader allocate.
 
 mod builder;
 mod footer;
@@ -18,22 +19,24 @@ pub use name::{BadName, PackName};
 use crate::codec::CodecError;
 use crate::seal::OpenError;
 
-/// The longest decoded frame, in bytes.
+/// The maximum decoded length of a frame, in bytes.
 pub const FRAME_RAW_MAX: u32 = 4 * 1024 * 1024;
-/// The most blobs in a frame.
+/// The maximum number of blobs in a frame.
 pub const FRAME_BLOBS_MAX: usize = u16::MAX as usize;
-/// The most frames in a pack, so that 16 bits name each.
+/// The maximum number of frames in a pack, so that 16 bits number each.
 pub const PACK_FRAMES_MAX: usize = 1 << 16;
-/// The most blobs in a pack: more than 100 MiB of small files' segments hold.
+/// The maximum number of blobs in a pack: more than the number of segments of small files in 100
+/// MiB.
 pub const PACK_BLOBS_MAX: usize = 1 << 19;
-/// The largest pack, in bytes.
+/// The maximum length of a pack, in bytes.
 pub const PACK_BYTES_MAX: u64 = 256 * 1024 * 1024;
-/// The longest decoded footer, in bytes: what the most frames and the most blobs take.
+/// The maximum decoded length of a footer, in bytes: that of the maximum number of frames and
+/// blobs.
 pub const FOOTER_RAW_MAX: u32 = (8 + PACK_FRAMES_MAX * 6 + PACK_BLOBS_MAX * 21) as u32;
-/// Length of a pack's trailer, its last bytes.
+/// Length of the trailer, the last bytes of a pack, in bytes.
 pub const TRAILER_LEN: usize = 16;
 
-/// How trailers end.
+/// The last bytes of each trailer.
 const TRAILER_MAGIC: &[u8; 8] = b"bkfsfoot";
 
 /// Why a part of a pack cannot be read.
@@ -50,17 +53,18 @@ pub enum PackError {
     Inconsistent(&'static str),
 }
 
-/// What the last bytes of a pack say, in the clear. Believed only once the footer has confirmed it.
+/// The last bytes of a pack, unencrypted. Readers trust them only after the footer has confirmed
+/// them.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Trailer {
-    /// Length of the footer as it is stored, in bytes; it ends where the trailer begins.
+    /// Stored length of the footer, in bytes. The footer ends where the trailer begins.
     pub footer_length: u32,
-    /// Number of frames.
+    /// Number of frames in the pack.
     pub frame_count: u32,
 }
 
 impl Trailer {
-    /// The trailer as it is stored.
+    /// Returns the trailer as it is stored.
     pub fn encode(&self) -> [u8; TRAILER_LEN] {
         let mut bytes = [0; TRAILER_LEN];
         bytes[..4].copy_from_slice(&self.footer_length.to_le_bytes());
@@ -69,7 +73,11 @@ impl Trailer {
         bytes
     }
 
-    /// Reads the trailer at the end of `tail`, the last bytes of a pack.
+    /// Parses the trailer at the end of `tail`, which holds the last bytes of a pack.
+    ///
+    /// # Errors
+    /// [`PackError::Inconsistent`] if `tail` is too short, does not end with a trailer, or states
+    /// numbers that are out of bounds.
     pub fn decode(tail: &[u8]) -> Result<Self, PackError> {
         let (_, bytes) = tail
             .split_last_chunk::<TRAILER_LEN>()
@@ -91,7 +99,7 @@ impl Trailer {
         Ok(trailer)
     }
 
-    /// How many of a pack's last bytes hold footer and trailer.
+    /// Returns the length of footer and trailer together, in bytes.
     pub fn tail_length(&self) -> u64 {
         u64::from(self.footer_length) + TRAILER_LEN as u64
     }

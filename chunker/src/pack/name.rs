@@ -1,34 +1,37 @@
-//! Names of write-once objects and the keys they lie under.
+//! Names of write-once objects, and their keys in the bucket.
 
 use crate::seal::Class;
 use std::fmt;
 use std::str::FromStr;
 
-/// The name of a write-once object: packs, index objects and lists (FORMAT.md, "Objects and their names").
+/// The name of a write-once object: a pack, an index object or a list (FORMAT.md, "Objects and
+/// their names").
 ///
-/// Names are never reused and say nothing of contents. They sort by session, then by sequence.
+/// Names are never reused and do not depend on contents. They sort by session, then by sequence.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
 pub struct PackName {
     /// The session that wrote the object.
     pub session: u64,
-    /// That session's counter over all that it writes.
+    /// The session's counter over all objects that it writes.
     pub sequence: u32,
-    /// Fresh randomness, so that two machines that believe to be one session never write one name.
+    /// Fresh randomness. Two machines that both believe to be this session never write the same
+    /// name.
     pub random: u32,
 }
 
-/// A text or a key is no name of the layout.
+/// A text or a key that is not a name of the layout.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("not the name of a write-once object")]
 pub struct BadName;
 
 impl PackName {
-    /// Length of a name as text.
+    /// Length of a name as text, in characters.
     pub const TEXT_LEN: usize = 16 + 1 + 8 + 1 + 8;
     /// Length of a name as bytes.
     pub const LEN: usize = 16;
 
-    /// The name as it lies in footers, indexes and tables: session u64, sequence u32, random u32, little-endian.
+    /// Returns the name as footers, indexes and tables store it: session u64, sequence u32, random
+    /// u32, little-endian.
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..8].copy_from_slice(&self.session.to_le_bytes());
@@ -47,10 +50,10 @@ impl PackName {
         }
     }
 
-    /// The key in the bucket of the object of `class` with this name.
+    /// Returns the key in the bucket of the object of `class` with this name.
     ///
-    /// Only data packs, metadata packs, index objects and lists are named so; asking for another class is a
-    /// mistake of the caller, and the key given is one that no object has.
+    /// Only data packs, metadata packs, index objects and lists have such keys. A call for another
+    /// class is a mistake of the caller: it returns a key that no object has.
     pub fn key(&self, class: Class) -> String {
         let shard = self.random & 0xff;
         match class {
@@ -65,7 +68,10 @@ impl PackName {
         }
     }
 
-    /// Which object lies under `key`: the inverse of [`PackName::key`]. Errors with [`BadName`] for any other key.
+    /// Parses a key: the inverse of [`PackName::key`]. Returns the class and the name.
+    ///
+    /// # Errors
+    /// [`BadName`] for any other key.
     pub fn from_key(key: &str) -> Result<(Class, Self), BadName> {
         let (directory, rest) = key.split_once('/').ok_or(BadName)?;
         let class = [

@@ -51,7 +51,7 @@ fn pack(keyring: &Keyring, frames: &[Vec<Vec<u8>>], effort: Effort) -> FinishedP
     builder.finish(&mut encoder, effort).unwrap()
 }
 
-/// Reads a pack from its bytes, as somebody does who has no index.
+/// Opens a pack from its bytes alone, as a reader without an index does.
 fn open(keyring: &Keyring, object: &[u8]) -> Result<(ObjectOpener, Footer), PackError> {
     let short = PackError::Inconsistent("short");
     let header = object.first_chunk::<HEADER_LEN>().ok_or(short.clone())?;
@@ -66,7 +66,7 @@ fn open(keyring: &Keyring, object: &[u8]) -> Result<(ObjectOpener, Footer), Pack
     Ok((opener, footer))
 }
 
-/// All blobs of a pack, verified against what the footer says of them.
+/// Returns all blobs of a pack, verified against the footer.
 fn read_all(keyring: &Keyring, object: &[u8]) -> Result<Vec<Vec<Vec<u8>>>, PackError> {
     let (opener, footer) = open(keyring, object)?;
     let mut decoder = FrameDecoder::new();
@@ -101,7 +101,7 @@ fn the_layout_is_that_of_the_format() {
         Effort::None,
     );
     let object = pack.parts.concat();
-    // Header, nonce, codec and length, then the frame.
+    // Header and nonce, then codec and raw length, then the frame.
     let frame = &object[HEADER_LEN + 12..];
     assert_eq!(frame[..5], [0, 18, 0, 0, 0]);
     assert_eq!(frame[5..15], [2, 0, 3, 0, 0, 0, 5, 0, 0, 0]);
@@ -222,7 +222,7 @@ fn too_much_for_one_frame_is_refused() {
     );
 }
 
-/// A footer that says what no writer would, refused.
+/// No writer produces such footers, and readers refuse them.
 #[test]
 fn hostile_footers_are_refused() {
     let prefix = Prefix([1; 16]);
@@ -256,7 +256,7 @@ fn hostile_footers_are_refused() {
     ] {
         assert!(Footer::parse(Bytes::copy_from_slice(&counts)).is_err());
     }
-    // More in the pack than a pack may have.
+    // More frames than the maximum length of a pack allows.
     let mut large = FooterBuilder::new();
     for _ in 0..PACK_BYTES_MAX / u64::from(FRAME_RAW_MAX) + 1 {
         large.push(FRAME_RAW_MAX, [(Kind::Chunk, FRAME_RAW_MAX - 6, prefix)]);
@@ -346,7 +346,9 @@ proptest! {
         let mut builder = FooterBuilder::new();
         let mut expected = Vec::new();
         for (number, blobs) in frames.iter().enumerate() {
-            let blobs = blobs.iter().map(|(kind, length, prefix)| (Kind::ALL[*kind], *length, Prefix(*prefix)));
+            let blobs = blobs
+                .iter()
+                .map(|(kind, length, prefix)| (Kind::ALL[*kind], *length, Prefix(*prefix)));
             builder.push(33 + number as u32 % 3, blobs.clone());
             expected.extend(blobs.enumerate().map(|(slot, (kind, length, prefix))| BlobEntry {
                 frame: number as u16, slot: slot as u16, kind, length, prefix,
@@ -370,10 +372,12 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), counts in (0..4u32, 0..6u32)) {
+    fn arbitrary_bytes_do_not_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..200), counts in (0..4u32, 0..6u32),
+    ) {
         let _ = Trailer::decode(&bytes);
         let _ = Footer::parse(Bytes::from(bytes.clone()));
-        // Bytes of the right length, so that what they say is looked at.
+        // Bytes of the right length, so that the parser reads the columns.
         let mut fitting = Vec::new();
         fitting.extend_from_slice(&counts.0.to_le_bytes());
         fitting.extend_from_slice(&counts.1.to_le_bytes());
@@ -384,9 +388,11 @@ proptest! {
         }
     }
 
-    /// A frame that verifies may still be nonsense, if whoever holds the key is hostile or wrong.
+    /// A frame that verifies may still be malformed, if the holder of the key is hostile or faulty.
     #[test]
-    fn nonsense_in_a_frame_does_not_panic(payload in prop::collection::vec(any::<u8>(), 0..100), raw: bool) {
+    fn nonsense_in_a_frame_does_not_panic(
+        payload in prop::collection::vec(any::<u8>(), 0..100), raw: bool,
+    ) {
         for keyring in keyrings() {
             let sealer = keyring.object_sealer(Class::DataPack, "data/a", Features::NONE, [7; 32]);
             let opener = keyring.object_opener(Class::DataPack, "data/a", sealer.header()).unwrap();

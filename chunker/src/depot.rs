@@ -1,7 +1,9 @@
-//! What a session has of a repository: store, keyring, local index, caches and workers, behind one cheap handle.
+//! The content store of one repository: store, keyring, local index, caches and workers, behind a
+//! handle that is cheap to clone.
 //!
-//! Owns the configuration and the shared parts, and joins the index, the read path and the write path to them. Knows nothing of
-//! roots, sessions or files: which index objects are current is told by the caller.
+//! Owns the configuration and the shared parts, and connects the index, the read path and the write
+//! path to them. Does not know roots, sessions or files: the caller says which index objects are
+//! current.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -31,45 +33,50 @@ use crate::store::Store;
 use crate::verify::PackContents;
 use crate::workers::Workers;
 
-/// How hard new frames are compressed. Every choice is readable by everybody: the codec is recorded per frame.
+/// How hard new frames are compressed. Every program reads every choice: each frame records its
+/// codec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compression {
-    /// As suits the content and what is slower, the workers or the store ([`Balance`]); skips what a probe finds incompressible.
+    /// Parameters that follow from the content and from which is slower, the workers or the store
+    /// ([`Balance`]). Data that a probe finds incompressible is stored uncompressed.
     #[default]
     Auto,
-    /// zstd at this level, skipping what a probe finds incompressible.
+    /// zstd at this level. Data that a probe finds incompressible is stored uncompressed.
     Level(i32),
-    /// Frames as they are.
+    /// No compression.
     None,
 }
 
 /// How a depot uses the machine and the store.
 #[derive(Debug, Clone)]
 pub struct DepotConfig {
-    /// Where fetched frames and index tables are kept across restarts; `None` keeps the index in memory and no frames.
+    /// Directory that keeps fetched frames and index tables across restarts. `None` keeps the index
+    /// in memory and caches no frames on disk.
     pub cache_dir: Option<PathBuf>,
-    /// The most that frames on disk may take, in bytes.
+    /// Upper bound of the bytes of frames on disk.
     pub cache_bytes: u64,
-    /// Whether to spend disk and processor time on fewer requests: frames that are fetched are kept on disk (those that are there are used either way), and
-    /// small files are fetched together with what lies around them.
+    /// True spends disk and processor time to save requests: fetched frames are written to the disk
+    /// cache, and small files are fetched together with their neighbours in the pack. Frames that
+    /// the disk cache holds already are used in either case.
     pub saves_requests: bool,
-    /// The most memory that each part may take.
+    /// Memory limits of each part.
     pub memory: MemoryBudget,
     /// How new frames are compressed.
     pub compression: Compression,
-    /// What content is cut into: as the repository's config object says.
+    /// Chunking parameters, as the repository's config object states them.
     pub parameters: Parameters,
-    /// Packs sent at the same time.
+    /// Maximum number of packs that are uploaded concurrently.
     pub uploads: usize,
-    /// Ranges fetched at the same time.
+    /// Maximum number of ranges that are fetched concurrently.
     pub downloads: usize,
-    /// Threads for cutting, hashing, compressing and sealing; 0 does this in the calling task, for simulations.
+    /// Threads for chunking, hashing, compression and encryption. 0 does this work in the calling
+    /// task, for simulations.
     pub workers: usize,
-    /// Packs are closed when they reach this many bytes.
+    /// Size in bytes at which a pack is closed.
     pub pack_bytes: u64,
-    /// How long the store may make no progress at all before waiting calls give up.
+    /// Time without any progress at the store after which waiting calls give up, in milliseconds.
     pub timeout_ms: u64,
-    /// How many bytes of packs and index objects may go by in a second.
+    /// Rate limits for packs and index objects, in bytes per second.
     pub rates: Rates,
 }
 
@@ -92,21 +99,22 @@ impl Default for DepotConfig {
     }
 }
 
-/// Brings the index up to the newest root, when something is not where the index has it (rule 10).
+/// Loads the newest root's index when an object is not where the current index says
+/// (docs/PROTOCOL.md, rule 10).
 #[async_trait]
 pub trait Renew: Send + Sync + std::fmt::Debug {
-    /// Loads the newest index into `depot`. False if that was not possible.
+    /// Loads the newest index into `depot`. Returns false if that was not possible.
     async fn renew(&self, depot: &Depot) -> bool;
 }
 
-/// How often a read begins again with a newer index.
+/// Maximum number of times that one read starts again with a newer index.
 const RENEWALS_MAX: u32 = 3;
 
-/// A repository as one process sees it. Cheap to clone; all clones share index, caches and workers.
+/// A repository as one process sees it. Cheap to clone: all clones share index, caches and workers.
 #[derive(Clone, Debug)]
 pub struct Depot(Arc<Shared>);
 
-/// The parts.
+/// The parts that all clones share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) link: Arc<Link>,
@@ -120,7 +128,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// How hard to compress at this balance.
+    /// Returns the compression effort at this balance.
     pub(crate) fn effort(&self, balance: Balance) -> Effort {
         match self.config.compression {
             Compression::Auto => Effort::Auto(balance),
@@ -131,22 +139,24 @@ impl Shared {
 }
 
 impl Depot {
-    /// The store answered a request that went another way: to those who wait for it here it is not
-    /// silent.
+    /// Records that the store answered a request that did not go through this depot. Callers that
+    /// wait for the store here then see progress, and no silence.
     pub fn note_answer(&self) {
         self.0.link.progress.note();
     }
 
-    /// From now on a store that refuses is waited for as long as one that is silent (`timeout_ms`):
-    /// for who has accepted what must not be dropped.
+    /// From now on a refusing store is waited for as long as a silent one (`timeout_ms`). For
+    /// callers that have accepted data which must not be dropped.
     pub fn bear_refusals(&self) {
         self.0.link.bear_refusals();
     }
 
-    /// A depot over `store` with an empty index: call [`Depot::load_index`] with the root's list before anything is read.
+    /// Opens a depot over `store` with an empty index. Call [`Depot::load_index`] with the root's
+    /// list before any read.
     ///
     /// # Errors
-    /// [`DepotError::CacheDirectory`] if the cache directory cannot be made or used; [`DepotError::Internal`] without threads.
+    /// - [`DepotError::CacheDirectory`] if the cache directory cannot be created or used.
+    /// - [`DepotError::Internal`] if the operating system refuses a thread.
     pub fn open(
         store: Arc<dyn Store>,
         keyring: Keyring,
@@ -198,38 +208,46 @@ impl Depot {
         })))
     }
 
-    /// What names, seals and opens the repository's objects.
+    /// Returns the keys that name, seal and open the repository's objects.
     pub fn keyring(&self) -> &Keyring {
         &self.0.keyring
     }
 
-    /// The bucket.
+    /// Returns the object store.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.0.link.store
     }
 
-    /// Where salts and names come from.
+    /// Returns the source of salts and of the random part of names.
     pub fn entropy(&self) -> &Arc<dyn Entropy> {
         &self.0.link.entropy
     }
 
-    /// How it was opened.
+    /// Returns the configuration of this depot, with the memory limits raised to their workable
+    /// minimum.
     pub fn config(&self) -> &DepotConfig {
         &self.0.config
     }
 
-    /// What was done so far.
+    /// Returns the counters of this depot so far.
     pub fn metrics(&self) -> Metrics {
         self.0.link.counters.snapshot()
     }
 
-    /// Makes the local index agree with the root's list: downloads what is missing, forgets what left. Cheap when nothing changed.
-    /// Blobs in `condemned` packs are still found by readers, but nothing new is made to refer to them.
+    /// Makes the local index match the root's list: downloads missing index objects and drops those
+    /// that are no longer listed.
     ///
-    /// All or nothing: after an error the former index is still in use.
+    /// Cheap if nothing has changed. Readers still find blobs in `condemned` packs, but no new
+    /// reference to them is made.
+    ///
+    /// All or nothing: after an error the previous index stays in use.
     ///
     /// # Errors
-    /// `Missing` if an index object is gone (the list is old), `Damaged`, `Unreadable`, `Store`, `Stalled`.
+    /// - [`DepotError::Missing`] if an index object does not exist any more, because the list is
+    ///   outdated.
+    /// - [`DepotError::Damaged`] or [`DepotError::Unreadable`] if an index object cannot be opened.
+    /// - [`DepotError::Store`] or [`DepotError::Stalled`] if the store fails.
+    /// - [`DepotError::Internal`] if a worker's job panics or a new table does not open.
     pub async fn load_index(
         &self,
         index: &[IndexRef],
@@ -240,64 +258,79 @@ impl Depot {
         shared.catalog.load(index, condemned, memory).await
     }
 
-    /// Which of `packs` no index object that is loaded holds, or the condemned ones it was given name: rule 3 asks this of everything that a commit relies on, after
-    /// [`Depot::load_index`] with the list of the root being replaced.
+    /// Returns those of `packs` that no loaded index object lists or that are condemned.
+    ///
+    /// Rule 3 requires this check of everything that a commit relies on, after
+    /// [`Depot::load_index`] with the list of the root that is replaced.
     pub fn not_live<'a>(&self, packs: impl IntoIterator<Item = &'a PackName>) -> Vec<PackName> {
         let catalog = &self.0.catalog;
         let packs = packs.into_iter().copied();
         packs.filter(|pack| !catalog.is_live(pack)).collect()
     }
 
-    /// True if an index object that is loaded holds the pack, and it is not condemned: the table of live packs (protocol.md, rule 3).
+    /// Returns true if a loaded index object lists the pack and it is not condemned
+    /// (docs/PROTOCOL.md, rule 3).
     pub fn is_live(&self, pack: &PackName) -> bool {
         self.0.catalog.is_live(pack)
     }
 
-    /// True if an index object that is loaded holds the pack, condemned or not.
+    /// Returns true if a loaded index object lists the pack, condemned or not.
     pub fn is_listed(&self, pack: &PackName) -> bool {
         self.0.catalog.is_listed(pack)
     }
 
-    /// True if any place is known to be damaged: in quarantine, or found so by a read.
+    /// Returns true if any place is known to be damaged: it is in quarantine, or a read found
+    /// damage there.
     pub fn knows_damage(&self) -> bool {
         self.0.catalog.knows_damage()
     }
 
-    /// Replaces the set of quarantined frames (protocol.md, rule 11): new data is never matched with what lies in them, so that it is stored again, and
-    /// readers try every other copy before.
+    /// Replaces the set of quarantined places (docs/PROTOCOL.md, rule 11).
+    ///
+    /// New data is never deduplicated against a quarantined place, so the data is stored again.
+    /// Readers try every other copy first.
     pub fn set_quarantine(&self, places: HashSet<Place>) {
         self.0.catalog.set_quarantine(places);
     }
 
-    /// All copies of a blob in the index that is loaded, condemned packs and damaged frames included.
+    /// Returns all copies of a blob in the loaded index, those in condemned packs and damaged
+    /// frames included.
     pub fn places(&self, id: &Id) -> Vec<Place> {
         self.0.catalog.places(&id.prefix())
     }
 
-    /// All copies of a blob by pack, frame and number in the frame, in the index that is loaded; those in condemned packs too.
+    /// Returns all copies of a blob as (pack, frame, slot in the frame) in the loaded index, those
+    /// in condemned packs included.
     pub fn slots_of(&self, prefix: &Prefix) -> Vec<(PackName, u16, u16)> {
         self.0.catalog.slots(prefix)
     }
 
-    /// The same for what a footer calls it.
+    /// As [`Depot::places`], for the prefix by which a footer names the blob.
     pub fn places_of(&self, prefix: &Prefix) -> Vec<Place> {
         self.0.catalog.places(prefix)
     }
 
-    /// Makes exactly these packs the index, whatever the root lists: for looking at a damaged repository. About 24 bytes of memory per blob stay in use.
+    /// Makes exactly these packs the index, whatever the root lists: for inspection of a damaged
+    /// repository. About 24 bytes of memory for each blob stay in use.
     ///
     /// # Errors
-    /// [`DepotError::Internal`] only.
+    /// [`DepotError::Internal`] if a worker's job panics or the new table does not open.
     pub async fn load_packs(&self, packs: &[PackContents]) -> Result<(), DepotError> {
         let records = packs.iter().map(|pack| pack.0.clone()).collect();
         self.0.catalog.load_records(records).await
     }
 
-    /// A blob, verified against its id. Fetched at most once for all that ask at the same time, then cached. For nodes, segments and commit
-    /// records; chunks are better read by [`Depot::read`].
+    /// Returns a blob, verified against its id.
+    ///
+    /// Concurrent callers share one fetch, and the blob's frame is cached. For nodes, segments and
+    /// commit records; [`Depot::read`] is better for chunks.
     ///
     /// # Errors
-    /// `Unknown` or `Missing` (a newer root may help), `Damaged`, `Unreadable`, `Store`, `Stalled`.
+    /// - [`DepotError::Unknown`] or [`DepotError::Missing`]: a newer root may help.
+    /// - [`DepotError::Damaged`] or [`DepotError::Unreadable`] if no copy verifies.
+    /// - [`DepotError::Store`] or [`DepotError::Stalled`] if the store fails.
+    /// - [`DepotError::Spool`] if only the spool holds the blob and cannot be read.
+    /// - [`DepotError::Internal`] if a worker's job panics or a fetch ends without an answer.
     pub async fn read_blob(&self, kind: Kind, id: Id) -> Result<Bytes, DepotError> {
         let mut renewals = 0;
         loop {
@@ -311,9 +344,10 @@ impl Depot {
         }
     }
 
-    /// Reads begin again with a newer index when a pack has gone: from now on that is got by this.
+    /// Sets the source of newer indexes. From then on, a read that does not find a blob or its pack
+    /// loads a newer index and starts again. Only the first call has an effect.
     pub fn renew_by(&self, renew: Arc<dyn Renew>) {
-        // There is one for a repository.
+        // A repository has one source.
         let _ = self.0.renew.set(renew);
     }
 
@@ -325,16 +359,24 @@ impl Depot {
         error.wants_newer_root() && *renewals <= RENEWALS_MAX && renew.renew(self).await
     }
 
-    /// Reads pieces of a file, in file order: one answer of exactly `length` bytes for each, in parts that follow one another. What lies together is
-    /// fetched together; everything is verified. The first error ends it; see [`Depot::read_each`].
+    /// Reads pieces of a file, given in file order.
+    ///
+    /// Returns exactly `length` bytes for each piece, in consecutive parts. Adjacent frames are
+    /// fetched by one request, and all bytes are verified. The first error ends the read; see
+    /// [`Depot::read_each`].
     ///
     /// # Errors
-    /// As [`Depot::read_blob`]; `Invalid` for a piece that goes past its target.
+    /// As [`Depot::read_blob`], and [`DepotError::Invalid`] for a piece that extends past its
+    /// target.
     pub async fn read(&self, pieces: &[Piece]) -> Result<Vec<Vec<Bytes>>, DepotError> {
         self.read_each(pieces).await.into_iter().collect()
     }
 
-    /// The same, with an answer or an error for each piece: damage to one does not keep the others from being read.
+    /// As [`Depot::read`], but with one result for each piece: damage to one piece does not prevent
+    /// the others from being read.
+    ///
+    /// # Errors
+    /// For each piece those of [`Depot::read`].
     pub async fn read_each(&self, pieces: &[Piece]) -> Vec<Result<Vec<Bytes>, DepotError>> {
         let mut renewals = 0;
         loop {
@@ -348,7 +390,8 @@ impl Depot {
         }
     }
 
-    /// Room for `bytes` of files to be fetched before anybody asks for them; none while too much is on its way like that.
+    /// Reserves room to prefetch `bytes` bytes of files. `None` while the prefetches that are under
+    /// way leave too little room.
     pub fn prefetch(&self, bytes: u64) -> Option<Prefetch> {
         let reader = Arc::clone(&self.0.reader);
         let room = reader.prefetch_gate.try_reserve(bytes)?;
@@ -358,7 +401,7 @@ impl Depot {
         })
     }
 
-    /// The most bytes of files that may be on their way by prefetches at once.
+    /// Returns the maximum number of file bytes that may be prefetched concurrently.
     pub fn prefetch_bytes_max(&self) -> u64 {
         self.0.reader.prefetch_gate.capacity()
     }
@@ -368,7 +411,7 @@ impl Depot {
     }
 }
 
-/// Room to fetch something ahead; given back when dropped.
+/// Room for one prefetch, given back when dropped.
 #[derive(Debug)]
 pub struct Prefetch {
     reader: Arc<Reader>,
@@ -376,13 +419,15 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// Brings what pieces need into the caches. A hint: errors are left to whoever reads the same, and meets them again.
+    /// Fetches the frames that `pieces` need into the caches.
+    ///
+    /// This is a hint: errors are dropped here, and a later read of the same data meets them again.
     pub async fn bring(self, pieces: &[Piece]) {
         self.reader.warm(pieces).await;
     }
 }
 
-/// Opens what is kept on disk for one repository.
+/// Opens the on-disk index tables and frame cache of one repository.
 fn open_cache(
     directory: &Path,
     keyring: &Keyring,

@@ -1,16 +1,18 @@
-//! Names of contents: ids, their prefixes, and the kinds of blobs.
+//! Content names: ids, their prefixes, and the kinds of blobs.
 //!
-//! Owns the types only. Ids are computed by [`crate::seal::Keyring::id`], since they are keyed by the repository.
+//! Owns the types only. [`crate::seal::Keyring::id`] computes ids, because they are keyed by the
+//! repository.
 
 use std::fmt;
 
-/// The id of a blob: BLAKE3 under the repository's id key for the blob's kind (FORMAT.md, "Chunks and ids").
+/// The id of a blob: BLAKE3 under the key that the id key of the repository yields for the kind of
+/// the blob (FORMAT.md, "Chunks and ids").
 #[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash)]
 pub struct Id(pub [u8; 32]);
 
-/// The first 16 bytes of an [`Id`]: what footers and the index name blobs by.
+/// The first 16 bytes of an [`Id`], by which footers and the index name blobs.
 ///
-/// Whoever fetches a blob by its prefix verifies the whole id afterwards.
+/// A reader that fetches a blob by its prefix verifies the whole id afterwards.
 #[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash)]
 pub struct Prefix(pub [u8; 16]);
 
@@ -18,14 +20,14 @@ impl Id {
     /// Length of an id in bytes.
     pub const LEN: usize = 32;
 
-    /// The bytes that the index knows this id by.
+    /// Returns the first 16 bytes of the id, by which the index names it.
     pub fn prefix(&self) -> Prefix {
         let mut prefix = [0; Prefix::LEN];
         prefix.copy_from_slice(&self.0[..Prefix::LEN]);
         Prefix(prefix)
     }
 
-    /// Reads the 64 hexadecimal digits that `Display` writes; `None` if `text` is anything else.
+    /// Parses the 64 hexadecimal digits that `Display` writes. `None` for any other text.
     pub fn from_hex(text: &str) -> Option<Self> {
         let mut bytes = [0; Self::LEN];
         hex::decode_to_slice(text, &mut bytes).ok()?;
@@ -69,13 +71,13 @@ pub(crate) fn write_hex(formatter: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt
         .try_for_each(|byte| write!(formatter, "{byte:02x}"))
 }
 
-/// What a blob is. The kind is part of the id, so that equal bytes of two kinds have two ids.
+/// The kind of a blob. The kind is part of the id: equal bytes of two kinds have two ids.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
 #[repr(u8)]
 pub enum Kind {
     /// A chunk of file data.
     Chunk = 1,
-    /// A list of the chunks of a stretch of a file.
+    /// A list of the chunks of one part of a file.
     Segment = 2,
     /// A node of a tree.
     Node = 3,
@@ -84,11 +86,11 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind, in the order of its number.
+    /// Every kind, in ascending order of its number.
     pub const ALL: [Kind; 4] = [Kind::Chunk, Kind::Segment, Kind::Node, Kind::Commit];
 }
 
-/// The byte that named a kind names none.
+/// A byte that is not the number of any kind.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("unknown kind of blob: {0}")]
 pub struct UnknownKind(pub u8);

@@ -1,7 +1,8 @@
-//! Tables as files of the cache directory, mapped into memory.
+//! Index tables as files of the cache directory, mapped into memory.
 //!
-//! Owns the directory `index/` of a repository's cache: one file per index object, named by it. A file is written whole under another name first, and
-//! its checksum is verified before it is used; one that does not verify is made again from the bucket.
+//! Owns the directory `index/` of a repository's cache, which has one file for each index object,
+//! under the object's name. A file is first written whole under another name. Its checksum is
+//! verified when it is opened; a file that does not verify is built again from the bucket.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -17,10 +18,10 @@ use crate::cache::make_directory;
 use crate::index::{Table, TableError};
 use crate::pack::PackName;
 
-/// How the names of unfinished files end.
+/// Suffix of the names of unfinished files.
 const UNFINISHED: &str = ".new";
 
-/// Where the bytes of a table are.
+/// The bytes of a table.
 #[derive(Debug)]
 pub(crate) enum TableBytes {
     Memory(Vec<u8>),
@@ -36,7 +37,7 @@ impl AsRef<[u8]> for TableBytes {
     }
 }
 
-/// The directory.
+/// The directory of table files.
 #[derive(Debug, Clone)]
 pub(crate) struct TableFiles {
     directory: Arc<Path>,
@@ -44,11 +45,11 @@ pub(crate) struct TableFiles {
 }
 
 impl TableFiles {
-    /// Opens or makes the directory below `root`, and removes what a process that died has left unfinished. A living one whose file goes this way keeps its
-    /// table in memory.
+    /// Opens or makes the directory below `root`. Removes unfinished files, which a process that
+    /// died has left. If the process is still alive, it keeps the table of such a file in memory.
     ///
     /// # Errors
-    /// It cannot be made or read.
+    /// The error of the file system if the directory cannot be made or read.
     pub(crate) fn open_directory(root: &Path) -> io::Result<Self> {
         let directory = root.join("index");
         make_directory(&directory)?;
@@ -67,7 +68,7 @@ impl TableFiles {
         self.directory.join(name.to_string())
     }
 
-    /// The table of an index object, if its file is there and as it should be.
+    /// Returns the table of an index object. `None` if its file does not exist or does not verify.
     pub(crate) async fn open(&self, name: PackName) -> Option<Table<TableBytes>> {
         let path = self.path(name);
         let open = move || {
@@ -84,10 +85,10 @@ impl TableFiles {
         tokio::task::spawn_blocking(open).await.ok().flatten()
     }
 
-    /// Keeps a table as a file; if that fails, in memory.
+    /// Writes a table to a file and maps it. If that fails, the table stays in memory.
     ///
     /// # Errors
-    /// The bytes are no table.
+    /// [`TableError`] if the bytes are not a table.
     pub(crate) async fn keep(
         &self,
         name: PackName,
@@ -96,7 +97,8 @@ impl TableFiles {
         let path = self.path(name);
         let number = self.unfinished.fetch_add(1, Ordering::Relaxed);
         let process = std::process::id();
-        // Unique among the depots of this process, too: a name that is taken is left to whoever has it.
+        // Unique among the depots of this process as well: `create_new` fails if the name is in
+        // use, and its file is left to its owner.
         let unfinished = format!("{name}-{process}-{number}{UNFINISHED}");
         let unfinished = self.directory.join(unfinished);
         let keep = move || match write(&unfinished, &path, &bytes).and_then(|()| map(&path)) {
@@ -112,7 +114,8 @@ impl TableFiles {
         }
     }
 
-    /// Removes the files of all other index objects. Another process that has them mapped keeps them.
+    /// Removes the files of all other index objects. Another process that has mapped one keeps its
+    /// mapping.
     pub(crate) async fn keep_only(&self, names: HashSet<PackName>) {
         let directory = Arc::clone(&self.directory);
         let sweep = move || {
@@ -144,8 +147,9 @@ fn write(unfinished: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 fn map(path: &Path) -> io::Result<Table<TableBytes>> {
     let file = File::open(path)?;
-    // SAFETY: the file lies in a directory that only this user can enter, is never written to once it has its name, and never made shorter: it is
-    // replaced by renaming and removed by unlinking, both of which leave the mapping whole.
+    // SAFETY: only this user can enter the directory of the file. The file is never written after
+    // it has its name, and never truncated. It is replaced by rename and removed by unlink, and the
+    // mapping stays whole in both cases.
     #[allow(unsafe_code)]
     let map = unsafe { Mmap::map(&file)? };
     Table::open(TableBytes::Mapped(map))

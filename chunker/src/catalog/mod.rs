@@ -1,7 +1,8 @@
 //! The local index: which pack holds a blob.
 //!
-//! Owns the index objects that the root lists, as sorted tables on disk or in memory, and what is known of condemned packs, quarantined chunks and
-//! frames found damaged. Does not decide what is current: the root's list is given to it.
+//! Owns the index objects that the root lists, as sorted tables on disk or in memory. Also owns the
+//! sets of condemned packs, quarantined places and frames that were found damaged. Does not decide
+//! which index objects are current: the caller passes the root's list.
 
 mod files;
 mod reference;
@@ -27,67 +28,70 @@ use files::TableBytes;
 pub(crate) use files::TableFiles;
 pub use reference::{IndexRef, name_bytes};
 
-/// Index objects loaded at the same time.
+/// Maximum number of index objects that are loaded concurrently.
 const LOADED_AT_ONCE: usize = 8;
 
-/// What loading takes for each byte of the decoded object: itself, and the table as it is built.
+/// Bytes of memory that loading takes for each byte of the decoded object: the object and its table
+/// under construction.
 const LOADING_FACTOR: u64 = 4;
 
-/// Decoded index objects kept for the next seal to absorb without fetching them.
+/// Bytes of decoded index objects that are cached, so that the next seal absorbs them without a
+/// fetch.
 const RECENT_BYTES: u64 = 8 << 20;
 
-/// Damaged frames that are remembered; beyond that they are found again.
+/// Maximum number of damaged frames that are remembered. Reads find further ones again.
 const DAMAGED_FRAMES: usize = 1 << 16;
 
-/// Where a blob lies.
+/// The position of a blob in the bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Location {
     pub(crate) pack: PackName,
     pub(crate) class: Class,
     pub(crate) frame: u16,
-    /// Where the frame begins in the pack, in bytes.
+    /// Offset of the frame in the pack, in bytes.
     pub(crate) offset: u64,
-    /// The frame's length in the pack, in bytes.
+    /// Length of the frame in the pack, in bytes.
     pub(crate) length: u32,
-    /// The frame's decoded length, in bytes.
+    /// Decoded length of the frame, in bytes.
     pub(crate) raw_length: u32,
-    /// Which blob of the frame.
+    /// Number of the blob in the frame.
     pub(crate) slot: u16,
 }
 
 impl Location {
-    /// The frame, wherever it is asked for.
+    /// Returns the pack and number of the frame, by which caches and fetches name it.
     pub(crate) fn key(&self) -> (PackName, u16) {
         (self.pack, self.frame)
     }
 
-    /// The frame's bytes in the pack.
+    /// Returns the bytes of the pack that the frame occupies.
     pub(crate) fn range(&self) -> Range<u64> {
         self.offset..self.offset + u64::from(self.length)
     }
 
-    /// What the frame takes while it is decoded, in bytes.
+    /// Returns the memory that the frame takes while it is decoded, in bytes.
     pub(crate) fn memory(&self) -> u64 {
         u64::from(self.length) + u64::from(self.raw_length)
     }
 }
 
-/// A frame of a pack, or all of them.
+/// A frame of a pack, or all frames of a pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// The pack.
     pub pack: PackName,
-    /// Which frame; none stands for all.
+    /// The number of the frame. `None` stands for all frames.
     pub frame: Option<u16>,
 }
 
-/// A place to read a blob from.
+/// A copy of a blob that a reader may try.
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
     pub(crate) location: Location,
     /// The first bytes of the pack.
     pub(crate) header: [u8; HEADER_LEN],
-    /// Who knows the other frames of the pack.
+    /// The table that lists the other frames of the pack, and the number of the pack there. `None`
+    /// if no loaded index object lists the pack.
     pub(crate) table: Option<(Arc<Loaded>, PackNumber)>,
 }
 
@@ -108,8 +112,11 @@ pub(crate) struct Staged {
 #[derive(Debug, Default)]
 struct State {
     tables: Vec<Arc<Loaded>>,
-    /// All packs that were ever said to be condemned (some 30 bytes each). None ever comes back to life, so that whoever loads an older root after a newer one, or
-    /// learns late that a commit of before was made, cannot make a pack look live whose base epoch was given up.
+    /// All packs that were ever reported as condemned, about 30 bytes each.
+    ///
+    /// No pack ever becomes live again. A caller may load an older root after a newer one, or learn
+    /// late that an earlier commit was applied. Neither may make a pack look live that the
+    /// session's published base no longer protects.
     condemned: HashSet<PackName>,
 }
 
@@ -124,7 +131,7 @@ pub(crate) struct Catalog {
     quarantine: RwLock<HashSet<Place>>,
     damaged: Mutex<HashSet<(PackName, u16)>>,
     recent: MemoryCache<PackName, Arc<Vec<PackRecord>>>,
-    /// Made for a seal, and perhaps listed by a root soon.
+    /// Tables of new index objects that a root may list soon.
     staged: Mutex<Vec<Weak<Loaded>>>,
     loading: tokio::sync::Mutex<()>,
 }
@@ -154,7 +161,8 @@ impl Catalog {
         Arc::clone(&self.state.read())
     }
 
-    /// The pack that new data may refer to for this blob: live, and not known to be damaged.
+    /// Returns a pack that new data may refer to for this blob: it is live, and this copy is not
+    /// known to be damaged.
     pub(crate) fn find_live(&self, id: &Id) -> Option<PackName> {
         let prefix = id.prefix();
         let state = self.state();
@@ -168,23 +176,24 @@ impl Catalog {
         })
     }
 
-    /// Whether new references to this pack may be made, as far as condemning is concerned.
+    /// Returns true if the pack is condemned, so that no new reference to it may be made.
     pub(crate) fn is_condemned(&self, pack: &PackName) -> bool {
         self.state.read().condemned.contains(pack)
     }
 
-    /// Whether an index object holds this pack, and nothing condemns it.
+    /// Returns true if a loaded index object lists this pack and it is not condemned.
     pub(crate) fn is_live(&self, pack: &PackName) -> bool {
         let state = self.state();
         !state.condemned.contains(pack) && state.tables.iter().any(|loaded| loaded.holds(pack))
     }
 
-    /// Whether an index object holds this pack, condemned or not.
+    /// Returns true if a loaded index object lists this pack, condemned or not.
     pub(crate) fn is_listed(&self, pack: &PackName) -> bool {
         self.state().tables.iter().any(|loaded| loaded.holds(pack))
     }
 
-    /// All places where a blob can be read, the best first: condemned packs may go at any time, damaged frames are a last hope.
+    /// Returns all copies of a blob, the best first. Copies in condemned packs, which may be
+    /// deleted at any time, and in damaged frames come last.
     pub(crate) fn locate(&self, id: &Id) -> Vec<Candidate> {
         let prefix = id.prefix();
         let state = self.state();
@@ -203,7 +212,8 @@ impl Catalog {
         found.into_iter().map(|(_, candidate)| candidate).collect()
     }
 
-    /// A frame could not be read, or not as it was written: nothing new is made to refer to it.
+    /// Records that a frame could not be read, or has other bytes than were written. No new
+    /// reference to it is made.
     pub(crate) fn note_damaged(&self, pack: PackName, frame: u16) {
         let mut damaged = self.damaged.lock();
         if damaged.len() < DAMAGED_FRAMES {
@@ -220,7 +230,7 @@ impl Catalog {
         !quarantine.is_empty() && (holds(Some(frame)) || holds(None))
     }
 
-    /// Whether any place is known to be damaged.
+    /// Returns true if any place is known to be damaged.
     pub(crate) fn knows_damage(&self) -> bool {
         !self.damaged.lock().is_empty() || !self.quarantine.read().is_empty()
     }
@@ -229,7 +239,7 @@ impl Catalog {
         *self.quarantine.write() = places;
     }
 
-    /// All copies of a blob, condemned packs and damaged frames included.
+    /// Returns all copies of a blob, those in condemned packs and damaged frames included.
     pub(crate) fn places(&self, prefix: &Prefix) -> Vec<Place> {
         let state = self.state();
         let place = |loaded: &Loaded, found: index::Location| {
@@ -244,7 +254,7 @@ impl Catalog {
             .collect()
     }
 
-    /// All copies of a blob: pack, frame, and which blob of the frame.
+    /// Returns all copies of a blob as (pack, frame, slot in the frame).
     pub(crate) fn slots(&self, prefix: &Prefix) -> Vec<(PackName, u16, u16)> {
         let state = self.state();
         let slot = |loaded: &Loaded, found: index::Location| {
@@ -258,7 +268,7 @@ impl Catalog {
             .collect()
     }
 
-    /// Makes these packs, which no index object need hold, all that is known.
+    /// Replaces the whole index by these packs, whether an index object lists them or not.
     pub(crate) async fn load_records(&self, records: Vec<PackRecord>) -> Result<(), DepotError> {
         let _turn = self.loading.lock().await;
         let name = PackName {
@@ -287,7 +297,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Makes the tables agree with the root's list; see [`Depot::load_index`](crate::depot::Depot::load_index).
+    /// Makes the tables match the root's list; see
+    /// [`Depot::load_index`](crate::depot::Depot::load_index).
     pub(crate) async fn load(
         &self,
         list: &[IndexRef],
@@ -367,7 +378,7 @@ impl Catalog {
         job.await?
     }
 
-    /// The packs of an index object that is to be absorbed.
+    /// Returns the packs of an index object that a new one absorbs.
     pub(crate) async fn records(&self, name: PackName) -> Result<Arc<Vec<PackRecord>>, DepotError> {
         match self.recent.get(&name) {
             Some(records) => Ok(records),
@@ -375,7 +386,7 @@ impl Catalog {
         }
     }
 
-    /// Makes a table of an index object that has just been written, and that a root may list soon.
+    /// Builds the table of an index object that was just written and that a root may list soon.
     pub(crate) async fn stage(
         &self,
         reference: IndexRef,
@@ -420,7 +431,7 @@ impl Catalog {
         Ok((Arc::new(Loaded { reference, table }), records))
     }
 
-    /// The root lists a new index object in the place of others.
+    /// Records that the root lists new index objects in place of the absorbed ones.
     pub(crate) fn adopt(&self, staged: &[Staged], absorbed: &[PackName]) {
         let mut state = self.state.write();
         let gone = |loaded: &Arc<Loaded>| {
@@ -448,12 +459,13 @@ impl Catalog {
 }
 
 impl Loaded {
-    /// What the root calls it.
+    /// Returns the reference by which the root names the index object.
     pub(crate) fn reference(&self) -> IndexRef {
         self.reference
     }
 
-    /// Packs are in the order of their names.
+    /// Returns true if the table holds the pack. Binary search: packs are in the order of their
+    /// names.
     fn holds(&self, pack: &PackName) -> bool {
         let (mut low, mut high) = (0, self.table.pack_count() as u32);
         while low < high {
@@ -485,7 +497,8 @@ impl Loaded {
         })
     }
 
-    /// Another frame of the pack that `location` is in.
+    /// Returns another frame of the pack that holds `location`. `None` if the pack has no such
+    /// frame.
     pub(crate) fn neighbour(
         &self,
         number: PackNumber,

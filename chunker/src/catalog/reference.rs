@@ -1,4 +1,4 @@
-//! How the root names an index object.
+//! References to index objects in the root.
 
 use crate::pack::PackName;
 
@@ -6,21 +6,22 @@ use crate::pack::PackName;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, minicbor::Encode, minicbor::Decode)]
 #[cbor(map)]
 pub struct IndexRef {
-    /// The index object's name; it lies under `index/NAME`.
+    /// The name of the index object, which lies under `index/NAME`.
     #[cbor(n(0), with = "name_bytes")]
     pub name: PackName,
-    /// Packs whose footers it holds.
+    /// Number of packs whose footers it holds.
     #[n(1)]
     pub packs: u32,
-    /// Blobs in these packs.
+    /// Number of blobs in these packs.
     #[n(2)]
     pub blobs: u64,
-    /// Bytes of its decoded payload: what it costs to load, and what absorption goes by.
+    /// Decoded length of its payload, in bytes. Determines the cost of loading it, and whether it
+    /// is absorbed.
     #[n(3)]
     pub bytes: u64,
 }
 
-/// Names as 16 bytes in CBOR.
+/// Encoding of a name as 16 bytes in CBOR.
 pub mod name_bytes {
     use minicbor::decode::{Decoder, Error};
     use minicbor::encode::{self, Encoder, Write};
@@ -28,6 +29,9 @@ pub mod name_bytes {
     use crate::pack::PackName;
 
     /// Writes a name as a byte string.
+    ///
+    /// # Errors
+    /// The error of the writer.
     pub fn encode<C, W: Write>(
         name: &PackName,
         encoder: &mut Encoder<W>,
@@ -37,7 +41,10 @@ pub mod name_bytes {
         Ok(())
     }
 
-    /// Reads what [`encode`] writes.
+    /// Reads a name that [`encode`] has written.
+    ///
+    /// # Errors
+    /// [`Error`] if the input is not a byte string of 16 bytes.
     pub fn decode<C>(decoder: &mut Decoder<'_>, _context: &mut C) -> Result<PackName, Error> {
         let bytes = decoder.bytes()?;
         let bytes: [u8; PackName::LEN] = bytes
@@ -54,7 +61,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn references_are_read_back(session: u64, sequence: u32, random: u32, packs: u32, blobs: u64, bytes: u64) {
+        fn references_are_read_back(
+            session: u64, sequence: u32, random: u32, packs: u32, blobs: u64, bytes: u64,
+        ) {
             let name = PackName { session, sequence, random };
             let reference = IndexRef { name, packs, blobs, bytes };
             let encoded = minicbor::to_vec(reference).expect("a vector takes everything");

@@ -1,8 +1,9 @@
-//! Sealed frames on disk: one sparse file per pack, laid out as the pack itself.
+//! Disk cache of sealed frames: one sparse file per pack, with the layout of the pack itself.
 //!
-//! Owns the files below `packs/` of a repository's cache directory, their total size, and which go first. A frame that was never written reads as
-//! zeros, a torn one as garbage; neither verifies, so no list of what is present is kept and none can be wrong. All calls block: they are made
-//! from threads that may.
+//! Owns the files below `packs/` of a repository's cache directory, their total size, and the order
+//! of eviction. A frame that was never written reads as zeros, and a torn write reads as garbage.
+//! Neither verifies, so no list of present frames is kept, and none can be wrong. All calls block:
+//! callers use threads that may block.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -18,10 +19,10 @@ use parking_lot::Mutex;
 use crate::pack::PackName;
 use crate::seal::NONCE_LEN;
 
-/// Files kept open at once.
+/// Maximum number of files that are open concurrently.
 const OPEN_FILES: usize = 128;
 
-/// A bounded, shared, forgetful copy of parts of packs.
+/// A bounded cache of parts of packs, shared by all readers. It may lose any part at any time.
 #[derive(Debug)]
 pub(crate) struct DiskCache {
     root: PathBuf,
@@ -33,7 +34,7 @@ pub(crate) struct DiskCache {
 
 #[derive(Debug)]
 struct State {
-    /// Least recently used first out.
+    /// Packs in order of use: the least recently used pack is evicted first.
     packs: LruCache<PackName, Entry>,
     used: u64,
     open: usize,
@@ -44,7 +45,7 @@ struct Entry {
     /// Bytes that the file takes on disk.
     bytes: u64,
     file: Option<Arc<File>>,
-    /// Whether the file says that it was of use in this process.
+    /// True if this process has set the modification time of the file, which records its last use.
     touched: bool,
 }
 
@@ -59,10 +60,10 @@ impl Entry {
 }
 
 impl DiskCache {
-    /// Opens or makes the cache below `root`, with at most `limit` bytes in it.
+    /// Opens or makes the cache below `root`. Evicts files until at most `limit` bytes remain.
     ///
     /// # Errors
-    /// The directory cannot be made or read.
+    /// The error of the file system if the directory cannot be made or read.
     pub(crate) fn open(root: &Path, limit: u64) -> io::Result<Self> {
         let root = root.join("packs");
         make_directory(&root)?;
@@ -98,18 +99,20 @@ impl DiskCache {
         Ok(cache)
     }
 
-    /// Bytes on disk now, as far as this process knows.
+    /// Returns the bytes that the files take on disk, as far as this process knows.
     pub(crate) fn used(&self) -> u64 {
         self.state.lock().used
     }
 
-    /// Whether anything of a pack may be here.
+    /// Returns true if the cache may hold a part of the pack.
     pub(crate) fn has(&self, name: PackName) -> bool {
         self.state.lock().packs.contains(&name)
     }
 
-    /// Reads `length` bytes at `offset` of a pack. `None` if they are not all there, or begin as what was never written does (no sealed frame begins with
-    /// so many zeros). What is returned may still be anything.
+    /// Reads `length` bytes at `offset` of a pack, not verified.
+    ///
+    /// `None` if the file ends before, or if the bytes begin with zeros as unwritten ones do: no
+    /// sealed frame begins with so many zeros.
     pub(crate) fn read(&self, name: PackName, offset: u64, length: usize) -> Option<Bytes> {
         if self.reads_off.load(Ordering::Relaxed) {
             return None;
@@ -130,7 +133,8 @@ impl DiskCache {
         }
     }
 
-    /// Keeps parts of a pack: (offset, bytes). Whatever goes wrong, the parts are not kept, and that is all.
+    /// Writes parts of a pack, each an offset in bytes and its bytes. Errors are handled here: the
+    /// parts are then not cached.
     pub(crate) fn write(&self, name: PackName, parts: &[(u64, Bytes)]) {
         if self.writes_off.load(Ordering::Relaxed) || self.limit.load(Ordering::Relaxed) == 0 {
             return;
@@ -173,7 +177,8 @@ impl DiskCache {
             {
                 Ok(file) => self.keep_open(name, file),
                 Err(error) => {
-                    // One that cannot be opened now (too many are open, say) still takes its room.
+                    // A file that cannot be opened now, for instance because too many files are
+                    // open, still takes space on disk.
                     if error.kind() == io::ErrorKind::NotFound {
                         self.state.lock().forget(name);
                     }
@@ -209,7 +214,7 @@ impl DiskCache {
         Ok(self.keep_open(name, file))
     }
 
-    /// Remembers an open file; of too many, those longest unused are closed.
+    /// Keeps a file open. If too many are open, closes those that were least recently used.
     fn keep_open(&self, name: PackName, file: File) -> Arc<File> {
         let file = Arc::new(file);
         let mut state = self.state.lock();
@@ -254,7 +259,7 @@ impl DiskCache {
         }
     }
 
-    /// The disk is full: makes do with less than is used now.
+    /// Handles a full disk: lowers the limit to 7/8 of the bytes in use, and evicts files.
     fn shrink(&self, error: &io::Error) {
         let used = self.used();
         let less = used - used / 8;
@@ -269,7 +274,7 @@ impl DiskCache {
         self.evict();
     }
 
-    /// The disk does not work: says so once and does without.
+    /// Handles a failing disk: logs a warning once, and stops using the disk.
     fn trouble(&self, error: &io::Error, off: &AtomicBool) {
         if !off.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -291,14 +296,17 @@ impl State {
     }
 }
 
-/// Whether an error says nothing of the disk: this process, or the system, has too many files open.
+/// Returns true if an error does not concern the disk: this process or the system has too many
+/// files open.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// Makes the file say that it was of use now, so that the next process knows it, too. If that fails, it does not.
+/// Sets the modification time of the file to now, so that the next process knows when it was used
+/// last. Errors are ignored: the file then looks older.
 fn touch(file: &File) {
-    // To the nanosecond: the kernel's own "now" is a tick old, in which many files may have been written.
+    // With nanoseconds: the kernel's own "now" is up to one timer tick old, and many files may have
+    // been written in that time.
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     let times = rustix::fs::Timestamps {
         last_access: now,
@@ -307,8 +315,8 @@ fn touch(file: &File) {
     let _ = rustix::fs::futimens(file, &times);
 }
 
-/// Makes a directory and those above it with mode 0700. One that is there, is this user's and lets
-/// others in is closed to them.
+/// Makes a directory and its parents with mode 0700. If the directory exists, belongs to this user
+/// and is accessible to others, its mode becomes 0700.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     let found = fs::symlink_metadata(path)?;
@@ -387,7 +395,7 @@ mod tests {
         let (used, path) = (cache.used(), cache.path(name(1)));
         let aside = path.with_extension("aside");
         fs::rename(&path, &aside).expect("renames");
-        // It names itself: opening fails, and not because there is nothing.
+        // The symbolic link points to itself: it cannot be opened, but it exists.
         std::os::unix::fs::symlink(&path, &path).expect("links");
         assert_eq!(cache.read(name(1), 0, body.len()), None);
         fs::rename(&aside, &path).expect("renames back");

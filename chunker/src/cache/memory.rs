@@ -1,11 +1,11 @@
-//! Decoded things in memory, by bytes, least recently used first out.
+//! Memory cache of decoded values, bounded in bytes, with eviction of the least recently used.
 
 use std::hash::Hash;
 
 use lru::LruCache;
 use parking_lot::Mutex;
 
-/// A bounded map. Values are cheap to clone (an `Arc`).
+/// A bounded map. Values must be cheap to clone (an `Arc`).
 #[derive(Debug)]
 pub(crate) struct MemoryCache<K: Hash + Eq, V> {
     limit: u64,
@@ -19,7 +19,7 @@ struct State<K: Hash + Eq, V> {
 }
 
 impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
-    /// A cache of at most `limit` bytes.
+    /// Returns a cache of at most `limit` bytes.
     pub(crate) fn new(limit: u64) -> Self {
         Self {
             limit,
@@ -35,7 +35,8 @@ impl<K: Hash + Eq, V: Clone> MemoryCache<K, V> {
         state.entries.get(key).map(|(_, value)| value.clone())
     }
 
-    /// Keeps a value that takes `bytes`. One that is larger than a quarter of the cache is not kept at all.
+    /// Caches a value that takes `bytes` bytes. A value larger than a quarter of the cache is not
+    /// cached.
     pub(crate) fn put(&self, key: K, bytes: u64, value: V) {
         if bytes > self.limit / 4 {
             return;

@@ -1,7 +1,7 @@
-//! What was fetched already: decoded frames in memory, sealed frames on disk.
+//! Caches of fetched data: decoded frames in memory, sealed frames on disk.
 //!
-//! Owns bounded storage and its eviction. Never trusts what it kept: whoever loads a frame from disk verifies it like one from the bucket, and
-//! no failure of the cache is an error of a read.
+//! Owns bounded storage and its eviction. Cached data is never trusted: a reader verifies a frame
+//! from disk like one from the bucket. No failure of the cache is an error of a read.
 
 mod disk;
 mod memory;

@@ -1,6 +1,8 @@
-//! Frames come in: from memory, from the cache on disk, from the bucket; each at most once at a time.
+//! Fetches of frames: from memory, from the disk cache, from the bucket. A frame is fetched only
+//! once at a time.
 //!
-//! Owns the tasks that fetch. They run to their end even if whoever began them went away, since others may wait for the same frames.
+//! Owns the fetch tasks. They run to their end even if the caller that began them is dropped,
+//! because other callers may wait for the same frames.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -18,38 +20,41 @@ use crate::ingest::{Body, SealedHere};
 use crate::pack::PackName;
 use crate::seal::{Class, ObjectOpener};
 
-/// What is fetched of a pack at once where it is read in small parts: trees are written together and read together, and so are small files.
+/// Size in bytes of the regions that are fetched whole from a pack that is read in small parts.
+/// Trees are written together and read together, and so are small files.
 const PLACE_BYTES: u64 = 1 << 20;
 
-/// The most that is decoded because it lies around what is wanted, in bytes: a place may hold much that shrank to almost nothing.
+/// The most that is decoded only because it lies near requested frames, in bytes of decoded length.
+/// A region may hold much data that was compressed to almost nothing.
 const NEIGHBOUR_BYTES: u64 = 8 << 20;
 
-/// More than this asked of a data pack at once, in bytes, is part of a long file, for which there is read-ahead.
+/// A request for more bytes than this from a data pack is part of a long file, which has
+/// read-ahead.
 const SMALL_BYTES: u64 = 256 << 10;
 
-/// Frames that one job decodes, in decoded bytes.
+/// Frames that one job decodes, in bytes of decoded length.
 const JOB_BYTES: u64 = 512 << 10;
 
-/// Where a frame is, roughly: the pack and the number of the stretch in it.
+/// The region that holds a frame: the pack, and the number of the region in it.
 pub(super) type Place = (PackName, u64);
 
 fn place(location: &Location) -> Place {
     (location.pack, location.offset / PLACE_BYTES)
 }
 
-/// How often a frame is asked for whose fetch is abandoned again and again.
+/// How many times a frame is requested if its fetch is abandoned each time.
 const ASKED_MAX: u32 = 3;
 
-/// A fetch ended without an answer: a mistake in this program.
+/// A fetch that ended without an answer, which is a mistake in this program.
 const ABANDONED: DepotError = DepotError::Internal("a fetch was abandoned");
 
-/// A frame somebody has to bring.
+/// A frame that this task must fetch.
 struct Errand {
     location: Location,
     duty: Duty<FrameAnswer>,
 }
 
-/// One pack and what is wanted of it.
+/// A pack, and the means to fetch and open its frames.
 struct Trip {
     candidate: Candidate,
     opener: Arc<ObjectOpener>,
@@ -57,8 +62,8 @@ struct Trip {
 }
 
 impl Reader {
-    /// Brings frames: one answer for each that is asked for. Dropped, it leaves the fetches that it
-    /// began under way, for others who wait for them.
+    /// Fetches frames. Returns one result for each requested frame. If the future is dropped, the
+    /// fetches that it began go on for other callers that wait for them.
     pub(super) async fn frames(self: &Arc<Self>, sources: Vec<Source>) -> Answers {
         let mut answers = Answers::new();
         let mut wanted = sources;
@@ -75,10 +80,10 @@ impl Reader {
         answers
     }
 
-    /// Asks once for frames. Returns those whose fetch, which another caller had begun, was
-    /// abandoned.
+    /// Requests frames once. Returns the sources of those whose fetch was begun by another caller
+    /// and then abandoned.
     async fn ask(self: &Arc<Self>, sources: Vec<Source>, answers: &mut Answers) -> Vec<Source> {
-        // In order, so that a simulation repeats itself.
+        // Ordered maps make a simulation repeatable.
         let mut tickets = BTreeMap::new();
         let mut trips: BTreeMap<PackName, (Box<Candidate>, Vec<Errand>)> = BTreeMap::new();
         for source in sources {
@@ -127,7 +132,7 @@ impl Reader {
         again
     }
 
-    /// Begins a fetch of the frame that holds a blob, and abandons it when the answer is dropped.
+    /// Begins a fetch of the frame that holds a blob. Dropping the result abandons the fetch.
     #[cfg(test)]
     pub(crate) fn begin_in_vain(&self, id: &crate::id::Id) -> impl Sized + use<> {
         let found = self.catalog.locate(id);
@@ -166,7 +171,8 @@ impl Reader {
         });
     }
 
-    /// The bytes of a frame that is here, with the room that they take if they had to be read.
+    /// Returns the bytes of a local frame. If they were read from the spool, the reservation for
+    /// their memory comes with them.
     async fn body_of(&self, body: &Body) -> Result<(Bytes, Option<Reservation>), DepotError> {
         match body {
             Body::Memory(bytes) => Ok((bytes.clone(), None)),
@@ -178,7 +184,7 @@ impl Reader {
         }
     }
 
-    /// Brings frames of one pack.
+    /// Fetches frames of one pack.
     async fn travel(self: Arc<Self>, candidate: Candidate, errands: Vec<Errand>) {
         let opener = match self.opener(&candidate) {
             Ok(opener) => opener,
@@ -225,7 +231,8 @@ impl Reader {
         }
     }
 
-    /// Takes what the cache on disk has; the rest is handed back. What does not verify was never written whole.
+    /// Takes the frames that the disk cache holds, and returns the rest. A frame that does not
+    /// verify was never written whole.
     async fn fetch_cached(&self, trip: &Trip, errands: Vec<Errand>) -> Vec<Errand> {
         let pack = trip.candidate.location.pack;
         let Some(disk) = self.disk.as_ref().filter(|disk| disk.has(pack)) else {
@@ -262,8 +269,11 @@ impl Reader {
         missing
     }
 
-    /// True if little is wanted, of a place from which something else was fetched not long ago: small files that were laid down together are being read,
-    /// in whatever order their names have.
+    /// Returns true if few bytes are requested, and something else was recently fetched from the
+    /// same region.
+    ///
+    /// Small files that were stored together are then being read, in whatever order their names
+    /// have.
     fn is_returned_to(&self, places: &BTreeSet<Place>, errands: &[Errand]) -> bool {
         let bytes: u64 = errands
             .iter()
@@ -280,7 +290,8 @@ impl Reader {
         is_known
     }
 
-    /// Frames around those that are wanted come along.
+    /// Adds the frames of the same regions that are not in the memory cache and that no other
+    /// caller fetches, up to [`NEIGHBOUR_BYTES`].
     fn add_neighbours(&self, trip: &Trip, places: &BTreeSet<Place>, errands: &mut Vec<Errand>) {
         let Some((table, number)) = &trip.candidate.table else {
             return;
@@ -317,7 +328,8 @@ impl Reader {
         let bytes = match self.link.get_range(&trip.key, range.clone()).await {
             Ok(bytes) => bytes,
             Err(DepotError::Damaged { .. }) if errands.len() > 1 => {
-                // The pack is shorter than it should be: what is there can still be read.
+                // The pack is shorter than the index says. The frames that exist can still be read
+                // one by one.
                 drop(_room);
                 return self.one_by_one(trip, errands).await;
             }
@@ -343,7 +355,8 @@ impl Reader {
                     good.push((errand.location.offset, part(&errand.location)));
                     Ok(frame)
                 }
-                // Damaged on the way, perhaps: damage is only what is there when looking twice.
+                // The bytes may have been damaged in transit. A frame counts as damaged only if a
+                // second fetch finds the same.
                 _ => self.once_more(trip, errand.location).await,
             };
             self.land(key, errand.duty, answer);
@@ -367,7 +380,7 @@ impl Reader {
         }
     }
 
-    /// Verifies and decodes frames, in as many jobs as it is worth.
+    /// Verifies and decodes frames, in jobs of about [`JOB_BYTES`] each.
     async fn decode(
         &self,
         trip: &Trip,
@@ -407,7 +420,7 @@ impl Reader {
         done.into_iter().flatten().flatten().collect()
     }
 
-    /// Keeps a whole pack on disk.
+    /// Writes a whole pack to the disk cache.
     pub(crate) async fn keep_pack(&self, pack: PackName, parts: Vec<Bytes>) {
         let mut offset = 0;
         let place = |part: Bytes| {
@@ -419,7 +432,7 @@ impl Reader {
             .await;
     }
 
-    /// Keeps parts of a pack on disk, each with where it lies in the pack.
+    /// Writes parts of a pack to the disk cache, each with its offset in the pack in bytes.
     async fn keep(&self, pack: PackName, frames: Vec<(u64, Bytes)>) {
         let Some(disk) = self.disk.clone() else {
             return;

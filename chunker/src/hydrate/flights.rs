@@ -1,6 +1,7 @@
-//! One fetch for all who ask: who is on the way to which frame.
+//! One fetch per key, shared by all concurrent callers.
 //!
-//! Owns the table of fetches under way. A fetch that is abandoned (its task ended without an answer) wakes its waiters with nothing, and they ask again.
+//! Owns the table of fetches under way. A fetch is abandoned if its task ends without an answer.
+//! Its waiters then get no answer and ask again.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -8,19 +9,20 @@ use std::hash::Hash;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// Fetches under way, by what they fetch.
+/// Fetches under way, by key.
 #[derive(Debug)]
 pub(crate) struct Flights<K: Hash + Eq, V> {
     table: Mutex<HashMap<K, watch::Receiver<Option<V>>>>,
 }
 
-/// The duty to answer those who wait for a fetch. Dropping it without an answer tells them to ask again.
+/// The obligation to answer the waiters of a fetch. If it is dropped without an answer, they ask
+/// again.
 #[derive(Debug)]
 pub(crate) struct Duty<V> {
     answer: watch::Sender<Option<V>>,
 }
 
-/// Somebody who waits.
+/// A caller that waits for a fetch.
 #[derive(Debug)]
 pub(crate) struct Ticket<V>(watch::Receiver<Option<V>>);
 
@@ -31,7 +33,8 @@ impl<K: Hash + Eq + Copy, V: Clone> Flights<K, V> {
         }
     }
 
-    /// Joins the fetch of `key`. With a duty, the caller is the first and has to see to it; [`Flights::land`] ends it.
+    /// Joins the fetch of `key`. If a duty is returned, the caller is the first and must fetch;
+    /// [`Flights::land`] ends the fetch.
     pub(crate) fn board(&self, key: K) -> (Ticket<V>, Option<Duty<V>>) {
         let mut table = self.table.lock();
         if let Some(flight) = table.get(&key)
@@ -44,7 +47,8 @@ impl<K: Hash + Eq + Copy, V: Clone> Flights<K, V> {
         (Ticket(flight), Some(Duty { answer }))
     }
 
-    /// Answers all who wait for `key`. Whoever asks afterwards begins anew: what is to be kept has to be in a cache by now.
+    /// Answers all waiters of `key`. A later caller begins a new fetch, so a value to be reused
+    /// must be in a cache before this call.
     pub(crate) fn land(&self, key: K, duty: Duty<V>, value: V) {
         self.table.lock().remove(&key);
         duty.answer.send_replace(Some(value));
@@ -57,7 +61,7 @@ impl<K: Hash + Eq + Copy, V: Clone> Flights<K, V> {
 }
 
 impl<V: Clone> Ticket<V> {
-    /// The answer, or `None` if the fetch was abandoned.
+    /// Waits for the answer. `None` if the fetch was abandoned.
     pub(crate) async fn wait(mut self) -> Option<V> {
         let answer = self.0.wait_for(Option::is_some).await.ok()?;
         answer.clone()

@@ -1,7 +1,8 @@
-//! The way out of the bucket: find, fetch, verify, decode, keep.
+//! The read path: find, fetch, verify, decode, cache.
 //!
-//! Owns which copy of a blob is read and what is done when it is missing or damaged. `fetch` brings frames in, `read` makes files' bytes of chunks. Everything that is
-//! handed out was verified against the whole id of its blob, wherever it came from.
+//! Owns the choice of the copy of a blob that is read, and the handling of missing and damaged
+//! copies. `fetch` fetches frames, and `read` assembles file contents from chunks. Every returned
+//! blob was verified against its whole id, whatever its source.
 
 mod fetch;
 mod flights;
@@ -27,25 +28,28 @@ use crate::seal::{Class, Keyring, ObjectOpener};
 use crate::workers::Workers;
 use flights::Flights;
 
-/// A frame, wherever it is.
+/// The pack and number of a frame.
 pub(crate) type FrameKey = (PackName, u16);
 
 type FrameAnswer = Result<Arc<CachedFrame>, DepotError>;
 
-/// The part of the memory cache that lists of chunks may take.
+/// Divisor of the memory cache: one part of this many holds segments.
 const SEGMENT_SHARE: u64 = 8;
 
-/// Openers of packs kept, in bytes: about four thousand.
+/// Bytes of pack openers that are cached: about four thousand openers.
 const OPENER_BYTES: u64 = 4 << 20;
 
-/// About what an opener takes.
+/// Approximate size of an opener, in bytes.
 const ONE_OPENER_BYTES: u64 = 1 << 10;
 
-/// Places from which little was fetched that are remembered: as many as a large directory's small files take. Whoever reads here and there in something
-/// long comes back to one of so few hardly ever, and is not given more than was asked for.
+/// Number of places that are remembered from which little was fetched: as many as the small files
+/// of a large directory take.
+///
+/// A reader with random access to a long file hardly ever returns to one of so few places, and so
+/// gets no extra data.
 const PLACES: u64 = 64;
 
-/// What reading needs; shared by the tasks that fetch.
+/// The state of the read path, shared by the fetch tasks.
 #[derive(Debug)]
 pub(crate) struct Reader {
     pub(crate) link: Arc<Link>,
@@ -59,43 +63,43 @@ pub(crate) struct Reader {
     segments: MemoryCache<Id, Arc<Segment>>,
     openers: MemoryCache<PackName, Arc<ObjectOpener>>,
     flights: Flights<FrameKey, FrameAnswer>,
-    /// From where little was fetched lately.
+    /// Places from which little was fetched recently.
     places: MemoryCache<fetch::Place, ()>,
     sessions: RwLock<Vec<Weak<Session>>>,
-    /// Bytes of files that prefetches have asked for.
+    /// Bounds the bytes of files that prefetches have requested.
     pub(crate) prefetch_gate: ByteGate,
 }
 
-/// What a reader is made of.
+/// The parts that a reader is made of.
 pub(crate) struct ReaderParts {
     pub(crate) link: Arc<Link>,
     pub(crate) keyring: Keyring,
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) disk: Option<Arc<DiskCache>>,
-    /// Whether to put there what was fetched, and to fetch what lies around small files.
+    /// True caches fetched frames on disk, and fetches the neighbours of small files with them.
     pub(crate) saves_requests: bool,
     pub(crate) fetch_bytes: u64,
     pub(crate) cache_bytes: u64,
 }
 
-/// A decoded frame, and what is known of its blobs.
+/// A decoded frame with the ids of its blobs.
 #[derive(Debug)]
 pub(crate) struct CachedFrame {
     frame: Frame,
     class: Class,
-    /// The id of each blob, and as which kind it was computed.
+    /// The id of each blob, and the kind that it was computed for.
     ids: Box<[OnceLock<(Kind, Id)>]>,
 }
 
-/// Where a blob may be read, one after the other.
+/// A copy of a blob. Readers try the copies of a blob one after another.
 #[derive(Debug)]
 enum Source {
     Sealed(SealedHere, u16),
     Bucket(Box<Candidate>),
 }
 
-/// One blob that is looked for.
+/// The search for one blob.
 struct Search {
     kind: Kind,
     id: Id,
@@ -125,14 +129,14 @@ impl Reader {
         }
     }
 
-    /// From now on also finds what this session has not committed.
+    /// Makes the uncommitted blobs of this session readable.
     pub(crate) fn register(&self, session: &Arc<Session>) {
         let mut sessions = self.sessions.write();
         sessions.retain(|session| session.strong_count() > 0);
         sessions.push(Arc::downgrade(session));
     }
 
-    /// Reads blobs: one answer for each.
+    /// Reads blobs. Returns one result for each.
     pub(crate) async fn blobs(
         self: &Arc<Self>,
         wanted: &[(Kind, Id)],
@@ -161,7 +165,7 @@ impl Reader {
         answers.collect()
     }
 
-    /// Looks where a blob may be.
+    /// Finds the copies of a blob.
     fn search(&self, kind: Kind, id: Id) -> Search {
         let mut search = Search {
             kind,
@@ -193,7 +197,7 @@ impl Reader {
         search
     }
 
-    /// Takes a blob out of the frame that it should be in, or notes why not.
+    /// Takes a blob out of a fetched frame, or records why that failed.
     fn consider(&self, search: &mut Search, key: FrameKey, slot: u16, answer: Option<FrameAnswer>) {
         let error = match answer {
             Some(Ok(frame)) => match frame.blob(&self.keyring, search.kind, &search.id, slot) {
@@ -234,7 +238,8 @@ impl Reader {
     }
 }
 
-/// The next source of every blob that is not found yet, with the positions that ask.
+/// Takes the next copy of each blob that is not found yet. Returns the positions of these blobs,
+/// and the copies.
 fn next_sources(searches: &mut [Search]) -> (Vec<usize>, Vec<Source>) {
     let (mut asked, mut sources) = (Vec::new(), Vec::new());
     for (position, search) in searches.iter_mut().enumerate() {
@@ -250,7 +255,7 @@ fn next_sources(searches: &mut [Search]) -> (Vec<usize>, Vec<Source>) {
 }
 
 impl Source {
-    /// The frame, and the slot in it.
+    /// Returns the frame, and the slot of the blob in it.
     fn place(&self) -> (FrameKey, u16) {
         match self {
             Self::Sealed(sealed, slot) => ((sealed.pack, sealed.frame), *slot),
@@ -263,7 +268,8 @@ impl Source {
 }
 
 impl CachedFrame {
-    /// Prepares a frame. In data packs everything is a chunk, so the ids are computed here, by a worker.
+    /// Wraps a frame. All blobs of a data pack are chunks, so their ids are computed here, on a
+    /// worker.
     fn new(keyring: &Keyring, class: Class, frame: Frame) -> Self {
         let name = |bytes: Bytes| match class {
             Class::DataPack => OnceLock::from((Kind::Chunk, keyring.id(Kind::Chunk, &bytes))),
@@ -273,7 +279,8 @@ impl CachedFrame {
         Self { frame, class, ids }
     }
 
-    /// The blob in a slot, if it is this one. In metadata packs the kind is known by who asks: the id covers it.
+    /// Returns the blob in a slot if it has this kind and id. In metadata packs the reader states
+    /// the kind; the id is computed at the first read, and covers the kind.
     fn blob(&self, keyring: &Keyring, kind: Kind, id: &Id, slot: u16) -> Option<Bytes> {
         let bytes = self.frame.blob(slot)?;
         let cell = self.ids.get(usize::from(slot))?;
@@ -286,5 +293,5 @@ impl CachedFrame {
     }
 }
 
-/// Answers by frame.
+/// Fetched frames and errors, by frame.
 type Answers = HashMap<FrameKey, FrameAnswer>;

@@ -1,17 +1,20 @@
-//! Which ranges to ask the store for: pure.
+//! The choice of the ranges to fetch: pure.
 //!
-//! Owns the rule by which frames that lie close together are fetched by one request.
+//! Owns the rule that frames which lie close together are fetched by one request.
 
 use std::ops::Range;
 
-/// The widest stretch of bytes nobody asked for that is fetched to save a request.
+/// The largest gap between frames that is fetched to save a request, in bytes.
 pub(crate) const GAP_BYTES: u64 = 64 << 10;
 
-/// The largest range of one request, unless a single frame is larger.
+/// The largest range of one request, in bytes, unless a single frame is larger.
 pub(crate) const RANGE_BYTES: u64 = 8 << 20;
 
-/// Groups frames of one pack, each given by the bytes it occupies, into ranges to fetch: every frame lies whole in the range that lists it. Returns
-/// the ranges in order, each with the positions in `frames` that it serves.
+/// Groups frames of one pack into ranges to fetch.
+///
+/// `frames` gives the bytes that each frame occupies in the pack. Each frame lies entirely in the
+/// range that lists it. Returns the ranges in ascending order, each with the positions in `frames`
+/// that it serves. `largest` bounds a range that serves several frames, in bytes.
 pub(crate) fn coalesce(frames: &[Range<u64>], largest: u64) -> Vec<(Range<u64>, Vec<usize>)> {
     let mut order: Vec<usize> = (0..frames.len()).collect();
     order.sort_by_key(|&position| (frames[position].start, frames[position].end));
@@ -54,8 +57,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_frame_is_served_once_within_bounds(frames in prop::collection::vec((0u64..20_000_000, 1u64..300_000), 0..100)) {
-            let frames: Vec<_> = frames.into_iter().map(|(start, length)| start..start + length).collect();
+        fn every_frame_is_served_once_within_bounds(
+            frames in prop::collection::vec((0u64..20_000_000, 1u64..300_000), 0..100),
+        ) {
+            let frames: Vec<_> = frames
+                .into_iter()
+                .map(|(start, length)| start..start + length)
+                .collect();
             let mut served = vec![0; frames.len()];
             let mut end_before = None;
             for (range, positions) in coalesce(&frames, RANGE_BYTES) {
@@ -65,7 +73,9 @@ mod tests {
                 end_before = Some(range.start);
                 for position in positions {
                     served[position] += 1;
-                    prop_assert!(range.start <= frames[position].start && frames[position].end <= range.end);
+                    prop_assert!(
+                        range.start <= frames[position].start && frames[position].end <= range.end
+                    );
                 }
             }
             prop_assert!(served.into_iter().all(|count| count == 1));

@@ -1,6 +1,6 @@
-//! Bytes of files from chunks.
+//! File contents from chunks.
 //!
-//! Owns the resolving of extents through their segments, and the putting together of what was asked for.
+//! Owns the resolution of extents through their segments, and the assembly of the requested bytes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::error::DepotError;
 use crate::extent::{Piece, Target};
 use crate::id::{Id, Kind};
 
-/// A stretch of one chunk.
+/// A part of one chunk.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     id: Id,
@@ -22,7 +22,8 @@ struct Part {
 }
 
 impl Reader {
-    /// Reads pieces: exactly their bytes, part by part, or why not, for each.
+    /// Reads pieces. Returns for each piece its exact bytes in consecutive parts, or the reason why
+    /// it cannot be read.
     pub(crate) async fn read_each(
         self: &Arc<Self>,
         pieces: &[Piece],
@@ -33,13 +34,14 @@ impl Reader {
         assembled.collect()
     }
 
-    /// Fetches what pieces need into the caches, all of it at once: how far away the store is, is waited for once.
+    /// Fetches the frames that pieces need into the caches, all concurrently, so that the latency
+    /// of the store counts only once.
     pub(crate) async fn warm(self: &Arc<Self>, pieces: &[Piece]) {
         let resolved = self.resolve(pieces).await;
         self.chunks(&resolved).await;
     }
 
-    /// Which stretches of which chunks make up each piece.
+    /// Returns for each piece the parts of chunks that it consists of.
     async fn resolve(self: &Arc<Self>, pieces: &[Piece]) -> Vec<Result<Vec<Part>, DepotError>> {
         let lists = pieces.iter().filter_map(|piece| match piece.target {
             Target::Segment(id) => Some(id),
@@ -112,7 +114,7 @@ impl Reader {
     }
 }
 
-/// The stretches of chunks that a piece of a segment is made of.
+/// Returns the parts of chunks that make up a piece of a segment.
 fn divide(segment: &Segment, piece: &Piece) -> Result<Vec<Part>, DepotError> {
     let end = piece.offset.checked_add(piece.length);
     let Some(end) = end.filter(|end| *end <= segment.length()) else {
@@ -133,7 +135,7 @@ fn divide(segment: &Segment, piece: &Piece) -> Result<Vec<Part>, DepotError> {
         .collect())
 }
 
-/// The stretches themselves, sharing the memory of the frames that they are in.
+/// Returns the bytes of the parts. They share the memory of their frames.
 fn assemble(
     parts: &[Part],
     chunks: &HashMap<Id, Result<Bytes, DepotError>>,

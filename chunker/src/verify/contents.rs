@@ -1,4 +1,5 @@
-//! What an index object or a footer says of a pack, for those who know no layout.
+//! The contents of a pack as an index object or a footer lists them, for callers that do not know
+//! the layout.
 
 use crate::cut::segment;
 use crate::id::{Id, Kind, Prefix};
@@ -6,57 +7,58 @@ use crate::index::PackRecord;
 use crate::pack::PackName;
 use crate::seal::Class;
 
-/// What a pack holds, as an index object or its own footer says. About 21 bytes per blob.
+/// The list of a pack's contents, from an index object or from its own footer. About 21 bytes of
+/// memory per blob.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PackContents(pub(crate) PackRecord);
 
 /// A blob as a footer lists it.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Listed {
-    /// What it is.
+    /// The kind of the blob.
     pub kind: Kind,
-    /// The first bytes of its id.
+    /// The first bytes of the blob's id.
     pub prefix: Prefix,
-    /// The frame that holds it.
+    /// The number of the frame that holds the blob.
     pub frame: u16,
-    /// Which blob of the frame.
+    /// The number of the blob in the frame.
     pub slot: u16,
-    /// Its length in bytes.
+    /// The length of the blob, in bytes.
     pub length: u32,
 }
 
 impl PackContents {
-    /// The pack's name.
+    /// Returns the name of the pack.
     pub fn name(&self) -> PackName {
         self.0.name
     }
 
-    /// Data or metadata.
+    /// Returns the class: data or metadata pack.
     pub fn class(&self) -> Class {
         self.0.class
     }
 
-    /// Its key in the bucket.
+    /// Returns the key in the bucket.
     pub fn key(&self) -> String {
         self.0.name.key(self.0.class)
     }
 
-    /// Its length in the bucket, in bytes.
+    /// Returns the length of the pack in the bucket, in bytes.
     pub fn bytes(&self) -> u64 {
         self.0.length
     }
 
-    /// How many frames it has.
+    /// Returns the number of frames.
     pub fn frame_count(&self) -> usize {
         self.0.footer.frame_count()
     }
 
-    /// How many blobs it holds.
+    /// Returns the number of blobs.
     pub fn blob_count(&self) -> usize {
         self.0.footer.blob_count()
     }
 
-    /// Its blobs, in the order in which they lie.
+    /// Returns the blobs in the order of frames and slots.
     pub fn blobs(&self) -> impl Iterator<Item = Listed> + '_ {
         self.0.footer.blobs().map(|entry| Listed {
             kind: entry.kind,
@@ -70,7 +72,8 @@ impl PackContents {
 
 #[cfg(any(test, feature = "testing"))]
 impl PackContents {
-    /// What an index might say of a pack that nobody wrote, for tests: `frames` tells how many blobs each of its frames has, and `bytes` how long it is.
+    /// Returns an index entry of a pack that does not exist, for tests. `frames` holds the number
+    /// of blobs of each frame, and `bytes` is the length of the pack.
     pub fn unproven(name: PackName, class: Class, frames: &[u16], bytes: u64) -> Self {
         let kind = match class {
             Class::MetadataPack => Kind::Node,
@@ -96,10 +99,10 @@ impl PackContents {
     }
 }
 
-/// The chunks that a segment lists, each with its length in bytes.
+/// Returns the chunks that a segment lists, each with its length in bytes.
 ///
 /// # Errors
-/// Says what is wrong with bytes that are no segment.
+/// A description of the problem, if the bytes are not a segment.
 pub fn chunks_of(segment: &[u8]) -> Result<Vec<(Id, u32)>, String> {
     let segment = segment::decode(segment).map_err(|error| error.to_string())?;
     let chunks = segment.chunks.iter();

@@ -1,9 +1,11 @@
-//! Looking at what lies in the bucket, object by object, and saying exactly what is wrong with it.
+//! Verification of the objects in the bucket, one by one, with an exact description of each damage.
 //!
-//! Owns the walk over index objects, footers, frames and blobs, in the bucket itself and never in a cache. Decides nothing: what is live, what refers to what
-//! and what follows from damage is for whoever asks. Writes nothing.
+//! Owns the walk over index objects, footers, frames and blobs. Reads from the bucket itself and
+//! never from a cache. The caller decides which objects are live, which refer to which, and what
+//! follows from damage. Writes nothing.
 //!
-//! Memory: what [`VerifierConfig::memory_bytes`] allows for objects in hand, and what the caller keeps of [`PackContents`] (about 21 bytes per blob).
+//! Memory: up to [`VerifierConfig::memory_bytes`] for objects under verification, and the
+//! [`PackContents`] that the caller keeps (about 21 bytes per blob).
 
 mod contents;
 mod walk;
@@ -26,22 +28,24 @@ pub use contents::{Listed, PackContents, chunks_of};
 pub use walk::{Found, PackDamage, WalkedPack};
 pub(crate) use walk::{open_frame, read_footer};
 
-/// The end of a pack that is fetched in the hope that its footer is in it.
+/// Bytes at the end of a pack that are fetched first: nearly every footer is in them.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// What decoding an index object takes for each byte of the object: a guess that compressed footers keep to.
+/// Estimate of the memory that decoding an index object takes, for each byte of the object.
+/// Compressed footers stay below it.
 const INDEX_FACTOR: u64 = 4;
 
 /// How a [`Verifier`] uses the machine and the store.
 #[derive(Debug, Clone)]
 pub struct VerifierConfig {
-    /// Requests at the same time.
+    /// Maximum number of concurrent requests.
     pub downloads: usize,
-    /// Threads; 0 works in the calling task, for simulations.
+    /// Number of threads. 0 does the work in the calling task, for simulations.
     pub workers: usize,
-    /// The most that objects in hand may take, in bytes. A single pack may take more, alone.
+    /// Maximum memory for objects under verification, in bytes. A single larger pack is verified
+    /// alone.
     pub memory_bytes: u64,
-    /// How long the store may make no progress at all.
+    /// Time without any progress at the store after which a call gives up, in milliseconds.
     pub timeout_ms: u64,
 }
 
@@ -56,7 +60,7 @@ impl Default for VerifierConfig {
     }
 }
 
-/// Reads and verifies objects of one repository.
+/// Reads and verifies the objects of one repository.
 #[derive(Debug)]
 pub struct Verifier {
     link: Link,
@@ -66,10 +70,11 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Looks into `store` with the keys of `keyring`. `entropy` spreads pauses between attempts.
+    /// Returns a verifier of `store` with the keys of `keyring`. `entropy` randomizes the back-off
+    /// between attempts.
     ///
     /// # Errors
-    /// [`DepotError::Internal`] without threads.
+    /// [`DepotError::Internal`] if the operating system refuses a thread.
     pub fn new(
         store: Arc<dyn Store>,
         keyring: Keyring,
@@ -90,10 +95,12 @@ impl Verifier {
         })
     }
 
-    /// The payload of an object of one box (all classes but packs).
+    /// Returns the payload of an object that has a single box (all classes but packs).
     ///
     /// # Errors
-    /// `Missing`, `Damaged` and `Unreadable` name the object; `Store` and `Stalled` say nothing about it.
+    /// - [`DepotError::Missing`], [`DepotError::Damaged`] or [`DepotError::Unreadable`] names the
+    ///   object.
+    /// - [`DepotError::Store`] or [`DepotError::Stalled`] says nothing about the object.
     pub async fn object(&self, class: Class, key: &str) -> Result<Vec<u8>, DepotError> {
         let object = self.link.get(key).await?;
         self.keyring
@@ -101,10 +108,12 @@ impl Verifier {
             .map_err(|error| DepotError::unopened(key, error))
     }
 
-    /// The packs of an index object, which must be as many as the root says.
+    /// Returns the packs of an index object, and checks it against the numbers that the root
+    /// states.
     ///
     /// # Errors
-    /// As [`Verifier::object`].
+    /// As [`Verifier::index_of`], and [`DepotError::Damaged`] if the numbers of packs, blobs or
+    /// bytes differ from those of the root.
     pub async fn index(&self, reference: IndexRef) -> Result<Vec<PackContents>, DepotError> {
         let packs = self.index_of(reference.name).await?;
         let blobs = packs.iter().map(PackContents::blob_count);
@@ -120,10 +129,10 @@ impl Verifier {
         }
     }
 
-    /// The packs of an index object of which no root tells anything.
+    /// Returns the packs of an index object without a reference in a root.
     ///
     /// # Errors
-    /// As [`Verifier::object`].
+    /// As [`Verifier::object`], and [`DepotError::Internal`] if a worker's job panics.
     pub async fn index_of(&self, name: PackName) -> Result<Vec<PackContents>, DepotError> {
         let key = name.key(Class::Index);
         let object = self.link.get(&key).await?;
@@ -141,10 +150,11 @@ impl Verifier {
         job.await?
     }
 
-    /// What a pack of `bytes` bytes says of itself: its header and footer, from the bucket.
+    /// Returns the contents of a pack of `bytes` bytes, from its own header and footer in the
+    /// bucket.
     ///
     /// # Errors
-    /// As [`Verifier::object`].
+    /// As [`Verifier::index_of`].
     pub async fn describe(
         &self,
         name: PackName,
@@ -192,7 +202,7 @@ impl Verifier {
         job.await?
     }
 
-    /// Bytes that were read so far, of all objects.
+    /// Returns the number of bytes read so far, of all objects.
     pub fn bytes_read(&self) -> u64 {
         self.link.counters.snapshot().bytes_fetched
     }

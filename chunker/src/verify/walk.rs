@@ -1,7 +1,7 @@
-//! One pack, byte by byte: header, every frame, every blob, footer, trailer.
+//! Verification of one pack, byte by byte: header, every frame, every blob, footer, trailer.
 //!
-//! What the index says of the pack is what readers go by, so frames are opened with the index's copy of the header; the pack's own header and footer are compared
-//! with it, since they are what a lost index is rebuilt from.
+//! Readers rely on the index, so frames are opened with the index's copy of the header. The header
+//! and footer of the pack itself are compared with it, because a lost index is rebuilt from them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,49 +16,50 @@ use crate::seal::{HEADER_LEN, Keyring, ObjectOpener};
 use crate::store::WHOLE_OBJECT_BYTES_MAX;
 use crate::workers::Scratch;
 
-/// What is said of a pack that is not there.
+/// The description of a pack that does not exist.
 const MISSING: &str = "it is missing";
 
-/// Frames that one job decodes, in decoded bytes.
+/// Frames that one job decodes, in bytes of decoded length.
 const JOB_BYTES: u64 = 4 << 20;
 
-/// What is wrong with a pack.
+/// One damage of a pack.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PackDamage {
-    /// The frame that cannot be read, or not all of it; none if it is the pack as a whole, its header or its footer.
+    /// The frame that cannot be read, or not completely. `None` for the pack as a whole, its header
+    /// or its footer.
     pub frame: Option<u16>,
-    /// What is wrong, in words.
+    /// The damage in words.
     pub what: String,
 }
 
 /// A blob that verified.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// What it is.
+    /// The kind of the blob.
     pub kind: Kind,
-    /// Its whole id.
+    /// The whole id of the blob.
     pub id: Id,
-    /// Which frame of the pack holds it.
+    /// The number of the frame that holds the blob.
     pub frame: u16,
-    /// Which blob of the frame.
+    /// The number of the blob in the frame.
     pub slot: u16,
-    /// Its bytes.
+    /// The bytes of the blob.
     pub bytes: Bytes,
 }
 
-/// What came of reading a whole pack.
+/// The result of reading a whole pack.
 #[derive(Clone, Debug, Default)]
 pub struct WalkedPack {
-    /// Everything that is wrong with it.
+    /// All damage of the pack.
     pub damage: Vec<PackDamage>,
-    /// Bytes that were verified.
+    /// Number of bytes that were read and verified.
     pub verified_bytes: u64,
-    /// The pack is not there at all.
+    /// True if the pack does not exist.
     pub missing: bool,
 }
 
 impl PackDamage {
-    /// Whether the whole pack is not there.
+    /// Returns true if the damage is that the whole pack does not exist.
     pub fn is_absence(&self) -> bool {
         self.frame.is_none() && self.what == MISSING
     }
@@ -74,15 +75,18 @@ impl WalkedPack {
 /// A frame and its blobs, as the footer lists them.
 type Expected = (FrameEntry, Vec<BlobEntry>);
 
-/// What a job made of one frame.
+/// The number of a frame, and the blobs in it or the reason why it cannot be opened.
 type Opened = (u16, Result<Vec<Found>, String>);
 
 impl Verifier {
-    /// Reads a whole pack and verifies every byte: that it has the length, header and footer that `pack` (from the index) has, and that every blob is what it
-    /// is called. Blobs that verify are shown to `visit`, in order.
+    /// Reads a whole pack and verifies every byte: its length, header and footer against those of
+    /// `pack` (from the index), and every blob against its name.
+    ///
+    /// Passes the blobs that verify to `visit`, in order.
     ///
     /// # Errors
-    /// Only if the store does not let itself be read; damage is in the answer.
+    /// Only if the store cannot be read ([`DepotError::Store`], [`DepotError::Stalled`]) or a
+    /// worker's job panics ([`DepotError::Internal`]). Damage is part of the result.
     pub async fn walk(
         &self,
         pack: &PackContents,
@@ -99,7 +103,8 @@ impl Verifier {
                 return Ok(walked);
             }
             Err(DepotError::Store(error)) => {
-                // Nothing that is read whole is so large: such an object is not what it was, and the store is not to blame.
+                // No object that is read whole is so large. The object was changed, and the store
+                // is not at fault.
                 let size = self.link.store.head(&key).await?.size;
                 let what = match size <= WHOLE_OBJECT_BYTES_MAX {
                     false => format!("it has {size} bytes"),
@@ -124,7 +129,8 @@ impl Verifier {
         Ok(walked)
     }
 
-    /// Reads only a pack's header and footer and compares them with what the index has.
+    /// Reads only the header and footer of a pack, and compares them with those in the index.
+    /// Returns the differences.
     ///
     /// # Errors
     /// As [`Verifier::walk`].
@@ -144,7 +150,7 @@ impl Verifier {
         }
     }
 
-    /// Compares header, footer and trailer of a pack that was read with what the index has.
+    /// Compares header, footer and trailer of a pack in memory with those in the index.
     async fn compare_ends(
         &self,
         pack: &PackContents,
@@ -246,7 +252,7 @@ impl Verifier {
     }
 }
 
-/// The footer of a pack that is here as a whole.
+/// Returns the footer of a pack whose bytes are all in memory.
 pub(crate) fn read_footer(
     opener: &ObjectOpener,
     object: &[u8],
@@ -263,7 +269,8 @@ pub(crate) fn read_footer(
         .map_err(|error| format!("its footer: {error}"))
 }
 
-/// Opens a frame and compares every blob in it with what the footer calls it. The bytes of blobs are in the answer if `with_bytes`.
+/// Opens a frame and compares every blob in it with its entry in the footer. The result holds the
+/// bytes of the blobs only if `with_bytes` is true.
 pub(crate) fn open_frame(
     keyring: &Keyring,
     opener: &ObjectOpener,

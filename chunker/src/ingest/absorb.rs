@@ -1,20 +1,23 @@
-//! Which small index objects a new one takes in: pure.
+//! The choice of the small index objects that a new one absorbs: pure.
 //!
-//! Owns the rule that keeps the root's list short while each footer is rewritten only a few times: sizes fall into levels, each four times the one below, and
-//! whoever finds three of its own level or below takes them in.
+//! Owns the rule that keeps the root's list short while each footer is rewritten only a few times.
+//! Sizes fall into levels, each four times as large as the one below. A new index object that finds
+//! at least three objects of its own level or below absorbs them.
 
 use crate::catalog::IndexRef;
 
-/// The largest decoded payload that absorbing makes. A larger object holds the footers of one seal alone.
+/// The maximum decoded payload of an index object that a seal writes, in bytes, with or without
+/// absorbed objects.
 pub(super) const LARGEST_BYTES: u64 = 32 << 20;
 
-/// Everything below this is of one level.
+/// Sizes below this, in bytes, are all of level 0.
 const SMALLEST_BYTES: u64 = 64 << 10;
 
-/// How many of one level become one of the next.
+/// Number of objects of one level that become one of the next.
 const FAN: u32 = 4;
 
-/// Which of the list (by position) an index object with `new_bytes` of its own takes in.
+/// Returns the positions in `current` of the index objects that a new one with a payload of
+/// `new_bytes` bytes absorbs.
 pub(super) fn choose(current: &[IndexRef], new_bytes: u64) -> Vec<usize> {
     let mut rest: Vec<usize> = (0..current.len()).collect();
     rest.sort_by_key(|&position| current[position].bytes);
@@ -75,7 +78,8 @@ mod tests {
         }
     }
 
-    /// Seals `sizes` one after the other; returns the longest list and all bytes written.
+    /// Runs one seal for each of `sizes`. Returns the length of the longest list and the number of
+    /// bytes written.
     fn drive(sizes: impl Iterator<Item = u64>) -> (usize, u64) {
         let mut list: Vec<IndexRef> = Vec::new();
         let (mut longest, mut written) = (0, 0);

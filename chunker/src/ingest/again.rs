@@ -1,7 +1,10 @@
-//! Storing again what a pack of another session holds, for which nothing vouches any more: it is in no root's index, and its session has left the root.
+//! Storing the blobs of a foreign pack again that nothing protects any more: no root's index lists
+//! it, and its session has left the root.
 //!
-//! Such a pack is garbage to everybody, however whole it is, and may be deleted at any moment (protocol.md, rules 2 and 8). So it is never made live; what is wanted of it
-//! becomes this session's own. Owns opening it and choosing the frames. Does not own where its bytes come from, nor what is wanted.
+//! Such a pack is garbage, even if it is whole, and may be deleted at any moment (docs/PROTOCOL.md,
+//! rules 2 and 8). So it is never made live: the wanted blobs become this session's own. Owns
+//! opening the pack and choosing its frames. Does not own where its bytes come from, nor which
+//! blobs are wanted.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -17,7 +20,7 @@ use crate::pack::{BlobEntry, Footer, FrameEntry, PackName};
 use crate::seal::{Class, HEADER_LEN, ObjectOpener};
 use crate::verify::{Found, open_frame, read_footer};
 
-/// A pack that is here as a whole, and opened.
+/// An opened pack whose bytes are all in memory.
 struct Whole {
     key: String,
     class: Class,

@@ -1,9 +1,12 @@
-//! Full frames that wait for a worker: handed out several at a time, so that a thread is not woken for each.
+//! The queue of full frames that wait for a worker. A job takes several frames, so that not every
+//! frame wakes a thread.
 //!
-//! Owns the queue, its bound, and the count of the tasks that work it off. What is done with a frame is the session's.
+//! Owns the queue, its bound, and the number of tasks that empty it. The session processes the
+//! frames.
 //!
-//! The bound is small, so that what a writer has just handed over is still in the processor's caches when it is compressed, and soft: whoever is let in adds
-//! all that it has. A wait for room ends by the workers alone, whatever the store does.
+//! The bound is small, so that the data of a writer is still in the processor caches when it is
+//! compressed. It is also soft: a writer that is let in adds all its frames. The wait for room
+//! depends on the workers alone and never on the store.
 
 use std::collections::VecDeque;
 
@@ -12,15 +15,21 @@ use tokio::sync::watch;
 
 use super::frame::FullFrame;
 
-/// Bytes that one job takes, unless a single frame has more: two milliseconds of compression at zstd's lowest level, eight of sealing what is not compressible. A
-/// read that waits for a worker waits no longer than that for each job before it.
+/// Bytes that one job takes, unless its only frame is larger.
+///
+/// That is two milliseconds of compression at zstd's lowest level, or eight of sealing
+/// incompressible data. A read that waits for a worker waits no longer than that for each job
+/// before it.
 const JOB_BYTES: usize = 1 << 20;
 
-/// Bytes that wait for each worker before writers are held back: some ten milliseconds of compression.
+/// Bytes that may wait for each worker before writers are held back: about ten milliseconds of
+/// compression.
 const WAITING_BYTES_PER_THREAD: usize = 4 << 20;
 
-/// The parts of the budget of accepted bytes that may wait for the workers, and that may be with them, however many workers there are. So a budget that is taken is
-/// taken by what waits for the store.
+/// Divisors of the write budget: at most 1/4 of it waits for the workers, and at most 1/8 is being
+/// processed by them, however many workers there are.
+///
+/// Usage above 3/4 of the budget therefore means that the store is the bottleneck.
 const WAITING_SHARE: u64 = 4;
 const WORKING_SHARE: u64 = 8;
 
@@ -28,7 +37,8 @@ const WORKING_SHARE: u64 = 8;
 #[derive(Debug)]
 pub(super) struct Backlog {
     queue: Mutex<Queue>,
-    /// From the bound on until half of it is worked off: whoever comes meanwhile waits like those before.
+    /// True from the moment that the bound is reached until half of it is processed. Writers that
+    /// arrive meanwhile wait as well.
     is_full: watch::Sender<bool>,
     bound_bytes: usize,
     job_bytes: usize,
@@ -39,18 +49,18 @@ pub(super) struct Backlog {
 struct Queue {
     frames: VecDeque<FullFrame>,
     bytes: usize,
-    /// Tasks that take frames until there are none.
+    /// Tasks that take frames until the queue is empty.
     tasks: usize,
-    /// From the bound on until a task finds nothing.
+    /// True from the moment that the bound is reached until a task finds the queue empty.
     is_behind: bool,
     is_closed: bool,
 }
 
 impl Backlog {
-    /// An empty one, for so many workers and a session that accepts so many bytes at once.
+    /// Returns an empty backlog for `threads` workers and a write budget of `budget_bytes` bytes.
     pub(super) fn new(threads: usize, budget_bytes: u64) -> Self {
         let part = |share: u64| usize::try_from(budget_bytes / share).unwrap_or(usize::MAX);
-        // One job at each worker, and the next one there before it is done.
+        // One job at each worker, and the next one queued before that job ends.
         let tasks_max = 2 * threads;
         Self {
             queue: Mutex::default(),
@@ -61,13 +71,14 @@ impl Backlog {
         }
     }
 
-    /// Waits until the workers have nearly caught up with the writers.
+    /// Waits until at most half of the bound is queued, if the bound was reached.
     pub(super) async fn room(&self) {
-        // It fails only without a sender, and that is here.
+        // `wait_for` fails only if the sender is gone, and `self` holds it.
         let _ = self.is_full.subscribe().wait_for(|&is_full| !is_full).await;
     }
 
-    /// Adds a frame, or drops it if the session is over. True if another task must be started for it: there are fewer than they may be.
+    /// Adds a frame, or drops it if the backlog is closed. Returns true if the caller must start
+    /// another task, because fewer than the maximum are running.
     pub(super) fn push(&self, full: FullFrame) -> bool {
         let bytes = full.raw.bytes();
         let mut queue = self.queue.lock();
@@ -78,7 +89,7 @@ impl Backlog {
         queue.bytes += bytes;
         if queue.bytes >= self.bound_bytes {
             queue.is_behind = true;
-            // Nobody waits for this.
+            // No receiver waits for this value, so none is notified.
             self.is_full.send_if_modified(|is_full| {
                 *is_full = true;
                 false
@@ -89,7 +100,7 @@ impl Backlog {
         is_wanted
     }
 
-    /// The next frames of a task, which ends if there are none.
+    /// Returns the next frames for a task. `None` if there are none: the task must then end.
     pub(super) fn take(&self) -> Option<Vec<FullFrame>> {
         let mut queue = self.queue.lock();
         if queue.frames.is_empty() {
@@ -114,19 +125,22 @@ impl Backlog {
         Some(taken)
     }
 
-    /// Whether writers had to wait for the workers, and these have not caught up since.
+    /// Returns true if writers had to wait for the workers, and the workers have not emptied the
+    /// queue since.
     pub(super) fn is_behind(&self) -> bool {
         self.queue.lock().is_behind
     }
 
-    /// Drops what waits and what comes: nobody works it off any more, and it holds a part of the budget that others may wait for.
+    /// Drops all queued and all later frames. No worker processes them any more, and they hold a
+    /// part of the budget that other callers may wait for.
     pub(super) fn close(&self) {
         let mut queue = self.queue.lock();
         queue.is_closed = true;
         let dropped = std::mem::take(&mut queue.frames);
         queue.bytes = 0;
         self.is_full.send_replace(false);
-        // Giving the budget back wakes others.
+        // Dropping the frames gives back the budget, which wakes other callers, so the lock is
+        // released first.
         drop(queue);
         drop(dropped);
     }
@@ -147,7 +161,7 @@ mod tests {
 
     const FRAME_LEN: usize = JOB_BYTES / 8;
     const BOUND_FRAMES: usize = WAITING_BYTES_PER_THREAD / FRAME_LEN;
-    /// A budget that does not matter.
+    /// A budget that imposes no bound in these tests.
     const AMPLE: u64 = 1 << 30;
 
     fn frame(gate: &ByteGate, number: u64) -> FullFrame {

@@ -1,7 +1,9 @@
-//! Packs that a journal names: bringing them into the bucket without an index object, and taking over those of a session that has ended.
+//! Packs that a journal names: their upload without an index object, and the takeover of those of
+//! an ended session.
 //!
-//! Owns the two ends of one promise (protocol.md, rules 1 and 6): what a journal names is acknowledged before the journal is sent, and whoever replays it
-//! finds every blob again in the packs named. Does not own journals, nor who may replay one.
+//! Owns the two sides of one promise (docs/PROTOCOL.md, rules 1 and 6). The packs that a journal
+//! names are acknowledged before the journal is sent. The new holder that replays it finds every
+//! blob in these packs. Does not own journals, nor the decision which session may replay one.
 
 use std::sync::Arc;
 
@@ -13,30 +15,30 @@ use crate::error::DepotError;
 use crate::pack::{FinishedPack, Footer, PackName, TRAILER_LEN, Trailer};
 use crate::seal::{Class, HEADER_LEN};
 
-/// Packs whose footers are read at the same time.
+/// Maximum number of packs whose footers are read concurrently.
 const READ_AT_ONCE: usize = 8;
 
-/// What is read of a pack's end at first, in bytes: nearly every footer is shorter.
+/// Bytes at the end of a pack that are read first: nearly every footer is shorter.
 const TAIL_BYTES: u64 = 64 << 10;
 
 /// A pack that no root lists yet, as a journal names it: enough to find its footer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NamedPack {
-    /// Its name.
+    /// The name of the pack.
     pub name: PackName,
     /// True for a metadata pack, false for a data pack.
     pub is_metadata: bool,
-    /// Its length in the bucket, in bytes.
+    /// The length of the pack in the bucket, in bytes.
     pub length: u64,
 }
 
 impl NamedPack {
-    /// Its key in the bucket.
+    /// Returns the key in the bucket.
     pub fn key(&self) -> String {
         self.name.key(self.class())
     }
 
-    /// Data or metadata.
+    /// Returns the class: data or metadata pack.
     pub fn class(&self) -> Class {
         match self.is_metadata {
             true => Class::MetadataPack,
@@ -45,7 +47,10 @@ impl NamedPack {
     }
 }
 
-/// Acknowledged: every pack that holds what was stored before, but for what a root lists already.
+/// The packs that hold everything stored before a call, except those that a root lists already.
+///
+/// After [`Ingest::deliver`](super::Ingest::deliver) all are in the bucket. After
+/// [`Ingest::keep`](super::Ingest::keep) each is in the bucket or in the spool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Delivered {
     /// The session's own packs that no root lists yet.
@@ -54,8 +59,8 @@ pub struct Delivered {
     pub relied_on: Vec<PackName>,
 }
 
-/// See [`Ingest::deliver`](super::Ingest::deliver). Dropped, it leaves everything on its way, as it
-/// found it.
+/// See [`Ingest::deliver`](super::Ingest::deliver). If the future is dropped, all packs stay on
+/// their way.
 pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, DepotError> {
     let frontier = session.cut(&[Class::DataPack, Class::MetadataPack]);
     let sent = async {
@@ -66,8 +71,8 @@ pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, DepotEr
     Ok(delivered(session, frontier, Vec::new()))
 }
 
-/// See [`Ingest::keep`](super::Ingest::keep). Dropped, it leaves what it demanded on its way to the
-/// spool.
+/// See [`Ingest::keep`](super::Ingest::keep). If the future is dropped, the demanded packs stay on
+/// their way to the spool.
 pub(super) async fn keep(session: &Arc<Session>) -> Result<Delivered, DepotError> {
     let Some(overflow) = &session.overflow else {
         return deliver(session).await;
@@ -79,13 +84,13 @@ pub(super) async fn keep(session: &Arc<Session>) -> Result<Delivered, DepotError
     Ok(delivered(session, frontier, overflow.kept(frontier)))
 }
 
-/// What uncommitted references may name: packs in the bucket, and `kept` ones, all of them below
-/// `frontier`.
+/// Returns the packs that uncommitted references may name: those in the bucket, and those in
+/// `kept`, all of them below `frontier`.
 ///
-/// A pack above it may be there already while what it refers to is not, since packs finish in any
-/// order. Below it everything is there, and what is there refers to nothing above it: a blob is
-/// accepted after all that it refers to, and the frontier is drawn between two blobs in both
-/// classes at once.
+/// Packs finish in any order, so a pack above the frontier may be in the bucket before a pack that
+/// it refers to. All packs below the frontier are there, and they refer to nothing above it. The
+/// reason is that a blob is accepted after all blobs that it refers to, and that the frontier is
+/// drawn between two blobs in both classes at once.
 fn delivered(session: &Arc<Session>, frontier: u64, kept: Vec<NamedPack>) -> Delivered {
     let ledger = session.ledger();
     let waiting = ledger.waiting(frontier);
@@ -97,7 +102,7 @@ fn delivered(session: &Arc<Session>, frontier: u64, kept: Vec<NamedPack>) -> Del
             length: stored.pack.length,
         })
         .collect();
-    // A kept one may have arrived, or been committed, meanwhile.
+    // A pack in `kept` may have reached the bucket, or have been committed, meanwhile.
     own.extend(kept);
     own.sort_unstable_by_key(|pack| pack.name);
     own.dedup_by_key(|pack| pack.name);
@@ -112,7 +117,8 @@ pub(super) async fn take_over(
     delivered: &Delivered,
 ) -> Result<(), DepotError> {
     let catalog = &session.shared.catalog;
-    // One that was listed since and is condemned by now is no more the session's than any other: what is needed of it is stored again.
+    // A pack that was listed since then and is condemned by now is not this session's own. The
+    // blobs that are needed of it are stored again.
     let unlisted = delivered
         .own
         .iter()
@@ -129,7 +135,7 @@ pub(super) async fn take_over(
     Ok(())
 }
 
-/// Reads header and footer of a pack.
+/// Reads the header and footer of a pack.
 async fn read(session: &Arc<Session>, pack: NamedPack) -> Result<FinishedPack, DepotError> {
     let class = pack.class();
     let key = pack.name.key(class);

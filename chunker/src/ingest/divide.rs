@@ -1,6 +1,7 @@
 //! Where extents end: pure.
 //!
-//! Owns the division of named chunks into segments and holes. Which chunks a run has, and where they are stored, is known elsewhere.
+//! Owns the division of named chunks into segments and holes. Does not know how a run is chunked,
+//! nor where its chunks are stored.
 
 use bytes::Bytes;
 
@@ -10,50 +11,51 @@ use crate::cut::segment::{SegmentChunk, SegmentEnds};
 use crate::id::Id;
 use crate::pack::PackName;
 
-/// Up to so many bytes a hole extent may have.
+/// The maximum length of a hole extent, in bytes.
 const HOLE_BYTES: usize = 1 << 30;
 
 /// A chunk of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Named {
-    /// Where it begins in the run.
+    /// Offset of the chunk in the run, in bytes.
     pub(super) start: usize,
     pub(super) bytes: Bytes,
-    /// All zeros: a hole, which gets no id.
+    /// True if all bytes are zero: a hole, which gets no id.
     pub(super) is_zero: bool,
     pub(super) id: Option<Id>,
-    /// The pack of the index that has it.
+    /// The pack in which the index look-up found the chunk.
     pub(super) known: Option<PackName>,
 }
 
-/// What decides where extents end.
+/// The parameters that decide where extents end.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     pub(super) profile: Profile,
     pub(super) file_offset: u64,
-    /// The length of the run, if the data ends with it.
+    /// The length of the run in bytes, if the data ends with it.
     pub(super) end_of_data: Option<usize>,
 }
 
-/// One extent to be: its chunks, or none for a hole.
+/// A future extent: its chunks, or no chunks for a hole.
 #[derive(Debug)]
 pub(super) struct Part<'a> {
     pub(super) start: usize,
     pub(super) end: usize,
     pub(super) chunks: Vec<&'a Named>,
-    /// Ended by the end of the data, not by the content.
+    /// True if the end of the data ended it, and not the content.
     pub(super) open: bool,
 }
 
 impl Named {
-    /// Where it ends in the run.
+    /// Returns the end of the chunk in the run, in bytes.
     pub(super) fn end(&self) -> usize {
         self.start + self.bytes.len()
     }
 }
 
 impl Plan {
-    /// Divides chunks into segments and holes. What remains incomplete is left out unless the data ends.
+    /// Divides chunks into segments and holes. An incomplete last segment is left out unless the
+    /// data ends.
     pub(super) fn divide<'a>(&self, parameters: &Parameters, named: &'a [Named]) -> Vec<Part<'a>> {
         let mut parts: Vec<Part<'a>> = Vec::new();
         let mut ends = SegmentEnds::new(self.profile, parameters);
@@ -81,7 +83,7 @@ impl Plan {
         parts
     }
 
-    /// Whether the end of the data may have cut this chunk short.
+    /// Returns true if the end of the data may have shortened this chunk.
     fn is_cut_short(&self, parameters: &Parameters, chunk: &Named) -> bool {
         let longest = parameters.longest(self.profile);
         let is_whole = match self.profile {

@@ -1,6 +1,7 @@
-//! Frames on their way into packs: what they hold, and where it can be read meanwhile.
+//! Frames on their way into packs: their blobs, and where the blobs can be read meanwhile.
 //!
-//! Owns the record of one frame from the first blob gathered into it until its pack is committed. The ledger says which blob is in which frame.
+//! Owns the record of one frame from its first blob until its pack is committed. The ledger knows
+//! which blob is in which frame.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,16 +16,17 @@ use crate::pack::{FinishedPack, PackName};
 use crate::seal::{Class, ObjectOpener};
 use crate::spool::Spooled;
 
-/// Frames are closed when they hold this many bytes: more compress no better (FORMAT.md, "Packs").
+/// Frames are closed at this many bytes: larger frames compress no better (FORMAT.md, "Packs").
 pub(super) const FRAME_BYTES: usize = 128 << 10;
 
-/// The largest blob: the most that a frame may hold, less its own tables.
+/// The largest blob, in bytes: the maximum content of a frame, less the frame's own tables.
 pub(super) const LARGEST_BLOB_BYTES: usize = (4 << 20) - 64;
 
-/// The most blobs in a frame, so that their number and their slots fit 16 bits, with room to spare.
+/// The maximum number of blobs in a frame. Their number and their slots fit into 16 bits with a
+/// wide margin.
 pub(super) const FRAME_BLOBS: usize = 4096;
 
-/// What a blob is known by before its pack is in the index.
+/// The name of a blob before the index lists its pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct BlobKey {
     pub(super) kind: Kind,
@@ -32,7 +34,7 @@ pub(super) struct BlobKey {
 }
 
 impl BlobKey {
-    /// What the blob with this id is known by.
+    /// Returns the key of the blob with this id.
     pub(super) fn of(kind: Kind, id: &Id) -> Self {
         Self {
             kind,
@@ -41,7 +43,7 @@ impl BlobKey {
     }
 }
 
-/// The blobs of one frame, before compression, in whatever memory they came in.
+/// The blobs of one frame before compression, in the memory that holds them.
 #[derive(Debug, Default)]
 pub(super) struct RawFrame {
     blobs: Vec<(BlobKey, Bytes)>,
@@ -49,13 +51,14 @@ pub(super) struct RawFrame {
 }
 
 impl RawFrame {
-    /// Whether `bytes` more go in without making it larger than frames usually are.
+    /// Returns true if a blob of `bytes` bytes fits without making the frame larger than
+    /// [`FRAME_BYTES`]. An empty frame accepts any blob.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         self.blobs.is_empty()
             || (self.bytes + bytes <= FRAME_BYTES && self.blobs.len() < FRAME_BLOBS)
     }
 
-    /// Takes a blob and returns its slot.
+    /// Adds a blob and returns its slot.
     pub(super) fn push(&mut self, key: BlobKey, blob: Bytes) -> u16 {
         let slot = self.blobs.len();
         debug_assert!(slot < FRAME_BLOBS && blob.len() <= LARGEST_BLOB_BYTES);
@@ -64,17 +67,17 @@ impl RawFrame {
         slot as u16
     }
 
-    /// Bytes of all blobs together.
+    /// Returns the total length of all blobs, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// How many blobs there are.
+    /// Returns the number of blobs.
     pub(super) fn count(&self) -> usize {
         self.blobs.len()
     }
 
-    /// All blobs with their names, as a pack takes them.
+    /// Returns all blobs with their names, as a pack accepts them.
     pub(super) fn blobs(&self) -> Vec<(Kind, Prefix, &[u8])> {
         let blobs = self.blobs.iter();
         blobs
@@ -82,24 +85,25 @@ impl RawFrame {
             .collect()
     }
 
-    /// One blob.
+    /// Returns the blob in a slot.
     pub(super) fn blob(&self, slot: u16) -> Option<Bytes> {
         let (_, blob) = self.blobs.get(usize::from(slot))?;
         Some(blob.clone())
     }
 }
 
-/// One frame, wherever it is.
+/// One frame of the session, in any state.
 #[derive(Debug)]
 pub(super) struct Frame {
-    /// Grows over all frames of the session: a frame never refers to what lies in a later one.
+    /// Grows over all frames of the session. A cut of both classes at number x separates them: no
+    /// frame below x refers to a blob in a frame from x on.
     pub(super) number: u64,
     pub(super) class: Class,
     pub(super) state: Mutex<FrameState>,
 }
 
 impl Frame {
-    /// The pack that it is in, once that is known.
+    /// Returns the pack of the frame, once it has one.
     pub(super) fn pack(&self) -> Option<PackName> {
         match &*self.state.lock() {
             FrameState::Gathering | FrameState::Raw(_) => None,
@@ -111,17 +115,17 @@ impl Frame {
 
 #[derive(Debug)]
 pub(super) enum FrameState {
-    /// Its contents are in the ledger still.
+    /// Accepts more blobs. Its lane holds the contents.
     Gathering,
-    /// Waiting for a worker, or at one.
+    /// Waits for a worker, or is being processed by one.
     Raw(Arc<RawFrame>),
-    /// In a pack that is not acknowledged.
+    /// Is in a pack that is not acknowledged yet.
     Sealed(SealedHere),
-    /// In the bucket. The slot of the location is 0 and means nothing.
+    /// Is in the bucket. The slot of the location is 0 and has no meaning.
     Stored(Location, Arc<FinishedPack>),
 }
 
-/// A sealed frame that is here, and what opens it.
+/// A sealed frame in memory or in the spool, and its opener.
 #[derive(Debug, Clone)]
 pub(crate) struct SealedHere {
     pub(crate) pack: PackName,
@@ -130,7 +134,7 @@ pub(crate) struct SealedHere {
     pub(crate) opener: Arc<ObjectOpener>,
 }
 
-/// Where a frame that is here lies.
+/// The place of a sealed frame that is not read from the bucket.
 #[derive(Debug, Clone)]
 pub(crate) enum Body {
     /// In memory.
@@ -139,7 +143,7 @@ pub(crate) enum Body {
     Spool(Arc<Spooled>, Range<u64>),
 }
 
-/// What finds its way to a worker.
+/// A frame to be compressed and sealed by a worker.
 #[derive(Debug)]
 pub(super) struct FullFrame {
     pub(super) frame: Arc<Frame>,

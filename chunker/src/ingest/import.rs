@@ -1,7 +1,10 @@
-//! Content of another repository: the same chunks and segments, named and sealed anew.
+//! Import of content from another repository: the same chunks and segments under new names, sealed
+//! again.
 //!
-//! Owns the translation of one target. Ids are keyed per repository, so what is new here is known only once it was read there; chunks keep the bounds that they have there. Whoever only
-//! wants to know what a target is called here, and has no session to store it in, translates it.
+//! Owns the translation of one target. Ids are keyed per repository, so a chunk must be read from
+//! the other repository before it is known whether it is new here. Chunks keep the bounds that they
+//! have there. A caller without a session, which only needs the name of a target in this
+//! repository, uses [`translate`].
 
 use std::sync::Arc;
 
@@ -40,7 +43,7 @@ pub(super) async fn import(
         offset: 0,
         length: segment.length(),
     };
-    // A segment that is read whole comes in parts that are its chunks.
+    // A segment that is read whole is returned in parts that are its chunks.
     let parts: Vec<Bytes> = from.read(&[whole]).await?.into_iter().flatten().collect();
     let lengths = segment.chunks.iter().map(|chunk| chunk.length as usize);
     if !lengths.eq(parts.iter().map(Bytes::len)) {
@@ -61,23 +64,26 @@ pub(super) async fn import(
     }
     let named = run::name(session, chunks, Matching::Everything).await?;
     let named: Vec<&Named> = named.iter().collect();
-    // They lie in whole frames of the other repository, of which they may be a small part.
+    // The chunks lie in whole frames of the other repository and may be a small part of these, so
+    // they are copied.
     run::store_part(session, segment.profile, &named, Manner::COPIED).await
 }
 
-/// What a target of one repository is in another.
+/// The translation of a target of one repository into another.
 #[derive(Clone, Debug, Default)]
 pub struct Translated {
-    /// Its name there; none if a part of it cannot be read.
+    /// The name of the target under the other keyring. `None` if a part of it cannot be read.
     pub target: Option<Target>,
-    /// Every blob of it that could be read, chunks before the segment that lists them.
+    /// Every blob of the target that could be read. Chunks precede the segment that lists them.
     pub blobs: Vec<(Kind, Id, Bytes)>,
 }
 
-/// Reads a target of `from`, verified, and names it under `keyring`. Stores nothing. What cannot be read is left out: at most the contents of one segment (2 MiB) are held.
+/// Reads and verifies a target of `from`, and names it under `keyring`. Stores nothing, and leaves
+/// out blobs that cannot be read. Holds at most the content of one segment (2 MiB).
 ///
 /// # Errors
-/// `Store` and `Stalled`: nothing is known then. Damage is no error.
+/// [`DepotError::Store`] and [`DepotError::Stalled`]: nothing is known about the target then.
+/// Damage is not an error.
 pub async fn translate(
     keyring: &Keyring,
     from: &Depot,
@@ -109,7 +115,7 @@ pub async fn translate(
         .collect();
     let mut listed = Vec::with_capacity(pieces.len());
     for (chunk, answer) in segment.chunks.iter().zip(from.read_each(&pieces).await) {
-        // A whole chunk lies in one frame: it is one part.
+        // A whole chunk lies in one frame, so it is returned in one part.
         let whole = answer.map(|parts| parts.into_iter().next().unwrap_or_default());
         let Some(bytes) = readable(whole)? else {
             continue;
@@ -135,7 +141,8 @@ pub async fn translate(
     Ok(translated)
 }
 
-/// What was read, or nothing if the bucket does not have it any more as it was.
+/// Returns the bytes that were read. `None` if the bucket no longer holds them as they were
+/// written.
 fn readable(answer: Result<Bytes, DepotError>) -> Result<Option<Bytes>, DepotError> {
     match answer {
         Ok(bytes) => Ok(Some(bytes)),

@@ -1,8 +1,10 @@
 //! From frames to packs, for one class: which pack a frame joins, and when a pack is closed.
 //!
-//! Owns the frame being gathered, the open packs, and what is not yet in a pack or not yet acknowledged. A *cut* at frame number x separates for good what was
-//! accepted before it from what comes after: no pack holds frames of both sides, and packs of the older side are closed as soon as their last frame is
-//! in. So a seal waits for what was stored before it and for nothing else. Does no I/O and is always used under the ledger's lock.
+//! Owns the frame that gathers blobs, the open packs, and the numbers of the frames that are not in
+//! a pack or not acknowledged yet. A *cut* at frame number x separates the data accepted before it
+//! from later data for good. No pack holds frames of both sides, and packs of the older side are
+//! closed as soon as their last frame is placed. So a seal waits for the data that was stored
+//! before it and for nothing else. Does no I/O, and is always used under the ledger's lock.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,23 +26,24 @@ pub(super) struct OpenPack {
     /// Frames by their number in the pack.
     pub(super) frames: Vec<Arc<Frame>>,
     opener: Arc<ObjectOpener>,
-    /// What its frames hold of the budget, until it is acknowledged.
+    /// The part of the write budget that its frames hold until it is acknowledged.
     reservation: Option<Reservation>,
-    /// Bytes of frames that have a place and are not sealed yet, as they are before compression.
+    /// Bytes of frames that have a ticket and are not sealed yet, before compression.
     raw_bytes: u64,
-    /// Numbers of frames that may join: from the cut before to the cut after.
+    /// Numbers of the frames that may join, `low` inclusive and `high` exclusive: from the cut
+    /// before to the cut after.
     low: u64,
     high: u64,
 }
 
-/// What a pack begins with.
+/// The parts of a new pack.
 #[derive(Debug)]
 pub(super) struct NewPack {
     pub(super) builder: PackBuilder,
     pub(super) opener: Arc<ObjectOpener>,
 }
 
-/// All that is on its way in one class.
+/// All frames and packs of one class that are on their way.
 #[derive(Debug)]
 pub(super) struct Lane {
     class: Class,
@@ -51,7 +54,7 @@ pub(super) struct Lane {
     cuts: BTreeSet<u64>,
     unplaced: BTreeSet<u64>,
     unacknowledged: BTreeSet<u64>,
-    /// Those of them that are in memory alone.
+    /// Those of the unacknowledged frames that are only in memory.
     unkept: BTreeSet<u64>,
 }
 
@@ -76,7 +79,8 @@ impl Lane {
         }
     }
 
-    /// Adds a blob to the frame being gathered. Returns its place, and the frame that had to make room, if any. `number` is drawn for a new frame.
+    /// Adds a blob to the frame that gathers blobs. Returns the blob's place, and the previous
+    /// frame if it was full. `number` draws the number of a new frame.
     pub(super) fn gather(
         &mut self,
         key: BlobKey,
@@ -113,7 +117,7 @@ impl Lane {
         ((Arc::clone(&builder.frame), slot), full)
     }
 
-    /// Ends the frame being gathered.
+    /// Closes the frame that gathers blobs.
     pub(super) fn take_gathering(&mut self) -> Option<FullFrame> {
         let builder = self.gathering.take()?;
         let raw = Arc::new(builder.raw);
@@ -125,7 +129,7 @@ impl Lane {
         })
     }
 
-    /// A blob of the frame being gathered, if it is that one.
+    /// Returns a blob of `frame`. `None` if it is not the frame that gathers blobs.
     pub(super) fn gathering_blob(&self, frame: &Arc<Frame>, slot: u16) -> Option<Bytes> {
         let builder = self.gathering.as_ref()?;
         Arc::ptr_eq(&builder.frame, frame)
@@ -133,10 +137,11 @@ impl Lane {
             .flatten()
     }
 
-    /// Gives a frame its place in a pack that takes its number; `new_pack` begins one if there is none.
+    /// Gives a frame a place in a pack that accepts its number. `new_pack` begins a pack if there
+    /// is none.
     ///
     /// # Errors
-    /// Those of `new_pack`.
+    /// Those of `new_pack`, and [`DepotError::Internal`] if the new pack has no room.
     pub(super) fn ticket(
         &mut self,
         full: &FullFrame,
@@ -189,10 +194,10 @@ impl Lane {
         }
     }
 
-    /// Puts a sealed frame where its ticket says. Returns the packs that are complete now.
+    /// Places a sealed frame in the pack of its ticket. Returns the packs that are complete now.
     ///
     /// # Errors
-    /// The ticket was not given by this lane.
+    /// [`DepotError::Internal`] if the ticket is not from this lane.
     pub(super) fn deliver(
         &mut self,
         full: FullFrame,
@@ -218,7 +223,8 @@ impl Lane {
         Ok(self.take_complete())
     }
 
-    /// Separates frames below `number` from all later ones. Returns the packs that are complete by it. The frame being gathered must have been ended before.
+    /// Separates frames below `number` from all later ones. Returns the packs that are complete
+    /// because of it. The frame that gathers blobs must have been closed before.
     pub(super) fn cut(&mut self, number: u64) -> Vec<OpenPack> {
         debug_assert!(self.gathering.is_none());
         self.cuts.insert(number);
@@ -243,19 +249,19 @@ impl Lane {
         }
     }
 
-    /// Whether every frame below `number` is in the bucket or in the spool.
+    /// Returns true if every frame below `number` is in the bucket or in the spool.
     pub(super) fn is_kept(&self, number: u64) -> bool {
         self.unkept.first().is_none_or(|&first| first >= number)
     }
 
-    /// Whether every frame below `number` is acknowledged.
+    /// Returns true if every frame below `number` is acknowledged.
     pub(super) fn is_acknowledged(&self, number: u64) -> bool {
         self.unacknowledged
             .first()
             .is_none_or(|&first| first >= number)
     }
 
-    /// The lowest sequence among the open packs.
+    /// Returns the lowest sequence number among the open packs.
     pub(super) fn lowest_open(&self) -> Option<u32> {
         self.open
             .iter()
@@ -263,7 +269,8 @@ impl Lane {
             .min()
     }
 
-    /// Whether frames are on their way out of memory by themselves: if not, only a cut makes room.
+    /// Returns true if frames are on their way out of memory without further calls. Otherwise only
+    /// a cut makes room.
     pub(super) fn is_moving(&self) -> bool {
         let resting = usize::from(self.gathering.is_some())
             + self
@@ -282,7 +289,7 @@ impl Lane {
             (is_cut || pack.builder.length() >= target) && pack.builder.pending() == 0
         };
         let packs = self.open.extract_if(.., complete).collect();
-        // A cut that every frame has passed, and that bounds no pack, separates nothing any more.
+        // A cut that every frame has passed and that bounds no pack has no effect any more.
         let passed = self.cuts.range(..=first).next_back().copied();
         if let Some(passed) = passed {
             self.cuts.retain(|&cut| cut >= passed);
@@ -301,7 +308,7 @@ impl OpenPack {
         }
     }
 
-    /// Divides what is sent from what is kept until it is acknowledged.
+    /// Splits the pack into the part to be sent and the part that is kept until it is acknowledged.
     pub(super) fn into_parts(self) -> (PackBuilder, SentPack) {
         let sent = SentPack {
             class: self.class,
@@ -317,23 +324,24 @@ impl OpenPack {
 pub(super) struct SentPack {
     pub(super) class: Class,
     pub(super) frames: Vec<Arc<Frame>>,
-    /// Given back when the pack is in the spool, or acknowledged and this is dropped.
+    /// Given back when the pack is in the spool, or when this value is dropped after the
+    /// acknowledgement.
     reservation: Option<Reservation>,
 }
 
 impl SentPack {
-    /// Gives back the memory: the pack is elsewhere.
+    /// Gives back the reservation of a pack whose bytes are no longer in memory.
     pub(super) fn release(&mut self) {
         self.reservation = None;
     }
 
-    /// The lowest number of its frames.
+    /// Returns the lowest number of its frames.
     pub(super) fn first_frame(&self) -> u64 {
         let numbers = self.frames.iter().map(|frame| frame.number);
         numbers.min().unwrap_or(u64::MAX)
     }
 
-    /// One more than the highest number of its frames.
+    /// Returns one more than the highest number of its frames.
     pub(super) fn end(&self) -> u64 {
         let numbers = self.frames.iter().map(|frame| frame.number + 1);
         numbers.max().unwrap_or(0)

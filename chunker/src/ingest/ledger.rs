@@ -1,7 +1,8 @@
-//! What a session has accepted: which blob is in which frame, which packs wait for a root, and what their references lean on.
+//! The accepted data of a session: which blob is in which frame, which packs wait for a root, and
+//! on which packs the session's references rely.
 //!
-//! Owns all of a session's state that several tasks share, under one lock that is never held across a wait. Decides floors and reliances (rules 2 to 4 of the
-//! protocol); does no I/O.
+//! Owns all state of a session that several tasks share, under one lock that is never held across
+//! an await. Decides floors and reliances (docs/PROTOCOL.md, rules 2 to 4). Does no I/O.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::pack::{FinishedPack, FrameEntry, PackName};
 use crate::seal::Class;
 use crate::spool::Spooled;
 
-/// All that is shared.
+/// The shared state of a session.
 #[derive(Debug)]
 pub(super) struct Ledger {
     names: Names,
@@ -29,19 +30,19 @@ pub(super) struct Ledger {
     blobs: HashMap<BlobKey, (Arc<Frame>, u16)>,
     data: Lane,
     metadata: Lane,
-    /// Acknowledged, and not yet taken by a root.
+    /// Packs that are in the bucket and that no root has taken yet.
     acknowledged: BTreeMap<PackName, StoredPack>,
     operations: BTreeMap<u64, Mark>,
     next_operation: u64,
-    /// Packs that references lean on.
+    /// Packs that uncommitted references name.
     relied: HashMap<PackName, Reliance>,
     tick: u64,
-    /// The floor that the root knows.
+    /// The session's floor in the root.
     floor: u32,
     failure: Option<DepotError>,
 }
 
-/// The session's counter over all that it writes.
+/// The session's counter over all objects that it writes.
 #[derive(Debug)]
 pub(super) struct Names {
     session: u64,
@@ -49,10 +50,10 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// The next name: never given twice.
+    /// Returns the next name. Never returns the same name twice.
     ///
     /// # Errors
-    /// The session has used up its 2^32 names.
+    /// [`DepotError::Invalid`] if the session has used all its 2^32 names.
     pub(super) fn draw(&mut self, random: u32) -> Result<PackName, DepotError> {
         let sequence = self.next;
         self.next = sequence
@@ -66,12 +67,13 @@ impl Names {
     }
 }
 
-/// What leans on a pack.
+/// The uncommitted references to one pack.
 #[derive(Debug, Default)]
 struct Reliance {
-    /// The tick of the last such reference.
+    /// The tick of the latest reference.
     tick: u64,
-    /// What is referred to, so that it can be stored again should the pack be condemned (rule 4): 40 bytes each, until the next commit.
+    /// The blobs that are referred to, so that they can be stored again if the pack is condemned
+    /// (rule 4). Takes 40 bytes for each blob until the next commit.
     blobs: HashSet<(Kind, Id)>,
 }
 
@@ -79,26 +81,26 @@ struct Reliance {
 #[derive(Debug, Clone)]
 pub(super) struct StoredPack {
     pub(super) pack: Arc<FinishedPack>,
-    /// One more than its highest frame number.
+    /// One more than the highest number of its frames.
     end: u64,
 }
 
 /// Where a blob of this session can be read.
 #[derive(Debug)]
 pub(crate) enum Pending {
-    /// Here.
+    /// In memory.
     Bytes(Bytes),
-    /// In this slot of a frame that is here.
+    /// In this slot of a sealed frame that is in memory or in the spool.
     Sealed(SealedHere, u16),
     /// In the bucket.
     Stored(Box<Candidate>),
 }
 
-/// What storing one blob came to.
+/// The result of storing one blob.
 #[derive(Debug)]
 pub(super) struct Gathered {
     pub(super) full: Option<FullFrame>,
-    /// False if it was there already: then its reservation was given back.
+    /// False if the blob was stored already; its reservation was then given back.
     pub(super) new: bool,
 }
 
@@ -120,15 +122,15 @@ impl Ledger {
         }
     }
 
-    /// The next name, for what is no pack.
+    /// Returns the next name, for an object that is not a pack.
     ///
     /// # Errors
-    /// The session has used up its 2^32 names.
+    /// [`DepotError::Invalid`] if the session has used all its 2^32 names.
     pub(super) fn draw_name(&mut self, random: u32) -> Result<PackName, DepotError> {
         self.names.draw(random)
     }
 
-    /// What is needed to begin a pack in a lane.
+    /// Returns the two parts that are needed to begin a pack.
     pub(super) fn names_and_lane(&mut self, class: Class) -> (&mut Names, &mut Lane) {
         match class {
             Class::MetadataPack => (&mut self.names, &mut self.metadata),
@@ -143,17 +145,18 @@ impl Ledger {
         }
     }
 
-    /// Why nothing is taken any more.
+    /// Returns the reason why nothing is accepted any more.
     pub(super) fn failure(&self) -> Option<DepotError> {
         self.failure.clone()
     }
 
-    /// Nothing is taken any more. The first reason stays.
+    /// Ends the acceptance of data. The first reason is kept.
     pub(super) fn fail(&mut self, error: DepotError) {
         self.failure.get_or_insert_with(|| error.into_failed());
     }
 
-    /// Whether this session has the blob; if so, the reference is noted.
+    /// Returns true if this session holds the blob. Records the reference if the blob has a place
+    /// in a pack.
     pub(super) fn has(&mut self, kind: Kind, id: Id) -> bool {
         let Some((frame, _)) = self.blobs.get(&BlobKey::of(kind, &id)) else {
             return false;
@@ -165,13 +168,14 @@ impl Ledger {
         true
     }
 
-    /// [`Ledger::has`] for what is compared with everything; false for all else.
+    /// As [`Ledger::has`] for [`Matching::Everything`]. Always false for [`Matching::Nothing`].
     pub(super) fn matches(&mut self, kind: Kind, id: Id, matching: Matching) -> bool {
         matching == Matching::Everything && self.has(kind, id)
     }
 
-    /// Takes a blob, unless it is here already. One that is compared with nothing is found in the
-    /// place of the first from then on; both reach the bucket.
+    /// Accepts a blob, unless the session holds it already. With [`Matching::Nothing`] a second
+    /// copy is accepted. Look-ups find the second copy from then on, and both copies reach the
+    /// bucket.
     pub(super) fn gather(
         &mut self,
         (kind, id): (Kind, Id),
@@ -205,7 +209,7 @@ impl Ledger {
         Gathered { full, new: true }
     }
 
-    /// Where a blob of this session is, for readers.
+    /// Returns the place where a reader finds a blob of this session.
     pub(super) fn find(&self, key: &BlobKey) -> Option<Pending> {
         let (frame, slot) = self.blobs.get(key)?;
         let lane = match frame.class {
@@ -227,12 +231,12 @@ impl Ledger {
         }
     }
 
-    /// The number that separates all that was accepted so far from what comes.
+    /// Returns the frame number that separates all data accepted so far from later data.
     pub(super) fn frontier(&self) -> u64 {
         self.next_frame
     }
 
-    /// A pack is in the bucket: its frames need not be kept any more.
+    /// Records that a pack is in the bucket. The bytes of its frames need not be kept any more.
     pub(super) fn acknowledge(&mut self, sent: &SentPack, pack: FinishedPack) {
         self.lane(sent.class).acknowledge(&sent.frames);
         let pack = Arc::new(FinishedPack {
@@ -256,7 +260,8 @@ impl Ledger {
             .insert(pack.name, StoredPack { pack, end });
     }
 
-    /// A pack of a session that has ended joins those that wait for a root; its blobs are found from now on.
+    /// Adds a pack of an ended session to those that wait for a root. Its blobs are found from then
+    /// on.
     pub(super) fn adopt(&mut self, pack: FinishedPack) {
         let pack = Arc::new(pack);
         let frame = |entry: FrameEntry| {
@@ -284,12 +289,12 @@ impl Ledger {
             let place = (Arc::clone(&frames[usize::from(blob.frame)]), blob.slot);
             self.blobs.entry(key).or_insert(place);
         }
-        // It holds nothing that was accepted here, so no seal waits for it or passes it by.
+        // It holds no data that was accepted here, so no seal waits for it or leaves it out.
         let stored = StoredPack { pack, end: 0 };
         self.acknowledged.insert(stored.pack.name, stored);
     }
 
-    /// A pack is in the spool: its frames are read there from now on.
+    /// Records that a pack is in the spool. Its frames are read there from then on.
     pub(super) fn spool(&mut self, sent: &SentPack, pack: &FinishedPack, spooled: &Arc<Spooled>) {
         self.lane(sent.class).keep(&sent.frames);
         for (frame, entry) in sent.frames.iter().zip(pack.footer.frames()) {
@@ -301,13 +306,14 @@ impl Ledger {
         }
     }
 
-    /// Packs that wait for a root and hold only what was accepted before `frontier`.
+    /// Returns the packs that wait for a root and hold only data accepted before `frontier`.
     pub(super) fn waiting(&self, frontier: u64) -> Vec<StoredPack> {
         let packs = self.acknowledged.values();
         packs.filter(|pack| pack.end <= frontier).cloned().collect()
     }
 
-    /// The root took these packs, and knows this floor. Their blobs are in the index now.
+    /// Records that the root took these packs and holds this floor. The index lists their blobs
+    /// now.
     pub(super) fn commit(&mut self, packs: &[PackName], floor: u32, mark: Mark) {
         for name in packs {
             let Some(stored) = self.acknowledged.remove(name) else {
@@ -328,19 +334,19 @@ impl Ledger {
         self.let_go_before(mark);
     }
 
-    /// Nothing leans on anything for the sake of references made before this line.
+    /// Ends all reliances whose latest reference was made before this mark.
     pub(super) fn let_go_before(&mut self, mark: Mark) {
         self.relied.retain(|_, reliance| reliance.tick > mark.tick);
     }
 
-    /// A reference to something in `pack` was made.
+    /// Records a reference to a blob in `pack`.
     pub(super) fn rely_on(&mut self, pack: PackName, kind: Kind, id: Id) {
         let reliance = self.relied.entry(pack).or_default();
         reliance.tick = self.tick;
         reliance.blobs.insert((kind, id));
     }
 
-    /// What is referred to in these packs by what no root holds yet.
+    /// Returns the blobs in these packs that uncommitted references name.
     pub(super) fn relied_blobs(&self, packs: &[PackName]) -> Vec<(Kind, Id)> {
         let reliances = packs.iter().filter_map(|pack| self.relied.get(pack));
         let blobs = reliances.flat_map(|reliance| reliance.blobs.iter().copied());
@@ -350,7 +356,7 @@ impl Ledger {
         blobs
     }
 
-    /// These blobs have another place by now: nothing leans on `packs` for their sake.
+    /// Ends the reliance on `packs` for these blobs, which have another place now.
     pub(super) fn let_go(&mut self, packs: &[PackName], blobs: &[(Kind, Id)]) {
         for pack in packs {
             let Some(reliance) = self.relied.get_mut(pack) else {
@@ -365,7 +371,8 @@ impl Ledger {
         }
     }
 
-    /// Packs relied on that are not the session's own by the floor that the root knows.
+    /// Returns the packs that references rely on and that are not the session's own by the root's
+    /// floor.
     pub(super) fn relied_on(&self) -> HashSet<PackName> {
         let (session, floor) = (self.names.session, self.floor);
         let own = |pack: &PackName| pack.session == session && pack.sequence >= floor;
@@ -373,13 +380,13 @@ impl Ledger {
         packs.filter(|pack| !own(pack)).collect()
     }
 
-    /// Whether anything leans on this pack, own or not.
+    /// Returns true if any reference relies on this pack, own or not.
     #[cfg(test)]
     pub(super) fn is_relied_on(&self, pack: &PackName) -> bool {
         self.relied.contains_key(pack)
     }
 
-    /// Draws a line: what is referred to below it has been handed out; see [`Mark`].
+    /// Draws a mark: all references below it have been returned to callers. See [`Mark`].
     pub(super) fn mark(&mut self) -> Mark {
         let now = self.here();
         self.tick += 1;
@@ -389,7 +396,7 @@ impl Ledger {
         })
     }
 
-    /// An operation begins whose references no tree can hold yet.
+    /// Begins an operation whose references no tree can hold yet.
     pub(super) fn begin_operation(&mut self) -> u64 {
         let number = self.next_operation;
         self.next_operation += 1;
@@ -398,12 +405,12 @@ impl Ledger {
         number
     }
 
-    /// It ended: its references were handed out.
+    /// Ends an operation: its references have been returned.
     pub(super) fn end_operation(&mut self, number: u64) {
         self.operations.remove(&number);
     }
 
-    /// Blobs that are not in the index yet.
+    /// Returns the number of blobs that no index lists yet.
     pub(super) fn blob_count(&self) -> usize {
         self.blobs.len()
     }
@@ -418,7 +425,7 @@ impl Ledger {
     }
 }
 
-/// Which packs hold blobs of this kind.
+/// Returns the class of the packs that hold blobs of this kind.
 pub(super) fn class_of(kind: Kind) -> Class {
     match kind {
         Kind::Chunk => Class::DataPack,

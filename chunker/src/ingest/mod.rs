@@ -1,7 +1,8 @@
-//! The way into the bucket: cut, name, deduplicate, frame, compress, seal, pack, upload.
+//! The write path: chunk, name, deduplicate, frame, compress, seal, pack, upload.
 //!
-//! Owns what one writing session has stored and is not yet named by a root, and the order of rule 1: data packs, then metadata packs, then
-//! the index object; only then is there a [`Sealed`], which a commit takes. Does not own the root, journals or trees.
+//! Owns the blobs that one writing session has stored and that no root names yet, and the order of
+//! rule 1: data packs, then metadata packs, then the index object. Only after these does it return
+//! a [`Sealed`], which a commit takes. Does not own the root, journals or trees.
 
 mod absorb;
 mod again;
@@ -44,7 +45,7 @@ pub(crate) use ledger::Pending;
 pub use sealed::{Mark, Sealed};
 pub(crate) use session::Session;
 
-/// One writing session's way into the bucket. Dropping it ends its uploads.
+/// The write path of one session. Dropping it ends its uploads.
 #[derive(Debug)]
 pub struct Ingest {
     depot: Depot,
@@ -54,12 +55,14 @@ pub struct Ingest {
 }
 
 impl Ingest {
-    /// Begins to write as `session`, which is registered in the root already and has written nothing yet.
+    /// Returns the write path of `session`, which must be registered in the root already and must
+    /// not have written anything yet.
     pub fn new(depot: Depot, session: u64) -> Self {
         Self::with_spool(depot, session, None)
     }
 
-    /// The same, with a spool of this session: packs go there when the store is slower than the writer.
+    /// As [`Ingest::new`], with a spool of this session. Packs go there while the store is slower
+    /// than the writer.
     pub fn with_spool(depot: Depot, session: u64, spool: Option<Arc<Spool>>) -> Self {
         let shared = Arc::clone(depot.shared());
         let inner = Session::new(shared, session, spool);
@@ -72,25 +75,34 @@ impl Ingest {
         }
     }
 
-    /// The session that names what is written.
+    /// Returns the session that names the written objects.
     pub fn session(&self) -> u64 {
         self.name
     }
 
-    /// The depot it writes to.
+    /// Returns the depot that this session writes to.
     pub fn depot(&self) -> &Depot {
         &self.depot
     }
 
-    /// Stores a run of a file's content: what is new is compressed, sealed and uploaded in the background; waits while more is under way than the
-    /// budget allows. It can be read at once, and is in the bucket after the next [`Ingest::seal`].
+    /// Stores a run of a file's content.
     ///
-    /// `run` begins at a segment boundary of `profile` (for page files: a multiple of 1 MiB of the file). With `end_of_data` all of it is taken; without,
-    /// the last incomplete segment is not, and `consumed` says how far it went. Dropped, it leaves
-    /// whole blobs on their way that nothing refers to, and the budget as it was.
+    /// New chunks are compressed, sealed and uploaded in the background. The call waits while more
+    /// accepted bytes are under way than the write budget allows. The content can be read at once,
+    /// and is in the bucket after the next [`Ingest::seal`].
+    ///
+    /// `run` begins at a segment boundary of `profile`; for page files that is a multiple of 1 MiB
+    /// of the file. `file_offset` is its offset in the file in bytes. With `end_of_data` the whole
+    /// run is stored. Without it the last incomplete segment is not, and `consumed` tells how many
+    /// bytes were stored.
+    ///
+    /// If the future is dropped, complete blobs that nothing refers to stay on their way to the
+    /// bucket, and the unused part of the budget reservation is given back.
     ///
     /// # Errors
-    /// `Stalled` (call again), `Failed` (this session is lost), `Unreadable`.
+    /// - [`DepotError::Stalled`] if the store makes no progress: call again.
+    /// - [`DepotError::Failed`] if this session has lost data: use another session.
+    /// - [`DepotError::Internal`] if a worker's job panics.
     pub async fn store_run(
         &self,
         profile: Profile,
@@ -103,8 +115,8 @@ impl Ingest {
         run::store(session, matching, profile, file_offset, run, end_of_data).await
     }
 
-    /// The same, and everything is stored anew, whatever is stored or on its way already: neither
-    /// the time that it takes nor the bytes that are sent say what that is.
+    /// As [`Ingest::store_run`], but without deduplication: everything is stored again. Neither the
+    /// duration nor the number of bytes sent reveals which data is stored or on its way already.
     ///
     /// # Errors
     /// As [`Ingest::store_run`].
@@ -120,17 +132,20 @@ impl Ingest {
         run::store(session, matching, profile, file_offset, run, end_of_data).await
     }
 
-    /// Stores one blob (a node, a segment, a commit record) unless it is there already. Dropped, it
-    /// has stored it or not.
+    /// Stores one blob (a node, a segment, a commit record) unless it is stored already, and
+    /// returns its id. If the future is dropped, the blob may or may not be stored.
     ///
     /// # Errors
-    /// As [`Ingest::store_run`]; `Invalid` for a blob larger than a frame.
+    /// As [`Ingest::store_run`], and [`DepotError::Invalid`] for a blob larger than a frame.
     pub async fn store_blob(&self, kind: Kind, bytes: Bytes) -> Result<Id, DepotError> {
         let _operation = Operation::begin(&self.session);
         run::store_blob(&self.session, kind, bytes, Manner::COPIED).await
     }
 
-    /// Stores what a target of another repository holds, in the same chunks, and says what it is called here. Read and verified there first, whether it is new here or not.
+    /// Stores the content of a target of another repository, in the same chunks, and returns its
+    /// name in this repository.
+    ///
+    /// The content is first read from `from` and verified, whether it is new here or not.
     ///
     /// # Errors
     /// As [`Ingest::store_run`], and those of [`Depot::read`] for `from`.
@@ -139,11 +154,11 @@ impl Ingest {
         import::import(&self.session, from, target).await
     }
 
-    /// Takes over a reference that this session did not make (an extent shared with a snapshot): it is checked to be live, and its pack joins
-    /// [`Ingest::relied_on`].
+    /// Adopts a reference that this session did not make, for instance an extent that is shared
+    /// with a snapshot. The blob is checked to be live, and its pack joins [`Ingest::relied_on`].
     ///
     /// # Errors
-    /// `Unknown` if no live pack holds it: then its bytes must be stored again.
+    /// [`DepotError::Unknown`] if no live pack holds it. The content must then be stored again.
     pub async fn adopt(&self, target: Target) -> Result<(), DepotError> {
         let (kind, id) = match target {
             Target::Chunk(id) => (Kind::Chunk, id),
@@ -152,7 +167,8 @@ impl Ingest {
         self.adopt_blob(kind, id)
     }
 
-    /// The same for any blob. Since the live set is closed, whatever it refers to is live as well (protocol.md, rule 3).
+    /// As [`Ingest::adopt`], for any blob. The live set is closed, so everything that the blob
+    /// refers to is live as well (docs/PROTOCOL.md, rule 3).
     ///
     /// # Errors
     /// As [`Ingest::adopt`].
@@ -161,11 +177,16 @@ impl Ingest {
         run::adopt(&self.session, kind, id)
     }
 
-    /// Stores again what `wanted` names of a pack of another session, whose key and whole bytes these are; it need not be in the bucket. Returns what was stored,
-    /// with its bytes if it was a metadata pack.
+    /// Stores the blobs in `wanted` that a pack of another session holds.
+    ///
+    /// `key` and `object` are the key and the whole bytes of that pack, which need not be in the
+    /// bucket. Returns the stored blobs, with their bytes if the pack is a metadata pack.
     ///
     /// # Errors
-    /// As [`Ingest::store_run`]; `Damaged` if it is no pack, or one of its frames that are needed cannot be opened.
+    /// - As [`Ingest::store_run`].
+    /// - [`DepotError::Damaged`] if the object is not a pack, or if a needed frame of it cannot be
+    ///   opened.
+    /// - [`DepotError::Unreadable`] if this program or its keys cannot open the object.
     pub async fn store_again(
         &self,
         key: &str,
@@ -176,48 +197,63 @@ impl Ingest {
         again::store_again(&self.session, key, object, wanted).await
     }
 
-    /// A whole pack from the bucket.
+    /// Returns a whole pack from the bucket.
     ///
     /// # Errors
-    /// `Missing`, `Store`, `Stalled`.
+    /// [`DepotError::Missing`], [`DepotError::Store`] or [`DepotError::Stalled`].
     pub async fn fetch_pack(&self, pack: &NamedPack) -> Result<Bytes, DepotError> {
         self.session.shared.link.get(&pack.key()).await
     }
 
-    /// What uncommitted references name in these packs. Once the packs are known to be condemned ([`Depot::load_index`]), no more references to them are made.
+    /// Returns the blobs in these packs that uncommitted references name. After
+    /// [`Depot::load_index`] was told that the packs are condemned, no further references to them
+    /// are made.
     pub fn relied_blobs(&self, packs: &[PackName]) -> Vec<(Kind, Id)> {
         self.session.ledger().relied_blobs(packs)
     }
 
-    /// These blobs were stored or found elsewhere since: the session does not lean on `packs` for their sake any more (rule 4).
+    /// Ends the reliance on `packs` for these blobs, which have been stored or found elsewhere
+    /// since (rule 4).
     pub fn let_go(&self, packs: &[PackName], blobs: &[(Kind, Id)]) {
         self.session.ledger().let_go(packs, blobs);
     }
 
-    /// Every reference made before `mark` was drawn is in the root, or given up: the session leans on nothing for its sake.
+    /// Ends the reliance on packs for every reference that was made before `mark`: it is in the
+    /// root, or given up.
     pub fn let_go_before(&self, mark: Mark) {
         self.session.ledger().let_go_before(mark);
     }
 
-    /// Draws the line for the next commit: take it first, then make the tree that holds every reference returned before, then
-    /// [`Ingest::seal_since`] it. References made after it keep their packs above the floor, or among those relied on.
+    /// Draws a mark for the next commit.
+    ///
+    /// First take the mark, then build the tree that holds every reference returned before it, then
+    /// call [`Ingest::seal_since`] with it. References made after the mark keep their packs above
+    /// the floor or in [`Ingest::relied_on`].
     pub fn mark(&self) -> Mark {
         self.session.ledger().mark()
     }
 
-    /// Everything stored before this call is in the bucket when it returns: data packs, then metadata packs, then an index object that holds
-    /// the new packs and absorbs small older ones of `current`, the root's list. Stores that run meanwhile go on and belong to the next one.
+    /// Writes everything that was stored before this call to the bucket: data packs, then metadata
+    /// packs, then an index object.
     ///
-    /// The mark is taken here: use it when no reference can be made between building the tree and this call, otherwise [`Ingest::seal_since`].
+    /// The index object lists the new packs and absorbs small older ones of `current`, the root's
+    /// list. Concurrent stores go on and belong to the next seal.
+    ///
+    /// The mark is taken in this call. Use it only if no reference can be made between building the
+    /// tree and this call; otherwise use [`Ingest::seal_since`].
     ///
     /// # Errors
-    /// `Stalled` (call again), `Failed` (this session is lost).
+    /// - [`DepotError::Stalled`] if the store makes no progress: call again.
+    /// - [`DepotError::Failed`] if this session has lost data: use another session.
+    /// - [`DepotError::Store`] if the store refuses an index object.
+    /// - [`DepotError::Invalid`] if the session has used all its 2^32 names.
+    /// - [`DepotError::Internal`] if a worker's job panics or a new table does not open.
     pub async fn seal(&self, current: &[IndexRef]) -> Result<Sealed, DepotError> {
         self.seal_since(self.mark(), current).await
     }
 
-    /// The same for a line drawn earlier. Dropped, it leaves the packs to the next seal, and maybe
-    /// an index object that no root names.
+    /// As [`Ingest::seal`], with a mark that was drawn earlier. If the future is dropped, the packs
+    /// stay for the next seal, and an index object that no root names may be left in the bucket.
     ///
     /// # Errors
     /// As [`Ingest::seal`].
@@ -226,40 +262,50 @@ impl Ingest {
         seal::seal(&self.session, mark, current).await
     }
 
-    /// Everything stored before this call is in the bucket when it returns, without an index object: what a journal names (rule 6).
+    /// Writes everything that was stored before this call to the bucket, without an index object:
+    /// the packs that a journal names (rule 6).
     ///
     /// # Errors
-    /// As [`Ingest::seal`].
+    /// - [`DepotError::Stalled`] if the store makes no progress: call again.
+    /// - [`DepotError::Failed`] if this session has lost data: use another session.
     pub async fn deliver(&self) -> Result<Delivered, DepotError> {
         delivery::deliver(&self.session).await
     }
 
-    /// Takes over the packs that a journal of an ended session names (dropped: none of them): from
-    /// now on their blobs are found and read, and the next seal makes those live that no root lists
-    /// yet. What its own packs refer to in others is for the caller to adopt: names alone prove
-    /// nothing.
+    /// Takes over the packs that a journal of an ended session names.
+    ///
+    /// From then on their blobs are found and read, and the next seal makes those packs live that
+    /// no root lists yet. The caller adopts the blobs in other packs to which these packs refer:
+    /// names alone prove nothing. If the future is dropped, none of the packs are taken over.
     ///
     /// # Errors
-    /// `Missing`, `Damaged` or `Unreadable` if a pack is not what the journal says.
+    /// - [`DepotError::Missing`], [`DepotError::Damaged`] or [`DepotError::Unreadable`] if a pack
+    ///   is not as the journal states.
+    /// - [`DepotError::Store`] or [`DepotError::Stalled`] if the store fails.
+    /// - [`DepotError::Internal`] if a worker's job panics.
     pub async fn take_over(&self, delivered: &Delivered) -> Result<(), DepotError> {
         delivery::take_over(&self.session, delivered).await
     }
 
-    /// Everything stored before this call survives a crash of this machine when it returns: it is in the bucket, or in the spool. Without a spool it is in the
-    /// bucket. What is returned names packs that may not be in the bucket yet: a journal that names them is sent after the next [`Ingest::deliver`].
+    /// Makes everything that was stored before this call survive a crash of this machine: it is in
+    /// the bucket or in the spool, or without a spool in the bucket. The result may name packs that
+    /// are not in the bucket yet. A journal that names them must be sent only after the next
+    /// [`Ingest::deliver`].
     ///
     /// # Errors
-    /// As [`Ingest::seal`].
+    /// As [`Ingest::deliver`].
     pub async fn keep(&self) -> Result<Delivered, DepotError> {
         delivery::keep(&self.session).await
     }
 
-    /// [`Ingest::deliver`], but [`Ingest::keep`] once the store has acknowledged nothing for
-    /// `patience`. True if it is all in the bucket. What is given up on, here or by dropping this,
-    /// stays on its way.
+    /// Runs [`Ingest::deliver`], or [`Ingest::keep`] instead once the store has acknowledged
+    /// nothing for `patience`.
+    ///
+    /// Returns the packs, and true if all of them are in the bucket. Packs whose delivery is
+    /// abandoned, here or because the future is dropped, stay on their way.
     ///
     /// # Errors
-    /// As [`Ingest::seal`].
+    /// As [`Ingest::deliver`].
     pub async fn deliver_or_keep(
         &self,
         patience: Duration,
@@ -274,28 +320,30 @@ impl Ingest {
         }
     }
 
-    /// Waits until the store has acknowledged nothing for `patience`, from now on.
+    /// Waits until the store has acknowledged nothing for `patience`, counted from this call.
     pub async fn idle(&self, patience: Duration) {
         self.session.shared.link.progress.idle(patience).await;
     }
 
-    /// Waits for `future`, which stores things, but gives up when the store takes nothing for the
-    /// whole timeout. Work that sends nothing is waited for. Dropped with the future: what was
-    /// accepted goes on by itself.
+    /// Waits for `future`, which stores data, but gives up when the store accepts nothing for the
+    /// whole timeout.
+    ///
+    /// Time in which no request is under way does not count. Dropping this drops `future`; data
+    /// that was accepted stays on its way.
     ///
     /// # Errors
-    /// `Stalled`.
+    /// [`DepotError::Stalled`].
     pub async fn bound<F: Future>(&self, future: F) -> Result<F::Output, DepotError> {
         self.session.shared.link.progress.bound(future).await
     }
 
-    /// The spool, if there is one.
+    /// Returns the spool of this session, if it has one.
     pub fn spool(&self) -> Option<&Arc<Spool>> {
         let overflow = self.session.overflow.as_ref();
         overflow.map(|overflow| &overflow.spool)
     }
 
-    /// The root took it: its packs are live, its floor is published.
+    /// Records that a root took `sealed`: its packs are live, and its floor is published.
     pub fn committed(&self, sealed: Sealed) {
         let catalog = &self.depot.shared().catalog;
         catalog.adopt(&sealed.staged, &sealed.absorbed);
@@ -305,48 +353,56 @@ impl Ingest {
         self.session.release(&sealed.packs);
     }
 
-    /// The root did not take it: its packs stay pending, and the next seal makes an index object again, against the newer list.
+    /// Records that no root took `sealed`. Its packs stay pending, and the next seal writes an
+    /// index object again, for the newer list.
     pub fn conflicted(&self, sealed: Sealed) {
         drop(sealed);
     }
 
-    /// Packs that uncommitted references name and that are not the session's own at its published floor. They must be live in every
-    /// root that a commit replaces, and at every base epoch that is published (rules 3 and 4).
+    /// Returns the packs that uncommitted references name and that are not the session's own by its
+    /// published floor.
+    ///
+    /// They must be live in every root that a commit replaces, and at every base epoch that the
+    /// session publishes (rules 3 and 4).
     pub fn relied_on(&self) -> HashSet<PackName> {
         self.session.ledger().relied_on()
     }
 
-    /// Writes an immutable list object, named by this session.
+    /// Writes an immutable list object under a name of this session.
     ///
     /// # Errors
-    /// `Stalled`, `Store`.
+    /// - [`DepotError::Stalled`] or [`DepotError::Store`] if the store fails.
+    /// - [`DepotError::Invalid`] if the session has used all its 2^32 names.
     pub async fn put_list(&self, payload: &[u8]) -> Result<PackName, DepotError> {
         let _operation = Operation::begin(&self.session);
         seal::put_list(&self.session, payload).await
     }
 
-    /// Writes index objects that hold these packs, which are in the bucket already: for repair, where an index object was lost.
+    /// Writes index objects that list these packs, which must be in the bucket already: for repair
+    /// after the loss of an index object.
     ///
     /// # Errors
-    /// `Stalled`, `Store`.
+    /// As [`Ingest::put_list`], and [`DepotError::Internal`] if a worker's job panics or a new
+    /// table does not open.
     pub async fn put_index(&self, packs: &[PackContents]) -> Result<Vec<IndexRef>, DepotError> {
         let _operation = Operation::begin(&self.session);
         let records = packs.iter().map(|pack| pack.0.clone()).collect();
         seal::put_indexes(&self.session, records).await
     }
 
-    /// Why the session is lost, once it is.
+    /// Returns the reason why the session has failed. `None` if it has not.
     pub fn failure(&self) -> Option<DepotError> {
         self.session.ledger().failure()
     }
 
-    /// Tells why the session is lost, as soon as it is; nothing if it ends before. Holds nothing of
-    /// it.
+    /// Waits until the session fails, and returns the reason. `None` if the session ends without a
+    /// failure. The future does not keep the session alive.
     pub fn lost(&self) -> impl Future<Output = Option<DepotError>> + Send + use<> {
         session::lost(&self.session)
     }
 
-    /// Blobs that no committed index holds yet: each takes some memory, so a commit is due when they are many.
+    /// Returns the number of blobs that no committed index lists yet. Each takes some memory, so a
+    /// commit is due when there are many.
     pub fn uncommitted_blobs(&self) -> usize {
         self.session.ledger().blob_count()
     }
@@ -358,7 +414,8 @@ impl Drop for Ingest {
     }
 }
 
-/// A call whose references nobody has yet: marks stay behind it.
+/// A call in progress, whose references its caller does not have yet. A mark drawn meanwhile treats
+/// these references as made after it.
 struct Operation<'a> {
     session: &'a Session,
     number: u64,

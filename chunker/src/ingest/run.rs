@@ -1,6 +1,7 @@
-//! A run of content becomes extents: cut, name, look up, gather what is new, list the chunks in segments.
+//! Storing a run of content as extents: chunk, name, look up, gather the new chunks, list the
+//! chunks in segments.
 //!
-//! Owns the steps of one `store_run`. What is gathered is the ledger's business from then on.
+//! Owns the steps of one `store_run`. The ledger owns the gathered blobs from then on.
 
 use std::sync::Arc;
 
@@ -18,22 +19,24 @@ use crate::extent::{StoredExtent, StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
 
-/// Content that one job names: large enough that handing it over costs nothing, small enough that several workers share a run.
+/// Bytes of content that one job names: so many that the hand-over costs next to nothing, and so
+/// few that several workers share a run.
 const JOB_BYTES: usize = 1 << 20;
 
-/// Bytes that a blob costs beside its content while it is under way.
+/// Bytes of memory that a blob takes in addition to its content while it is under way.
 const BLOB_OVERHEAD_BYTES: u64 = 128;
 
-/// Blobs that are taken under one lock: neighbours stay together, and nobody is kept waiting for long.
+/// Blobs that are accepted under one lock: neighbours stay together, and no other caller waits long
+/// for the lock.
 const TAKEN_AT_ONCE: usize = 8;
 
-/// What new content is compared with.
+/// The stored data that new content is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Matching {
-    /// With all that is stored, or on its way: what is there already is referred to.
+    /// All blobs that are stored or on their way: an existing blob is referred to.
     Everything,
-    /// With nothing: all of it is stored, whatever there is. How long that takes, and how much is
-    /// sent, says nothing of what is stored.
+    /// None: everything is stored again. Neither the duration nor the number of bytes sent reveals
+    /// which data is stored.
     Nothing,
 }
 
@@ -45,24 +48,25 @@ pub(super) struct Manner {
 }
 
 impl Manner {
-    /// Copied, and compared with everything.
+    /// Copied, and compared with all stored blobs.
     pub(super) const COPIED: Self = Self {
         hold: Hold::Copied,
         matching: Matching::Everything,
     };
 }
 
-/// How a frame has what it takes of a run.
+/// How a frame holds the bytes that it takes from a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hold {
-    /// In the memory that it came in, which lives until the last frame with a part of it is sealed.
+    /// In the memory of the run, which lives until the last frame with a part of it is sealed.
     Shared,
-    /// Copied, since most of that memory would be kept for nothing.
+    /// In a copy, because most of the run's memory would be kept for no use.
     Copied,
 }
 
 impl Hold {
-    /// For so many new bytes in memory of `length` bytes.
+    /// Returns [`Hold::Shared`] if at least half of `length` bytes are `new`, otherwise
+    /// [`Hold::Copied`].
     fn of(new: usize, length: usize) -> Self {
         match new >= length / 2 {
             true => Self::Shared,
@@ -127,7 +131,7 @@ pub(super) async fn store(
     Ok(stored)
 }
 
-/// Cuts the run into chunks without names.
+/// Divides the run into chunks without names.
 async fn cut(
     session: &Arc<Session>,
     plan: &Plan,
@@ -140,8 +144,8 @@ async fn cut(
     session.shared.workers.run_sized(length, job).await
 }
 
-/// Names chunks and looks up in the index those that are compared with it, in as many jobs as it is
-/// worth.
+/// Names chunks and, with [`Matching::Everything`], looks them up in the index, in jobs of about
+/// [`JOB_BYTES`] each.
 pub(super) async fn name(
     session: &Arc<Session>,
     chunks: Vec<Named>,
@@ -183,7 +187,7 @@ fn look_up(shared: &Shared, id: &Id, matching: Matching) -> Option<PackName> {
     }
 }
 
-/// Stores the chunks of one extent and, if they are several, their list.
+/// Stores the chunks of one extent and, if there are several, the segment that lists them.
 pub(super) async fn store_part(
     session: &Arc<Session>,
     profile: Profile,
@@ -221,7 +225,7 @@ pub(super) async fn store_part(
         .map(Target::Segment)
 }
 
-/// Stores one blob; unless it is there, if it is compared with that.
+/// Stores one blob, unless it is compared with stored blobs and found. Returns its id.
 pub(super) async fn store_blob(
     session: &Arc<Session>,
     kind: Kind,
@@ -249,7 +253,7 @@ pub(super) async fn store_blob(
     Ok(id)
 }
 
-/// Takes over a reference to a blob that must be live already.
+/// Adopts a reference to a blob that must be live already.
 pub(super) fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), DepotError> {
     let known = session.shared.catalog.find_live(&id);
     let mut ledger = session.ledger();
@@ -263,7 +267,7 @@ pub(super) fn adopt(session: &Arc<Session>, kind: Kind, id: Id) -> Result<(), De
     }
 }
 
-/// A blob to be had in the bucket.
+/// A blob that must be in the bucket at the end.
 struct Wanted {
     kind: Kind,
     id: Id,
@@ -271,8 +275,11 @@ struct Wanted {
     known: Option<PackName>,
 }
 
-/// Makes sure that each blob is in a live pack or on its way. Between the look-up and the taking there is no wait, so that of two that store the same blob one
-/// takes it and the other finds it; and a caller that goes away leaves nothing half taken.
+/// Ensures that each blob is in a live pack or on its way.
+///
+/// [`Ledger::gather`](super::ledger::Ledger::gather) looks a blob up and accepts it without a wait
+/// in between. So of two callers that store the same blob, one stores it and the other finds it. A
+/// caller that is dropped leaves no blob half accepted.
 async fn store_blobs(
     session: &Arc<Session>,
     wanted: &[Wanted],

@@ -1,6 +1,6 @@
-//! Sealing: everything accepted before it is in the bucket, and one index object says so.
+//! Sealing: writes everything accepted so far to the bucket, and an index object that lists it.
 //!
-//! Owns the order of rule 1 and the making of the [`Sealed`] token. Nothing else makes one.
+//! Owns the order of rule 1 and the construction of the [`Sealed`] token. No other code makes one.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -60,7 +60,8 @@ pub(super) async fn seal(
     Ok(sealed)
 }
 
-/// Writes index objects of packs that are in the bucket; see [`Ingest::put_index`](super::Ingest::put_index).
+/// Writes index objects that list packs in the bucket; see
+/// [`Ingest::put_index`](super::Ingest::put_index).
 pub(super) async fn put_indexes(
     session: &Arc<Session>,
     records: Vec<PackRecord>,
@@ -73,7 +74,7 @@ pub(super) async fn put_indexes(
     Ok(written)
 }
 
-/// Divides packs so that each part fits an index object.
+/// Divides packs into groups, each of which fits into one index object.
 fn divide(records: Vec<PackRecord>) -> Vec<Vec<PackRecord>> {
     let mut groups: Vec<Vec<PackRecord>> = Vec::new();
     let mut bytes = u64::MAX;
@@ -91,7 +92,8 @@ fn divide(records: Vec<PackRecord>) -> Vec<Vec<PackRecord>> {
     groups
 }
 
-/// Adds the packs of small older index objects. One that cannot be read stays as it is: it is not for a commit to repair.
+/// Adds the packs of small older index objects. An index object that cannot be read stays as it is:
+/// its repair is not the task of a commit.
 async fn absorb(session: &Arc<Session>, records: &mut Vec<PackRecord>, sealed: &mut Sealed) {
     let chosen = absorb::choose(&sealed.index, encoded_length(&*records));
     let catalog = &session.shared.catalog;
@@ -117,7 +119,7 @@ async fn absorb(session: &Arc<Session>, records: &mut Vec<PackRecord>, sealed: &
         .retain(|reference| !absorbed.contains(&reference.name));
 }
 
-/// Writes an index object and makes its table.
+/// Writes an index object and builds its table.
 async fn put_index(
     session: &Arc<Session>,
     mut records: Vec<PackRecord>,

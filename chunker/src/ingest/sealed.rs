@@ -1,31 +1,38 @@
-//! Proof that what a commit will name is in the bucket.
+//! Proof that the bucket holds everything that a commit will name.
 
 use std::collections::HashSet;
 
 use crate::catalog::{IndexRef, Staged};
 use crate::pack::PackName;
 
-/// A line drawn by [`Ingest::mark`](super::Ingest::mark).
+/// A line between earlier and later references, drawn by [`Ingest::mark`](super::Ingest::mark).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mark {
     pub(super) floor: u32,
     pub(super) tick: u64,
 }
 
-/// Acknowledged: every pack of a seal, and the index object that holds them. Only [`Ingest::seal`](super::Ingest::seal) makes one. Give it back
-/// to [`Ingest::committed`](super::Ingest::committed) or [`Ingest::conflicted`](super::Ingest::conflicted).
+/// Proof that every pack of a seal, and the index objects that list them, are acknowledged.
+///
+/// Only [`Ingest::seal`](super::Ingest::seal) and [`Ingest::seal_since`](super::Ingest::seal_since)
+/// make one. Pass it to [`Ingest::committed`](super::Ingest::committed) or
+/// [`Ingest::conflicted`](super::Ingest::conflicted) afterwards.
 #[derive(Debug)]
 #[must_use = "tell the ingest whether the root took it"]
 pub struct Sealed {
-    /// The list for the new root: that of the call, without what was absorbed, with the new index objects.
+    /// The list for the new root: the list of the call, without the absorbed index objects, and
+    /// with the new ones.
     pub index: Vec<IndexRef>,
-    /// Index objects of the call's list that are not in the new one, since the new ones hold all of theirs.
+    /// Index objects of the call's list that are not in the new list, because the new index objects
+    /// list all their packs.
     pub absorbed: Vec<PackName>,
     /// Packs that this commit makes live.
     pub packs: Vec<PackName>,
-    /// Packs not the session's own (by its published floor) that its content refers to: all must be live in the root being replaced.
+    /// Packs that the content refers to and that are not the session's own by its published floor.
+    /// All must be live in the root that is replaced.
     pub relied_on: HashSet<PackName>,
-    /// The floor to publish: packs of lower sequence hold nothing that only uncommitted references name.
+    /// The floor to publish. Packs with a lower sequence number hold no blob that only uncommitted
+    /// references name.
     pub floor: u32,
     /// Bytes of the new packs in the bucket.
     pub new_bytes: u64,
@@ -35,7 +42,7 @@ pub struct Sealed {
 
 #[cfg(any(test, feature = "testing"))]
 impl Sealed {
-    /// A token that proves nothing, for tests of those who take one.
+    /// Returns a token that proves nothing, for tests of code that takes one.
     pub fn unproven(index: Vec<IndexRef>) -> Self {
         Self {
             index,

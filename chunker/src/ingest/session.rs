@@ -1,7 +1,10 @@
-//! The tasks of a writing session: frames through the workers into packs, packs to the store, and everybody who waits for them.
+//! The tasks of a writing session: they pass frames through the workers into packs, upload the
+//! packs, and wake all callers that wait for them.
 //!
-//! Owns the ledger's lock, the budget of accepted bytes, and the background tasks, which end with it. Each task passes its frame or pack on whatever becomes of the
-//! caller that stored it. An error that loses accepted bytes fails the session; one that may pass is tried again for as long as it takes.
+//! Owns the ledger's lock, the budget of accepted bytes, and the background tasks, which end with
+//! the session. Each task processes its frame or pack even if the call that stored it is dropped.
+//! An error that loses accepted bytes fails the session. After a transient error the task tries
+//! again, without a time limit.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -28,24 +31,25 @@ use crate::seal::{Class, Features};
 use crate::spool::Spool;
 use crate::workers::Scratch;
 
-/// The accepted bytes that may be under way are at least this many times the size of a pack: two open ones and their frames must never fill it.
+/// The write budget is at least this many times the target size of a pack: two open packs and their
+/// frames must never fill it.
 const PACKS_IN_BUDGET: u64 = 6;
 
-/// One session, shared by its tasks.
+/// A session, shared by its tasks.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(super) shared: Arc<Shared>,
     ledger: Mutex<Ledger>,
     gate: ByteGate,
-    /// The spool, if there is one.
+    /// The spool and the state of its use, if the session has one.
     pub(super) overflow: Option<Overflow>,
-    /// Callers that wait at the gate.
+    /// Number of callers that wait for the write budget.
     waiting: AtomicUsize,
     backlog: Backlog,
     pulse: watch::Sender<Pulse>,
 }
 
-/// Changes with everything somebody may wait for.
+/// Changes with every event that a task or caller may wait for.
 #[derive(Debug, Default, Clone, Copy)]
 struct Pulse {
     beat: u64,
@@ -79,24 +83,27 @@ impl Session {
         self.ledger.lock()
     }
 
-    /// Ends all tasks: what is not in the bucket yet does not get there.
+    /// Ends all tasks. Data that is not in the bucket yet is not uploaded.
     pub(super) fn end(&self) {
         self.pulse.send_modify(|pulse| pulse.ended = true);
         self.backlog.close();
     }
 
-    /// Where a blob of this session can be read.
+    /// Returns the place where a blob of this session can be read.
     pub(crate) fn find(&self, kind: Kind, prefix: Prefix) -> Option<Pending> {
         self.ledger().find(&BlobKey { kind, prefix })
     }
 
-    /// A pack found by an earlier look-up, unless it was condemned meanwhile. Asked under the ledger's lock: a base epoch is published only after the condemned packs
-    /// were made known and the ledger was asked what is relied on, so no reference slips between.
+    /// Returns a pack that an earlier look-up found, unless it was condemned meanwhile.
+    ///
+    /// Must be called under the ledger's lock. A base epoch is published only after the catalog was
+    /// told about the condemned packs and the ledger was asked which packs it relies on. So no
+    /// reference to a condemned pack escapes both.
     pub(super) fn still_live(&self, found: Option<PackName>) -> Option<PackName> {
         found.filter(|pack| !self.shared.catalog.is_condemned(pack))
     }
 
-    /// The session has lost something: nothing is taken any more.
+    /// Records that the session has lost data: it accepts nothing any more.
     fn fail(&self, error: DepotError) {
         tracing::error!("the session cannot store any more: {error}");
         self.ledger().fail(error);
@@ -122,10 +129,10 @@ impl Session {
         }
     }
 
-    /// Waits until `done` says so of the ledger; however long that takes.
+    /// Waits until `done` returns true for the ledger, without a time limit.
     ///
     /// # Errors
-    /// The session failed.
+    /// [`DepotError::Failed`] if the session fails.
     async fn wait(&self, done: impl Fn(&mut Ledger) -> bool) -> Result<(), DepotError> {
         let mut pulse = self.pulse.subscribe();
         loop {
@@ -144,10 +151,12 @@ impl Session {
         }
     }
 
-    /// Reserves room for bytes that are about to be accepted; the caller is held back here when too many are under way.
+    /// Reserves budget for bytes that are about to be accepted. The caller waits here while too
+    /// many bytes are under way.
     ///
     /// # Errors
-    /// `Stalled` if the store does not move, or the session failed.
+    /// [`DepotError::Stalled`] if the store makes no progress, or [`DepotError::Failed`] if the
+    /// session fails.
     pub(super) async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, DepotError> {
         self.backlog.room().await;
         if let Some(failure) = self.ledger().failure() {
@@ -177,7 +186,7 @@ impl Session {
         Ok(reservation)
     }
 
-    /// Lets the spool know of a caller that waits at the gate. Never ends.
+    /// Tells the spool about a caller that waits for the write budget. Never completes.
     async fn press(&self) {
         match &self.overflow {
             Some(overflow) => overflow.press().await,
@@ -185,7 +194,8 @@ impl Session {
         }
     }
 
-    /// If callers wait at the gate and nothing would open it by itself, sends what rests in open packs.
+    /// If callers wait for the write budget and nothing on its way would free it, sends the data
+    /// that rests in open packs.
     fn make_room(self: &Arc<Self>) {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             return;
@@ -199,7 +209,8 @@ impl Session {
         }
     }
 
-    /// Sends everything accepted so far on its way, whether frames and packs are full or not. Returns the number below which frames then are on their way.
+    /// Closes all frames and packs accepted so far, full or not, and sends them. Returns the
+    /// frontier: all frames with lower numbers are then on their way.
     pub(super) fn cut(self: &Arc<Self>, classes: &[Class]) -> u64 {
         let mut ended = Vec::new();
         let frontier = {
@@ -245,7 +256,7 @@ impl Session {
         });
     }
 
-    /// Sends full frames through the workers into packs.
+    /// Passes full frames through the workers into packs.
     pub(super) fn process_all(self: &Arc<Self>, frames: impl IntoIterator<Item = FullFrame>) {
         for full in frames {
             if self.backlog.push(full) {
@@ -271,7 +282,7 @@ impl Session {
         Ok(())
     }
 
-    /// Seals one frame and puts it into its pack. Returns the packs that are complete now.
+    /// Seals one frame and places it in its pack. Returns the packs that are complete now.
     fn process(&self, full: FullFrame, scratch: &mut Scratch) -> Result<Vec<OpenPack>, DepotError> {
         let class = full.frame.class;
         let ticket = self.ticket(&full)?;
@@ -286,8 +297,11 @@ impl Session {
         self.ledger().lane(class).deliver(full, sealed)
     }
 
-    /// Where the workers stand. The store counts first: what it has to take is what all others wait for in the end. It is the store that is waited for when the
-    /// budget is nearly taken, since the backlog keeps what is with the workers to a small part of it.
+    /// Returns the balance of the workers.
+    ///
+    /// The store is tested first, because in the end all other stages wait for it. A nearly full
+    /// budget means that the store is the bottleneck, because the backlog limits the bytes at the
+    /// workers to a small part of the budget.
     fn balance(&self) -> Balance {
         if self.gate.used() > self.gate.capacity() / 4 * 3 {
             return Balance::Ahead;
@@ -333,7 +347,8 @@ impl Session {
         .await
     }
 
-    /// Brings a pack into the bucket. A metadata pack waits until all data that was accepted before it was closed is there (rule 1).
+    /// Uploads a pack. A metadata pack is uploaded only after all data that was accepted before the
+    /// pack was closed (rule 1).
     async fn send(self: Arc<Self>, pack: OpenPack) -> Result<(), DepotError> {
         let is_metadata = pack.class == Class::MetadataPack;
         let after = is_metadata.then(|| self.cut(&[Class::DataPack]));
@@ -353,24 +368,25 @@ impl Session {
         self.ledger().acknowledge(&sent, pack);
         self.beat();
         if let Some(parts) = whole {
-            // What was written of a tree is read soon. The room is given back when it is kept.
+            // Trees are usually read soon after they are written. The reservation is given back
+            // after the pack is in the disk cache.
             self.shared.reader.keep_pack(name, parts).await;
         }
-        // The reservation goes with it, before anybody is told.
+        // Gives the reservation back before the next beat reports the budget.
         drop(sent);
         self.beat();
         self.make_room();
         Ok(())
     }
 
-    /// A root took these packs: the spool need not keep them.
+    /// Records that a root took these packs. The spool need not keep them.
     pub(super) fn release(self: &Arc<Self>, packs: &[PackName]) {
         let Some(overflow) = &self.overflow else {
             return;
         };
         overflow.release(packs);
         let session = Arc::clone(self);
-        // Not one of the session's tasks: it ends well even if the session does not.
+        // Not a background task of the session: it runs to its end even if the session ends first.
         tokio::spawn(async move {
             if let Some(overflow) = &session.overflow {
                 overflow.spool.sweep().await;
@@ -394,7 +410,7 @@ pub(super) fn lost(session: &Arc<Session>) -> impl Future<Output = Option<DepotE
     }
 }
 
-/// Counts a caller that waits at the gate.
+/// Counts a caller that waits for the write budget.
 struct Waiter<'a>(&'a AtomicUsize);
 
 impl<'a> Waiter<'a> {

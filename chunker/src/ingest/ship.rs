@@ -1,11 +1,15 @@
-//! The way of a finished pack into the bucket: straight from memory, or by way of the spool.
+//! Upload of a finished pack: directly from memory, or through the spool.
 //!
-//! Owns the decision between the two and what memory each may take. Straight is the rule. The spool is taken when callers have waited for memory for a while (the
-//! uplink is slower than the writer), by packs that wait for their turn; and by every pack that somebody wants to survive a crash ([`Overflow::demand`]).
-//! What the spool holds is uploaded from there, oldest first, and let go when a root names it.
+//! Owns the choice between the two, and how much memory each may take. Direct upload is the
+//! default. A pack goes to the spool in two cases. First, callers have waited for memory for a
+//! while, because the uplink is slower than the writer, and the pack is not being sent yet. Second,
+//! a caller wants the pack to survive a crash ([`Overflow::demand`]). The spool uploads its packs
+//! in order of age, and releases them when a root names them.
 //!
-//! Memory: of the bytes that a session may accept, a sixth is for packs read back from the spool, and of the others at most half for packs that are being sent. So
-//! there is always room for packs on their way to the spool, however long the store does not answer, and nobody who holds room waits for somebody else's.
+//! Memory: 1/6 of the write budget is for packs that are read back from the spool. Of the rest, at
+//! most half is for packs that are being sent from memory. So there is always room for packs on
+//! their way to the spool, however long the store does not answer. No holder of memory waits for
+//! the memory of another holder.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -25,22 +29,23 @@ use crate::pack::{FinishedPack, PackName};
 use crate::seal::Class;
 use crate::spool::{Spool, SpoolError, SpoolUsage, Spooled};
 
-/// How long a caller waits for memory before the uplink counts as slower than the writer: the time that a pack of 16 MiB takes at 80 MB/s.
+/// How long a caller waits for memory before the uplink counts as slower than the writer: the time
+/// that a pack of 16 MiB takes at 80 MB/s.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// The part of the accepted bytes that packs read back from the spool may take.
+/// Divisor of the write budget: this part is for packs that are read back from the spool.
 const READ_BACK_SHARE: u64 = 6;
 
-/// The part of the rest that packs which are being sent from memory may take.
+/// Divisor of the rest of the write budget: this part is for packs that are being sent from memory.
 const FLIGHT_SHARE: u64 = 2;
 
-/// What a session with a spool has beside one without.
+/// The additional state of a session with a spool.
 #[derive(Debug)]
 pub(super) struct Overflow {
     pub(super) spool: Arc<Spool>,
-    /// Packs in memory that are being sent.
+    /// Bounds the packs that are being sent from memory, in bytes.
     flight: ByteGate,
-    /// Packs read back.
+    /// Bounds the packs that are read back from the spool, in bytes.
     read_back: ByteGate,
     demand: watch::Sender<Demand>,
     /// Packs in the spool that no root names yet.
@@ -51,18 +56,19 @@ pub(super) struct Overflow {
 #[derive(Debug)]
 struct Kept {
     spooled: Arc<Spooled>,
-    /// One more than its highest frame number.
+    /// One more than the highest number of its frames.
     end: u64,
 }
 
-/// Who wants packs in the spool.
+/// The reasons to put packs into the spool.
 #[derive(Debug, Default)]
 struct Demand {
-    /// Callers that wait for memory.
+    /// Number of callers that wait for memory.
     waiting: usize,
-    /// Somebody has waited for [`PATIENCE`], and the spool was not empty since.
+    /// True from the moment that a caller has waited for [`PATIENCE`] until neither a pack in the
+    /// spool waits for its upload nor a caller for memory.
     is_pressed: bool,
-    /// Frames below this number shall survive a crash.
+    /// Frames below this number must survive a crash.
     frontier: u64,
 }
 
@@ -73,7 +79,8 @@ impl Demand {
 }
 
 impl Overflow {
-    /// Divides `budget_bytes`. Returns what is left for accepting, too.
+    /// Divides a write budget of `budget_bytes` bytes. Returns also the part that is left for
+    /// accepted data, in bytes.
     pub(super) fn new(spool: Arc<Spool>, budget_bytes: u64) -> (Self, u64) {
         let read_back = budget_bytes / READ_BACK_SHARE;
         let accepted = budget_bytes - read_back;
@@ -87,7 +94,8 @@ impl Overflow {
         (overflow, accepted)
     }
 
-    /// A caller waits for memory for as long as this is held, and presses when that takes long. Never ends.
+    /// Counts the caller as waiting for memory for as long as the future is held, and requests the
+    /// use of the spool after [`PATIENCE`]. Never completes.
     pub(super) async fn press(&self) {
         struct Waiter<'a>(&'a Overflow);
         impl Drop for Waiter<'_> {
@@ -103,13 +111,14 @@ impl Overflow {
         std::future::pending().await
     }
 
-    /// Frames below this number shall be in the spool, unless they are in the bucket first.
+    /// Requests that frames below this number go into the spool, unless they reach the bucket
+    /// first.
     pub(super) fn demand(&self, frontier: u64) {
         self.demand
             .send_modify(|demand| demand.frontier = demand.frontier.max(frontier));
     }
 
-    /// Waits until a pack should go into the spool, and there is room for it.
+    /// Waits until a pack should go into the spool and the spool has room for it.
     async fn wanted(&self, pack: &FinishedPack, first_frame: u64, is_sent: &AtomicBool) {
         let mut demand = self.demand.subscribe();
         let wants = |demand: &Demand| demand.wants(first_frame, is_sent.load(Ordering::Relaxed));
@@ -124,8 +133,8 @@ impl Overflow {
         }
     }
 
-    /// Packs in the spool that no root names yet and that hold only what was accepted before
-    /// `frontier`.
+    /// Returns the packs in the spool that no root names yet and that hold only data accepted
+    /// before `frontier`.
     pub(super) fn kept(&self, frontier: u64) -> Vec<NamedPack> {
         let kept = self.kept.lock();
         let below = kept.iter().filter(|(_, kept)| kept.end <= frontier);
@@ -138,7 +147,7 @@ impl Overflow {
         packs.collect()
     }
 
-    /// Roots or acknowledged journals name these packs.
+    /// Releases packs that roots or acknowledged journals name.
     pub(super) fn release(&self, packs: &[PackName]) {
         let mut kept = self.kept.lock();
         for pack in packs {
@@ -148,14 +157,15 @@ impl Overflow {
         }
     }
 
-    /// What is in the spool, for people. The uplink has caught up when nothing waits there, nor for memory.
+    /// Returns the usage of the spool, for display. Ends the pressure if the uplink has caught up:
+    /// no pack in the spool waits for its upload, and no caller waits for memory.
     pub(super) fn usage(&self) -> SpoolUsage {
         let usage = self.spool.usage();
         self.demand.send_if_modified(|demand| {
             if usage.waiting_files == 0 && demand.waiting == 0 {
                 demand.is_pressed = false;
             }
-            // Nobody waits for pressure to end.
+            // No task waits for the end of the pressure, so none is notified.
             false
         });
         usage
@@ -163,8 +173,11 @@ impl Overflow {
 }
 
 impl Session {
-    /// Brings a finished pack into the bucket. When this returns it is there, and no memory is held for it but what is returned. A metadata pack is sent when all data
-    /// below `after` is there (rule 1); the spool may take it before.
+    /// Uploads a finished pack.
+    ///
+    /// When this returns, the pack is in the bucket. If it was sent from the spool, `pack.parts` is
+    /// empty and the reservation of `sent` was given back. A metadata pack is sent only after all
+    /// data below `after` (rule 1); the spool may take it before.
     pub(super) async fn ship(
         &self,
         pack: &mut FinishedPack,
@@ -207,8 +220,10 @@ impl Session {
         self.shared.link.create(&key, &pack.parts).await
     }
 
-    /// Sends a pack from memory, and puts it into the spool meanwhile if that is wanted. `None` if it is in the bucket and not in the spool; otherwise the caller sends
-    /// what is in the spool, unless it says that it is in the bucket.
+    /// Sends a pack from memory, and writes it to the spool meanwhile if that is wanted.
+    ///
+    /// Returns `None` if the pack is in the bucket and not in the spool. Otherwise the caller must
+    /// send the spooled pack, unless the spool records that it is in the bucket.
     async fn ship_or_spool(
         &self,
         overflow: &Overflow,
@@ -228,7 +243,8 @@ impl Session {
             }
             let mut put = pin!(overflow.spool.put(&key, &pack.parts));
             let mut answer = None;
-            // Once begun, a write is waited for: the spool must know what is on its disk.
+            // A write that has begun is not abandoned: the spool must know the contents of its
+            // disk.
             let put = loop {
                 tokio::select! {
                     biased;
@@ -245,7 +261,7 @@ impl Session {
                 }
                 (Ok(spooled), None) => break spooled,
                 (Err(error), answer) => {
-                    // The bytes are still here: they go straight, and writers wait.
+                    // The bytes are still in memory: they are sent directly, and writers wait.
                     if !matches!(error, SpoolError::Full { .. }) {
                         tracing::warn!("a pack is not spooled: {error}");
                     }
@@ -263,7 +279,7 @@ impl Session {
         Ok(Some(spooled))
     }
 
-    /// It is in the spool: it can be read there, and survives.
+    /// Records that a pack is in the spool: it can be read there, and survives a crash.
     fn keep(
         &self,
         overflow: &Overflow,
@@ -281,7 +297,7 @@ impl Session {
         self.beat();
     }
 
-    /// Sends what is in the spool.
+    /// Uploads a pack from the spool.
     async fn send_back(
         &self,
         overflow: &Overflow,
@@ -292,7 +308,7 @@ impl Session {
         if let Some(frontier) = after {
             self.acknowledged(Class::DataPack, frontier).await?;
         }
-        // First come, first served: the oldest goes first.
+        // First come, first served: the oldest pack is sent first.
         let _room = overflow.read_back.reserve(pack.length).await;
         let bytes = spooled.read().await.map_err(DepotError::from)?;
         self.shared.link.create(spooled.key(), &[bytes]).await?;

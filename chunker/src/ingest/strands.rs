@@ -1,15 +1,17 @@
-//! Cutting a run that lies in several pieces of memory: pure.
+//! Chunking of a run that lies in several pieces of memory: pure.
 //!
-//! Owns the joining of what a chunk needs in one piece: pieces that are shorter than a chunk may be are
-//! joined first, and of longer ones only chunks across the border of two are copied, so that each byte
-//! is looked at a few times, whatever the pieces. Does not own where chunks end.
+//! Owns the joining of pieces into contiguous chunks. Pieces shorter than the longest chunk are
+//! joined first. Of longer pieces only the chunks that cross the border of two are copied. So each
+//! byte is processed only a few times, whatever the sizes of the pieces. Does not own where chunks
+//! end.
 
 use bytes::{Bytes, BytesMut};
 
 use super::divide::{Named, Plan};
 use crate::cut::Cutter;
 
-/// Cuts `run`, which begins at `plan.file_offset`, into chunks without names: the same chunks as if it lay in one piece.
+/// Divides `run`, which begins at `plan.file_offset`, into chunks without names. The chunks are the
+/// same as if the run lay in one piece.
 pub(super) fn cut(cutter: &Cutter, plan: &Plan, run: Vec<Bytes>) -> Vec<Named> {
     let mut cutting = Cutting {
         cutter,
@@ -17,7 +19,7 @@ pub(super) fn cut(cutter: &Cutter, plan: &Plan, run: Vec<Bytes>) -> Vec<Named> {
         start: 0,
         named: Vec::new(),
     };
-    // What is left of the pieces before: the beginning of a chunk, shorter than the longest.
+    // The rest of the previous pieces: the beginning of a chunk, shorter than the longest chunk.
     let mut rest = Bytes::new();
     let longest = cutter.parameters().longest(plan.profile) as usize;
     for piece in gathered(run, longest) {
@@ -26,8 +28,8 @@ pub(super) fn cut(cutter: &Cutter, plan: &Plan, run: Vec<Bytes>) -> Vec<Named> {
     cutting.named
 }
 
-/// The run in pieces of at least `least` bytes, except where a shorter one comes before one that is
-/// as long, and at the end.
+/// Returns the run in pieces of at least `least` bytes. The exceptions are a shorter piece before a
+/// piece of at least `least` bytes, and the last piece.
 fn gathered(run: Vec<Bytes>, least: usize) -> impl Iterator<Item = Bytes> {
     let mut pieces = run.into_iter().peekable();
     std::iter::from_fn(move || {
@@ -55,13 +57,13 @@ fn gathered(run: Vec<Bytes>, least: usize) -> impl Iterator<Item = Bytes> {
 struct Cutting<'a> {
     cutter: &'a Cutter,
     plan: &'a Plan,
-    /// Where the next chunk begins in the run.
+    /// Offset of the next chunk in the run, in bytes.
     start: usize,
     named: Vec<Named>,
 }
 
 impl Cutting<'_> {
-    /// Cuts `rest` and `piece` behind it; returns what may go on.
+    /// Chunks `rest` followed by `piece`. Returns the bytes that may continue in the next piece.
     fn piece(&mut self, mut rest: Bytes, piece: Bytes) -> Bytes {
         let mut used = 0;
         while !rest.is_empty() {
@@ -69,7 +71,7 @@ impl Cutting<'_> {
                 return join(&rest, &piece[used..]);
             };
             used += length.saturating_sub(rest.len());
-            // The chunk may end before the border: with what is left the same begins again.
+            // The chunk may end before the border. The loop then continues with the remaining rest.
             rest = rest.slice(length.min(rest.len())..);
             self.push(joined.slice(..length));
         }
@@ -84,7 +86,8 @@ impl Cutting<'_> {
         piece
     }
 
-    /// The chunk that begins with `rest` and goes on in `piece`, at the beginning of memory that holds both; `None` if it may go on behind them.
+    /// Returns the length of the chunk that begins with `rest` and continues in `piece`, and a
+    /// buffer that begins with this chunk. `None` if the chunk may continue after `piece`.
     fn bridge(&self, rest: &[u8], piece: &[u8]) -> Option<(Bytes, usize)> {
         let longest = self.cutter.parameters().longest(self.plan.profile) as usize;
         let most = longest
@@ -100,7 +103,8 @@ impl Cutting<'_> {
         None
     }
 
-    /// The length of the chunk that `bytes` begins with, unless it may go on behind them.
+    /// Returns the length of the chunk that `bytes` begins with. `None` if it may continue after
+    /// them.
     fn next(&self, bytes: &[u8]) -> Option<usize> {
         let is_end = self.plan.end_of_data == Some(self.start + bytes.len());
         let offset = self.plan.file_offset + self.start as u64;
@@ -148,8 +152,8 @@ mod tests {
         named.iter().map(shape).collect()
     }
 
-    /// Of 2,048 pieces of 512 bytes each was joined to all before it in its chunk, and all that cut
-    /// again: 64 MiB took 6 s of processor time.
+    /// Each of 2,048 pieces of 512 bytes was once joined to all pieces before it in its chunk, and
+    /// the result was chunked again: 64 MiB took 6 s of processor time.
     #[test]
     fn short_pieces_are_joined_once() {
         let whole = Bytes::from(
@@ -161,7 +165,8 @@ mod tests {
         let joined: Vec<_> = gathered(pieces(512).collect(), 16 << 10).collect();
         assert!(joined.iter().all(|piece| piece.len() == 16 << 10));
         assert_eq!(joined.concat(), whole);
-        // Long ones stay what they are, and short ones between them wait for no others.
+        // Long pieces stay as they are, and short pieces between them are joined only to each
+        // other.
         let mixed: Vec<Bytes> = [20_000, 5, 6, 30_000, 7]
             .map(|size| whole.slice(..size))
             .into();
@@ -172,8 +177,10 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_are_cut_as_the_whole_is(
-            seed: u64, length in 0..120_000usize, alphabet in 1..=255u8, offset in 0..4u64, at_end: bool,
-            mut borders in prop::collection::vec(any::<prop::sample::Index>(), 0..12), profile in 0..3usize,
+            seed: u64, length in 0..120_000usize, alphabet in 1..=255u8, offset in 0..4u64,
+            at_end: bool,
+            mut borders in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+            profile in 0..3usize,
         ) {
             let mut bytes = vec![0; length];
             blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
@@ -184,11 +191,16 @@ mod tests {
                 file_offset: offset * 1000,
                 end_of_data: at_end.then_some(length),
             };
-            let mut ends: Vec<usize> = borders.drain(..).map(|border| border.index(length + 1)).collect();
+            let mut ends: Vec<usize> = borders
+                .drain(..)
+                .map(|border| border.index(length + 1))
+                .collect();
             ends.push(length);
             ends.sort_unstable();
             let mut start = 0;
-            let pieces = ends.into_iter().map(|end| whole.slice(std::mem::replace(&mut start, end)..end));
+            let pieces = ends
+                .into_iter()
+                .map(|end| whole.slice(std::mem::replace(&mut start, end)..end));
             let cutter = cutter();
             let in_pieces = cut(&cutter, &plan, pieces.collect());
             let in_one = cut(&cutter, &plan, vec![whole.clone()]);

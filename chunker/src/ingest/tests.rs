@@ -1,4 +1,4 @@
-//! The ledger and its lanes against all orders of events.
+//! The ledger and its lanes under all orders of events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::seal::{Class, Features, Keyring, RepositoryId, Secrets};
 
 const TARGET_BYTES: u64 = 300_000;
 
-/// What may happen next; numbers choose among what is there.
+/// The possible events. Numbers choose among the existing items.
 #[derive(Debug, Clone)]
 enum Event {
-    /// A blob is stored.
+    /// A caller stores a blob.
     Store {
         metadata: bool,
         number: u8,
@@ -30,18 +30,18 @@ enum Event {
     },
     /// A frame reaches a worker.
     Ticket(u8),
-    /// A worker is done.
+    /// A worker has sealed a frame.
     Deliver(u8),
-    /// Everything so far is sent.
+    /// Everything accepted so far is sent.
     Cut {
         metadata: bool,
     },
-    /// The store has acknowledged a pack.
+    /// The store acknowledges a pack.
     Acknowledge(u8),
     Mark,
     Begin,
     End(u8),
-    /// A root takes all that waits, by the last mark.
+    /// A root takes all waiting packs, by the last mark.
     Commit,
 }
 
@@ -68,10 +68,10 @@ struct World {
     full: Vec<FullFrame>,
     working: Vec<(FullFrame, FrameTicket)>,
     sent: Vec<OpenPack>,
-    /// Bytes of every blob ever stored, and the tick of the event that last referred to it.
+    /// The bytes of every blob ever stored, and the time of the event that last referred to it.
     blobs: BTreeMap<(Class, u8), (Bytes, u64)>,
     cuts: BTreeMap<Class, BTreeSet<u64>>,
-    /// The last mark, and when it was made.
+    /// The last mark, and the time at which it was drawn.
     mark: (Mark, u64),
     operations: Vec<(u64, u64)>,
     /// Packs that roots took.
@@ -151,7 +151,7 @@ impl World {
         let in_root = self.is_in_root(id);
         let reservation = self.gate.try_reserve(1).expect("there is room");
         if in_root && !self.ledger.has(kind, name) {
-            // The index has it: the session refers to what the root holds.
+            // The index lists the blob: the session refers to the copy that the root holds.
             let pack = *self.taken.first().expect("a root holds it");
             self.ledger.rely_on(pack, kind, name);
         } else {
@@ -166,7 +166,8 @@ impl World {
         self.blobs.insert(id, (bytes, self.now));
     }
 
-    /// Stored once, and gone from the ledger: then a root has it.
+    /// Returns true if the blob was stored once and is not in the ledger any more: a root has it
+    /// then.
     fn is_in_root(&self, id: (Class, u8)) -> bool {
         self.blobs.contains_key(&id) && self.ledger.find(&Self::key(id.0, id.1)).is_none()
     }
@@ -215,7 +216,7 @@ impl World {
         self.send(packs);
     }
 
-    /// Packs are closed: no cut that was made goes through one.
+    /// Checks that no earlier cut goes through one of these packs, and sends them.
     fn send(&mut self, packs: Vec<OpenPack>) {
         for pack in packs {
             let numbers: BTreeSet<u64> = pack.frames.iter().map(|frame| frame.number).collect();
@@ -241,13 +242,14 @@ impl World {
         self.ledger.acknowledge(&sent, pack);
     }
 
-    /// What a seal and a root do together, for all that is acknowledged now.
+    /// Combines a seal and a replacement of the root, for all packs that are acknowledged now.
     fn commit(&mut self) {
         let (mark, made) = self.mark;
         let waiting = self.ledger.waiting(u64::MAX);
         let packs: Vec<PackName> = waiting.iter().map(|stored| stored.pack.name).collect();
         let below = |name: &PackName| name.sequence < mark.floor;
-        // A seal waits for all that was stored before it, so everything below the floor is acknowledged by then.
+        // A seal waits for all data that was stored before it, so everything below the floor is
+        // acknowledged by then.
         if self.sent.iter().any(|pack| below(&pack.builder.name())) {
             return;
         }
@@ -257,7 +259,8 @@ impl World {
         self.check_reliances(mark, made);
     }
 
-    /// Nothing that was referred to after the line is in an own pack below it, unless that pack is relied on.
+    /// Checks that no blob that was referred to after the mark is in an own pack below the floor,
+    /// unless that pack is relied on.
     fn check_floor(&mut self, mark: Mark, made: u64) {
         let relied_on = self.ledger.relied_on();
         let began = self
@@ -284,7 +287,7 @@ impl World {
         }
     }
 
-    /// References made after the line are still known to be relied on.
+    /// Checks that references made after the mark are still known to be relied on.
     fn check_reliances(&self, mark: Mark, made: u64) {
         let relied_on = self.ledger.relied_on();
         for (&id, (_, referred)) in &self.blobs {
@@ -298,7 +301,7 @@ impl World {
         }
     }
 
-    /// Everything is sent and acknowledged, and all blobs are there.
+    /// Sends and acknowledges everything, and checks that all blobs are there.
     fn finish(&mut self) {
         for class in [Class::DataPack, Class::MetadataPack] {
             self.cut(class);

@@ -1,4 +1,5 @@
-//! Writers, workers and a store that are not equally fast: who waits for whom, and what that does to compression.
+//! Writers, workers and a store of different speeds: which of them waits, and the effect on
+//! compression.
 
 use std::time::Duration;
 
@@ -9,10 +10,10 @@ use super::*;
 use crate::spool::SimulatedDisk;
 use crate::store::{Operation, StoreErrorKind};
 
-/// So small that the caller names it; only its compression needs a worker.
+/// So small that the caller computes the id itself: only compression needs a worker.
 const BLOB_LEN: usize = 32 << 10;
 
-/// Rows of uneven lengths as of a database: a few constant bytes before digits in any order.
+/// Rows of uneven lengths like those of a database: a few constant bytes before random digits.
 fn rows(seed: u64, length: usize) -> Bytes {
     let mut rows = Vec::with_capacity(length + 64);
     for digits in noise(seed, length).chunks_exact(64) {
@@ -24,7 +25,7 @@ fn rows(seed: u64, length: usize) -> Bytes {
     Bytes::from(rows)
 }
 
-/// Words of a language of 4,000 words, in any order.
+/// Words of a vocabulary of 4,096 words, in random order.
 fn words(seed: u64, length: usize) -> Bytes {
     let list = noise(1, 4096 * 6);
     let order = noise(seed, length);
@@ -41,13 +42,14 @@ fn words(seed: u64, length: usize) -> Bytes {
     text
 }
 
-/// Bytes in data packs.
+/// Returns the total length of all data packs, in bytes.
 fn stored_bytes(world: &World) -> usize {
     let keys = world.bucket.keys("data/");
     keys.iter().map(|key| world.bucket.bytes(key).len()).sum()
 }
 
-/// Stores blobs while the only worker is busy, until the writer is held back; all are in the bucket in the end. Returns how many there are.
+/// Stores blobs while the only worker is busy, until the writer is held back, and commits them all.
+/// Returns the number of stored blobs.
 async fn store_until_held_back(world: &mut World, blob: impl Fn(usize) -> Bytes) -> usize {
     world.config.workers = 1;
     let depot = world.loaded().await;
@@ -58,7 +60,7 @@ async fn store_until_held_back(world: &mut World, blob: impl Fn(usize) -> Bytes)
     let mut taken = 0;
     let mut waiting = loop {
         let mut storing = Box::pin(ingest.store_blob(Kind::Chunk, blob(taken)));
-        // The tasks that hand frames over have their turn.
+        // Lets the tasks run that pass frames to the workers.
         tokio::task::yield_now().await;
         match (&mut storing).now_or_never() {
             Some(stored) => drop(stored.expect("stores")),
@@ -138,7 +140,7 @@ async fn workers_that_are_ahead_give_time_for_bytes() {
     assert!(slow < passing - passing / 40, "{slow} and {passing}");
 }
 
-/// With a spool, memory is given back long before the bucket has what was in it.
+/// With a spool, memory is given back long before the bucket holds the data.
 #[tokio::test(start_paused = true)]
 async fn a_spool_that_fills_is_waited_for_as_the_store_is() {
     let mut stored = Vec::new();

@@ -1,4 +1,4 @@
-//! A bucket that counts, and misbehaves as it is told.
+//! A bucket that counts requests, and fails them as a script says.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,19 +13,19 @@ use crate::store::{
     MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
 };
 
-/// What happens to one request.
+/// The outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Pass,
-    /// Not carried out.
+    /// The request is not carried out, and fails with this error.
     Fail(StoreErrorKind),
-    /// Carried out, but the answer is this.
+    /// The request is carried out, and fails with this error.
     ApplyAndFail(StoreErrorKind),
-    /// Carried out after a while.
+    /// The request is carried out after this time.
     Wait(Duration),
-    /// Never answered.
+    /// The request is never answered.
     Hang,
-    /// A range arrives with a bit changed.
+    /// A range arrives with one flipped bit.
     Garble,
 }
 
@@ -45,17 +45,18 @@ impl fmt::Debug for Bucket {
 }
 
 impl Bucket {
-    /// From now on every request asks this.
+    /// Sets the script that decides the outcome of every request.
     pub(super) fn script(&self, script: impl FnMut(Operation, &str) -> Verdict + Send + 'static) {
         *self.script.lock() = Some(Box::new(script));
     }
 
-    /// From now on all is well.
+    /// Removes the script: every request succeeds.
     pub(super) fn behave(&self) {
         *self.script.lock() = None;
     }
 
-    /// Requests of one kind for keys that begin so.
+    /// Returns the number of requests of one operation for keys whose directory begins with
+    /// `prefix`.
     pub(super) fn requests(&self, operation: Operation, prefix: &str) -> u64 {
         let requests = self.requests.lock();
         let matching = requests
@@ -78,7 +79,7 @@ impl Bucket {
         self.keys(prefix).len()
     }
 
-    /// Writes an object over whatever is there, as a failing disk does.
+    /// Overwrites an object, as a failing disk does.
     pub(super) fn overwrite(&self, key: &str, bytes: Bytes) {
         pollster_block(self.inner.put(key, vec![bytes])).expect("memory does not fail");
     }

@@ -1,4 +1,4 @@
-//! Caches: what they save, and that nothing in them is ever believed.
+//! Caches: the requests that they save, and that their contents are never trusted.
 
 use std::fs;
 use std::time::Duration;
@@ -16,7 +16,8 @@ fn files_below(directory: &std::path::Path) -> Vec<PathBuf> {
     below.collect()
 }
 
-/// Drops a depot, and waits until what it fetched is on the disk: a fetch answers before it writes.
+/// Drops a depot, and waits until its fetches have written to the disk: a fetch answers before it
+/// writes.
 async fn leave(depot: Depot) {
     let reader = Arc::downgrade(&depot.shared().reader);
     drop(depot);
@@ -70,7 +71,7 @@ async fn nothing_is_kept_on_disk_where_requests_cost_little() {
     let stored = store_file(&ingest, Profile::Content, &file, MIB).await;
     world.commit(&ingest).await;
 
-    // A cache that has nothing yet, not even of what was uploaded.
+    // An empty cache, without the uploaded packs.
     let directory = tempfile::tempdir().expect("a directory");
     world.cache_dir = Some(directory.path().to_owned());
     world.config.saves_requests = false;
@@ -110,7 +111,7 @@ async fn torn_and_foreign_cache_files_are_misses() {
     assert!(read_file(&depot, &stored).await.expect("reads") == file);
     assert!(depot.metrics().cache_misses > 0);
     assert_eq!(depot.metrics().damaged, 0, "the bucket is not to blame");
-    // What was fetched again is right again.
+    // The cache files that were fetched again are whole.
     leave(depot).await;
     let depot = world.loaded().await;
     assert!(read_file(&depot, &stored).await.expect("reads") == file);
@@ -209,7 +210,8 @@ async fn a_prefetch_fills_the_cache_and_has_its_bounds() {
     assert!(depot.prefetch(most).is_some(), "all of it was given back");
 }
 
-/// A line is kept full only if the second request does not wait for the answer to the first.
+/// A high-latency link stays busy only if the second request does not wait for the answer to the
+/// first.
 #[tokio::test]
 async fn a_prefetch_asks_for_all_of_it_at_once() {
     let mut world = World::new(26, true);
@@ -240,7 +242,8 @@ async fn a_prefetch_asks_for_all_of_it_at_once() {
     bringing.abort();
 }
 
-/// Small files are laid down in the order in which they are written, and read in the order of a directory.
+/// Small files lie in packs in the order in which they were written, and are read in the order of a
+/// directory.
 #[tokio::test]
 async fn a_place_that_is_returned_to_is_fetched_whole() {
     let mut world = World::new(27, true);
@@ -269,7 +272,7 @@ async fn a_place_that_is_returned_to_is_fetched_whole() {
         "{ranges} requests for {packs} packs"
     );
 
-    // Whoever reads here and there gets no more than that.
+    // A reader with random access gets no extra data.
     let depot = world.loaded().await;
     let before = depot.metrics().bytes_fetched;
     for number in [0, 100] {
@@ -279,7 +282,7 @@ async fn a_place_that_is_returned_to_is_fetched_whole() {
     let fetched = depot.metrics().bytes_fetched - before;
     assert!(fetched < 300_000, "{fetched} bytes for two frames");
 
-    // And nothing comes along where requests cost little.
+    // No neighbours are fetched where requests cost little.
     world.config.saves_requests = false;
     let depot = world.loaded().await;
     world.bucket.forget_requests();
@@ -290,7 +293,8 @@ async fn a_place_that_is_returned_to_is_fetched_whole() {
     assert!(ranges > 6 * packs, "{ranges} requests for {packs} packs");
 }
 
-/// A place may hold much that shrank to almost nothing: what comes along has to fit into memory when it is decoded.
+/// A region may hold much data that was compressed to almost nothing: its neighbours must fit into
+/// memory after decoding.
 #[tokio::test]
 async fn neighbours_are_bounded_by_what_they_decode_to() {
     let mut world = World::new(28, true);

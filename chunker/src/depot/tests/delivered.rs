@@ -1,4 +1,4 @@
-//! What a journal may name: packs that are there, with all that they refer to.
+//! The packs that a journal may name: they are in the bucket, with all packs that they refer to.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::store::Operation;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Metadata packs take these times, one after the other.
+/// Uploads of metadata packs take these times in seconds, one after the other.
 fn take_times(world: &World, times: &'static [u32]) {
     let mut times = times.iter().copied();
     world.bucket.script(move |operation, key| {
@@ -26,7 +26,7 @@ fn take_times(world: &World, times: &'static [u32]) {
     });
 }
 
-/// A node, in a pack that is on its way when this returns.
+/// Stores a node. Its pack is on its way when this returns.
 async fn send_node(ingest: &Ingest, seed: u64) {
     let stored = ingest.store_blob(Kind::Node, noise(seed, 1000)).await;
     stored.expect("is stored");
@@ -43,7 +43,7 @@ async fn a_pack_that_is_there_before_what_it_refers_to_is_not_named() {
     let mut world = World::new(70, true);
     let depot = world.loaded().await;
     let ingest = world.ingest(&depot);
-    // What is asked for, a child, and its parent, which is there first.
+    // The requested pack, a child, and its parent, which arrives first.
     take_times(&world, &[5, 10, 0]);
     let first = ingest.store_blob(Kind::Node, noise(7, 1000)).await;
     first.expect("is stored");

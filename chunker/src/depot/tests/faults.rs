@@ -1,4 +1,5 @@
-//! A store that fails: either all is well afterwards, or the error is clear and nothing acknowledged is lost.
+//! A failing store: either everything succeeds in the end, or the error is clear and no
+//! acknowledged data is lost.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +22,7 @@ async fn a_frame_whose_fetch_is_abandoned_is_asked_for_again() {
         let depot = depot.clone();
         async move { depot.read_blob(Kind::Chunk, id).await }
     });
-    // The reader waits for the fetch of another, which ends without an answer.
+    // The reader waits for the fetch of another caller, which ends without an answer.
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
@@ -29,7 +30,8 @@ async fn a_frame_whose_fetch_is_abandoned_is_asked_for_again() {
     assert_eq!(reading.await.expect("no panic").expect("reads"), blob);
 }
 
-/// Stores two files with a commit after each; returns what was acknowledged before the first error, and that error.
+/// Stores two files with a commit after each. Returns the files committed before the first error,
+/// and that error.
 async fn job(world: &mut World) -> (Vec<(StoredRun, Bytes)>, Option<DepotError>) {
     let mut acknowledged = Vec::new();
     let depot = world.depot();
@@ -55,7 +57,8 @@ async fn job(world: &mut World) -> (Vec<(StoredRun, Bytes)>, Option<DepotError>)
     (acknowledged, None)
 }
 
-/// Runs the job with the request of each number failing; the error lasts for `times` requests.
+/// Runs the job once for each request number at which the failure begins. It lasts for `times`
+/// requests.
 async fn sweep(verdict: Verdict, times: u64, must_succeed: bool) {
     let mut number = 0;
     loop {
@@ -158,7 +161,7 @@ async fn expired_credentials_drop_nothing() {
     );
 }
 
-/// A gateway that comes back answers for a store that does not yet.
+/// A restored gateway answers for a store that is not restored yet.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_after_a_long_silence_is_waited_out() {
     let silence = Duration::from_secs(2000);
@@ -245,7 +248,7 @@ async fn a_store_that_hangs_stalls_waiters_and_loses_nothing() {
     );
     assert_eq!(begin.elapsed().as_secs(), 60);
     assert!(read_file(&depot, &stored).await.expect("is here still") == file);
-    // Writers are held back, and told so, when the budget is used up.
+    // Writers are held back when the budget is used up, and then get an error.
     let mut held_back = false;
     for number in 0..40 {
         let more = ingest
@@ -351,7 +354,7 @@ async fn damage_is_an_error_of_that_range_only() {
             }
         }
         assert!((1..=3).contains(&damaged), "{damaged} extents");
-        // The next write of the same data stores it again, and heals it.
+        // The next write of the same data stores it again, which heals it.
         let ingest = world.ingest(&depot);
         let again = store_file(&ingest, Profile::Content, &file, 4 * MIB).await;
         assert_eq!(stored, again);
@@ -376,7 +379,7 @@ async fn what_is_garbled_on_the_way_is_fetched_once_more() {
     let depot = world.loaded().await;
     let seen = parking_lot::Mutex::new(HashSet::new());
     world.bucket.script(move |operation, key| {
-        // The first range of each pack.
+        // The first range that is read of each pack.
         match operation == Operation::GetRange && seen.lock().insert(key.to_owned()) {
             true => Verdict::Garble,
             false => Verdict::Pass,

@@ -1,4 +1,5 @@
-//! The whole chunker over a bucket in memory or a directory: what is stored is read back, whatever happens between.
+//! The whole crate over a bucket in memory or in a directory: stored data is read back, whatever
+//! happens in between.
 
 mod balance;
 mod bucket;
@@ -24,7 +25,7 @@ use crate::seal::{RepositoryId, Secrets};
 
 const MIB: usize = 1 << 20;
 
-/// A repository and a root's list, without a root.
+/// A repository with a root's index list, but without a root.
 struct World {
     bucket: Arc<Bucket>,
     keyring: Keyring,
@@ -75,7 +76,7 @@ impl World {
         Depot::open(store, self.keyring.clone(), entropy, config).expect("opens")
     }
 
-    /// A depot that has loaded the root's list.
+    /// Returns a depot that has loaded the root's list.
     async fn loaded(&self) -> Depot {
         let depot = self.depot();
         let loaded = depot.load_index(&self.index, &HashSet::new()).await;
@@ -88,7 +89,7 @@ impl World {
         Ingest::new(depot.clone(), self.sessions)
     }
 
-    /// What a commit does, as far as the chunker is concerned.
+    /// Carries out the chunker's part of a commit.
     async fn commit(&mut self, ingest: &Ingest) {
         let sealed = ingest.seal(&self.index).await.expect("seals");
         self.index.clone_from(&sealed.index);
@@ -96,14 +97,14 @@ impl World {
     }
 }
 
-/// Bytes that look like nothing, the same for the same seed.
+/// Returns random-looking bytes, the same for the same seed.
 fn noise(seed: u64, length: usize) -> Bytes {
     let mut bytes = vec![0; length];
     SeededEntropy::new(seed).fill(&mut bytes);
     Bytes::from(bytes)
 }
 
-/// Bytes like those of files: stretches of noise, of repetition and of zeros, in uneven lengths.
+/// Returns bytes like those of files: random bytes, repetition and zeros in uneven lengths.
 fn content(seed: u64, length: usize) -> Bytes {
     let mut choices = noise(seed, 4096).to_vec().into_iter().cycle();
     let mut draw = move || choices.next().expect("endless");
@@ -125,7 +126,7 @@ fn content(seed: u64, length: usize) -> Bytes {
     Bytes::from(bytes)
 }
 
-/// Cuts bytes into uneven pieces of memory, as writes arrive.
+/// Divides bytes into uneven pieces of memory, as writes arrive.
 fn pieces_of(bytes: &Bytes, seed: u64) -> Vec<Bytes> {
     let mut rest = bytes.clone();
     let mut parts = Vec::new();
@@ -137,7 +138,8 @@ fn pieces_of(bytes: &Bytes, seed: u64) -> Vec<Bytes> {
     parts
 }
 
-/// Stores a file run by run, as the volume does: what was not consumed comes again with more behind it.
+/// Stores a file run by run, as the volume does: bytes that were not consumed are passed again,
+/// followed by more.
 async fn store_file(ingest: &Ingest, profile: Profile, file: &Bytes, step: usize) -> StoredRun {
     let mut all = StoredRun::default();
     let mut end = 0;
@@ -347,7 +349,7 @@ async fn what_is_there_is_not_stored_again() {
     world.commit(&ingest).await;
     let packs = world.bucket.count("data/");
     assert!(packs >= 6);
-    // The same session, another session of the same process, another machine.
+    // Another session of the same process, and another machine.
     let elsewhere = world.loaded().await;
     for depot in [&depot, &elsewhere] {
         let ingest = world.ingest(depot);
@@ -378,7 +380,7 @@ async fn eight_writers_at_once_store_each_blob_once() {
     let tasks = (0..8u64).map(|number| {
         let ingest = Arc::clone(&ingest);
         tokio::spawn(async move {
-            // All share the first half, and each has a second half of its own.
+            // All files share the first half, and each has its own second half.
             let mut file = noise(88, 2 * MIB).to_vec();
             file.extend_from_slice(&noise(800 + number, 2 * MIB));
             let file = Bytes::from(file);

@@ -1,4 +1,4 @@
-//! Seals, floors and lists: what a root is told.
+//! Seals, floors and lists: the contents of a new root.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ async fn the_order_of_writes_is_data_then_metadata_then_index() {
     );
 }
 
-/// Whatever takes its time, nothing that names it is sent before its answer (rule 1).
+/// However long a PUT takes, no object that names its object is sent before its answer (rule 1).
 #[tokio::test(start_paused = true)]
 async fn nothing_is_sent_before_what_it_names_is_acknowledged() {
     const DATA: Duration = Duration::from_secs(5);
@@ -114,7 +114,7 @@ async fn a_conflict_keeps_the_packs_for_the_next_seal() {
     let stored = store_file(&ours, Profile::Content, &file, MIB).await;
     let sealed = ours.seal(&world.index).await.expect("seals");
     let packs = sealed.packs.clone();
-    // Another root came first.
+    // Another session replaces the root first.
     let other = theirs
         .store_blob(Kind::Node, noise(43, 100))
         .await
@@ -142,7 +142,7 @@ async fn floors_never_pass_what_is_not_committed() {
         .await
         .expect("is stored");
     let mark = ingest.mark();
-    // Stored after the line: its references are not in the tree that this seal commits.
+    // Stored after the mark: its references are not in the tree that this seal commits.
     let late = ingest
         .store_blob(Kind::Node, noise(2, 100))
         .await
@@ -155,12 +155,12 @@ async fn floors_never_pass_what_is_not_committed() {
     );
     world.index.clone_from(&sealed.index);
     ingest.committed(sealed);
-    // A line with nothing behind it lets the floor pass all packs.
+    // With a mark that has no references after it, the floor passes all packs.
     let sealed = ingest.seal(&world.index).await.expect("seals");
     let floor = sealed.floor;
     assert!(floor > lowest.expect("a pack"));
     ingest.committed(sealed);
-    // Now its own pack is as good as a foreign one: referring to it again is relying on it.
+    // Its own pack now counts as a foreign one: a new reference to it is a reliance.
     assert!(ingest.relied_on().is_empty());
     let mark = ingest.mark();
     let again = ingest
@@ -183,8 +183,8 @@ async fn floors_never_pass_what_is_not_committed() {
     depot.read_blob(Kind::Node, late).await.expect("reads");
 }
 
-/// A pack that is still being filled has its name already: a line drawn now may have more behind it
-/// in that very pack.
+/// A pack under construction has its name already: a mark drawn now may have later references to
+/// blobs in that very pack.
 #[tokio::test]
 async fn a_pack_that_is_open_at_the_line_stays_own() {
     let mut world = World::new(50, true);
@@ -226,7 +226,7 @@ async fn condemned_packs_are_read_and_not_referred_to() {
         .await
         .expect("loads");
     assert_eq!(depot.not_live(&condemned).len(), condemned.len());
-    // An older root that is loaded late brings nothing back to life.
+    // An older root that is loaded late makes no condemned pack live again.
     depot
         .load_index(&world.index, &HashSet::new())
         .await
@@ -251,7 +251,7 @@ async fn condemned_packs_are_read_and_not_referred_to() {
         .expect("is here now");
     assert!(ingest.relied_on().is_disjoint(&condemned));
     world.commit(&ingest).await;
-    // Without the condemned packs the file is whole.
+    // The file is whole without the condemned packs.
     for pack in &condemned {
         for class in [
             crate::seal::Class::DataPack,
@@ -287,7 +287,7 @@ async fn quarantined_chunks_are_stored_again() {
         let again = store_file(&ingest, Profile::Grid, &page, MIB).await;
         assert_eq!(again, stored);
         world.commit(&ingest).await;
-        // Once: the new copy is good, and found from then on.
+        // Only once: the new copy is undamaged, and is found from then on.
         assert_eq!(world.bucket.count("data/"), before + 1);
     }
     assert_eq!(depot.places(&id).len(), 2);

@@ -1,4 +1,4 @@
-//! What the verifier says of good and of damaged packs.
+//! The verifier's reports on undamaged and damaged packs.
 
 use super::*;
 use crate::catalog::Place;
@@ -6,7 +6,7 @@ use crate::pack::FooterBuilder;
 use crate::seal::Class;
 use crate::verify::{PackContents, PackDamage, Verifier, VerifierConfig};
 
-/// A repository of some files, and the packs of its only index object.
+/// Returns a repository of some files, and the packs of its only index object.
 async fn packs(seed: u64, is_sealed: bool) -> (World, Verifier, Vec<PackContents>) {
     let mut world = World::new(seed, is_sealed);
     let depot = world.loaded().await;
@@ -131,7 +131,7 @@ async fn a_lost_index_is_written_anew_from_footers() {
     assert_eq!(again.places_of(&blob.prefix), [place]);
 }
 
-/// An index names places. The bytes there, and not the index, say what lies there.
+/// An index states places. Only the bytes at a place decide which blob lies there.
 #[tokio::test]
 async fn an_index_that_gives_a_blob_the_place_of_another_makes_no_wrong_answer() {
     for is_sealed in [true, false] {

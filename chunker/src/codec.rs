@@ -110,7 +110,8 @@ impl Encoder {
         }
     }
 
-    /// Returns the coded form of `raw`. It is compressed if that saves at least 1/32 of the length.
+    /// Returns the coded form of `raw`. It is compressed if that saves more than 1/32 of the
+    /// length.
     ///
     /// # Panics
     /// If `raw` has 4 GiB or more. All callers have far lower bounds.

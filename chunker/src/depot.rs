@@ -55,9 +55,11 @@ pub struct DepotConfig {
     pub cache_dir: Option<PathBuf>,
     /// Upper bound of the bytes of frames on disk.
     pub cache_bytes: u64,
-    /// True spends disk and processor time to save requests: fetched frames are written to the disk
-    /// cache, and small files are fetched together with their neighbours in the pack. Frames that
-    /// the disk cache holds already are used in either case.
+    /// Whether to spend disk and processor time on fewer requests.
+    ///
+    /// If true, fetched frames are written to the disk cache, and small files are fetched together
+    /// with their neighbours in the pack. Frames that the disk cache holds already are used in
+    /// either case.
     pub saves_requests: bool,
     /// Memory limits of each part.
     pub memory: MemoryBudget,
@@ -145,8 +147,8 @@ impl Depot {
         self.0.link.progress.note();
     }
 
-    /// From now on a refusing store is waited for as long as a silent one (`timeout_ms`). For
-    /// callers that have accepted data which must not be dropped.
+    /// Makes waiting calls treat a refusing store like a silent one: they wait for up to
+    /// `timeout_ms`. For callers that have accepted data which must not be dropped.
     pub fn bear_refusals(&self) {
         self.0.link.bear_refusals();
     }
@@ -361,9 +363,10 @@ impl Depot {
 
     /// Reads pieces of a file, given in file order.
     ///
-    /// Returns exactly `length` bytes for each piece, in consecutive parts. Adjacent frames are
-    /// fetched by one request, and all bytes are verified. The first error ends the read; see
-    /// [`Depot::read_each`].
+    /// Returns exactly `length` bytes for each piece, in consecutive parts.
+    ///
+    /// Frames that lie close together are fetched by one request, and all bytes are verified. If
+    /// pieces fail, returns the first error; [`Depot::read_each`] returns the other pieces as well.
     ///
     /// # Errors
     /// As [`Depot::read_blob`], and [`DepotError::Invalid`] for a piece that extends past its

@@ -1,5 +1,5 @@
-//! Fetches of frames: from memory, from the disk cache, from the bucket. A frame is fetched only
-//! once at a time.
+//! Fetches of frames: from memory, from the disk cache, from the bucket. Concurrent callers share
+//! one fetch of a frame.
 //!
 //! Owns the fetch tasks. They run to their end even if the caller that began them is dropped,
 //! because other callers may wait for the same frames.

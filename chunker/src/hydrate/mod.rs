@@ -77,7 +77,8 @@ pub(crate) struct ReaderParts {
     pub(crate) workers: Workers,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) disk: Option<Arc<DiskCache>>,
-    /// True caches fetched frames on disk, and fetches the neighbours of small files with them.
+    /// Whether fetched frames are cached on disk, and neighbours of small files are fetched with
+    /// them.
     pub(crate) saves_requests: bool,
     pub(crate) fetch_bytes: u64,
     pub(crate) cache_bytes: u64,

@@ -34,8 +34,10 @@ impl Reader {
         assembled.collect()
     }
 
-    /// Fetches the frames that pieces need into the caches, all concurrently, so that the latency
-    /// of the store counts only once.
+    /// Fetches the frames that pieces need into the caches: first all segments concurrently, then
+    /// all chunks concurrently.
+    ///
+    /// So the latency of the store counts at most twice, and only once if the segments are cached.
     pub(crate) async fn warm(self: &Arc<Self>, pieces: &[Piece]) {
         let resolved = self.resolve(pieces).await;
         self.chunks(&resolved).await;

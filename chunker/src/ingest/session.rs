@@ -209,8 +209,8 @@ impl Session {
         }
     }
 
-    /// Closes all frames and packs accepted so far, full or not, and sends them. Returns the
-    /// frontier: all frames with lower numbers are then on their way.
+    /// Closes all frames and packs of `classes` that were accepted so far, full or not, and sends
+    /// them. Returns the frontier: all frames with lower numbers are then on their way.
     pub(super) fn cut(self: &Arc<Self>, classes: &[Class]) -> u64 {
         let mut ended = Vec::new();
         let frontier = {

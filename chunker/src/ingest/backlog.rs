@@ -33,7 +33,7 @@ const WAITING_BYTES_PER_THREAD: usize = 4 << 20;
 const WAITING_SHARE: u64 = 4;
 const WORKING_SHARE: u64 = 8;
 
-/// Frames on their way to the workers.
+/// Frames that wait for a worker.
 #[derive(Debug)]
 pub(super) struct Backlog {
     queue: Mutex<Queue>,

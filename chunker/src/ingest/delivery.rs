@@ -59,8 +59,8 @@ pub struct Delivered {
     pub relied_on: Vec<PackName>,
 }
 
-/// See [`Ingest::deliver`](super::Ingest::deliver). If the future is dropped, all packs stay on
-/// their way.
+/// See [`Ingest::deliver`](super::Ingest::deliver). If the future is dropped, all packs are still
+/// uploaded.
 pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, DepotError> {
     let frontier = session.cut(&[Class::DataPack, Class::MetadataPack]);
     let sent = async {
@@ -71,8 +71,8 @@ pub(super) async fn deliver(session: &Arc<Session>) -> Result<Delivered, DepotEr
     Ok(delivered(session, frontier, Vec::new()))
 }
 
-/// See [`Ingest::keep`](super::Ingest::keep). If the future is dropped, the demanded packs stay on
-/// their way to the spool.
+/// See [`Ingest::keep`](super::Ingest::keep). If the future is dropped, the demanded packs are
+/// still written to the spool.
 pub(super) async fn keep(session: &Arc<Session>) -> Result<Delivered, DepotError> {
     let Some(overflow) = &session.overflow else {
         return deliver(session).await;

@@ -1,4 +1,4 @@
-//! Frames on their way into packs: their blobs, and where the blobs can be read meanwhile.
+//! Frames in flight: their blobs, and where the blobs can be read meanwhile.
 //!
 //! Owns the record of one frame from its first blob until its pack is committed. The ledger knows
 //! which blob is in which frame.

@@ -43,7 +43,7 @@ pub(super) struct NewPack {
     pub(super) opener: Arc<ObjectOpener>,
 }
 
-/// All frames and packs of one class that are on their way.
+/// All frames and packs of one class that are in flight.
 #[derive(Debug)]
 pub(super) struct Lane {
     class: Class,
@@ -269,8 +269,8 @@ impl Lane {
             .min()
     }
 
-    /// Returns true if frames are on their way out of memory without further calls. Otherwise only
-    /// a cut makes room.
+    /// Returns true if frames will leave memory without further calls. Otherwise only a cut makes
+    /// room.
     pub(super) fn is_moving(&self) -> bool {
         let resting = usize::from(self.gathering.is_some())
             + self
@@ -319,7 +319,7 @@ impl OpenPack {
     }
 }
 
-/// A pack on its way to the store.
+/// A pack that is being uploaded.
 #[derive(Debug)]
 pub(super) struct SentPack {
     pub(super) class: Class,

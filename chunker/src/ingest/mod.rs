@@ -96,8 +96,8 @@ impl Ingest {
     /// run is stored. Without it the last incomplete segment is not, and `consumed` tells how many
     /// bytes were stored.
     ///
-    /// If the future is dropped, complete blobs that nothing refers to stay on their way to the
-    /// bucket, and the unused part of the budget reservation is given back.
+    /// If the future is dropped, complete blobs that nothing refers to are still uploaded, and the
+    /// unused part of the budget reservation is given back.
     ///
     /// # Errors
     /// - [`DepotError::Stalled`] if the store makes no progress: call again.
@@ -116,7 +116,7 @@ impl Ingest {
     }
 
     /// As [`Ingest::store_run`], but without deduplication: everything is stored again. Neither the
-    /// duration nor the number of bytes sent reveals which data is stored or on its way already.
+    /// duration nor the number of bytes sent reveals which data is stored or in flight already.
     ///
     /// # Errors
     /// As [`Ingest::store_run`].
@@ -302,7 +302,7 @@ impl Ingest {
     /// nothing for `patience`.
     ///
     /// Returns the packs, and true if all of them are in the bucket. Packs whose delivery is
-    /// abandoned, here or because the future is dropped, stay on their way.
+    /// abandoned, here or because the future is dropped, are still uploaded.
     ///
     /// # Errors
     /// As [`Ingest::deliver`].
@@ -328,8 +328,8 @@ impl Ingest {
     /// Waits for `future`, which stores data, but gives up when the store accepts nothing for the
     /// whole timeout.
     ///
-    /// Time in which no request is under way does not count. Dropping this drops `future`; data
-    /// that was accepted stays on its way.
+    /// Time in which no upload is in flight does not count. Dropping this drops `future`; data that
+    /// was accepted is still uploaded.
     ///
     /// # Errors
     /// [`DepotError::Stalled`].

@@ -33,7 +33,7 @@ const TAKEN_AT_ONCE: usize = 8;
 /// The stored data that new content is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Matching {
-    /// All blobs that are stored or on their way: an existing blob is referred to.
+    /// All blobs that are stored or in flight: an existing blob is referred to.
     Everything,
     /// None: everything is stored again. Neither the duration nor the number of bytes sent reveals
     /// which data is stored.
@@ -275,7 +275,7 @@ struct Wanted {
     known: Option<PackName>,
 }
 
-/// Ensures that each blob is in a live pack or on its way.
+/// Ensures that each blob is in a live pack or in flight.
 ///
 /// [`Ledger::gather`](super::ledger::Ledger::gather) looks a blob up and accepts it without a wait
 /// in between. So of two callers that store the same blob, one stores it and the other finds it. A

@@ -152,7 +152,7 @@ impl Session {
     }
 
     /// Reserves budget for bytes that are about to be accepted. The caller waits here while too
-    /// many bytes are under way.
+    /// many bytes are in flight.
     ///
     /// # Errors
     /// [`DepotError::Stalled`] if the store makes no progress, or [`DepotError::Failed`] if the
@@ -194,7 +194,7 @@ impl Session {
         }
     }
 
-    /// If callers wait for the write budget and nothing on its way would free it, sends the data
+    /// If callers wait for the write budget and nothing in flight would free it, sends the data
     /// that rests in open packs.
     fn make_room(self: &Arc<Self>) {
         if self.waiting.load(Ordering::SeqCst) == 0 {
@@ -210,7 +210,7 @@ impl Session {
     }
 
     /// Closes all frames and packs of `classes` that were accepted so far, full or not, and sends
-    /// them. Returns the frontier: all frames with lower numbers are then on their way.
+    /// them. Returns the frontier: all frames with lower numbers are then in flight.
     pub(super) fn cut(self: &Arc<Self>, classes: &[Class]) -> u64 {
         let mut ended = Vec::new();
         let frontier = {

@@ -7,9 +7,9 @@
 //! in order of age, and releases them when a root names them.
 //!
 //! Memory: 1/6 of the write budget is for packs that are read back from the spool. Of the rest, at
-//! most half is for packs that are being sent from memory. So there is always room for packs on
-//! their way to the spool, however long the store does not answer. No holder of memory waits for
-//! the memory of another holder.
+//! most half is for packs that are being sent from memory. So packs that go to the spool always
+//! have room, however long the store does not answer. No holder of memory waits for the memory of
+//! another holder.
 
 use std::collections::HashMap;
 use std::pin::pin;

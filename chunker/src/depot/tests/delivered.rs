@@ -26,7 +26,7 @@ fn take_times(world: &World, times: &'static [u32]) {
     });
 }
 
-/// Stores a node. Its pack is on its way when this returns.
+/// Stores a node. Its pack is in flight when this returns.
 async fn send_node(ingest: &Ingest, seed: u64) {
     let stored = ingest.store_blob(Kind::Node, noise(seed, 1000)).await;
     stored.expect("is stored");

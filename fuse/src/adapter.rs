@@ -1,9 +1,9 @@
-//! From fuser's calls to the filesystem's.
+//! Translates fuser's calls into calls of the filesystem.
 //!
-//! Owns: the translation of each kernel request into a call of [`Vfs`] and of its answer back;
-//! that a panic answers EIO; what is refused here because the mount did not ask the kernel for
-//! it (access control lists, ioctl, whiteouts). What is not here at all (access, bmap, poll,
-//! locks) the library answers with ENOSYS, and the kernel does not ask again.
+//! Owns: the translation of each kernel request into a call of [`Vfs`], and of its answer back. A
+//! panic of the filesystem answers EIO. Requests that the mount did not ask the kernel for (access
+//! control lists, ioctl, whiteouts) are refused here. The library answers methods that are absent
+//! here (access, bmap, poll, locks) with ENOSYS; the kernel does not ask again.
 //! Does not own: policy. Nothing here knows what a file is.
 
 use std::ffi::OsStr;
@@ -35,7 +35,7 @@ mod answers;
 pub(crate) struct Adapter {
     vfs: Arc<dyn Vfs>,
     ownership: Ownership,
-    /// Until the kernel has been greeted.
+    /// `None` after the kernel's INIT request.
     negotiation: Option<Negotiation>,
     is_started: bool,
 }
@@ -50,8 +50,8 @@ impl Adapter {
         }
     }
 
-    /// Calls the filesystem. Should it panic, its reply answers EIO as it is dropped, and the
-    /// event loop goes on.
+    /// Calls the filesystem. If it panics, its dropped reply answers EIO, and the event loop goes
+    /// on.
     fn call(&self, operation: &'static str, call: impl FnOnce(&dyn Vfs)) {
         if catch_unwind(AssertUnwindSafe(|| call(&*self.vfs))).is_err() {
             error!(operation, "the filesystem panicked in a request");
@@ -61,7 +61,7 @@ impl Adapter {
 
 impl fuser::Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // The kernel greets once per connection; the library answers a second greeting itself.
+        // The kernel sends INIT once per connection; the library answers a second one itself.
         if let Some(negotiation) = self.negotiation.take() {
             let granted = negotiation.conclude(config);
             self.vfs.init(&granted).map_err(std::io::Error::from)?;
@@ -589,7 +589,7 @@ impl fuser::Filesystem for Adapter {
     }
 }
 
-/// Refuses access control lists, and hands back the reply for anything else.
+/// Refuses access control lists with EOPNOTSUPP; returns the reply for any other name.
 fn unless_access_control_list<T>(name: &OsStr, reply: Reply<T>) -> Option<Reply<T>> {
     if convert::is_access_control_list(name.as_bytes()) {
         reply.err(Errno::EOPNOTSUPP);

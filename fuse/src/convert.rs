@@ -1,7 +1,7 @@
-//! Between this crate's plain types and fuser's.
+//! Conversions between this crate's plain types and fuser's.
 //!
-//! Owns: encoding of answers, decoding of flags and times, and the presentation that the mount
-//! options `uid=`, `gid=` and `umask=` ask for.
+//! Owns: encoding of answers, decoding of flags and times, and the mount options `uid=`, `gid=` and
+//! `umask=`, which change the attributes shown.
 //! Does not own: any decision. Everything here is a pure function.
 
 use std::time::{Duration, SystemTime};
@@ -17,7 +17,7 @@ use crate::types::{
 
 const NANOSECONDS: u32 = 1_000_000_000;
 
-/// `__FMODE_EXEC` of the kernel, which it leaves in the flags of an open that is for execve(2).
+/// `__FMODE_EXEC` of the kernel. It stays set in the flags of an open for execve(2).
 const FMODE_EXEC: i32 = 0x20;
 
 pub(crate) fn caller(request: &fuser::Request) -> Caller {
@@ -28,9 +28,9 @@ pub(crate) fn caller(request: &fuser::Request) -> Caller {
     }
 }
 
-/// Whether a caller keeps set-user-id bits when truncating (CAP_FSETID). The kernel says so
-/// in a flag that fuser does not pass on; root is the closest that can be known here, and errs
-/// on the side of clearing.
+/// Returns true if a caller keeps set-user-id bits when it truncates a file (CAP_FSETID). The
+/// kernel reports the capability in a flag that fuser does not pass on. Root is the closest test
+/// possible here; a caller that is not root but has the capability loses the bits.
 pub(crate) fn is_privileged(caller: Caller) -> bool {
     caller.uid == 0
 }
@@ -43,7 +43,7 @@ pub(crate) fn handle(handle: fuser::FileHandle) -> Handle {
     Handle(handle.0)
 }
 
-/// The permission bits of a mode; the mask makes the narrowing exact.
+/// Returns the permission bits of a mode. The mask makes the narrowing exact.
 pub(crate) fn permissions(mode: u32) -> u16 {
     (mode & 0o7777) as u16
 }
@@ -52,7 +52,7 @@ pub(crate) fn errno(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno.raw())
 }
 
-/// A time as fuser takes it. Its way to the kernel is exact for every 64-bit second.
+/// Returns a time as fuser takes it. Its encoding for the kernel is exact for every 64-bit second.
 pub(crate) fn system_time(time: Timestamp) -> SystemTime {
     let nanoseconds = Duration::from_nanos(u64::from(time.nanoseconds.min(NANOSECONDS - 1)));
     let magnitude = Duration::from_secs(time.seconds.unsigned_abs());
@@ -66,10 +66,10 @@ pub(crate) fn system_time(time: Timestamp) -> SystemTime {
         .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// A time as fuser 0.18 decoded it from the kernel.
+/// Returns a time that fuser 0.18 decoded from the kernel.
 ///
-/// For times before 1970 fuser subtracts the nanoseconds that it should add; this takes
-/// them off the same way, so that the kernel's pair comes back unchanged. The mount tests hold
+/// For times before 1970 fuser subtracts the nanoseconds instead of adding them. This function
+/// takes them off the same way, which restores the kernel's pair of numbers. The mount tests verify
 /// this against the library: an upgrade that decodes differently fails them.
 pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
@@ -106,7 +106,7 @@ pub(crate) fn file_type(kind: FileKind) -> fuser::FileType {
     }
 }
 
-/// Attributes as the mount shows them.
+/// Returns attributes as the mount shows them.
 pub(crate) fn attributes(attributes: &Attributes, ownership: Ownership) -> fuser::FileAttr {
     fuser::FileAttr {
         ino: fuser::INodeNo(attributes.ino.0),
@@ -127,7 +127,7 @@ pub(crate) fn attributes(attributes: &Attributes, ownership: Ownership) -> fuser
     }
 }
 
-/// Where the library has room for one time to live only, the shorter one is right for both.
+/// Returns the shorter of both times to live, for answers in which the library takes only one.
 pub(crate) fn shorter_ttl(entry: &Entry) -> Duration {
     entry.entry_ttl.min(entry.attribute_ttl)
 }
@@ -151,7 +151,7 @@ pub(crate) fn opened(opened: &Opened) -> (fuser::FileHandle, fuser::FopenFlags) 
     (fuser::FileHandle(opened.handle.0), flags)
 }
 
-/// The flags of open(2) as they arrive; `privileged` callers keep set-user-id bits on truncation.
+/// Decodes the flags of open(2). `privileged` callers keep set-user-id bits on truncation.
 pub(crate) fn open_flags(raw: i32, privileged: bool) -> OpenFlags {
     let access = raw & libc::O_ACCMODE;
     let has = |flag: i32| raw & flag != 0;
@@ -196,7 +196,8 @@ fn whence(whence: i32) -> Option<Whence> {
     }
 }
 
-/// What lseek(2) looks for and from where: before the beginning of a file is nothing.
+/// Decodes the offset and `whence` of lseek(2): EINVAL for another `whence` than data and hole,
+/// ENXIO for an offset before the start of the file.
 pub(crate) fn place(offset: i64, whence_number: i32) -> Result<(u64, Whence), Errno> {
     let whence = whence(whence_number).ok_or(Errno::EINVAL)?;
     let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
@@ -212,14 +213,14 @@ pub(crate) fn xattr_mode(flags: i32) -> Option<XattrMode> {
     }
 }
 
-/// What getxattr(2) and listxattr(2) get for a value, given the size of their buffer.
+/// The answer to getxattr(2) and listxattr(2) for a value, given the size of the caller's buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum XattrAnswer {
-    /// They asked for the size only.
+    /// The caller asked for the size only.
     Size(u32),
-    /// It fits.
+    /// The value fits into the buffer.
     Data,
-    /// It does not fit, or cannot fit into any.
+    /// The value does not fit into this buffer (ERANGE), or into any (E2BIG).
     Refuse(Errno),
 }
 
@@ -232,7 +233,7 @@ pub(crate) fn xattr_answer(length: usize, buffer_size: u32) -> XattrAnswer {
     }
 }
 
-/// Names in the form of listxattr(2): each followed by a NUL.
+/// Encodes names for listxattr(2): a NUL follows each.
 pub(crate) fn xattr_list(names: &[Vec<u8>]) -> Vec<u8> {
     let mut list = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
     for name in names {
@@ -242,8 +243,9 @@ pub(crate) fn xattr_list(names: &[Vec<u8>]) -> Vec<u8> {
     list
 }
 
-/// Whether an attribute is a POSIX access control list, which this crate does not ask the kernel
-/// to handle; stored as a plain attribute it would look like a right that nobody enforces.
+/// Returns true if an attribute is a POSIX access control list, which this crate does not ask the
+/// kernel to enforce. Stored as a plain attribute, it would look like an access right but have no
+/// effect.
 pub(crate) fn is_access_control_list(name: &[u8]) -> bool {
     name.starts_with(b"system.posix_acl_")
 }
@@ -262,7 +264,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What fuser 0.18 makes of the kernel's pair of numbers.
+    /// What fuser 0.18 decodes from the kernel's pair of numbers.
     fn decoded_by_fuser(seconds: i64, nanoseconds: u32) -> Option<SystemTime> {
         let magnitude = Duration::new(seconds.unsigned_abs(), nanoseconds);
         if seconds >= 0 {
@@ -272,7 +274,7 @@ mod tests {
         }
     }
 
-    /// What fuser 0.18 tells the kernel about a time: correct floor division.
+    /// What fuser 0.18 sends to the kernel for a time: correct floor division.
     fn encoded_by_fuser(time: SystemTime) -> (i64, u32) {
         match time.duration_since(SystemTime::UNIX_EPOCH) {
             Ok(after) => (after.as_secs() as i64, after.subsec_nanos()),

@@ -1,15 +1,15 @@
 //! The one table of error numbers.
 //!
-//! Owns: every errno bkfs can answer a tool with, its number and the sentence for logs.
-//! Does not own: which error a situation calls for; that mapping lives beside the error types
-//! of the filesystem and ends in a variant of [`Errno`], so that a new error does not compile
-//! until someone has decided what users see.
+//! Owns: every errno that a filesystem can answer with, its number, and its text for logs.
+//! Does not own: which situation gives which error. That table is next to the error types of the
+//! filesystem and ends in a variant of [`Errno`], so a new error type does not compile until its
+//! errno is decided.
 
 use std::fmt;
 
 macro_rules! errno_table {
     ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
-        /// What a request can be refused with. The variants bear the names of errno(3).
+        /// An error that a request can answer with. The variants have the names of errno(3).
         #[allow(clippy::upper_case_acronyms)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Errno {
@@ -20,14 +20,14 @@ macro_rules! errno_table {
             /// Every variant, once.
             pub const ALL: &'static [Errno] = &[$(Errno::$name,)+];
 
-            /// The positive number of the C library on this platform.
+            /// Returns the positive number of the C library on this platform.
             pub const fn raw(self) -> i32 {
                 match self {
                     $(Errno::$name => libc::$name,)+
                 }
             }
 
-            /// The variant's name as in errno(3), such as `ENOENT`.
+            /// Returns the variant's name as in errno(3), such as `ENOENT`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Errno::$name => stringify!($name),)+
@@ -44,76 +44,77 @@ macro_rules! errno_table {
 }
 
 errno_table! {
-    /// The caller may not do this at all, whatever the permissions (for instance, change a snapshot's owner).
+    /// The operation is forbidden for every caller, whatever the permissions: for instance removing
+    /// a name that the mount itself shows.
     EPERM "operation not permitted",
-    /// No such name, or the inode is gone.
+    /// There is no such name or inode.
     ENOENT "no such file or directory",
-    /// The bytes cannot be stored, or those read back are damaged, missing, or out of reach.
+    /// The bytes cannot be stored, or the stored bytes are damaged, missing, or cannot be reached.
     EIO "input/output error",
-    /// SEEK_DATA or SEEK_HOLE beyond the last byte, or a device without a driver.
+    /// SEEK_DATA or SEEK_HOLE found nothing at or after the offset, or a device has no driver.
     ENXIO "no such device or address",
     /// An argument list or an attribute list is too long.
     E2BIG "argument list too long",
-    /// The handle is not open, or not open in that direction.
+    /// The handle is not open, or not open for this direction.
     EBADF "bad file descriptor",
-    /// Try again: a resource that is bounded is used up for the moment.
+    /// A bounded resource is exhausted for the moment; try again.
     EAGAIN "resource temporarily unavailable",
-    /// A memory budget is used up.
+    /// A memory budget is exhausted.
     ENOMEM "cannot allocate memory",
-    /// The permissions forbid it.
+    /// The permissions forbid the operation.
     EACCES "permission denied",
-    /// In use, such as a mount point or a snapshot that is being made.
+    /// In use, such as a mount point.
     EBUSY "device or resource busy",
-    /// The name is taken.
+    /// The name exists.
     EEXIST "file exists",
-    /// From one tree into another, such as out of a snapshot by rename or link.
+    /// The operation leads from one tree into another, such as a rename or link out of a snapshot.
     EXDEV "invalid cross-device link",
     /// A path component is not a directory.
     ENOTDIR "not a directory",
     /// The operation is not for directories.
     EISDIR "is a directory",
-    /// An argument makes no sense.
+    /// An argument is invalid.
     EINVAL "invalid argument",
-    /// Too many open handles in this mount.
+    /// Too many handles are open in this mount.
     ENFILE "too many open files in system",
-    /// Not a device that understands this ioctl(2).
+    /// The file is no device that understands this ioctl(2).
     ENOTTY "inappropriate ioctl for device",
-    /// A file would grow past the largest size the format can hold.
+    /// A file would grow past the largest size of the format.
     EFBIG "file too large",
-    /// The store, the spool or the inode range is full.
+    /// The store, the spool or the range of inode numbers is full.
     ENOSPC "no space left on device",
-    /// The volume, or the tree below a snapshot, is read-only.
+    /// The volume, or the tree of a snapshot, is read-only.
     EROFS "read-only file system",
     /// Too many hard links to one inode.
     EMLINK "too many links",
-    /// A value does not fit into the buffer the caller gave.
+    /// A value does not fit into the caller's buffer.
     ERANGE "numerical result out of range",
-    /// A name is longer than 255 bytes, or a symbolic link's target longer than 4095.
+    /// A name is longer than 255 bytes, or the target of a symbolic link longer than 4095 bytes.
     ENAMETOOLONG "file name too long",
-    /// The kernel shall never ask for this operation again.
+    /// The operation is not implemented; the kernel does not send it again.
     ENOSYS "function not implemented",
-    /// The directory still has names in it.
+    /// The directory still has names.
     ENOTEMPTY "directory not empty",
-    /// Too many levels of symbolic links.
+    /// There are too many levels of symbolic links.
     ELOOP "too many levels of symbolic links",
-    /// The extended attribute is not there.
+    /// The extended attribute is absent.
     ENODATA "no data available",
-    /// A number is too large for the type that carries it.
+    /// A number is too large for its type.
     EOVERFLOW "value too large for defined data type",
     /// This kind of attribute, mode or flag is not supported here.
     EOPNOTSUPP "operation not supported",
-    /// The store did not answer within the mount's `timeout=`.
+    /// The store did not answer in time.
     ETIMEDOUT "connection timed out",
-    /// The snapshot this inode belonged to has been forgotten and collected.
+    /// The inode is gone, or its snapshot was forgotten.
     ESTALE "stale file handle",
-    /// A quota of the store is used up.
+    /// A quota of the store is exhausted.
     EDQUOT "disk quota exceeded",
-    /// The request was given up because the mount is going away.
+    /// The request was cancelled because the mount ends.
     ECANCELED "operation canceled",
 }
 
 impl Errno {
-    /// The variant of a number, `None` if bkfs never answers with it.
+    /// Returns the variant of a number, or `None` if there is none.
     pub fn from_raw(number: i32) -> Option<Errno> {
         Errno::ALL
             .iter()

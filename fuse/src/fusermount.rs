@@ -1,7 +1,7 @@
 //! Mounting without privileges, through the setuid helper fusermount3(1).
 //!
-//! Owns: the helper's protocol: it mounts, and sends the connection's descriptor over the socket
-//! whose number stands in `_FUSE_COMMFD`.
+//! Owns: the helper's protocol. The helper mounts, and sends the descriptor of the connection over
+//! the socket whose number is in `_FUSE_COMMFD`.
 //! Does not own: what is mounted, or when (session).
 
 use std::ffi::OsString;
@@ -16,7 +16,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use crate::session::MountError;
 
-/// Under which names the helper may be found; the second for old distributions.
+/// Names under which the helper is searched; the last one for old distributions.
 const HELPERS: [&str; 4] = [
     "fusermount3",
     "/bin/fusermount3",
@@ -40,7 +40,7 @@ pub(crate) fn mount(mount_point: &Path, options: &str) -> Result<OwnedFd, MountE
     let received = receive_descriptor(&ours);
     let mut message = String::new();
     if let Some(stderr) = child.stderr.as_mut() {
-        // What cannot be read is missing from the message, no more.
+        // A failed read only shortens the error message.
         let _ = stderr.read_to_string(&mut message);
     }
     let status = child
@@ -53,7 +53,7 @@ pub(crate) fn mount(mount_point: &Path, options: &str) -> Result<OwnedFd, MountE
     }
 }
 
-/// Unmounts; `lazy` detaches what is still in use.
+/// Unmounts; `lazy` detaches a mount that is still in use.
 pub(crate) fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
     let mut arguments: Vec<OsString> = vec!["-u".into()];
     if lazy {
@@ -99,7 +99,7 @@ fn spawn(
     Err(MountError::NoHelper)
 }
 
-/// The descriptor that arrives, `None` if the socket is closed without one.
+/// Returns the descriptor that arrives, or `None` if the socket is closed without one.
 fn receive_descriptor(socket: &UnixStream) -> std::io::Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -127,7 +127,7 @@ fn explanation(stderr: &str) -> String {
     }
 }
 
-/// A value inside the helper's option string.
+/// Escapes a value for the helper's option string.
 pub(crate) fn escape(value: &str) -> String {
     value.replace('\\', r"\\").replace(',', r"\,")
 }

@@ -1,22 +1,23 @@
-//! The kernel's door of bkfs.
+//! Kernel side of bkfs: the FUSE protocol.
 //!
 //! This crate knows the FUSE protocol and nothing of buckets, chunks or snapshots. A filesystem
-//! implements [`Vfs`] in the plain types of this crate; it can be driven without a mount through
-//! [`Reply::channel`] and [`DirectoryReply::channel`], which is how most of it is tested.
-//! [`mount`] puts it into the tree of files and returns a [`Session`].
+//! implements [`Vfs`] in the plain types of this crate. [`mount`] mounts it at a path and returns a
+//! [`Session`]. Most tests drive a filesystem without a mount, through [`Reply::channel`] and
+//! [`DirectoryReply::channel`].
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`vfs`], [`types`] | the filesystem as requests and answers |
-//! | [`reply`] | answering once, from anywhere |
-//! | [`errno`] | what a request can be refused with |
+//! | [`reply`] | answering a request once, from any thread |
+//! | [`errno`] | the errors that a request can answer with |
 //! | [`options`] | the grammar of `-o` |
 //! | [`session`] | mounting, serving, unmounting |
-//! | [`mountinfo`] | which mounts there are |
+//! | [`mountinfo`] | reading the table of mounts |
 //! | [`notifier`] | invalidating what the kernel caches |
-//! | `adapter`, `convert`, `negotiate` | the library fuser; besides the session, nothing else imports it |
+//! | `adapter`, `convert`, `negotiate` | the library fuser (also in `session` and `notifier`) |
 //! | `fusermount` | mounting without root |
-//! | `utab` | that umount(8) finds its helper |
+//! | `own` | finding and unmounting the mount that this process made |
+//! | `utab` | the entry in libmount's table by which umount(8) finds its helper |
 
 mod adapter;
 mod convert;

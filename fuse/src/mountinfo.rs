@@ -1,7 +1,7 @@
-//! Which mounts there are.
+//! The table of mounts.
 //!
-//! Owns: reading /proc/PID/mountinfo and finding the mount a path lies in, without asking any
-//! filesystem that might not answer; the places where one filesystem is mounted.
+//! Owns: reading /proc/PID/mountinfo; finding the mount of a path without asking a filesystem that
+//! might not answer; the places where one filesystem is mounted.
 //! Does not own: making or ending mounts (session).
 
 use std::collections::HashSet;
@@ -16,34 +16,34 @@ pub const FILE_SYSTEM_TYPE: &str = "fuse.bkfs";
 /// One line of /proc/self/mountinfo (proc_pid_mountinfo(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountInfo {
-    /// Unique among the mounts of now.
+    /// Id of the mount, unique among the mounts that exist now.
     pub mount_id: u64,
-    /// The mount that it is mounted in.
+    /// Id of the mount that this one is mounted in.
     pub parent_id: u64,
     /// Device number of the filesystem, `(major, minor)`.
     pub device: (u32, u32),
-    /// The directory inside the filesystem that is mounted, `/` unless it is a bind mount.
+    /// The directory inside the filesystem that is mounted; `/` unless this is a bind mount.
     pub root: PathBuf,
-    /// Where it is mounted.
+    /// Path at which it is mounted.
     pub mount_point: PathBuf,
     /// Options of this mount, such as `rw,nosuid`.
     pub mount_options: String,
     /// Type of the filesystem, with its subtype.
     pub file_system: String,
-    /// What is mounted; for bkfs the repository's URL.
+    /// Source of the mount; for bkfs the URL of the repository.
     pub source: OsString,
     /// Options of the filesystem.
     pub super_options: String,
 }
 
 impl MountInfo {
-    /// Whether it is a bkfs mount.
+    /// Returns true if this is a bkfs mount.
     pub fn is_bkfs(&self) -> bool {
         self.file_system == FILE_SYSTEM_TYPE
     }
 
-    /// Whether both are mounts of one filesystem. The device number alone does not tell: the kernel
-    /// gives it to the next one as soon as a filesystem is gone.
+    /// Returns true if both are mounts of one filesystem. The device number alone does not prove
+    /// it: the kernel reuses the number as soon as a filesystem is gone.
     fn shows_the_same(&self, other: &MountInfo) -> bool {
         self.device == other.device
             && self.file_system == other.file_system
@@ -51,16 +51,17 @@ impl MountInfo {
     }
 }
 
-/// All mounts of this process's namespace; of several on one mount point, the last is on top.
+/// Returns all mounts of this process's namespace, in the order of the table. Of several on one
+/// mount point, the last is on top.
 ///
 /// # Errors
-/// As reading /proc fails.
+/// The I/O error of reading /proc/self/mountinfo.
 pub fn mounts() -> io::Result<Vec<MountInfo>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// Whether unmounting at its mount point takes this mount and no other. umount(2) takes what is on
-/// top there, and a lazy one all that is mounted within as well.
+/// Returns true if unmounting at the mount point of `mount` removes this mount and no other.
+/// umount(2) removes the top mount there; a lazy one removes all mounts within it as well.
 pub(crate) fn is_alone(mounts: &[MountInfo], mount: &MountInfo) -> bool {
     let mut there = mounts.iter();
     let top = there.rfind(|other| other.mount_point == mount.mount_point);
@@ -68,14 +69,13 @@ pub(crate) fn is_alone(mounts: &[MountInfo], mount: &MountInfo) -> bool {
         && !mounts.iter().any(|other| other.parent_id == mount.mount_id)
 }
 
-/// The mount that `path` lies in.
+/// Returns the mount that `path` lies in.
 ///
-/// The path may be a mount point, or anything below. A mount point is recognised by its name
-/// first, so that this works, and does not wait, where the filesystem mounted there no longer
-/// answers.
+/// The path may be a mount point or any path below it. A mount point is recognised by its name
+/// first, so this does not wait for a filesystem that no longer answers.
 ///
 /// # Errors
-/// As reading /proc fails, or as the path cannot be resolved.
+/// The I/O error of reading /proc/self/mountinfo, or of resolving the path.
 pub fn find_mount(path: &Path) -> io::Result<Option<MountInfo>> {
     let mounts = mounts()?;
     if let Ok(named) = resolve_parent(path)
@@ -87,20 +87,21 @@ pub fn find_mount(path: &Path) -> io::Result<Option<MountInfo>> {
     Ok(containing(&mounts, &path).cloned())
 }
 
-/// A place where a filesystem is mounted, and who sees it there.
+/// A place where a filesystem is mounted, in one mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The process with the lowest number in that mount namespace.
+    /// Lowest process id in that mount namespace.
     pub process: u32,
-    /// Where it is mounted, in that namespace.
+    /// Path at which it is mounted, in that namespace.
     pub mount_point: PathBuf,
 }
 
-/// Every place where the filesystem of this mount is mounted, in the mount namespaces of all
-/// processes that may be looked at: bind mounts, and copies that a container or `unshare` made.
+/// Returns every place where the filesystem of this mount is mounted, in the mount namespaces of
+/// all processes that the caller may inspect. These include bind mounts, and copies that a
+/// container or `unshare` made.
 ///
 /// # Errors
-/// As listing /proc fails.
+/// The I/O error of listing /proc.
 pub fn places_of(mounted: &MountInfo) -> io::Result<Vec<Place>> {
     let mut processes: Vec<u32> = std::fs::read_dir("/proc")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
@@ -110,7 +111,7 @@ pub fn places_of(mounted: &MountInfo) -> io::Result<Vec<Place>> {
     let mut places = Vec::new();
     for process in processes {
         let about = PathBuf::from(format!("/proc/{process}"));
-        // Whoever has ended meanwhile, or belongs to somebody else, is passed over.
+        // Skips processes that have ended meanwhile or belong to another user.
         let Ok(namespace) = std::fs::read_link(about.join("ns/mnt")) else {
             continue;
         };
@@ -134,7 +135,7 @@ pub fn places_of(mounted: &MountInfo) -> io::Result<Vec<Place>> {
     Ok(places)
 }
 
-/// The path with everything but its last component resolved: the last may be a mount point whose
+/// Returns the path with all components but the last resolved. The last may be a mount point whose
 /// filesystem does not answer.
 pub(crate) fn resolve_parent(path: &Path) -> io::Result<PathBuf> {
     match (path.parent(), path.file_name()) {
@@ -150,7 +151,8 @@ pub(crate) fn resolve_parent(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The mount a resolved path lies in: the one with the longest mount point, and of those the last.
+/// Returns the mount of a resolved path: the one with the longest mount point, and of equals the
+/// last.
 fn containing<'a>(mounts: &'a [MountInfo], path: &Path) -> Option<&'a MountInfo> {
     mounts
         .iter()
@@ -158,7 +160,7 @@ fn containing<'a>(mounts: &'a [MountInfo], path: &Path) -> Option<&'a MountInfo>
         .max_by_key(|mount| mount.mount_point.as_os_str().len())
 }
 
-/// Reads the table; lines it cannot make sense of are left out.
+/// Parses the table; skips lines that it cannot parse.
 fn parse(table: &[u8]) -> Vec<MountInfo> {
     table
         .split(|&byte| byte == b'\n')
@@ -194,7 +196,7 @@ fn text(field: &[u8]) -> Option<&str> {
     std::str::from_utf8(field).ok()
 }
 
-/// Undoes the kernel's `\ooo` for blanks, backslashes and the like.
+/// Decodes the kernel's `\ooo` escapes of blanks, backslashes and the like.
 fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -222,7 +224,7 @@ fn octal(escape: &[u8]) -> Option<u8> {
     }
 }
 
-/// A path as mountinfo writes it.
+/// Encodes a path as mountinfo does.
 #[cfg(test)]
 fn escape(path: &Path) -> Vec<u8> {
     use std::os::unix::ffi::OsStrExt;

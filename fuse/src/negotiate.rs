@@ -1,29 +1,41 @@
-//! What is asked of the kernel when the mount is made, and what is done without.
+//! Negotiation with the kernel when the mount is made.
 //!
-//! Owns: the list of wanted capabilities with the reason for each, and the limits.
-//! Does not own: the greeting itself (fuser).
+//! Owns: the list of requested capabilities with the reason for each, and the limits.
+//! Does not own: the INIT exchange itself (fuser).
 //!
-//! Asked for, where the kernel offers it:
+//! Requested, where the kernel offers it:
 //!
-//! | capability | because |
-//! |---|---|
-//! | ASYNC_READ | one reader may have several requests in flight |
-//! | BIG_WRITES, MAX_PAGES | requests of 1 MiB instead of 4 KiB |
-//! | PARALLEL_DIROPS | lookups and listings of one directory do not queue |
-//! | DO_READDIRPLUS, READDIRPLUS_AUTO | `ls -l` and rsync get attributes with the names; `ls` alone does not pay for them |
-//! | ATOMIC_O_TRUNC | open(O_TRUNC) is one request; nobody sees the file opened and not yet truncated |
-//! | HANDLE_KILLPRIV_V2 | otherwise the kernel asks for `security.capability` before every cached write; set-user-id bits are cleared by the filesystem where requests say so (not on mounts with `suid`) |
-//! | DIRECT_IO_ALLOW_MMAP | `MAP_SHARED` works on files that bypass the page cache (not on mounts with `suid`: the kernel clears no set-id bits before direct writes) |
-//! | CACHE_SYMLINKS | a symbolic link never changes |
-//! | EXPLICIT_INVAL_DATA | all changes come through this mount, so that a new time of modification is no reason to drop a file's pages; what changes otherwise is invalidated by [`Notifier`](crate::Notifier) |
-//! | EXPORT_SUPPORT | handles of name_to_handle_at(2) work as long as their file does: the kernel looks `.` up by its number |
+//! - ASYNC_READ: one reader may have several requests in flight.
+//! - BIG_WRITES, MAX_PAGES: requests have up to 1 MiB instead of 4 KiB.
+//! - PARALLEL_DIROPS: lookups and listings of one directory do not queue.
+//! - DO_READDIRPLUS, READDIRPLUS_AUTO: `ls -l` and rsync get attributes with the names; a plain
+//!   `ls` does not pay for them.
+//! - ATOMIC_O_TRUNC: open(O_TRUNC) is one request. No program sees the file opened and not yet
+//!   truncated.
+//! - HANDLE_KILLPRIV_V2: without it the kernel asks for `security.capability` before every cached
+//!   write. The filesystem clears set-user-id bits where requests say so. Not requested for mounts
+//!   with `suid`.
+//! - DIRECT_IO_ALLOW_MMAP: `MAP_SHARED` works on files that bypass the page cache. Not requested
+//!   for mounts with `suid`, because the kernel clears no set-id bits before direct writes.
+//! - CACHE_SYMLINKS: a symbolic link never changes.
+//! - EXPLICIT_INVAL_DATA: all changes come through this mount, so a new time of modification is no
+//!   reason to drop the pages of a file. [`Notifier`](crate::Notifier) invalidates what changes
+//!   otherwise.
+//! - EXPORT_SUPPORT: handles of name_to_handle_at(2) work as long as their file exists, because the
+//!   kernel looks up `.` by the inode's number.
 //!
-//! Not asked for: ASYNC_DIO (the kernel drops pages that a reader has fetched during a direct write
-//! only where it waits for the write), AUTO_INVAL_DATA (drops the pages just written, at the next
-//! stat), WRITEBACK_CACHE (acknowledges writes that the filesystem has not seen, and keeps times
-//! and sizes of its own), POSIX_LOCKS and FLOCK_LOCKS (the kernel keeps both kinds for one mount),
-//! POSIX_ACL, DONT_MASK (the kernel applies umasks), SPLICE (the library copies), ABORT_ERROR (an
-//! abort then ends the event loops like an unmount).
+//! Not requested:
+//!
+//! - ASYNC_DIO: the kernel drops pages that a reader fetched during a direct write only if it waits
+//!   for the write.
+//! - AUTO_INVAL_DATA: drops the pages just written at the next stat.
+//! - WRITEBACK_CACHE: acknowledges writes that the filesystem has not seen, and keeps times and
+//!   sizes of its own.
+//! - POSIX_LOCKS, FLOCK_LOCKS: the kernel keeps both kinds of locks for one mount.
+//! - POSIX_ACL: not supported.
+//! - DONT_MASK: the kernel applies umasks.
+//! - SPLICE: the library copies.
+//! - ABORT_ERROR: without it an abort ends the event loops like an unmount.
 
 use std::sync::{Arc, OnceLock};
 
@@ -32,11 +44,11 @@ use tracing::{debug, info, warn};
 
 use crate::types::Granted;
 
-/// Largest write and read request in bytes. The kernel's own limit is 256 pages
-/// (`fs.fuse.max_pages_limit`), 1 MiB where pages have 4 KiB.
+/// Largest write and read request, in bytes. The kernel's own limit is 256 pages
+/// (`fs.fuse.max_pages_limit`): 1 MiB with pages of 4 KiB.
 pub(crate) const MAX_REQUEST_BYTES: u32 = 1 << 20;
 
-/// Wanted capabilities with their names for the log.
+/// Requested capabilities with their names for the log.
 const WANTED: &[(InitFlags, &str)] = &[
     (InitFlags::FUSE_ASYNC_READ, "ASYNC_READ"),
     (InitFlags::FUSE_BIG_WRITES, "BIG_WRITES"),
@@ -52,23 +64,23 @@ const WANTED: &[(InitFlags, &str)] = &[
     (InitFlags::FUSE_EXPORT_SUPPORT, "EXPORT_SUPPORT"),
 ];
 
-/// What is not wanted where set-id bits have an effect. The kernel then clears them itself before a
-/// write, in its own cache as well as here. With either of the two a program that was overwritten
-/// could be run with the bits that the kernel remembers.
+/// Capabilities that are not requested where set-id bits have an effect. Without them the kernel
+/// clears the bits itself before a write, in its own cache as well as in the filesystem. With
+/// either of the two, an overwritten program could run with the bits from the kernel's cache.
 const UNWANTED_WITH_SET_ID: InitFlags =
     InitFlags::FUSE_HANDLE_KILLPRIV_V2.union(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
 
-/// The mount's side of the greeting.
+/// The mount's side of the INIT exchange.
 pub(crate) struct Negotiation {
     pub(crate) max_background: u16,
     /// Set-id bits have an effect on this mount.
     pub(crate) has_set_id: bool,
-    /// Where the result is left for the session.
+    /// The cell from which the session reads the result.
     pub(crate) granted: Arc<OnceLock<Granted>>,
 }
 
 impl Negotiation {
-    /// Asks for what is wanted and offered.
+    /// Requests the wanted capabilities that the kernel offers, and returns what it granted.
     pub(crate) fn conclude(self, config: &mut fuser::KernelConfig) -> Granted {
         let mut offered = config.capabilities();
         if self.has_set_id {
@@ -112,7 +124,7 @@ impl Negotiation {
             atomic_truncate: offered.contains(InitFlags::FUSE_ATOMIC_O_TRUNC),
         };
         debug!(?granted, "greeted the kernel");
-        // The greeting happens once per mount; the cell is fresh.
+        // INIT happens once per mount, so the cell is empty.
         self.granted.get_or_init(|| granted);
         granted
     }

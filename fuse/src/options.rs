@@ -1,37 +1,37 @@
-//! Mount options as `-o` gives them.
+//! Mount options of `-o`.
 //!
-//! Owns: the grammar of option strings, the options every filesystem has (`ro`, `noexec`, …) and
-//! those of FUSE (`allow_other`, …), and what of them is noise from fstab.
-//! Does not own: bkfs's own options. Those are handed on in [`MountOptions::others`], in order,
-//! and whoever reads them refuses what it does not know with [`OptionError::Unknown`].
+//! Owns: the grammar of option strings, the options that every filesystem has (`ro`, `noexec`, …),
+//! those of FUSE (`allow_other`, …), and the fstab options that are ignored.
+//! Does not own: bkfs's own options. [`MountOptions::others`] holds those, in order; their reader
+//! refuses unknown ones with [`OptionError::Unknown`].
 //!
-//! Grammar: options are separated by commas; `key` or `key=value`. A value may stand in double
-//! quotes, inside of which commas are ordinary, and `\,` and `\\` stand for a comma and a
-//! backslash anywhere. Strings given one after another accumulate; of contradicting options the
-//! last one holds.
+//! Grammar: options are separated by commas and have the form `key` or `key=value`. A value may
+//! stand in double quotes, inside which commas have no special meaning. `\,` and `\\` stand for a
+//! comma and a backslash anywhere. Several strings are read one after another; of contradicting
+//! options the last one wins.
 
 use thiserror::Error;
 
-/// Who may use the mount. Permissions are checked besides.
+/// The users who may use the mount. Permissions are checked in addition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// The user who mounted it, only.
+    /// Only the user who mounted it.
     #[default]
     Owner,
     /// That user and root (`allow_root`).
     OwnerAndRoot,
-    /// Everybody (`allow_other`).
+    /// All users (`allow_other`).
     Everyone,
 }
 
-/// How owners and permissions of all files are shown, whatever is stored.
+/// Owners and permissions that the mount shows for all files, whatever is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ownership {
     /// `uid=`: the owner shown.
     pub uid: Option<u32>,
     /// `gid=`: the group shown.
     pub gid: Option<u32>,
-    /// `umask=`, octal: permission bits not shown.
+    /// `umask=`, octal: permission bits that are not shown.
     pub umask: Option<u16>,
 }
 
@@ -40,7 +40,7 @@ pub struct Ownership {
 pub struct MountFlags {
     /// `ro`.
     pub read_only: bool,
-    /// `nosuid`; set unless `suid` or `allow_suid` is given, as other FUSE mounts have it.
+    /// `nosuid`; set unless `suid` or `allow_suid` is given, as in other FUSE mounts.
     pub nosuid: bool,
     /// `nodev`; set unless `dev` or `allow_dev` is given.
     pub nodev: bool,
@@ -86,16 +86,16 @@ impl Default for MountFlags {
     }
 }
 
-/// An option this module does not know.
+/// An option that this module does not know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherOption {
     /// The part before `=`.
     pub key: String,
-    /// The part behind it; `None` without `=`.
+    /// The part after `=`; `None` without `=`.
     pub value: Option<String>,
 }
 
-/// Everything that the `-o` strings of one mount say.
+/// The parsed `-o` strings of one mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
     /// Flags for mount(2).
@@ -104,47 +104,49 @@ pub struct MountOptions {
     pub access: Access,
     /// `uid=`, `gid=`, `umask=`.
     pub ownership: Ownership,
-    /// Security labels (`context=` and its kin), passed to the kernel as they are.
+    /// Security labels (`context=`, `fscontext=`, `defcontext=`, `rootcontext=`), passed to the
+    /// kernel unchanged.
     pub security: Vec<String>,
-    /// What the caller has to know, in order of appearance, repetitions included.
+    /// Options that this module does not know, in order of appearance, with repetitions.
     pub others: Vec<OtherOption>,
 }
 
-/// What is wrong with an option.
+/// An error in an option.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OptionError {
-    /// Nobody knows it.
+    /// No module knows the option.
     #[error("unknown mount option '{0}'")]
     Unknown(String),
-    /// It needs a value.
+    /// The option needs a value.
     #[error("mount option '{0}' needs a value")]
     NoValue(String),
-    /// It takes none.
+    /// The option takes no value.
     #[error("mount option '{0}' takes no value")]
     UnwantedValue(String),
-    /// Its value cannot be read.
+    /// The value of the option is invalid.
     #[error("mount option '{key}={value}': expected {expected}")]
     BadValue {
         /// The option.
         key: String,
-        /// What was given.
+        /// The value given.
         value: String,
-        /// What would do.
+        /// The form of a valid value.
         expected: &'static str,
     },
-    /// It makes no sense for this kind of filesystem.
+    /// The option is not supported for this kind of filesystem.
     #[error("mount option '{0}' is not supported: unmount and mount again")]
     Unsupported(String),
-    /// A quotation mark without its partner.
+    /// A quotation mark has no closing quotation mark.
     #[error("mount options end inside a quotation: {0}")]
     OpenQuotation(String),
 }
 
 impl MountOptions {
-    /// Reads the strings of all `-o`, in order.
+    /// Parses the strings of all `-o`, in order.
     ///
     /// # Errors
-    /// The first option that is malformed, by name.
+    /// For the first malformed option: [`OptionError::NoValue`], [`OptionError::UnwantedValue`],
+    /// [`OptionError::BadValue`], [`OptionError::Unsupported`] or [`OptionError::OpenQuotation`].
     pub fn parse<S: AsRef<str>>(strings: impl IntoIterator<Item = S>) -> Result<Self, OptionError> {
         let mut options = MountOptions::default();
         let mut leave = Leave::default();
@@ -162,7 +164,7 @@ impl MountOptions {
         let RawOption { key, value, raw } = option;
         if is_noise(&key) {
             if matches!(key.as_str(), "user" | "users" | "owner" | "group") {
-                // As mount(8) has it: what ordinary users may mount is harmless.
+                // As in mount(8): mounts by ordinary users get the harmless flags.
                 self.flags.nosuid = true;
                 self.flags.nodev = true;
                 self.flags.noexec |= matches!(key.as_str(), "user" | "users");
@@ -226,11 +228,12 @@ impl MountOptions {
     }
 }
 
-/// What `allow_suid` and `allow_dev` give: the same as `suid` and `dev`, which mount(8) does not
-/// pass to its helpers since they are its defaults.
+/// The effect of `allow_suid` and `allow_dev`: the same as `suid` and `dev`, which mount(8) does
+/// not pass to its helpers because they are its defaults.
 ///
-/// mount(8) puts its own options before those that it does not know, so the last one does not hold
-/// here: `nosuid` and `nodev`, given or implied by `user` and its kin, always do.
+/// mount(8) puts its own options before those that it does not know, so the rule "the last one
+/// wins" does not apply here. `nosuid` and `nodev` always win, whether given or implied by `user`,
+/// `users`, `owner` or `group`.
 #[derive(Default)]
 struct Leave {
     allow_suid: bool,
@@ -260,7 +263,7 @@ impl Leave {
     }
 }
 
-/// Options of fstab that are meant for mount(8), systemd or nobody.
+/// Returns true for fstab options that are meant for mount(8) or systemd, or that have no effect.
 fn is_noise(key: &str) -> bool {
     matches!(
         key,
@@ -292,7 +295,7 @@ fn is_noise(key: &str) -> bool {
 
 fn number(key: &str, value: Option<String>) -> Result<u32, OptionError> {
     let value = value.ok_or_else(|| OptionError::NoValue(key.to_owned()))?;
-    // The largest number means "no such id" in chown(2) and its kin.
+    // The largest number means "no such id" in chown(2) and similar calls.
     match value.parse() {
         Ok(u32::MAX) | Err(_) => Err(OptionError::BadValue {
             key: key.to_owned(),
@@ -316,7 +319,7 @@ fn mask(key: &str, value: Option<String>) -> Result<u16, OptionError> {
     }
 }
 
-/// One option, unescaped, and as it stood there.
+/// One option: key and value unescaped, and `raw` as given.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct RawOption {
     key: String,

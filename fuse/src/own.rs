@@ -14,15 +14,15 @@ use crate::fusermount;
 use crate::mountinfo::{self, MountInfo};
 use crate::session::MountError;
 
-/// The bkfs mounts that there were at a mount point before one was made. Mount ids are given again as
-/// soon as they are free, so that those of other places say nothing.
+/// The bkfs mounts at a mount point before a new one is made. The kernel reuses mount ids as soon
+/// as they are free, so the ids of mounts elsewhere prove nothing.
 pub(crate) struct Before {
     mount_point: PathBuf,
     ids: HashSet<u64>,
 }
 
 impl Before {
-    /// Those of now.
+    /// Reads the mounts that exist now.
     pub(crate) fn now(mount_point: &Path) -> Self {
         let mounts = mountinfo::mounts().unwrap_or_default();
         let there = mounts.iter().filter(|mount| is_there(mount, mount_point));
@@ -32,10 +32,11 @@ impl Before {
         }
     }
 
-    /// The mount that was made since, whatever lies over it by now.
+    /// Returns the mount that was made since, even if another mount covers it by now; `None` if the
+    /// mount table has no such mount.
     ///
     /// # Errors
-    /// As reading the mount table fails.
+    /// The I/O error of reading the mount table.
     pub(crate) fn made_since(&self, is_direct: bool) -> io::Result<Option<OwnMount>> {
         let mounts = mountinfo::mounts()?;
         let made = mounts.into_iter().find(|mount| {
@@ -58,22 +59,23 @@ fn is_there(mount: &MountInfo, mount_point: &Path) -> bool {
 #[derive(Debug)]
 pub(crate) struct OwnMount {
     mount_id: u64,
-    /// Its device number.
+    /// Device number of the mount, `(major, minor)`.
     pub(crate) device: (u32, u32),
-    /// Where it was mounted, resolved.
+    /// Path at which it was mounted, resolved.
     pub(crate) mount_point: PathBuf,
-    /// It was made by mount(2), not by fusermount3.
+    /// True if mount(2) made it, false if fusermount3 did.
     pub(crate) is_direct: bool,
 }
 
 impl OwnMount {
-    /// Unmounts it, wherever it has been moved to, unless that would take another mount along.
-    /// `is_ours` is asked after the mount table was read: whether a mount with these numbers was
-    /// this one until then.
+    /// Unmounts it, even if it has been moved, unless that would remove another mount too. The
+    /// method calls `is_ours` after it has read the mount table. The result says whether a mount
+    /// with these numbers was still this one then.
     ///
     /// # Errors
-    /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`], and what the
-    /// system refuses.
+    /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`];
+    /// [`MountError::NotPermitted`], [`MountError::NoHelper`], [`MountError::Helper`] and
+    /// [`MountError::Io`] if the system or the helper refuses.
     pub(crate) fn unmount(
         &self,
         lazy: bool,
@@ -95,7 +97,7 @@ impl OwnMount {
     }
 }
 
-/// Unmounts what is on top at `mount_point`.
+/// Unmounts the top mount at `mount_point`.
 pub(crate) fn unmount_as(
     mount_point: &Path,
     lazy: bool,

@@ -1,11 +1,11 @@
-//! Answers that are given once, from any thread, now or later.
+//! Answers to requests: each is given once, from any thread, inline or later.
 //!
-//! Owns: [`Reply`], the promise every request comes with, and [`DirectoryReply`], its form for
-//! directory listings, which are filled entry by entry up to the kernel's buffer size.
+//! Owns: [`Reply`], which comes with every request, and [`DirectoryReply`] for directory listings.
+//! The filesystem fills a listing entry by entry, up to the size of the kernel's buffer.
 //! Does not own: how an answer is encoded for the kernel (adapter), or what it says (the [`Vfs`]).
 //!
-//! A reply that is dropped without an answer answers EIO and leaves a line in the log: a lost
-//! request would otherwise leave a tool waiting for ever.
+//! A reply that is dropped without an answer answers EIO and logs an error. Otherwise the program
+//! that made the request would wait for ever.
 //!
 //! [`Vfs`]: crate::Vfs
 
@@ -18,10 +18,10 @@ use crate::types::{DirectoryEntry, OwnedDirectoryEntry};
 
 type Answer<T> = Box<dyn FnOnce(Result<T, Errno>) + Send>;
 
-/// The right and the duty to answer one request with a `T` or an [`Errno`].
+/// The obligation to answer one request with a `T` or an [`Errno`].
 ///
-/// It may be answered inline or moved to another thread or task and answered later; whoever
-/// holds it keeps one tool waiting and no kernel thread.
+/// The holder may answer inline, or move it to another thread or task and answer later. An open
+/// reply blocks one program and no thread that serves the mount. Dropping it answers EIO.
 #[must_use = "an unanswered reply answers EIO"]
 pub struct Reply<T> {
     operation: &'static str,
@@ -29,7 +29,8 @@ pub struct Reply<T> {
 }
 
 impl<T> Reply<T> {
-    /// A reply that hands its answer to `answer`, exactly once. `operation` names the request in the log.
+    /// Returns a reply that passes its answer to `answer`, exactly once. `operation` names the
+    /// request in the log.
     pub fn new(
         operation: &'static str,
         answer: impl FnOnce(Result<T, Errno>) + Send + 'static,
@@ -40,13 +41,13 @@ impl<T> Reply<T> {
         }
     }
 
-    /// A reply and the place where its answer arrives, for driving a filesystem without a mount.
+    /// Returns a reply and the receiver of its answer, for driving a filesystem without a mount.
     pub fn channel() -> (Self, Receiver<Result<T, Errno>>)
     where
         T: Send + 'static,
     {
         let (sender, receiver) = sync_channel(1);
-        // A receiver that has gone away no longer wants the answer.
+        // The receiver may be gone; then the answer is dropped.
         let reply = Reply::new("unmounted", move |answer| drop(sender.send(answer)));
         (reply, receiver)
     }
@@ -61,14 +62,15 @@ impl<T> Reply<T> {
         self.send(Err(errno));
     }
 
-    /// Answers with either.
+    /// Answers with success or an error.
     pub fn send(mut self, result: Result<T, Errno>) {
         if let Some(answer) = self.answer.take() {
             answer(result);
         }
     }
 
-    /// A reply for an inner operation, whose success `convert` turns into this one's.
+    /// Returns a reply for an inner operation; `convert` turns its success into the success of this
+    /// one.
     pub fn map<U>(mut self, convert: impl FnOnce(U) -> T + Send + 'static) -> Reply<U>
     where
         T: 'static,
@@ -82,7 +84,7 @@ impl<T> Reply<T> {
         }
     }
 
-    /// The name of the request, for logs.
+    /// Returns the name of the request, for logs.
     pub fn operation(&self) -> &'static str {
         self.operation
     }
@@ -106,20 +108,21 @@ impl<T> std::fmt::Debug for Reply<T> {
     }
 }
 
-/// Where the entries of a directory listing go. Implemented by the adapter over the kernel's
-/// buffer, and by the collector for tests.
+/// The receiver of the entries of a directory listing. The adapter implements it over the kernel's
+/// buffer, and the tests' collector implements it over a vector.
 pub(crate) trait DirectorySink: Send {
-    /// Takes the entry if it fits; `false` leaves the sink as it was.
+    /// Takes the entry if it fits. On `false` the sink is unchanged.
     fn push(&mut self, entry: &DirectoryEntry<'_>) -> bool;
 
     /// Ends the listing.
     fn finish(self: Box<Self>, result: Result<(), Errno>);
 }
 
-/// The reply to one readdir request: push entries until one no longer fits, then [`ok`](Self::ok).
+/// The reply to one readdir request: push entries until one no longer fits, then call
+/// [`ok`](Self::ok).
 ///
 /// An empty listing is the end of the directory. Like [`Reply`], it may be moved to a task, and
-/// answers EIO when dropped.
+/// answers EIO when it is dropped.
 #[must_use = "an unanswered reply answers EIO"]
 pub struct DirectoryReply {
     plus: bool,
@@ -134,18 +137,19 @@ impl DirectoryReply {
         }
     }
 
-    /// A reply that takes at most `capacity` entries, and the place where they arrive.
+    /// Returns a reply that takes at most `capacity` entries, and the receiver of these entries.
     pub fn channel(
         plus: bool,
         capacity: usize,
     ) -> (Self, Receiver<Result<Vec<OwnedDirectoryEntry>, Errno>>) {
         let (sender, receiver) = sync_channel(1);
-        // A receiver that has gone away no longer wants the answer.
+        // The receiver may be gone; then the answer is dropped.
         let reply = Self::collecting(plus, capacity, move |answer| drop(sender.send(answer)));
         (reply, receiver)
     }
 
-    /// The same, handing the entries to `answer`, exactly once.
+    /// Returns a reply that takes at most `capacity` entries and passes them to `answer`, exactly
+    /// once.
     pub fn collecting(
         plus: bool,
         capacity: usize,
@@ -159,28 +163,28 @@ impl DirectoryReply {
         DirectoryReply::new(plus, Box::new(collector))
     }
 
-    /// Whether the kernel wants attributes with the names (READDIRPLUS). Then every entry but `.`
-    /// and `..` must carry its [`Entry`](crate::Entry), and each one that [`push`](Self::push)
-    /// accepted counts as one lookup, to be forgotten later.
+    /// Returns true if the kernel wants attributes with the names (READDIRPLUS). Then every entry
+    /// except `.` and `..` must carry its [`Entry`](crate::Entry). Each such entry that
+    /// [`push`](Self::push) accepts counts as one lookup, which the kernel gives back later.
     pub fn plus(&self) -> bool {
         self.plus
     }
 
-    /// Adds one entry. Returns `false` if it did not fit: nothing was added, no lookup was
-    /// counted, and no further entry may be pushed.
+    /// Adds one entry. Returns `false` if it did not fit: nothing was added, no lookup was counted,
+    /// and the caller must push no further entry.
     #[must_use = "an entry that did not fit counts no lookup"]
     pub fn push(&mut self, entry: &DirectoryEntry<'_>) -> bool {
         self.sink.as_mut().is_some_and(|sink| sink.push(entry))
     }
 
-    /// Ends the listing successfully with what has been pushed.
+    /// Ends the listing successfully with the pushed entries.
     pub fn ok(mut self) {
         if let Some(sink) = self.sink.take() {
             sink.finish(Ok(()));
         }
     }
 
-    /// Answers with an error. Lookups counted by earlier pushes have then not happened.
+    /// Answers with an error. The lookups of earlier pushes then do not count.
     pub fn err(mut self, errno: Errno) {
         if let Some(sink) = self.sink.take() {
             sink.finish(Err(errno));

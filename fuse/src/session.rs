@@ -1,12 +1,11 @@
-//! A mount's life: made, served by threads, ended.
+//! The life of a mount: made, served by threads, ended.
 //!
-//! Owns: mounting (as root by mount(2) under the type `fuse.bkfs`, otherwise through
-//! fusermount3), the threads, read-ahead, waiting for the end, unmounting, and errors that say
-//! what to do.
+//! Owns: mounting (as root by mount(2) under the type `fuse.bkfs`, otherwise through fusermount3),
+//! the threads, read-ahead, waiting for the end, unmounting, and errors that say what to do.
 //! Does not own: signals, draining before an unmount (the program), or which options there are.
 //!
-//! The library's own mounting is not used: as root it mounts the plain type `fuse` and drops
-//! the subtype, so that umount(8) would find no helper that drains first.
+//! The library's own mounting is not used. As root it mounts the plain type `fuse` and drops the
+//! subtype, so umount(8) would find no helper that drains first.
 
 use std::ffi::CString;
 use std::fs::OpenOptions;
@@ -38,34 +37,35 @@ use crate::vfs::Vfs;
 
 const DEVICE: &str = "/dev/fuse";
 
-/// What [`MountConfig::niceness`] is unless said otherwise.
+/// Default of [`MountConfig::niceness`].
 ///
-/// With it, and a thread more than cores, fewer requests are answered on another core than the one
-/// that asks, which is dear (both measured: PERFORMANCE.md, "Small files"). The priority of their
-/// disk requests, which the kernel derives in steps of five, stays the same.
+/// With this value, and one thread more than cores, fewer requests are answered on another core
+/// than the caller's. A wake-up of another core is expensive (both measured: PERFORMANCE.md, "Small
+/// files"). The kernel derives the priority of disk requests from the niceness in steps of 5, so
+/// the priority stays the same.
 const NICENESS: i32 = 2;
 
-/// How to mount.
+/// Configuration of a mount.
 #[derive(Clone, Debug)]
 pub struct MountConfig {
-    /// What /proc/mounts shows as the source: the repository's URL, without secrets.
+    /// Source that /proc/mounts shows: the URL of the repository, without secrets.
     pub source: String,
-    /// Options; [`MountOptions::others`] is not looked at.
+    /// Mount options; [`MountOptions::others`] is ignored.
     pub options: MountOptions,
-    /// Threads that read requests, at least 2. `None`: one more than cores, so that one is there
-    /// for the next request while another has yet to return from its answer to the last.
+    /// Number of threads that read requests, at least 2. `None`: one more than cores, so that one
+    /// thread is ready for the next request while another still returns from its last answer.
     pub threads: Option<usize>,
-    /// By how much these threads are nicer than the one that mounts.
+    /// Niceness of these threads, relative to the thread that mounts.
     pub niceness: i32,
-    /// How far the kernel reads ahead of a sequential reader through the page cache, in bytes
-    /// (only root can set it; otherwise it stays at the kernel's 128 KiB).
+    /// Bytes that the kernel reads ahead of a sequential reader through the page cache. Only root
+    /// can set this; otherwise it stays at the kernel's 128 KiB.
     pub read_ahead_bytes: u64,
-    /// How many background requests (read-ahead, direct I/O in pieces) may be in flight.
+    /// Largest number of background requests in flight (read-ahead, direct I/O in pieces).
     pub max_background: u16,
 }
 
 impl MountConfig {
-    /// The defaults for a source.
+    /// Returns the default configuration for a source.
     pub fn new(source: impl Into<String>) -> Self {
         Self {
             source: source.into(),
@@ -83,60 +83,60 @@ impl MountConfig {
     }
 }
 
-/// Why something is not mounted, or still is.
+/// Why mounting or unmounting failed.
 #[derive(Debug, Error)]
 pub enum MountError {
-    /// There is no /dev/fuse.
+    /// /dev/fuse cannot be opened.
     #[error(
         "{DEVICE} cannot be opened: {0}; load the kernel's module with `modprobe fuse`, or pass the device into the container"
     )]
     NoDevice(#[source] io::Error),
-    /// The kernel forbids this process to mount.
+    /// The kernel does not permit this process to mount.
     #[error(
         "not permitted to mount at {0}: it takes CAP_SYS_ADMIN, or fusermount3 and a mount point of one's own"
     )]
     NotPermitted(PathBuf),
-    /// There is no such mount point.
+    /// The mount point does not exist.
     #[error("mount point {0} does not exist")]
     Absent(PathBuf),
-    /// The mount point is something else.
+    /// The mount point is not a directory.
     #[error("mount point {0} is not a directory")]
     NotADirectory(PathBuf),
-    /// A bkfs is mounted there.
+    /// A bkfs is already mounted there.
     #[error("{mount_point} is already a mount of {mounted}")]
     AlreadyMounted {
-        /// Where.
+        /// The mount point.
         mount_point: PathBuf,
-        /// Its source.
+        /// Source of that mount.
         mounted: String,
     },
-    /// What is mounted there has lost its daemon.
+    /// The daemon of the filesystem mounted there is gone.
     #[error("{0} is a mount whose daemon is gone: unmount it first")]
     Disconnected(PathBuf),
     /// The mount is in use.
     #[error("{0} is busy: a process has a file or its working directory there")]
     Busy(PathBuf),
-    /// Another mount lies over it or within it, which would go with it.
+    /// Another mount lies over it or within it, and would be unmounted too.
     #[error("{0} stays mounted: something else is mounted over it or within it")]
     Covered(PathBuf),
-    /// It is not mounted, or not any more.
+    /// It is not mounted, or no longer.
     #[error("{0} is not mounted")]
     NotMounted(PathBuf),
-    /// Not root, and no helper.
+    /// The process is not root, and there is no helper.
     #[error("fusermount3 is not installed (package fuse3), and only root can mount without it")]
     NoHelper,
-    /// The helper's own words.
+    /// The helper failed, with its own message.
     #[error("{0}")]
     Helper(String),
-    /// The kernel and this process did not come to terms, or the filesystem refused to start.
+    /// The INIT exchange with the kernel failed, or the filesystem refused to start.
     #[error("starting the filesystem: {0}")]
     Start(#[source] io::Error),
-    /// Anything else that the system refused.
+    /// Any other error of the system.
     #[error("{doing}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         doing: &'static str,
-        /// What came back.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -150,7 +150,7 @@ impl MountError {
     }
 }
 
-/// A mount that is being served. Dropping it detaches the mount.
+/// A mount that is served. Dropping it detaches the mount.
 pub struct Session {
     own: OwnMount,
     granted: Granted,
@@ -159,7 +159,7 @@ pub struct Session {
 }
 
 struct Ending {
-    /// The device, as long as it is served: a connection lasts as long as anybody holds it.
+    /// The device while it is served. The connection lasts as long as any descriptor of it is open.
     connection: Mutex<Option<OwnedFd>>,
     result: Mutex<Option<Result<(), String>>>,
     changed: Condvar,
@@ -174,9 +174,9 @@ impl Ending {
         })
     }
 
-    /// Whether the mount is served, in the tree or detached: its end cuts the connection, and only
-    /// then is its device number free for another mount. An abort cuts it too: what that leaves in
-    /// the tree is unmounted by its path.
+    /// Returns true while the mount is served, in the tree or detached. The end of the mount cuts
+    /// the connection; only then can another mount get its device number. An abort cuts the
+    /// connection too; the mount that it leaves in the tree is unmounted by its path.
     fn is_connected(&self) -> bool {
         let connection = self.connection.lock();
         let Some(device) = connection.as_ref() else {
@@ -184,23 +184,28 @@ impl Ending {
         };
         let mut polled = [PollFd::new(device, PollFlags::empty())];
         let now = Timespec::default();
-        // Unmounting is asked for by signals: one more must not read as an end.
+        // Signals request an unmount; an interrupted poll must not count as the end of the mount.
         let events = retry_on_intr(|| poll(&mut polled, Some(&now)));
         events == Ok(0)
     }
 }
 
-/// The event loops ended although nobody unmounted.
+/// The event loops ended without an unmount.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("the connection to the kernel broke: {0}")]
 pub struct SessionError(String);
 
-/// Mounts `vfs` at `mount_point` and serves it from threads of its own. When this returns, the
-/// kernel has been greeted, [`Vfs::init`] has succeeded, and requests are answered.
+/// Mounts `vfs` at `mount_point` and serves it from threads of its own. When this returns, the INIT
+/// exchange is done, [`Vfs::init`] has succeeded, and requests are answered.
 ///
 /// # Errors
-/// See [`MountError`]. After an error nothing is left mounted, unless something else was mounted
-/// over it meanwhile.
+/// [`MountError::Absent`], [`MountError::NotADirectory`], [`MountError::AlreadyMounted`] or
+/// [`MountError::Disconnected`] if the mount point cannot be used. [`MountError::NoDevice`],
+/// [`MountError::NotPermitted`], [`MountError::Busy`], [`MountError::NoHelper`] or
+/// [`MountError::Helper`] if mounting is refused. [`MountError::NotMounted`] if the new mount is
+/// already gone. [`MountError::Start`] if [`Vfs::init`] or the INIT exchange fails.
+/// [`MountError::Io`] for other errors. After an error nothing stays mounted, unless another mount
+/// was made over it meanwhile.
 pub fn mount(
     vfs: Arc<dyn Vfs>,
     mount_point: &Path,
@@ -217,7 +222,7 @@ pub fn mount(
     let own = match before.made_since(is_direct) {
         Ok(made) => made,
         Err(error) => {
-            // Nothing tells what is on top there. It was made a moment ago.
+            // The top mount there is not known; it was made a moment ago.
             let _ = unmount_as(&mount_point, true, is_direct);
             return Err(MountError::io("reading the mount table")(error));
         }
@@ -225,13 +230,13 @@ pub fn mount(
     let own = own.ok_or_else(|| MountError::NotMounted(mount_point.clone()))?;
     let left = mount_point.clone();
     let at_end = move || {
-        // Not the entry of another mount that has taken the place.
+        // The entry of another mount that has taken the place stays.
         if is_direct && !topmost(&left).is_some_and(|mount| mount.is_bkfs()) {
             utab::leave(&left);
         }
     };
     let started = start(vfs, connection, config, at_end).map_err(|error| {
-        // The error that led here is the one to tell.
+        // The caller gets the error of the start, not that of the unmount.
         if let Err(left) = own.unmount(true, || true) {
             warn!(%left, "what was mounted is not served, and stays");
         }
@@ -250,7 +255,7 @@ pub fn mount(
     })
 }
 
-/// Resolves a mount point and refuses what cannot be one.
+/// Resolves a mount point, and refuses paths that cannot be one.
 fn check_mount_point(mount_point: &Path) -> Result<PathBuf, MountError> {
     let absent = || MountError::Absent(mount_point.to_owned());
     if let Ok(named) = mountinfo::resolve_parent(mount_point)
@@ -296,7 +301,7 @@ fn already_mounted(mount_point: PathBuf, mounted: &MountInfo) -> MountError {
     }
 }
 
-/// What is mounted on exactly this path, on top.
+/// Returns the top mount on exactly this path.
 fn topmost(mount_point: &Path) -> Option<MountInfo> {
     mountinfo::mounts()
         .ok()?
@@ -336,7 +341,7 @@ fn mount_directly(mount_point: &Path, config: &MountConfig) -> Result<OwnedFd, M
     }
 }
 
-/// The options that FUSE itself reads.
+/// Returns the mount options that FUSE itself reads.
 fn kernel_data(device: &OwnedFd, options: &MountOptions) -> String {
     let mut data = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions,max_read={MAX_REQUEST_BYTES}",
@@ -375,7 +380,7 @@ fn system_flags(flags: MountFlags) -> SystemFlags {
     .fold(SystemFlags::empty(), |flags, (_, flag)| flags | flag)
 }
 
-/// The option string for fusermount3, which adds `nosuid,nodev` for users by itself.
+/// Returns the option string for fusermount3, which adds `nosuid,nodev` for users by itself.
 fn helper_options(config: &MountConfig) -> String {
     let flags = config.options.flags;
     let source = fusermount::escape(&config.source);
@@ -402,7 +407,7 @@ struct Started {
     ending: Arc<Ending>,
 }
 
-/// Greets the kernel and starts the threads; the last of them calls `at_end`.
+/// Does the INIT exchange and starts the threads. The last thread calls `at_end`.
 fn start(
     vfs: Arc<dyn Vfs>,
     connection: OwnedFd,
@@ -416,15 +421,15 @@ fn start(
         granted: granted.clone(),
     };
     let adapter = Adapter::new(vfs, config.options.ownership, negotiation);
-    // The kernel checks who may use the mount, except that it knows no "and root".
+    // The kernel checks who may use the mount, but has no mode for "owner and root".
     let access = match config.options.access {
         Access::OwnerAndRoot => fuser::SessionACL::RootAndOwner,
         Access::Owner | Access::Everyone => fuser::SessionACL::All,
     };
     let mut threads = fuser::Config::default();
     threads.n_threads = Some(config.thread_count());
-    // A queue per thread; and should the library lose a thread, the request it was lost over is
-    // answered by the kernel as the queue closes.
+    // Each thread has a queue of its own. If the library loses a thread, the queue closes, and the
+    // kernel answers the request that this thread was handling.
     threads.clone_fd = true;
     let ending = Arc::new(Ending::of(&connection)?);
     let session = fuser::Session::from_fd(adapter, connection, access, threads)?;
@@ -437,7 +442,7 @@ fn start(
     thread::Builder::new()
         .name("bkfs-fuse".to_owned())
         .spawn(move || {
-            // The threads of the session are started from here, and take after it.
+            // This thread starts the threads of the session; they inherit its niceness.
             if let Err(error) = rustix::process::nice(niceness) {
                 debug!(%error, "the threads that answer stay as they are");
             }
@@ -445,7 +450,7 @@ fn start(
             if let Err(error) = &result {
                 error!(%error, "the mount is no longer served");
             }
-            // Nobody may be left waiting at a connection that nobody serves.
+            // Before the end is announced, no request may wait on a connection without threads.
             closing.close();
             keeper.connection.lock().take();
             at_end();
@@ -459,9 +464,10 @@ fn start(
     })
 }
 
-/// The kernel closes a connection with ENODEV, but a thread that was just taking a request from the
-/// queue (the last file's release, say) is told ECONNABORTED instead: the same end. Aborts by an
-/// administrator read as ENODEV too, since ABORT_ERROR is not asked for.
+/// Turns a race at the end of a mount into success. The kernel closes a connection with ENODEV. A
+/// thread that is just taking a request from the queue (such as the last file's release) gets
+/// ECONNABORTED instead; that is the same end. Aborts by an administrator also read as ENODEV,
+/// because ABORT_ERROR is not requested.
 fn without_the_race_at_the_end(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => Ok(()),
@@ -469,7 +475,7 @@ fn without_the_race_at_the_end(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Lets the kernel read further ahead than its 128 KiB. Not being able to is no error.
+/// Raises the kernel's read-ahead above its 128 KiB. A failure is only logged.
 fn raise_read_ahead((major, minor): (u32, u32), bytes: u64) {
     let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
     match std::fs::write(&path, (bytes / 1024).to_string()) {
@@ -478,47 +484,51 @@ fn raise_read_ahead((major, minor): (u32, u32), bytes: u64) {
     }
 }
 
-/// Unmounts whatever is mounted at `mount_point`, as root or through fusermount3. This is the bare
-/// system call: a filesystem that has something to drain does that first. `lazy` detaches the
-/// mount even while it is in use.
+/// Unmounts the top mount at `mount_point`, as root or through fusermount3. This is only the system
+/// call: a filesystem that must drain does so before. `lazy` detaches the mount even while it is in
+/// use.
 ///
 /// # Errors
-/// [`MountError::Busy`], [`MountError::NotMounted`], and what the system refuses.
+/// [`MountError::Busy`], [`MountError::NotMounted`]; [`MountError::NotPermitted`],
+/// [`MountError::NoHelper`], [`MountError::Helper`] and [`MountError::Io`] if the system or the
+/// helper refuses.
 pub fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
     unmount_as(mount_point, lazy, rustix::process::geteuid().is_root())
 }
 
-/// Tells the kernel that this thread, and all that it starts from now on, store what others wait
-/// to have stored: when memory is short they do not wait for their own mount to take dirty pages
-/// off the kernel's hands. To be called before any thread is started.
+/// Marks this thread, and all threads that it starts later, as writers of dirty pages
+/// (`PR_SET_IO_FLUSHER`). When memory is short, such a thread does not wait for its own mount to
+/// write dirty pages back. Call this before any thread is started.
 ///
 /// # Errors
-/// It takes CAP_SYS_RESOURCE, and Linux 5.6. Going without is no more than a risk.
+/// The error of prctl(2): it needs CAP_SYS_RESOURCE and Linux 5.6. The mount also works without it,
+/// at the risk of waiting for itself when memory is short.
 pub fn become_io_flusher() -> io::Result<()> {
     rustix::process::configure_io_flusher_behavior(true).map_err(io::Error::from)
 }
 
 impl Session {
-    /// Where it is mounted, resolved.
+    /// Returns the path at which it is mounted, resolved.
     pub fn mount_point(&self) -> &Path {
         &self.own.mount_point
     }
 
-    /// What the kernel granted.
+    /// Returns what the kernel granted.
     pub fn granted(&self) -> Granted {
         self.granted
     }
 
-    /// For telling the kernel what changed behind its back.
+    /// Returns the notifier, which tells the kernel about changes that did not come through it.
     pub fn notifier(&self) -> Notifier {
         self.notifier.clone()
     }
 
-    /// Waits until the mount is gone, [`Vfs::destroy`] has returned, and no thread is left.
-    /// Replies that are still held may be answered afterwards; nobody hears them.
+    /// Waits until the mount is gone, [`Vfs::destroy`] has returned, and no thread is left. Replies
+    /// that are still held may be answered afterwards; the answers are dropped.
     ///
     /// # Errors
-    /// The loops ended for another reason; the mount answers "transport endpoint is not connected".
+    /// [`SessionError`] if the event loops ended for another reason than an unmount. The mount then
+    /// answers "transport endpoint is not connected".
     pub fn wait(&self) -> Result<(), SessionError> {
         let mut result = self.ending.result.lock();
         loop {
@@ -529,7 +539,8 @@ impl Session {
         }
     }
 
-    /// As [`wait`](Self::wait), but no longer than `limit`; `None` if it is still mounted then.
+    /// Waits like [`wait`](Self::wait), but no longer than `limit`. Returns `None` if it is still
+    /// mounted then, and otherwise the result of [`wait`](Self::wait).
     pub fn wait_for(&self, limit: Duration) -> Option<Result<(), SessionError>> {
         let mut result = self.ending.result.lock();
         if result.is_none() {
@@ -540,14 +551,15 @@ impl Session {
         result.clone().map(|end| end.map_err(SessionError))
     }
 
-    /// Unmounts; follow with [`wait`](Self::wait). Only the mount that this session made goes,
-    /// known by its mount id, wherever it has been moved to: a bind mount of it, a copy in another
-    /// mount namespace and whatever is mounted over it or within it stay. `lazy` detaches it even
-    /// while it is in use: it disappears from the tree, and ends when the last file is closed.
+    /// Unmounts; call [`wait`](Self::wait) afterwards. Removes only the mount that this session
+    /// made, identified by its mount id, even if it has been moved. A bind mount of it, a copy in
+    /// another mount namespace, and mounts over it or within it stay. `lazy` detaches it even while
+    /// it is in use: it disappears from the tree, and ends when the last file is closed.
     ///
     /// # Errors
-    /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`], and what the
-    /// system refuses.
+    /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`];
+    /// [`MountError::NotPermitted`], [`MountError::NoHelper`], [`MountError::Helper`] and
+    /// [`MountError::Io`] if the system or the helper refuses.
     pub fn unmount(&self, lazy: bool) -> Result<(), MountError> {
         self.own.unmount(lazy, || self.ending.is_connected())
     }

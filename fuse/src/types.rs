@@ -1,19 +1,19 @@
 //! The plain types that requests and answers are made of.
 //!
-//! Owns: inode numbers, handles, attributes, times, directory entries and the like, in shapes
-//! that fit a filesystem, free of any FUSE library's types.
+//! Owns: inode numbers, handles, attributes, times, directory entries and the like, in shapes that
+//! fit a filesystem. No type of a FUSE library appears in them.
 //! Does not own: their encoding for the kernel (convert), or the requests themselves (vfs).
 
 use std::time::Duration;
 
 use bytes::Bytes;
 
-/// The number of an inode, as shown in `st_ino` and used by the kernel to name it.
+/// The number of an inode. `st_ino` shows it, and the kernel refers to the inode by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ino(pub u64);
 
 impl Ino {
-    /// The mount's root directory; the kernel knows it by this number without a lookup.
+    /// The root directory of the mount; the kernel knows it by this number without a lookup.
     pub const ROOT: Ino = Ino(1);
 }
 
@@ -23,11 +23,11 @@ impl std::fmt::Display for Ino {
     }
 }
 
-/// The number the filesystem gave an open file or directory; the kernel hands it back unread.
+/// The number that the filesystem gave an open file or directory. The kernel returns it unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
-/// Who asks. The kernel has already applied the caller's umask to modes and, with
+/// The caller of a request. The kernel has already applied the caller's umask to modes and, with
 /// `default_permissions`, checked the permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
@@ -35,11 +35,11 @@ pub struct Caller {
     pub uid: u32,
     /// Filesystem group id of the calling thread.
     pub gid: u32,
-    /// Thread id of the caller in the daemon's pid namespace, 0 if it is outside.
+    /// Thread id of the caller in the daemon's pid namespace; 0 if the thread is outside of it.
     pub pid: u32,
 }
 
-/// What an inode is.
+/// The kind of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
     /// A regular file.
@@ -59,7 +59,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// The `S_IFMT` bits of `st_mode`.
+    /// Returns the `S_IFMT` bits of `st_mode`.
     pub const fn mode_bits(self) -> u32 {
         match self {
             FileKind::Regular => libc::S_IFREG,
@@ -72,7 +72,8 @@ impl FileKind {
         }
     }
 
-    /// The kind that the `S_IFMT` bits of a mode name; no bits mean a regular file, as in mknod(2).
+    /// Returns the kind that the `S_IFMT` bits of a mode name. No bits mean a regular file, as in
+    /// mknod(2); unknown bits return `None`.
     pub const fn from_mode(mode: u32) -> Option<FileKind> {
         match mode & libc::S_IFMT {
             0 | libc::S_IFREG => Some(FileKind::Regular),
@@ -87,24 +88,24 @@ impl FileKind {
     }
 }
 
-/// A point in time since 1970-01-01T00:00:00Z: `seconds + nanoseconds / 10^9`, where the
+/// A point in time relative to 1970-01-01T00:00:00Z: `seconds + nanoseconds / 10^9`. The
 /// nanoseconds always count forward, also before 1970 (as in `struct timespec`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp {
     /// Whole seconds, negative before 1970; any 64-bit value.
     pub seconds: i64,
-    /// 0 … 999 999 999.
+    /// 0 to 999 999 999, inclusive.
     pub nanoseconds: u32,
 }
 
-/// Everything stat(2) shows of an inode.
+/// All that stat(2) shows of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// The inode's number.
     pub ino: Ino,
     /// Length in bytes.
     pub size: u64,
-    /// Allocated space in units of 512 bytes.
+    /// Allocated space, in units of 512 bytes.
     pub blocks: u64,
     /// Last read access.
     pub atime: Timestamp,
@@ -112,7 +113,7 @@ pub struct Attributes {
     pub mtime: Timestamp,
     /// Last change of contents or attributes.
     pub ctime: Timestamp,
-    /// What the inode is.
+    /// Kind of the inode.
     pub kind: FileKind,
     /// Permission bits with set-user-id, set-group-id and sticky: `0 … 0o7777`.
     pub permissions: u16,
@@ -128,38 +129,38 @@ pub struct Attributes {
     pub blksize: u32,
 }
 
-/// Attributes and for how long the kernel may keep them without asking again.
+/// Attributes, and how long the kernel may keep them without asking again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// The attributes.
     pub attributes: Attributes,
-    /// How long they hold unless this mount changes them.
+    /// How long they are valid unless this mount changes them.
     pub ttl: Duration,
 }
 
-/// What a name leads to. Handing one out counts as one lookup of the inode; the kernel gives
-/// the count back through [`Vfs::forget`](crate::Vfs::forget).
+/// The inode that a name leads to. An answer with it counts one lookup of the inode; the kernel
+/// gives the count back through [`Vfs::forget`](crate::Vfs::forget).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The inode's attributes.
     pub attributes: Attributes,
-    /// Tells apart inodes that share a number over time; 0 where numbers are never reused.
+    /// Distinguishes inodes that share a number over time; 0 if numbers are never reused.
     pub generation: u64,
-    /// How long the name leads here unless this mount changes it.
+    /// How long the name leads to this inode unless this mount changes it.
     pub entry_ttl: Duration,
-    /// How long the attributes hold unless this mount changes them.
+    /// How long the attributes are valid unless this mount changes them.
     pub attribute_ttl: Duration,
 }
 
 /// The answer to a lookup that did not fail. An uncached "no such name" is `Errno::ENOENT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// The name is there.
+    /// The name exists.
     Found(Entry),
-    /// The name is not there, and the kernel need not ask again until `ttl` has passed or
-    /// something is created under it through this mount.
+    /// The name does not exist. The kernel need not ask again until `ttl` has passed or this mount
+    /// creates something under the name.
     Absent {
-        /// How long the absence holds.
+        /// How long the absence is valid.
         ttl: Duration,
     },
 }
@@ -170,29 +171,29 @@ impl From<Entry> for Lookup {
     }
 }
 
-/// How lookups of one inode are given back.
+/// Lookups of one inode that the kernel gives back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forget {
     /// The inode.
     pub ino: Ino,
-    /// How many of the lookups counted so far end.
+    /// Number of lookups that end.
     pub lookups: u64,
 }
 
-/// An opened file or directory and how the kernel shall treat it.
+/// An opened file or directory, and how the kernel treats it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Opened {
-    /// Comes back with every request on this open file.
+    /// The kernel sends it with every request on this open file.
     pub handle: Handle,
-    /// Bypass the page cache (file): requests arrive with the tool's own sizes and alignment.
+    /// Bypass the page cache (file): requests arrive with the program's own sizes and alignment.
     pub direct_io: bool,
-    /// Keep the pages (file) or the listing (directory) cached by earlier opens.
+    /// Keep the pages (file) or the listing (directory) that earlier opens cached.
     pub keep_cache: bool,
     /// Let the kernel cache the listing (directory).
     pub cache_dir: bool,
     /// Refuse lseek(2).
     pub nonseekable: bool,
-    /// With `direct_io`: several threads may write at once, as long as they do not extend the file.
+    /// With `direct_io`: several threads may write at the same time unless they extend the file.
     pub parallel_direct_writes: bool,
     /// Send no flush request at close(2) of this handle.
     pub noflush: bool,
@@ -201,46 +202,47 @@ pub struct Opened {
 /// The answer to a create request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Created {
-    /// The new (or, without `exclusive`, existing) file; counts one lookup.
+    /// The new file, or without `exclusive` the existing one; counts one lookup.
     pub entry: Entry,
-    /// The file as opened.
+    /// The open file.
     pub opened: Opened,
 }
 
-/// What a file is opened for. `O_CREAT` never arrives here (it is a create request).
+/// Flags of an open request. `O_CREAT` never arrives here; it is a create request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenFlags {
-    /// Reading is asked for.
+    /// Opened for reading.
     pub read: bool,
-    /// Writing is asked for.
+    /// Opened for writing.
     pub write: bool,
     /// `O_APPEND`. The kernel already sends offsets at the end of the file as it knows it.
     pub append: bool,
-    /// `O_TRUNC`: the file's contents go with this very request.
+    /// `O_TRUNC`: this request also truncates the file.
     pub truncate: bool,
     /// `O_EXCL`, on create: an existing name is an error.
     pub exclusive: bool,
     /// `O_DIRECT`.
     pub direct: bool,
-    /// `O_DSYNC` or `O_SYNC`: every write is durable when it returns. The kernel follows up with
-    /// fsync requests of its own; nothing has to be done for it here.
+    /// `O_DSYNC` or `O_SYNC`: every write is durable when it returns. The kernel sends fsync
+    /// requests of its own after writes; the filesystem need not act on this flag.
     pub data_sync: bool,
-    /// Opened to be executed.
+    /// Opened for execution.
     pub execute: bool,
-    /// With `truncate`: clear set-user-id and set-group-id as [`AttributeChange::kill_privileges`] does.
+    /// With `truncate`: clear set-user-id and set-group-id as [`AttributeChange::kill_privileges`]
+    /// does.
     pub kill_privileges: bool,
 }
 
 /// A new value for an access or modification time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimeChange {
-    /// The time at which the request is carried out.
+    /// The time at which the filesystem executes the request.
     Now,
-    /// This one.
+    /// This time.
     At(Timestamp),
 }
 
-/// What a setattr request changes; `None` stays as it is.
+/// The changes of a setattr request; `None` leaves a field unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttributeChange {
     /// New permission bits, `0 … 0o7777`.
@@ -249,19 +251,20 @@ pub struct AttributeChange {
     pub uid: Option<u32>,
     /// New group.
     pub gid: Option<u32>,
-    /// New length in bytes: truncation or growth by a hole.
+    /// New length in bytes: truncation, or growth by a hole.
     pub size: Option<u64>,
     /// New access time.
     pub atime: Option<TimeChange>,
     /// New modification time.
     pub mtime: Option<TimeChange>,
-    /// New change time; the kernel sends it only in modes this crate does not ask for.
+    /// New change time. The kernel sends it only in modes that this crate does not request.
     pub ctime: Option<Timestamp>,
-    /// The handle of ftruncate(2) and its kin: allowed by how the file was opened, not by its permissions now.
+    /// The handle of ftruncate(2) and similar calls. The mode of the open file permits the change;
+    /// its current permissions do not matter.
     pub handle: Option<Handle>,
-    /// With `size`: clear set-user-id, and set-group-id where the group may execute. Whatever
-    /// this says, a change of owner or group of anything but a directory clears them too, and
-    /// any of these removes the attribute `security.capability`.
+    /// With `size`: clear set-user-id, and set-group-id if the group may execute. A change of owner
+    /// or group of anything but a directory clears them too, whatever this field says. Each of
+    /// these changes also removes the attribute `security.capability`.
     pub kill_privileges: bool,
 }
 
@@ -270,19 +273,19 @@ pub struct AttributeChange {
 pub struct DirectoryEntry<'a> {
     /// The inode the name leads to.
     pub ino: Ino,
-    /// What that inode is.
+    /// Kind of that inode.
     pub kind: FileKind,
-    /// The name, without any `/` or NUL.
+    /// The name, without `/` and NUL.
     pub name: &'a [u8],
-    /// Where a listing goes on behind this entry: not 0, stable while the directory is open, and
-    /// below 2^63, so that telldir(3) can carry it.
+    /// Position after this entry, at which a listing continues. It is not 0, stable while the
+    /// directory is open, and below 2^63, so that telldir(3) can return it.
     pub cookie: u64,
-    /// The entry for READDIRPLUS; ignored in plain listings.
+    /// The entry for READDIRPLUS; plain listings ignore it.
     pub plus: Option<Entry>,
 }
 
 impl DirectoryEntry<'_> {
-    /// A copy that owns its name.
+    /// Returns a copy that owns its name.
     pub fn to_owned(&self) -> OwnedDirectoryEntry {
         OwnedDirectoryEntry {
             ino: self.ino,
@@ -299,26 +302,26 @@ impl DirectoryEntry<'_> {
 pub struct OwnedDirectoryEntry {
     /// The inode the name leads to.
     pub ino: Ino,
-    /// What that inode is.
+    /// Kind of that inode.
     pub kind: FileKind,
     /// The name.
     pub name: Vec<u8>,
-    /// Where a listing goes on behind this entry.
+    /// Position after this entry, at which a listing continues.
     pub cookie: u64,
-    /// The entry, if given.
+    /// The entry for READDIRPLUS, if the filesystem gave one.
     pub plus: Option<Entry>,
 }
 
-/// What statfs(2) shows.
+/// The answer to statfs(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Statistics {
-    /// Size of a block in bytes: the unit of the next three, and the preferred unit of I/O.
+    /// Size of a block in bytes: the unit of the next three fields, and the preferred unit of I/O.
     pub block_size: u32,
     /// Blocks in total.
     pub blocks: u64,
     /// Free blocks.
     pub blocks_free: u64,
-    /// Free blocks for users who are not root.
+    /// Free blocks for users other than root.
     pub blocks_available: u64,
     /// Inodes in total.
     pub files: u64,
@@ -331,68 +334,68 @@ pub struct Statistics {
 /// What rename does with an existing target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
-    /// Replace it.
+    /// Replaces it.
     Replace,
-    /// Refuse with EEXIST.
+    /// Refuses with EEXIST.
     NoReplace,
-    /// Exchange both, which must exist.
+    /// Exchanges both names, which must exist.
     Exchange,
 }
 
 /// What fallocate(2) does to its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FallocateMode {
-    /// Make room; contents stay, new bytes read as zero.
+    /// Allocates space; contents stay, new bytes read as zero.
     Allocate {
         /// Do not grow the file.
         keep_size: bool,
     },
-    /// Make a hole; the size stays.
+    /// Makes a hole; the size stays.
     PunchHole,
-    /// Make it read as zeros.
+    /// Makes the range read as zeros.
     ZeroRange {
         /// Do not grow the file.
         keep_size: bool,
     },
 }
 
-/// What lseek(2) looks for; the other kinds are the kernel's own affair.
+/// What lseek(2) looks for. The kernel handles the other kinds itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whence {
     /// The first byte of data at or after the offset.
     Data,
-    /// The first byte of a hole at or after the offset; the end of the file is one.
+    /// The first byte of a hole at or after the offset; the end of the file counts as a hole.
     Hole,
 }
 
-/// What setxattr(2) demands of an attribute's former state.
+/// The state of an attribute that setxattr(2) requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
-    /// Nothing.
+    /// Any state.
     Any,
-    /// It must not exist (EEXIST).
+    /// The attribute must not exist; otherwise the answer is EEXIST.
     Create,
-    /// It must exist (ENODATA).
+    /// The attribute must exist; otherwise the answer is ENODATA.
     Replace,
 }
 
-/// The bytes of a read in order, in as many pieces as they were found in. Fewer bytes than
-/// asked for mean the end of the file.
+/// The bytes of a read, in order, in one or more pieces. Fewer bytes than requested mean the end of
+/// the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadData(pub Vec<Bytes>);
 
 impl ReadData {
-    /// Length of all pieces in bytes.
+    /// Returns the length of all pieces, in bytes.
     pub fn len(&self) -> usize {
         self.0.iter().map(Bytes::len).sum()
     }
 
-    /// Whether there is no byte.
+    /// Returns true if there is no byte.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(Bytes::is_empty)
     }
 
-    /// All bytes in one piece, copied if there are several.
+    /// Returns a copy of all bytes in one piece.
     pub fn to_vec(&self) -> Vec<u8> {
         self.0.concat()
     }
@@ -416,21 +419,22 @@ impl From<Vec<u8>> for ReadData {
     }
 }
 
-/// What the kernel granted when the mount was made.
+/// The features that the kernel granted when the mount was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// Version of the FUSE protocol that the kernel speaks.
+    /// Version of the FUSE protocol that the kernel speaks: major, minor.
     pub protocol: (u32, u32),
-    /// Largest write request in bytes.
+    /// Largest write request, in bytes.
     pub max_write_bytes: u32,
-    /// `MAP_SHARED` works on files opened with `direct_io` (kernel 6.6). Where it does not,
-    /// opening with `direct_io` breaks tools that map what they write.
+    /// `MAP_SHARED` works on files opened with `direct_io` (since kernel 6.6). Without it,
+    /// `direct_io` breaks programs that map the files they write.
     pub direct_io_mmap: bool,
-    /// The kernel leaves clearing set-user-id bits to us and says when (see
-    /// [`AttributeChange::kill_privileges`]). Where it does not, it sends a setattr of its own.
+    /// The kernel leaves clearing set-user-id bits to the filesystem and says when (see
+    /// [`AttributeChange::kill_privileges`]). Without it, the kernel sends a setattr request of its
+    /// own.
     pub kill_privileges: bool,
-    /// Listings may come with attributes.
+    /// Listings may carry attributes.
     pub readdirplus: bool,
-    /// `O_TRUNC` arrives with the open request; otherwise as a setattr behind it.
+    /// `O_TRUNC` arrives with the open request; otherwise as a setattr request after it.
     pub atomic_truncate: bool,
 }

@@ -1,14 +1,14 @@
-//! Making umount(8) find our helper.
+//! The entry by which umount(8) finds the helper of bkfs.
 //!
-//! Owns: the entry that libmount keeps beside the kernel's table of mounts (/run/mount/utab), which
-//! names the helper for a mount. It is made and removed by mount(8) and umount(8) themselves, since
-//! the file is theirs.
+//! Owns: the entry that libmount keeps in /run/mount/utab, next to the kernel's table of mounts.
+//! The entry names the helper for a mount. mount(8) and umount(8) write and remove it, because the
+//! file is theirs.
 //! Does not own: the helper.
 //!
-//! Why it is needed: to spare itself the whole table, umount(8) called by root with an absolute path
-//! asks statfs(2) for the type, which says `fuse` for every FUSE filesystem, and looks for the
-//! helper umount.fuse. Only for mounts with an entry of its own does it look up the type with its
-//! subtype, `fuse.bkfs`.
+//! Reason: umount(8), called by root with an absolute path, avoids reading the whole table. It asks
+//! statfs(2) for the type, which is `fuse` for every FUSE filesystem, and looks for the helper
+//! umount.fuse. Only for mounts with an entry does it look up the type with its subtype,
+//! `fuse.bkfs`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,11 +17,11 @@ use tracing::debug;
 
 use crate::mountinfo::FILE_SYSTEM_TYPE;
 
-/// Where umount(8) looks for helpers.
+/// Path at which umount(8) looks for the helper.
 const HELPER: &str = "/sbin/umount.fuse.bkfs";
 
-/// Makes the entry, if the helper is installed. Without it a plain `umount` unmounts first and drains
-/// behind; that is no reason not to mount.
+/// Makes the entry, if the helper is installed. Without the helper a plain `umount` unmounts first
+/// and drains afterwards; the mount goes on without it.
 pub(crate) fn enter(source: &str, mount_point: &Path) {
     if !Path::new(HELPER).exists() {
         debug!(
@@ -42,7 +42,8 @@ pub(crate) fn enter(source: &str, mount_point: &Path) {
     run(command);
 }
 
-/// Removes the entry of a mount that is gone. umount(8) has done so itself, if that is what ended it.
+/// Removes the entry of a mount that is gone. If umount(8) ended the mount, it has removed the
+/// entry itself.
 pub(crate) fn leave(mount_point: &Path) {
     if Path::new(HELPER).exists() {
         let mut command = Command::new("umount");

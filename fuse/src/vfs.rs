@@ -1,27 +1,27 @@
-//! The filesystem as the kernel's door sees it.
+//! The filesystem as requests and answers.
 //!
 //! Owns: the trait [`Vfs`] and the requests with too many parts for an argument list.
 //! Does not own: any behaviour. The filesystem implements the trait; the adapter calls it.
 //!
 //! # Rules of the trait
 //!
-//! - All methods may be called at once from several threads.
-//! - Each request is answered through its [`Reply`], inline or later. An operation that may
-//!   wait for anything but a short lock copies what it needs, moves the reply to a task, and
-//!   returns: as long as a method runs, it occupies one of the few threads that serve the mount.
-//! - A method that panics answers EIO; the mount goes on. Locks it held are released as their
-//!   kind does on unwinding.
-//! - Names are bytes: never empty, never with `/` or NUL, never `.` or `..` but in
-//!   [`Vfs::lookup`]. They may be longer than 255 bytes, which is ENAMETOOLONG.
-//! - An answer with an [`Entry`] counts one lookup of its inode. The inode must be known by its
-//!   number until as many have been given back by [`Vfs::forget`], also when it has lost its last
-//!   name. When the mount ends, what is left is forgotten without a request.
-//! - The kernel checks permissions from the attributes it is shown (`default_permissions`),
-//!   applies umasks, and keeps POSIX and flock locks. The rest is the filesystem's: times, link
-//!   counts, sizes, that a set-group-id directory passes on its group (and to directories the
-//!   bit), and clearing set-user-id bits where
+//! - Several threads may call all methods at the same time.
+//! - The filesystem answers each request through its [`Reply`], inline or later. A running method
+//!   occupies one of the few threads that serve the mount. An operation that may wait for more than
+//!   a short lock therefore copies what it needs, moves the reply to a task, and returns.
+//! - A method that panics answers EIO; the mount goes on. A lock that it held is released or
+//!   poisoned, as its type defines for unwinding.
+//! - Names are bytes. A name is never empty, never holds `/` or NUL, and is `.` or `..` only in
+//!   [`Vfs::lookup`]. A name may be longer than 255 bytes; the answer is then ENAMETOOLONG.
+//! - An answer with an [`Entry`] counts one lookup of its inode. The filesystem must know the inode
+//!   by its number until [`Vfs::forget`] has given back as many lookups, even if the inode has lost
+//!   its last name. When the mount ends, the remaining lookups end without a request.
+//! - The kernel checks permissions by the attributes that it was shown (`default_permissions`),
+//!   applies umasks, and keeps POSIX and flock locks. The filesystem does the rest. It maintains
+//!   times, link counts and sizes. A new inode in a set-group-id directory gets the group of the
+//!   directory, and a new directory also the bit. The filesystem clears set-user-id bits where
 //!   requests say so.
-//! - Requests on one handle are answered before its release is sent.
+//! - The kernel sends the release of a handle only after all other requests on it are answered.
 
 use bytes::Bytes;
 
@@ -32,108 +32,111 @@ use crate::types::{
     Lookup, OpenFlags, Opened, ReadData, RenameMode, Stat, Statistics, Whence, XattrMode,
 };
 
-/// Make a special (or regular) file.
+/// Request to make a special or regular file.
 #[derive(Clone, Copy, Debug)]
 pub struct Mknod<'a> {
-    /// Directory the name is made in.
+    /// Directory of the new name.
     pub parent: Ino,
     /// The new name.
     pub name: &'a [u8],
-    /// Anything but a directory or symbolic link.
+    /// Any kind except directory and symbolic link.
     pub kind: FileKind,
-    /// `0 … 0o7777`, umask applied.
+    /// Permission bits, `0 … 0o7777`, with the umask applied.
     pub permissions: u16,
-    /// Device number for device kinds.
+    /// Device number for device kinds, in the encoding of [`crate::Attributes::rdev`].
     pub rdev: u32,
 }
 
-/// Make a regular file unless it exists, and open it.
+/// Request to make a regular file unless it exists, and to open it.
 #[derive(Clone, Copy, Debug)]
 pub struct Create<'a> {
-    /// Directory the name is made in.
+    /// Directory of the name.
     pub parent: Ino,
     /// The name.
     pub name: &'a [u8],
-    /// `0 … 0o7777`, umask applied.
+    /// Permission bits, `0 … 0o7777`, with the umask applied.
     pub permissions: u16,
-    /// How to open it; `exclusive` refuses an existing name with EEXIST.
+    /// How to open it; with `exclusive` an existing name answers EEXIST.
     pub flags: OpenFlags,
 }
 
-/// Move a name, atomically.
+/// Request to move a name, atomically.
 #[derive(Clone, Copy, Debug)]
 pub struct Rename<'a> {
-    /// Directory the name is in.
+    /// Directory of the old name.
     pub parent: Ino,
-    /// The name.
+    /// The old name.
     pub name: &'a [u8],
-    /// Directory it goes to.
+    /// Directory of the new name.
     pub new_parent: Ino,
-    /// The name it gets there.
+    /// The new name.
     pub new_name: &'a [u8],
-    /// What happens to a name already there.
+    /// What happens to an existing target.
     pub mode: RenameMode,
 }
 
-/// Read a range of a file.
+/// Request to read a range of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Read {
     /// The file.
     pub ino: Ino,
-    /// As opened.
+    /// Handle of the open file.
     pub handle: Handle,
-    /// First byte.
+    /// Offset of the first byte, in bytes.
     pub offset: u64,
-    /// Number of bytes; at most 1 MiB.
+    /// Number of bytes, at most 1 MiB.
     pub size: u32,
 }
 
-/// Write a range of a file.
+/// Request to write a range of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Write<'a> {
     /// The file.
     pub ino: Ino,
-    /// As opened (with `from_cache`, by any opener).
+    /// Handle of the open file; with `from_cache` it may be a handle of any opener.
     pub handle: Handle,
-    /// First byte.
+    /// Offset of the first byte, in bytes.
     pub offset: u64,
-    /// The bytes, lent for the call: whoever must wait copies them first. At most 1 MiB.
+    /// The bytes, at most 1 MiB, borrowed for the call. A filesystem that must wait copies them
+    /// first.
     pub data: &'a [u8],
-    /// They come from dirty pages of a shared mapping, at a time of the kernel's choosing.
+    /// True if the bytes come from dirty pages of a shared mapping; the kernel chooses when it
+    /// writes them.
     pub from_cache: bool,
     /// Clear set-user-id and set-group-id, as in [`AttributeChange::kill_privileges`].
     pub kill_privileges: bool,
 }
 
-/// Copy bytes between files without moving them through the kernel.
+/// Request to copy bytes between files without moving them through the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyFileRange {
     /// Source file.
     pub ino_in: Ino,
-    /// Source as opened.
+    /// Handle of the source.
     pub handle_in: Handle,
-    /// First byte in the source.
+    /// Offset of the first byte in the source, in bytes.
     pub offset_in: u64,
-    /// Target file, possibly the same; overlapping ranges are refused by the kernel.
+    /// Target file, possibly the source. The kernel refuses overlapping ranges.
     pub ino_out: Ino,
-    /// Target as opened.
+    /// Handle of the target.
     pub handle_out: Handle,
-    /// First byte in the target.
+    /// Offset of the first byte in the target, in bytes.
     pub offset_out: u64,
-    /// Number of bytes at most; fewer may be copied.
+    /// Largest number of bytes to copy; the filesystem may copy fewer.
     pub length: u64,
-    /// Clear set-user-id and set-group-id of the target, as in [`AttributeChange::kill_privileges`].
+    /// Clear set-user-id and set-group-id of the target, as in
+    /// [`AttributeChange::kill_privileges`].
     pub kill_privileges: bool,
 }
 
-/// Preallocate, punch or zero a range.
+/// Request to preallocate, punch or zero a range.
 #[derive(Clone, Copy, Debug)]
 pub struct Fallocate {
     /// The file.
     pub ino: Ino,
-    /// As opened.
+    /// Handle of the open file.
     pub handle: Handle,
-    /// First byte.
+    /// Offset of the first byte, in bytes.
     pub offset: u64,
     /// Number of bytes, not 0; `offset + length` does not overflow.
     pub length: u64,
@@ -143,51 +146,54 @@ pub struct Fallocate {
     pub kill_privileges: bool,
 }
 
-/// Set an extended attribute.
+/// Request to set an extended attribute.
 #[derive(Clone, Copy, Debug)]
 pub struct SetXattr<'a> {
     /// The inode.
     pub ino: Ino,
     /// Full name with its namespace, such as `user.comment`.
     pub name: &'a [u8],
-    /// The value, lent for the call; at most 64 KiB.
+    /// The value, at most 64 KiB, borrowed for the call.
     pub value: &'a [u8],
-    /// What must have been there.
+    /// State of the attribute that the request requires.
     pub mode: XattrMode,
 }
 
-/// A filesystem. See the module for the rules that all methods share.
+/// A filesystem. The module documentation lists the rules that all methods share.
 pub trait Vfs: Send + Sync + 'static {
-    /// The mount has been made; `granted` says what the kernel can do. Called once, before all others.
-    /// An error fails the mount.
+    /// Starts the filesystem. The mount exists; `granted` says what the kernel can do. The adapter
+    /// calls this once, before all other methods.
+    ///
+    /// # Errors
+    /// Any errno. It fails the mount, which returns [`crate::MountError::Start`].
     fn init(&self, granted: &Granted) -> Result<(), Errno>;
 
-    /// The mount is gone, no further request comes. Replies that are still open may be dropped.
-    /// Called once.
+    /// Ends the filesystem. The mount is gone and no further request comes. The filesystem may drop
+    /// replies that are still open. The adapter calls this once.
     fn destroy(&self);
 
-    /// Find a name in a directory. The name `.` stands for the inode itself, of whatever kind,
-    /// which need not be known by its number any more; `..` for the parent of a directory. ESTALE
-    /// if there is none.
+    /// Looks up a name in a directory. The name `.` stands for the inode itself, of any kind; the
+    /// filesystem need not know that inode by its number any more. The name `..` stands for the
+    /// parent of a directory. If there is no such inode, the answer is ESTALE.
     fn lookup(&self, caller: Caller, parent: Ino, name: &[u8], reply: Reply<Lookup>);
 
-    /// Lookups are given back. There is no answer; an inode that falls to zero lookups is no
-    /// longer named by the kernel.
+    /// Gives lookups back. There is no answer. The kernel no longer refers to an inode whose count
+    /// of lookups falls to 0.
     fn forget(&self, forgets: &[Forget]);
 
-    /// Show attributes.
+    /// Answers with the attributes of an inode.
     fn getattr(&self, ino: Ino, handle: Option<Handle>, reply: Reply<Stat>);
 
-    /// Change attributes, all or none, and show the result.
+    /// Changes attributes, all or none, and answers with the result.
     fn setattr(&self, caller: Caller, ino: Ino, change: AttributeChange, reply: Reply<Stat>);
 
-    /// Read a symbolic link's target.
+    /// Answers with the target of a symbolic link.
     fn readlink(&self, ino: Ino, reply: Reply<Bytes>);
 
-    /// Make a file, fifo, socket or device.
+    /// Makes a file, fifo, socket or device.
     fn mknod(&self, caller: Caller, request: Mknod<'_>, reply: Reply<Entry>);
 
-    /// Make a directory with permissions `0 … 0o7777`.
+    /// Makes a directory with permissions `0 … 0o7777`.
     fn mkdir(
         &self,
         caller: Caller,
@@ -197,80 +203,82 @@ pub trait Vfs: Send + Sync + 'static {
         reply: Reply<Entry>,
     );
 
-    /// Remove a name of anything but a directory. Open files and counted lookups live on.
+    /// Removes a name of anything but a directory. Open files and counted lookups stay valid.
     fn unlink(&self, caller: Caller, parent: Ino, name: &[u8], reply: Reply<()>);
 
-    /// Remove an empty directory.
+    /// Removes an empty directory.
     fn rmdir(&self, caller: Caller, parent: Ino, name: &[u8], reply: Reply<()>);
 
-    /// Make a symbolic link.
+    /// Makes a symbolic link.
     fn symlink(&self, caller: Caller, parent: Ino, name: &[u8], target: &[u8], reply: Reply<Entry>);
 
-    /// Move a name.
+    /// Moves a name.
     fn rename(&self, caller: Caller, request: Rename<'_>, reply: Reply<()>);
 
-    /// Give an inode another name.
+    /// Gives an inode another name.
     fn link(&self, caller: Caller, ino: Ino, parent: Ino, name: &[u8], reply: Reply<Entry>);
 
-    /// Open a file.
+    /// Opens a file.
     fn open(&self, caller: Caller, ino: Ino, flags: OpenFlags, reply: Reply<Opened>);
 
-    /// Create and open a file.
+    /// Creates and opens a file.
     fn create(&self, caller: Caller, request: Create<'_>, reply: Reply<Created>);
 
-    /// Read. Fewer bytes than asked for mean the end of the file.
+    /// Answers with bytes of a file. Fewer bytes than requested mean the end of the file.
     fn read(&self, request: Read, reply: Reply<ReadData>);
 
-    /// Write. The answer is the number of bytes taken; anything but all of them or an error
-    /// only where the file was opened with `direct_io`.
+    /// Writes and answers with the number of bytes taken. Only a file opened with `direct_io` may
+    /// take fewer bytes than sent without an error.
     fn write(&self, request: Write<'_>, reply: Reply<u32>);
 
-    /// close(2) of one descriptor of an open file: comes once per descriptor, several times or
-    /// never per handle. Its error is close(2)'s.
+    /// Handles the close(2) of one descriptor of an open file. The kernel sends it once per
+    /// descriptor: several times or never per handle. Its error becomes the error of close(2).
     fn flush(&self, ino: Ino, handle: Handle, reply: Reply<()>);
 
-    /// The last descriptor and mapping of an open file are gone; the handle ends. The kernel
-    /// waits for no answer and tells nobody of errors.
+    /// Ends a handle: the last descriptor and mapping of the open file are gone. The kernel waits
+    /// for no answer and reports no error to any program.
     fn release(&self, ino: Ino, handle: Handle, reply: Reply<()>);
 
-    /// Make a file durable; with `data_only`, attributes that are not needed to read it may wait.
+    /// Makes a file durable. With `data_only`, attributes that are not needed to read it may wait.
     fn fsync(&self, ino: Ino, handle: Handle, data_only: bool, reply: Reply<()>);
 
-    /// Open a directory.
+    /// Opens a directory.
     fn opendir(&self, caller: Caller, ino: Ino, reply: Reply<Opened>);
 
-    /// List a directory behind `cookie` (0: from the beginning), beginning with `.` and `..`.
-    /// Whether attributes are wanted, and what that means for lookups, says [`DirectoryReply::plus`].
+    /// Lists a directory after `cookie` (0: from the start), beginning with `.` and `..`.
+    /// [`DirectoryReply::plus`] says whether the kernel wants attributes, and how they count as
+    /// lookups.
     fn readdir(&self, ino: Ino, handle: Handle, cookie: u64, reply: DirectoryReply);
 
-    /// Close a directory; the handle ends.
+    /// Closes a directory; the handle ends.
     fn releasedir(&self, ino: Ino, handle: Handle, reply: Reply<()>);
 
-    /// Make a directory's names durable.
+    /// Makes the names of a directory durable.
     fn fsyncdir(&self, ino: Ino, handle: Handle, data_only: bool, reply: Reply<()>);
 
-    /// Show the space of the filesystem.
+    /// Answers with the space of the filesystem.
     fn statfs(&self, ino: Ino, reply: Reply<Statistics>);
 
-    /// Set an extended attribute.
+    /// Sets an extended attribute.
     fn setxattr(&self, caller: Caller, request: SetXattr<'_>, reply: Reply<()>);
 
-    /// Read an extended attribute, always whole; ENODATA if absent. The dialogue about sizes is
-    /// held by the adapter.
+    /// Answers with the whole value of an extended attribute, or ENODATA if it is absent. The
+    /// adapter compares sizes with the caller's buffer.
     fn getxattr(&self, ino: Ino, name: &[u8], reply: Reply<Bytes>);
 
-    /// List the names of all extended attributes, without NULs.
+    /// Lists the names of all extended attributes, without NULs.
     fn listxattr(&self, ino: Ino, reply: Reply<Vec<Vec<u8>>>);
 
-    /// Remove an extended attribute; ENODATA if absent.
+    /// Removes an extended attribute; answers ENODATA if it is absent.
     fn removexattr(&self, caller: Caller, ino: Ino, name: &[u8], reply: Reply<()>);
 
-    /// Preallocate, punch or zero.
+    /// Preallocates, punches or zeroes a range.
     fn fallocate(&self, request: Fallocate, reply: Reply<()>);
 
-    /// Find data or a hole at or after `offset`; ENXIO if there is none.
+    /// Finds data or a hole at or after `offset`; answers ENXIO if there is none.
     fn lseek(&self, ino: Ino, handle: Handle, offset: u64, whence: Whence, reply: Reply<u64>);
 
-    /// Copy within the filesystem. The answer is the number of bytes copied, possibly fewer than asked.
+    /// Copies bytes within the filesystem. The answer is the number of bytes copied, possibly fewer
+    /// than requested.
     fn copy_file_range(&self, request: CopyFileRange, reply: Reply<u64>);
 }

@@ -1,12 +1,12 @@
-//! The helpers of mount(8) and umount(8): what they make of their arguments. The program they call
-//! is replaced by one that tells its own.
+//! The helpers of mount(8) and umount(8): the arguments that they pass on. A script that prints its
+//! arguments replaces the program that they call.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs a helper; its exit code, and the arguments that arrived, one per line.
+/// Runs a helper; returns its exit code, and the arguments that it passed on, one per line.
 fn run(helper: &str, arguments: &[&str]) -> (Option<i32>, String) {
     let directory = tempfile::tempdir().unwrap();
     let tell = directory.path().join("tell");
@@ -16,7 +16,7 @@ fn run(helper: &str, arguments: &[&str]) -> (Option<i32>, String) {
     let script = fs::read_to_string(packaging.join(helper)).unwrap();
     let installed = script.replace("program=bkfs\n", &format!("program={}\n", tell.display()));
     assert_ne!(installed, script, "the install target replaces this line");
-    // umount(8) itself is not wanted here.
+    // The test must not run umount(8) itself.
     let installed = installed.replace(
         "set -- umount ",
         &format!("set -- {} umount(8) ", tell.display()),

@@ -1,6 +1,6 @@
-//! The filesystem's answers on their way to the kernel: one function per kind of reply.
+//! The filesystem's answers to the kernel: one function per kind of reply.
 //!
-//! Owns: wrapping each of fuser's one-shot replies into a [`Reply`], and the listings' buffers.
+//! Owns: wrapping each of fuser's one-shot replies into a [`Reply`], and the buffers of listings.
 //! Does not own: the encodings (convert).
 
 use std::cell::RefCell;
@@ -20,14 +20,16 @@ use crate::types::{
     Timestamp,
 };
 
-/// The most that one answer to copy_file_range can report: a 32-bit number of bytes, kept to whole pages.
+/// The most bytes that one answer to copy_file_range can report: the largest multiple of 4 KiB in
+/// 32 bits.
 pub(super) const COPY_BYTES_MAX: u64 = 0xffff_f000;
 
-/// Room a thread keeps for joining the pieces of a read; what grew beyond is given back.
+/// Bytes that a thread keeps allocated for joining the pieces of a read. Memory beyond that is
+/// freed.
 const GATHER_BYTES_KEPT: usize = 1 << 20;
 
 thread_local! {
-    /// Reused, since touching fresh memory costs more than copying into warm memory.
+    /// Reused: touching fresh memory costs more than copying into warm memory.
     static GATHER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -59,7 +61,7 @@ pub(super) fn lookup(reply: fuser::ReplyEntry, ownership: Ownership) -> Reply<Lo
             Ok(Lookup::Found(entry)) => send_entry(reply, &entry, ownership),
             Ok(Lookup::Absent { ttl }) if ttl.is_zero() => reply.error(fuser::Errno::ENOENT),
             Ok(Lookup::Absent { ttl }) => {
-                // Inode 0 in an answer says that the name is absent for so long.
+                // Inode 0 in an answer says that the name is absent for the time `ttl`.
                 let nothing = convert::attributes(&no_attributes(), Ownership::default());
                 reply.entry_with_ttls(&Duration::ZERO, &ttl, &nothing, fuser::Generation(0));
             }
@@ -98,7 +100,8 @@ pub(super) fn bytes(operation: &'static str, reply: fuser::ReplyData) -> Reply<B
     )
 }
 
-/// The library writes one slice to the kernel, so several pieces are joined first.
+/// Returns a reply to a read. The library writes one slice to the kernel, so several pieces are
+/// joined first.
 pub(super) fn data(reply: fuser::ReplyData, size: usize) -> Reply<ReadData> {
     Reply::new(
         "read",
@@ -212,8 +215,8 @@ pub(super) fn xattr(
     )
 }
 
-/// Whether an entry can be put into a listing: the kernel gives up a whole listing over a bad
-/// name, and takes the cookie for a signed offset.
+/// Returns true if a listing can carry an entry. The kernel rejects a whole listing because of one
+/// bad name, and reads the cookie as a signed offset.
 fn is_listable(entry: &DirectoryEntry<'_>) -> bool {
     let good = !entry.name.is_empty()
         && !entry.name.contains(&b'/')
@@ -279,7 +282,7 @@ impl PlusListing {
         }
     }
 
-    /// The entry to send. The kernel makes nothing of the attributes of `.` and `..`.
+    /// Returns the entry to send. The kernel ignores the attributes of `.` and `..`.
     fn complete(entry: &DirectoryEntry<'_>) -> Option<Entry> {
         let is_dots = matches!(entry.name, b"." | b"..");
         let made_up = || Entry {
@@ -328,7 +331,7 @@ impl DirectorySink for PlusListing {
     }
 }
 
-/// Attributes of no inode.
+/// Returns the attributes of no inode.
 fn no_attributes() -> Attributes {
     Attributes {
         ino: crate::types::Ino(0),

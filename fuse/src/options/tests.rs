@@ -51,7 +51,7 @@ fn set_id_bits_are_allowed_where_nothing_refuses_them() {
     };
     assert_eq!(effects("allow_suid"), (true, false));
     assert_eq!(effects("rw,allow_dev,allow_suid"), (true, true));
-    // mount(8) puts what its own command line says before the options of fstab.
+    // mount(8) puts the options of its own command line before those of fstab.
     assert_eq!(effects("nosuid,allow_suid,allow_dev"), (false, true));
     assert_eq!(effects("user,allow_suid,allow_dev"), (false, false));
     assert_eq!(effects("suid,dev"), (true, true));

@@ -1,4 +1,4 @@
-//! What goes wrong on the filesystem's side, and must not spread.
+//! Faults of the filesystem, which must not spread to other requests.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,7 +12,7 @@ fn waiting_writers_occupy_no_thread() {
     let mounted = Mounted::new();
     fs::write(mounted.path("other"), b"x").unwrap();
     thread::scope(|scope| {
-        // More writers than threads serve the mount.
+        // More writers than threads that serve the mount.
         let writers: Vec<_> = (0..5)
             .map(|index| {
                 let path = mounted.path(&format!("parked-{index}"));
@@ -55,9 +55,9 @@ fn a_panic_is_an_input_output_error_and_no_more() {
     mounted.end();
 }
 
-/// fuser 0.18 negates the seconds of times before 1970, which overflows for the first second of
-/// all; where overflows are checked, one request would end one of the mount's threads. The
-/// workspace turns the check off for that crate, and this holds it to that.
+/// fuser 0.18 negates the seconds of times before 1970, which overflows for the first possible
+/// second. With overflow checks, one such request would end one of the mount's threads. The
+/// workspace turns the checks off for that crate; this test verifies it.
 #[test]
 fn the_first_second_of_all_does_not_end_the_mount() {
     let mounted = Mounted::new();

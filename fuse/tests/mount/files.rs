@@ -1,4 +1,4 @@
-//! What tools do with files, through the kernel and back.
+//! Operations of programs on files, through the kernel and back.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -276,7 +276,7 @@ fn access_control_lists_are_refused_cleanly() {
     let mounted = Mounted::new();
     let path = mounted.path("file");
     fs::write(&path, b"").unwrap();
-    // Version 2 and the three entries that every mode has.
+    // Version 2, and the three entries that every mode has.
     let entry = |tag: u16, rights: u16| {
         let mut bytes = tag.to_le_bytes().to_vec();
         bytes.extend(rights.to_le_bytes());
@@ -394,7 +394,7 @@ fn writing_does_not_ask_for_capabilities_each_time() {
     for _ in 0..100 {
         file.write_all(b"x").unwrap();
     }
-    // Once, for the first write; then the kernel knows.
+    // At most once, for the first write; then the kernel has the answer cached.
     assert!(count(&mounted.memory.counters.getxattrs) <= 1);
     drop(file);
     mounted.end();

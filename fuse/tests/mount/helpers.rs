@@ -1,4 +1,4 @@
-//! A mounted [`MemoryFs`] in a temporary directory, and system calls that std has no name for.
+//! A mounted [`MemoryFs`] in a temporary directory, and system calls that std does not have.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::memory::MemoryFs;
 pub struct Mounted {
     pub memory: Arc<MemoryFs>,
     pub session: Session,
-    // After the session, which detaches first.
+    // Declared after the session, which detaches first.
     pub directory: tempfile::TempDir,
 }
 
@@ -42,7 +42,7 @@ impl Mounted {
         self.directory.path().join(name)
     }
 
-    /// Unmounts and waits, as every test ends.
+    /// Unmounts and waits; every test ends with it.
     pub fn end(self) {
         self.session.unmount(false).unwrap();
         self.session.wait().unwrap();
@@ -184,7 +184,7 @@ pub fn copy_range(
     } as i64)
 }
 
-/// Runs `action` on a thread that is user 1000, with none of root's capabilities.
+/// Runs `action` on a thread of user 1000, with none of root's capabilities.
 pub fn as_user<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     const USER: libc::c_long = 1000;
     std::thread::scope(|scope| {

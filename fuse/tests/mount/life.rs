@@ -55,7 +55,7 @@ fn one_more_thread_than_cores_answers_and_they_are_nice() {
         ..config()
     });
     let own = niceness(&format!("/proc/self/task/{}/stat", std::process::id())).unwrap();
-    // Other tests mount beside this one, with two threads each.
+    // Other tests mount at the same time, with two threads each.
     let cores = std::thread::available_parallelism().unwrap().get();
     eventually("the last thread", || {
         answering().contains_key(&format!("fuser-{cores}"))
@@ -67,7 +67,7 @@ fn one_more_thread_than_cores_answers_and_they_are_nice() {
     mounted.end();
 }
 
-/// The threads of this process that answer requests, with their niceness.
+/// Returns the threads of this process that answer requests, with their niceness.
 fn answering() -> HashMap<String, i32> {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     tasks
@@ -82,8 +82,8 @@ fn answering() -> HashMap<String, i32> {
         .collect()
 }
 
-/// Of the thread with this `stat`; 19th of the fields of proc_pid_stat(5), of which the name is
-/// the second, in parentheses.
+/// Returns the niceness of the thread with this `stat`: field 19 of proc_pid_stat(5). The name is
+/// field 2, in parentheses.
 fn niceness(stat: &str) -> Option<i32> {
     let stat = fs::read_to_string(stat).ok()?;
     let (_, after_name) = stat.rsplit_once(") ")?;
@@ -162,8 +162,8 @@ fn a_busy_mount_is_not_unmounted_but_can_be_detached() {
     assert_eq!(count(&mounted.memory.counters.destroyed), 1);
 }
 
-/// The kernel closes the connection while a thread takes the last request, now and then: that is
-/// an end like any other.
+/// The kernel sometimes closes the connection while a thread takes the last request. That must
+/// count as a normal end.
 #[test]
 fn a_detached_mount_ends_without_an_error_however_its_end_is_timed() {
     for _ in 0..40 {
@@ -199,7 +199,7 @@ fn somebody_else_may_unmount() {
     ));
 }
 
-/// What is mounted over it while it starts is another's.
+/// Another process owns what is mounted over it while it starts.
 #[test]
 fn a_start_that_fails_unmounts_its_own_mount_only() {
     let directory = tempfile::tempdir().unwrap();
@@ -263,7 +263,7 @@ fn a_bind_mount_of_it_stays() {
     mounted.session.wait().unwrap();
 }
 
-/// The kernel gives the number of a mount that is gone to the next one.
+/// The kernel gives the device number of a mount that is gone to the next one.
 #[test]
 fn a_session_that_is_over_leaves_the_mount_with_its_number_alone() {
     let over = Mounted::new();
@@ -320,7 +320,7 @@ fn an_aborted_connection_ends_the_session() {
     fs::write(control, "1").unwrap();
     assert_eq!(errno(writer.join().unwrap()), libc::ECONNABORTED);
     mounted.session.wait().unwrap();
-    // An answer that nobody hears is no harm.
+    // An answer after the end is dropped and does no harm.
     mounted.memory.release_parked();
     assert!(matches!(
         try_mount(mounted.directory.path()),
@@ -331,10 +331,10 @@ fn an_aborted_connection_ends_the_session() {
     unmount(mounted.directory.path(), false).unwrap();
 }
 
-/// Set to the mount point for the process that has helpers of its own.
+/// Holds the mount point for the process that has helpers of its own.
 const WITH_HELPER: &str = "BKFS_TEST_MOUNT_WITH_HELPER";
 
-/// A layer over the place of helpers, and a table of libmount's own.
+/// An overlay over the directory of the helpers, and a libmount table of its own.
 const WITH_HELPER_IN_NAMESPACE: &str = "
 mount -t tmpfs tmpfs $1
 mkdir $1/upper $1/work
@@ -394,7 +394,7 @@ fn in_the_process_with_a_helper() {
     println!("no entry is left");
 }
 
-/// Set to the mount point for the process that mounts as an ordinary user.
+/// Holds the mount point for the process that mounts as an ordinary user.
 const AS_USER: &str = "BKFS_TEST_MOUNT_AS_USER";
 
 const IN_NAMESPACE: &str = "
@@ -410,12 +410,12 @@ fn an_ordinary_user_mounts_through_the_helper() {
     const NOBODY: u32 = 65_534;
     let directory = tempfile::tempdir().unwrap();
     std::os::unix::fs::chown(directory.path(), Some(NOBODY), Some(NOBODY)).unwrap();
-    // Where an ordinary user may start it from.
+    // A directory from which an ordinary user may start the program.
     let programs = tempfile::tempdir().unwrap();
     fs::set_permissions(programs.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let program = programs.path().join("mount-test");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
-    // In a mount namespace of its own, with a device that everybody may open, as udev has it.
+    // In a mount namespace of its own, with a device that all users may open, as udev sets it up.
     let devices = tempfile::tempdir().unwrap();
     let output = Command::new("unshare")
         .args(["--mount", "sh", "-euc", IN_NAMESPACE])

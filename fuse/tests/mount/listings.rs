@@ -10,7 +10,7 @@ use crate::memory::count;
 
 const NAMES: usize = 10_000;
 
-/// opendir(3) and its kin, which std keeps to itself.
+/// opendir(3) and similar calls, which std does not export.
 struct Directory(*mut libc::DIR);
 
 impl Directory {
@@ -56,7 +56,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // SAFETY: open, and not used afterwards.
+        // SAFETY: an open directory, which is not used afterwards.
         unsafe { libc::closedir(self.0) };
     }
 }
@@ -94,7 +94,7 @@ fn lookups_are_given_back_to_the_last_one() {
     let mounted = Mounted::new();
     fill(&mounted);
     assert_eq!(mounted.memory.inodes(), NAMES + 1);
-    // Listing with attributes counts lookups; a stat of each goes to the kernel's cache.
+    // Listing with attributes counts lookups; the kernel's cache answers a stat of each.
     for _ in 0..2 {
         let sizes: u64 = fs::read_dir(mounted.directory.path())
             .unwrap()

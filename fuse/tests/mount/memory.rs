@@ -1,8 +1,9 @@
 //! A small filesystem in memory, for mounting.
 //!
-//! It does what its tests need and counts what they ask about. Files whose names begin with
-//! `parked`, `lost` or `panic` misbehave when they are written: they answer when the test says
-//! so, never, or by panicking. `direct…` opens with direct I/O.
+//! It implements what its tests need, and counts the requests that they check. Files whose names
+//! begin with `parked`, `lost` or `panic` misbehave when they are written: they answer when the
+//! test says so, answer never, or panic. Files whose names begin with `direct` are opened with
+//! direct I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +47,7 @@ pub struct MemoryFs {
     pub counters: Counters,
     pub granted: Mutex<Option<Granted>>,
     pub refuses_to_start: Mutex<Option<Errno>>,
-    /// What happens while the kernel waits to be greeted.
+    /// Called while the kernel waits for the answer to INIT.
     pub at_start: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     pub writes: Mutex<Vec<(u64, usize, bool)>>,
 }
@@ -74,7 +75,7 @@ impl MemoryFs {
         Arc::new(memory)
     }
 
-    /// How many inodes are known, named or not.
+    /// Returns how many inodes are known, named or not.
     pub fn inodes(&self) -> usize {
         self.state.lock().inodes.len()
     }
@@ -83,7 +84,7 @@ impl MemoryFs {
         self.parked.lock().len()
     }
 
-    /// Lets the parked writes go, from the calling thread.
+    /// Answers the parked writes, from the calling thread.
     pub fn release_parked(&self) {
         for parked in std::mem::take(&mut *self.parked.lock()) {
             let result = self
@@ -94,7 +95,7 @@ impl MemoryFs {
         }
     }
 
-    /// Changes a file in the root behind the kernel's back.
+    /// Changes a file in the root without a notice to the kernel.
     pub fn replace_contents(&self, name: &[u8], data: &[u8]) -> Ino {
         let mut state = self.state.lock();
         let (_, ino) = state.child(Ino::ROOT, name).unwrap();
@@ -326,7 +327,7 @@ impl Vfs for MemoryFs {
         reply.send(state.get(ino).map(|inode| {
             let start = inode.data.len().min(offset as usize);
             let end = inode.data.len().min(start + size as usize);
-            // In pieces, so that they have to be joined.
+            // In pieces, so that the adapter must join them.
             let pieces = inode.data[start..end].chunks(100_000);
             ReadData(pieces.map(Bytes::copy_from_slice).collect())
         }));
@@ -397,7 +398,7 @@ impl Vfs for MemoryFs {
             true => &self.counters.plus_listings,
             false => &self.counters.plain_listings,
         });
-        // Cookies 1 and 2 are the dots; a child's is its own plus 2.
+        // Cookies 1 and 2 are `.` and `..`; the cookie of a child is its own plus 2.
         let mut state = self.state.lock();
         let inode = match state.get(ino) {
             Ok(inode) => inode.clone(),

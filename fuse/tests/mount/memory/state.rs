@@ -1,4 +1,4 @@
-//! What the filesystem in memory holds: inodes, names and bytes.
+//! State of the filesystem in memory: inodes, names and bytes.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,7 +6,7 @@ use bkfs_fuse::*;
 
 use super::TTL;
 
-/// Bytes of a block, by which holes are told from data.
+/// Bytes of a block, the unit of holes.
 pub const BLOCK: usize = 4096;
 
 #[derive(Clone)]
@@ -16,7 +16,7 @@ pub struct Inode {
     pub data: Vec<u8>,
     pub target: Vec<u8>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Names by cookie, in the order they were made.
+    /// Names by cookie, in order of creation.
     pub children: BTreeMap<u64, (Vec<u8>, Ino)>,
     pub parent: Ino,
     pub lookups: u64,

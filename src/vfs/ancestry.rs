@@ -1,7 +1,8 @@
-//! Which directory leads to which in trees that nobody writes, as far as the kernel knows them: a tree's items tell names, not parents.
+//! Parents of directories in trees that do not change. The items of such a tree lead from names to
+//! inodes, and not from a directory to its parent.
 //!
-//! Owns the parents of directories in snapshots and of read-only mounts, for as long as the kernel knows those directories. Those of a live volume are its own
-//! (`volume::usage`), since they move.
+//! Owns: the parents of directories in snapshots and in read-only mounts, as long as the kernel
+//! knows those directories. Directories of a live volume move; `volume::usage` keeps their parents.
 
 use std::collections::HashMap;
 
@@ -20,7 +21,8 @@ struct Child {
 }
 
 impl Ancestry {
-    /// The kernel has found a directory in another one; in inode 0 if it came from elsewhere.
+    /// Counts one lookup of a directory in `parent`. Inode 0 as `parent` means that the kernel
+    /// reached it without a parent.
     pub(super) fn looked_up(&self, number: Number, parent: Number) {
         let mut known = self.0.lock();
         let child = known.entry(number).or_insert(Child { parent, lookups: 0 });
@@ -30,7 +32,7 @@ impl Ancestry {
         child.lookups += 1;
     }
 
-    /// The kernel has given lookups back, of whatever that was.
+    /// Takes lookups back. The number may be that of any inode.
     pub(super) fn forgot(&self, number: Number, lookups: u64) {
         let mut known = self.0.lock();
         if let Some(child) = known.get_mut(&number) {
@@ -41,7 +43,7 @@ impl Ancestry {
         }
     }
 
-    /// Where a directory was found.
+    /// Returns the directory in which a directory was looked up last, if it is known.
     pub(super) fn parent(&self, number: Number) -> Option<Number> {
         let parent = self.0.lock().get(&number).map(|child| child.parent);
         parent.filter(|parent| parent.inode != 0)

@@ -1,4 +1,5 @@
-//! Changing: attributes, names, extended attributes; and snapshots by mkdir(2) and rmdir(2).
+//! Requests that change something: attributes, names, extended attributes; and snapshots by
+//! mkdir(2) and rmdir(2).
 
 use bkfs_fuse::{
     AttributeChange, Caller, Created, Entry, FileKind, Forget, OpenFlags, RenameMode, Stat,
@@ -17,7 +18,7 @@ use crate::volume::commit::SnapshotRequest;
 use crate::volume::error::VolumeError;
 use crate::volume::namespace::{NewInode, RenameTo};
 
-/// A name to be made, and what it shall lead to.
+/// A name to be made, and the inode that it will lead to.
 pub(super) struct Making {
     pub caller: Caller,
     pub parent: Number,
@@ -29,7 +30,8 @@ pub(super) struct Making {
 }
 
 impl Mount {
-    /// Names that the mount itself shows cannot be made, removed or moved.
+    /// Checks that a name is not one of those that the mount itself shows. Those cannot be made,
+    /// removed or moved.
     fn free_name(&self, parent: Number, name: &[u8]) -> Result<(), VolumeError> {
         if parent == CONTROL_DIRECTORY || (parent == ROOT && special::in_root(name, true).is_some())
         {
@@ -48,7 +50,7 @@ impl Mount {
         change: AttributeChange,
     ) -> Result<Stat, VolumeError> {
         if number == CONTROL && change.size.is_some() {
-            // A shell's `>` truncates before it writes.
+            // The `>` of a shell truncates the file before it writes to it.
             return self.getattr(number).await;
         }
         let volume = self.volume_for(number)?;
@@ -73,7 +75,7 @@ impl Mount {
             kill_privileges: change.kill_privileges,
         };
         let attributes = volume.set_attributes(number.inode, change).await?;
-        // Again, for a close(2) that came in between.
+        // Counted again at the end, for a close(2) that ran meanwhile.
         if let Some(handle) = truncated {
             self.writes_through(handle)?;
         }
@@ -118,7 +120,7 @@ impl Mount {
         )
     }
 
-    /// `mkdir .snapshots/NAME` returns when the snapshot is in the bucket.
+    /// Makes a snapshot for `mkdir .snapshots/NAME`. Returns when the snapshot is in the bucket.
     async fn make_snapshot(&self, name: &[u8]) -> Result<Entry, VolumeError> {
         let volume = self.volume().ok_or(VolumeError::ReadOnly)?;
         let name = std::str::from_utf8(name).map_err(|_| VolumeError::Invalid)?;
@@ -130,7 +132,7 @@ impl Mount {
             tags: Vec::new(),
         };
         match volume.snapshot(request).await {
-            // Somebody else made it meanwhile.
+            // Another program made it meanwhile.
             Err(VolumeError::SnapshotName(_)) if self.history()?.find(name).await.is_ok() => {
                 Err(VolumeError::Exists)
             }
@@ -158,14 +160,14 @@ impl Mount {
         let ino = entry.attributes.ino;
         match self.open(user, Number::of(ino), flags).await {
             Ok(opened) => {
-                // An empty file is closed as one that was written to.
+                // close(2) treats a new, empty file like one that was written to.
                 if is_new {
                     self.handles.wrote(opened.handle);
                 }
                 Ok(Created { entry, opened })
             }
             Err(error) => {
-                // The kernel learns nothing of the inode, so it will not give the lookup back.
+                // The kernel does not learn of the inode, so it will not give this lookup back.
                 for inode in self.forget(&[Forget { ino, lookups: 1 }]) {
                     self.reap(inode).await;
                 }
@@ -212,7 +214,7 @@ impl Mount {
             .rename((from.0.inode, &from.1), (to.0.inode, &to.1), mode)
             .await?;
         if from.0 != to.0 {
-            // The kernel looks nothing up that it has moved itself.
+            // The kernel does not look up a name that it has moved itself.
             self.note_moved(&volume, to.0, &to.1).await;
             if mode == RenameTo::Exchange {
                 self.note_moved(&volume, from.0, &from.1).await;
@@ -221,12 +223,12 @@ impl Mount {
         Ok(())
     }
 
-    /// What a name leads to has come into this directory.
+    /// Notes the new parent directory of the inode that a name leads to.
     async fn note_moved(&self, volume: &Volume, directory: Number, name: &[u8]) {
         let Ok(key) = self.names_key(directory.inode, name) else {
             return;
         };
-        // If it cannot be read, or is gone again, nobody is told less than before.
+        // If the name cannot be read, or is gone again, the noted parent stays as it was.
         if let Ok(Some(inode)) = find(&volume.view, &key).await {
             volume.usage().moved(inode, directory.inode);
         }

@@ -1,4 +1,4 @@
-//! Between the tree's types and the kernel door's.
+//! Conversions between the types of the tree and those of the fuse crate.
 
 use std::time::Duration;
 
@@ -8,45 +8,50 @@ use crate::tree::item::{Attributes, Timestamp};
 use crate::vfs::numbers::Number;
 use crate::volume::error::VolumeError;
 
-/// Preferred unit of I/O that stat(2) shows, in bytes: what the kernel sends at most in one request.
+/// Preferred unit of I/O that stat(2) shows, in bytes: the most that the kernel sends in one
+/// request.
 const BLOCK_BYTES: u32 = 1024 * 1024;
 
 /// The unit of `st_blocks`, in bytes.
 const SECTOR_BYTES: u64 = 512;
 
-/// For how long the kernel may keep what it was told.
+/// How long the kernel may keep answers.
 #[derive(Debug, Clone, Copy)]
 pub struct Lifetimes {
-    /// Names, and that there are none.
+    /// Lifetime of names and of absent names.
     pub names: Duration,
-    /// Attributes.
+    /// Lifetime of attributes.
     pub attributes: Duration,
 }
 
 impl Lifetimes {
-    /// Only this mount changes the tree, and the kernel knows what it changed itself.
+    /// 1 h: only this mount changes the tree, and the kernel knows the changes that went through
+    /// it.
     pub const OWNED: Lifetimes = Lifetimes {
         names: Duration::from_secs(3600),
         attributes: Duration::from_secs(3600),
     };
-    /// Another machine may change the tree.
+    /// 1 s: another machine may change the tree.
     pub const FOLLOWING: Lifetimes = Lifetimes {
         names: Duration::from_secs(1),
         attributes: Duration::from_secs(1),
     };
-    /// Nothing ever changes.
+    /// 7 days: the tree never changes.
     pub const FROZEN: Lifetimes = Lifetimes {
         names: Duration::from_secs(7 * 86400),
         attributes: Duration::from_secs(7 * 86400),
     };
 }
 
-/// The kind of an inode.
+/// Returns the kind of an inode by its mode.
+///
+/// # Errors
+/// [`VolumeError::Malformed`], with inode 0, if the mode has no known type.
 pub fn kind(mode: u32) -> Result<FileKind, VolumeError> {
     FileKind::from_mode(mode).ok_or(VolumeError::Malformed { inode: 0 })
 }
 
-/// The time as the kernel door has it.
+/// Returns a time in the type of the fuse crate.
 pub fn time(time: Timestamp) -> ShownTime {
     ShownTime {
         seconds: time.seconds,
@@ -54,7 +59,7 @@ pub fn time(time: Timestamp) -> ShownTime {
     }
 }
 
-/// The time as the tree has it.
+/// Returns a time in the type of the tree.
 pub fn timestamp(time: ShownTime) -> Timestamp {
     Timestamp {
         seconds: time.seconds,
@@ -62,7 +67,11 @@ pub fn timestamp(time: ShownTime) -> Timestamp {
     }
 }
 
-/// What stat(2) shows. `dirty_bytes` are not stored yet and count as allocated.
+/// Returns the attributes that stat(2) shows. `dirty_bytes` are not stored yet and count as
+/// allocated.
+///
+/// # Errors
+/// As [`kind`].
 pub fn attributes(
     number: Number,
     from: &Attributes,
@@ -71,12 +80,13 @@ pub fn attributes(
     let kind = kind(from.mode)?;
     let (size, allocated) = match kind {
         FileKind::Regular => {
-            // A tree may claim any size.
+            // The size in a tree may be any number.
             let whole = from.size_bytes.checked_next_multiple_of(SECTOR_BYTES);
             let allocated = from.allocated_bytes.saturating_add(dirty_bytes);
             (from.size_bytes, allocated.min(whole.unwrap_or(u64::MAX)))
         }
-        // A directory's size in the tree is its number of names; tools expect bytes, any bytes.
+        // The size of a directory in the tree is its number of names. Programs expect a size in
+        // bytes, of any value.
         FileKind::Directory => (from.size_bytes.saturating_mul(32).max(4096), 0),
         _ => (from.size_bytes, 0),
     };
@@ -97,7 +107,7 @@ pub fn attributes(
     })
 }
 
-/// An answer to a lookup.
+/// Returns the answer to a lookup.
 pub fn entry(shown: Shown, lifetimes: Lifetimes) -> Entry {
     Entry {
         attributes: shown,
@@ -107,7 +117,7 @@ pub fn entry(shown: Shown, lifetimes: Lifetimes) -> Entry {
     }
 }
 
-/// An answer to a getattr.
+/// Returns the answer to a getattr.
 pub fn stat(shown: Shown, lifetimes: Lifetimes) -> Stat {
     Stat {
         attributes: shown,

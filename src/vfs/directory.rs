@@ -14,10 +14,10 @@ use crate::volume::state::Scope;
 use crate::volume::view::View;
 use crate::walk::{self, Faulty, Named};
 
-/// Names fetched in one go: more than fit a reply of the usual 4 KiB to 32 KiB.
+/// Names read from the tree at once: more than fit into a reply of the usual 4 KiB to 32 KiB.
 const PAGE_NAMES: usize = 256;
 
-/// Cookie behind `.`, and behind `..`.
+/// Cookies of the positions after `.` and after `..`.
 const BEHIND_SELF: u64 = 1;
 const BEHIND_PARENT: u64 = 2;
 
@@ -26,12 +26,12 @@ struct Listed {
     number: Number,
     kind: FileKind,
     name: Vec<u8>,
-    /// Position of this name; the listing goes on behind it at one more.
+    /// Position of this name; the listing continues after it at this number plus 1.
     cookie: u64,
 }
 
 impl Mount {
-    /// Lists names from `cookie` on, as many as fit.
+    /// Lists names from `cookie` on, as many as fit into the reply.
     pub(super) async fn readdir(
         &self,
         number: Number,
@@ -93,8 +93,10 @@ impl Mount {
         }
     }
 
-    /// Pushes names until one does not fit. Names that share a cookie are pushed together or, at the end of a reply, given again by the next:
-    /// the cookie behind all but the last of them is their own.
+    /// Pushes names until one does not fit; returns false then. Only the last of the names that
+    /// share a cookie has the cookie of the position after it; the others have the shared cookie
+    /// itself. If a reply ends between such names, the next reply therefore lists all of them
+    /// again.
     async fn push_all(
         &self,
         view: &View,
@@ -117,7 +119,8 @@ impl Mount {
                 },
                 plus: None,
             };
-            // A name whose inode was removed since may lead to another by now: it is listed, and looked up by whoever wants more.
+            // If the inode of a name was removed meanwhile, the name may lead to another by now. It
+            // is listed without attributes, and the kernel looks it up when it needs them.
             if reply.plus()
                 && let Ok(attributes) = view.attributes(Scope::Live, listed.number.inode).await
                 && let Ok(shown) = self.shown(listed.number, &attributes)
@@ -143,7 +146,8 @@ impl Mount {
         reply: &mut DirectoryReply,
     ) -> Result<(), VolumeError> {
         for (name, number) in self.history()?.list().await? {
-            // Numbers are unique and stable, so they are cookies; names are few.
+            // Numbers of snapshots are unique and stable, so they serve as cookies. There are few
+            // names.
             let behind = BEHIND_PARENT + 1 + u64::from(number);
             if behind <= cookie {
                 continue;
@@ -153,7 +157,7 @@ impl Mount {
                 inode: ROOT_INODE,
             }
             .ino();
-            // A snapshot forgotten since it was listed is left out.
+            // A snapshot that was forgotten after it was listed is left out.
             let plus = match reply.plus() {
                 true => match self.snapshot_entry(name.as_bytes()).await {
                     Ok(entry) => Some(entry),
@@ -200,7 +204,7 @@ impl Mount {
     }
 }
 
-/// Says which names of a directory are not shown. One of them must not take the others with it.
+/// Logs which names of a directory are hidden. The others are listed all the same.
 fn log_hidden(directory: Number, faulty: &[Faulty]) {
     if let Some(first) = faulty.first() {
         tracing::warn!(

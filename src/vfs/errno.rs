@@ -1,4 +1,4 @@
-//! The one table from what goes wrong to what the kernel is told.
+//! The one table from errors of a volume to errno values.
 
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::store::StoreErrorKind;
@@ -6,7 +6,8 @@ use bkfs_fuse::Errno;
 
 use crate::volume::error::VolumeError;
 
-/// What a caller of the kernel sees. Exhaustive: a new error does not compile until somebody decides.
+/// Returns the errno that the kernel gets for an error. The match is exhaustive: a new error does
+/// not compile until its errno is decided.
 pub fn errno(error: &VolumeError) -> Errno {
     match error {
         VolumeError::NotFound => Errno::ENOENT,

@@ -23,22 +23,23 @@ use crate::volume::seek::seek;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
 
-/// Files with more than this much unsent are waited for at close(2), in bytes (brief, promise 4).
+/// close(2) waits for files with more unsent bytes than this (SEMANTICS.md, close-is-bounded).
 const CLOSE_WAITS_ABOVE_BYTES: u64 = 1024 * 1024;
 
 /// Longest request to `.bkfs/control`, in bytes.
 const REQUEST_BYTES_MAX: usize = 64 * 1024;
 
-/// On whose behalf something is written.
+/// The origin of a write.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Writer {
-    /// The kernel writes what a mapping has left in its page cache.
+    /// The kernel writes dirty pages of a mapping from its page cache.
     pub(super) from_cache: bool,
     /// Clear set-user-id and set-group-id.
     pub(super) kill_privileges: bool,
 }
 
-/// Lets what is likely to be read next be fetched, beside the read of `range` itself.
+/// Starts a task that fetches the bytes that are likely to be read next, while `range` itself is
+/// read.
 fn fetch_ahead(file: &OpenFile, view: &View, range: &Range<u64>, size: u64) {
     let most = view.depot().prefetch_bytes_max();
     let mut readahead = file.readahead.lock();
@@ -55,7 +56,8 @@ fn fetch_ahead(file: &OpenFile, view: &View, range: &Range<u64>, size: u64) {
 }
 
 impl Mount {
-    /// Opens a file for `user`, who writes through the handle from then on, whoever has it.
+    /// Opens a file for `user`. Writes through the handle count as those of `user`, whichever
+    /// process holds the handle.
     pub(super) async fn open(
         &self,
         user: u32,
@@ -65,7 +67,7 @@ impl Mount {
         if number.is_special() {
             return self.open_special(number, flags);
         }
-        // Asked first: what is lost from here on is lost to this handle.
+        // Read before the view: a loss after this point counts for this handle.
         let since = self.current.turn();
         let view = self.view_of(number).await?;
         let frozen = number.snapshot != 0;
@@ -73,7 +75,8 @@ impl Mount {
             return Err(VolumeError::ReadOnly);
         }
         if let (Some(volume), false) = (self.volume(), frozen) {
-            // Counted before it is looked at, so that an unlink in between keeps it.
+            // Counted as open before its attributes are read, so that a concurrent unlink keeps the
+            // inode.
             volume.usage().opened(number.inode);
             if flags.write && self.is_private(user) {
                 volume.usage().set_private(number.inode);
@@ -84,8 +87,8 @@ impl Mount {
                 return Err(error);
             }
         }
-        // Snapshots never change: their pages are worth keeping. The page cache of a file that
-        // another machine changes would mix the states that its handles were opened with.
+        // Snapshots never change, so the kernel may keep their pages. For a file that another
+        // machine changes, the page cache would mix the states with which its handles were opened.
         let is_direct = !frozen && self.modes.opened(number, &flags);
         let direct_io = is_direct || !frozen && self.follows() && self.modes.is_mappable();
         let handle = self.handles.insert(Open::File(OpenFile {
@@ -108,7 +111,7 @@ impl Mount {
         })
     }
 
-    /// Whether what this user writes is matched with nothing.
+    /// Returns true if the writes of this user are deduplicated with no stored data.
     fn is_private(&self, user: u32) -> bool {
         self.dedup == DedupMode::Private && user != 0 && user != self.owner.uid
     }
@@ -170,7 +173,8 @@ impl Mount {
         };
         let inode = file.number.inode;
         let view = match file.number.snapshot {
-            // A live file is read as it is now, whatever the mount has gone through since it was opened.
+            // A live file is read through the present view, even if the mount has exchanged its
+            // volume since the open.
             0 if !self.follows() => self.current.view(),
             _ => file.view.clone(),
         };
@@ -213,14 +217,15 @@ impl Mount {
         let append = match open.as_deref() {
             Some(Open::File(file)) => {
                 file.written.fetch_add(1, Ordering::SeqCst);
-                // The kernel writes pages back to where they are, through any handle that may
+                // The kernel writes pages back to their own offsets, through any handle that may
                 // write.
                 file.append && !by.from_cache
             }
-            // Dirty pages of a mapping may outlive the handle they were written through.
+            // Dirty pages of a mapping may outlive the handle through which they were written.
             _ => false,
         };
-        // What comes from a mapping was written before, perhaps before capabilities were given.
+        // Pages of a mapping were written earlier, perhaps before the file got its capabilities.
+        // They do not remove these.
         if !by.from_cache {
             volume.drop_capabilities(number.inode).await?;
         }
@@ -235,7 +240,7 @@ impl Mount {
                 },
             )
             .await?;
-        // Again, for a close(2) that came in between.
+        // Counted again at the end, for a close(2) that ran meanwhile.
         if by.from_cache {
             self.handles.wrote_by_mapping(number);
         } else if let Some(Open::File(file)) = open.as_deref() {
@@ -244,8 +249,8 @@ impl Mount {
         Ok(length)
     }
 
-    /// close(2): waits as promised, for handles that wrote. Those that close one handle at the same
-    /// time all wait.
+    /// Handles close(2): waits as `close=` says, if the handle has written. Concurrent close(2)
+    /// calls on one handle all wait.
     pub(super) async fn flush(&self, handle: Handle) -> Result<(), VolumeError> {
         let Some(open) = self.handles.get(handle) else {
             return Ok(());
@@ -257,14 +262,14 @@ impl Mount {
         let inode = file.number.inode;
         let written = file.written.load(Ordering::SeqCst);
         let has_written = file.closed.load(Ordering::SeqCst) < written;
-        // What an earlier close(2) was content with may be lost by now.
+        // Data for which an earlier close(2) returned success may be lost by now.
         let is_lost =
             || file.writes && volume.failure().is_some() && volume.view.has_changed(inode);
         if !has_written && !is_lost() {
             return Ok(());
         }
         let closed = self.close(&volume, inode).await;
-        // After an error a duplicate of the handle that is closed later is told as well.
+        // After an error, a later close(2) of a duplicate of the handle fails as well.
         if closed.is_ok() {
             file.closed.fetch_max(written, Ordering::SeqCst);
         }
@@ -307,18 +312,19 @@ impl Mount {
         Ok(())
     }
 
-    /// fsync(2) of a file or directory.
+    /// Handles fsync(2) of a file or directory.
     pub(super) async fn fsync(&self, number: Number, handle: Handle) -> Result<(), VolumeError> {
         let Ok(volume) = self.volume_for(number) else {
-            // What cannot be written is as durable as it will ever be.
+            // An inode that cannot be written has nothing to make durable.
             return Ok(());
         };
         self.check_handle(self.handles.get(handle).as_deref())?;
         volume.fsync().await
     }
 
-    /// Whether a handle may still change or sync what it was opened for. To be asked with a volume
-    /// in hand: one that has come in the place of another is known only with what that one lost.
+    /// Checks that a handle may still change or sync the inode that it was opened for. The caller
+    /// takes the volume before it calls this: the exchange of a volume marks the inodes that lost
+    /// something in the same step.
     ///
     /// # Errors
     /// [`VolumeError::Lost`] if the inode has lost something since it was opened.
@@ -335,9 +341,12 @@ impl Mount {
         Ok(())
     }
 
-    /// Whether pages of a mapping are certain to be of after the last loss of the file. The kernel
-    /// does not say through which handle they were mapped: as long as one of before may write,
-    /// none are.
+    /// Checks that pages of a mapping are certain to date from after the last loss of the file. The
+    /// kernel does not say through which handle they were mapped. While a handle from before the
+    /// loss may write, no page is accepted.
+    ///
+    /// # Errors
+    /// [`VolumeError::Lost`] if the pages may date from before the loss.
     fn check_pages(&self, number: Number) -> Result<(), VolumeError> {
         let inode = number.inode;
         let Some(turn) = self.current.lost_at(inode) else {
@@ -379,7 +388,7 @@ impl Mount {
         offset: u64,
         whence: Whence,
     ) -> Result<u64, VolumeError> {
-        // Of the same state as what is read through the handle.
+        // The same view as for reads through the handle.
         let view = match self.handles.get(handle).as_deref() {
             Some(Open::File(file)) if self.follows() => file.view.clone(),
             _ => self.view_of(number).await?,
@@ -413,7 +422,11 @@ impl Mount {
         Ok(shared)
     }
 
-    /// A change of contents through a handle begins or has ended, which close(2) will wait for.
+    /// Counts that a change of contents through a handle begins or has ended; close(2) waits for
+    /// it.
+    ///
+    /// # Errors
+    /// As [`Mount::check_handle`].
     pub(super) fn writes_through(&self, handle: Handle) -> Result<(), VolumeError> {
         self.check_handle(self.handles.get(handle).as_deref())?;
         self.handles.wrote(handle);

@@ -1,6 +1,7 @@
 //! Open files and directories.
 //!
-//! Owns: what the kernel's handles stand for. Does not own: the files.
+//! Owns: the open file, directory or answer that each handle of the kernel stands for. Does not
+//! own: the files.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,46 +16,46 @@ use crate::vfs::numbers::Number;
 use crate::vfs::readahead::ReadAhead;
 use crate::volume::view::View;
 
-/// What a handle stands for.
+/// An open file, directory or answer.
 pub enum Open {
     /// A file of a tree.
     File(OpenFile),
     /// A directory.
     Directory(OpenDirectory),
-    /// One of the mount's own files, as it was when it was opened.
+    /// Another file of the mount's own, with its text at the time of the open.
     Text(Bytes),
-    /// `.bkfs/control`: the answer to the last request.
+    /// `.bkfs/control`, with the answer to the last request.
     Control(Mutex<Bytes>),
 }
 
 /// An open file.
 pub struct OpenFile {
-    /// What it is read through.
+    /// The view through which it is read.
     pub view: View,
-    /// Which file.
+    /// Number of the file.
     pub number: Number,
-    /// When it was opened.
+    /// Turn at which it was opened.
     pub since: Turn,
     /// Opened with `O_APPEND`.
     pub append: bool,
     /// Opened for writing.
     pub writes: bool,
-    /// Changes of contents through this handle, truncations and the making of the file included,
-    /// each counted as it begins and as it ends.
+    /// Changes of contents through this handle, with truncations and the creation of the file. Each
+    /// change is counted when it begins and when it ends.
     pub written: AtomicU64,
-    /// Those of them that a close(2) has waited for.
+    /// Value of `written` for which a close(2) has waited successfully.
     pub closed: AtomicU64,
-    /// How it is read.
+    /// State of its read-ahead.
     pub readahead: Mutex<ReadAhead>,
 }
 
 /// An open directory.
 pub struct OpenDirectory {
-    /// Which directory.
+    /// Number of the directory.
     pub number: Number,
-    /// When it was opened.
+    /// Turn at which it was opened.
     pub since: Turn,
-    /// What it is listed through, if that may change while it is open.
+    /// The view through which it is listed, if the mount's view may change while it is open.
     pub view: Option<View>,
 }
 
@@ -66,27 +67,27 @@ pub struct Handles {
 }
 
 impl Handles {
-    /// A handle for something that was opened.
+    /// Adds an open file, directory or answer, and returns its handle.
     pub fn insert(&self, open: Open) -> Handle {
         let handle = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         self.open.lock().insert(handle, Arc::new(open));
         Handle(handle)
     }
 
-    /// What a handle stands for; none for a handle that was never given out.
+    /// Returns what a handle stands for, or `None` for a handle that does not exist.
     pub fn get(&self, handle: Handle) -> Option<Arc<Open>> {
         self.open.lock().get(&handle.0).cloned()
     }
 
-    /// Counts a change of contents through a handle, which close(2) will wait for.
+    /// Counts a change of contents through a handle; close(2) waits for it.
     pub fn wrote(&self, handle: Handle) {
         if let Some(Open::File(file)) = self.get(handle).as_deref() {
             file.written.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// Counts a change of contents through a mapping, for every handle that may write to the file:
-    /// the kernel writes through any of them. Looks at every handle.
+    /// Counts a change of contents through a mapping, for every handle that may write to the file,
+    /// because the kernel writes through any of them. Visits every handle of the mount.
     pub fn wrote_by_mapping(&self, number: Number) {
         for open in self.open.lock().values() {
             if let Open::File(file) = open.as_ref()
@@ -98,7 +99,8 @@ impl Handles {
         }
     }
 
-    /// True if a handle that may write to the file was opened before a turn. Looks at every handle.
+    /// Returns true if a handle that may write to the file was opened before a turn. Visits every
+    /// handle of the mount.
     pub fn any_writes_from_before(&self, number: Number, turn: Turn) -> bool {
         self.open.lock().values().any(|open| match open.as_ref() {
             Open::File(file) => file.writes && file.number == number && file.since < turn,
@@ -106,7 +108,7 @@ impl Handles {
         })
     }
 
-    /// What an open file is read through, if one with this number is open.
+    /// Returns the view of an open file with this number, if there is one.
     pub fn view_of(&self, number: Number) -> Option<View> {
         let open = self.open.lock();
         open.values().find_map(|open| match open.as_ref() {
@@ -115,7 +117,7 @@ impl Handles {
         })
     }
 
-    /// The handle ends.
+    /// Removes a handle, and returns what it stood for.
     pub fn remove(&self, handle: Handle) -> Option<Arc<Open>> {
         self.open.lock().remove(&handle.0)
     }

@@ -1,8 +1,8 @@
-//! What the root of a mount shows at present.
+//! The tree that the root of a mount shows at present.
 //!
-//! Owns: the one place where it is exchanged when a mount that lost something goes on from its last
-//! commit, and which files lost something at which exchange. Does not own: when that happens, or
-//! what was lost (`mounting`).
+//! Owns: the one place where this tree is exchanged when a mount that lost something continues from
+//! its last commit; which files lost something at which exchange. Does not own: when an exchange
+//! happens, or what was lost (`mounting`).
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
@@ -14,14 +14,14 @@ use crate::vfs::special::History;
 use crate::volume::Volume;
 use crate::volume::view::View;
 
-/// A tree, and who may change it.
+/// A tree, and the volume that changes it.
 #[derive(Clone)]
 pub struct Live {
-    /// What the root of the mount shows.
+    /// The view of the mount's root.
     pub view: View,
     /// The volume, if the mount is writable.
     pub volume: Option<Arc<Volume>>,
-    /// The snapshots; none in a mount of one snapshot.
+    /// The snapshots; `None` in a mount of one snapshot.
     pub history: Option<Arc<dyn History>>,
 }
 
@@ -29,24 +29,24 @@ pub struct Live {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Turn(u64);
 
-/// The present [`Live`], and what became of its predecessors.
+/// The present [`Live`], and what its predecessors lost.
 struct Shown {
     live: Live,
     turn: Turn,
-    /// Inodes that lost something, with the turn that began then.
+    /// Inodes that lost something, each with the turn that its last loss began.
     lost: HashMap<u64, Turn>,
-    /// Turns at whose beginning inodes were lost of which the kernel has not dropped all yet.
+    /// Turns that began with lost inodes of which the kernel may still cache something.
     unsettled: BTreeSet<Turn>,
 }
 
-/// The present tree, shared by all who ask.
+/// The present tree, shared by all requests.
 pub struct Current {
     shown: RwLock<Shown>,
     kernel: OnceLock<Notifier>,
 }
 
 impl Current {
-    /// Begins with `live`.
+    /// Returns the first tree, `live`, at turn 0.
     pub fn new(live: Live) -> Arc<Current> {
         Arc::new(Current {
             shown: RwLock::new(Shown {
@@ -59,29 +59,30 @@ impl Current {
         })
     }
 
-    /// What the root of the mount shows.
+    /// Returns the view of the mount's root.
     pub fn view(&self) -> View {
         self.shown.read().live.view.clone()
     }
 
-    /// The volume, if the mount is writable.
+    /// Returns the volume, if the mount is writable.
     pub fn volume(&self) -> Option<Arc<Volume>> {
         self.shown.read().live.volume.clone()
     }
 
-    /// The snapshots, if they are shown.
+    /// Returns the snapshots, if the mount shows them.
     pub fn history(&self) -> Option<Arc<dyn History>> {
         self.shown.read().live.history.clone()
     }
 
-    /// The present turn, which a handle keeps from its opening.
+    /// Returns the present turn, which a handle keeps from its open.
     pub fn turn(&self) -> Turn {
         self.shown.read().turn
     }
 
-    /// Shows `live` from now on, and marks the inodes that `lost` something: see
-    /// [`Current::has_lost`]. Requests that are under way end with what they began with.
-    /// [`Current::settle`] must follow, with the turn that begins.
+    /// Exchanges the tree for `live`, and marks the inodes that `lost` something: see
+    /// [`Current::has_lost`]. Returns the turn that begins. Requests in progress finish with the
+    /// tree that they began with. The caller calls [`Current::settle`] with the returned turn
+    /// afterwards.
     pub fn replace(&self, live: Live, lost: impl IntoIterator<Item = u64>) -> Turn {
         let mut shown = self.shown.write();
         let turn = Turn(shown.turn.0 + 1);
@@ -94,37 +95,38 @@ impl Current {
         turn
     }
 
-    /// The kernel has dropped what it kept of the inodes that were lost as `turn` began.
+    /// Notes that the kernel has dropped all that it cached of the inodes that were lost when
+    /// `turn` began.
     pub fn settle(&self, turn: Turn) {
         self.shown.write().unsettled.remove(&turn);
     }
 
-    /// True if the inode has lost something since a turn. What was opened in that turn stays
-    /// broken: its reader or writer counts on what is gone.
+    /// Returns true if the inode has lost something since turn `since`. A handle that was opened in
+    /// that turn stays broken, because its user relies on data that is gone.
     pub fn has_lost(&self, inode: u64, since: Turn) -> bool {
         let lost = self.shown.read().lost.get(&inode).copied();
         lost.is_some_and(|turn| turn > since)
     }
 
-    /// The turn that began when the inode last lost something, if it ever did.
+    /// Returns the turn that began when the inode last lost something, if it ever did.
     pub fn lost_at(&self, inode: u64) -> Option<Turn> {
         self.shown.read().lost.get(&inode).copied()
     }
 
-    /// True if the kernel may still keep lost pages of the inode.
+    /// Returns true if the kernel may still cache lost pages of the inode.
     pub fn is_unsettled(&self, inode: u64) -> bool {
         let shown = self.shown.read();
         let lost = shown.lost.get(&inode);
         lost.is_some_and(|turn| shown.unsettled.contains(turn))
     }
 
-    /// From now on the kernel is told what it must forget.
+    /// Sets the notifier by which the kernel is told what it must drop.
     pub fn tell_kernel_by(&self, kernel: Notifier) {
-        // A mount has one kernel.
+        // A mount has one kernel; a second call changes nothing.
         let _ = self.kernel.set(kernel);
     }
 
-    /// The way to the kernel, if there is one.
+    /// Returns the notifier of the kernel, if it is set.
     pub fn kernel(&self) -> Option<&Notifier> {
         self.kernel.get()
     }

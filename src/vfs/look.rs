@@ -1,4 +1,4 @@
-//! Looking: lookup, getattr, readlink, statfs, extended attributes.
+//! Requests that only read: lookup, getattr, readlink, statfs, extended attributes.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use crate::volume::error::VolumeError;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
 
-/// Size of the bucket as statfs(2) shows it beyond what is used, in bytes: buckets have no end, tools want one.
+/// Free space that statfs(2) shows, in bytes. A bucket has no size, but programs need one.
 const ROOM_BYTES: u64 = 1 << 50;
 
-/// The unit of statfs(2), in bytes.
+/// The block size of statfs(2), in bytes.
 const STATFS_BLOCK_BYTES: u32 = 4096;
 
 impl Mount {
@@ -64,7 +64,8 @@ impl Mount {
         }
     }
 
-    /// What a number leads to that the kernel has forgotten: a file handle kept it.
+    /// Answers a lookup by number, for an inode that a file handle still refers to although the
+    /// kernel may have forgotten it.
     async fn itself(&self, number: Number) -> Result<Lookup, VolumeError> {
         if number.is_special() {
             return Ok(self.special_entry(number)?.into());
@@ -97,7 +98,7 @@ impl Mount {
         self.entry_of(number, parent, &attributes)
     }
 
-    /// An entry, counted as a lookup.
+    /// Returns an entry, and counts it as a lookup.
     pub(super) fn entry_of(
         &self,
         number: Number,
@@ -137,7 +138,8 @@ impl Mount {
         Ok(convert::entry(shown, self.lifetimes))
     }
 
-    /// `.snapshots/NAME`: the name may lead elsewhere at any time, what lies below it never changes.
+    /// Returns the entry of `.snapshots/NAME`. The name may lead to another snapshot at any time,
+    /// so its lifetime is 0; the tree below it never changes.
     pub(super) async fn snapshot_entry(&self, name: &[u8]) -> Result<Entry, VolumeError> {
         let name = std::str::from_utf8(name).map_err(|_| VolumeError::NotFound)?;
         let shelf = self.history()?.find(name).await?;
@@ -171,7 +173,7 @@ impl Mount {
             .collect()
     }
 
-    /// Drops an inode that [`Mount::forget`] has named.
+    /// Drops an inode that [`Mount::forget`] returned.
     pub(super) async fn reap(&self, inode: u64) {
         if let Some(volume) = self.volume()
             && let Err(error) = volume.reap(inode).await
@@ -187,7 +189,7 @@ impl Mount {
         }
         let view = self.view_of(number).await?;
         let attributes = match view.attributes(Scope::Live, number.inode).await {
-            // Gone from the volume, and open here.
+            // The inode is gone from the volume, and open here.
             Err(VolumeError::Stale) if self.follows() => {
                 let view = self.handles.view_of(number).ok_or(VolumeError::Stale)?;
                 view.attributes(Scope::Live, number.inode).await?
@@ -250,7 +252,8 @@ impl Mount {
         }
     }
 
-    /// The number of `..` of a directory; its own if the kernel has not come by way of its parent.
+    /// Returns the number of `..` of a directory; the directory's own number if its parent is not
+    /// known.
     pub(super) fn parent_of(&self, number: Number) -> Number {
         self.known_parent_of(number).unwrap_or(number)
     }
@@ -273,8 +276,8 @@ impl Mount {
     }
 }
 
-/// Where a name leads. One that leads to what no file can have is hidden: such a number would be
-/// taken for another inode's.
+/// Returns the inode that a name leads to. A name that leads to a number that no file can have is
+/// hidden: the kernel would take the number for another inode's.
 pub(super) async fn find(view: &View, key: &Key) -> Result<Option<u64>, VolumeError> {
     match view.item(Scope::Live, key).await? {
         Some(Item::Name { inode, .. }) => match fault::of_inode(inode) {

@@ -1,10 +1,11 @@
 //! The filesystem that the kernel sees: one volume, its snapshots, and the mount's own files.
 //!
-//! Owns: inode numbers, handles and lifetimes as the kernel has them, and which tree a request goes to. Does not own: what operations do (`volume`), how requests
-//! arrive (the fuse crate).
+//! Owns: inode numbers, handles and lifetimes as the kernel has them, and the tree that a request
+//! goes to. Does not own: the operations (`volume`), how requests arrive (the fuse crate).
 //!
-//! Every request becomes a future. It is polled once where it arrives, which is enough when everything it needs is in memory; if it must wait it moves to
-//! the runtime, and the kernel's thread is free again.
+//! Every request becomes a future. It is polled once on the thread on which it arrives, which is
+//! enough if all that it needs is in memory. If it must wait, it moves to the runtime, and the
+//! kernel's thread is free again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,54 +58,54 @@ pub struct Mount {
     ancestry: Ancestry,
     handles: Handles,
     modes: Modes,
-    /// Nothing is answered any more but EIO.
+    /// True if every request is answered with EIO.
     is_closed: AtomicBool,
 }
 
-/// What close(2) waits for.
+/// The data for which close(2) waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseMode {
-    /// For the data of files with more than 1 MiB unsent.
+    /// The data of files with more than 1 MiB unsent.
     Bounded,
-    /// For everything the file holds.
+    /// All data of the file.
     Durable,
-    /// For nothing.
+    /// No data.
     Async,
 }
 
-/// What the writes of users other than the mount's owner and root are matched with.
+/// The data with which writes of users other than the mount's owner and root are deduplicated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DedupMode {
-    /// With everything that is stored.
+    /// All stored data.
     Shared,
-    /// With nothing: they are stored anew.
+    /// No data: each write is stored anew.
     Private,
 }
 
-/// What a mount is made of.
+/// The parts of a mount.
 pub struct MountParts {
-    /// Where requests that wait go on.
+    /// The runtime on which requests that wait continue.
     pub runtime: Runtime,
-    /// What the root of the mount shows.
+    /// The tree that the root of the mount shows.
     pub current: Arc<Current>,
-    /// How long the kernel may keep what it learns of the tree.
+    /// How long the kernel may keep answers about the tree.
     pub lifetimes: Lifetimes,
-    /// Status and requests.
+    /// Status, metrics and requests of `.bkfs`.
     pub control: Arc<dyn Control>,
-    /// Who mounted.
+    /// The user who mounted.
     pub owner: Owner,
-    /// What close(2) waits for.
+    /// The data for which close(2) waits.
     pub close: CloseMode,
-    /// What the writes of other users are matched with.
+    /// The data with which writes of other users are deduplicated.
     pub dedup: DedupMode,
 }
 
-/// The [`Mount`] behind the kernel door.
+/// The [`Mount`] as the fuse crate calls it.
 #[derive(Clone)]
 pub struct BkfsVfs(Arc<Mount>);
 
 impl BkfsVfs {
-    /// A filesystem to be mounted.
+    /// Returns a filesystem to be mounted.
     pub fn new(parts: MountParts) -> Self {
         BkfsVfs(Arc::new(Mount {
             runtime: parts.runtime,
@@ -122,18 +123,18 @@ impl BkfsVfs {
         }))
     }
 
-    /// What the mount says of itself, without a kernel.
+    /// Returns the status and control of the mount, for use without a kernel.
     pub fn control(&self) -> &dyn Control {
         &*self.0.control
     }
 
-    /// From now on every request is answered with EIO, also those that are under way: what is
-    /// looked at after this holds all that was ever acknowledged.
+    /// Answers every request with EIO from now on, including requests in progress. A reader of the
+    /// volume after this call sees all changes that were ever acknowledged.
     pub fn close(&self) {
         self.0.is_closed.store(true, Ordering::SeqCst);
     }
 
-    /// Answers `reply` with what `work` comes to.
+    /// Answers `reply` with the result of `work`.
     fn answer<T, F>(&self, reply: Reply<T>, work: impl FnOnce(Arc<Mount>) -> F)
     where
         T: Send + 'static,
@@ -150,7 +151,7 @@ impl BkfsVfs {
         });
     }
 
-    /// Polls once here, and goes on in the runtime if that is not enough.
+    /// Polls a future once here, and moves it to the runtime if it is not ready.
     fn run(&self, future: impl Future<Output = ()> + Send + 'static) {
         let mut future = Box::pin(future);
         let _inside = self.0.runtime.enter();
@@ -164,7 +165,7 @@ impl BkfsVfs {
     }
 }
 
-/// The errno of an error; what is no everyday answer is logged with its cause.
+/// Returns the errno of an error. EIO and ENOSPC are logged with their cause.
 fn report(error: &VolumeError) -> Errno {
     let errno = errno::errno(error);
     if matches!(errno, Errno::EIO | Errno::ENOSPC) {
@@ -174,7 +175,7 @@ fn report(error: &VolumeError) -> Errno {
 }
 
 impl Mount {
-    /// What a number's tree is read through.
+    /// Returns the view of a number's tree.
     async fn view_of(&self, number: Number) -> Result<View, VolumeError> {
         if number.snapshot == 0 {
             return Ok(self.current.view());
@@ -188,13 +189,13 @@ impl Mount {
         Ok(view)
     }
 
-    /// Whether the mount shows a volume that another machine may change: then an open file or
-    /// directory goes on showing the state that it was opened with.
+    /// Returns true if the mount shows a volume that another machine may change. An open file or
+    /// directory then keeps showing the state with which it was opened.
     fn follows(&self) -> bool {
         self.volume().is_none() && self.current.history().is_some()
     }
 
-    /// The volume, for a change of the inode with this number.
+    /// Returns the volume, for a change of the inode with this number.
     fn volume_for(&self, number: Number) -> Result<Arc<Volume>, VolumeError> {
         if number.snapshot != 0 || number.is_special() {
             return Err(VolumeError::ReadOnly);
@@ -210,9 +211,10 @@ impl Mount {
         }
     }
 
-    /// The same for attributes that are shown now. Where dirty bytes may lie over stored ones,
-    /// `st_blocks` is counted anew once they are stored. Set-id bits go with a write, of which the
-    /// kernel is told nothing else: it asks again before it lets the file be run.
+    /// Returns the lifetimes for attributes that are shown now. While dirty bytes may overlay
+    /// stored ones, `st_blocks` changes when they are stored, so attributes live for 1 s at most. A
+    /// write clears set-id bits without a notice to the kernel. Attributes with set-id bits
+    /// therefore live for 0 s, and the kernel asks again before it executes the file.
     fn lifetimes_shown(&self, number: Number, attributes: &Attributes) -> Lifetimes {
         let mut lifetimes = self.lifetimes_of(number);
         if let (Some(volume), 0) = (self.volume(), number.snapshot)

@@ -1,7 +1,8 @@
 //! Which open files bypass the kernel's page cache.
 //!
-//! Owns: one mode for all handles that a file has at the same time. A cached and a direct handle on one file would not always see the same
-//! bytes: what a reader fetches while a direct write is on its way stays in the cache.
+//! Owns: one mode for all handles that a file has at the same time. A cached and a direct handle on
+//! one file could show different bytes, because pages that a reader fetches during a direct write
+//! stay in the cache.
 //! Does not own: what a mode means to the kernel (the fuse crate), nor handles.
 
 use std::collections::HashMap;
@@ -21,26 +22,28 @@ struct Mode {
 /// The modes of open files.
 #[derive(Debug, Default)]
 pub struct Modes {
-    /// Direct handles can be mapped: without that none may be direct, since whoever opens the file next may want to.
+    /// The kernel can map files with direct handles. Without that no handle is direct, because the
+    /// next opener of the file may map it.
     is_mappable: AtomicBool,
     open: Mutex<HashMap<Number, Mode>>,
 }
 
 impl Modes {
-    /// The kernel said whether it maps files that bypass its cache.
+    /// Sets whether the kernel can map files that bypass its cache.
     pub fn mappable(&self, is_mappable: bool) {
         self.is_mappable.store(is_mappable, Ordering::Relaxed);
     }
 
-    /// Whether a file that bypasses the page cache can be mapped.
+    /// Returns true if the kernel can map a file that bypasses the page cache.
     pub fn is_mappable(&self) -> bool {
         self.is_mappable.load(Ordering::Relaxed)
     }
 
-    /// A file is opened once more; true if this handle bypasses the page cache.
+    /// Counts one more handle of a file; returns true if this handle bypasses the page cache.
     ///
-    /// The first handle decides. One that only writes gains by going direct: each write(2) is a request either way, and the copy into the cache
-    /// is saved. Whoever reads too, or maps, is better off with the cache.
+    /// The first handle decides. A handle that only writes gains by going direct: each write(2) is
+    /// one request either way, and the copy into the cache is saved. A handle that also reads, or
+    /// that is mapped, is better served by the cache.
     pub fn opened(&self, number: Number, flags: &OpenFlags) -> bool {
         let wants_direct = flags.write && !flags.read && self.is_mappable();
         let mut open = self.open.lock();
@@ -52,7 +55,7 @@ impl Modes {
         mode.is_direct
     }
 
-    /// One of its handles has ended.
+    /// Counts that one of the file's handles has ended.
     pub fn closed(&self, number: Number) {
         let mut open = self.open.lock();
         if let Some(mode) = open.get_mut(&number) {

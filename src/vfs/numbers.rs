@@ -1,11 +1,12 @@
-//! Inode numbers as the kernel sees them: which tree, and which inode in it.
+//! Inode numbers as the kernel sees them: a tree, and an inode in it.
 //!
 //! ```text
 //!   63         48 47                                0
 //!   snapshot number │ inode of the tree               snapshot 0 is the live volume
 //! ```
-//! So `cp .snapshots/day1/f f` never sees "the same file", and a number says for ever what it said once: snapshot numbers are unique among the
-//! snapshots a repository keeps, inode numbers are never reused.
+//! So `cp .snapshots/day1/f f` never sees "the same file". A number always refers to the same
+//! inode: snapshot numbers are unique among the snapshots that a repository keeps, and inode
+//! numbers are never reused.
 
 use bkfs_fuse::Ino;
 
@@ -46,17 +47,17 @@ pub const ROOT: Number = Number {
     inode: 1,
 };
 
-/// An inode number taken apart.
+/// The parts of an inode number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Number {
-    /// Which snapshot; 0 is the live volume.
+    /// Number of the snapshot; 0 is the live volume.
     pub snapshot: u16,
-    /// Which inode in its tree.
+    /// Inode in its tree.
     pub inode: u64,
 }
 
 impl Number {
-    /// Takes apart what the kernel sent.
+    /// Returns the parts of a number that the kernel sent.
     pub fn of(ino: Ino) -> Number {
         Number {
             snapshot: (ino.0 >> INODE_BITS) as u16,
@@ -64,16 +65,16 @@ impl Number {
         }
     }
 
-    /// An inode in the same tree.
+    /// Returns the number of an inode in the same tree.
     pub fn with_inode(self, inode: u64) -> Number {
         Number { inode, ..self }
     }
 
-    /// What a name in the same tree leads to.
+    /// Returns the number that a name in the same tree leads to.
     ///
     /// # Errors
-    /// [`VolumeError::NoSuchNumber`]: to the kernel the number would be another's, the mount's own
-    /// or a snapshot's. Only damage, or a forger, makes such names.
+    /// [`VolumeError::NoSuchNumber`]: to the kernel the number would be another inode's, the
+    /// mount's own or a snapshot's. Only damage or forgery makes such a name.
     pub fn named(self, inode: u64) -> Result<Number, VolumeError> {
         match (FIRST_INODE..=LAST_INODE).contains(&inode) {
             true => Ok(self.with_inode(inode)),
@@ -84,12 +85,12 @@ impl Number {
         }
     }
 
-    /// What the kernel is sent.
+    /// Returns the number that the kernel is sent.
     pub fn ino(self) -> Ino {
         Ino(u64::from(self.snapshot) << INODE_BITS | self.inode)
     }
 
-    /// True for the mount's own files, which are in no tree.
+    /// Returns true for the mount's own files, which are in no tree.
     pub fn is_special(self) -> bool {
         self.snapshot == 0 && (SNAPSHOTS.inode..FIRST_INODE).contains(&self.inode)
     }

@@ -1,34 +1,38 @@
-//! What to fetch before it is asked for.
+//! Read-ahead of one open file.
 //!
-//! Owns: the guess, from the offsets at which one open file is read. Pure.
+//! Owns: the prediction of the bytes to fetch, from the offsets of earlier reads. Pure.
 
 use std::ops::Range;
 
 /// The first window, in bytes: two of the kernel's largest requests.
 const FIRST_BYTES: u64 = 2 * 1024 * 1024;
 
-/// The largest window, in bytes. At 1 GB/s and 60 ms to the store it keeps the line full.
+/// The largest window, in bytes: at 1 GB/s and 60 ms to the store it uses the full bandwidth.
 const LARGEST_BYTES: u64 = 64 * 1024 * 1024;
 
-/// By how much a large window may have been read before it is filled up again, in bytes: about the size of a request to the store. Were it a half of the window,
-/// only the other half would be on its way while the reader goes on.
+/// Bytes of a large window that may be read before it is filled up again: about the size of a
+/// request to the store. With half of the window instead, only the other half would be in flight
+/// while the reader continues.
 const STEP_BYTES: u64 = 8 * 1024 * 1024;
 
-/// A read this far behind or before the last one still counts as sequential, in bytes: the kernel's own read-ahead sends requests out of order.
+/// Largest distance from the end of the last read at which a read still counts as sequential, in
+/// bytes. The kernel's own read-ahead sends requests out of order.
 const JITTER_BYTES: u64 = 1024 * 1024;
 
-/// The state of the guess.
+/// The state of the prediction.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
-    /// Where the last sequential read ended.
+    /// End of the last sequential read.
     expected: u64,
     window: u64,
-    /// Up to where fetching was asked for.
+    /// End of the range for which fetching was requested.
     fetched_to: u64,
 }
 
 impl ReadAhead {
-    /// A read of `range` arrives; what should be fetched besides, if anything: at most up to `most` bytes behind it, and not past `size`.
+    /// Notes a read of `range`, and returns the range to fetch in addition, if any. The returned
+    /// range ends at most `most` bytes after `range`, and not after `size`. With a `most` below the
+    /// first window, the first window counts.
     pub fn read(&mut self, range: &Range<u64>, size: u64, most: u64) -> Option<Range<u64>> {
         let sequential = range.start.abs_diff(self.expected) <= JITTER_BYTES;
         if !sequential {
@@ -52,7 +56,8 @@ impl ReadAhead {
         (from < to).then_some(from..to)
     }
 
-    /// What [`ReadAhead::read`] said last is not fetched after all, since others have taken the room: later reads ask for it again, for little at first.
+    /// Notes that the range of the last [`ReadAhead::read`] is not fetched, because other
+    /// prefetches use the room. Later reads return it again, beginning with the first window.
     pub fn refused(&mut self, ahead: &Range<u64>) {
         self.fetched_to = self.fetched_to.min(ahead.start);
         self.window = 0;
@@ -65,7 +70,8 @@ mod tests {
 
     const MIB: u64 = 1024 * 1024;
 
-    /// Reads a file from end to end in steps of a MiB; what was fetched ahead of each.
+    /// Reads a file from start to end in steps of 1 MiB; returns the bytes fetched ahead of each
+    /// step.
     fn ahead_of_each(most: u64) -> Vec<u64> {
         let (mut ahead, size, mut fetched_to) = (ReadAhead::default(), 1024 * MIB, 0);
         let mut read = |at: u64| {
@@ -92,7 +98,7 @@ mod tests {
         assert_eq!(lengths.iter().max(), Some(&LARGEST_BYTES));
         let grown = lengths.iter().position(|length| *length == LARGEST_BYTES);
         assert!(grown.is_some_and(|at| at < 32), "{grown:?}");
-        // Up to where the end of the file comes in sight.
+        // Up to the point from which a full window would pass the end of the file.
         let full = &lengths[grown.unwrap()..1024 - 64];
         assert!(
             full.iter()

@@ -1,6 +1,6 @@
-//! Requests of the kernel, handed on.
+//! Requests of the kernel, passed to the mount.
 //!
-//! Owns: copying what a request lent for the call. Does not own: anything else.
+//! Owns: copying the bytes that a request lends for the call. Does not own: anything else.
 
 use bkfs_fuse::{
     AttributeChange, Caller, CopyFileRange, Create, Created, DirectoryReply, Entry, Errno,

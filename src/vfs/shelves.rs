@@ -1,6 +1,6 @@
-//! The snapshots that a mount has been asked for, as many as are worth their memory.
+//! The snapshots that a mount has used last.
 //!
-//! Owns: which are kept. Does not own: finding one again (`History`).
+//! Owns: which of them are kept in memory. Does not own: finding a snapshot again (`History`).
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use crate::vfs::special::Shelf;
 use crate::volume::view::View;
 
-/// Snapshots that are kept ready. One that is asked for again is found by its number.
+/// Number of snapshots that are kept in memory. Another one is found again by its number.
 const SHELVES_MAX: usize = 64;
 
-/// Snapshots by number; those used last.
+/// The snapshots used last, by number.
 #[derive(Default)]
 pub struct Shelves(Mutex<Kept>);
 
@@ -23,7 +23,7 @@ struct Kept {
 }
 
 impl Shelves {
-    /// Keeps one, in place of that which was not used for longest.
+    /// Keeps a snapshot. If there are too many, drops the least recently used one.
     pub fn keep(&self, shelf: Shelf) {
         let mut kept = self.0.lock();
         kept.uses += 1;
@@ -37,7 +37,7 @@ impl Shelves {
         }
     }
 
-    /// The tree of the snapshot with this number, if it is kept.
+    /// Returns the tree of the snapshot with this number, if it is kept.
     pub fn view(&self, number: u16) -> Option<View> {
         let mut kept = self.0.lock();
         kept.uses += 1;

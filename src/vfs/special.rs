@@ -1,6 +1,7 @@
-//! What a mount shows beside its tree: `.snapshots` and `.bkfs`.
+//! The names that a mount shows in addition to its tree: `.snapshots` and `.bkfs`.
 //!
-//! Owns: their attributes, listings and contents. Does not own: what snapshots are (`History`), what the status says (`Control`).
+//! Owns: their attributes, listings and contents. Does not own: the snapshots (`History`), the
+//! contents of the status (`Control`).
 
 use std::sync::Arc;
 
@@ -28,51 +29,66 @@ pub struct Shelf {
 /// The snapshots of a volume, as a mount needs them.
 #[async_trait]
 pub trait History: Send + Sync + 'static {
-    /// Names and numbers of all, sorted by name.
+    /// Returns names and numbers of all snapshots, sorted by number.
+    ///
+    /// # Errors
+    /// [`VolumeError::Commit`] if the list cannot be read.
     async fn list(&self) -> Result<Vec<(String, u16)>, VolumeError>;
-    /// A snapshot by name, `latest` or `@TIME`.
+    /// Returns a snapshot by name, `latest` or `@TIME`.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotFound`] if there is none; [`VolumeError::Commit`] if the list or the
+    /// snapshot cannot be read.
     async fn find(&self, name: &str) -> Result<Shelf, VolumeError>;
-    /// A snapshot by its number.
+    /// Returns a snapshot by its number.
+    ///
+    /// # Errors
+    /// [`VolumeError::Stale`] if there is none; otherwise as [`History::find`].
     async fn numbered(&self, number: u16) -> Result<Shelf, VolumeError> {
         let listed = self.list().await?;
         let named = listed.into_iter().find(|(_, other)| *other == number);
         let (name, _) = named.ok_or(VolumeError::Stale)?;
         self.find(&name).await
     }
-    /// Forgets one.
+    /// Forgets a snapshot.
+    ///
+    /// # Errors
+    /// [`VolumeError::ReadOnly`] in a read-only mount; [`VolumeError::NotFound`] if there is no
+    /// snapshot of that name; [`VolumeError::Commit`] if the list cannot be read or changed.
     async fn forget(&self, name: &str) -> Result<(), VolumeError>;
 }
 
-/// What `.bkfs` is for.
+/// The contents of `.bkfs`.
 #[async_trait]
 pub trait Control: Send + Sync + 'static {
-    /// `.bkfs/status`, as JSON.
+    /// Returns `.bkfs/status`, as JSON.
     fn status(&self) -> String;
-    /// `.bkfs/metrics`, as Prometheus text.
+    /// Returns `.bkfs/metrics`, as Prometheus text.
     fn metrics(&self) -> String;
-    /// A request written to `.bkfs/control`, and its answer, both JSON.
+    /// Handles a request written to `.bkfs/control`, and returns its answer; both are JSON.
     async fn handle(&self, request: Bytes) -> String;
 }
 
-/// Who owns the mount's own files, and since when they are.
+/// Owner of the mount's own files, and their time.
 #[derive(Debug, Clone, Copy)]
 pub struct Owner {
     /// The user who mounted.
     pub uid: u32,
     /// That user's group.
     pub gid: u32,
-    /// When.
+    /// Time of the mount.
     pub since: Timestamp,
 }
 
-/// Names of `.bkfs`.
+/// Names in `.bkfs`, sorted.
 pub const CONTROL_FILES: [(&str, Number); 3] = [
     ("control", CONTROL),
     ("metrics", METRICS),
     ("status", STATUS),
 ];
 
-/// The mount's own name in its root, if it is one. A mount of one snapshot has no others.
+/// Returns the number of one of the mount's own names in its root. A mount of one snapshot has no
+/// `.snapshots`.
 pub fn in_root(name: &[u8], has_history: bool) -> Option<Number> {
     match name {
         b".snapshots" if has_history => Some(SNAPSHOTS),
@@ -81,7 +97,10 @@ pub fn in_root(name: &[u8], has_history: bool) -> Option<Number> {
     }
 }
 
-/// Attributes of one of the mount's own files.
+/// Returns the attributes of one of the mount's own files.
+///
+/// # Errors
+/// [`VolumeError::Stale`] for any other number.
 pub fn attributes(number: Number, owner: &Owner, read_only: bool) -> Result<Shown, VolumeError> {
     let (kind, permissions, nlink) = match number {
         SNAPSHOTS if read_only => (FileKind::Directory, 0o555, 2),
@@ -109,7 +128,7 @@ pub fn attributes(number: Number, owner: &Owner, read_only: bool) -> Result<Show
     })
 }
 
-/// What opening one of the mount's own files reads.
+/// Returns the text that an open of one of the mount's own files reads.
 pub fn text(number: Number, control: &Arc<dyn Control>) -> Option<Bytes> {
     match number {
         STATUS => Some(Bytes::from(control.status())),

@@ -1,5 +1,5 @@
-//! Names under which files are made until they are whole, and what a restore that was ended has
-//! left of them.
+//! Temporary names of files that are not whole yet, and the removal of such files that an
+//! interrupted restore has left.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::BorrowedFd;
@@ -10,11 +10,11 @@ use bkfs_chunker::entropy::Entropy;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-/// What they all begin with.
+/// Prefix of all temporary names.
 const PREFIX: &[u8] = b".bkfs-restore-";
 
-/// Gives out names that no other restore gives out: process numbers come again, in containers
-/// always the same.
+/// A generator of names that no other restore generates. A random salt tells restores apart,
+/// because process ids repeat, and in containers are always the same.
 #[derive(Debug)]
 pub struct Drafts {
     salt: u64,
@@ -22,7 +22,7 @@ pub struct Drafts {
 }
 
 impl Drafts {
-    /// Names of one restore.
+    /// Returns a generator for one restore.
     pub fn new(entropy: &dyn Entropy) -> Drafts {
         let mut salt = [0; 8];
         entropy.fill(&mut salt);
@@ -32,15 +32,15 @@ impl Drafts {
         }
     }
 
-    /// The next name.
+    /// Returns the next name.
     pub fn next(&self) -> OsString {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         format!(".bkfs-restore-{:016x}-{number}", self.salt).into()
     }
 }
 
-/// Whether a restore has given out this name, now or in the versions that took the number of their
-/// process for the salt.
+/// Returns true if a restore has generated this name. Older versions used the process id as the
+/// salt; their names count too.
 fn is_draft(name: &[u8]) -> bool {
     let Some(rest) = name.strip_prefix(PREFIX) else {
         return false;
@@ -54,11 +54,11 @@ fn is_draft(name: &[u8]) -> bool {
         && parts.next().is_none()
 }
 
-/// Removes the files that restores have left in a directory as drafts. Those that a restore holds
-/// now are locked, and stay.
+/// Removes the temporary files that earlier restores have left in a directory. A file that a
+/// running restore holds is locked, and stays.
 ///
 /// # Errors
-/// If the directory cannot be listed, or a draft not be removed.
+/// The error of listing the directory, of opening or locking a temporary file, or of removing it.
 pub fn sweep(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;

@@ -1,4 +1,4 @@
-//! Contents of one file, in parts that are fetched side by side.
+//! Contents of one file, in parts that are fetched concurrently.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,14 +19,15 @@ use crate::volume::state::Scope;
 /// A part of a file, in bytes.
 pub const PART_BYTES: u64 = 8 * 1024 * 1024;
 
-/// So many bytes of a file are taken for contents before it is looked whether they are a hole.
+/// Bytes of a file that are taken for data before the next check for a hole.
 const LOOK_BYTES: u64 = 1 << 30;
 
 /// Where a file is made.
 pub struct Target {
     /// The directory.
     pub directory: Arc<OwnedFd>,
-    /// The name it is made under: its own, or another one until it is whole, so that what is there stays until then.
+    /// The name under which it is made: its own name, or a temporary one until it is whole, so that
+    /// an existing file stays until then.
     pub draft: OsString,
     /// Its own name.
     pub name: OsString,
@@ -34,7 +35,8 @@ pub struct Target {
     pub path: PathBuf,
 }
 
-/// A file that is being filled. When the last part lets go of it and it is whole, it gets its owner, permissions, times and name.
+/// A file that is being filled. When the last part drops it and it is whole, it gets its owner,
+/// permissions, times and name.
 pub struct Contents {
     job: Arc<Job>,
     inode: u64,
@@ -48,7 +50,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// The contents of an inode for an empty file.
+    /// Returns the contents of an inode for an empty file.
     pub fn new(
         job: Arc<Job>,
         inode: u64,
@@ -79,10 +81,11 @@ impl Contents {
         let mut at = 0;
         let mut looked = 0;
         while at < size {
-            // What is said to be allocated may not be there: a long file is looked at all the same,
-            // now and then.
+            // The tree may claim more allocated bytes than the file has, so a long file is checked
+            // for holes too, at intervals.
             if is_sparse || at - looked >= LOOK_BYTES {
-                // A hole may be as long as a file can be: it is never stepped through.
+                // A hole may be as long as the largest file, so it is skipped in one step and not
+                // part by part.
                 match self.data_behind(at).await {
                     Ok(data) => (at, looked) = (data, data),
                     Err(error) => return self.fail_volume(&error),
@@ -103,12 +106,13 @@ impl Contents {
                 contents.part(part).await;
                 drop(permit);
             });
-            // What a part that panicked did not write is seen when the file is finished.
+            // `finish` detects the bytes that a panicked part did not write.
             while parts.try_join_next().is_some() {}
         }
     }
 
-    /// Where data goes on at or after `at`; the end of the file if there is none. What lies between counts as done.
+    /// Returns the offset of the first data at or after `at`, or the end of the file if there is
+    /// none. The hole before it counts as written.
     async fn data_behind(&self, at: u64) -> Result<u64, VolumeError> {
         let found = match seek(&self.job.view, self.inode, at, true).await {
             Err(VolumeError::NoSuchPlace) => self.attributes.size_bytes,
@@ -155,7 +159,7 @@ impl Contents {
         self.job.progress.bytes.fetch_add(length, Ordering::Relaxed);
     }
 
-    /// Writes, and with `--verify` reads back what the disk has.
+    /// Writes bytes; with `--verify` also reads back what the disk has.
     fn write(&self, offset: u64, body: &[Bytes]) -> Result<(), String> {
         let written = self.output.write(offset, body, &self.job.buffers);
         written.map_err(|error| error.to_string())?;
@@ -182,7 +186,8 @@ impl Contents {
 }
 
 impl Contents {
-    /// A file that is not whole keeps the time at which it was written, so that nobody takes it for the one in the snapshot.
+    /// Finishes the file. A file that is not whole keeps the time at which it was written, so that
+    /// it is not taken for the file of the snapshot. Under a temporary name it is removed.
     fn finish(&self) {
         let is_whole = self.left.load(Ordering::Relaxed) == 0;
         if !is_whole {

@@ -1,9 +1,10 @@
 //! Restoring a tree, a directory or a file into a local directory, without a mount.
 //!
-//! Owns: the walk, what is made of each inode, how parts are fetched in parallel, and what is said of what failed. Does not own: reading (`view`).
+//! Owns: the walk, how each inode is made, the concurrent fetch of parts, and the report of
+//! failures. Does not own: reading (`view`).
 //!
-//! Everything is made relative to open directories and never through a symbolic link, so that neither a hostile name in the bucket nor a link that lies in the
-//! target can lead outside of it.
+//! Everything is made relative to open directories and never through a symbolic link. Neither a
+//! hostile name in the bucket nor a link in the target can therefore lead outside of the target.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -34,45 +35,46 @@ mod output;
 mod place;
 mod walk;
 
-/// Parts of files in flight at once; each holds at most [`file::PART_BYTES`].
+/// Parts of files in flight at the same time; each holds at most [`file::PART_BYTES`].
 const PARTS_AT_ONCE: usize = 12;
 
-/// How a restore is done.
+/// Options of a restore.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// Replace what is there, and keep what is not in the snapshot.
+    /// Replace existing files, and keep files that are not in the snapshot.
     pub overwrite: bool,
-    /// Read everything back and compare.
+    /// Read all written bytes back and compare them.
     pub verify: bool,
-    /// Leave out what is no file, link or directory, and what gives privileges: set-id bits, and
-    /// extended attributes other than `user.`.
+    /// Leave out all that is no file, link or directory, and all that gives privileges: set-id
+    /// bits, and extended attributes other than `user.`.
     pub no_special: bool,
 }
 
-/// How far it is. Read by whoever shows progress.
+/// Counters of a restore, for a progress display.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// Inodes made.
     pub inodes: AtomicU64,
-    /// Bytes written, holes counted.
+    /// Bytes written, with holes counted.
     pub bytes: AtomicU64,
     /// Bytes read back and found equal.
     pub verified_bytes: AtomicU64,
-    /// Extended attributes that only root can set, and that were left out.
+    /// Extended attributes left out because only root can set them, or because they give
+    /// privileges.
     pub privileged_xattrs: AtomicU64,
-    /// Inodes without their set-id bits: owner or group are not what they were, or the bits are not
-    /// wanted.
+    /// Inodes without their set-id bits: their owner or group differs from the snapshot's, or
+    /// [`Options::no_special`] excludes the bits.
     pub set_ids: AtomicU64,
-    /// Devices, fifos and sockets that are not wanted.
+    /// Devices, fifos and sockets that [`Options::no_special`] excludes.
     pub special: AtomicU64,
 }
 
-/// Something that could not be restored.
+/// An inode that could not be restored, or not completely.
 #[derive(Debug, Clone)]
 pub struct Problem {
-    /// What, as a path in the target.
+    /// Its path in the target.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     pub reason: String,
     /// True if the bucket's copy is damaged.
     pub damaged: bool,
@@ -84,15 +86,15 @@ pub enum RestoreError {
     /// The target cannot be used.
     #[error("{}: {reason}", path.display())]
     Target {
-        /// Which.
+        /// Path of the target, or of a directory above it.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// No such path in the snapshot.
+    /// The snapshot has no such path.
     #[error("no {path} in the snapshot")]
     NoSuchPath {
-        /// Which.
+        /// The path.
         path: String,
     },
     /// The snapshot cannot be read.
@@ -100,25 +102,26 @@ pub enum RestoreError {
     Volume(#[from] VolumeError),
 }
 
-/// A restore under way.
+/// A restore in progress.
 struct Job {
     view: View,
     options: Options,
     progress: Arc<Progress>,
     permits: Arc<Semaphore>,
     problems: Mutex<Vec<Problem>>,
-    /// Only root may give files away and make devices.
+    /// True if the process is root: only root may change owners and make devices.
     is_root: bool,
-    /// Inodes whose first name does not lead to them.
+    /// Inodes whose first name does not lead to them, because it could not be made.
     unmade: Mutex<HashSet<u64>>,
-    /// Gives names to drafts.
+    /// Generator of temporary names.
     drafts: Drafts,
-    /// Room for what goes past the page cache.
+    /// Buffers for writes past the page cache.
     buffers: DirectBuffers,
 }
 
 impl Job {
-    /// The name under which something is made that will be called `name`: another one where something may have that name.
+    /// Returns the name under which an inode is made that will be called `name`. It is a temporary
+    /// one if another file may have that name.
     fn draft(&self, name: &OsStr) -> OsString {
         if !self.options.overwrite {
             return name.to_owned();
@@ -126,7 +129,7 @@ impl Job {
         self.drafts.next()
     }
 
-    /// Whether an inode is a special file that is not wanted; then it is counted.
+    /// Returns true if an inode is a special file that the options exclude, and counts it then.
     fn leaves_out(&self, attributes: &Attributes) -> bool {
         let is_unwanted = self.options.no_special && mode::is_special(attributes.mode);
         let special = &self.progress.special;
@@ -134,7 +137,7 @@ impl Job {
         is_unwanted
     }
 
-    /// What may be given to what is made.
+    /// Returns what the restore may set on the inodes that it makes.
     fn rights(&self) -> place::Rights {
         place::Rights {
             is_root: self.is_root,
@@ -142,7 +145,7 @@ impl Job {
         }
     }
 
-    /// Tells what could not be set; true if there was anything.
+    /// Reports what could not be set; returns true if there was anything.
     fn unset(&self, path: &Path, unset: &place::Unset) -> bool {
         let left_out = &self.progress.privileged_xattrs;
         left_out.fetch_add(unset.privileged, Ordering::Relaxed);
@@ -174,13 +177,17 @@ impl Job {
     }
 }
 
-/// Finds an inode by its path from the root; empty components are skipped.
+/// Finds an inode by its path from the root. Empty components are skipped.
+///
+/// # Errors
+/// [`RestoreError::NoSuchPath`] if a component does not exist; [`RestoreError::Volume`] if the
+/// snapshot cannot be read.
 pub async fn resolve(view: &View, path: &[u8]) -> Result<u64, RestoreError> {
     let missing = || RestoreError::NoSuchPath {
         path: crate::printable::name(path),
     };
     let mut inode = ROOT_INODE;
-    // Names that lead to no inode are none, as everywhere.
+    // A name that leads to an invalid inode number counts as absent, as everywhere.
     for name in path
         .split(|byte| *byte == b'/')
         .filter(|name| !name.is_empty())
@@ -199,9 +206,14 @@ pub async fn resolve(view: &View, path: &[u8]) -> Result<u64, RestoreError> {
     Ok(inode)
 }
 
-/// Restores what `inode` is (a directory's contents, or one file) as `target`.
+/// Restores `inode` as `target`: the contents of a directory, or one file.
 ///
-/// Returns what could not be restored; everything else was, and is on disk (`syncfs`).
+/// Returns the problems: inodes that could not be restored, or not completely. All others are
+/// restored and on disk (`syncfs`).
+///
+/// # Errors
+/// [`RestoreError::Target`] if the target cannot be used; [`RestoreError::Volume`] if the
+/// attributes of `inode` cannot be read.
 pub async fn restore(
     view: View,
     inode: u64,
@@ -255,7 +267,8 @@ pub async fn restore(
     Ok(std::mem::take(&mut *job.problems.lock()))
 }
 
-/// A restore that is only in the page cache is none.
+/// Syncs the filesystem of the target: files that are only in the page cache do not count as
+/// restored.
 async fn sync(directory: &OwnedFd, target: &Path, job: &Job) {
     let synced = match directory.try_clone() {
         Ok(directory) => tokio::task::spawn_blocking(move || rustix::fs::syncfs(&directory)).await,

@@ -1,6 +1,7 @@
-//! A file of the target on its way to the disk.
+//! A file of the target that is being written.
 //!
-//! Owns: which bytes go past the page cache, and reading back what the disk has. Does not own: what is written, and when the file is whole.
+//! Owns: which bytes bypass the page cache, and reading back what the disk has. Does not own: what
+//! is written, and when the file is whole.
 
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
@@ -14,16 +15,20 @@ use rustix::io::Errno;
 /// A new file.
 pub struct Output {
     cached: OwnedFd,
-    /// The same file for writes past the page cache.
+    /// The same file, opened for writes past the page cache.
     direct: Option<OwnedFd>,
 }
 
 impl Output {
-    /// Makes an empty file. A `large` one is written past the page cache, if its filesystem can do that: it would only push out what a server has there, and copying
-    /// it into pages costs the processor as much again as fetching it.
+    /// Makes an empty file. A `large` file is written past the page cache if its filesystem
+    /// supports that. In the cache it would only evict the pages of other programs, and copying it
+    /// into pages takes as much processor time as fetching it.
     ///
-    /// A `draft` is locked, so that another restore into the same directory does not take it for
-    /// one that was left behind.
+    /// A `draft` is locked, so that another restore into the same directory does not remove it as
+    /// left behind.
+    ///
+    /// # Errors
+    /// The errno of making or locking the file.
     pub fn make(
         parent: BorrowedFd<'_>,
         name: &OsStr,
@@ -40,12 +45,17 @@ impl Output {
         let direct = large
             .then(|| rustix::fs::openat(parent, name, past_cache, Mode::empty()).ok())
             .flatten()
-            // Somebody else may be at home in that directory, and have put another file in its place.
+            // The directory may belong to another user, who may have put another file under this
+            // name.
             .filter(|direct| is_same(&cached, direct));
         Ok(Self { cached, direct })
     }
 
-    /// Writes all of it at `offset`. Only whole pages go past the page cache: what shares a page with its neighbours must not.
+    /// Writes all of `body` at `offset`, in bytes. Only whole pages bypass the page cache: bytes
+    /// that share a page with neighbours must not.
+    ///
+    /// # Errors
+    /// The errno of the write. A direct write that fails with EINVAL is repeated through the cache.
     pub fn write(&self, offset: u64, body: &[Bytes], buffers: &DirectBuffers) -> Result<(), Errno> {
         let page = rustix::param::page_size().max(BLOCK_BYTES);
         let head = (offset.next_multiple_of(page as u64) - offset) as usize;
@@ -60,14 +70,16 @@ impl Output {
         self.allocate(begin, whole as u64);
         match buffers.write_at(file, begin, &pages) {
             Ok(()) => {}
-            // This filesystem, or its device, wants other alignments.
+            // This filesystem, or its device, requires another alignment.
             Err(Errno::INVAL) => self.write_through_cache(begin, &pages)?,
             Err(errno) => return Err(errno),
         }
         self.write_through_cache(begin + whole as u64, &behind)
     }
 
-    /// Has blocks allocated: into a hole ext4 writes one stretch of a file after the other, however many threads there are. What fails here fails when it is written.
+    /// Allocates blocks before a direct write. Into a hole ext4 writes the ranges of one file one
+    /// after another, whatever the number of threads. A failure is only logged: the write then
+    /// allocates the blocks itself, or fails too.
     fn allocate(&self, offset: u64, length: u64) {
         let allocated =
             rustix::fs::fallocate(&self.cached, FallocateFlags::KEEP_SIZE, offset, length);
@@ -88,8 +100,10 @@ impl Output {
         Ok(())
     }
 
-    /// Has the disk begin with what was written, while the next parts are fetched: the kernel would wait until memory fills or the sync at the end.
-    /// Told that pages will not be needed it begins to write the dirty ones, without waiting, and keeps them until they are written (fs/fadvise of Linux).
+    /// Starts the write-back of written bytes, while the next parts are fetched. Otherwise the
+    /// kernel would wait until memory fills, or until the sync at the end. On `DontNeed` the kernel
+    /// begins to write dirty pages, without waiting, and keeps them until they are written
+    /// (fs/fadvise of Linux).
     fn write_back(&self, offset: u64, length: u64) {
         let span = NonZeroU64::new(length);
         if let Err(error) = rustix::fs::fadvise(&self.cached, offset, span, Advice::DontNeed) {
@@ -97,14 +111,14 @@ impl Output {
         }
     }
 
-    /// Reads back what the disk has at `offset`, and compares.
+    /// Reads back what the disk has at `offset`, and compares it with `body`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message: the error of syncing or reading, or the place where bytes are missing or differ.
     pub fn verify(&self, offset: u64, body: &[Bytes]) -> Result<(), String> {
         let failed = |error: Errno| error.to_string();
         rustix::fs::fdatasync(&self.cached).map_err(failed)?;
-        // Written back pages can be dropped, so that the disk is read and not the cache.
+        // After the sync the pages can be dropped, so that the disk is read and not the cache.
         let span = NonZeroU64::new(length(body) as u64);
         rustix::fs::fadvise(&self.cached, offset, span, Advice::DontNeed).map_err(failed)?;
         let mut at = offset;
@@ -148,7 +162,7 @@ fn length(body: &[Bytes]) -> usize {
     body.iter().map(Bytes::len).sum()
 }
 
-/// The first `count` bytes, and the rest.
+/// Returns the first `count` bytes, and the rest.
 fn split(body: &[Bytes], count: usize) -> (Vec<Bytes>, Vec<Bytes>) {
     let (mut first, mut rest) = (Vec::new(), Vec::new());
     let mut left = count;
@@ -167,7 +181,8 @@ mod tests {
 
     use super::*;
 
-    /// Lengths around blocks and buffers at offsets around blocks, in parts that meet them everywhere; with the other file's flag as well.
+    /// Lengths around blocks and buffers, at offsets around blocks, in parts of various lengths;
+    /// with and without `large`.
     #[test]
     fn a_file_holds_what_was_written_whichever_way_it_went() {
         let home = tempfile::TempDir::new().unwrap();
@@ -175,7 +190,7 @@ mod tests {
         let buffers = DirectBuffers::default();
         let mib = DIRECT_BYTES_MIN;
         let mut number = 0;
-        // Not so in the memory filesystem of older kernels.
+        // The memory filesystem of older kernels cannot do direct I/O.
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::DIRECT;
         let is_possible =
             rustix::fs::openat(&directory, "probe", flags, Mode::RUSR | Mode::WUSR).is_ok();

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::restore::RestoreError;
 use crate::tree::item::{Attributes, Timestamp};
 
-/// How directories are opened: never through a link.
+/// Flags for opening directories: never through a link.
 const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
@@ -26,7 +26,10 @@ fn refused(path: &Path, reason: impl ToString) -> RestoreError {
     }
 }
 
-/// The directory to restore into, made if absent, empty unless `overwrite`.
+/// Opens the directory to restore into; makes it if it is absent.
+///
+/// # Errors
+/// [`RestoreError::Target`] if it cannot be made or opened, or is not empty without `overwrite`.
 pub fn target_directory(path: &Path, overwrite: bool) -> Result<OwnedFd, RestoreError> {
     std::fs::create_dir_all(path).map_err(|error| refused(path, error))?;
     let mut entries = std::fs::read_dir(path).map_err(|error| refused(path, error))?;
@@ -36,7 +39,7 @@ pub fn target_directory(path: &Path, overwrite: bool) -> Result<OwnedFd, Restore
             "is not empty; give --overwrite to restore over what is there",
         ));
     }
-    // The user named it: a link to a directory is as good as the directory.
+    // The user named it, so a link to a directory is as good as the directory.
     let flags = DIRECTORY.difference(OFlags::NOFOLLOW);
     let directory = rustix::fs::open(path, flags, Mode::empty());
     let directory = directory.map_err(|error| refused(path, error))?;
@@ -44,7 +47,11 @@ pub fn target_directory(path: &Path, overwrite: bool) -> Result<OwnedFd, Restore
     Ok(directory)
 }
 
-/// The directory and name for a single file.
+/// Returns the directory and the name for a single file; makes the directory if it is absent.
+///
+/// # Errors
+/// [`RestoreError::Target`] if the path names no file, the directory cannot be made or opened, or
+/// the file exists without `overwrite`.
 pub fn target_file(path: &Path, overwrite: bool) -> Result<(Arc<OwnedFd>, OsString), RestoreError> {
     let name = path
         .file_name()
@@ -64,21 +71,24 @@ pub fn target_file(path: &Path, overwrite: bool) -> Result<(Arc<OwnedFd>, OsStri
     Ok((Arc::new(directory), name))
 }
 
-/// Gives what was made as `draft` its name, in the place of whatever has it: a link, a file, or an empty directory.
+/// Renames `draft` to `name`, and replaces a link, a file, or an empty directory of that name.
+///
+/// # Errors
+/// The errno of the rename, or of removing the directory.
 pub fn rename(directory: BorrowedFd<'_>, draft: &OsStr, name: &OsStr) -> rustix::io::Result<()> {
     let moved = match rustix::fs::renameat(directory, draft, directory, name) {
         Err(Errno::ISDIR) => rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)
             .and_then(|()| rustix::fs::renameat(directory, draft, directory, name)),
         other => other,
     };
-    // Two names of one inode stay as they are when one is renamed to the other.
+    // If both are names of one inode, rename(2) does nothing and leaves both.
     if draft != name {
         discard(directory, draft);
     }
     moved
 }
 
-/// Takes a draft away that is not to be had.
+/// Removes a temporary name that is not needed any more.
 pub fn discard(directory: BorrowedFd<'_>, draft: &OsStr) {
     if let Err(error) = rustix::fs::unlinkat(directory, draft, AtFlags::empty())
         && error != Errno::NOENT
@@ -87,7 +97,10 @@ pub fn discard(directory: BorrowedFd<'_>, draft: &OsStr) {
     }
 }
 
-/// Opens a directory below `root` by names, never through a link.
+/// Opens a directory below `root`, name by name, never through a link.
+///
+/// # Errors
+/// The errno of opening one of the directories.
 pub fn reopen(root: BorrowedFd<'_>, below: &Path) -> rustix::io::Result<OwnedFd> {
     let mut fd = rustix::fs::openat(root, ".", DIRECTORY, Mode::empty())?;
     for name in below.iter() {
@@ -96,7 +109,11 @@ pub fn reopen(root: BorrowedFd<'_>, below: &Path) -> rustix::io::Result<OwnedFd>
     Ok(fd)
 }
 
-/// Makes a directory, or opens one that is there.
+/// Makes a directory; with `overwrite` opens an existing one.
+///
+/// # Errors
+/// The errno of making or opening it: EEXIST if it exists without `overwrite`, ENOTDIR if anything
+/// else has the name.
 pub fn directory(
     parent: BorrowedFd<'_>,
     name: &OsStr,
@@ -114,8 +131,9 @@ pub fn directory(
     rustix::fs::openat(parent, name, DIRECTORY, Mode::empty())
 }
 
-/// Lets the owner of a directory change it, as long as it is restored into: it gets its permissions
-/// at the end. Others' directories stay as they are, and root needs no permission.
+/// Gives the owner of a directory the permission to change it while it is restored into; its own
+/// permissions are set at the end. Directories of other users stay as they are, and root needs no
+/// permission.
 fn make_writable(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let found = rustix::fs::fstat(directory)?;
     let user = rustix::process::geteuid();
@@ -126,13 +144,16 @@ fn make_writable(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
     rustix::fs::chmod(proc_path(directory), mode | Mode::RWXU)
 }
 
-/// A path that leads to an open inode and no other, for calls that take no descriptor, or none that
-/// was only opened as a place.
+/// Returns a path that leads to an open inode and to no other. It serves for calls that take no
+/// descriptor, or none opened with `O_PATH`.
 fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
 /// Makes a fifo, socket or device.
+///
+/// # Errors
+/// The errno of mknodat(2).
 pub fn special(
     parent: BorrowedFd<'_>,
     name: &OsStr,
@@ -148,29 +169,30 @@ pub fn special(
     )
 }
 
-/// What of an inode's attributes could not be set, each with the reason.
-/// What may be given to what is made.
+/// What a restore may set on the inodes that it makes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rights {
-    /// Only root may give files away.
+    /// True if the process is root: only root may change owners.
     pub is_root: bool,
-    /// Nothing that gives privileges is wanted.
+    /// True if nothing that gives privileges is wanted.
     pub no_special: bool,
 }
 
-/// Extended attributes by which the kernel gives a program privileges.
+/// The extended attribute by which the kernel gives a program privileges.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// What the kernel gives to what is made in a directory that has rules for it. Snapshots have no
-/// such lists.
+/// The access control lists that a new inode inherits from a directory with default lists.
+/// Snapshots have no such lists.
 const ACLS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 
+/// The attributes of an inode that could not be set, each with the reason.
 #[derive(Debug, Default)]
 pub struct Unset {
     failed: Vec<String>,
-    /// Extended attributes that only root can set, and that were left out.
+    /// Number of extended attributes left out because only root can set them, or because they give
+    /// privileges.
     pub privileged: u64,
-    /// Set-id bits were left out.
+    /// True if set-id bits were left out.
     pub set_ids: bool,
 }
 
@@ -183,7 +205,7 @@ impl Unset {
 
     fn note_xattr(&mut self, name: &[u8], is_root: bool, result: rustix::io::Result<()>) {
         match result {
-            // Without privileges only `user.` can be set; that much is expected.
+            // Without privileges only `user.` can be set, so this error is expected.
             Err(Errno::PERM) if !is_root && !name.starts_with(b"user.") => self.privileged += 1,
             result => self.note(
                 format_args!("extended attribute {}", name.escape_ascii()),
@@ -192,7 +214,8 @@ impl Unset {
         }
     }
 
-    /// A list that is not there, or that the filesystem does not have, is as good as removed.
+    /// Notes the removal of an access control list. A list that is absent, or that the filesystem
+    /// does not support, counts as removed.
     fn note_acl(&mut self, removed: rustix::io::Result<()>) {
         match removed {
             Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
@@ -200,8 +223,9 @@ impl Unset {
         }
     }
 
-    /// Whether an extended attribute is left out: one that gives privileges, to a file that has not
-    /// the owner and group it had.
+    /// Returns true if an extended attribute is left out, and counts it then. With `no_special`
+    /// that is every attribute except those of `user.`. Otherwise it is only `security.capability`,
+    /// for a file that does not have its former owner and group.
     fn leaves_out(&mut self, name: &[u8], rights: Rights, is_whose: bool) -> bool {
         let is_unwanted = rights.no_special && !name.starts_with(b"user.");
         let is_left_out = is_unwanted || (name == CAPABILITY && !is_whose);
@@ -209,8 +233,8 @@ impl Unset {
         is_left_out
     }
 
-    /// The permissions that are set. A program runs as its owner and group only if these are the
-    /// ones that it had.
+    /// Returns the permissions to set. Set-id bits are kept only if the file has its former owner
+    /// and group, as whom its program would run, and if the options do not exclude them.
     fn mode(&mut self, attributes: &Attributes, rights: Rights, is_whose: bool) -> Mode {
         let set_ids = attributes.mode & (libc::S_ISUID | libc::S_ISGID);
         self.set_ids = set_ids != 0 && (rights.no_special || !is_whose);
@@ -221,14 +245,14 @@ impl Unset {
         Mode::from_raw_mode(kept & 0o7777)
     }
 
-    /// What to tell, if anything failed.
+    /// Returns the message, if anything failed.
     pub fn told(&self) -> Option<String> {
         (!self.failed.is_empty()).then(|| self.failed.join("; "))
     }
 }
 
-/// Gives an inode its owner, extended attributes, permissions and times, in the order in which none undoes or forbids another. What fails keeps nothing else from
-/// being set.
+/// Sets the owner, extended attributes, permissions and times of an inode, in an order in which no
+/// step undoes or forbids another. A failure of one does not prevent the others.
 pub fn finish(
     fd: BorrowedFd<'_>,
     attributes: &Attributes,
@@ -261,9 +285,9 @@ pub fn finish(
     unset
 }
 
-/// The same for what cannot be opened: links, fifos, sockets, devices. It is set for what was made,
-/// and for nothing that has taken its name since, whatever a link there leads to: whoever owns the
-/// directory may put anything there.
+/// Does the same for inodes that cannot be opened: links, fifos, sockets, devices. The owner of the
+/// directory may have put anything under the name since. An inode of another kind gets nothing
+/// then, and neither does the target of a link.
 pub fn finish_at(
     directory: BorrowedFd<'_>,
     name: &OsStr,
@@ -279,14 +303,15 @@ pub fn finish_at(
     unset
 }
 
-/// An inode that cannot be opened, by a descriptor that only stands for it.
+/// An inode that cannot be opened, held by an `O_PATH` descriptor.
 struct HeldInode {
     fd: OwnedFd,
-    /// A path that leads to it and no further, even if it is a link.
+    /// A path that leads to the inode itself, even if it is a link.
     path: String,
 }
 
-/// Holds what has this name, if it is of the kind that was made there.
+/// Holds the inode of this name, if it is of the kind that was made there; otherwise fails with
+/// ESTALE.
 fn hold(
     directory: BorrowedFd<'_>,
     name: &OsStr,
@@ -333,7 +358,7 @@ fn finish_held(
     if !crate::volume::mode::is_symlink(attributes.mode) {
         unset.note_acl(rustix::fs::removexattr(path, ACLS[0]));
         let mode = unset.mode(attributes, rights, is_whose);
-        // Such a descriptor cannot be given to fchmod.
+        // fchmod(2) does not take such a descriptor.
         unset.note("permissions", rustix::fs::chmod(path, mode));
     }
     let times = times(attributes);
@@ -341,7 +366,7 @@ fn finish_held(
     unset.note("times", set);
 }
 
-/// Whether an inode has the owner and the group that it is to have.
+/// Returns true if an inode has the owner and the group that the snapshot has.
 fn is_whose(found: rustix::io::Result<rustix::fs::Stat>, attributes: &Attributes) -> bool {
     found.is_ok_and(|found| (found.st_uid, found.st_gid) == (attributes.uid, attributes.gid))
 }
@@ -375,7 +400,7 @@ mod tests {
         rustix::fs::open(path, DIRECTORY, Mode::empty()).unwrap()
     }
 
-    /// What was made has another's file in its place by now.
+    /// Another user's file has taken the name since.
     #[test]
     fn what_has_taken_the_name_since_gets_nothing() {
         let home = tempfile::TempDir::new().unwrap();
@@ -410,7 +435,7 @@ mod tests {
         }
     }
 
-    /// Links and fifos get what they had, and what a link leads to gets nothing.
+    /// Links and fifos get their attributes; the target of a link gets nothing.
     #[test]
     fn what_cannot_be_opened_gets_what_it_had() {
         let home = tempfile::TempDir::new().unwrap();
@@ -449,7 +474,7 @@ mod tests {
         assert_eq!(facts(&found), facts(&target));
     }
 
-    /// Of a fifo that was made under the name a link has now: the link's target is somebody else's.
+    /// The attributes of a fifo do not go to the target of a link that has its name now.
     #[test]
     fn permissions_never_go_through_a_link() {
         let home = tempfile::TempDir::new().unwrap();
@@ -514,8 +539,8 @@ mod tests {
         reopen(root.as_fd(), Path::new("link/b")).unwrap_err();
     }
 
-    /// What a file has after it was finished with these rights, for an owner that is another one or
-    /// not.
+    /// Finishes a file with these rights, for its owner or for a foreign one; returns its
+    /// permissions then, and what could not be set.
     fn set_id(rights: Rights, foreign: bool) -> (u32, Unset) {
         let home = tempfile::TempDir::new().unwrap();
         let path = home.path().join("file");

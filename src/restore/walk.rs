@@ -1,4 +1,5 @@
-//! The walk over the tree: directories first, contents in the background, attributes of directories last.
+//! The walk over the tree: directories first, contents in the background, attributes of directories
+//! last.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -23,24 +24,25 @@ use crate::volume::mode;
 use crate::volume::state::Scope;
 use crate::walk;
 
-/// Names looked at in one go.
+/// Names read at once.
 const PAGE_NAMES: usize = 1024;
 
-/// Names that are waiting to become links; each is a few words and a name.
+/// Number of names that may wait to become links; each takes a few words and its name in memory.
 const LINKS_MAX: usize = 4096;
 
-/// A name, as the path of its directory below the target: an open directory for each would be more than a process may have.
+/// A name, and the path of its directory below the target. An open directory for each name would
+/// exceed the process's limit of open files.
 struct Name {
     directory: Arc<Path>,
     name: OsString,
 }
 
-/// Links to follow up.
+/// Further names of inodes that have several.
 #[derive(Default)]
 struct Links {
-    /// Where an inode with several names is made first, and how many of its names are still to be met.
+    /// The first name of each such inode, and how many of its names are still to be met.
     firsts: HashMap<u64, (Arc<Name>, u32)>,
-    /// Further names, which are made when the first one is whole.
+    /// Further names, which become links when the first one is whole.
     waiting: Vec<(u64, Arc<Name>, Name)>,
 }
 
@@ -49,15 +51,19 @@ struct Filling {
     inode: u64,
     attributes: Attributes,
     fd: Arc<OwnedFd>,
-    /// Where the listing goes on; none when it is done.
+    /// Start of the rest of the listing; `None` after its end.
     rest: Option<Key>,
-    /// Subdirectories that were seen and not yet entered.
+    /// Subdirectories that were listed and not yet entered.
     inside: Vec<(u64, Attributes, OsString)>,
 }
 
-/// Restores a directory's contents into `target`, and then its attributes. Depth is bounded by the
-/// longest path that a walk follows and by open descriptors, not by the stack; no directory is
-/// entered twice.
+/// Restores the contents of a directory into `target`, and then its attributes. The longest path
+/// that a walk follows and the limit of open files bound the depth; the stack of the thread does
+/// not. No directory is entered twice.
+///
+/// # Errors
+/// [`RestoreError::Target`] if the descriptor of the target cannot be duplicated. Other failures
+/// are reported as problems.
 pub async fn directory(
     job: &Arc<Job>,
     inode: u64,
@@ -79,7 +85,7 @@ pub async fn directory(
     };
     walk.sweep(&fd, path);
     let mut entered = Entered::from(inode);
-    // The path of the directory on top of the stack.
+    // The path of the directory at the top of the stack.
     let mut here = path.to_owned();
     let mut stack = vec![filling(inode, attributes, Arc::new(fd))];
     while let Some(top) = stack.last_mut() {
@@ -135,7 +141,7 @@ pub async fn single(
 pub struct Place<'a> {
     /// The open directory.
     pub directory: &'a Arc<OwnedFd>,
-    /// The name in it.
+    /// The name in the directory.
     pub name: &'a OsStr,
     /// The whole path, for messages.
     pub path: &'a Path,
@@ -152,22 +158,24 @@ fn filling(inode: u64, attributes: Attributes, fd: Arc<OwnedFd>) -> Filling {
     }
 }
 
-/// Directories wait for their contents before their times are set; this many may wait, each with an open descriptor.
+/// Number of directories that may wait for their contents before their times are set; each holds an
+/// open descriptor.
 const FINISHED_MAX: usize = 256;
 
-/// A walk under way.
+/// A walk in progress.
 struct Walk<'a> {
     job: &'a Arc<Job>,
-    /// The target.
+    /// The open target.
     root: &'a OwnedFd,
     path: &'a Path,
     links: Links,
-    /// Directories that are filled, and wait for their attributes.
+    /// Directories that are filled and wait for their attributes.
     finished: Vec<(u64, Attributes, Arc<OwnedFd>, PathBuf)>,
 }
 
 impl Walk<'_> {
-    /// Waits for all contents; makes the links to them; sets the attributes of directories, in which nothing is made any more.
+    /// Waits for all contents, then makes the links to them, then sets the attributes of the filled
+    /// directories, in which nothing is made after that.
     async fn flush(&mut self, parts: &mut JoinSet<()>) {
         let job = self.job;
         while let Some(done) = parts.join_next().await {
@@ -212,7 +220,8 @@ impl Walk<'_> {
 }
 
 impl Walk<'_> {
-    /// Takes away what an earlier restore has left in a directory that is restored over.
+    /// With `overwrite`, removes the temporary files that an earlier restore has left in a
+    /// directory.
     fn sweep(&self, directory: &OwnedFd, path: &Path) {
         if self.job.options.overwrite
             && let Err(error) = drafts::sweep(directory.as_fd())
@@ -224,8 +233,8 @@ impl Walk<'_> {
         }
     }
 
-    /// The attributes of what a name leads to; none, and a problem, if it is nothing that can be
-    /// made. A directory counts as entered.
+    /// Returns the attributes of the inode that a name leads to. If no inode can be made of it,
+    /// reports a problem and returns `None`. A directory counts as entered.
     async fn sound(&self, inode: u64, path: &Path, entered: &mut Entered) -> Option<Attributes> {
         let found = match walk::attributes(&self.job.view, inode).await {
             Ok(found) => found,
@@ -271,7 +280,7 @@ impl Walk<'_> {
         };
         filling.rest = page.next;
         for faulty in page.faulty {
-            // Joined as it is it might replace the path.
+            // `Path::join` of such a name might replace the whole path.
             let path = [here.as_os_str().as_bytes(), b"/", &faulty.name].concat();
             job.problem(Path::new(OsStr::from_bytes(&path)), &faulty.fault, false);
         }
@@ -290,7 +299,7 @@ impl Walk<'_> {
             } else if attributes.links > 1
                 && !self.links.is_first(inode, attributes.links, &below, &name)
             {
-                // The other name is made already, and this one is to lead to it.
+                // `is_first` has noted this name as a link to the first one.
             } else {
                 let place = Place {
                     directory: &filling.fd,
@@ -305,7 +314,7 @@ impl Walk<'_> {
 }
 
 impl Links {
-    /// True for the first name of an inode; another one is remembered as a link to it.
+    /// Returns true for the first name of an inode. Notes any other name as a link to it.
     fn is_first(&mut self, inode: u64, names: u32, directory: &Arc<Path>, name: &OsStr) -> bool {
         let name = Name {
             directory: directory.clone(),
@@ -415,7 +424,8 @@ async fn make_other(
     }
 }
 
-/// The extended attributes of an inode; none, and a problem, if they cannot be had.
+/// Returns the extended attributes of an inode. If they cannot be read, reports a problem and
+/// returns `None`.
 async fn xattrs(job: &Job, inode: u64, path: &Path) -> Option<Vec<(Vec<u8>, Bytes)>> {
     match walk::xattrs(&job.view, inode).await {
         Ok(Ok(xattrs)) => return Some(xattrs),

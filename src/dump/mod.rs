@@ -1,6 +1,7 @@
 //! Files of a snapshot as one stream of bytes.
 //!
-//! Owns: reading ahead, in order, and what is written for a directory. Does not own: the form of an archive (`tar`), where the bytes go.
+//! Owns: reading ahead, in order, and the archive of a directory. Does not own: the encoding of an
+//! archive's headers (`tar`), where the bytes go.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,56 +25,63 @@ mod tar;
 /// A part of a file that is read at once, in bytes.
 const PART_BYTES: u64 = 8 << 20;
 
-/// Parts read ahead: bounds the memory.
+/// Number of parts that are read ahead, which bounds the memory.
 const PARTS_AHEAD: usize = 8;
 
-/// Files up to this size are read ahead of their turn in an archive, in bytes.
+/// Largest size of a file that is read ahead of its turn in an archive, in bytes.
 const SMALL_BYTES: u64 = 64 << 10;
 
-/// How many of them.
+/// Number of such files that are read ahead.
 const SMALL_AHEAD: usize = 64;
 
-/// Why a dump ended early. What was written before is right, and not all.
+/// Why a dump ended early. The bytes written before are correct, but incomplete.
 #[derive(Debug, thiserror::Error)]
 pub enum DumpError {
-    /// It could not be read.
+    /// The snapshot could not be read.
     #[error("{path}: {source}")]
     Read {
-        /// What.
+        /// Path of the file or directory.
         path: String,
-        /// Why.
+        /// The error of the read.
         source: VolumeError,
     },
-    /// It could not be written.
+    /// The bytes could not be written.
     #[error("cannot write: {0}")]
     Write(#[from] io::Error),
 }
 
-/// Where the bytes go.
+/// The receiver of the bytes.
 #[async_trait]
 pub trait Sink: Send {
-    /// Takes what comes next.
+    /// Takes the next bytes.
+    ///
+    /// # Errors
+    /// The I/O error of the write. It ends the dump with [`DumpError::Write`].
     async fn put(&mut self, bytes: Bytes) -> io::Result<()>;
 
-    /// Learns of what is not in the archive, since no file can be so.
+    /// Takes note of an entry that is left out because of a fault.
     fn leave_out(&mut self, path: &[u8], fault: &Fault);
 }
 
-/// What fills the last block of a member, and ends an archive.
+/// Zeroes that fill the last block of a member, and that end an archive.
 static ZEROES: [u8; 2 * tar::BLOCK_BYTES] = [0; 2 * tar::BLOCK_BYTES];
 
-/// What was written.
+/// Counts of a finished dump.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dumped {
     /// Bytes of contents.
     pub bytes: u64,
-    /// Inodes in an archive; 1 for a file.
+    /// Number of inodes in an archive; 1 for a file.
     pub entries: u64,
-    /// Sockets, which no archive has.
+    /// Number of sockets, which an archive cannot hold.
     pub skipped: u64,
 }
 
-/// Writes the contents of one regular file.
+/// Writes the contents of one regular file. An inode with a [`Fault`] is left out.
+///
+/// # Errors
+/// [`DumpError::Read`] if the attributes or the contents cannot be read; [`DumpError::Write`] if
+/// the sink fails.
 pub async fn file(
     view: &View,
     inode: u64,
@@ -115,7 +123,7 @@ async fn contents(
     let mut reads = stream::iter(parts)
         .map(|range| {
             let view = view.clone();
-            // A task of its own each, so that they go on while the sink blocks.
+            // Each part has a task of its own, so that reads continue while the sink blocks.
             tokio::spawn(async move { view.read(Scope::Live, inode, range).await })
         })
         .buffered(PARTS_AHEAD);
@@ -128,24 +136,28 @@ async fn contents(
     Ok(size)
 }
 
-/// What an archive has of one name.
+/// The parts of one archive member.
 struct Member {
     path: Vec<u8>,
     inode: u64,
     attributes: Attributes,
     xattrs: Vec<(Vec<u8>, Bytes)>,
     target: Option<Bytes>,
-    /// The contents of a small file.
+    /// The contents, for a small file.
     small: Option<Vec<Bytes>>,
 }
 
-/// Writes a directory, and all below it, as a tar archive with extended headers (POSIX.1-2001):
-/// paths in it begin below the directory. What no file can be is left out, so that nothing in the
-/// archive leads out of where it is unpacked.
+/// Writes a directory and all below it as a tar archive with extended headers (POSIX.1-2001). Paths
+/// in the archive are relative to the directory. Entries with a [`Fault`] are left out, so nothing
+/// in the archive leads out of the directory into which it is unpacked.
+///
+/// # Errors
+/// [`DumpError::Read`] if an entry cannot be read; [`DumpError::Write`] if the sink fails.
 pub async fn archive(view: &View, inode: u64, sink: &mut dyn Sink) -> Result<Dumped, DumpError> {
     let mut dumped = Dumped::default();
     let mut firsts: HashMap<u64, Vec<u8>> = HashMap::new();
-    // Directories that are still to be written, the next one last. What lies in one follows it at once: tar sets its times when it is left.
+    // Directories that are still to be written, the next one last. The contents of a directory
+    // directly follow it, because tar sets the times of a directory when it leaves it.
     let mut open = vec![];
     match member(view, inode, b"./".to_vec()).await? {
         (_, Ok(member)) => open.push(member),
@@ -199,7 +211,7 @@ pub async fn archive(view: &View, inode: u64, sink: &mut dyn Sink) -> Result<Dum
     Ok(dumped)
 }
 
-/// What an archive has of a name, or why it is left out; with its path.
+/// Returns the archive member of a name, or why it is left out; with its path.
 async fn member(
     view: &View,
     inode: u64,

@@ -1,12 +1,13 @@
-//! The head of one member of a tar archive: pure.
+//! The headers of one member of a tar archive: pure.
 //!
-//! Owns: the form (POSIX.1-2001, pax: ustar headers, with extended headers where those are too small). Does not own: contents and what follows them.
+//! Owns: the encoding (POSIX.1-2001, pax: ustar headers, and extended headers for values that do
+//! not fit into those). Does not own: contents and the padding after them.
 
 use bytes::Bytes;
 
 use crate::tree::item::Attributes;
 
-/// Everything in an archive is a multiple of this, in bytes.
+/// Block size: all parts of an archive are multiples of this, in bytes.
 pub const BLOCK_BYTES: usize = 512;
 
 /// The longest path in a plain header, in bytes.
@@ -16,30 +17,31 @@ const PATH_MAX: usize = 100;
 const SHORT_MAX: u64 = 0o7_777_777;
 const LONG_MAX: u64 = 0o77_777_777_777;
 
-/// Where a name leads that has no contents of its own.
+/// The target of a member without contents of its own.
 #[derive(Clone, Copy, Debug)]
 pub enum Link<'a> {
-    /// To another member, which has the contents.
+    /// Another member, which has the contents.
     Hard(&'a [u8]),
-    /// To any path.
+    /// Any path.
     Symbolic(&'a [u8]),
 }
 
 /// A member.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
-    /// Its path; a directory's ends with `/`.
+    /// Its path; that of a directory ends with `/`.
     pub path: &'a [u8],
-    /// What it is.
+    /// Its attributes.
     pub attributes: &'a Attributes,
     /// Its extended attributes.
     pub xattrs: &'a [(Vec<u8>, Bytes)],
-    /// Where it leads.
+    /// Its target, for a link.
     pub link: Option<Link<'a>>,
 }
 
 impl Entry<'_> {
-    /// All that comes before the contents; none for sockets, which no archive has.
+    /// Returns all headers that precede the contents; `None` for a socket, which an archive cannot
+    /// hold.
     pub fn encode(&self) -> Option<Vec<u8>> {
         let attributes = self.attributes;
         let (link, type_flag) = match (self.link, attributes.mode & libc::S_IFMT) {
@@ -89,7 +91,7 @@ impl Entry<'_> {
         Some(bytes)
     }
 
-    /// The extended header: what does not fit into the plain one.
+    /// Returns the records of the extended header: the values that do not fit into the plain one.
     fn records(&self, link: &[u8], size: u64, type_flag: u8) -> Vec<u8> {
         let attributes = self.attributes;
         let mut records = Vec::new();
@@ -123,7 +125,7 @@ impl Entry<'_> {
     }
 }
 
-/// Seconds with nanoseconds, which count upwards from them, as a decimal number.
+/// Formats a time as a decimal number. `nanoseconds` count upwards from `seconds`.
 fn decimal(seconds: i64, nanoseconds: u32) -> String {
     if seconds >= 0 || nanoseconds == 0 {
         return format!("{seconds}.{nanoseconds:09}");
@@ -132,7 +134,7 @@ fn decimal(seconds: i64, nanoseconds: u32) -> String {
     format!("-{whole}.{part:09}")
 }
 
-/// `LENGTH KEY=VALUE\n`, where the length counts itself.
+/// Appends `LENGTH KEY=VALUE\n`, in which the length includes its own digits.
 fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let rest = key.len() + value.len() + 3;
     let mut length = rest + 1;
@@ -147,7 +149,7 @@ fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     records.push(b'\n');
 }
 
-/// A plain header.
+/// The fields of a plain header.
 struct Plain<'a> {
     path: &'a [u8],
     mode: u32,
@@ -167,7 +169,8 @@ impl Plain<'_> {
             let length = bytes.len().min(room);
             block[at..at + length].copy_from_slice(&bytes[..length]);
         };
-        // What does not fit stands in the extended header, and here is something that does.
+        // The extended header holds numbers that do not fit; the plain one then has the largest
+        // that fits.
         let number = |block: &mut [u8; BLOCK_BYTES], at: usize, digits: usize, number: u64| {
             let most = (1_u64 << (3 * digits)) - 1;
             let digits = format!("{:0digits$o}", number.min(most));
@@ -220,7 +223,7 @@ mod tests {
     fn times_before_1970_are_right() {
         assert_eq!(decimal(5, 7), "5.000000007");
         assert_eq!(decimal(-1, 0), "-1.000000000");
-        // A quarter of a second after -2.
+        // 0.25 s after -2 s.
         assert_eq!(decimal(-2, 250_000_000), "-1.750000000");
         assert_eq!(decimal(-1, 999_999_999), "-0.000000001");
     }

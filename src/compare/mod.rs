@@ -1,9 +1,12 @@
-//! What differs between two snapshots, by path.
+//! The differences between two snapshots, by path.
 //!
-//! Owns: the walk from the top, and what counts as a difference. Does not own: which items differ (`tree::diff`), what is shown.
+//! Owns: the walk from the top, and what counts as a difference. Does not own: which items differ
+//! (`tree::diff`), how differences are shown.
 //!
-//! The items that differ are found first; that costs what they are, not what the trees are. Items know inodes, and only names know where these are: so directories are then
-//! listed from the top, until everything that differs was met. Nothing of contents is read.
+//! The comparison first finds the items that differ. Its cost depends on the number of those items,
+//! not on the size of the trees. Items belong to inodes, and only names tell where an inode is. The
+//! comparison therefore lists directories from the top, until it has met every inode that differs.
+//! It reads no contents.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,39 +22,39 @@ use crate::volume::state::Scope;
 use crate::volume::view::View;
 use crate::walk::{self, Listing, Named, join};
 
-/// Extents compared in one go: what differs in size is not looked into, however large it is said to
-/// be.
+/// Extents compared at once. Memory stays bounded for a file of any claimed size; the comparison
+/// stops at the first page that differs. Files of different sizes are not compared further.
 const PAGE_EXTENTS: usize = 4096;
 
-/// How something differs.
+/// The kind of a difference.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Hash)]
 pub enum Change {
-    /// It is only in the second.
+    /// Only the second snapshot has it.
     Added,
-    /// It is only in the first.
+    /// Only the first snapshot has it.
     Removed,
-    /// It has other contents, or leads elsewhere.
+    /// Its contents differ, or it is a symbolic link with another target.
     Modified,
-    /// It has another mode, owner, time or extended attribute.
+    /// Its mode, owner, time or an extended attribute differs.
     Metadata,
-    /// It is of another type.
+    /// Its file type differs.
     Type,
 }
 
 /// A difference.
 #[derive(Clone, Debug)]
 pub struct Difference {
-    /// How it differs.
+    /// Kind of the difference.
     pub change: Change,
-    /// Where; begins with `/`, a directory does not end with one.
+    /// Path; begins with `/`, and does not end with `/` for a directory.
     pub path: Vec<u8>,
-    /// What the first has.
+    /// Attributes in the first snapshot, if it is there.
     pub left: Option<Attributes>,
-    /// What the second has.
+    /// Attributes in the second snapshot, if it is there.
     pub right: Option<Attributes>,
 }
 
-/// What differs of an inode that both have.
+/// The parts in which an inode differs that both snapshots have.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 struct Marks {
     contents: bool,
@@ -69,39 +72,41 @@ impl Marks {
     }
 }
 
-/// A directory that is still to be looked into.
+/// A directory that is still to be listed.
 enum Task {
-    /// The same on both sides.
+    /// The same inode on both sides.
     Same(u64),
-    /// Another on each.
+    /// Another inode on each side.
     Pair(u64, u64),
-    /// Only in the first.
+    /// Only in the first snapshot.
     Left(u64),
-    /// Only in the second.
+    /// Only in the second snapshot.
     Right(u64),
 }
 
-/// A comparison under way.
+/// A comparison in progress.
 pub struct Comparison<'a> {
     left: &'a View,
     right: &'a View,
     marks: HashMap<u64, Marks>,
-    /// Inodes that differ and were not met yet.
+    /// Inodes that differ and that the walk has not met yet.
     pending: HashSet<u64>,
     tasks: Vec<(Vec<u8>, Task)>,
-    /// Differences that were found and not taken yet.
+    /// Differences found that the caller has not taken yet.
     found: Vec<Difference>,
-    /// Directories that were entered, on each side.
+    /// Directories entered, on each side.
     entered: [Entered; 2],
-    /// What was left out and not taken yet, each with its path.
+    /// Entries left out that the caller has not taken yet, each with its path.
     left_out: Vec<(Vec<u8>, Fault)>,
 }
 
 impl<'a> Comparison<'a> {
-    /// Finds the items that differ, and begins with a pair of inodes, one in each view, that people know as `path`.
+    /// Finds the items that differ, and begins with a pair of inodes, one in each view, whose path
+    /// is `path`.
     ///
     /// # Errors
-    /// What keeps either tree from being read; so everywhere here.
+    /// [`VolumeError::Depot`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if a tree cannot
+    /// be read.
     pub async fn new(
         (left, right): (&'a View, &'a View),
         inodes: (u64, u64),
@@ -126,13 +131,18 @@ impl<'a> Comparison<'a> {
         Ok(comparison)
     }
 
-    /// What was left out since the last call, since no file can be so, each with its path.
+    /// Returns the entries that were left out since the last call because of a fault, each with its
+    /// path.
     pub fn take_left_out(&mut self) -> Vec<(Vec<u8>, Fault)> {
         std::mem::take(&mut self.left_out)
     }
 
-    /// The next differences: those of one directory, by name; nothing but what was left out may
-    /// have been found. None after the last.
+    /// Returns the next differences: those of one directory, sorted by name. The list is empty if
+    /// the walk has only left out entries since the last call. Returns `None` after the last
+    /// difference.
+    ///
+    /// # Errors
+    /// As [`Comparison::new`].
     pub async fn next(&mut self) -> Result<Option<Vec<Difference>>, VolumeError> {
         loop {
             if !self.found.is_empty() || !self.left_out.is_empty() {
@@ -158,12 +168,12 @@ impl<'a> Comparison<'a> {
                     self.merge(Vec::new(), names, &path).await?;
                 }
             }
-            // The first name is looked into first.
+            // The first name is taken from the stack first.
             self.tasks[below..].reverse();
         }
     }
 
-    /// The names of a directory; what is none is left out.
+    /// Returns the names of a directory. Names with a fault are left out.
     async fn names(
         &mut self,
         view: &View,
@@ -177,7 +187,8 @@ impl<'a> Comparison<'a> {
         Ok(names)
     }
 
-    /// The attributes of what a name leads to; none, and left out, if it leads to nothing.
+    /// Returns the attributes of the inode that a name leads to. A name that leads to no inode is
+    /// left out, and the result is `None`.
     async fn attributes(
         &mut self,
         view: &View,
@@ -193,7 +204,8 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Looks into a directory later, unless that would never end.
+    /// Queues a directory for listing, unless it was entered before or its path is too long: such a
+    /// walk might never end.
     fn enter(&mut self, path: Vec<u8>, task: Task) {
         let (left, right) = match task {
             Task::Same(inode) => (Some(inode), Some(inode)),
@@ -212,7 +224,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Notes the inodes that both have and that differ.
+    /// Notes the inodes that both snapshots have and that differ.
     async fn mark(&mut self) -> Result<(), VolumeError> {
         let (left, right) = (Tree::new(self.left.base()), Tree::new(self.right.base()));
         let nodes = self.right.nodes();
@@ -221,7 +233,8 @@ impl<'a> Comparison<'a> {
             let mut marks = Marks::default();
             let parts = match difference.key.parse() {
                 Ok(parts) => parts,
-                // A name that is none leaves its directory to be listed, where it is left out.
+                // An invalid name marks its directory, which is then listed; the listing leaves the
+                // name out.
                 Err(error) => match difference.key.inode() {
                     Ok(inode) if difference.key.kind() == Ok(key::ItemKind::Name) => {
                         self.marks.entry(inode).or_default().names = true;
@@ -235,7 +248,8 @@ impl<'a> Comparison<'a> {
             };
             let inode = match parts {
                 KeyParts::Attributes { inode } => {
-                    // An inode that only one has is met by a name that only one has.
+                    // An inode that only one side has is met through a name that only that side
+                    // has.
                     let (Some(left), Some(right)) = (&difference.left, &difference.right) else {
                         continue;
                     };
@@ -290,7 +304,7 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// A name that leads to one inode on both sides.
+    /// Compares a name that leads to the same inode on both sides.
     async fn same(&mut self, name: &Named, directory: &[u8]) -> Result<(), VolumeError> {
         let inode = name.inode;
         if let Some(change) = self.marks.get(&inode).and_then(|marks| marks.change()) {
@@ -300,7 +314,7 @@ impl<'a> Comparison<'a> {
             let (Some(left), Some(right)) = (left, right) else {
                 return Ok(());
             };
-            // Another name of it may come.
+            // Another name of the inode may follow.
             if right.links <= 1 {
                 self.pending.remove(&inode);
             }
@@ -371,7 +385,7 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// One path with an inode on each side.
+    /// Compares one path that leads to an inode on each side.
     async fn compare_pair(
         &mut self,
         (left, right): (u64, u64),
@@ -407,7 +421,8 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// Whether two inodes of one type and size hold other bytes, as far as their extents tell: equal contents are stored as equal extents.
+    /// Returns true if two inodes of one type and size hold different bytes, as far as their
+    /// extents tell: equal contents are stored as equal extents.
     async fn has_other_contents(
         &self,
         left: u64,
@@ -465,7 +480,9 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// What counts: not when something was last read or had its attributes changed, and of directories not when names came or went.
+/// Compares attributes. The times of the last access and of the last attribute change do not count.
+/// For directories the time of modification and the size do not count either, because they only
+/// tell that names came or went.
 fn compare_attributes(left: &Attributes, right: &Attributes) -> Marks {
     let is_directory = mode::is_directory(right.mode);
     let facts = |attributes: &Attributes| {
@@ -480,7 +497,8 @@ fn compare_attributes(left: &Attributes, right: &Attributes) -> Marks {
     }
 }
 
-/// What is compared of extents: where they lie in the file, and what they are of.
+/// Returns the compared parts of extents: their place in the file, and the contents that they refer
+/// to.
 fn facts(items: &[(Key, Item)]) -> Vec<Option<(u64, u32, Target, u32)>> {
     let fact = |(key, item): &(Key, Item)| match (key.parse(), item) {
         (Ok(KeyParts::Extent { offset, .. }), Item::Extent(extent)) => {

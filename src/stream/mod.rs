@@ -1,6 +1,7 @@
 //! One stream into a volume, without a mount.
 //!
-//! Owns: the way from blocks to a file that has its name only when it is whole. Does not own: reading (`source`), the file (`volume::deposit`), the session (`mounting::alone`).
+//! Owns: the steps from blocks to a file that gets its name only when it is whole. Does not own:
+//! reading (`source`), the file (`volume::deposit`), the session (`mounting::alone`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,35 +19,35 @@ pub mod source;
 
 use source::{Blocks, Facts};
 
-/// Names that a mount shows in its root and that no file can have there.
+/// Names that a mount shows in its root, and that no file can have there.
 const RESERVED: [&[u8]; 2] = [b".snapshots", b".bkfs"];
 
 /// Why a stream did not become a file.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    /// It could not be read to its end.
+    /// The stream could not be read to its end.
     #[error("cannot read the stream: {0}")]
     Read(#[from] std::io::Error),
-    /// It could not be stored.
+    /// The stream could not be stored.
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    /// Somebody asked for its end.
+    /// Cancelled; the text says why.
     #[error("{0}")]
     Stopped(&'static str),
-    /// The path cannot be a file's.
+    /// The path cannot be that of a file.
     #[error("{path}: {reason}")]
     Path {
-        /// Which.
+        /// The path, or the name in it.
         path: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
 }
 
-/// How far it is.
+/// Counter of a stream in progress.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Bytes read and stored, or on their way.
+    /// Bytes read that are stored or being stored.
     pub bytes: AtomicU64,
 }
 
@@ -58,7 +59,11 @@ pub struct Place {
 }
 
 impl Place {
-    /// Reads a path from the root of the volume.
+    /// Parses a path from the root of the volume.
+    ///
+    /// # Errors
+    /// [`StreamError::Path`] if the path is empty, names a directory, holds `.` or `..`, or begins
+    /// with a name of the mount's own.
     pub fn parse(path: &[u8]) -> Result<Place, StreamError> {
         let wrong = |reason: &str| StreamError::Path {
             path: path.escape_ascii().to_string(),
@@ -88,12 +93,16 @@ impl Place {
         })
     }
 
-    /// The file's own name.
+    /// Returns the file's own name.
     pub fn name(&self) -> &[u8] {
         &self.name
     }
 
-    /// Says early what [`Place::take`] would say late.
+    /// Checks early, before the stream is read, that [`keep`] can give a file this place.
+    ///
+    /// # Errors
+    /// [`StreamError::Path`] if a directory of the path is no directory, or if the file's name is a
+    /// directory's; [`StreamError::Volume`] if the volume cannot be read.
     pub async fn check(&self, volume: &Volume) -> Result<(), StreamError> {
         let mut directory = ROOT_INODE;
         for name in &self.directories {
@@ -116,7 +125,7 @@ impl Place {
         }
     }
 
-    /// The inode of a name, and whether it is a directory's.
+    /// Returns the inode of a name, and whether it is a directory.
     async fn find(
         &self,
         volume: &Volume,
@@ -133,7 +142,7 @@ impl Place {
         }
     }
 
-    /// The directory of the file; directories that are not there are made.
+    /// Returns the directory of the file; makes the directories that are absent.
     async fn directory(&self, volume: &Volume, new: &NewInode) -> Result<u64, StreamError> {
         let mut directory = ROOT_INODE;
         for name in &self.directories {
@@ -154,7 +163,7 @@ impl Place {
     }
 }
 
-/// What a file made of a stream is like.
+/// Returns the attributes of a file that is made of a stream.
 pub fn new_file(place: &Place, facts: &Facts, umask: u32) -> NewInode {
     let profile = bkfs_chunker::ingest::detect(place.name(), &[]);
     let file = facts.file;
@@ -168,15 +177,20 @@ pub fn new_file(place: &Place, facts: &Facts, umask: u32) -> NewInode {
     }
 }
 
-/// A stream that is whole, and has no name yet.
+/// A whole stream that has no name yet.
 #[derive(Debug)]
 pub struct Received {
     inode: u64,
-    /// How long it is.
+    /// Its length, in bytes.
     pub bytes: u64,
 }
 
-/// Stores a stream to its end. If that fails, or `stop` says why it must end before, nothing is left of it.
+/// Stores a stream to its end. On an error nothing of it is kept: the deposit is dropped, or if
+/// that fails the next session removes it.
+///
+/// # Errors
+/// [`StreamError::Read`] if the stream cannot be read, [`StreamError::Volume`] if it cannot be
+/// stored, [`StreamError::Stopped`] with the result of `stop` if that comes first.
 pub async fn receive(
     volume: &Arc<Volume>,
     new: &NewInode,
@@ -198,14 +212,18 @@ pub async fn receive(
     }
 }
 
-/// Drops what was received.
+/// Drops a received stream.
 pub async fn abandon(volume: &Volume, received: Received) {
     if let Err(error) = volume.drop_deposit(received.inode).await {
         tracing::debug!("left to the next session: {error}");
     }
 }
 
-/// Gives the stream its name, in place of the file that had it.
+/// Gives the stream its name, in place of a file of that name. On an error drops the stream.
+///
+/// # Errors
+/// [`StreamError::Path`] if a directory of the path is no directory; [`StreamError::Volume`] if the
+/// volume cannot be read or changed, or if the name is a directory's.
 pub async fn keep(
     volume: &Volume,
     place: &Place,
@@ -240,7 +258,8 @@ async fn fill(
         let length = block.length() as u64;
         let run = block.after(&left);
         if is_last && offset == 0 {
-            // What fits into memory is stored like any small file: perhaps in the tree.
+            // A stream that fits into one block is stored like any small file, possibly in the
+            // tree.
             if length > 0 {
                 let options = WriteOptions::default();
                 volume.write(inode, 0, run, options).await?;

@@ -1,6 +1,7 @@
 //! Reading a stream ahead, in large blocks, on a thread of its own.
 //!
-//! Owns: the blocks, their reuse, and direct I/O with its fallback. Does not own: what becomes of the bytes.
+//! Owns: the blocks, their reuse, and direct I/O with its fallback. Does not own: what the bytes
+//! are used for.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,27 +14,30 @@ use rustix::fs::{Advice, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::sync::mpsc;
 
-/// A block is read whole before it is given on, in bytes: eight segments or more, so that little is left over from one to the next.
+/// Bytes of a block, which is read whole before it is passed on. It holds at least four segments,
+/// of at most 2 MiB each, so that little is left over from one block to the next.
 pub const BLOCK_BYTES: usize = 8 << 20;
 
-/// Room before a block's bytes for what is left over from the one before it: a segment (2 MiB at most) and a chunk.
+/// Bytes reserved before a block's data for the rest of the block before it: a segment (2 MiB at
+/// most) and a chunk.
 const HEADROOM_BYTES: usize = 4 << 20;
 
-/// What direct I/O must be aligned to at most, in bytes.
+/// The largest alignment that direct I/O requires, in bytes.
 const ALIGNMENT_BYTES: usize = 4096;
 
-/// Blocks that wait between reader and user; one more is being filled, one in use.
+/// Blocks that wait between reader and user. One more is being filled, and one is in use.
 const WAITING_BLOCKS: usize = 1;
 
-/// The room asked for in a pipe, in bytes: what an unprivileged user gets (/proc/sys/fs/pipe-max-size).
+/// Requested size of a pipe, in bytes: the largest that an unprivileged user gets
+/// (/proc/sys/fs/pipe-max-size).
 const PIPE_BYTES: usize = 1 << 20;
 
-/// What a stream is, as far as is known before it is read.
+/// Facts of a stream that are known before it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// Its length; none if nobody knows.
+    /// Its length in bytes, if it is known.
     pub total_bytes: Option<u64>,
-    /// What fstat(2) says of a regular file.
+    /// Attributes by fstat(2), if it is a regular file.
     pub file: Option<FileFacts>,
 }
 
@@ -42,13 +46,13 @@ pub struct Facts {
 pub struct FileFacts {
     /// Permission bits.
     pub permissions: u32,
-    /// Owner.
+    /// Owning user.
     pub uid: u32,
-    /// Group.
+    /// Owning group.
     pub gid: u32,
     /// Time of modification: seconds and nanoseconds.
     pub modified: (i64, u32),
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
@@ -60,9 +64,10 @@ pub struct Source {
 }
 
 impl Source {
-    /// A stream that is open already: a pipe, a file, a device.
+    /// Returns a stream that is already open: a pipe, a file, a device.
     pub fn of(fd: OwnedFd) -> Source {
-        // More room means fewer turns of the processor between writer and reader; a pipe that stays small works as well.
+        // A larger pipe means fewer switches of the processor between writer and reader. A small
+        // pipe works as well.
         let _ = rustix::pipe::fcntl_setpipe_size(&fd, PIPE_BYTES);
         Source {
             fd,
@@ -70,7 +75,10 @@ impl Source {
         }
     }
 
-    /// Opens a file; past the page cache if its filesystem can do that.
+    /// Opens a file; past the page cache if its filesystem supports that.
+    ///
+    /// # Errors
+    /// The I/O error of opening the file; EISDIR for a directory.
     pub fn open(path: &Path) -> io::Result<Source> {
         let open = |flags| {
             rustix::fs::open(
@@ -103,11 +111,15 @@ impl Source {
     }
 
     fn read_through_cache(&self) {
-        // Advice, no more.
+        // Only advice, so an error does not matter.
         let _ = rustix::fs::fadvise(&self.fd, 0, None, Advice::Sequential);
     }
 
-    /// The same stream again: one to be read, one to be asked.
+    /// Returns the same stream again, so that one can be read while the other is asked for its
+    /// facts.
+    ///
+    /// # Errors
+    /// The I/O error of duplicating the descriptor.
     pub fn try_clone(&self) -> io::Result<Source> {
         Ok(Source {
             fd: self.fd.try_clone()?,
@@ -115,7 +127,10 @@ impl Source {
         })
     }
 
-    /// What is known of it.
+    /// Returns the facts of the stream.
+    ///
+    /// # Errors
+    /// The I/O error of fstat(2).
     pub fn facts(&self) -> io::Result<Facts> {
         let stat = rustix::fs::fstat(&self.fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -137,7 +152,11 @@ impl Source {
         })
     }
 
-    /// Starts to read ahead. The thread ends with the stream, with an error, or once nobody takes blocks any more (and the read under way returns).
+    /// Starts to read ahead. The thread ends with the stream, with an error, or when [`Blocks`] is
+    /// dropped and the read in progress returns.
+    ///
+    /// # Errors
+    /// The I/O error of starting the thread.
     pub fn blocks(mut self) -> io::Result<Blocks> {
         let (sender, receiver) = mpsc::channel(WAITING_BLOCKS);
         let (back, free) = threads::channel();
@@ -182,7 +201,8 @@ impl Source {
         })
     }
 
-    /// The end of a file is not aligned, and some filesystems ask for more than they said.
+    /// Leaves direct I/O. The end of a file is not aligned, and some filesystems require a larger
+    /// alignment than they report.
     fn leave_direct(&mut self) -> io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(&self.fd)?;
         rustix::fs::fcntl_setfl(&self.fd, flags.difference(OFlags::DIRECT))?;
@@ -191,7 +211,7 @@ impl Source {
     }
 }
 
-/// A descriptor that somebody made non-blocking.
+/// Waits until a non-blocking descriptor can be read.
 fn wait_readable(fd: &OwnedFd) -> io::Result<()> {
     match poll(&mut [PollFd::new(&fd.as_fd(), PollFlags::IN)], None) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -206,7 +226,10 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// The next block; the last one says so.
+    /// Returns the next block; [`Block::is_last`] is true for the last one.
+    ///
+    /// # Errors
+    /// The I/O error of reading the stream, or that the reading thread has ended.
     pub async fn next(&mut self) -> io::Result<Block> {
         match self.receiver.recv().await {
             Some(block) => block,
@@ -215,7 +238,7 @@ impl Blocks {
     }
 }
 
-/// Memory for one block, which begins aligned behind the headroom.
+/// Memory for one block. The data begins aligned after the headroom.
 #[derive(Debug)]
 struct Buffer {
     memory: Vec<u8>,
@@ -236,10 +259,10 @@ impl Buffer {
     }
 }
 
-/// A part of the stream.
+/// A block of the stream.
 #[derive(Debug)]
 pub struct Block {
-    /// None only while it is given back.
+    /// `None` only while the buffer is given back.
     buffer: Option<Buffer>,
     length: usize,
     is_last: bool,
@@ -247,17 +270,17 @@ pub struct Block {
 }
 
 impl Block {
-    /// True if the stream ends with it.
+    /// Returns true if the stream ends with this block.
     pub fn is_last(&self) -> bool {
         self.is_last
     }
 
-    /// Bytes in it.
+    /// Returns the number of bytes in it.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// What was left over, and behind it this block, in one piece.
+    /// Returns `left`, the rest of the block before, followed by this block, in one piece.
     pub fn after(mut self, left: &[u8]) -> Bytes {
         let Some(buffer) = &mut self.buffer else {
             return Bytes::copy_from_slice(left);
@@ -278,7 +301,8 @@ impl AsRef<[u8]> for Block {
 }
 
 impl Drop for Block {
-    /// Memory that was touched once is cheaper than fresh memory: it goes back to the reader.
+    /// Gives the buffer back to the reader: memory that was touched once is cheaper than fresh
+    /// memory.
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
             // The reader may have ended.

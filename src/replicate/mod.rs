@@ -1,17 +1,23 @@
-//! Snapshots of one repository in another: the same files under other keys.
+//! Copies of snapshots in another repository: the same files under other keys.
 //!
-//! Owns: which snapshots are copied and in what order, and the session that writes them. Does not own: the translation of a tree (`tree`), nor that of contents (the chunker).
+//! Owns: which snapshots are copied and in what order, and the session that writes them. Does not
+//! own: the translation of a tree (`tree`), nor that of contents (the chunker).
 //!
-//! Everything in a repository is named and sealed under keys of its own, so nothing can be copied as it is. A snapshot is read, verified and stored anew, with the same inodes; from the
-//! second one on only what differs from a snapshot that both repositories have. What was stored by a copy that broke off is found in the index and not sent again.
+//! Each repository names and encrypts its objects under keys of its own, so no object can be copied
+//! unchanged. A copy reads a snapshot, verifies it and stores it again, with the same inode
+//! numbers. From the second snapshot on it copies only what differs from a snapshot that both
+//! repositories have. Blobs that an interrupted copy has stored are found in the index and not sent
+//! again.
 //!
-//! While a snapshot is being copied the volume shows the last whole one, or nothing. How far the
-//! new tree is, the volume's entry in the root holds apart, so that a collection keeps it: the copy
-//! that goes on begins at the last whole snapshot again, finds in the index what the one before it
-//! stored, and sends only the rest; whatever was mounted in between.
+//! While a snapshot is being copied, the volume shows the last whole one, or nothing. The volume's
+//! entry in the root holds the unfinished tree in a field of its own (`building`), so that a
+//! collection keeps its blobs. The next copy begins at the last whole snapshot again. It finds in
+//! the index the blobs that the copy before it stored, and sends only the rest, even if the volume
+//! was mounted in between.
 //!
-//! A root without a chain cannot hold that. There the volume's tree is the unfinished one, and that
-//! a copy left it so, and no one changed it, is known from who held it.
+//! A root without a chain has no such field. There the volume's tree is the unfinished one. The
+//! holder that the volume is taken from tells that a copy left it so, and that nothing has changed
+//! it since.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -42,83 +48,85 @@ mod tree;
 /// Why snapshots were not copied.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicateError {
-    /// One of the roots.
+    /// The root of the source or of the target could not be read or changed.
     #[error(transparent)]
     Root(#[from] RootError),
-    /// The source cannot be read, or the target not be written.
+    /// The source cannot be read, or the target cannot be written.
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    /// Both URLs are one repository.
+    /// Both URLs lead to one repository.
     #[error("both are the same repository")]
     Same,
-    /// The target's volume holds what no copy brought there.
+    /// The target's volume holds changes that no copy brought there.
     #[error("volume {volume:?} of the target holds changes that are in no snapshot of the source")]
     Diverged {
-        /// Which.
+        /// Name of the volume.
         volume: String,
     },
-    /// A session of the target's volume acknowledged what is in no commit yet.
+    /// A session of the target's volume acknowledged changes that are in no commit yet.
     #[error("volume {volume:?} of the target has acknowledged changes that are in no commit yet")]
     Unreplayed {
-        /// Which.
+        /// Name of the volume.
         volume: String,
     },
-    /// A snapshot that would have to be put before others.
+    /// A snapshot would have to be inserted before others of the target.
     #[error(
         "snapshot {name:?} is older than the newest one that the target has, and snapshots are only added at the end"
     )]
     Older {
-        /// Which.
+        /// Name of the snapshot.
         name: String,
     },
-    /// Another snapshot of that name.
+    /// The target has another snapshot of the same name.
     #[error("the target has another snapshot {name:?}")]
     Taken {
-        /// Which.
+        /// Name of the snapshot.
         name: String,
     },
 }
 
-/// How far it is.
+/// Counters of a copy in progress.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Bytes of contents that were translated.
+    /// Bytes of contents translated.
     pub bytes: AtomicU64,
-    /// Items of trees that were translated.
+    /// Items of trees translated.
     pub items: AtomicU64,
 }
 
-/// What became of one snapshot.
+/// The result for one snapshot.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// It, as the source has it.
+    /// The snapshot, as the source has it.
     pub snapshot: SnapshotEntry,
-    /// False if the target had it.
+    /// False if the target had it before.
     pub is_new: bool,
-    /// The generation of the target's root that has it, if it was copied now.
+    /// Generation of the target's root that first has it, if this run copied it.
     pub generation: Option<u64>,
 }
 
 /// A copy of snapshots of one volume.
 pub struct Replication<'a> {
-    /// Where from.
+    /// The source.
     pub from: &'a Repository,
-    /// Where to.
+    /// The target.
     pub to: &'a Arc<Repository>,
-    /// The volume, on both sides.
+    /// Name of the volume, on both sides.
     pub volume: &'a str,
-    /// Only these, by name; all if empty.
+    /// Names of the snapshots to copy; all if empty.
     pub names: &'a [String],
-    /// Take the target's volume over from whoever holds it.
+    /// Take over the target's volume from its present holder.
     pub steal: bool,
-    /// Go on without what the target's volume acknowledged and is in no journal any more.
+    /// Go on without changes that the target's volume acknowledged and that are in no journal any
+    /// more.
     pub accept_loss: bool,
-    /// Give up what the target's volume holds and no snapshot of it: it starts anew from the last
-    /// snapshot that was copied.
+    /// Give up changes of the target's volume that are in no snapshot: the volume starts again from
+    /// the last snapshot that was copied.
     pub anew: bool,
-    /// A commit is due after so much, in bytes of contents: what a copy that breaks off would send again.
+    /// Bytes of contents after which a commit is due. An interrupted copy sends at most about as
+    /// many again.
     pub commit_bytes: u64,
-    /// For whoever shows it.
+    /// Counters for a progress display.
     pub progress: &'a Progress,
 }
 
@@ -127,25 +135,27 @@ pub struct Replication<'a> {
 struct Whole {
     tree: Id,
     totals: Totals,
-    /// It is nothing: a volume that has no tree yet.
+    /// True for a volume that has no tree yet.
     is_nothing: bool,
 }
 
-/// What is to be done.
+/// The plan of a copy.
 struct Plan {
-    /// In order of time.
+    /// Requested snapshots, in order of time.
     wanted: Vec<SnapshotEntry>,
-    /// Pairs of trees, in the source and in the target, of snapshots that both have; newest last.
+    /// Pairs of trees, in the source and in the target, of snapshots that both have; the newest
+    /// last.
     common: Vec<(Id, Whole)>,
     /// Names that the target has already.
     present: HashSet<String>,
 }
 
 impl Replication<'_> {
-    /// Copies what is missing, oldest first, and tells `done` of each.
+    /// Copies the missing snapshots, oldest first, and calls `done` with the result for each.
     ///
     /// # Errors
-    /// The first thing that went wrong; what was copied before it stays.
+    /// The first error, of any variant of [`ReplicateError`]. Snapshots that were copied before it
+    /// stay.
     pub async fn run(&self, done: &mut (dyn FnMut(&Outcome) + Send)) -> Result<(), ReplicateError> {
         if self.from.handle.current().root.repository == self.to.handle.current().root.repository {
             return Err(ReplicateError::Same);
@@ -233,7 +243,7 @@ impl Replication<'_> {
         source.resolve(self.volume, &reference).cloned()
     }
 
-    /// Takes the target's volume.
+    /// Registers a session in the target and takes its volume.
     async fn enter(&self, plan: &Plan) -> Result<Writer, ReplicateError> {
         let to = self.to;
         let handle = &to.handle;
@@ -309,7 +319,7 @@ impl Replication<'_> {
             ingest: ingest.clone(),
             lists: to.lists.clone(),
         });
-        // They have acknowledged nothing.
+        // Checked above: these sessions have acknowledged nothing.
         let victims = open.victims().iter().map(|victim| Replayed {
             session: victim.session,
             last: 0,
@@ -331,8 +341,8 @@ impl Replication<'_> {
         Ok((ingest, committer.replaying(victims), whole))
     }
 
-    /// Whether a tree of the target is that of a volume that was mounted and never used: it holds
-    /// nothing but its root directory.
+    /// Returns true if a tree of the target is that of a volume that was mounted and never used: it
+    /// holds nothing but its root directory.
     async fn is_unused(&self, tree: Id) -> Result<bool, VolumeError> {
         let nodes = self.to.nodes.as_ref();
         let mut items = Tree::new(tree).range(key::everything());
@@ -395,7 +405,8 @@ impl Replication<'_> {
         Ok(writer.commit(tree, entry, Some(snapshot)).await?)
     }
 
-    /// The tree of a snapshot in the target, over `base`, which both have, or over nothing.
+    /// Returns the tree of a snapshot in the target. It is built over `base`, which both
+    /// repositories have, or over nothing.
     async fn translate(
         &self,
         writer: &Writer,
@@ -404,7 +415,8 @@ impl Replication<'_> {
         entry: &SnapshotEntry,
     ) -> Result<Id, ReplicateError> {
         let start = writer.whole().tree;
-        // What was copied is built over this: the next commit checks that it is still live, whoever forgets its snapshot meanwhile (rule 3).
+        // The copy is built over this tree. The next commit checks that the tree is still live,
+        // even if another program forgets its snapshot meanwhile (rule 3).
         writer
             .ingest
             .adopt_blob(Kind::Node, start)
@@ -412,7 +424,8 @@ impl Replication<'_> {
         let mut translation =
             tree::Translation::new(self, writer.ingest.clone(), (base, source), start);
         while translation.step().await? {
-            // What is stored is named by a commit before long: so it need not be sent again, and little is held in memory.
+            // An early commit names the blobs stored so far. An interrupted copy then need not send
+            // them again, and the memory for uncommitted blobs stays bounded.
             if translation.wants_commit() {
                 writer.commit(translation.tree(), entry, None).await?;
                 translation.committed();
@@ -422,7 +435,8 @@ impl Replication<'_> {
     }
 }
 
-/// Whether one entry is the other's copy. Times are kept, and no two snapshots of a volume have one name.
+/// Returns true if one entry is the copy of the other. A copy keeps the time, and no two snapshots
+/// of a volume have one name.
 fn is_copy(here: &SnapshotEntry, there: &SnapshotEntry) -> bool {
     let facts = |entry: &SnapshotEntry| {
         let who = (entry.host.clone(), entry.user.clone());
@@ -431,7 +445,7 @@ fn is_copy(here: &SnapshotEntry, there: &SnapshotEntry) -> bool {
     facts(here) == facts(there)
 }
 
-/// What a holder says who copies from that repository.
+/// Returns the command that the holder of a copy from that repository shows.
 fn command(from: &Repository) -> String {
     format!("bkfs copy of {}", from.handle.current().root.repository)
 }
@@ -444,9 +458,9 @@ struct Writer {
     /// The tree of the last snapshot that both sides have, or an empty one.
     whole: Mutex<Whole>,
     next_inode: u64,
-    /// The root can hold an unfinished tree apart.
+    /// True if the root can hold an unfinished tree in a field of its own.
     is_witnessed: bool,
-    /// The volume's tree is that of a snapshot, or empty.
+    /// True if the volume's tree is that of a snapshot, or empty.
     is_whole: AtomicBool,
 }
 
@@ -455,14 +469,15 @@ impl Writer {
         *self.whole.lock()
     }
 
-    /// Commits a tree: with its snapshot, or as far as it is.
+    /// Commits a tree: with its snapshot, or unfinished.
     async fn commit(
         &self,
         tree: Id,
         entry: &SnapshotEntry,
         snapshot: Option<SnapshotRequest>,
     ) -> Result<Committed, RootError> {
-        // Every reference made so far is in the tree, and none is made meanwhile.
+        // The tree holds every reference made so far, and no other reference is made during the
+        // commit.
         let made = Whole {
             tree,
             totals: Totals {
@@ -490,7 +505,8 @@ impl Writer {
             snapshot,
         };
         let is_whole = is_snapshot || is_apart;
-        // Until it is known what became of the commit.
+        // Until the outcome of the commit is known, the volume counts as whole only if it was so
+        // before and the commit keeps it so.
         self.is_whole.fetch_and(is_whole, Ordering::Relaxed);
         let mut rescues = 0;
         let committed = loop {
@@ -512,7 +528,8 @@ impl Writer {
         Ok(committed)
     }
 
-    /// After a failure: the volume shows its last whole snapshot again, if the store can still be reached.
+    /// After a failure, commits the last whole snapshot again, if its tree is still live and the
+    /// store can be reached.
     async fn go_back(&self, entry: &SnapshotEntry) {
         let tree = self.whole().tree;
         let is_live = || self.ingest.adopt_blob(Kind::Node, tree).is_ok();
@@ -525,7 +542,8 @@ impl Writer {
         }
     }
 
-    /// Leaves the root, unless the volume is half copied: then the session that stays tells the next copy who left it so.
+    /// Ends the session, unless the volume shows an unfinished tree. Then the session stays in the
+    /// root, so that the next copy finds out that a copy left it so.
     async fn leave(self) {
         if !self.is_whole.load(Ordering::Relaxed) {
             return;

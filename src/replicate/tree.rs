@@ -1,6 +1,7 @@
-//! A tree of one repository, item by item, as a tree of another.
+//! Translation of a tree of one repository, item by item, into a tree of another.
 //!
-//! Owns: which items change and what they are in the target. Names lie under a keyed hash, and extents name contents by keyed ids; all else is the same on both sides.
+//! Owns: which items change, and their form in the target. Names are ordered by a keyed hash, and
+//! extents refer to contents by keyed ids; all other items are equal on both sides.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,29 +24,29 @@ use crate::tree::map::{Cursor, Tree};
 use crate::volume::error::VolumeError;
 use crate::volume::nodes::{NewNodes, Nodes, decode_item};
 
-/// Items that are translated together: bounds the memory of a step.
+/// Items translated together, which bounds the memory of a step.
 const STEP_ITEMS: usize = 8192;
 
 /// Contents of a step, in bytes.
 const STEP_BYTES: u64 = 256 << 20;
 
-/// Contents under way at once; each of up to 2 MiB, read and stored.
+/// Contents read and stored concurrently; each has up to 2 MiB.
 const CONTENTS_AT_ONCE: usize = 16;
 
-/// A commit is due after so long.
+/// Time after which a commit is due.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Or after so many blobs, which take memory until then.
+/// Number of uncommitted blobs at which a commit is due; they take memory until then.
 const COMMIT_BLOBS: usize = 200_000;
 
-/// What is to be changed: everything, or what differs.
+/// The items to translate: all of a tree, or those that differ.
 enum Changes {
     All(Cursor),
     Differing(Diff),
 }
 
 impl Changes {
-    /// The next key, and its new value.
+    /// Returns the next key and its new value; a value of `None` removes the key.
     async fn next(&mut self, nodes: &Nodes) -> Result<Option<(Key, Option<Bytes>)>, VolumeError> {
         match self {
             Changes::All(cursor) => {
@@ -60,7 +61,7 @@ impl Changes {
     }
 }
 
-/// A translation under way.
+/// A translation in progress.
 pub(super) struct Translation<'a> {
     from: &'a Repository,
     to: &'a Repository,
@@ -74,7 +75,8 @@ pub(super) struct Translation<'a> {
 }
 
 impl<'a> Translation<'a> {
-    /// From the tree `sources.1` of the source, of which the target has `sources.0` as `start`.
+    /// Returns a translation of the tree `sources.1` of the source. `start` is the target's tree
+    /// for the source's tree `sources.0`.
     pub(super) fn new(
         replication: &'a Replication<'a>,
         ingest: Arc<Ingest>,
@@ -101,25 +103,25 @@ impl<'a> Translation<'a> {
         }
     }
 
-    /// The tree in the target, as far as it is.
+    /// Returns the tree in the target, as far as it is translated.
     pub(super) fn tree(&self) -> Id {
         self.tree
     }
 
-    /// Whether what was stored should be named by a commit before it goes on.
+    /// Returns true if a commit should name the stored blobs before the translation continues.
     pub(super) fn wants_commit(&self) -> bool {
         self.uncommitted_bytes >= self.commit_bytes
             || self.last_commit.elapsed() >= COMMIT_INTERVAL
             || self.ingest.uncommitted_blobs() >= COMMIT_BLOBS
     }
 
-    /// It is named.
+    /// Notes that a commit has named the stored blobs.
     pub(super) fn committed(&mut self) {
         self.uncommitted_bytes = 0;
         self.last_commit = Instant::now();
     }
 
-    /// Translates some items; false if there are none left.
+    /// Translates some items; returns false if none are left.
     pub(super) async fn step(&mut self) -> Result<bool, VolumeError> {
         let mut translated: BTreeMap<Key, Option<Bytes>> = BTreeMap::new();
         let mut contents: Vec<(Key, Extent)> = Vec::new();
@@ -162,7 +164,7 @@ impl<'a> Translation<'a> {
         Ok(true)
     }
 
-    /// The key in the target: only names lie elsewhere there.
+    /// Returns the key in the target. Only the keys of names differ there.
     fn key(&self, key: &Key) -> Result<Key, VolumeError> {
         let malformed = |error| VolumeError::Tree(format!("{key:?}: {error}"));
         Ok(match key.parse().map_err(malformed)? {
@@ -173,7 +175,7 @@ impl<'a> Translation<'a> {
         })
     }
 
-    /// Stores the contents of extents in the target, each target once.
+    /// Stores the contents of extents in the target, each of them once.
     async fn contents(
         &self,
         extents: Vec<(Key, Extent)>,
@@ -187,7 +189,8 @@ impl<'a> Translation<'a> {
             }
             group.push((key, extent));
         }
-        // In the order of the files: what lies together there shall lie together here.
+        // In the order of the files, so that contents that are adjacent in the source stay adjacent
+        // in the target.
         let groups = order
             .into_iter()
             .filter_map(|target| Some((target, groups.remove(&target)?)));

@@ -1,4 +1,4 @@
-//! Compression of frames of 128 KiB, decompression, and the probe.
+//! Compression of frames of 128 KiB, decompression, and the probe for incompressible data.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn compress(criterion: &mut Criterion) {
             println!("{name}/level {level}: one frame becomes {shorter:.3}");
         }
     }
-    // What the probe spares: noise that is compressed all the same.
+    // The time that the probe saves: incompressible data that is compressed all the same.
     let mut context = zstd::bulk::Compressor::new(1).expect("zstd has level 1");
     let mut out = Vec::with_capacity(2 * FRAME);
     group.bench_function("noise/level 1 without the probe", |bencher| {

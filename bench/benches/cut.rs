@@ -1,4 +1,4 @@
-//! Cut points by profile, zeros, and the guess of a file's kind.
+//! Cut points by profile, detection of zeros, and detection of a file's profile.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Ids of blobs.
+//! Computing the ids of blobs.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Index objects, tables made of them, and look-ups.
+//! Index objects, the tables made of them, and lookups.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::Numbers;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 
-/// Packs of 1,024 blobs (16 MiB in pages), and what they hold.
+/// Returns packs of 1,024 blobs each (16 MiB in pages), and the prefixes of these blobs.
 fn packs(count: u32) -> (Vec<PackRecord>, Vec<Prefix>) {
     let mut numbers = Numbers(3);
     let mut prefixes = Vec::new();

@@ -1,5 +1,5 @@
-//! The tree: building, batches of changes, looking up, scanning, comparing. Nodes are kept in memory, so that what is measured is the tree and
-//! the hashing of its nodes, not a store.
+//! The tree: building, batches of changes, lookups, scans, comparisons. The nodes are in memory, so
+//! the benchmark measures the tree and the hashing of its nodes, and not a store.
 
 use std::hint::black_box;
 
@@ -11,7 +11,7 @@ use pollster::block_on;
 
 type Entry = (Key, Option<Vec<u8>>);
 
-/// Items in the tree that most of these work on.
+/// Number of items in the tree of most benchmarks.
 const ITEMS: u64 = 1_000_000;
 
 /// Spreads numbers over 64 bits (splitmix64), so that runs are repeatable.
@@ -31,7 +31,7 @@ fn leads_to(inode: u64) -> Vec<u8> {
     Item::Name { inode, file_type }.encode()
 }
 
-/// The names of one directory, sorted as the tree sorts them.
+/// Returns the names of one directory, in the order of the tree.
 fn directory(count: u64) -> Vec<Entry> {
     let mut names: Vec<Entry> = (0..count)
         .map(|number| (name(number), Some(leads_to(number + 1000))))
@@ -48,7 +48,7 @@ fn build(nodes: &MemoryNodes, entries: &[Entry]) -> Id {
     .expect("nodes in memory do not fail")
 }
 
-/// `count` changes, scattered over the names of the directory.
+/// Returns `count` changes, spread over the names of the directory.
 fn changes(count: u64, round: u64) -> Vec<Entry> {
     let mut changes: Vec<Entry> = (0..count)
         .map(|number| {

@@ -1,4 +1,6 @@
-//! Mounts the null filesystem until somebody unmounts it: `null_mount MOUNTPOINT [cached|direct] [THREADS]`.
+//! Mounts the null filesystem until it is unmounted.
+//!
+//! Usage: `null_mount MOUNTPOINT [cached|direct] [THREADS]`.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a suite is given: places, sizes, the program, the peers, and the report that it fills.
+//! The input of a suite: directories, sizes, the program, the peers, and the report that it fills.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use crate::program::Program;
 use crate::report::{Record, Report};
 use crate::{Failure, Outcome};
 
-/// How much is measured.
+/// The amount of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// To see that it works: a few MiB, in seconds.
+    /// A few MiB, in seconds: to test the benchmark itself.
     Small,
-    /// To see where the time goes: a tenth.
+    /// About a tenth: to see which step takes the time.
     Middle,
-    /// As the figures are published.
+    /// The size of the published figures.
     Full,
 }
 
 impl Size {
-    /// One of three.
+    /// Returns the value for this size.
     pub fn choose<T>(self, small: T, middle: T, full: T) -> T {
         match self {
             Size::Small => small,
@@ -31,27 +31,27 @@ impl Size {
     }
 }
 
-/// What a suite works with.
+/// The input of a suite.
 pub struct Context {
     /// A directory of the benchmark's own, on the disk that is measured.
     pub work: PathBuf,
-    /// Runs of each step.
+    /// Number of runs of each step.
     pub repeat: usize,
-    /// How much.
+    /// The amount of data.
     pub size: Size,
-    /// bkfs.
+    /// The bkfs program.
     pub program: Program,
-    /// Everybody else.
+    /// The other systems.
     pub peers: Peers,
-    /// What was measured.
+    /// The results.
     pub report: Report,
 }
 
 impl Context {
-    /// An empty directory of this name, in place of whatever was there.
+    /// Makes an empty directory of this name, and removes what was there.
     ///
     /// # Errors
-    /// The disk's.
+    /// The I/O error of removing or making it.
     pub fn fresh(&self, name: &str) -> Outcome<PathBuf> {
         let path = self.work.join(name);
         remove(&path)?;
@@ -59,7 +59,7 @@ impl Context {
         Ok(path)
     }
 
-    /// Notes a run of `system` at `step`.
+    /// Adds a run of `system` at `step` to the report.
     pub fn note(&mut self, suite: &'static str, step: &str, system: &str, run: Run) {
         eprintln!(
             "  {suite} · {step} · {system}: {:.2} s{}",
@@ -77,13 +77,13 @@ impl Context {
         );
     }
 
-    /// Notes that a peer could not take part.
+    /// Notes that a peer is absent.
     pub fn absent(&mut self, name: &str, reason: impl std::fmt::Display) {
         eprintln!("  {name} is absent: {reason}");
         self.report.absent(name, &reason.to_string());
     }
 
-    /// Runs a peer's part: what fails in a peer is reported and ends its part alone.
+    /// Runs the part of one peer. An error is reported as an absence, and ends only this part.
     pub fn peer(&mut self, name: &str, part: impl FnOnce(&mut Self) -> Outcome<()>) {
         if let Err(error) = part(self) {
             self.absent(name, format!("failed: {error}"));
@@ -91,10 +91,10 @@ impl Context {
     }
 }
 
-/// Removes a file or tree, if it is there.
+/// Removes a file or tree, if it exists.
 ///
 /// # Errors
-/// The disk's.
+/// The I/O error, with the path.
 pub fn remove(path: &Path) -> Result<(), Failure> {
     let removed = match path.symlink_metadata() {
         Err(_) => return Ok(()),

@@ -1,6 +1,7 @@
-//! What is backed up: the same bytes in every run, from fixed seeds.
+//! The data that is backed up: the same bytes in every run, from fixed seeds.
 //!
-//! Owns: content that compresses as real content does. Does not own: databases (a real server makes those).
+//! Owns: content that compresses like real content. Does not own: databases (a real server makes
+//! those).
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -8,11 +9,11 @@ use std::path::Path;
 
 use crate::Outcome;
 
-/// Numbers that look random and are the same in every run (splitmix64).
+/// Pseudo-random numbers, the same in every run (splitmix64).
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    /// The next number.
+    /// Returns the next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut number = self.0;
@@ -21,25 +22,25 @@ impl Numbers {
         number ^ (number >> 31)
     }
 
-    /// The next number between 0 and 1.
+    /// Returns the next number as a fraction from 0 inclusive to 1 exclusive.
     fn share(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// How content compresses.
+/// How well content compresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Texture {
-    /// Not at all.
+    /// Incompressible.
     Noise,
-    /// To rather less than half, as rows of digits in pages of a database do.
+    /// Compresses to somewhat less than half, like rows of digits in the pages of a database.
     Pages,
 }
 
 /// Length of a page, in bytes.
 const PAGE: usize = 16 * 1024;
 
-/// Appends `length` bytes to `bytes`, a multiple of a page for [`Texture::Pages`].
+/// Appends `length` bytes to `bytes`; for [`Texture::Pages`] `length` is a multiple of a page.
 pub fn fill(texture: Texture, length: usize, numbers: &mut Numbers, bytes: &mut Vec<u8>) {
     let end = bytes.len() + length;
     while bytes.len() < end {
@@ -71,7 +72,10 @@ fn page(numbers: &mut Numbers, bytes: &mut Vec<u8>) {
     bytes.resize(start + PAGE, 0);
 }
 
-/// Makes a file of `length` bytes unless there is one of that length.
+/// Makes a file of `length` bytes, unless a file of that length exists.
+///
+/// # Errors
+/// The I/O error of making or writing the file.
 pub fn stream(path: &Path, texture: Texture, length: u64, seed: u64) -> Outcome<()> {
     if fs::metadata(path).is_ok_and(|there| there.len() == length) {
         return Ok(());
@@ -91,7 +95,11 @@ pub fn stream(path: &Path, texture: Texture, length: u64, seed: u64) -> Outcome<
     Ok(())
 }
 
-/// Makes `count` files of 4 KiB in the median (up to 128 KiB) in directories of 250 below `root`; returns their bytes.
+/// Makes `count` files of 128 bytes to 128 KiB (median 4 KiB), in directories of 250 below `root`.
+/// Returns the sum of their lengths, in bytes.
+///
+/// # Errors
+/// The I/O error of making or writing a file or directory.
 pub fn small_files(root: &Path, count: usize, seed: u64) -> Outcome<u64> {
     let mut numbers = Numbers(seed);
     let mut total = 0;

@@ -1,4 +1,4 @@
-//! The least that the work can cost: compression alone, on one thread.
+//! The lower bound of the processor time: compression alone, on one thread.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -7,13 +7,14 @@ use std::path::Path;
 use crate::Outcome;
 use crate::measure::thread_s;
 
-/// What is compressed at a time, in bytes.
+/// Bytes that are compressed at a time.
 const BLOCK: usize = 128 * 1024;
 
-/// Processor seconds of zstd -1 over every file below `root` in blocks of 128 KiB, reading not counted, and the bytes that come of it.
+/// Compresses every file below `root` by zstd -1, in blocks of 128 KiB. Returns the processor
+/// seconds, without those for reading, and the sum of the compressed bytes.
 ///
 /// # Errors
-/// A file cannot be read.
+/// The I/O error of reading a file or directory, or an error of zstd.
 pub fn zstd(root: &Path) -> Outcome<(f64, u64)> {
     let mut context = zstd::bulk::Compressor::new(1)?;
     let mut coded = vec![0; zstd::zstd_safe::compress_bound(BLOCK)];

@@ -1,4 +1,4 @@
-//! Whole workloads, bkfs beside its peers, and what they share.
+//! Whole workloads of bkfs and of its peers, and the code that they share.
 
 pub mod context;
 pub mod data;
@@ -15,8 +15,8 @@ pub mod suites;
 pub mod targets;
 pub mod verify;
 
-/// What went wrong, for the person who started the benchmark.
+/// An error, for the person who started the benchmark.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// A result of anything here.
+/// The result of a fallible function of this crate.
 pub type Outcome<T> = Result<T, Failure>;

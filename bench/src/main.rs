@@ -1,6 +1,6 @@
-//! `bkfs-bench SUITE`: whole workloads, bkfs beside its peers.
+//! `bkfs-bench SUITE`: whole workloads of bkfs and of its peers.
 //!
-//! Owns: the command line, the order of suites, and where results go.
+//! Owns: the command line, the order of suites, and where results are written.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,8 +17,10 @@ use clap::{Parser, ValueEnum};
 
 /// Benchmarks of bkfs beside its peers
 ///
-/// Prepares its own data from fixed seeds, runs everybody in turn on the same machine, checks that what was stored comes back byte by byte, and writes tables, JSON and plots.
-/// Mounts filesystems, drops the kernel's caches and starts servers on 127.0.0.1: run it as root, on a machine with nothing else to do.
+/// Prepares its own data from fixed seeds, runs everybody in turn on the same machine, checks that
+/// what was stored comes back byte by byte, and writes tables, JSON and plots. Mounts filesystems,
+/// drops the kernel's caches and starts servers on 127.0.0.1: run it as root, on a machine with
+/// nothing else to do.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// mariadb, stream, files, latency, micro, index, or all
@@ -36,7 +38,8 @@ struct Arguments {
     /// A page that takes the tables between its marks, such as PERFORMANCE.md
     #[arg(long)]
     page: Option<PathBuf>,
-    /// Where data is prepared, stored and restored (default: the system's directory for temporary files)
+    /// Where data is prepared, stored and restored (default: the system's directory for temporary
+    /// files)
     #[arg(long)]
     work: Option<PathBuf>,
     /// The bkfs to measure (default: $BKFS_BIN, or one that is built now)
@@ -77,7 +80,7 @@ fn run(arguments: &Arguments) -> Outcome<()> {
     let work = tempfile::Builder::new()
         .prefix("bkfs-bench.")
         .tempdir_in(place)?;
-    // Seen by the database's own user.
+    // The database server's own user must be able to read it.
     fs::set_permissions(
         work.path(),
         std::os::unix::fs::PermissionsExt::from_mode(0o755),
@@ -103,7 +106,7 @@ fn run(arguments: &Arguments) -> Outcome<()> {
         if wanted(name) {
             eprintln!("{name}");
             suite(&mut context).map_err(|error| format!("{name}: {error}"))?;
-            // What is measured is there even if a later suite fails.
+            // Written after each suite, so that results stay if a later suite fails.
             context.report.write(&arguments.output)?;
         }
     }
@@ -121,7 +124,7 @@ fn run(arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// Builds the program as its users do.
+/// Builds the program in release mode, as users do.
 fn build() -> Outcome<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -145,7 +148,7 @@ fn build() -> Outcome<PathBuf> {
     }
 }
 
-/// The machine, the versions and the command line.
+/// Notes the machine, the versions and the command line in the report.
 fn describe(context: &mut Context) {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, name: &str| {

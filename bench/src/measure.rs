@@ -1,6 +1,6 @@
-//! Measuring: wall time, processor time and memory of commands and daemons.
+//! Measurements: wall time, processor time and memory of commands and daemons.
 //!
-//! Owns: where the numbers come from (wait4(2), /proc). Does not own: what is measured.
+//! Owns: the sources of the numbers (wait4(2), /proc). Does not own: what is measured.
 
 use std::fs;
 use std::path::Path;
@@ -17,21 +17,24 @@ use crate::Outcome;
 /// One run of one step by one system.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Run {
-    /// Seconds from the beginning to durable.
+    /// Seconds from the start until the data is durable.
     pub wall_s: f64,
-    /// Processor seconds of the system itself: its daemon or its commands, not of whoever writes into a mount.
+    /// Processor seconds of the system itself: of its daemon or its commands, and not of a program
+    /// that writes into a mount.
     pub cpu_s: Option<f64>,
-    /// The most anonymous memory of its largest process, in bytes.
+    /// Peak anonymous memory of its largest process, in bytes.
     pub anon_bytes: Option<u64>,
-    /// What the repository or copy takes after the step, in bytes.
+    /// Size of the repository or copy after the step, in bytes.
     pub stored_bytes: Option<u64>,
-    /// Requests made to the store during the step.
+    /// Number of requests to the store during the step.
     pub requests: Option<u64>,
-    /// Whether what it stored came back byte by byte. Nothing is reported of a system that has no verified run.
+    /// True if all that it stored came back byte by byte. Tables and plots show no figures of a
+    /// record that has an unverified run.
     pub verified: bool,
 }
 
-/// Samples the anonymous memory of a process, or of its largest descendant, until dropped.
+/// Samples the anonymous memory of a process, or of its largest descendant, every 20 ms until it is
+/// dropped.
 pub struct Sampler {
     stop: Arc<AtomicBool>,
     peak: Arc<AtomicU64>,
@@ -39,7 +42,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Begins to watch a process.
+    /// Starts to sample a process.
     pub fn start(pid: u32) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let peak = Arc::new(AtomicU64::new(0));
@@ -58,7 +61,7 @@ impl Sampler {
         }
     }
 
-    /// The most that was seen, in bytes.
+    /// Returns the largest sample, in bytes.
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
@@ -68,13 +71,13 @@ impl Drop for Sampler {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It only samples: a panic there is no reason for another.
+            // The thread only samples, so its panic is ignored.
             let _ = thread.join();
         }
     }
 }
 
-/// A process and all that it started: a shell, and what it runs in a pipe.
+/// Returns a process and all its descendants, such as a shell and the programs of its pipe.
 fn family(pid: u32) -> Vec<u32> {
     let mut family = vec![pid];
     let mut next = 0;
@@ -91,7 +94,8 @@ fn family(pid: u32) -> Vec<u32> {
     family
 }
 
-/// Gives memory back to the system that this process has freed, so that what it takes next is seen to be taken.
+/// Returns freed memory of this process to the system, so that a later allocation shows in the
+/// measurement.
 pub fn give_back_memory() {
     // SAFETY: an argument by value; memory that is in use is not touched.
     unsafe {
@@ -99,7 +103,7 @@ pub fn give_back_memory() {
     }
 }
 
-/// Anonymous memory of a process, in bytes.
+/// Returns the anonymous memory of a process, in bytes.
 pub fn anonymous_bytes(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status
@@ -109,10 +113,10 @@ pub fn anonymous_bytes(pid: u32) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Processor seconds that a process has used, in user and kernel mode.
+/// Returns the processor seconds that a process has used, in user and kernel mode.
 pub fn processor_s(pid: u32) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything.
+    // The name is in parentheses and may hold any character.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks: f64 = fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?;
     // SAFETY: sysconf has no preconditions.
@@ -120,7 +124,7 @@ pub fn processor_s(pid: u32) -> Option<f64> {
     Some(ticks / per_second as f64)
 }
 
-/// Processor seconds of the calling thread.
+/// Returns the processor seconds of the calling thread.
 pub fn thread_s() -> f64 {
     clock_s(libc::CLOCK_THREAD_CPUTIME_ID)
 }
@@ -135,7 +139,7 @@ fn clock_s(clock: libc::clockid_t) -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Processor seconds of all children that were waited for, and of theirs.
+/// Returns the processor seconds of all children that were waited for, and of their children.
 fn children_s() -> f64 {
     // SAFETY: all zeros is a valid value of this structure of numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -148,7 +152,8 @@ fn children_s() -> f64 {
 /// Runs a command to its end and measures it.
 ///
 /// # Errors
-/// It cannot be started, or fails: with what it printed last.
+/// A message if it cannot be started, or if it fails; the latter with the last eight lines of its
+/// error output.
 pub fn command(command: &mut Command) -> Outcome<Run> {
     let before = children_s();
     let started = Instant::now();
@@ -163,7 +168,7 @@ pub fn command(command: &mut Command) -> Outcome<Run> {
     })
 }
 
-/// Runs a shell's line, with `set -e` and pipefail, and measures it.
+/// Runs and measures a line of bash, with `set -eu` and pipefail.
 ///
 /// # Errors
 /// As [`command`].
@@ -171,7 +176,7 @@ pub fn shell(line: &str) -> Outcome<Run> {
     command(&mut shell_command(line))
 }
 
-/// A shell that runs this line.
+/// Returns a bash command that runs this line.
 pub fn shell_command(line: &str) -> Command {
     let mut shell = Command::new("bash");
     shell.args(["-c", &format!("set -euo pipefail; {line}")]);
@@ -198,7 +203,7 @@ fn end(command: &Command, child: Child) -> Outcome<()> {
     Err(format!("{command:?}: {}\n{last}", output.status).into())
 }
 
-/// What a directory or file takes on disk, in bytes of content.
+/// Returns the size of a file, or the sum for all files of a directory, in bytes of content.
 pub fn stored_bytes(path: &Path) -> u64 {
     let Ok(there) = fs::symlink_metadata(path) else {
         return 0;
@@ -210,7 +215,8 @@ pub fn stored_bytes(path: &Path) -> u64 {
     entries.map(|entry| stored_bytes(&entry.path())).sum()
 }
 
-/// Writes everything to disk and drops what the kernel keeps of files (as root; otherwise as well as may be).
+/// Writes all dirty data to disk and drops the kernel's caches of files. Dropping needs root; a
+/// failure is only printed.
 pub fn drop_caches() {
     // SAFETY: sync has no preconditions.
     unsafe { libc::sync() };
@@ -219,7 +225,7 @@ pub fn drop_caches() {
     }
 }
 
-/// The median of some numbers; none of none.
+/// Returns the median; `None` for no numbers.
 pub fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
@@ -248,7 +254,7 @@ mod tests {
 
     #[test]
     fn what_a_shell_runs_is_looked_at_too() {
-        // A shell of its own in a pipe, which keeps 16 MiB of text for a while.
+        // A shell in a pipe that holds 16 MiB of text for 0.3 s.
         let run = shell("(text=$(printf '%16777216s' x); sleep 0.3; echo ${#text}) | cat").unwrap();
         assert!(
             run.anon_bytes.is_some_and(|bytes| bytes > 16 << 20),

@@ -1,8 +1,7 @@
-//! A filesystem that keeps names and sizes, and no bytes.
+//! A filesystem that stores names and sizes, and no bytes.
 //!
-//! It measures what the way through the kernel costs by itself: what bkfs reaches on a mount
-//! can be no faster than this. Writes are counted and dropped, reads are zeros. Files and
-//! directories only.
+//! It measures the cost of the kernel path alone; bkfs on a mount cannot be faster. Writes are
+//! counted and dropped, reads return zeros. It has files and directories only.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -17,10 +16,10 @@ use bkfs_fuse::{
 };
 use bytes::Bytes;
 
-/// As long as a mount lasts: nothing changes behind the kernel's back.
+/// Lifetime of all answers: longer than any mount, because nothing changes without the kernel.
 const TTL: Duration = Duration::from_secs(86_400);
 
-/// What reads are cut from; the largest read request.
+/// The bytes of all reads, as many as the largest read request.
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 /// How files are opened.
@@ -28,7 +27,7 @@ static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 pub struct NullConfig {
     /// Bypass the page cache.
     pub direct_io: bool,
-    /// Let several threads write one file at once (with `direct_io`).
+    /// Let several threads write one file at the same time (with `direct_io`).
     pub parallel_direct_writes: bool,
 }
 
@@ -36,7 +35,7 @@ pub struct NullConfig {
 pub struct NullFs {
     config: NullConfig,
     files: Mutex<Files>,
-    /// Bytes written since the beginning.
+    /// Bytes written since the start.
     pub written_bytes: AtomicU64,
 }
 
@@ -112,7 +111,7 @@ fn entry(attributes: Attributes) -> Entry {
 }
 
 impl NullFs {
-    /// An empty one.
+    /// Returns an empty filesystem.
     pub fn new(config: NullConfig) -> Self {
         let mut files = Files::default();
         let root = Caller {
@@ -129,7 +128,7 @@ impl NullFs {
         }
     }
 
-    /// The files; a panic elsewhere while they were locked leaves them as they were.
+    /// Locks the files. A panic during an earlier lock is ignored.
     fn files(&self) -> std::sync::MutexGuard<'_, Files> {
         self.files
             .lock()

@@ -1,13 +1,14 @@
-//! Who else is here: other tools, where they lie and how they are called.
+//! The peers: other tools, where they are installed and how they are called.
 //!
-//! Owns: finding them. One that is not there is named in the report, never passed over in silence.
+//! Owns: finding them. The report names each peer that is absent.
 
 use std::collections::BTreeMap;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Every tool that a suite may ask for, and how its version is asked for. `bench/install-peers` brings them.
+/// Every tool that a suite may need, and the argument that prints its version.
+/// `bench/install-peers` installs them.
 const KNOWN: &[(&str, &str)] = &[
     ("restic", "version"),
     ("rustic", "--version"),
@@ -23,14 +24,14 @@ const KNOWN: &[(&str, &str)] = &[
     ("rsync", "--version"),
 ];
 
-/// The tools that were found.
+/// The tools found.
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
     found: BTreeMap<&'static str, PathBuf>,
 }
 
 impl Peers {
-    /// Looks for all of them.
+    /// Searches for all of them.
     pub fn look() -> Self {
         let found = KNOWN
             .iter()
@@ -40,10 +41,10 @@ impl Peers {
         }
     }
 
-    /// Where a tool lies, quoted by nothing: names of tools hold no blanks.
+    /// Returns the path of a tool. It needs no quoting, because it holds no blanks.
     ///
     /// # Errors
-    /// How to have it, if it is not here.
+    /// A message that says how to install the tool, if it is absent.
     pub fn need(&self, name: &str) -> Result<String, String> {
         self.found
             .get(name)
@@ -51,7 +52,7 @@ impl Peers {
             .ok_or_else(|| format!("{name} is not on this machine (bench/install-peers brings it)"))
     }
 
-    /// Names and versions of what was found.
+    /// Returns names and versions of the tools found.
     pub fn versions(&self) -> String {
         let version = |(name, path): (&&'static str, &PathBuf)| {
             let argument = KNOWN.iter().find(|(known, _)| known == name)?.1;
@@ -66,14 +67,16 @@ impl Peers {
     }
 }
 
-/// The version that the directory of a tool names, where the tests keep what they build: `NAME-VERSION`.
+/// Returns the version in the name of a tool's directory, `NAME-VERSION`, in the cache in which the
+/// tests keep what they build.
 fn kept_version(name: &str, path: &Path) -> Option<String> {
     let mut parts = path.iter().filter_map(|part| part.to_str());
     let version = parts.find_map(|part| part.strip_prefix(name)?.strip_prefix('-'))?;
     Some(version.to_owned())
 }
 
-/// The first word of what a tool says of itself that looks like a version: numbers with a dot between, perhaps with a name before.
+/// Returns the first word of a tool's output that looks like a version: numbers with a dot between
+/// them, after an optional name.
 fn first_version(said: &str) -> Option<String> {
     let is_version = |word: &&str| {
         let digits = word.trim_start_matches(|letter: char| !letter.is_ascii_digit());
@@ -86,7 +89,8 @@ fn first_version(said: &str) -> Option<String> {
     Some(word.trim_matches([',', ';', '(', ')']).to_owned())
 }
 
-/// Looks for a program on the PATH, where cargo installs, and where the tests keep what they build.
+/// Searches for a program on the PATH, where cargo installs, in /usr/sbin, and in the cache in
+/// which the tests keep what they build.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     let home = PathBuf::from(env::var_os("HOME")?);

@@ -1,4 +1,4 @@
-//! Plots: horizontal bars of medians with least and most, as SVG.
+//! Plots: horizontal bars of medians with minimum and maximum, as SVG.
 
 use crate::report::{Record, line};
 
@@ -6,7 +6,8 @@ const WIDTH: f64 = 900.0;
 const LEFT: f64 = 330.0;
 const ROW: f64 = 20.0;
 
-/// One bar for each record, grouped by step; those of bkfs stand out.
+/// Returns a plot with one bar for each record, grouped by step. The bars of bkfs have another
+/// colour.
 pub fn bars(title: &str, records: &[&Record]) -> String {
     let longest = records
         .iter()

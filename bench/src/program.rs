@@ -1,6 +1,7 @@
-//! bkfs as its users have it: the program, its mounts and its commands.
+//! The bkfs program, its mounts and its commands, as users run them.
 //!
-//! Owns: starting and ending daemons, and reading what they count. State and caches lie in the benchmark's own directory.
+//! Owns: starting and ending daemons, and reading their counters. State and caches are in the
+//! benchmark's own directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,20 +11,20 @@ use std::time::{Duration, Instant};
 use crate::measure::{self, Run, Sampler};
 use crate::{Outcome, context};
 
-/// How long a mount may take to appear or to go.
+/// Longest wait for a mount to answer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The program.
+/// The bkfs program.
 #[derive(Clone, Debug)]
 pub struct Program {
     binary: PathBuf,
     home: PathBuf,
-    /// Variables for credentials and the like.
+    /// Environment variables, such as credentials.
     environment: Vec<(String, String)>,
 }
 
 impl Program {
-    /// The program at `binary`, with its state below `home`.
+    /// Returns the program at `binary`, with its state below `home`.
     pub fn new(binary: PathBuf, home: PathBuf) -> Self {
         Self {
             binary,
@@ -32,7 +33,7 @@ impl Program {
         }
     }
 
-    /// The same with more variables in its environment.
+    /// Returns the same program with additional environment variables.
     pub fn with(&self, environment: &[(&str, String)]) -> Self {
         let mut program = self.clone();
         let own = environment.iter();
@@ -41,7 +42,7 @@ impl Program {
         program
     }
 
-    /// A command of the program.
+    /// Returns a command of the program.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command
@@ -55,24 +56,24 @@ impl Program {
         command
     }
 
-    /// What it calls itself.
+    /// Returns the output of `--version`.
     pub fn version(&self) -> String {
         let output = self.command(&["--version"]).output();
         let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
         text.unwrap_or_default()
     }
 
-    /// Whether it has this command.
+    /// Returns true if the program has this command.
     pub fn has(&self, name: &str) -> bool {
         let mut help = self.command(&[name, "--help"]);
         let status = help.stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
     }
 
-    /// Forgets everything that earlier commands have cached.
+    /// Removes all caches of earlier commands.
     ///
     /// # Errors
-    /// The disk's.
+    /// The I/O error of removing them.
     pub fn forget_caches(&self) -> Outcome<()> {
         context::remove(&self.home.join("cache"))
     }
@@ -80,15 +81,16 @@ impl Program {
     /// Makes a sealed repository.
     ///
     /// # Errors
-    /// The program's.
+    /// As [`measure::command`].
     pub fn init(&self, url: &str) -> Outcome<()> {
         measure::command(&mut self.command(&["init", url])).map(drop)
     }
 
-    /// Mounts a repository and waits until it answers.
+    /// Mounts a repository and waits until the mount answers.
     ///
     /// # Errors
-    /// The program's.
+    /// The I/O error of starting the daemon, or a message if it ends or does not answer within 120
+    /// s.
     pub fn mount(&self, url: &str, mount_point: &Path) -> Outcome<Mounted> {
         fs::create_dir_all(mount_point)?;
         fs::create_dir_all(&self.home)?;
@@ -125,10 +127,10 @@ impl Program {
         Ok(mounted)
     }
 
-    /// Restores a snapshot into `target`, with cold caches, to durable.
+    /// Restores a snapshot into `target`, with cold caches, until it is durable.
     ///
     /// # Errors
-    /// The program's.
+    /// As [`measure::command`], or the I/O error of removing the old target or the caches.
     pub fn restore(&self, url: &str, what: &str, target: &Path) -> Outcome<Run> {
         context::remove(target)?;
         self.forget_caches()?;
@@ -140,16 +142,16 @@ impl Program {
     }
 }
 
-/// Waits until the filesystem of `path` has everything on disk; how long that took, in seconds.
+/// Waits until the filesystem of `path` has everything on disk. Returns the time, in seconds.
 ///
 /// # Errors
-/// That of sync(1).
+/// As [`measure::command`].
 pub fn flush(path: &Path) -> Outcome<f64> {
     let run = measure::command(Command::new("sync").arg("-f").arg(path))?;
     Ok(run.wall_s)
 }
 
-/// A mount that is served by a daemon of its own.
+/// A mount that a daemon of its own serves.
 pub struct Mounted {
     child: Child,
     sampler: Sampler,
@@ -158,15 +160,16 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.mount_point
     }
 
-    /// Measures `work`, which ends when everything is as durable as it says: wall time, and the daemon's processor time and requests.
+    /// Measures `work`, which ends when its data is durable: the wall time, and the processor time
+    /// and the requests of the daemon.
     ///
     /// # Errors
-    /// Those of `work`.
+    /// The error of `work`.
     pub fn measure(&self, work: impl FnOnce() -> Outcome<()>) -> Outcome<Run> {
         let (cpu, requests) = (measure::processor_s(self.child.id()), self.requests());
         let started = Instant::now();
@@ -190,13 +193,13 @@ impl Mounted {
     /// Makes a snapshot.
     ///
     /// # Errors
-    /// The program's.
+    /// As [`measure::command`].
     pub fn snapshot(&self, name: &str) -> Outcome<()> {
         let mut snapshot = self.program.command(&["snapshot"]);
         measure::command(snapshot.arg(&self.mount_point).arg(name)).map(drop)
     }
 
-    /// Requests made to the store since it was mounted.
+    /// Returns the number of requests to the store since the mount.
     fn requests(&self) -> Option<u64> {
         let text = fs::read(self.mount_point.join(".bkfs/status")).ok()?;
         let status: serde_json::Value = serde_json::from_slice(&text).ok()?;
@@ -207,7 +210,8 @@ impl Mounted {
     /// Unmounts, and waits until the daemon has ended.
     ///
     /// # Errors
-    /// Something was not stored.
+    /// As [`measure::command`] for `bkfs umount`, or a message if the daemon fails: not everything
+    /// was stored then.
     pub fn unmount(mut self) -> Outcome<()> {
         let mut unmount = self.program.command(&["umount"]);
         measure::command(unmount.arg(&self.mount_point))?;
@@ -222,7 +226,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // A suite failed: nothing is left mounted, and nobody is told of what follows from that.
+            // A suite failed: the mount is detached, and errors of this are ignored.
             let _ = Command::new("umount")
                 .arg("-l")
                 .arg(&self.mount_point)

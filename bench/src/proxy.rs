@@ -1,6 +1,7 @@
-//! A store that is far away: passes TCP on and holds each request back for a while.
+//! A proxy that simulates a distant store: it forwards TCP and delays each request.
 //!
-//! Owns: connections and the delay. Knows of HTTP only that a client that speaks after the server did begins a request.
+//! Owns: connections and the delay. Its only knowledge of HTTP: a client that sends after the
+//! server has sent begins a request.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,18 +12,18 @@ use std::time::Duration;
 
 use crate::Outcome;
 
-/// A listening proxy; it lasts as long as the process.
+/// A listening proxy, which lasts as long as the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Proxy {
-    /// Where it listens.
+    /// Address on which it listens.
     pub address: SocketAddr,
 }
 
 impl Proxy {
-    /// Passes on to `server`, `delay` after each request has begun.
+    /// Starts a proxy that forwards to `server`, and delays the start of each request by `delay`.
     ///
     /// # Errors
-    /// No port is free.
+    /// The I/O error of listening on a free port.
     pub fn start(server: SocketAddr, delay: Duration) -> Outcome<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let address = listener.local_addr()?;
@@ -39,10 +40,10 @@ fn serve(client: &TcpStream, server: SocketAddr, delay: Duration) {
     let Ok(server) = TcpStream::connect(server) else {
         return;
     };
-    // Without it the small parts of a request would wait for acknowledgements.
+    // Without it, the small parts of a request would wait for acknowledgements.
     let _ = client.set_nodelay(true);
     let _ = server.set_nodelay(true);
-    // The server spoke last: what the client says next is a request.
+    // True if the server has sent last: the next bytes of the client begin a request.
     let answered = Arc::new(AtomicBool::new(true));
     let (Ok(from), Ok(to)) = (server.try_clone(), client.try_clone()) else {
         return;
@@ -56,7 +57,7 @@ fn serve(client: &TcpStream, server: SocketAddr, delay: Duration) {
             thread::sleep(delay);
         }
     });
-    // A panic there ends this connection, as does its end.
+    // A panic of that thread ends the connection, like its normal end.
     let _ = back.join();
 }
 
@@ -75,7 +76,7 @@ fn pass(mut from: &TcpStream, mut to: &TcpStream, mut before: impl FnMut()) {
             Err(_) => break,
         }
     }
-    // Either side may be gone already.
+    // The other side may be gone already.
     let _ = to.shutdown(Shutdown::Write);
 }
 

@@ -1,4 +1,4 @@
-//! What was measured: as JSON, as tables in Markdown, and beside the figures that are to be reached.
+//! The results: as JSON, as tables in Markdown, and compared with the target figures.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,50 +12,50 @@ use crate::measure::{Run, median};
 use crate::plot;
 use crate::targets::{self, Verdict};
 
-/// Between these lines a page holds the tables of the last run.
+/// A page holds the tables of the last run between these lines.
 const BEGIN: &str = "<!-- tables: written by bkfs-bench -->";
 const END: &str = "<!-- end of tables -->";
 
 /// All runs of one system at one step.
 #[derive(Clone, Debug, Serialize)]
 pub struct Record {
-    /// The suite.
+    /// Name of the suite.
     pub suite: &'static str,
-    /// What was done.
+    /// Name of the step.
     pub step: String,
-    /// By whom.
+    /// Name of the system.
     pub system: String,
-    /// How it went.
+    /// The runs.
     pub runs: Vec<Run>,
 }
 
 impl Record {
-    /// The median of one figure over the runs that have it.
+    /// Returns the median of one figure over the runs that have it.
     pub fn median(&self, figure: impl Fn(&Run) -> Option<f64>) -> Option<f64> {
         median(self.runs.iter().filter_map(figure).collect())
     }
 
-    /// The median of seconds to durable.
+    /// Returns the median of the seconds until the data was durable.
     pub fn wall_s(&self) -> Option<f64> {
         self.median(|run| Some(run.wall_s))
     }
 
-    /// Whether every run was verified.
+    /// Returns true if every run was verified.
     pub fn is_verified(&self) -> bool {
         self.runs.iter().all(|run| run.verified)
     }
 }
 
-/// A run of the benchmark.
+/// The results of one benchmark.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// The machine, versions and the command line, as name and value.
     pub about: Vec<(String, String)>,
-    /// Everything measured, in order.
+    /// All measurements, in order.
     pub records: Vec<Record>,
-    /// Figures that are no runs, by name: seconds per GB of a stage, bytes of memory.
+    /// Figures that are not runs, by name: seconds per GB of a stage, bytes of memory.
     pub figures: BTreeMap<String, f64>,
-    /// Who could not take part, and why.
+    /// Absent peers by name, with the reason.
     pub absent: BTreeMap<String, String>,
 }
 
@@ -75,12 +75,12 @@ impl Report {
         }
     }
 
-    /// Notes who could not take part.
+    /// Notes that a peer is absent.
     pub fn absent(&mut self, name: &str, reason: &str) {
         self.absent.insert(name.to_owned(), reason.to_owned());
     }
 
-    /// A record, if there is one and each of its runs was verified.
+    /// Returns a record, if it exists and each of its runs was verified.
     pub fn find(&self, suite: &str, step: &str, system: &str) -> Option<&Record> {
         self.records.iter().find(|record| {
             record.suite == suite
@@ -90,18 +90,18 @@ impl Report {
         })
     }
 
-    /// How many times as long `one` took as `other`, by medians.
+    /// Returns the time of `one` divided by that of `other`, by medians.
     pub fn ratio(&self, suite: &str, one: (&str, &str), other: (&str, &str)) -> Option<f64> {
         let wall = |(step, system)| self.find(suite, step, system)?.wall_s();
         Some(wall(one)? / wall(other)?)
     }
 
-    /// The figures that are to be reached, with what was.
+    /// Returns the target figures with the measured ones.
     pub fn verdicts(&self) -> Vec<Verdict> {
         targets::verdicts(self)
     }
 
-    /// The tables as Markdown; plots are taken from `plots`, a path relative to the page.
+    /// Returns the tables as Markdown. Plots are linked in `plots`, a path relative to the page.
     pub fn markdown(&self, plots: &str) -> String {
         let mut text = String::new();
         for (name, value) in &self.about {
@@ -181,7 +181,7 @@ impl Report {
     /// Writes `report.json`, `tables.md` and a plot of each suite into `directory`.
     ///
     /// # Errors
-    /// The disk's.
+    /// The I/O error of making the directory or writing a file.
     pub fn write(&self, directory: &Path) -> Outcome<()> {
         fs::create_dir_all(directory)?;
         fs::write(
@@ -205,10 +205,10 @@ impl Report {
         Ok(())
     }
 
-    /// Puts the tables into a page, between the two lines that mark their place.
+    /// Writes the tables into a page, between the two lines that mark their place.
     ///
     /// # Errors
-    /// The page cannot be read or written, or has no such place.
+    /// The I/O error of reading or writing the page, or a message if it has no such lines.
     pub fn write_into(&self, page: &Path, plots: &str) -> Outcome<()> {
         let text = fs::read_to_string(page)?;
         let place = text
@@ -225,7 +225,7 @@ impl Report {
     }
 }
 
-/// A figure for a table; nothing where there is none.
+/// Formats a figure for a table; the empty string for `None`.
 pub fn shown(figure: Option<f64>, digits: usize) -> String {
     figure.map_or_else(String::new, |figure| format!("{figure:.digits$}"))
 }

@@ -1,6 +1,6 @@
-//! Servers that suites need: an object store on this machine.
+//! Servers for the suites: an object store on this machine.
 //!
-//! Owns: starting and ending them. They listen on 127.0.0.1 alone.
+//! Owns: starting and ending them. They listen on 127.0.0.1 only.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,26 +11,26 @@ use std::time::{Duration, Instant};
 use crate::Outcome;
 use crate::measure;
 
-/// The name and the secret of the store's one user.
+/// Name and secret of the store's only user.
 pub const USER: (&str, &str) = ("bkfsbench", "bkfsbenchsecret");
 
-/// The bucket that there is.
+/// Name of the bucket.
 pub const BUCKET: &str = "bench";
 
-/// A MinIO.
+/// A MinIO server.
 pub struct Minio {
     child: Child,
-    /// Where it listens.
+    /// Address on which it listens.
     pub address: SocketAddr,
 }
 
 impl Minio {
-    /// Starts one with its data in `data`, and a bucket in it.
+    /// Starts a server with its data in `data`, and makes the bucket.
     ///
     /// # Errors
-    /// It does not start.
+    /// The I/O error of starting it, or a message if it does not answer within 60 s.
     pub fn start(binary: &Path, data: &Path) -> Outcome<Self> {
-        // A directory at the top is a bucket.
+        // MinIO takes a top directory for a bucket.
         fs::create_dir_all(data.join(BUCKET))?;
         let address = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?;
         let child = Command::new(binary)
@@ -56,7 +56,8 @@ impl Minio {
         Ok(server)
     }
 
-    /// A bucket laid as a directory is known only to some versions: one that is there already is as good.
+    /// Makes the bucket. Only some versions take a directory for a bucket; status 409, the bucket
+    /// exists, counts as success.
     fn create_bucket(&self) -> Outcome<()> {
         let url = format!("{}/{BUCKET}", endpoint(self.address));
         let line = format!(
@@ -67,7 +68,7 @@ impl Minio {
         measure::shell(&line).map(drop)
     }
 
-    /// Processor seconds that it has used.
+    /// Returns the processor seconds that the server has used.
     pub fn processor_s(&self) -> Option<f64> {
         measure::processor_s(self.child.id())
     }
@@ -81,12 +82,12 @@ impl Drop for Minio {
     }
 }
 
-/// The URL of a store's address.
+/// Returns the URL of a store's address.
 pub fn endpoint(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
-/// What S3 clients read from their environment.
+/// Returns the environment variables that S3 clients read.
 pub fn s3_environment(address: SocketAddr) -> [(&'static str, String); 4] {
     [
         ("AWS_ACCESS_KEY_ID", USER.0.to_owned()),
@@ -96,7 +97,7 @@ pub fn s3_environment(address: SocketAddr) -> [(&'static str, String); 4] {
     ]
 }
 
-/// A MinIO that an earlier run of the tests or a package left on this machine.
+/// Returns the path of a MinIO that a package, or an earlier run of the tests, has installed.
 pub fn find_minio() -> Option<PathBuf> {
     crate::peers::find("minio")
 }

@@ -1,27 +1,27 @@
-//! The figures that are to be reached, and whether they are.
+//! The target figures, and whether they are reached.
 //!
-//! Owns: limits, aims, and which measurements they are read from.
+//! Owns: limits, aims, and the measurements that they are compared with.
 
 use serde::Serialize;
 
 use crate::report::{Report, line, shown};
 use crate::suites::files::{NULL, NULL_BY_CORE};
 
-/// A figure and what became of it.
+/// A target figure and its result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    /// What is measured.
+    /// Description of the measurement.
     pub measure: &'static str,
-    /// It must not be above this.
+    /// The figure must not be above this.
     pub limit: f64,
-    /// And should not be above this.
+    /// The figure should not be above this.
     pub aim: f64,
-    /// What was measured; nothing if a suite or a peer was missing.
+    /// The measured figure; `None` if a suite or a peer was missing.
     pub measured: Option<f64>,
 }
 
 impl Verdict {
-    /// In a word.
+    /// Returns the result in words.
     pub fn word(&self) -> &'static str {
         match self.measured {
             None => "not measured",
@@ -32,7 +32,7 @@ impl Verdict {
     }
 }
 
-/// Every figure with what the report has of it.
+/// Returns every target figure with the measured one.
 pub fn verdicts(report: &Report) -> Vec<Verdict> {
     let mut verdicts = of_the_database(report);
     verdicts.extend(of_the_rest(report));
@@ -145,10 +145,11 @@ fn of_the_rest(report: &Report) -> Vec<Verdict> {
     ]
 }
 
-/// The name of a figure: processor seconds of zstd -1, single-threaded, over the files of the first full backup.
+/// Name of a figure: processor seconds of zstd -1, single-threaded, over the files of the first
+/// full backup.
 pub const FLOOR: &str = "mariadb: zstd -1 in blocks of 128 KiB, processor s";
 
-/// The name of a figure.
+/// Name of a figure: anonymous memory of the index, in MiB per TiB of content.
 pub const INDEX_MEMORY: &str = "index: anonymous MiB per TiB";
 
 fn stored(report: &Report, step: &str, system: &str) -> Option<f64> {
@@ -176,7 +177,7 @@ fn processor(report: &Report) -> Option<f64> {
     Some(record.median(|run| run.cpu_s)? / report.figures.get(FLOOR)?)
 }
 
-/// Above the faster of both ways to answer for the filesystem that keeps nothing.
+/// Returns the ratio to the faster of the two configurations of the null filesystem.
 fn small_files(report: &Report) -> Option<f64> {
     let above = |null| report.ratio("files", ("tar -x", "bkfs"), ("tar -x", null));
     Some(above(NULL)?.max(above(NULL_BY_CORE)?))
@@ -190,7 +191,7 @@ fn memory(report: &Report) -> Option<f64> {
         .map(|bytes| bytes as f64 / (1 << 20) as f64)
 }
 
-/// The verdicts as a table in Markdown.
+/// Returns the results as a table in Markdown.
 pub fn table(verdicts: &[Verdict]) -> String {
     let mut text = String::from("| measure | limit | aim | measured | |\n|---|---|---|---|---|\n");
     for verdict in verdicts {

@@ -1,4 +1,5 @@
-//! Whether what came back is what was given: names, kinds, permissions, times and every byte.
+//! Verification that the restored data equals the original: names, kinds, permissions, times and
+//! every byte.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,7 +13,7 @@ use crate::Outcome;
 /// Compares the contents of two files.
 ///
 /// # Errors
-/// They differ, or one cannot be read.
+/// A message if they differ, or the I/O error of reading them.
 pub fn same_bytes(one: &Path, other: &Path) -> Outcome<()> {
     let differ = || format!("{} and {} differ", one.display(), other.display());
     let (mut first, mut second) = (File::open(one)?, File::open(other)?);
@@ -32,10 +33,11 @@ pub fn same_bytes(one: &Path, other: &Path) -> Outcome<()> {
     }
 }
 
-/// Compares two trees: all names, kinds and contents, and with `with_metadata` permissions and times of files too.
+/// Compares two trees: all names, kinds and contents, and with `with_metadata` also permissions and
+/// times of files. Returns the number of files.
 ///
 /// # Errors
-/// They differ, or something cannot be read.
+/// A message if they differ, or the I/O error of reading them.
 pub fn same_trees(one: &Path, other: &Path, with_metadata: bool) -> Outcome<u64> {
     let (first, second) = (names(one)?, names(other)?);
     if first.keys().ne(second.keys()) {

@@ -1,15 +1,15 @@
-//! Data for the benchmarks of the stages, and the keys they are sealed with.
+//! Data and keys for the benchmarks of single stages.
 //!
-//! Owns: content that compresses as real content does, the same in every run.
+//! Owns: content that compresses like real content, and is the same in every run.
 
 #![allow(dead_code, reason = "each benchmark uses a part")]
 
 use bkfs_chunker::seal::{Keyring, RepositoryId, Secrets};
 
-/// The repository of all benchmarks.
+/// The repository id of all benchmarks.
 const REPOSITORY: RepositoryId = RepositoryId([7; 16]);
 
-/// A keyring, sealed or not.
+/// Returns a keyring, sealed or not.
 pub fn keyring(sealed: bool) -> Keyring {
     let secrets = Secrets::new([1; 32], [2; 32], [3; 32]);
     match sealed {
@@ -18,11 +18,11 @@ pub fn keyring(sealed: bool) -> Keyring {
     }
 }
 
-/// Numbers that look random and are the same in every run (splitmix64).
+/// Pseudo-random numbers, the same in every run (splitmix64).
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    /// The next number.
+    /// Returns the next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut number = self.0;
@@ -32,7 +32,7 @@ impl Numbers {
     }
 }
 
-/// Bytes that cannot be compressed.
+/// Returns bytes that cannot be compressed.
 pub fn noise(length: usize) -> Vec<u8> {
     let mut numbers = Numbers(1);
     let mut bytes = Vec::with_capacity(length + 8);
@@ -43,8 +43,9 @@ pub fn noise(length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Pages of 16 KiB such as a database has: rows of digits in groups (as sysbench writes them) behind small binary heads, one
-/// fifteenth of each page free. zstd at level 1 makes about 0.45 of them.
+/// Returns pages of 16 KiB like those of a database: rows of digits in groups (as sysbench writes
+/// them) after small binary heads. About 8 % of each page is free. zstd at level 1 shrinks them to
+/// about 0.45.
 pub fn pages(length: usize) -> Vec<u8> {
     let mut numbers = Numbers(2);
     let mut bytes = Vec::with_capacity(length + 16_384);

@@ -1,4 +1,4 @@
-//! Many small files: unpacked, listed, compared, and brought back.
+//! Many small files: unpacked, listed, compared, and restored.
 
 use std::fs;
 use std::path::Path;
@@ -18,12 +18,12 @@ use crate::verify::same_trees;
 
 const SUITE: &str = "files";
 
-/// The filesystem that keeps nothing, its requests answered as bkfs answers them.
+/// The null filesystem, served like bkfs: with the default number and niceness of threads.
 pub(crate) const NULL: &str = "null filesystem";
-/// The same with a thread for each core.
+/// The null filesystem with one thread per core.
 pub(crate) const NULL_BY_CORE: &str = "null filesystem, a thread per core";
 
-/// Unpacks an archive of small files everywhere.
+/// Unpacks an archive of small files with every system.
 pub(super) fn run(context: &mut Context) -> Outcome<()> {
     let count = context.size.choose(1_000, 10_000, 50_000);
     let source = context.fresh("tree")?;
@@ -57,8 +57,8 @@ fn local(context: &mut Context, archive: &Path, source: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// A thread for each core, as nice as the client. How fast little requests are answered is mostly
-/// a matter of the core that they are answered on, and what is best for bkfs, the default, need
+/// Returns a configuration with one thread per core, at the niceness of the client. The latency of
+/// small requests depends mostly on the core that answers. The default is best for bkfs, but need
 /// not be best for a filesystem that does nothing.
 fn by_core() -> MountConfig {
     MountConfig {
@@ -117,7 +117,7 @@ fn mounted(context: &mut Context, archive: &Path, source: &Path) -> Outcome<()> 
     let quiet = |line: String| mounted.measure(|| shell(&line).map(drop));
     let find = quiet(format!("find {} -type f >/dev/null", text(&point)))?;
     let rsync = context.peers.need("rsync").map(|rsync| {
-        // Permissions of the mount's own root are no part of the archive.
+        // The archive does not hold the permissions of the mount's own root.
         quiet(format!(
             "{rsync} -a --omit-dir-times {}/ {}/",
             text(source),

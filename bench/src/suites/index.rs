@@ -1,6 +1,7 @@
-//! An index of very many chunks: what it takes of memory and time.
+//! An index of very many chunks: its memory and its lookup times.
 //!
-//! Owns: the synthetic packs. The tables are those that a catalog keeps on disk and maps, one for each index object of its largest size.
+//! Owns: the synthetic packs. The tables are those that a catalog keeps on disk and maps, one for
+//! each index object of the largest size.
 
 use std::fs::File;
 use std::time::Instant;
@@ -17,14 +18,14 @@ use crate::data::Numbers;
 use crate::measure::{anonymous_bytes, give_back_memory};
 use crate::targets::INDEX_MEMORY;
 
-/// Chunks of a pack, and packs of a table.
+/// Chunks per pack, and packs per table.
 const CHUNKS: u64 = 1024;
 const PACKS: u64 = 2048;
 
-/// Chunks of 16 KiB in a TiB.
+/// Number of 16 KiB chunks in a TiB.
 const CHUNKS_PER_TIB: f64 = (1u64 << 26) as f64;
 
-/// Look-ups that are timed.
+/// Number of lookups that are timed.
 const LOOKUPS: u64 = 200_000;
 
 /// Makes tables, maps them, and looks chunks up.
@@ -40,12 +41,13 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
     let mut open = Vec::new();
     for number in 0..tables {
         let file = File::open(directory.join(number.to_string()))?;
-        // SAFETY: nobody changes the file, which this run has just made in a directory of its own.
+        // SAFETY: no process changes the file, which this run has just made in a directory of its
+        // own.
         let bytes = unsafe { Mmap::map(&file)? };
         open.push(Table::open(bytes)?);
     }
     let opening_s = began.elapsed().as_secs_f64();
-    // As a mount does with those that it has from before.
+    // As a mount does with the tables that it finds in its cache.
     for table in &open {
         table.verify()?;
     }
@@ -96,7 +98,7 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
     remove(&directory)
 }
 
-/// The prefix of a chunk: the same whenever it is asked for.
+/// Returns the prefix of a chunk, always the same for the same numbers.
 fn prefix(table: u64, chunk: u64) -> Prefix {
     let mut numbers =
         Numbers(table.wrapping_mul(0x1_0000_0001).wrapping_add(chunk) ^ 0x5851_f42d_4c95_7f2d);

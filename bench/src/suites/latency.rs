@@ -1,4 +1,4 @@
-//! A store that is far away: the same work with nothing, 20 ms and 100 ms added to every request.
+//! A distant store: the same work with 0, 20 and 100 ms added to every request.
 
 use std::path::Path;
 use std::time::Duration;

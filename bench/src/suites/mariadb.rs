@@ -1,6 +1,7 @@
-//! A database: backed up onto a mount, changed a little, backed up again, restored; and the same by everybody else.
+//! A database: backed up onto a mount, changed a little, backed up again, restored; and the same
+//! with every peer.
 //!
-//! Owns: the rounds and who takes part. The server is `database`.
+//! Owns: the rounds, and which systems take part. `database` is the server.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +26,7 @@ const SECOND: &str = "second full";
 const RESTORE: &str = "restore";
 const FAR: &str = "first full, MinIO";
 
-/// Rows that are changed between the two backups.
+/// Number of rows changed between the two backups.
 const UPDATES: u32 = 3000;
 
 /// Backs up a server's data twice and restores it.
@@ -43,7 +44,8 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
         database.settle()?;
         let mut fulls = Fulls::new(context, &database)?;
         fulls.take(context, &database, FIRST)?;
-        // In each round, like what it is compared with: the processor is not as fast all the time.
+        // In each round, like the runs that it is compared with, because the speed of the processor
+        // varies over time.
         let (seconds, _) = floor::zstd(&context.work.join("finished"))?;
         floors.push(seconds);
         far(context, &database)?;
@@ -59,7 +61,7 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
     remove(&context.work.join("finished"))
 }
 
-/// What one round has made.
+/// State of one round.
 struct Fulls {
     bucket: PathBuf,
     mount: PathBuf,
@@ -82,7 +84,7 @@ impl Fulls {
         })
     }
 
-    /// One full backup by everybody, in turn.
+    /// Makes one full backup with each system in turn.
     fn take(
         &mut self,
         context: &mut Context,
@@ -102,7 +104,7 @@ impl Fulls {
         run.stored_bytes = Some(measure::stored_bytes(&self.bucket));
         self.runs.push((step, "bkfs", run));
         self.piped(context, database, step);
-        // The finished directory: what cp and the tools begin with.
+        // The finished directory is the input of the backup tools.
         remove(&self.finished)?;
         let mut run = shell(&database.backup(&self.finished))?;
         run.wall_s += flush(&self.finished)?;
@@ -143,7 +145,8 @@ impl Fulls {
         });
     }
 
-    /// Everybody brings the second backup back; only then is anything of this round noted.
+    /// Restores the second backup with every system. Only then adds the runs of this round to the
+    /// report.
     fn restore(mut self, context: &mut Context, database: &Database) -> Outcome<()> {
         let target = context.work.join("restored");
         let what = format!("second-full:/{}", SECOND.replace(' ', "-"));
@@ -179,7 +182,7 @@ impl Fulls {
     }
 }
 
-/// The first full backup onto mounts of the same MinIO.
+/// Makes the first full backup onto mounts of the same MinIO.
 fn far(context: &mut Context, database: &Database) -> Outcome<()> {
     let minio = match context.peers.need("minio") {
         Ok(minio) => minio,

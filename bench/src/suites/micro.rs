@@ -1,4 +1,5 @@
-//! The stages one by one, as processor seconds for a GB of content, and their sum beside the whole.
+//! The stages one by one, in processor seconds per GB of content, and their sum compared with the
+//! whole.
 
 use std::hint::black_box;
 
@@ -16,13 +17,13 @@ use crate::verify::same_bytes;
 
 const SUITE: &str = "micro";
 
-/// What a stage is run over, in bytes: more than the caches of most processors.
+/// Bytes over which a stage runs: more than the caches of most processors.
 const LENGTH: usize = 64 << 20;
 
 const PAGE: usize = 16 << 10;
 const FRAME: usize = 128 << 10;
 
-/// Seconds for a GB, of one stage.
+/// A stage, and its processor seconds per GB.
 type Stage = (&'static str, f64);
 
 /// Measures the stages, then the whole.
@@ -52,7 +53,7 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
     Ok(())
 }
 
-/// Whether the first write of a page file passes through a stage.
+/// Returns true if the first write of a page file runs this stage.
 fn is_on_the_way(stage: &str) -> bool {
     ["copy", "zeros", "id of pages", "compress", "seal"].contains(&stage)
 }
@@ -67,7 +68,7 @@ fn stages(texture: Texture, repeat: usize) -> Vec<Stage> {
     stages
 }
 
-/// What is done with content before it is known to be new.
+/// Returns the stages that run before content is known to be new.
 fn of_content(bytes: &[u8], keyring: &Keyring, repeat: usize) -> Vec<Stage> {
     let cutter = keyring.cutter(&Parameters::default());
     let mut room = Vec::with_capacity(LENGTH);
@@ -96,7 +97,7 @@ fn of_content(bytes: &[u8], keyring: &Keyring, repeat: usize) -> Vec<Stage> {
     ]
 }
 
-/// What is done with new content, and to have it back.
+/// Returns the stages for new content, and those for reading it back.
 fn of_frames(bytes: &[u8], keyring: &Keyring, repeat: usize) -> Vec<Stage> {
     let sealer = keyring.object_sealer(Class::DataPack, "data/00/name", Features::NONE, [5; 32]);
     let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
@@ -126,7 +127,7 @@ fn of_frames(bytes: &[u8], keyring: &Keyring, repeat: usize) -> Vec<Stage> {
     let sealing = seconds_for_a_gb(repeat, &mut seal);
     let mut decompress = || {
         for frame in &coded {
-            // It was just encoded.
+            // The frame was just encoded, so it decodes.
             black_box(decoder.decode(&frame[NONCE_LEN..], FRAME as u32).is_ok());
         }
     };
@@ -148,7 +149,7 @@ fn seconds_for_a_gb(repeat: usize, work: &mut dyn FnMut()) -> f64 {
     median((0..repeat.max(3)).map(|_| once()).collect()).unwrap_or_default()
 }
 
-/// Processor seconds of the daemon for a GB that is written as pages, to a snapshot.
+/// Returns the processor seconds of the daemon per GB written as pages, up to a snapshot.
 fn whole(context: &mut Context, name: &str, texture: Texture) -> Outcome<f64> {
     let length = context.size.choose(32 << 20, 512 << 20, 2 << 30);
     let source = context.work.join("pages.ibd");

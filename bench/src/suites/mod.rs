@@ -13,7 +13,7 @@ mod mariadb;
 mod micro;
 mod stream;
 
-/// What a suite does with its context.
+/// A function that runs a suite with its context.
 pub type Suite = fn(&mut Context) -> Outcome<()>;
 
 /// Every suite, in the order in which `all` runs them.
@@ -26,7 +26,7 @@ pub const SUITES: [(&str, Suite); 6] = [
     ("index", index::run),
 ];
 
-/// The same run, verified.
+/// Returns the same run, marked as verified.
 fn verified(run: Run) -> Run {
     Run {
         verified: true,
@@ -34,7 +34,7 @@ fn verified(run: Run) -> Run {
     }
 }
 
-/// A path in an argument. All paths here are the benchmark's own, and plain.
+/// Returns a path as an argument. All paths here are the benchmark's own and need no quoting.
 fn text(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }

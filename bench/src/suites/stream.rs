@@ -1,4 +1,4 @@
-//! One long stream: incompressible, compressible, and stored already.
+//! One long stream: incompressible, compressible, and already stored.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
         let source = context.work.join(format!("stream-{name}"));
         data::stream(&source, texture, length, 11)?;
         for _ in 0..context.repeat {
-            // Everybody reads the source from memory.
+            // Loads the source into the page cache, so that every system reads it from memory.
             shell(&format!("cat {} >/dev/null", text(&source)))?;
             local(context, name, &source)?;
             null(context, name, &source)?;
@@ -38,7 +38,7 @@ pub(super) fn run(context: &mut Context) -> Outcome<()> {
     Ok(())
 }
 
-/// dd to the local disk, with fsync.
+/// Runs dd to the local disk, with fsync.
 fn local(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     let target = context.fresh("local")?.join("copy");
     let line = format!(
@@ -53,7 +53,8 @@ fn local(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// dd onto the filesystem that keeps nothing: what the way through the kernel costs. It is direct, as bkfs is for whoever only writes.
+/// Runs dd onto the null filesystem, to measure the cost of the kernel path. It uses direct I/O, as
+/// bkfs does for files that are only written.
 fn null(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     let point = context.fresh("null")?;
     let null = Arc::new(NullFs::new(NullConfig {
@@ -69,7 +70,7 @@ fn null(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     session.unmount(false)?;
     session.wait()?;
     let run = Run {
-        // Its daemon is this process, which does other things too.
+        // The daemon is this process, which does other work too.
         cpu_s: None,
         anon_bytes: None,
         verified: null.written_bytes.load(Ordering::Relaxed) == source.metadata()?.len(),
@@ -85,7 +86,8 @@ fn null(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// dd onto a mount, to a snapshot; the same bytes again under another name that says nothing; and both back.
+/// Runs dd onto a mount, up to a snapshot; writes the same bytes again under another name that
+/// gives no hint; and restores both.
 fn mounted(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     let bucket = context.fresh("bucket")?;
     let url = text(&bucket).to_owned();
@@ -129,7 +131,7 @@ fn mounted(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     remove(&bucket)
 }
 
-/// `bkfs put`, into a repository of its own.
+/// Runs `bkfs put` into a repository of its own.
 fn put(context: &mut Context, name: &str, source: &Path) -> Outcome<()> {
     if !context.program.has("put") {
         return Err("this program has no such command".into());

@@ -10,10 +10,10 @@ use crate::Outcome;
 use crate::measure::{shell, shell_command};
 use crate::verify::same_bytes;
 
-/// Tables that sysbench makes.
+/// Number of tables that sysbench makes.
 const TABLES: u32 = 4;
 
-/// How long the server may take to start, to stop, or to write its pages.
+/// Longest wait for the server to start, or to write its pages.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A running server.
@@ -112,7 +112,7 @@ impl Database {
         .map(drop)
     }
 
-    /// Changes so many rows, uniformly random ones, to what no other round has put there.
+    /// Changes this many rows, chosen uniformly at random, to values that no other round writes.
     pub(super) fn update(&self, rows: u32, round: usize) -> Outcome<()> {
         let run = format!("--events={rows} run");
         self.sysbench("oltp_update_non_index", &run, round + 1)
@@ -135,12 +135,12 @@ impl Database {
         shell("sync").map(drop)
     }
 
-    /// The line that makes a full backup in `target`.
+    /// Returns the shell line that makes a full backup in `target`.
     pub(super) fn backup(&self, target: &Path) -> String {
         format!("{} --target-dir={}", self.mariabackup(), text(target))
     }
 
-    /// The line that writes a full backup to its output.
+    /// Returns the shell line that writes a full backup to its standard output.
     pub(super) fn stream(&self) -> String {
         let beside = self.socket.with_file_name("stream");
         format!(
@@ -157,7 +157,8 @@ impl Database {
         )
     }
 
-    /// Compares the tables' files in a backup with the server's own, which are at rest.
+    /// Compares the files of the tables in a backup with the server's own, which must not change
+    /// meanwhile.
     pub(super) fn same_tables(&self, backup: &Path) -> Outcome<()> {
         let mut compared = 0;
         for entry in fs::read_dir(self.data.join("sbtest"))? {
@@ -174,7 +175,7 @@ impl Database {
         }
     }
 
-    /// Lets the server's user reach what lies below `work`.
+    /// Permits the server's user to reach the files below `work`.
     pub(super) fn allow(&self, work: &Path) -> Outcome<()> {
         shell(&format!("chmod a+rx {}", text(work))).map(drop)
     }

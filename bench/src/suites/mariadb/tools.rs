@@ -17,14 +17,15 @@ use crate::servers::{BUCKET, USER, endpoint};
 pub(super) struct Tool {
     pub(super) name: &'static str,
     repository: PathBuf,
-    /// Shell lines: to set up what all others begin with, back up (with `@` for what), and restore into the working directory.
+    /// Shell lines: the setup before the other two, the backup (`@` stands for the directory), and
+    /// the restore into the working directory.
     before: String,
     backup: String,
     restore: String,
 }
 
 impl Tool {
-    /// Every tool that is here, each with a new repository.
+    /// Returns every tool that is installed, each with a new repository.
     pub(super) fn all(context: &mut Context) -> Outcome<Vec<Tool>> {
         let mut tools = Vec::new();
         for name in ["restic", "rustic", "borg"] {
@@ -72,7 +73,7 @@ impl Tool {
         })
     }
 
-    /// Backs up a directory, to durable.
+    /// Backs up a directory until the backup is durable.
     pub(super) fn backup(&mut self, directory: &Path) -> Outcome<Run> {
         let line = self.backup.replace('@', text(directory));
         let mut run = shell(&format!("{}{line}", self.before))?;
@@ -81,7 +82,7 @@ impl Tool {
         Ok(run)
     }
 
-    /// Restores the last backup below `target`, with cold caches, to durable.
+    /// Restores the last backup below `target`, with cold caches, until it is durable.
     pub(super) fn restore(&self, target: &Path) -> Outcome<Run> {
         measure::drop_caches();
         let mut run = shell(&format!(
@@ -95,7 +96,7 @@ impl Tool {
     }
 }
 
-/// Where a store is mounted.
+/// A mount of an object store.
 pub(super) struct Far<'a> {
     pub(super) binary: &'a str,
     pub(super) address: SocketAddr,
@@ -103,10 +104,10 @@ pub(super) struct Far<'a> {
     pub(super) work: &'a Path,
 }
 
-/// Mounts, backs up, unmounts, verifies.
+/// A function that mounts, backs up, unmounts and verifies.
 pub(super) type FarMount = fn(&Far<'_>, &Database) -> Outcome<Run>;
 
-/// s3fs. Each file is uploaded when it is closed.
+/// Runs s3fs, which uploads each file when it is closed.
 pub(super) fn s3fs(far: &Far<'_>, database: &Database) -> Outcome<Run> {
     let secret = far.work.join("s3fs-password");
     std::fs::write(&secret, format!("{}:{}", USER.0, USER.1))?;
@@ -126,11 +127,12 @@ pub(super) fn s3fs(far: &Far<'_>, database: &Database) -> Outcome<Run> {
     backup_onto(command, far, database, "s3fs")
 }
 
-/// rclone mount, whose writes wait in a cache for the upload: it is durable when it is unmounted.
+/// Runs rclone mount. Its writes wait in a cache for their upload, so they are durable after the
+/// unmount.
 pub(super) fn rclone(far: &Far<'_>, database: &Database) -> Outcome<Run> {
     let cache = far.work.join("rclone-cache");
     let mut command = Command::new(far.binary);
-    // Some versions do not start where certificates of others are named.
+    // Some versions do not start if this variable is set.
     command.env_remove("AWS_CA_BUNDLE");
     command
         .args([
@@ -175,10 +177,10 @@ fn backup_onto(
         shell(&database.backup(&far.point.join(name)))
     })?;
     run.wall_s += ending_s;
-    // Its processor time is that of the writer: the daemon's is not known.
+    // The measured processor time is that of the writing program; that of the daemon is not known.
     run.cpu_s = None;
     run.anon_bytes = None;
-    // Mounted again, so that what is compared has been to the store.
+    // Mounts again, so that the compared bytes come from the store.
     let (compared, _) = on_mount(&mut command, far.point, || {
         Ok(database.same_tables(&far.point.join(name)))
     })?;
@@ -186,7 +188,8 @@ fn backup_onto(
     Ok(run)
 }
 
-/// Runs `work` on a mount that `command` serves in the foreground; its wall time includes the unmounting.
+/// Runs `work` on a mount that `command` serves in the foreground. Returns its result, and the
+/// seconds that unmounting took.
 fn on_mount<T>(
     command: &mut Command,
     point: &Path,

@@ -1,14 +1,21 @@
-//! Changing a tree by a sorted batch.
+//! Applies a sorted batch of changes to a tree.
 //!
-//! Owns the one way in which trees come to be: an old root and sorted changes go in, the new root comes out, and it is the root that
-//! building everything from nothing would give. Cost is proportional to the changes and the nodes they touch; memory is a few nodes per
-//! level, however many changes there are. Does not own where nodes end ([`boundary`](super::boundary)) nor how they are stored.
+//! All trees are made here. The input is an old root and sorted changes; the output is the new
+//! root, which equals the root of a tree that is built from nothing. The cost is proportional to
+//! the changes and to the nodes that they touch. Memory is a few nodes per level, however many
+//! changes there are. This module does not decide where nodes end ([`boundary`](super::boundary))
+//! nor how they are stored.
 //!
-//! Each level works like this. Old nodes without changes are skipped. A node that a change falls into is *opened*: its entries and the changes run
-//! together into a builder, which ends nodes where the rule says. When an old node has been used up just where a new node ended, old
-//! and new run alike from there on, and skipping goes on; else the next old node is opened too. What changed among a level's
-//! nodes (first keys gone, new, or with another id) is a sorted batch of changes for the level above. Above the old root there is no
-//! old node to open, and the same procedure builds from nothing.
+//! Each level works as follows:
+//!
+//! - Old nodes without changes are skipped.
+//! - A node that contains the key of a change is *opened*: its entries and the changes are merged
+//!   into a builder, which ends nodes where the rule says.
+//! - If a new node ends exactly at the end of an old node, the nodes of the old and the new tree
+//!   are equal from there on, and skipping resumes. If not, the next old node is opened as well.
+//! - The differences among the nodes of a level (first keys that are gone, new, or have another id)
+//!   are a sorted batch of changes for the level above.
+//! - Above the old root there is no old node to open, and the same procedure builds from nothing.
 
 use std::collections::VecDeque;
 
@@ -20,25 +27,31 @@ use super::node::{Child, MAX_LEVEL, NodeBuilder, write_child};
 use super::path::Path;
 use super::source::{NodeSink, NodeSource, TreeError};
 
-/// Changes read ahead of their turn, at least, so that nodes they need can be announced.
+/// Fewest changes that are read ahead, so that the nodes which they need can be announced.
 const CHANGES_AHEAD: usize = 64;
 
-/// Stores the empty tree, an empty leaf, and returns its root.
+/// Stores the empty tree, which is an empty leaf, and returns its root.
 ///
 /// # Errors
-/// What the sink says.
+/// The error of `sink`.
 pub async fn empty<K: NodeSink>(sink: &K) -> Result<Id, K::Error> {
     sink.store(0, NodeBuilder::new(0).finish()).await
 }
 
-/// The root of the tree under `root` after `changes`: each sets the value of its key, or removes it (`None`; absent keys may be
-/// removed). Keys must be strictly increasing.
+/// Applies `changes` to the tree with root node `root` and returns the new root.
 ///
-/// Nodes are read from `source` and new ones given to `sink`, children before parents; nodes given are never read back.
+/// Each change sets the value of its key, or removes the key (`None`). A key to remove may be
+/// absent. Keys must be strictly increasing.
+///
+/// Nodes are read from `source`, and new ones are stored in `sink`, children before parents. A node
+/// that was stored is never read back.
 ///
 /// # Errors
-/// What source and sink say; [`TreeError::Unsorted`], [`TreeError::TooLarge`]; other kinds of [`TreeError`] if the old tree is not
-/// well-formed. Nothing needs undoing: nodes stored so far are simply not referred to.
+/// The errors of `source` and `sink`; [`TreeError::Unsorted`] if the keys are not strictly
+/// increasing; [`TreeError::TooLarge`] for a key longer than [`MAX_KEY_BYTES`] or a value longer
+/// than [`MAX_VALUE_BYTES`]; [`TreeError::TooDeep`] above [`MAX_LEVEL`]; [`TreeError::Misplaced`]
+/// for an old node that does not match its parent's entry. After an error nothing needs to be
+/// undone: no root refers to the nodes stored so far.
 pub async fn apply<S, K, V, I>(source: &S, sink: &K, root: Id, changes: I) -> Result<Id, S::Error>
 where
     S: NodeSource,
@@ -76,7 +89,7 @@ where
     batch.finish().await
 }
 
-/// Refuses what the tree does not take.
+/// Rejects changes that the tree does not accept.
 fn check(key: &Key, value: Option<&[u8]>, last: Option<&Key>) -> Result<(), TreeError> {
     let value_bytes = value.map_or(0, <[u8]>::len);
     if key.as_bytes().len() > MAX_KEY_BYTES || value_bytes > MAX_VALUE_BYTES {
@@ -91,7 +104,7 @@ fn check(key: &Key, value: Option<&[u8]>, last: Option<&Key>) -> Result<(), Tree
     Ok(())
 }
 
-/// A batch under way: one [`Level`] for each that a change has reached.
+/// A batch in progress: one [`Level`] for each level that a change has reached.
 struct Batch<'a, S, K> {
     source: &'a S,
     sink: &'a K,
@@ -104,7 +117,7 @@ where
     S: NodeSource,
     K: NodeSink<Error = S::Error>,
 {
-    /// Makes one change among the items.
+    /// Applies one change to the items.
     async fn change(&mut self, key: &Key, value: Option<&[u8]>) -> Result<(), S::Error> {
         if self.levels.is_empty() {
             self.add_level().await?;
@@ -116,7 +129,7 @@ where
         self.carry(0).await
     }
 
-    /// The walk over the old leaves.
+    /// Returns the walk over the old leaves.
     fn leaves(&self) -> Option<&Path> {
         self.levels.first()?.old.as_ref()
     }
@@ -146,7 +159,7 @@ where
         Ok(())
     }
 
-    /// Hands what changed among the nodes of `from` to the level above, and so on upwards.
+    /// Passes the changes among the nodes of level `from` to the level above, and so on upwards.
     async fn carry(&mut self, from: usize) -> Result<(), S::Error> {
         let (source, sink) = (self.source, self.sink);
         for below in from.. {
@@ -166,17 +179,17 @@ where
                     .change(source, sink, key.as_bytes(), value)
                     .await?;
             }
-            // Given back for its memory.
+            // Put back, so that its memory is used again.
             self.levels[below].up = up;
         }
         Ok(())
     }
 
-    /// Ends the levels from the leaves up, until one has a single node: the root.
+    /// Finishes the levels from the leaves up, until one has a single node, which is the root.
     async fn finish(mut self) -> Result<Id, S::Error> {
         for at in 0.. {
             let Some(level) = self.levels.get_mut(at) else {
-                // Nothing reached this level, so all above is as it was.
+                // No change reached this level, so all levels from here up are as they were.
                 break;
             };
             level.run_out(self.source, self.sink).await?;
@@ -194,20 +207,21 @@ where
     }
 }
 
-/// The nodes of one level, old ones going in and new ones coming out.
+/// The nodes of one level: reads the old ones and makes the new ones.
 struct Level {
-    /// Walk over the old nodes of this level; `None` above the old root.
+    /// Walk over the old nodes of this level, or `None` above the old root.
     old: Option<Path>,
-    /// Next entry to copy, while an old node is open.
+    /// Index of the next entry to copy, while an old node is open.
     open: Option<usize>,
-    /// Whether the walk's current node has been opened (and perhaps used up).
+    /// Whether the current node of the walk has been opened. All its entries may have been copied
+    /// since.
     opened: bool,
-    /// Whether any old node was skipped, and so is a node of the new tree.
+    /// Whether any old node was skipped. A skipped node is a node of the new tree.
     kept: bool,
-    /// New nodes so far.
+    /// Number of new nodes so far.
     made: u64,
     builder: NodeBuilder,
-    /// First keys of opened nodes, of which the level above has not been told.
+    /// First keys of opened nodes that have not been passed to the level above yet.
     removed: VecDeque<Key>,
     /// Changes for the level above, sorted.
     up: Vec<(Key, Option<Vec<u8>>)>,
@@ -227,7 +241,7 @@ impl Level {
         }
     }
 
-    /// Makes one change; `key` is above that of the change before.
+    /// Applies one change. `key` must be above the key of the change before.
     async fn change<S, K>(
         &mut self,
         source: &S,
@@ -246,7 +260,7 @@ impl Level {
             if self.builder.is_empty() {
                 self.skip_to(source, key).await?;
                 if self.opened || self.old.is_none() {
-                    // The key lies behind all that the last opened node had, and begins a node.
+                    // The key is above all keys of the last opened node, and begins a node.
                     break;
                 }
                 if self.is_no_change(key, value) {
@@ -269,8 +283,10 @@ impl Level {
         Ok(())
     }
 
-    /// Copies entries of the open node into the builder: those below `key`, or all. An entry under `key` itself is passed over. Returns
-    /// whether the node is still open, which means that the next entry is above `key`.
+    /// Copies the entries of the open node into the builder: those below `key`, or all. Passes over
+    /// an entry whose key is `key`.
+    ///
+    /// Returns whether the node is still open. If it is, the next entry is above `key`.
     async fn copy_below<K: NodeSink>(
         &mut self,
         sink: &K,
@@ -299,12 +315,13 @@ impl Level {
             }
         }
         index += usize::from(found);
-        // A node that was used up by the very change stays open until the next one asks.
+        // If the change used up the node, the node stays open until the next call.
         self.open = (index < node.len() || found).then_some(index);
         Ok(self.open.is_some())
     }
 
-    /// Between nodes: goes on to the old node that `key` falls into, which may be the current one.
+    /// Moves to the old node that contains `key`, which may be the current one. Called only between
+    /// nodes.
     async fn skip_to<S: NodeSource>(&mut self, source: &S, key: &[u8]) -> Result<(), S::Error> {
         self.flush_removed();
         let Some(old) = &mut self.old else {
@@ -328,7 +345,7 @@ impl Level {
         Ok(())
     }
 
-    /// Whether the current old node, not opened, already says what a change wants.
+    /// Whether the current old node, which is not open, already holds the result of the change.
     fn is_no_change(&self, key: &[u8], value: Option<&[u8]>) -> bool {
         let Some(node) = self.old.as_ref().and_then(Path::node) else {
             return false;
@@ -336,7 +353,7 @@ impl Level {
         value == node.find(key).map(|index| node.value(index))
     }
 
-    /// Goes to the old node after the current one.
+    /// Moves to the old node after the current one.
     async fn advance<S: NodeSource>(&mut self, source: &S) -> Result<bool, S::Error> {
         let Some(old) = &mut self.old else {
             return Ok(false);
@@ -360,7 +377,7 @@ impl Level {
         self.open = Some(0);
     }
 
-    /// Ends the node in the builder, if it has entries, and notes it for the level above.
+    /// Ends the node in the builder, if it has entries, and records it for the level above.
     async fn end_node<K: NodeSink>(&mut self, sink: &K) -> Result<(), K::Error> {
         let Some(first_key) = self.builder.first_key() else {
             return Ok(());
@@ -374,19 +391,20 @@ impl Level {
         while let Some(key) = self.removed.pop_front_if(|key| *key < first_key) {
             self.up.push((key, None));
         }
-        // An opened node with the same first key is replaced.
+        // An opened node with the same first key is replaced, not removed.
         let _ = self.removed.pop_front_if(|key| *key == first_key);
         self.up.push((first_key, Some(value)));
         Ok(())
     }
 
-    /// Tells the level above of opened nodes that no new one took the place of.
+    /// Records for the level above the opened nodes that no new node replaced.
     fn flush_removed(&mut self) {
         self.up
             .extend(self.removed.drain(..).map(|key| (key, None)));
     }
 
-    /// After the last change: copies on until old and new run alike, or to the end.
+    /// Copies entries after the last change, until a new node ends where an old one does, or until
+    /// the end of the level.
     async fn run_out<S, K>(&mut self, source: &S, sink: &K) -> Result<(), S::Error>
     where
         S: NodeSource,
@@ -406,13 +424,14 @@ impl Level {
         }
     }
 
-    /// The node below that is all there is, if there is only one: then that is the root, not this level.
+    /// Returns the single child of this level's only node. If there is one, it is the root, and
+    /// this level is not needed.
     fn only_child(&self) -> Option<Id> {
         let alone = !self.kept && self.made == 0 && self.builder.len() == 1;
         self.builder.only_child().filter(|_| alone)
     }
 
-    /// Whether this level has no node left; only the leaves ever come to that.
+    /// Whether this level has no node left. Only the level of the leaves can become empty.
     fn is_all_gone(&self) -> bool {
         !self.kept && self.made == 0 && self.builder.is_empty()
     }

@@ -1,34 +1,40 @@
-//! Where nodes end.
+//! The rule that says where nodes end.
 //!
-//! Owns the rule by which a run of sorted entries falls into nodes. A node's end depends on nothing but the node's own entries, in order, from
-//! its first: so equal content gives equal nodes whatever the history, and after a change the old ends are met again soon.
-//! The rule is part of the format.
+//! This module owns the rule that splits a run of sorted entries into nodes. The end of a node
+//! depends only on the node's own entries, in order, from its first. Equal content therefore gives
+//! equal nodes whatever the history, and after a change the node ends soon coincide with the old
+//! ones again. The rule is part of the format.
 
-/// A node does not end by its keys before its entries cost this many bytes.
+/// Cost in bytes below which a node does not end.
 pub const MIN_NODE_COST_BYTES: usize = 8 * 1024;
 
-/// From here on ends become six times as likely, which draws sizes together.
+/// Cost in bytes above which an end becomes six times as likely, which narrows the spread of node
+/// sizes.
 pub const MIDDLE_NODE_COST_BYTES: usize = 32 * 1024;
 
-/// A node ends with the entry that brings its cost to this.
+/// Cost in bytes at which a node ends with the entry that reaches it.
 pub const MAX_NODE_COST_BYTES: usize = 64 * 1024;
 
-/// Below the middle, an end is expected once in so many bytes.
+/// Expected interval between ends up to the middle cost, in bytes.
 const EARLY_INTERVAL_BYTES: u64 = 48 * 1024;
 
-/// Above the middle, an end is expected once in so many bytes. With the early interval the mean cost of a node is
-/// 8 + 48 (1 - e^(-24/48)) + 8 e^(-24/48) (1 - e^(-32/8)) = 31.7 KiB, and one node in 90 ends only because it must.
+/// Expected interval between ends above the middle cost, in bytes.
+///
+/// With the early interval, the mean cost of a node is 8 + 48 (1 - e^(-24/48)) + 8 e^(-24/48) (1 -
+/// e^(-32/8)) = 31.7 KiB. One node in 90 ends only because it reaches the maximum.
 const LATE_INTERVAL_BYTES: u64 = 8 * 1024;
 
-/// Most bytes that the two lengths of an entry take in a node, beside key and value.
+/// Most bytes that the two lengths of an entry take in a node, in addition to key and value.
 const LENGTHS_BYTES: usize = 5;
 
-/// What an entry counts, in bytes: never less than it takes in an encoded node.
+/// Returns the cost of an entry in bytes, which is never less than the entry takes in an encoded
+/// node.
 pub(crate) fn entry_cost_bytes(key_length: usize, value_length: usize) -> usize {
     key_length + value_length + LENGTHS_BYTES
 }
 
-/// Whether a node of `level` ends after the entry under `key`, which costs `entry_bytes` and brings the node to `node_bytes`.
+/// Whether a node of `level` ends after the entry with `key`. The entry costs `entry_bytes`, and
+/// the node costs `node_bytes` with it.
 pub(crate) fn ends_after(level: u8, key: &[u8], entry_bytes: usize, node_bytes: usize) -> bool {
     if node_bytes < MIN_NODE_COST_BYTES {
         return false;
@@ -44,11 +50,14 @@ pub(crate) fn ends_after(level: u8, key: &[u8], entry_bytes: usize, node_bytes: 
     boundary_hash(level, key) < (u64::MAX / interval_bytes).saturating_mul(entry_bytes as u64)
 }
 
-/// A quick hash of level and key, spread over 64 bits. Not secret: an adversary who chooses keys can make nodes as small or as large as the
+/// Hashes level and key quickly to 64 bits.
+///
+/// The hash is not secret. An adversary who chooses keys can make nodes as small or as large as the
 /// limits allow, and nothing else.
 ///
-/// Words of eight bytes are folded in by multiplication with the odd constant of splitmix64 (2^64 divided by the golden ratio); the end is
-/// that generator's finalizer (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014, with Stafford's mix 13).
+/// The function multiplies each word of eight bytes by the odd constant of splitmix64 (2^64 divided
+/// by the golden ratio) and ends with that generator's finalizer. Source: Steele, Lea, Flood: Fast
+/// Splittable Pseudorandom Number Generators, 2014, with Stafford's mix 13.
 fn boundary_hash(level: u8, key: &[u8]) -> u64 {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
     let fold = |state: u64, word: u64| {
@@ -73,7 +82,7 @@ mod tests {
     use super::*;
     use crate::tree::key::Key;
 
-    /// Costs of the nodes that entries of `entry_bytes` fall into.
+    /// Returns the costs of the nodes that entries of `entry_bytes` each fall into.
     fn node_costs(level: u8, keys: impl Iterator<Item = Key>, entry_bytes: usize) -> Vec<usize> {
         let mut costs = Vec::new();
         let mut cost = 0;

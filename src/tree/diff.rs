@@ -1,7 +1,8 @@
-//! What differs between two trees.
+//! Differences between two trees.
 //!
-//! Owns the walk over both at once, which passes over equal subtrees without loading them: cost follows what differs, memory is one node per
-//! level and tree. Does not own what a difference means.
+//! This module owns the walk over both trees at once, which passes over equal subtrees without
+//! loading them. The cost follows the size of the difference; memory is one node per level and
+//! tree. The module does not know the meaning of a difference.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -16,21 +17,22 @@ use super::map::Tree;
 use super::node::Node;
 use super::source::{NodeSource, TreeError, load_child};
 
-/// Nodes announced ahead on each side.
+/// Number of nodes announced ahead on each side.
 const NODES_AHEAD: usize = 16;
 
-/// A key whose value is not the same on both sides.
+/// A key whose value differs between the two trees.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Difference {
     /// The key.
     pub key: Key,
-    /// Its value in the left tree.
+    /// Its value in the left tree, or `None` if the key is absent.
     pub left: Option<Bytes>,
-    /// Its value in the right tree.
+    /// Its value in the right tree, or `None` if the key is absent.
     pub right: Option<Bytes>,
 }
 
-/// Walks over the differences of two trees, in the order of keys. It holds no borrow, so that it can be kept.
+/// Walks over the differences of two trees in the order of keys. It holds no borrow, so that it can
+/// be kept between requests.
 pub struct Diff {
     roots: Option<(Id, Id)>,
     range: Range<Key>,
@@ -39,7 +41,8 @@ pub struct Diff {
 }
 
 impl Diff {
-    /// The differences whose keys lie in `range`; nothing is loaded before it is asked.
+    /// Returns a walk over the differences whose keys lie in `range` (end exclusive). Loads nothing
+    /// until [`Diff::next`].
     pub fn new(left: Tree, right: Tree, range: Range<Key>) -> Diff {
         Diff {
             roots: (left != right && range.start < range.end).then_some((left.root, right.root)),
@@ -49,10 +52,13 @@ impl Diff {
         }
     }
 
-    /// The next difference, or `None` after the last. After an error, or when the future was dropped, the call may be repeated.
+    /// Returns the next difference, or `None` after the last.
+    ///
+    /// The call may be repeated after an error, or if the future was dropped.
     ///
     /// # Errors
-    /// What the source says, or [`TreeError`] for a tree that is not well-formed.
+    /// The error of `source`, or [`TreeError::Misplaced`] for a node that does not match its
+    /// parent's entry.
     pub async fn next<S: NodeSource>(
         &mut self,
         source: &S,
@@ -73,7 +79,7 @@ impl Diff {
                 (Some(left), Some(right)) => left.compare(right),
             };
             let found = match order {
-                // One side has keys that the other has passed or has not: the lower goes on alone.
+                // The side that stands at the lower key moves on alone.
                 Ordering::Less => self.go_on_left(source).await?,
                 Ordering::Greater => self.go_on_right(source).await?,
                 Ordering::Equal => self.go_on_both(source).await?,
@@ -118,7 +124,7 @@ impl Diff {
         Ok(None)
     }
 
-    /// Both sides stand at the same key.
+    /// Moves on when both sides stand at the same key.
     async fn go_on_both<S: NodeSource>(
         &mut self,
         source: &S,
@@ -131,7 +137,8 @@ impl Diff {
             return self.go_on_right(source).await;
         }
         if self.left.value() == self.right.value() {
-            // Equal items, or subtrees with the same id: equal all the way down.
+            // The items are equal, or the children have the same id, and then the whole subtrees
+            // are equal.
             self.left.pass();
             self.right.pass();
             return Ok(None);
@@ -153,13 +160,13 @@ impl Diff {
     }
 }
 
-/// A node on the way, and the entry that the walk stands before.
+/// A node on the path, and the entry that the walk stands before.
 struct Frame {
     node: Arc<Node>,
     index: usize,
-    /// Entries from here on lie behind the range.
+    /// Index of the first entry behind the range.
     end: usize,
-    /// Children below this one were announced.
+    /// The children below this index have been announced.
     announced: usize,
 }
 
@@ -170,20 +177,20 @@ impl Frame {
     }
 }
 
-/// The walk over one of the trees.
+/// The walk over one of the two trees.
 #[derive(Default)]
 struct Side {
-    /// Nodes from the root down; the walk stands before the current entry of the last.
+    /// The nodes from the root down. The walk stands before the current entry of the last one.
     stack: Vec<Frame>,
 }
 
 impl Side {
-    /// Level of the node whose entry the walk stands before; `None` at the end.
+    /// Returns the level of the node whose entry the walk stands before, or `None` at the end.
     fn level(&self) -> Option<u8> {
         Some(self.stack.last()?.node.level())
     }
 
-    /// The value there: an item's, or a child's id and count.
+    /// Returns the value of that entry: an item, or the id and item count of a child.
     fn value(&self) -> Option<&[u8]> {
         let frame = self.stack.last()?;
         Some(frame.node.value(frame.index))
@@ -195,7 +202,8 @@ impl Side {
         }
     }
 
-    /// The item that the walk stands before, which is thereby passed; `None` before a subtree.
+    /// Returns the item that the walk stands before and moves past it. Returns `None` before a
+    /// subtree.
     fn take_entry(&mut self) -> Option<(Key, Bytes)> {
         let frame = self.stack.last_mut().filter(|top| top.node.level() == 0)?;
         let entry = (
@@ -236,7 +244,7 @@ impl Side {
         while self.stack.pop_if(|top| top.index >= top.end).is_some() {}
     }
 
-    /// Announces the next children that `other` does not have at the same key.
+    /// Announces the next children that `other` does not have under the same key.
     fn announce<S: NodeSource>(&mut self, other: &Side, source: &S) {
         let Some(frame) = self.stack.last_mut() else {
             return;
@@ -334,7 +342,8 @@ mod tests {
         let found = diff(&nodes, left, right, key::everything());
         assert_eq!(found, expected(&map, &other, &key::everything()));
         let loads = nodes.loads() - loads;
-        // Five places, a path of at most three on both sides, and neighbours where boundaries moved.
+        // Five changed places, a path of at most three nodes on both sides, and neighbours where
+        // boundaries moved.
         assert!(loads <= 40, "{loads} loads");
         let loads = nodes.loads();
         assert_eq!(diff(&nodes, left, left, key::everything()), []);
@@ -375,7 +384,9 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn differences_agree_with_two_maps(one in numbers(), two in numbers(), from in 0u64..3500, to in 0u64..3500) {
+        fn differences_agree_with_two_maps(
+            one in numbers(), two in numbers(), from in 0u64..3500, to in 0u64..3500,
+        ) {
             let value = |n: u64, version: u8| [&n.to_be_bytes()[..], &[version]].concat().repeat(8);
             let map = |numbers: Vec<(u64, u8)>| -> Map {
                 numbers.into_iter().map(|(n, v)| (Key::attributes(n), value(n, v))).collect()

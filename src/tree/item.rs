@@ -1,7 +1,10 @@
-//! What the tree holds under its keys: attributes, names, extents, extended attributes, small contents, link targets.
+//! Values of the tree: attributes, names, extents, extended attributes, inline contents and link
+//! targets.
 //!
-//! Owns the byte form of every item (the key's kind says which, so the value does not repeat it) and the limits on their sizes. Knows
-//! nothing of keys or nodes. Decoding takes bytes from the bucket: it never panics, and accepts exactly what encoding makes.
+//! This module owns the byte form of every item and the limits on their sizes. The kind of an item
+//! is in its key, so the value does not repeat it. The module does not know keys or nodes. Decoding
+//! takes untrusted bytes from the bucket: it never panics, and it accepts exactly the bytes that
+//! encoding makes.
 
 pub use bkfs_chunker::extent::Target;
 use bkfs_chunker::id::Id;
@@ -12,118 +15,125 @@ use super::key::ItemKind;
 use super::varint::{self, Reader};
 use crate::extents::MAX_EXTENT_BYTES;
 
-/// Longest value the tree takes, in bytes: an extended attribute of 64 KiB, and as much for whatever comes later.
+/// Length of the longest value that the tree accepts, in bytes.
+///
+/// The longest value today is an extended attribute of 64 KiB. The other half is reserved for later
+/// kinds of items.
 pub const MAX_VALUE_BYTES: usize = 128 * 1024;
 
-/// Longest value of an extended attribute, in bytes (XATTR_SIZE_MAX of Linux).
+/// Length of the longest value of an extended attribute, in bytes (XATTR_SIZE_MAX of Linux).
 pub const MAX_XATTR_BYTES: usize = 64 * 1024;
 
-/// Longest contents kept inside the tree, in bytes. Whoever writes chooses where to stop below that.
+/// Length of the longest file content that the tree holds inline, in bytes. The writer chooses its
+/// own limit at or below this one.
 pub const MAX_INLINE_BYTES: usize = 64 * 1024;
 
-/// Longest target of a symbolic link, in bytes (PATH_MAX of Linux without the final zero).
+/// Length of the longest target of a symbolic link, in bytes (PATH_MAX of Linux without the final
+/// zero).
 pub const MAX_SYMLINK_BYTES: usize = 4095;
 
-/// Form of [`Attributes`] written by this version.
+/// Form number of [`Attributes`] that this version writes.
 const ATTRIBUTES_FORM: u8 = 1;
 
 const EXTENT_SEGMENT: u8 = 1;
 const EXTENT_OPEN: u8 = 2;
 
-/// Why bytes are no item.
+/// The reason why bytes are not an item.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Error)]
 pub enum ItemError {
-    /// The bytes are not what any encoding makes.
+    /// No encoding of an item makes these bytes.
     #[error("malformed item of kind {kind:?}")]
     Malformed {
-        /// What the item should have been.
+        /// The kind in the item's key.
         kind: ItemKind,
     },
-    /// A form of attributes that this version does not know.
+    /// The attributes have a form that this version does not know.
     #[error("attributes of unknown form {form}")]
     UnknownForm {
-        /// The form's number.
+        /// The form number.
         form: u8,
     },
 }
 
-/// A point in time on the wall clock of whoever set it.
+/// A point in time, by the wall clock of the machine that set it.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq, Ord, PartialOrd, Hash)]
 pub struct Timestamp {
-    /// Seconds since 1970, may be negative.
+    /// Seconds since 1970; may be negative.
     pub seconds: i64,
-    /// Nanoseconds of that second, below 10^9.
+    /// Nanoseconds within that second, below 10^9.
     pub nanoseconds: u32,
 }
 
-/// An inode.
+/// The attributes of an inode.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq, Hash)]
 pub struct Attributes {
     /// File type and permissions, as in `st_mode`.
     pub mode: u32,
-    /// Owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
-    /// Names that lead here; directories count as POSIX has it.
+    /// Number of names of the inode. Directories count as POSIX says.
     pub links: u32,
     /// Size in bytes.
     pub size_bytes: u64,
-    /// Bytes that are not holes.
+    /// Bytes of the file that are not in holes.
     pub allocated_bytes: u64,
-    /// Last read.
+    /// Time of the last read.
     pub accessed: Timestamp,
-    /// Last change of the contents.
+    /// Time of the last change of the content.
     pub modified: Timestamp,
-    /// Last change of the inode.
+    /// Time of the last change of the inode.
     pub changed: Timestamp,
     /// Device number of a special file.
     pub device: u32,
-    /// How the contents are cut: 0 unknown yet, else the number of the chunker's profile (1 page grid, 2 content, 3 raw).
+    /// How the content is split into chunks: 0 is not known yet, 1 page grid, 2 by content, 3 raw.
+    /// The numbers are those of the chunker's profiles.
     pub profile: u8,
-    /// Bits for later; unknown ones are kept.
+    /// Flag bits for later versions. Unknown bits are kept.
     pub flags: u64,
 }
 
-/// Where a run of a file's bytes is stored. Its place in the file is in the key.
+/// The stored location of a run of a file's bytes. The offset in the file is in the key.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub struct Extent {
-    /// Bytes, 1 to [`MAX_EXTENT_BYTES`].
+    /// Length in bytes, from 1 to [`MAX_EXTENT_BYTES`].
     pub length: u32,
-    /// What holds them.
+    /// The segment or the chunk that holds the bytes.
     pub target: Target,
-    /// First of them in the target's contents.
+    /// Offset of the first byte within the target's content, in bytes.
     pub target_offset: u32,
-    /// Whether the last chunk ends here because the data ended, not because the cutter said so: an append does well to cut it again.
+    /// Whether the last chunk ends here because the data ended, not because the chunker cut here.
+    /// An append should cut that chunk again.
     pub open: bool,
 }
 
 /// One item of the tree.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Item {
-    /// Under [`ItemKind::Attributes`].
+    /// Stored under [`ItemKind::Attributes`].
     Attributes(Attributes),
-    /// Under [`ItemKind::Name`].
+    /// Stored under [`ItemKind::Name`].
     Name {
-        /// What the name leads to.
+        /// The inode that the name refers to.
         inode: u64,
         /// File type as in `d_type`, which is `st_mode` shifted right by 12.
         file_type: u8,
     },
-    /// Under [`ItemKind::Extent`].
+    /// Stored under [`ItemKind::Extent`].
     Extent(Extent),
-    /// Under [`ItemKind::Xattr`]: any bytes, at most [`MAX_XATTR_BYTES`].
+    /// Stored under [`ItemKind::Xattr`]: any bytes, at most [`MAX_XATTR_BYTES`].
     Xattr(Bytes),
-    /// Under [`ItemKind::Inline`]: any bytes, at most [`MAX_INLINE_BYTES`].
+    /// Stored under [`ItemKind::Inline`]: any bytes, at most [`MAX_INLINE_BYTES`].
     Inline(Bytes),
-    /// Under [`ItemKind::Symlink`]: 1 to [`MAX_SYMLINK_BYTES`] bytes.
+    /// Stored under [`ItemKind::Symlink`]: 1 to [`MAX_SYMLINK_BYTES`] bytes.
     Symlink(Bytes),
-    /// Under [`ItemKind::Orphan`]: nothing beside the key.
+    /// Stored under [`ItemKind::Orphan`]: an empty value.
     Orphan,
 }
 
 impl Item {
-    /// The kind of key that such an item lies under.
+    /// Returns the kind of the key under which the item is stored.
     pub fn kind(&self) -> ItemKind {
         match self {
             Item::Attributes(_) => ItemKind::Attributes,
@@ -136,7 +146,8 @@ impl Item {
         }
     }
 
-    /// The item's bytes. Limits on lengths are the caller's to keep; what exceeds them would not decode.
+    /// Encodes the item. The caller keeps the limits on lengths; an item that exceeds them would
+    /// not decode.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
@@ -154,10 +165,12 @@ impl Item {
         out
     }
 
-    /// Reads an item of the kind that its key has. `bytes` is shared, not copied.
+    /// Decodes an item of the kind that its key has. The item shares the memory of `bytes`.
     ///
     /// # Errors
-    /// [`ItemError`], for everything that [`Item::encode`] does not make of an item within its limits.
+    /// [`ItemError::UnknownForm`] for attributes of a form that this version does not know.
+    /// [`ItemError::Malformed`] for all other bytes that [`Item::encode`] does not make of an item
+    /// within its limits.
     pub fn decode(kind: ItemKind, bytes: &Bytes) -> Result<Item, ItemError> {
         let malformed = ItemError::Malformed { kind };
         let within = |most: usize| bytes.len() <= most;
@@ -184,13 +197,14 @@ impl Item {
     }
 }
 
-/// Whether `number` is a type that a name can have (fifo, character device, directory, block device, file, link, socket).
+/// Whether `number` is a file type of a name: FIFO, character device, directory, block device,
+/// file, symbolic link or socket.
 fn is_file_type(number: u8) -> bool {
     matches!(number, 1 | 2 | 4 | 6 | 8 | 10 | 12)
 }
 
 impl Attributes {
-    /// The file type as names carry it (`d_type`).
+    /// Returns the file type as names carry it (`d_type`).
     pub fn file_type(&self) -> u8 {
         (self.mode >> 12) as u8 & 0xf
     }
@@ -235,7 +249,8 @@ impl Attributes {
                 nanoseconds,
             })
         };
-        // Struct fields are read in the order they are written here, which is the order of encoding.
+        // Rust evaluates the fields in the order in which they stand here, which is the order of
+        // encoding.
         let attributes = Attributes {
             mode: reader.number_u32()?,
             uid: reader.number_u32()?,

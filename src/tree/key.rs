@@ -1,42 +1,49 @@
-//! Keys of the tree: who an item belongs to, what it is, and which of its kind.
+//! Keys of the tree: the inode of an item, its kind, and a suffix that tells items of one kind
+//! apart.
 //!
-//! Owns the byte form of keys (`inode u64 big-endian ‖ kind u8 ‖ suffix`), whose plain byte order is the order of the tree, and the
-//! ranges that readers ask for. Knows nothing of what the items hold.
+//! This module owns the byte form of keys (`inode u64 big-endian ‖ kind u8 ‖ suffix`), whose byte
+//! order is the order of the tree, and the key ranges that readers ask for. It does not know the
+//! contents of items.
 
 use std::fmt;
 use std::ops::Range;
 
 use thiserror::Error;
 
-/// Longest key the tree takes, in bytes. The longest one that a filesystem makes is 8 + 1 + 8 + 255.
+/// Length of the longest key that the tree accepts, in bytes.
+///
+/// The longest key that a filesystem makes has 8 + 1 + 8 + 255 = 272 bytes.
 pub const MAX_KEY_BYTES: usize = 512;
 
-/// Longest name in a directory and of an extended attribute, in bytes (NAME_MAX and XATTR_NAME_MAX of Linux).
+/// Length of the longest directory entry name and of the longest extended attribute name, in bytes.
+///
+/// The values are NAME_MAX and XATTR_NAME_MAX of Linux.
 pub const MAX_NAME_BYTES: usize = 255;
 
-/// Smallest readdir cookie of a name; those below are left to `.`, `..` and what a mount shows beside the tree.
+/// Smallest readdir cookie of a name. Lower cookies are reserved for `.`, `..` and the entries that
+/// a mount adds to those of the tree.
 pub const FIRST_NAME_COOKIE: u64 = 16;
 
-/// Largest readdir cookie of a name: the cookie after it still fits a signed 64-bit offset.
+/// Largest readdir cookie of a name. The cookie after it still fits a signed 64-bit offset.
 pub const LAST_NAME_COOKIE: u64 = (1 << 63) - 2;
 
-/// What an item is. The numbers are part of the format.
+/// The kind of an item. The numbers are part of the format.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
 #[repr(u8)]
 pub enum ItemKind {
     /// The inode itself: mode, owner, times, sizes.
     Attributes = 1,
-    /// A name in the directory that the key's inode is.
+    /// A name in the directory whose inode number is in the key.
     Name = 2,
-    /// Where a run of the file's bytes is stored.
+    /// The stored location of a run of the file's bytes.
     Extent = 3,
     /// One extended attribute.
     Xattr = 4,
-    /// The whole contents of a small file.
+    /// The whole content of a small file.
     Inline = 5,
-    /// What a symbolic link says.
+    /// The target of a symbolic link.
     Symlink = 6,
-    /// Says that an inode has no name any more but was still open.
+    /// A mark on an inode that has no name left but was still open.
     Orphan = 7,
 }
 
@@ -57,48 +64,49 @@ impl TryFrom<u8> for ItemKind {
     }
 }
 
-/// Why bytes are no key of a filesystem.
+/// The reason why bytes are not a key of a filesystem.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Error)]
 pub enum KeyError {
-    /// Fewer bytes than an inode number and a kind.
+    /// The key has fewer bytes than an inode number and a kind take (9).
     #[error("key of {length} bytes is too short")]
     TooShort {
-        /// Bytes there are.
+        /// Length of the key, in bytes.
         length: usize,
     },
-    /// A kind that this version does not know.
+    /// The kind is not known to this version.
     #[error("key of unknown kind {kind}")]
     UnknownKind {
-        /// The number found.
+        /// The kind number in the key.
         kind: u8,
     },
     /// The suffix does not have the form of its kind.
     #[error("key of kind {kind:?} has a malformed suffix")]
     BadSuffix {
-        /// The kind in question.
+        /// The kind whose form the suffix does not have.
         kind: ItemKind,
     },
 }
 
-/// A key of the tree: bytes that compare as the tree is ordered.
+/// A key of the tree: bytes whose byte order is the order of the tree.
 ///
-/// Any bytes can be held, since nodes come from the bucket; [`Key::parse`] says whether they mean anything.
+/// A key can hold any bytes, since nodes come from the bucket. [`Key::parse`] tells whether they
+/// are a valid key.
 #[derive(Clone, Eq, PartialEq, Ord, PartialOrd, Hash)]
 pub struct Key(Box<[u8]>);
 
-/// A key taken apart.
+/// The decoded parts of a key.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum KeyParts<'a> {
     /// Attributes of `inode`.
     Attributes {
-        /// Whose.
+        /// The inode.
         inode: u64,
     },
     /// A name in a directory.
     Name {
         /// The directory's inode.
         directory: u64,
-        /// Position for readdir, see [`name_cookie`].
+        /// Position for readdir; see [`name_cookie`].
         cookie: u64,
         /// The name itself, 1 to 255 bytes.
         name: &'a [u8],
@@ -107,84 +115,85 @@ pub enum KeyParts<'a> {
     Extent {
         /// The file's inode.
         inode: u64,
-        /// First byte in the file.
+        /// Offset of the first byte in the file.
         offset: u64,
     },
     /// An extended attribute.
     Xattr {
-        /// Whose.
+        /// The inode.
         inode: u64,
-        /// Its full name with the namespace, 1 to 255 bytes.
+        /// The full name with the namespace, 1 to 255 bytes.
         name: &'a [u8],
     },
-    /// Contents of a small file.
+    /// The content of a small file.
     Inline {
-        /// Whose.
+        /// The file's inode.
         inode: u64,
     },
-    /// Target of a symbolic link.
+    /// The target of a symbolic link.
     Symlink {
-        /// Whose.
+        /// The link's inode.
         inode: u64,
     },
-    /// Mark of an unlinked inode (kept under inode 0).
+    /// The mark of an unlinked inode (stored under inode 0).
     Orphan {
-        /// The inode without a name.
+        /// The inode that has no name left.
         inode: u64,
     },
 }
 
-/// The readdir cookie of a name, from a keyed hash of the name's bytes.
+/// Returns the readdir cookie of a name, from a keyed hash of the name's bytes.
 ///
-/// The cookie is 63 bits, clamped to [`FIRST_NAME_COOKIE`]`..=`[`LAST_NAME_COOKIE`]. Names of one directory that share a cookie lie side by
-/// side, ordered by their bytes. Rule for them: a reader that stops inside such a group resumes with `cookie` (it sees the group
-/// again), one that has delivered the whole group resumes with `cookie + 1`; so nothing is ever skipped.
+/// The cookie has 63 bits and is clamped to [`FIRST_NAME_COOKIE`]`..=`[`LAST_NAME_COOKIE`]. Names
+/// of one directory that share a cookie are adjacent and ordered by their bytes. A reader that
+/// stops inside such a group resumes with `cookie` and sees the whole group again. A reader that
+/// has delivered the whole group resumes with `cookie + 1`. No name is therefore ever skipped.
 pub fn name_cookie(keyed_hash: u64) -> u64 {
     (keyed_hash & (u64::MAX >> 1)).clamp(FIRST_NAME_COOKIE, LAST_NAME_COOKIE)
 }
 
 impl Key {
-    /// Any bytes as a key. The tree refuses to store more than [`MAX_KEY_BYTES`].
+    /// Makes a key of any bytes. The tree refuses to store a key longer than [`MAX_KEY_BYTES`].
     pub fn from_bytes(bytes: impl Into<Box<[u8]>>) -> Key {
         Key(bytes.into())
     }
 
-    /// The bytes that are compared and stored.
+    /// Returns the bytes that the tree compares and stores.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Attributes of `inode`.
+    /// Returns the key of the attributes of `inode`.
     pub fn attributes(inode: u64) -> Key {
         Key::build(inode, ItemKind::Attributes, &[], &[])
     }
 
-    /// `name` in `directory`, with the cookie made by [`name_cookie`].
+    /// Returns the key of `name` in `directory`. [`name_cookie`] makes the cookie.
     pub fn name(directory: u64, cookie: u64, name: &[u8]) -> Key {
         Key::build(directory, ItemKind::Name, &cookie.to_be_bytes(), name)
     }
 
-    /// The run of `inode`'s bytes that begins at `offset`.
+    /// Returns the key of the extent of `inode` that begins at byte `offset` of the file.
     pub fn extent(inode: u64, offset: u64) -> Key {
         Key::build(inode, ItemKind::Extent, &offset.to_be_bytes(), &[])
     }
 
-    /// Extended attribute `name` of `inode`.
+    /// Returns the key of the extended attribute `name` of `inode`.
     pub fn xattr(inode: u64, name: &[u8]) -> Key {
         Key::build(inode, ItemKind::Xattr, name, &[])
     }
 
-    /// The contents of the small file `inode`.
+    /// Returns the key of the inline content of the small file `inode`.
     pub fn inline(inode: u64) -> Key {
         Key::build(inode, ItemKind::Inline, &[], &[])
     }
 
-    /// The target of the symbolic link `inode`.
+    /// Returns the key of the target of the symbolic link `inode`.
     pub fn symlink(inode: u64) -> Key {
         Key::build(inode, ItemKind::Symlink, &[], &[])
     }
 
-    /// The mark that says that `inode` lost its last name while open.
+    /// Returns the key of the mark that `inode` lost its last name while it was open.
     pub fn orphan(inode: u64) -> Key {
         Key::build(0, ItemKind::Orphan, &inode.to_be_bytes(), &[])
     }
@@ -198,26 +207,29 @@ impl Key {
         Key(bytes.into_boxed_slice())
     }
 
-    /// The inode that the item lies under (0 for orphan marks).
+    /// Returns the inode number in the key (0 for orphan marks).
     ///
     /// # Errors
-    /// [`KeyError::TooShort`].
+    /// [`KeyError::TooShort`] if the key has fewer than 9 bytes.
     pub fn inode(&self) -> Result<u64, KeyError> {
         Ok(split(&self.0)?.0)
     }
 
-    /// What the item is.
+    /// Returns the kind of the item.
     ///
     /// # Errors
-    /// [`KeyError::TooShort`], [`KeyError::UnknownKind`].
+    /// [`KeyError::TooShort`] if the key has fewer than 9 bytes, [`KeyError::UnknownKind`] if this
+    /// version does not know the kind.
     pub fn kind(&self) -> Result<ItemKind, KeyError> {
         ItemKind::try_from(split(&self.0)?.1)
     }
 
-    /// Takes the key apart and checks its form.
+    /// Splits the key into its parts and checks its form. Does not panic, whatever the bytes are.
     ///
     /// # Errors
-    /// Any [`KeyError`]; never panics, whatever the bytes.
+    /// [`KeyError::TooShort`] if the key has fewer than 9 bytes, [`KeyError::UnknownKind`] if this
+    /// version does not know the kind, [`KeyError::BadSuffix`] if the suffix does not have the form
+    /// of its kind.
     pub fn parse(&self) -> Result<KeyParts<'_>, KeyError> {
         let (inode, number, suffix) = split(&self.0)?;
         let kind = ItemKind::try_from(number)?;
@@ -256,7 +268,7 @@ impl Key {
     }
 }
 
-/// Inode, kind and suffix of any bytes long enough to have them.
+/// Splits bytes into inode, kind and suffix.
 fn split(bytes: &[u8]) -> Result<(u64, u8, &[u8]), KeyError> {
     let short = KeyError::TooShort {
         length: bytes.len(),
@@ -266,23 +278,23 @@ fn split(bytes: &[u8]) -> Result<(u64, u8, &[u8]), KeyError> {
     Ok((u64::from_be_bytes(*inode), *kind, suffix))
 }
 
-/// Every key there can be.
+/// Returns the range of all possible keys.
 pub fn everything() -> Range<Key> {
     Key(Box::default())..Key(vec![0xff; MAX_KEY_BYTES + 1].into_boxed_slice())
 }
 
-/// All items of `inode` (below 2^64 - 1).
+/// Returns the range of all items of `inode`, which must be below 2^64 - 1.
 pub fn of_inode(inode: u64) -> Range<Key> {
     of_inodes(inode..inode.saturating_add(1))
 }
 
-/// All items of the inodes in `inodes`.
+/// Returns the range of all items of the inodes in `inodes`.
 pub fn of_inodes(inodes: Range<u64>) -> Range<Key> {
     let bound = |inode: u64| Key(Box::from(inode.to_be_bytes()));
     bound(inodes.start)..bound(inodes.end)
 }
 
-/// All items of one kind of `inode`.
+/// Returns the range of all items of one kind of `inode`.
 pub fn of_kind(inode: u64, kind: ItemKind) -> Range<Key> {
     let bound = |number: u8| {
         let mut bytes = [0; 9];
@@ -293,23 +305,27 @@ pub fn of_kind(inode: u64, kind: ItemKind) -> Range<Key> {
     bound(kind as u8)..bound(kind as u8 + 1)
 }
 
-/// The names of `directory` whose cookie is `cookie` or more; 0 is the beginning.
+/// Returns the range of the names of `directory` whose cookie is at least `cookie`. A cookie of 0
+/// selects all names.
 pub fn names_from(directory: u64, cookie: u64) -> Range<Key> {
     Key::name(directory, cookie, &[])..of_kind(directory, ItemKind::Name).end
 }
 
-/// The names of `directory` that carry exactly `cookie`: one, save for collisions.
+/// Returns the range of the names of `directory` whose cookie is exactly `cookie`. It holds one
+/// name, or several if their hashes collide.
 pub fn names_at(directory: u64, cookie: u64) -> Range<Key> {
     Key::name(directory, cookie, &[])..Key::name(directory, cookie.saturating_add(1), &[])
 }
 
-/// The extents of `inode` that begin in `offsets`. To find all that overlap offset *x*, start
-/// [`MAX_EXTENT_BYTES`](crate::extents::MAX_EXTENT_BYTES) - 1 before it.
+/// Returns the range of the extents of `inode` that begin in `offsets`, in bytes of the file.
+///
+/// To find all extents that overlap offset *x*, start
+/// [`MAX_EXTENT_BYTES`](crate::extents::MAX_EXTENT_BYTES) - 1 before *x*.
 pub fn extents_beginning(inode: u64, offsets: Range<u64>) -> Range<Key> {
     Key::extent(inode, offsets.start)..Key::extent(inode, offsets.end)
 }
 
-/// All marks of orphans.
+/// Returns the range of all orphan marks.
 pub fn orphans() -> Range<Key> {
     of_kind(0, ItemKind::Orphan)
 }
@@ -413,7 +429,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_parses_is_what_was_built(bytes in proptest::collection::vec(any::<u8>(), 0..40), kind in 0u8..10) {
+        fn what_parses_is_what_was_built(
+            bytes in proptest::collection::vec(any::<u8>(), 0..40),
+            kind in 0u8..10,
+        ) {
             let mut bytes = bytes;
             if let Some(place) = bytes.get_mut(8) {
                 *place = kind;
@@ -428,7 +447,10 @@ mod tests {
 
         #[test]
         fn extents_are_ordered_by_offset(inode: u64, first: u64, second: u64) {
-            prop_assert_eq!(first.cmp(&second), Key::extent(inode, first).cmp(&Key::extent(inode, second)));
+            prop_assert_eq!(
+                first.cmp(&second),
+                Key::extent(inode, first).cmp(&Key::extent(inode, second))
+            );
         }
     }
 }

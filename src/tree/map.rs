@@ -1,6 +1,7 @@
-//! Looking things up in a tree: single keys, batches of keys, ranges.
+//! Look-ups in a tree: single keys, batches of keys, ranges.
 //!
-//! Owns reading. Memory is one node per level, whatever is read. Changing is [`apply`](super::apply)'s.
+//! This module owns reading. A read holds one node per level in memory, however much it reads.
+//! [`apply`](super::apply) owns changes.
 
 use std::ops::Range;
 
@@ -11,29 +12,30 @@ use super::key::Key;
 use super::path::Path;
 use super::source::NodeSource;
 
-/// Most leaves a cursor announces ahead of itself.
+/// Most leaves that a cursor announces ahead of its position.
 const MOST_AHEAD: usize = 32;
 
-/// Keys of a batch whose nodes are announced ahead, at least.
+/// Fewest keys of a batch for which the nodes ahead are announced, as far as the batch goes.
 const KEYS_AHEAD: usize = 64;
 
-/// A tree, by the id of its root. Immutable: changes make another one.
+/// A tree, named by the id of its root. It is immutable: changes make another tree.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub struct Tree {
-    /// Id of the root node, which stands for all that is in the tree.
+    /// Id of the root node. It identifies the whole content of the tree.
     pub root: Id,
 }
 
 impl Tree {
-    /// The tree under `root`; nothing is loaded yet.
+    /// Returns the tree with root node `root`. Loads nothing yet.
     pub fn new(root: Id) -> Tree {
         Tree { root }
     }
 
-    /// The value under `key`.
+    /// Returns the value under `key`, or `None` if the tree does not hold the key.
     ///
     /// # Errors
-    /// What the source says, or [`TreeError`](super::TreeError) for a tree that is not well-formed; so everywhere here.
+    /// The error of `source`, or [`TreeError::Misplaced`](super::TreeError::Misplaced) for a node
+    /// that does not match its parent's entry.
     pub async fn get<S: NodeSource>(
         &self,
         source: &S,
@@ -44,10 +46,12 @@ impl Tree {
         Ok(find(&path, key))
     }
 
-    /// The values under `keys`, in their order. Sorted keys are the quick case: each node is loaded once, and announced before.
+    /// Returns the values under `keys`, in the order of `keys`.
+    ///
+    /// Sorted keys are the fast case: each node is loaded once, and announced to the source before.
     ///
     /// # Errors
-    /// As for [`Tree::get`].
+    /// As [`Tree::get`].
     pub async fn get_many<S: NodeSource>(
         &self,
         source: &S,
@@ -73,7 +77,8 @@ impl Tree {
         Ok(values)
     }
 
-    /// A cursor over the entries whose keys lie in `range`; nothing is loaded before it is asked.
+    /// Returns a cursor over the entries whose keys lie in `range` (end exclusive). Loads nothing
+    /// until [`Cursor::next`].
     pub fn range(&self, range: Range<Key>) -> Cursor {
         Cursor {
             root: self.root,
@@ -86,10 +91,10 @@ impl Tree {
         }
     }
 
-    /// The first entry in `range`.
+    /// Returns the first entry in `range` (end exclusive).
     ///
     /// # Errors
-    /// As for [`Tree::get`].
+    /// As [`Tree::get`].
     pub async fn first_in<S: NodeSource>(
         &self,
         source: &S,
@@ -98,10 +103,10 @@ impl Tree {
         self.range(range).next(source).await
     }
 
-    /// The last entry in `range`.
+    /// Returns the last entry in `range` (end exclusive).
     ///
     /// # Errors
-    /// As for [`Tree::get`].
+    /// As [`Tree::get`].
     pub async fn last_in<S: NodeSource>(
         &self,
         source: &S,
@@ -119,10 +124,10 @@ impl Tree {
             .map(|index| (leaf.key(index), leaf.value_bytes(index))))
     }
 
-    /// How many items the tree holds.
+    /// Returns the number of items in the tree.
     ///
     /// # Errors
-    /// As for [`Tree::get`].
+    /// The error of `source`.
     pub async fn items<S: NodeSource>(&self, source: &S) -> Result<u64, S::Error> {
         Ok(source.load(self.root).await?.items())
     }
@@ -133,26 +138,31 @@ fn find(path: &Path, key: &Key) -> Option<Bytes> {
     Some(leaf.value_bytes(leaf.find(key.as_bytes())?))
 }
 
-/// Walks over a range of a tree in order. It holds no borrow, so that it can be kept between requests; it announces nodes ahead of
-/// itself in a window that doubles while the walk goes on.
+/// Walks over a range of a tree in the order of keys.
+///
+/// A cursor holds no borrow, so that it can be kept between requests. It announces the leaves ahead
+/// of it, in a window that doubles while the walk goes on.
 pub struct Cursor {
     root: Id,
     range: Range<Key>,
     path: Option<Path>,
-    /// Next entry in the current leaf.
+    /// Index of the next entry in the current leaf.
     index: usize,
-    /// Leaves to announce ahead; grows from nothing, so that short walks cost no needless loads.
+    /// Number of leaves to announce ahead. It starts at zero, so that short walks cause no needless
+    /// loads.
     window: usize,
-    /// Children of the current leaf's parent below this one have been announced.
+    /// The children of the current leaf's parent below this index have been announced.
     announced: usize,
     done: bool,
 }
 
 impl Cursor {
-    /// The next entry, or `None` at the end of the range. After an error, or when the future was dropped, the call may be repeated.
+    /// Returns the next entry, or `None` at the end of the range.
+    ///
+    /// The call may be repeated after an error, or if the future was dropped.
     ///
     /// # Errors
-    /// As for [`Tree::get`].
+    /// As [`Tree::get`].
     pub async fn next<S: NodeSource>(
         &mut self,
         source: &S,
@@ -199,7 +209,7 @@ impl Cursor {
         Ok(())
     }
 
-    /// Announces the leaves after the current one, as far as the range goes.
+    /// Announces the leaves after the current one, up to the end of the range.
     fn announce<S: NodeSource>(&mut self, source: &S) {
         let Some((parent, index)) = self.path.as_ref().and_then(Path::parent) else {
             return;
@@ -208,7 +218,7 @@ impl Cursor {
         if index == 0 || self.announced < index {
             self.announced = index + 1;
         }
-        // Announce in batches of half a window, rather than one leaf at each step.
+        // Announces in batches of half a window, not one leaf at each step.
         if self.announced - index > self.window / 2 + 1 {
             return;
         }

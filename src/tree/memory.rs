@@ -1,6 +1,7 @@
-//! Nodes kept in memory: for tests, benchmarks, and trees that are thrown away.
+//! Nodes in memory, for tests, benchmarks and temporary trees.
 //!
-//! Owns a map from id to node and counters of what was asked of it. Ids are plain BLAKE3, not those of any repository.
+//! This module owns a map from id to node and counters of the requests to it. Ids are plain BLAKE3,
+//! not the keyed ids of a repository.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use parking_lot::Mutex;
 use super::node::Node;
 use super::source::{NodeSink, NodeSource, TreeError};
 
-/// A source and sink of nodes in memory. Grows with every new node and forgets none.
+/// A source and sink of nodes in memory. It grows with every new node and never drops one.
 #[derive(Default)]
 pub struct MemoryNodes {
     nodes: Mutex<HashMap<Id, Arc<Node>>>,
@@ -23,45 +24,45 @@ pub struct MemoryNodes {
 }
 
 impl MemoryNodes {
-    /// No nodes yet.
+    /// Returns an empty store.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How often a node was loaded.
+    /// Returns the number of loads so far.
     pub fn loads(&self) -> u64 {
         self.loads.load(Ordering::Relaxed)
     }
 
-    /// How often a node was stored, equal ones included.
+    /// Returns the number of stores so far, repeated stores of equal nodes included.
     pub fn stores(&self) -> u64 {
         self.stores.load(Ordering::Relaxed)
     }
 
-    /// How many nodes were announced by [`NodeSource::prefetch`].
+    /// Returns the number of nodes announced by [`NodeSource::prefetch`] so far.
     pub fn announced(&self) -> u64 {
         self.announced.load(Ordering::Relaxed)
     }
 
-    /// Different nodes there are.
+    /// Returns the number of different nodes.
     pub fn len(&self) -> usize {
         self.nodes.lock().len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no nodes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The node under `id`, without being counted.
+    /// Returns the node with `id`, without counting a load.
     pub fn peek(&self, id: Id) -> Option<Arc<Node>> {
         self.nodes.lock().get(&id).cloned()
     }
 
-    /// Puts any bytes under any id, to see what happens.
+    /// Stores a node under an id that need not be the id of its bytes, for tests of damage.
     ///
     /// # Errors
-    /// If the bytes are no node.
+    /// [`TreeError::BadNode`] if the bytes are not a node.
     pub fn plant(&self, id: Id, bytes: Bytes) -> Result<(), TreeError> {
         let node = Node::decode(bytes).map_err(|error| TreeError::BadNode { id, error })?;
         self.nodes.lock().insert(id, Arc::new(node));

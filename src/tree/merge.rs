@@ -1,7 +1,8 @@
-//! Joining two trees that grew from one.
+//! A three-way merge of two trees that grew from one.
 //!
-//! Owns finding, key by key, what the other side changed and where both sides changed differently. Does not own what to do about a conflict: a
-//! directory's link count and a file's contents want different answers, and the volume knows them.
+//! This module finds, key by key, what the other side changed and where both sides changed
+//! differently. It does not resolve conflicts: a link count of a directory and the content of a
+//! file need different answers, and the volume knows them.
 
 use bytes::Bytes;
 
@@ -10,40 +11,43 @@ use super::key::{self, Key};
 use super::map::Tree;
 use super::source::NodeSource;
 
-/// What a merge found at a key.
+/// The result of a merge at one key.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Merged {
-    /// Only they changed it: ours takes it over.
+    /// Only their side changed the key: our side takes the change over.
     Theirs {
         /// The key.
         key: Key,
-        /// Its value on their side; `None` if they removed it.
+        /// The value on their side, or `None` if they removed it.
         value: Option<Bytes>,
     },
-    /// Both changed it, and not alike.
+    /// Both sides changed the key, to different values.
     Conflict {
         /// The key.
         key: Key,
-        /// Its value in the tree that both grew from.
+        /// The value in the base tree.
         base: Option<Bytes>,
-        /// Its value on our side.
+        /// The value on our side.
         ours: Option<Bytes>,
-        /// Its value on their side.
+        /// The value on their side.
         theirs: Option<Bytes>,
     },
 }
 
-/// Walks over all that has to be done to ours to make it the merge of both, in the order of keys: the answers, conflicts settled, are a
-/// batch for [`apply`](super::apply()). What only we changed, or both alike, is already in ours and not mentioned.
+/// Walks over the changes that turn our tree into the merge of both, in the order of keys.
+///
+/// The results, with conflicts resolved, are a batch for [`apply`](super::apply()). A change that
+/// only our side made, or that both sides made alike, is already in our tree and is not returned.
 pub struct Merge {
     ours: Diff,
     theirs: Diff,
-    /// Our next change that theirs have not come to yet; `None` if it has not been asked for, `Some(None)` at the end.
+    /// Our next change, at a key that the walk over their changes has not passed. `None` if it has
+    /// not been asked for, `Some(None)` at the end.
     our_next: Option<Option<Difference>>,
 }
 
 impl Merge {
-    /// Prepares to merge `theirs` into `ours`, both grown from `base`.
+    /// Prepares to merge `theirs` into `ours`. Both grew from `base`.
     pub fn new(base: Tree, ours: Tree, theirs: Tree) -> Merge {
         Merge {
             ours: Diff::new(base, ours, key::everything()),
@@ -52,10 +56,14 @@ impl Merge {
         }
     }
 
-    /// The next answer, or `None` after the last. A merge that has failed has lost its place: begin another.
+    /// Returns the next result, or `None` after the last.
+    ///
+    /// A merge has lost its place after an error, or if the future was dropped. The caller then
+    /// begins another merge.
     ///
     /// # Errors
-    /// What the source says, or [`TreeError`](super::TreeError) for a tree that is not well-formed.
+    /// The error of `source`, or [`TreeError::Misplaced`](super::TreeError::Misplaced) for a node
+    /// that does not match its parent's entry.
     pub async fn next<S: NodeSource>(&mut self, source: &S) -> Result<Option<Merged>, S::Error> {
         while let Some(theirs) = self.theirs.next(source).await? {
             let ours = self.our_change_at(source, &theirs.key).await?;
@@ -80,7 +88,7 @@ impl Merge {
         Ok(None)
     }
 
-    /// What we changed at `key`, if we did; passes over our changes before it.
+    /// Returns our change at `key`, if there is one. Passes over our changes before it.
     async fn our_change_at<S: NodeSource>(
         &mut self,
         source: &S,
@@ -145,9 +153,17 @@ mod tests {
         #[test]
         fn merging_agrees_with_three_maps(
             size in 0u64..2000,
-            ours in proptest::collection::btree_map(0u64..2000, proptest::option::of(0u8..3), 0..60),
-            theirs in proptest::collection::btree_map(0u64..2000, proptest::option::of(0u8..3), 0..60),
-            both in proptest::collection::btree_map(0u64..2000, (proptest::option::of(0u8..3), proptest::option::of(0u8..3)), 0..30),
+            ours in proptest::collection::btree_map(
+                0u64..2000, proptest::option::of(0u8..3), 0..60,
+            ),
+            theirs in proptest::collection::btree_map(
+                0u64..2000, proptest::option::of(0u8..3), 0..60,
+            ),
+            both in proptest::collection::btree_map(
+                0u64..2000,
+                (proptest::option::of(0u8..3), proptest::option::of(0u8..3)),
+                0..30,
+            ),
         ) {
             let base: Map = (0..size).map(|n| (n, 0)).collect();
             let (mut ours, mut theirs) = (ours, theirs);

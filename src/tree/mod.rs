@@ -1,10 +1,12 @@
-//! The filesystem as one ordered map, kept as a tree of content-addressed nodes.
+//! The filesystem as one ordered map, stored as a tree of content-addressed nodes.
 //!
-//! Owns keys, items, nodes, where nodes end, looking up, batch changes, differences and merges of whole trees. Pure: nodes come and go
-//! through [`NodeSource`] and [`NodeSink`]; there is no I/O, clock or randomness here. Does not own what a file or directory *means*: that
-//! is the volume's.
+//! This module owns keys, items, nodes, the rule that says where nodes end, look-ups, batch
+//! changes, and differences and merges of whole trees. It is pure: nodes are read and stored
+//! through [`NodeSource`] and [`NodeSink`], and the module does no I/O, reads no clock and draws no
+//! randomness. It does not own the meaning of files and directories; `volume` does.
 //!
-//! Equal content gives an equal tree, byte by byte, whatever the history; so one id stands for a whole state of the filesystem.
+//! Equal content gives an equal tree, byte by byte, whatever its history. One root id therefore
+//! identifies a whole state of the filesystem.
 
 pub mod apply;
 pub mod boundary;

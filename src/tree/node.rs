@@ -1,10 +1,12 @@
-//! One node of the tree: a sorted run of entries, and its bytes.
+//! One node of the tree: a sorted run of entries, and its encoded form.
 //!
-//! Owns the encoding of nodes, reading them in place, and filling one until it ends. A leaf (level 0) holds items under their keys; a node above
-//! holds its children's ids and item counts under their first keys. Knows nothing of loading or storing.
+//! This module owns the encoding of nodes, reading them in place, and filling one until it ends. A
+//! leaf (level 0) holds items under their keys. An interior node holds the ids and item counts of
+//! its children under their first keys. The module does not load or store nodes.
 //!
-//! Bytes: `form u8 ‖ level u8 ‖ count ‖ prefix length ‖ prefix ‖ suffix length of each key… ‖ length of each value… ‖ suffixes… ‖ values…`,
-//! where counts and lengths are numbers of variable length and the prefix is all that the first key and the last share. A child's value is
+//! Bytes: `form u8 ‖ level u8 ‖ count ‖ prefix length ‖ prefix ‖ suffix length of each key… ‖
+//! length of each value… ‖ suffixes… ‖ values…`. Counts and lengths are numbers of variable length.
+//! The prefix is the longest common prefix of the first key and the last. The value of a child is
 //! `id 32 ‖ items below`.
 
 use std::cmp::Ordering;
@@ -19,40 +21,42 @@ use super::item::MAX_VALUE_BYTES;
 use super::key::{Key, MAX_KEY_BYTES};
 use super::varint::{self, Reader};
 
-/// Most bytes an encoded node has: one entry of the largest size on top of a node that is almost full.
+/// Length of the longest encoded node, in bytes: one entry of the largest size in addition to a
+/// node that is almost full.
 pub const MAX_NODE_BYTES: usize = MAX_NODE_COST_BYTES + MAX_KEY_BYTES + MAX_VALUE_BYTES + 64;
 
-/// Levels there can be above the leaves. With 100 children per node, which is few, that is 10^32 items.
+/// Highest level of a node; leaves have level 0. With 100 children per node, which is few, such a
+/// tree holds 10^32 items.
 pub const MAX_LEVEL: u8 = 15;
 
-/// Form of nodes that this version writes.
+/// Form number of the nodes that this version writes.
 const NODE_FORM: u8 = 1;
 
-/// Why bytes are no node.
+/// The reason why bytes are not a node.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Error)]
 pub enum NodeError {
-    /// More bytes than any node has.
+    /// The bytes are longer than any node.
     #[error("node of {length} bytes is too long")]
     TooLong {
-        /// Bytes there are.
+        /// Length of the bytes.
         length: usize,
     },
-    /// A form that this version does not know.
+    /// The node has a form that this version does not know.
     #[error("node of unknown form {form}")]
     UnknownForm {
-        /// The form's number.
+        /// The form number.
         form: u8,
     },
-    /// The bytes are not what any encoding makes.
+    /// No encoding of a node makes these bytes.
     #[error("malformed node: {what}")]
     Malformed {
-        /// Which part.
+        /// The part that is wrong.
         what: &'static str,
     },
-    /// Keys are not strictly increasing.
+    /// The keys are not strictly increasing.
     #[error("keys of a node are out of order at entry {index}")]
     Unsorted {
-        /// First entry that is not above the one before it.
+        /// Index of the first entry whose key is not above the key before it.
         index: usize,
     },
 }
@@ -60,35 +64,40 @@ pub enum NodeError {
 /// A child of an interior node.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Child {
-    /// Id of the child's bytes.
+    /// Id of the child, made from its encoded bytes.
     pub id: Id,
-    /// Items in all leaves below it.
+    /// Number of items in all leaves below the child, or in the child if it is a leaf.
     pub items: u64,
 }
 
-/// Where an entry's key suffix and value begin, counted from the node's first byte.
+/// Where an entry's key suffix and value begin: byte offsets from the start of the node.
 #[derive(Copy, Clone)]
 struct Start {
     key: u32,
     value: u32,
 }
 
-/// A decoded node: its bytes and a table of where things are. Nothing is copied out until asked for.
+/// A decoded node: its bytes and a table of the offsets of its entries. Keys and values are not
+/// copied until a caller asks for them.
 #[derive(Clone)]
 pub struct Node {
     bytes: Bytes,
     level: u8,
     prefix: Start,
     items: u64,
-    /// One per entry, and one more where the last ends.
+    /// One per entry, and one more for the end of the last entry.
     starts: Vec<Start>,
 }
 
 impl Node {
-    /// Checks the form of `bytes` and finds the entries. Memory is bounded by eight bytes per entry beside the bytes themselves.
+    /// Checks the form of `bytes` and finds the entries. Does not panic, whatever the bytes are.
+    ///
+    /// The node takes at most eight bytes per entry in addition to `bytes` itself.
     ///
     /// # Errors
-    /// [`NodeError`] for whatever [`NodeBuilder`] does not make; never panics.
+    /// [`NodeError::TooLong`] above [`MAX_NODE_BYTES`], [`NodeError::UnknownForm`] for a form that
+    /// this version does not know, [`NodeError::Unsorted`] for keys that are not strictly
+    /// increasing. [`NodeError::Malformed`] for all other bytes that [`NodeBuilder`] does not make.
     pub fn decode(bytes: Bytes) -> Result<Node, NodeError> {
         let malformed = |what| NodeError::Malformed { what };
         if bytes.len() > MAX_NODE_BYTES {
@@ -103,7 +112,8 @@ impl Node {
         }
         let level = reader.byte().ok_or(malformed("level"))?;
         let count = reader.number_u32().ok_or(malformed("count"))? as usize;
-        // An entry has two lengths of at least a byte each, so hostile counts end here.
+        // Each entry has two lengths of at least one byte, so this check rejects a count that the
+        // bytes cannot hold.
         if level > MAX_LEVEL || count > bytes.len() / 2 || (level > 0 && count == 0) {
             return Err(malformed("level or count"));
         }
@@ -128,7 +138,8 @@ impl Node {
         Ok(node)
     }
 
-    /// Checks what holds between entries (order, the longest prefix, sizes, children) and counts the items below.
+    /// Checks the properties across entries (order, longest prefix, children) and counts the items
+    /// below.
     fn check(&self) -> Result<u64, NodeError> {
         let malformed = |what| Err(NodeError::Malformed { what });
         let Some(last) = self.len().checked_sub(1) else {
@@ -159,61 +170,61 @@ impl Node {
         }
     }
 
-    /// Height above the leaves, which are at 0.
+    /// Returns the height of the node above the leaves. A leaf is at 0.
     pub fn level(&self) -> u8 {
         self.level
     }
 
-    /// Entries in this node.
+    /// Returns the number of entries in this node.
     pub fn len(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// Whether there are none, as only in the leaf of an empty tree.
+    /// Whether the node has no entries. Only the leaf of an empty tree has none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The encoded form.
+    /// Returns the encoded form.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// Memory this node holds, in bytes: for caches.
+    /// Returns the memory that this node takes, in bytes. Caches count with it.
     pub fn memory_bytes(&self) -> usize {
         self.bytes.len() + self.starts.len() * size_of::<Start>() + size_of::<Node>()
     }
 
-    /// What all keys of the node begin with.
+    /// Returns the common prefix of all keys of the node.
     pub fn prefix(&self) -> &[u8] {
         &self.bytes[self.prefix.key as usize..self.prefix.value as usize]
     }
 
-    /// What comes after the prefix in the key of entry `index`.
+    /// Returns the part of the key of entry `index` that follows the prefix.
     ///
     /// # Panics
-    /// If there is no such entry, as do all functions here that take an index.
+    /// If there is no such entry. All functions here that take an index panic in this case.
     pub fn suffix(&self, index: usize) -> &[u8] {
         &self.bytes[self.starts[index].key as usize..self.starts[index + 1].key as usize]
     }
 
-    /// The key of entry `index`.
+    /// Returns the key of entry `index`.
     pub fn key(&self, index: usize) -> Key {
         Key::from_bytes([self.prefix(), self.suffix(index)].concat())
     }
 
-    /// The value of entry `index`.
+    /// Returns the value of entry `index`.
     pub fn value(&self, index: usize) -> &[u8] {
         &self.bytes[self.starts[index].value as usize..self.starts[index + 1].value as usize]
     }
 
-    /// The value of entry `index`, sharing the node's memory.
+    /// Returns the value of entry `index`, which shares the memory of the node.
     pub fn value_bytes(&self, index: usize) -> Bytes {
         self.bytes
             .slice(self.starts[index].value as usize..self.starts[index + 1].value as usize)
     }
 
-    /// The child at entry `index`; `None` in a leaf.
+    /// Returns the child at entry `index`, or `None` in a leaf.
     pub fn child(&self, index: usize) -> Option<Child> {
         if self.level == 0 {
             return None;
@@ -221,12 +232,12 @@ impl Node {
         read_child(self.value(index))
     }
 
-    /// Items in all leaves below this node, or in it if it is a leaf.
+    /// Returns the number of items in all leaves below this node, or in the node if it is a leaf.
     pub fn items(&self) -> u64 {
         self.items
     }
 
-    /// How the key of entry `index` compares with `key`.
+    /// Compares the key of entry `index` with `key`.
     pub fn compare(&self, index: usize, key: &[u8]) -> Ordering {
         match self.place(key) {
             Ok(rest) => self.suffix(index).cmp(rest),
@@ -234,7 +245,7 @@ impl Node {
         }
     }
 
-    /// How the key of entry `index` compares with that of entry `other_index` of `other`.
+    /// Compares the key of entry `index` with the key of entry `other_index` of `other`.
     pub fn compare_entry(&self, index: usize, other: &Node, other_index: usize) -> Ordering {
         if self.prefix() == other.prefix() {
             return self.suffix(index).cmp(other.suffix(other_index));
@@ -243,7 +254,8 @@ impl Node {
         mine.cmp(other.prefix().iter().chain(other.suffix(other_index)))
     }
 
-    /// The first entry whose key is not below `key`; [`Node::len`] if there is none.
+    /// Returns the index of the first entry whose key is not below `key`, or [`Node::len`] if there
+    /// is none.
     pub fn lower_bound(&self, key: &[u8]) -> usize {
         match self.place(key) {
             Ok(rest) => partition(self.len(), |index| self.suffix(index) < rest),
@@ -252,13 +264,14 @@ impl Node {
         }
     }
 
-    /// The entry under exactly `key`.
+    /// Returns the index of the entry whose key is exactly `key`.
     pub fn find(&self, key: &[u8]) -> Option<usize> {
         let index = self.lower_bound(key);
         (index < self.len() && self.compare(index, key) == Ordering::Equal).then_some(index)
     }
 
-    /// The entry whose run of keys `key` falls into: the last that is not above it, or the first of all.
+    /// Returns the index of the entry whose run of keys contains `key`: the last entry that is not
+    /// above `key`, or else the first entry.
     pub fn floor(&self, key: &[u8]) -> usize {
         let above = match self.place(key) {
             Ok(rest) => partition(self.len(), |index| self.suffix(index) <= rest),
@@ -268,12 +281,13 @@ impl Node {
         above.saturating_sub(1)
     }
 
-    /// What remains of `key` after the prefix, or how all keys of the node compare with it.
+    /// Returns the rest of `key` after the prefix, or how all keys of the node compare with `key`.
     fn place<'k>(&self, key: &'k [u8]) -> Result<&'k [u8], Ordering> {
         let prefix = self.prefix();
         match key.strip_prefix(prefix) {
             Some(rest) => Ok(rest),
-            // The key differs within the prefix or is a part of it; in the second case every key of the node is above it.
+            // `key` either differs within the prefix, or is shorter than the prefix and begins it.
+            // In the second case every key of the node is above `key`.
             None => Err(prefix.cmp(key)),
         }
     }
@@ -289,7 +303,8 @@ impl fmt::Debug for Node {
     }
 }
 
-/// First of `0..count` for which `below` is false, when it is true up to there and false after.
+/// Returns the first number of `0..count` for which `below` is false. `below` must be true for all
+/// smaller numbers and false from there on.
 fn partition(count: usize, below: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, count);
     while low < high {
@@ -303,7 +318,8 @@ fn partition(count: usize, below: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// Whether `suffix` comes after `before`; most pairs differ within eight bytes, which are compared as one number.
+/// Whether `suffix` comes after `before`. Most pairs differ within eight bytes, which are compared
+/// as one number.
 fn is_above(suffix: &[u8], before: &[u8]) -> bool {
     match (suffix.first_chunk(), before.first_chunk()) {
         (Some(one), Some(other)) if one != other => {
@@ -313,7 +329,8 @@ fn is_above(suffix: &[u8], before: &[u8]) -> bool {
     }
 }
 
-/// Reads the two columns of lengths and checks that each is within the limits and that they add up to exactly what remains.
+/// Reads the two columns of lengths. Checks that each length is within its limit and that all of
+/// them add up to exactly the bytes that remain.
 fn read_starts(
     reader: &mut Reader<'_>,
     count: usize,
@@ -323,7 +340,8 @@ fn read_starts(
     let malformed = NodeError::Malformed { what: "lengths" };
     let longest_suffix = MAX_KEY_BYTES.checked_sub(prefix_length).ok_or(malformed)?;
     let mut starts = Vec::with_capacity(count + 1);
-    // No sum can overflow: there are at most MAX_NODE_BYTES / 2 lengths of at most MAX_VALUE_BYTES, which is below 2^34.
+    // No sum can overflow: there are at most MAX_NODE_BYTES / 2 lengths of at most MAX_VALUE_BYTES
+    // each, and the product is below 2^34.
     let mut sum = 0usize;
     for _ in 0..count {
         starts.push(Start {
@@ -337,7 +355,8 @@ fn read_starts(
         start.value = sum as u32;
         sum += reader.length(MAX_VALUE_BYTES).ok_or(malformed)?;
     }
-    // From here on all offsets are known to lie in the node, and so to fit what they are kept in.
+    // If this check passes, all offsets lie within the node, and so the `as u32` casts lose
+    // nothing.
     if reader.position() + sum != total {
         return Err(malformed);
     }
@@ -353,7 +372,7 @@ fn read_starts(
     Ok(starts)
 }
 
-/// The value that an interior node holds for a child.
+/// Encodes the value that an interior node holds for a child.
 pub(crate) fn write_child(child: Child) -> Vec<u8> {
     let mut out = Vec::with_capacity(36);
     out.extend_from_slice(&child.id.0);
@@ -368,15 +387,17 @@ fn read_child(value: &[u8]) -> Option<Child> {
     (reader.is_empty() && items > 0).then_some(Child { id, items })
 }
 
-/// Bytes that both begin with.
+/// Returns the length of the common prefix of both, in bytes.
 fn common_length(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(a, b)| a == b).count()
 }
 
-/// Gathers sorted entries until a node ends, and encodes it. Buffers are reused from node to node.
+/// Collects sorted entries until a node ends, and encodes it. The buffers are reused from one node
+/// to the next.
 pub(crate) struct NodeBuilder {
     level: u8,
-    /// Whole keys, one after another; `ends` says where each ends, and its value in `values`.
+    /// All keys, concatenated. `ends` holds the end of each key in `keys` and of each value in
+    /// `values`.
     keys: Vec<u8>,
     values: Vec<u8>,
     ends: Vec<Start>,
@@ -385,7 +406,7 @@ pub(crate) struct NodeBuilder {
 }
 
 impl NodeBuilder {
-    /// An empty node of `level`.
+    /// Returns an empty node of `level`.
     pub(crate) fn new(level: u8) -> Self {
         NodeBuilder {
             level,
@@ -397,7 +418,7 @@ impl NodeBuilder {
         }
     }
 
-    /// Entries so far.
+    /// Returns the number of entries so far.
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
@@ -407,23 +428,23 @@ impl NodeBuilder {
         self.ends.is_empty()
     }
 
-    /// Items in all leaves below.
+    /// Returns the number of items in all leaves below, or in this node if it is a leaf.
     pub(crate) fn items(&self) -> u64 {
         self.items
     }
 
-    /// Key of the first entry.
+    /// Returns the key of the first entry.
     pub(crate) fn first_key(&self) -> Option<&[u8]> {
         let end = self.ends.first()?;
         Some(&self.keys[..end.key as usize])
     }
 
-    /// Height above the leaves.
+    /// Returns the height above the leaves.
     pub(crate) fn level(&self) -> u8 {
         self.level
     }
 
-    /// The child that is the only entry of an interior node.
+    /// Returns the child of an interior node that has exactly one entry.
     pub(crate) fn only_child(&self) -> Option<Id> {
         if self.level == 0 || self.ends.len() != 1 {
             return None;
@@ -431,7 +452,8 @@ impl NodeBuilder {
         read_child(&self.values).map(|child| child.id)
     }
 
-    /// Adds the entry under `prefix ‖ suffix`, which must be above the last; returns whether the node ends with it.
+    /// Adds the entry with key `prefix ‖ suffix`, which must be above the key before it. Returns
+    /// whether the node ends with this entry.
     pub(crate) fn push(&mut self, prefix: &[u8], suffix: &[u8], value: &[u8]) -> bool {
         let start = self.keys.len();
         self.keys.extend_from_slice(prefix);
@@ -453,7 +475,7 @@ impl NodeBuilder {
         boundary::ends_after(self.level, key, entry_bytes, self.cost_bytes)
     }
 
-    /// Encodes what was gathered and begins anew.
+    /// Encodes the entries collected so far and clears the builder.
     pub(crate) fn finish(&mut self) -> Vec<u8> {
         let prefix_length = match (self.first_key(), self.last_key()) {
             (Some(first), Some(last)) => common_length(first, last),

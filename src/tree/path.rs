@@ -1,7 +1,8 @@
-//! The way from a root down to one node, which can be moved forward.
+//! The path from a root down to one node, which can be moved forward.
 //!
-//! Owns the walking that look-ups, cursors and batch changes share: it holds one node per level, no more. Knows nothing of what is
-//! done with the node it leads to.
+//! This module owns the walk that look-ups, cursors and batch changes share. A path holds one node
+//! per level and no more. The module does not know what its callers do with the node that it
+//! reaches.
 
 use std::sync::Arc;
 
@@ -13,22 +14,23 @@ use super::source::{NodeSource, TreeError, load_child};
 
 struct Step {
     node: Arc<Node>,
-    /// Which child the way goes on to; without meaning at the last step.
+    /// Index of the child that the path goes through. It has no meaning at the last step.
     index: usize,
 }
 
-/// Nodes from the root down to the current one at a chosen level.
+/// The nodes from the root down to the current one at a chosen level.
 ///
-/// A load that fails or is given up leaves the path in a state from which the same call can be made again.
+/// If a load fails or its future is dropped, the same call can be made again.
 pub(super) struct Path {
     level: u8,
     steps: Vec<Step>,
-    /// Interior nodes loaded so far: when this has grown, more is known of what lies ahead.
+    /// Number of nodes above `level` that were loaded so far.
     interior: u64,
 }
 
 impl Path {
-    /// Loads the root; the first [`Path::seek`] goes on from there. A root below `level` is an error.
+    /// Loads the root; the first [`Path::seek`] goes down from there. Fails with
+    /// [`TreeError::Misplaced`] if the root is below `level`.
     pub(super) async fn new<S: NodeSource>(
         source: &S,
         root: Id,
@@ -45,29 +47,32 @@ impl Path {
         })
     }
 
-    /// The node at the path's level, once a seek has led to it.
+    /// Returns the node at the path's level, once a seek has reached it.
     pub(super) fn node(&self) -> Option<&Arc<Node>> {
         let node = &self.steps.last()?.node;
         (node.level() == self.level).then_some(node)
     }
 
-    /// How many nodes above its level the path has loaded so far. When this has grown, there is more to [`Path::announce`].
+    /// Returns the number of nodes above the path's level that were loaded so far. When it has
+    /// grown, [`Path::announce`] can find more nodes.
     pub(super) fn interior_loads(&self) -> u64 {
         self.interior
     }
 
-    /// Level of the root.
+    /// Returns the level of the root.
     pub(super) fn root_level(&self) -> u8 {
         self.steps[0].node.level()
     }
 
-    /// The parent of the current node and which of its children that is.
+    /// Returns the parent of the current node and the index of that node among the parent's
+    /// children.
     pub(super) fn parent(&self) -> Option<(&Node, usize)> {
         let step = self.steps.len().checked_sub(2).map(|at| &self.steps[at])?;
         Some((&step.node, step.index))
     }
 
-    /// Goes to the node whose run of keys `key` falls into. Returns whether that is another node than before.
+    /// Moves to the node whose run of keys contains `key`. Returns whether that is another node
+    /// than before.
     pub(super) async fn seek<S: NodeSource>(
         &mut self,
         source: &S,
@@ -76,7 +81,7 @@ impl Path {
         self.descend(source, |node| node.floor(key)).await
     }
 
-    /// Goes to the last node that has a key below `key`, or to the first of all.
+    /// Moves to the last node that has a key below `key`, or to the first node of the level.
     pub(super) async fn seek_below<S: NodeSource>(
         &mut self,
         source: &S,
@@ -112,7 +117,7 @@ impl Path {
         Ok(moved)
     }
 
-    /// Goes to the node after the current one; `false` if there is none.
+    /// Moves to the node after the current one. Returns `false` if there is none.
     pub(super) async fn advance<S: NodeSource>(&mut self, source: &S) -> Result<bool, S::Error> {
         let Some(depth) = self.turn() else {
             return Ok(false);
@@ -132,13 +137,13 @@ impl Path {
         Ok(true)
     }
 
-    /// First key of the node that [`Path::advance`] would go to.
+    /// Returns the first key of the node that [`Path::advance`] would move to.
     pub(super) fn next_first_key(&self) -> Option<Key> {
         let step = &self.steps[self.turn()?];
         Some(step.node.key(step.index + 1))
     }
 
-    /// Whether the next node begins with a key below `key`; `None` if there is no next node.
+    /// Whether the next node begins with a key below `key`, or `None` if there is no next node.
     pub(super) fn next_begins_below(&self, key: &[u8]) -> Option<bool> {
         let step = &self.steps[self.turn()?];
         Some(step.node.compare(step.index + 1, key).is_lt())
@@ -151,7 +156,7 @@ impl Path {
             .all(|step| step.index == 0)
     }
 
-    /// Tells the source which nodes `keys`, sorted, will lead to, as far as the nodes at hand say.
+    /// Tells the source which nodes `keys`, sorted, will lead to, as far as the loaded nodes show.
     pub(super) fn announce<'k, S: NodeSource>(
         &self,
         source: &S,
@@ -179,7 +184,7 @@ impl Path {
         }
     }
 
-    /// The deepest step above the current node that has a further child.
+    /// Returns the deepest step above the current node that has a further child.
     fn turn(&self) -> Option<usize> {
         let above = self.steps.len() - 1;
         (0..above)

@@ -1,6 +1,7 @@
-//! Where nodes come from and go to, and what can go wrong with them.
+//! The interfaces to the store of nodes, and the errors of a tree.
 //!
-//! Owns the two traits that the store behind a tree implements, and the errors of the tree itself. Does no loading or storing.
+//! This module owns the two traits that the store of a tree implements, and the errors of the tree
+//! itself. It does not load or store anything itself.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,85 +13,96 @@ use super::item::{Extent, Item, ItemError, Target};
 use super::key::{ItemKind, Key, KeyError};
 use super::node::{Child, Node, NodeError};
 
-/// What is wrong with a tree, or with what was asked of it.
+/// An error in a tree, or in a request to a tree.
 #[derive(Clone, Debug, Eq, PartialEq, Error)]
 pub enum TreeError {
-    /// The bytes under an id are no node.
+    /// The bytes under an id are not a node.
     #[error("tree node {id}: {error}")]
     BadNode {
-        /// Which node.
+        /// The node's id.
         id: Id,
-        /// What is wrong with it.
+        /// The error in its bytes.
         error: NodeError,
     },
     /// There is no node under an id.
     #[error("tree node {id} is missing")]
     Absent {
-        /// Which node.
+        /// The node's id.
         id: Id,
     },
-    /// A node is not what its parent says: another level, another first key, or empty.
+    /// A node does not match its parent's entry: it has another level, another first key or another
+    /// item count, or is empty. A root that is too low for the level asked for is misplaced as
+    /// well.
     #[error("tree node {id} does not belong where its parent has it")]
     Misplaced {
-        /// Which node.
+        /// The node's id.
         id: Id,
     },
-    /// Changes were not given in strictly increasing order.
+    /// Changes were not given in strictly increasing order of keys.
     #[error("changes are not sorted: {key:?} does not come after the one before it")]
     Unsorted {
-        /// First key that is not above the one before it.
+        /// First key that is not above the key before it.
         key: Key,
     },
-    /// A key or value is longer than the tree takes.
+    /// A key or value is longer than the tree accepts.
     #[error("entry {key:?} with a value of {value_bytes} bytes is too large")]
     TooLarge {
         /// The key.
         key: Key,
-        /// Length of the value.
+        /// Length of the value, in bytes.
         value_bytes: usize,
     },
-    /// More levels than a tree may have; no honest tree gets there.
+    /// The tree has more levels than a tree may have. No honest tree reaches this limit.
     #[error("tree is too deep")]
     TooDeep,
-    /// An entry lies under a key that no filesystem makes.
+    /// The key of an entry is not a key of a filesystem.
     #[error("entry {key:?}: {error}")]
     BadKey {
         /// The key.
         key: Key,
-        /// What is wrong with it.
+        /// The error in the key.
         error: KeyError,
     },
-    /// An entry is not what its key says.
+    /// The value of an entry does not have the form of its key's kind.
     #[error("entry {key:?}: {error}")]
     BadItem {
-        /// Its key.
+        /// The entry's key.
         key: Key,
-        /// What is wrong with it.
+        /// The error in the value.
         error: ItemError,
     },
 }
 
-/// Gives nodes by id. Whoever implements it verifies ids, keeps a cache, and joins simultaneous loads of one node into one.
+/// A source of nodes by id. An implementation verifies ids, keeps a cache, and joins simultaneous
+/// loads of one node into one.
 pub trait NodeSource: Send + Sync {
-    /// What loading may end in.
+    /// Error of a load.
     type Error: From<TreeError> + Send;
 
-    /// The node under `id`, decoded by [`Node::decode`].
+    /// Loads the node with `id`, decoded by [`Node::decode`].
+    ///
+    /// # Errors
+    /// The error of the implementation: its store fails, or, as a [`TreeError`], the node is absent
+    /// ([`TreeError::Absent`]) or its bytes are not a node ([`TreeError::BadNode`]).
     fn load(&self, id: Id) -> impl Future<Output = Result<Arc<Node>, Self::Error>> + Send;
 
-    /// Says that these nodes will probably be loaded soon, in this order. Must return at once and bound what it starts; doing nothing is right
-    /// too.
+    /// Says that these nodes will probably be loaded soon, in this order.
+    ///
+    /// An implementation must return at once and bound the loads that it starts. It may do nothing.
     fn prefetch(&self, ids: &[Id]) {
         let _ = ids;
     }
 }
 
-/// Takes nodes and names them.
+/// A sink that stores nodes and returns their ids.
 pub trait NodeSink: Send + Sync {
-    /// What storing may end in.
+    /// Error of a store.
     type Error: From<TreeError> + Send;
 
-    /// Keeps an encoded node of `level` and returns its id, which depends on the bytes alone.
+    /// Stores an encoded node of `level` and returns its id, which depends on the bytes alone.
+    ///
+    /// # Errors
+    /// The error of the implementation.
     fn store(
         &self,
         level: u8,
@@ -146,20 +158,22 @@ impl<S: NodeSink> NodeSink for Arc<S> {
     }
 }
 
-/// A blob that a node refers to: what has to be live for the node to be of use.
+/// A blob that a node refers to. It must be live, or the node is of no use.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum Reference {
-    /// A node one level down.
+    /// A node one level below.
     Node(Id),
-    /// Stored bytes of a file.
+    /// A segment or chunk of file data.
     Target(Target),
 }
 
-/// Everything that `node` itself refers to, in the order of its entries, repetitions included.
+/// Returns all blobs that `node` itself refers to, in the order of its entries, repetitions
+/// included.
 ///
 /// # Errors
-/// For an entry of a leaf that is not what its key says, since what it refers to cannot be known. Kinds of keys that are unknown to
-/// this version are errors for the same reason.
+/// An item of the iterator is [`TreeError::BadItem`] for an extent that does not decode, and
+/// [`TreeError::BadKey`] for a key that does not have a known kind. In both cases it is unknown
+/// which blob the entry refers to.
 pub fn references(node: &Node) -> impl Iterator<Item = Result<Reference, TreeError>> + '_ {
     (0..node.len()).filter_map(move |index| match node.child(index) {
         Some(child) => Some(Ok(Reference::Node(child.id))),
@@ -180,7 +194,7 @@ fn leaf_reference(node: &Node, index: usize) -> Result<Option<Reference>, TreeEr
     }
 }
 
-/// Loads the child at `index` of `parent` and checks that it is what the parent says.
+/// Loads the child at `index` of `parent` and checks that it matches the parent's entry.
 pub(super) async fn load_child<S: NodeSource>(
     source: &S,
     parent: &Node,

@@ -1,7 +1,8 @@
 //! Unsigned integers of variable length, and a reader over untrusted bytes.
 //!
-//! Owns the number encoding that items and nodes share. Seven bits per byte, least significant first, the high bit says that
-//! more follow; the shortest form is the only one accepted, so that equal values have equal bytes.
+//! This module owns the number encoding that items and nodes share. A byte holds seven bits, least
+//! significant first; its high bit says that another byte follows. Only the shortest form is
+//! accepted, so that equal values have equal bytes.
 
 /// Appends `value` in its shortest form (1 to 10 bytes).
 pub(crate) fn write(out: &mut Vec<u8>, mut value: u64) {
@@ -12,46 +13,47 @@ pub(crate) fn write(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Folds the sign into the lowest bit, so that small negative numbers stay short.
+/// Moves the sign into the lowest bit, so that small negative numbers stay short.
 pub(crate) fn fold_sign(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)) as u64
 }
 
-/// Undoes [`fold_sign`].
+/// Reverses [`fold_sign`].
 pub(crate) fn unfold_sign(value: u64) -> i64 {
     ((value >> 1) as i64) ^ -((value & 1) as i64)
 }
 
-/// Takes values off the front of untrusted bytes; `None` means that they ended early or are not in shortest form.
+/// Reads values from the front of untrusted bytes. Methods return `None` if the bytes end early or
+/// a number is not in its shortest form.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     position: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// Starts at the first of `bytes`.
+    /// Returns a reader at the first of `bytes`.
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Reader { bytes, position: 0 }
     }
 
-    /// Bytes taken so far.
+    /// Returns the number of bytes read so far.
     pub(crate) fn position(&self) -> usize {
         self.position
     }
 
-    /// Whether everything has been taken.
+    /// Whether all bytes have been read.
     pub(crate) fn is_empty(&self) -> bool {
         self.position == self.bytes.len()
     }
 
-    /// One byte.
+    /// Reads one byte.
     pub(crate) fn byte(&mut self) -> Option<u8> {
         let byte = *self.bytes.get(self.position)?;
         self.position += 1;
         Some(byte)
     }
 
-    /// The next `count` bytes.
+    /// Reads the next `count` bytes.
     pub(crate) fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let end = self.position.checked_add(count)?;
         let taken = self.bytes.get(self.position..end)?;
@@ -59,7 +61,8 @@ impl<'a> Reader<'a> {
         Some(taken)
     }
 
-    /// One number of variable length that is a length of at most `most`. Nearly all take one byte.
+    /// Reads one number of variable length that is a length of at most `most`. Nearly all lengths
+    /// take one byte.
     #[inline]
     pub(crate) fn length(&mut self, most: usize) -> Option<usize> {
         let length = match self.bytes.get(self.position) {
@@ -72,7 +75,7 @@ impl<'a> Reader<'a> {
         (length <= most).then_some(length)
     }
 
-    /// One number of variable length.
+    /// Reads one number of variable length.
     pub(crate) fn number(&mut self) -> Option<u64> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
@@ -91,7 +94,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// One number of variable length that fits 32 bits.
+    /// Reads one number of variable length that fits 32 bits.
     pub(crate) fn number_u32(&mut self) -> Option<u32> {
         u32::try_from(self.number()?).ok()
     }
@@ -121,7 +124,9 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_read_is_written_the_same(bytes in proptest::collection::vec(any::<u8>(), 0..12)) {
+        fn whatever_is_read_is_written_the_same(
+            bytes in proptest::collection::vec(any::<u8>(), 0..12),
+        ) {
             let mut reader = Reader::new(&bytes);
             if let Some(value) = reader.number() {
                 let mut out = Vec::new();

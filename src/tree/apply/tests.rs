@@ -1,4 +1,5 @@
-//! Batches against a sorted map: the root must be the one that building from nothing gives, and cost must follow the changes.
+//! Batches, compared with a sorted map. The root must equal the root of a tree that is built from
+//! nothing, and the cost must follow the changes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,7 +48,7 @@ fn read(nodes: &MemoryNodes, root: Id) -> Map {
     })
 }
 
-/// All nodes of a tree, level by level from the root.
+/// Returns all nodes of a tree, level by level from the root.
 fn all_nodes(nodes: &MemoryNodes, root: Id) -> Vec<Vec<Arc<Node>>> {
     let mut levels = vec![vec![nodes.peek(root).unwrap()]];
     while levels[levels.len() - 1][0].level() > 0 {
@@ -61,7 +62,7 @@ fn all_nodes(nodes: &MemoryNodes, root: Id) -> Vec<Vec<Arc<Node>>> {
     levels
 }
 
-/// Value `version` of the item under number `n`, of a length that varies.
+/// Returns version `version` of the value of item `n`, with a length that varies with `n`.
 fn value(n: u64, version: u64) -> Vec<u8> {
     let length = 20 + (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize * 2;
     format!("{n}-{version}-").into_bytes().repeat(length / 5)
@@ -126,7 +127,7 @@ fn nodes_stay_within_their_sizes_and_keys_are_the_children_s() {
         for (at, node) in level.iter().enumerate() {
             let most = MAX_NODE_COST_BYTES + 200;
             assert!(node.bytes().len() <= most);
-            // Encoding costs less than the rule counts, by the shared prefixes.
+            // Encoded nodes are smaller than their cost, because keys share a prefix.
             let least = if at + 1 < level.len() {
                 MIN_NODE_COST_BYTES / 2
             } else {
@@ -162,7 +163,8 @@ fn a_change_costs_a_path() {
         loads += nodes.loads() - before.0;
         stores += nodes.stores() - before.1;
     }
-    // A path, the root once more per level, and now and then a neighbour until boundaries coincide.
+    // Each batch loads one path, the root once more per level, and sometimes neighbours until the
+    // boundaries coincide.
     assert!(loads <= rounds * (3 * depth + 2), "{loads} loads");
     assert!(stores <= rounds * (depth + 2), "{stores} stores");
 }
@@ -337,13 +339,14 @@ fn a_directory_of_a_million_names_is_no_special_case() {
     assert!(bytes < 40_000_000, "{bytes} bytes");
 }
 
-/// A key of 392 bytes: so long that few children fit in a node.
+/// Returns a key of 392 bytes, so long that few children fit in a node.
 fn wide(n: u64) -> Key {
     let digest = blake3::hash(&n.to_be_bytes());
     Key::from_bytes([&n.to_be_bytes()[..], &digest.as_bytes().repeat(12)].concat())
 }
 
-/// A map whose tree has three levels, by long keys and values of about 2 KiB.
+/// Returns a map whose tree has three levels, because its keys are long and its values have about 2
+/// KiB.
 fn deep(count: u64) -> Map {
     (0..count)
         .map(|n| (wide(n), value(n, 0).repeat(20)))
@@ -356,7 +359,8 @@ fn every_tail_can_be_removed() {
     let map = deep(2500);
     let root = build(&nodes, &map);
     let keys: Vec<Key> = map.keys().cloned().collect();
-    // As the tail grows shorter, the last interior node comes to have one child, the last leaf one entry.
+    // As the removed tail gets shorter, there comes a case in which the last interior node keeps
+    // one child, and one in which the last leaf keeps one entry.
     for from in (0..2500).step_by(17).chain(2400..2500) {
         let tail: Changes = keys[from..].iter().map(|key| (key.clone(), None)).collect();
         let mut left = map.clone();
@@ -369,7 +373,7 @@ fn every_tail_can_be_removed() {
     }
 }
 
-/// A batch: for each number, whether it is set (with which version) or removed.
+/// Generates a batch: for each number, the version to set, or `None` to remove it.
 fn batch(span: u64, most: usize) -> impl Strategy<Value = Vec<(u64, Option<u64>)>> {
     let scattered = proptest::collection::vec((0..span, proptest::option::of(0u64..3)), 0..most);
     let run =
@@ -390,7 +394,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn whatever_the_history_the_tree_is_the_same(batches in proptest::collection::vec(batch(6000, 400), 1..6)) {
+    fn whatever_the_history_the_tree_is_the_same(
+        batches in proptest::collection::vec(batch(6000, 400), 1..6),
+    ) {
         let nodes = MemoryNodes::new();
         let mut map = Map::new();
         let mut root = block_on(empty(&nodes)).unwrap();
@@ -404,7 +410,9 @@ proptest! {
     }
 
     #[test]
-    fn wide_keys_make_deep_trees_that_are_still_the_same(batches in proptest::collection::vec(batch(4000, 60), 1..4)) {
+    fn wide_keys_make_deep_trees_that_are_still_the_same(
+        batches in proptest::collection::vec(batch(4000, 60), 1..4),
+    ) {
         let nodes = MemoryNodes::new();
         let mut map = deep(4000);
         let mut root = build(&nodes, &map);
@@ -421,12 +429,15 @@ proptest! {
     }
 
     #[test]
-    fn removing_or_leaving_exactly_some_nodes(ends in proptest::collection::vec((any::<prop::sample::Index>(), 0u8..3), 1..8), rest: bool) {
+    fn removing_or_leaving_exactly_some_nodes(
+        ends in proptest::collection::vec((any::<prop::sample::Index>(), 0u8..3), 1..8),
+        rest: bool,
+    ) {
         let nodes = MemoryNodes::new();
         let map = deep(3000);
         let root = build(&nodes, &map);
         let levels = all_nodes(&nodes, root);
-        // First keys of nodes on all levels, and the very end.
+        // The first keys of nodes on all levels, and the end of the map.
         let mut cuts: Vec<usize> = ends
             .into_iter()
             .map(|(at, level)| {

@@ -1,4 +1,4 @@
-//! Look-ups and ranges against a sorted map.
+//! Look-ups and ranges, compared with a sorted map.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ fn items_are_counted_without_reading_them() {
     assert_eq!(nodes.loads(), loads + 1);
 }
 
-/// Fails every seventh load.
+/// A node source that fails every seventh load.
 struct Flaky(MemoryNodes, AtomicU64);
 
 impl NodeSource for Flaky {
@@ -138,7 +138,7 @@ fn a_tree_with_a_misplaced_node_is_an_error() {
     let key = root.key(1);
     let wrong = Err(TreeError::Misplaced { id: one });
     assert_eq!(block_on(tree.get(&nodes, &key)), wrong);
-    // The same first key, but fewer entries than the parent has counted.
+    // The child has the same first key, but fewer entries than the parent counted.
     let fewer = build(&nodes, &Map::from([(key.clone(), vec![0])]));
     let bytes = nodes.peek(fewer.root).unwrap().bytes().clone();
     nodes.plant(one, bytes).unwrap();
@@ -149,7 +149,8 @@ fn a_tree_with_a_misplaced_node_is_an_error() {
 fn a_node_that_is_its_own_child_is_an_error() {
     let nodes = MemoryNodes::new();
     let id = Id([7; 32]);
-    // An interior node of level 1 with one child, itself, of one item.
+    // An interior node of level 1 with one child, which is the node itself, and a count of one
+    // item.
     let bytes = [&[1, 1, 1, 1, b'k', 0, 33][..], &id.0, &[1]].concat();
     nodes.plant(id, Bytes::from(bytes)).unwrap();
     let wrong = Err(TreeError::Misplaced { id });
@@ -170,7 +171,7 @@ fn the_last_before_a_node_is_in_the_node_before() {
     }
 }
 
-/// Keys as a filesystem has them: few inodes, all kinds.
+/// Generates keys as a filesystem makes them: few inodes, all kinds.
 fn any_key() -> impl Strategy<Value = Key> {
     let name = proptest::collection::vec(b'a'..b'd', 1..4);
     (0u64..40, 1u8..7, 16u64..60, name).prop_map(|(inode, kind, number, name)| {
@@ -201,7 +202,9 @@ proptest! {
 
     #[test]
     fn look_ups_agree_with_a_sorted_map(
-        map in proptest::collection::btree_map(any_key(), proptest::collection::vec(any::<u8>(), 0..600), 0..800),
+        map in proptest::collection::btree_map(
+            any_key(), proptest::collection::vec(any::<u8>(), 0..600), 0..800,
+        ),
         ranges in proptest::collection::vec(any_range(), 1..12),
         probes in proptest::collection::vec(any_key(), 0..60),
     ) {
@@ -213,7 +216,8 @@ proptest! {
                 .filter(|(key, _)| range.contains(key))
                 .map(|(key, value)| (key.clone(), value.clone()))
                 .collect();
-            let plain = |entry: Option<(Key, Bytes)>| entry.map(|(key, value)| (key, value.to_vec()));
+            let plain =
+                |entry: Option<(Key, Bytes)>| entry.map(|(key, value)| (key, value.to_vec()));
             let first = block_on(tree.first_in(&nodes, range.clone())).unwrap();
             let last = block_on(tree.last_in(&nodes, range.clone())).unwrap();
             prop_assert_eq!(plain(first), inside.first().cloned());

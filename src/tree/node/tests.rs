@@ -1,4 +1,4 @@
-//! Nodes: encoding, searching in place, hostile bytes.
+//! Nodes: encoding, search in place, hostile bytes.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +71,8 @@ fn order_and_canonical_form_are_demanded() {
     }
     assert!(Node::decode(Bytes::from_static(&[1, 0, 1, 1, b'a', 0, 0])).is_ok());
     assert!(Node::decode(Bytes::from(vec![1; MAX_NODE_BYTES + 1])).is_err());
-    // A count that only a giant could hold must not be believed.
+    // The decoder must reject a count that the bytes cannot hold, instead of reserving memory for
+    // it.
     assert!(Node::decode(Bytes::from_static(&[1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f, 0])).is_err());
 }
 

@@ -1,11 +1,13 @@
-//! The extents of one file: which stored bytes lie where, and how that changes.
+//! The extents of one file: which stored bytes lie where in the file, and how writes change that.
 //!
-//! Owns the arithmetic of splitting, trimming, joining and copying extents, and of finding data and holes. Pure: it takes what is there
-//! now and answers with changes, so that it works on a tree, on changes in memory, or on both laid over each other. Does not own
-//! reading or storing anything.
+//! This module owns the arithmetic of splitting, trimming, joining and copying extents, and the
+//! search for data and holes. It is pure: it takes the existing extents and returns changes. It
+//! therefore works on a tree, on changes in memory, and on changes layered over a tree. It does not
+//! read or store anything.
 //!
-//! An extent is at most [`MAX_EXTENT_BYTES`] long. So whoever looks for the extents that overlap or touch offset *x* begins at
-//! [`search_start`]`(x)`. Whatever is there may be more than was asked for: extents far from the range in question change nothing.
+//! An extent is at most [`MAX_EXTENT_BYTES`] long. The extents that overlap or touch offset *x*
+//! therefore begin at [`search_start`]`(x)` or later. A caller may pass more extents than it needs:
+//! extents far from the range in question change nothing.
 
 use std::ops::Range;
 
@@ -13,77 +15,80 @@ use thiserror::Error;
 
 use crate::tree::item::{Extent, Target};
 
-/// Longest extent, in bytes.
+/// Length of the longest extent, in bytes.
 pub const MAX_EXTENT_BYTES: u32 = 4 << 20;
 
-/// Largest size of a file, in bytes: what a signed 64-bit offset can say.
+/// Size of the largest file, in bytes: the largest value of a signed 64-bit offset.
 pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
-/// First offset at which an extent may begin that reaches to `offset` or ends right there.
+/// Returns the first offset at which an extent may begin that reaches `offset` or ends right there.
 pub fn search_start(offset: u64) -> u64 {
     offset.saturating_sub(MAX_EXTENT_BYTES.into())
 }
 
-/// What is wrong with extents that were given.
+/// An error in the extents that a caller passed.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Error)]
 pub enum ExtentError {
-    /// Extents are not in order, or one reaches into the next.
+    /// The extents are not in order, or one reaches into the next.
     #[error("extents of a file overlap at offset {offset}")]
     Overlap {
-        /// Where the later one begins.
+        /// Offset of the later extent, in bytes of the file.
         offset: u64,
     },
-    /// An extent is empty, too long, or ends behind the end of the longest file.
+    /// An extent is empty, too long, or ends behind the end of the largest file, or its range in
+    /// the target exceeds 32 bits.
     #[error("extent of {length} bytes at offset {offset} is out of bounds")]
     OutOfBounds {
-        /// Where it begins.
+        /// Offset of the extent, in bytes of the file.
         offset: u64,
-        /// Its length in bytes.
+        /// Length of the extent in bytes.
         length: u32,
     },
-    /// A new extent lies outside the range that it is to fill.
+    /// A new extent lies outside the range that it is meant to fill.
     #[error("extent at offset {offset} lies outside the range to be replaced")]
     OutOfRange {
-        /// Where it begins.
+        /// Offset of the extent, in bytes of the file.
         offset: u64,
     },
 }
 
-/// An extent and its place in the file.
+/// An extent and its offset in the file.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub struct Placed {
-    /// First byte in the file.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// What lies there.
+    /// The extent at this offset.
     pub extent: Extent,
 }
 
-/// A change to a file's extents: the one that begins at this offset becomes this, or goes.
+/// A change to the extents of a file: the extent that begins at this offset becomes the given one,
+/// or is removed (`None`).
 pub type Change = (u64, Option<Extent>);
 
 /// A part of a range of a file.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Piece {
-    /// Stored bytes, cut to the range.
+    /// Stored bytes, trimmed to the range.
     Data(Placed),
-    /// Zeroes that nothing is stored for.
+    /// Zeroes, for which nothing is stored.
     Hole(Range<u64>),
 }
 
 impl Placed {
-    /// The offset right behind the last byte.
+    /// Returns the offset right behind the last byte.
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.extent.length.into())
     }
 
-    /// The part that lies in `range`, or nothing. A part that lost its end is not open any more.
+    /// Returns the part that lies in `range`, or `None` if no byte does. A part that does not
+    /// include the end of the extent is not open.
     pub fn within(&self, range: &Range<u64>) -> Option<Placed> {
         let start = self.offset.max(range.start);
         let end = self.end().min(range.end);
         if start >= end {
             return None;
         }
-        // Both differences are at most the extent's own length, which fits.
+        // Both differences are at most the length of the extent, which fits 32 bits.
         let skipped = (start - self.offset) as u32;
         Some(Placed {
             offset: start,
@@ -96,7 +101,8 @@ impl Placed {
         })
     }
 
-    /// This and `next` as one extent, if they lie side by side in the file and in the same target.
+    /// Returns this extent and `next` as one extent, if they are adjacent in the file and in the
+    /// same target.
     fn joined(&self, next: &Placed) -> Option<Placed> {
         let (one, two) = (&self.extent, &next.extent);
         let adjoin = self.end() == next.offset
@@ -114,10 +120,11 @@ impl Placed {
     }
 }
 
-/// Checks that extents are in order, do not overlap, and are neither empty nor too long.
+/// Checks that extents are in order and do not overlap, and that none is empty or too long.
 ///
 /// # Errors
-/// [`ExtentError::Overlap`], [`ExtentError::OutOfBounds`].
+/// [`ExtentError::Overlap`] if an extent begins before the end of the one before it,
+/// [`ExtentError::OutOfBounds`] for an extent outside of the limits.
 pub fn check(extents: &[Placed]) -> Result<(), ExtentError> {
     let mut end = 0;
     for placed in extents {
@@ -137,7 +144,7 @@ pub fn check(extents: &[Placed]) -> Result<(), ExtentError> {
     Ok(())
 }
 
-/// Joins neighbours that are one run of one target, as far as the longest extent allows.
+/// Joins neighbours that are one run of one target, up to the longest extent.
 pub fn coalesce(extents: impl IntoIterator<Item = Placed>) -> Vec<Placed> {
     let mut joined: Vec<Placed> = Vec::new();
     for placed in extents {
@@ -152,14 +159,17 @@ pub fn coalesce(extents: impl IntoIterator<Item = Placed>) -> Vec<Placed> {
     joined
 }
 
-/// What has to change so that `range` of the file holds exactly `new`, and holes where that has nothing.
+/// Returns the changes after which `range` of the file holds exactly `new`, and holes where `new`
+/// has nothing.
 ///
-/// `existing` has all extents that overlap `range`, in order, and should have those that touch it, since new and old are joined where they are one
-/// run of one target. Of extents that reach out of the range, what lies outside stays. The answer is sorted by offset and has only
-/// real changes.
+/// `existing` has all extents that overlap `range`, in order. It should also have those that touch
+/// `range`, since new and old extents are joined where they are one run of one target. If an extent
+/// reaches out of the range, its part outside stays. The changes are sorted by offset, and each of
+/// them changes something.
 ///
 /// # Errors
-/// [`ExtentError`] if either list is not in order or `new` reaches out of `range`.
+/// [`ExtentError::Overlap`] or [`ExtentError::OutOfBounds`] if `existing` or `new` fails [`check`];
+/// [`ExtentError::OutOfRange`] if `new` reaches out of `range`.
 pub fn replace(
     existing: &[Placed],
     range: Range<u64>,
@@ -188,7 +198,7 @@ pub fn replace(
     Ok(changes_between(touched, &wanted))
 }
 
-/// The changes that make `wanted` of `existing`, both sorted.
+/// Returns the changes that turn `existing` into `wanted`. Both are sorted.
 fn changes_between(existing: &[Placed], wanted: &[Placed]) -> Vec<Change> {
     let mut changes = Vec::new();
     let (mut old, mut new) = (existing.iter().peekable(), wanted.iter().peekable());
@@ -214,28 +224,36 @@ fn changes_between(existing: &[Placed], wanted: &[Placed]) -> Vec<Change> {
     }
 }
 
-/// What has to change so that `range` is a hole.
+/// Returns the changes after which `range` is a hole.
 ///
 /// # Errors
-/// As for [`replace`].
+/// As [`replace`].
 pub fn punch(existing: &[Placed], range: Range<u64>) -> Result<Vec<Change>, ExtentError> {
     replace(existing, range, &[])
 }
 
-/// What has to change so that nothing is stored at or behind `size`. `existing` has all extents from [`search_start`]`(size)` on, or, since there may
-/// be very many, a part of them in order: any run of extents can be handed over by itself.
+/// Returns the changes after which nothing is stored at or behind offset `size`.
+///
+/// `existing` has all extents from [`search_start`]`(size)` on. Since these can be very many, it
+/// may also have a part of them, in order: the caller can pass each run of extents in a call of its
+/// own.
 ///
 /// # Errors
-/// As for [`replace`].
+/// As [`replace`].
 pub fn truncate(existing: &[Placed], size: u64) -> Result<Vec<Change>, ExtentError> {
     punch(existing, size..u64::MAX)
 }
 
-/// The extents that make a copy of `source` at `destination` without copying a byte. Holes of the source are no extents of the copy: so what
-/// lay there has to be replaced, as [`replace`] with the copied range does.
+/// Returns the extents of a copy of `source` at offset `destination`. The copy refers to the same
+/// targets, and no byte is copied.
+///
+/// A hole of the source has no extent in the copy. The caller must therefore replace the old
+/// extents of the whole copied range, as [`replace`] does.
 ///
 /// # Errors
-/// [`ExtentError`] if `existing` is not in order or the copy would end behind the longest file.
+/// [`ExtentError::Overlap`] or [`ExtentError::OutOfBounds`] if `existing` fails [`check`];
+/// [`ExtentError::OutOfBounds`], with the offset in the source, if the copy would end behind the
+/// end of the largest file.
 pub fn clone_range(
     existing: &[Placed],
     source: Range<u64>,
@@ -260,8 +278,10 @@ pub fn clone_range(
         .collect()
 }
 
-/// What `range` of the file consists of, in order and without gaps. Extents that overlap (in a damaged file) count from where the one before
-/// ends.
+/// Returns the pieces of `range` of the file, in order and without gaps.
+///
+/// Extents of a damaged file can overlap. The later one then counts from the end of the one before
+/// it.
 pub fn pieces(existing: &[Placed], range: Range<u64>) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut at = range.start;
@@ -281,8 +301,10 @@ pub fn pieces(existing: &[Placed], range: Range<u64>) -> Vec<Piece> {
     pieces
 }
 
-/// The first offset at or behind `position` that has data: SEEK_DATA. `extents` begins at [`search_start`]`(position)` or before, and is read only as
-/// far as needed.
+/// Returns the first offset at or behind `position` that has data (SEEK_DATA), or `None` if there
+/// is none.
+///
+/// `extents` begins at [`search_start`]`(position)` or before, and is read only as far as needed.
 pub fn next_data(extents: impl IntoIterator<Item = Placed>, position: u64) -> Option<u64> {
     extents
         .into_iter()
@@ -290,8 +312,10 @@ pub fn next_data(extents: impl IntoIterator<Item = Placed>, position: u64) -> Op
         .map(|placed| placed.offset.max(position))
 }
 
-/// The first offset at or behind `position` that has none: SEEK_HOLE. `extents` begins at [`search_start`]`(position)` or before, and is read only as
-/// far as needed. The caller bounds the answer by the file's size.
+/// Returns the first offset at or behind `position` that has no data (SEEK_HOLE).
+///
+/// `extents` begins at [`search_start`]`(position)` or before, and is read only as far as needed.
+/// The caller bounds the result by the size of the file.
 pub fn next_hole(extents: impl IntoIterator<Item = Placed>, position: u64) -> u64 {
     let mut search = HoleSearch::new(position);
     extents
@@ -300,19 +324,19 @@ pub fn next_hole(extents: impl IntoIterator<Item = Placed>, position: u64) -> u6
         .unwrap_or(search.position())
 }
 
-/// [`next_hole`] for extents that come one by one.
+/// A [`next_hole`] for extents that arrive one by one.
 #[derive(Copy, Clone, Debug)]
 pub struct HoleSearch {
     at: u64,
 }
 
 impl HoleSearch {
-    /// Searches from `position` on.
+    /// Returns a search from `position` on.
     pub fn new(position: u64) -> Self {
         HoleSearch { at: position }
     }
 
-    /// Takes the next extent; returns the hole's offset if it lies before that.
+    /// Takes the next extent. Returns the offset of the hole if it lies before that extent.
     pub fn feed(&mut self, placed: &Placed) -> Option<u64> {
         if placed.offset > self.at && placed.end() > self.at {
             return Some(self.at);
@@ -321,13 +345,13 @@ impl HoleSearch {
         None
     }
 
-    /// Where the hole is if no extents follow.
+    /// Returns the offset of the hole if no more extents follow.
     pub fn position(&self) -> u64 {
         self.at
     }
 }
 
-/// By how many bytes `changes` to `existing` alter what is allocated.
+/// Returns by how many bytes `changes` to `existing` change the allocated bytes of the file.
 pub fn allocated_change(existing: &[Placed], changes: &[Change]) -> i64 {
     let length = |extent: &Extent| i64::from(extent.length);
     changes.iter().fold(0, |sum, (offset, extent)| {
@@ -338,7 +362,8 @@ pub fn allocated_change(existing: &[Placed], changes: &[Change]) -> i64 {
     })
 }
 
-/// Every target that `extents` refer to, in order, neighbours named once.
+/// Returns every target that `extents` refer to, in order. Adjacent extents with the same target
+/// yield it once.
 pub fn targets(extents: &[Placed]) -> impl Iterator<Item = Target> + '_ {
     let mut last = None;
     extents.iter().filter_map(move |placed| {

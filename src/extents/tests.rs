@@ -1,4 +1,5 @@
-//! Extents against a vector of bytes, each labelled by the target and the place in it that it comes from.
+//! Extents, compared with a vector of bytes. Each byte is labelled with the target and the offset
+//! in the target that it comes from.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +8,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Longest file of the model, in bytes.
+/// Length of the longest file of the model, in bytes.
 const SPAN: u64 = 96;
 
-/// What a byte of the model is: a byte of a target, or a hole.
+/// The content of one byte of the model: a byte of a target, or a hole.
 type Label = Option<(Target, u32)>;
 
-/// A file as extents, and the same as bytes.
+/// A file as extents, and the same file as labelled bytes.
 #[derive(Default)]
 struct File {
     extents: BTreeMap<u64, Extent>,
@@ -37,7 +38,7 @@ impl File {
         self.extents.iter().map(placed).collect()
     }
 
-    /// What the volume would look up for `range`: all that overlap or touch it.
+    /// Returns the extents that the volume would look up for `range`: all that overlap or touch it.
     fn near(&self, range: &Range<u64>) -> Vec<Placed> {
         let near = |placed: &Placed| placed.end() >= range.start && placed.offset <= range.end;
         self.all().into_iter().filter(near).collect()
@@ -96,7 +97,8 @@ fn placed(offset: u64, length: u32, number: u8, target_offset: u32) -> Placed {
 
 #[derive(Clone, Debug)]
 enum Operation {
-    /// Offset, and pieces: length, and what of (a hole if `None`).
+    /// Offset and pieces. A piece has a length and the target and offset that it comes from (a hole
+    /// if `None`).
     Write(u64, Vec<(u32, Option<(u8, u32)>)>),
     Punch(u64, u64),
     Truncate(u64),
@@ -104,7 +106,7 @@ enum Operation {
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
-    // Few targets and offsets on a coarse grid, so that neighbours often are one run.
+    // Few targets, and offsets on a coarse grid, so that neighbours are often one run.
     let piece = (
         1u32..12,
         proptest::option::weighted(0.8, (0u8..3, 0u32..40)),
@@ -114,7 +116,8 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => (0..SPAN, pieces).prop_map(|(offset, pieces)| Operation::Write(offset, pieces)),
         2 => (0..SPAN, 0..30u64).prop_map(|(offset, length)| Operation::Punch(offset, length)),
         1 => (0..SPAN).prop_map(Operation::Truncate),
-        3 => (0..SPAN, 0..40u64, 0..SPAN).prop_map(|(from, length, to)| Operation::Clone(from, length, to)),
+        3 => (0..SPAN, 0..40u64, 0..SPAN)
+            .prop_map(|(from, length, to)| Operation::Clone(from, length, to)),
     ]
 }
 
@@ -244,7 +247,11 @@ proptest! {
     }
 
     #[test]
-    fn data_and_holes_agree_with_bytes(operations in proptest::collection::vec(operation(), 1..12), from in 0..SPAN, length in 0..SPAN) {
+    fn data_and_holes_agree_with_bytes(
+        operations in proptest::collection::vec(operation(), 1..12),
+        from in 0..SPAN,
+        length in 0..SPAN,
+    ) {
         let mut file = File::new();
         for operation in &operations {
             run(&mut file, operation);
@@ -259,7 +266,8 @@ proptest! {
                 }
                 Piece::Data(data) => {
                     prop_assert_eq!(data.offset, from + seen.len() as u64);
-                    let label = |index| Some((data.extent.target, data.extent.target_offset + index));
+                    let label =
+                        |index| Some((data.extent.target, data.extent.target_offset + index));
                     seen.extend((0..data.extent.length).map(label));
                 }
             }

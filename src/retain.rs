@@ -1,20 +1,27 @@
-//! Which snapshots a policy keeps: a pure plan.
+//! The retention policy: a pure plan of the snapshots to keep.
 //!
-//! Owns the rules of `bkfs forget` and what they make of clocks that lie. Pure: no I/O, and the time of day is an argument. Moving what is not kept to the trash is for
-//! `root::forget`.
+//! This module owns the rules of `bkfs forget`, and how they treat wrong clocks. It is pure: it
+//! does no I/O, and the time of day is an argument. `root::forget` moves the other snapshots to the
+//! trash.
 //!
-//! **Order.** Snapshots are ordered by the generation of the root that made them, which no clock can change. "The last one" is always the one made last.
+//! **Order.** Snapshots are ordered by the generation of the root that made them, which no clock
+//! can change. "The last one" is always the one that was made last.
 //!
-//! **Times that are not believed.** A snapshot's time is its host's clock, but never before its predecessor's. So a clock that once jumped ahead leaves a *plateau*: its own snapshot, and all that
-//! follow until the clock has caught up, carry one and the same time. To such a row a rule by days would see one day, and keep one of it. Hence a snapshot is
-//! *unsure* if its time lies ahead of now, or if another one of its group has the same: no rule by time counts it, and it is kept. If it is now whose clock is
-//! wrong and behind, more snapshots are unsure, and more are kept.
+//! **Uncertain times.** The time of a snapshot comes from its host's clock, but is never before the
+//! time of its predecessor. A clock that once jumped ahead therefore leaves a *plateau*: its own
+//! snapshot and all later ones have the same time, until the clock has caught up. A calendar rule
+//! would see a plateau as one day and keep one snapshot of it. A snapshot is therefore *unsure* if
+//! its time lies ahead of now, or if another snapshot of its group has the same time. No calendar
+//! rule counts an unsure snapshot, and it is kept. If the clock that tells now is wrong and behind,
+//! more snapshots are unsure, and more are kept.
 //!
-//! **Recovered snapshots** never were the state of a volume: no rule counts them, and none drops
-//! them. They are forgotten by name.
+//! **Recovered snapshots** were never the state of a volume. No rule counts them, and none drops
+//! them. The user forgets them by name.
 //!
-//! **Ages.** `within` does not look at now, but adds up the distances from each snapshot to the next, each of which counts at most [`GAP_FACTOR`] times the usual one (or
-//! [`GAP_HOURS`], if that is more). So a clock that jumps by years ages nothing by more than that, however it goes on.
+//! **Ages.** `within` does not use the time of day. It adds up the distances from each snapshot to
+//! the next. A distance counts at most [`GAP_FACTOR`] times the usual one, or [`GAP_HOURS`] if that
+//! is more. A clock that jumps by years therefore ages no snapshot by more than this limit,
+//! whatever it does later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,16 +30,20 @@ use std::str::FromStr;
 use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp};
 
-/// A distance between two snapshots counts at most so many times the usual one (the median).
+/// Limit of the distance between two snapshots that counts, as a multiple of the usual distance
+/// (the median).
 const GAP_FACTOR: i32 = 3;
 
-/// But at least so many hours count, so that hourly snapshots age over a day off.
+/// Least limit of the distance that counts, in hours. With it, hourly snapshots still age over a
+/// day without snapshots.
 const GAP_HOURS: i64 = 48;
 
-/// How far two clocks may differ before a time counts as ahead of now.
+/// How far the clocks of two machines may differ. A time that is further ahead of now counts as
+/// ahead.
 const SKEW: SignedDuration = SignedDuration::from_mins(15);
 
-/// A stretch of time as people write it: `12h`, `30d`, `8w`, `6m`, `2y`, or several in a row. A month has 30 days and a year 365.
+/// A length of time as users write it: `12h`, `30d`, `8w`, `6m`, `2y`, or several in a row. A month
+/// has 30 days and a year 365.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd)]
 pub struct Span(pub SignedDuration);
 
@@ -68,58 +79,58 @@ impl FromStr for Span {
     }
 }
 
-/// What to keep. A snapshot stays if any rule keeps it.
+/// The rules of retention. A snapshot stays if any rule keeps it.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Policy {
-    /// So many, made last.
+    /// Number of snapshots to keep, the ones made last.
     pub last: u32,
-    /// The last one of each of so many hours.
+    /// Number of hours of which to keep the last snapshot.
     pub hourly: u32,
-    /// The last one of each of so many days (UTC).
+    /// Number of days (UTC) of which to keep the last snapshot.
     pub daily: u32,
-    /// The last one of each of so many weeks (ISO 8601).
+    /// Number of weeks (ISO 8601) of which to keep the last snapshot.
     pub weekly: u32,
-    /// The last one of each of so many months.
+    /// Number of months of which to keep the last snapshot.
     pub monthly: u32,
-    /// The last one of each of so many years.
+    /// Number of years of which to keep the last snapshot.
     pub yearly: u32,
-    /// All that are no older than this.
+    /// Keep all snapshots that are no older than this.
     pub within: Option<Span>,
-    /// All with any of these tags.
+    /// Keep all snapshots with any of these tags.
     pub tags: Vec<String>,
 }
 
 impl Policy {
-    /// True if it keeps nothing: such a policy is a mistake.
+    /// Whether the policy has no rule. Such a policy is a mistake of the user.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Why a snapshot is kept.
+/// The reason why a snapshot is kept.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd)]
 pub enum Reason {
     /// It is the newest of its group, which no policy drops.
     Newest,
-    /// Among the last ones.
+    /// It is among the last ones.
     Last,
-    /// Last of its hour.
+    /// It is the last one of its hour.
     Hourly,
-    /// Last of its day.
+    /// It is the last one of its day.
     Daily,
-    /// Last of its week.
+    /// It is the last one of its week.
     Weekly,
-    /// Last of its month.
+    /// It is the last one of its month.
     Monthly,
-    /// Last of its year.
+    /// It is the last one of its year.
     Yearly,
-    /// Young enough.
+    /// It is young enough.
     Within,
-    /// It has a tag.
+    /// It has a tag to keep.
     Tag,
-    /// Its time cannot be believed.
+    /// Its time is uncertain.
     Unsure,
-    /// It was never the volume's state.
+    /// It is a recovered snapshot, which was never the state of the volume.
     Recovered,
 }
 
@@ -141,40 +152,44 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What a policy asks of a snapshot.
+/// The properties of a snapshot that a policy needs.
 pub trait Dated {
-    /// The volume it is of.
+    /// Returns the name of the snapshot's volume.
     fn volume(&self) -> &str;
-    /// The host that made it.
+    /// Returns the name of the host that made the snapshot.
     fn host(&self) -> &str;
-    /// When it was made, as far as that is known.
+    /// Returns the time at which the snapshot was made, by its host's clock.
     fn time(&self) -> Timestamp;
-    /// Orders the snapshots of a volume by age, whatever clocks say.
+    /// Returns the generation of the root that made the snapshot. It orders the snapshots of a
+    /// volume by age, whatever the clocks say.
     fn generation(&self) -> u64;
-    /// Words for retention.
+    /// Returns the tags of the snapshot.
     fn tags(&self) -> &[String];
-    /// Whether it is what only a spool had, and never was the volume's state.
+    /// Whether the snapshot holds data that only a spool had, and was never the state of the
+    /// volume.
     fn is_recovered(&self) -> bool;
 }
 
-/// What becomes of one snapshot.
+/// The decision about one snapshot.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Verdict<'a, S> {
     /// The snapshot.
     pub snapshot: &'a S,
-    /// Why it stays, in the order of [`Reason`]; if there is no reason it goes.
+    /// The reasons to keep it, in the order of [`Reason`]. Without a reason it is dropped.
     pub reasons: Vec<Reason>,
 }
 
 impl<S> Verdict<'_, S> {
-    /// Whether it stays.
+    /// Whether the snapshot stays.
     pub fn stays(&self) -> bool {
         !self.reasons.is_empty()
     }
 }
 
-/// What `policy` says of each snapshot. Volumes are looked at one by one, and within them hosts: each is a group of its own. The answer is sorted by volume, host
-/// and age, oldest first.
+/// Applies `policy` to snapshots and returns the decision about each one.
+///
+/// The snapshots of one volume and host are a group, and each group is planned alone. The result is
+/// sorted by volume, host and age, oldest first.
 pub fn plan<'a, S: Dated>(
     snapshots: impl IntoIterator<Item = &'a S>,
     policy: &Policy,
@@ -204,7 +219,7 @@ pub fn plan<'a, S: Dated>(
     verdicts
 }
 
-/// One group, oldest first.
+/// Applies `policy` to one group, oldest first.
 fn judge<'a, S: Dated>(group: &[&'a S], policy: &Policy, now: Timestamp) -> Vec<Verdict<'a, S>> {
     let unsure = unsure(group, now);
     let ages = ages(group);
@@ -243,7 +258,7 @@ fn judge<'a, S: Dated>(group: &[&'a S], policy: &Policy, now: Timestamp) -> Vec<
     group.iter().zip(reasons).map(verdict).collect()
 }
 
-/// Whose time cannot be believed.
+/// Returns for each snapshot whether its time is uncertain.
 fn unsure<S: Dated>(group: &[&S], now: Timestamp) -> Vec<bool> {
     let mut counts: BTreeMap<Timestamp, u32> = BTreeMap::new();
     for snapshot in group {
@@ -256,7 +271,8 @@ fn unsure<S: Dated>(group: &[&S], now: Timestamp) -> Vec<bool> {
     group.iter().map(is_unsure).collect()
 }
 
-/// How old each snapshot is, seen from the newest: the sum of the distances between, none of which counts for more than a few times the usual one.
+/// Returns the age of each snapshot, counted from the newest: the sum of the distances between,
+/// each of which is limited as the module header says.
 fn ages<S: Dated>(group: &[&S]) -> Vec<SignedDuration> {
     let gap = |pair: &[&S]| {
         let gap = pair[1].time().duration_since(pair[0].time());
@@ -277,14 +293,15 @@ fn ages<S: Dated>(group: &[&S]) -> Vec<SignedDuration> {
     ages
 }
 
-/// A stretch of the calendar (UTC), as a number that differs between stretches of one kind.
+/// A period of the calendar (UTC), as a number that differs between periods of one kind.
 type Bucket = i64;
 
 /// Seconds of an hour, and of a day.
 const HOUR_SECONDS: i64 = 3600;
 const DAY_SECONDS: i64 = 24 * HOUR_SECONDS;
 
-/// The rules by calendar, and which stretches each has seen, newest first.
+/// The calendar rules, each with its number of periods and the periods that it has seen so far,
+/// newest first.
 struct Buckets(Vec<(Reason, u32, BTreeSet<Bucket>)>);
 
 impl Buckets {
@@ -300,7 +317,8 @@ impl Buckets {
         Self(rules.into())
     }
 
-    /// The rules that keep a snapshot of this time, which is not newer than those asked about before.
+    /// Returns the rules that keep a snapshot of this time. The times of successive calls must not
+    /// increase.
     fn take(&mut self, time: Timestamp) -> Vec<Reason> {
         let seconds = time.as_second();
         let days = seconds.div_euclid(DAY_SECONDS);

@@ -1,4 +1,4 @@
-//! Tables: a row of snapshots, a policy, and what stays of them and why.
+//! Tables: a list of snapshots, a policy, and the snapshots that stay with the reasons.
 
 use super::*;
 
@@ -36,7 +36,7 @@ fn time(text: &str) -> Timestamp {
     text.parse().expect("a time")
 }
 
-/// A snapshot named `name`, the `generation`th.
+/// Returns a snapshot named `s` and its generation.
 fn snapshot(generation: u64, host: &str, at: &str, tags: &[&str]) -> Made {
     Made {
         name: format!("s{generation}"),
@@ -48,7 +48,7 @@ fn snapshot(generation: u64, host: &str, at: &str, tags: &[&str]) -> Made {
     }
 }
 
-/// One snapshot a day at noon from the 1st of `month` on, for `days` days.
+/// Returns one snapshot for each of `days` days, at noon, from the 1st of `month` on.
 fn daily(month: &str, days: u64) -> Vec<Made> {
     let start = time(&format!("{month}-01T12:00:00Z"));
     let mut made = Vec::new();
@@ -59,7 +59,7 @@ fn daily(month: &str, days: u64) -> Vec<Made> {
     made
 }
 
-/// What stays: names, with the reasons.
+/// Returns the snapshots that stay: their names, with the reasons.
 fn kept(snapshots: &[Made], policy: &Policy, now: &str) -> Vec<String> {
     let verdicts = plan(snapshots, policy, time(now));
     assert_eq!(verdicts.len(), snapshots.len(), "every snapshot is judged");
@@ -177,7 +177,7 @@ fn tags_and_ages_keep() {
     );
 }
 
-/// A clock that once was years ahead: its snapshot and all that follow carry the same time.
+/// A clock was once years ahead: its snapshot and all later ones have the same time.
 #[test]
 fn a_plateau_is_kept_whole_and_counts_for_no_day() {
     let mut all = daily("2026-03", 10);
@@ -190,7 +190,8 @@ fn a_plateau_is_kept_whole_and_counts_for_no_day() {
     };
     let expected = ["s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10"];
     assert_eq!(names(&kept(&all, &policy, NOW)), expected);
-    // And just so when that time has come, or the clock that is asked now is ahead as well.
+    // The result is the same once that time has come, or if the clock that tells now is ahead as
+    // well.
     assert_eq!(
         names(&kept(&all, &policy, "2033-01-01T00:00:00Z")),
         expected
@@ -211,7 +212,7 @@ fn one_time_ahead_of_now_counts_for_no_day() {
     );
 }
 
-/// The host makes a snapshot and forgets right after it, with its clock years ahead.
+/// The host makes a snapshot and runs `forget` right after, with its clock years ahead.
 #[test]
 fn a_clock_that_is_ahead_now_ages_nothing() {
     let mut all = daily("2026-03", 30);
@@ -221,7 +222,8 @@ fn a_clock_that_is_ahead_now_ages_nothing() {
         ..Policy::default()
     };
     let kept_now = kept(&all, &policy, "2036-03-30T12:01:00Z");
-    // The jump counts as three days, so 4 more days are within the week: those of the 25th to the 29th.
+    // The jump counts as three days. The week therefore includes four more days, those of the
+    // snapshots from the 25th to the 29th.
     assert_eq!(names(&kept_now), ["s25", "s26", "s27", "s28", "s29", "s30"]);
 }
 
@@ -236,7 +238,8 @@ fn a_clock_that_is_behind_drops_nothing_by_time() {
     assert_eq!(kept(&all, &policy, "1970-01-01T00:00:00Z").len(), 10);
 }
 
-/// Whatever the times are: what is made last stays, in the number asked for, and a policy by count never depends on a clock.
+/// Whatever the times are, the snapshots made last stay, in the requested number. A rule by count
+/// never depends on a clock.
 #[test]
 fn counts_never_depend_on_times() {
     let order = [

@@ -1,9 +1,9 @@
-//! Which repository this machine knows at an address.
+//! The repository that this machine has seen at an address.
 //!
-//! Owns the files `STATE_DIR/known/ADDRESS`, one for each address, and nothing else. What stands in
-//! a bucket's config can be made by everybody who writes there: another repository, or one that is
-//! not encrypted, would be given a password or data that were never meant for it. Losing such a
-//! file loses an alarm, never data.
+//! This module owns the files `STATE_DIR/known/ADDRESS`, one for each address (its hash). Every
+//! party with write access to a bucket can replace its config, by that of another repository or of
+//! one that is not encrypted. The user's password or data would then go to a repository that they
+//! were not meant for. These files detect this. The loss of a file loses the alarm, never data.
 
 use std::fmt;
 use std::io;
@@ -15,17 +15,17 @@ use bkfs_chunker::store::{RepositoryUrl, StoreOptions};
 use crate::private;
 use crate::root::memory::blocking;
 
-/// What a machine knows of a repository.
+/// The properties of a repository that a machine remembers.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Acquaintance {
-    /// Its id.
+    /// The repository's id.
     pub repository: RepositoryId,
-    /// Whether it is encrypted.
+    /// Whether the repository is encrypted.
     pub sealed: bool,
 }
 
 impl Acquaintance {
-    /// The repository of these keys.
+    /// Returns the properties of the repository that `keyring` belongs to.
     pub fn of(keyring: &Keyring) -> Self {
         Self {
             repository: keyring.repository(),
@@ -33,7 +33,7 @@ impl Acquaintance {
         }
     }
 
-    /// Reads `ID encrypted` or `ID plain`, of the first line; anything else is nothing known.
+    /// Parses `ID encrypted` or `ID plain` from the first line. Returns `None` for anything else.
     fn parse(text: &str) -> Option<Self> {
         let (id, sealed) = text.lines().next()?.split_once(' ')?;
         match sealed {
@@ -43,7 +43,8 @@ impl Acquaintance {
         }
     }
 
-    /// The repository of this id (32 hexadecimal digits).
+    /// Returns the repository with this id (32 hexadecimal digits), or `None` if `id` does not have
+    /// this form.
     pub fn named(id: &str, sealed: bool) -> Option<Self> {
         let mut bytes = [0; 16];
         hex::decode_to_slice(id, &mut bytes).ok()?;
@@ -66,7 +67,7 @@ impl fmt::Display for Acquaintance {
     }
 }
 
-/// An address, as this machine remembers it.
+/// The address of a repository, and the file in which this machine remembers the repository there.
 #[derive(Clone, Debug)]
 pub struct Place {
     file: PathBuf,
@@ -74,10 +75,10 @@ pub struct Place {
 }
 
 impl Place {
-    /// The address that `url` is with these options of its store. Touches nothing yet.
+    /// Returns the address that `url` and the options of its store make. Touches no file.
     pub fn of(state_dir: &Path, url: &RepositoryUrl, store: &StoreOptions) -> Self {
         let endpoint = store.endpoint.as_deref().unwrap_or_default();
-        // What stands before the host may be a password.
+        // The part before the host may be a password.
         let endpoint = endpoint.rsplit('@').next().unwrap_or_default();
         let address = format!("{url} {endpoint}").trim_end().to_owned();
         let hash = blake3::hash(address.as_bytes()).to_hex();
@@ -87,7 +88,8 @@ impl Place {
         }
     }
 
-    /// What is known of it. What cannot be read counts as nothing known, and a warning says so.
+    /// Returns the remembered repository. A file that cannot be read counts as none, and a warning
+    /// is logged.
     pub async fn recall(&self) -> Option<Acquaintance> {
         let file = self.file.clone();
         let read = blocking(move || match std::fs::read_to_string(&file) {
@@ -100,8 +102,9 @@ impl Place {
         })
     }
 
-    /// Remembers the repository that was opened there. A failure is a warning: it loses an alarm. A
-    /// future that is dropped has remembered it or not.
+    /// Records the repository that was opened at this address. A failure only loses an alarm, and
+    /// is logged as a warning. If the future is dropped, the record may or may not have been
+    /// written.
     pub async fn remember(&self, found: Acquaintance) {
         let Self { file, address } = self.clone();
         let written = blocking(move || write(&file, &address, found)).await;
@@ -111,7 +114,8 @@ impl Place {
     }
 }
 
-/// What `place` is known to hold; nothing if another repository is `accepted`.
+/// Returns the repository that is remembered at `place`, or `None` if the user accepts another one
+/// (`accepted`).
 pub async fn known_at(place: Option<&Place>, accepted: bool) -> Option<Acquaintance> {
     match (place, accepted) {
         (Some(place), false) => place.recall().await,
@@ -119,7 +123,7 @@ pub async fn known_at(place: Option<&Place>, accepted: bool) -> Option<Acquainta
     }
 }
 
-/// Replaces the file atomically, unless it says so already.
+/// Replaces the file atomically, unless it already holds the same record.
 fn write(file: &Path, address: &str, found: Acquaintance) -> io::Result<()> {
     let known = std::fs::read_to_string(file).ok();
     if known.and_then(|text| Acquaintance::parse(&text)) == Some(found) {

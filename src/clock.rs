@@ -2,13 +2,16 @@
 
 use crate::tree::item::Timestamp;
 
-/// Tells the time. Nothing is ever deleted because of it.
+/// A source of the time of day.
+///
+/// A wrong clock can shorten the undelete window of forgotten snapshots (docs/PROTOCOL.md, rule 9).
+/// Sessions, journals and snapshots that are kept do not depend on the time of day.
 pub trait Clock: Send + Sync + 'static {
-    /// Now.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 }
 
-/// The machine's clock.
+/// The clock of this machine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 

@@ -1,4 +1,4 @@
-//! The configuration file: names for repositories, and what a store costs.
+//! The configuration file: named repositories, and the prices of a store.
 //!
 //! ```toml
 //! [repository.offsite]
@@ -17,31 +17,31 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-/// A file of configuration.
+/// The content of one or several configuration files.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Repositories by name.
+    /// The repositories by name.
     #[serde(default, rename = "repository")]
     pub repositories: BTreeMap<String, NamedRepository>,
-    /// What a store costs.
+    /// The prices of the store.
     pub prices: Option<Prices>,
 }
 
-/// What a store costs.
+/// The prices of a store.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prices {
-    /// What the numbers are.
+    /// The currency of the prices.
     pub currency: String,
-    /// A gigabyte (2^30 bytes) for a month.
+    /// Price of one gigabyte (2^30 bytes) for one month.
     pub storage_gb_month: f64,
-    /// A thousand requests that write.
+    /// Price of one thousand write requests.
     pub put_1000: f64,
 }
 
 impl Default for Prices {
-    /// List prices of S3 Standard in us-east-1, first 50 TB, as of 2025.
+    /// Returns the list prices of S3 Standard in us-east-1, first 50 TB, as of 2025.
     fn default() -> Self {
         Prices {
             currency: "USD".to_owned(),
@@ -55,19 +55,19 @@ impl Default for Prices {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamedRepository {
-    /// Its URL.
+    /// The URL of the repository.
     pub url: String,
-    /// The store's address.
+    /// The address of the store.
     pub endpoint: Option<String>,
-    /// The store's region.
+    /// The region of the store.
     pub region: Option<String>,
-    /// A file with the password.
+    /// The path of a file with the password.
     pub password_file: Option<PathBuf>,
-    /// A command that prints the password.
+    /// The command that prints the password.
     pub password_command: Option<String>,
 }
 
-/// Why a configuration file cannot be used.
+/// The reason why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("configuration {}: {reason}", path.display())]
 pub struct ConfigError {
@@ -76,7 +76,12 @@ pub struct ConfigError {
 }
 
 impl Config {
-    /// Reads all files that are there; a later one's repositories replace those of the same name.
+    /// Reads all files that exist, in order. A repository or the prices of a later file replace
+    /// those of an earlier one.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for the first file that cannot be read or has a wrong form. A file that does
+    /// not exist is no error.
     pub fn load(files: &[PathBuf]) -> Result<Config, ConfigError> {
         let mut config = Config::default();
         for path in files {

@@ -1,8 +1,8 @@
-//! What no honest filesystem holds, though its seals are right: any holder of the password can
-//! write it.
+//! Faults in a tree that no honest filesystem holds, although the seals of its objects are correct.
+//! Any holder of the password can write such a tree.
 //!
-//! Owns: the words for it, and the judgement of one entry at a time. Does not own: what becomes of
-//! it, which is each reader's: it is left out, and named.
+//! This module owns the kinds of faults and the check of a single entry. Each reader decides how to
+//! handle a fault: it leaves the entry out and names it.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -14,80 +14,81 @@ use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{Key, KeyParts};
 use crate::volume::{FIRST_INODE, ROOT_INODE, mode};
 
-/// Numbers that an inode with a name can have: a mount shows 48 bits of them, and keeps the lowest
-/// for itself.
+/// Inode numbers that an inode with a name can have. A mount shows 48 bits of a number, and
+/// reserves the lowest numbers.
 pub const INODES: Range<u64> = FIRST_INODE..1 << 48;
 
-/// The longest path that a walk follows, in bytes: sixteen times what one call takes.
+/// Length of the longest path that a walk follows, in bytes. This is 16 times the limit of one
+/// system call.
 pub const PATH_BYTES_MAX: usize = 64 << 10;
 
-/// The most that the extended attributes of one inode may hold together, in bytes, for a reader
-/// that takes them all at once.
+/// Most bytes that the extended attributes of one inode may have together, for a reader that holds
+/// all of them at once.
 pub const XATTRS_BYTES_MAX: usize = 16 << 20;
 
-/// What is wrong with an entry of a tree.
+/// A fault of an entry of a tree.
 #[derive(Clone, Debug, Eq, PartialEq, Error)]
 pub enum Fault {
-    /// A name that is empty, too long, `.`, `..`, or has a slash or a zero byte.
+    /// The name is empty, too long, `.` or `..`, or has a slash or a zero byte.
     #[error("a name that no file can have")]
     Name,
-    /// A name under another hash than its own: there may be two of it.
+    /// The name is stored under a hash other than its own. The directory may then hold it twice.
     #[error("the name is not where its directory keeps it")]
     Place,
-    /// A number that no inode with a name has.
+    /// The number is not one that an inode with a name can have.
     #[error("inode {inode} is none that a file can have")]
     Inode {
-        /// The number.
+        /// The inode number.
         inode: u64,
     },
-    /// A name that leads to nothing.
+    /// The name leads to an inode that does not exist.
     #[error("the name leads to inode {inode}, which is not there")]
     Dangling {
-        /// The number.
+        /// The inode number.
         inode: u64,
     },
-    /// A directory that was met before.
+    /// The walk has entered this directory before.
     #[error("inode {inode} is a directory with more than one name, or one that lies in itself")]
     Again {
-        /// The directory.
+        /// The directory's inode number.
         inode: u64,
     },
-    /// A path that is too long to follow.
+    /// The path is too long to follow.
     #[error("the path is longer than {PATH_BYTES_MAX} bytes")]
     Deep,
-    /// A file that is larger than any.
+    /// The file is larger than any file can be.
     #[error("inode {inode} has {size} bytes, more than any file can have")]
     Size {
-        /// The file.
+        /// The file's inode number.
         inode: u64,
-        /// What is said of it.
+        /// The size in its attributes, in bytes.
         size: u64,
     },
-    /// Contents beyond the largest offset.
+    /// The content reaches beyond the largest offset.
     #[error("inode {inode} has contents beyond what any file can have")]
     Extent {
-        /// The file.
+        /// The file's inode number.
         inode: u64,
     },
-    /// A mode without a type.
+    /// The mode has no known file type.
     #[error("inode {inode} is of no type that a file can have")]
     Type {
-        /// The inode.
+        /// The inode number.
         inode: u64,
     },
-    /// Extended attributes that are too many, or too large together.
+    /// The extended attributes are too many, or too large together.
     #[error("inode {inode} has more extended attributes than any file can have")]
     Xattrs {
-        /// The inode.
+        /// The inode number.
         inode: u64,
     },
-    /// A target of a link that is empty or has a zero byte.
+    /// The target of a symbolic link is empty or has a zero byte.
     #[error("inode {inode} is a link with a target that no link can have")]
     Target {
-        /// The link.
+        /// The link's inode number.
         inode: u64,
     },
-    /// An entry that is not what its key says.
+    /// The entry does not have the form of its key's kind.
     #[error("{0}")]
     Malformed(String),
 }
@@ -97,7 +98,8 @@ pub fn is_name(name: &[u8]) -> bool {
     !name.is_empty() && name != b"." && name != b".." && !name.contains(&b'/') && !name.contains(&0)
 }
 
-/// What is wrong with a name, where `cookie` is what its hash says.
+/// Returns the fault of a name, or `None`. `found` is the cookie in its key, and `cookie` the one
+/// that its hash gives.
 pub fn of_name(name: &[u8], found: u64, cookie: u64, inode: u64) -> Option<Fault> {
     if !is_name(name) {
         Some(Fault::Name)
@@ -108,12 +110,12 @@ pub fn of_name(name: &[u8], found: u64, cookie: u64, inode: u64) -> Option<Fault
     }
 }
 
-/// What is wrong with the number that a name leads to.
+/// Returns the fault of an inode number that a name leads to, or `None`.
 pub fn of_inode(inode: u64) -> Option<Fault> {
     (!INODES.contains(&inode)).then_some(Fault::Inode { inode })
 }
 
-/// What is wrong with an inode.
+/// Returns the fault of an inode, or `None`.
 pub fn of_attributes(inode: u64, attributes: &Attributes) -> Option<Fault> {
     let size = attributes.size_bytes;
     match attributes.mode & libc::S_IFMT {
@@ -124,7 +126,8 @@ pub fn of_attributes(inode: u64, attributes: &Attributes) -> Option<Fault> {
     }
 }
 
-/// What is wrong with an item, as far as it tells by itself; `cookie` gives the hash of a name.
+/// Returns the fault of an item, as far as the item alone shows it, or `None`. `cookie` makes the
+/// cookie of a name.
 pub fn of_item(key: &Key, item: &Item, cookie: impl Fn(&[u8]) -> u64) -> Option<Fault> {
     let parts = match key.parse() {
         Ok(parts) => parts,
@@ -166,28 +169,28 @@ pub fn of_item(key: &Key, item: &Item, cookie: impl Fn(&[u8]) -> u64) -> Option<
     }
 }
 
-/// What is wrong with the target of a link.
+/// Returns the fault of the target of a symbolic link, or `None`.
 pub fn of_target(inode: u64, target: &[u8]) -> Option<Fault> {
     let is_bad = target.is_empty() || target.contains(&0);
     is_bad.then_some(Fault::Target { inode })
 }
 
-/// The directories that a walk has entered: it enters none twice, so it ends however they lie in
-/// each other. Takes some 16 bytes for each.
+/// The directories that a walk has entered. The walk enters none twice, so it ends however the
+/// directories contain each other. Takes about 16 bytes for each directory.
 #[derive(Debug, Default)]
 pub struct Entered(HashSet<u64>);
 
 impl Entered {
-    /// A walk that begins in this directory.
+    /// Returns the record of a walk that begins in this directory.
     pub fn from(directory: u64) -> Entered {
         Entered(HashSet::from([directory]))
     }
 
-    /// Notes that the walk enters a directory.
+    /// Records that the walk enters a directory whose path has `path_bytes` bytes.
     ///
     /// # Errors
-    /// [`Fault::Again`] if it was there before; [`Fault::Deep`] if its path is longer than a walk
-    /// follows.
+    /// [`Fault::Again`] if the walk has entered the directory before; [`Fault::Deep`] if the path
+    /// is longer than [`PATH_BYTES_MAX`].
     pub fn enter(&mut self, directory: u64, path_bytes: usize) -> Result<(), Fault> {
         if path_bytes > PATH_BYTES_MAX {
             return Err(Fault::Deep);
@@ -199,7 +202,8 @@ impl Entered {
     }
 }
 
-/// What is wrong with contents that are about to be read: nothing if they can be.
+/// Returns the fault of a file whose content is about to be read, or `None` if it can be read or is
+/// not a regular file.
 pub fn of_contents(inode: u64, attributes: &Attributes) -> Option<Fault> {
     of_attributes(inode, attributes).filter(|_| mode::is_regular(attributes.mode))
 }

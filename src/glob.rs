@@ -1,6 +1,8 @@
-//! Patterns of names and paths, over bytes: pure.
+//! Patterns for names and paths, over bytes. Pure.
 //!
-//! `*` is any run without a slash, `**` any run, `?` one byte (or one UTF-8 character) but a slash, `[a-z]` and `[!a-z]` one byte, `\` takes the next byte as it is.
+//! `*` matches any run without a slash, and `**` any run. `?` matches one byte, or one UTF-8
+//! character, that is not a slash. `[a-z]` and `[!a-z]` match one byte. `\` makes the next byte
+//! literal.
 
 /// A pattern.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -22,12 +24,12 @@ enum Token {
     Run,
     /// Any run.
     Path,
-    /// Before a [`Token::Path`] and a slash: these two, or nothing at all.
+    /// Stands before a [`Token::Path`] and a slash: matches these two, or nothing.
     Directories,
 }
 
 impl Glob {
-    /// Reads a pattern. What is no valid class is taken literally, as shells do.
+    /// Parses a pattern. A malformed class is taken literally, as shells do.
     pub fn new(pattern: &[u8], ignores_case: bool) -> Glob {
         let fold = |byte: u8| match ignores_case {
             true => byte.to_ascii_lowercase(),
@@ -69,9 +71,10 @@ impl Glob {
         }
     }
 
-    /// Whether all of `text` is of this form. Takes time in proportion to the product of both lengths, at most.
+    /// Whether the pattern matches all of `text`. The time is at most proportional to the product
+    /// of both lengths.
     pub fn matches(&self, text: &[u8]) -> bool {
-        // Which tokens may come next, after each byte.
+        // The tokens that may come next, after each byte.
         let mut states = vec![false; self.tokens.len() + 1];
         states[0] = true;
         self.skip_runs(&mut states);
@@ -82,7 +85,7 @@ impl Glob {
             };
             let mut next = vec![false; states.len()];
             for (index, token) in self.tokens.iter().enumerate() {
-                // A character of several bytes goes on where it began.
+                // A character of several bytes continues the token that its first byte matched.
                 if byte & 0xc0 == 0x80 && *token == Token::Any && states[index + 1] {
                     next[index + 1] = true;
                 }
@@ -102,7 +105,7 @@ impl Glob {
         states[self.tokens.len()]
     }
 
-    /// A run may be empty.
+    /// Marks the tokens that follow a run, since a run may be empty.
     fn skip_runs(&self, states: &mut [bool]) {
         for (index, token) in self.tokens.iter().enumerate() {
             match token {
@@ -133,7 +136,8 @@ impl Token {
     }
 }
 
-/// The class that begins behind its `[`, and how many bytes it takes.
+/// Parses a class from the byte after its `[`. Returns the token and the number of bytes that it
+/// takes.
 fn class(pattern: &[u8], ignores_case: bool) -> Option<(Token, usize)> {
     let negated = matches!(pattern.first(), Some(b'!' | b'^'));
     let start = usize::from(negated);

@@ -1,6 +1,7 @@
 //! The filesystem and its history.
 //!
-//! The pure part is `tree` and `extents`; the live volume is `volume`; what the kernel sees is `vfs`. See ARCHITECTURE.md for the whole house.
+//! The pure part is `tree`, `extents` and `retain`. The live volume is `volume`, and `vfs`
+//! implements the requests of the kernel. ARCHITECTURE.md describes all modules.
 
 pub mod acquaintance;
 pub mod cli;

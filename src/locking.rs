@@ -1,9 +1,12 @@
-//! Which objects of a repository the bucket locks (`--lock-days`), and when.
+//! The choice of objects that the bucket locks (`--lock-days`).
 //!
-//! Owns the choice of objects. How a store locks is in the chunker; when locks are extended is [`crate::maintain::collect`]'s to say.
+//! This module owns the choice. The chunker knows how a store locks objects, and
+//! [`crate::maintain::collect`] decides when locks are extended.
 //!
-//! Locked is what nothing else can replace: packs, data and metadata alike (trees, segments and commit records lie in them), the config, and the key slots. Not locked is what is rebuilt
-//! from these by `bkfs check --repair`: the root, which is written anew with every commit, index objects and lists; nor what lives for minutes: heartbeats and journals.
+//! Objects that cannot be rebuilt from others are locked: data packs and metadata packs (which hold
+//! trees, segments and commit records), the config, and the key slots. Objects that `bkfs check
+//! --repair` rebuilds from these are not locked: the root, which every commit replaces, index
+//! objects and lists. Objects that live for minutes are not locked either: heartbeats and journals.
 
 use bkfs_chunker::lock::LockRule;
 use bkfs_chunker::seal::Class;
@@ -12,7 +15,7 @@ use bkfs_chunker::store::Locking;
 use crate::machine::Machine;
 use crate::maintain::layout::{Place, place_of};
 
-/// Whether an object of this key is locked.
+/// Whether an object with this key is locked.
 pub fn is_locked(key: &str) -> bool {
     matches!(
         place_of(key),
@@ -20,7 +23,9 @@ pub fn is_locked(key: &str) -> bool {
     )
 }
 
-/// Locks new objects by `rule` and this machine's clock. One that is wrong by more than a quarter of an hour gets nothing from S3, which refuses what is signed with it.
+/// Returns the locking of new objects by `rule` and this machine's clock.
+///
+/// If the clock is wrong by more than 15 minutes, S3 refuses every request that is signed with it.
 pub fn locks(rule: LockRule, machine: &Machine) -> Locking {
     let machine = machine.clone();
     Locking {

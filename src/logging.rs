@@ -1,4 +1,5 @@
-//! Where log lines go: the terminal at first, the journal or a file once the terminal is gone.
+//! The destination of log lines: first the terminal, then the journal or a file once the terminal
+//! is gone.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -14,11 +15,11 @@ use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::printable;
 
-/// Where a daemon's lines go.
+/// The destination of a process's lines.
 enum Sink {
     Terminal,
     File(File),
-    /// The journal's own layer takes them.
+    /// The layer of the journal takes the lines.
     Nowhere,
 }
 
@@ -27,7 +28,8 @@ enum Sink {
 pub struct Log(Arc<Mutex<Sink>>);
 
 impl Log {
-    /// Starts logging to stderr. `BKFS_LOG` overrides the level, in the syntax of tracing's `EnvFilter`.
+    /// Starts logging to stderr. `BKFS_LOG` overrides the level, in the syntax of tracing's
+    /// `EnvFilter`.
     pub fn start(verbose: u8, quiet: bool) -> Log {
         let log = Log(Arc::new(Mutex::new(Sink::Terminal)));
         let level = match (quiet, verbose) {
@@ -48,14 +50,14 @@ impl Log {
         let journal = is_journal_wanted()
             .then(|| tracing_journald::layer().ok())
             .flatten();
-        // A second start, as in tests, keeps the first.
+        // A second start, as in tests, has no effect: the first stays.
         let _ = tracing_subscriber::registry()
             .with(lines.and_then(journal).with_filter(filter))
             .try_init();
         log
     }
 
-    /// The terminal is gone.
+    /// Stops writing to the terminal, which is gone.
     pub fn detach(&self) {
         *self.0.lock() = match (is_journal_wanted(), log_file()) {
             (false, Some(file)) => Sink::File(file),
@@ -65,7 +67,7 @@ impl Log {
 }
 
 impl Write for Log {
-    /// Takes a whole line, as the layer gives it, and shows it as one line whatever is in it.
+    /// Takes a whole line from the layer, and writes it as one line whatever characters it has.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(line);
         let shown = printable::line(text.trim_end_matches('\n'));
@@ -82,13 +84,14 @@ impl Write for Log {
     }
 }
 
-/// A system with a journal gets lines there; `-f` under systemd has stderr connected to it anyway.
+/// Whether the system has a journal that should get the lines. With `-f` under systemd, stderr is
+/// connected to the journal anyway.
 fn is_journal_wanted() -> bool {
     std::path::Path::new("/run/systemd/journal/socket").exists()
         && std::env::var_os("JOURNAL_STREAM").is_none()
 }
 
-/// Where this user's daemons log without a journal.
+/// Returns the path of the log file that this user's daemons write without a journal.
 pub fn log_path() -> Option<PathBuf> {
     crate::places::state_dir().map(|directory| directory.join("bkfs.log"))
 }

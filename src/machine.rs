@@ -1,7 +1,8 @@
-//! What a session takes from the machine that it runs on, as one argument.
+//! Everything that a session takes from its machine, as one argument.
 //!
-//! Owns: that this is all of it: the time of day, randomness, the table of processes, and who it is itself. (Intervals and deadlines are tokio's, which can be
-//! paused.) Does not own: disks and stores, which are arguments of their own.
+//! This module owns the list: the time of day, randomness, the table of processes, and the identity
+//! of this process. Intervals and deadlines come from tokio, whose clock can be paused. Disks and
+//! stores are arguments of their own.
 
 use std::sync::Arc;
 
@@ -14,18 +15,18 @@ use crate::root::state::HolderInfo;
 /// A machine, and a process on it. Cheap to clone.
 #[derive(Clone)]
 pub struct Machine {
-    /// Tells the time of day.
+    /// The clock for the time of day.
     pub clock: Arc<dyn Clock>,
-    /// Where ids, salts, nonces and the jitter of pauses come from.
+    /// The source of ids, salts, nonces and the jitter of pauses.
     pub entropy: Arc<dyn Entropy>,
-    /// Tells which processes run.
+    /// The table of running processes.
     pub processes: Arc<dyn Processes>,
-    /// This process; the mount point is empty.
+    /// This process, with an empty mount point.
     pub process: HolderInfo,
 }
 
 impl Machine {
-    /// The machine that this program runs on.
+    /// Returns the machine that this program runs on.
     pub fn this() -> Self {
         Machine {
             clock: Arc::new(SystemClock),
@@ -35,7 +36,8 @@ impl Machine {
         }
     }
 
-    /// This process as the holder of a volume, for `mount_point` or a command of that name.
+    /// Returns this process as the holder of a volume, for `mount_point` or for a command of that
+    /// name.
     pub fn holder(&self, mount_point: &str) -> HolderInfo {
         HolderInfo {
             mount_point: mount_point.to_owned(),
@@ -43,7 +45,7 @@ impl Machine {
         }
     }
 
-    /// The time of day, for what is recorded.
+    /// Returns the time of day, for records.
     pub fn now(&self) -> jiff::Timestamp {
         let now = self.clock.now();
         jiff::Timestamp::new(now.seconds, now.nanoseconds as i32)

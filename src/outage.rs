@@ -1,7 +1,7 @@
-//! Says in the log that the store does not do its part, why, and when that is over.
+//! The log messages about a store that fails: that an outage began, its cause, and that it is over.
 //!
-//! Owns: how often it is said. Does not own: what counts as trouble, and since when it lasts
-//! (`bkfs_chunker::store::Signs`), nor who waits.
+//! This module owns the times at which it logs. `bkfs_chunker::store::Signs` decides what counts as
+//! trouble and when it began. The callers decide how long they wait.
 
 use std::time::Duration;
 
@@ -9,23 +9,24 @@ use bkfs_chunker::store::{Outage, Signs};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// How often the store is looked at while something waits for it.
+/// Interval at which the store is checked while requests wait for it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// An outage is said again after so long, then after twice as long each time.
+/// An outage is logged again after this time, and then after twice as long each time.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
-/// The longest time between two words about one outage.
+/// The longest time between two messages about one outage.
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
 
-/// An outage that comes back within this time was not over.
+/// An outage that returns within this time has not been over.
 const WELL_AFTER: Duration = Duration::from_secs(5);
 
-/// Watches a store for as long as this is held.
+/// A task that watches a store. It ends when this is dropped.
 pub struct Teller(JoinHandle<()>);
 
 impl Teller {
-    /// Begins to watch. What waits for the store fails after `timeout` without progress.
+    /// Starts to watch. A request that waits for the store fails after `timeout` without progress.
+    /// Must be called within a tokio runtime.
     pub fn start(signs: Signs, timeout: Duration) -> Self {
         signs.tell();
         Self(tokio::spawn(async move {
@@ -53,7 +54,8 @@ impl Drop for Teller {
     }
 }
 
-/// An outage in words: since when, why, what waits, and how long until that fails.
+/// Returns an outage in words: how long it has lasted, its cause, how many requests wait, and how
+/// long until they fail.
 pub fn text(outage: &Outage, timeout: Duration) -> String {
     let lasts = outage.since.elapsed();
     let end = match fails_in(outage, timeout) {
@@ -69,22 +71,22 @@ pub fn text(outage: &Outage, timeout: Duration) -> String {
     )
 }
 
-/// How long it is until operations fail that have waited since the outage began; none if they do
-/// already.
+/// Returns the time until operations fail that have waited since the outage began, or `None` if
+/// they already fail.
 pub fn fails_in(outage: &Outage, timeout: Duration) -> Option<Duration> {
     timeout
         .checked_sub(outage.since.elapsed())
         .filter(|left| !left.is_zero())
 }
 
-/// Something to say.
+/// A message to log.
 #[derive(Debug)]
 enum Word {
     Trouble(Outage),
     Over(Duration),
 }
 
-/// What was said so far.
+/// The messages that were logged so far.
 #[derive(Debug, Default)]
 struct Talk {
     told: Option<Told>,
@@ -93,14 +95,14 @@ struct Talk {
 #[derive(Debug)]
 struct Told {
     since: Instant,
-    /// When it is said again, and how long that is after the last time.
+    /// When the outage is logged again, and the time between the last message and that one.
     next: Instant,
     pause: Duration,
     well: Option<Instant>,
 }
 
 impl Talk {
-    /// Whether no outage was told whose end is not.
+    /// Whether no outage was logged whose end has not been logged yet.
     fn is_silent(&self) -> bool {
         self.told.is_none()
     }
@@ -160,7 +162,8 @@ mod tests {
         }
     }
 
-    /// At which seconds something is said of a store that is well again and again at these.
+    /// Returns the seconds at which a message is logged, for a store that works in the seconds that
+    /// `is_well` names.
     fn said(lasts: u64, is_well: impl Fn(u64) -> bool) -> Vec<(u64, String)> {
         let begin = Instant::now();
         let mut talk = Talk::default();

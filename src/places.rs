@@ -1,4 +1,4 @@
-//! Where bkfs keeps things on a machine.
+//! The directories of bkfs on a machine.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Fetched data and index tables: may be deleted at any time.
+/// Returns the directory for fetched data and index tables. It may be deleted at any time.
 pub fn cache_dir() -> Option<PathBuf> {
     if is_root() && std::env::var_os("XDG_CACHE_HOME").is_none() {
         return Some(PathBuf::from("/var/cache/bkfs"));
@@ -21,7 +21,8 @@ pub fn cache_dir() -> Option<PathBuf> {
     home("XDG_CACHE_HOME", ".cache").map(|path| path.join("bkfs"))
 }
 
-/// What this machine remembers: the newest generation of each repository it has seen, and its log.
+/// Returns the directory for the memory of this machine: the newest generation of each repository
+/// that it has seen, spools, and its log.
 pub fn state_dir() -> Option<PathBuf> {
     if is_root() && std::env::var_os("XDG_STATE_HOME").is_none() {
         return Some(PathBuf::from("/var/lib/bkfs"));
@@ -29,7 +30,7 @@ pub fn state_dir() -> Option<PathBuf> {
     home("XDG_STATE_HOME", ".local/state").map(|path| path.join("bkfs"))
 }
 
-/// Configuration files, the stronger one last.
+/// Returns the paths of the configuration files. A later one overrides an earlier one.
 pub fn config_files() -> Vec<PathBuf> {
     let user = home("XDG_CONFIG_HOME", ".config").map(|path| path.join("bkfs/bkfs.toml"));
     std::iter::once(PathBuf::from("/etc/bkfs.toml"))

@@ -1,21 +1,23 @@
-//! What a terminal may be shown: text without a character that it obeys. Pure.
+//! Text that is safe to show on a terminal: without characters that control it. Pure.
 //!
-//! Owns: which characters those are, and how they are written instead. All output of commands goes
-//! through here, and every line of the log: names come from the bucket, and errors carry what a
-//! server has answered.
+//! This module owns the choice of these characters and how they are escaped. All output of commands
+//! and every log line passes through it, because names come from the bucket and errors carry
+//! answers of a server.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Whether a terminal takes this for a command, or shows what stands around it in another order:
-/// control characters of both sets, marks and overrides of direction, separators of lines and
-/// paragraphs.
+/// Whether a terminal interprets this character, or reorders the text around it: control characters
+/// of both sets, marks and overrides of direction, separators of lines and paragraphs.
 fn is_obeyed(char: char) -> bool {
     char.is_control()
-        || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(
+            char,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
 }
 
-/// Text with every such character that is not `kept` escaped.
+/// Escapes every such character except `kept`.
 fn escaped(text: &str, kept: Option<char>) -> Cow<'_, str> {
     let is_bad = |char: char| is_obeyed(char) && Some(char) != kept;
     if !text.contains(is_bad) {
@@ -32,18 +34,18 @@ fn escaped(text: &str, kept: Option<char>) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Text for one line.
+/// Returns `text` for a single line.
 pub fn line(text: &str) -> Cow<'_, str> {
     escaped(text, None)
 }
 
-/// Text of several lines. Names in it are shown by [`name`]: one with the end of a line would make
-/// lines of its own.
+/// Returns `text` for several lines. The caller shows each name in it by [`name`], since a name
+/// with a line break would add lines of its own.
 pub fn lines(text: &str) -> Cow<'_, str> {
     escaped(text, Some('\n'))
 }
 
-/// A name: UTF-8 is shown as it is, anything else is escaped byte by byte.
+/// Returns a name for output. UTF-8 stays as it is; other names are escaped byte by byte.
 pub fn name(name: &[u8]) -> String {
     match std::str::from_utf8(name) {
         Ok(text) => line(text).into_owned(),
@@ -51,8 +53,8 @@ pub fn name(name: &[u8]) -> String {
     }
 }
 
-/// A line of JSON that means the same: such characters stand in strings only, and have another form
-/// there.
+/// Returns a line of JSON with the same meaning. Control characters occur in strings only, and have
+/// an escaped form there.
 pub fn json(text: &str) -> Cow<'_, str> {
     if !text.contains(is_obeyed) {
         return Cow::Borrowed(text);
@@ -61,7 +63,7 @@ pub fn json(text: &str) -> Cow<'_, str> {
     for char in text.chars() {
         match is_obeyed(char) {
             false => shown.push(char),
-            // All of them have four digits; writing to a string does not fail.
+            // All of them have four hexadecimal digits. Writing to a string does not fail.
             true => drop(write!(shown, "\\u{:04x}", u32::from(char))),
         }
     }

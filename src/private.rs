@@ -1,8 +1,7 @@
-//! Directories and locks of one user on this machine, that others can neither look into nor hold
-//! up.
+//! Directories and locks of one user on this machine, which other users can neither read nor block.
 //!
-//! Owns: their modes, and how long a lock is waited for. Does not own: where they are (`places`),
-//! nor what lies in them.
+//! This module owns their modes and the time that a lock is waited for. `places` knows their paths,
+//! and the callers own their contents.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -13,30 +12,33 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// A lock that is held for longer than this is given up: its holders need milliseconds.
+/// Time after which a lock that another process holds is given up. Its holders need milliseconds.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// How often a lock that is held is tried.
+/// Interval at which a lock that another process holds is tried.
 const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Drafts of one file that are there at once, of processes that died among others.
+/// Number of draft names that [`replace`] tries beyond the first. A process that died, or one in
+/// another container, can leave a draft under the same process id.
 const DRAFTS_MAX: u32 = 1000;
 
-/// Makes a directory of this user, and those above it that are missing, with mode 0700. One that is
-/// there, is this user's and lets others in is closed to them.
+/// Makes a directory of this user, and its missing parents, with mode 0700.
+///
+/// If the directory exists, belongs to this user and is open to others, its mode becomes 0700.
 ///
 /// # Errors
-/// As the system refuses.
+/// The error of the system call that fails.
 pub fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     tighten(path, 0o700)
 }
 
-/// Creates a file of this user with mode 0600, or opens it for writing. One that others may open is
-/// closed to them.
+/// Creates a file of this user with mode 0600, or opens it for writing.
+///
+/// If the file belongs to this user and is open to others, its mode becomes 0600.
 ///
 /// # Errors
-/// As the system refuses.
+/// The error of the system call that fails.
 pub fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
@@ -45,24 +47,25 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Replaces a file of this user, or makes it, with mode 0600, in one step: a reader finds all of
-/// `bytes` or what was there before.
+/// Replaces or creates a file of this user with mode 0600, in one step. A reader finds all of
+/// `bytes`, or the old content.
 ///
 /// # Errors
-/// As the system refuses.
+/// The error of the system call that fails.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let (draft, mut file) = create_draft(path)?;
     let written = file
         .write_all(bytes)
         .and_then(|()| fs::rename(&draft, path));
     if written.is_err() {
-        // It holds nothing that is needed.
+        // The draft holds nothing that is needed.
         let _ = fs::remove_file(&draft);
     }
     written
 }
 
-/// A new file in the directory of `path`. Processes in containers that share a directory may have equal numbers.
+/// Creates a new file in the directory of `path`. Its name has a number as well, because processes
+/// in containers that share a directory can have equal process ids.
 fn create_draft(path: &Path) -> io::Result<(PathBuf, File)> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
@@ -88,11 +91,12 @@ fn tighten(path: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks a file that it creates if need be, and waits for a few seconds if another process holds
-/// it.
+/// Locks a file, which is created if needed. If another process holds the lock, waits for
+/// [`LOCK_WAIT`] (5 s).
 ///
 /// # Errors
-/// As the system refuses; `TimedOut`, with the number of the process that holds it.
+/// `TimedOut`, with the id of the process that holds the lock if it can be found; otherwise the
+/// error of the system call that fails.
 pub fn lock(path: &Path) -> io::Result<File> {
     lock_within(path, LOCK_WAIT)
 }
@@ -125,8 +129,8 @@ fn held(path: &Path, file: &File) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, text)
 }
 
-/// The process that holds the lock, if this one may know it: a line of /proc/locks reads
-/// `1: FLOCK  ADVISORY  READ 1234 08:01:5678 0 EOF`.
+/// Returns the id of the process that holds the lock, if this process may know it. A line of
+/// /proc/locks reads `1: FLOCK  ADVISORY  READ 1234 08:01:5678 0 EOF`.
 fn holder(file: &File) -> Option<u32> {
     let found = file.metadata().ok()?;
     let (major, minor) = (

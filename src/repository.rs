@@ -1,6 +1,6 @@
 //! An open repository: store, keys, root, index and caches, ready for a command or a mount.
 //!
-//! Owns: the order in which they are opened. Does not own: any of them.
+//! This module owns the order in which these are opened. It does not own any of them.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -34,15 +34,17 @@ use crate::volume::nodes::Nodes;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
 
-/// How often an index that has vanished makes the root be read again (rule 10) before it counts as damage.
+/// How often the root is read again because an object that it names has vanished (rule 10), before
+/// this counts as damage.
 const VANISHED_MAX: u32 = 8;
 
-/// Keeps the keys out of swap, as far as the limit on locked memory lets this process.
+/// Locks the pages of the keys in memory, as far as this process may, so that they are not swapped
+/// out.
 fn keep_in_memory(keyring: &Keyring) {
     for key in keyring.key_memory() {
         let start = key.as_ptr().cast_mut().cast();
-        // SAFETY: the range is a live slice. Locking its pages changes nothing of their contents,
-        // and pages that are freed later merely stay locked.
+        // SAFETY: the range is a live slice. Locking its pages does not change their contents, and
+        // pages that are freed later merely stay locked.
         if let Err(error) = unsafe { rustix::mm::mlock(start, key.len()) } {
             tracing::debug!("keys may be swapped out: {error}");
             return;
@@ -50,57 +52,61 @@ fn keep_in_memory(keyring: &Keyring) {
     }
 }
 
-/// What a repository is opened with.
+/// The parameters for opening a repository.
 pub struct Opening {
-    /// Where it is.
+    /// The URL of the repository.
     pub url: RepositoryUrl,
-    /// How its store is reached.
+    /// The options of its store.
     pub store: StoreOptions,
-    /// How the machine is used.
+    /// The limits on memory, threads and caches of this machine.
     pub depot: DepotConfig,
-    /// How long the store may make no progress.
+    /// How long the store may make no progress before an operation fails.
     pub timeout: Duration,
-    /// The oldest generation that is accepted.
+    /// The oldest generation of the root that is accepted.
     pub min_generation: u64,
-    /// What the user accepts though this machine remembers otherwise.
+    /// The differences from the memory of this machine that the user accepts.
     pub accepted: Accepted,
-    /// The one key slot that is tried; all are if none is named.
+    /// The only key slot to try, or `None` to try all.
     pub key: Option<SlotName>,
-    /// Where this machine remembers what it saw; nowhere if none.
+    /// The directory for the memory of this machine, or `None` to remember nothing.
     pub state_dir: Option<PathBuf>,
 }
 
 /// An open repository.
 pub struct Repository {
-    /// Its URL, without secrets.
+    /// The URL, without secrets.
     pub url: String,
-    /// The store's address that was given for it, without secrets.
+    /// The address of the store that the user gave, or `None` if it may hold a password.
     pub endpoint: Option<String>,
-    /// The store's region that was given for it.
+    /// The region of the store that the user gave.
     pub region: Option<String>,
     /// The root.
     pub handle: RootHandle,
-    /// Contents.
+    /// The contents.
     pub depot: Depot,
-    /// Lists of snapshots and the like.
+    /// The lists of snapshots, trash, condemned packs and quarantine.
     pub lists: Lists,
-    /// Nodes of trees.
+    /// The nodes of trees.
     pub nodes: Arc<Nodes>,
-    /// What it is opened on.
+    /// The machine that the repository is opened on.
     pub machine: Machine,
-    /// By what rule its objects are locked in the bucket; none if none ever was.
+    /// The rule by which the bucket locks objects, or `None` if there never was one.
     pub lock: Option<LockRule>,
-    /// How its store answers.
+    /// The state of the store, as all its requests see it.
     pub signs: Signs,
-    /// How long the store may make no progress.
+    /// How long the store may make no progress before an operation fails.
     pub timeout: Duration,
-    /// The generation of the root whose quarantine is heeded.
+    /// The generation of the root whose quarantine is in use.
     quarantined: watch::Sender<u64>,
-    /// Says what is wrong with the store, for a mount. A command is told by its store itself.
+    /// The task that logs outages of the store, for a mount. For a command, the store itself
+    /// reports them.
     teller: OnceLock<Teller>,
 }
 
 /// Opens a repository.
+///
+/// # Errors
+/// [`RootError::Store`] if the store cannot be opened; otherwise as [`open_on`].
 pub async fn open(
     opening: Opening,
     passwords: &mut dyn Passwords,
@@ -110,6 +116,9 @@ pub async fn open(
 }
 
 /// Opens a repository in a store that is open already, on this machine.
+///
+/// # Errors
+/// As [`open_on`].
 pub async fn open_in(
     store: Arc<dyn Store>,
     opening: Opening,
@@ -119,6 +128,20 @@ pub async fn open_in(
 }
 
 /// Opens a repository in a store that is open already, on any machine.
+///
+/// # Errors
+/// - No repository, or another one than expected: [`RootError::NoRepository`],
+///   [`RootError::Replaced`].
+/// - Passwords and keys: [`RootError::PasswordNeeded`], [`RootError::NotEncrypted`],
+///   [`RootError::WrongPassword`], [`RootError::KeysUntried`], [`RootError::KeysConflict`],
+///   [`RootError::NoSuchKey`], [`RootError::OlderKey`]; [`RootError::Local`] if the password cannot
+///   be obtained.
+/// - A root that does not follow what this machine remembers, or is older than `min_generation`:
+///   [`RootError::Rollback`], [`RootError::NotDescended`], [`RootError::Rebuilt`].
+/// - A config with another rule of locks than the root states: [`RootError::OtherLockRule`].
+/// - A newer format, or damage: [`RootError::Unopenable`], [`RootError::Damaged`].
+/// - [`RootError::Content`] if the cache directory cannot be used or no threads can be started;
+///   [`RootError::Store`] if the store fails.
 pub async fn open_on(
     machine: Machine,
     store: Arc<dyn Store>,
@@ -159,7 +182,8 @@ pub async fn open_on(
     }));
     Ok(Repository {
         url: opening.url.to_string(),
-        // An address may hold a name and a password (`https://user:word@host`): then it is not told.
+        // An address may hold a name and a password (`https://user:word@host`). Such an address is
+        // not shown.
         endpoint: (opening.store.endpoint).filter(|endpoint| !endpoint.contains('@')),
         region: opening.store.region,
         handle,
@@ -175,7 +199,8 @@ pub async fn open_on(
     })
 }
 
-/// Brings a depot's index up to the newest root, for readers that met what is gone (rule 10).
+/// Updates the index of a depot to the newest root, for readers that met an object which is gone
+/// (rule 10).
 #[derive(Debug)]
 struct NewestRoot {
     handle: RootHandle,
@@ -195,19 +220,22 @@ impl Renew for NewestRoot {
     }
 }
 
-/// What a repository is created with.
+/// The parameters for creating a repository.
 pub struct Creation {
-    /// Where.
+    /// The URL of the repository.
     pub url: RepositoryUrl,
-    /// How its store is reached.
+    /// The options of its store.
     pub store: StoreOptions,
-    /// Its password; none for an unsealed one.
+    /// The password, or `None` for an unsealed repository.
     pub password: Option<Zeroizing<Vec<u8>>>,
-    /// By what rule its objects are locked in the bucket.
+    /// The rule by which the bucket locks objects.
     pub lock: Option<LockRule>,
 }
 
-/// Creates a repository, and the directory if it is a local one. Returns its id.
+/// Creates a repository, and the directory if it is a local one. Returns the id of the repository.
+///
+/// # Errors
+/// [`RootError::Store`] if the store cannot be opened; otherwise as [`create_locked_on`].
 pub async fn create(creation: Creation) -> Result<String, RootError> {
     let options = StoreOptions {
         create_directory: true,
@@ -217,7 +245,11 @@ pub async fn create(creation: Creation) -> Result<String, RootError> {
     create_locked_on(&Machine::this(), store, creation.password, creation.lock).await
 }
 
-/// Creates a repository in a store that is open already, on this machine.
+/// Creates a repository in a store that is open already, on this machine. Returns the id of the
+/// repository.
+///
+/// # Errors
+/// As [`create_on`].
 pub async fn create_in(
     store: Arc<dyn Store>,
     password: Option<Zeroizing<Vec<u8>>>,
@@ -225,7 +257,11 @@ pub async fn create_in(
     create_on(&Machine::this(), store, password).await
 }
 
-/// Creates a repository in a store that is open already, on any machine.
+/// Creates a repository in a store that is open already, on any machine. Returns the id of the
+/// repository.
+///
+/// # Errors
+/// As [`create_locked_on`] without locks.
 pub async fn create_on(
     machine: &Machine,
     store: Arc<dyn Store>,
@@ -234,10 +270,18 @@ pub async fn create_on(
     create_locked_on(machine, store, password, None).await
 }
 
-/// The same, with its objects locked from the first one on.
+/// Creates a repository as [`create_on`] does, whose objects are locked from the first one on.
 ///
 /// # Errors
-/// [`RootError::UnfitStore`] if the bucket keeps no locks; then nothing was created.
+/// - [`RootError::UnfitStore`] if the conditional writes of the store are wrong, or if the bucket
+///   keeps no locks and `lock` asks for them. In this case nothing was created.
+/// - [`RootError::NotEmpty`] if the bucket holds a repository or parts of one, or an interrupted
+///   creation with other locks or another choice of encryption.
+/// - [`RootError::WrongPassword`] or [`RootError::KeysUntried`] if the password does not open the
+///   key slot of an interrupted creation.
+/// - [`RootError::Unopenable`] or [`RootError::Damaged`] if the config or the key slot of an
+///   interrupted creation is damaged.
+/// - [`RootError::Store`] if the store fails.
 pub async fn create_locked_on(
     machine: &Machine,
     store: Arc<dyn Store>,
@@ -260,7 +304,10 @@ pub async fn create_locked_on(
         .to_string())
 }
 
-/// True if there is a repository. A store that cannot be asked is an error; a directory that does not exist is made.
+/// Whether there is a repository at `url`. Makes the directory of a local one if it does not exist.
+///
+/// # Errors
+/// [`RootError::Store`] if the store cannot be opened or does not answer.
 pub async fn exists(url: &RepositoryUrl, options: &StoreOptions) -> Result<bool, RootError> {
     let options = StoreOptions {
         create_directory: true,
@@ -275,9 +322,10 @@ pub async fn exists(url: &RepositoryUrl, options: &StoreOptions) -> Result<bool,
 }
 
 impl Repository {
-    /// From now on a store that refuses is waited for as long as one that is silent, and the log
-    /// says what is wrong with it: for mounts, which have accepted what must not be dropped. Must
-    /// be called within a runtime.
+    /// From now on, waits as long for a store that refuses requests as for one that is silent, and
+    /// logs its outages. Mounts use this, since they have accepted data that must not be dropped.
+    ///
+    /// Must be called within a tokio runtime.
     pub fn bear_refusals(&self) {
         let start = || Teller::start(self.signs.clone(), self.timeout);
         self.teller.get_or_init(start);
@@ -285,14 +333,26 @@ impl Repository {
         self.handle.bear_refusals();
     }
 
-    /// The snapshots of all volumes, as of now; the index is that of the same root.
+    /// Returns the snapshots of all volumes by the newest root. Loads the index of the same root,
+    /// or of a newer one.
+    ///
+    /// # Errors
+    /// [`RootError::Store`], [`RootError::Unopenable`] or [`RootError::Damaged`] if the root or a
+    /// list cannot be read; [`RootError::Content`] if an index object cannot be loaded.
+    /// [`RootError::Rollback`], [`RootError::NotDescended`], [`RootError::Rebuilt`] or
+    /// [`RootError::NotAtomic`] if the root does not descend from the one seen before.
     pub async fn snapshots(&self) -> Result<SnapshotList, RootError> {
         let (view, list) = self.lists.current_snapshots(&self.handle).await?;
         self.load(&view).await?;
         Ok(list)
     }
 
-    /// A snapshot by NAME, `latest` or `@TIME`, ready to be read.
+    /// Returns a snapshot by NAME, `latest` or `@TIME`, ready to be read.
+    ///
+    /// # Errors
+    /// [`RootError::BadTime`] or [`RootError::BadName`] if `name` has none of these forms;
+    /// [`RootError::NoSnapshot`] if the volume has no such snapshot; otherwise as
+    /// [`Repository::snapshots`] and [`Repository::view`].
     pub async fn snapshot(
         &self,
         volume: &str,
@@ -306,7 +366,10 @@ impl Repository {
         Ok((entry, view))
     }
 
-    /// The tree of a snapshot.
+    /// Returns the tree of a snapshot.
+    ///
+    /// # Errors
+    /// [`RootError::Damaged`] if the snapshot has no tree.
     pub async fn view(&self, entry: &SnapshotEntry) -> Result<View, RootError> {
         let totals = Totals {
             inodes: entry.files,
@@ -318,7 +381,7 @@ impl Repository {
         Ok(View::frozen(self.nodes.clone(), tree, totals))
     }
 
-    /// What the root says of a volume; a volume that is not there is empty.
+    /// Returns the entry of a volume in the root as last read. A volume without an entry is empty.
     pub fn volume_entry(&self, volume: &str) -> VolumeEntry {
         self.handle
             .current()
@@ -329,7 +392,11 @@ impl Repository {
             .unwrap_or_default()
     }
 
-    /// The volume's tree as of its last commit, by the newest root.
+    /// Returns the volume's tree as of its last commit in the newest root, and its totals.
+    ///
+    /// # Errors
+    /// [`RootError::NoSnapshot`] if the volume has no commit; otherwise as
+    /// [`Repository::snapshots`].
     pub async fn volume_tree(&self, volume: &str) -> Result<(Id, Totals), RootError> {
         let view = self.handle.refresh().await?;
         self.load(&view).await?;
@@ -348,23 +415,26 @@ impl Repository {
         ))
     }
 
-    /// Makes the index that of the root as last seen, for a session that stores: it must know all
-    /// that is condemned, or what it stores may lean on what a collection deletes.
+    /// Loads the index of the root as last read, for a session that stores data. Such a session
+    /// must know all condemned packs. If it did not, its data could refer to packs that a
+    /// collection deletes.
     ///
     /// # Errors
-    /// [`RootError::CondemnedUnknown`] if a list of condemned packs cannot be read, and as every
-    /// reader's.
+    /// [`RootError::CondemnedUnknown`] if a list of condemned packs cannot be read; otherwise as
+    /// [`Repository::snapshots`].
     pub async fn load_index_to_write(&self) -> Result<(), RootError> {
         self.load(&self.handle.current()).await?;
         let (view, condemned) = self.condemned().await?;
         Ok(self.depot.load_index(&view.root.index, &condemned).await?)
     }
 
-    /// All that is condemned in the root as last seen, or in a newer one if a list of that is gone
-    /// (rule 10).
+    /// Returns all packs that are condemned in the root as last read. If a list of that root is
+    /// gone, uses a newer root (rule 10). Also returns the root that was used.
     ///
     /// # Errors
-    /// [`RootError::CondemnedUnknown`] if one of its lists cannot be read; store errors.
+    /// [`RootError::CondemnedUnknown`] if a list of condemned packs cannot be read;
+    /// [`RootError::Damaged`] if the lists vanish faster than they can be read; otherwise as
+    /// [`Repository::snapshots`].
     pub async fn condemned(&self) -> Result<(Arc<RootView>, HashSet<PackName>), RootError> {
         let mut view = self.handle.current();
         for _ in 0..VANISHED_MAX {
@@ -379,7 +449,8 @@ impl Repository {
         ))
     }
 
-    /// Makes the index that of this root, or of a newer one if what this one names is gone (rule 10).
+    /// Loads the index of this root, or of a newer one if an object that this one names is gone
+    /// (rule 10).
     async fn load(&self, view: &RootView) -> Result<(), RootError> {
         let mut newer = None;
         for _ in 0..VANISHED_MAX {
@@ -403,17 +474,20 @@ impl Repository {
     async fn load_once(&self, view: &RootView) -> Result<(), RootError> {
         let condemned = self.lists.known_condemned(&view.root).await?;
         self.depot.load_index(&view.root.index, &condemned).await?;
-        // One that cannot be read keeps nobody from working: what is damaged is then found by reading.
+        // A quarantine that cannot be read does not stop the caller: the reader of a damaged object
+        // finds the damage itself.
         if let Err(error) = self.heed_quarantine(view).await {
             tracing::warn!(%error, "the quarantine cannot be read");
         }
         Ok(())
     }
 
-    /// New data is not matched with what is known to be damaged (protocol.md, rule 11), unless a newer root than this one is heeded already.
+    /// Stops matching new data with the places that are quarantined in this root (docs/PROTOCOL.md,
+    /// rule 11). Has no effect if the quarantine of a newer root is already in use.
     ///
     /// # Errors
-    /// The list cannot be read: what was heeded before still is.
+    /// [`RootError::Store`], [`RootError::Unopenable`] or [`RootError::Damaged`] if a list cannot
+    /// be read. The former quarantine then stays in use.
     pub async fn heed_quarantine(&self, view: &RootView) -> Result<(), RootError> {
         let places = self.lists.quarantine(&view.root).await?;
         let generation = view.root.generation;
@@ -428,12 +502,12 @@ impl Repository {
         Ok(())
     }
 
-    /// The generation of the root whose quarantine is heeded.
+    /// Returns a receiver of the generation of the root whose quarantine is in use.
     pub fn heeded(&self) -> watch::Receiver<u64> {
         self.quarantined.subscribe()
     }
 
-    /// The time of day, for what is recorded.
+    /// Returns the time of day, for records.
     pub fn now(&self) -> jiff::Timestamp {
         self.machine.now()
     }

@@ -1,6 +1,7 @@
-//! What a repository holds and costs: from its root, its lists and its index, never from data.
+//! The size and the cost of a repository, from its root, its lists and its index. Data is never
+//! read.
 //!
-//! Owns: the sums, and the arithmetic of the bill. Does not own: prices (`config`).
+//! This module owns the sums and the arithmetic of the bill. `config` owns the prices.
 
 use std::sync::Arc;
 
@@ -17,53 +18,55 @@ use crate::root::error::RootError;
 use crate::root::snapshots::SnapshotEntry;
 use crate::root::state::Root;
 
-/// Index objects read at once: each may take 64 MiB decoded, but nearly all are small.
+/// Index objects that are read at the same time. Each may take 64 MiB decoded, but nearly all are
+/// small.
 const INDEXES_AT_ONCE: usize = 4;
 
-/// What makes a month of a bill.
+/// Length of a month of a bill.
 const MONTH: SignedDuration = SignedDuration::from_hours(30 * 24);
 
-/// What stores call a gigabyte on their bills, in bytes.
+/// Bytes of a gigabyte on the bills of stores.
 const GIGABYTE: f64 = (1_u64 << 30) as f64;
 
-/// Requests that a commit makes beside its packs: a list, an index object, the root (and a look at it).
+/// PUT requests of a commit in addition to its packs: a list, an index object and the root.
 const PUTS_PER_SNAPSHOT: u64 = 3;
 
-/// The sums.
+/// The sums over a repository.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Packs with contents of files.
+    /// Packs with file contents.
     pub data_packs: u64,
-    /// Packs with trees and lists of chunks.
+    /// Packs with trees, segments and commit records.
     pub metadata_packs: u64,
-    /// Bytes of both in the bucket.
+    /// Bytes of data packs in the bucket.
     pub data_bytes: u64,
     /// Bytes of metadata packs in the bucket.
     pub metadata_bytes: u64,
     /// Index objects.
     pub index_objects: u64,
-    /// Their bytes, before compression.
+    /// Bytes of index objects, before compression.
     pub index_bytes: u64,
-    /// Lists.
+    /// List objects.
     pub lists: u64,
     /// Chunks of file contents.
     pub chunks: u64,
-    /// Bytes of chunks before compression: what is unique.
+    /// Bytes of chunks before compression. These are the unique bytes of the file contents.
     pub unique_bytes: u64,
-    /// Bytes of trees, segments and records before compression.
+    /// Bytes of trees, segments and commit records before compression.
     pub raw_metadata_bytes: u64,
 }
 
 impl Stats {
-    /// Bytes in the bucket.
+    /// Returns the bytes of all packs in the bucket.
     pub fn stored_bytes(&self) -> u64 {
         self.data_bytes + self.metadata_bytes
     }
 
-    /// Adds up what the index of `root` lists. Reads index objects only.
+    /// Adds up the packs in the index of `root`. Reads index objects only.
     ///
     /// # Errors
-    /// What keeps them from being read.
+    /// [`RootError::Content`] if an index object cannot be fetched or is damaged, or if no threads
+    /// can be started.
     pub async fn of(
         root: &Root,
         store: Arc<dyn Store>,
@@ -116,17 +119,18 @@ impl Stats {
     }
 }
 
-/// What a month costs, in the currency of the prices.
+/// The cost of one month, in the currency of the prices.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Bill {
-    /// For what lies there.
+    /// Cost of the stored bytes.
     pub storage: f64,
-    /// For the requests that put new snapshots there.
+    /// Cost of the requests that store new snapshots.
     pub requests: f64,
 }
 
 impl Bill {
-    /// An estimate: what is stored now lies there for a month, and as much is added as in the month before `now`.
+    /// Estimates the cost of a month. The estimate assumes that the bytes stored now stay for a
+    /// month, and that as many bytes and snapshots are added as in the month before `now`.
     pub fn estimate(
         stats: &Stats,
         snapshots: &[&SnapshotEntry],
@@ -147,7 +151,7 @@ impl Bill {
         }
     }
 
-    /// Both.
+    /// Returns the sum of both costs.
     pub fn total(&self) -> f64 {
         self.storage + self.requests
     }
@@ -181,7 +185,7 @@ mod tests {
         );
         let bill = Bill::estimate(&stats, &[&new, &old], now, &prices);
         assert_eq!(bill.storage, 0.5);
-        // 97 packs of 16 MiB, and three for the commit.
+        // 97 packs of 16 MiB, and three requests for the commit.
         assert_eq!(bill.requests, 1.0);
         assert_eq!(bill.total(), 1.5);
     }

@@ -1,7 +1,7 @@
-//! The names of directories, as whoever walks a tree from above needs them.
+//! The names in directories, for readers that walk a tree from its root.
 //!
-//! Owns: listing one directory, and which of its names are none. Memory: as many names as it has.
-//! Does not own: what is looked for.
+//! This module owns the listing of one directory, and the check of its names. It holds all names of
+//! one directory in memory. It does not know the purpose of the walk.
 
 use std::ops::Range;
 
@@ -15,53 +15,54 @@ use crate::volume::mode;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
 
-/// Names looked at in one go.
+/// Names that are read from the tree at a time.
 const PAGE_NAMES: usize = 1024;
 
 /// A name in a directory.
 #[derive(Clone, Debug, Eq, PartialEq, Ord, PartialOrd)]
 pub struct Named {
-    /// The name's bytes.
+    /// The bytes of the name.
     pub name: Vec<u8>,
-    /// Where it leads.
+    /// The inode that the name leads to.
     pub inode: u64,
-    /// The type bits of what it leads to, shifted down: `d_type` of readdir(3).
+    /// The file type bits of that inode's mode, shifted right by 12: `d_type` of readdir(3).
     pub file_type: u8,
-    /// Its place in the directory.
+    /// Position of the name in the directory: its readdir cookie.
     pub cookie: u64,
 }
 
 impl Named {
-    /// True if it leads to a directory.
+    /// Whether the name leads to a directory.
     pub fn is_directory(&self) -> bool {
         self.file_type == mode::kind(libc::S_IFDIR)
     }
 }
 
-/// What stands among the names of a directory and is none that a file can have.
+/// An entry of a directory that is not a name that a file can have.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Faulty {
-    /// Its bytes.
+    /// The bytes of the name.
     pub name: Vec<u8>,
-    /// What is wrong with it.
+    /// The fault of the entry.
     pub fault: Fault,
 }
 
 /// Names of a directory.
 #[derive(Debug, Default)]
 pub struct Listing {
-    /// Those that a file can have.
+    /// The names that a file can have.
     pub names: Vec<Named>,
-    /// The others.
+    /// The other entries.
     pub faulty: Vec<Faulty>,
-    /// Where the rest begins; none if this was all.
+    /// The key at which the rest begins, or `None` if this was all.
     pub next: Option<Key>,
 }
 
-/// The names of a directory in `range`, about `limit` of them, in the order of the tree.
+/// Returns the names of a directory in `range`, about `limit` of them, in the order of the tree.
 ///
 /// # Errors
-/// What keeps the tree from being read.
+/// [`VolumeError::Depot`] or [`VolumeError::Tree`] if a node of the tree cannot be read;
+/// [`VolumeError::Malformed`] if `range` holds an item that is not a name.
 pub async fn page(
     view: &View,
     directory: u64,
@@ -101,15 +102,15 @@ pub async fn page(
     Ok(listing)
 }
 
-/// The name in a key that may have any form: what stands behind inode, kind and cookie.
+/// Returns the name in a key of any form: the bytes behind inode, kind and cookie.
 fn suffix(key: &Key) -> Vec<u8> {
     key.as_bytes().get(17..).unwrap_or_default().to_vec()
 }
 
-/// All names of a directory, in the order of their bytes.
+/// Returns all names of a directory, in the order of their bytes.
 ///
 /// # Errors
-/// What keeps the tree from being read.
+/// As [`page`].
 pub async fn names(view: &View, directory: u64) -> Result<Listing, VolumeError> {
     let mut all = Listing::default();
     let mut range = key::names_from(directory, 0);
@@ -126,10 +127,12 @@ pub async fn names(view: &View, directory: u64) -> Result<Listing, VolumeError> 
     Ok(all)
 }
 
-/// The attributes of the inode that a name leads to, or that there is none.
+/// Returns the attributes of the inode that a name leads to, or [`Fault::Dangling`] if there is no
+/// such inode.
 ///
 /// # Errors
-/// What keeps the tree from being read.
+/// [`VolumeError::Depot`] or [`VolumeError::Tree`] if the tree cannot be read;
+/// [`VolumeError::Malformed`] if the item is not attributes.
 pub async fn attributes(view: &View, inode: u64) -> Result<Result<Attributes, Fault>, VolumeError> {
     match view.attributes(Scope::Live, inode).await {
         Ok(attributes) => Ok(Ok(attributes)),
@@ -138,10 +141,13 @@ pub async fn attributes(view: &View, inode: u64) -> Result<Result<Attributes, Fa
     }
 }
 
-/// The extended attributes of an inode with their values, or that they are more than any file has.
+/// Returns the extended attributes of an inode with their values, or [`Fault::Xattrs`] if they are
+/// more than a file can have.
 ///
 /// # Errors
-/// What keeps the tree from being read.
+/// [`VolumeError::Depot`] or [`VolumeError::Tree`] if the tree cannot be read;
+/// [`VolumeError::Malformed`] if an item is not an extended attribute;
+/// [`VolumeError::NotSupported`] if a name begins with `system.`.
 pub async fn xattrs(
     view: &View,
     inode: u64,
@@ -164,7 +170,7 @@ pub async fn xattrs(
     Ok(Ok(all))
 }
 
-/// A path below `directory`: that of the directory, a slash, the name.
+/// Returns a path below `directory`: its path, a slash, and the name.
 pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     [directory, b"/", name].concat()
 }

@@ -1,7 +1,7 @@
 //! Collection (rule 8): mark, condemn, wait, delete.
 //!
-//! A collector's own base is not modelled: it is taken to rise at once, which is the most dangerous case, since the check of its rewritten
-//! packs alone must keep them right.
+//! A collector's own base is not modelled. It is assumed to rise at once, which is the most
+//! dangerous case: the check of the rewritten packs alone must then keep them right.
 
 use crate::mutants::Mutant;
 use crate::protocol::{Event, Protocol};
@@ -11,7 +11,7 @@ use crate::state::{
 };
 use crate::world::Role;
 
-/// Packs at or above the floors of all sessions in R: never garbage.
+/// Returns the packs at or above the floors of all sessions in R, which are never garbage.
 fn protected(model: &Protocol, state: &State) -> PackSet {
     if model.lacks(Mutant::OwnPacksCollected) {
         return PackSet::EMPTY;
@@ -19,8 +19,8 @@ fn protected(model: &Protocol, state: &State) -> PackSet {
     (0..SESSIONS).fold(PackSet::EMPTY, |all, s| all.and(state.root.own(s)))
 }
 
-/// The objects for which a pack must stay. A pack outside the live table has none: no index leads to it, whatever it holds. One in
-/// quarantine stays only for what no other live pack holds.
+/// Returns the objects for which a pack must stay. A pack outside the live table has none, because
+/// no index leads to it. A pack in quarantine stays only for objects that no other live pack holds.
 fn kept(model: &Protocol, state: &State, p: Pack, reachable: Objects) -> Objects {
     let live = state.root.live;
     if !live.has(p) {
@@ -38,8 +38,9 @@ fn kept(model: &Protocol, state: &State, p: Pack, reachable: Objects) -> Objects
         .without(state.store.objects(others))
 }
 
-/// Rule 8a: candidates = listed − reachable − protected, and with `rewrite` mixed metadata packs, whose reachable objects are rewritten. (Without,
-/// such a pack stays, and closing keeps what it refers to.)
+/// Rule 8a: candidates = listed − reachable − protected. With `rewrite`, mixed metadata packs are
+/// candidates too, and their reachable objects are rewritten. Without it such a pack stays, and
+/// closing keeps the objects that it refers to.
 pub fn mark(model: &Protocol, state: &State, s: Session, rewrite: bool) -> Option<State> {
     if state.root.sessions[s].standing != Standing::Live
         || state.root.epoch == model.scenario.last_epoch
@@ -84,7 +85,8 @@ pub fn mark(model: &Protocol, state: &State, s: Session, rewrite: bool) -> Optio
     Some(next)
 }
 
-/// Rule 8b: by the root being swapped, the candidates that are still garbage become condemned in a new epoch.
+/// Rule 8b: the candidates that are still garbage by the root being replaced become condemned in a
+/// new epoch.
 pub fn condemn_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
     if state.root.epoch == model.scenario.last_epoch {
         return None;
@@ -121,7 +123,8 @@ pub fn condemn_cas(model: &Protocol, state: &State, s: Session) -> Option<State>
     Some(next)
 }
 
-/// Shrinks the candidates to what is garbage in this R too, and closes them again. Returns them and the rewritten packs that become live.
+/// Reduces the candidates to those that are garbage in this R too, and closes them again. Returns
+/// them and the rewritten packs that become live.
 fn settle(model: &Protocol, state: &State, s: Session) -> (PackSet, PackSet) {
     let process = &state.processes[s];
     let rewritten = process.uncommitted;
@@ -148,8 +151,9 @@ fn settle(model: &Protocol, state: &State, s: Session) -> (PackSet, PackSet) {
     close(model, state, candidates, rewritten, replaced)
 }
 
-/// Rule 8b: whatever an object in a pack that stays or becomes live refers to leaves the candidates. A rewritten pack becomes live if a candidate
-/// still needs replacing by it and all that it refers to is live.
+/// Rule 8b: packs that hold an object which an object in a remaining or new live pack refers to
+/// leave the candidates. A rewritten pack becomes live if it still replaces a candidate and all
+/// objects that it refers to are live.
 fn close(
     model: &Protocol,
     state: &State,
@@ -196,8 +200,9 @@ fn close(
     }
 }
 
-/// Rule 8c: may the epoch be deleted? Every session in R, live or ending, must have published a base that high. From here on DELETEs may
-/// arrive at any time, since a base never goes back in effect.
+/// Rule 8c: marks an epoch for deletion if every session in R, live or ending, has published a base
+/// that is at least as high. From here on DELETEs may arrive at any time, since a base never goes
+/// back in effect.
 pub fn decide(model: &Protocol, state: &State, epoch: u8) -> Option<State> {
     let condemned = state.root.condemned[usize::from(epoch)];
     if condemned.within(state.store.doomed) {
@@ -230,7 +235,8 @@ pub fn decide(model: &Protocol, state: &State, epoch: u8) -> Option<State> {
     Some(next)
 }
 
-/// Rule 8c: what a lock still protects moves to a newer epoch that every base has reached, too, once the rest of its own is gone.
+/// Rule 8c: packs that a lock still protects move to a newer epoch that every base has reached as
+/// well, once the other packs of their own epoch are gone.
 pub fn move_locked_cas(model: &Protocol, state: &State, from: u8, to: u8) -> Option<State> {
     let condemned = |epoch: u8| state.root.condemned[usize::from(epoch)];
     let may_be_deleted = |epoch| condemned(epoch).within(state.store.doomed);
@@ -267,7 +273,8 @@ pub fn forget_epoch_cas(model: &Protocol, state: &State, epoch: u8) -> Option<St
     Some(next)
 }
 
-/// A lock ends. Those of live packs are extended by their collector; whether one of them ends makes no difference before the pack is condemned.
+/// A lock ends. Collectors extend the locks of live packs; the end of such a lock makes no
+/// difference before the pack is condemned.
 pub fn lock_end(state: &State, p: Pack) -> Option<State> {
     if !state.root.all_condemned().has(p) {
         return None;
@@ -277,7 +284,7 @@ pub fn lock_end(state: &State, p: Pack) -> Option<State> {
     Some(next)
 }
 
-/// A DELETE arrives. The bucket refuses it as long as a lock stands.
+/// A DELETE arrives. The bucket refuses it while a lock protects the pack.
 pub fn delete_land(model: &Protocol, state: &State, p: Pack) -> Option<State> {
     if state.store.locked.has(p) {
         model.coverage.note(Event::LockHeld);

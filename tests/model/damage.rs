@@ -3,7 +3,7 @@
 use crate::protocol::{Event, Protocol};
 use crate::state::{Pack, PackSet, Session, Standing, State};
 
-/// A live pack is no longer what was stored. Nobody knows yet.
+/// Damages the bytes of a live pack. No process knows this yet.
 pub fn rot(state: &State, p: Pack) -> Option<State> {
     let mut next = *state;
     next.faults.rots = next.faults.rots.checked_sub(1)?;
@@ -11,7 +11,8 @@ pub fn rot(state: &State, p: Pack) -> Option<State> {
     Some(next)
 }
 
-/// Rule 11: somebody reads what is live, and puts what is damaged in quarantine. No epoch is raised by that: who does not know yet goes on.
+/// Rule 11: a session reads the live packs, and puts the damaged ones in quarantine. This raises no
+/// epoch: a process that does not know of the damage yet goes on.
 pub fn quarantine_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let found = state.store.rotten.common(state.root.live);
     if state.root.sessions[s].standing != Standing::Live || found.within(state.root.quarantine) {

@@ -6,8 +6,9 @@ use crate::state::{
     JOURNALS, Journal, JournalState, Objects, PackSet, Phase, Session, Standing, State,
 };
 
-/// The last operation that is reached from `covered` without a gap through those journals that `listed` names (bit n is journal n).
-/// Journals whose operations are covered already, or that carry none, neither help nor hinder.
+/// Returns the last operation that is reached from `covered` without a gap through the journals in
+/// `listed` (bit n is journal n). Journals whose operations are all covered, or that carry none,
+/// have no effect.
 pub fn contiguous(state: &State, s: Session, covered: u8, listed: u8) -> u8 {
     state.store.journals[s]
         .iter()
@@ -22,7 +23,7 @@ pub fn contiguous(state: &State, s: Session, covered: u8, listed: u8) -> u8 {
         })
 }
 
-/// The journals of `s` that are in the store, one bit per number.
+/// Returns the journals of `s` that are in the store, one bit per number.
 pub fn landed(state: &State, s: Session) -> u8 {
     let mut mask = 0;
     for (n, journal) in state.store.journals[s].iter().enumerate() {
@@ -33,7 +34,7 @@ pub fn landed(state: &State, s: Session) -> u8 {
     mask
 }
 
-/// The journals of `s` that a taker finds, one bit per number.
+/// Returns the journals of `s` that a new holder finds, one bit per number.
 pub fn there(state: &State, s: Session) -> u8 {
     landed(state, s) & !state.store.lost[s]
 }
@@ -46,7 +47,7 @@ pub fn carries(state: &State, s: Session, listed: u8, op: u8) -> bool {
         .any(|journal| (journal.first..=journal.last).contains(&op))
 }
 
-/// Whether one of the listed journals carries operations that `contiguous` does not reach, since
+/// Whether one of the listed journals carries operations that `contiguous` does not reach, because
 /// one before it is missing. Where journals are sent in turn, only a loss leaves such a gap.
 pub fn has_gap(state: &State, s: Session, covered: u8, listed: u8) -> bool {
     let reached = contiguous(state, s, covered, listed);
@@ -55,7 +56,7 @@ pub fn has_gap(state: &State, s: Session, covered: u8, listed: u8) -> bool {
         .any(|n| state.store.journals[s][n].last > reached)
 }
 
-/// All packs named in those journals.
+/// Returns all packs named in the listed journals.
 pub fn named(state: &State, s: Session, listed: u8) -> PackSet {
     (0..JOURNALS)
         .filter(|n| listed & 1 << n != 0)
@@ -64,8 +65,9 @@ pub fn named(state: &State, s: Session, listed: u8) -> PackSet {
         })
 }
 
-/// The packs in which operation `op` of `s` can be looked up by its journals that have got at least as far as `least`. A journal whose last
-/// operation lies below `op` does not count, since it is deleted once R covers that.
+/// Returns the packs in which operation `op` of `s` can be looked up by its journals whose state is
+/// at least `least`. A journal whose last operation is below `op` does not count, since it is
+/// deleted once R covers that.
 pub fn named_for(
     model: &Protocol,
     state: &State,
@@ -81,7 +83,8 @@ pub fn named_for(
         .fold(PackSet::EMPTY, |all, j| all.and(j.named))
 }
 
-/// Sends the next journal: with all operations whose packs are acknowledged, or, if there is none, with the packs that replace condemned ones.
+/// Sends the next journal. It carries all operations whose packs are acknowledged, or, if there is
+/// none, names the packs that replace condemned ones.
 pub fn put(model: &Protocol, state: &State, s: Session, late: bool) -> Option<State> {
     let process = &state.processes[s];
     let mut nameable = process.held;
@@ -102,8 +105,8 @@ pub fn put(model: &Protocol, state: &State, s: Session, late: bool) -> Option<St
     Some(next)
 }
 
-/// With `fsync=local`: the next journal is settled on the disk of its machine, where the packs lie
-/// that it names and that have no answer yet. That is enough to acknowledge it.
+/// With `fsync=local`: settles the next journal on the disk of its machine. The packs that it names
+/// and that have no answer yet are on that disk as well, which is enough to acknowledge it.
 pub fn keep(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let held = state.processes[s].held;
     let (mut next, last) = settle(model, state, s, held, JournalState::Kept)?;
@@ -112,7 +115,8 @@ pub fn keep(model: &Protocol, state: &State, s: Session) -> Option<State> {
     Some(next)
 }
 
-/// A kept journal is sent once the packs that it names are acknowledged, and after those before it.
+/// Sends a kept journal once the packs that it names are acknowledged, and after the journals
+/// before it.
 pub fn send_kept(model: &Protocol, state: &State, s: Session, n: usize) -> Option<State> {
     let journals = &state.store.journals[s];
     let waits = |j: &Journal| matches!(j.state, JournalState::Kept | JournalState::Flying);
@@ -129,8 +133,9 @@ pub fn send_kept(model: &Protocol, state: &State, s: Session, n: usize) -> Optio
     Some(next)
 }
 
-/// A taker on the machine of an ended session, whose process is dead, sends what its spool has: packs,
-/// then journals, under the names that they were settled under, which are still the session's own.
+/// A new holder on the machine of an ended session, whose process is dead, sends the contents of
+/// its spool: packs, then journals, under the names that they were settled under. These packs are
+/// still the session's own.
 pub fn replay_spool(model: &Protocol, state: &State, taker: Session, v: Session) -> Option<State> {
     let is_here = model.scenario.machines[taker] == model.scenario.machines[v];
     let is_new = state.processes[v].phase == Phase::Mounted;
@@ -140,7 +145,7 @@ pub fn replay_spool(model: &Protocol, state: &State, taker: Session, v: Session)
     let mut next = *state;
     // The lock of the spool shows that its owner is dead.
     next.processes[v].phase = Phase::Outside;
-    // A pack of which two PUTs are under way arrives once (see `main.rs`).
+    // A pack with two PUTs under way arrives once (see `main.rs`).
     let unresolved = state.processes[v].unresolved;
     next.store.stored = next.store.stored.and(unresolved);
     next.store.flying = next.store.flying.without(unresolved);
@@ -153,7 +158,7 @@ pub fn replay_spool(model: &Protocol, state: &State, taker: Session, v: Session)
     Some(next)
 }
 
-/// The next journal, which names nothing but `nameable` packs, and its last operation.
+/// Returns the next journal, which names only packs of `nameable`, and its last operation.
 fn settle(
     model: &Protocol,
     state: &State,
@@ -215,7 +220,7 @@ fn settle(
     Some((next, last))
 }
 
-/// A slow journal arrives, whatever has become of its sender.
+/// A slow journal arrives, even if its sender is gone.
 pub fn land(model: &Protocol, state: &State, s: Session, n: usize) -> Option<State> {
     if state.store.journals[s][n].state != JournalState::Flying {
         return None;
@@ -226,7 +231,8 @@ pub fn land(model: &Protocol, state: &State, s: Session, n: usize) -> Option<Sta
     Some(next)
 }
 
-/// Deletes a journal whose operations R covers; also what it names anew is needed only for operations up to its last.
+/// Deletes a journal whose operations R covers. The packs that it names again are needed only for
+/// operations up to its last.
 pub fn delete(model: &Protocol, state: &State, s: Session, n: usize) -> Option<State> {
     let journal = &state.store.journals[s][n];
     let covered = state.root.sessions[s].covered;
@@ -251,7 +257,8 @@ fn note_landing(model: &Protocol, state: &State, s: Session) {
     }
 }
 
-/// GET R, after the answers of the journals that count; acknowledges what they and R's covered operation reach without a gap.
+/// Reads R after the answers of the journals that count. Acknowledges the operations that these
+/// journals and R's covered operation reach without a gap.
 pub fn fsync_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let mine = model.holds(state, s);
     let mut counted = landed(state, s);
@@ -285,7 +292,8 @@ pub fn fsync_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
     (next != *state).then_some(next)
 }
 
-/// Only in the mutant that reads R beside the PUT: remembers that the volume was still mine when the journals so far had been sent.
+/// Only in the mutant that reads R at the same time as the PUT: remembers that the session still
+/// held the volume when the journals so far had been sent.
 pub fn early_get(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let sent = state.store.journals[s]
         .iter()

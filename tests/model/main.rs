@@ -1,46 +1,61 @@
-//! The protocol by which the bucket's state changes, as an executable model: one root replaced by compare-and-swap, sessions and epochs instead of
-//! locks and clocks, journals for fsync, takeover with fencing, collection beside writers.
+//! The protocol by which the state of the bucket changes, as an executable model. One root is
+//! replaced by compare-and-swap; sessions and epochs replace locks and clocks; journals serve
+//! fsync; a takeover fences the old holder; collection runs alongside writers.
 //!
-//! `README.md` beside this file says which fields the format must carry for the rules to hold, and where the model corrected the protocol's text.
+//! `README.md` in this directory says which fields the format must carry for the rules to hold, and
+//! where the model corrected the protocol's text.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `state` | what the world is: R, the store, what each process knows |
-//! | `world` | what a scenario fixes |
-//! | `protocol` | scenario + rules − left-out clauses as a `stateright::Model`; what was reached |
+//! | `state` | the world: R, the store, the knowledge of each process |
+//! | `world` | the parameters of a scenario |
+//! | `protocol` | scenario + rules − left-out clauses as a `stateright::Model`; events reached |
 //! | `steps` | the steps by name, and which may be possible |
 //! | `writer`, `journal`, `taker`, `collector`, `damage` | the rules |
 //! | `mutants` | the clauses that can be left out |
-//! | `properties` | what must hold in every state |
+//! | `properties` | the properties that must hold in every state |
 //! | `scenarios` | the bounded worlds |
 //!
-//! # What is in it
+//! # What the model covers
 //!
-//! Up to four processes, each with a session of its own: writers of one or two volumes, takers, takers of takers, one or two collectors. Objects are
-//! segments and the chunks that they refer to, in packs; volumes hold one file, and every operation overwrites it, so that garbage arises by itself and
-//! the order of operations matters. Pauses and crashes are processes that take no more steps, at any point. PUTs of packs, journals and
-//! heartbeats may be slow: they arrive at any later time, after their sender was fenced or is gone, out of order, or never. DELETEs are
-//! always like that. Commits may lose their answer, be applied or not, at once or later. The bucket may lock packs, and the locks end at any time. A pack may
-//! rot, be put in quarantine while others do not know of it, be stored again and collected, also while a volume is taken over.
-//! Packs are answered in any order, those of parents before those of children, or never: then their writer gives up on them and
-//! stores their contents again, and what it sent first may still arrive. The bucket may lose journals that were acknowledged.
-//! Journals may be settled and acknowledged on the disk of a machine before they are sent; a volume is then taken over on that
-//! machine, or on another one.
+//! Up to four processes, each with a session of its own: writers of one or two volumes, new
+//! holders, new holders that follow these, one or two collectors. Objects are segments and the
+//! chunks that they refer to, in packs. A volume holds one file, and every operation overwrites it,
+//! so that garbage arises by itself and the order of operations matters.
 //!
-//! # What is not
+//! A process that is paused or has crashed takes no more steps; this can happen at any point. PUTs
+//! of packs, journals and heartbeats may be slow: they arrive at any later time, after their sender
+//! was fenced or is gone, out of order, or never. DELETEs are always slow in this way. Commits may
+//! lose their answer, and be applied or not, at once or later.
 //!
-//! * Lost answers of the other CASes: not knowing that one was applied is the same as being paused after it, since the process must read R
-//!   before it can do anything else.
-//! * The same PUT arriving twice, the second time after the pack was deleted: no rule takes a pack's existence for a reason to use it.
-//! * A collector's own base: it rises at once, the most dangerous case.
-//! * Two-step reads (R, then heartbeats; R, then a listing of packs): bases only rise in effect, and a candidate is judged again by the R being swapped.
-//! * Damage to parts of a pack: a pack rots as a whole. That locks of live packs are extended: it delays deletion, nothing else.
-//! * Clones of a machine, readers, trash, partial deletes, list pagination, liveness, repacking of data packs.
+//! The bucket may lock packs, and the locks end at any time. A pack may be damaged, be put in
+//! quarantine while other processes do not know this, be stored again and collected, also while a
+//! volume is taken over. Packs are answered in any order, those of parents before those of
+//! children, or never. In the last case their writer gives up on them and stores their contents
+//! again, and the first PUT may still arrive. The bucket may lose journals that were acknowledged.
+//! Journals may be settled and acknowledged on the disk of a machine before they are sent; a volume
+//! is then taken over on that machine, or on another one.
+//!
+//! # What the model leaves out
+//!
+//! * Lost answers of the other CASes. A process that does not know whether its CAS was applied is
+//!   like one that is paused after it, since the process must read R before it can do anything
+//!   else.
+//! * The same PUT arriving twice, the second time after the pack was deleted: no rule uses a pack
+//!   because it exists.
+//! * A collector's own base: it rises at once, which is the most dangerous case.
+//! * Two-step reads (R, then heartbeats; R, then a listing of packs): bases only rise in effect,
+//!   and a candidate is checked again by the R being replaced.
+//! * Damage to parts of a pack: a pack is damaged as a whole.
+//! * The extension of the locks of live packs: it delays deletion, nothing else.
+//! * Clones of a machine, readers, trash, partial deletes, list pagination, liveness, repacking of
+//!   data packs.
 //!
 //! # Running
 //!
-//! `cargo test -p bkfs-tests --test model -- --nocapture` prints unique states and time per scenario, and each mutant's counterexample. `BKFS_TEST_FULL=1`, which
-//! the runner sets for `--full`, adds the large scenarios: some 100 million states, a quarter of an hour on two cores.
+//! `cargo test -p bkfs-tests --test model -- --nocapture` prints unique states and time per
+//! scenario, and the counterexample of each mutant. `BKFS_TEST_FULL=1`, which the runner sets for
+//! `--full`, adds the large scenarios: some 100 million states, a quarter of an hour on two cores.
 
 mod collector;
 mod damage;
@@ -65,7 +80,7 @@ use stateright::{Checker, HasDiscoveries, Model, Path};
 use steps::Step;
 use world::Scenario;
 
-/// A counterexample as text: the steps, then the state they lead to.
+/// Returns a counterexample as text: the steps, then the state that they lead to.
 fn tell(property: &str, path: Path<State, Step>) -> String {
     let mut text = format!("violated: {property}\n");
     let last = *path.last_state();
@@ -76,8 +91,9 @@ fn tell(property: &str, path: Path<State, Step>) -> String {
     text
 }
 
-/// Searches the whole of a scenario, with the given clauses left out, and asserts that nothing is violated; under all rules also that the
-/// search met what the scenario is for.
+/// Searches the whole of a scenario with the given clauses left out, and asserts that no property
+/// is violated. Under all rules, also asserts that the search met the events that the scenario is
+/// meant to reach.
 fn hold(scenario: Scenario, without: &'static [Mutant]) {
     let start = Instant::now();
     let model = Protocol::without(scenario, without);
@@ -102,7 +118,8 @@ fn hold(scenario: Scenario, without: &'static [Mutant]) {
     assert!(missed.is_empty(), "{}: never met {missed:?}", scenario.name);
 }
 
-/// Like [`hold`] for a large scenario: depth first, which needs less memory and tells longer stories.
+/// Like [`hold`] for a large scenario. Searches depth first, which needs less memory and gives
+/// longer counterexamples.
 fn hold_large(scenario: Scenario) {
     let start = Instant::now();
     let model = Protocol::without(scenario, &[]);
@@ -190,8 +207,10 @@ refuted! {
     delete_what_is_held: [DeleteWithoutWaiting], REUSE_ONLY, HELD_EXISTS;
     mark_from_older_root: [MarkFromOlderRoot], REUSE_ONLY, ROOT_INTACT;
 
-    rule_2_collectors_cas_without_live_session: [CasWithoutLiveSession], DEAD_COLLECTOR, ROOT_INTACT;
-    rule_2_writers_cas_without_live_session: [CasWithoutLiveSession, OwnByMemory], ARRIVAL, ROOT_INTACT;
+    rule_2_collectors_cas_without_live_session:
+        [CasWithoutLiveSession], DEAD_COLLECTOR, ROOT_INTACT;
+    rule_2_writers_cas_without_live_session:
+        [CasWithoutLiveSession, OwnByMemory], ARRIVAL, ROOT_INTACT;
     rule_2_floor_past_unresolved: [FloorPastUnresolved, OwnByMemory], FLOOR, LIVE_EXISTS;
     rule_2_floor_past_uncommitted: [FloorPastUncommitted, OwnByMemory], FLOOR, LIVE_EXISTS;
     rule_3_commit_checks_reachable_only: [CommitChecksReachableOnly], CLOSING, CLOSED;
@@ -229,7 +248,8 @@ refuted! {
     lock_trusted: [LockTrusted], LOCKED, JOURNAL_INTACT;
     rule_11_quarantined_chunk_matched: [QuarantinedChunkMatched], HEALING, HEALED;
     rule_11_segment_matched_first: [SegmentMatchedFirst], HEALING, HEALED;
-    rule_11_quarantined_place_taken: [QuarantinedPlaceTaken, DamagedPlaceStands], DAMAGED_STAYS, HEALED;
+    rule_11_quarantined_place_taken:
+        [QuarantinedPlaceTaken, DamagedPlaceStands], DAMAGED_STAYS, HEALED;
     rule_11_leans_on_any_copy: [LeansOnAnyCopy], DAMAGED_STAYS, HEALED;
     rule_11_first_copy_kept: [FirstCopyKept], HEALING, HEALED;
 
@@ -302,7 +322,7 @@ fn two_collectors_hold() {
     hold(scenarios::TWO_COLLECTORS, &[]);
 }
 
-/// The worlds made for mutants are right under all rules.
+/// The worlds made for mutants satisfy all properties under all rules.
 #[test]
 fn small_scenarios_hold() {
     for &scenario in scenarios::SMALL {
@@ -310,15 +330,17 @@ fn small_scenarios_hold() {
     }
 }
 
-/// “Oldest session first” follows from the other two clauses of rule 7: as long as a taker accepts nothing before it has replayed and the replayed
-/// leave R in the same CAS, at most one ending session of a volume has anything to replay.
+/// “Oldest session first” follows from the other two clauses of rule 7. If a new holder accepts
+/// nothing before it has replayed, and the replayed sessions leave R in the same CAS, then at most
+/// one ending session of a volume has anything to replay.
 #[test]
 fn order_of_replay_is_implied() {
     hold(scenarios::TAKEOVER, &[ReplayNewestFirst]);
 }
 
-/// What a floor passes is not lost if “own” means at or above the floor in the R just read: then the pack is uploaded again. The clause saves the
-/// upload, and saves whoever goes by memory.
+/// A pack that a floor passes is not lost if “own” means at or above the floor in the R just read:
+/// the pack is then uploaded again. The clause saves the upload, and protects a session that judges
+/// by its memory.
 #[test]
 fn floors_are_implied_by_reading_them() {
     hold(scenarios::FLOOR, &[FloorPastUnresolved]);

@@ -1,27 +1,31 @@
 //! The clauses of the protocol that can be switched off, one at a time.
 //!
-//! A mutant is the protocol without one clause. The checker must find a counterexample for each, else either the clause is superfluous or
-//! the model does not see what it is for.
+//! A mutant is the protocol without one clause. The checker must find a counterexample for each
+//! mutant. If it does not, either the clause is superfluous or the model does not cover the
+//! clause's purpose.
 
-/// A clause left out. The comment gives the rule of the protocol and what is done instead.
+/// A clause that is left out. The comment gives the rule of the protocol and the behaviour without
+/// the clause.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mutant {
-    // Named by the issue.
-    /// Rule 5: a commit is applied on whatever R there is, on the word of the R read before.
+    // Clauses at the core of the protocol.
+    /// Rule 5: a commit is applied to the present R, although it was checked by an R that was read
+    /// before.
     CommitWithoutRereading,
     /// Rule 6: fsync returns once its journal PUT is answered, without a GET of R.
     FsyncWithoutRereading,
-    /// Rule 8c: condemned packs are deleted without waiting for anybody's base.
+    /// Rule 8c: condemned packs are deleted without waiting for the bases of the sessions.
     DeleteWithoutWaiting,
-    /// Rule 7: the taking CAS removes the victim's session, before its journal is committed.
+    /// Rule 7: the taking CAS removes the old holder's session before its journal is committed.
     EndBeforeJournalCommitted,
-    /// Rules 3, 4: who reuses a segment holds a reference to it only, and takes its chunks for granted.
+    /// Rules 3, 4: a session that reuses a segment holds a reference to the segment only, and
+    /// assumes that its chunks exist.
     ReusedSegmentAsProof,
-    /// Rule 8b: candidates marked from an older root are condemned in the root being swapped.
+    /// Rule 8b: candidates marked from an older root are condemned in the root being replaced.
     MarkFromOlderRoot,
 
     // The clauses marked ‡, in the order of the text.
-    /// Rule 2: a CAS does not look whether its own session is live in R.
+    /// Rule 2: a CAS does not check that its own session is live in R.
     CasWithoutLiveSession,
     /// Rule 2: a commit's floor passes a pack whose PUT is unresolved.
     FloorPastUnresolved,
@@ -33,41 +37,49 @@ pub enum Mutant {
     RewrittenPacksUnchecked,
     /// Rule 4: a session goes on with an index older than the R that registered it.
     IndexOlderThanRegistration,
-    /// Rule 4: the first base is the epoch at the time of the first heartbeat, not that of the R that registered the session.
+    /// Rule 4: the first base is the epoch at the time of the first heartbeat, not that of the R
+    /// that registered the session.
     FirstBaseOfLaterRoot,
-    /// Rule 4: a higher base is published without a GET of R that shows the volume still mine.
+    /// Rule 4: a higher base is published without a GET of R that shows that the session still
+    /// holds the volume.
     BaseWithoutRereading,
     /// Rule 4: a base binds only once its PUT is answered.
     BaseBindsWhenAnswered,
-    /// Rule 5: R does not hold the last covered operation, so that a taker replays whatever journals it finds.
+    /// Rule 5: R does not hold the last covered operation, so that a new holder replays all
+    /// journals that it finds.
     CoveredNotInRoot,
     /// Rule 6: journal n is acknowledged although one before it is not.
     AcknowledgedWithGap,
-    /// Rule 6: the GET of R is sent beside the PUT instead of after its answer.
+    /// Rule 6: the GET of R is sent at the same time as the PUT instead of after its answer.
     GetBeforeAnswer,
     /// Rule 7: journals are replayed newest session first.
     ReplayNewestFirst,
     /// Rule 7: the commit that replays a session leaves it in R; a later CAS removes it.
     RemoveInLaterCas,
-    /// Rule 7: a taker accepts and commits operations before it has replayed.
+    /// Rule 7: a new holder accepts and commits operations before it has replayed.
     TakerAcceptsEarly,
     /// Rule 8b: after the candidates shrank they are not closed again.
     NotClosedAgain,
 
-    // Clauses without a mark, or that this model added, to see that the model reaches them.
-    /// Rule 2: a session takes for its own what it remembers to have uploaded, not what is at or above its floor in the R just read.
+    // Clauses without a mark, or clauses that this model added. Their mutants show that the model
+    // covers them.
+    /// Rule 2: a session takes for its own the packs that it remembers to have uploaded, not those
+    /// at or above its floor in the R just read.
     OwnByMemory,
-    /// Rule 1: what has not been acknowledged is named.
+    /// Rule 1: an object is named that has not been acknowledged.
     UnacknowledgedNamed,
     /// Rule 4: an absent heartbeat does not block deletion.
     AbsentHeartbeatIgnored,
-    /// Rule 4, read literally: only *acknowledged* journals count when a base is raised, not those whose PUT is unresolved.
+    /// Rule 4, read literally: only *acknowledged* journals count when a base is raised, not those
+    /// whose PUT is unresolved.
     UnresolvedJournalIgnored,
-    /// Rule 4: when a base is raised, a reference that has a good place keeps its condemned place beside it.
+    /// Rule 4: when a base is raised, a reference that has a good place keeps its condemned place
+    /// as well.
     StalePlaceKept,
     /// Rule 4: the higher base is published before the replacement journal is in the store.
     BaseBeforeReplacement,
-    /// Rule 4: names in a journal that R covers, and that may be deleted for that, are taken to serve later operations too.
+    /// Rule 4: names in a journal that R covers, and that may therefore be deleted, are taken to
+    /// serve later operations too.
     CoveredJournalTrusted,
     /// Rule 6: a journal names the packs of the segments only.
     NamesNotTransitive,
@@ -77,59 +89,68 @@ pub enum Mutant {
     OwnPacksCollected,
     /// Rule 8c: only live sessions hold back deletion, ending ones do not.
     EndingSessionsIgnored,
-    /// Rule 8a: a metadata pack with an unreachable object stays live, and only what its reachable objects refer to stays with it.
+    /// Rule 8a: a metadata pack with an unreachable object stays live, and only the objects that
+    /// its reachable objects refer to stay with it.
     MixedPackLeftOpen,
     /// Rule 8: candidates are deleted as soon as they are marked, before a root has condemned them.
     SweepBeforeSwap,
-    /// Objects: packs are named by what they hold, so that who stores the same again brings a name back.
+    /// Objects: a pack is named by its contents, so that a session that stores the same contents
+    /// again uses a name again.
     NamesOfContents,
-    /// Objects: R has no generation and no nonce, so that it may come to have the bytes, and the ETag, that it had before.
+    /// Objects: R has no generation and no nonce, so that it can get the same bytes, and the same
+    /// ETag, as an earlier R.
     UnchangedEtagTrusted,
-    /// Rule 8c: an epoch is forgotten once it may be deleted, although a pack of it still exists (a lock protects it).
+    /// Rule 8c: an epoch is forgotten once it may be deleted, although one of its packs still
+    /// exists (a lock protects it).
     LockedPackForgotten,
     /// Rule 8c: a locked pack moves to another epoch before every base has reached its own.
     LockedPackMovedEarly,
     /// Rule 4: a reference to a condemned pack is taken to stand while a lock protects the pack.
     LockTrusted,
-    /// Rule 11: what is to be stored is matched with damaged chunks.
+    /// Rule 11: new data is matched with damaged chunks.
     QuarantinedChunkMatched,
-    /// Rule 11: a segment is matched without a look at the chunks that it refers to.
+    /// Rule 11: a segment is matched without a check of the chunks that it refers to.
     SegmentMatchedFirst,
-    /// Rules 4, 11: what was condemned is found again in a damaged pack.
+    /// Rules 4, 11: a condemned object is found again in a damaged pack.
     QuarantinedPlaceTaken,
-    /// Rules 3, 11: a commit asks whether what it refers to is live somewhere, not whether the packs that it leans on are.
+    /// Rules 3, 11: a commit checks whether the objects that it refers to are live somewhere, not
+    /// whether the packs that it relies on are live.
     LeansOnAnyCopy,
-    /// Rules 8a, 11: of several copies the first is kept, whatever is known of it.
+    /// Rules 8a, 11: of several copies the first is kept, even if it is known to be damaged.
     FirstCopyKept,
-    /// Rule 6: a journal names a pack whose segments refer to chunks in a pack that has no answer yet.
+    /// Rule 6: a journal names a pack whose segments refer to chunks in a pack that has no answer
+    /// yet.
     ParentNamedAlone,
     /// Rule 1: a pack that its writer has given up on is named like an acknowledged one.
     FailedPackNamed,
-    /// Rules 4, 5, 11: a base is raised, or a commit made, on the word of a damaged place while a
-    /// whole one goes.
+    /// Rules 4, 5, 11: a damaged place is enough to raise a base or to make a commit, while a whole
+    /// place is about to be deleted.
     DamagedPlaceStands,
-    /// Rules 7, 11: a taker is content with a damaged copy where a journal names a whole one.
+    /// Rules 7, 11: a new holder accepts a damaged copy where a journal names a whole one.
     TakerLeansOnDamaged,
-    /// Rule 7: a taker carries out journals behind one that is missing.
+    /// Rule 7: a new holder carries out journals behind one that is missing.
     GapPassedOver,
-    /// Rule 7: a taker takes a journal that is missing between others for the end of the journals.
+    /// Rule 7: a new holder takes a journal that is missing between others for the end of the
+    /// journals.
     GapTakenForEnd,
-    /// Rule 6: a journal is sent before the one before it is answered, although a taker takes a gap
-    /// for a loss.
+    /// Rule 6: a journal is sent before the one before it is answered, although a new holder takes
+    /// a gap for a loss.
     SentOutOfTurn,
-    /// Rule 7: a session leaves R without a word of its spool.
+    /// Rule 7: a session leaves R and its spool is not recorded.
     GroundNotLeft,
-    /// Rules 7, 8c: a ground keeps the tree that a spool follows, and not what the spool refers to.
+    /// Rules 7, 8c: a ground keeps the tree that a spool follows, but not the objects that the
+    /// spool refers to.
     GroundWithoutBase,
-    /// Rule 7: a taker does not look at the spools of its own machine.
+    /// Rule 7: a new holder does not read the spools of its own machine.
     SpoolIgnored,
     /// Rule 4: a journal on the disk of its machine does not count when a base is raised.
     KeptJournalIgnored,
-    /// Rule 7: a machine does not compare what it finds with what it has acknowledged.
+    /// Rule 7: a machine does not compare the journals that it finds with those that it has
+    /// acknowledged.
     MemoryIgnored,
 }
 
-/// All mutants, for a test that none was forgotten.
+/// All mutants, for a test that each one is refuted.
 pub const ALL: &[Mutant] = &[
     Mutant::CommitWithoutRereading,
     Mutant::FsyncWithoutRereading,

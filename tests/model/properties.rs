@@ -1,4 +1,4 @@
-//! What must hold in every state.
+//! The properties that must hold in every state.
 
 use stateright::Property;
 
@@ -10,46 +10,48 @@ use crate::state::{
 };
 use crate::taker;
 
-/// What fsync or a commit acknowledged is in R's tree or in a journal that a taker would replay; nothing is applied twice or out of order.
+/// An operation that fsync or a commit acknowledged is in the tree in R or in a journal that a new
+/// holder would replay. No operation is applied twice or out of order.
 pub const ACKNOWLEDGED_KEPT: &str = "acknowledged operations are kept, once and in order";
-/// Everything that R reaches lies in live packs that exist.
+/// All objects that R reaches are in live packs that exist.
 pub const ROOT_INTACT: &str = "R reaches only live packs that exist";
 /// Every pack in R's table of live packs exists.
 pub const LIVE_EXISTS: &str = "every live pack exists";
-/// What was condemned never becomes live again.
+/// A condemned pack never becomes live again.
 pub const NEVER_REVIVED: &str = "no condemned pack is live";
-/// What any object in a live pack refers to lies in live packs.
+/// All objects that an object in a live pack refers to are in live packs.
 pub const CLOSED: &str = "the live set is closed";
-/// What an uncovered journal of a session in R refers to exists, and can be found.
+/// The objects that an uncovered journal of a session in R refers to exist, and can be found.
 pub const JOURNAL_INTACT: &str = "whatever an uncovered journal refers to exists";
-/// The packs that the journals name are enough to find it.
+/// The packs that the journals name are enough to find these objects.
 pub const JOURNAL_NAMES_SUFFICE: &str = "the packs named by journals hold all they refer to";
-/// What a taker has listed can be replayed.
+/// All journals that a new holder has listed can be replayed.
 pub const LISTING_INTACT: &str = "whatever a taker listed can be replayed";
-/// Nothing is acknowledged on the word of an R that names another holder.
+/// No operation is acknowledged on the evidence of an R that names another holder.
 pub const FENCED_SILENT: &str = "a fenced writer acknowledges nothing";
-/// What a mounted writer refers to exists until it is committed.
+/// The objects that a mounted writer refers to exist until they are committed.
 pub const HELD_EXISTS: &str = "whatever a mounted writer holds exists";
 
-/// What a writer was free to take for failed is never made after all.
+/// A commit that its writer had reason to take for failed is never made later.
 pub const FAILED_STAYS_FAILED: &str = "a commit that has failed is never made";
-/// What may be deleted is named by R as condemned until it is gone.
+/// Packs that may be deleted are named by R as condemned until they are gone.
 pub const FORGOTTEN_GONE: &str = "what R has forgotten is gone";
-/// What was written by somebody who knew of all damage can be read, damage or not.
+/// Data that was written by a writer that knew of all damage can be read, despite the damage.
 pub const HEALED: &str = "what is stored again is whole";
 
-/// A bucket that loses journals is found out by who can see it.
+/// A new holder that can see the loss of a journal reports it.
 pub const LOSS_TOLD: &str = "no visible loss of a journal is passed over in silence";
 
-/// Nothing that a crash or a slow store leaves is taken for a loss.
+/// No effect of a crash or a slow store is taken for a loss.
 pub const HONEST_BELIEVED: &str = "a bucket that lost nothing is never accused";
 
-/// What the disk of a machine acknowledged is in R, or can be brought back from its spool.
+/// An operation that the disk of a machine acknowledged is in R, or can be recovered from its
+/// spool.
 pub const SPOOL_RECOVERABLE: &str = "what a spool alone acknowledged can be brought back";
-/// A takeover on the machine of the session leaves nothing behind in its spool.
+/// A takeover on the machine of the session leaves no operation behind in its spool.
 pub const SPOOL_REPLAYED: &str = "what the disk acknowledged is kept on its machine";
 
-/// All properties.
+/// Returns all properties.
 pub fn all() -> Vec<Property<Protocol>> {
     vec![
         Property::always(ACKNOWLEDGED_KEPT, acknowledged_kept),
@@ -87,7 +89,8 @@ pub fn all() -> Vec<Property<Protocol>> {
     ]
 }
 
-/// The tree of the volume after a takeover right now: R's, then the ending sessions oldest first, then the holder.
+/// Returns the log of the volume after a takeover right now: R's operations, then those of the
+/// ending sessions, oldest first, then those of the holder.
 fn recovered(model: &Protocol, state: &State, volume: usize) -> Log {
     let mut log = state.root.volumes[volume].log;
     let mut order = model.ending(state, volume);
@@ -136,7 +139,7 @@ fn closed(_: &Protocol, state: &State) -> bool {
     there.references().without(there).is_empty()
 }
 
-/// What operations `first..=last` refer to, whatever a mutant thinks of it.
+/// Returns the objects that operations `first..=last` refer to, regardless of mutants.
 fn content_of(state: &State, s: Session, first: u8, last: u8) -> Objects {
     (first..=last).fold(Objects::default(), |all, n| {
         all.and(Objects::content(
@@ -145,7 +148,8 @@ fn content_of(state: &State, s: Session, first: u8, last: u8) -> Objects {
     })
 }
 
-/// The packs in which references can be looked up: the index lists live packs, and condemned ones until they are deleted.
+/// Returns the packs in which references can be looked up: the index lists live packs, and
+/// condemned ones until they are deleted.
 fn indexed(state: &State) -> PackSet {
     state.root.live.and(state.root.all_condemned())
 }
@@ -188,7 +192,7 @@ fn listing_intact(model: &Protocol, state: &State) -> bool {
         })
 }
 
-/// The packs that journals of `s` name, those in its spool included.
+/// Returns the packs that journals of `s` name, those in its spool included.
 fn named_in_spool(state: &State, s: Session) -> PackSet {
     let there = |j: &&Journal| matches!(j.state, JournalState::Kept | JournalState::Landed);
     let journals = state.store.journals[s].iter().filter(there);
@@ -251,8 +255,8 @@ fn held_exists(model: &Protocol, state: &State) -> bool {
         })
 }
 
-/// What was accepted when all damage was known can be read: while its writer holds it, while a
-/// journal carries it, and as long as a tree shows it.
+/// Operations that were accepted when all damage was known can be read: while their writer holds
+/// them, while a journal carries them, and as long as a tree shows them.
 fn healed(model: &Protocol, state: &State) -> bool {
     (0..SESSIONS)
         .filter(|&s| state.processes[s].healing != 0)

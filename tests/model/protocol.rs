@@ -1,4 +1,5 @@
-//! The protocol as a transition system: [`Protocol`] joins a scenario, possibly a mutant, and the record of what was reached.
+//! The protocol as a transition system. [`Protocol`] joins a scenario, the clauses that are left
+//! out, and the record of the events that were reached.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +12,8 @@ use crate::state::{Content, Log, NONE, Objects, PackSet, Phase, Session, Standin
 use crate::steps::{self, Step};
 use crate::world::Scenario;
 
-/// Something that a run of the right protocol must have reached somewhere, else it proves little. Recorded beside the search rather than in
-/// the state, where it would multiply the number of states.
+/// An event that a search of the right protocol must reach somewhere, or else the search proves
+/// little. It is recorded outside of the state, in which it would multiply the number of states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Event {
@@ -20,19 +21,19 @@ pub enum Event {
     Committed,
     /// A commit whose answer was lost was applied and later recognised.
     LostCommitRecognised,
-    /// A commit left out an own pack because something that it refers to was condemned.
+    /// A commit left out an own pack because an object that it refers to was condemned.
     FailingPackLeftOut,
     /// fsync was acknowledged by a journal.
     FsyncAcknowledged,
     /// A writer learnt from its GET that it is fenced, with its journal in the store.
     FsyncRefused,
-    /// A taker replayed at least one operation.
+    /// A new holder replayed at least one operation.
     Replayed,
-    /// A taker replayed from journals of a session other than the last holder.
+    /// A new holder replayed journals of a session other than the last holder.
     ReplayedOlderSession,
-    /// A taker had to copy what a journal refers to out of condemned packs.
+    /// A new holder had to copy objects that a journal refers to out of condemned packs.
     ReplayCopied,
-    /// A journal arrived after a taker had listed.
+    /// A journal arrived after a new holder had listed.
     JournalLandedAfterListing,
     /// A writer copied condemned objects into an own pack.
     CopiedCondemned,
@@ -50,9 +51,9 @@ pub enum Event {
     ReusedCondemned,
     /// Packs were condemned.
     Condemned,
-    /// Candidates left because R had changed since they were marked.
+    /// Candidates were dropped because R had changed since they were marked.
     Shrunk,
-    /// Candidates left because a live pack refers to them.
+    /// Candidates were dropped because a live pack refers to them.
     ClosedAgain,
     /// A metadata pack was rewritten.
     Rewritten,
@@ -74,67 +75,68 @@ pub enum Event {
     JournalDeleted,
     /// A pack that could be deleted was locked.
     LockHeld,
-    /// What a lock protected moved to a newer epoch.
+    /// A locked pack moved to a newer epoch.
     LockedMoved,
     /// Damage was put in quarantine.
     Quarantined,
-    /// An operation was accepted by who knew of all damage.
+    /// An operation was accepted by a writer that knew of all damage.
     AcceptedHealing,
-    /// A damaged pack was condemned because what is needed of it has been stored again.
+    /// A damaged pack was condemned because its needed objects had been stored again.
     DamagedCondemned,
     /// A writer gave up on a pack, and stored its contents again.
     StoredAgain,
     /// The bucket lost a journal.
     JournalLost,
-    /// A taker went on without a journal, as its user had said.
+    /// A new holder went on without a journal, because its user had said so.
     LossAccepted,
-    /// A taker copied what was live in a damaged pack alone from a whole one.
+    /// A new holder copied objects from a whole pack that were live in a damaged pack only.
     ReplayHealed,
     /// The disk of a machine acknowledged an operation.
     KeptAcknowledged,
-    /// A taker sent what a spool of its machine had.
+    /// A new holder sent the contents of a spool of its machine.
     SpoolReplayed,
     /// A session left R while its spool held more.
     GroundLeft,
     /// Deletion of an epoch waited for a ground.
     GroundHeldBack,
-    /// What a spool held was brought back as a snapshot.
+    /// The contents of a spool became a snapshot.
     GroundClaimed,
 }
 
-/// Which events a search met.
+/// The events that a search has met.
 #[derive(Clone, Default)]
 pub struct Coverage(Arc<AtomicU64>);
 
 impl Coverage {
-    /// Notes that an event was met.
+    /// Records that an event was met.
     pub fn note(&self, event: Event) {
         let bit = 1 << event as u8;
         if self.0.load(Ordering::Relaxed) & bit == 0 {
             self.0.fetch_or(bit, Ordering::Relaxed);
         }
     }
-    /// Whether it was.
+    /// Whether the event was met.
     pub fn has(&self, event: Event) -> bool {
         self.0.load(Ordering::Relaxed) & (1 << event as u8) != 0
     }
 }
 
-/// A scenario under the rules, or under all rules but one clause.
+/// A scenario under the rules, or under all rules except some clauses.
 #[derive(Clone)]
 pub struct Protocol {
     /// The bounded world.
     pub scenario: Scenario,
     /// The clauses left out.
     pub mutants: &'static [Mutant],
-    /// If set, the only property that is looked at: a mutant stops at its first counterexample.
+    /// If set, the only property that is checked: the search for a mutant stops at its first
+    /// counterexample.
     pub only: Option<&'static str>,
-    /// What was reached.
+    /// The events that were reached.
     pub coverage: Coverage,
 }
 
 impl Protocol {
-    /// The right protocol.
+    /// Returns the right protocol.
     pub fn new(scenario: Scenario) -> Self {
         Self {
             scenario,
@@ -144,7 +146,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol without some clauses.
+    /// Returns the protocol without some clauses.
     pub fn without(scenario: Scenario, mutants: &'static [Mutant]) -> Self {
         Self {
             mutants,
@@ -165,7 +167,8 @@ impl Protocol {
             && state.root.sessions[s].standing == Standing::Live
     }
 
-    /// Whether `s` may replace R as the holder of its volume: rule 2 asks for the session to be live on top of rule 5.
+    /// Whether `s` may replace R as the holder of its volume. In addition to rule 5, rule 2
+    /// requires the session to be live.
     pub fn may_replace(&self, state: &State, s: Session) -> bool {
         let holder = self
             .scenario
@@ -174,9 +177,10 @@ impl Protocol {
         self.holds(state, s) || (holder && self.lacks(Mutant::CasWithoutLiveSession))
     }
 
-    /// The packs that `s` takes for its own. Rule 2 means those at or above the floor in the R just read.
+    /// Returns the packs that `s` takes for its own. By rule 2 these are the packs at or above the
+    /// floor in the R just read.
     pub fn own(&self, state: &State, s: Session) -> PackSet {
-        // A name that says what a pack holds does not say whose it is.
+        // If a name states the contents of a pack, it does not tell the owner.
         if self.lacks(Mutant::OwnByMemory) || self.lacks(Mutant::NamesOfContents) {
             state.processes[s]
                 .uncommitted
@@ -186,7 +190,7 @@ impl Protocol {
         }
     }
 
-    /// The packs that a reference of `s` may name when its base rises (rule 4).
+    /// Returns the packs that a reference of `s` may name when its base rises (rule 4).
     pub fn good(&self, state: &State, s: Session) -> PackSet {
         let good = state.root.live.and(self.own(state, s));
         match self.lacks(Mutant::LockTrusted) {
@@ -195,7 +199,8 @@ impl Protocol {
         }
     }
 
-    /// What a session that refers to content `k` must keep from being deleted.
+    /// Returns the objects that a session with a reference to content `k` must keep from being
+    /// deleted.
     pub fn needed(&self, k: Content) -> Objects {
         if self.lacks(Mutant::ReusedSegmentAsProof) {
             Objects::segment(k)
@@ -204,14 +209,15 @@ impl Protocol {
         }
     }
 
-    /// What operations `first..=last` of session `s` refer to.
+    /// Returns the objects that operations `first..=last` of session `s` refer to.
     pub fn needed_by(&self, state: &State, s: Session, first: u8, last: u8) -> Objects {
         (first..=last).fold(Objects::default(), |all, n| {
             all.and(self.needed(state.processes[s].operations[usize::from(n) - 1]))
         })
     }
 
-    /// What a volume's tree reaches after these operations: for each file the content written last, or the one there from the start.
+    /// Returns the objects that a volume's tree reaches after these operations: for each file the
+    /// content written last, or else the content from the start.
     pub fn tree(&self, state: &State, volume: usize, log: Log) -> Objects {
         let files = self.scenario.files;
         let mut reached = Objects::default();
@@ -232,7 +238,8 @@ impl Protocol {
         reached
     }
 
-    /// The operations of a log that its tree shows: for each file the one that wrote it last.
+    /// Returns the operations of a log whose content is in its tree: for each file the one that
+    /// wrote it last.
     pub fn shown<'a>(
         &'a self,
         state: &'a State,
@@ -248,7 +255,7 @@ impl Protocol {
         })
     }
 
-    /// Everything that the trees of R reach.
+    /// Returns all objects that the trees and grounds of R reach.
     pub fn reachable(&self, state: &State) -> Objects {
         let volumes = state.root.volumes.iter().enumerate();
         let trees = volumes.fold(Objects::default(), |all, (v, volume)| {
@@ -258,7 +265,7 @@ impl Protocol {
         grounds.fold(trees, |all, ground| all.and(ground.tree))
     }
 
-    /// The sessions of the volume that are ending, oldest first.
+    /// Returns the ending sessions of the volume, oldest first.
     pub fn ending(&self, state: &State, volume: usize) -> Vec<Session> {
         let mut ending: Vec<Session> = (0..state.root.sessions.len())
             .filter(|&s| {
@@ -270,8 +277,11 @@ impl Protocol {
         ending
     }
 
-    /// Called by every step that replaces R: whatever CAS was prepared from the old R can no longer be applied. `by` is the session whose
-    /// own CAS it was. Then forgets what no rule can read any more, so that equal situations are equal states.
+    /// Drops every CAS that was prepared from the old R, since it can no longer be applied. Every
+    /// step that replaces R calls this. `by` is the session whose own CAS it was.
+    ///
+    /// Then forgets the state that no rule can read any more, so that equal situations are equal
+    /// states.
     pub fn root_replaced(&self, state: &mut State, by: Option<Session>) {
         for (s, process) in state.processes.iter_mut().enumerate() {
             let Some(pending) = &mut process.pending else {
@@ -303,7 +313,8 @@ impl Protocol {
         }
     }
 
-    /// A writer that is no longer in R can change nothing but objects under its own names, which no rule reads once its session is gone.
+    /// Forgets a writer that is no longer in R. It can change only objects under its own names,
+    /// which no rule reads once its session is gone.
     fn forget(state: &mut State, s: Session) {
         let covered = state.root.sessions[s].covered;
         let process = &mut state.processes[s];
@@ -313,7 +324,7 @@ impl Protocol {
         process.phase = Phase::Outside;
         process.index = PackSet::EMPTY;
         process.quarantine = PackSet::EMPTY;
-        // Of what R covers it is still to be seen whether it stays whole.
+        // The properties still check whether the operations that R covers stay whole.
         process.healing &= (1 << covered) - 1;
         process.bound = 0;
         process.held = PackSet::EMPTY;

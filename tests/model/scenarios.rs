@@ -1,7 +1,9 @@
 //! The bounded worlds.
 //!
-//! The first group is searched exhaustively under all rules in every run, the second (larger) one when `BKFS_TEST_FULL=1`. The third holds small
-//! worlds made for one mutant or two; they are searched under all rules too, so that a counterexample there is the mutant's doing.
+//! Every run searches the first group exhaustively under all rules. With `BKFS_TEST_FULL=1` it also
+//! searches the second, larger group. The third group holds small worlds, each made for one or two
+//! mutants. They are searched under all rules too, so that a counterexample there comes from the
+//! mutant.
 
 use crate::protocol::Event;
 use crate::state::{Faults, NONE, Objects};
@@ -44,7 +46,7 @@ const fn faults(packs: u8, journals: u8, heartbeats: u8, commits: u8) -> Faults 
     }
 }
 
-/// One pack rots.
+/// One pack is damaged.
 const ROT: Faults = Faults {
     rots: 1,
     ..faults(0, 0, 0, 0)
@@ -58,7 +60,7 @@ const M0_M1: Objects = Objects::segment(0).and(Objects::segment(1));
 /// Segment and chunk of content 0 in packs of their own, as metadata and data packs are.
 const ONE_CONTENT: [Objects; 4] = [M0, C0, NOTHING, NOTHING];
 
-/// Takeovers without collection: a writer, a taker, and a taker of the taker.
+/// Takeovers without collection: a writer, a new holder, and a new holder that follows it.
 pub const TAKEOVER: Scenario = Scenario {
     name: "takeover",
     roles: [
@@ -84,7 +86,7 @@ pub const TAKEOVER: Scenario = Scenario {
     ..QUIET
 };
 
-/// A writer reuses garbage while it is collected; everything that can be slow is slow once.
+/// A writer reuses garbage while it is collected; every request that can be slow is slow once.
 pub const REUSE: Scenario = Scenario {
     name: "reuse",
     roles: [
@@ -144,7 +146,7 @@ pub const REUSE_TAKEN: Scenario = Scenario {
     ..QUIET
 };
 
-/// Writers of two volumes who reuse each other's content, and a collector.
+/// Writers of two volumes that reuse each other's content, and a collector.
 pub const TWO_VOLUMES: Scenario = Scenario {
     name: "two volumes",
     roles: [
@@ -169,7 +171,8 @@ pub const TWO_VOLUMES: Scenario = Scenario {
     ..QUIET
 };
 
-/// Two collectors, either of which may be ended by mistake; mixed packs are rewritten while a writer drops what was in them.
+/// Two collectors, each of which may be ended by mistake. One rewrites mixed packs while a writer
+/// drops objects in them.
 pub const TWO_COLLECTORS: Scenario = Scenario {
     name: "two collectors",
     roles: [
@@ -201,7 +204,8 @@ pub const TWO_COLLECTORS: Scenario = Scenario {
     ..QUIET
 };
 
-/// Two files, so that a tree reaches several packs, and a pack shared by two operations of which one is committed first.
+/// Two files, so that a tree reaches several packs. Two operations share a pack, and one is
+/// committed first.
 pub const SHARED_PACK: Scenario = Scenario {
     name: "shared pack",
     roles: [
@@ -268,7 +272,7 @@ pub const TAKEOVER_LONG: Scenario = Scenario {
     ..TAKEOVER
 };
 
-/// A taker beside a collector, with every kind of fault.
+/// A new holder alongside a collector, with every kind of fault.
 pub const REUSE_TAKEN_FAULTS: Scenario = Scenario {
     name: "reuse, taken over, all faults",
     roles: [
@@ -282,7 +286,7 @@ pub const REUSE_TAKEN_FAULTS: Scenario = Scenario {
     ..REUSE_TAKEN
 };
 
-/// Two writers, a taker and a collector.
+/// Two writers, a new holder and a collector.
 pub const TWO_WRITERS_TAKEN: Scenario = Scenario {
     name: "two writers, one taken over",
     roles: [
@@ -296,7 +300,7 @@ pub const TWO_WRITERS_TAKEN: Scenario = Scenario {
     ..REUSE_TAKEN
 };
 
-/// A taker of the taker, beside a collector.
+/// Two takeovers in turn, alongside a collector.
 pub const REUSE_TAKEN_TWICE: Scenario = Scenario {
     name: "reuse, taken over twice",
     roles: [
@@ -407,7 +411,7 @@ pub const LEFT_OUT: Scenario = Scenario {
     ..QUIET
 };
 
-/// A new segment on its way beside a reused one of the same content.
+/// A new segment under way, and a reused one of the same content.
 pub const STALE_PLACE: Scenario = Scenario {
     name: "stale place",
     roles: [
@@ -453,7 +457,8 @@ pub const DEAD_COLLECTOR: Scenario = Scenario {
     ..QUIET
 };
 
-/// A taker journals its own operation before it has replayed, and is taken over in turn. No rule allows that; see `main.rs`.
+/// A new holder journals an operation before it has replayed, and is then taken over. No rule
+/// allows that; see `main.rs`.
 pub const EARLY: Scenario = Scenario {
     name: "early",
     roles: [
@@ -467,7 +472,7 @@ pub const EARLY: Scenario = Scenario {
     ..QUIET
 };
 
-/// A writer stores what lies in a pack that is being collected.
+/// A writer stores the contents of a pack that is being collected.
 pub const STORED_AGAIN: Scenario = Scenario {
     name: "stored again",
     roles: [mounted(0, &[&[Fresh(0)]]), UNUSED, UNUSED, COLLECTOR],
@@ -476,7 +481,7 @@ pub const STORED_AGAIN: Scenario = Scenario {
     ..QUIET
 };
 
-/// A session comes and goes while a commit is on its way.
+/// A session comes and goes while a commit is under way.
 pub const SAME_BYTES: Scenario = Scenario {
     name: "same bytes",
     roles: [mounted(0, &[&[Fresh(0)]]), arriving(1, &[]), UNUSED, UNUSED],
@@ -485,7 +490,8 @@ pub const SAME_BYTES: Scenario = Scenario {
     ..QUIET
 };
 
-/// Two collections in a bucket that locks what was there at the start, beside a writer that refers to what it has just overwritten.
+/// Two collections in a bucket that locks the packs of the start, and a writer that refers to
+/// content that it has just overwritten.
 pub const LOCKED: Scenario = Scenario {
     name: "locked",
     roles: [
@@ -509,7 +515,7 @@ pub const LOCKED: Scenario = Scenario {
     ..QUIET
 };
 
-/// The next backup of the same data, one pack of which is damaged, beside a collector.
+/// The next backup of the same data, one pack of which is damaged, alongside a collector.
 pub const HEALING: Scenario = Scenario {
     name: "healing",
     roles: [
@@ -540,7 +546,8 @@ pub const HEALING: Scenario = Scenario {
     ..QUIET
 };
 
-/// What was stored again becomes garbage, is referred to and condemned while the damaged pack is still needed for something else.
+/// Content that was stored again becomes garbage, is referred to and condemned. The damaged pack is
+/// still needed for other content.
 pub const DAMAGED_STAYS: Scenario = Scenario {
     name: "damaged pack stays",
     roles: [

@@ -1,79 +1,83 @@
-//! The state of the modelled world: the root, what lies in the store, and what each process knows.
+//! The state of the modelled world: the root R, the objects in the store, and the knowledge of each
+//! process.
 //!
-//! Everything is a small `Copy` value with a canonical form, so that states hash fast and equal situations are equal bytes. One process owns
-//! one session (a restarted machine is another process), hence both are counted by the same number. Pack names are
-//! (session, sequence), packed into one bit position each, see [`PackSet`].
+//! Every type is a small `Copy` value with a canonical form, so that states hash fast and equal
+//! situations are equal bytes. One process owns one session (a restarted machine is another
+//! process), so one number identifies both. A pack name is (session, sequence), and takes one bit
+//! position of a [`PackSet`].
 
 use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 
-/// Processes, and therefore sessions, of one world.
+/// Number of processes, and so of sessions, in one world.
 pub const SESSIONS: usize = 4;
-/// Operations one session may accept. The log packs an operation into four bits, so at most 3.
+/// Most operations that one session may accept. The log packs an operation into four bits, so at
+/// most 3.
 pub const OPERATIONS: usize = 3;
-/// Journal objects one session may write.
+/// Most journal objects that one session may write.
 pub const JOURNALS: usize = 3;
-/// Packs one session may write.
+/// Most packs that one session may write.
 pub const OWN_PACKS: usize = 3;
-/// Packs that exist at the start; no session owns them.
+/// Number of packs that exist at the start; no session owns them.
 pub const GIVEN_PACKS: usize = 4;
-/// All pack names.
+/// Number of all pack names.
 pub const PACKS: usize = GIVEN_PACKS + SESSIONS * OWN_PACKS;
-/// Epochs are 0..EPOCHS; a scenario may use fewer.
+/// Number of epochs, 0..EPOCHS; a scenario may use fewer.
 pub const EPOCHS: usize = 3;
-/// Volumes in the root.
+/// Number of volumes in the root.
 pub const VOLUMES: usize = 2;
 
 /// Number of a process and of its session.
 pub type Session = usize;
-/// Number of a piece of content: a segment together with the one chunk it refers to.
+/// Number of a piece of content: a segment together with the one chunk that it refers to.
 pub type Content = u8;
 
 /// Marks an absent session, base or content in a `u8` field.
 pub const NONE: u8 = u8::MAX;
 
-/// A set of objects, by content address: bit k is chunk k, bit 4 + k is the segment that refers to chunk k.
+/// A set of objects, by content address: bit k is chunk k, and bit 4 + k is the segment that refers
+/// to chunk k.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
 pub struct Objects(pub u8);
 
 impl Objects {
-    /// The chunk of content `k`.
+    /// Returns the chunk of content `k`.
     pub const fn chunk(k: Content) -> Self {
         Self(1 << k)
     }
-    /// The segment of content `k`.
+    /// Returns the segment of content `k`.
     pub const fn segment(k: Content) -> Self {
         Self(1 << (4 + k))
     }
-    /// Segment and chunk of content `k`: all that a tree naming `k` reaches.
+    /// Returns segment and chunk of content `k`: everything that a tree with `k` reaches.
     pub const fn content(k: Content) -> Self {
         Self(Self::chunk(k).0 | Self::segment(k).0)
     }
-    /// The chunks that the segments of this set refer to.
+    /// Returns the chunks that the segments of this set refer to.
     pub const fn references(self) -> Self {
         Self(self.0 >> 4)
     }
-    /// Only the segments of this set.
+    /// Returns only the segments of this set.
     pub const fn segments(self) -> Self {
         Self(self.0 & 0xF0)
     }
-    /// Both sets.
+    /// Returns the union of both sets.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
-    /// What both sets have.
+    /// Returns the intersection of both sets.
     pub const fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
-    /// This set without the other.
+    /// Returns this set without the other.
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
-    /// No object at all.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
-    /// Each object alone.
+    /// Returns each object as a set of its own.
     pub fn each(self) -> impl Iterator<Item = Self> {
         (0..8)
             .map(|bit| Self(1 << bit))
@@ -94,15 +98,16 @@ impl fmt::Debug for Objects {
     }
 }
 
-/// Number of a pack name: first the given packs, then `OWN_PACKS` names per session in the order of their sequence numbers.
+/// Number of a pack name: first the given packs, then `OWN_PACKS` names per session in the order of
+/// their sequence numbers.
 pub type Pack = usize;
 
-/// The name of session `s`'s pack with sequence number `sequence`.
+/// Returns the name of the pack of session `s` with this sequence number.
 pub const fn own_pack(s: Session, sequence: u8) -> Pack {
     GIVEN_PACKS + s * OWN_PACKS + sequence as usize
 }
 
-/// The session and sequence number in a pack's name, unless it was given.
+/// Returns the session and sequence number in a pack's name, or `None` for a given pack.
 pub const fn named_by(p: Pack) -> Option<(Session, u8)> {
     if p < GIVEN_PACKS {
         None
@@ -117,30 +122,30 @@ pub const fn named_by(p: Pack) -> Option<(Session, u8)> {
 pub struct PackSet(pub u16);
 
 impl PackSet {
-    /// No pack.
+    /// The empty set.
     pub const EMPTY: Self = Self(0);
-    /// Only `p`.
+    /// Returns the set of `p` alone.
     pub const fn of(p: Pack) -> Self {
         Self(1 << p)
     }
-    /// All packs with a lower number.
+    /// Returns all packs with a lower number than `p`.
     pub const fn before(p: Pack) -> Self {
         Self((1 << p) - 1)
     }
-    /// Every pack that session `s` may name, from sequence number `floor` on.
+    /// Returns every pack that session `s` may name, from sequence number `floor` on.
     pub const fn own(s: Session, floor: u8) -> Self {
         let all = ((1u32 << OWN_PACKS) - 1) << own_pack(s, 0);
         Self((all & !((1u32 << own_pack(s, floor)) - 1)) as u16)
     }
-    /// Both sets.
+    /// Returns the union of both sets.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
-    /// What both sets have.
+    /// Returns the intersection of both sets.
     pub const fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
-    /// This set without the other.
+    /// Returns this set without the other.
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
@@ -156,11 +161,11 @@ impl PackSet {
     pub const fn within(self, other: Self) -> bool {
         self.0 & !other.0 == 0
     }
-    /// The packs in the order of their numbers.
+    /// Returns the packs in the order of their numbers.
     pub fn iter(self) -> impl Iterator<Item = Pack> {
         (0..PACKS).filter(move |&p| self.has(p))
     }
-    /// The pack with the lowest number.
+    /// Returns the pack with the lowest number.
     pub fn first(self) -> Option<Pack> {
         self.iter().next()
     }
@@ -179,8 +184,10 @@ impl fmt::Debug for PackSet {
     }
 }
 
-/// The operations contained in a volume's tree, in the order in which they were applied. Every operation overwrites a file, so the tree
-/// reaches the content of the last one for each file; the list itself exists to say what was lost, doubled or reordered.
+/// The operations in a volume's tree, in the order in which they were applied.
+///
+/// Every operation overwrites a file, so the tree reaches the content of the last one for each
+/// file. The list shows which operations were lost, applied twice or reordered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Log(u64);
 
@@ -193,7 +200,7 @@ impl Log {
         );
         self.0 = self.0 << 4 | (s as u64) << 2 | u64::from(number);
     }
-    /// Oldest first: (session, number).
+    /// Returns the operations as (session, number), oldest first.
     pub fn iter(self) -> impl Iterator<Item = (Session, u8)> {
         (0..16)
             .rev()
@@ -201,7 +208,7 @@ impl Log {
             .filter(|&op| op != 0)
             .map(|op| ((op >> 2) as Session, (op & 3) as u8))
     }
-    /// Newest first: (session, number).
+    /// Returns the operations as (session, number), newest first.
     pub fn newest(self) -> impl Iterator<Item = (Session, u8)> {
         (0..16)
             .map(move |i| self.0 >> (4 * i) & 0xF)
@@ -218,7 +225,7 @@ impl fmt::Debug for Log {
     }
 }
 
-/// How a session stands in R.
+/// The state of a session in R.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Standing {
     /// Not registered yet.
@@ -228,35 +235,37 @@ pub enum Standing {
     Live,
     /// Lost its volume; still holds back deletion.
     Ending,
-    /// Taken out of R. (R itself just has no entry; the rest of the entry stays for the properties.)
+    /// Taken out of R. R itself has no entry any more; the rest of the entry stays for the
+    /// properties.
     Removed,
 }
 
-/// A session's entry in R.
+/// The entry of a session in R.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct SessionEntry {
-    /// Live, ending, or not there.
+    /// Live, ending, or absent.
     pub standing: Standing,
-    /// How often the volume had been taken when this session took it: the order of replay.
+    /// How often the volume had been taken when this session took it. This is the order of replay.
     pub rank: u8,
-    /// Own packs from this sequence number on are never garbage while the entry stands.
+    /// Sequence number from which the session's own packs are never garbage while the entry stands.
     pub floor: u8,
-    /// Number of this session's last operation that R's tree contains.
+    /// Number of this session's last operation that the tree in R contains.
     pub covered: u8,
 }
 
-/// A volume's entry in R.
+/// The entry of a volume in R.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Volume {
     /// The session that may commit, or `NONE`.
     pub holder: u8,
-    /// How often it was taken.
+    /// How often the volume was taken.
     pub takes: u8,
-    /// What the tree contains.
+    /// The operations in the tree.
     pub log: Log,
 }
 
-/// R. Its generation and nonce are not modelled: a CAS that was prepared from an older R is dropped when R changes, see [`Process::pending`].
+/// R, the root. Its generation and nonce are not modelled. Instead, a CAS that was prepared from an
+/// older R is dropped when R changes, see [`Process::pending`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Root {
     /// Epoch E.
@@ -267,7 +276,8 @@ pub struct Root {
     pub quarantine: PackSet,
     /// Condemned packs per epoch.
     pub condemned: [PackSet; EPOCHS],
-    /// Grounds: sessions that left R while their spools may hold what they alone had acknowledged.
+    /// Grounds: sessions that left R although their spools may hold operations that only the spool
+    /// acknowledged.
     pub grounds: [Option<Ground>; SESSIONS],
     /// The volumes.
     pub volumes: [Volume; VOLUMES],
@@ -280,7 +290,7 @@ impl Root {
     pub fn stands(&self, s: Session) -> bool {
         matches!(self.sessions[s].standing, Standing::Live | Standing::Ending)
     }
-    /// The packs that are the session's own by this root.
+    /// Returns the packs that are the session's own by this root.
     pub fn own(&self, s: Session) -> PackSet {
         if self.stands(s) {
             PackSet::own(s, self.sessions[s].floor)
@@ -288,7 +298,8 @@ impl Root {
             PackSet::EMPTY
         }
     }
-    /// What the store would call these bytes if nothing in them told one R from another: only what stands in R counts.
+    /// Returns the ETag of R for a store in which nothing tells equal bytes apart. Only entries
+    /// that stand in R count.
     pub fn etag(&self) -> u32 {
         let mut bytes = *self;
         for entry in &mut bytes.sessions {
@@ -300,7 +311,7 @@ impl Root {
         bytes.hash(&mut hasher);
         hasher.finish() as u32
     }
-    /// The packs condemned in any epoch.
+    /// Returns the packs that are condemned in any epoch.
     pub fn all_condemned(&self) -> PackSet {
         self.condemned
             .iter()
@@ -308,24 +319,26 @@ impl Root {
     }
 }
 
-/// Where a session stood that left R.
+/// The position of a session that left R.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ground {
-    /// What the tree reached that its spool follows.
+    /// The objects reached by the tree that the spool of the session follows.
     pub tree: Objects,
-    /// Its base: nothing that was condemned later is deleted.
+    /// The base of the session. No pack that was condemned in a later epoch is deleted.
     pub base: u8,
 }
 
-/// Where a journal object is.
+/// The state of a journal object.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, PartialOrd, Ord)]
 pub enum JournalState {
     /// Not written.
     #[default]
     Unsent,
-    /// On the disk of its machine, as it will be sent. Its number and bytes are settled.
+    /// On the disk of its machine, in the form in which it will be sent. Its number and bytes are
+    /// settled.
     Kept,
-    /// The PUT was sent and has no answer; it may arrive at any time, also after its sender is gone.
+    /// The PUT was sent and has no answer. It may arrive at any time, also after its sender is
+    /// gone.
     Flying,
     /// In the store.
     Landed,
@@ -336,30 +349,30 @@ pub enum JournalState {
 /// One object `journal/VOLUME/SESSION/N`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Journal {
-    /// Sent, or there.
+    /// Whether it was sent, and whether it arrived.
     pub state: JournalState,
     /// First operation carried.
     pub first: u8,
-    /// Last operation carried; below `first` for a journal that only names packs anew.
+    /// Last operation carried. It is below `first` in a journal that only names packs again.
     pub last: u8,
-    /// The packs named.
+    /// The packs that it names.
     pub named: PackSet,
 }
 
-/// What lies in the store besides R.
+/// The content of the store in addition to R.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Store {
-    /// Packs that are there.
+    /// Packs in the store.
     pub stored: PackSet,
     /// Packs that the bucket refuses to delete for now.
     pub locked: PackSet,
-    /// Packs whose bytes are not what was stored.
+    /// Packs whose bytes differ from those that were stored.
     pub rotten: PackSet,
     /// Packs whose PUT is under way and may still arrive.
     pub flying: PackSet,
     /// Packs that some collector has decided to delete: a DELETE may arrive at any time.
     pub doomed: PackSet,
-    /// What each pack holds.
+    /// The objects in each pack.
     pub contents: [Objects; PACKS],
     /// The base in `sessions/ID`, or `NONE` while the object is absent.
     pub published: [u8; SESSIONS],
@@ -367,23 +380,23 @@ pub struct Store {
     pub flying_bases: [u8; SESSIONS],
     /// The journals, in the order of their numbers.
     pub journals: [[Journal; JOURNALS]; SESSIONS],
-    /// Journals that the bucket has lost or damaged since they landed, one bit per number. Writers
-    /// do not know of it: they heard that these had landed.
+    /// Journals that the bucket has lost or damaged since they arrived, one bit per number. Their
+    /// writers do not know this, since they received the answers.
     pub lost: [u8; SESSIONS],
 }
 
 impl Store {
-    /// Packs that are there, as they were stored.
+    /// Returns the packs in the store whose bytes are as they were stored.
     pub fn whole(&self) -> PackSet {
         self.stored.without(self.rotten)
     }
-    /// All objects in the given packs.
+    /// Returns all objects in the given packs.
     pub fn objects(&self, packs: PackSet) -> Objects {
         packs
             .iter()
             .fold(Objects::default(), |all, p| all.and(self.contents[p]))
     }
-    /// Those of the packs that hold at least one of the objects.
+    /// Returns those of the packs that hold at least one of the objects.
     pub fn holding(&self, packs: PackSet, objects: Objects) -> PackSet {
         packs
             .iter()
@@ -392,7 +405,7 @@ impl Store {
     }
 }
 
-/// How far a process has come.
+/// The progress of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Phase {
     /// Not registered.
@@ -400,22 +413,22 @@ pub enum Phase {
     Outside,
     /// Registered; a collector stays here between two collections.
     Registered,
-    /// Holds its volume, has not listed its victims' journals.
+    /// Holds its volume, and has not listed the journals of the ended sessions.
     Taken,
-    /// Has listed them.
+    /// Has listed the journals.
     Listed,
     /// Accepts operations.
     Mounted,
-    /// Collector with a set of candidates.
+    /// A collector with a set of candidates.
     Marked,
 }
 
 impl Process {
-    /// Takes index and quarantine from R.
+    /// Takes the index and the quarantine from R.
     pub fn read_index(&mut self, root: &Root) {
         (self.index, self.quarantine) = (root.live, root.quarantine);
     }
-    /// The packs in which what is to be stored is looked for (rule 11).
+    /// Returns the packs that new data is matched with (rule 11).
     pub fn matched(&self) -> PackSet {
         self.index.and(self.uncommitted).without(self.quarantine)
     }
@@ -432,16 +445,16 @@ pub struct Pending {
     pub add: PackSet,
     /// Floor that it sets.
     pub floor: u8,
-    /// Only for the mutant `UnchangedEtagTrusted`: the ETag of the R that it is to replace.
+    /// Only for the mutant `UnchangedEtagTrusted`: the ETag of the R that it replaces.
     pub base: u32,
-    /// Another R was seen since, without it.
+    /// Whether the writer has seen another R since then that does not hold the commit.
     pub given_up: bool,
 }
 
-/// What one process knows.
+/// The knowledge of one process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Process {
-    /// How far it has come.
+    /// Its progress.
     pub phase: Phase,
     /// Packs in its copy of the index.
     pub index: PackSet,
@@ -449,52 +462,55 @@ pub struct Process {
     pub quarantine: PackSet,
     /// The base that binds it.
     pub bound: u8,
-    /// Operations accepted so far.
+    /// Number of operations accepted so far.
     pub accepted: u8,
-    /// Their contents.
+    /// The contents of these operations.
     pub operations: [Content; OPERATIONS],
-    /// Last operation that it knows to be in R.
+    /// Last operation that the process knows to be in R.
     pub covered: u8,
     /// Last operation acknowledged to the user. A ghost: no rule reads it.
     pub acknowledged: u8,
     /// Last operation that its machine's disk acknowledged to the user. A ghost, too.
     pub kept: u8,
-    /// Operations, one bit each from the first, that were accepted when all damage there is was known to be damage. A ghost, too.
+    /// Operations that were accepted while all damage was known to the process, one bit each from
+    /// the first. A ghost, too.
     pub healing: u8,
-    /// Packs named by references that it does not know to be in R.
+    /// Packs named by references that the process does not know to be in R.
     pub held: PackSet,
     /// Sequence number of its next pack.
     pub next_pack: u8,
     /// Own packs whose PUT has no answer yet.
     pub unresolved: PackSet,
-    /// Own acknowledged packs not known to be live.
+    /// Own acknowledged packs that are not known to be live.
     pub uncommitted: PackSet,
-    /// The commit under way. Dropped when somebody else replaces R before it arrives, since its condition can then never hold.
+    /// The commit under way. It is dropped when another process replaces R before it arrives, since
+    /// its condition can then never hold.
     pub pending: Option<Pending>,
-    /// Taker: the journals found, one bit per number, per session.
+    /// New holder: the journals found, one bit per number, per session.
     pub listing: [u8; SESSIONS],
-    /// Taker: its user was told that journals are missing, and goes on without them.
+    /// New holder: its user was told that journals are missing, and goes on without them.
     pub accepts_loss: bool,
-    /// Collector: what it would condemn.
+    /// Collector: the packs that it would condemn.
     pub candidates: PackSet,
     /// Only for the mutant `GetBeforeAnswer`: how many journals had been sent when R was read.
     pub early: u8,
 }
 
-/// How many more requests may be slow. A slow request arrives at any later time or never; all others arrive at once.
+/// How many more faults may happen. A slow request arrives at any later time or never; all others
+/// arrive at once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Faults {
-    /// PUTs of packs.
+    /// Slow PUTs of packs.
     pub packs: u8,
-    /// PUTs of journals.
+    /// Slow PUTs of journals.
     pub journals: u8,
-    /// PUTs of heartbeats.
+    /// Slow PUTs of heartbeats.
     pub heartbeats: u8,
     /// Commits whose answer is lost.
     pub commits: u8,
-    /// Packs that rot.
+    /// Packs whose bytes become damaged.
     pub rots: u8,
-    /// Journals that the bucket loses or damages after they landed.
+    /// Journals that the bucket loses or damages after they arrived.
     pub losses: u8,
 }
 
@@ -509,16 +525,18 @@ pub struct State {
     pub processes: [Process; SESSIONS],
     /// Faults left.
     pub faults: Faults,
-    /// Ghost: something was acknowledged on the word of an R in which the writer was already fenced.
+    /// Ghost: an operation was acknowledged on the evidence of an R in which the writer was already
+    /// fenced.
     pub fenced_acknowledged: bool,
-    /// Ghost: a commit was made that its writer was free to take for failed.
+    /// Ghost: a commit was made although its writer had reason to take it for failed.
     pub failed_made: bool,
-    /// Ghost: what the trees reached that the spools of sessions follow which left R with more than
-    /// R has of them.
+    /// Ghost: for each session that left R while its spool had more than R, the objects reached by
+    /// the tree that the spool follows.
     pub owed: [Option<Objects>; SESSIONS],
-    /// Ghost: a session left R by a taker on its own machine, and its spool has more than R.
+    /// Ghost: a new holder on the session's own machine took the session out of R, although the
+    /// spool has more than R.
     pub spool_ignored: bool,
-    /// Ghost: a taker went on without an acknowledged operation whose loss it could see, and told
-    /// nobody.
+    /// Ghost: a new holder went on without an acknowledged operation whose loss it could see, and
+    /// did not tell its user.
     pub lost_untold: bool,
 }

@@ -1,8 +1,9 @@
-//! The steps of the protocol, named as product code names them in its comments.
+//! The steps of the protocol. Product code uses their names in its comments.
 //!
-//! A process that is paused or has crashed simply takes no more steps, so neither is a step of its own. A CAS that fails changes nothing and is
-//! no step either: reading R, checking, and a CAS that succeeds are one step, since success proves that R did not change between. Where an
-//! answer may be lost, sending and arriving are two steps.
+//! A process that is paused or has crashed takes no more steps, so neither is a step of its own. A
+//! CAS that fails changes nothing and is no step either. Reading R, checking, and a CAS that
+//! succeeds are one step, since success proves that R did not change in between. Where an answer
+//! may be lost, sending and arriving are two steps.
 
 use crate::mutants::Mutant;
 use crate::protocol::Protocol;
@@ -10,34 +11,36 @@ use crate::state::{EPOCHS, JOURNALS, Pack, Phase, SESSIONS, Session, State};
 use crate::world::{Role, Write};
 use crate::{collector, damage, journal, taker, writer};
 
-/// One step of one process, or the arrival of a request that was slow.
+/// One step of one process, or the arrival of a slow request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Rule 2: a new session enters R by CAS.
     RegisterCas(Session),
-    /// Rule 4: the index is read anew.
+    /// Rule 4: the session reads the index again.
     RefreshIndex(Session),
-    /// An operation is accepted; new objects are sent as a pack. `late`: the PUT gets no answer for now.
+    /// The session accepts an operation, and sends new objects as a pack. `late`: the PUT gets no
+    /// answer for now.
     Accept {
-        /// By whom.
+        /// The session.
         s: Session,
-        /// What, and how it is stored.
+        /// The content, and how it is stored.
         write: Write,
         /// Whether the PUT is slow.
         late: bool,
     },
     /// A slow pack arrives.
     PackLand(Pack),
-    /// Its writer learns that.
+    /// The pack's writer receives the answer.
     PackAnswer(Pack),
-    /// Its writer does not wait for an answer any longer, and stores the contents again under
-    /// another name. The pack may arrive all the same.
+    /// The pack's writer no longer waits for an answer, and stores the contents again under another
+    /// name. The pack may still arrive.
     PackGiveUp(Pack),
-    /// Rule 4: what was condemned meanwhile is found elsewhere or copied into an own pack.
+    /// Rule 4: objects that were condemned meanwhile are found elsewhere or copied into an own
+    /// pack.
     ReplaceCondemned(Session),
-    /// Rule 4: R is read and a base is published: the first one, or a higher one.
+    /// Rule 4: the session reads R and publishes a base: the first one, or a higher one.
     BaseSend {
-        /// By whom.
+        /// The session.
         s: Session,
         /// Whether the PUT is slow.
         late: bool,
@@ -46,9 +49,10 @@ pub enum Step {
     BaseLand(Session, u8),
     /// Mutant `BaseBindsWhenAnswered` only: the answer arrives, the base binds.
     BaseAnswer(Session),
-    /// Rule 6: the next journal object is sent, carrying new operations or naming packs anew.
+    /// Rule 6: the session sends the next journal object, which carries new operations or names
+    /// packs again.
     JournalPut {
-        /// By whom.
+        /// The session.
         s: Session,
         /// Whether the PUT is slow.
         late: bool,
@@ -63,19 +67,21 @@ pub enum Step {
     JournalKeep(Session),
     /// A kept journal is sent.
     KeptSend(Session, usize),
-    /// Rule 7: a taker sends what the spool of an ended session has, which lies on its machine.
+    /// Rule 7: a new holder sends the contents of an ended session's spool on its machine.
     SpoolReplay(Session, Session),
-    /// Rule 7: what the spool of a session has that left R becomes a snapshot.
+    /// Rule 7: the contents of the spool of a session that left R become a snapshot.
     ClaimGroundCas(Session, Session),
-    /// Rule 7: a taker's user says that it may go on without the journals that are missing.
+    /// Rule 7: the user of a new holder says that it may go on without the missing journals.
     AcceptLoss(Session),
-    /// Rule 6: GET R after the journal's answer; acknowledges if the volume is still mine.
+    /// Rule 6: GET R after the journal's answer. Acknowledges if the session still holds the
+    /// volume.
     FsyncGet(Session),
     /// Mutant `GetBeforeAnswer` only: R is read while the journal is under way.
     EarlyGet(Session),
-    /// Rule 5: operations up to `last` are committed. `late`: the answer is lost; the request may arrive later, or never.
+    /// Rule 5: operations up to `last` are committed. `late`: the answer is lost; the request may
+    /// arrive later, or never.
     CommitCas {
-        /// By whom.
+        /// The session.
         s: Session,
         /// Last operation covered.
         last: u8,
@@ -84,49 +90,50 @@ pub enum Step {
     },
     /// A slow commit arrives while R is still the one that it was prepared from.
     CommitLand(Session),
-    /// Rule 7: the volume's entry names the taker, the old holder is ending.
+    /// Rule 7: the volume's entry names the new holder, the old holder is ending.
     TakeCas(Session),
     /// Rule 7: the journals of all ending sessions of the volume are listed.
     TakeList(Session),
-    /// Rule 7: their uncovered operations are committed, they leave R.
+    /// Rule 7: the uncovered operations of the ending sessions are committed, and these sessions
+    /// leave R.
     ReplayCommitCas(Session),
     /// Mutant `RemoveInLaterCas` only: the replayed sessions leave R.
     RemoveReplayedCas(Session),
     /// Rule 7: the holder, with everything committed, gives up its volume and leaves R.
     LeaveCas(Session),
-    /// A session without a volume is taken out of R by somebody who thinks it dead.
+    /// A session without a volume is taken out of R by another process that takes it for dead.
     EndSessionCas(Session),
-    /// Rule 8a: R is read, packs are listed, candidates computed.
+    /// Rule 8a: R is read, packs are listed, candidates are computed.
     CollectMark {
-        /// By whom.
+        /// The session.
         s: Session,
         /// Whether mixed metadata packs are rewritten and condemned too.
         rewrite: bool,
     },
-    /// Rule 8b: the candidates that are still right are condemned.
+    /// Rule 8b: the candidates that are still garbage are condemned.
     CondemnCas(Session),
-    /// Rule 8c: a collector finds that everybody's base has passed the epoch.
+    /// Rule 8c: a collector finds that the bases of all sessions have reached the epoch.
     CollectDecide(u8),
     /// Rule 8: an epoch whose packs are gone is forgotten.
     ForgetEpochCas(u8),
     /// Rule 8c: a DELETE arrives, however late.
     DeleteLand(Pack),
-    /// A lock ends, whenever the bucket's clock says so.
+    /// A lock ends, at any time by the bucket's clock.
     LockEnd(Pack),
-    /// Rule 8c: what is locked moves to another condemned epoch.
+    /// Rule 8c: locked packs move to another condemned epoch.
     MoveLockedCas {
-        /// The epoch that it was condemned in.
+        /// The epoch in which they were condemned.
         from: u8,
-        /// The one that it joins.
+        /// The epoch that they join.
         to: u8,
     },
     /// The bytes of a live pack are damaged.
     Rot(Pack),
-    /// Rule 11: what is found to be damaged is put in quarantine.
+    /// Rule 11: damage that was found is put in quarantine.
     QuarantineCas(Session),
 }
 
-/// All steps that may be possible. [`take`] has the last word.
+/// Adds all steps that may be possible. [`take`] decides whether a step is possible.
 pub fn enumerate(model: &Protocol, state: &State, steps: &mut Vec<Step>) {
     for s in 0..SESSIONS {
         match model.scenario.roles[s] {
@@ -255,7 +262,7 @@ fn of_writer(
     );
 }
 
-/// The state after the step, or nothing if the rules or the circumstances forbid it.
+/// Returns the state after the step, or `None` if the rules or the state forbid it.
 pub fn take(model: &Protocol, state: &State, step: Step) -> Option<State> {
     match step {
         Step::RegisterCas(s) => taker::register(model, state, s),

@@ -1,4 +1,4 @@
-//! Sessions coming, taking over and ending (rules 2 and 7).
+//! Registration, takeover and end of sessions (rules 2 and 7).
 
 use crate::journal;
 use crate::mutants::Mutant;
@@ -9,12 +9,14 @@ use crate::state::{
 use crate::world::Role;
 use crate::writer::{learn, without_failing};
 
-/// Rule 2: a session enters R; rule 4: its index and its first base are those of the R that registers it.
+/// Rule 2: a session enters R. Rule 4: its index and its first base are those of the R that
+/// registers it.
 pub fn register(model: &Protocol, state: &State, s: Session) -> Option<State> {
     if state.root.sessions[s].standing != Standing::Absent {
         return None;
     }
-    // Takers of the same kind are interchangeable: they come in the order of their numbers.
+    // New holders of the same kind are interchangeable, so they register in the order of their
+    // numbers.
     let earlier = (0..s).any(|t| {
         matches!(model.scenario.roles[t], Role::Writer { .. })
             && state.root.sessions[t].standing == Standing::Absent
@@ -34,7 +36,7 @@ pub fn register(model: &Protocol, state: &State, s: Session) -> Option<State> {
     Some(next)
 }
 
-/// Rule 7: takes the volume, whoever holds it.
+/// Rule 7: takes the volume from its holder, if it has one.
 pub fn take_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
     if state.root.sessions[s].standing != Standing::Live
         && !model.lacks(Mutant::CasWithoutLiveSession)
@@ -96,7 +98,7 @@ pub fn list(model: &Protocol, state: &State, s: Session) -> Option<State> {
     Some(next)
 }
 
-/// What a taker makes of the journals that it listed.
+/// The replay that a new holder derives from the journals that it listed.
 pub struct Replay {
     /// (session, covered before, covered after), in the order of replay.
     pub victims: Vec<(Session, u8, u8)>,
@@ -104,7 +106,8 @@ pub struct Replay {
     pub named: PackSet,
 }
 
-/// Only in the mutant that carries out what lies behind a gap: the last operation of any journal.
+/// Returns the last operation of any journal. Only in the mutant that carries out journals behind a
+/// gap.
 fn last_listed(state: &State, v: Session, covered: u8, listed: u8) -> u8 {
     state.store.journals[v]
         .iter()
@@ -140,8 +143,8 @@ pub fn replay(model: &Protocol, state: &State, s: Session, volume: usize) -> Rep
     replay
 }
 
-/// Rule 7: commits the replayed operations and takes the replayed sessions out of R in the same CAS. The victims' packs count as own; what fails
-/// the check of rule 3 is copied.
+/// Rule 7: commits the replayed operations and takes the replayed sessions out of R in the same
+/// CAS. The packs of these sessions count as own. Objects that fail the check of rule 3 are copied.
 pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
     if !model.holds(state, s) {
         return None;
@@ -214,8 +217,8 @@ pub fn replay_commit_cas(model: &Protocol, state: &State, s: Session) -> Option<
     Some(next)
 }
 
-/// Rule 11: what replayed operations refer to that is live in damaged packs alone, and lies whole in
-/// a pack that a journal names or in a condemned one.
+/// Rule 11: returns the objects that replayed operations refer to, that are live in damaged packs
+/// only, and that are whole in a pack that a journal names or in a condemned one.
 fn healed(next: &State, needs: Objects, add: PackSet, named: PackSet) -> Objects {
     let good = next.root.live.without(next.root.quarantine).and(add);
     let sources = named.and(next.root.all_condemned());
@@ -227,11 +230,12 @@ fn healed(next: &State, needs: Objects, add: PackSet, named: PackSet) -> Objects
         .common(next.store.objects(whole))
 }
 
-/// Rule 7: a session leaves R whose spool may hold more than its journals in the bucket. What that
-/// follows and refers to is kept until the spool is claimed.
+/// Rule 7: records a session that leaves R although its spool may hold more than its journals in
+/// the bucket. The tree that the spool follows and the objects that it refers to are kept until the
+/// spool is claimed.
 fn leave_ground(model: &Protocol, next: &mut State, s: Session, v: Session, volume: usize) {
     let tree = model.tree(next, volume, next.root.volumes[volume].log);
-    // A taker has replayed a spool only if its owner is dead, and then knows what was in it.
+    // A new holder has replayed a spool only if its owner is dead, and then knows its contents.
     let is_here = model.scenario.machines[s] == model.scenario.machines[v];
     let ignores = is_here && model.lacks(Mutant::SpoolIgnored);
     let is_claimed = is_here && next.processes[v].phase == Phase::Outside;
@@ -249,8 +253,8 @@ fn leave_ground(model: &Protocol, next: &mut State, s: Session, v: Session, volu
     model.coverage.note(Event::GroundLeft);
 }
 
-/// Rule 7: a later session on the machine makes a snapshot of what the spool has, and the ground
-/// leaves R in the same CAS. The owner of the spool is dead, for the spool is locked.
+/// Rule 7: a later session on the machine makes a snapshot of the spool's contents, and the ground
+/// leaves R in the same CAS. The spool is locked while its owner lives, so its owner is dead.
 pub fn claim_ground_cas(model: &Protocol, state: &State, s: Session, v: Session) -> Option<State> {
     let is_here = model.scenario.machines[s] == model.scenario.machines[v];
     if state.root.grounds[v].is_none()
@@ -269,28 +273,28 @@ pub fn claim_ground_cas(model: &Protocol, state: &State, s: Session, v: Session)
     Some(next)
 }
 
-/// What a taker can see to be missing of the operations that its victims acknowledged.
+/// The loss that a new holder can see among the operations that the ended sessions acknowledged.
 pub struct Missing {
-    /// A journal is there behind one that is not.
+    /// A journal is there behind one that is missing.
     gap: bool,
-    /// The machine remembers to have acknowledged more.
+    /// The machine remembers that it acknowledged more.
     remembered: bool,
 }
 
 impl Missing {
-    /// Whether anything is.
+    /// Whether there is any loss.
     pub fn any(&self) -> bool {
         self.gap || self.remembered
     }
-    /// Whether the taker looks at what it can see.
+    /// Whether the new holder uses the evidence that it can see.
     fn noticed(&self, model: &Protocol) -> bool {
         (self.gap && !model.lacks(Mutant::GapTakenForEnd))
             || (self.remembered && !model.lacks(Mutant::MemoryIgnored))
     }
 }
 
-/// Rule 7: what a taker can see to be missing. A gap proves a loss only where each journal is sent
-/// after the answer to the one before it.
+/// Rule 7: returns the loss that a new holder can see. A gap proves a loss only where each journal
+/// is sent after the answer to the one before it.
 pub fn visibly_missing(model: &Protocol, state: &State, s: Session, replay: &Replay) -> Missing {
     let victims = || replay.victims.iter();
     let gap = |&(v, before, _): &(Session, u8, u8)| {
@@ -305,7 +309,7 @@ pub fn visibly_missing(model: &Protocol, state: &State, s: Session, replay: &Rep
     }
 }
 
-/// Rule 7: the user of a taker hears which journals are missing, and says to go on.
+/// Rule 7: the user of a new holder hears which journals are missing, and says to go on.
 pub fn accept_loss(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let volume = model.scenario.volume(s)?;
     let missing = visibly_missing(model, state, s, &replay(model, state, s, volume));
@@ -317,7 +321,8 @@ pub fn accept_loss(model: &Protocol, state: &State, s: Session) -> Option<State>
     Some(next)
 }
 
-/// Copies what a replayed journal refers to from the packs it names, from live ones, or from condemned ones, into a pack of the taker.
+/// Copies objects that a replayed journal refers to into a pack of the new holder. The sources are
+/// the packs that the journal names, live packs and condemned packs.
 fn copy(next: &mut State, s: Session, missing: Objects, named: PackSet) -> Option<PackSet> {
     let sources = named
         .and(next.root.live)
@@ -350,8 +355,8 @@ pub fn remove_replayed_cas(model: &Protocol, state: &State, s: Session) -> Optio
     Some(next)
 }
 
-/// A clean unmount: everything is committed, the session leaves R with its volume in one CAS. A taker may give up before it has replayed; its
-/// victims stay, ending, for the next one.
+/// A clean unmount: everything is committed, and the session leaves R with its volume in one CAS. A
+/// new holder may give up before it has replayed; the ending sessions then stay for the next one.
 pub fn leave_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let mut next = *state;
     learn(model, &mut next, s);
@@ -369,7 +374,8 @@ pub fn leave_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
     Some(next)
 }
 
-/// Rule 7: somebody ends a session that holds no volume: a collector's, or one that was registered and went no further.
+/// Rule 7: ends a session that holds no volume: that of a collector, or one that registered and
+/// went no further.
 pub fn end_session_cas(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let holds = state
         .root

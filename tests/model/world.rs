@@ -1,4 +1,5 @@
-//! What a scenario fixes: who takes part, what they may do, how much may go wrong.
+//! The parameters of a scenario: the processes, the operations that they may do, and the faults
+//! that may happen.
 
 use crate::protocol::Event;
 use crate::state::{
@@ -15,45 +16,46 @@ pub enum Write {
     NewSegment(Content),
     /// Both are new and go into one pack, which keeps the world small.
     Fresh(Content),
-    /// The first is new, and so is the second, which shares its pack and is left for a later operation to reuse.
+    /// Both contents are new and share one pack. A later operation can reuse the second.
     FreshWith(Content, Content),
-    /// Both are new; the segment's pack is sent after the chunk's pack was acknowledged.
+    /// Both are new. The segment's pack is sent after the chunk's pack was acknowledged.
     Split(Content),
-    /// Both are new and are sent side by side: the segment's pack is acknowledged while the chunk's
-    /// pack is still on its way.
+    /// Both are new and are sent at the same time. The segment's pack is acknowledged while the
+    /// chunk's pack is still under way.
     SplitParentFirst(Content),
 }
 
-/// What a process is there for.
+/// The role of a process.
 #[derive(Clone, Copy, Debug)]
 pub enum Role {
-    /// Nothing.
+    /// No process.
     Unused,
-    /// Writes to a volume: `menu[n]` are the choices for its operation n + 1.
+    /// A writer of a volume: `menu[n]` has the choices for its operation n + 1.
     Writer {
         /// The volume that it writes, or takes over.
         volume: usize,
-        /// Holds the volume from the start; otherwise it must register and take.
+        /// Whether it holds the volume from the start; otherwise it must register and take it.
         mounted: bool,
-        /// What it may write.
+        /// The operations that it may do.
         menu: &'static [&'static [Write]],
     },
-    /// Collects; registered from the start.
+    /// A collector, registered from the start.
     Collector,
 }
 
 /// A bounded world.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// For reports.
+    /// Name for reports.
     pub name: &'static str,
     /// The processes.
     pub roles: [Role; SESSIONS],
     /// Packs that are live at the start.
     pub given: [Objects; GIVEN_PACKS],
-    /// How many files a volume has, 1 or 2: content k is written to file k modulo that, so that what overwrites what is fixed.
+    /// How many files a volume has, 1 or 2. Content k is written to file k modulo this number,
+    /// which fixes the contents that overwrite each other.
     pub files: u8,
-    /// What each volume's tree names at the start, or `NONE`.
+    /// The content that each volume's tree names at the start, or `NONE`.
     pub trees: [Content; VOLUMES],
     /// The last epoch that a collection may reach.
     pub last_epoch: u8,
@@ -61,33 +63,35 @@ pub struct Scenario {
     pub faults: Faults,
     /// Whether the bucket locks the packs that are live at the start.
     pub locks: bool,
-    /// Whether somebody may end sessions that hold no volume.
+    /// Whether sessions that hold no volume may be ended.
     pub end_sessions: bool,
     /// Whether covered journals are deleted.
     pub delete_journals: bool,
     /// Whether writers give up on packs that get no answer, and store their contents again.
     pub give_up: bool,
-    /// Whether a session sends a journal only when the one before it was answered, as the product
-    /// does. Then a gap between journals that are there is damage.
+    /// Whether a session sends a journal only after the answer to the one before it, as the product
+    /// does. A gap between the journals in the store is then damage.
     pub in_turn: bool,
-    /// Whether writers acknowledge what is on the disk of their machine (`fsync=local`).
+    /// Whether writers acknowledge operations that are on the disk of their machine
+    /// (`fsync=local`).
     pub spools: bool,
     /// The machine of each process.
     pub machines: [u8; SESSIONS],
-    /// Whether takers run on the machine of the sessions that they take over from, and so remember
-    /// what these acknowledged.
+    /// Whether new holders run on the machine of the sessions that they take over from, and so
+    /// remember the operations that these acknowledged.
     pub remembers: bool,
     /// Whether holders may give up their volume cleanly.
     pub leave: bool,
     /// Whether writers refresh their index without need.
     pub refresh: bool,
-    /// A variant of rule 7: takers accept and journal before they have replayed, but commit only after.
+    /// A variant of rule 7: new holders accept and journal before they have replayed, but commit
+    /// only after.
     pub early_accept: bool,
-    /// What a search under all rules must meet, else it proves little.
+    /// The events that a search under all rules must meet, or else it proves little.
     pub reaches: &'static [Event],
 }
 
-/// A world in which nothing happens; scenarios fill in what they need.
+/// A world in which nothing happens; scenarios fill in the parts that they need.
 pub const QUIET: Scenario = Scenario {
     name: "quiet",
     roles: [Role::Unused; SESSIONS],
@@ -118,7 +122,7 @@ pub const QUIET: Scenario = Scenario {
 };
 
 impl Scenario {
-    /// The volume a process writes.
+    /// Returns the volume that a process writes.
     pub fn volume(&self, s: Session) -> Option<usize> {
         match self.roles[s] {
             Role::Writer { volume, .. } => Some(volume),
@@ -126,7 +130,7 @@ impl Scenario {
         }
     }
 
-    /// The first state.
+    /// Returns the first state.
     pub fn initial(&self) -> State {
         let mut contents = [Objects::default(); PACKS];
         let mut given = PackSet::EMPTY;
@@ -204,7 +208,8 @@ impl Scenario {
                 Role::Writer {
                     volume, mounted, ..
                 } => {
-                    // Everybody has read the first root; who registers later is to read the one that registers it.
+                    // Every writer has read the first root. By rule 4, one that registers later
+                    // reads the root that registers it.
                     process.index = given;
                     if mounted {
                         process.phase = Phase::Mounted;

@@ -1,4 +1,5 @@
-//! What a mounted writer does: accept operations, replace condemned references, publish bases, commit (rules 2 to 5).
+//! The steps of a mounted writer: accept operations, replace condemned references, publish bases,
+//! commit (rules 2 to 5).
 
 use crate::journal;
 use crate::mutants::Mutant;
@@ -9,7 +10,8 @@ use crate::state::{
 };
 use crate::world::Write;
 
-/// Takes from R, which was just read, what it says about commits whose answer was lost. Every step that reads R does this first.
+/// Takes from R, which was just read, the outcome of commits whose answer was lost. Every step that
+/// reads R does this first.
 pub fn learn(model: &Protocol, state: &mut State, s: Session) {
     if state.root.sessions[s].covered > state.processes[s].covered {
         model.coverage.note(Event::LostCommitRecognised);
@@ -17,7 +19,8 @@ pub fn learn(model: &Protocol, state: &mut State, s: Session) {
     }
 }
 
-/// Now that a commit is known to be in R: its operations are acknowledged, and what only they needed is no longer held.
+/// Processes a commit that is known to be in R: its operations are acknowledged, and packs that
+/// only they needed are no longer held.
 fn absorb_commit(model: &Protocol, state: &mut State, s: Session) {
     let covered = state.root.sessions[s].covered;
     let process = &mut state.processes[s];
@@ -72,7 +75,8 @@ fn put_pack(
     Some(pack)
 }
 
-/// Accepts one operation. References are resolved in the session's copy of the index and in its own acknowledged packs.
+/// Accepts one operation. References are resolved in the session's copy of the index and in its own
+/// acknowledged packs.
 pub fn accept(
     model: &Protocol,
     state: &State,
@@ -143,7 +147,7 @@ pub fn accept(
     Some(next)
 }
 
-/// A slow pack arrives, whatever has become of its sender.
+/// A slow pack arrives, even if its sender is gone.
 pub fn pack_land(model: &Protocol, state: &State, p: Pack) -> Option<State> {
     let mut next = *state;
     next.store.flying = next.store.flying.without(PackSet::of(p));
@@ -165,8 +169,8 @@ pub fn pack_answer(state: &State, p: Pack) -> Option<State> {
     Some(next)
 }
 
-/// The writer gives up on a PUT that gets no answer: the contents go into a pack of another name,
-/// and what was sent first, which may arrive at any time, is never named.
+/// The writer gives up on a PUT that gets no answer: the contents go into a pack of another name.
+/// The first pack may arrive at any time, and is never named.
 pub fn pack_give_up(model: &Protocol, state: &State, p: Pack) -> Option<State> {
     let (s, _) = named_by(p)?;
     if !model.holds(state, s) {
@@ -186,7 +190,8 @@ pub fn pack_give_up(model: &Protocol, state: &State, p: Pack) -> Option<State> {
     Some(next)
 }
 
-/// Rule 4: references whose pack is no longer live are looked up again, or copied with all they refer to into an own pack.
+/// Rule 4: references whose pack is no longer live are looked up again, or copied into an own pack
+/// with all objects that they refer to.
 pub fn replace_condemned(model: &Protocol, state: &State, s: Session) -> Option<State> {
     if !model.holds(state, s) {
         return None;
@@ -225,7 +230,8 @@ pub fn replace_condemned(model: &Protocol, state: &State, s: Session) -> Option<
     Some(next)
 }
 
-/// Rule 4: whether every reference of `s` that is not yet in R names a live or own pack: in memory, and in every journal that was sent.
+/// Rule 4: whether every reference of `s` that is not yet in R names a live or own pack. References
+/// are in memory, and in every journal that was sent.
 fn references_stand(model: &Protocol, state: &State, s: Session) -> bool {
     let process = &state.processes[s];
     let good = model.good(state, s);
@@ -260,8 +266,8 @@ fn references_stand(model: &Protocol, state: &State, s: Session) -> bool {
         })
 }
 
-/// Rules 4, 11: the objects that stand in `places` when only those in `good` stay: in a good place,
-/// unless that is damaged and a place that goes is not.
+/// Rules 4, 11: returns the objects of `places` that stand when only the packs in `good` stay. An
+/// object stands if it is in a good place, unless that place is damaged and a whole one goes.
 fn standing(model: &Protocol, state: &State, places: PackSet, good: PackSet) -> Objects {
     let damaged = match model.lacks(Mutant::DamagedPlaceStands) {
         true => PackSet::EMPTY,
@@ -273,7 +279,8 @@ fn standing(model: &Protocol, state: &State, places: PackSet, good: PackSet) -> 
     whole.and(poor.without(going))
 }
 
-/// Rule 4: publishes the first base, or a higher one after reading R. The base binds at once: the index is at least that new from here on.
+/// Rule 4: publishes the first base, or a higher one after reading R. The base binds at once: from
+/// here on the index is at least as new as the base.
 pub fn base_send(model: &Protocol, state: &State, s: Session, late: bool) -> Option<State> {
     let mut next = *state;
     let first = state.store.published[s] == NONE && state.store.flying_bases[s] == 0;
@@ -322,7 +329,8 @@ fn raise_base(model: &Protocol, next: &mut State, s: Session, late: bool) -> Opt
     if !(late && model.lacks(Mutant::BaseBindsWhenAnswered)) {
         process.bound = base;
         process.read_index(&next.root);
-        // A place that is no longer good must not survive beside the good one: a later journal could name it.
+        // A place that is no longer good must not stay next to the good one: a later journal could
+        // name it.
         if !model.lacks(Mutant::StalePlaceKept) {
             process.held = process.held.common(good);
         }
@@ -351,7 +359,8 @@ pub fn base_answer(state: &State, s: Session) -> Option<State> {
     Some(next)
 }
 
-/// Rule 3: leaves out of `add` every pack with an object, reachable or not, that refers to something neither live nor added with it.
+/// Rule 3: leaves out of `add` every pack with an object, reachable or not, that refers to an
+/// object that is neither live nor added with it.
 pub fn without_failing(model: &Protocol, state: &State, mut add: PackSet) -> PackSet {
     loop {
         let there = state.store.objects(state.root.live.and(add));
@@ -367,7 +376,8 @@ pub fn without_failing(model: &Protocol, state: &State, mut add: PackSet) -> Pac
     }
 }
 
-/// Rule 5: commits the operations up to `last`. Own packs that hold anything of them become live, whether the tree still reaches it or not.
+/// Rule 5: commits the operations up to `last`. Own packs that hold any object of them become live,
+/// even if the tree no longer reaches it.
 pub fn commit_cas(
     model: &Protocol,
     state: &State,
@@ -389,7 +399,8 @@ pub fn commit_cas(
     if model.lacks(Mutant::UnacknowledgedNamed) {
         mine = mine.and(process.unresolved);
     }
-    // A commit whose answer was lost may have left out a pack and set a floor above it, which later operations nevertheless came to use.
+    // A commit whose answer was lost may have left out a pack and set a floor above it, and later
+    // operations may use that pack nevertheless.
     mine = mine.common(model.own(&next, s));
     let needs = model.needed_by(&next, s, process.covered + 1, last);
     let unanswered = process.unresolved.without(mine);
@@ -407,7 +418,8 @@ pub fn commit_cas(
         if !reached.without(next.store.objects(live)).is_empty() {
             return None;
         }
-        // That another live pack holds the same is not enough, since it may be a damaged one.
+        // It is not enough that another live pack holds the same object, since that pack may be
+        // damaged.
         let leaning = standing(model, &next, places, live);
         let named = needs.common(reached);
         if !model.lacks(Mutant::LeansOnAnyCopy) && !named.without(leaning).is_empty() {
@@ -438,7 +450,8 @@ pub fn commit_cas(
     Some(next)
 }
 
-/// What the volume's tree reaches once the operations of `s` up to `last` are in it.
+/// Returns the objects that the volume's tree reaches once the operations of `s` up to `last` are
+/// in it.
 fn tree_after(model: &Protocol, state: &State, s: Session, last: u8) -> Option<Objects> {
     let volume = model.scenario.volume(s)?;
     let mut log = state.root.volumes[volume].log;
@@ -448,8 +461,9 @@ fn tree_after(model: &Protocol, state: &State, s: Session, last: u8) -> Option<O
     Some(model.tree(state, volume, log))
 }
 
-/// Rule 2: the lowest own pack that must stay own after a commit up to `last`: its PUT is unresolved, or later operations need it and this
-/// commit does not make it live.
+/// Rule 2: returns the sequence number of the lowest own pack that must stay own after a commit up
+/// to `last`. Such a pack has an unresolved PUT, or later operations need it and this commit does
+/// not make it live.
 fn floor_after(model: &Protocol, state: &State, s: Session, last: u8, add: PackSet) -> u8 {
     let process = &state.processes[s];
     let later = model.needed_by(state, s, last + 1, process.accepted);
@@ -476,7 +490,7 @@ fn apply_commit(model: &Protocol, next: &mut State, s: Session, pending: Pending
         next.root.volumes[volume].log.push(s, n);
     }
     entry.covered = pending.last;
-    // A floor never goes down: what it has passed may be condemned.
+    // A floor never goes down: the packs that it has passed may be condemned.
     entry.floor = entry.floor.max(pending.floor);
     next.root.live = next.root.live.and(pending.add);
     next.root.volumes[volume].holder = s as u8;
@@ -484,7 +498,8 @@ fn apply_commit(model: &Protocol, next: &mut State, s: Session, pending: Pending
     model.coverage.note(Event::Committed);
 }
 
-/// A slow commit arrives; R is still the one it was made for. Its writer does not know.
+/// A slow commit arrives while R is still the one that it was prepared from. Its writer does not
+/// know this.
 pub fn commit_land(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let pending = state.processes[s].pending.filter(|p| !p.applied)?;
     if pending.given_up && pending.base != state.root.etag() {

@@ -1,6 +1,5 @@
-//! Bounded worlds in which something fails: packs that are answered out of order or never, damage
-//! while a volume is taken over, journals that the bucket loses, machines that come back with a
-//! spool.
+//! Bounded worlds with failures: packs that are answered out of order or never, damage while a
+//! volume is taken over, journals that the bucket loses, machines that return with a spool.
 
 use super::{COLLECTOR, NOTHING, ONE_CONTENT, ROT, UNUSED, arriving, faults, mounted};
 use crate::protocol::Event;
@@ -9,7 +8,7 @@ use crate::world::{QUIET, Scenario, Write};
 use Write::{Fresh, Reuse, SplitParentFirst};
 
 /// Packs that are acknowledged before those that they refer to, and packs that get no answer, with
-/// a taker and a collector.
+/// a new holder and a collector.
 pub const OUT_OF_ORDER: Scenario = Scenario {
     name: "packs out of order",
     roles: [
@@ -31,8 +30,8 @@ pub const OUT_OF_ORDER: Scenario = Scenario {
     ..QUIET
 };
 
-/// A takeover from a writer that leaned on a whole copy, which was condemned, while a damaged copy
-/// stays live for something else.
+/// A takeover from a writer that relied on a whole copy. That copy was condemned, while a damaged
+/// copy stays live for other content.
 pub const DAMAGED_TAKEN: Scenario = Scenario {
     name: "damaged pack, taken over",
     roles: [
@@ -62,7 +61,7 @@ pub const DAMAGED_TAKEN: Scenario = Scenario {
     ..QUIET
 };
 
-/// Takeovers of a writer one of whose journals the bucket loses, on other machines.
+/// Takeovers on other machines, from a writer one of whose journals the bucket loses.
 pub const JOURNAL_LOST: Scenario = Scenario {
     name: "journal lost",
     roles: [
@@ -93,7 +92,7 @@ pub const JOURNAL_LOST_HERE: Scenario = Scenario {
     ..JOURNAL_LOST
 };
 
-/// The same with a taker of the taker, which writes as well.
+/// The same with a second takeover. The first new holder writes as well.
 pub const JOURNAL_LOST_TWICE: Scenario = Scenario {
     name: "journal lost, taken over twice",
     roles: [
@@ -105,7 +104,7 @@ pub const JOURNAL_LOST_TWICE: Scenario = Scenario {
     ..JOURNAL_LOST
 };
 
-/// A takeover beside damage with everything that may be slow, and a taker that writes.
+/// A takeover with damage and slow journals, and a new holder that writes.
 pub const DAMAGED_TAKEN_FAULTS: Scenario = Scenario {
     name: "damaged pack, taken over, late journals",
     roles: [
@@ -118,8 +117,8 @@ pub const DAMAGED_TAKEN_FAULTS: Scenario = Scenario {
     ..DAMAGED_TAKEN
 };
 
-/// A writer whose operations its disk acknowledges, and that refers to what is collected. It is taken
-/// over on another machine. Then its own machine comes back.
+/// A writer whose disk acknowledges its operations, and that refers to objects that are collected.
+/// It is taken over on another machine. Then its own machine comes back.
 pub const SPOOL_ELSEWHERE: Scenario = Scenario {
     name: "spool, taken over elsewhere",
     roles: [
@@ -143,7 +142,7 @@ pub const SPOOL_ELSEWHERE: Scenario = Scenario {
     ..QUIET
 };
 
-/// The same with a slow pack, and a taker that writes.
+/// The same with a slow pack, and a new holder that writes.
 pub const SPOOL_ELSEWHERE_FAULTS: Scenario = Scenario {
     name: "spool, taken over elsewhere, late packs",
     roles: [

@@ -1,6 +1,8 @@
-//! The one source of randomness that is no argument: the seeds of the standard library's hash maps, which decide the order in which they are walked.
+//! The one source of randomness that is not an argument: the seeds of the standard library's hash
+//! maps, which decide their iteration order.
 //!
-//! The library asks getrandom(2) for them, once in each thread. Here the answer depends on the run's seed in threads that make runs, and is the kernel's in all others.
+//! The library asks getrandom(2) for the seeds, once in each thread. Here the answer depends on the
+//! run's seed in threads that make runs. In all other threads it is the kernel's answer.
 
 use std::cell::Cell;
 
@@ -8,12 +10,13 @@ thread_local! {
     static SEED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// From now on this thread's hash maps are those of `seed`. Must come before the thread's first hash map.
+/// Derives the hash map seeds of this thread from `seed` from now on. Must be called before the
+/// thread makes its first hash map.
 pub fn seed_this_thread(seed: u64) {
     SEED.set(Some(seed));
 }
 
-/// Stands in for the C library's function of this name, in this test only.
+/// Replaces the C library's function of this name, in this test only.
 ///
 /// # Safety
 /// As getrandom(2): `buffer` must have room for `length` bytes.
@@ -30,7 +33,7 @@ pub unsafe extern "C" fn getrandom(
         };
     };
     for at in 0..length {
-        // An xorshift generator: any mixing will do.
+        // A shortened splitmix64 generator; any mixing is good enough here.
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         // SAFETY: `at` is below `length`, for which the caller promised room.

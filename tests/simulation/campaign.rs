@@ -1,4 +1,4 @@
-//! Many seeds: how many, on how many threads, for how long, and where to go on.
+//! A campaign of many seeds: how many, on how many threads, for how long, and where to go on.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,36 +9,36 @@ use parking_lot::Mutex;
 
 use crate::run::{Counts, FAULTS_MIN, Order, Outcome, run};
 
-/// Seeds of the long run.
+/// Number of seeds of the long run.
 const FULL_SEEDS: u64 = 50_000;
 
-/// Seeds of the quick run at most: the same ones on every machine that is fast enough.
+/// Most seeds of the quick run. Every machine that is fast enough runs the same ones.
 const QUICK_SEEDS: u64 = 1_200;
 
-/// The short run takes so long, in seconds, unless `BKFS_SIM_SECONDS` says otherwise.
+/// Length of the short run, in seconds, unless `BKFS_SIM_SECONDS` is set.
 const QUICK_SECONDS: u64 = 60;
 
-/// A piece of the long run takes so long at most, in seconds.
+/// Longest time of one part of the long run, in seconds.
 const PIECE_SECONDS: u64 = 6_600;
 
 /// One of so many seeds is run twice, and must leave the same trace.
 const TWICE: u64 = 8;
 
-/// At every so many seeds it is said how far the run has come.
+/// Number of seeds between two progress messages.
 const TOLD: u64 = 1_000;
 
-/// Failing seeds beyond these are not waited for.
+/// Number of failing seeds at which the campaign stops.
 const FAILURES_MAX: usize = 5;
 
-/// Which seeds to run.
+/// The seeds to run.
 pub struct Campaign {
-    /// The first seed of all pieces.
+    /// The first seed of all parts.
     first_of_all: u64,
-    /// The first of this piece.
+    /// The first seed of this part.
     first: u64,
     end: u64,
     seconds: u64,
-    /// Holds the seed to go on with.
+    /// The file that holds the seed to go on with.
     state: Option<PathBuf>,
 }
 
@@ -46,13 +46,14 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Whether the long counts are asked for.
+/// Whether the long counts are requested.
 pub fn is_full() -> bool {
     std::env::var("BKFS_TEST_FULL").is_ok_and(|value| value == "1")
 }
 
 impl Campaign {
-    /// What the environment asks for: `BKFS_TEST_FULL`, `BKFS_SIM_FIRST` (the first seed), `BKFS_SIM_SEEDS`, `BKFS_SIM_SECONDS`, `BKFS_SIM_STATE` (a file).
+    /// Returns the campaign that the environment requests: `BKFS_TEST_FULL`, `BKFS_SIM_FIRST` (the
+    /// first seed), `BKFS_SIM_SEEDS`, `BKFS_SIM_SECONDS`, `BKFS_SIM_STATE` (a file).
     pub fn asked() -> Self {
         let state = std::env::var_os("BKFS_SIM_STATE").map(PathBuf::from);
         let left_at = state
@@ -77,7 +78,8 @@ impl Campaign {
         }
     }
 
-    /// Runs them. Prints what was done; what failed, with how to replay it, is returned.
+    /// Runs the seeds and prints a summary. Returns the failures, each with the command to replay
+    /// it.
     pub fn make(&self) -> Vec<String> {
         let began = Instant::now();
         let deadline = began + Duration::from_secs(self.seconds);
@@ -123,7 +125,7 @@ impl Campaign {
     }
 }
 
-/// One seed, some of them twice.
+/// Runs one seed; some seeds run twice.
 fn one(seed: u64) -> Result<Outcome, String> {
     let order = Order {
         seed,
@@ -140,14 +142,14 @@ fn one(seed: u64) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// A failure, and how to see it again.
+/// Returns the text of a failure, with the command to replay it.
 pub fn report(seed: u64, failure: &str) -> String {
     format!(
         "seed {seed}: {failure}\n  replay: BKFS_SIM_SEED={seed} cargo test --release -p bkfs-tests --test simulation replay -- --nocapture"
     )
 }
 
-/// What all runs did together.
+/// The sums over all runs.
 #[derive(Default)]
 struct Sums {
     runs: u64,

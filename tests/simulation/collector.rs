@@ -1,4 +1,5 @@
-//! Who collects garbage beside the writers: forgets snapshots, collects, dies in the middle of it, with a clock that is wrong by weeks.
+//! A collector that runs alongside the writers. It forgets snapshots, collects garbage, and can die
+//! at any step; its clock is wrong by weeks.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,13 +18,13 @@ use jiff::SignedDuration;
 use crate::mount::{Wish, open};
 use crate::run::World;
 
-/// How wrong a collector's clock may be, in seconds: 30 days.
+/// The most by which a collector's clock is wrong, in seconds: 30 days.
 const SKEW_S: u64 = 30 * 86_400;
 
-/// Collectors are on hosts from this number on; mounts are on those below.
+/// Lowest number of a collector's host. Mounts run on hosts with lower numbers.
 const HOSTS: u64 = 100;
 
-/// Collects now and then, until `done`.
+/// Collects from time to time, until `done`.
 pub async fn live(world: Rc<World>, number: u64, done: Rc<Cell<bool>>) {
     while !done.get() && !world.has_failed() {
         let pause = Duration::from_millis(world.draw(0..25_000));
@@ -38,7 +39,8 @@ pub async fn live(world: Rc<World>, number: u64, done: Rc<Cell<bool>>) {
         let store = world.machine(steps);
         let machine = store.power.machine;
         let mut wish = Wish::new("-", &world);
-        // A host of its own: a process of another one's host would find it dead, since it knows of itself only.
+        // The collector has a host of its own. A process on a mount's host would take the mount for
+        // dead, since it knows only its own process.
         wish.host = HOSTS + number;
         wish.skew_s = world.draw(0..2 * SKEW_S) as i64 - SKEW_S as i64;
         let said = tokio::select! {
@@ -57,7 +59,7 @@ pub async fn live(world: Rc<World>, number: u64, done: Rc<Cell<bool>>) {
     }
 }
 
-/// Forgets some snapshots, perhaps, and collects. Returns what came of it, in words.
+/// Forgets some snapshots, perhaps, and collects. Returns the outcome in words.
 async fn once(world: &Rc<World>, store: Arc<crate::store::SimStore>, wish: &Wish) -> String {
     let lies = world.shared.faults.lies();
     let refusals = world.shared.faults.refusals();
@@ -77,11 +79,12 @@ async fn once(world: &Rc<World>, store: Arc<crate::store::SimStore>, wish: &Wish
         }
         Err(error) => {
             let text = error.to_string();
-            // The store may lie to a collector, and be silent; else there is nothing that keeps one from its work but another one, to which it gives way.
+            // The store may damage an answer to a collector, or be silent. Otherwise only another
+            // collector can stop it, to which it gives way.
             let is_excused = match error.kind() {
                 ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Refused => true,
                 ErrorKind::Damaged => {
-                    // A list that the store refuses is one that cannot be read.
+                    // If the store refuses a read of a list, the list counts as unreadable.
                     let is_unread = matches!(error, RootError::CondemnedUnknown { .. });
                     let is_refused = world.shared.faults.refusals() > refusals;
                     world.shared.faults.lies() > lies || (is_unread && is_refused)
@@ -96,7 +99,7 @@ async fn once(world: &Rc<World>, store: Arc<crate::store::SimStore>, wish: &Wish
     }
 }
 
-/// One collection.
+/// Runs one collection.
 pub async fn gather(repository: &Repository) -> Result<Collected, RootError> {
     let options = Options {
         undelete_window: SignedDuration::ZERO,
@@ -104,7 +107,8 @@ pub async fn gather(repository: &Repository) -> Result<Collected, RootError> {
         lock_days: None,
         effort: Effort::default(),
     };
-    // An hour later than now: what was just forgotten has expired, whoever's clock said so.
+    // 90 days later than now: snapshots that were just forgotten have expired, by any machine's
+    // clock.
     let now = repository.now() + SignedDuration::from_hours(24 * 90);
     let found = prospect(repository, &options, now).await?;
     match found.is_empty() {
@@ -124,7 +128,7 @@ async fn forget(world: &Rc<World>, repository: &Repository) -> Result<(), RootEr
         if snapshot.most.is_none() {
             return Ok(());
         }
-        // From now on it may be there or not.
+        // From now on it may exist or not.
         snapshot.most = None;
         (snapshot.volume.clone(), snapshot.name.clone())
     };

@@ -1,7 +1,9 @@
-//! The disks of hosts, as the machines of a run reach them.
+//! The disks of hosts, as the machines of a run use them.
 //!
-//! A host's disk outlives the processes on it. A process that dies leaves its files as they are and its locks free; when the power of the host goes, which can only be seen
-//! when nobody lives there any more, what was not synced is lost or torn, and what was removed may be back. While a process runs, the disk may fail once, or be full.
+//! The disk of a host outlives the processes on it. A process that dies leaves its files as they
+//! are and its locks free. When a host loses its power, data that was not synced is lost or torn,
+//! and removed files may be back. This can only be seen when no process lives there any more. While
+//! a process runs, the disk may fail once, or be full.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,21 +19,21 @@ use parking_lot::Mutex;
 use crate::bugs::Bug;
 use crate::store::{Power, SimStore};
 
-/// A host: its disk, and who has been started on it.
+/// A host: its disk, and the processes that were started on it.
 #[derive(Default)]
 pub struct Host {
     disk: SimulatedDisk,
     powers: Vec<Arc<Power>>,
 }
 
-/// What is wrong with a disk while a process runs.
+/// The fault of a disk while a process runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Trouble {
-    /// Nothing.
+    /// No fault.
     None,
     /// The nth operation of a kind fails.
     Fails(DiskOperation, u64),
-    /// It holds so many bytes.
+    /// The disk holds at most so many bytes.
     Full(u64),
 }
 
@@ -48,17 +50,17 @@ impl Trouble {
 }
 
 impl Host {
-    /// Whether somebody has lived here, and nobody does any more.
+    /// Whether at least one process has lived here, and none does any more.
     pub fn is_deserted(&self) -> bool {
         !self.powers.is_empty() && self.powers.iter().all(|power| power.is_dead())
     }
 
-    /// The power was gone meanwhile.
+    /// Applies the loss of power that has happened meanwhile.
     pub fn lose_power(&self, seed: u64) {
         self.disk.crash(&SeededEntropy::new(seed));
     }
 
-    /// Starts a process here, in this trouble and no other.
+    /// Starts a process here, with this trouble and no other.
     pub fn start(&mut self, process: &SimStore, trouble: Trouble) -> Arc<dyn Disk> {
         self.powers.push(process.power.clone());
         self.disk.heal();
@@ -80,16 +82,16 @@ impl Host {
     }
 }
 
-/// A host's disk in the hands of one process.
+/// The disk of a host, as one process uses it.
 #[derive(Debug)]
 struct HostDisk {
     disk: SimulatedDisk,
     process: SimStore,
-    /// [`Bug::SpoolRemovedEarly`]: what its process believes to be there.
+    /// [`Bug::SpoolRemovedEarly`]: the files that the process believes to exist.
     ghosts: Mutex<BTreeMap<PathBuf, Bytes>>,
 }
 
-/// A lock that its process's death lets go.
+/// A lock that is released when its process dies.
 #[derive(Debug)]
 struct HostLock(Arc<Mutex<Option<DiskLock>>>);
 
@@ -100,7 +102,8 @@ impl Drop for HostLock {
 }
 
 impl HostDisk {
-    /// The process may die before it is done, and after: then it never hears of it.
+    /// Counts a step. The process may die before an operation, or after it; then it never gets the
+    /// result.
     async fn step(&self) {
         let power = &self.process.power;
         if !power.is_dead() {
@@ -111,7 +114,7 @@ impl HostDisk {
         }
     }
 
-    /// Something was done: it stands in the trace, and its failure is a fault.
+    /// Records the result of an operation in the trace. A failure counts as a fault.
     fn done<T>(&self, what: &str, path: &Path, result: io::Result<T>) -> io::Result<T> {
         let shared = &self.process.shared;
         let machine = self.process.power.machine;
@@ -131,7 +134,8 @@ impl HostDisk {
         result
     }
 
-    /// [`Bug::SpoolRemovedEarly`]: a journal goes as soon as it is there, and its process does not know.
+    /// [`Bug::SpoolRemovedEarly`]: removes a journal as soon as it was written. Its process does
+    /// not know this.
     async fn forget(&self, path: &Path, parts: &[Bytes]) -> io::Result<()> {
         let is_journal = path.to_string_lossy().contains(".journal+");
         if self.process.bug != Some(Bug::SpoolRemovedEarly) || !is_journal {

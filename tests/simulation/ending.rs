@@ -1,4 +1,5 @@
-//! The end of a mount: by umount(8), or by a signal while the store stands still and processes wait.
+//! The end of a mount: by umount(8), or by a signal while the store stands still and processes
+//! wait.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,25 +11,26 @@ use crate::manners::DRAIN;
 use crate::run::World;
 use crate::writer::{HANGS, Writer};
 
-/// What a mount says that did not wait for the store any longer, and has put all the rest on the disk.
+/// Part of the message of a mount that no longer waits for the store, after it has put all
+/// remaining data on the disk.
 const STAYS: &str = "the rest stays in the spool";
 
-/// When `drain=` has passed a mount ends within this time (SEMANTICS.md, told-to-end).
+/// Time after `drain=` within which a mount ends (SEMANTICS.md, told-to-end).
 const BEYOND: Duration = Duration::from_secs(10);
 
-/// In so many of a hundred mounts a signal comes.
+/// Percentage of the mounts that get a signal.
 const TOLD_PERCENT: u64 = 25;
 
-/// In so many of a hundred of those a process waits in fsync.
+/// Percentage of these in which a process waits in fsync.
 const WAITS_PERCENT: u64 = 40;
 
-/// What is left of a writer whose mount ends.
+/// The parts of a writer that are needed after its mount ends.
 struct Parts {
     world: Rc<World>,
     volume: String,
-    /// Claims of the volume when it was mounted.
+    /// Number of claims of the volume when it was mounted.
     claims: u64,
-    /// There is a spool which holds everything.
+    /// Whether there is a spool with room for everything, on a disk that works.
     has_spool: bool,
 }
 
@@ -46,7 +48,7 @@ impl Parts {
         trace.note(format_args!("{} unmounted: {said}", self.volume));
     }
 
-    /// Somebody else wants the volume.
+    /// Whether another process wants the volume.
     fn is_claimed(&self) -> bool {
         self.world.claims(&self.volume) > self.claims
     }
@@ -70,7 +72,8 @@ impl Writer {
         tokio::time::sleep(Duration::from_millis(self.world.draw(0..70_000))).await;
     }
 
-    /// SIGTERM, whatever the tool is doing: in time everything is in the bucket, or on the disk.
+    /// Ends the mount by SIGTERM while the tool may be working. In time all data is in the bucket,
+    /// or on the disk.
     pub async fn end_by_signal(self) {
         if self.is_falling.get() {
             return;
@@ -94,7 +97,7 @@ impl Writer {
         };
         self.past.borrow_mut().promise(self.power.vitals());
         self.past.borrow_mut().failed();
-        // It leaves the root by itself.
+        // The mount leaves the root by itself.
         self.is_ours.set(true);
         let volume = self.up.assembled.volume();
         let is_excused = |parts: &Parts| {
@@ -134,12 +137,12 @@ impl Writer {
         }
     }
 
-    /// umount(8): everything is in the bucket if this ends well.
+    /// Ends the mount by umount(8). If this succeeds, all data is in the bucket.
     pub async fn unmount(self) {
         let count = self.done_count();
         self.past.borrow_mut().promise(self.power.vitals());
         self.past.borrow_mut().failed();
-        // It leaves the root by itself.
+        // The mount leaves the root by itself.
         self.is_ours.set(true);
         let parts = self.parts();
         let finish = self.up.assembled.finish();

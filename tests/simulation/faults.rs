@@ -1,4 +1,4 @@
-//! What goes wrong in a run: drawn from its seed, counted by kind.
+//! The faults of a run: drawn from its seed, counted by kind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,32 +12,32 @@ use tokio::time::Instant;
 use crate::manners::Manners;
 use crate::weather::{Kind, Struck, Weather};
 
-/// A request that takes longer than this is in trouble, whatever becomes of it.
+/// A request that takes longer than this counts as troubled, even if it succeeds.
 const PROMPT: Duration = Duration::from_secs(1);
 
-/// In so many of a hundred requests for packs the spread of a world shows.
+/// Percentage of the requests for packs that the spread of a world delays.
 const SPREAD_PERCENT: u32 = 30;
 
-/// What happens to a request. Times are on top of the ordinary way there.
+/// The fate of a request. Times are in addition to those of its ordinary way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fate {
-    /// It is carried out and answered.
+    /// The request is carried out and answered.
     Fine,
-    /// It is answered with this error, and not carried out.
+    /// The request is answered with this error, and not carried out.
     Refused(StoreErrorKind),
-    /// It is carried out, and the answer is this error.
+    /// The request is carried out, and the answer is this error.
     Lost(StoreErrorKind),
-    /// It is answered as of unknown outcome at once, and carried out so much later.
+    /// The request is answered as of unknown outcome at once, and carried out this much later.
     Late(Duration),
-    /// It is not answered until the client gives up; carried out or not.
+    /// The request is not answered until the client gives up; carried out or not.
     Hung { applied: bool },
-    /// It stands still as long as the weather does; its connection may be dead by then.
+    /// The request stands still as long as the weather does. Its connection may be dead by then.
     Still { dead: bool },
-    /// The weather refuses it.
+    /// The weather refuses the request.
     Turned(StoreErrorKind),
-    /// A body that is read ends early: so many thousandths of it arrive.
+    /// The body of a read ends early: this many thousandths of it arrive.
     Cut(u16),
-    /// One bit of a body that is read is turned.
+    /// One bit of the body of a read is flipped.
     Flipped(u32),
 }
 
@@ -66,22 +66,23 @@ impl Fate {
     }
 }
 
-/// A request's way to the store and back.
+/// The way of a request to the store and back.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
-    /// Until it is carried out.
+    /// Time until the request is carried out.
     pub there: Duration,
-    /// Until the answer arrives.
+    /// Time from then until the answer arrives.
     pub back: Duration,
-    /// Of those, the time in which bytes of it move.
+    /// The part of this time in which bytes of the request move.
     pub moving: Duration,
-    /// What happens.
+    /// The fate of the request.
     pub fate: Fate,
-    /// If its machine dies meanwhile: whether it was sent already.
+    /// If its machine dies meanwhile: whether the request was sent already.
     pub sent: bool,
 }
 
-/// How often which fault strikes, in ten thousandths of all requests. Each run draws its own, so that some are quiet but for one kind.
+/// The rate of each fault, in ten thousandths of all requests. Each run draws its own rates, so
+/// that in some runs only one kind of fault occurs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rates {
     pub refused: u32,
@@ -97,14 +98,14 @@ pub struct Rates {
 }
 
 impl Way {
-    /// Whether it goes as it should.
+    /// Whether the request goes as it should.
     pub fn is_well(&self) -> bool {
         self.fate == Fate::Fine && self.there + self.back < PROMPT
     }
 }
 
 impl Rates {
-    /// The rates of a run.
+    /// Draws the rates of a run.
     pub fn draw(random: &mut StdRng) -> Self {
         let mut rate = |most: u32| match random.random_range(0..10) {
             0..4 => 0,
@@ -138,12 +139,13 @@ struct State {
     rates: Rates,
     weather: Weather,
     struck: BTreeMap<&'static str, u64>,
-    /// How many ask for rest.
+    /// Number of callers that hold a [`Rest`].
     rests: u32,
 }
 
 impl Faults {
-    /// The faults of the run of this seed, at these rates. Must be made within the run's runtime.
+    /// Returns the faults of the run of this seed, at these rates. Must be called within the run's
+    /// runtime.
     pub fn new(seed: u64, rates: Rates, manners: Manners) -> Self {
         Self {
             start: Instant::now(),
@@ -158,37 +160,37 @@ impl Faults {
         }
     }
 
-    /// Nothing goes wrong any more.
+    /// Ends all faults, from now on.
     pub fn heal(&self) {
         let mut state = self.state.lock();
         state.rates = Rates::default();
         state.weather.heal();
     }
 
-    /// Nothing goes wrong until the answer is dropped.
+    /// Suspends all faults until the result is dropped.
     pub fn rest(&self) -> Rest<'_> {
         self.state.lock().rests += 1;
         Rest(self)
     }
 
-    /// A fault of another kind struck.
+    /// Counts a fault of another kind.
     pub fn count(&self, kind: &'static str) {
         *self.state.lock().struck.entry(kind).or_default() += 1;
     }
 
-    /// How often which struck.
+    /// Returns how often each kind of fault struck.
     pub fn struck(&self) -> BTreeMap<&'static str, u64> {
         self.state.lock().struck.clone()
     }
 
-    /// How often a body arrived that was not what the bucket holds.
+    /// Returns how often a body arrived that differs from the one in the bucket.
     pub fn lies(&self) -> u64 {
         let state = self.state.lock();
         let of = |fate: Fate| state.struck.get(fate.name()).copied().unwrap_or(0);
         of(Fate::Cut(0)) + of(Fate::Flipped(0))
     }
 
-    /// How often the weather refused a request.
+    /// Returns how often the weather refused a request.
     pub fn refusals(&self) -> u64 {
         let state = self.state.lock();
         let of = |kind| {
@@ -201,7 +203,7 @@ impl Faults {
             + of(StoreErrorKind::Invalid)
     }
 
-    /// The longest time since then in which the weather was bad again and again.
+    /// Returns the longest time since `since` in which the weather was bad again and again.
     pub fn longest_weather(&self, since: Instant) -> Duration {
         let now_ms = self.ms(Instant::now());
         let since_ms = self.ms(since);
@@ -212,12 +214,12 @@ impl Faults {
         at.duration_since(self.start).as_millis() as u64
     }
 
-    /// How many struck in all.
+    /// Returns the number of faults of all kinds.
     pub fn total(&self) -> u64 {
         self.state.lock().struck.values().sum()
     }
 
-    /// What happens to a request that sends so many bytes.
+    /// Draws the way of a request that sends this many bytes.
     pub fn draw(&self, operation: Operation, key: &str, bytes: usize) -> Way {
         let now_ms = self.ms(Instant::now());
         let mut state = self.state.lock();
@@ -268,7 +270,7 @@ impl Faults {
         }
     }
 
-    /// How long so many bytes take.
+    /// Returns the time that this many bytes take on a connection.
     pub fn moving(&self, bytes: usize) -> Duration {
         match self.manners.rate {
             Some(rate) => Duration::from_micros(bytes as u64 * 1_000_000 / rate),
@@ -276,13 +278,13 @@ impl Faults {
         }
     }
 
-    /// After so long without progress a client gives a request up.
+    /// Returns the time without progress after which a client breaks a request off.
     pub fn silence(&self) -> Duration {
         self.manners.silence()
     }
 }
 
-/// While this lives nothing goes wrong.
+/// Suspends all faults while it lives.
 pub struct Rest<'a>(&'a Faults);
 
 impl Drop for Rest<'_> {
@@ -317,7 +319,7 @@ fn fate(random: &mut StdRng, rates: &Rates, operation: Operation) -> Fate {
         // Another write to the object was under way: this one was not made.
         Some(2) if operation == Operation::Replace => Fate::Refused(StoreErrorKind::Conflict),
         Some(3) if write => Fate::Lost(StoreErrorKind::OutcomeUnknown),
-        // A client's own repetition meets what its first attempt has done.
+        // A client repeats a request, and the repetition meets the result of the first attempt.
         Some(4) => refusal.map_or(Fate::Fine, Fate::Lost),
         Some(5) if write => Fate::Late(Duration::from_millis(random.random_range(1..200_000))),
         Some(6) => Fate::Hung {

@@ -1,4 +1,4 @@
-//! Files that a tool keeps open, and what becomes of them when their mount loses something.
+//! Files that a tool keeps open, and their state after their mount loses data.
 
 use bkfs::volume::error::VolumeError;
 use bkfs_fuse::{Handle, Ino, OpenFlags, Read, Write};
@@ -7,13 +7,13 @@ use crate::alphabet::{Op, Path, bytes};
 use crate::client::{CALLER, Client};
 use crate::writer::{End, Writer, is_trouble, shown};
 
-/// `.bkfs/control`.
+/// The inode of `.bkfs/control`.
 const CONTROL: Ino = Ino(6);
 
-/// Files that are open at the same time, at most.
+/// Most files that are open at the same time.
 const HELD_MAX: usize = 3;
 
-/// What a mount with a loss answers whoever had open what it lost.
+/// The error of a mount with a loss, for handles that were open on lost data.
 const LOST: i32 = libc::EIO;
 
 /// A file that is open.
@@ -21,9 +21,10 @@ pub struct Held {
     path: Path,
     ino: Ino,
     handle: Handle,
-    /// What was last written through it is the last of so many operations; none if nothing was.
+    /// The number of operations up to the last write through this handle, or `None` if there was no
+    /// write.
     written: Option<usize>,
-    /// Some of that is lost.
+    /// Whether some of these writes are lost.
     is_broken: bool,
 }
 
@@ -61,11 +62,11 @@ impl Client {
     }
 
     async fn release(&self, (ino, handle): (Ino, Handle)) {
-        // Nothing is lost with a release.
+        // A release loses no data, so its result does not matter.
         let _ = self.ask(|vfs, reply| vfs.release(ino, handle, reply)).await;
     }
 
-    /// Asks the mount itself, by its control file.
+    /// Sends a request to the mount itself, through its control file.
     async fn control(&self, request: &[u8]) -> Result<Vec<u8>, i32> {
         let handle = self.open(CONTROL).await?;
         self.put((CONTROL, handle), 0, request).await?;
@@ -91,7 +92,7 @@ impl Writer {
             return;
         };
         let client = &self.up.client;
-        // Read, so that links and directories are refused.
+        // The read makes sure that links and directories are refused.
         if client.apply(&Op::Read(path.clone(), 0, 1)).await.is_err() {
             return;
         }
@@ -110,7 +111,7 @@ impl Writer {
         }
     }
 
-    /// Does something with a file that is open.
+    /// Uses a file that is open.
     pub async fn use_held(&self) -> Result<Option<End>, String> {
         let count = self.held.borrow().len();
         if count == 0 {
@@ -140,7 +141,7 @@ impl Writer {
         Ok(None)
     }
 
-    /// Writes through it, and closes a duplicate of it.
+    /// Writes through the handle, and closes a duplicate of it.
     async fn write_held(&self, held: &mut Held) -> Result<Option<End>, String> {
         let (offset, length) = (self.world.draw(0..100_000), self.world.draw(1..60_000));
         let seed = self.world.draw(0..256) as u8;
@@ -179,7 +180,7 @@ impl Writer {
         }
     }
 
-    /// What was open at a loss, and has lost something, fails until its release.
+    /// Checks that a handle which was open at a loss, and has lost data, fails until its release.
     async fn is_refused(&self, held: &Held) -> Result<(), String> {
         let client = &self.up.client;
         let open = (held.ino, held.handle);
@@ -201,7 +202,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Something is lost, for no reason.
+    /// Makes the mount lose data without a cause.
     pub fn lose(&self) {
         if let Some(volume) = self.up.assembled.volume() {
             self.note(format_args!("loses"));
@@ -213,7 +214,7 @@ impl Writer {
         }
     }
 
-    /// `bkfs status --acknowledge`. True if the mount goes on.
+    /// Runs `bkfs status --acknowledge`. Returns whether the mount goes on.
     pub async fn acknowledge(&self) -> Result<bool, String> {
         let was_taken = self.past.borrow().is_taken();
         self.is_falling.set(true);

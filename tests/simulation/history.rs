@@ -1,4 +1,5 @@
-//! What a volume may hold: the states that its writer has been through, and which of them must not be lost.
+//! The states that a volume may have: those that its writer has been through, and which of them
+//! must not be lost.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,60 +12,64 @@ use crate::model::Model;
 use crate::store::Vitals;
 use crate::volume::is_question;
 
-/// Where the store does its part, what is closed is in the bucket after so long: within a second a
-/// journal begins (SEMANTICS.md, close-is-bounded).
+/// Time after which closed data is in the bucket, if the store does its part: a journal begins
+/// within a second (SEMANTICS.md, close-is-bounded).
 const CLOSED_WITHIN: Duration = Duration::from_secs(3);
 
-/// And any change after so long: a commit begins after 30 s.
+/// Time after which any change is in the bucket, if the store does its part: a commit begins after
+/// 30 s.
 const COMMITTED_WITHIN: Duration = Duration::from_secs(45);
 
-/// Where the store acknowledges nothing, what is closed is in the spool after so long: 10 s, and a
-/// few (SEMANTICS.md, close-in-an-outage).
+/// Time after which closed data is in the spool, if the store acknowledges nothing: 10 s, and a few
+/// (SEMANTICS.md, close-in-an-outage).
 const KEPT_WITHIN: Duration = Duration::from_secs(15);
 
-/// The life of one mount: the state that it began with, and all that was asked of it, in order.
+/// The life of one mount: the state that it began with, and all operations that were asked of it,
+/// in order.
 pub struct Lineage {
     base: Model,
     ops: Vec<Op>,
     now: Model,
-    /// States before this one are gone for good: this many operations were acknowledged as durable.
+    /// Number of operations that were acknowledged as durable. States before the last of them are
+    /// gone for good.
     acknowledged: usize,
-    /// So many operations were acknowledged by the disk of this host alone.
+    /// Number of operations that only the disk of this host has acknowledged.
     kept: usize,
-    /// Where it was, if the host has a disk.
+    /// The host, if it has a disk.
     home: Option<Home>,
-    /// What was answered when, oldest first.
+    /// The operations that were answered and the times of the answers, oldest first.
     answered: Vec<Answered>,
-    /// Nothing more counts as promised by the time that passes: the mount has failed.
+    /// Whether the mount has failed. The passing of time then promises nothing more.
     has_failed: bool,
-    /// The volume was taken over, and the taker found the state after this many operations, which looks like this.
+    /// If the volume was taken over: the number of operations in the state that the new holder
+    /// found, and that state.
     taken: Option<(usize, Dump)>,
 }
 
 /// An operation that was answered.
 #[derive(Clone, Copy, Debug)]
 struct Answered {
-    /// It was the last of so many.
+    /// Number of operations up to this one.
     count: usize,
     at: Instant,
-    /// It wrote to a file, which close(2) has answered.
+    /// Whether it wrote to a file, and close(2) was answered.
     is_close: bool,
 }
 
 /// The host of a mount with a spool.
 #[derive(Clone, Copy, Debug)]
 pub struct Home {
-    /// Its number.
+    /// The number of the host.
     pub host: u64,
-    /// Its disk is enough for fsync.
+    /// Whether its disk is enough for fsync.
     pub is_local: bool,
-    /// Its disk never fails.
+    /// Whether its disk never fails.
     pub is_disk_well: bool,
-    /// And its spool is large.
+    /// Whether its disk never fails and its spool is large.
     pub is_well: bool,
 }
 
-/// A lineage in several hands of one thread.
+/// A lineage that several owners in one thread share.
 pub type Shared = Rc<RefCell<Lineage>>;
 
 /// A snapshot that was asked for.
@@ -75,19 +80,19 @@ pub struct Snapshot {
     pub name: String,
     /// The mount that was asked.
     pub lineage: Shared,
-    /// It is the state after so many operations at least.
+    /// Least number of operations in its state.
     pub least: usize,
-    /// And at most; none if it was not acknowledged.
+    /// Most operations in its state, or `None` if the snapshot was not acknowledged.
     pub most: Option<usize>,
 }
 
 impl Lineage {
-    /// A mount that begins with `base`.
+    /// Returns the lineage of a mount that begins with `base`.
     pub fn new(base: Model) -> Shared {
         Self::on(base, None)
     }
 
-    /// The same, with a spool on a host.
+    /// Returns the same lineage, with a spool on a host.
     pub fn on(base: Model, home: Option<Home>) -> Shared {
         Rc::new(RefCell::new(Lineage {
             now: base.clone(),
@@ -102,13 +107,13 @@ impl Lineage {
         }))
     }
 
-    /// An operation is about to be asked for; what the answer must be.
+    /// Records an operation that is about to be asked for. Returns the answer that it must get.
     pub fn ask(&mut self, op: &Op) -> Answer {
         self.ops.push(op.clone());
         self.now.apply(op)
     }
 
-    /// The last operation that was asked for is answered, and done.
+    /// Records that the last operation was answered, and done.
     pub fn answered(&mut self) {
         let op = self.ops.last();
         let is_close = matches!(op, Some(Op::Write(..) | Op::Append(..)));
@@ -119,8 +124,8 @@ impl Lineage {
         });
     }
 
-    /// What a machine has promised by the time that went by, as its store treated it: from now on
-    /// that counts as acknowledged. True if that is more than was acknowledged before.
+    /// Counts as acknowledged all operations that a machine has promised by the passing of time,
+    /// given how its store treated it. Returns whether that is more than was acknowledged before.
     pub fn promise(&mut self, vitals: Vitals) -> bool {
         if self.has_failed || self.taken.is_some() {
             return false;
@@ -148,16 +153,16 @@ impl Lineage {
         before != (self.acknowledged, self.kept)
     }
 
-    /// The mount has failed: what it had promised before is all.
+    /// Records that the mount has failed: it promises nothing more.
     pub fn failed(&mut self) {
         self.has_failed = true;
     }
 
-    /// The mount has lost something and goes on with the state that is `seen`. Returns after how
-    /// many operations that is; what was asked for after them is gone.
+    /// Records that the mount has lost data and goes on with the state `seen`. Returns the number
+    /// of operations in that state; later operations are gone.
     ///
     /// # Errors
-    /// It is no such state, or older than what was acknowledged.
+    /// A text, if the mount never had this state, or if it is older than the acknowledged one.
     pub fn fall_back(&mut self, seen: &Dump) -> Result<usize, String> {
         let least = self.acknowledged.max(self.kept);
         let Some((count, model)) = self.find(seen, least, self.ops.len()) else {
@@ -170,25 +175,25 @@ impl Lineage {
         Ok(count)
     }
 
-    /// How many operations were asked for.
+    /// Returns the number of operations that were asked for.
     pub fn length(&self) -> usize {
         self.ops.len()
     }
 
-    /// The last operations that were asked for.
+    /// Returns the last `count` operations that were asked for.
     pub fn tail(&self, count: usize) -> Vec<Op> {
         self.ops[self.ops.len().saturating_sub(count)..].to_vec()
     }
 
-    /// The state after all of them.
+    /// Returns the state after all operations.
     pub fn now(&self) -> &Model {
         &self.now
     }
 
-    /// The first `count` operations were acknowledged as durable.
+    /// Records that the first `count` operations were acknowledged as durable.
     ///
     /// # Errors
-    /// The volume was taken over before, without them.
+    /// A text, if the volume was taken over before, without them.
     pub fn acknowledge(&mut self, count: usize) -> Result<(), String> {
         if let Some((taken, seen)) = &self.taken
             && count > *taken
@@ -202,7 +207,8 @@ impl Lineage {
         Ok(())
     }
 
-    /// The first `count` operations were acknowledged by fsync: by the disk of the host, where that is enough.
+    /// Records that fsync acknowledged the first `count` operations. With `fsync=local` the
+    /// acknowledgement is that of the host's disk.
     ///
     /// # Errors
     /// As [`Lineage::acknowledge`].
@@ -216,17 +222,17 @@ impl Lineage {
         }
     }
 
-    /// The disk of the host has the first `count` operations.
+    /// Records that the disk of the host has the first `count` operations.
     pub fn keep(&mut self, count: usize) {
         self.kept = self.kept.max(count);
     }
 
-    /// The host, if it has a disk.
+    /// Returns the host, if it has a disk.
     pub fn host(&self) -> Option<u64> {
         self.home.map(|home| home.host)
     }
 
-    /// Whether there is a spool that holds everything, on a disk that works.
+    /// Whether there is a spool with room for everything, on a disk that works.
     pub fn has_good_spool(&self) -> bool {
         self.home.is_some_and(|home| home.is_well)
     }
@@ -236,12 +242,13 @@ impl Lineage {
         self.home.is_some_and(|home| !home.is_disk_well)
     }
 
-    /// Whether fsync is content with the disk of the host.
+    /// Whether the disk of the host is enough for fsync.
     pub fn is_local(&self) -> bool {
         self.home.is_some_and(|home| home.is_local)
     }
 
-    /// Whether something was acknowledged by the disk of the host that the successor does not have: it must have become a snapshot.
+    /// Whether the disk of the host has acknowledged operations that the successor does not have.
+    /// They must have become a snapshot.
     pub fn is_owed(&self) -> bool {
         match &self.taken {
             Some((_, seen)) => {
@@ -251,23 +258,23 @@ impl Lineage {
         }
     }
 
-    /// Whether this is a state that holds all that was acknowledged here.
+    /// Whether this state holds all operations that were acknowledged here.
     pub fn is_paid_by(&self, seen: &Dump) -> bool {
         self.find(seen, self.kept, self.ops.len()).is_some()
     }
 
-    /// Whether somebody else has the volume.
+    /// Whether another mount has the volume.
     pub fn is_taken(&self) -> bool {
         self.taken.is_some()
     }
 
-    /// The newest state between `least` and `most` operations that looks like `seen`.
+    /// Returns the newest state between `least` and `most` operations that equals `seen`.
     pub fn find(&self, seen: &Dump, least: usize, most: usize) -> Option<(usize, Model)> {
         let mut model = self.base.clone();
         let (mut found, mut is_like) = (None, None);
         for count in 0..=most.min(self.ops.len()) {
             if count > 0 {
-                // What it answered was compared when it was asked.
+                // The answer of the operation was compared when it was asked.
                 let op = &self.ops[count - 1];
                 if model.apply(op).is_ok() && !is_question(op) {
                     is_like = None;
@@ -285,11 +292,12 @@ impl Lineage {
         Some((found, model))
     }
 
-    /// The state that a successor found, which must be none that is older than what was acknowledged; a successor `at_home`, on the same host before anybody else, finds what
-    /// the disk acknowledged, too.
+    /// Records the state that a successor found. It must not be older than the acknowledged one. A
+    /// successor `at_home`, which is on the same host with no other mount in between, also finds
+    /// what the disk has acknowledged.
     ///
     /// # Errors
-    /// It is no such state.
+    /// A text, if the mount never had this state, or if it is older than the acknowledged one.
     pub fn succeed(&mut self, seen: &Dump, at_home: bool) -> Result<Model, String> {
         let least = match at_home {
             true => self.acknowledged.max(self.kept),
@@ -304,7 +312,7 @@ impl Lineage {
         }
     }
 
-    /// Why `seen` is none of the states from `least` to `most`.
+    /// Returns a text that says why `seen` is none of the states from `least` to `most`.
     pub fn explain(&self, seen: &Dump, least: usize, most: usize) -> String {
         let older = self.find(seen, 0, self.ops.len());
         match older {
@@ -330,7 +338,7 @@ impl Lineage {
     }
 }
 
-/// Where two trees differ, a line for each path.
+/// Returns the differences between two trees, one line for each path.
 pub fn differences(expected: &Dump, seen: &Dump) -> String {
     let paths: std::collections::BTreeSet<_> = expected.keys().chain(seen.keys()).collect();
     let mut text = String::new();

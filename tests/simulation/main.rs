@@ -1,4 +1,5 @@
-//! Deterministic simulation: the engine among machines that crash, a network that lies and a bucket that does not, all from one seed. See README.md.
+//! Deterministic simulation: the engine on machines that crash, over a network that loses and
+//! damages, with a bucket that does neither. Everything derives from one seed. See README.md.
 
 #[path = "../reference/alphabet.rs"]
 mod alphabet;
@@ -32,14 +33,15 @@ use bugs::Bug;
 use campaign::{Campaign, report};
 use run::{Order, run, run_here};
 
-/// As many seeds as time allows, or all of the long run: nothing that was acknowledged is lost or wrong.
+/// Runs as many seeds as time allows, or all seeds of the long run. No acknowledged operation may
+/// be lost or wrong.
 #[test]
 fn nothing_acknowledged_is_lost() {
     let failures = Campaign::asked().make();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The run of one seed (`BKFS_SIM_SEED`), with all that happens in it.
+/// Runs one seed (`BKFS_SIM_SEED`) and prints everything that happens in it.
 #[test]
 fn replay() {
     let Some(seed) = std::env::var("BKFS_SIM_SEED").ok() else {
@@ -73,10 +75,10 @@ fn replay() {
     );
 }
 
-/// Seeds that are tried for each planted mistake.
+/// Number of seeds that are tried for each planted mistake.
 const SEEDS_PER_BUG: u64 = 300;
 
-/// Every planted mistake is noticed.
+/// A run notices each planted mistake.
 #[test]
 fn planted_mistakes_are_seen() {
     let mut unseen = Vec::new();

@@ -1,4 +1,5 @@
-//! How the machines of a world are set up: what people say by options, and how large things are.
+//! The settings of the machines in a world: their mount options, and the sizes of memory, packs and
+//! spool.
 
 use std::time::Duration;
 
@@ -11,54 +12,57 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// The product's default of `drain=`.
 pub const DRAIN: Duration = Duration::from_secs(600);
 
-/// Memory of a mount, in bytes, so that writers have to wait for it.
+/// A memory budget of a mount, in bytes, that is so small that writers have to wait.
 const LITTLE_MEMORY_BYTES: u64 = 4 << 20;
 
 /// The product's default of `memory=`, in bytes.
 const MEMORY_BYTES: u64 = 512 << 20;
 
-/// Packs are closed at this size, in bytes, so that small files make many.
+/// A size at which packs are closed, in bytes, so that small files make many packs.
 const SMALL_PACK_BYTES: u64 = 128 << 10;
 
-/// And at this one, in bytes, so that the metadata of one commit makes many, which arrive in any order.
+/// A smaller size, in bytes, so that the metadata of one commit makes many packs, which arrive in
+/// any order.
 const TINY_PACK_BYTES: u64 = 8 << 10;
 
 /// The product's size of packs, in bytes.
 const PACK_BYTES: u64 = 16 << 20;
 
-/// A spool that is full at times, in bytes.
+/// The size of a spool that is full at times, in bytes.
 const SMALL_SPOOL_BYTES: u64 = 2 << 20;
 
-/// One that is not: the product's default of `spool_size=`, in bytes.
+/// The size of a spool that never is: the product's default of `spool_size=`, in bytes.
 pub const SPOOL_BYTES: u64 = 4 << 30;
 
-/// What all mounts of a world have in common.
+/// The settings that all mounts of a world have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct Manners {
     /// `timeout=`.
     pub timeout: Duration,
     /// `memory=`, in bytes.
     pub memory_bytes: u64,
-    /// The size at which packs are closed.
+    /// The size at which packs are closed, in bytes.
     pub pack_bytes: u64,
     /// `spool_size=`, in bytes.
     pub spool_bytes: u64,
-    /// Extended attributes are long, so that a commit makes many nodes of the tree.
+    /// Whether extended attributes are long, so that a commit makes many nodes of the tree.
     pub is_wide: bool,
-    /// Some writes are so large that close(2) waits for their data.
+    /// Whether some writes are so large that close(2) waits for their data.
     pub is_large: bool,
-    /// Nothing goes wrong on the way but for the weather.
+    /// Whether there are no faults other than the weather.
     pub is_calm: bool,
-    /// Packs take up to so long, in milliseconds, beside their bytes: they arrive in any order.
+    /// Longest extra time of a pack, in milliseconds, in addition to the time for its bytes. With
+    /// it, packs arrive in any order.
     pub spread_ms: u64,
-    /// Bytes per second of each connection; none for as many as there are.
+    /// Rate of each connection in bytes per second, or `None` for no limit.
     pub rate: Option<u64>,
-    /// Between two spells of weather there are up to twice so many milliseconds.
+    /// Half of the longest time between the beginnings of two spells of weather, in milliseconds,
+    /// or `None` for no weather.
     pub gap_ms: Option<u64>,
 }
 
 impl Manners {
-    /// The manners of a run.
+    /// Draws the settings of a run.
     pub fn draw(random: &mut StdRng) -> Self {
         let mut chance = |percent: u32| random.random_range(0..100) < percent;
         let (is_default, is_short) = (chance(70), chance(50));
@@ -102,13 +106,13 @@ impl Manners {
         }
     }
 
-    /// After so long without progress a store's client breaks a request off: a quarter of
-    /// `timeout=`, from 4 s to a minute.
+    /// Returns the time without progress after which a client of the store breaks a request off: a
+    /// quarter of `timeout=`, from 4 s to 60 s.
     pub fn silence(&self) -> Duration {
         (self.timeout / 4).clamp(Duration::from_secs(4), Duration::from_secs(60))
     }
 
-    /// The spool holds whatever a world writes.
+    /// Whether the spool has room for everything that a world writes.
     pub fn has_large_spool(&self) -> bool {
         self.spool_bytes == SPOOL_BYTES
     }

@@ -42,7 +42,7 @@ impl Clock for SkewedClock {
     }
 }
 
-/// The processes of a machine: one of ours, at most.
+/// The table of processes of a machine: one process at most.
 #[derive(Debug)]
 struct OneProcess(u32);
 
@@ -55,38 +55,38 @@ impl Processes for OneProcess {
     }
 }
 
-/// What a mount is asked for.
+/// The parameters of a mount.
 #[derive(Clone)]
 pub struct Wish {
     /// The volume.
     pub volume: String,
-    /// Take it over.
+    /// Whether to take the volume over.
     pub steal: bool,
-    /// One snapshot only, read-only.
+    /// The only snapshot to mount, read-only.
     pub snapshot: Option<String>,
-    /// The volume as of its last commit, read-only.
+    /// Whether to mount the volume as of its last commit, read-only.
     pub read_only: bool,
-    /// The host: processes of one host know of each other's death.
+    /// The host. The processes of one host can see whether the others are dead.
     pub host: u64,
-    /// The process on it.
+    /// The number of the process on it.
     pub process: u32,
     /// Seconds by which the clock is wrong.
     pub skew_s: i64,
-    /// The seed of all that it draws.
+    /// The seed of the machine's randomness.
     pub seed: u64,
     /// The host's disk, for a spool.
     pub disk: Option<Arc<dyn Disk>>,
-    /// Nothing is wrong with it.
+    /// Whether the disk has no fault.
     pub is_disk_well: bool,
-    /// The spool is enough for fsync.
+    /// Whether the spool is enough for fsync.
     pub is_local: bool,
-    /// It is `bkfs session end`, which takes the volume and is done.
+    /// Whether this is `bkfs session end`, which takes the volume over and ends.
     pub ends_session: bool,
-    /// What all mounts of the world have in common.
+    /// The settings that all mounts of the world have in common.
     pub manners: Manners,
 }
 
-/// Why a mount did not come up.
+/// The reason why a mount did not come up.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     #[error(transparent)]
@@ -103,7 +103,7 @@ pub struct Mount {
     pub repository: Arc<Repository>,
 }
 
-/// The machine that a wish comes from.
+/// Returns the machine that the mount runs on.
 pub fn machine(wish: &Wish) -> Machine {
     Machine {
         clock: Arc::new(SkewedClock {
@@ -156,7 +156,7 @@ pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused>
         disk,
         root: "/spool".into(),
         limit_bytes: match wish.ends_session {
-            // As the command has it.
+            // As in the command.
             true => 0,
             false => wish.manners.spool_bytes,
         },
@@ -189,10 +189,10 @@ pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused>
 }
 
 impl Mount {
-    /// All that is there.
+    /// Returns the whole tree.
     ///
     /// # Errors
-    /// What could not be read, as text.
+    /// The path that could not be read and its errno, as text.
     pub async fn dump(&self) -> Result<Dump, String> {
         let dump = self.client.dump().await;
         dump.map_err(|(path, errno)| format!("{}: errno {errno}", path.escape_ascii()))

@@ -27,84 +27,87 @@ use crate::store::{Power, Shared, SimStore};
 use crate::trace::Trace;
 use crate::{collector, verify, volume};
 
-/// Each run strikes so often, or it fails.
+/// Number of faults that must strike in each run, or else the run fails.
 pub const FAULTS_MIN: u64 = 20;
 
-/// In so many of a hundred worlds mounts have a spool on the disk of their host.
+/// Percentage of the worlds in which mounts have a spool on the disk of their host.
 const DISK_PERCENT: u32 = 80;
 
-/// In so many of a hundred mounts with a spool fsync is content with it.
+/// Percentage of the mounts with a spool that run with `fsync=local`.
 const LOCAL_PERCENT: u64 = 40;
 
-/// In so many of a hundred mounts with a spool its disk fails or is full.
+/// Percentage of the mounts with a spool whose disk fails or is full.
 const TROUBLE_PERCENT: u64 = 25;
 
-/// In worlds with large writes, so many of a hundred are.
+/// Percentage of the writes that are large, in worlds with large writes.
 const LARGE_PERCENT: u64 = 20;
 
-/// The largest request, in bytes.
+/// Size of the largest request, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
 
-/// In wide worlds extended attributes are so much longer, and shorter than so many bytes.
+/// Factor by which extended attributes are longer in wide worlds, and the limit of their length in
+/// bytes.
 const WIDER: usize = 150;
 const XATTR_BYTES: usize = 50_000;
 
-/// Collectors beside the writers, in worlds that have any.
+/// Collectors that run alongside the writers, in worlds that have any.
 const COLLECTORS: u64 = 2;
 
-/// One of so many worlds with disks has collectors; in the others all that a disk alone has must be recovered. All worlds without disks have them.
+/// One of so many worlds with disks has collectors. In the others, everything that only a disk has
+/// must be recovered. All worlds without disks have collectors.
 const COLLECTED_DISKS: u64 = 2;
 
-/// A run that takes longer than this, on its own clock, is stuck.
+/// A run that takes longer than this on its own clock is stuck.
 const STUCK: Duration = Duration::from_secs(48 * 3600);
 
-/// A run that takes longer than this, on the machine's clock, turns in a circle. Most take less than a tenth of a second.
+/// A run that takes longer than this on the machine's clock is in an endless loop. Most runs take
+/// less than 0.1 s.
 const CIRCLES: Duration = Duration::from_secs(60);
 
-/// How a run is made.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
-    /// All that is random comes from it.
+    /// The seed of all randomness.
     pub seed: u64,
-    /// Print what happens.
+    /// Whether to print the events.
     pub printed: bool,
     /// A mistake to plant.
     pub bug: Option<Bug>,
 }
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Outcome {
-    /// What was wrong, if anything.
+    /// The error that was found, if any.
     pub failure: Option<String>,
     /// The hash of its trace.
     pub trace: String,
-    /// Lines of its trace.
+    /// Number of lines of its trace.
     pub lines: u64,
     /// Faults by kind.
     pub faults: BTreeMap<String, u64>,
-    /// Operations, acknowledged snapshots, and mounts.
+    /// Operations, acknowledged snapshots, mounts and other counts.
     pub counts: Counts,
 }
 
 impl Outcome {
-    /// As a line, for another process.
+    /// Returns the outcome as a line, for another process.
     pub fn line(&self) -> String {
         let text = serde_json::to_string(self).expect("it has no odd keys");
         format!("{LINE}{text}")
     }
 
-    /// The inverse, from all that a process said.
+    /// Parses the line from the whole output of a process.
     fn parse(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.split_once(LINE))?.1;
         serde_json::from_str(line).ok()
     }
 }
 
-/// What a line of an outcome begins with.
+/// The prefix of a line with an outcome.
 const LINE: &str = "OUTCOME ";
 
-/// What was done in a run.
+/// Counts of the events in a run.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub struct Counts {
     pub operations: u64,
@@ -112,27 +115,29 @@ pub struct Counts {
     pub snapshots: u64,
     pub mounts: u64,
     pub takeovers: u64,
-    /// Snapshots made of what only a disk had.
+    /// Snapshots made of data that only a disk had.
     pub recovered: u64,
-    /// Spools that could not become one, since somebody had collected what they stand on, and stayed.
+    /// Spools that stayed and could not become a snapshot, since a collector had deleted objects
+    /// that they refer to.
     pub stranded: u64,
     /// Collections that ended well, and packs that they deleted.
     pub collections: u64,
     pub freed: u64,
-    /// Worlds in which somebody collects.
+    /// Worlds with collectors.
     pub collected_worlds: u64,
-    /// Successors that had to find what a close, or the time since a change, had promised.
+    /// Successors that had to find data because a close(2), or the time since a change, had
+    /// promised it.
     pub promises: u64,
     /// Mounts that were told to end.
     pub told: u64,
-    /// Losses that were acknowledged, and handles that were open on what was lost.
+    /// Losses that were acknowledged, and uses of handles that were open on lost data.
     pub acknowledged: u64,
     pub broken: u64,
     /// Sessions that were ended by command.
     pub ended: u64,
 }
 
-/// What all actors of a run share.
+/// The state that all actors of a run share.
 pub struct World {
     pub order: Order,
     pub shared: Arc<Shared>,
@@ -140,20 +145,20 @@ pub struct World {
     runner: RefCell<TestRunner>,
     pub snapshots: RefCell<Vec<Snapshot>>,
     pub counts: RefCell<Counts>,
-    /// What all mounts of this world have in common.
+    /// The settings that all mounts of this world have in common.
     pub manners: Manners,
-    /// How often a volume was asked for.
+    /// How often each volume was asked for.
     pub claims: RefCell<BTreeMap<String, u64>>,
-    /// In this world mounts have spools.
+    /// Whether mounts have spools in this world.
     pub has_disks: bool,
-    /// In this world somebody forgets and collects.
+    /// Whether collectors forget snapshots and collect in this world.
     pub has_collectors: bool,
-    /// The hosts' disks, by volume and host.
+    /// The disks of the hosts, by volume and host.
     pub hosts: RefCell<BTreeMap<(String, u64), Host>>,
-    /// Every mount's past, by volume.
+    /// The history of every mount, by volume.
     pub pasts: RefCell<Vec<(String, Past)>>,
     machines: RefCell<u64>,
-    /// The first thing that was wrong.
+    /// The first error that was found.
     failure: RefCell<Option<String>>,
 }
 
@@ -194,22 +199,22 @@ impl World {
         })
     }
 
-    /// A number of the range.
+    /// Returns a number in the range.
     pub fn draw(&self, range: std::ops::Range<u64>) -> u64 {
         self.random.borrow_mut().random_range(range)
     }
 
-    /// How often a volume was asked for.
+    /// Returns how often a volume was asked for.
     pub fn claims(&self, volume: &str) -> u64 {
         self.claims.borrow().get(volume).copied().unwrap_or(0)
     }
 
-    /// True in so many of a hundred cases.
+    /// Returns true in `percent` of 100 cases.
     pub fn chance(&self, percent: u64) -> bool {
         self.draw(0..100) < percent
     }
 
-    /// An operation for a writer, small enough to be one request.
+    /// Returns an operation for a writer, small enough to be one request.
     pub fn operation(&self) -> Op {
         let mut runner = self.runner.borrow_mut();
         let drawn = op()
@@ -238,7 +243,7 @@ impl World {
             Op::ZeroRange(path, offset, length) => {
                 Op::ZeroRange(path, near(offset), short(length as usize) as u64)
             }
-            // One page-aligned copy is one request; others may be several.
+            // A page-aligned copy is one request; other copies may be several.
             Op::Copy(from, at, to, target, length) => Op::Copy(
                 from,
                 near(at),
@@ -251,7 +256,7 @@ impl World {
         }
     }
 
-    /// A machine, with the bucket as it reaches it.
+    /// Returns a new machine, as its view of the bucket. It dies after `steps` steps of requests.
     pub fn machine(&self, steps: u64) -> SimStore {
         *self.machines.borrow_mut() += 1;
         SimStore {
@@ -261,8 +266,9 @@ impl World {
         }
     }
 
-    /// Gives the mount that a process wishes for the disk of its host, if this world has any. The host may have lost its power since somebody lived there; when `all_is_well`, its
-    /// disk works.
+    /// Gives the mount that a process asks for the disk of its host, if this world has disks. The
+    /// host may have lost its power since the last process there died. With `all_is_well`, the disk
+    /// works.
     pub fn settle(&self, wish: &mut Wish, process: &SimStore, all_is_well: bool) {
         if !self.has_disks {
             return;
@@ -300,18 +306,18 @@ impl World {
         }
     }
 
-    /// Something is wrong.
+    /// Records an error.
     pub fn fail(&self, text: String) {
         self.shared.trace.note(format_args!("FAILED {text}"));
         self.failure.borrow_mut().get_or_insert(text);
     }
 
-    /// Whether something is wrong already.
+    /// Whether an error was recorded.
     pub fn has_failed(&self) -> bool {
         self.failure.borrow().is_some()
     }
 
-    /// Lets some time pass: mostly little.
+    /// Lets some time pass, mostly little.
     pub async fn idle(&self) {
         let pause_ms = match self.draw(0..20) {
             0 => self.draw(0..40_000),
@@ -322,7 +328,8 @@ impl World {
     }
 }
 
-/// Makes a run, in the calling thread. Only the first run of a process is like that of every other process.
+/// Runs a world in the calling thread. Only the first run of a process equals the first run of
+/// every other process.
 pub fn run_here(order: Order) -> Outcome {
     crate::ambient::seed_this_thread(order.seed);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -353,8 +360,9 @@ pub fn run_here(order: Order) -> Outcome {
     }
 }
 
-/// Makes a run in a process of its own: tokio wakes whoever waits for the same thing in an order that depends on how many runtimes the process has had. What it
-/// panics with is a failure too, and so is a run that does not end: it may turn in a circle in which its own clock stands still.
+/// Runs a world in a process of its own: the order in which tokio wakes tasks that wait for the
+/// same event depends on how many runtimes the process has had. A panic is a failure too, and so is
+/// a run that does not end, as in an endless loop in which its own clock stands still.
 pub fn run(order: Order) -> Outcome {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command
@@ -373,12 +381,12 @@ pub fn run(order: Order) -> Outcome {
     let (done, outcome) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let mut text = String::new();
-        // Whatever did not come is missed below.
+        // Missing text is reported below.
         let _ = said.read_to_string(&mut text);
         let _ = done.send(text);
     });
     let text = outcome.recv_timeout(CIRCLES);
-    // It is gone already, unless it turns in a circle.
+    // The process has ended already, unless it is in an endless loop.
     let _ = child.kill();
     let _ = child.wait();
     let failed = |text: String| Outcome {
@@ -396,7 +404,7 @@ pub fn run(order: Order) -> Outcome {
     })
 }
 
-/// The whole life of a world.
+/// Runs the whole life of a world.
 async fn live(world: &Rc<World>) {
     let wish = Wish::new("-", world);
     let machine = machine(&wish);
@@ -422,7 +430,7 @@ async fn live(world: &Rc<World>) {
     let pasts = futures::future::join_all(lives).await;
     done.set(true);
     for collector in collectors {
-        // What one is in the middle of it does to its end, or its machine dies with the others.
+        // A collector that is busy either works to its end, or its machine dies with the others.
         if world.chance(50) {
             collector.abort();
         }

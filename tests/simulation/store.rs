@@ -1,7 +1,8 @@
 //! The bucket as one machine of a run reaches it.
 //!
-//! The bucket itself is linearizable and forgets nothing; everything that can go wrong lies on the way. A request runs in a task of its own, as on a network: it
-//! arrives whether or not somebody still waits for it, or still lives.
+//! The bucket itself is linearizable and loses nothing; all faults happen on the way to it. A
+//! request runs in a task of its own, as on a network: it arrives even if its caller no longer
+//! waits, or no longer lives.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,47 +24,49 @@ use crate::bugs::Bug;
 use crate::faults::{Fate, Faults, Way};
 use crate::trace::Trace;
 
-/// After trouble with the store requests go as they should for so long before it counts as doing
-/// its part: pauses end, and what was given up is sent again.
+/// Time for which requests must go as they should after trouble, before the store counts as doing
+/// its part. In this time pauses end, and requests that were given up are sent again.
 const RECOVERED_WITHIN: Duration = Duration::from_secs(75);
 
-/// What all machines of a run share.
+/// The state that all machines of a run share.
 pub struct Shared {
     /// The bucket.
     pub bucket: MemoryStore,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Faults,
-    /// What happened.
+    /// The record of the run.
     pub trace: Trace,
 }
 
-/// A machine's power: dead machines send nothing, hear nothing, and write nothing to their disks.
+/// The power of a machine. A dead machine sends nothing, receives nothing, and writes nothing to
+/// its disk.
 #[derive(Debug)]
 pub struct Power {
-    /// Its number in the run.
+    /// The machine's number in the run.
     pub machine: u64,
     dead: AtomicBool,
-    /// Steps of requests until it dies.
+    /// Steps of requests until the machine dies.
     left: AtomicU64,
     died: Notify,
     locks: Mutex<Vec<HeldLock>>,
     vitals: Mutex<Vitals>,
-    /// Requests that do not go as they should.
+    /// Number of requests under way that do not go as they should.
     troubled: AtomicU64,
 }
 
 /// How the store has treated a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Vitals {
-    /// When that was seen: now, or as it died.
+    /// The time of this observation: now, or the machine's death.
     pub at: Instant,
-    /// Since when the store counts as doing its part; none if a request does not go as it should.
+    /// Since when the store counts as doing its part, or `None` while a request does not go as it
+    /// should.
     pub well_since: Option<Instant>,
-    /// When a write was last acknowledged, or it was turned on.
+    /// When a write was last acknowledged, or else when the machine was turned on.
     pub acknowledged: Instant,
 }
 
-/// A request that does not go as it should, while this is held.
+/// Counts a request that does not go as it should, while it lives.
 struct Troubled<'a>(&'a Power);
 
 impl Drop for Troubled<'_> {
@@ -75,11 +78,11 @@ impl Drop for Troubled<'_> {
     }
 }
 
-/// A lock on a disk that is free when its holder is dead.
+/// A lock on a disk that is released when its holder dies.
 pub type HeldLock = Arc<Mutex<Option<DiskLock>>>;
 
 impl Power {
-    /// A machine that runs until it is cut off, or for this many steps of requests.
+    /// Returns a machine that runs until it is cut off, or for this many steps of requests.
     pub fn new(machine: u64, steps: u64) -> Arc<Self> {
         Arc::new(Self {
             machine,
@@ -96,7 +99,7 @@ impl Power {
         })
     }
 
-    /// How the store treats it; as it died, how it did.
+    /// Returns how the store treats the machine, or treated it when it died.
     pub fn vitals(&self) -> Vitals {
         let mut vitals = *self.vitals.lock();
         if !self.is_dead() {
@@ -108,7 +111,7 @@ impl Power {
         vitals
     }
 
-    /// A request is sent on this way.
+    /// Counts a request that is sent on this way.
     fn goes(&self, way: &Way) -> Option<Troubled<'_>> {
         (!way.is_well()).then(|| {
             self.troubled.fetch_add(1, Ordering::Relaxed);
@@ -116,12 +119,12 @@ impl Power {
         })
     }
 
-    /// Whether it is dead.
+    /// Whether the machine is dead.
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Relaxed)
     }
 
-    /// Cuts it off.
+    /// Cuts the machine off.
     pub fn cut(&self) {
         if !self.is_dead() {
             let vitals = self.vitals();
@@ -134,12 +137,12 @@ impl Power {
         self.died.notify_waiters();
     }
 
-    /// It holds a lock, for as long as it lives.
+    /// Records a lock that the machine holds for as long as it lives.
     pub fn held(&self, lock: HeldLock) {
         self.locks.lock().push(lock);
     }
 
-    /// Waits for its death.
+    /// Waits for the machine's death.
     pub async fn death(&self) {
         let died = self.died.notified();
         if !self.is_dead() {
@@ -147,7 +150,8 @@ impl Power {
         }
     }
 
-    /// One step: a request, or something on a disk, is about to be sent, to be carried out, or to be answered.
+    /// Counts one step: a request, or an operation on a disk, is about to be sent, to be carried
+    /// out, or to be answered.
     pub fn step(&self) {
         let left = self.left.fetch_sub(1, Ordering::Relaxed);
         if left == 1 {
@@ -159,7 +163,7 @@ impl Power {
 /// The bucket as one machine reaches it.
 #[derive(Clone)]
 pub struct SimStore {
-    /// What all machines share.
+    /// The state that all machines share.
     pub shared: Arc<Shared>,
     /// The machine.
     pub power: Arc<Power>,
@@ -177,7 +181,7 @@ fn error(kind: StoreErrorKind, operation: Operation, key: &str) -> StoreError {
     StoreError::new(kind, operation, key, "a fault of the simulation")
 }
 
-/// The name of a body in a trace.
+/// Returns the name of a body in a trace.
 fn digest(parts: &[Bytes]) -> String {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
@@ -201,7 +205,7 @@ impl SimStore {
         }
     }
 
-    /// A request that changes the bucket.
+    /// Sends a request that changes the bucket.
     async fn write<T, F>(
         &self,
         operation: Operation,
@@ -224,14 +228,14 @@ impl SimStore {
         let (this, key) = (self.clone(), key.to_owned());
         tokio::spawn(async move {
             if let Some(result) = this.carry_out(operation, &key, way, apply).await {
-                // Whoever gave up does not hear it.
+                // A caller that gave up does not receive the answer.
                 let _ = answer.send(result);
             }
         });
         self.wait(answered, operation, way).await
     }
 
-    /// The caller's side of a request under way.
+    /// Waits for the answer as the caller of a request under way.
     async fn wait<T>(
         &self,
         answered: oneshot::Receiver<Result<T, StoreError>>,
@@ -260,7 +264,7 @@ impl SimStore {
         }
     }
 
-    /// The network's and the bucket's side of a write; its answer, if one arrives.
+    /// Carries out a write as the network and the bucket. Returns its answer, if one arrives.
     async fn carry_out<T, F>(
         &self,
         operation: Operation,
@@ -307,7 +311,7 @@ impl SimStore {
         })
     }
 
-    /// A request that reads.
+    /// Sends a request that reads.
     async fn read<T>(
         &self,
         operation: Operation,
@@ -352,7 +356,7 @@ impl SimStore {
     }
 }
 
-/// What arrives of a body, in the end.
+/// Returns the body that arrives in the end.
 fn arrived(bytes: Bytes, way: Way) -> Bytes {
     match way.fate {
         Fate::Cut(thousandths) => {
@@ -482,7 +486,7 @@ impl Store for SimStore {
 }
 
 impl SimStore {
-    /// What arrives of a body, at the rate of its connection.
+    /// Returns the body that arrives, at the rate of its connection.
     async fn arrive(&self, bytes: Bytes, way: Way) -> Bytes {
         let moving = self.shared.faults.moving(bytes.len());
         if !moving.is_zero() {
@@ -491,7 +495,7 @@ impl SimStore {
         arrived(bytes, way)
     }
 
-    /// [`Bug::PackAfterIndex`]: success is reported before the object is there, which takes long.
+    /// [`Bug::PackAfterIndex`]: reports success before the object is stored, which takes long.
     async fn acknowledge_early(&self, key: &str, body: Vec<Bytes>) -> Result<Version, StoreError> {
         let (bucket, power, key) = (
             self.shared.bucket.clone(),
@@ -504,7 +508,7 @@ impl SimStore {
                 let _ = bucket.put_new(&key, body).await;
             }
         });
-        // Any version will do: nobody replaces a pack.
+        // Any version will do, since packs are never replaced.
         Ok(self.shared.bucket.get(ROOT_KEY).await?.1)
     }
 }

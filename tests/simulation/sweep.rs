@@ -16,7 +16,7 @@ use crate::mount::{Wish, machine, mount};
 /// The name of the backup's snapshot.
 const NAME: &str = "backup";
 
-/// What the backup does.
+/// Returns the operations of the backup.
 fn operations() -> Vec<Op> {
     vec![
         Op::Mkdir(vec![0]),
@@ -32,19 +32,19 @@ fn operations() -> Vec<Op> {
     ]
 }
 
-/// What its user is told.
+/// The answer to the user of the backup.
 #[derive(Debug)]
 enum Said {
     /// The snapshot was made.
     Success,
-    /// It was not.
+    /// The snapshot was not made.
     Failure(String),
-    /// Nobody knows.
+    /// It is not known whether the snapshot was made.
     Unknown(String),
 }
 
 impl Said {
-    /// The kind, and why.
+    /// Returns the kind of the answer, and its reason.
     fn parts(&self) -> (&'static str, &str) {
         match self {
             Said::Success => ("success", ""),
@@ -54,7 +54,7 @@ impl Said {
     }
 }
 
-/// Outcomes by kind.
+/// Numbers of outcomes by kind.
 type Outcomes = BTreeMap<&'static str, u64>;
 
 fn wish(process: u32) -> Wish {
@@ -102,7 +102,7 @@ async fn backup(store: Arc<dyn Store>) -> Said {
     }
 }
 
-/// What an empty machine finds: the snapshot, or nothing.
+/// Returns the snapshot that an empty machine finds, or `None`.
 async fn found(bucket: MemoryStore) -> Result<Option<Dump>, String> {
     let wish = Wish {
         read_only: true,
@@ -116,7 +116,8 @@ async fn found(bucket: MemoryStore) -> Result<Option<Dump>, String> {
     }
 }
 
-/// Works with a bucket that holds an empty repository, on a clock that jumps to whatever is waited for.
+/// Works with a bucket that holds an empty repository. The clock jumps to the next event that is
+/// waited for.
 fn with_repository<T>(work: impl AsyncFnOnce(MemoryStore) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -132,7 +133,7 @@ fn with_repository<T>(work: impl AsyncFnOnce(MemoryStore) -> T) -> T {
     })
 }
 
-/// One backup under one strike. What was said, if it struck.
+/// Makes one backup under one strike. Returns the answer, if the strike struck.
 fn one(strike: Strike) -> Result<Option<&'static str>, String> {
     with_repository(async |bucket| {
         let store = FaultStore::new(Arc::new(bucket.clone()));
@@ -144,7 +145,7 @@ fn one(strike: Strike) -> Result<Option<&'static str>, String> {
                 other => Err(format!("it fails without any fault: {:?}", other.parts())),
             };
         }
-        // What is left of the first process must not go on beside the judge.
+        // The rest of the first process must not go on while the result is checked.
         store.plan(Strike::with(Fault::Hang).always());
         let found = found(bucket)
             .await
@@ -169,7 +170,8 @@ fn one(strike: Strike) -> Result<Option<&'static str>, String> {
     })
 }
 
-/// Fails every request in turn in this way, once or from there on for good. Returns what was said.
+/// Fails every request in turn in this way, either once or from there on for good. Returns the
+/// answers.
 fn sweep(name: &str, strike: &Strike, problems: &mut Vec<String>) -> Outcomes {
     let mut outcomes = Outcomes::new();
     for nth in 1.. {
@@ -183,7 +185,8 @@ fn sweep(name: &str, strike: &Strike, problems: &mut Vec<String>) -> Outcomes {
     outcomes
 }
 
-/// The outcome is success, loud failure, or unknown, and what an empty machine finds agrees with it. All requests, in every run: it takes seconds.
+/// The outcome is success, loud failure, or unknown, and the state that an empty machine finds
+/// agrees with it. Every run covers all requests, which takes seconds.
 #[test]
 fn whichever_request_fails_nobody_is_told_a_lie() {
     use StoreErrorKind as Kind;
@@ -217,10 +220,10 @@ fn whichever_request_fails_nobody_is_told_a_lie() {
     assert_eq!(kinds.len(), 3, "not all outcomes were met: {kinds:?}");
 }
 
-/// Mounts while the nth request fails in this way. False if there are not so many.
+/// Mounts while the nth request fails in this way. Returns false if there are fewer requests.
 fn mounts(strike: Strike) -> Result<bool, String> {
     with_repository(async |bucket| {
-        // What a mount finds that is not the first.
+        // The mount finds the traces of an earlier one.
         let first = backup(Arc::new(bucket.clone())).await;
         assert!(matches!(first, Said::Success), "{:?}", first.parts());
         let store = FaultStore::new(Arc::new(bucket));
@@ -232,7 +235,7 @@ fn mounts(strike: Strike) -> Result<bool, String> {
     })
 }
 
-/// One request that fails, whichever it is, keeps nobody from mounting.
+/// No single request that fails prevents a mount.
 #[test]
 fn whichever_request_fails_while_mounting_it_comes_up() {
     use StoreErrorKind as Kind;

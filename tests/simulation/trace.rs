@@ -1,4 +1,4 @@
-//! What happened in a run, as text and as a hash: two runs of one seed must give the same.
+//! The record of a run, as text and as a hash: two runs of one seed must give the same.
 
 use std::fmt::Arguments;
 
@@ -19,7 +19,7 @@ struct State {
 }
 
 impl Trace {
-    /// An empty record. Must be made within the run's runtime, whose clock it shows.
+    /// Returns an empty record. Must be called within the run's runtime, whose clock it shows.
     pub fn new(printed: bool) -> Self {
         Self {
             start: Instant::now(),
@@ -28,7 +28,7 @@ impl Trace {
         }
     }
 
-    /// Time since the run began, in milliseconds of its own clock.
+    /// Returns the time since the run began, in milliseconds of its own clock.
     pub fn now_ms(&self) -> u64 {
         self.start.elapsed().as_millis() as u64
     }
@@ -44,12 +44,12 @@ impl Trace {
         state.lines += 1;
     }
 
-    /// The hash of all lines so far.
+    /// Returns the hash of all lines so far.
     pub fn hash(&self) -> String {
         self.state.lock().hasher.finalize().to_hex()[..16].to_owned()
     }
 
-    /// How many lines there are.
+    /// Returns the number of lines.
     pub fn lines(&self) -> u64 {
         self.state.lock().lines
     }

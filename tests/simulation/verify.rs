@@ -1,4 +1,5 @@
-//! The verdict over a run: what empty machines find in the bucket when everything works again.
+//! The final check of a run: the state of the bucket that empty machines find when everything works
+//! again.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,13 +15,13 @@ use crate::history::{Shared as Past, differences};
 use crate::mount::{Wish, mount, open};
 use crate::run::World;
 
-/// Late writes have arrived after this long.
+/// Time after which late writes have arrived.
 const SETTLES: Duration = Duration::from_secs(900);
 
-/// What the names of snapshots begin with that never were the state of their volume.
+/// The prefix of the names of snapshots that were never the state of their volume.
 const RECOVERED: &str = "recovered-";
 
-/// An empty machine's view of one snapshot.
+/// Returns the content of one snapshot as an empty machine sees it.
 async fn snapshot(world: &World, volume: &str, name: &str) -> Result<Dump, String> {
     let mut wish = Wish::new(volume, world);
     wish.read_only = true;
@@ -31,10 +32,10 @@ async fn snapshot(world: &World, volume: &str, name: &str) -> Result<Dump, Strin
     up.dump().await
 }
 
-/// Holds a volume to all that was acknowledged of it.
+/// Checks that a volume holds everything that was acknowledged of it.
 ///
 /// # Errors
-/// What was lost, or is wrong.
+/// A text that says what was lost, or is wrong.
 pub async fn volume(world: &Rc<World>, volume: &str, past: &Past) -> Result<(), String> {
     world.shared.faults.heal();
     tokio::time::sleep(SETTLES).await;
@@ -70,10 +71,11 @@ pub async fn volume(world: &Rc<World>, volume: &str, past: &Past) -> Result<(), 
     check(world, &reader.keyring).await
 }
 
-/// Collects until nothing more is to be had, on a world that works, and looks at everything once more.
+/// Collects in a world without faults until nothing more can be collected, and checks everything
+/// once more.
 ///
 /// # Errors
-/// What was lost, or is wrong.
+/// A text that says what was lost, or is wrong.
 pub async fn collected(world: &Rc<World>, volumes: &[String]) -> Result<(), String> {
     world.shared.faults.heal();
     let mut keyring = None;
@@ -97,7 +99,7 @@ pub async fn collected(world: &Rc<World>, volumes: &[String]) -> Result<(), Stri
     }
 }
 
-/// `bkfs check --read-data` finds nothing wrong.
+/// Checks that `bkfs check --read-data` finds nothing wrong.
 async fn check(world: &World, keyring: &Keyring) -> Result<(), String> {
     let options = CheckOptions {
         entropy: Arc::new(SeededEntropy::new(world.order.seed)),
@@ -113,8 +115,9 @@ async fn check(world: &World, keyring: &Keyring) -> Result<(), String> {
     }
 }
 
-/// What only the disks of hosts had acknowledged became snapshots when mounts came back there, and the volume is as it was. Where somebody collects, a spool may stand on what is gone: then
-/// it stays, and the mount has said so.
+/// Checks that operations which only the disks of hosts had acknowledged became snapshots when
+/// mounts came back there, and that the volume is unchanged. In a world with collectors, a spool
+/// may refer to objects that are gone. The spool then stays, and the mount reports it.
 async fn recovered(world: &Rc<World>, volume: &str, live: &Dump) -> Result<(), String> {
     if !world.has_disks {
         return Ok(());
@@ -162,7 +165,7 @@ async fn recovered(world: &Rc<World>, volume: &str, live: &Dump) -> Result<(), S
     for (number, (of, past)) in world.pasts.borrow().iter().enumerate() {
         let past = past.borrow();
         if of == volume && past.is_owed() && !found.iter().any(|seen| past.is_paid_by(seen)) {
-            // Each spool is of one mount.
+            // Each spool belongs to one mount.
             owed += 1;
             if owed > stranded {
                 return Err(format!(
@@ -178,7 +181,9 @@ async fn recovered(world: &Rc<World>, volume: &str, live: &Dump) -> Result<(), S
     Ok(())
 }
 
-/// In the words of [`DepotError::Missing`](bkfs_chunker::error::DepotError::Missing) and `Unknown`: what a collection makes of a blob that nobody needed.
+/// Whether `why` has the words of [`DepotError::Missing`](bkfs_chunker::error::DepotError::Missing)
+/// or `Unknown`. These are the errors for a blob that a collection deleted because nothing needed
+/// it.
 fn tells_of_something_gone(why: &str) -> bool {
     let words = ["no pack of this index holds", "is missing from the bucket"];
     words.iter().any(|words| why.contains(words))
@@ -214,7 +219,7 @@ async fn snapshots(world: &Rc<World>, volume: &str) -> Result<(), String> {
                     "{name} was acknowledged, and cannot be read: {error}"
                 ));
             }
-            // It was refused, or nobody knew: it may be there or not.
+            // The snapshot was refused, or its outcome is unknown: it may exist or not.
             (Err(error), None) if error.contains("no snapshot") => {}
             (Err(error), None) => return Err(format!("{name} cannot be read: {error}")),
         }

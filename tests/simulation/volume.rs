@@ -1,4 +1,5 @@
-//! The life of one volume: mounts that write, snapshot, crash, are taken over and come back, and what is compared after each.
+//! The life of one volume: mounts that write, make snapshots, crash, are taken over and come back,
+//! and the comparison after each.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,19 +16,19 @@ use crate::run::{FAULTS_MIN, World};
 use crate::store::{Power, SimStore};
 use crate::writer;
 
-/// Mounts of a volume, at least.
+/// Least number of mounts of a volume.
 const MOUNTS_MIN: u64 = 3;
 
-/// And at most, however few faults struck.
+/// Most mounts of a volume, even if few faults struck.
 const MOUNTS_MAX: u64 = 40;
 
-/// Attempts at a mount or a reading while things go wrong.
+/// Number of attempts at a mount while faults strike.
 const ATTEMPTS: u32 = 12;
 
-/// In so many of a hundred attempts `bkfs session end` takes the volume.
+/// Percentage of the attempts in which `bkfs session end` takes the volume over.
 const ENDS_PERCENT: u64 = 8;
 
-/// Operations of the last journal, for [`Bug::JournalReplayedTwice`].
+/// Number of operations of the last journal, for [`Bug::JournalReplayedTwice`].
 const REPLAYED_TWICE: usize = 6;
 
 /// A mount that was left to itself: dead, or alive and about to lose its volume.
@@ -38,7 +39,7 @@ struct Predecessor {
 }
 
 impl Predecessor {
-    /// The end of it, whatever it was doing.
+    /// Cuts the machine off and stops its task.
     fn bury(&mut self) {
         self.power.cut();
         if let Some(task) = self.task.take() {
@@ -51,18 +52,19 @@ impl Predecessor {
 struct Arrival {
     process: SimStore,
     up: Mount,
-    /// All that it shows.
+    /// The whole tree that it shows.
     seen: Dump,
-    /// Where it is, if there is a disk.
+    /// Its host, if that has a disk.
     home: Option<Home>,
-    /// That is where the one before it was, which is dead, and nobody tried elsewhere in between.
+    /// Whether it is on the host of its predecessor, which is dead, and no mount on another host
+    /// was tried in between.
     is_home: bool,
-    /// It is `bkfs session end`.
+    /// Whether it is `bkfs session end`.
     ends_session: bool,
 }
 
 impl Wish {
-    /// The wish for a writable mount.
+    /// Returns the parameters of a writable mount.
     pub fn new(volume: &str, world: &World) -> Self {
         let mut random = world.random.borrow_mut();
         use rand::RngExt as _;
@@ -85,7 +87,7 @@ impl Wish {
 }
 
 impl Wish {
-    /// Where its mount is, if that keeps anything there.
+    /// Returns the host of the mount, if the mount keeps data there.
     fn home(&self) -> Option<Home> {
         (self.disk.is_some() && !self.ends_session).then_some(Home {
             host: self.host,
@@ -96,7 +98,8 @@ impl Wish {
     }
 }
 
-/// All mounts of a volume, one after another. Returns the last one's past, which it must be held to.
+/// Runs all mounts of a volume, one after another. Returns the history of the last one, for the
+/// final check.
 pub async fn live(world: &Rc<World>, volume: &str) -> Past {
     let mut before = Predecessor {
         past: Lineage::new(Model::default()),
@@ -119,7 +122,7 @@ pub async fn live(world: &Rc<World>, volume: &str) -> Past {
             }
         }
     }
-    // A mount that is alive is left alone with its work for a while, and dies.
+    // A mount that is alive goes on with its work for a while, and then dies.
     if let Some(task) = before.task.as_mut() {
         let _ = tokio::time::timeout(Duration::from_secs(20), task).await;
     }
@@ -127,7 +130,8 @@ pub async fn live(world: &Rc<World>, volume: &str) -> Past {
     before.past
 }
 
-/// Mounts, compares what is there, and lets a writer work. Returns when the mount has ended or is to be taken over.
+/// Mounts, compares the state, and lets a writer work. Returns when the mount has ended or is about
+/// to be taken over.
 async fn one_mount(
     world: &Rc<World>,
     volume: &str,
@@ -153,7 +157,7 @@ async fn one_mount(
     if world.order.bug == Some(Bug::JournalReplayedTwice) {
         let journal = before.past.borrow().tail(REPLAYED_TWICE);
         for op in &journal {
-            // A replay has nobody to answer to.
+            // The answers of a replay go nowhere.
             let _ = up.client.apply(op).await;
         }
     }
@@ -202,7 +206,7 @@ async fn one_mount(
             task.abort();
         }
         () = tokio::time::sleep(patience) => {
-            // It goes on while somebody else takes its volume.
+            // The mount goes on while another one takes its volume.
             return Ok(Predecessor { past, power: store.power, task: Some(task) });
         }
     }
@@ -218,7 +222,7 @@ fn panicked(error: &tokio::task::JoinError) -> String {
     format!("a writer panicked: {error}")
 }
 
-/// What becomes of a mount that was taken over: it goes on for a while, then its machine is turned off.
+/// Leaves a mount that was taken over: it goes on for a while, then its machine is turned off.
 fn leave(world: &World, before: &mut Predecessor) {
     let mut gone = Predecessor {
         past: before.past.clone(),
@@ -234,7 +238,7 @@ fn leave(world: &World, before: &mut Predecessor) {
     });
 }
 
-/// A mount that comes up, on whatever machine and after however many attempts.
+/// Mounts the volume, on any machine and after several attempts if needed.
 async fn come_up(world: &Rc<World>, volume: &str, before: &Predecessor) -> Result<Arrival, String> {
     if before.past.borrow_mut().promise(before.power.vitals()) {
         world.counts.borrow_mut().promises += 1;
@@ -245,7 +249,7 @@ async fn come_up(world: &Rc<World>, volume: &str, before: &Predecessor) -> Resul
     for attempt in 0..ATTEMPTS {
         let last_chance = attempt >= ATTEMPTS - 2;
         if attempt == ATTEMPTS - 1 {
-            // Whoever held the volume is dead by now, and can be seen to be.
+            // By now the former holder is dead, and other processes can see this.
             tokio::time::sleep(Duration::from_secs(300)).await;
         }
         let _rest = last_chance.then(|| world.shared.faults.rest());
@@ -302,12 +306,12 @@ async fn come_up(world: &Rc<World>, volume: &str, before: &Predecessor) -> Resul
     Err(format!("no mount comes up any more: {last}"))
 }
 
-/// An operation that only asks.
+/// Whether an operation only reads or syncs.
 pub fn is_question(op: &Op) -> bool {
     matches!(op, Op::Read(..) | Op::Sync)
 }
 
-/// A snapshot is asked for: it may exist from now on.
+/// Records that a snapshot is asked for: it may exist from now on.
 pub fn note_snapshot(world: &World, volume: &str, name: &str, past: &Past, least: usize) -> usize {
     let mut snapshots = world.snapshots.borrow_mut();
     snapshots.push(Snapshot {

@@ -1,6 +1,8 @@
-//! What is wrong with the bucket for a while: it stands still, or refuses, for all objects or for one kind of them.
+//! The weather: for a while the bucket stands still, or refuses, for all objects or for one kind of
+//! them.
 //!
-//! A spell begins and ends by the world's clock, whoever asks. A request that begins in it stands still until its end, or is refused at once.
+//! A spell begins and ends by the world's clock, regardless of requests. A request that begins in
+//! it stands still until its end, or is refused at once.
 
 use std::time::Duration;
 
@@ -22,7 +24,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kind of the object under `key`, or of those whose keys begin like it.
+    /// Returns the kind of the object under `key`, or of the objects whose keys begin with it.
     pub fn of(key: &str) -> Self {
         match key.split('/').next().unwrap_or_default() {
             "journal" => Kind::Journal,
@@ -37,21 +39,21 @@ impl Kind {
     }
 }
 
-/// What becomes of a request in a spell.
+/// The effect of a spell on a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Struck {
-    /// It stands still for so long.
+    /// The request stands still for this time.
     Still(Duration),
-    /// It is refused.
+    /// The request is refused.
     Refused(StoreErrorKind),
 }
 
 /// A time in which the bucket does not do its part.
 #[derive(Clone, Copy, Debug)]
 struct Spell {
-    /// For these objects; none for all.
+    /// The kind of the objects that it affects, or `None` for all.
     kind: Option<Kind>,
-    /// It refuses in this way; none if it stands still.
+    /// The error of its refusals, or `None` if the bucket stands still.
     refusal: Option<StoreErrorKind>,
     from_ms: u64,
     until_ms: u64,
@@ -69,19 +71,21 @@ impl Spell {
 /// The weather of a run.
 pub struct Weather {
     random: StdRng,
-    /// Between two spells there are up to twice so many milliseconds; none if there is no weather.
+    /// Half of the longest time between the beginnings of two spells, in milliseconds, or `None` if
+    /// there is no weather.
     gap_ms: Option<u64>,
     next_ms: u64,
     now: Vec<Spell>,
-    /// Times without a longer pause in them, from and until.
+    /// Beginnings and ends of times of bad weather, in milliseconds. A chain joins spells with
+    /// short pauses.
     chains: Vec<(u64, u64)>,
 }
 
-/// A pause between two spells that is shorter than this, in milliseconds, is not enough to recover in.
+/// Length of a pause between two spells from which the engine can recover, in milliseconds.
 const RECOVERS_MS: u64 = 30_000;
 
 impl Weather {
-    /// The weather of the run of this seed: spells as often as that, if any.
+    /// Returns the weather of the run of this seed.
     pub fn new(seed: u64, gap_ms: Option<u64>) -> Self {
         let mut random = StdRng::seed_from_u64(seed ^ 0x05ea_50e5);
         let next_ms = random.random_range(0..2 * gap_ms.unwrap_or(1).max(1));
@@ -94,13 +98,13 @@ impl Weather {
         }
     }
 
-    /// It is fine from now on.
+    /// Ends the weather, from now on.
     pub fn heal(&mut self) {
         self.gap_ms = None;
         self.now.clear();
     }
 
-    /// What becomes of a request that begins now.
+    /// Returns the effect on a request that begins now.
     pub fn strike(&mut self, now_ms: u64, key: &str, operation: Operation) -> Option<Struck> {
         self.advance(now_ms);
         let kind = Kind::of(key);
@@ -114,7 +118,8 @@ impl Weather {
         })
     }
 
-    /// The longest time, from `since_ms` on, in which the bucket was in trouble again and again.
+    /// Returns the longest time, from `since_ms` on, in which the bucket was in trouble again and
+    /// again.
     pub fn longest(&mut self, since_ms: u64, now_ms: u64) -> Duration {
         self.advance(now_ms);
         let chains = self.chains.iter();

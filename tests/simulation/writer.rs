@@ -1,4 +1,5 @@
-//! Who works on a mount: a tool that writes and syncs, and one that makes snapshots beside it.
+//! The users of a mount: a tool that writes and syncs, and another one that makes snapshots at the
+//! same time.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,10 +18,10 @@ use crate::run::World;
 use crate::store::Power;
 use crate::volume::{is_question, note_snapshot};
 
-/// A single call that takes longer than this hangs its tool.
+/// A single call that takes longer than this hangs.
 pub const HANGS: Duration = Duration::from_secs(3 * 3600);
 
-/// What every part of a writer has at hand.
+/// The state that all parts of a writer share.
 pub struct Writer {
     pub world: Rc<World>,
     pub volume: String,
@@ -28,30 +29,31 @@ pub struct Writer {
     pub past: Past,
     /// Its machine.
     pub power: Arc<Power>,
-    /// Claims of the volume when it was mounted.
+    /// Number of claims of the volume when it was mounted.
     pub claims: u64,
     /// Files that are open.
     pub held: RefCell<Vec<Held>>,
-    /// What was lost was lost on purpose.
+    /// Whether the loss was made on purpose.
     pub is_ours: Rc<Cell<bool>>,
-    /// It is not known yet what the mount has lost.
+    /// Whether it is still unknown what the mount has lost.
     pub is_falling: Cell<bool>,
-    /// An operation was asked for and is not answered.
+    /// Whether an operation was asked for and is not answered.
     pub is_under_way: Cell<bool>,
     since: Instant,
-    /// The tool is done: whoever works beside it stops.
+    /// Whether the tool is done. The snapshotter then stops.
     done: Cell<bool>,
 }
 
 /// How a tool ended.
 pub enum End {
-    /// It did all that it wanted.
+    /// It did everything it wanted.
     Done,
-    /// A call failed, and it gave up.
+    /// A call failed, and the tool gave up.
     Failed,
 }
 
-/// Works on a mount until the tool is done or fails, or a signal comes; then unmounts if it feels like it.
+/// Works on a mount until the tool is done or fails, or a signal comes; then unmounts in some
+/// cases.
 pub async fn work(world: Rc<World>, volume: String, up: Mount, past: Past, power: Arc<Power>) {
     let writer = Writer {
         claims: world.claims(&volume),
@@ -85,7 +87,7 @@ pub async fn work(world: Rc<World>, volume: String, up: Mount, past: Past, power
         None => writer.end_by_signal().await,
         Some(Ok(End::Done)) if writer.world.chance(50) => writer.unmount().await,
         Some(Ok(_)) if writer.world.chance(40) => {
-            // What it has promised comes to pass meanwhile.
+            // In this time the mount keeps the promises that depend on time.
             let pause = writer.world.draw(0..60_000);
             tokio::time::sleep(Duration::from_millis(pause)).await;
         }
@@ -94,7 +96,7 @@ pub async fn work(world: Rc<World>, volume: String, up: Mount, past: Past, power
     }
 }
 
-/// Errors of the machinery, as opposed to answers about files.
+/// Whether the answer is an error of the machinery, as opposed to an answer about files.
 pub fn is_trouble(answer: &Answer) -> bool {
     matches!(answer, Err(libc::EIO | libc::ENOSPC | libc::ESTALE))
 }
@@ -112,19 +114,19 @@ impl Writer {
         self.world.fail(format!("{}: {error}", self.volume));
     }
 
-    /// Something that happened to it.
+    /// Records an event of this writer.
     pub fn note(&self, what: std::fmt::Arguments<'_>) {
         let trace = &self.world.shared.trace;
         trace.note(format_args!("{} {what}", self.volume));
     }
 
-    /// How many operations were answered.
+    /// Returns the number of operations that were answered.
     pub fn done_count(&self) -> usize {
         self.past.borrow().length() - usize::from(self.is_under_way.get())
     }
 
-    /// A mount fails for a reason: it has lost its volume, its disk, or its store for as long as
-    /// `timeout=` says.
+    /// Checks that the mount fails only for a reason: it has lost its volume, its disk has a fault,
+    /// or the weather was bad for at least half of `timeout=`.
     pub fn watch(&self) {
         let Some(volume) = self.up.assembled.volume() else {
             return;
@@ -203,7 +205,7 @@ impl Writer {
         answer.map_err(|_| format!("{what} hangs"))
     }
 
-    /// One operation of the alphabet, compared with the model's.
+    /// Does one operation of the alphabet, and compares the answer with the model's.
     async fn change(&self) -> Result<Option<End>, String> {
         let op = self.world.operation();
         if matches!(op, Op::Sync) {
@@ -221,7 +223,7 @@ impl Writer {
             .trace
             .note(format_args!("{} {op:?}: {}", self.volume, shown(&answer)));
         if is_trouble(&answer) && !is_trouble(&expected) {
-            // Whether a change was made is not known then; a question may be asked again.
+            // It is then unknown whether a change was made. A question may be asked again.
             let goes_on = is_question(&op) && !self.is_poisoned();
             return Ok((!goes_on).then_some(End::Failed));
         }
@@ -243,7 +245,7 @@ impl Writer {
         volume.is_some_and(|volume| volume.failure().is_some())
     }
 
-    /// fsync(2): what it acknowledges must never be lost.
+    /// Calls fsync(2). Operations that it acknowledges must never be lost.
     async fn sync(&self) -> Result<Option<End>, String> {
         let count = self.past.borrow().length();
         let was_taken = self.past.borrow().is_taken();
@@ -260,7 +262,8 @@ impl Writer {
             shown(&answer)
         ));
         let pretends = self.bug() == Some(Bug::FencedAcknowledges) && self.past.borrow().is_taken();
-        // A disk does not know who has the volume: what it acknowledged then becomes a snapshot.
+        // A disk does not know who holds the volume. Operations that it acknowledges after a
+        // takeover become a snapshot.
         let is_local = self.past.borrow().is_local();
         if answer.is_ok() && was_taken && !is_local {
             return Err(
@@ -280,7 +283,7 @@ impl Writer {
         Ok(None)
     }
 
-    /// A mount that has failed once fails until somebody acknowledges it.
+    /// Checks that a mount that has failed goes on failing until the loss is acknowledged.
     async fn stays_poisoned(&self) -> Result<(), String> {
         for op in [Op::Sync, Op::Create(vec![0, 0, 0]), Op::Sync] {
             let answer = self.bounded("a call", self.up.client.apply(&op)).await?;
@@ -291,13 +294,13 @@ impl Writer {
         Ok(())
     }
 
-    /// A snapshot by the tool itself: exactly what it has written.
+    /// Makes a snapshot in the tool itself. It must hold exactly the tool's writes.
     async fn snapshot(&self) -> Result<Option<End>, String> {
         self.one_snapshot(0).await?;
         Ok(self.is_poisoned().then_some(End::Failed))
     }
 
-    /// Snapshots at any moment, while the tool works.
+    /// Makes snapshots at any moment, while the tool works.
     async fn snapshotter(&self) {
         let pause = self.world.draw(50..20_000);
         let mut left = self.world.draw(0..4);
@@ -316,7 +319,7 @@ impl Writer {
         }
     }
 
-    /// A snapshot, while so many operations may be under way.
+    /// Makes a snapshot while up to `under_way` operations may be unanswered.
     async fn one_snapshot(&self, under_way: usize) -> Result<(), String> {
         let world = &self.world;
         let Some(volume) = self.up.assembled.volume() else {

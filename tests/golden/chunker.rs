@@ -1,4 +1,5 @@
-//! The forms that `chunker/` owns: names, ids, cuts, sealed objects, packs and index objects.
+//! The forms that `chunker/` owns: names, ids, chunk boundaries, sealed objects, packs and index
+//! objects.
 
 use crate::{fixed, fixed_text, noise, readable};
 use bkfs_chunker::codec::{Decoder, Effort, Encoder};
@@ -30,7 +31,7 @@ fn secrets() -> Secrets {
     secrets
 }
 
-/// Unsealed and sealed, with what their files are called.
+/// Returns the keyrings, unsealed and sealed, with the names of their files.
 fn keyrings() -> [(&'static str, Keyring); 2] {
     [
         ("unsealed", Keyring::unsealed(REPOSITORY, secrets())),
@@ -68,7 +69,7 @@ fn ids_and_hashes_of_names() {
     fixed_text("ids.txt", &text);
 }
 
-/// Content with zeros and repetition in it, as files have.
+/// Returns content with zeroes and repetitions, as files have.
 fn content() -> Vec<u8> {
     let mut content = noise(2, 3 << 20);
     content[1 << 20..(1 << 20) + 700_000].fill(0);
@@ -184,7 +185,7 @@ fn key_slots() {
         .wrap(b"a golden password", &secrets())
         .expect("the slot can be made");
     let bound = fixed("slot-bound.bin", &object);
-    // The first form is not made any more.
+    // No program makes the first form any more.
     let first = readable("slot.bin", || panic!("it is frozen"));
     for (frozen, statement) in [(bound, Statement::Bound), (first, Statement::Unbound)] {
         let slot = Slot::open(REPOSITORY, new.name, &frozen).expect("the frozen slot opens");
@@ -212,7 +213,7 @@ fn objects_of_one_box() {
     }
 }
 
-/// The blobs of the golden packs, by frames.
+/// Returns the blobs of the golden packs, frame by frame.
 fn frames() -> Vec<Vec<(Kind, Vec<u8>)>> {
     vec![
         vec![
@@ -246,7 +247,7 @@ fn pack(keyring: &Keyring, name: PackName, effort: Effort) -> FinishedPack {
         .expect("all frames are there")
 }
 
-/// Reads a pack from its bytes alone and holds it against [`frames`].
+/// Reads a pack from its bytes alone and compares it with [`frames`].
 fn read_pack(keyring: &Keyring, object: &[u8]) {
     let header = object.first_chunk::<HEADER_LEN>().expect("a header");
     let key = NAME.key(Class::DataPack);

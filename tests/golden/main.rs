@@ -1,9 +1,11 @@
 //! Frozen bytes of every encoded form of FORMAT.md, in `data/`, one file for each.
 //!
-//! Owns the comparison. A form whose bytes are fixed by the format must come out as it is frozen, and be read back; what a
-//! compressor made is frozen for reading only, since another version of the compressor may write other bytes.
+//! This test owns the comparison. A form whose bytes are fixed by the format must be encoded as it
+//! is frozen, and be decoded again. The output of a compressor is frozen for reading only, since
+//! another version of the compressor may write other bytes.
 //!
-//! The form of something new is frozen by `BKFS_FREEZE_GOLDEN=1 cargo test -p bkfs-tests --test golden`. What lies there already is never written over: version 1 of the format is for ever.
+//! `BKFS_FREEZE_GOLDEN=1 cargo test -p bkfs-tests --test golden` freezes the form of something new.
+//! It never overwrites a file that exists: version 1 of the format does not change.
 
 mod chunker;
 mod root;
@@ -11,7 +13,7 @@ mod tree;
 
 use std::path::PathBuf;
 
-/// Where the frozen form of this name lies.
+/// Returns the path of the frozen form of this name.
 fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("golden/data")
@@ -30,7 +32,7 @@ fn read(name: &str) -> Vec<u8> {
     std::fs::read(path(name)).unwrap_or_else(|error| panic!("{name} is not frozen: {error}"))
 }
 
-/// Holds `made` against the frozen form of this name, and gives what is frozen.
+/// Compares `made` with the frozen form of this name, and returns the frozen form.
 pub fn fixed(name: &str, made: &[u8]) -> Vec<u8> {
     if freezes(name) {
         write(name, made);
@@ -59,7 +61,8 @@ pub fn fixed_text(name: &str, made: &str) {
     assert_eq!(frozen, made, "{name} changed");
 }
 
-/// The frozen form of this name, which only has to be read; `make` makes it, to be frozen for the first time.
+/// Returns the frozen form of this name, which only has to be readable. `make` makes it when it is
+/// frozen for the first time.
 pub fn readable(name: &str, make: impl FnOnce() -> Vec<u8>) -> Vec<u8> {
     if freezes(name) {
         write(name, &make());
@@ -67,7 +70,7 @@ pub fn readable(name: &str, make: impl FnOnce() -> Vec<u8>) -> Vec<u8> {
     read(name)
 }
 
-/// Bytes that look random and are the same for ever (splitmix64 from `seed`).
+/// Returns bytes that look random and never change (splitmix64 from `seed`).
 pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed;
     let mut bytes = Vec::with_capacity(length + 8);

@@ -42,7 +42,7 @@ fn extent(target: Target, open: bool) -> Extent {
     }
 }
 
-/// One item of each kind, under its key.
+/// Returns one item of each kind, under its key.
 fn entries() -> Vec<(Key, Item)> {
     let id = |number| Id([number; 32]);
     let name = Item::Name {
@@ -78,7 +78,7 @@ fn entries() -> Vec<(Key, Item)> {
     entries
 }
 
-/// The root of a tree of these entries, and the nodes it is made of.
+/// Returns the root of a tree of these entries, and the nodes of the tree.
 fn build(entries: impl Iterator<Item = (Key, Vec<u8>)> + Send) -> (MemoryNodes, Id) {
     let nodes = MemoryNodes::new();
     let changes = entries.map(|(key, value)| (key, Some(value)));
@@ -132,7 +132,8 @@ fn a_leaf() {
     assert_eq!(read, all().collect::<Vec<_>>());
 }
 
-/// Entries enough for three levels: `count` names of one directory with values of up to 600 bytes.
+/// Returns enough entries for three levels: `count` names of one directory with values of up to 600
+/// bytes.
 fn many(count: u64) -> impl Iterator<Item = (Key, Vec<u8>)> + Send {
     (0..count).map(|number| {
         let name = [b'n'; 255];
@@ -146,7 +147,8 @@ fn many(count: u64) -> impl Iterator<Item = (Key, Vec<u8>)> + Send {
 fn interior_nodes_and_where_nodes_end() {
     let (nodes, root) = build(many(10_000));
     fixed("node-interior.bin", &node(&nodes, root));
-    // Every node, from the root down, level by level: so the whole rule of boundaries is held.
+    // The text has every node, from the root down, level by level, so that it covers the whole rule
+    // of boundaries.
     let mut text = String::new();
     let mut level = vec![root];
     while !level.is_empty() {

@@ -1,7 +1,7 @@
 //! A tool that works on an unmounted filesystem.
 //!
-//! What the kernel does before a request reaches us is done here as well: walking paths, refusing links and directories where a file is opened, the order
-//! of checks in rename(2) and link(2).
+//! The client also does the kernel's work before a request: it walks paths, refuses links and
+//! directories where a file is opened, and keeps the order of checks in rename(2) and link(2).
 
 use bkfs::vfs::BkfsVfs;
 use bkfs_fuse::{
@@ -13,17 +13,17 @@ use tokio::sync::oneshot;
 
 use crate::alphabet::{Answer, Dump, Mode, Op, Path, Seen, bytes, name, xattr_name};
 
-/// Requests are as large as the kernel makes them, in bytes.
+/// Size of the largest request that the kernel makes, in bytes.
 const REQUEST_BYTES: usize = 1 << 20;
 
-/// Who asks.
+/// The caller of all requests.
 pub const CALLER: Caller = Caller {
     uid: 0,
     gid: 0,
     pid: 1,
 };
 
-/// Asks a filesystem, one request after another.
+/// A client that sends requests to a filesystem, one after another.
 #[derive(Clone)]
 pub struct Client(pub BkfsVfs);
 
@@ -33,7 +33,7 @@ impl Client {
     /// Sends a request, and waits for its answer.
     pub async fn ask<T: Send + 'static>(&self, request: impl FnOnce(&dyn Vfs, Reply<T>)) -> Res<T> {
         let (sender, answer) = oneshot::channel();
-        // Whoever no longer waits no longer wants the answer.
+        // A caller that no longer waits does not need the answer.
         let reply = Reply::new("unmounted", move |answer| drop(sender.send(answer)));
         request(&self.0, reply);
         let answer = answer.await.expect("every request is answered");
@@ -62,7 +62,7 @@ impl Client {
         Ok(ino)
     }
 
-    /// What a path leads to.
+    /// Returns the entry that a path leads to.
     pub async fn find(&self, path: &Path) -> Res<Entry> {
         self.lookup(self.parent(path).await?, name(path[path.len() - 1]))
             .await
@@ -271,7 +271,7 @@ impl Client {
         let mut cookie = 0;
         loop {
             let (sender, answer) = oneshot::channel();
-            // A small reply, so that listings go on from cookies.
+            // The reply is small, so that listings go on from cookies.
             let reply =
                 DirectoryReply::collecting(true, 3, move |answer| drop(sender.send(answer)));
             self.0.readdir(ino, opened.handle, cookie, reply);
@@ -482,7 +482,7 @@ impl Client {
         Ok(seen)
     }
 
-    /// Carries an operation out, but for what only the owner of the engine can do.
+    /// Carries an operation out, except for those that only the owner of the engine can do.
     pub async fn apply(&self, op: &Op) -> Answer {
         match op {
             Op::Read(path, offset, length) => {
@@ -494,7 +494,7 @@ impl Client {
         }
     }
 
-    /// Everything that is there; an errno if it cannot be read, with the path.
+    /// Returns the whole tree, or the path that cannot be read and its errno.
     pub async fn dump(&self) -> Result<Dump, (Vec<u8>, i32)> {
         let mut dump = Dump::new();
         let mut stack = vec![(Vec::new(), Ino::ROOT)];

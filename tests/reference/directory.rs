@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode as Permissions, RenameFlags,
 
 use crate::alphabet::{Answer, Dump, Mode, Op, Path, Seen, World, bytes, name, xattr_name};
 
-/// A directory and what reopening it takes.
+/// A directory, and the function that reopens it.
 pub struct Directory {
     root: PathBuf,
     reopen: Box<dyn FnMut()>,
@@ -24,7 +24,7 @@ impl Directory {
         Directory { root, reopen }
     }
 
-    /// A path whose directories are no links: the worlds never follow them.
+    /// Returns a path whose directories are not links: the worlds never follow links.
     fn path(&self, path: &Path) -> io::Result<PathBuf> {
         let mut full = self.root.clone();
         for number in path {
@@ -79,7 +79,7 @@ impl Directory {
             }
             Op::Append(path, length, seed) => {
                 self.open(path, true)?;
-                // Written through O_APPEND: the offset is the kernel's.
+                // The write uses O_APPEND: the kernel chooses the offset.
                 let appending = OpenOptions::new()
                     .append(true)
                     .custom_flags(libc::O_NOFOLLOW)

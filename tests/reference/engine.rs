@@ -13,7 +13,7 @@ use crate::client::Client;
 
 /// An engine that can be reopened from its bucket.
 pub struct Engine {
-    /// None only while one machine follows another.
+    /// `None` only while one machine replaces another.
     runtime: Option<Runtime>,
     store: Arc<dyn Store>,
     password: Option<&'static str>,

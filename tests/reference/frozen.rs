@@ -1,6 +1,8 @@
-//! Two whole repositories, frozen as files, sealed and unsealed: whatever the program becomes, it must restore them.
+//! Two whole repositories, frozen as files, one sealed and one unsealed. Every later version of the
+//! program must restore them.
 //!
-//! `BKFS_FREEZE_GOLDEN=1 cargo test -p bkfs-tests --test reference frozen` made them, and makes one that is not there. What lies there is never written over.
+//! `BKFS_FREEZE_GOLDEN=1 cargo test -p bkfs-tests --test reference frozen` made them, and makes one
+//! that is missing. It never overwrites one that exists.
 
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
@@ -13,7 +15,8 @@ use crate::directory::Directory;
 use crate::engine::Engine;
 use crate::model::Model;
 
-/// What was done to each of them. Never changed: what was frozen was made by it.
+/// Returns the operations that made each of them. They never change, since the frozen repositories
+/// were made by them.
 fn operations() -> Vec<Op> {
     vec![
         Op::Mkdir(vec![0]),
@@ -70,7 +73,7 @@ fn check(name: &str, password: Option<&'static str>) {
     assert!(frozen.join("root").exists(), "{name} is not frozen");
     let directory = tempfile::tempdir().expect("a directory");
     let target = directory.path().join("restored");
-    // Opening reads only: what is frozen stays as it is.
+    // Opening only reads, so the frozen repository stays unchanged.
     Engine::existing(open(&frozen), password).restore("frozen", &target);
     let mut model = Model::default();
     for op in operations() {

@@ -1,4 +1,5 @@
-//! The reference: one alphabet of operations, carried out by a model, by the engine unmounted, and by real directories, which must all agree.
+//! The reference: one alphabet of operations, carried out by a model, by the engine unmounted, and
+//! by real directories. All must agree.
 //!
 //! A failure that proptest has shrunk becomes a named test below.
 
@@ -20,7 +21,7 @@ use model::Model;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
 
-/// Cases of each comparison: few in every run, many with `BKFS_TEST_FULL=1`.
+/// Returns the number of cases of a comparison: few in every run, many with `BKFS_TEST_FULL=1`.
 fn cases(quick: u32, full: u32) -> Config {
     let count = if std::env::var_os("BKFS_TEST_FULL").is_some_and(|full| full == "1") {
         full
@@ -55,7 +56,8 @@ fn differences(one: &Dump, other: &Dump) -> String {
     text
 }
 
-/// Lets two worlds carry out the same operations, and compares every answer and what is there in the end.
+/// Lets two worlds carry out the same operations. Compares every answer, and the whole state in the
+/// end.
 fn compare(one: &mut dyn World, other: &mut dyn World, ops: &[Op]) -> Result<(), TestCaseError> {
     for (index, op) in ops.iter().enumerate() {
         let (left, right) = (one.apply(op), other.apply(op));
@@ -78,7 +80,7 @@ fn check_engine(ops: &[Op]) -> Result<(), TestCaseError> {
     let mut engine = Engine::new(Arc::new(MemoryStore::new()), None);
     let mut model = Model::default();
     compare(&mut model, &mut engine, ops)?;
-    // Once more from the bucket alone.
+    // Compares once more, from the bucket alone.
     engine.reopen();
     let (left, right) = (model.dump(), engine.dump());
     prop_assert!(
@@ -112,7 +114,8 @@ proptest! {
     }
 }
 
-/// Found by the simulation: the copy waited for ever, since nothing moved a small file out of the tree that no one had changed since the last commit.
+/// Found by the simulation. The copy never returned: nothing moved the content of a small file out
+/// of the tree if the file had not changed since the last commit.
 #[test]
 fn regression_copy_into_a_small_file_of_an_earlier_commit() {
     let ops = [
@@ -159,7 +162,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let place = self.directory.path().join("mount");
-        // Nothing is left mounted, whatever became of the test.
+        // Nothing stays mounted, even if the test has failed.
         let _ = std::process::Command::new("umount")
             .arg("-l")
             .arg(place)
@@ -167,7 +170,8 @@ impl Drop for Mounted {
     }
 }
 
-/// The same operations on a real mount, through the kernel, with remounts from the bucket. Needs root and the program under test in `BKFS_BIN`.
+/// The same operations on a real mount, through the kernel, with remounts from the bucket. Needs
+/// root and the program under test in `BKFS_BIN`.
 #[test]
 fn a_mount_behaves_like_the_model() {
     let Some(program) = std::env::var_os("BKFS_BIN") else {

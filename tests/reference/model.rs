@@ -1,4 +1,4 @@
-//! The reference: a filesystem as simple as can be.
+//! The reference: the simplest possible filesystem.
 
 use std::collections::BTreeMap;
 
@@ -42,11 +42,11 @@ impl Model {
         }
     }
 
-    /// The directory of a path's last name.
+    /// Returns the directory that holds the last name of a path.
     fn parent(&mut self, path: &Path) -> Result<usize, i32> {
         let mut inode = 0;
         for number in &path[..path.len() - 1] {
-            // The worlds never follow links: a link on the way is no directory.
+            // The worlds never follow links: a link within a path is not a directory.
             inode = *self
                 .directory(inode)?
                 .get(name(*number))
@@ -82,7 +82,7 @@ impl Model {
         }
         self.directory(parent)?.insert(last, next);
         let is_directory = matches!(kind, Kind::Directory(_));
-        // A directory below one that passes its group on passes it on as well.
+        // A directory inherits the set-group-ID bit of its parent.
         let mode = if is_directory {
             mode | self.0[parent].mode & libc::S_ISGID
         } else {
@@ -206,7 +206,8 @@ impl Model {
         let start = (at as usize).min(data.len());
         let end = (at as usize + length as usize).min(data.len());
         let length = (end - start) as u64;
-        // The kernel refuses overlapping ranges of one file, by the length that is left to the end of it.
+        // The kernel refuses overlapping ranges of one file. It limits the length to the rest of
+        // the file before.
         if two == Ok(one) && at < target + length && target < at + length {
             return Err(libc::EINVAL);
         }
@@ -219,7 +220,7 @@ impl Model {
     fn xattrs(&mut self, path: &Path) -> Result<&mut BTreeMap<Vec<u8>, Vec<u8>>, i32> {
         let inode = self.find(path)?;
         match self.0[inode].kind {
-            // The kernel keeps `user.` to files and directories.
+            // The kernel allows `user.` attributes for files and directories only.
             Kind::Link(_) => Err(libc::EPERM),
             _ => Ok(&mut self.0[inode].xattrs),
         }

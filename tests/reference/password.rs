@@ -3,7 +3,7 @@
 use bkfs::root::error::RootError;
 use bkfs::root::repository::Passwords;
 
-/// The password of a repository, if it is sealed.
+/// The password of a repository, or `None` if the repository is not sealed.
 pub struct Known(pub Option<&'static str>);
 
 impl Passwords for Known {

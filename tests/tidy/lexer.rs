@@ -1,9 +1,10 @@
-//! Reads Rust source just well enough to tell code from comments, strings and tests.
+//! A reader of Rust source that tells code from comments, strings and tests, and no more.
 //!
-//! Owns: blanking (what is not code becomes spaces, line by line in place) and the extent of items.
-//! Does not own: any rule; it knows no grammar beyond brackets and literals.
+//! This module owns blanking, which replaces all that is not code by spaces in place, and the
+//! extent of items. It owns no rule, and knows no grammar other than brackets and literals.
 
-/// The source with every comment and every literal's content replaced by spaces. Length and line breaks stay the same.
+/// Returns the source with every comment and every literal replaced by spaces. Length and line
+/// breaks stay the same.
 pub fn blank_text(source: &str) -> String {
     let bytes = source.as_bytes();
     let mut out = bytes.to_vec();
@@ -38,7 +39,8 @@ pub fn blank_text(source: &str) -> String {
     String::from_utf8(out).expect("whole characters are blanked, so what is left is UTF-8")
 }
 
-/// Blanked code in which every item under `#[cfg(test)]` is blank too, with the 1-based lines of those items.
+/// Returns blanked code in which every item under `#[cfg(test)]` is blank too, with the 1-based
+/// lines of those items.
 pub fn without_tests(code: &str) -> (String, Vec<(usize, usize)>) {
     let mut out = code.as_bytes().to_vec();
     let mut spans = Vec::new();
@@ -56,7 +58,7 @@ pub fn without_tests(code: &str) -> (String, Vec<(usize, usize)>) {
     )
 }
 
-/// 1-based line of a byte offset.
+/// Returns the 1-based line of a byte offset.
 pub fn line_of(text: &str, offset: usize) -> usize {
     text.as_bytes()[..offset.min(text.len())]
         .iter()
@@ -65,7 +67,8 @@ pub fn line_of(text: &str, offset: usize) -> usize {
         + 1
 }
 
-/// The bracket that closes the one at `open`, as the offset after it; the end of the text if there is none.
+/// Returns the offset after the bracket that closes the one at `open`, or the end of the text if
+/// there is none.
 pub fn closing(code: &[u8], open: usize) -> usize {
     let mut depth = 0usize;
     for (at, byte) in code.iter().enumerate().skip(open) {
@@ -83,7 +86,8 @@ pub fn closing(code: &[u8], open: usize) -> usize {
     code.len()
 }
 
-/// The offset after the item that begins at or after `from`: past further attributes, to its `;` or closing brace.
+/// Returns the offset after the item that begins at or after `from`: after further attributes, and
+/// after its `;` or closing brace.
 fn item_end(code: &[u8], from: usize) -> usize {
     let mut at = from;
     let mut is_use = None;
@@ -121,13 +125,13 @@ fn item_end(code: &[u8], from: usize) -> usize {
     code.len()
 }
 
-/// The identifier or number that begins at `at` (empty if none does).
+/// Returns the identifier or number that begins at `at` (empty if none does).
 pub fn word_at(code: &[u8], at: usize) -> &[u8] {
     let length = code[at..].iter().take_while(|&&byte| is_word(byte)).count();
     &code[at..at + length]
 }
 
-/// A byte that may stand inside an identifier.
+/// Whether a byte may be part of an identifier.
 pub fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }
@@ -181,7 +185,8 @@ fn quoted_end(bytes: &[u8], mut at: usize, quote: u8) -> usize {
     bytes.len()
 }
 
-/// The end of a literal with a prefix (`r"`, `r#"`, `b"`, `br#"`, `c"`, `b'`), or nothing if an identifier begins here.
+/// Returns the end of a literal with a prefix (`r"`, `r#"`, `b"`, `br#"`, `c"`, `b'`), or `None` if
+/// an identifier begins here.
 fn raw_string_end(bytes: &[u8], start: usize) -> Option<usize> {
     let prefix = bytes[start..]
         .iter()
@@ -210,7 +215,7 @@ fn raw_string_end(bytes: &[u8], start: usize) -> Option<usize> {
     }
 }
 
-/// The end of a character literal at `start`, or nothing if a lifetime begins here.
+/// Returns the end of a character literal at `start`, or `None` if a lifetime begins here.
 fn character_end(bytes: &[u8], start: usize) -> Option<usize> {
     if bytes.get(start + 1) == Some(&b'\\') {
         return Some(quoted_end(bytes, start + 1, b'\''));

@@ -1,18 +1,19 @@
-//! Sizes, and words that have no place in the code.
+//! Limits on sizes, and words that are banned from the code.
 //!
-//! Owns: the limits. They may only tighten.
+//! This module owns the limits. They may only tighten.
 
 use crate::lexer::{blank_text, closing, is_word, line_of, without_tests, word_at};
 use crate::walls::is_test_file;
 
-/// Lines of a file that are not tests.
+/// Most lines of a file that are not tests.
 pub const FILE_LINES: usize = 600;
-/// Lines of a function, from `fn` to its closing brace.
+/// Most lines of a function, from `fn` to its closing brace.
 pub const FUNCTION_LINES: usize = 70;
-/// Lines of tests inside the file that they test; more belong in a file `tests.rs` beside it.
+/// Most lines of tests inside the file that they test. More belong in a file `tests.rs` next to it.
 pub const INLINE_TEST_LINES: usize = 300;
 
-/// Words banned everywhere, comments included. Written in two halves so that they do not find themselves.
+/// Words banned everywhere, comments included. They are written in two halves so that they do not
+/// match themselves.
 const BANNED_EVERYWHERE: &[(&str, &str)] = &[
     (concat!("to", "do!"), "finish it, or leave it out"),
     (concat!("unim", "plemented!"), "finish it, or leave it out"),
@@ -36,7 +37,7 @@ const BANNED_IN_CODE: &[(&str, &str)] = &[
     ("block_in_place", "waiting belongs to tasks"),
 ];
 
-/// What may break a rule: the file, a text that the violation contains, and why.
+/// Exceptions from a rule: the file, a text that the violation contains, and the reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     (
         "fuse/src/adapter/answers.rs",
@@ -50,7 +51,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// The violations of all limits by one file.
+/// Returns the violations of all limits by one file.
 pub fn violations(file: &str, source: &str) -> Vec<String> {
     let text = blank_text(source);
     let (code, tests) = without_tests(&text);
@@ -99,7 +100,7 @@ fn banned(file: &str, text: &str, words: &[(&str, &str)]) -> Vec<String> {
     found
 }
 
-/// `word` at `at` is not merely a piece of a longer identifier.
+/// Whether `word` at `at` is not part of a longer identifier.
 fn stands_alone(text: &[u8], at: usize, word: &str) -> bool {
     let goes_on_before = word.starts_with(char::is_alphanumeric) && at > 0 && is_word(text[at - 1]);
     let goes_on_after = word.ends_with(char::is_alphanumeric)
@@ -107,7 +108,7 @@ fn stands_alone(text: &[u8], at: usize, word: &str) -> bool {
     !goes_on_before && !goes_on_after
 }
 
-/// Statics that can change.
+/// Finds statics that can change.
 fn global_state(file: &str, code: &str) -> Vec<String> {
     let changes = [
         "Mutex", "RwLock", "Atomic", "OnceLock", "OnceCell", "RefCell",
@@ -133,7 +134,8 @@ fn file_size(file: &str, source: &str, tests: &[(usize, usize)]) -> Vec<String> 
     let test_lines: usize = tests.iter().map(|(first, last)| last - first + 1).sum();
     let code_lines = source.lines().count() - test_lines.min(source.lines().count());
     let mut found = Vec::new();
-    // A file of unit tests is not bound by the size of code, the files of tests/ are.
+    // The limit does not bind a file of unit tests next to its code, but it binds the files of
+    // tests/.
     let is_bound = file.starts_with("tests/") || !is_test_file(file);
     if code_lines > FILE_LINES && is_bound {
         found.push(format!(
@@ -171,7 +173,8 @@ fn long_functions(file: &str, code: &str) -> Vec<String> {
     found
 }
 
-/// Name, first and last line of the function whose `fn` stands at `start`; nothing for a type `fn(…)` or a declaration.
+/// Returns name, first and last line of the function whose `fn` begins at `start`. Returns `None`
+/// for a type `fn(…)` or a declaration.
 fn function_lines(code: &str, start: usize) -> Option<(&str, usize, usize)> {
     let bytes = code.as_bytes();
     let name_at = start

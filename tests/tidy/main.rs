@@ -1,6 +1,8 @@
-//! Reads the source and holds the walls of the house: who imports whom, how long things are, what has no place.
+//! Reads the source and checks its structure: which module imports which, how long files and
+//! functions are, which words are banned.
 //!
-//! Each rule has a test of its own that shows it finding a violation; `the_house_is_tidy` then applies all of them.
+//! Each rule has a test of its own that shows that it finds a violation. `the_house_is_tidy` then
+//! applies all rules.
 
 mod lexer;
 mod limits;
@@ -10,7 +12,7 @@ mod walls;
 
 use std::path::{Path, PathBuf};
 
-/// The repository's root.
+/// Returns the root directory of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
@@ -18,7 +20,7 @@ fn root() -> PathBuf {
         .to_owned()
 }
 
-/// Every Rust file of ours: its path from the root, and its text.
+/// Returns every Rust file of the repository: its path from the root, and its text.
 fn rust_files(root: &Path) -> Vec<(String, String)> {
     let mut files = Vec::new();
     let mut directories: Vec<PathBuf> = ["src", "fuse", "chunker", "tests", "bench"]
@@ -49,7 +51,8 @@ fn rust_files(root: &Path) -> Vec<(String, String)> {
     files
 }
 
-/// Dependencies as the manifests state them, so that a wall cannot be passed by a path that no rule knows.
+/// Returns the violations by dependencies in the manifests, so that no rule is bypassed by a path
+/// that it does not know.
 fn manifest_violations(root: &Path) -> Vec<String> {
     let forbidden: [(&str, &[&str]); 3] = [
         ("fuse/Cargo.toml", &["bkfs", "bkfs-chunker", "object_store"]),
@@ -69,7 +72,7 @@ fn manifest_violations(root: &Path) -> Vec<String> {
     found
 }
 
-/// Whether `name` stands in a section of dependencies (not the workspace's list of versions).
+/// Whether `name` is in a section of dependencies (other than the workspace's list of versions).
 fn depends_on(manifest: &str, name: &str) -> bool {
     let mut inside = false;
     for line in manifest.lines().map(str::trim) {
@@ -122,7 +125,8 @@ fn walls_of(name: &str, text: &str) -> Vec<String> {
 
 #[test]
 fn pure_rooms_that_exist_are_named_as_they_are() {
-    // A room that is renamed must not slip out of the walls unseen: from the first one on, every pure room exists.
+    // A module that is renamed must not escape from the rules unnoticed, so every pure module must
+    // exist.
     let root = root();
     let exists =
         |room: &&&str| root.join(room).is_dir() || root.join(format!("{room}.rs")).is_file();

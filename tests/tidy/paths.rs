@@ -1,6 +1,7 @@
-//! Which paths a piece of code names: `use` trees written out, and qualified paths where they stand.
+//! The paths that a piece of code names: the leaves of `use` trees, and qualified paths where they
+//! occur.
 //!
-//! Owns: collecting them. Does not own: which of them are allowed (`walls`).
+//! This module collects the paths. `walls` decides which of them are allowed.
 
 use crate::lexer::{is_word, line_of, word_at};
 
@@ -9,12 +10,13 @@ use crate::lexer::{is_word, line_of, word_at};
 pub struct Path {
     /// `std::fs::File` is `["std", "fs", "File"]`; a glob ends in `*`.
     pub segments: Vec<String>,
-    /// 1-based.
+    /// Line number, from 1.
     pub line: usize,
 }
 
 impl Path {
-    /// The path lies at or below `prefix` (`std::fs` holds `std::fs::File`), or a glob above it lets it in.
+    /// Whether the path is at or below `prefix` (`std::fs` contains `std::fs::File`), or is a glob
+    /// that brings `prefix` in.
     pub fn is_within(&self, prefix: &str) -> bool {
         let wanted: Vec<&str> = prefix.split("::").collect();
         let glob_above = self.segments.last().is_some_and(|last| last == "*");
@@ -24,7 +26,8 @@ impl Path {
             &self.segments[..]
         };
         if glob_above && named.len() < wanted.len() {
-            // `use std::*` brings `std::fs` in, but a glob of a whole crate says nothing about its depths.
+            // `use std::*` brings `std::fs` in, but a glob of a whole crate does not bring in
+            // deeper paths.
             return named.len() + 1 == wanted.len()
                 && named.iter().zip(&wanted).all(|(a, b)| a == b);
         }
@@ -38,7 +41,8 @@ impl std::fmt::Display for Path {
     }
 }
 
-/// Every path in blanked code: each leaf of each `use`, each chain of `a::b`, and each bare word (for macros and aliases).
+/// Returns every path in blanked code: each leaf of each `use`, each chain of `a::b`, and each bare
+/// word (for macros and aliases).
 pub fn paths_in(code: &str) -> Vec<Path> {
     let bytes = code.as_bytes();
     let mut paths = Vec::new();
@@ -57,7 +61,7 @@ pub fn paths_in(code: &str) -> Vec<Path> {
                 .map_or(bytes.len(), |length| at + length);
             let tree = code[at + word.len()..end].trim();
             let tree = tree.strip_prefix("crate ").unwrap_or(tree);
-            // `extern "C" { … }` and `use<'a>` are no imports.
+            // `extern "C" { … }` and `use<'a>` are not imports.
             if !tree.starts_with('{') && !tree.starts_with('<') && !tree.starts_with("fn") {
                 write_out(tree, &[], line, &mut paths);
                 at = end;
@@ -75,7 +79,7 @@ pub fn paths_in(code: &str) -> Vec<Path> {
     paths
 }
 
-/// How many bytes a chain `a::b::c` takes, spaces around `::` included.
+/// Returns the length of a chain `a::b::c` in bytes, spaces around `::` included.
 fn chain_length(bytes: &[u8], start: usize) -> usize {
     let mut at = start + word_at(bytes, start).len();
     loop {
@@ -98,7 +102,7 @@ fn skip_space(bytes: &[u8], at: usize) -> usize {
         .count()
 }
 
-/// Writes the leaves of a `use` tree out: `a::{b, c::{self, d as e}}` is `a::b`, `a::c`, `a::c::d`.
+/// Adds the leaves of a `use` tree: `a::{b, c::{self, d as e}}` is `a::b`, `a::c`, `a::c::d`.
 fn write_out(tree: &str, above: &[String], line: usize, paths: &mut Vec<Path>) {
     let tree = tree.trim().trim_start_matches("::");
     let (head, group) = match tree.find('{') {

@@ -1,11 +1,13 @@
-//! Every suite is known to the runner, and says what the runner needs to know.
+//! The suites of tests/suites: each is listed in the runner, and its head has the lines that the
+//! runner needs.
 //!
-//! Owns: the agreement between tests/run, tests/suites and tests/Cargo.toml.
+//! This module owns the agreement between tests/run and tests/suites.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Suites that the runner does not know, names without a file, heads that lack a line, test targets without a file.
+/// Returns the violations: suites that the runner does not list, listed names without a file, files
+/// that are not suites, heads that lack a line.
 pub fn violations(root: &Path) -> Vec<String> {
     let read = |path: &Path| {
         std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -43,7 +45,7 @@ pub fn violations(root: &Path) -> Vec<String> {
     found
 }
 
-/// The names in `SUITES=(…)`.
+/// Returns the names in `SUITES=(…)`.
 fn listed_suites(runner: &str) -> BTreeSet<String> {
     let Some((_, rest)) = runner.split_once("\nSUITES=(") else {
         return BTreeSet::new();

@@ -1,26 +1,26 @@
-//! The walls of the house as tables: which room may name which path.
+//! Rules of imports, as tables: the paths that each part of the tree may not name.
 //!
-//! Owns: the rules of imports and of purity. A rule may be made stricter, never looser.
-//! Does not own: sizes and bans of single words (`limits`).
+//! This module owns the rules of imports and of purity. A rule may be made stricter, never looser.
+//! `limits` owns sizes and bans of single words.
 
 use crate::lexer::{blank_text, without_tests};
 use crate::paths::{Path, paths_in};
 
-/// A part of the tree and what its code may not name.
+/// A part of the tree, and the paths that its code may not name.
 pub struct Wall {
-    /// Path prefixes (from the repository's root) that it governs.
+    /// Path prefixes (from the repository's root) that the rule governs.
     pub rooms: &'static [&'static str],
-    /// Path prefixes inside them that it leaves out.
+    /// Path prefixes inside them that the rule leaves out.
     pub except: &'static [&'static str],
-    /// Rust paths that may not be named at or below.
+    /// Rust paths that may not be named, nor any path below them.
     pub forbidden: &'static [&'static str],
-    /// Paths below the forbidden ones that may be named all the same.
+    /// Paths below the forbidden ones that may be named nevertheless.
     pub allowed: &'static [&'static str],
-    /// Why, for whoever runs into it.
+    /// The reason, for the message of a violation.
     pub reason: &'static str,
 }
 
-/// Rooms that do no I/O, read no clock and draw no randomness.
+/// Modules that do no I/O, read no clock and draw no randomness.
 pub const PURE: &[&str] = &[
     "chunker/src/cut",
     "chunker/src/id",
@@ -43,7 +43,7 @@ pub const PURE: &[&str] = &[
     "src/root/snapshots",
 ];
 
-/// What a pure room may not name.
+/// Paths that a pure module may not name.
 const IMPURE: &[&str] = &[
     "tokio",
     "object_store",
@@ -77,7 +77,7 @@ const IMPURE: &[&str] = &[
     "eprintln",
 ];
 
-/// All of them.
+/// All rules.
 pub const WALLS: &[Wall] = &[
     Wall {
         rooms: PURE,
@@ -181,7 +181,7 @@ pub const WALLS: &[Wall] = &[
     },
 ];
 
-/// The violations of all walls by one file.
+/// Returns the violations of all rules by one file.
 pub fn violations(file: &str, source: &str) -> Vec<String> {
     let (code, _) = without_tests(&blank_text(source));
     let paths = paths_in(&code);
@@ -192,7 +192,8 @@ pub fn violations(file: &str, source: &str) -> Vec<String> {
         .collect()
 }
 
-/// A file of unit tests beside the code it tests; walls, sizes of functions and bans on panics do not bind it.
+/// Whether this is a file of tests. The rules of imports, the sizes of functions and the bans on
+/// panics do not bind it.
 pub fn is_test_file(file: &str) -> bool {
     file.starts_with("tests/")
         || file.ends_with("/tests.rs")
@@ -200,7 +201,8 @@ pub fn is_test_file(file: &str) -> bool {
         || file.contains("/benches/")
 }
 
-/// `src/tree` governs `src/tree.rs` and everything in `src/tree/`, but not `src/treetop.rs`.
+/// Whether `file` is in `room`. `src/tree` governs `src/tree.rs` and everything in `src/tree/`, but
+/// not `src/treetop.rs`.
 fn lies_in(file: &str, room: &str) -> bool {
     room.is_empty()
         || file
@@ -215,7 +217,8 @@ fn governs(wall: &Wall, file: &str) -> bool {
 
 fn breaches(wall: &Wall, file: &str, paths: &[Path]) -> Vec<String> {
     let is_breach = |path: &&Path| {
-        // A bare word is a path only where it is followed by more, is imported, or is a whole crate's or macro's name.
+        // Each bare word counts as a path as well, so that a crate or a macro is found by its name
+        // alone.
         wall.forbidden.iter().any(|prefix| path.is_within(prefix))
             && !wall.allowed.iter().any(|prefix| path.is_within(prefix))
     };

@@ -1,4 +1,4 @@
-//! The engine's life: how it comes up, goes down well, and crashes.
+//! Start, clean end and crash of the engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::Engine;
 use crate::password::Known;
 
 impl Engine {
-    /// An empty repository in `store`, and a volume in it.
+    /// Creates an empty repository in `store`, and opens a volume in it.
     pub fn new(store: Arc<dyn Store>, password: Option<&'static str>) -> Self {
         let runtime = machine();
         runtime
@@ -36,7 +36,7 @@ impl Engine {
         engine
     }
 
-    /// What a second machine opens.
+    /// Opens the repository again, as a second machine does.
     pub fn repository(&self) -> Repository {
         let opening = Opening {
             key: None,
@@ -67,7 +67,8 @@ impl Engine {
             options: MountOptions::default(),
             settings: Settings::default(),
             volume: "main".into(),
-            // The session of a machine that is gone seems to live: it is this process's.
+            // The session of the machine that is gone seems to be alive, since it has the id of
+            // this process.
             steal: true,
             spool: None,
         };
@@ -79,7 +80,7 @@ impl Engine {
         self.assembled = Some(assembled);
     }
 
-    /// An engine on a repository that exists, without a session of its own.
+    /// Returns an engine on an existing repository, without a session of its own.
     pub fn existing(store: Arc<dyn Store>, password: Option<&'static str>) -> Self {
         Engine {
             runtime: Some(machine()),
@@ -106,13 +107,13 @@ impl Engine {
             .expect("snapshot");
     }
 
-    /// Ends the session well.
+    /// Ends the session cleanly.
     pub fn finish(&mut self) {
         let assembled = self.assembled.take().expect("is open");
         self.runtime().block_on(assembled.finish()).expect("finish");
     }
 
-    /// Restores a snapshot into a directory; every byte is read back.
+    /// Restores a snapshot into a directory, and reads every byte back.
     pub fn restore(&self, snapshot: &str, target: &std::path::Path) {
         let repository = self.repository();
         let options = Options {
@@ -138,21 +139,22 @@ impl Engine {
         assert!(problems.is_empty(), "{problems:?}");
     }
 
-    /// Ends the session well, and begins another from the bucket.
+    /// Ends the session cleanly, and begins another one from the bucket.
     pub fn reopen(&mut self) {
         let assembled = self.assembled.take().expect("is open");
         self.runtime().block_on(assembled.finish()).expect("finish");
         self.open();
     }
 
-    /// The root names everything.
+    /// Commits everything to the root.
     pub fn commit(&self) {
         let volume = self.assembled.as_ref().and_then(Assembled::volume);
         let volume = volume.expect("is open").clone();
         self.runtime().block_on(volume.commit()).expect("commit");
     }
 
-    /// The machine is gone, with all that it held; another takes the volume over, from the bucket alone.
+    /// Drops the machine with its whole memory. Another machine then takes the volume over, from
+    /// the bucket alone.
     pub fn crash(&mut self) {
         let gone = self.runtime.replace(machine()).expect("runs");
         gone.shutdown_background();

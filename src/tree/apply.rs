@@ -283,8 +283,9 @@ impl Level {
         Ok(())
     }
 
-    /// Copies the entries of the open node into the builder: those below `key`, or all. Passes over
-    /// an entry whose key is `key`.
+    /// Copies the entries of the open node into the builder: those below `key`, or all.
+    ///
+    /// Passes over an entry whose key is `key`.
     ///
     /// Returns whether the node is still open. If it is, the next entry is above `key`.
     async fn copy_below<K: NodeSink>(
@@ -320,8 +321,9 @@ impl Level {
         Ok(self.open.is_some())
     }
 
-    /// Moves to the old node that contains `key`, which may be the current one. Called only between
-    /// nodes.
+    /// Moves to the old node that contains `key`, which may be the current one.
+    ///
+    /// Called only between nodes.
     async fn skip_to<S: NodeSource>(&mut self, source: &S, key: &[u8]) -> Result<(), S::Error> {
         self.flush_removed();
         let Some(old) = &mut self.old else {
@@ -424,8 +426,9 @@ impl Level {
         }
     }
 
-    /// Returns the single child of this level's only node. If there is one, it is the root, and
-    /// this level is not needed.
+    /// Returns the single child of this level's only node.
+    ///
+    /// If there is one, it is the root, and this level is not needed.
     fn only_child(&self) -> Option<Id> {
         let alone = !self.kept && self.made == 0 && self.builder.len() == 1;
         self.builder.only_child().filter(|_| alone)

@@ -33,8 +33,9 @@ pub(crate) fn entry_cost_bytes(key_length: usize, value_length: usize) -> usize 
     key_length + value_length + LENGTHS_BYTES
 }
 
-/// Whether a node of `level` ends after the entry with `key`. The entry costs `entry_bytes`, and
-/// the node costs `node_bytes` with it.
+/// Whether a node of `level` ends after the entry with `key`.
+///
+/// The entry costs `entry_bytes`, and the node costs `node_bytes` with it.
 pub(crate) fn ends_after(level: u8, key: &[u8], entry_bytes: usize, node_bytes: usize) -> bool {
     if node_bytes < MIN_NODE_COST_BYTES {
         return false;

@@ -31,8 +31,9 @@ pub struct Difference {
     pub right: Option<Bytes>,
 }
 
-/// Walks over the differences of two trees in the order of keys. It holds no borrow, so that it can
-/// be kept between requests.
+/// Walks over the differences of two trees in the order of keys.
+///
+/// It holds no borrow, so that it can be kept between requests.
 pub struct Diff {
     roots: Option<(Id, Id)>,
     range: Range<Key>,
@@ -41,8 +42,9 @@ pub struct Diff {
 }
 
 impl Diff {
-    /// Returns a walk over the differences whose keys lie in `range` (end exclusive). Loads nothing
-    /// until [`Diff::next`].
+    /// Returns a walk over the differences whose keys lie in `range` (end exclusive).
+    ///
+    /// Loads nothing until [`Diff::next`].
     pub fn new(left: Tree, right: Tree, range: Range<Key>) -> Diff {
         Diff {
             roots: (left != right && range.start < range.end).then_some((left.root, right.root)),
@@ -202,8 +204,9 @@ impl Side {
         }
     }
 
-    /// Returns the item that the walk stands before and moves past it. Returns `None` before a
-    /// subtree.
+    /// Returns the item that the walk stands before and moves past it.
+    ///
+    /// Returns `None` before a subtree.
     fn take_entry(&mut self) -> Option<(Key, Bytes)> {
         let frame = self.stack.last_mut().filter(|top| top.node.level() == 0)?;
         let entry = (

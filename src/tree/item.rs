@@ -24,8 +24,9 @@ pub const MAX_VALUE_BYTES: usize = 128 * 1024;
 /// Length of the longest value of an extended attribute, in bytes (XATTR_SIZE_MAX of Linux).
 pub const MAX_XATTR_BYTES: usize = 64 * 1024;
 
-/// Length of the longest file content that the tree holds inline, in bytes. The writer chooses its
-/// own limit at or below this one.
+/// Length of the longest file content that the tree holds inline, in bytes.
+///
+/// The writer chooses its own limit at or below this one.
 pub const MAX_INLINE_BYTES: usize = 64 * 1024;
 
 /// Length of the longest target of a symbolic link, in bytes (PATH_MAX of Linux without the final
@@ -146,8 +147,9 @@ impl Item {
         }
     }
 
-    /// Encodes the item. The caller keeps the limits on lengths; an item that exceeds them would
-    /// not decode.
+    /// Encodes the item.
+    ///
+    /// The caller keeps the limits on lengths; an item that exceeds them would not decode.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {

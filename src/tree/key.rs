@@ -20,8 +20,9 @@ pub const MAX_KEY_BYTES: usize = 512;
 /// The values are NAME_MAX and XATTR_NAME_MAX of Linux.
 pub const MAX_NAME_BYTES: usize = 255;
 
-/// Smallest readdir cookie of a name. Lower cookies are reserved for `.`, `..` and the entries that
-/// a mount adds to those of the tree.
+/// Smallest readdir cookie of a name.
+///
+/// Lower cookies are reserved for `.`, `..` and the entries that a mount adds to those of the tree.
 pub const FIRST_NAME_COOKIE: u64 = 16;
 
 /// Largest readdir cookie of a name. The cookie after it still fits a signed 64-bit offset.
@@ -305,14 +306,16 @@ pub fn of_kind(inode: u64, kind: ItemKind) -> Range<Key> {
     bound(kind as u8)..bound(kind as u8 + 1)
 }
 
-/// Returns the range of the names of `directory` whose cookie is at least `cookie`. A cookie of 0
-/// selects all names.
+/// Returns the range of the names of `directory` whose cookie is at least `cookie`.
+///
+/// A cookie of 0 selects all names.
 pub fn names_from(directory: u64, cookie: u64) -> Range<Key> {
     Key::name(directory, cookie, &[])..of_kind(directory, ItemKind::Name).end
 }
 
-/// Returns the range of the names of `directory` whose cookie is exactly `cookie`. It holds one
-/// name, or several if their hashes collide.
+/// Returns the range of the names of `directory` whose cookie is exactly `cookie`.
+///
+/// It holds one name, or several if their hashes collide.
 pub fn names_at(directory: u64, cookie: u64) -> Range<Key> {
     Key::name(directory, cookie, &[])..Key::name(directory, cookie.saturating_add(1), &[])
 }

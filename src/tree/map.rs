@@ -77,8 +77,9 @@ impl Tree {
         Ok(values)
     }
 
-    /// Returns a cursor over the entries whose keys lie in `range` (end exclusive). Loads nothing
-    /// until [`Cursor::next`].
+    /// Returns a cursor over the entries whose keys lie in `range` (end exclusive).
+    ///
+    /// Loads nothing until [`Cursor::next`].
     pub fn range(&self, range: Range<Key>) -> Cursor {
         Cursor {
             root: self.root,

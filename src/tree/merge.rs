@@ -1,6 +1,6 @@
 //! A three-way merge of two trees that grew from one.
 //!
-//! This module finds, key by key, what the other side changed and where both sides changed
+//! This module finds the keys that the other side changed, and the keys that both sides changed
 //! differently. It does not resolve conflicts: a link count of a directory and the content of a
 //! file need different answers, and the volume knows them.
 

@@ -25,8 +25,9 @@ use super::varint::{self, Reader};
 /// node that is almost full.
 pub const MAX_NODE_BYTES: usize = MAX_NODE_COST_BYTES + MAX_KEY_BYTES + MAX_VALUE_BYTES + 64;
 
-/// Highest level of a node; leaves have level 0. With 100 children per node, which is few, such a
-/// tree holds 10^32 items.
+/// Highest level of a node; leaves have level 0.
+///
+/// With 100 children per node, which is few, such a tree holds 10^32 items.
 pub const MAX_LEVEL: u8 = 15;
 
 /// Form number of the nodes that this version writes.
@@ -77,8 +78,9 @@ struct Start {
     value: u32,
 }
 
-/// A decoded node: its bytes and a table of the offsets of its entries. Keys and values are not
-/// copied until a caller asks for them.
+/// A decoded node: its bytes and a table of the offsets of its entries.
+///
+/// Keys and values are not copied until a caller asks for them.
 #[derive(Clone)]
 pub struct Node {
     bytes: Bytes,
@@ -303,8 +305,9 @@ impl fmt::Debug for Node {
     }
 }
 
-/// Returns the first number of `0..count` for which `below` is false. `below` must be true for all
-/// smaller numbers and false from there on.
+/// Returns the first number of `0..count` for which `below` is false.
+///
+/// `below` must be true for all smaller numbers and false from there on.
 fn partition(count: usize, below: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, count);
     while low < high {
@@ -318,8 +321,9 @@ fn partition(count: usize, below: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// Whether `suffix` comes after `before`. Most pairs differ within eight bytes, which are compared
-/// as one number.
+/// Whether `suffix` comes after `before`.
+///
+/// Most pairs differ within eight bytes, which are compared as one number.
 fn is_above(suffix: &[u8], before: &[u8]) -> bool {
     match (suffix.first_chunk(), before.first_chunk()) {
         (Some(one), Some(other)) if one != other => {
@@ -329,8 +333,10 @@ fn is_above(suffix: &[u8], before: &[u8]) -> bool {
     }
 }
 
-/// Reads the two columns of lengths. Checks that each length is within its limit and that all of
-/// them add up to exactly the bytes that remain.
+/// Reads the two columns of lengths.
+///
+/// Checks that each length is within its limit and that all of them add up to exactly the bytes
+/// that remain.
 fn read_starts(
     reader: &mut Reader<'_>,
     count: usize,
@@ -392,8 +398,9 @@ fn common_length(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(a, b)| a == b).count()
 }
 
-/// Collects sorted entries until a node ends, and encodes it. The buffers are reused from one node
-/// to the next.
+/// Collects sorted entries until a node ends, and encodes it.
+///
+/// The buffers are reused from one node to the next.
 pub(crate) struct NodeBuilder {
     level: u8,
     /// All keys, concatenated. `ends` holds the end of each key in `keys` and of each value in
@@ -452,8 +459,9 @@ impl NodeBuilder {
         read_child(&self.values).map(|child| child.id)
     }
 
-    /// Adds the entry with key `prefix ‖ suffix`, which must be above the key before it. Returns
-    /// whether the node ends with this entry.
+    /// Adds the entry with key `prefix ‖ suffix`, which must be above the key before it.
+    ///
+    /// Returns whether the node ends with this entry.
     pub(crate) fn push(&mut self, prefix: &[u8], suffix: &[u8], value: &[u8]) -> bool {
         let start = self.keys.len();
         self.keys.extend_from_slice(prefix);

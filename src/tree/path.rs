@@ -29,8 +29,9 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// Loads the root; the first [`Path::seek`] goes down from there. Fails with
-    /// [`TreeError::Misplaced`] if the root is below `level`.
+    /// Loads the root; the first [`Path::seek`] goes down from there.
+    ///
+    /// Fails with [`TreeError::Misplaced`] if the root is below `level`.
     pub(super) async fn new<S: NodeSource>(
         source: &S,
         root: Id,
@@ -53,8 +54,9 @@ impl Path {
         (node.level() == self.level).then_some(node)
     }
 
-    /// Returns the number of nodes above the path's level that were loaded so far. When it has
-    /// grown, [`Path::announce`] can find more nodes.
+    /// Returns the number of nodes above the path's level that were loaded so far.
+    ///
+    /// When it has grown, [`Path::announce`] can find more nodes.
     pub(super) fn interior_loads(&self) -> u64 {
         self.interior
     }
@@ -71,8 +73,9 @@ impl Path {
         Some((&step.node, step.index))
     }
 
-    /// Moves to the node whose run of keys contains `key`. Returns whether that is another node
-    /// than before.
+    /// Moves to the node whose run of keys contains `key`.
+    ///
+    /// Returns whether that is another node than before.
     pub(super) async fn seek<S: NodeSource>(
         &mut self,
         source: &S,

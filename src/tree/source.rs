@@ -73,8 +73,10 @@ pub enum TreeError {
     },
 }
 
-/// A source of nodes by id. An implementation verifies ids, keeps a cache, and joins simultaneous
-/// loads of one node into one.
+/// A source of nodes by id.
+///
+/// An implementation verifies ids, keeps a cache, and joins simultaneous loads of one node into
+/// one.
 pub trait NodeSource: Send + Sync {
     /// Error of a load.
     type Error: From<TreeError> + Send;

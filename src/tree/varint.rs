@@ -23,8 +23,9 @@ pub(crate) fn unfold_sign(value: u64) -> i64 {
     ((value >> 1) as i64) ^ -((value & 1) as i64)
 }
 
-/// Reads values from the front of untrusted bytes. Methods return `None` if the bytes end early or
-/// a number is not in its shortest form.
+/// Reads values from the front of untrusted bytes.
+///
+/// Methods return `None` if the bytes end early or a number is not in its shortest form.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     position: usize,
@@ -61,8 +62,9 @@ impl<'a> Reader<'a> {
         Some(taken)
     }
 
-    /// Reads one number of variable length that is a length of at most `most`. Nearly all lengths
-    /// take one byte.
+    /// Reads one number of variable length that is a length of at most `most`.
+    ///
+    /// Nearly all lengths take one byte.
     #[inline]
     pub(crate) fn length(&mut self, most: usize) -> Option<usize> {
         let length = match self.bytes.get(self.position) {

@@ -88,8 +88,9 @@ impl Place {
         }
     }
 
-    /// Returns the remembered repository. A file that cannot be read counts as none, and a warning
-    /// is logged.
+    /// Returns the remembered repository.
+    ///
+    /// A file that cannot be read counts as none, and a warning is logged.
     pub async fn recall(&self) -> Option<Acquaintance> {
         let file = self.file.clone();
         let read = blocking(move || match std::fs::read_to_string(&file) {
@@ -102,9 +103,10 @@ impl Place {
         })
     }
 
-    /// Records the repository that was opened at this address. A failure only loses an alarm, and
-    /// is logged as a warning. If the future is dropped, the record may or may not have been
-    /// written.
+    /// Records the repository that was opened at this address.
+    ///
+    /// A failure only loses an alarm, and is logged as a warning. If the future is dropped, the
+    /// record may or may not have been written.
     pub async fn remember(&self, found: Acquaintance) {
         let Self { file, address } = self.clone();
         let written = blocking(move || write(&file, &address, found)).await;

@@ -76,8 +76,9 @@ pub struct ConfigError {
 }
 
 impl Config {
-    /// Reads all files that exist, in order. A repository or the prices of a later file replace
-    /// those of an earlier one.
+    /// Reads all files that exist, in order.
+    ///
+    /// A repository or the prices of a later file replace those of an earlier one.
     ///
     /// # Errors
     /// [`ConfigError`] for the first file that cannot be read or has a wrong form. A file that does

@@ -80,8 +80,9 @@ impl Placed {
         self.offset.saturating_add(self.extent.length.into())
     }
 
-    /// Returns the part that lies in `range`, or `None` if no byte does. A part that does not
-    /// include the end of the extent is not open.
+    /// Returns the part that lies in `range`, or `None` if no byte does.
+    ///
+    /// A part that does not include the end of the extent is not open.
     pub fn within(&self, range: &Range<u64>) -> Option<Placed> {
         let start = self.offset.max(range.start);
         let end = self.end().min(range.end);
@@ -244,8 +245,9 @@ pub fn truncate(existing: &[Placed], size: u64) -> Result<Vec<Change>, ExtentErr
     punch(existing, size..u64::MAX)
 }
 
-/// Returns the extents of a copy of `source` at offset `destination`. The copy refers to the same
-/// targets, and no byte is copied.
+/// Returns the extents of a copy of `source` at offset `destination`.
+///
+/// The copy refers to the same targets, and no byte is copied.
 ///
 /// A hole of the source has no extent in the copy. The caller must therefore replace the old
 /// extents of the whole copied range, as [`replace`] does.
@@ -362,8 +364,9 @@ pub fn allocated_change(existing: &[Placed], changes: &[Change]) -> i64 {
     })
 }
 
-/// Returns every target that `extents` refer to, in order. Adjacent extents with the same target
-/// yield it once.
+/// Returns every target that `extents` refer to, in order.
+///
+/// Adjacent extents with the same target yield it once.
 pub fn targets(extents: &[Placed]) -> impl Iterator<Item = Target> + '_ {
     let mut last = None;
     extents.iter().filter_map(move |placed| {

@@ -14,12 +14,14 @@ use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{Key, KeyParts};
 use crate::volume::{FIRST_INODE, ROOT_INODE, mode};
 
-/// Inode numbers that an inode with a name can have. A mount shows 48 bits of a number, and
-/// reserves the lowest numbers.
+/// Inode numbers that an inode with a name can have.
+///
+/// A mount shows 48 bits of a number, and reserves the lowest numbers.
 pub const INODES: Range<u64> = FIRST_INODE..1 << 48;
 
-/// Length of the longest path that a walk follows, in bytes. This is 16 times the limit of one
-/// system call.
+/// Length of the longest path that a walk follows, in bytes.
+///
+/// This is 16 times the limit of one system call.
 pub const PATH_BYTES_MAX: usize = 64 << 10;
 
 /// Most bytes that the extended attributes of one inode may have together, for a reader that holds
@@ -98,8 +100,9 @@ pub fn is_name(name: &[u8]) -> bool {
     !name.is_empty() && name != b"." && name != b".." && !name.contains(&b'/') && !name.contains(&0)
 }
 
-/// Returns the fault of a name, or `None`. `found` is the cookie in its key, and `cookie` the one
-/// that its hash gives.
+/// Returns the fault of a name, or `None`.
+///
+/// `found` is the cookie in its key, and `cookie` the one that its hash gives.
 pub fn of_name(name: &[u8], found: u64, cookie: u64, inode: u64) -> Option<Fault> {
     if !is_name(name) {
         Some(Fault::Name)
@@ -126,8 +129,9 @@ pub fn of_attributes(inode: u64, attributes: &Attributes) -> Option<Fault> {
     }
 }
 
-/// Returns the fault of an item, as far as the item alone shows it, or `None`. `cookie` makes the
-/// cookie of a name.
+/// Returns the fault of an item, as far as the item alone shows it, or `None`.
+///
+/// `cookie` makes the cookie of a name.
 pub fn of_item(key: &Key, item: &Item, cookie: impl Fn(&[u8]) -> u64) -> Option<Fault> {
     let parts = match key.parse() {
         Ok(parts) => parts,
@@ -175,8 +179,10 @@ pub fn of_target(inode: u64, target: &[u8]) -> Option<Fault> {
     is_bad.then_some(Fault::Target { inode })
 }
 
-/// The directories that a walk has entered. The walk enters none twice, so it ends however the
-/// directories contain each other. Takes about 16 bytes for each directory.
+/// The directories that a walk has entered.
+///
+/// The walk enters none twice, so it ends however the directories contain each other. Takes about
+/// 16 bytes for each directory.
 #[derive(Debug, Default)]
 pub struct Entered(HashSet<u64>);
 

@@ -71,8 +71,9 @@ impl Glob {
         }
     }
 
-    /// Whether the pattern matches all of `text`. The time is at most proportional to the product
-    /// of both lengths.
+    /// Whether the pattern matches all of `text`.
+    ///
+    /// The time is at most proportional to the product of both lengths.
     pub fn matches(&self, text: &[u8]) -> bool {
         // The tokens that may come next, after each byte.
         let mut states = vec![false; self.tokens.len() + 1];
@@ -136,8 +137,9 @@ impl Token {
     }
 }
 
-/// Parses a class from the byte after its `[`. Returns the token and the number of bytes that it
-/// takes.
+/// Parses a class from the byte after its `[`.
+///
+/// Returns the token and the number of bytes that it takes.
 fn class(pattern: &[u8], ignores_case: bool) -> Option<(Token, usize)> {
     let negated = matches!(pattern.first(), Some(b'!' | b'^'));
     let start = usize::from(negated);

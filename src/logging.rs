@@ -28,8 +28,9 @@ enum Sink {
 pub struct Log(Arc<Mutex<Sink>>);
 
 impl Log {
-    /// Starts logging to stderr. `BKFS_LOG` overrides the level, in the syntax of tracing's
-    /// `EnvFilter`.
+    /// Starts logging to stderr.
+    ///
+    /// `BKFS_LOG` overrides the level, in the syntax of tracing's `EnvFilter`.
     pub fn start(verbose: u8, quiet: bool) -> Log {
         let log = Log(Arc::new(Mutex::new(Sink::Terminal)));
         let level = match (quiet, verbose) {
@@ -84,8 +85,9 @@ impl Write for Log {
     }
 }
 
-/// Whether the system has a journal that should get the lines. With `-f` under systemd, stderr is
-/// connected to the journal anyway.
+/// Whether the system has a journal that should get the lines.
+///
+/// With `-f` under systemd, stderr is connected to the journal anyway.
 fn is_journal_wanted() -> bool {
     std::path::Path::new("/run/systemd/journal/socket").exists()
         && std::env::var_os("JOURNAL_STREAM").is_none()

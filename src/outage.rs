@@ -25,8 +25,10 @@ const WELL_AFTER: Duration = Duration::from_secs(5);
 pub struct Teller(JoinHandle<()>);
 
 impl Teller {
-    /// Starts to watch. A request that waits for the store fails after `timeout` without progress.
-    /// Must be called within a tokio runtime.
+    /// Starts to watch.
+    ///
+    /// A request that waits for the store fails after `timeout` without progress. Must be called
+    /// within a tokio runtime.
     pub fn start(signs: Signs, timeout: Duration) -> Self {
         signs.tell();
         Self(tokio::spawn(async move {

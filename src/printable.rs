@@ -39,8 +39,10 @@ pub fn line(text: &str) -> Cow<'_, str> {
     escaped(text, None)
 }
 
-/// Returns `text` for several lines. The caller shows each name in it by [`name`], since a name
-/// with a line break would add lines of its own.
+/// Returns `text` for several lines.
+///
+/// The caller shows each name in it by [`name`], since a name with a line break would add lines of
+/// its own.
 pub fn lines(text: &str) -> Cow<'_, str> {
     escaped(text, Some('\n'))
 }
@@ -53,8 +55,9 @@ pub fn name(name: &[u8]) -> String {
     }
 }
 
-/// Returns a line of JSON with the same meaning. Control characters occur in strings only, and have
-/// an escaped form there.
+/// Returns a line of JSON with the same meaning.
+///
+/// Control characters occur in strings only, and have an escaped form there.
 pub fn json(text: &str) -> Cow<'_, str> {
     if !text.contains(is_obeyed) {
         return Cow::Borrowed(text);

@@ -18,8 +18,9 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 /// Interval at which a lock that another process holds is tried.
 const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Number of draft names that [`replace`] tries beyond the first. A process that died, or one in
-/// another container, can leave a draft under the same process id.
+/// Number of draft names that [`replace`] tries beyond the first.
+///
+/// A process that died, or one in another container, can leave a draft under the same process id.
 const DRAFTS_MAX: u32 = 1000;
 
 /// Makes a directory of this user, and its missing parents, with mode 0700.
@@ -47,8 +48,9 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Replaces or creates a file of this user with mode 0600, in one step. A reader finds all of
-/// `bytes`, or the old content.
+/// Replaces or creates a file of this user with mode 0600, in one step.
+///
+/// A reader finds all of `bytes`, or the old content.
 ///
 /// # Errors
 /// The error of the system call that fails.
@@ -64,8 +66,10 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Creates a new file in the directory of `path`. Its name has a number as well, because processes
-/// in containers that share a directory can have equal process ids.
+/// Creates a new file in the directory of `path`.
+///
+/// Its name has a number as well, because processes in containers that share a directory can have
+/// equal process ids.
 fn create_draft(path: &Path) -> io::Result<(PathBuf, File)> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
@@ -91,8 +95,9 @@ fn tighten(path: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks a file, which is created if needed. If another process holds the lock, waits for
-/// [`LOCK_WAIT`] (5 s).
+/// Locks a file, which is created if needed.
+///
+/// If another process holds the lock, waits for [`LOCK_WAIT`] (5 s).
 ///
 /// # Errors
 /// `TimedOut`, with the id of the process that holds the lock if it can be found; otherwise the
@@ -129,8 +134,9 @@ fn held(path: &Path, file: &File) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, text)
 }
 
-/// Returns the id of the process that holds the lock, if this process may know it. A line of
-/// /proc/locks reads `1: FLOCK  ADVISORY  READ 1234 08:01:5678 0 EOF`.
+/// Returns the id of the process that holds the lock, if this process may know it.
+///
+/// A line of /proc/locks reads `1: FLOCK  ADVISORY  READ 1234 08:01:5678 0 EOF`.
 fn holder(file: &File) -> Option<u32> {
     let found = file.metadata().ok()?;
     let (major, minor) = (

@@ -245,8 +245,9 @@ pub async fn create(creation: Creation) -> Result<String, RootError> {
     create_locked_on(&Machine::this(), store, creation.password, creation.lock).await
 }
 
-/// Creates a repository in a store that is open already, on this machine. Returns the id of the
-/// repository.
+/// Creates a repository in a store that is open already, on this machine.
+///
+/// Returns the id of the repository.
 ///
 /// # Errors
 /// As [`create_on`].
@@ -257,8 +258,9 @@ pub async fn create_in(
     create_on(&Machine::this(), store, password).await
 }
 
-/// Creates a repository in a store that is open already, on any machine. Returns the id of the
-/// repository.
+/// Creates a repository in a store that is open already, on any machine.
+///
+/// Returns the id of the repository.
 ///
 /// # Errors
 /// As [`create_locked_on`] without locks.
@@ -323,7 +325,9 @@ pub async fn exists(url: &RepositoryUrl, options: &StoreOptions) -> Result<bool,
 
 impl Repository {
     /// From now on, waits as long for a store that refuses requests as for one that is silent, and
-    /// logs its outages. Mounts use this, since they have accepted data that must not be dropped.
+    /// logs its outages.
+    ///
+    /// Mounts use this, since they have accepted data that must not be dropped.
     ///
     /// Must be called within a tokio runtime.
     pub fn bear_refusals(&self) {
@@ -333,8 +337,9 @@ impl Repository {
         self.handle.bear_refusals();
     }
 
-    /// Returns the snapshots of all volumes by the newest root. Loads the index of the same root,
-    /// or of a newer one.
+    /// Returns the snapshots of all volumes by the newest root.
+    ///
+    /// Loads the index of the same root, or of a newer one.
     ///
     /// # Errors
     /// [`RootError::Store`], [`RootError::Unopenable`] or [`RootError::Damaged`] if the root or a
@@ -415,9 +420,10 @@ impl Repository {
         ))
     }
 
-    /// Loads the index of the root as last read, for a session that stores data. Such a session
-    /// must know all condemned packs. If it did not, its data could refer to packs that a
-    /// collection deletes.
+    /// Loads the index of the root as last read, for a session that stores data.
+    ///
+    /// Such a session must know all condemned packs. If it did not, its data could refer to packs
+    /// that a collection deletes.
     ///
     /// # Errors
     /// [`RootError::CondemnedUnknown`] if a list of condemned packs cannot be read; otherwise as
@@ -428,8 +434,10 @@ impl Repository {
         Ok(self.depot.load_index(&view.root.index, &condemned).await?)
     }
 
-    /// Returns all packs that are condemned in the root as last read. If a list of that root is
-    /// gone, uses a newer root (rule 10). Also returns the root that was used.
+    /// Returns all packs that are condemned in the root as last read.
+    ///
+    /// If a list of that root is gone, uses a newer root (rule 10). Also returns the root that was
+    /// used.
     ///
     /// # Errors
     /// [`RootError::CondemnedUnknown`] if a list of condemned packs cannot be read;
@@ -483,7 +491,9 @@ impl Repository {
     }
 
     /// Stops matching new data with the places that are quarantined in this root (docs/PROTOCOL.md,
-    /// rule 11). Has no effect if the quarantine of a newer root is already in use.
+    /// rule 11).
+    ///
+    /// Has no effect if the quarantine of a newer root is already in use.
     ///
     /// # Errors
     /// [`RootError::Store`], [`RootError::Unopenable`] or [`RootError::Damaged`] if a list cannot

@@ -34,16 +34,19 @@ use jiff::{SignedDuration, Timestamp};
 /// (the median).
 const GAP_FACTOR: i32 = 3;
 
-/// Least limit of the distance that counts, in hours. With it, hourly snapshots still age over a
-/// day without snapshots.
+/// Least limit of the distance that counts, in hours.
+///
+/// With it, hourly snapshots still age over a day without snapshots.
 const GAP_HOURS: i64 = 48;
 
-/// How far the clocks of two machines may differ. A time that is further ahead of now counts as
-/// ahead.
+/// How far the clocks of two machines may differ.
+///
+/// A time that is further ahead of now counts as ahead.
 const SKEW: SignedDuration = SignedDuration::from_mins(15);
 
-/// A length of time as users write it: `12h`, `30d`, `8w`, `6m`, `2y`, or several in a row. A month
-/// has 30 days and a year 365.
+/// A length of time as users write it: `12h`, `30d`, `8w`, `6m`, `2y`, or several in a row.
+///
+/// A month has 30 days and a year 365.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd)]
 pub struct Span(pub SignedDuration);
 
@@ -160,8 +163,9 @@ pub trait Dated {
     fn host(&self) -> &str;
     /// Returns the time at which the snapshot was made, by its host's clock.
     fn time(&self) -> Timestamp;
-    /// Returns the generation of the root that made the snapshot. It orders the snapshots of a
-    /// volume by age, whatever the clocks say.
+    /// Returns the generation of the root that made the snapshot.
+    ///
+    /// It orders the snapshots of a volume by age, whatever the clocks say.
     fn generation(&self) -> u64;
     /// Returns the tags of the snapshot.
     fn tags(&self) -> &[String];
@@ -317,8 +321,9 @@ impl Buckets {
         Self(rules.into())
     }
 
-    /// Returns the rules that keep a snapshot of this time. The times of successive calls must not
-    /// increase.
+    /// Returns the rules that keep a snapshot of this time.
+    ///
+    /// The times of successive calls must not increase.
     fn take(&mut self, time: Timestamp) -> Vec<Reason> {
         let seconds = time.as_second();
         let days = seconds.div_euclid(DAY_SECONDS);

@@ -18,8 +18,9 @@ use crate::root::error::RootError;
 use crate::root::snapshots::SnapshotEntry;
 use crate::root::state::Root;
 
-/// Index objects that are read at the same time. Each may take 64 MiB decoded, but nearly all are
-/// small.
+/// Index objects that are read at the same time.
+///
+/// Each may take 64 MiB decoded, but nearly all are small.
 const INDEXES_AT_ONCE: usize = 4;
 
 /// Length of a month of a bill.
@@ -129,8 +130,10 @@ pub struct Bill {
 }
 
 impl Bill {
-    /// Estimates the cost of a month. The estimate assumes that the bytes stored now stay for a
-    /// month, and that as many bytes and snapshots are added as in the month before `now`.
+    /// Estimates the cost of a month.
+    ///
+    /// The estimate assumes that the bytes stored now stay for a month, and that as many bytes and
+    /// snapshots are added as in the month before `now`.
     pub fn estimate(
         stats: &Stats,
         snapshots: &[&SnapshotEntry],

@@ -309,7 +309,7 @@ pub fn visibly_missing(model: &Protocol, state: &State, s: Session, replay: &Rep
     }
 }
 
-/// Rule 7: the user of a new holder hears which journals are missing, and says to go on.
+/// Rule 7: the user of a new holder learns which journals are missing, and says to go on.
 pub fn accept_loss(model: &Protocol, state: &State, s: Session) -> Option<State> {
     let volume = model.scenario.volume(s)?;
     let missing = visibly_missing(model, state, s, &replay(model, state, s, volume));

@@ -494,7 +494,10 @@ impl Client {
         }
     }
 
-    /// Returns the whole tree, or the path that cannot be read and its errno.
+    /// Returns the whole tree.
+    ///
+    /// # Errors
+    /// The path that cannot be read, and its errno.
     pub async fn dump(&self) -> Result<Dump, (Vec<u8>, i32)> {
         let mut dump = Dump::new();
         let mut stack = vec![(Vec::new(), Ino::ROOT)];

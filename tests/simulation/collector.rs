@@ -100,6 +100,9 @@ async fn once(world: &Rc<World>, store: Arc<crate::store::SimStore>, wish: &Wish
 }
 
 /// Runs one collection.
+///
+/// # Errors
+/// The error of [`prospect`] or [`collect`].
 pub async fn gather(repository: &Repository) -> Result<Collected, RootError> {
     let options = Options {
         undelete_window: SignedDuration::ZERO,

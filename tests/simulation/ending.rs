@@ -1,5 +1,4 @@
-//! The end of a mount: by umount(8), or by a signal while the store stands still and processes
-//! wait.
+//! The end of a mount: by umount(8), or by a signal while the store stalls and processes wait.
 
 use std::rc::Rc;
 use std::time::Duration;

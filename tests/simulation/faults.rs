@@ -31,7 +31,7 @@ pub enum Fate {
     Late(Duration),
     /// The request is not answered until the client gives up; carried out or not.
     Hung { applied: bool },
-    /// The request stands still as long as the weather does. Its connection may be dead by then.
+    /// The request stalls until the weather is over. Its connection may be dead by then.
     Still { dead: bool },
     /// The weather refuses the request.
     Turned(StoreErrorKind),
@@ -203,7 +203,7 @@ impl Faults {
             + of(StoreErrorKind::Invalid)
     }
 
-    /// Returns the longest time since `since` in which the weather was bad again and again.
+    /// Returns the length of the longest chain of spells of weather that ends at `since` or later.
     pub fn longest_weather(&self, since: Instant) -> Duration {
         let now_ms = self.ms(Instant::now());
         let since_ms = self.ms(since);

@@ -112,6 +112,9 @@ impl Writer {
     }
 
     /// Uses a file that is open.
+    ///
+    /// # Errors
+    /// A text, if an answer is wrong or a call does not return.
     pub async fn use_held(&self) -> Result<Option<End>, String> {
         let count = self.held.borrow().len();
         if count == 0 {
@@ -215,6 +218,10 @@ impl Writer {
     }
 
     /// Runs `bkfs status --acknowledge`. Returns whether the mount goes on.
+    ///
+    /// # Errors
+    /// A text, if a call does not return, if the mount was taken over before, or if its state is
+    /// wrong.
     pub async fn acknowledge(&self) -> Result<bool, String> {
         let was_taken = self.past.borrow().is_taken();
         self.is_falling.set(true);

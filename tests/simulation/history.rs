@@ -12,16 +12,15 @@ use crate::model::Model;
 use crate::store::Vitals;
 use crate::volume::is_question;
 
-/// Time after which closed data is in the bucket, if the store does its part: a journal begins
-/// within a second (SEMANTICS.md, close-is-bounded).
+/// Time after which closed data is in the bucket, if the store works: a journal begins within 1 s
+/// (SEMANTICS.md, close-is-bounded).
 const CLOSED_WITHIN: Duration = Duration::from_secs(3);
 
-/// Time after which any change is in the bucket, if the store does its part: a commit begins after
-/// 30 s.
+/// Time after which any change is in the bucket, if the store works: a commit begins after 30 s.
 const COMMITTED_WITHIN: Duration = Duration::from_secs(45);
 
 /// Time after which closed data is in the spool, if the store acknowledges nothing: 10 s, and a few
-/// (SEMANTICS.md, close-in-an-outage).
+/// seconds more (SEMANTICS.md, close-in-an-outage).
 const KEPT_WITHIN: Duration = Duration::from_secs(15);
 
 /// The life of one mount: the state that it began with, and all operations that were asked of it,

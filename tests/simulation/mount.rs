@@ -126,6 +126,9 @@ pub fn machine(wish: &Wish) -> Machine {
 }
 
 /// Opens the repository.
+///
+/// # Errors
+/// As [`open_on`].
 pub async fn open(store: Arc<dyn Store>, wish: &Wish) -> Result<Repository, RootError> {
     let opening = Opening {
         key: None,
@@ -147,6 +150,9 @@ pub async fn open(store: Arc<dyn Store>, wish: &Wish) -> Result<Repository, Root
 }
 
 /// Opens the repository and mounts.
+///
+/// # Errors
+/// [`Refused::Root`] if the repository cannot be opened, [`Refused::Mounting`] if the mount fails.
 pub async fn mount(store: Arc<dyn Store>, wish: &Wish) -> Result<Mount, Refused> {
     let repository = Arc::new(open(store, wish).await?);
     let keyring = repository.depot.keyring().clone();

@@ -361,8 +361,8 @@ pub fn run_here(order: Order) -> Outcome {
 }
 
 /// Runs a world in a process of its own: the order in which tokio wakes tasks that wait for the
-/// same event depends on how many runtimes the process has had. A panic is a failure too, and so is
-/// a run that does not end, as in an endless loop in which its own clock stands still.
+/// same event depends on how many runtimes the process has had. A panic is a failure too. So is a
+/// run that does not end, as in an endless loop in which its own clock does not advance.
 pub fn run(order: Order) -> Outcome {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command

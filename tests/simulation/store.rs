@@ -24,8 +24,8 @@ use crate::bugs::Bug;
 use crate::faults::{Fate, Faults, Way};
 use crate::trace::Trace;
 
-/// Time for which requests must go as they should after trouble, before the store counts as doing
-/// its part. In this time pauses end, and requests that were given up are sent again.
+/// Time for which requests must go as they should after trouble, before the store counts as
+/// working. In this time back-offs end, and requests that were given up are sent again.
 const RECOVERED_WITHIN: Duration = Duration::from_secs(75);
 
 /// The state that all machines of a run share.
@@ -59,8 +59,7 @@ pub struct Power {
 pub struct Vitals {
     /// The time of this observation: now, or the machine's death.
     pub at: Instant,
-    /// Since when the store counts as doing its part, or `None` while a request does not go as it
-    /// should.
+    /// Since when the store counts as working, or `None` while a request does not go as it should.
     pub well_since: Option<Instant>,
     /// When a write was last acknowledged, or else when the machine was turned on.
     pub acknowledged: Instant,

@@ -1,8 +1,8 @@
-//! The weather: for a while the bucket stands still, or refuses, for all objects or for one kind of
-//! them.
+//! The weather: for a while the bucket stalls or refuses requests, for all objects or for one kind
+//! of them.
 //!
-//! A spell begins and ends by the world's clock, regardless of requests. A request that begins in
-//! it stands still until its end, or is refused at once.
+//! A spell begins and ends by the world's clock, regardless of requests. A request that begins in a
+//! spell stalls until the spell ends, or is refused at once.
 
 use std::time::Duration;
 
@@ -42,18 +42,18 @@ impl Kind {
 /// The effect of a spell on a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Struck {
-    /// The request stands still for this time.
+    /// The request stalls for this time.
     Still(Duration),
     /// The request is refused.
     Refused(StoreErrorKind),
 }
 
-/// A time in which the bucket does not do its part.
+/// A time in which the bucket stalls or refuses requests.
 #[derive(Clone, Copy, Debug)]
 struct Spell {
     /// The kind of the objects that it affects, or `None` for all.
     kind: Option<Kind>,
-    /// The error of its refusals, or `None` if the bucket stands still.
+    /// The error of its refusals, or `None` if the bucket stalls.
     refusal: Option<StoreErrorKind>,
     from_ms: u64,
     until_ms: u64,
@@ -118,8 +118,8 @@ impl Weather {
         })
     }
 
-    /// Returns the longest time, from `since_ms` on, in which the bucket was in trouble again and
-    /// again.
+    /// Returns the length of the longest chain of spells that ends at `since_ms` or later. A pause
+    /// inside a chain is at most [`RECOVERS_MS`].
     pub fn longest(&mut self, since_ms: u64, now_ms: u64) -> Duration {
         self.advance(now_ms);
         let chains = self.chains.iter();

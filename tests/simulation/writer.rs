@@ -199,7 +199,10 @@ impl Writer {
         Ok(End::Done)
     }
 
-    /// Waits for a call, but not for ever.
+    /// Waits for a call, but no longer than [`HANGS`].
+    ///
+    /// # Errors
+    /// A text, if the call does not return in this time.
     pub async fn bounded<T>(&self, what: &str, call: impl Future<Output = T>) -> Result<T, String> {
         let answer = tokio::time::timeout(HANGS, call).await;
         answer.map_err(|_| format!("{what} hangs"))

@@ -1,11 +1,21 @@
-//! The base epoch of a mount: from which collection on it needs nothing of what was condemned (protocol.md, rule 4).
+//! The base epoch of a mount: nothing that was condemned at or before it is needed
+//! (docs/PROTOCOL.md, rule 4).
 //!
-//! Owns: when the base is raised, without which a mount that lives for months would hold back every deletion. Does not own: publishing it (`root::heartbeat`), storing again what
-//! was condemned (`volume::rescue`).
+//! Owns: when the base is raised. Without that, a mount that lives for months would hold back every
+//! deletion. Does not own: publishing the base (`root::heartbeat`), storing condemned blobs again
+//! (`volume::rescue`).
 //!
-//! In this order: the index is brought up to a root of the new epoch, so that every reference made from then on is resolved in it; if a journal stands that no commit covers,
-//! or an uncommitted reference names what is not live, a commit is made, which begins after that, covers the journals, and stores again what was condemned; then all that uncommitted
-//! references name is looked up; and only if all of that is live is the base raised. So a journal that names a condemned pack is never replaced, but covered before the pack may go.
+//! The order of the steps:
+//!
+//! 1. The index is loaded for a root of the new epoch. Every later reference is resolved in it.
+//! 2. A commit is made if a journal stands that no commit covers, or if an uncommitted reference
+//!    names a pack that is not live. The commit begins after step 1. It covers the journals and
+//!    stores condemned blobs again.
+//! 3. The packs that uncommitted references name are looked up again. The base is raised only if
+//!    all of them are live.
+//!
+//! So a journal that names a condemned pack is never replaced. A commit covers it before the pack
+//! may be deleted.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -21,7 +31,7 @@ use crate::root::session::OpenSession;
 use crate::root::state::SessionId;
 use crate::volume::Volume;
 
-/// Raises the base of one session.
+/// Raises the base epoch of one session.
 pub(super) struct BaseKeeper {
     repository: Arc<Repository>,
     session: SessionId,
@@ -46,7 +56,7 @@ impl BaseKeeper {
         }
     }
 
-    /// Until the volume is gone or has failed.
+    /// Runs until the volume is dropped or has failed.
     pub(super) async fn run(self) {
         let mut roots = self.repository.handle.subscribe();
         loop {
@@ -61,7 +71,7 @@ impl BaseKeeper {
                 return;
             }
             let is_raised = self.raise(&volume).await.unwrap_or_else(|error| {
-                // A commit that fails says so to whoever waits for it.
+                // A commit that fails reports its error to its callers.
                 tracing::debug!("the base epoch is not raised: {error}");
                 false
             });
@@ -72,7 +82,8 @@ impl BaseKeeper {
         }
     }
 
-    /// Steps `BaseRefresh` and `BaseCheck`. False if something is still needed that was condemned.
+    /// Performs the steps `BaseRefresh` and `BaseCheck`. Returns false if something condemned is
+    /// still needed.
     async fn raise(&self, volume: &Volume) -> Result<bool, MountingError> {
         let view = self.repository.handle.current();
         let epoch = view.root.epoch;
@@ -97,9 +108,11 @@ impl BaseKeeper {
         Ok(true)
     }
 
-    /// Whether uncommitted references name what is not live, or what was stored again and is in no root yet.
+    /// Returns true if an uncommitted reference names a pack that is not live, or if blobs were
+    /// stored again that no root holds yet.
     fn leans_on_condemned(&self, volume: &Volume) -> bool {
-        // In this order: what is stored again is noted first, and is then relied on no more.
+        // This order matters: a rescue sets `has_rescued` before it removes packs from the
+        // relied-on set.
         let relied: Vec<PackName> = volume.ingest().relied_on().into_iter().collect();
         let has_rescued = self.publisher.has_rescued.load(Ordering::SeqCst);
         let depot = &self.repository.depot;

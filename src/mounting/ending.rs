@@ -1,7 +1,7 @@
-//! The end of a mount: how long the store is waited for, and what becomes of what it did not take.
+//! The end of a mount: how long it waits for the store, and where unsent data goes.
 //!
-//! Owns: the deadline, which only draws nearer, and the times that the steps after it may take.
-//! Does not own: who tells a mount to end (the command line), nor the steps (`writer`).
+//! Owns: the deadline, which is only ever moved earlier, and the time limits of the steps after it.
+//! Does not own: the request to end (the command line), the steps themselves (`writer`).
 //!
 //! ```text
 //!   told ── drain= ──► deadline ── GRACE ──► ── KEEPING ──► ── LEAVING ──► gone
@@ -19,24 +19,25 @@ use tokio::time::Instant;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
 
-/// How long the last commit of a mount may take that is still in use when its deadline passes.
+/// Time limit of the last commit of a mount that is still in use when its deadline passes.
 pub const GRACE: Duration = Duration::from_secs(3);
 
-/// How long the spool may take what the store did not, from the deadline on.
+/// Time limit for writing to the spool what the store did not take, counted from the deadline.
 pub const KEEPING: Duration = Duration::from_secs(4);
 
-/// How long leaving the root may take after that.
+/// Time limit for leaving the root, after [`KEEPING`].
 pub const LEAVING: Duration = Duration::from_secs(1);
 
-/// A store that acknowledges nothing for this long while a mount ends is not waited for: what it
-/// has not taken goes to the spool meanwhile.
+/// Time without an acknowledgement after which an ending mount writes to the spool what the store
+/// has not taken. It still waits for the store until the deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Files that are named in the log when they are in neither bucket nor spool; others are counted.
+/// Maximum number of files that the log names when they are in neither bucket nor spool. Further
+/// files are only counted.
 const NAMED_MAX: usize = 100;
 
-/// The instant up to which the end of a mount waits for the store; none until one is set.
-/// Clones are the same deadline.
+/// The instant up to which the end of a mount waits for the store. It is unset at first. Clones
+/// share one deadline.
 #[derive(Debug, Clone)]
 pub struct Deadline(Arc<watch::Sender<Wait>>);
 
@@ -53,7 +54,7 @@ impl Default for Deadline {
 }
 
 impl Deadline {
-    /// A deadline after `limit`, from now on; none without a limit.
+    /// Returns a deadline that passes `limit` after now; unset if `limit` is `None`.
     pub fn after(limit: Option<Duration>) -> Self {
         let deadline = Deadline::default();
         if let Some(limit) = limit {
@@ -62,7 +63,7 @@ impl Deadline {
         deadline
     }
 
-    /// Draws it to `limit` from now on, unless it is nearer.
+    /// Moves the deadline to `limit` after now, unless it is earlier already.
     pub fn draw_to(&self, limit: Duration) {
         let until = Instant::now() + limit;
         self.0.send_modify(|wait| {
@@ -70,18 +71,19 @@ impl Deadline {
         });
     }
 
-    /// The store is not waited for any more, not even for [`GRACE`].
+    /// Ends the wait for the store at once, without [`GRACE`].
     pub fn end(&self) {
         self.draw_to(Duration::ZERO);
         self.0.send_modify(|wait| wait.is_over = true);
     }
 
-    /// Whether [`Deadline::end`] was called.
+    /// Returns true if [`Deadline::end`] was called.
     pub fn is_over(&self) -> bool {
         self.0.borrow().is_over
     }
 
-    /// The deadline of a mount that is in use when its own passes.
+    /// Returns the deadline of the last commit of a mount that is in use when its own deadline
+    /// passes.
     pub(super) fn grace(&self) -> Deadline {
         Deadline::after(Some(if self.is_over() {
             Duration::ZERO
@@ -90,14 +92,15 @@ impl Deadline {
         }))
     }
 
-    /// Waits until there is a deadline.
+    /// Waits until a deadline is set.
     pub async fn is_set(&self) {
         let mut waits = self.0.subscribe();
-        // The sender is `self`.
+        // The sender is `self`, so this cannot fail.
         let _ = waits.wait_for(|wait| wait.until.is_some()).await;
     }
 
-    /// Waits until the deadline is over by `more`, however often it is drawn nearer meanwhile.
+    /// Waits until `more` after the deadline. Follows the deadline if it is moved earlier
+    /// meanwhile.
     pub async fn passed_by(&self, more: Duration) {
         let mut waits = self.0.subscribe();
         loop {
@@ -110,16 +113,17 @@ impl Deadline {
             };
             tokio::select! {
                 () = slept => return,
-                // The sender is `self`.
+                // The sender is `self`, so this cannot fail.
                 _ = waits.changed() => {}
             }
         }
     }
 }
 
-/// Keeps in the spool what the store does not take, as soon as it stands still. Never ends.
+/// Writes to the spool what the store does not take, each time that the store has acknowledged
+/// nothing for [`PATIENCE`]. Without a spool, or after an error of it, only waits. Never returns.
 ///
-/// Dropping it leaves what is in the spool there.
+/// Cancel safety: dropped, it leaves in the spool what is there.
 pub(super) async fn keep_ahead(volume: &Volume) -> Infallible {
     let ingest = volume.ingest();
     loop {
@@ -130,9 +134,9 @@ pub(super) async fn keep_ahead(volume: &Volume) -> Infallible {
     }
 }
 
-/// Names in the log what is in neither bucket nor spool when the mount is gone.
+/// Logs the files that are in neither bucket nor spool when the mount ends.
 pub(super) async fn name_lost(volume: &Volume, why: &VolumeError) {
-    // What a failed volume has lost is named already.
+    // The log already names what a failed volume has lost.
     if volume.failure().is_some() {
         return;
     }

@@ -1,7 +1,7 @@
-//! A read-only mount that follows its volume.
+//! A read-only mount that follows the commits of its volume.
 //!
-//! Owns: the task that looks for newer commits, and what the kernel is told then. Does not own:
-//! what open files and directories go on showing (`vfs`).
+//! Owns: the task that looks for newer commits, and the invalidations that it sends to the kernel.
+//! Does not own: the state that open files and directories continue to show (`vfs`).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -18,21 +18,21 @@ use crate::vfs::live::{Current, Live};
 use crate::volume::error::VolumeError;
 use crate::volume::view::View;
 
-/// How often a newer commit is looked for.
+/// Time between two looks for a newer commit.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Changed inodes and names of one commit that the kernel is told of. What it knows of others ends
-/// with its lifetime.
+/// Maximum number of changed inodes and names of one commit that are invalidated in the kernel.
+/// Further entries of its cache expire with their lifetime.
 const TOLD_MAX: usize = 100_000;
 
-/// The task that keeps a mount at its volume's last commit. Dropping it ends the task.
+/// The task that keeps a mount at the last commit of its volume. Dropping it ends the task.
 pub(super) struct Following {
     kernel: Arc<OnceLock<Notifier>>,
     task: JoinHandle<()>,
 }
 
 impl Following {
-    /// Begins to follow; must be called within a runtime.
+    /// Starts the task. Must be called within a runtime.
     pub(super) fn begin(
         repository: Arc<Repository>,
         volume: String,
@@ -43,9 +43,9 @@ impl Following {
         Following { kernel, task }
     }
 
-    /// From now on the kernel is told what it must forget.
+    /// Sets the kernel connection that invalidations are sent to from now on.
     pub(super) fn tell_kernel_by(&self, kernel: Notifier) {
-        // A mount has one kernel.
+        // A mount has one kernel connection, so a second one is ignored.
         let _ = self.kernel.set(kernel);
     }
 }
@@ -75,7 +75,7 @@ async fn follow(
         if tree == before.base() {
             continue;
         }
-        // A view of its own: what is open keeps the one that it was opened with.
+        // A new view: open files keep the view that they were opened with.
         let view = View::frozen(repository.nodes.clone(), tree, totals);
         let history = current.history();
         let live = Live {
@@ -83,7 +83,7 @@ async fn follow(
             volume: None,
             history,
         };
-        // Nothing is lost, and nothing is written here: there is nothing to wait for.
+        // A read-only mount loses and writes nothing, so there is nothing to wait for.
         let turn = current.replace(live, []);
         current.settle(turn);
         if let Some(kernel) = kernel.get().cloned()
@@ -94,7 +94,7 @@ async fn follow(
     }
 }
 
-/// Makes the kernel forget data, attributes and names that differ between two states.
+/// Invalidates in the kernel the data, attributes and names that differ between two states.
 async fn make_forget(before: &View, after: &View, kernel: Notifier) -> Result<(), VolumeError> {
     let (left, right) = (Tree::new(before.base()), Tree::new(after.base()));
     let mut diff = Diff::new(left, right, key::everything());
@@ -119,7 +119,7 @@ async fn make_forget(before: &View, after: &View, kernel: Notifier) -> Result<()
             kernel.invalidate_inode(Ino(*inode), 0, 0);
         }
     };
-    // The kernel's locks may make it wait for other requests.
+    // An invalidation takes kernel locks, so it may wait for other requests.
     let told = tokio::task::spawn_blocking(forget).await;
     told.map_err(|error| VolumeError::Commit(error.to_string()))
 }

@@ -1,4 +1,4 @@
-//! What a volume holds before anybody writes to it, and what a crash left behind.
+//! The first contents of a volume, and the cleanup of orphans that a crash left behind.
 
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
@@ -12,12 +12,24 @@ use crate::volume::state::Scope;
 use crate::volume::usage::Usage;
 use crate::volume::{ROOT_INODE, Volume};
 
-/// The empty tree, stored.
+/// Stores the empty tree and returns the id of its root node.
+///
+/// Cancel safety: dropped, it has stored the node or not; nothing refers to it.
+///
+/// # Errors
+/// [`VolumeError::Depot`] if the node cannot be stored, [`VolumeError::Tree`] if it is no valid
+/// node.
 pub async fn empty_tree(ingest: &Ingest, cache: &Nodes) -> Result<Id, VolumeError> {
     crate::tree::empty(&NewNodes { ingest, cache }).await
 }
 
-/// Makes the root directory of a new volume, owned by whoever mounts.
+/// Makes the root directory of a new volume, owned by the user of the mount. Does nothing if it
+/// exists.
+///
+/// Cancel safety: dropped, it has changed nothing.
+///
+/// # Errors
+/// As [`View::transact`](crate::volume::view::View::transact).
 pub async fn make_root(volume: &Volume, owner: Owner) -> Result<(), VolumeError> {
     let attributes = Attributes {
         mode: libc::S_IFDIR | 0o755,
@@ -41,8 +53,14 @@ pub async fn make_root(volume: &Volume, owner: Owner) -> Result<(), VolumeError>
         .await
 }
 
-/// Drops inodes that had lost their last name while a process of an earlier mount held them open.
-/// Those that users of a `former` volume of this mount hold are kept for them.
+/// Drops inodes that lost their last name while a process of an earlier mount held them open.
+/// Inodes that users of a `former` volume of this mount hold are kept for them.
+///
+/// Cancel safety: dropped, it leaves the remaining orphans to the next mount.
+///
+/// # Errors
+/// [`VolumeError::Malformed`] if a key is not that of an orphan. As
+/// [`View::items`](crate::volume::view::View::items) and [`Volume::reap_left_behind`].
 pub async fn reap_orphans(volume: &Volume, former: Option<&Usage>) -> Result<(), VolumeError> {
     let mut range = key::orphans();
     loop {

@@ -1,4 +1,4 @@
-//! The snapshots of a volume, for a mount.
+//! The snapshots of a volume, as a mount shows them.
 
 use std::sync::Arc;
 
@@ -14,20 +14,21 @@ use crate::root::state::SessionId;
 use crate::vfs::special::{History, Shelf};
 use crate::volume::error::VolumeError;
 
-/// A list this old is asked for again: another machine may have made or forgotten snapshots.
+/// Age at which the list is read again: another machine may have made or removed snapshots.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// Snapshots of one volume of a repository.
+/// The snapshots of one volume of a repository.
 pub struct Snapshots {
     repository: Arc<Repository>,
     volume: String,
-    /// For forgetting; none if the mount is read-only.
+    /// Removes snapshots; none if the mount is read-only.
     writer: Option<(SessionId, Arc<IngestUploads>)>,
     known: Mutex<Option<(Instant, SnapshotList)>>,
 }
 
 impl Snapshots {
-    /// Those of `volume`.
+    /// Returns the snapshots of `volume`. `writer` is the session that removes snapshots, with its
+    /// uploads; none for a read-only mount.
     pub fn new(
         repository: Arc<Repository>,
         volume: String,
@@ -41,7 +42,7 @@ impl Snapshots {
         }
     }
 
-    /// The list has changed, and this mount knows it.
+    /// Drops the cached list, because this mount has changed the list of snapshots.
     pub fn changed(&self) {
         *self.known.lock() = None;
     }

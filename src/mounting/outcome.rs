@@ -1,6 +1,7 @@
-//! How a mount ended, for whoever unmounted it: the daemon is nobody's child, and its exit code is seen by none.
+//! The outcome of a mount, as a file that the unmounting process reads. The daemon has no parent
+//! process that could see its exit code.
 //!
-//! Owns the file, one for each mount point, written over by the next mount there.
+//! Owns: the file. Each mount point has one; the next mount there overwrites it.
 
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -10,25 +11,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::private;
 
-/// No outcome is longer, in bytes.
+/// Maximum length of an outcome file, in bytes.
 const BYTES_MAX: u64 = 64 << 10;
 
-/// How a mount ended.
+/// The outcome of a mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The process that served it.
+    /// Process id of the daemon that served the mount.
     pub pid: u32,
-    /// Why not everything accepted is in the bucket; none if it is.
+    /// The reason why not all accepted data is in the bucket; none if all of it is.
     pub error: Option<String>,
 }
 
-/// Where the outcome of a mount is written, below the directory where this machine remembers things.
+/// Returns the path of the outcome file of a mount, below `state`, this machine's state directory.
 pub fn place(state: &Path, mount_point: &Path) -> PathBuf {
     let hash = blake3::hash(mount_point.as_os_str().as_bytes()).to_hex();
     state.join("outcomes").join(&hash[..16])
 }
 
-/// Forgets how an earlier mount of the same place ended, and makes sure that this one can say it.
+/// Removes the outcome of an earlier mount at the same place, and makes sure that the directory
+/// exists.
+///
+/// # Errors
+/// The system's error if the directory cannot be made or the old file cannot be removed.
 pub fn prepare(place: &Path) -> io::Result<()> {
     if let Some(directory) = place.parent() {
         private::make_directory(directory)?;
@@ -39,12 +44,16 @@ pub fn prepare(place: &Path) -> io::Result<()> {
     }
 }
 
-/// Says how it ended; in one step, so that no half of it is read.
+/// Writes the outcome in one atomic step, so that a reader never sees half of it.
+///
+/// # Errors
+/// The system's error if the file cannot be replaced.
 pub fn write(place: &Path, outcome: &Outcome) -> io::Result<()> {
     private::replace(place, &serde_json::to_vec(outcome)?)
 }
 
-/// How the mount that process `pid` served ended; none if it has not said it.
+/// Returns the outcome of the mount that process `pid` served; none if that process has not written
+/// one.
 pub fn read(place: &Path, pid: i64) -> Option<Outcome> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(place).ok()?;

@@ -1,4 +1,8 @@
-//! From a volume to the root: the volume's [`Publish`] over the root's committer, its [`Journal`] over the root's journal writer, and the root's [`Uploads`] over the chunker's ingest.
+//! Adapters from a volume to the root.
+//!
+//! - [`Publisher`]: the volume's [`Publish`] over the root's committer.
+//! - [`Journals`]: the volume's [`Journal`] over the root's journal writer.
+//! - [`IngestUploads`]: the root's [`Uploads`] over the chunker's ingest.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,17 +28,18 @@ use crate::volume::commit::{Committed, Publication, Publish, PublishError};
 use crate::volume::journal::{Entry, Journal};
 use crate::volume::rescue::rescue;
 
-/// How long a commit whose answer was lost is looked for once more. The deadline of the store's silence has passed already.
+/// Time limit for finding out the outcome of a commit whose answer was lost. By then the store has
+/// already been silent for its whole timeout.
 const SETTLING: Duration = Duration::from_secs(3);
 
-/// How often a commit stores again what was condemned before it gives up for now.
+/// Maximum number of times that one commit stores condemned blobs again before it fails.
 pub const RESCUES_MAX: u32 = 8;
 
-/// The ingest as the root sees it.
+/// The ingest, as the root sees it.
 pub struct IngestUploads {
-    /// The session's way into the bucket.
+    /// The ingest of the session, which stores into the bucket.
     pub ingest: Arc<Ingest>,
-    /// Lists of the repository.
+    /// The lists of the repository.
     pub lists: Lists,
 }
 
@@ -104,19 +109,20 @@ impl Uploads for IngestUploads {
 
 /// Publishes the commits of one volume.
 pub struct Publisher {
-    /// Commits for the session that holds the volume.
+    /// Makes the commits of the session that holds the volume.
     pub committer: Committer<IngestUploads>,
-    /// Who commits: snapshots carry host and user.
+    /// The holder of the session: snapshots carry its host and user.
     pub holder: HolderInfo,
-    /// What the mount shows of snapshots.
+    /// The snapshots that the mount shows.
     pub history: Arc<Snapshots>,
-    /// The time that commits carry.
+    /// The clock that gives commits their time.
     pub clock: Arc<dyn Clock>,
-    /// What a commit makes superfluous.
+    /// The journals of the session, which commits make superfluous.
     pub journals: Arc<JournalWriter>,
-    /// Where what was condemned meanwhile is stored again.
+    /// The ingest in which condemned blobs are stored again.
     pub ingest: Arc<Ingest>,
-    /// Something was stored again that no root holds yet: a journal may refer to it and not name its pack.
+    /// True if blobs were stored again that no root holds yet. A journal may refer to such a blob
+    /// without naming its pack.
     pub has_rescued: AtomicBool,
 }
 
@@ -166,7 +172,8 @@ impl Publish for Publisher {
 }
 
 impl Publisher {
-    /// Step `CommitCas`. What the check of rule 3 finds condemned is stored again, and the check made anew.
+    /// Performs the step `CommitCas`. If the check of rule 3 finds condemned packs, stores their
+    /// blobs again and repeats the check, up to [`RESCUES_MAX`] times.
     async fn commit(&self, request: CommitRequest<Mark>) -> Result<Decided, RootError> {
         let mut rescues = 0;
         loop {
@@ -186,7 +193,8 @@ impl Publisher {
         }
     }
 
-    /// One more look at a commit whose answer was lost: whoever asked for it is told what is known to be true.
+    /// Looks once more for a commit whose answer was lost, so that its callers learn the known
+    /// outcome.
     async fn settle(&self, reason: String) -> Result<Decided, PublishError> {
         match tokio::time::timeout(SETTLING, self.committer.settle_pending()).await {
             Ok(Ok(Some(committed))) => Ok(committed),
@@ -196,7 +204,7 @@ impl Publisher {
     }
 }
 
-/// Writes the journals of one session.
+/// The journals of one session, as a volume writes them.
 pub struct Journals(pub Arc<JournalWriter>);
 
 #[async_trait]
@@ -249,11 +257,12 @@ pub(super) fn classify(error: RootError) -> PublishError {
         return PublishError::Lost(text);
     }
     match error.kind() {
-        // A damaged list of snapshots refuses the snapshot, and nothing else; a damaged root refuses every commit, until it is mended.
+        // A damaged list of snapshots refuses only the snapshot. A damaged root refuses every
+        // commit until it is repaired.
         ErrorKind::Refused | ErrorKind::Damaged => PublishError::Refused(text),
         ErrorKind::Fenced | ErrorKind::Held | ErrorKind::WrongPassword => PublishError::Lost(text),
         ErrorKind::OutcomeUnknown => PublishError::Unknown(text),
-        // A bucket may be away for a moment: one answer that it is not there ends nothing.
+        // A bucket may be unavailable for a moment: one answer that it does not exist is not final.
         ErrorKind::Rebuild | ErrorKind::Unavailable | ErrorKind::NoRepository => {
             PublishError::Again(text)
         }

@@ -1,7 +1,9 @@
-//! A mount's scrubbing: all packs of its repository are read and verified in the background (`-o scrub=RATE`).
+//! The scrubbing of a mount: all packs of its repository are read and verified in the background
+//! (`-o scrub=RATE`).
 //!
-//! Owns: what scrubbing needs of a mount, and that it ends with it. Does not own: the reading (`maintain::scrub`). A store that fails makes it rest, and a failure of its own ends nothing but
-//! itself.
+//! Owns: the parts of a mount that scrubbing needs, and its end together with the mount. Does not
+//! own: the reading (`maintain::scrub`). If the store fails, scrubbing pauses. A failure of
+//! scrubbing ends only scrubbing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,13 +22,14 @@ use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::state::HolderInfo;
 
-/// What its sessions call themselves, which are there while damage is put in quarantine.
+/// The mount point that its sessions state. Such a session exists while damage is put in
+/// quarantine.
 const MOUNT_POINT: &str = "scrubbing";
 
-/// Memory for packs in hand, in bytes. A larger pack is in hand alone.
+/// Memory for packs in process, in bytes. A larger pack is processed alone.
 const MEMORY_BYTES: u64 = 32 << 20;
 
-/// Scrubbing under way. Dropping it ends it.
+/// A running scrub. Dropping it ends the scrub.
 pub(super) struct Scrubbing {
     facts: Arc<Mutex<Facts>>,
     task: JoinHandle<()>,
@@ -39,7 +42,11 @@ impl Drop for Scrubbing {
 }
 
 impl Scrubbing {
-    /// Begins, at `rate` bytes per second. Where it is is remembered below `state_dir`, if there is one. Nothing is written to the repository if it is `read_only`.
+    /// Starts scrubbing at `rate` bytes per second. The position is saved below `state_dir`, if
+    /// there is one. If `read_only`, nothing is written to the repository.
+    ///
+    /// # Errors
+    /// [`RootError::Content`] (internal) if no worker threads can be started.
     pub(super) fn begin(
         repository: &Arc<Repository>,
         rate: u64,
@@ -82,23 +89,23 @@ impl Scrubbing {
         })
     }
 
-    /// Ends it now.
+    /// Ends the scrub now.
     pub(super) fn stop(&self) {
         self.task.abort();
     }
 
-    /// What is shown of it.
+    /// Returns the facts about the scrub that the mount shows.
     pub(super) fn facts(&self) -> Facts {
         self.facts.lock().clone()
     }
 
-    /// The same as JSON.
+    /// Returns the facts as JSON.
     pub(super) fn status(&self) -> Value {
         serde_json::to_value(self.facts()).unwrap_or_default()
     }
 }
 
-/// The mount around it.
+/// The mount, as the scrubber sees it.
 struct Mount {
     repository: Arc<Repository>,
     holder: HolderInfo,

@@ -1,12 +1,14 @@
-//! Which spools are of this machine: their place has a number, which sessions state in the root.
+//! The identity of this machine's spool directory: a number, which sessions state in the root.
 //!
-//! Owns that number, an empty file `place-NUMBER-MACHINE` next to the spools, and what is known of
-//! their sessions. Does not own the spools (the chunker), nor what is made of them (`spooling`).
+//! Owns: the number, stored as an empty file `place-NUMBER-MACHINE` next to the spools, and the
+//! list of sessions that have a spool there. Does not own: the spools (the chunker), what becomes
+//! of them (`spooling`).
 //!
-//! The name of a file is written as a whole or not at all. If two mounts make numbers at the same
-//! time, both are this machine's. A directory that was copied to another machine, as the image of a
-//! disk is, has the number of another MACHINE: that is not this one's, which draws its own. Sessions
-//! that state the other number count as sessions of the other machine.
+//! A file name is written as a whole or not at all. If two mounts create numbers at the same time,
+//! both numbers belong to this machine. A directory that was copied to another machine, for example
+//! with a disk image, holds a number with the MACHINE of the first one. The second machine ignores
+//! that number and draws its own. It treats sessions that state the other number as sessions of the
+//! other machine.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,22 +18,24 @@ use bkfs_chunker::entropy::Entropy;
 use crate::mounting::spooling::{SpoolPlace, SpoolingError};
 use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, SpoolId};
 
-/// What the name of the file begins with.
+/// Prefix of the file's name.
 const PREFIX: &str = "place-";
 
-/// What lies at the place of this machine's spools.
+/// The contents of this machine's spool directory.
 #[derive(Debug, Default)]
 pub(super) struct Listed {
-    /// The numbers of the place.
+    /// The numbers of the directory.
     ids: BTreeSet<SpoolId>,
-    /// Sessions with a spool, whether it is in use or not.
+    /// Sessions that have a spool there, in use or not.
     sessions: BTreeSet<SessionId>,
 }
 
 impl Listed {
-    /// Sessions that state in `root`, or left grounds that do, that their spools lie here, and have
-    /// none. One that may still commit may make its spool later; one that is ending has made it
-    /// before it was fenced, or never acknowledges by it.
+    /// Returns the sessions that should have a spool here and have none: ending sessions of `root`
+    /// that state a number of this directory, and sessions whose grounds do.
+    ///
+    /// A live session may still create its spool, so it is left out. An ending session created its
+    /// spool before it was fenced, or it never acknowledges anything by the spool.
     pub(super) fn empty(&self, root: &Root) -> Vec<SessionId> {
         let sessions = root.sessions.iter();
         let is_ending = |session: &Session| session.state == SessionState::Ending;
@@ -49,7 +53,11 @@ impl Listed {
 }
 
 impl SpoolPlace {
-    /// What lies there now, seen from the machine of `here`; nothing if there is no such directory.
+    /// Returns what the directory holds now, as seen from the machine of `here`; nothing if the
+    /// directory does not exist.
+    ///
+    /// # Errors
+    /// [`SpoolingError::Unusable`] if the directory cannot be read.
     pub(super) async fn list(&self, here: &HolderInfo) -> Result<Listed, SpoolingError> {
         let listed = match self.disk.list(&self.root).await {
             Ok(listed) => listed,
@@ -66,7 +74,14 @@ impl SpoolPlace {
         Ok(found)
     }
 
-    /// The number of the place on the machine of `here`, which is drawn if it has none.
+    /// Returns the number of the directory on the machine of `here`. Draws a number if there is
+    /// none.
+    ///
+    /// Cancel safety: dropped, it has created the file or not; the next call uses a file that
+    /// exists.
+    ///
+    /// # Errors
+    /// [`SpoolingError::Unusable`] if the directory or the file cannot be made or read.
     pub(super) async fn identify(
         &self,
         here: &HolderInfo,
@@ -98,13 +113,13 @@ impl SpoolPlace {
     }
 }
 
-/// The number in `NUMBER-MACHINE`, if it is of this machine.
+/// Returns the number in `NUMBER-MACHINE`; none if it belongs to another machine.
 fn number_of(stated: &str, machine: u64) -> Option<SpoolId> {
     let (number, of) = stated.split_once('-')?;
     (parse(of)? == machine).then_some(SpoolId(parse(number)?))
 }
 
-/// 16 hexadecimal digits.
+/// Parses 16 hexadecimal digits.
 fn parse(text: &str) -> Option<u64> {
     let number = u64::from_str_radix(text, 16).ok()?;
     (format!("{number:016x}") == text).then_some(number)
@@ -149,7 +164,7 @@ mod tests {
         assert_eq!(number(&place, "a", 2).await, drawn);
     }
 
-    /// The directory of a machine was copied to another one, with the number of its place.
+    /// The directory of a machine was copied to another one, together with its number.
     #[tokio::test]
     async fn a_copy_of_a_place_has_a_number_of_its_own() {
         let disk = SimulatedDisk::new();
@@ -168,7 +183,8 @@ mod tests {
             let listed = place.list(&machine(here)).await.expect("listed");
             assert_eq!(listed.empty(&root), [SessionId(own)], "on machine {here}");
         }
-        // Copies that share the machine id differ in their names.
+        // Copies with the same machine id differ in their host names. In a container only the
+        // machine id counts, because the host name changes with each start.
         let named = |host: &str| HolderInfo {
             host: host.into(),
             ..machine("a")

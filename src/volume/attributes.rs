@@ -1,6 +1,5 @@
-//! Attributes and extended attributes of inodes.
-//!
-//! Owns: what setattr and the xattr calls change. Does not own: who may (the kernel decides, but for `trusted.`, whose rule it keeps as well).
+//! Owns: the changes that setattr and the xattr calls make. Does not own: permission checks. The
+//! kernel makes them, also for `trusted.` attributes.
 
 use std::sync::Arc;
 
@@ -15,13 +14,15 @@ use crate::volume::state::Scope;
 use crate::volume::transaction::{Step, Transaction};
 use crate::volume::view::View;
 
-/// Names listed in one go by listxattr(2), in bytes: the kernel takes no more.
+/// Maximum total length of the names that listxattr(2) returns, in bytes, each with its final NUL.
+/// The kernel takes no more.
 const XATTR_LIST_BYTES_MAX: usize = 64 * 1024;
 
-/// The attribute in which the kernel keeps file capabilities; it goes when the contents or their owner change.
+/// The attribute in which the kernel keeps file capabilities. It is removed when the contents or
+/// the owner change.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// What a setattr changes.
+/// The changes of a setattr; `None` leaves a field as it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Change {
     /// Permission bits, `0 … 0o7777`.
@@ -36,23 +37,30 @@ pub struct Change {
     pub accessed: Option<Timestamp>,
     /// Time of the last change of contents.
     pub modified: Option<Timestamp>,
-    /// Clear set-user-id and set-group-id.
+    /// Clears set-user-id and set-group-id.
     pub kill_privileges: bool,
 }
 
-/// What setxattr(2) demands of what is there.
+/// The condition under which setxattr(2) sets an attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum XattrDemand {
-    /// Nothing.
+    /// Always.
     Nothing,
-    /// The attribute is absent.
+    /// The attribute does not exist.
     Absent,
-    /// The attribute is there.
+    /// The attribute exists.
     Present,
 }
 
 impl Volume {
-    /// Changes attributes, all or none.
+    /// Changes attributes, all or none, and returns the new ones.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// [`VolumeError::IsDirectory`], [`VolumeError::Invalid`] or [`VolumeError::TooLarge`] if the
+    /// size cannot be set; [`VolumeError::Stale`] if the inode is gone. As [`Volume::writable`] and
+    /// [`View::transact`].
     pub async fn set_attributes(
         self: &Arc<Self>,
         inode: u64,
@@ -104,8 +112,16 @@ impl Volume {
         Ok(attributes)
     }
 
-    /// File capabilities go when a file's contents change, whoever changes them: the kernel leaves that to the filesystem. They are looked for at the first change since the inode
-    /// came into use, or since they were set.
+    /// Removes the file capabilities of an inode, as a change of its contents demands. The kernel
+    /// leaves this to the filesystem.
+    ///
+    /// They are looked up only at the first change since the inode came into use, or since they
+    /// were set.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// As [`Volume::writable`] and [`View::transact`].
     pub async fn drop_capabilities(&self, inode: u64) -> Result<(), VolumeError> {
         if self.usage.is_bare(inode) {
             return Ok(());
@@ -124,6 +140,16 @@ impl Volume {
     }
 
     /// Sets an extended attribute.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// - [`VolumeError::AttributeTooLarge`] if the value is longer than [`MAX_XATTR_BYTES`].
+    /// - [`VolumeError::Invalid`] if the name is empty or too long, [`VolumeError::NotSupported`]
+    ///   if it begins with `system.`.
+    /// - [`VolumeError::Exists`] or [`VolumeError::NoAttribute`] if `demand` is not met.
+    /// - [`VolumeError::Stale`] if the inode is gone.
+    /// - As [`Volume::writable`] and [`View::transact`].
     pub async fn set_xattr(
         &self,
         inode: u64,
@@ -158,6 +184,13 @@ impl Volume {
     }
 
     /// Removes an extended attribute.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// [`VolumeError::NoAttribute`] if there is none; [`VolumeError::Invalid`] or
+    /// [`VolumeError::NotSupported`] for a name as in [`Volume::set_xattr`]; [`VolumeError::Stale`]
+    /// if the inode is gone. As [`Volume::writable`] and [`View::transact`].
     pub async fn remove_xattr(&self, inode: u64, name: &[u8]) -> Result<(), VolumeError> {
         self.writable().await?;
         let key = xattr_key(inode, name)?;
@@ -178,7 +211,12 @@ impl Volume {
 }
 
 impl View {
-    /// The value of an extended attribute.
+    /// Returns the value of an extended attribute.
+    ///
+    /// # Errors
+    /// [`VolumeError::NoAttribute`] if there is none; [`VolumeError::Invalid`] or
+    /// [`VolumeError::NotSupported`] for a name as in [`Volume::set_xattr`];
+    /// [`VolumeError::Malformed`] if the item is no attribute. As [`View::item`].
     pub async fn xattr(&self, inode: u64, name: &[u8]) -> Result<Bytes, VolumeError> {
         match self.item(Scope::Live, &xattr_key(inode, name)?).await? {
             Some(Item::Xattr(value)) => Ok(value),
@@ -187,7 +225,11 @@ impl View {
         }
     }
 
-    /// The names of all extended attributes.
+    /// Returns the names of all extended attributes, without a final NUL.
+    ///
+    /// # Errors
+    /// [`VolumeError::AttributeTooLarge`] if the names, each with a final NUL, are longer than 64
+    /// KiB together; [`VolumeError::Malformed`] if a key is no attribute's. As [`View::items`].
     pub async fn xattrs(&self, inode: u64) -> Result<Vec<Vec<u8>>, VolumeError> {
         let mut names = Vec::new();
         let mut total = 0;
@@ -216,7 +258,8 @@ fn xattr_key(inode: u64, name: &[u8]) -> Result<Key, VolumeError> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
         return Err(VolumeError::Invalid);
     }
-    // The kernel would keep ACLs only if we asked it to; a mount that stored them without anybody enforcing them would lie.
+    // The kernel handles ACLs only on request. A mount that stored them while nothing enforces them
+    // would mislead its users.
     if name.starts_with(b"system.") {
         return Err(VolumeError::NotSupported);
     }

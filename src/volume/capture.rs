@@ -1,9 +1,11 @@
-//! Describing what was changed since the last journal, as of one moment.
+//! The changes since the last journal, captured as of one moment.
 //!
-//! Owns: which bytes ride inside a journal and which go to packs ahead of it. Does not own: what counts as changed (`delta`), the journal's bytes
-//! (`operations`) and its way into the bucket (`journal`).
+//! Owns: which bytes a journal carries and which are stored in packs before it. Does not own: the
+//! record of changed places (`delta`), the journal's bytes (`operations`), their upload
+//! (`journal`).
 //!
-//! All that must be of one moment is taken under the state's lock; what lies in the tree never changes, and is looked up after.
+//! Everything that must be of one moment is taken under the state's lock. Contents of the tree
+//! never change, so they are looked up afterwards.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -23,34 +25,40 @@ use crate::volume::operations::{Content, Operations, Piece};
 use crate::volume::state::{ExtentChanges, Found, Scope, State, Totals};
 use crate::volume::usage::Leaving;
 
-/// So much data rides inside a journal, in bytes; what is more goes to packs ahead of it.
+/// Maximum number of file bytes that a journal carries. Further bytes are stored in packs before
+/// it.
 pub const RIDING_BYTES: u64 = 1024 * 1024;
 
-/// While writers go on, data that comes in after the rest was stored rides along up to this, in bytes.
+/// Maximum number of file bytes that a journal carries after [`ATTEMPTS`] flushes, while writers go
+/// on. It includes bytes that were written after the others were stored.
 const LATE_BYTES_MAX: u64 = 8 * RIDING_BYTES;
 
-/// Changed items beyond this number are committed instead of journaled: a tree takes less than a list of them.
+/// Maximum number of changed items in a journal. More are committed, because a tree takes less
+/// space than a list of them.
 const ITEMS_MAX: usize = 1 << 15;
 
-/// Parts of files' contents beyond this number are committed as well: each is held in memory until
-/// the journal is written.
+/// Maximum number of parts of file contents in a journal. More are committed, because each part is
+/// held in memory until the journal is written.
 const PARTS_MAX: usize = 1 << 17;
 
-/// How often data is stored ahead before what has come meanwhile is committed instead.
+/// Number of times that data is stored before a journal. If too much was written meanwhile, a
+/// commit follows instead.
 const ATTEMPTS: u32 = 3;
 
-/// What a journal is to describe.
+/// The result of a capture.
 pub enum Captured {
-    /// Nothing was changed since the last journal or commit.
+    /// Nothing changed since the last journal or commit.
     Nothing,
-    /// More than a journal should carry.
+    /// More changed than a journal should carry.
     TooMuch,
-    /// This.
+    /// The changes to describe.
     Changes(Taken),
 }
 
-/// Changes that were taken out of the layers to be described. Dropped, they go back, and a later
-/// journal describes them; only [`Taken::written`] says that a journal does.
+/// Changes that were taken out of the layers for a journal.
+///
+/// Dropped, they go back to the layers, and a later journal describes them. Only [`Taken::written`]
+/// marks them as described.
 pub struct Taken {
     volume: Arc<Volume>,
     capture: Box<Capture>,
@@ -58,7 +66,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// A journal holds what it was to describe, in the bucket or in the spool.
+    /// Marks the changes as described: a journal in the bucket or in the spool holds them.
     pub(super) fn written(mut self) {
         self.is_written = true;
     }
@@ -86,28 +94,29 @@ impl Drop for Taken {
     }
 }
 
-/// Changes as of one moment, partly still in the tree.
+/// The changes as of one moment. Some contents are still to be looked up in the tree.
 #[derive(Debug)]
 pub struct Capture {
-    /// The first operation that no journal carries.
+    /// The first operation that no earlier journal carries.
     pub first: u64,
-    /// The number of the operation that they are. Those between have failed, and are part of it.
+    /// The number of the operation that these changes are. The operations from `first` up to it
+    /// failed, and are part of these changes.
     pub last: u64,
-    /// The layer that was the active one.
+    /// The epoch of the layer that was active.
     epoch: u64,
-    /// The places.
+    /// The places that changed.
     delta: Delta,
-    /// Bytes written to files that it holds.
+    /// Bytes written to files that these changes contain.
     unsent: Leaving,
     items: Vec<(Key, Option<Item>)>,
     ranges: Vec<CapturedRange>,
     totals: Totals,
     next_inode: u64,
-    /// More parts of contents than this are too many to describe.
+    /// Maximum number of parts of contents.
     parts_max: usize,
 }
 
-/// A range of a file: dirty parts, and what is needed to find the rest.
+/// A range of a file: its dirty parts, and the layers' part of the rest.
 #[derive(Debug)]
 struct CapturedRange {
     inode: u64,
@@ -117,14 +126,24 @@ struct CapturedRange {
 }
 
 impl Volume {
-    /// Takes what was changed since the last journal; stores data first that is too much to ride
-    /// inside one. Dropped, it has taken nothing.
+    /// Takes the changes since the last journal. Data that is too much for a journal is stored
+    /// first.
+    ///
+    /// Cancel safety: dropped, it has taken nothing.
+    ///
+    /// # Errors
+    /// As [`Volume::flush_file`].
     pub(super) async fn capture(self: &Arc<Self>) -> Result<Captured, VolumeError> {
         self.capture_up_to(ITEMS_MAX, PARTS_MAX).await
     }
 
-    /// The same for a journal that must say everything, since no commit will: of any number of
-    /// items and parts.
+    /// Takes the changes for a journal that must carry everything, because no commit follows. The
+    /// number of items and parts is not limited.
+    ///
+    /// Cancel safety: dropped, it has taken nothing.
+    ///
+    /// # Errors
+    /// As [`Volume::flush_file`].
     pub(super) async fn capture_all(self: &Arc<Self>) -> Result<Captured, VolumeError> {
         self.capture_up_to(usize::MAX, usize::MAX).await
     }
@@ -177,7 +196,7 @@ impl Volume {
         Ok(Captured::TooMuch)
     }
 
-    /// Takes what was changed; nothing if its contents have too many parts.
+    /// Takes the changes; none if their contents have too many parts.
     fn take(&self, state: &mut State, parts_max: usize) -> Option<Capture> {
         let delta = state.take_delta();
         let Some(ranges) = capture_ranges(state, &delta, parts_max) else {
@@ -189,7 +208,7 @@ impl Volume {
             match state.find(Scope::Live, key) {
                 Found::Item(item) => items.push((key.clone(), Some(item))),
                 Found::Absent => items.push((key.clone(), None)),
-                // A commit has carried it away.
+                // A commit removed the layer that held it, so it is in the tree.
                 Found::Below(_) => {}
             }
         }
@@ -207,14 +226,21 @@ impl Volume {
         })
     }
 
-    /// An entry carries it whose bytes are fixed: the next one begins behind it.
+    /// Notes that a journal entry with fixed bytes carries the changes. The next entry begins after
+    /// them.
+    ///
+    /// # Errors
+    /// [`VolumeError::ReadOnly`] if the view is frozen.
     pub(super) fn is_settled(&self, capture: &Capture) -> Result<(), VolumeError> {
         self.view.state()?.lock().settled = capture.last;
         Ok(())
     }
 
-    /// Looks up what is stored. The packs that it is in may not be in the bucket yet. None if there
-    /// are too many parts.
+    /// Looks up the stored contents of the changes, and returns their description; none if there
+    /// are too many parts. The packs of these contents may not be in the bucket yet.
+    ///
+    /// # Errors
+    /// Those of reading the tree; [`VolumeError::Tree`] if extents are malformed.
     pub(super) async fn describe(
         &self,
         capture: &Capture,
@@ -238,7 +264,7 @@ impl Volume {
         }))
     }
 
-    /// Adds what a range holds; false if that has too many parts.
+    /// Adds the contents of a range; returns false if it has too many parts.
     async fn describe_range(
         &self,
         captured: &CapturedRange,
@@ -303,7 +329,7 @@ impl Volume {
     }
 }
 
-/// What is stored of a range.
+/// The stored contents of a range.
 struct Below {
     inode: u64,
     extents: Vec<extents::Placed>,
@@ -311,7 +337,7 @@ struct Below {
 }
 
 impl Below {
-    /// What `range` holds, without a gap: a hole is so many zeroes.
+    /// Pushes the contents of `range` without a gap. A hole is pushed as zeroes.
     fn pieces(
         &self,
         range: Range<u64>,
@@ -341,7 +367,7 @@ impl Below {
     }
 }
 
-/// What the layers know of the contents that `delta` names; none if that has too many parts.
+/// Returns the layers' part of the contents that `delta` names; none if there are too many parts.
 fn capture_ranges(state: &State, delta: &Delta, parts_max: usize) -> Option<Vec<CapturedRange>> {
     let mut captured = Vec::new();
     let mut parts_left = parts_max;
@@ -370,7 +396,8 @@ fn item_count(state: &State) -> usize {
         .sum()
 }
 
-/// Data that would ride inside a journal now: bytes and file, the largest first. What two layers hold of one place counts twice.
+/// Returns the data that a journal would carry now, as (bytes, inode), the largest first. A byte
+/// that both layers hold counts twice.
 fn riding(state: &State) -> Vec<(u64, u64)> {
     let mut files = Vec::new();
     let layers: Vec<_> = state.layers(Scope::Live).collect();

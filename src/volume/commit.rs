@@ -1,10 +1,13 @@
-//! Carrying the layers into the bucket.
+//! Commits: the layers become a tree in the bucket, and the root names it.
 //!
-//! Owns: when a commit is made, the cut, the order of its steps, and who is told. Does not own: the root and its rules (`root`, behind [`Publish`]), the tree's
-//! shape (`tree`), storing of bytes (`flush`, the chunker).
+//! Owns: when a commit is made, the cut, the order of its steps, and the answers to its callers.
+//! Does not own: the root and its rules (`root`, behind [`Publish`]), the tree's shape (`tree`),
+//! storing of bytes (`flush`, the chunker).
 //!
-//! One task, the [`Committer`], makes all commits of a volume. Whoever wants one asks through a bounded queue and waits for the answer; all who wait at the same
-//! moment share one. A layer whose commit failed stays where it is, readable and complete, and is tried again before any newer one.
+//! One task, the [`Committer`], makes all commits of a volume. Callers send a request through a
+//! bounded queue and wait for the answer; requests that wait at the same moment share one commit. A
+//! layer whose commit failed stays in memory, readable and complete. It is tried again before any
+//! newer layer.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,47 +32,48 @@ use crate::volume::sealed::{SealedItems, without};
 use crate::volume::state::Totals;
 use crate::volume::usage::Leaving;
 
-/// An active volume commits at least so often.
+/// Maximum time between two commits of a volume that changes.
 pub const PERIOD: Duration = Duration::from_secs(30);
 
-/// After a failed commit, the next one without being asked.
+/// Time after which a failed commit is repeated without a request.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Files flushed at once: enough to keep all workers and uploads busy with small files.
+/// Number of files that are flushed concurrently. It keeps all workers and uploads busy with small
+/// files.
 pub(super) const FLUSHES_AT_ONCE: usize = 16;
 
-/// Keys of dropped inodes that are held at once: about 6 MiB. More are removed in several steps, each
-/// of which stores the nodes between two of them once more.
+/// Maximum number of keys of dropped inodes that are held at once, about 6 MiB. More keys are
+/// removed in several steps; each step stores the nodes at its boundary once more.
 const GONE_AT_ONCE: usize = 1 << 16;
 
-/// A snapshot to be made by a commit.
+/// A snapshot for a commit to make.
 #[derive(Debug, Clone, Default)]
 pub struct SnapshotRequest {
-    /// Its name; none for one made of the time.
+    /// The snapshot's name; none for a name derived from the time.
     pub name: Option<String>,
-    /// Its tags.
+    /// The snapshot's tags.
     pub tags: Vec<String>,
 }
 
-/// What a commit did.
+/// The result of a commit.
 #[derive(Debug, Clone, Default)]
 pub struct Committed {
-    /// The root's generation that holds it.
+    /// The generation of the root that holds the commit.
     pub generation: u64,
     /// The name of the snapshot, if one was made.
     pub snapshot: Option<String>,
 }
 
-/// Why a commit did not come about.
+/// The reason why a commit failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PublishError {
-    /// The snapshot is refused (its name); everything else would be accepted.
+    /// The snapshot is refused, for example because of its name. The commit without it may succeed.
     #[error("{0}")]
     Refused(String),
-    /// It can be tried again.
+    /// The commit can be tried again.
     #[error("{0}")]
     Again(String),
-    /// It may have been made or not: look before repeating it.
+    /// The outcome is unknown: look before repeating the commit.
     #[error("{0}")]
     Unknown(String),
     /// This session can never commit again.
@@ -77,31 +81,38 @@ pub enum PublishError {
     Lost(String),
 }
 
-/// What a commit publishes.
+/// The contents of a commit.
 #[derive(Debug, Clone)]
 pub struct Publication {
-    /// Root of the new tree.
+    /// The root node of the new tree.
     pub tree: Id,
-    /// Drawn at the cut.
+    /// The ingest's mark, drawn at the cut.
     pub mark: Mark,
-    /// What the tree holds.
+    /// The inodes and bytes of the tree.
     pub totals: Totals,
-    /// The lowest inode number not given out.
+    /// The lowest inode number that was not given out.
     pub next_inode: u64,
-    /// The last operation of this session that it holds: what journals say up to there need not be replayed.
+    /// The last operation of this session that the tree holds. Journals up to there need not be
+    /// replayed.
     pub covered: u64,
-    /// The snapshot to make of it.
+    /// The snapshot to make of the tree.
     pub snapshot: Option<SnapshotRequest>,
 }
 
-/// Makes a tree current: seals what was stored and replaces the root.
+/// Makes a tree current: completes the uploads and replaces the root.
 #[async_trait]
 pub trait Publish: Send + Sync + 'static {
-    /// After this the tree is what other machines see.
+    /// Publishes a tree. When this returns, other machines see it.
+    ///
+    /// Cancel safety: dropped, it leaves a commit that was sent undecided; the next call finds out
+    /// first whether it was made.
+    ///
+    /// # Errors
+    /// See [`PublishError`].
     async fn publish(&self, publication: Publication) -> Result<Committed, PublishError>;
 }
 
-/// A wish for a commit.
+/// A request for a commit.
 #[derive(Debug)]
 pub struct Request {
     snapshot: Option<SnapshotRequest>,
@@ -109,12 +120,28 @@ pub struct Request {
 }
 
 impl Volume {
-    /// Everything that was done before this call is in the bucket when it returns.
+    /// Commits everything that was done before this call. When this returns, it is in the bucket.
+    ///
+    /// Cancel safety: dropped before its request is queued, it has done nothing; dropped later, it
+    /// leaves the request, and the commit is made all the same.
+    ///
+    /// # Errors
+    /// - [`VolumeError::Poisoned`] if the volume accepts nothing more.
+    /// - [`VolumeError::Commit`] if the root was not replaced, or the volume is closing.
+    /// - [`VolumeError::OutcomeUnknown`] if the commit may have been made.
+    /// - [`VolumeError::Depot`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if the tree
+    ///   could not be made. The changes stay in memory for the next commit.
     pub async fn commit(&self) -> Result<Committed, VolumeError> {
         self.request(None).await
     }
 
-    /// The same, as a snapshot.
+    /// Commits as [`Volume::commit`] does, and makes a snapshot of the commit.
+    ///
+    /// Cancel safety: as [`Volume::commit`].
+    ///
+    /// # Errors
+    /// As [`Volume::commit`]; [`VolumeError::SnapshotName`] if only the snapshot was refused. Then
+    /// the commit was made.
     pub async fn snapshot(&self, snapshot: SnapshotRequest) -> Result<Committed, VolumeError> {
         self.request(Some(snapshot)).await
     }
@@ -132,7 +159,7 @@ impl Volume {
         answer.await.map_err(|_| stopped())?
     }
 
-    /// A commit is wanted at once, but nobody waits for it.
+    /// Requests a commit without waiting for it.
     pub fn commit_soon(&self) {
         let (done, _) = oneshot::channel();
         // A full queue means that commits are under way already.
@@ -142,7 +169,7 @@ impl Volume {
         });
     }
 
-    /// True if something is not in the bucket yet.
+    /// Returns true if something is not in the bucket yet.
     pub fn is_dirty(&self) -> bool {
         let Ok(state) = self.view.state() else {
             return false;
@@ -151,7 +178,8 @@ impl Volume {
         state.sealing.is_some() || !state.active.is_empty()
     }
 
-    /// True if a journal may stand that no commit covers: one that was cut while a commit was under way, even if that commit holds all that it tells.
+    /// Returns true if a journal may exist that no commit covers. This includes a journal that was
+    /// cut during a commit, even if that commit holds everything in it.
     pub fn has_uncovered(&self) -> bool {
         let Ok(state) = self.view.state() else {
             return false;
@@ -160,16 +188,19 @@ impl Volume {
         state.operation > state.covered
     }
 
-    /// True if a commit would change anything in the bucket. What was stored of a file that was
-    /// removed meanwhile is in no tree, but leans on other packs until a root holds it.
+    /// Returns true if a commit would change the bucket. Blobs of a file that was removed meanwhile
+    /// are in no tree, but they refer to other packs until a root holds them.
     fn wants_commit(&self) -> bool {
         self.is_dirty() || self.has_uncovered() || self.ingest.uncommitted_blobs() > 0
     }
 
-    /// If everything is in the root, what no tree refers to as well, no reference is left that
-    /// leans on anything but the root's own tree (rule 4).
+    /// Releases the packs that earlier references rely on, if everything that was stored is in the
+    /// root, including blobs that no tree refers to. After that, no reference relies on anything
+    /// but the root's own tree (rule 4).
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
     pub async fn let_go(&self) {
-        // As for a cut: nobody is between making a reference and placing it.
+        // As for a cut: no task is between making a reference and placing it.
         let _alone = self.cut_gate.write().await;
         let mark = self.ingest.mark();
         if !self.wants_commit() {
@@ -178,12 +209,12 @@ impl Volume {
     }
 }
 
-/// Makes all commits of one volume.
+/// The task that makes all commits of one volume.
 pub struct Committer {
     volume: Arc<Volume>,
     publish: Arc<dyn Publish>,
     requests: mpsc::Receiver<Request>,
-    /// What the sealing layer's commit takes along when it is tried again.
+    /// The facts of the cut whose commit is under way or will be tried again.
     sealing: Option<Sealing>,
     last: Committed,
 }
@@ -192,16 +223,16 @@ pub struct Committer {
 #[derive(Debug, Clone)]
 struct Sealing {
     mark: Mark,
-    /// Bytes written to files that are on their way with it.
+    /// Bytes written to files that this commit contains.
     unsent: Leaving,
-    /// Inodes that there are.
+    /// The number of inodes at the cut.
     inodes: u64,
     next_inode: u64,
     covered: u64,
 }
 
 impl Committer {
-    /// A committer for `volume`, whose tree is in the root of `generation`.
+    /// Returns a committer for `volume`, whose tree is in the root of `generation`.
     pub fn new(
         volume: Arc<Volume>,
         publish: Arc<dyn Publish>,
@@ -221,8 +252,14 @@ impl Committer {
         }
     }
 
-    /// Serves requests until the volume lets go of its end of the queue (it never does while it is used) or `stop` resolves; then commits
-    /// what is left.
+    /// Serves requests until `stop` resolves or the queue is closed, and then commits the rest. The
+    /// volume holds its end of the queue while it is used. Returns the result of the last commit.
+    ///
+    /// Cancel safety: dropped, it leaves every layer that is not committed in the volume, and the
+    /// waiting callers get an error. A root replacement that was sent may still be made.
+    ///
+    /// # Errors
+    /// As [`Volume::commit`].
     pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<Committed, VolumeError> {
         tokio::pin!(stop);
         let mut due: Option<Instant> = Some(Instant::now() + PERIOD);
@@ -253,7 +290,7 @@ impl Committer {
         result
     }
 
-    /// Serves a request and all others that wait by now. Snapshots each get a commit of their own.
+    /// Serves a request and all others that wait by now. Each snapshot gets its own commit.
     async fn serve(&mut self, first: Request) {
         let mut waiting = vec![first];
         while let Ok(request) = self.requests.try_recv() {
@@ -285,8 +322,8 @@ impl Committer {
         }
     }
 
-    /// Those who have come while a commit failed have waited for the same store: they are told so,
-    /// and do not wait as long once more.
+    /// Answers the requests that arrived while a commit failed. They have waited for the same
+    /// store, so they do not wait as long once more.
     fn tell_waiting(&mut self, result: &Result<Committed, VolumeError>) {
         if is_failure(result) {
             while let Ok(request) = self.requests.try_recv() {
@@ -324,11 +361,12 @@ impl Committer {
         self.seal(snapshot).await
     }
 
-    /// Everything done so far goes into this commit, nothing later does.
+    /// Makes the cut: everything done so far is part of this commit, nothing later is.
     async fn cut(&mut self) -> Result<(), VolumeError> {
         let _alone = self.volume.cut_gate.write().await;
         let mut state = self.volume.view.state()?.lock();
-        // Drawn here: every reference made before belongs to a layer that is cut now.
+        // Drawn here, under the lock: every reference made before belongs to a layer that is cut
+        // now.
         let mark = self.volume.ingest.mark();
         state.cut();
         self.volume.commit_asked.store(false, Ordering::Relaxed);
@@ -378,7 +416,11 @@ impl Committer {
                 self.sealing = None;
                 self.volume.usage.landed(&sealing.unsent);
                 *self.volume.last_commit.lock() = Some(self.volume.now());
-                tracing::debug!(generation = committed.generation, elapsed = ?started.elapsed(), "committed");
+                tracing::debug!(
+                    generation = committed.generation,
+                    elapsed = ?started.elapsed(),
+                    "committed"
+                );
                 self.last = Committed {
                     generation: committed.generation,
                     snapshot: None,
@@ -405,7 +447,7 @@ impl Committer {
         error
     }
 
-    /// The tree of the sealing layer over the base.
+    /// Builds the tree of the sealing layer over the base, and returns its root node.
     async fn build(&self) -> Result<Id, VolumeError> {
         self.flush_all().await?;
         let (base, mut dropped) = {
@@ -421,7 +463,7 @@ impl Committer {
             ingest: &self.volume.ingest,
             cache: nodes,
         };
-        // Neighbours in the tree one after the other: each of its nodes is read once.
+        // In the order of the tree, so that each of its nodes is read once.
         dropped.sort_unstable();
         let (mut tree, mut gone) = (base, Vec::new());
         for inode in dropped {
@@ -465,7 +507,7 @@ impl Committer {
     }
 }
 
-/// Whether a commit did not come about, rather than the snapshot alone that was wanted of it.
+/// Returns true if the commit itself failed, rather than only its snapshot.
 fn is_failure(result: &Result<Committed, VolumeError>) -> bool {
     matches!(result, Err(error) if !matches!(error, VolumeError::SnapshotName(_)))
 }

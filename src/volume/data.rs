@@ -1,6 +1,7 @@
-//! Contents of files: writing, zeroing, truncating, sharing.
+//! Operations on the contents of files: writing, zeroing, truncating, sharing.
 //!
-//! Owns: what each operation does to sizes, times and dirty ranges. Does not own: storing (`flush`), reading (`view`).
+//! Owns: the effect of each operation on sizes, times and dirty ranges. Does not own: storing
+//! (`flush`), reading (`view`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,50 +20,58 @@ use crate::volume::state::{Scope, State};
 use crate::volume::transaction::{Step, Transaction};
 use crate::volume::view::View;
 
-/// Largest size of a file in bytes: what the kernel's offsets can say (`MAX_LFS_FILESIZE`).
+/// Maximum size of a file, in bytes: the limit of the kernel's offsets (`MAX_LFS_FILESIZE`).
 pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
-/// Bytes shared in one go by [`Volume::share`].
+/// Maximum number of bytes that one call of [`Volume::share`] shares.
 pub const SHARE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 
-/// What a write takes along.
+/// Options of a write.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WriteOptions {
-    /// Write at the end, wherever that is.
+    /// Writes at the end of the file, and ignores the offset.
     pub append: bool,
-    /// Clear set-user-id and set-group-id.
+    /// Clears set-user-id and set-group-id.
     pub kill_privileges: bool,
 }
 
-/// Where shared bytes come from: a place in a file of this volume or of a snapshot.
+/// The source of shared bytes: a position in a file of this volume or of a snapshot.
 pub struct Source {
-    /// What it is read through.
+    /// The view that the source is read through.
     pub view: View,
     /// The file.
     pub inode: u64,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
 }
 
-/// What fallocate(2) may ask.
+/// The modes of fallocate(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
-    /// Only make sure that the file is so long, or (`keep_size`) do nothing: room is the bucket's.
+    /// Only grows the file to the end of the range; does nothing with `keep_size`. The bucket has
+    /// no space to reserve.
     Allocate {
-        /// Leave the size.
+        /// Keeps the size.
         keep_size: bool,
     },
-    /// Zeroes; grows the file unless `keep_size`.
+    /// Zeroes the range; grows the file unless `keep_size`.
     Zero {
-        /// Leave the size.
+        /// Keeps the size.
         keep_size: bool,
     },
-    /// A hole.
+    /// Makes the range a hole.
     Punch,
 }
 
 impl Volume {
-    /// Writes `data`; returns where it ended up.
+    /// Writes `data`, and returns the offset in bytes at which it was written.
+    ///
+    /// Cancel safety: dropped, it has written nothing.
+    ///
+    /// # Errors
+    /// [`VolumeError::TooLarge`] beyond [`FILE_BYTES_MAX`]; [`VolumeError::IsDirectory`] or
+    /// [`VolumeError::Invalid`] if the inode is no regular file; [`VolumeError::Stale`] if it is
+    /// gone. As [`Volume::writable`] and [`View::transact`].
     pub async fn write(
         self: &Arc<Self>,
         inode: u64,
@@ -101,7 +110,11 @@ impl Volume {
         Ok(place)
     }
 
-    /// Sets the size, as part of another operation's transaction.
+    /// Sets the size in bytes, as part of another operation's transaction.
+    ///
+    /// # Errors
+    /// [`VolumeError::IsDirectory`] or [`VolumeError::Invalid`] if the inode is no regular file;
+    /// [`VolumeError::TooLarge`] beyond [`FILE_BYTES_MAX`].
     pub fn resize(
         &self,
         run: &mut Transaction<'_>,
@@ -131,7 +144,15 @@ impl Volume {
         Ok(())
     }
 
-    /// fallocate(2).
+    /// Performs fallocate(2) on a range in bytes.
+    ///
+    /// Cancel safety: dropped before the change, it has changed nothing; dropped later, it leaves
+    /// the extents of a new hole to the next flush or commit.
+    ///
+    /// # Errors
+    /// [`VolumeError::TooLarge`] if the range ends beyond [`FILE_BYTES_MAX`];
+    /// [`VolumeError::IsDirectory`] or [`VolumeError::Invalid`] if the inode is no regular file;
+    /// [`VolumeError::Stale`] if it is gone. As [`Volume::writable`] and [`View::transact`].
     pub async fn allocate(
         self: &Arc<Self>,
         inode: u64,
@@ -169,7 +190,8 @@ impl Volume {
                 Ok(size)
             })
             .await?;
-        // What was allocated there is so no longer, and stat(2) says it at once. If the tree cannot be read now, the next commit says it.
+        // The flush frees the allocated bytes of the range, so that stat(2) reports it at once. If
+        // the tree cannot be read now, the next commit reports the error.
         if !matches!(room, Room::Allocate { .. }) && size > INLINE_BYTES {
             let epoch = self.view.state()?.lock().active.epoch;
             if let Err(error) = self.flush_file(inode, epoch, Reach::Holes).await {
@@ -179,10 +201,21 @@ impl Volume {
         Ok(())
     }
 
-    /// Makes `length` bytes of `target` share what `source` has: copy_file_range(2) without copying.
+    /// Makes `target`, an inode and an offset, share up to `length` bytes of `source`:
+    /// copy_file_range(2) without copying.
     ///
-    /// Returns how many bytes it covered, fewer at the end of the source. Bytes written to either range meanwhile may or may not be seen, as with any two
-    /// calls at once.
+    /// Returns the number of bytes that are shared. It is smaller than `length` at the end of the
+    /// source, and at most [`SHARE_BYTES_MAX`]. Bytes that are written to either range during the
+    /// call may be seen or not, as with any two concurrent calls.
+    ///
+    /// Cancel safety: dropped, it has shared nothing; dirty bytes of both files may be stored
+    /// already.
+    ///
+    /// # Errors
+    /// [`VolumeError::Invalid`] or [`VolumeError::IsDirectory`] if an inode is no regular file;
+    /// [`VolumeError::TooLarge`] if the target range ends beyond [`FILE_BYTES_MAX`];
+    /// [`VolumeError::Stale`] if an inode is gone. As [`Volume::writable`], [`Volume::flush_file`],
+    /// [`View::extents`] and [`rescue::ensure`].
     pub async fn share(
         self: &Arc<Self>,
         source: &Source,
@@ -259,7 +292,8 @@ impl Volume {
         let inode = target.0;
         let range = target.1..target.1 + length;
         loop {
-            // No cut while extents are placed: they would come too late for the commit of their own layer.
+            // No cut while extents are placed: they would come too late for the commit of their own
+            // layer.
             let _no_cut = self.cut_gate.read().await;
             let lock = self.flushing.lock_for(inode);
             let _flushing = lock.lock().await;
@@ -296,14 +330,15 @@ impl Volume {
             let plan = self
                 .plan_extents(inode, Scope::Live, range.clone(), &moved)
                 .await?;
-            // No cut comes between: the attributes stay in the active layer until they are changed below.
+            // No cut comes between, because of the gate: the attributes stay in the active layer
+            // until they are changed below.
             self.touch(inode).await?;
             let now = self.clock.now();
             let mut state = self.view.state()?.lock();
             state.accepts()?;
             place_extents(&mut state, inode, epoch, plan);
             finish_share(&mut state, inode, range.clone(), now, kill_privileges)?;
-            // What it shares may be unsent itself.
+            // The shared contents may be unsent themselves.
             self.usage.wrote(inode, range.end - range.start);
             return Ok(());
         }
@@ -320,21 +355,27 @@ impl Volume {
             .await
     }
 
-    /// Stores what is dirty of a file, and makes a small one's contents an extent.
+    /// Stores the dirty bytes of a file, and turns the contents of a small file into an extent.
     async fn unsettle_small(&self, inode: u64) -> Result<(), VolumeError> {
-        // Only files whose attributes are in a layer are moved out of the tree: nothing else says how long they are.
+        // Only files whose attributes are in a layer are moved out of the tree: the attributes tell
+        // their length.
         self.touch(inode).await?;
         let epoch = self.view.state()?.lock().active.epoch;
         self.flush_file(inode, epoch, Reach::Extents).await
     }
 
-    /// Stores what is dirty of a file, in both layers.
+    /// Stores the dirty bytes of a file, in both layers.
+    ///
+    /// Cancel safety: dropped, it leaves the bytes that it has not stored dirty.
+    ///
+    /// # Errors
+    /// As [`Volume::flush_file`].
     pub async fn settle(&self, inode: u64) -> Result<(), VolumeError> {
         let epoch = self.view.state()?.lock().active.epoch;
         self.flush_file(inode, epoch, Reach::All).await
     }
 
-    /// After a write: starts storing long runs, and makes room if memory runs short.
+    /// Starts to store long runs after a write, and makes room if memory runs short.
     fn wrote(self: &Arc<Self>, inode: u64, range: Range<u64>) {
         self.usage.wrote(inode, range.end - range.start);
         let (is_long, epoch) = {
@@ -352,7 +393,8 @@ impl Volume {
     }
 }
 
-/// What sharing changes beside extents, at the same moment: what was dirty in the range, the size, times and permissions.
+/// Applies the other changes of sharing at the same moment as the extents: the dirty bytes in the
+/// range, the size, times and permissions.
 fn finish_share(
     state: &mut State,
     inode: u64,

@@ -1,37 +1,39 @@
-//! What was changed since the last journal: which items, which inodes, which ranges of files.
+//! The places that changed since the last journal: items, inodes, and ranges of files.
 //!
-//! Owns: the set of places and the memory they take, never what they hold. A journal describes what
-//! these places hold at the moment it is cut, so naming a place twice, or one that
-//! did not change, is harmless. Pure.
+//! Owns: the set of places and the memory that it takes, never their contents. A journal describes
+//! the contents of these places at the moment of its cut. So it is harmless to name a place twice,
+//! or a place that did not change. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
 use crate::tree::key::{self, Key};
 
-/// Ranges of one file that are told apart; beyond that those count as one that lie near each other.
+/// Maximum number of separate ranges of one file. Beyond it, ranges that lie near each other are
+/// joined.
 const RANGES_MAX: usize = 1024;
 
-/// How near that is at first, in bytes. It doubles whenever the ranges are still too many.
+/// The first distance that counts as near, in bytes. It doubles as long as there are too many
+/// ranges.
 const NEAR_BYTES: u64 = 4096;
 
 /// Memory of one range, in bytes: its place in a map that is half full.
 const RANGE_BYTES: u64 = 40;
 
-/// Memory of a file's ranges in addition to them, in bytes: the map's first node, and its place among the
-/// files.
+/// Memory of a file's ranges in addition to them, in bytes: the first node of the map, and its
+/// place among the files.
 const FILE_BYTES: u64 = 320;
 
-/// Disjoint ranges of a file, and perhaps some of what lies between them.
+/// Disjoint byte ranges of a file. Joined ranges also contain the bytes between them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges {
     ends: BTreeMap<u64, u64>,
-    /// Ranges with no more than this between them are one.
+    /// Ranges with at most this many bytes between them are joined.
     near: u64,
 }
 
 impl Ranges {
-    /// Adds a range; those that touch it, or are near, become one with it.
+    /// Adds a range, and joins it with ranges that touch it or lie near it.
     pub fn add(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -62,48 +64,48 @@ impl Ranges {
         FILE_BYTES + self.ends.len() as u64 * RANGE_BYTES
     }
 
-    /// The ranges, in order.
+    /// Returns the ranges in order.
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.ends.iter().map(|(&start, &end)| start..end)
     }
 }
 
-/// Places that were changed.
+/// The places that changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Delta {
-    /// Items.
+    /// Items that were set or removed.
     pub items: BTreeSet<Key>,
-    /// Inodes that were dropped whole.
+    /// Inodes that were dropped with all that belongs to them.
     pub dropped: BTreeSet<u64>,
     contents: HashMap<u64, Ranges>,
-    /// Memory of the contents' ranges, in bytes.
+    /// Memory of the ranges of contents, in bytes.
     cost: u64,
 }
 
 impl Delta {
-    /// True if nothing was changed.
+    /// Returns true if nothing changed.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty() && self.dropped.is_empty() && self.contents.is_empty()
     }
 
-    /// An item was set or removed.
+    /// Adds an item that was set or removed.
     pub fn item(&mut self, key: &Key) {
         if !self.items.contains(key) {
             self.items.insert(key.clone());
         }
     }
 
-    /// Contents of files.
+    /// Returns the ranges of file contents that changed, by inode, in no particular order.
     pub fn contents(&self) -> impl Iterator<Item = (u64, &Ranges)> {
         self.contents.iter().map(|(inode, ranges)| (*inode, ranges))
     }
 
-    /// Memory held by the ranges of contents, in bytes.
+    /// Returns the memory of the ranges of contents, in bytes.
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// Bytes of a file were written, zeroed or shared.
+    /// Adds a range of a file, in bytes, that was written, zeroed or shared.
     pub fn content(&mut self, inode: u64, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -116,7 +118,7 @@ impl Delta {
         self.cost += mine.cost();
     }
 
-    /// An inode was dropped with all that belongs to it.
+    /// Adds an inode that was dropped with all that belongs to it, and forgets its other places.
     pub fn drop_inode(&mut self, inode: u64) {
         let items: Vec<Key> = self.items.range(key::of_inode(inode)).cloned().collect();
         for key in items {
@@ -128,7 +130,7 @@ impl Delta {
         self.dropped.insert(inode);
     }
 
-    /// Adds what was changed after this.
+    /// Adds the places of a later delta.
     pub fn absorb(&mut self, newer: Delta) {
         for inode in newer.dropped {
             self.drop_inode(inode);
@@ -147,7 +149,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_are_the_union_of_what_was_added(added in proptest::collection::vec((0u64..300, 0u64..40), 0..40)) {
+        fn ranges_are_the_union_of_what_was_added(
+            added in proptest::collection::vec((0u64..300, 0u64..40), 0..40)
+        ) {
             let mut ranges = Ranges::default();
             let mut bytes = [false; 400];
             for (start, length) in added {
@@ -157,7 +161,10 @@ mod tests {
             let mut seen = [false; 400];
             let mut last = None;
             for range in ranges.iter() {
-                prop_assert!(last.is_none_or(|last| last < range.start), "ranges that touch are one");
+                prop_assert!(
+                    last.is_none_or(|last| last < range.start),
+                    "ranges that touch are one"
+                );
                 seen[range.start as usize..range.end as usize].fill(true);
                 last = Some(range.end);
             }
@@ -165,7 +172,8 @@ mod tests {
         }
     }
 
-    /// Every byte added is in some range, ranges are few, and what lies far apart stays apart.
+    /// Every added byte is in some range, the number of ranges is bounded, and ranges that lie far
+    /// apart stay apart.
     #[test]
     fn many_ranges_become_few_and_those_far_apart_stay_apart() {
         const FAR: u64 = 1 << 40;

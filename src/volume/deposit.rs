@@ -1,9 +1,13 @@
-//! A file that comes in one stream: stored as it arrives, without a name until it is whole.
+//! A deposit: a file that arrives as one stream and is stored as it arrives. It has no name until
+//! it is complete.
 //!
-//! Owns: the inode's life before it has its name, and the step that gives it one. Does not own: where the bytes come from (`stream`), how they are cut (the chunker).
+//! Owns: the life of the inode before it has its name, and the step that gives it one. Does not
+//! own: the source of the bytes (`stream`), how they are split (the chunker).
 //!
-//! Until it is named the inode is an orphan, like an unlinked file that somebody has open: commits carry it, no path leads to it, and what a crash leaves of it is
-//! reaped by whoever writes the volume next. Bytes go to the chunker without passing through the layers, so they take no memory beside the stream's own.
+//! Until it is named, the inode is an orphan, like an unlinked file that is still open: commits
+//! carry it, no path leads to it, and after a crash the next writer of the volume drops it. The
+//! bytes go to the chunker without the layers, so they take no memory except that of the stream
+//! itself.
 
 use bytes::Bytes;
 
@@ -17,7 +21,13 @@ use crate::volume::namespace::{NewInode, name_item, touch_directory};
 use crate::volume::state::Scope;
 
 impl Volume {
-    /// Makes a regular file that has no name yet.
+    /// Makes a regular file without a name, and returns its inode.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// [`VolumeError::NoNumberLeft`] if all inode numbers are given out. As [`Volume::writable`]
+    /// and [`View::transact`](crate::volume::view::View::transact).
     pub async fn begin_deposit(&self, new: &NewInode) -> Result<u64, VolumeError> {
         self.writable().await?;
         let now = self.now();
@@ -45,9 +55,19 @@ impl Volume {
         Ok(inode)
     }
 
-    /// Stores what follows the first `offset` bytes of a deposit, which nobody else touches; waits while more is under way than the memory allows.
+    /// Stores the bytes that follow the first `offset` bytes of a deposit. Only one caller may work
+    /// on the deposit. Waits while more is in flight than the memory budget allows.
     ///
-    /// Returns how many bytes were taken: without `is_end` an incomplete segment is left, to be given again with more behind it.
+    /// Returns the number of bytes that were taken. Without `is_end`, an incomplete segment at the
+    /// end is left over; the caller passes it again with more bytes after it.
+    ///
+    /// Cancel safety: dropped, it may leave the file's size grown, without the bytes; the caller
+    /// passes them again or drops the deposit.
+    ///
+    /// # Errors
+    /// [`VolumeError::Depot`] if the bytes cannot be stored; [`VolumeError::Tree`] if extents are
+    /// malformed; [`VolumeError::Stale`] if the inode is gone. As [`Volume::writable`] and
+    /// [`View::transact`](crate::volume::view::View::transact).
     pub async fn deposit(
         &self,
         inode: u64,
@@ -84,10 +104,17 @@ impl Volume {
             .await
     }
 
-    /// Gives a deposit its name, in place of any file that has it. From now on it is a file like any other.
+    /// Gives a deposit its name, and replaces a file that has it. The deposit is then a regular
+    /// file like any other.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
     ///
     /// # Errors
-    /// [`VolumeError::IsDirectory`] if the name is a directory's; the deposit stays as it was.
+    /// [`VolumeError::IsDirectory`] if the name is that of a directory; the deposit stays as it
+    /// was. [`VolumeError::NotDirectory`], [`VolumeError::NotFound`], [`VolumeError::NameTooLong`]
+    /// or [`VolumeError::Malformed`] if `directory` cannot hold the name; [`VolumeError::Stale`] if
+    /// an inode is gone. As [`Volume::writable`] and
+    /// [`View::transact`](crate::volume::view::View::transact).
     pub async fn name_deposit(
         &self,
         inode: u64,
@@ -125,6 +152,11 @@ impl Volume {
     }
 
     /// Drops a deposit that does not become a file.
+    ///
+    /// Cancel safety: dropped, it leaves an orphan, which the next mount of the volume drops.
+    ///
+    /// # Errors
+    /// As [`View::transact`](crate::volume::view::View::transact).
     pub async fn drop_deposit(&self, inode: u64) -> Result<(), VolumeError> {
         self.usage().closed(inode);
         self.reap(inode).await

@@ -1,35 +1,37 @@
-//! The bytes of one file that were written and are not yet stored: a map of disjoint ranges, each data or zeroes.
+//! The bytes of one file that were written and are not yet stored: a map of disjoint ranges, each
+//! data or zeroes.
 //!
-//! Owns: overlap arithmetic and the buffers themselves. Does not own: when to store them, nor where they go.
-//! Pure: no I/O, no clock.
+//! Owns: the arithmetic of overlaps, and the buffers. Does not own: when the bytes are stored, and
+//! where. Pure: no I/O, no clock.
 //!
-//! Small writes gather in *open* pieces that still grow, and that become one with an open
-//! neighbour; a piece closes (becomes an immutable, shared buffer) as soon as a reader captures it,
-//! so that what is being stored never changes under the hasher.
+//! Small writes are collected in *open* pieces, which still grow and merge with an open neighbour.
+//! A piece closes, that is, becomes an immutable shared buffer, as soon as a reader captures it. So
+//! bytes that are being stored never change while they are hashed.
 //!
-//! A piece is charged with all the memory that it keeps alive. What a later write leaves of a
-//! buffer is copied as soon as it is less than half of that buffer.
+//! A piece is charged with all memory that it keeps alive. If a later write leaves less than half
+//! of a buffer, the rest is copied and the buffer is freed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
 
-/// An open piece grows up to this many bytes; larger writes are closed from the start.
+/// Maximum length of an open piece, in bytes. Writes of at least half of it are closed from the
+/// start.
 const OPEN_BYTES: usize = 128 * 1024;
 
-/// What a piece costs in addition to its bytes: its place in a map that is half full, and buffer headers
-/// (for the memory budget).
+/// Memory of a piece in addition to its bytes: its place in a map that is half full, and buffer
+/// headers (for the memory budget).
 const PIECE_OVERHEAD_BYTES: u64 = 200;
 
-/// What a file with dirty bytes costs in addition to its pieces: the map's first node, and its place among
-/// the files.
+/// Memory of a file with dirty bytes in addition to its pieces: the first node of the map, and its
+/// place among the files.
 const FILE_OVERHEAD_BYTES: u64 = 900;
 
 #[derive(Debug, Clone)]
 enum Content {
     Open(Vec<u8>),
-    /// A part of a buffer of `held` bytes.
+    /// A part of a buffer that has `held` bytes.
     Closed {
         bytes: Bytes,
         held: usize,
@@ -38,7 +40,7 @@ enum Content {
 }
 
 impl Content {
-    /// A buffer of which this is all.
+    /// Returns content that is a whole buffer.
     fn whole(bytes: Bytes) -> Content {
         let held = bytes.len();
         Content::Closed { bytes, held }
@@ -52,7 +54,7 @@ impl Content {
         }
     }
 
-    /// Memory held, in bytes.
+    /// Returns the memory that the content holds, in bytes.
     fn cost(&self) -> u64 {
         let held = match self {
             Content::Open(buffer) => buffer.capacity(),
@@ -78,7 +80,7 @@ impl Content {
         }
     }
 
-    /// The part `[from, to)` of this content, counted from its own start.
+    /// Returns the part `[from, to)`, in bytes from the start of this content.
     fn part(&mut self, from: u64, to: u64) -> Content {
         if let Content::Zero(_) = self {
             return Content::Zero(to - from);
@@ -93,7 +95,7 @@ impl Content {
         }
     }
 
-    /// The first `length` bytes. What still grows goes on growing.
+    /// Returns the first `length` bytes. An open piece stays open.
     fn shortened(mut self, length: u64) -> Content {
         match &mut self {
             Content::Open(buffer) => {
@@ -111,7 +113,7 @@ impl Content {
 #[derive(Debug, Clone)]
 struct Piece {
     content: Content,
-    /// When it was last written, on the volume's counter of writes.
+    /// The count of the last write to it, on the volume's counter of writes.
     stamp: u64,
 }
 
@@ -121,12 +123,12 @@ impl Piece {
     }
 }
 
-/// A part of a range, as the overlay knows it.
+/// A part of a range, as far as it is dirty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
-    /// Bytes that were written.
+    /// Written bytes.
     Data(Bytes),
-    /// Zeroes: punched, truncated away, or written as zeroes.
+    /// Zeroes: punched, truncated, or written as zeroes.
     Zero,
 }
 
@@ -140,22 +142,23 @@ pub struct DirtyRanges {
 }
 
 impl DirtyRanges {
-    /// What is dirty now, and until nothing is, must not be matched with what is stored already.
+    /// Marks the dirty bytes as private until none are left: they must not be matched with stored
+    /// content.
     pub fn set_private(&mut self) {
         self.is_private = true;
     }
 
-    /// Whether [`DirtyRanges::set_private`] holds.
+    /// Returns true if [`DirtyRanges::set_private`] is in effect.
     pub fn is_private(&self) -> bool {
         self.is_private
     }
 
-    /// True if nothing is dirty.
+    /// Returns true if nothing is dirty.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Memory held, in bytes, with overhead.
+    /// Returns the memory held, in bytes, with overhead.
     pub fn cost(&self) -> u64 {
         match self.pieces.is_empty() {
             true => 0,
@@ -163,17 +166,18 @@ impl DirtyRanges {
         }
     }
 
-    /// Bytes of data (not zeroes) held.
+    /// Returns the number of bytes of data (not zeroes).
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
     }
 
-    /// Number of pieces, a measure of fragmentation.
+    /// Returns the number of pieces, a measure of fragmentation.
     pub fn pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Puts `data` at `offset`, over whatever was there. `stamp` grows from write to write.
+    /// Writes `data` at the byte `offset`, over earlier contents. `stamp` grows from write to
+    /// write.
     pub fn write(&mut self, offset: u64, data: &[u8], stamp: u64) {
         if data.is_empty() || self.write_in_place(offset, data, stamp) {
             return;
@@ -191,7 +195,7 @@ impl DirtyRanges {
         while self.absorb_next(start) {}
     }
 
-    /// Puts a shared buffer at `offset` without copying it.
+    /// Writes a shared buffer at the byte `offset` without copying it.
     pub fn write_shared(&mut self, offset: u64, data: Bytes, stamp: u64) {
         if data.is_empty() {
             return;
@@ -201,7 +205,7 @@ impl DirtyRanges {
         self.insert(offset, Piece { content, stamp });
     }
 
-    /// Makes `range` read as zeroes.
+    /// Makes the bytes of `range` zero.
     pub fn zero(&mut self, range: Range<u64>, stamp: u64) {
         if range.is_empty() {
             return;
@@ -211,12 +215,12 @@ impl DirtyRanges {
         self.insert(range.start, Piece { content, stamp });
     }
 
-    /// Forgets what lies in `range` and was written at or before `stamp`.
+    /// Forgets the pieces in `range` that were last written at or before `stamp`.
     pub fn forget(&mut self, range: Range<u64>, stamp: u64) {
         self.carve(range, stamp);
     }
 
-    /// What is known of `range`, in order; gaps are left out.
+    /// Returns the dirty parts of `range`, in order, without the gaps.
     pub fn overlaps(&self, range: Range<u64>) -> Vec<(Range<u64>, Part)> {
         let mut parts = Vec::new();
         for (start, piece) in self.overlapping(&range) {
@@ -233,8 +237,8 @@ impl DirtyRanges {
         parts
     }
 
-    /// Whether the byte at `offset` is data (true), a zero or not dirty, and where the next piece
-    /// or gap begins.
+    /// Returns whether the byte at `offset` is data (true), a zero (false) or not dirty (none), and
+    /// the offset at which the next piece or gap begins.
     pub fn at(&self, offset: u64) -> (Option<bool>, u64) {
         match self.pieces.range(self.first_overlapping(offset)..).next() {
             Some((&start, piece)) if start <= offset => {
@@ -245,7 +249,7 @@ impl DirtyRanges {
         }
     }
 
-    /// Bytes of data (not zeroes) in `range`.
+    /// Returns the number of bytes of data (not zeroes) in `range`.
     pub fn data_bytes_in(&self, range: Range<u64>) -> u64 {
         let inside = |(start, piece): (u64, &Piece)| match piece.content {
             Content::Zero(_) => 0,
@@ -254,7 +258,8 @@ impl DirtyRanges {
         self.overlapping(&range).map(inside).sum()
     }
 
-    /// Maximal runs of adjacent data, and maximal runs of adjacent zeroes, that begin at or behind `from`, in order of offset; found as they are asked for.
+    /// Returns maximal runs of adjacent data (true) and of adjacent zeroes (false) that begin at or
+    /// after `from`, in order of offset. The iterator finds them one by one.
     pub fn runs_from(&self, from: u64) -> impl Iterator<Item = (Range<u64>, bool)> + '_ {
         let run_before = self.pieces.range(..from).next_back();
         let mut before =
@@ -272,7 +277,7 @@ impl DirtyRanges {
                     end += piece.content.len();
                     pieces.next();
                 }
-                // The rest of a run that begins before.
+                // Skips the rest of a run that begins before `from`.
                 if before.take() != Some((start, is_data)) {
                     return Some((start..end, is_data));
                 }
@@ -280,7 +285,7 @@ impl DirtyRanges {
         })
     }
 
-    /// Whether the data around `offset` runs on for at least `length` bytes.
+    /// Returns true if the run of data around `offset` has at least `length` bytes.
     pub fn runs_for(&self, offset: u64, length: u64) -> bool {
         let at = self.first_overlapping(offset);
         let (mut start, mut end) = (at, at);
@@ -299,7 +304,8 @@ impl DirtyRanges {
         end - start >= length
     }
 
-    /// The buffers of a run of data, closed from now on. `range` must lie inside one run of data.
+    /// Returns the buffers of a run of data, and closes them. `range` must lie inside one run of
+    /// data.
     pub fn capture(&mut self, range: Range<u64>) -> Vec<Bytes> {
         let first = self.first_overlapping(range.start);
         let mut buffers = Vec::new();
@@ -345,8 +351,8 @@ impl DirtyRanges {
         true
     }
 
-    /// Adds to the open piece that ends at `offset`, if there is one with room; returns where it
-    /// begins.
+    /// Appends to the open piece that ends at `offset`, if there is one with room. Returns the
+    /// offset at which that piece begins.
     fn append(&mut self, offset: u64, data: &[u8], stamp: u64) -> Option<u64> {
         let (&start, piece) = self.pieces.range_mut(..offset).next_back()?;
         let Content::Open(buffer) = &mut piece.content else {
@@ -363,9 +369,10 @@ impl DirtyRanges {
         Some(start)
     }
 
-    /// Makes the open piece at `start` one with the open piece right behind it, unless that is more
-    /// than twice as long: so a byte is copied a few times, not once for each write before it. True
-    /// if it did.
+    /// Merges the open piece at `start` with the open piece right after it. Returns true if it did.
+    ///
+    /// It does not merge if the second one is more than twice as long. So each byte is copied a few
+    /// times, not once for each write before it.
     fn absorb_next(&mut self, start: u64) -> bool {
         let mut around = self.pieces.range(start..);
         let (Some((_, piece)), Some((&behind, next))) = (around.next(), around.next()) else {
@@ -413,7 +420,8 @@ impl DirtyRanges {
         }
     }
 
-    /// Cuts `range` out of every piece whose stamp is at most `stamp`, keeping what sticks out on either side.
+    /// Cuts `range` out of every piece whose stamp is at most `stamp`, and keeps the rest of the
+    /// piece on either side.
     fn carve(&mut self, range: Range<u64>, stamp: u64) {
         let starts: Vec<u64> = self
             .overlapping(&range)
@@ -466,7 +474,7 @@ mod tests {
         ]
     }
 
-    /// Each byte of the model: what it holds (None = not dirty) and when it was written.
+    /// Each byte of the model: its value and the stamp of its write; `None` if it is not dirty.
     type Model = Vec<Option<(u8, u64)>>;
 
     fn check(dirty: &DirtyRanges, model: &Model) {
@@ -519,7 +527,9 @@ mod tests {
                 let stamp = stamp as u64 + 1;
                 match *op {
                     Op::Write(at, length) | Op::Shared(at, length) => {
-                        let data: Vec<u8> = (0..length).map(|i| (i as u8).wrapping_mul(7) ^ stamp as u8).collect();
+                        let data: Vec<u8> = (0..length)
+                            .map(|i| (i as u8).wrapping_mul(7) ^ stamp as u8)
+                            .collect();
                         if matches!(op, Op::Write(..)) {
                             dirty.write(at as u64, &data, stamp);
                         } else {
@@ -534,7 +544,8 @@ mod tests {
                         model[at..at + length].fill(Some((0, stamp)));
                     }
                     Op::Forget(at, length, limit) => {
-                        // Pieces carry the stamp of their latest write: only a limit that no open piece straddles is exact.
+                        // A piece carries the stamp of its latest write, so the result is exact
+                        // only for a limit that no open piece straddles.
                         let limit = if limit >= stamp { u64::MAX } else { 0 };
                         dirty.forget(at as u64..(at + length) as u64, limit);
                         if limit > 0 {
@@ -547,7 +558,10 @@ mod tests {
                             if data {
                                 let bytes: Vec<u8> = dirty.capture(run.clone()).concat();
                                 let expected: Vec<u8> =
-                                    model[run.start as usize..run.end as usize].iter().map(|b| b.unwrap().0).collect();
+                                    model[run.start as usize..run.end as usize]
+                                        .iter()
+                                        .map(|b| b.unwrap().0)
+                                        .collect();
                                 prop_assert!(bytes == expected);
                             }
                         }
@@ -588,7 +602,7 @@ mod tests {
         assert_eq!(dirty.pieces(), 1);
     }
 
-    /// Tells when the buffer that it is goes.
+    /// A buffer that shows when it is freed.
     struct Tracked {
         bytes: Vec<u8>,
         _alive: std::sync::Arc<()>,
@@ -600,8 +614,8 @@ mod tests {
         }
     }
 
-    /// A file written and cut off at its first bytes, again and again, held all that was ever
-    /// written.
+    /// A file was written and truncated to its first bytes repeatedly, and held all bytes that were
+    /// ever written.
     #[test]
     fn regression_what_is_left_of_a_buffer_does_not_keep_the_whole() {
         let alive = std::sync::Arc::new(());

@@ -1,73 +1,74 @@
-//! Why an operation on a volume fails.
+//! The errors of operations on a volume.
 //!
-//! Owns: the kinds, in the filesystem's terms. Does not own: errno numbers (`vfs::errno`) or exit codes (`cli`).
+//! Owns: the kinds, in terms of a filesystem. Does not own: errno numbers (`vfs::errno`), exit
+//! codes (`cli`).
 
 use bkfs_chunker::error::DepotError;
 
-/// What the caller of a filesystem operation learns.
+/// The error that the caller of a filesystem operation gets.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum VolumeError {
-    /// No such name.
+    /// The name does not exist.
     #[error("no such file or directory")]
     NotFound,
-    /// The inode is gone: somebody held its number, or a snapshot was forgotten.
+    /// The inode is gone: the caller still held its number, or a snapshot was removed.
     #[error("the file is gone")]
     Stale,
-    /// The name is taken.
+    /// The name exists.
     #[error("the name exists")]
     Exists,
-    /// A directory is needed.
+    /// The operation needs a directory.
     #[error("not a directory")]
     NotDirectory,
-    /// Anything but a directory is needed.
+    /// The operation needs an inode that is not a directory.
     #[error("is a directory")]
     IsDirectory,
-    /// The directory has names.
+    /// The directory contains names.
     #[error("the directory is not empty")]
     NotEmpty,
-    /// Snapshots and read-only mounts are not written.
+    /// The operation would write to a snapshot or to a read-only mount.
     #[error("read-only")]
     ReadOnly,
     /// The operation is forbidden on this kind of inode.
     #[error("operation not permitted")]
     NotPermitted,
-    /// The caller is not the owner of what only the owner may see.
+    /// The caller is not the owner, and only the owner may see this.
     #[error("permission denied")]
     Denied,
-    /// A name of more than 255 bytes.
+    /// A name is longer than 255 bytes.
     #[error("name too long")]
     NameTooLong,
     /// An argument is out of range.
     #[error("invalid argument")]
     Invalid,
-    /// Beyond the largest file.
+    /// The operation goes beyond the maximum size of a file.
     #[error("file too large")]
     TooLarge,
-    /// An inode has as many names as it can have.
+    /// The inode has the maximum number of names.
     #[error("too many links")]
     TooManyLinks,
-    /// No such extended attribute.
+    /// The extended attribute does not exist.
     #[error("no such attribute")]
     NoAttribute,
-    /// An attribute's value is too long.
+    /// The value of an attribute is too long, or the list of attributes is.
     #[error("the attribute is too large")]
     AttributeTooLarge,
-    /// Nothing of the kind at or after the offset.
+    /// There is no data, or no hole, at or after the offset.
     #[error("no data or hole there")]
     NoSuchPlace,
-    /// bkfs does not do this.
+    /// bkfs does not support this operation.
     #[error("operation not supported")]
     NotSupported,
-    /// A link or rename between a snapshot and the live volume, or two snapshots.
+    /// A link or rename between a snapshot and the live volume, or between two snapshots.
     #[error("crosses into another snapshot")]
     CrossesSnapshots,
-    /// Another snapshot of this name exists, or the name is not allowed.
+    /// Another snapshot has this name, or the name is not allowed.
     #[error("snapshot name: {0}")]
     SnapshotName(String),
-    /// An item of the tree does not have its form: damage, or a newer program.
+    /// An item of the tree is malformed: it is damaged, or a newer program wrote it.
     #[error("inode {inode} is malformed in the tree")]
     Malformed {
-        /// Which inode.
+        /// The inode.
         inode: u64,
     },
     /// A name leads to a number that no inode has: damage, or a forged tree.
@@ -76,12 +77,12 @@ pub enum VolumeError {
          look at the repository with bkfs check"
     )]
     NoSuchNumber {
-        /// Where the name is.
+        /// The directory that holds the name.
         directory: u64,
-        /// Where it leads.
+        /// The inode number that the name leads to.
         inode: u64,
     },
-    /// Every inode number has been given out.
+    /// Every inode number was given out.
     #[error("the volume has given out all its inode numbers: copy it into a new one")]
     NoNumberLeft,
     /// Bytes could not be read or stored.
@@ -90,28 +91,28 @@ pub enum VolumeError {
     /// The volume was taken over, or the root could not be replaced.
     #[error("{0}")]
     Commit(String),
-    /// A commit or snapshot may have been made or not.
+    /// It is unknown whether a commit or snapshot was made.
     #[error("it is not known whether it was made: {0}; look before repeating it")]
     OutcomeUnknown(String),
-    /// Nothing more is accepted; the text says why.
+    /// The volume accepts nothing more, for the stated reason.
     #[error("the mount takes no more writes: {0}")]
     Poisoned(String),
-    /// The inode lost something after the handle was opened, and the loss was acknowledged.
+    /// The inode lost writes after the handle was opened, and the loss was acknowledged.
     #[error(
         "inode {inode} has lost what was written to it: a file or directory that was open then can \
          only be read and closed, open it again"
     )]
     Lost {
-        /// Which inode.
+        /// The inode.
         inode: u64,
     },
-    /// The tree below could not be walked.
+    /// The tree could not be read, or is malformed.
     #[error("tree: {0}")]
     Tree(String),
 }
 
 impl VolumeError {
-    /// True if the bucket's own copy of something is damaged or gone.
+    /// Returns true if the bucket's own copy of an object is damaged or missing.
     pub fn is_damage(&self) -> bool {
         match self {
             VolumeError::Depot(error) => matches!(

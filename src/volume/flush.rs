@@ -1,9 +1,11 @@
-//! Turning dirty bytes of a file into extents.
+//! Flushing: dirty bytes of a file become extents.
 //!
-//! Owns: which runs are stored, how far they are widened so that equal content is cut equally, and how the result replaces older extents.
-//! Does not own: cutting and storing (the chunker), when to flush (`data`, `commit`).
+//! Owns: the choice of the runs to store, how far they are widened so that equal content is split
+//! equally, and the replacement of older extents. Does not own: splitting and storing (the
+//! chunker), when to flush (`data`, `commit`).
 //!
-//! One flush of a file at a time (`Volume::flushing`), older layer first: extents made in a layer are cut to fit everything below it.
+//! A file is flushed by one task at a time (`Volume::flushing`), the older layer first: the extents
+//! of a layer are cut to fit everything below it.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -20,69 +22,82 @@ use crate::volume::error::VolumeError;
 use crate::volume::room::Held;
 use crate::volume::state::{Scope, State};
 
-/// Files up to this size lie in the tree, in bytes: a chunk of their own would cost more in names and frames than they hold.
+/// Maximum size of a file that the tree holds, in bytes. A chunk of its own would cost more in
+/// names and frames than it holds.
 pub const INLINE_BYTES: u64 = 1024;
 
-/// Page files are cut on this grid, in bytes (InnoDB's default page; two of PostgreSQL's).
+/// The grid on which page files are split, in bytes: InnoDB's default page, two pages of
+/// PostgreSQL.
 const PAGE_BYTES: u64 = 16 * 1024;
 
-/// A run is stored in parts of this size, in bytes; a streaming flush waits until it has as much.
+/// Length of the parts in which a run is stored, in bytes. A streaming flush waits until a run is
+/// as long.
 pub const RUN_BYTES: u64 = 8 * 1024 * 1024;
 
-/// A file with more pieces than this has its runs joined where they lie near each other: an extent
-/// for each would cost more than what lies between, in memory, in time and in the tree.
+/// Number of pieces beyond which runs of a file that lie near each other are stored together. An
+/// extent for each run would cost more memory, time and tree space than the bytes between them.
 const PIECES_APART_MAX: usize = 512;
 
-/// How near that is, in bytes, for runs that are not short: no page of a database is read for the
-/// sake of its neighbours.
+/// Maximum distance between two such runs, in bytes, if the second is not short. No page of a
+/// database is read because of its neighbours.
 const NEAR_BYTES: u64 = 4 * 1024;
 
-/// How near that is for short ones, in bytes.
+/// Maximum distance between two such runs, in bytes, if the second is short.
 const SHORT_NEAR_BYTES: u64 = 16 * 1024;
 
-/// Runs below this length are short, in bytes.
+/// Length below which a run is short, in bytes.
 const SHORT_BYTES: u64 = 4 * 1024;
 
-/// Extents that are removed in one go while a range is emptied: bounds memory, whatever the size of the hole.
+/// Maximum number of extents that are removed in one step when a range is emptied. It bounds
+/// memory, whatever the size of the hole.
 const HOLE_EXTENTS: usize = 4096;
 
-/// How long what lies between short runs is read for: storing these must not wait for a store that
-/// is silent, where the spool would take them.
+/// Time limit for reading the bytes between runs that are near each other. Storing them must not
+/// wait for a silent store, because the spool would take them.
 const NEAR_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How much of a file is to be stored.
+/// The part of a file to store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// Whole segments of long runs only: the writer is expected to go on.
+    /// Only whole segments of long runs: the writer is expected to continue.
     Streaming,
-    /// What reads as zeroes only, so that what is allocated is known. Data may stay dirty.
+    /// Only ranges that read as zeroes, so that the allocated bytes are known. Data may stay dirty.
     Holes,
     /// Everything.
     All,
-    /// Everything, and as extents even where the tree would hold it.
+    /// Everything, as extents even where the tree would hold it.
     Extents,
 }
 
-/// A run picked for storing.
+/// A run that was chosen for storing.
 struct Picked<'a> {
     range: Range<u64>,
     /// The buffers, for data; none for zeroes.
     data: Option<Vec<Bytes>>,
-    /// Where more runs end that lie near: this one may be stored together with them, and with what
-    /// lies between.
+    /// The end of the last run that lies near. This run may be stored together with the runs up to
+    /// there and the bytes between them.
     near_end: u64,
-    /// The run goes on behind the picked range.
+    /// True if the run continues after the chosen range.
     more: bool,
-    /// It must not be matched with what is stored already.
+    /// True if it must not be matched with stored content.
     is_private: bool,
     stamp: u64,
     attributes: Attributes,
-    /// What copies of its neighbours take of the memory.
+    /// The charge for copies of its neighbours against the memory limit.
     _held: Option<Held<'a>>,
 }
 
 impl Volume {
-    /// Stores dirty bytes of `inode` that were written before the cut that ended layer `epoch` (or will).
+    /// Stores the dirty bytes of `inode` in the layer of `epoch`, as far as `reach` says, after all
+    /// those in an older layer.
+    ///
+    /// Cancel safety: dropped, it leaves the bytes dirty that no extent stands for yet; nothing
+    /// refers to the blobs that it stored for them.
+    ///
+    /// # Errors
+    /// [`VolumeError::Depot`] if bytes cannot be read or stored; [`VolumeError::Tree`] if nodes or
+    /// extents are malformed; [`VolumeError::Malformed`] if an item of the inode is, or if no layer
+    /// has its attributes; [`VolumeError::ReadOnly`] if the view is frozen.
     pub async fn flush_file(
         &self,
         inode: u64,
@@ -108,12 +123,13 @@ impl Volume {
         if self.store_inline(inode, epoch, reach).await? {
             return Ok(());
         }
-        // A streaming flush leaves the incomplete end of each run: it must not be picked again for ever.
+        // A streaming flush leaves the incomplete end of each run; that run must not be chosen
+        // again for ever.
         let mut skip_to = 0;
         let mut joins = reach != Reach::Streaming;
         while let Some(mut picked) = self.pick(inode, epoch, reach, skip_to)? {
-            // Whatever is cut and committed meanwhile: what lies above the layer is never looked
-            // at.
+            // The scope ends at this layer, so a cut or commit meanwhile changes nothing: nothing
+            // above the layer is read.
             joins = joins
                 && self
                     .take_near(inode, Scope::Until(epoch), &mut picked)
@@ -123,7 +139,7 @@ impl Volume {
             if !is_stored {
                 skip_to = range.end;
             } else if reach == Reach::Streaming {
-                // What was too short before it is looked at once.
+                // Skips the runs before it that were too short: each is looked at once.
                 skip_to = range.start;
             }
             self.room.notify();
@@ -183,8 +199,8 @@ impl Volume {
         }))
     }
 
-    /// Takes the runs near a picked one along, with what lies between. False if that cannot be
-    /// read: then the run stays as it is.
+    /// Extends a chosen run by the runs near it, with the bytes between them. Returns false if
+    /// those bytes cannot be read; then the run stays as it is.
     async fn take_near<'a>(&'a self, inode: u64, scope: Scope, picked: &mut Picked<'a>) -> bool {
         let range = picked.range.start..picked.near_end;
         if range == picked.range {
@@ -209,7 +225,7 @@ impl Volume {
         }
     }
 
-    /// Stores a picked run; false if nothing of it could be stored yet.
+    /// Stores a chosen run. Returns false if nothing of it could be stored yet.
     async fn store_picked(
         &self,
         inode: u64,
@@ -255,7 +271,8 @@ impl Volume {
         Ok(true)
     }
 
-    /// As much of a hole as is emptied in one go: all of it, unless very many extents lie in it. Never counted in bytes, since a hole may be as long as a file can be.
+    /// Returns the part of a hole that is emptied in one step: all of it, unless very many extents
+    /// lie in it. The step has no limit in bytes, because a hole may be as long as a file can be.
     async fn hole_step(
         &self,
         inode: u64,
@@ -272,8 +289,8 @@ impl Volume {
         }
     }
 
-    /// Carries a plan out and forgets the dirty bytes that it stands for: at no moment does both or
-    /// neither count as allocated.
+    /// Applies a plan and forgets the dirty bytes that it replaces, in one step. So at no moment do
+    /// these bytes count as allocated twice, or not at all.
     fn settle_range(
         &self,
         inode: u64,
@@ -289,7 +306,13 @@ impl Volume {
         Ok(())
     }
 
-    /// Puts `new` in place of whatever extents lie in `range`, in the layer of `epoch`.
+    /// Puts `new` in place of the extents in the byte range `range`, in the layer of `epoch`.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// As [`View::extents`](crate::volume::view::View::extents); [`VolumeError::Tree`] if extents
+    /// are malformed; [`VolumeError::ReadOnly`] if the view is frozen.
     pub async fn replace_extents(
         &self,
         inode: u64,
@@ -304,7 +327,7 @@ impl Volume {
         Ok(())
     }
 
-    /// What [`place_extents`] has to do to put `new` in place of whatever extents lie in `range`.
+    /// Returns the plan for [`place_extents`] to put `new` in place of the extents in `range`.
     pub(super) async fn plan_extents(
         &self,
         inode: u64,
@@ -319,7 +342,7 @@ impl Volume {
         Ok(ExtentPlan { changes, growth })
     }
 
-    /// Which way the file is cut: as it was, or as its name or first bytes say.
+    /// Returns how the file is split: as before, or as its name or its first bytes suggest.
     pub(super) fn profile(
         &self,
         inode: u64,
@@ -346,7 +369,8 @@ impl Volume {
         Ok(profile)
     }
 
-    /// Where the run must start so that it is cut as if the file had been written in one go, and the stored bytes before it.
+    /// Returns the offset at which the run must start to be split as if the file had been written
+    /// at once, and the stored bytes from there to `start`.
     async fn widen_left(
         &self,
         inode: u64,
@@ -360,7 +384,8 @@ impl Volume {
         let mut from = start;
         let neighbours = self.view.extents(scope, inode, start - 1..start).await?;
         if let Some(placed) = neighbours.first() {
-            // Only whole targets start where a segment starts; an extent that was cut since does not.
+            // Only an extent that begins at the start of its target begins where a segment begins.
+            // An extent that was cut at its front does not.
             if placed.extent.open && placed.extent.target_offset == 0 && placed.end() == start {
                 from = placed.offset;
             }
@@ -374,7 +399,7 @@ impl Volume {
         Ok((from, self.view.read(scope, inode, from..start).await?))
     }
 
-    /// The rest of the last page of a page file, if the file goes on behind the run.
+    /// Returns the rest of the last page of a page file, if the file continues after the run.
     async fn widen_right(
         &self,
         inode: u64,
@@ -390,7 +415,8 @@ impl Volume {
         self.view.read(scope, inode, end..to).await
     }
 
-    /// Keeps a small file in the tree, or moves one that has grown out of it. True if all is done.
+    /// Stores a small file in the tree, or moves a file out of the tree that has grown too long for
+    /// it. Returns true if nothing else is to be stored.
     async fn store_inline(
         &self,
         inode: u64,
@@ -439,7 +465,7 @@ impl Volume {
         Ok(true)
     }
 
-    /// Makes the contents of a small file dirty bytes again, below what was written since.
+    /// Makes the contents of a small file dirty bytes again, below later writes.
     fn move_out(
         &self,
         inode: u64,
@@ -480,8 +506,8 @@ impl Volume {
     }
 }
 
-/// Where the last of the `following` runs of data ends that lies near the one before it, beginning
-/// with `run`; as much as is stored in one go.
+/// Returns the end of the last of the `following` runs of data that can be stored together with
+/// `run`: each lies near the one before, and all of them fit in [`RUN_BYTES`].
 fn end_of_near(run: &Range<u64>, following: impl Iterator<Item = (Range<u64>, bool)>) -> u64 {
     let is_near = |end: u64, next: &Range<u64>| {
         let near = match next.end - next.start < SHORT_BYTES {
@@ -500,14 +526,14 @@ fn end_of_near(run: &Range<u64>, following: impl Iterator<Item = (Range<u64>, bo
     end
 }
 
-/// Extents to be set and removed.
+/// The extents to set and to remove.
 pub(super) struct ExtentPlan {
     changes: Vec<extents::Change>,
-    /// By how much they change what is allocated, in bytes.
+    /// The change of the allocated bytes.
     growth: i64,
 }
 
-/// Carries a plan out in the layer of `epoch`, unless that or the inode is gone.
+/// Applies a plan in the layer of `epoch`, unless the layer or the inode is gone.
 pub(super) fn place_extents(state: &mut State, inode: u64, epoch: u64, plan: ExtentPlan) {
     let Some(layer) = state.storing_layer(epoch, inode) else {
         return;
@@ -522,10 +548,10 @@ pub(super) fn place_extents(state: &mut State, inode: u64, epoch: u64, plan: Ext
     });
 }
 
-/// Closes the list of covered ranges in [`Volume::move_out`].
+/// Ends the list of covered ranges in [`Volume::move_out`].
 static END: crate::volume::dirty::Part = crate::volume::dirty::Part::Zero;
 
-/// Bytes of a file's beginning that its kind is read from.
+/// Number of bytes at the start of a file that its kind is detected from.
 const HEAD_BYTES: usize = 64 * 1024;
 
 fn inline_length(item: &Item) -> u64 {

@@ -1,10 +1,11 @@
-//! fsync(2): what was done becomes durable without touching the root (protocol.md, rule 6).
+//! fsync(2): makes changes durable without touching the root (docs/PROTOCOL.md, rule 6).
 //!
-//! Owns: when a journal is written, what goes ahead of it, and who is told. Does not own: what it says (`capture`), its object and numbers (`root::journal`, behind
-//! [`Journal`]).
+//! Owns: when a journal is written, the uploads before it, and the answers to its callers. Does not
+//! own: its contents (`capture`), its object and numbers (`root::journal`, behind [`Journal`]).
 //!
-//! One task, the [`Journaler`], writes all journals of a volume, one after the other. All who wait at the same moment share one. Commits go on beside it: a
-//! journal says what is not in the tree yet, whichever layer holds it.
+//! One task, the [`Journaler`], writes all journals of a volume, one after the other. Callers that
+//! wait at the same moment share one journal. Commits run concurrently: a journal carries the
+//! changes that are not in the tree yet, from either layer.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,93 +28,126 @@ use crate::volume::flush::Reach;
 use crate::volume::landing::{Aim, PATIENCE, bring, failed, land, send};
 use crate::volume::operations::Content;
 
-/// Small files are at most so long behind after close(2) (brief, promise 4): from then a journal begins.
+/// Maximum time between close(2) of a small file and the start of the journal that names it
+/// (SEMANTICS.md, close-is-bounded).
 pub const SOON: Duration = Duration::from_millis(500);
 
-/// After a failed journal that nobody waits for, the next one.
+/// Time after which a failed journal is repeated, if no caller waits for it.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// After so long without anything acknowledged, a close is content with the spool.
+/// Time without an acknowledgement of the store after which the spool is enough for a close.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The longest journal, in bytes: what would be longer is committed.
+/// Maximum length of a journal, in bytes. A commit replaces a longer one.
 const JOURNAL_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// The longest journal of a mount that ends without a commit, in bytes: with its seal it is read
-/// whole.
+/// Maximum length of a journal of a mount that ends without a commit, in bytes. The object with its
+/// seal is read as a whole, so it has room for both.
 const LAST_JOURNAL_BYTES_MAX: usize = WHOLE_OBJECT_BYTES_MAX as usize - (1 << 20);
 
-/// After so many journals, or bytes in them, a commit makes them superfluous: whoever takes the volume over reads them all, and holds them in memory.
+/// Number of journals after which a commit is requested that makes them superfluous. A new holder
+/// of the volume reads all of them into memory.
 const UNCOMMITTED_JOURNALS_MAX: u64 = 512;
+/// Number of bytes in journals after which such a commit is requested.
 const UNCOMMITTED_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// A journal to be written.
+/// The entry for a journal to be written.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// The first operation that it carries: the one after the last of the entry settled before it.
+    /// The first operation that it carries: the one after the last operation of the entry settled
+    /// before it.
     pub first: u64,
-    /// The last one.
+    /// The last operation that it carries.
     pub last: u64,
-    /// The packs that it refers to, transitively; in the bucket already.
+    /// The packs that it refers to, transitively. They are in the bucket, or in the spool if the
+    /// entry is only kept.
     pub packs: Delivered,
     /// [`Operations`](crate::volume::operations::Operations), encoded.
     pub operations: Vec<u8>,
 }
 
-/// Where journals go.
+/// The writer of a session's journals.
 ///
-/// An entry is settled first, which waits for nothing. Only then may a future be dropped that
-/// brings it anywhere: it leaves the entry settled, and the next call goes on with it.
+/// An entry is settled first, which waits for nothing. Only then may a future that stores it
+/// anywhere be dropped: the entry stays settled, and the next call continues with it.
 #[async_trait]
 pub trait Journal: Send + Sync + 'static {
-    /// Gives the entry its number and its bytes, for good: it goes before every entry settled
+    /// Gives the entry its number and its final bytes. It goes before every entry that is settled
     /// later.
+    ///
+    /// # Errors
+    /// [`PublishError::Refused`] if the entry does not follow the one before it.
     fn settle(&self, entry: Entry) -> Result<(), PublishError>;
 
-    /// After this all that was settled survives a crash of this machine. What it names must do so
-    /// too. Dropped, it has kept some of it or nothing.
+    /// Keeps all settled entries in the spool. When this returns, they survive a crash of this
+    /// machine. The packs that they name must survive it too.
+    ///
+    /// Cancel safety: dropped, it has kept some of them or none.
+    ///
+    /// # Errors
+    /// [`PublishError::Again`] if the spool fails or stays full, [`PublishError::Refused`] if there
+    /// is none.
     async fn keep(&self) -> Result<(), PublishError>;
 
-    /// How many entries were settled.
+    /// Returns the number of entries that were settled.
     fn settled(&self) -> u64;
 
-    /// After this the first `until` entries that were settled are in the bucket. What they name
-    /// must be there; what later ones name need not be. Dropped, it has sent some of them or
-    /// nothing; one of unknown fate is sent again.
+    /// Sends the first `until` settled entries. When this returns, they are in the bucket. The
+    /// packs that they name must be there; packs that later entries name need not.
+    ///
+    /// Cancel safety: dropped, it has sent some of them or none; an entry whose outcome is unknown
+    /// is sent again.
+    ///
+    /// # Errors
+    /// [`PublishError::Lost`] if the session was fenced, and otherwise the kind of the store's
+    /// failure.
     async fn land(&self, until: u64) -> Result<(), PublishError>;
 
-    /// Whether something was kept that is not known to be in the bucket in time.
+    /// Returns true if an entry was kept that is not known to have reached the bucket in time.
     fn is_behind(&self) -> bool;
 
-    /// Whether something is settled that only memory holds.
+    /// Returns true if a settled entry is in memory only.
     fn is_bare(&self) -> bool;
 
-    /// Whether there is a spool, so that keeping is possible.
+    /// Returns true if there is a spool, so that entries can be kept.
     fn can_keep(&self) -> bool;
 
-    /// Whether all that is in the bucket, and was never kept, is known to have arrived while the volume was ours.
+    /// Returns true if all entries that are in the bucket, and were never kept, are known to have
+    /// arrived while this session held the volume.
     fn is_in_time(&self) -> bool;
 
-    /// Asks, by a request that is sent now, whether the volume is still ours: only then may anything be acknowledged.
+    /// Checks, by a request that is sent now, that this session still holds the volume. Only after
+    /// that may anything be acknowledged.
+    ///
+    /// Cancel safety: dropped, it has confirmed nothing.
+    ///
+    /// # Errors
+    /// [`PublishError::Lost`] if the volume is lost, and otherwise the kind of the store's failure.
     async fn confirm(&self) -> Result<(), PublishError>;
 }
 
-/// Somebody waits for a journal.
+/// A caller that waits for a journal.
 #[derive(Debug)]
 pub struct Request(oneshot::Sender<Result<(), VolumeError>>);
 
 impl Volume {
-    /// Everything that was done before this call survives the loss of this machine when it returns.
-    /// Dropped, it leaves its request, and the journal is written all the same.
+    /// Makes everything that was done before this call durable. When it returns, the changes
+    /// survive the loss of this machine, or with `fsync=local` its crash.
+    ///
+    /// Cancel safety: dropped, it leaves its request, and the journal is written all the same.
     ///
     /// # Errors
-    /// If it may not; it is still accepted and will be tried again, unless the volume is poisoned.
+    /// [`VolumeError::Poisoned`] if the volume accepts nothing more; [`VolumeError::Depot`],
+    /// [`VolumeError::Tree`] or [`VolumeError::Malformed`] if data could not be stored;
+    /// [`VolumeError::Commit`] if the journal could not be written, or the volume is closing. If a
+    /// commit is made instead, as [`Volume::commit`]. Except for a poisoned volume the changes stay
+    /// accepted, and are tried again.
     pub async fn fsync(&self) -> Result<(), VolumeError> {
         if let Some(error) = self.failure() {
             return Err(error);
         }
         if self.fsyncs_waiting.lock().is_some() {
-            // Nobody writes journals.
+            // No journaler serves this volume.
             return self.commit().await.map(|_| ());
         }
         let (done, answer) = oneshot::channel();
@@ -125,7 +159,9 @@ impl Volume {
         answer.await.map_err(|_| stopped())?
     }
 
-    /// Everything that was done before this call is in the bucket when it returns, whatever fsync is content with.
+    /// Stores everything that was done before this call in the bucket, also with `fsync=local`.
+    ///
+    /// Cancel safety: dropped, it leaves its request; the journal or commit is made all the same.
     ///
     /// # Errors
     /// As [`Volume::fsync`].
@@ -136,23 +172,27 @@ impl Volume {
         }
     }
 
-    /// A journal is wanted within [`SOON`]; nobody waits for it.
+    /// Requests a journal within [`SOON`], without waiting for it.
     pub fn fsync_within(&self) {
         self.soon.notify_one();
     }
 
-    /// Everything written to a file before this call is stored in the bucket when it returns; in the spool is enough while the store does not answer. What names it there is not: see [`Volume::fsync_within`].
+    /// Stores everything written to a file before this call in the bucket. While the store does not
+    /// answer, the spool is enough. The journal that names the data is not written: see
+    /// [`Volume::fsync_within`].
     ///
-    /// Dropped, it leaves the bytes dirty, or on their way.
+    /// Cancel safety: dropped, it leaves the bytes dirty, or on their way to the bucket.
     ///
     /// # Errors
-    /// If it could not be stored; it stays accepted.
+    /// [`VolumeError::Depot`] if the bytes could not be stored, or the store made no progress for
+    /// its whole timeout. As [`Volume::flush_file`]. The bytes stay accepted.
     pub async fn deliver(&self, inode: u64) -> Result<(), VolumeError> {
-        // Before the epoch: what a cut in between takes along counts as unsent until that lands.
+        // Read before the epoch: bytes that a cut in between takes along count as unsent until that
+        // cut is in the bucket.
         let sent = self.usage.uncut(inode);
         let epoch = self.view.state()?.lock().active.epoch;
         let stored = async {
-            // Another one may be storing the file, and wait for the store as well.
+            // Another task may be storing the file, and may wait for the store as well.
             self.flush_file(inode, epoch, Reach::All).await?;
             self.ingest.deliver_or_keep(CLOSE_PATIENCE).await?;
             Ok::<_, VolumeError>(())
@@ -163,38 +203,41 @@ impl Volume {
     }
 }
 
-/// Writes all journals of one volume.
+/// The task that writes all journals of one volume.
 pub struct Journaler {
     volume: Arc<Volume>,
     journal: Arc<dyn Journal>,
     requests: mpsc::Receiver<Request>,
-    /// The spool is enough for fsync.
+    /// True if the spool is enough for fsync.
     is_local: bool,
-    /// Brings what was only kept into the bucket.
+    /// The task that sends entries that were only kept.
     landing: JoinSet<()>,
-    /// Journals, and bytes in them, since a commit was last asked for.
+    /// The number of journals, and of bytes in them, since a commit was last requested.
     uncommitted: (u64, u64),
-    /// The longest journal, in bytes.
+    /// The maximum length of a journal, in bytes.
     bytes_max: usize,
 }
 
-/// What has become of it.
+/// The outcome of writing a journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
-    /// It is where the aim is content with.
+    /// The journal is where its aim demands.
     Written,
-    /// It is too much for a journal.
+    /// The changes are too much for a journal.
     TooMuch,
 }
 
-/// Everything done so far survives a crash of this machine when this returns, without a word to the store: for a mount that must end now. The volume must be frozen, and its
-/// journaler gone.
+/// Keeps everything done so far in the spool, without any request to the store. When this returns,
+/// it survives a crash of this machine. It is for a mount that must end now: the volume must be
+/// frozen, and its journaler must have ended.
 ///
-/// A drop leaves in the spool what is there by then; what is not described there stays in the
-/// volume.
+/// Cancel safety: dropped, it removes nothing from the spool; changes that are not described there
+/// stay in the volume.
 ///
 /// # Errors
-/// There is no spool, it fails, or the changes are more than journals can say.
+/// [`VolumeError::Depot`] or [`VolumeError::Commit`] if there is no spool, it fails, or the changes
+/// are too much for a journal; [`VolumeError::Poisoned`] if the volume has failed. Those of
+/// [`Volume::flush_file`].
 pub async fn keep_everything(
     volume: Arc<Volume>,
     journal: Arc<dyn Journal>,
@@ -211,7 +254,8 @@ pub async fn keep_everything(
     };
     let too_much = || VolumeError::Commit("too much was changed for a journal".into());
     bring(&volume, &*journaler.journal, Aim::Local).await?;
-    // What a failed volume has not settled in a journal cannot be told from what it has lost.
+    // Changes of a failed volume that no journal entry carries cannot be told from the changes that
+    // it has lost.
     if let Some(error) = volume.failure() {
         return Err(error);
     }
@@ -230,7 +274,7 @@ pub async fn keep_everything(
 }
 
 impl Journaler {
-    /// The journaler of `volume`; none if it has one already.
+    /// Returns the journaler of `volume`; none if it has one already.
     pub fn new(volume: Arc<Volume>, journal: Arc<dyn Journal>) -> Option<Self> {
         let requests = volume.fsyncs_waiting.lock().take()?;
         Some(Journaler {
@@ -244,7 +288,7 @@ impl Journaler {
         })
     }
 
-    /// With `fsync=local`: the spool is enough, if there is one.
+    /// Sets `fsync=local`: the spool is enough for fsync, if there is one.
     pub fn locally(mut self, is_local: bool) -> Self {
         self.is_local = is_local && self.journal.can_keep();
         match (is_local, self.is_local) {
@@ -258,8 +302,10 @@ impl Journaler {
         self
     }
 
-    /// Serves requests until it is dropped. That leaves what was taken for a journal and is not
-    /// written to the layers, and what is settled to the [`Journal`].
+    /// Serves requests until it is dropped.
+    ///
+    /// Cancel safety: dropped, it returns the changes that it took for an unwritten journal to the
+    /// layers; settled entries stay with the [`Journal`].
     pub async fn run(mut self) {
         let volume = self.volume.clone();
         let mut due: Option<Instant> = None;
@@ -276,7 +322,7 @@ impl Journaler {
                     None => return,
                 },
                 () = sleep, if due.is_some() => {
-                    // Those who have closed a file by now are served by this.
+                    // This journal serves all files that are closed by now.
                     let _ = volume.soon.notified().now_or_never();
                     due = match self.write_soon().await {
                         Ok(()) => None,
@@ -289,13 +335,15 @@ impl Journaler {
                     };
                     self.land_behind().await;
                 }
-                // What was kept meanwhile goes now; after a failure, with the next journal.
+                // Entries that were kept meanwhile are sent now. After a failure they wait for the
+                // next journal.
                 Some(landed) = self.landing.join_next() => {
                     if landed.is_ok() && self.volume.failure().is_none() {
                         self.land_behind().await;
                     }
                 }
-                // Once is enough: to be woken for each file that is closed would cost as much as closing it.
+                // One wake-up is enough: to wake up for each closed file would cost as much as the
+                // close.
                 () = volume.soon.notified(), if due.is_none() => {
                     due = Some(Instant::now() + SOON);
                 }
@@ -303,7 +351,7 @@ impl Journaler {
         }
     }
 
-    /// Serves a request and all others that wait by now; false if it came to nothing.
+    /// Serves a request and all others that wait by now. Returns false if it failed.
     async fn serve(&mut self, first: Request) -> bool {
         let mut waiting = vec![first];
         while let Ok(request) = self.requests.try_recv() {
@@ -320,15 +368,15 @@ impl Journaler {
         result.is_ok()
     }
 
-    /// Those who have come while a journal failed have waited for the same store: they are told so,
-    /// and do not wait as long once more.
+    /// Answers the requests that arrived while a journal failed. They have waited for the same
+    /// store, so they do not wait as long once more.
     fn tell_waiting(&mut self, error: &VolumeError) {
         while let Ok(Request(done)) = self.requests.try_recv() {
             let _ = done.send(Err(error.clone()));
         }
     }
 
-    /// What a journal is written for that nobody waits for, where the spool is not enough.
+    /// Returns the aim of a journal for which the spool alone is not enough.
     fn soon(&self) -> Aim {
         match self.journal.can_keep() {
             true => Aim::Soon,
@@ -336,7 +384,8 @@ impl Journaler {
         }
     }
 
-    /// Sends what was only kept, beside everything else, until it has arrived.
+    /// Starts a task that sends the entries that were only kept, until they are in the bucket. It
+    /// runs concurrently with everything else.
     async fn land_behind(&mut self) {
         if !self.landing.is_empty() || !self.journal.is_behind() {
             return;
@@ -355,10 +404,13 @@ impl Journaler {
         });
     }
 
-    /// Dropped, or failed, it has acknowledged nothing.
+    /// Makes everything done so far durable, and confirms it.
+    ///
+    /// Cancel safety: dropped or failed, it has acknowledged nothing.
     async fn acknowledge(&mut self) -> Result<(), VolumeError> {
         let is_kept = self.is_local && self.write_locally().await?;
-        // What the spool did not take before counts no sooner than it would in the bucket.
+        // An entry that the spool refused earlier counts only once it is confirmed in the bucket. A
+        // later entry in the spool does not change that.
         if is_kept && self.journal.is_in_time() {
             return Ok(());
         }
@@ -370,15 +422,17 @@ impl Journaler {
             if !is_kept && journal.is_behind() {
                 land(&volume, &*journal).await?;
             }
-            // Also if there was nothing to write: what was written before may belong to another's volume by now.
+            // Confirms also if there was nothing to write: the volume of an earlier journal may
+            // have another holder by now.
             let confirmed = journal.confirm().await;
             confirmed.map_err(|error| failed(&volume, error))
         };
         self.keep_meanwhile(confirmed).await
     }
 
-    /// Writes what is to be in the bucket. If the store does not answer, the spool has it after
-    /// [`PATIENCE`]: it is left to the caller to wait until it has landed.
+    /// Writes a journal that must reach the bucket. If the store acknowledges nothing for
+    /// [`PATIENCE`], the journal is in the spool when this returns; the caller waits until it has
+    /// landed.
     async fn write_for_bucket(&mut self) -> Result<(), VolumeError> {
         match self.write(self.soon()).await {
             Err(error) if self.journal.can_keep() && self.is_of_the_spool(&error) => {
@@ -389,8 +443,9 @@ impl Journaler {
         }
     }
 
-    /// Whether the bucket may take what failed with `error`. A store that was waited for already is
-    /// not waited for as long once more.
+    /// Returns true if the bucket may take the journal that failed with `error`: the volume has not
+    /// failed, and the store did not cause the error. A store that was already waited for is not
+    /// waited for as long once more.
     fn is_of_the_spool(&self, error: &VolumeError) -> bool {
         let is_of_the_store = match error {
             VolumeError::Depot(error) => error.is_of_the_store(),
@@ -399,9 +454,10 @@ impl Journaler {
         self.volume.failure().is_none() && !is_of_the_store
     }
 
-    /// Waits for `confirmed`, which may wait for the store as long as `timeout=`. Files that are
-    /// closed meanwhile are kept in the spool after [`PATIENCE`]. Dropped, it leaves them to the
-    /// next journal.
+    /// Waits for `confirmed`, which may wait for the store for the whole `timeout=`. Files that are
+    /// closed meanwhile are kept in the spool after [`PATIENCE`].
+    ///
+    /// Cancel safety: dropped, it leaves those files to the next journal.
     async fn keep_meanwhile(
         &mut self,
         confirmed: impl Future<Output = Result<(), VolumeError>>,
@@ -415,7 +471,7 @@ impl Journaler {
             tokio::select! {
                 biased;
                 confirmed = &mut confirmed => {
-                    // Those that are not kept yet have the next journal.
+                    // Files that are not kept yet wait for the next journal.
                     if due.is_some() {
                         volume.fsync_within();
                     }
@@ -446,7 +502,8 @@ impl Journaler {
         }
     }
 
-    /// Keeps everything done so far in the spool. False if the spool does not take it, and the volume is well: then the bucket must.
+    /// Keeps everything done so far in the spool. Returns false if the spool refuses and the volume
+    /// has not failed: then the bucket must take it.
     async fn write_locally(&mut self) -> Result<bool, VolumeError> {
         match self.write(Aim::Local).await {
             Ok(()) => Ok(true),
@@ -458,7 +515,7 @@ impl Journaler {
         }
     }
 
-    /// Writes what nobody waits for.
+    /// Writes a journal that no caller waits for.
     async fn write_soon(&mut self) -> Result<(), VolumeError> {
         if self.is_local && self.write_locally().await? {
             return Ok(());
@@ -466,13 +523,15 @@ impl Journaler {
         self.write(self.soon()).await
     }
 
-    /// Brings everything done so far into the bucket, or to where `aim` is content with. Dropped,
-    /// or failed, it leaves what no entry carries to the next one.
+    /// Writes a journal of everything done so far to where `aim` demands.
+    ///
+    /// Cancel safety: dropped or failed, it leaves the changes that no entry carries to the next
+    /// journal.
     async fn write(&mut self, aim: Aim) -> Result<(), VolumeError> {
         if let Some(error) = self.volume.failure() {
             return Err(error);
         }
-        // At most one entry is in memory alone, however often this fails.
+        // So at most one entry is in memory only, however often this fails.
         if self.journal.is_bare() {
             bring(&self.volume, &*self.journal, aim).await?;
         }
@@ -493,9 +552,11 @@ impl Journaler {
         }
     }
 
-    /// Describes what was taken, settles that as an entry, and brings it to where `aim` is content
-    /// with. The entry is settled before anything here can give up on the store. Dropped while it
-    /// waits for the store or the disk, it leaves that to the next call of [`bring`].
+    /// Describes the captured changes, settles the description as an entry, and sends the entry to
+    /// where `aim` demands. The entry is settled before any step here can give up on the store.
+    ///
+    /// Cancel safety: dropped while it waits for the store or the disk, it leaves the entry to the
+    /// next call of [`bring`].
     async fn write_captured(
         &mut self,
         capture: &Capture,
@@ -508,7 +569,8 @@ impl Journaler {
         let contents = &operations.contents;
         let refers = contents.iter().any(|piece| is_stored(&piece.content));
         let ingest = &self.volume.ingest;
-        // What was kept before goes to the bucket first, and what it names before that.
+        // Entries that were kept before go to the bucket first, and the packs that they name before
+        // them.
         let (packs, is_there) = match (refers || self.journal.is_behind(), aim) {
             (false, _) => (Delivered::default(), aim != Aim::Local),
             (true, Aim::Bucket) => (ingest.deliver().await?, true),
@@ -532,7 +594,7 @@ impl Journaler {
         self.count(length);
         let aim = if is_there { aim } else { Aim::Local };
         let (volume, journal) = (&*self.volume, &*self.journal);
-        // What it names is in the bucket; and so is what those before it name.
+        // The packs that this entry and the entries before it name are in the bucket.
         let until = journal.settled();
         let landing = async {
             let landed = journal.land(until).await;
@@ -542,7 +604,7 @@ impl Journaler {
         Ok(Outcome::Written)
     }
 
-    /// Asks for a commit before journals become many.
+    /// Requests a commit before there are too many journals.
     fn count(&mut self, bytes: u64) {
         self.uncommitted.0 += 1;
         self.uncommitted.1 += bytes;

@@ -1,7 +1,7 @@
-//! Bringing what is settled in journals to the bucket, or to the spool.
+//! Sends settled journal entries to the bucket, or keeps them in the spool.
 //!
-//! Owns: what is waited for, and when a silent store is given up for the spool. Does not own: when
-//! that is asked for (`journal`), nor the objects ([`Journal`]).
+//! Owns: the waits, and when the spool takes the place of a silent store. Does not own: when
+//! entries are sent (`journal`), the objects ([`Journal`]).
 
 use std::time::Duration;
 
@@ -10,23 +10,24 @@ use crate::volume::commit::PublishError;
 use crate::volume::error::VolumeError;
 use crate::volume::journal::Journal;
 
-/// After so long without anything acknowledged, a journal is kept in the spool until it can be sent,
-/// and so are files that were closed while an fsync waits.
+/// Time without an acknowledgement after which an entry is kept in the spool until it can be sent.
+/// The same holds for files that are closed while an fsync waits.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What is to become of a journal.
+/// The destination of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Aim {
-    /// The bucket, however long that takes.
+    /// The bucket, without a time limit of its own.
     Bucket,
-    /// The bucket, but the spool if the store does not answer.
+    /// The bucket, or the spool if the store does not answer.
     Soon,
     /// The spool.
     Local,
 }
 
-/// Brings what is settled to where `aim` is content with, and what it names before it. Dropped, it
-/// leaves the rest to the next call.
+/// Sends or keeps the settled entries, as `aim` demands, and the packs that they name before them.
+///
+/// Cancel safety: dropped, it leaves the rest to the next call.
 pub(super) async fn bring(
     volume: &Volume,
     journal: &dyn Journal,
@@ -35,8 +36,8 @@ pub(super) async fn bring(
     send(volume, journal, land(volume, journal), aim).await
 }
 
-/// Waits for `landing`, for the spool, or for either, as `aim` says. What is given up on is
-/// settled.
+/// Waits for `landing`, for the spool, or for either, as `aim` demands. The entry is settled
+/// already, so giving up on one of them loses nothing.
 pub(super) async fn send(
     volume: &Volume,
     journal: &dyn Journal,
@@ -54,8 +55,10 @@ pub(super) async fn send(
     }
 }
 
-/// Waits until the spool has what is settled. A full one is not waited for longer than the store:
-/// what lands makes room in it, and what has landed itself need not be kept.
+/// Waits until the spool holds the settled entries.
+///
+/// A full spool is waited for no longer than the store: entries that reach the bucket make room in
+/// the spool. An entry that has reached the bucket itself need not be kept.
 async fn keep(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
     let lands = async {
         loop {
@@ -72,7 +75,7 @@ async fn keep(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError>
     }
 }
 
-/// A journal did not come about.
+/// Converts the error of a journal, and poisons the volume if the session is lost.
 pub(super) fn failed(volume: &Volume, error: PublishError) -> VolumeError {
     match error {
         PublishError::Lost(why) => {
@@ -86,9 +89,10 @@ pub(super) fn failed(volume: &Volume, error: PublishError) -> VolumeError {
     }
 }
 
-/// Brings all that is settled into the bucket, and what it names before it. What is settled
-/// meanwhile may name packs that only the spool has, so it does not go along. Dropped, it has
-/// brought the oldest of it or nothing.
+/// Sends all settled entries to the bucket, and the packs that they name before them. Entries that
+/// are settled meanwhile are not sent, because they may name packs that only the spool has.
+///
+/// Cancel safety: dropped, it has sent the oldest entries or none.
 pub(super) async fn land(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
     let until = journal.settled();
     volume.ingest.deliver().await?;

@@ -1,11 +1,11 @@
-//! One lock for each inode, made when it is asked for and forgotten when nobody holds it.
+//! Locks of inodes: each is created on request, and removed when no task holds it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// Entries beyond which dead ones are swept out.
+/// Number of entries at which unused ones are removed.
 const SWEEP_AT: usize = 1024;
 
 /// Locks by inode.
@@ -13,7 +13,7 @@ const SWEEP_AT: usize = 1024;
 pub struct InodeLocks(Mutex<HashMap<u64, Weak<tokio::sync::Mutex<()>>>>);
 
 impl InodeLocks {
-    /// The lock of `inode`: the same for everybody who asks while it lives.
+    /// Returns the lock of `inode`: the same one for all callers while it is in use.
     pub fn lock_for(&self, inode: u64) -> Arc<tokio::sync::Mutex<()>> {
         let mut locks = self.0.lock();
         if let Some(lock) = locks.get(&inode).and_then(Weak::upgrade) {

@@ -1,19 +1,21 @@
-//! The live volume: one tree, changed by one mount.
+//! The live volume: one tree that one mount changes.
 //!
-//! Owns: operations on inodes, names and contents, the memory they take, and the commits that carry them into the bucket.
-//! Does not own: how content is stored (the chunker), how the root is replaced (`root`), inode numbers and handles as the kernel sees them (`vfs`).
+//! Owns: operations on inodes, names and contents, the memory that they take, and the commits that
+//! store them in the bucket. Does not own: how content is stored (the chunker), how the root is
+//! replaced (`root`), inode numbers and handles as the kernel sees them (`vfs`).
 //!
 //! ```text
 //!   namespace, data, attributes   operations: each a transaction on the layers
-//!   transaction, state, dirty     the layers in memory                          (dirty, state: pure)
-//!   view, seek                    layers and tree read as one
+//!   transaction, state, dirty     the layers in memory                   (dirty, state: pure)
+//!   view, seek                    reads of layers and tree as one
 //!   flush                         dirty bytes → extents
-//!   deposit                       a file that comes in one stream, named when it is whole
+//!   deposit                       a file that arrives as one stream, named when complete
 //!   commit, sealed                layers → tree → root
-//!   unsaved                       which files have changes that no commit holds
-//!   delta, capture, operations    what no journal has described yet, and its description  (delta, operations: pure)
-//!   journal, landing, replay      fsync, where it waits, and what a taker makes of it
-//!   rescue                        what collection has condemned meanwhile, stored again
+//!   unsaved                       files with changes that no commit holds
+//!   delta, capture, operations    changes that no journal has described, and their
+//!                                 description                      (delta, operations: pure)
+//!   journal, landing, replay      fsync, where it waits, and its replay by a new holder
+//!   rescue                        condemned blobs, stored again
 //! ```
 
 use std::collections::HashSet;
@@ -67,74 +69,76 @@ pub mod view;
 /// The root directory's inode.
 pub const ROOT_INODE: u64 = 1;
 
-/// The first inode number given to a file: those below are the mount's own (`.snapshots` and the like).
+/// The first inode number of files. Lower numbers belong to the mount itself (`.snapshots` and the
+/// like).
 pub const FIRST_INODE: u64 = 64;
 
-/// The last inode number: those above are snapshots' to a mount.
+/// The last inode number of files. In a mount, higher numbers belong to snapshots.
 pub const LAST_INODE: u64 = (1 << 48) - 1;
 
-/// Files stored at once when memory runs short.
+/// Number of files that are stored concurrently when memory runs short.
 const RELIEVED_AT_ONCE: usize = 8;
 
-/// A writable volume. Shared by everybody who works on it.
+/// A writable volume. All its users share it.
 pub struct Volume {
-    /// How it reads.
+    /// The view that reads the volume.
     pub view: View,
     ingest: Arc<Ingest>,
     clock: Arc<dyn Clock>,
     usage: Usage,
     flushing: InodeLocks,
     streaming: Mutex<HashSet<u64>>,
-    /// A task makes room.
+    /// True while a task makes room.
     relieving: AtomicBool,
-    /// Inodes that lost their last name while somebody used them.
+    /// Inodes that lost their last name while they were in use.
     orphans: Mutex<HashSet<u64>>,
     room: Room,
-    /// Held for reading by whoever places extents outside of a flush; a cut waits for them.
+    /// Held for reading by tasks that place extents outside of a flush. A cut waits for them.
     cut_gate: tokio::sync::RwLock<()>,
     next_inode: AtomicU64,
-    /// Why nothing more is accepted, if so.
+    /// The reason why the volume accepts nothing more; none if it does.
     health: tokio::sync::watch::Sender<Option<VolumeError>>,
     last_commit: Mutex<Option<Timestamp>>,
     requests: mpsc::Sender<Request>,
-    /// A commit was asked for because items fill the memory; reset at the cut.
+    /// True if a commit was requested because items fill the memory; reset at the cut.
     commit_asked: AtomicBool,
-    /// fsync is content with the spool of this machine.
+    /// True if this machine's spool is enough for fsync.
     is_local: AtomicBool,
     fsyncs: mpsc::Sender<journal::Request>,
-    /// For the one who will write the journals.
+    /// The receiver for the task that will write the journals.
     fsyncs_waiting: Mutex<Option<mpsc::Receiver<journal::Request>>>,
-    /// A file was closed: a journal is due soon.
+    /// Wakes the journaler when a file was closed: a journal is due soon.
     soon: tokio::sync::Notify,
-    /// Closed while an unmount drains: changes wait.
+    /// True while an unmount drains: changes wait.
     frozen: tokio::sync::watch::Sender<bool>,
 }
 
-/// What is not in the bucket yet.
+/// The data that is not in the bucket yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dirty {
-    /// Bytes of files.
+    /// Bytes of file contents.
     pub bytes: u64,
-    /// Files that they belong to.
+    /// Number of files that the bytes belong to.
     pub files: u64,
 }
 
-/// What a volume is made of.
+/// The parts of a volume.
 pub struct VolumeParts {
-    /// The tree as of the last commit, with nothing above it.
+    /// The view of the last commit's tree, without changes above it.
     pub view: View,
-    /// The session's way into the bucket.
+    /// The ingest of the session, which stores into the bucket.
     pub ingest: Arc<Ingest>,
-    /// Tells the time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Memory for changes.
+    /// The memory limits for changes.
     pub limits: Limits,
     /// The lowest inode number that was never given out.
     pub next_inode: u64,
 }
 
 impl Volume {
-    /// A volume, and the requests that its committer ([`commit::Committer`]) must serve.
+    /// Returns a volume, and the queue of requests that its committer ([`commit::Committer`]) must
+    /// serve.
     pub fn new(parts: VolumeParts) -> (Arc<Volume>, mpsc::Receiver<Request>) {
         let (requests, receiver) = mpsc::channel(64);
         let (fsyncs, fsyncs_waiting) = mpsc::channel(64);
@@ -163,12 +167,12 @@ impl Volume {
         (Arc::new(volume), receiver)
     }
 
-    /// The time of day.
+    /// Returns the time of day.
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// Dirty bytes of a file, not yet stored.
+    /// Returns the number of a file's dirty bytes, which are not yet stored.
     pub fn dirty_bytes(&self, inode: u64) -> u64 {
         let Ok(state) = self.view.state() else {
             return 0;
@@ -183,7 +187,7 @@ impl Volume {
         state.layers(Scope::Live).map(dirty).sum()
     }
 
-    /// Dirty bytes of all files, not yet stored.
+    /// Returns the number of dirty bytes of all files.
     pub fn all_dirty_bytes(&self) -> u64 {
         let Ok(state) = self.view.state() else {
             return 0;
@@ -195,13 +199,13 @@ impl Volume {
             .sum()
     }
 
-    /// Bytes in memory beside the dirty ones: those of writers that wait, and copies on their way to
-    /// be stored.
+    /// Returns the bytes in memory in addition to the dirty ones: data of writers that wait, and
+    /// copies that are being stored.
     pub fn held_bytes(&self) -> u64 {
         self.room.held_bytes()
     }
 
-    /// What is not in the bucket yet.
+    /// Returns the dirty bytes and the number of files that they belong to.
     pub fn dirty(&self) -> Dirty {
         let Ok(state) = self.view.state() else {
             return Dirty::default();
@@ -219,40 +223,43 @@ impl Volume {
         dirty
     }
 
-    /// When the last commit was made, if one was.
+    /// Returns the time of the last commit of this mount, if there was one.
     pub fn last_commit(&self) -> Option<Timestamp> {
         *self.last_commit.lock()
     }
 
-    /// True if the inode is marked as one without a name, as far as memory knows: then its last user must reap it.
+    /// Returns true if this mount knows that the inode has no name. Then its last user must reap
+    /// it.
     pub fn is_orphan(&self, inode: u64) -> bool {
         self.orphans.lock().contains(&inode)
     }
 
-    /// Who uses which inode.
+    /// Returns the users of each inode.
     pub fn usage(&self) -> &Usage {
         &self.usage
     }
 
-    /// The session's way into the bucket.
+    /// Returns the ingest of the session, which stores into the bucket.
     pub fn ingest(&self) -> &Arc<Ingest> {
         &self.ingest
     }
 
-    /// Why nothing more is accepted, if so.
+    /// Returns the reason why the volume accepts nothing more; none if it does.
     pub fn failure(&self) -> Option<VolumeError> {
         self.health.borrow().clone()
     }
 
-    /// Tells when nothing more is accepted, and why; ends with the volume.
+    /// Returns a channel that reports when the volume accepts nothing more, and why. It closes with
+    /// the volume.
     pub fn health(&self) -> tokio::sync::watch::Receiver<Option<VolumeError>> {
         self.health.subscribe()
     }
 
-    /// Refuses all changes from now on: something that was accepted cannot be stored, or another session took over.
+    /// Refuses all changes from now on, because accepted data cannot be stored or another session
+    /// took the volume over.
     pub fn poison(&self, error: VolumeError) {
         let refusal = VolumeError::Poisoned(error.to_string());
-        // First of all, so that the list of what is lost holds all that was ever accepted.
+        // This comes first, so that the list of lost data holds everything that was ever accepted.
         if let Ok(state) = self.view.state() {
             state.lock().refusal.get_or_insert_with(|| refusal.clone());
         }
@@ -267,10 +274,11 @@ impl Volume {
         self.room.close();
     }
 
-    /// Waits until a change may be made: there is room for it and no unmount is draining.
+    /// Waits until a change may be made: there is room for it, and no unmount is draining.
     ///
     /// # Errors
-    /// What the volume was poisoned with, or why no room could be made.
+    /// [`VolumeError::Poisoned`] if the volume accepts nothing more; otherwise the error of a flush
+    /// or commit that failed while this waited for room.
     pub async fn writable(&self) -> Result<(), VolumeError> {
         let mut frozen = self.frozen.subscribe();
         // The sender lives as long as the volume.
@@ -282,7 +290,8 @@ impl Volume {
         }
     }
 
-    /// The same for a change that brings so many bytes: they count while it waits.
+    /// Waits as [`Volume::writable`] does, for a change of `bytes` bytes. They count as used memory
+    /// meanwhile.
     ///
     /// # Errors
     /// As [`Volume::writable`].
@@ -291,12 +300,12 @@ impl Volume {
             return self.failure().map_or(Ok(()), Err);
         }
         let _held = self.room.hold(bytes);
-        // What is held may be what makes storing due.
+        // The held bytes may make storing due.
         self.relieve();
         self.writable().await
     }
 
-    /// Whether changes must wait; asks for a commit in time if it is items that take the room.
+    /// Returns true if changes must wait. Requests a commit early if items fill the memory.
     fn is_full(&self) -> bool {
         let Ok(state) = self.view.state() else {
             return false;
@@ -314,15 +323,15 @@ impl Volume {
         (data == Pressure::Full || items == Pressure::Full) && self.health.borrow().is_none()
     }
 
-    /// Makes changes wait (or lets them go on): an unmount is draining.
+    /// Makes changes wait while an unmount drains, or lets them continue.
     pub fn freeze(&self, frozen: bool) {
         self.frozen.send_replace(frozen);
     }
 
-    /// A number for a new inode.
+    /// Returns a number for a new inode.
     ///
     /// # Errors
-    /// [`VolumeError::NoNumberLeft`].
+    /// [`VolumeError::NoNumberLeft`] if all are given out.
     fn next_inode(&self) -> Result<u64, VolumeError> {
         let next = |inode: u64| (inode <= LAST_INODE).then(|| inode + 1);
         let given = self
@@ -331,17 +340,17 @@ impl Volume {
         given.map_err(|_| VolumeError::NoNumberLeft)
     }
 
-    /// The lowest inode number that was not given out yet.
+    /// Returns the lowest inode number that was not given out yet.
     pub fn inode_mark(&self) -> u64 {
         self.next_inode.load(Ordering::Relaxed)
     }
 
-    /// Numbers below this were given out by somebody before.
+    /// Notes that numbers below `next` were given out by an earlier session.
     fn raise_inode_mark(&self, next: u64) {
         self.next_inode.fetch_max(next, Ordering::Relaxed);
     }
 
-    /// Starts a flush of a file in the background, unless one is under way.
+    /// Starts a flush of a file in the background, unless such a flush is running.
     fn flush_soon(self: &Arc<Self>, inode: u64, epoch: u64, reach: Reach) {
         if !self.streaming.lock().insert(inode) {
             return;
@@ -353,7 +362,8 @@ impl Volume {
             match result {
                 Ok(()) => {
                     volume.room.notify();
-                    // A streaming flush leaves the ends of its runs, and they may be what fills the memory.
+                    // A streaming flush leaves the ends of its runs. They may be the data that
+                    // fills the memory.
                     volume.relieve();
                 }
                 Err(error) => volume.storing_failed(error),
@@ -361,7 +371,8 @@ impl Volume {
         });
     }
 
-    /// Something could not be stored. Nothing was dropped unless the ingest says so; whoever waits for it is told.
+    /// Reports that data could not be stored. The data is still accepted, unless the ingest has
+    /// failed; then the volume is poisoned. Tasks that wait for room get the error.
     fn storing_failed(&self, error: VolumeError) {
         tracing::warn!("not stored, will be tried again: {error}");
         if let Some(cause) = self.ingest.failure() {
@@ -370,7 +381,8 @@ impl Volume {
         self.room.failed(error);
     }
 
-    /// If dirty bytes fill the memory: stores the largest files, until there is room. One task at a time does so.
+    /// Stores the largest files until there is room, if dirty bytes fill the memory. Only one task
+    /// at a time does this.
     fn relieve(self: &Arc<Self>) {
         if !self.is_pressed() || self.relieving.swap(true, Ordering::AcqRel) {
             return;
@@ -384,7 +396,8 @@ impl Volume {
                     volume.storing_failed(error);
                     return;
                 }
-                // Whoever asked in between was sent away.
+                // A request that came before the flag was reset found this task running and
+                // returned.
                 let is_left = volume.is_pressed() && !volume.largest_files().is_empty();
                 if !is_left || volume.relieving.swap(true, Ordering::AcqRel) {
                     return;
@@ -420,7 +433,8 @@ impl Volume {
         self.room.data_pressure(&state.lock()) != Pressure::None
     }
 
-    /// Files with the most dirty bytes in the active layer, and its epoch: so many that looking for them costs little beside storing them.
+    /// Returns the files with the most dirty bytes in the active layer, with that layer's epoch.
+    /// There are so many of them that finding them costs little compared with storing them.
     fn largest_files(&self) -> Vec<(u64, u64)> {
         let Ok(state) = self.view.state() else {
             return Vec::new();

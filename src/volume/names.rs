@@ -1,20 +1,21 @@
-//! From a name to its place in the tree.
+//! The mapping from a name to its position in the tree.
 
 use bkfs_chunker::seal::Keyring;
 
 use crate::tree::key::name_cookie;
 
-/// Makes readdir cookies of names under the repository's keyed hash: stable for ever, and of no use to whoever sees only sealed objects.
+/// Computes the readdir cookies of names by the repository's keyed hash. They never change, and
+/// they reveal nothing to a reader of sealed objects alone.
 #[derive(Clone)]
 pub struct Names(Keyring);
 
 impl Names {
-    /// Cookies of the repository with this keyring.
+    /// Returns the cookies of the repository with this keyring.
     pub fn new(keyring: Keyring) -> Self {
         Names(keyring)
     }
 
-    /// The cookie of a name.
+    /// Returns the cookie of a name.
     pub fn cookie(&self, name: &[u8]) -> u64 {
         name_cookie(self.0.name_hash(name))
     }

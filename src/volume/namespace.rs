@@ -1,9 +1,10 @@
-//! Names: looking up, making, linking, removing and moving them.
+//! Operations on names: look up, make, link, remove and rename.
 //!
-//! Owns: what each operation changes, atomically. Does not own: permission checks (the kernel makes them from the attributes it is shown), numbers of
-//! snapshots (`vfs`).
+//! Owns: the changes of each operation, which are atomic. Does not own: permission checks (the
+//! kernel makes them from the attributes that it gets), numbers of snapshots (`vfs`).
 //!
-//! A directory's size is its number of names, so that emptiness is one look; its link count is 2 plus its subdirectories.
+//! The size of a directory is its number of names, so one look tells whether it is empty. Its link
+//! count is 2 plus the number of its subdirectories.
 
 use bytes::Bytes;
 
@@ -15,60 +16,61 @@ use crate::volume::mode;
 use crate::volume::state::signed_difference;
 use crate::volume::transaction::{Step, Transaction};
 
-/// As many names as an inode may have (the limit of ext4's 16-bit counters does not bind us; that of `nlink_t` in old tools does).
+/// Maximum number of names of an inode. The limit is that of `nlink_t` in old tools; that of ext4's
+/// 16-bit counters does not apply.
 const MAX_LINKS: u32 = u32::MAX - 1;
 
-/// What is to be made.
+/// The attributes of a new inode.
 #[derive(Debug, Clone)]
 pub struct NewInode {
     /// Type and permission bits, as `st_mode`.
     pub mode: u32,
     /// Owner.
     pub uid: u32,
-    /// Group, unless the directory passes its own on.
+    /// Group, unless the directory passes on its own group.
     pub gid: u32,
-    /// Device number of devices.
+    /// Device number of a device.
     pub device: u32,
     /// Target of a symbolic link.
     pub target: Option<Bytes>,
-    /// How the file is cut, if its name says so; 0 if not.
+    /// Number of the profile by which the file is split, if its name suggests one; otherwise 0.
     pub profile: u8,
 }
 
-/// Where a rename may lead.
+/// The condition on the target of a rename.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RenameTo {
-    /// Over whatever is there.
+    /// Replaces an existing name.
     Anything,
-    /// Only where nothing is.
+    /// The name must not exist.
     Nothing,
-    /// The two change places.
+    /// Exchanges the two names, which must both exist.
     Exchange,
 }
 
 /// An entry of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it leads.
+    /// The inode that the name leads to.
     pub inode: u64,
     /// The inode's attributes.
     pub attributes: Attributes,
 }
 
-/// A name in a directory within a transaction.
+/// A name in a directory, within a transaction.
 pub(super) struct Place {
     directory: u64,
     attributes: Attributes,
     pub(super) key: Key,
-    /// Inode and kind of what is there.
+    /// Inode and kind of the entry, if the name exists.
     pub(super) holds: Option<(u64, u8)>,
 }
 
 impl Volume {
-    /// The key of a name.
+    /// Returns the key of a name.
     ///
     /// # Errors
-    /// [`VolumeError::NameTooLong`].
+    /// [`VolumeError::NameTooLong`] if the name is longer than [`MAX_NAME_BYTES`].
     pub fn name_key(&self, directory: u64, name: &[u8]) -> Result<Key, VolumeError> {
         if name.len() > MAX_NAME_BYTES {
             return Err(VolumeError::NameTooLong);
@@ -103,6 +105,15 @@ impl Volume {
     }
 
     /// Makes an inode and its name.
+    ///
+    /// Cancel safety: dropped, it has made nothing; an inode number may be used up.
+    ///
+    /// # Errors
+    /// [`VolumeError::Exists`] if the name exists; [`VolumeError::NotDirectory`],
+    /// [`VolumeError::NotFound`], [`VolumeError::NameTooLong`] or [`VolumeError::Malformed`] if
+    /// `directory` cannot hold it; [`VolumeError::Stale`] if `directory` is gone;
+    /// [`VolumeError::NoNumberLeft`] if all inode numbers are given out. As [`Volume::writable`]
+    /// and [`View::transact`](crate::volume::view::View::transact).
     pub async fn make(
         &self,
         directory: u64,
@@ -135,6 +146,14 @@ impl Volume {
     }
 
     /// Gives an inode another name.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotPermitted`] for a directory; [`VolumeError::TooManyLinks`] if the inode
+    /// has the maximum number of names; [`VolumeError::NotFound`] if it has none. Those of
+    /// [`Volume::make`] for the name and the directory; [`VolumeError::Stale`] if an inode is gone.
+    /// As [`Volume::writable`] and [`View::transact`](crate::volume::view::View::transact).
     pub async fn link(
         &self,
         inode: u64,
@@ -169,12 +188,27 @@ impl Volume {
             .await
     }
 
-    /// Removes a name of anything but a directory.
+    /// Removes a name of an inode that is not a directory.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// [`VolumeError::IsDirectory`] if the name is that of a directory; [`VolumeError::NotFound`]
+    /// if it does not exist; [`VolumeError::NotDirectory`], [`VolumeError::NameTooLong`] or
+    /// [`VolumeError::Malformed`] if `directory` cannot hold it; [`VolumeError::Stale`] if an inode
+    /// is gone. As [`Volume::writable`] and
+    /// [`View::transact`](crate::volume::view::View::transact).
     pub async fn unlink(&self, directory: u64, name: &[u8]) -> Result<(), VolumeError> {
         self.remove(directory, name, false).await
     }
 
     /// Removes an empty directory.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotDirectory`] if the name is not that of a directory;
+    /// [`VolumeError::NotEmpty`] if the directory contains names. Otherwise as [`Volume::unlink`].
     pub async fn rmdir(&self, directory: u64, name: &[u8]) -> Result<(), VolumeError> {
         self.remove(directory, name, true).await
     }
@@ -207,7 +241,8 @@ impl Volume {
             .await
     }
 
-    /// Takes one name from an inode that `place` held; the inode goes when it was the last and nobody uses it.
+    /// Removes one name of an inode, which `place` held. Drops the inode if this was its last name
+    /// and it is not in use.
     pub(super) fn unname(
         &self,
         run: &mut Transaction<'_>,
@@ -238,13 +273,18 @@ impl Volume {
         Ok(())
     }
 
-    /// Keeps an inode without a name for those who use it: the last of them reaps it.
+    /// Keeps an inode without a name for its users. The last of them reaps it.
     pub fn keep_orphan(&self, inode: u64) {
         self.orphans.lock().insert(inode);
     }
 
-    /// Drops an inode that has lost its last name and its last user; any other is left alone. What
-    /// a failed volume leaves is dropped by its successor.
+    /// Drops an inode that has lost its last name and its last user; leaves any other inode alone.
+    /// The successor of a failed volume drops the orphans that are left.
+    ///
+    /// Cancel safety: dropped, it leaves an orphan, which the next mount of the volume drops.
+    ///
+    /// # Errors
+    /// As [`Volume::reap_left_behind`].
     pub async fn reap(&self, inode: u64) -> Result<(), VolumeError> {
         if !self.orphans.lock().remove(&inode) || self.failure().is_some() {
             return Ok(());
@@ -252,7 +292,12 @@ impl Volume {
         self.reap_left_behind(inode).await
     }
 
-    /// The same for an inode that an earlier mount left behind.
+    /// Drops an inode that an earlier mount left without a name, if it is not in use.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// As [`View::transact`](crate::volume::view::View::transact).
     pub async fn reap_left_behind(&self, inode: u64) -> Result<(), VolumeError> {
         self.view
             .transact(|run| {
@@ -269,7 +314,19 @@ impl Volume {
             .await
     }
 
-    /// Moves a name.
+    /// Moves a name from one directory and name to another.
+    ///
+    /// Cancel safety: dropped, it has changed nothing.
+    ///
+    /// # Errors
+    /// - [`VolumeError::NotFound`] if `from` does not exist, or `to` does not in an exchange.
+    /// - [`VolumeError::Exists`] if `to` exists and `mode` forbids it.
+    /// - [`VolumeError::NotDirectory`], [`VolumeError::IsDirectory`] or [`VolumeError::NotEmpty`]
+    ///   if the inode at `to` cannot be replaced.
+    /// - [`VolumeError::NotDirectory`], [`VolumeError::NotFound`], [`VolumeError::NameTooLong`] or
+    ///   [`VolumeError::Malformed`] if a directory cannot hold its name.
+    /// - [`VolumeError::Stale`] if an inode is gone.
+    /// - As [`Volume::writable`] and [`View::transact`](crate::volume::view::View::transact).
     pub async fn rename(
         &self,
         from: (u64, &[u8]),
@@ -288,7 +345,7 @@ impl Volume {
                 match (mode, target.holds) {
                     (RenameTo::Nothing, Some(_)) => Err(VolumeError::Exists.into()),
                     (RenameTo::Exchange, None) => Err(VolumeError::NotFound.into()),
-                    // Two names of one inode: POSIX leaves both.
+                    // Both names lead to the same inode: POSIX keeps both.
                     (_, Some(there)) if there.0 == moved.0 => Ok(()),
                     (RenameTo::Exchange, Some(there)) => {
                         exchange(run, source, target, moved, there, now)
@@ -405,7 +462,7 @@ pub(super) fn name_item(inode: u64, attributes: &Attributes) -> Item {
     }
 }
 
-/// Counts names in a directory and moves its times.
+/// Changes the number of names of a directory by `names`, and updates its times.
 pub(super) fn touch_directory(
     run: &mut Transaction<'_>,
     place: &mut Place,

@@ -1,6 +1,7 @@
-//! Tree nodes between the tree and the depot.
+//! Tree nodes, between the tree and the depot.
 //!
-//! Owns: a bounded cache of decoded nodes, and the way of new ones into the bucket. Does not own: what nodes mean.
+//! Owns: a bounded cache of decoded nodes, and the storing of new ones. Does not own: the meaning
+//! of nodes.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -19,10 +20,10 @@ use crate::tree::source::{NodeSink, NodeSource};
 use crate::volume::error::VolumeError;
 use crate::volume::names::Names;
 
-/// Decoded nodes kept: about 32 KiB each, so about 48 MiB.
+/// Maximum number of cached nodes: about 32 KiB each, so about 48 MiB.
 const CACHED_NODES: NonZeroUsize = NonZeroUsize::new(1536).expect("not zero");
 
-/// Reads nodes of any tree of the repository.
+/// Reads the nodes of all trees of the repository.
 pub struct Nodes {
     depot: Depot,
     names: Names,
@@ -30,7 +31,7 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Nodes of `depot`.
+    /// Returns a reader of the nodes of `depot`.
     pub fn new(depot: Depot) -> Self {
         let names = Names::new(depot.keyring().clone());
         Nodes {
@@ -40,17 +41,17 @@ impl Nodes {
         }
     }
 
-    /// Makes keys of names.
+    /// Returns the cookies of names, which keys contain.
     pub fn names(&self) -> &Names {
         &self.names
     }
 
-    /// Where they are read from.
+    /// Returns the depot that nodes are read from.
     pub fn depot(&self) -> &Depot {
         &self.depot
     }
 
-    /// Decodes a node and keeps it.
+    /// Decodes a node and caches it.
     fn keep(&self, id: Id, bytes: Bytes) -> Result<Arc<Node>, VolumeError> {
         let node = Node::decode(bytes)
             .map_err(|error| VolumeError::Tree(format!("node {id}: {error}")))?;
@@ -74,9 +75,10 @@ impl NodeSource for Nodes {
 
 /// Stores new nodes through a session's ingest.
 pub struct NewNodes<'a> {
-    /// Where they go.
+    /// The ingest that stores them.
     pub ingest: &'a Ingest,
-    /// Who keeps them, since they are read next: a volume that goes on after a commit must not wait for the bucket to tell it what it has just written.
+    /// The cache that keeps them, because they are read next: after a commit a volume must not wait
+    /// for the bucket to read nodes that it has just written.
     pub cache: &'a Nodes,
 }
 
@@ -91,7 +93,10 @@ impl NodeSink for NewNodes<'_> {
     }
 }
 
-/// An item from a tree's value.
+/// Decodes the item at `key` from its value in a tree.
+///
+/// # Errors
+/// [`VolumeError::Tree`] if the key or the value is malformed.
 pub fn decode_item(key: &Key, value: &Bytes) -> Result<Item, VolumeError> {
     let kind = key
         .kind()

@@ -1,7 +1,8 @@
-//! What a journal carries: changes of a volume, as bytes (FORMAT.md, "Journals").
+//! The contents of a journal: changes of a volume, as bytes (FORMAT.md, "Journals").
 //!
-//! Owns: the encoding. Does not own: where the changes come from (`capture`), nor carrying them out (`replay`). Pure. Whatever the bytes are, decoding neither panics nor
-//! allocates more than a small multiple of them.
+//! Owns: the encoding. Does not own: the source of the changes (`capture`), their replay
+//! (`replay`). Pure. For any bytes, decoding does not panic, and allocates no more than a small
+//! multiple of their length.
 
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
@@ -11,19 +12,19 @@ use crate::tree::key::{ItemKind, Key};
 use crate::volume::data::FILE_BYTES_MAX;
 use crate::volume::state::Totals;
 
-/// What a range of a file holds.
+/// The contents of a range of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// These bytes.
+    /// Bytes.
     Data(Bytes),
-    /// So many zeroes.
+    /// A number of zeroes.
     Zero(u64),
-    /// What is stored there.
+    /// Stored content, as an extent.
     Stored(Extent),
 }
 
 impl Content {
-    /// How much of the file it is, in bytes.
+    /// Returns the length of the range, in bytes.
     pub fn length(&self) -> u64 {
         match self {
             Content::Data(bytes) => bytes.len() as u64,
@@ -33,29 +34,30 @@ impl Content {
     }
 }
 
-/// A range of a file.
+/// A range of a file with its contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// The file.
+    /// The file's inode.
     pub inode: u64,
-    /// Where the range begins, in bytes.
+    /// The offset of the range, in bytes.
     pub offset: u64,
-    /// What it holds.
+    /// The contents of the range.
     pub content: Content,
 }
 
-/// Changes that follow an earlier state: first inodes are dropped, then items are set, then contents.
+/// Changes of an earlier state, in this order: inodes are dropped, then items are set, then
+/// contents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Operations {
     /// Inodes that are gone with all that belongs to them.
     pub dropped: Vec<u64>,
-    /// Items as they are now; `None` for one that is gone. No extents, and no inline contents.
+    /// Items as they are now; `None` for an item that is gone. Never extents or inline contents.
     pub items: Vec<(Key, Option<Item>)>,
     /// Contents as they are now.
     pub contents: Vec<Piece>,
-    /// The lowest inode number not given out.
+    /// The lowest inode number that was not given out.
     pub next_inode: u64,
-    /// What the volume holds.
+    /// The inodes and bytes of the volume.
     pub totals: Totals,
 }
 
@@ -105,7 +107,7 @@ const ZERO: u8 = 2;
 const STORED: u8 = 3;
 
 impl Operations {
-    /// The bytes.
+    /// Returns the encoded bytes.
     pub fn encode(&self) -> Vec<u8> {
         let item = |(key, item): &(Key, Option<Item>)| WireItem {
             key: key.as_bytes().to_vec(),
@@ -122,10 +124,10 @@ impl Operations {
         minicbor::to_vec(wire).expect("writing plain fields to memory cannot fail")
     }
 
-    /// The inverse of [`Operations::encode`].
+    /// Decodes the bytes of [`Operations::encode`].
     ///
     /// # Errors
-    /// What is wrong with the bytes, for people.
+    /// A text that describes the fault in the bytes.
     pub fn decode(bytes: &[u8]) -> Result<Operations, String> {
         let wire: Wire = minicbor::decode(bytes).map_err(|error| error.to_string())?;
         let items = wire.items.into_iter().map(WireItem::read);

@@ -1,7 +1,7 @@
-//! Carrying out what journals of an ended session hold (protocol.md, rule 7).
+//! Replay of the journals of an ended session (docs/PROTOCOL.md, rule 7).
 //!
-//! Owns: how operations become changes of the layers again. Does not own: which journals count (`root::journal`), nor the commit that must follow before
-//! anything else is accepted.
+//! Owns: how operations become changes of the layers again. Does not own: which journals count
+//! (`root::journal`), the commit that must follow before anything else is accepted.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,11 +20,18 @@ use crate::volume::rescue;
 use crate::volume::state::{Scope, signed_difference};
 
 impl Volume {
-    /// Makes the changes of journals, in their order, on a volume that nobody else uses yet. What they refer to must be readable already
-    /// ([`bkfs_chunker::ingest::Ingest::take_over`]). Nothing is journaled again: a commit must follow.
+    /// Applies the changes of journals in their order, to a volume that is not in use yet. All
+    /// blobs that they refer to must be readable already
+    /// ([`bkfs_chunker::ingest::Ingest::take_over`]). The changes are not journaled again: a commit
+    /// must follow.
+    ///
+    /// Cancel safety: dropped, it leaves part of the changes in the active layer; such a volume
+    /// must not be committed.
     ///
     /// # Errors
-    /// If something that was acknowledged is not to be found: then nothing of it may be committed.
+    /// [`VolumeError::Depot`], [`VolumeError::Tree`] or [`VolumeError::Malformed`] if acknowledged
+    /// contents cannot be found or read; [`VolumeError::ReadOnly`] if the view is frozen. After an
+    /// error, nothing of the volume may be committed.
     pub async fn replay(&self, journals: &[Operations]) -> Result<(), VolumeError> {
         let bytes = self.view.totals().bytes;
         let mut before = BTreeMap::new();
@@ -45,12 +52,13 @@ impl Volume {
             let change = signed_difference(self.allocated_bytes(inode).await?, before);
             growth = growth.saturating_add(change);
         }
-        // Everything is in the active layer, and was counted piece by piece where it was an extent.
+        // All changes are in the active layer. Those that were extents were counted one by one, so
+        // this sets the total anew.
         self.view.state()?.lock().set_allocated(bytes, growth);
         Ok(())
     }
 
-    /// Allocated bytes of an inode; 0 if there is none.
+    /// Returns the allocated bytes of an inode; 0 if there is none.
     async fn allocated_bytes(&self, inode: u64) -> Result<u64, VolumeError> {
         let item = self.view.item(Scope::Live, &Key::attributes(inode)).await?;
         Ok(match item {
@@ -99,7 +107,7 @@ impl Volume {
         }
     }
 
-    /// Puts an extent where the journal says, over whatever is there.
+    /// Puts an extent in the range that the journal states, over earlier contents.
     async fn replay_stored(
         &self,
         inode: u64,
@@ -124,7 +132,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Counts anew what is stored of a file: the journal says what was stored when it was written, and a commit may have stored more.
+    /// Counts the stored bytes of a file again. The journal states those at its time, and a commit
+    /// may have stored more since.
     async fn count_allocated(&self, inode: u64) -> Result<(), VolumeError> {
         let key = Key::attributes(inode);
         let Some(Item::Attributes(mut attributes)) = self.view.item(Scope::Live, &key).await?
@@ -150,7 +159,7 @@ impl Volume {
     }
 }
 
-/// Inodes that operations change or drop.
+/// Returns the inodes that operations change or drop.
 fn named(operations: &Operations) -> impl Iterator<Item = u64> + '_ {
     let items = operations.items.iter();
     let contents = operations.contents.iter().map(|piece| piece.inode);

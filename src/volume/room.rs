@@ -1,6 +1,7 @@
-//! Memory that accepted changes may take, and waiting for it.
+//! The memory limits of accepted changes, and waiting for room.
 //!
-//! Owns: the limits and who waits. Does not own: the changes, nor how they leave memory (`flush`, `commit`).
+//! Owns: the limits, and the tasks that wait. Does not own: the changes, how they leave memory
+//! (`flush`, `commit`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -10,40 +11,41 @@ use tokio::sync::Notify;
 use crate::volume::error::VolumeError;
 use crate::volume::state::State;
 
-/// How much memory the layers may take, in bytes.
+/// The memory limits of the layers, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Dirty bytes of files. Writers wait beyond it; half of it starts storing without being asked.
+    /// Limit for dirty bytes of files. Writers wait beyond it; from half of it on, storing starts
+    /// without a request.
     pub data_bytes: u64,
-    /// Changed items. Changes wait beyond it; half of it starts a commit.
+    /// Limit for changed items. Changes wait beyond it; from half of it on, a commit starts.
     pub item_bytes: u64,
 }
 
-/// What the layers' size asks for.
+/// The action that the size of the layers demands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pressure {
-    /// Nothing.
+    /// None.
     None,
     /// Storing should start.
     Some,
-    /// Whoever brings more must wait.
+    /// New changes must wait.
     Full,
 }
 
-/// Lets changes in as long as there is room.
+/// Admits changes while there is room.
 #[derive(Debug)]
 pub struct Room {
     limits: Limits,
     freed: Notify,
-    /// Bytes that writers hold while they wait, and copies that are made to be stored.
+    /// Bytes that writers hold while they wait, and copies that are being stored.
     waiting_bytes: AtomicU64,
     closed: AtomicBool,
-    /// How often storing came to nothing, and why the last time.
+    /// The number of failures to store, and the last error.
     failures: Mutex<(u64, Option<VolumeError>)>,
 }
 
 impl Room {
-    /// Room within `limits`.
+    /// Returns room within `limits`.
     pub fn new(limits: Limits) -> Self {
         Room {
             limits,
@@ -54,8 +56,9 @@ impl Room {
         }
     }
 
-    /// How full it is with dirty bytes. What waits to be written takes of the same memory, but
-    /// leaves a quarter of it, so that it need not wait for itself.
+    /// Returns the pressure of dirty bytes. Bytes that wait to be written use the same memory, but
+    /// at least a quarter of the limit stays for dirty bytes, so that waiting writers need not wait
+    /// for themselves.
     pub fn data_pressure(&self, state: &State) -> Pressure {
         let limit = self.limits.data_bytes;
         let waiting = self.waiting_bytes.load(Ordering::Relaxed);
@@ -63,35 +66,35 @@ impl Room {
         pressure(state.data_cost(), left)
     }
 
-    /// Bytes held beside the layers: see [`Room::hold`].
+    /// Returns the bytes held in addition to the layers: see [`Room::hold`].
     pub fn held_bytes(&self) -> u64 {
         self.waiting_bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts bytes that a waiting writer holds, or that are copied to be stored, until the answer
+    /// Counts bytes that a waiting writer holds, or that are copied to be stored, until the result
     /// is dropped.
     pub fn hold(&self, bytes: u64) -> Held<'_> {
         self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
         Held { room: self, bytes }
     }
 
-    /// How full it is with items.
+    /// Returns the pressure of items.
     pub fn item_pressure(&self, state: &State) -> Pressure {
         pressure(state.item_cost(), self.limits.item_bytes)
     }
 
-    /// Something was stored.
+    /// Wakes waiting tasks after something was stored.
     pub fn notify(&self) {
         self.freed.notify_waiters();
     }
 
-    /// Nobody need wait any more: nothing will be stored.
+    /// Ends all waits, because nothing will be stored any more.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.freed.notify_waiters();
     }
 
-    /// Storing came to nothing: whoever waits now need not wait for it any longer.
+    /// Reports that storing failed. Tasks that wait now get the error.
     pub fn failed(&self, error: VolumeError) {
         let mut failures = self.failures.lock();
         failures.0 += 1;
@@ -100,10 +103,11 @@ impl Room {
         self.freed.notify_waiters();
     }
 
-    /// Waits until `full` says no, or the room is closed. `full` is asked again whenever something was stored.
+    /// Waits until `full` returns false, or the room is closed. `full` is called again each time
+    /// that something was stored.
     ///
     /// # Errors
-    /// Why storing came to nothing meanwhile: the store made no progress for as long as anybody may wait for it.
+    /// The error of a flush or commit that failed while this waited.
     pub async fn wait(&self, mut full: impl FnMut() -> bool) -> Result<(), VolumeError> {
         let before = self.failures.lock().0;
         loop {
@@ -122,7 +126,7 @@ impl Room {
     }
 }
 
-/// Bytes that wait for room.
+/// Bytes that count as used until this is dropped.
 #[derive(Debug)]
 pub struct Held<'a> {
     room: &'a Room,

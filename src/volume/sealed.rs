@@ -1,7 +1,7 @@
-//! The items of the layer that is being sealed, on their way into a tree.
+//! The items of the sealing layer, on their way into a tree.
 //!
 //! Owns: their order, and how long the state is locked for them. Does not own: the tree
-//! (`tree::apply`), nor when (`commit`).
+//! (`tree::apply`), the time of the commit (`commit`).
 
 use std::ops::Bound;
 
@@ -12,23 +12,25 @@ use crate::tree::item::Item;
 use crate::tree::key::Key;
 use crate::volume::state::State;
 
-/// Items encoded while the state is locked once.
+/// Number of items that are encoded while the state is locked once.
 const ENCODED_AT_ONCE: usize = 512;
 
-/// The items of the sealing layer in order, encoded. The state is locked for a few of them at a
-/// time: nothing changes the layer once all its dirty bytes are stored.
+/// The encoded items of the sealing layer, in order.
+///
+/// The state is locked for a few items at a time. This is safe because the layer does not change
+/// after all its dirty bytes are stored.
 pub struct SealedItems<'a> {
     state: &'a Mutex<State>,
-    /// Those up to this key have been taken.
+    /// Items up to this key have been taken.
     taken: Bound<Key>,
     ready: std::vec::IntoIter<Encoded>,
 }
 
-/// A change of the tree.
+/// A change of the tree: the new value of a key; none removes the key.
 pub type Encoded = (Key, Option<Bytes>);
 
 impl<'a> SealedItems<'a> {
-    /// The items of the layer that is being sealed.
+    /// Returns the items of the sealing layer.
     pub fn new(state: &'a Mutex<State>) -> Self {
         SealedItems {
             state,
@@ -63,8 +65,8 @@ impl Iterator for SealedItems<'_> {
     }
 }
 
-/// What `set` sets, and the removal of those keys of `gone` that it says nothing of; both are in
-/// order.
+/// Returns the changes of `set`, and removals of the keys of `gone` that `set` does not contain.
+/// Both inputs are in order, and so is the result.
 pub fn without(
     gone: Vec<Key>,
     set: impl Iterator<Item = Encoded>,

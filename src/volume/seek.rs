@@ -1,7 +1,7 @@
-//! Finding data and holes of a file: lseek(2) with SEEK_DATA and SEEK_HOLE.
+//! Search for data and holes of a file: lseek(2) with SEEK_DATA and SEEK_HOLE.
 //!
-//! Owns: the walk over dirty bytes and extents, as far as the first answer. Does not own: either of
-//! them.
+//! Owns: the walk over dirty bytes and extents to the first result. Does not own: the dirty bytes,
+//! the extents.
 
 use crate::extents::HoleSearch;
 use crate::tree::item::Item;
@@ -11,21 +11,22 @@ use crate::volume::error::VolumeError;
 use crate::volume::state::Scope;
 use crate::volume::view::View;
 
-/// The first step of a walk over extents without a gap between them, in bytes of the file. Each one
-/// is twice as long as the one before.
+/// Length of the first step of a walk over adjacent extents, in bytes of the file. Each step is
+/// twice as long as the one before.
 const STEP_BYTES: u64 = 1024 * 1024;
 
-/// The longest of them: bounds memory, however short the extents are.
+/// Maximum length of a step, in bytes. It bounds memory, however short the extents are.
 const STEP_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// Extents that are asked for in one go to find the first: those that changes hide are passed over.
+/// Number of extents that are read at once to find the first. Extents that changes hide are
+/// skipped.
 const FIRST_EXTENTS: usize = 32;
 
-/// How often a place is looked at again whose bytes were stored meanwhile.
+/// Maximum number of further looks at a position whose bytes were stored meanwhile.
 const LOOKS_MAX: u32 = 16;
 
 impl Volume {
-    /// The first byte of data (or of a hole) at or after `offset`.
+    /// Returns the offset of the first byte of data (or of a hole) at or after `offset`.
     ///
     /// # Errors
     /// As [`seek`].
@@ -34,10 +35,13 @@ impl Volume {
     }
 }
 
-/// Finds data or a hole in any view. The end of the file is a hole.
+/// Returns the offset of the first byte of data or of a hole at or after `offset`, in any view. The
+/// end of the file is a hole.
 ///
 /// # Errors
-/// [`VolumeError::NoSuchPlace`] if there is none behind `offset`, or `offset` is not in the file.
+/// [`VolumeError::NoSuchPlace`] if there is no data at or after `offset`, or `offset` is not in the
+/// file; [`VolumeError::Stale`] if the inode is gone; [`VolumeError::Malformed`] if an item is. As
+/// [`View::items`] and [`View::extents`].
 pub async fn seek(
     view: &View,
     inode: u64,
@@ -58,7 +62,8 @@ pub async fn seek(
             None if want_data => first_data(view, inode, at, until).await?,
             None => first_hole(view, inode, at, until).await?,
         };
-        // What was dirty is stored, and what the tree itself held becomes dirty, during this look.
+        // During a look, dirty bytes may be stored, and contents that the tree holds may become
+        // dirty. Then the position is looked at again.
         let is_same = view.dirty_at(inode, at) == (dirty, until_dirty);
         if !is_same && looks < LOOKS_MAX {
             looks += 1;
@@ -75,7 +80,7 @@ pub async fn seek(
     }
 }
 
-/// The first stored byte from `at` to `until`, where nothing is dirty.
+/// Returns the offset of the first stored byte from `at` to `until`, where nothing is dirty.
 async fn first_data(
     view: &View,
     inode: u64,
@@ -102,7 +107,8 @@ async fn first_data(
     }
 }
 
-/// The first byte from `at` to `until` that nothing is stored for, where nothing is dirty.
+/// Returns the offset of the first byte from `at` to `until` that is not stored, where nothing is
+/// dirty.
 async fn first_hole(
     view: &View,
     inode: u64,
@@ -124,7 +130,7 @@ async fn first_hole(
     Ok(None)
 }
 
-/// How much of a file the tree itself holds, in bytes.
+/// Returns the length of the contents that the tree itself holds, in bytes.
 async fn small_length(view: &View, inode: u64) -> Result<u64, VolumeError> {
     match view.item(Scope::Live, &Key::inline(inode)).await? {
         Some(Item::Inline(bytes)) => Ok(bytes.len() as u64),

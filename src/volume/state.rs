@@ -1,17 +1,22 @@
-//! What a live volume holds in memory above its last committed tree: two layers of changes.
+//! The changes of a live volume in memory, above its last committed tree: two layers.
 //!
-//! Owns: the layers and the rules by which they cover each other. Does not own: the tree below, locks on inodes, I/O.
+//! Owns: the layers, and the rules by which one covers the other. Does not own: the tree below,
+//! locks of inodes, I/O.
 //!
 //! ```text
-//!   active    ← every operation writes here; a cut makes it the sealing layer and starts a new one
-//!   sealing   ← being stored by the committer; nobody else changes it, except that stored bytes become extents
+//!   active    ← all operations write here; a cut makes it the sealing layer and starts a new one
+//!   sealing   ← the committer stores it; nothing changes it, except that stored bytes become
+//!               extents
 //!   base      ← the tree of the last commit
 //! ```
-//! A layer holds changed items (a tombstone is `None`), inodes dropped whole, and dirty bytes of files. Reading a file asks the dirty bytes of both
-//! layers first, then the items of both over the base: extents made in a layer were cut to fit everything below them, so a file's bytes may be stored in the active
-//! layer only when its sealing layer has no dirty bytes left (`flush` keeps to that).
+//! A layer holds changed items (a tombstone is `None`), inodes that were dropped, and dirty bytes
+//! of files. A read of a file looks at the dirty bytes of both layers first, and then at the items
+//! of both over the base. The extents of a layer were cut to fit everything below it. So the bytes
+//! of a file may be stored in the active layer only when the sealing layer has no dirty bytes of it
+//! left (`flush` ensures that).
 //!
-//! Beside them each layer keeps its *delta*: which of its places no journal has described yet. Storing bytes changes no delta, since it changes nothing that can be read.
+//! Each layer also keeps its *delta*: the places in it that no journal has described yet. Storing
+//! bytes changes no delta, because it changes nothing that can be read.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -25,13 +30,14 @@ use crate::volume::delta::Delta;
 use crate::volume::dirty::{DirtyRanges, Part};
 use crate::volume::error::VolumeError;
 
-/// What an item of a layer costs in memory beside its bytes: tree nodes and key headers, here and in the delta (an estimate, for the memory budget).
+/// Memory of an item of a layer in addition to its bytes: tree nodes and key headers, here and in
+/// the delta (an estimate, for the memory budget).
 const ITEM_OVERHEAD_BYTES: u64 = 320;
 
-/// What a dropped inode costs in memory, here and in the delta.
+/// Memory of a dropped inode, here and in the delta, in bytes.
 const DROPPED_BYTES: u64 = 64;
 
-/// Memory of one changed item, in bytes.
+/// Returns the memory of one changed item, in bytes.
 fn cost(key_bytes: usize, item: &Option<Item>) -> u64 {
     let value = match item {
         Some(Item::Xattr(bytes) | Item::Inline(bytes) | Item::Symlink(bytes)) => bytes.len(),
@@ -43,20 +49,20 @@ fn cost(key_bytes: usize, item: &Option<Item>) -> u64 {
 /// One layer of changes.
 #[derive(Debug, Default)]
 pub struct Layer {
-    /// Which cut it belongs to: the active layer's epoch grows by one at each cut.
+    /// The cut that the layer belongs to: the epoch of the active layer grows by one at each cut.
     pub epoch: u64,
     /// Changed items; `None` hides an item below.
     pub items: BTreeMap<Key, Option<Item>>,
-    /// Inodes of which nothing below counts any more.
+    /// Inodes of which everything below is hidden.
     pub dropped: HashSet<u64>,
     /// Dirty bytes of files.
     pub data: HashMap<u64, DirtyRanges>,
-    /// What was changed in it since the last journal.
+    /// The places in it that changed since the last journal.
     pub delta: Delta,
     item_cost: u64,
     data_cost: u64,
     data_bytes: u64,
-    /// By how much it changes the allocated bytes of what lies below it.
+    /// The change of the allocated bytes, compared with everything below.
     allocated: i64,
 }
 
@@ -68,22 +74,22 @@ impl Layer {
         }
     }
 
-    /// True if a commit of this layer would change nothing.
+    /// Returns true if a commit of this layer would change nothing.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty() && self.dropped.is_empty() && self.data.is_empty()
     }
 
-    /// Memory held by items, by what is known of dropped inodes, and by the delta, in bytes.
+    /// Returns the memory of items, dropped inodes and the delta, in bytes.
     pub fn item_cost(&self) -> u64 {
         self.item_cost + self.dropped.len() as u64 * DROPPED_BYTES + self.delta.cost()
     }
 
-    /// Memory held by dirty bytes of files, in bytes.
+    /// Returns the memory of the dirty bytes of files, in bytes.
     pub fn data_cost(&self) -> u64 {
         self.data_cost
     }
 
-    /// Dirty bytes of data (not zeroes) of all files.
+    /// Returns the number of dirty bytes of data (not zeroes) of all files.
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
     }
@@ -97,7 +103,7 @@ impl Layer {
         }
     }
 
-    /// Works on the dirty bytes of `inode`, keeping the account.
+    /// Runs `change` on the dirty bytes of `inode`, and updates the counts.
     pub fn with_data<R>(&mut self, inode: u64, change: impl FnOnce(&mut DirtyRanges) -> R) -> R {
         let ranges = self.data.entry(inode).or_default();
         let before = (ranges.cost(), ranges.data_bytes());
@@ -131,61 +137,64 @@ impl Layer {
     }
 }
 
-/// Which layers a reader looks at.
+/// The layers that a reader sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// Everything: what the users of the mount see.
+    /// Everything, as users of the mount see it.
     Live,
-    /// The layer of this epoch and below, whether it is active, being sealed or committed by now: a cut changes nothing of what is seen.
+    /// The layer of this epoch and everything below, whether that layer is active, sealing or
+    /// committed. So a cut does not change the reader's result.
     Until(u64),
 }
 
-/// What the layers know of a key.
+/// The result of looking a key up in the layers.
 #[derive(Debug, Clone)]
 pub enum Found {
-    /// The item, as changed.
+    /// The changed item.
     Item(Item),
-    /// Hidden: it does not exist.
+    /// Hidden: the item does not exist.
     Absent,
-    /// Nothing: ask this tree.
+    /// Nothing: the answer is in this tree.
     Below(Id),
 }
 
-/// What a volume holds, for statfs and snapshot lists.
+/// The inodes and bytes of a volume, for statfs and snapshot lists.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Inodes of every kind.
+    /// Number of inodes of all kinds.
     pub inodes: u64,
-    /// Allocated bytes of regular files: their contents without holes, before deduplication.
-    /// Dirty bytes do not count yet.
+    /// Allocated bytes of regular files: their contents without holes, before deduplication. Dirty
+    /// bytes are not counted yet.
     pub bytes: u64,
 }
 
 /// The two layers and the base.
 #[derive(Debug)]
 pub struct State {
-    /// Takes all changes.
+    /// The layer that takes all changes.
     pub active: Layer,
-    /// Being committed.
+    /// The layer that is being committed.
     pub sealing: Option<Layer>,
-    /// Root of the last committed tree.
+    /// The root node of the last committed tree.
     pub base: Id,
-    /// Inodes and bytes of contents, as they are now.
+    /// The inodes and bytes of the volume now.
     pub totals: Totals,
-    /// Counts writes; each dirty piece carries the count at which it was last written.
+    /// The counter of writes. Each dirty piece carries its value at the piece's last write.
     pub stamp: u64,
-    /// The last operation that a journal was cut for: all that was done before it (rule 6). Counted from 1.
+    /// The number of the last operation, counted from 1. The cut of a journal makes one operation
+    /// of everything that was done before it (rule 6).
     pub operation: u64,
-    /// The last operation that a journal with fixed bytes carries.
+    /// The last operation that a journal entry with fixed bytes carries.
     pub settled: u64,
     /// The last operation that a commit covers.
     pub covered: u64,
-    /// Why no more changes are accepted, if so. What the layers hold by then is what is lost.
+    /// The reason why no more changes are accepted; none if they are. The contents of the layers at
+    /// that moment are the lost data.
     pub refusal: Option<VolumeError>,
 }
 
 impl State {
-    /// No changes above `base`.
+    /// Returns a state without changes above `base`.
     pub fn new(base: Id, totals: Totals) -> Self {
         State {
             active: Layer::new(1),
@@ -200,15 +209,15 @@ impl State {
         }
     }
 
-    /// Whether changes are accepted.
+    /// Checks that changes are accepted.
     ///
     /// # Errors
-    /// The refusal.
+    /// The refusal, [`VolumeError::Poisoned`].
     pub fn accepts(&self) -> Result<(), VolumeError> {
         self.refusal.clone().map_or(Ok(()), Err)
     }
 
-    /// The layers in `scope`, newest first.
+    /// Returns the layers in `scope`, newest first.
     pub fn layers(&self, scope: Scope) -> impl Iterator<Item = &Layer> {
         let newest = match scope {
             Scope::Live => u64::MAX,
@@ -219,7 +228,7 @@ impl State {
             .filter(move |layer| layer.epoch <= newest)
     }
 
-    /// The layer of this epoch, if it is not committed yet.
+    /// Returns the layer of this epoch, if it is not committed yet.
     pub fn layer_mut(&mut self, epoch: u64) -> Option<&mut Layer> {
         if self.active.epoch == epoch {
             return Some(&mut self.active);
@@ -227,8 +236,11 @@ impl State {
         self.sealing.as_mut().filter(|layer| layer.epoch == epoch)
     }
 
-    /// The layer of this epoch, if what was stored of `inode` may still be put into it: not if the inode was dropped there; and not if it is being sealed
-    /// and no bytes of the file are dirty in it, since the tree that holds it may be built already.
+    /// Returns the layer of this epoch, if stored contents of `inode` may still be put into it.
+    ///
+    /// It returns none if the inode was dropped there. It also returns none if the layer is sealing
+    /// and has no dirty bytes of the file, because the tree that holds the file may be built
+    /// already.
     pub fn storing_layer(&mut self, epoch: u64, inode: u64) -> Option<&mut Layer> {
         let is_active = self.active.epoch == epoch;
         self.layer_mut(epoch).filter(|layer| {
@@ -236,13 +248,13 @@ impl State {
         })
     }
 
-    /// The next stamp.
+    /// Returns the next stamp.
     pub fn next_stamp(&mut self) -> u64 {
         self.stamp += 1;
         self.stamp
     }
 
-    /// What the layers know of `key`.
+    /// Looks `key` up in the layers.
     pub fn find(&self, scope: Scope, key: &Key) -> Found {
         for layer in self.layers(scope) {
             if let Some(change) = layer.items.get(key) {
@@ -258,7 +270,8 @@ impl State {
         Found::Below(self.base)
     }
 
-    /// Changes of one inode's items in `range`, at most `limit` of each layer; and the key up to which they are complete.
+    /// Returns the changes of one inode's items in `range`, at most `limit` of each layer, and the
+    /// key up to which they are complete.
     pub fn changes(&self, scope: Scope, range: &Range<Key>, limit: usize) -> Changes {
         let mut changes = Changes {
             items: BTreeMap::new(),
@@ -289,7 +302,7 @@ impl State {
         changes
     }
 
-    /// What the layers know of the extents of `inode` that overlap `range`.
+    /// Returns the layers' part of the extents of `inode` that overlap `range`.
     pub fn extent_changes(&self, scope: Scope, inode: u64, range: &Range<u64>) -> ExtentChanges {
         let before = self.extent_before(scope, inode, range.start);
         let window = search_start(range.start);
@@ -307,8 +320,8 @@ impl State {
         }
     }
 
-    /// The last extent in the layers that begins at or before `offset`, and near enough to reach
-    /// it. No extent that lies before it reaches to `offset`, be it in the layers or in the tree:
+    /// Returns the last extent in the layers that begins at or before `offset` and near enough to
+    /// reach it. No extent before it, in the layers or in the tree, reaches to `offset`, because
     /// extents do not overlap.
     fn extent_before(&self, scope: Scope, inode: u64, offset: u64) -> Option<Placed> {
         let keys = Key::extent(inode, search_start(offset))..=Key::extent(inode, offset);
@@ -337,7 +350,8 @@ impl State {
         }
     }
 
-    /// Dirty bytes of `inode` in `range`, newest layer first: disjoint parts in no particular order.
+    /// Returns the dirty parts of `inode` in `range`, as disjoint parts in no particular order. The
+    /// newest layer wins.
     pub fn dirty_parts(
         &self,
         scope: Scope,
@@ -372,8 +386,8 @@ impl State {
         parts
     }
 
-    /// Whether the byte at `offset` is dirty, data (true) or a zero, and up to where that goes for
-    /// those behind it.
+    /// Returns whether the byte at `offset` is dirty: data (true), a zero (false) or not dirty
+    /// (none). Also returns the offset up to which the bytes after it are the same.
     pub fn dirty_at(&self, scope: Scope, inode: u64, offset: u64) -> (Option<bool>, u64) {
         let mut until = u64::MAX;
         for layer in self.layers(scope) {
@@ -391,8 +405,8 @@ impl State {
         (None, until)
     }
 
-    /// What `range` of a file holds: dirty parts in order, and, unless they are all, what the
-    /// layers know of the rest.
+    /// Returns the contents of `range` of a file: the dirty parts in order, and, unless they cover
+    /// the range, the layers' part of the rest.
     pub fn contents(
         &self,
         scope: Scope,
@@ -409,7 +423,7 @@ impl State {
         (parts, rest)
     }
 
-    /// The attributes of an inode, if a layer has them.
+    /// Returns the attributes of an inode, if a layer has them.
     pub fn attributes(&self, scope: Scope, inode: u64) -> Option<Attributes> {
         match self.find(scope, &Key::attributes(inode)) {
             Found::Item(Item::Attributes(attributes)) => Some(attributes),
@@ -417,13 +431,13 @@ impl State {
         }
     }
 
-    /// True if something was changed since the last journal, and is in no commit.
+    /// Returns true if a change is in no journal and in no commit.
     pub fn is_unjournaled(&self) -> bool {
         self.layers(Scope::Live)
             .any(|layer| !layer.delta.is_empty())
     }
 
-    /// Takes what was changed since the last journal: it is described by the next operation from now on.
+    /// Takes the changes since the last journal. They become the next operation.
     pub fn take_delta(&mut self) -> Delta {
         let older = self.sealing.as_mut().map(|layer| &mut layer.delta);
         let mut delta = older.map(std::mem::take).unwrap_or_default();
@@ -432,8 +446,8 @@ impl State {
         delta
     }
 
-    /// Gives a delta back whose journal did not come about, to the layer that was the active one (`epoch`) when it was taken. If that is committed by now,
-    /// so is all that the delta names.
+    /// Returns a delta whose journal failed to the layer that was active (`epoch`) when it was
+    /// taken. If that layer is committed by now, so is everything that the delta names.
     pub fn return_delta(&mut self, epoch: u64, mut older: Delta) {
         if let Some(layer) = self.layer_mut(epoch) {
             older.absorb(std::mem::take(&mut layer.delta));
@@ -441,21 +455,20 @@ impl State {
         }
     }
 
-    /// Counts a change of the live volume.
+    /// Counts a change of the live volume, in inodes and allocated bytes.
     pub fn count(&mut self, inodes: i64, allocated: i64) {
         self.totals.inodes = self.totals.inodes.saturating_add_signed(inodes);
         self.totals.bytes = self.totals.bytes.saturating_add_signed(allocated);
         self.active.allocated = self.active.allocated.saturating_add(allocated);
     }
 
-    /// Counts the live volume anew: `bytes` below the active layer, and by how much that changes
-    /// them.
+    /// Counts the live volume anew: `bytes` below the active layer, and their change by that layer.
     pub fn set_allocated(&mut self, bytes: u64, growth: i64) {
         self.totals.bytes = bytes.saturating_add_signed(growth);
         self.active.allocated = growth;
     }
 
-    /// What the volume holds without the active layer: what a commit of the sealing layer publishes
+    /// Returns the totals without the active layer, which a commit of the sealing layer publishes
     /// once none of its bytes are dirty. `inodes` is the number at the cut.
     pub fn sealed_totals(&self, inodes: u64) -> Totals {
         let bytes = self.totals.bytes;
@@ -465,8 +478,8 @@ impl State {
         }
     }
 
-    /// Changes facts about what is stored of an inode, which its users did not change: in the layer
-    /// of `epoch` and in a newer one, where these have its attributes.
+    /// Changes attributes that describe how an inode is stored, which its users did not change: in
+    /// the layer of `epoch` and in a newer one, if they have its attributes.
     pub fn adjust(&mut self, inode: u64, epoch: u64, change: impl Fn(&mut Attributes)) {
         let key = Key::attributes(inode);
         let adjust = |layer: &mut Layer| match layer.items.get_mut(&key) {
@@ -484,7 +497,8 @@ impl State {
             .and_then(adjust);
         let newest = adjust(&mut self.active);
         let sealed = older.unwrap_or(0);
-        // What the active layer dropped is live no more, and what it did not change shows through.
+        // An inode that the active layer dropped is not live. Attributes that it did not change are
+        // those of the layer below.
         let live = match self.active.dropped.contains(&inode) {
             true => newest.unwrap_or(0),
             false => newest.unwrap_or(sealed),
@@ -494,7 +508,10 @@ impl State {
         self.active.allocated = self.active.allocated.saturating_add(change);
     }
 
-    /// Makes the active layer the sealing one. The caller makes sure that there is none.
+    /// Makes the active layer the sealing layer.
+    ///
+    /// # Panics
+    /// If there is a sealing layer already.
     pub fn cut(&mut self) {
         assert!(
             self.sealing.is_none(),
@@ -504,24 +521,24 @@ impl State {
         self.sealing = Some(std::mem::replace(&mut self.active, next));
     }
 
-    /// The sealing layer is in `base` now.
+    /// Makes `base` the base, which contains the sealing layer, and removes that layer.
     pub fn committed(&mut self, base: Id) {
         self.base = base;
         self.sealing = None;
     }
 
-    /// Memory held by dirty bytes, in both layers.
+    /// Returns the memory of dirty bytes in both layers, in bytes.
     pub fn data_cost(&self) -> u64 {
         self.active.data_cost() + self.sealing.as_ref().map_or(0, Layer::data_cost)
     }
 
-    /// Memory held by items, in both layers.
+    /// Returns the memory of items in both layers, in bytes.
     pub fn item_cost(&self) -> u64 {
         self.active.item_cost() + self.sealing.as_ref().map_or(0, Layer::item_cost)
     }
 }
 
-/// `new` less `old`.
+/// Returns `new` less `old`.
 pub(super) fn signed_difference(new: u64, old: u64) -> i64 {
     match new >= old {
         true => i64::try_from(new - old).unwrap_or(i64::MAX),
@@ -529,40 +546,40 @@ pub(super) fn signed_difference(new: u64, old: u64) -> i64 {
     }
 }
 
-/// Changed items of a range, over a base.
+/// The changed items of a range, over a base.
 #[derive(Debug, Clone)]
 pub struct Changes {
     /// The newest change of each key.
     pub items: BTreeMap<Key, Option<Item>>,
-    /// Changes at or beyond this key were left out.
+    /// Changes at or after this key were left out.
     pub complete_to: Key,
-    /// The tree below, unless nothing below counts.
+    /// The tree below; none if everything below is hidden.
     pub base: Option<Id>,
 }
 
-/// Dirty parts of a range of a file, each with what it holds.
+/// The dirty parts of a range of a file, each with its contents.
 pub type DirtyParts = Vec<(Range<u64>, Part)>;
 
-/// What the layers know of the extents that overlap a range of a file.
+/// The layers' part of the extents that overlap a range of a file.
 #[derive(Debug, Clone)]
 pub struct ExtentChanges {
     /// The file.
     pub inode: u64,
-    /// The range.
+    /// The range, in bytes.
     pub range: Range<u64>,
-    /// The changes that matter.
+    /// The relevant changes.
     pub changes: Changes,
-    /// Which extents of the tree matter.
+    /// The relevant extents of the tree.
     pub below: Below,
 }
 
-/// Where the tree's extents are looked for.
+/// The place where the tree's extents are looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Below {
-    /// Only those that begin at or behind this offset.
+    /// Only extents that begin at or after this offset.
     From(u64),
-    /// And of those that begin between this offset and the range, the last one that no change
-    /// hides.
+    /// Those in the range and, of the extents that begin between this offset and the range, the
+    /// last one that no change hides.
     After(u64),
 }
 
@@ -647,7 +664,8 @@ mod tests {
         }))
     }
 
-    /// A file written in small pieces was gone through from 4 MiB before each of them.
+    /// For a file written in small pieces, each lookup went through all extents from 4 MiB before
+    /// its position.
     #[test]
     fn regression_an_extent_is_found_at_once_however_many_there_are() {
         let mut state = state();

@@ -1,10 +1,12 @@
-//! Atomic changes of a live volume: read what is needed, decide, write, all against one state.
+//! Atomic changes of a live volume: an operation reads, decides and writes against one state.
 //!
-//! Owns: the retry loop between memory and the tree. Does not own: what the operations mean.
+//! Owns: the retry loop between memory and the tree. Does not own: the meaning of the operations.
 //!
-//! An operation is a closure over a [`Transaction`]. It runs under the state's lock, so it never waits: an item that lies only in the tree makes
-//! it stop with [`Stop::Need`], the item is fetched without the lock, and the closure runs again from the start. Its writes are
-//! applied only when it ends well, together. So operations need no locks of their own, and a cut lies before or after each as a whole.
+//! An operation is a closure over a [`Transaction`]. It runs under the state's lock, so it never
+//! waits. If it needs an item that only the tree has, it stops with [`Stop::Need`]. The item is
+//! fetched without the lock, and the closure runs again from the start. Its writes are applied
+//! together, and only when it succeeds. So operations need no locks of their own, and a cut lies
+//! before or after each operation as a whole.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,7 +20,7 @@ use crate::volume::error::VolumeError;
 use crate::volume::state::{Found, Scope, State};
 use crate::volume::view::View;
 
-/// Why a run of the closure ended without a result.
+/// The reason why a run of the closure ended without a result.
 #[derive(Debug)]
 pub enum Stop {
     /// An item must be fetched from the tree first.
@@ -33,7 +35,7 @@ impl From<VolumeError> for Stop {
     }
 }
 
-/// What a closure may answer.
+/// The result of a closure.
 pub type Step<T> = Result<T, Stop>;
 
 #[derive(Debug)]
@@ -63,7 +65,10 @@ pub struct Transaction<'a> {
 }
 
 impl Transaction<'_> {
-    /// The item at `key`, as this transaction would leave it.
+    /// Returns the item at `key`, as this transaction would leave it.
+    ///
+    /// # Errors
+    /// [`Stop::Need`] if the item must be fetched.
     pub fn get(&self, key: &Key) -> Step<Option<Item>> {
         if let Some(item) = self.written.get(key) {
             return Ok(item.clone());
@@ -84,7 +89,12 @@ impl Transaction<'_> {
         self.effects.push(Effect::Set(key, item));
     }
 
-    /// The attributes of an inode; an inode that is not there is [`VolumeError::Stale`], since somebody held its number.
+    /// Returns the attributes of an inode.
+    ///
+    /// # Errors
+    /// [`Stop::Need`] if they must be fetched; [`VolumeError::Stale`] if there is no such inode,
+    /// because the caller still held its number; [`VolumeError::Malformed`] if the item is not
+    /// attributes.
     pub fn attributes(&self, inode: u64) -> Step<Attributes> {
         match self.get(&Key::attributes(inode))? {
             Some(Item::Attributes(attributes)) => Ok(attributes),
@@ -103,7 +113,7 @@ impl Transaction<'_> {
         self.inodes += 1;
     }
 
-    /// Counts allocated bytes that come (or go).
+    /// Counts a change of the allocated bytes.
     pub fn count_bytes(&mut self, bytes: i64) {
         self.bytes = self.bytes.saturating_add(bytes);
     }
@@ -114,8 +124,8 @@ impl Transaction<'_> {
         self.effects.push(Effect::Drop(inode));
     }
 
-    /// Puts bytes into a file; private ones are not matched with what is stored already. The size
-    /// is the caller's to set.
+    /// Writes bytes to a file at the byte `offset`. Private bytes are not matched with stored
+    /// content. The caller sets the size.
     pub fn write(&mut self, inode: u64, offset: u64, data: Bytes, is_private: bool) {
         self.effects.push(Effect::Write {
             inode,
@@ -125,13 +135,13 @@ impl Transaction<'_> {
         });
     }
 
-    /// Makes a range of a file read as zeroes. The size is the caller's to set.
+    /// Makes a range of a file, in bytes, read as zeroes. The caller sets the size.
     pub fn zero(&mut self, inode: u64, range: Range<u64>) {
         self.effects.push(Effect::Zero { inode, range });
     }
 }
 
-/// Applies what a transaction wrote to the active layer.
+/// Applies the writes of a transaction to the active layer.
 fn apply(state: &mut State, effects: Vec<Effect>, inodes: i64, bytes: i64) {
     let stamp = state.next_stamp();
     state.count(inodes, bytes);
@@ -170,23 +180,31 @@ fn apply(state: &mut State, effects: Vec<Effect>, inodes: i64, bytes: i64) {
     }
 }
 
-/// From this size on a write keeps its own buffer instead of gathering with its neighbours, in bytes.
+/// Minimum length of a write that keeps its own buffer, in bytes. Shorter writes are collected with
+/// their neighbours.
 const SHARED_WRITE_BYTES: usize = 64 * 1024;
 
-/// What is to be fetched before the next run.
+/// The outcome of one run: a result, or the item to fetch before the next run.
 enum Outcome<T> {
     Done(Result<T, VolumeError>),
     Fetch(Key, Id),
 }
 
 impl View {
-    /// Runs `operation` until it ends, and applies its writes if it ends well.
+    /// Runs `operation` until it ends, and applies its writes if it succeeds.
     ///
-    /// `operation` may run several times and must not have effects of its own.
+    /// `operation` may run several times, and a run may be abandoned. Any side effect of its own
+    /// must be harmless in that case.
+    ///
+    /// Cancel safety: dropped, it has applied nothing.
     ///
     /// # Errors
-    /// Those of `operation`, those of reading the tree, and the state's refusal, also if that comes
-    /// while an item is fetched.
+    /// - The errors of `operation`.
+    /// - [`VolumeError::Depot`] or [`VolumeError::Tree`] if an item cannot be fetched from the
+    ///   tree.
+    /// - [`VolumeError::Poisoned`] if the volume accepts nothing more, also if that happens during
+    ///   a fetch.
+    /// - [`VolumeError::ReadOnly`] if the view is frozen.
     pub async fn transact<T>(
         &self,
         mut operation: impl FnMut(&mut Transaction<'_>) -> Step<T>,
@@ -213,7 +231,8 @@ impl View {
         let mut state = self.state()?.lock();
         state.accepts()?;
         if *fetched_from != Some(state.base) {
-            // A commit replaced the tree: what was fetched from the old one may have been changed in between.
+            // A commit replaced the tree: items that were fetched from the old one may have changed
+            // since.
             fetched.clear();
             *fetched_from = Some(state.base);
         }

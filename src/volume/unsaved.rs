@@ -1,6 +1,6 @@
-//! What would be lost if the layers were: files with changes that no commit holds.
+//! Files with changes that no commit holds: they would be lost with the layers.
 //!
-//! Owns: finding them and their names. Does not own: whether they are lost (`mounting`).
+//! Owns: the search for them and for their names. Does not own: whether they are lost (`mounting`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -12,38 +12,39 @@ use crate::volume::state::Scope;
 use crate::volume::view::View;
 use crate::volume::{ROOT_INODE, Volume};
 
-/// Names looked at in the tree to find those of changed files; beyond, a file is told by its number.
+/// Maximum number of names that are read in the tree to find those of changed files. Files beyond
+/// it are reported by inode number.
 const NAMES_WALKED_MAX: usize = 200_000;
 
-/// Directories are looked through for so long at most: they may lie in a store that does not
-/// answer.
+/// Time limit for the walk over directories, because they may be in a store that does not answer.
 const WALK: Duration = Duration::from_secs(1);
 
-/// Items of a directory fetched at once.
+/// Number of items of a directory that are fetched at once.
 const PAGE: usize = 4096;
 
 /// A file, directory or name with changes that are not in the bucket.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unsaved {
-    /// From the root of the mount, beginning with '/'; `inode N` if it has no name that could be found.
+    /// The path from the root of the mount, beginning with '/'; `inode N` if no name was found.
     pub path: String,
-    /// Its inode.
+    /// The inode.
     pub inode: u64,
-    /// Bytes of its contents that are only in memory: 0 if only its name or attributes changed, or if its bytes wait for a commit alone.
+    /// Bytes of its contents that are only in memory. It is 0 if only the name or attributes
+    /// changed, or if the bytes are stored and only wait for a commit.
     pub bytes: u64,
 }
 
 /// All inodes and names that the layers change.
 #[derive(Debug, Default)]
 pub struct Changed {
-    /// Inodes, with their dirty bytes.
+    /// Inodes, with the number of their dirty bytes.
     pub inodes: BTreeMap<u64, u64>,
-    /// Names, by directory: what they lead to, or `None` where the name was removed.
+    /// Names, by directory: the inode that each leads to, or `None` if the name was removed.
     pub names: BTreeMap<(u64, Vec<u8>), Option<u64>>,
 }
 
 impl View {
-    /// True if the layers change this inode.
+    /// Returns true if the layers change this inode.
     pub fn has_changed(&self, inode: u64) -> bool {
         let Ok(state) = self.state() else {
             return false;
@@ -57,7 +58,7 @@ impl View {
         })
     }
 
-    /// What the layers change. Nothing, for a tree that nobody changes.
+    /// Returns the changes of the layers; empty for a frozen view.
     pub fn changed(&self) -> Changed {
         let Ok(state) = self.state() else {
             return Changed::default();
@@ -76,7 +77,7 @@ impl View {
                         Some(Item::Name { inode, .. }) => Some(*inode),
                         _ => None,
                     };
-                    // Layers come newest first.
+                    // The newest layer comes first.
                     changed
                         .names
                         .entry((directory, name.to_vec()))
@@ -95,9 +96,11 @@ impl View {
 }
 
 impl Volume {
-    /// Files and directories with changes that are not in the bucket, sorted by path, and how many there are beyond `limit`.
+    /// Returns the files and directories with changes that are not in the bucket, sorted by path,
+    /// at most `limit`, and the number of those beyond it.
     ///
-    /// Directories count where only names in them changed if nothing below them does.
+    /// A directory with changed names is left out if all of these names exist: the inodes that they
+    /// lead to stand for it.
     pub async fn unsaved(&self, limit: usize) -> (Vec<Unsaved>, usize) {
         let changed = self.view.changed();
         let mut found = Found::default();
@@ -117,7 +120,8 @@ impl Volume {
         let mut unsaved: Vec<Unsaved> = changed
             .inodes
             .iter()
-            // A directory whose only change is a new name is told by what the name leads to.
+            // A directory whose only change is new names is reported by the inodes that they lead
+            // to.
             .filter(|(inode, bytes)| **bytes > 0 || !found.is_told_by_its_names(**inode, &changed))
             .map(|(inode, bytes)| Unsaved {
                 path: found.path(*inode),
@@ -133,11 +137,11 @@ impl Volume {
 }
 
 impl Volume {
-    /// The inodes of `changed` that are not in `successor` as they are here, for a volume that
-    /// failed. Those that are not open count as lost without a look: they have no handle to break.
+    /// Returns the inodes of `changed` that `successor` does not hold as this failed volume does.
+    /// An inode that is not open counts as lost without a check, because it has no handle to break.
     ///
-    /// Each change moves an inode's time of change, so the attributes tell. What no journal has
-    /// described is lost whatever they say.
+    /// Each change sets an inode's time of change, so a comparison of attributes is enough. A
+    /// change that no journal has described is lost in any case.
     pub async fn lost_to(&self, successor: &View, changed: &Changed) -> BTreeSet<u64> {
         let undescribed = self.view.undescribed();
         let mut lost = BTreeSet::new();
@@ -154,7 +158,7 @@ impl Volume {
 }
 
 impl View {
-    /// Inodes with changes that no journal has described.
+    /// Returns the inodes with changes that no journal has described.
     fn undescribed(&self) -> BTreeSet<u64> {
         let mut inodes = BTreeSet::new();
         let Ok(state) = self.state() else {
@@ -169,7 +173,8 @@ impl View {
         inodes
     }
 
-    /// True if an inode has the same attributes in another tree, whatever each has stored of it.
+    /// Returns true if the inode has the same attributes in another view, apart from the allocated
+    /// bytes.
     async fn is_like(&self, other: &View, inode: u64) -> Result<bool, VolumeError> {
         let key = Key::attributes(inode);
         let here = self.item(Scope::Live, &key).await?;
@@ -187,14 +192,14 @@ impl View {
     }
 }
 
-/// Where inodes are named.
+/// The directory and name of each inode, as far as found.
 #[derive(Default)]
 struct Found {
     parents: HashMap<u64, (u64, Vec<u8>)>,
 }
 
 impl Found {
-    /// Looks through the directories for the names that the layers do not tell.
+    /// Walks the directories to find the names that the layers do not contain.
     async fn walk(&mut self, view: &View, changed: &Changed) -> Result<(), VolumeError> {
         let mut missing: BTreeSet<u64> = changed.inodes.keys().copied().collect();
         missing.extend(changed.names.keys().map(|(directory, _)| *directory));

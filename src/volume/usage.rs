@@ -1,7 +1,7 @@
-//! Which inodes are in use: open files, and lookups the kernel has not given back.
+//! The use of inodes: open files, and lookups that the kernel has not given back.
 //!
-//! Owns: the counts that keep an unlinked inode alive, and how much each file has written since it was last stored.
-//! Does not own: the inodes.
+//! Owns: the counts that keep an unlinked inode alive, and the number of bytes written to each file
+//! since they were last stored. Does not own: the inodes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 struct Counts {
     opens: u32,
     lookups: u64,
-    /// For directories: the directory it was last looked up in (`..`).
+    /// For a directory: the parent through which it was last looked up (`..`).
     parent: u64,
-    /// Known to have no file capabilities.
+    /// True if the inode is known to have no file capabilities.
     is_bare: bool,
-    /// A user other than the mount's owner may write to it, or has.
+    /// True if a user other than the mount's owner may write to the file, or has written to it.
     is_private: bool,
 }
 
@@ -26,27 +26,27 @@ impl Counts {
     }
 }
 
-/// Bytes written to files that left with one cut, by inode. Shared by those who wait for it.
+/// Bytes written to files before one cut, by inode. The tasks that wait for the cut share it.
 pub type Leaving = Arc<HashMap<u64, u64>>;
 
 /// Bytes written to a file since the last cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Uncut {
-    /// How many.
+    /// The number of bytes.
     pub bytes: u64,
-    /// Cuts before.
+    /// The number of earlier cuts.
     cuts: u64,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     users: HashMap<u64, Counts>,
-    /// Bytes written since the last cut.
+    /// Bytes written since the last cut, by inode.
     uncut: HashMap<u64, u64>,
-    /// Bytes written before a cut, of which no commit or journal is in the bucket yet; one for each
-    /// such cut.
+    /// Bytes written before a cut whose commit or journal is not in the bucket yet; one entry for
+    /// each such cut.
     leaving: Vec<Leaving>,
-    /// Cuts so far.
+    /// The number of cuts so far.
     cuts: u64,
 }
 
@@ -55,7 +55,7 @@ impl Inner {
         self.uncut.get(&inode).copied().unwrap_or(0)
     }
 
-    /// Forgets a cut; false if it was forgotten before.
+    /// Forgets a cut. Returns false if it was forgotten before.
     fn forget(&mut self, leaving: &Leaving) -> bool {
         let before = self.leaving.len();
         self.leaving.retain(|other| !Arc::ptr_eq(other, leaving));
@@ -63,17 +63,17 @@ impl Inner {
     }
 }
 
-/// Counts by inode.
+/// The counts by inode.
 #[derive(Debug, Default)]
 pub struct Usage(Mutex<Inner>);
 
 impl Usage {
-    /// True if somebody still names the inode by its number.
+    /// Returns true if the inode is open, or the kernel still knows its number.
     pub fn in_use(&self, inode: u64) -> bool {
         self.0.lock().users.get(&inode).is_some_and(Counts::in_use)
     }
 
-    /// The kernel learned of the inode, in this directory; 0 if it came from elsewhere.
+    /// Counts a lookup by the kernel through the directory `parent`; 0 if it came from elsewhere.
     pub fn looked_up(&self, inode: u64, parent: u64) {
         let mut inner = self.0.lock();
         let counts = inner.users.entry(inode).or_default();
@@ -83,33 +83,34 @@ impl Usage {
         }
     }
 
-    /// An inode that the kernel may know has another parent now.
+    /// Sets the new parent of an inode that the kernel may know.
     pub fn moved(&self, inode: u64, parent: u64) {
         if let Some(counts) = self.0.lock().users.get_mut(&inode) {
             counts.parent = parent;
         }
     }
 
-    /// The kernel gave lookups back; true if nobody uses the inode any more.
+    /// Subtracts lookups that the kernel gave back. Returns true if the inode is not in use any
+    /// more.
     pub fn forgot(&self, inode: u64, lookups: u64) -> bool {
         self.change(inode, |counts| {
             counts.lookups = counts.lookups.saturating_sub(lookups)
         })
     }
 
-    /// The file was opened.
+    /// Counts an open of the file.
     pub fn opened(&self, inode: u64) {
         self.0.lock().users.entry(inode).or_default().opens += 1;
     }
 
-    /// An open file was closed for good; true if nobody uses the inode any more.
+    /// Counts the final close of an open file. Returns true if the inode is not in use any more.
     pub fn closed(&self, inode: u64) -> bool {
         self.change(inode, |counts| {
             counts.opens = counts.opens.saturating_sub(1)
         })
     }
 
-    /// The directory in which a directory was looked up last.
+    /// Returns the directory through which a directory was last looked up.
     pub fn parent(&self, inode: u64) -> Option<u64> {
         self.0
             .lock()
@@ -119,7 +120,7 @@ impl Usage {
             .filter(|parent| *parent != 0)
     }
 
-    /// Whether the inode is known to have no file capabilities.
+    /// Returns true if the inode is known to have no file capabilities.
     pub fn is_bare(&self, inode: u64) -> bool {
         self.0
             .lock()
@@ -128,22 +129,23 @@ impl Usage {
             .is_some_and(|counts| counts.is_bare)
     }
 
-    /// The inode has no file capabilities, or may have some. To be said while the state is locked in which that is so; kept while the inode is in use.
+    /// Sets whether the inode is known to have no file capabilities. It must be called while the
+    /// state is locked in which that is so. The fact is kept while the inode is in use.
     pub fn set_bare(&self, inode: u64, is_bare: bool) {
         if let Some(counts) = self.0.lock().users.get_mut(&inode) {
             counts.is_bare = is_bare;
         }
     }
 
-    /// What is written to the inode is not matched with what is stored already, from now on and
-    /// for as long as the inode is in use.
+    /// Marks the inode as private while it is in use: bytes written to it are not matched with
+    /// stored content.
     pub fn set_private(&self, inode: u64) {
         if let Some(counts) = self.0.lock().users.get_mut(&inode) {
             counts.is_private = true;
         }
     }
 
-    /// Whether [`Usage::set_private`] holds.
+    /// Returns true if [`Usage::set_private`] is in effect.
     pub fn is_private(&self, inode: u64) -> bool {
         let inner = self.0.lock();
         inner
@@ -152,19 +154,20 @@ impl Usage {
             .is_some_and(|counts| counts.is_private)
     }
 
-    /// Bytes were written.
+    /// Counts bytes written to the file.
     pub fn wrote(&self, inode: u64, bytes: u64) {
         *self.0.lock().uncut.entry(inode).or_default() += bytes;
     }
 
-    /// Bytes written to the file that are in no commit and no journal in the bucket.
+    /// Returns the number of bytes written to the file that are in no commit and in no journal in
+    /// the bucket.
     pub fn unsent_bytes(&self, inode: u64) -> u64 {
         let inner = self.0.lock();
         let leaving = inner.leaving.iter().filter_map(|bytes| bytes.get(&inode));
         inner.uncut_bytes(inode) + leaving.sum::<u64>()
     }
 
-    /// Those of them that are not on their way with a commit or journal either.
+    /// Returns the unsent bytes of the file that no commit or journal under way contains.
     pub fn uncut(&self, inode: u64) -> Uncut {
         let inner = self.0.lock();
         Uncut {
@@ -173,8 +176,8 @@ impl Usage {
         }
     }
 
-    /// What was uncut is in the bucket now. If it was cut since, it left with the cut, and what is
-    /// uncut now was written later.
+    /// Subtracts bytes that are in the bucket now, as [`Usage::uncut`] returned them. If a cut was
+    /// made since, it took those bytes along, and the bytes that are uncut now were written later.
     pub fn sent(&self, inode: u64, sent: Uncut) {
         let mut inner = self.0.lock();
         if inner.cuts != sent.cuts {
@@ -188,9 +191,10 @@ impl Usage {
         };
     }
 
-    /// What was written so far leaves with a commit or journal. It counts as unsent until
-    /// [`Usage::landed`]. Called under the state's lock: takes the same time however many files
-    /// there are.
+    /// Makes a cut: the bytes written so far leave with a commit or journal. They count as unsent
+    /// until [`Usage::landed`].
+    ///
+    /// It is called under the state's lock, and takes the same time for any number of files.
     pub fn cut(&self) -> Leaving {
         let mut inner = self.0.lock();
         inner.cuts += 1;
@@ -199,12 +203,12 @@ impl Usage {
         leaving
     }
 
-    /// What left with a cut is in the bucket.
+    /// Forgets the bytes of a cut, which is in the bucket now.
     pub fn landed(&self, leaving: &Leaving) {
         self.0.lock().forget(leaving);
     }
 
-    /// What was to leave with a cut did not get into the bucket.
+    /// Counts the bytes of a cut as uncut again, because its commit or journal failed.
     pub fn stayed(&self, leaving: &Leaving) {
         let mut inner = self.0.lock();
         if inner.forget(leaving) {
@@ -214,7 +218,7 @@ impl Usage {
         }
     }
 
-    /// Takes over who uses what, from a volume in whose place this one comes.
+    /// Adds the users of a former volume, which this one replaces.
     pub fn adopt_users(&self, former: &Usage) {
         let mut inner = self.0.lock();
         let former = former.0.lock();
@@ -227,7 +231,7 @@ impl Usage {
         }
     }
 
-    /// True if the file or directory is open.
+    /// Returns true if the file or directory is open.
     pub fn is_open(&self, inode: u64) -> bool {
         self.0
             .lock()
@@ -236,7 +240,7 @@ impl Usage {
             .is_some_and(|counts| counts.opens > 0)
     }
 
-    /// Number of open files and directories.
+    /// Returns the number of open files and directories.
     pub fn open_files(&self) -> u64 {
         let inner = self.0.lock();
         inner

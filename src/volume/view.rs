@@ -1,8 +1,9 @@
-//! Reading a volume, live or frozen: changed items over the tree, dirty bytes over extents.
+//! Reads of a volume, live or frozen: changed items over the tree, dirty bytes over extents.
 //!
-//! Owns: how the layers and the tree are read as one. Does not own: changes (`transaction`), storing (`flush`, `commit`), inode numbers shown to the kernel (`vfs`).
+//! Owns: the combination of layers and tree. Does not own: changes (`transaction`), storing
+//! (`flush`, `commit`), inode numbers as the kernel sees them (`vfs`).
 //!
-//! A frozen view is the same with empty layers, so that snapshots are read by the same code as the live volume.
+//! A frozen view has empty layers, so snapshots are read by the same code as the live volume.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -24,14 +25,14 @@ use crate::volume::error::VolumeError;
 use crate::volume::nodes::{Nodes, decode_item};
 use crate::volume::state::{Below, Changes, ExtentChanges, Found, Scope, State, Totals};
 
-/// Zeroes to answer holes with.
+/// Zeroes that stand for holes.
 static ZEROES: [u8; 256 * 1024] = [0; 256 * 1024];
 
-/// Hidden extents of the tree that are passed over one by one on the way back to the last one that
-/// is not.
+/// Maximum number of hidden extents of the tree that are skipped one by one on the way back to the
+/// last extent that is not hidden.
 const HIDDEN_MAX: usize = 8;
 
-/// Items and bytes of one volume or snapshot. Cheap to clone.
+/// The items and bytes of one volume or snapshot. Cheap to clone.
 #[derive(Clone)]
 pub struct View {
     state: Arc<Mutex<State>>,
@@ -39,18 +40,18 @@ pub struct View {
     writable: bool,
 }
 
-/// A page of items: what was found, and where the next page starts.
+/// A page of items, and the start of the next page.
 pub struct Page {
-    /// Items in order of key.
+    /// Items in order of their keys.
     pub items: Vec<(Key, Item)>,
-    /// Start of the rest; none if this was all.
+    /// The start of the rest; none if this was everything.
     pub next: Option<Key>,
-    /// What stands among them and is not what its key says.
+    /// Items of the page that are malformed for their keys.
     pub malformed: Vec<(Key, VolumeError)>,
 }
 
 impl Page {
-    /// The page, if nothing in it is malformed.
+    /// Returns the page, or the error of an item if one is malformed.
     pub(super) fn whole(mut self) -> Result<Page, VolumeError> {
         match self.malformed.pop() {
             None => Ok(self),
@@ -59,7 +60,7 @@ impl Page {
     }
 }
 
-/// What a range of a file consists of, in order.
+/// A part of a range of a file.
 enum Source {
     Bytes(Bytes),
     Zero(u64),
@@ -67,7 +68,7 @@ enum Source {
 }
 
 impl View {
-    /// A tree that never changes.
+    /// Returns a view of a tree that never changes.
     pub fn frozen(nodes: Arc<Nodes>, tree: Id, totals: Totals) -> View {
         View {
             state: Arc::new(Mutex::new(State::new(tree, totals))),
@@ -76,7 +77,7 @@ impl View {
         }
     }
 
-    /// A volume that changes.
+    /// Returns a view of a volume that changes.
     pub fn live(nodes: Arc<Nodes>, tree: Id, totals: Totals) -> View {
         View {
             state: Arc::new(Mutex::new(State::new(tree, totals))),
@@ -85,7 +86,7 @@ impl View {
         }
     }
 
-    /// The state, for changes.
+    /// Returns the state, for changes.
     ///
     /// # Errors
     /// [`VolumeError::ReadOnly`] for frozen views.
@@ -97,33 +98,40 @@ impl View {
         }
     }
 
-    /// Where blobs come from.
+    /// Returns the depot that blobs are read from.
     pub fn depot(&self) -> &Depot {
         self.nodes.depot()
     }
 
-    /// The nodes of trees.
+    /// Returns the reader of tree nodes.
     pub fn nodes(&self) -> &Arc<Nodes> {
         &self.nodes
     }
 
-    /// What it holds, as far as that is counted.
+    /// Returns the inodes and bytes of the volume. Dirty bytes are not counted yet.
     pub fn totals(&self) -> Totals {
         self.state.lock().totals
     }
 
-    /// The tree below the layers.
+    /// Returns the root node of the tree below the layers.
     pub fn base(&self) -> Id {
         self.state.lock().base
     }
 
-    /// One item of a tree.
+    /// Returns one item of a tree; none if it does not exist.
+    ///
+    /// # Errors
+    /// [`VolumeError::Depot`] if a node cannot be read; [`VolumeError::Tree`] if a node or the item
+    /// is malformed.
     pub async fn item_below(&self, base: Id, key: &Key) -> Result<Option<Item>, VolumeError> {
         let value = Tree::new(base).get(self.nodes.as_ref(), key).await?;
         value.map(|value| decode_item(key, &value)).transpose()
     }
 
-    /// One item.
+    /// Returns one item; none if it does not exist.
+    ///
+    /// # Errors
+    /// As [`View::item_below`].
     pub async fn item(&self, scope: Scope, key: &Key) -> Result<Option<Item>, VolumeError> {
         let found = self.state.lock().find(scope, key);
         match found {
@@ -133,7 +141,11 @@ impl View {
         }
     }
 
-    /// The attributes of an inode; [`VolumeError::Stale`] if there is none.
+    /// Returns the attributes of an inode.
+    ///
+    /// # Errors
+    /// [`VolumeError::Stale`] if there is no such inode; [`VolumeError::Malformed`] if the item is
+    /// not attributes. As [`View::item_below`].
     pub async fn attributes(&self, scope: Scope, inode: u64) -> Result<Attributes, VolumeError> {
         match self.item(scope, &Key::attributes(inode)).await? {
             Some(Item::Attributes(attributes)) => Ok(attributes),
@@ -142,11 +154,12 @@ impl View {
         }
     }
 
-    /// Items of one inode in `range`: about `limit` of them, at least one if there is any.
+    /// Returns items of one inode in `range`: about `limit` of them, and at least one if there is
+    /// any.
     ///
     /// # Errors
-    /// What keeps the tree from being read; [`VolumeError::Tree`] for an item that is not what its
-    /// key says.
+    /// [`VolumeError::Depot`] if a node cannot be read; [`VolumeError::Tree`] if a node, or an item
+    /// on the page, is malformed.
     pub async fn items(
         &self,
         scope: Scope,
@@ -156,11 +169,12 @@ impl View {
         self.any_items(scope, range, limit).await?.whole()
     }
 
-    /// The same for readers that leave out what is malformed, and say so: the page has it apart
-    /// from the items.
+    /// Returns items as [`View::items`] does, for readers that skip malformed items and report
+    /// them: the page lists those separately.
     ///
     /// # Errors
-    /// What keeps the tree from being read.
+    /// [`VolumeError::Depot`] if a node cannot be read; [`VolumeError::Tree`] if a node is
+    /// malformed.
     pub async fn any_items(
         &self,
         scope: Scope,
@@ -179,7 +193,7 @@ impl View {
         }
     }
 
-    /// Changed items over the tree's, up to where both are known.
+    /// Merges changed items with those of the tree, up to the key where both are known.
     async fn merge(
         &self,
         changes: Changes,
@@ -220,7 +234,10 @@ impl View {
         })
     }
 
-    /// All extents of a file that overlap `range`, in order.
+    /// Returns all extents of a file that overlap the byte range `range`, in order.
+    ///
+    /// # Errors
+    /// As [`View::items`]; [`VolumeError::Malformed`] if an item is no extent.
     pub async fn extents(
         &self,
         scope: Scope,
@@ -236,7 +253,7 @@ impl View {
         Ok(extents.unwrap_or_default())
     }
 
-    /// The same, where `changes` are those of some moment; none if the tree has more than `limit`.
+    /// Returns the extents for `changes` as of some moment; none if the tree has more than `limit`.
     pub(super) async fn extents_among(
         &self,
         changes: ExtentChanges,
@@ -264,8 +281,8 @@ impl View {
         extents.transpose()
     }
 
-    /// Where the last extent of the tree begins that begins in `offsets` and that `changes` do not
-    /// hide; if they hide many, some offset before that.
+    /// Returns the start of the last extent of the tree that begins in `offsets` and that `changes`
+    /// do not hide. If they hide [`HIDDEN_MAX`] extents in a row, returns the start of `offsets`.
     async fn last_extent_below(
         &self,
         base: Id,
@@ -288,7 +305,11 @@ impl View {
         Ok(Some(offsets.start))
     }
 
-    /// The bytes of a file in `range`, which must lie inside the file. Holes read as zeroes.
+    /// Returns the bytes of a file in `range`, which must lie inside the file. Holes read as
+    /// zeroes.
+    ///
+    /// # Errors
+    /// As [`View::extents`]; [`VolumeError::Depot`] if contents cannot be read.
     pub async fn read(
         &self,
         scope: Scope,
@@ -321,7 +342,8 @@ impl View {
         Ok(bytes)
     }
 
-    /// The contents of a small file, where `found` is what the layers know of them.
+    /// Returns the contents of a small file; none if the tree does not hold them. `found` is the
+    /// result of looking them up in the layers.
     pub(super) async fn inline(
         &self,
         inode: u64,
@@ -338,7 +360,11 @@ impl View {
         }
     }
 
-    /// Which parts of `range` are data (true) and which holes, in order; `range` must lie inside the file.
+    /// Returns which parts of `range` are data (true) and which are holes (false), in order.
+    /// `range` must lie inside the file.
+    ///
+    /// # Errors
+    /// As [`View::extents`].
     pub async fn map_of(
         &self,
         inode: u64,
@@ -374,13 +400,14 @@ impl View {
         Ok(map)
     }
 
-    /// Whether the byte at `offset` is dirty, data (true) or a zero, and up to where that goes for
-    /// those behind it.
+    /// Returns whether the byte at `offset` is dirty: data (true), a zero (false) or not dirty
+    /// (none). Also returns the offset up to which the bytes after it are the same.
     pub fn dirty_at(&self, inode: u64, offset: u64) -> (Option<bool>, u64) {
         self.state.lock().dirty_at(Scope::Live, inode, offset)
     }
 
-    /// Fetches what reading `range` will need. A hint: what fails here fails again for whoever reads it.
+    /// Fetches the contents that a read of `range` will need. This is a hint: errors are ignored
+    /// here, and occur again in the read.
     pub async fn fetch_ahead(&self, inode: u64, range: Range<u64>, prefetch: Prefetch) {
         if let Ok(extents) = self.extents(Scope::Live, inode, range.clone()).await {
             let (_, pieces) = plan(range, Vec::new(), &extents, None);
@@ -424,7 +451,7 @@ fn dirty_bytes(range: Range<u64>, part: Part) -> Vec<Bytes> {
     }
 }
 
-/// Puts a range together from dirty parts (sorted), extents (sorted) and the contents of a small file.
+/// Assembles a range from dirty parts (sorted), extents (sorted) and the contents of a small file.
 fn plan(
     range: Range<u64>,
     parts: Vec<(Range<u64>, Part)>,
@@ -458,7 +485,7 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// A part without dirty bytes.
+    /// Adds a part without dirty bytes.
     fn clean(&mut self, range: Range<u64>) {
         let mut at = range.start;
         if let Some(bytes) = &self.inline {
@@ -475,7 +502,7 @@ impl Plan<'_> {
             if at >= range.end || offset >= range.end {
                 break;
             }
-            // It lies within the one before it: no honest file has such an extent.
+            // The extent lies inside the one before it. Only a forged file has such an extent.
             if placed.end() <= at {
                 continue;
             }

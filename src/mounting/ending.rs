@@ -22,14 +22,14 @@ use crate::volume::error::VolumeError;
 /// Time limit of the last commit of a mount that is still in use when its deadline passes.
 pub const GRACE: Duration = Duration::from_secs(3);
 
-/// Time limit for writing to the spool what the store did not take, counted from the deadline.
+/// Time limit, counted from the deadline, for writing unsent data to the spool.
 pub const KEEPING: Duration = Duration::from_secs(4);
 
 /// Time limit for leaving the root, after [`KEEPING`].
 pub const LEAVING: Duration = Duration::from_secs(1);
 
-/// Time without an acknowledgement after which an ending mount writes to the spool what the store
-/// has not taken. It still waits for the store until the deadline.
+/// Time without an acknowledgement after which an ending mount writes unsent data to the spool. It
+/// still waits for the store until the deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Maximum number of files that the log names when they are in neither bucket nor spool. Further
@@ -120,10 +120,10 @@ impl Deadline {
     }
 }
 
-/// Writes to the spool what the store does not take, each time that the store has acknowledged
-/// nothing for [`PATIENCE`]. Without a spool, or after an error of it, only waits. Never returns.
+/// Writes unsent data to the spool each time that the store has acknowledged nothing for
+/// [`PATIENCE`]. Without a spool, or after an error of it, only waits. Never returns.
 ///
-/// Cancel safety: dropped, it leaves in the spool what is there.
+/// Cancel safety: dropped, it removes nothing from the spool.
 pub(super) async fn keep_ahead(volume: &Volume) -> Infallible {
     let ingest = volume.ingest();
     loop {
@@ -136,7 +136,7 @@ pub(super) async fn keep_ahead(volume: &Volume) -> Infallible {
 
 /// Logs the files that are in neither bucket nor spool when the mount ends.
 pub(super) async fn name_lost(volume: &Volume, why: &VolumeError) {
-    // The log already names what a failed volume has lost.
+    // The log already names the files that a failed volume has lost.
     if volume.failure().is_some() {
         return;
     }

@@ -1,8 +1,8 @@
 //! The identity of this machine's spool directory: a number, which sessions state in the root.
 //!
 //! Owns: the number, stored as an empty file `place-NUMBER-MACHINE` next to the spools, and the
-//! list of sessions that have a spool there. Does not own: the spools (the chunker), what becomes
-//! of them (`spooling`).
+//! list of sessions that have a spool there. Does not own: the spools (the chunker), their creation
+//! and replay (`spooling`).
 //!
 //! A file name is written as a whole or not at all. If two mounts create numbers at the same time,
 //! both numbers belong to this machine. A directory that was copied to another machine, for example
@@ -53,8 +53,7 @@ impl Listed {
 }
 
 impl SpoolPlace {
-    /// Returns what the directory holds now, as seen from the machine of `here`; nothing if the
-    /// directory does not exist.
+    /// Lists the directory, as seen from the machine of `here`; empty if it does not exist.
     ///
     /// # Errors
     /// [`SpoolingError::Unusable`] if the directory cannot be read.

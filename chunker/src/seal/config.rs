@@ -1,7 +1,7 @@
-//! The config object: what is fixed about a repository at init, and by what rule the bucket locks its objects.
+//! The config object: the parameters that a repository gets at init, and its rule for object locks.
 //!
-//! Owns its encoding. It is read before any secret is known, so what it says is believed only once the secrets have
-//! verified it ([`Config::unlock`]).
+//! Owns the encoding. The config is read before any secret is known, so its contents count as true
+//! only after [`Config::unlock`] or [`Config::keyring`] has verified them.
 
 use super::header::{self, Algorithm, Class, Features, Header, RepositoryId};
 use super::keyring::{ObjectOpener, ObjectSealer, ZERO_KEY, derive_key};
@@ -16,16 +16,16 @@ use minicbor::{Decoder, Encoder};
 use std::convert::Infallible;
 use zeroize::Zeroizing;
 
-/// What the config object of a repository says.
+/// The decoded config object of a repository.
 #[derive(Clone, Debug)]
 pub struct Config {
     repository: RepositoryId,
     cutting: Parameters,
-    /// By what rule objects are locked.
+    /// The rule by which the bucket locks objects.
     lock: Option<LockRule>,
-    /// Present in unsealed repositories: there they are no secret.
+    /// Present in unsealed repositories only, where the secrets are public.
     secrets: Option<Secrets>,
-    /// What is stated, as it was encoded: what the tag covers.
+    /// The stated fields in their encoded form, which the tag covers.
     stated: Zeroizing<Vec<u8>>,
     tag: [u8; 32],
 }
@@ -35,11 +35,11 @@ const DAMAGED: OpenError = OpenError::Damaged {
 };
 
 impl Config {
-    /// Where the config lies in the bucket.
+    /// The key of the config in the bucket.
     pub const KEY: &str = "config";
 
-    /// The config object of a new repository, sealed or not. The secrets go into it only if it is not sealed.
-    /// `salt` is fresh randomness.
+    /// Returns the config object of a new repository. The secrets go into it only if `sealed` is
+    /// false. `salt` is fresh randomness.
     pub fn create(
         repository: RepositoryId,
         cutting: &Parameters,
@@ -74,7 +74,17 @@ impl Config {
         Bytes::from(object)
     }
 
-    /// Reads the object that lies under [`Config::KEY`], of whatever repository it is.
+    /// Reads the object that lies under [`Config::KEY`], whichever repository it belongs to.
+    ///
+    /// # Errors
+    /// - [`OpenError::NotBkfs`] if the bytes do not begin with the magic of bkfs.
+    /// - [`OpenError::WrongClass`] if the object has another class.
+    /// - [`OpenError::WrongAlgorithm`] if the header states another algorithm than the unsealed
+    ///   one.
+    /// - [`OpenError::OtherFormat`] or [`OpenError::UnknownFeatures`] if this program does not know
+    ///   the format version or an incompatible feature.
+    /// - [`OpenError::Damaged`] if the object is cut short, does not verify, cannot be decoded, or
+    ///   states cutting parameters that are out of bounds.
     pub fn open(object: &[u8]) -> Result<Self, OpenError> {
         let (bytes, sealed) = header::split(object)?;
         let header = Header::decode(bytes, Class::Config)?;
@@ -93,29 +103,33 @@ impl Config {
         })
     }
 
-    /// The repository whose config this is. Not verified before [`Config::unlock`].
+    /// Returns the repository that the config names. Not verified before [`Config::unlock`].
     pub fn repository(&self) -> RepositoryId {
         self.repository
     }
 
-    /// Whether a password is needed. Whoever has been given one must refuse a config that says no: it was swapped.
+    /// Returns whether a password is needed. A caller that was given a password must refuse a
+    /// config that returns false here: an attacker has swapped it.
     pub fn is_sealed(&self) -> bool {
         self.secrets.is_none()
     }
 
-    /// How content is cut in this repository. Not verified before [`Config::unlock`].
+    /// Returns the parameters by which this repository cuts content into chunks. Not verified
+    /// before [`Config::unlock`].
     pub fn cutting(&self) -> &Parameters {
         &self.cutting
     }
 
-    /// By what rule objects are locked in the bucket; none if none ever was. Not verified before [`Config::unlock`].
+    /// Returns the rule by which the bucket locks objects; `None` if the repository never had one.
+    /// Not verified before [`Config::unlock`].
     pub fn lock(&self) -> Option<LockRule> {
         self.lock
     }
 
-    /// The keyring of an unsealed repository; `None` if the repository is sealed.
+    /// Returns the keyring of an unsealed repository; `None` if the repository is sealed.
     ///
-    /// Errors with [`OpenError::Damaged`] if the config is not the one made with these secrets.
+    /// # Errors
+    /// [`OpenError::Damaged`] if the config was not made with the secrets that it holds.
     pub fn keyring(&self) -> Result<Option<Keyring>, OpenError> {
         let Some(secrets) = &self.secrets else {
             return Ok(None);
@@ -124,10 +138,12 @@ impl Config {
         Ok(Some(Keyring::unsealed(self.repository, secrets.clone())))
     }
 
-    /// The keyring of a sealed repository, with the secrets that a key slot held.
+    /// Returns the keyring of a sealed repository, made of the secrets that a key slot held.
     ///
-    /// Errors with [`OpenError::Damaged`] if the config is not the one made with these secrets: then somebody changed
-    /// it, or swapped it for one that is not sealed.
+    /// # Errors
+    /// [`OpenError::Damaged`] if the config states that the repository is not sealed, or was not
+    /// made with these secrets. Then an attacker has changed the config or swapped it for an
+    /// unsealed one.
     pub fn unlock(&self, secrets: Secrets) -> Result<Keyring, OpenError> {
         if !self.is_sealed() {
             return Err(OpenError::Damaged {
@@ -146,7 +162,8 @@ impl Config {
     }
 }
 
-/// Opens a header that no keyring is needed for. Refuses other algorithms, as the keyring does.
+/// Opens an object whose header needs no keyring. Refuses every algorithm but the unsealed one, as
+/// the keyring does.
 pub(super) fn open_header(
     header: Header,
     bytes: &[u8; HEADER_LEN],

@@ -1,4 +1,4 @@
-//! The keys of one object, and its boxes.
+//! The keys of one object, and the boxes that are made with them.
 //!
 //! Owns the formulas of FORMAT.md, "The header of every object" and "A box".
 
@@ -16,15 +16,16 @@ pub(super) type Key = Zeroizing<[u8; 32]>;
 pub const NONCE_LEN: usize = 12;
 /// Length of the tag that ends every box, in bytes.
 pub const TAG_LEN: usize = 16;
-/// What a box adds to its payload, in bytes.
+/// Bytes that a box adds to its payload.
 pub const BOX_OVERHEAD: usize = NONCE_LEN + TAG_LEN;
 /// The number of the box that holds a pack's footer.
 pub const FOOTER_BOX: u32 = u32::MAX;
 
-/// "bkfs box" and the number of the box: what AES-256-GCM authenticates beside the payload.
+/// The data that AES-256-GCM authenticates in addition to the payload begins with these bytes; the
+/// number of the box follows (u32, little-endian).
 const BOX_CONTEXT: &[u8; 8] = b"bkfs box";
 
-/// The keys that one object's boxes are made with.
+/// The keys that seal and tag the boxes of one object.
 pub(super) struct ObjectKeys {
     /// Absent in unsealed objects.
     seal: Option<LessSafeKey>,
@@ -39,7 +40,7 @@ impl fmt::Debug for ObjectKeys {
 }
 
 impl ObjectKeys {
-    /// Derives the keys of the object with this header that lies under `key` in the bucket.
+    /// Derives the keys of the object that has this header and lies under `key` in the bucket.
     pub(super) fn derive(
         master: &[u8; 32],
         algorithm: Algorithm,
@@ -53,7 +54,8 @@ impl ObjectKeys {
         Self::from_hasher(&hasher, algorithm)
     }
 
-    /// Takes the keys from a hasher's extended output: 32 bytes to seal with, then 32 to tag with.
+    /// Takes the keys from a hasher's extended output: the first 32 bytes seal, the next 32 bytes
+    /// make tags.
     pub(super) fn from_hasher(hasher: &blake3::Hasher, algorithm: Algorithm) -> Self {
         let mut seal = Key::default();
         let mut tag = Key::default();
@@ -69,7 +71,7 @@ impl ObjectKeys {
         Self { seal, tag }
     }
 
-    /// The tag over a header's first 112 bytes.
+    /// Returns the tag over the first 112 bytes of a header.
     pub(super) fn header_tag(&self, header: &[u8; HEADER_LEN]) -> [u8; TAG_LEN] {
         let mut hasher = blake3::Hasher::new_keyed(&self.tag);
         hasher.update(b"bkfs header");
@@ -87,7 +89,8 @@ impl ObjectKeys {
         })
     }
 
-    /// The nonce of a box, and the tag that it has if it is not sealed: one pass over the payload.
+    /// Returns the nonce of a box, followed by the tag that the box has if it is not sealed. Takes
+    /// one pass over the payload.
     fn digest(&self, number: u32, payload: &[u8]) -> [u8; BOX_OVERHEAD] {
         let mut hasher = blake3::Hasher::new_keyed(&self.tag);
         hasher.update(BOX_CONTEXT);
@@ -98,10 +101,12 @@ impl ObjectKeys {
         digest
     }
 
-    /// Makes a box in place: `buffer[start..]` is room for the nonce, then the payload; the tag is appended.
+    /// Makes a box in place. `buffer[start..]` holds [`NONCE_LEN`] bytes for the nonce and then the
+    /// payload; the tag is appended.
     ///
     /// # Panics
-    /// If there is no room for the nonce, which is a mistake of the caller in this crate.
+    /// If fewer than [`NONCE_LEN`] bytes follow `start`, which is a mistake of the caller in this
+    /// crate.
     pub(super) fn seal_in_place(&self, number: u32, buffer: &mut Vec<u8>, start: usize) {
         let (nonce, payload) = buffer[start..]
             .split_first_chunk_mut::<NONCE_LEN>()
@@ -122,8 +127,8 @@ impl ObjectKeys {
         buffer.extend_from_slice(tag.as_ref());
     }
 
-    /// Opens a box. What is returned lies in `sealed` itself if the box is in the clear, else in `room`, whose former
-    /// contents are lost.
+    /// Opens a box and returns its payload. The payload lies in `sealed` itself if the box is in
+    /// the clear, else in `room`, whose former contents are lost.
     pub(super) fn open<'a>(
         &self,
         number: u32,
@@ -148,7 +153,8 @@ impl ObjectKeys {
         Ok(room)
     }
 
-    /// Opens a box in place and returns its payload. If it fails, the buffer's contents are lost.
+    /// Opens a box in place and returns its payload. An error leaves the contents of the buffer
+    /// undefined.
     pub(super) fn open_in_place<'a>(
         &self,
         number: u32,

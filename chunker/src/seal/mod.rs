@@ -1,8 +1,11 @@
-//! Sealing: how every object of a repository is named, bound to its place, encrypted and verified.
+//! Sealing: how every object of a repository is named, bound to its key in the bucket, encrypted
+//! and verified.
 //!
-//! Owns the header of objects, boxes, the keys derived for each object, the keyring, the config object and the key
-//! slots. Knows nothing of what the sealed bytes mean, and never reads or writes the bucket: salts and everything else
-//! random are arguments, which the caller draws afresh for each object.
+//! Owns the header of objects, boxes, the keys derived for each object, the keyring, the config
+//! object and the key slots. An object of a sealed repository is encrypted; an object of an
+//! unsealed one only carries tags that verify it. This module does not interpret the payloads, and
+//! it never reads or writes the bucket. Salts and all other random values are arguments, which the
+//! caller draws afresh for each object.
 
 mod config;
 mod header;
@@ -18,7 +21,7 @@ pub use keys::{BOX_OVERHEAD, FOOTER_BOX, NONCE_LEN, TAG_LEN};
 pub use secrets::{Secrets, SecretsError};
 pub use slots::{NewSlot, Slot, SlotCost, SlotError, SlotName, Statement, Unwrapped};
 
-/// What to do about an object of another format version.
+/// Returns the advice to the user about an object of another format version.
 fn advice(version: u16) -> &'static str {
     match version {
         0 => "it is a draft, which only the bkfs that wrote it can read",
@@ -26,25 +29,26 @@ fn advice(version: u16) -> &'static str {
     }
 }
 
-/// Why an object could not be opened. Nothing of it was returned.
+/// The reasons why an object cannot be opened. No part of the object is returned.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum OpenError {
-    /// The bytes do not begin as an object of bkfs does.
+    /// The bytes do not begin with the magic of bkfs.
     #[error("not an object of a bkfs repository")]
     NotBkfs,
-    /// The object was written in a format of the future, or in the draft (0) that came before the first.
+    /// The object has a later format version, or the draft version 0 that came before the first.
     #[error("written in format version {version}, and this program knows version {FORMAT_VERSION}: {}", advice(*version))]
     OtherFormat {
         /// The version that the object states.
         version: u16,
     },
-    /// The object needs features that this program does not have to be read at all.
+    /// The object has an incompatible feature that this program does not know, so it cannot be
+    /// read.
     #[error("needs features unknown to this program (bits {bits:#x}); a newer bkfs can read it")]
     UnknownFeatures {
         /// The unknown bits among the incompatible features.
         bits: u64,
     },
-    /// Another kind of object lies here.
+    /// An object of another class lies under this key.
     #[error("an object of class {found} lies where one of class {expected:?} belongs")]
     WrongClass {
         /// The class number that the object states.
@@ -58,8 +62,8 @@ pub enum OpenError {
         /// The repository that the object states.
         found: RepositoryId,
     },
-    /// A sealed repository holds an object that is not sealed (anybody could have made it), or the other way round, or
-    /// the algorithm is unknown.
+    /// The object is unsealed in a sealed repository (anyone with write access could have made it),
+    /// or sealed in an unsealed one, or its algorithm is unknown.
     #[error("sealed with algorithm {found}, which objects of this repository never are")]
     WrongAlgorithm {
         /// The algorithm number that the object states.
@@ -73,20 +77,20 @@ pub enum OpenError {
         /// The key epoch that the object states.
         epoch: u32,
     },
-    /// The root is sealed under a master key that was given up.
+    /// The root is sealed under a master key that a rotation has replaced.
     #[error(
         "sealed under master key {epoch}, and this key is of epoch {newest}: a root from before the rotation of the master key was put back, or the rotation was interrupted before it took hold"
     )]
     OlderKeyEpoch {
         /// The key epoch that the root states.
         epoch: u32,
-        /// The newest one of the key.
+        /// The epoch of the newest master key in the key slot.
         newest: u32,
     },
-    /// The bytes are not those that were sealed here: damaged, cut short, moved, or made by somebody without the key.
+    /// The bytes do not verify: they are damaged, cut short, moved, or made without the key.
     #[error("damaged: {what}")]
     Damaged {
-        /// The part that does not verify.
+        /// What does not verify or cannot be decoded.
         what: &'static str,
     },
 }

@@ -1,4 +1,5 @@
-//! The secrets of a repository: what a key slot wraps, and what an unsealed repository keeps in its config.
+//! The secrets of a repository. A key slot wraps them; an unsealed repository keeps them in its
+//! config.
 
 use super::keys::Key;
 use minicbor::{Decoder, Encoder};
@@ -6,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// All keys of a repository. Wiped from memory when dropped; never printed.
+/// All keys of a repository. They are wiped from memory when dropped, and never printed.
 #[derive(Clone)]
 pub struct Secrets {
     master: BTreeMap<u32, Key>,
@@ -14,7 +15,7 @@ pub struct Secrets {
     cut_key: Key,
 }
 
-/// The bytes are no secrets.
+/// The error for bytes that cannot be decoded as secrets.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("the secrets cannot be decoded")]
 pub struct SecretsError;
@@ -28,14 +29,15 @@ impl fmt::Debug for Secrets {
     }
 }
 
-/// Secrets, and what is stated with them in a key slot.
+/// Secrets, and the hash of the key slot's clear fields that was encoded with them, if any.
 type Decoded = (Secrets, Option<[u8; 32]>);
 
 impl Secrets {
-    /// The most master keys that secrets hold: each is made by hand.
+    /// The largest number of master keys that secrets hold. Each comes from a rotation that a user
+    /// starts.
     pub const EPOCHS_MAX: usize = 1024;
 
-    /// Secrets with a first master key, of epoch 0. All three keys are fresh randomness.
+    /// Returns secrets with a first master key, of epoch 0. All three keys are fresh randomness.
     pub fn new(master: [u8; 32], id_key: [u8; 32], cut_key: [u8; 32]) -> Self {
         Self {
             master: BTreeMap::from([(0, Zeroizing::new(master))]),
@@ -44,25 +46,26 @@ impl Secrets {
         }
     }
 
-    /// The same secrets with one more master key, which new objects are sealed under from now on. Returns its epoch.
-    /// Ids and cut points stay what they are.
+    /// Adds a master key, which seals new objects from now on, and returns its epoch. Ids and cut
+    /// points do not change.
     pub fn add_master(&mut self, master: [u8; 32]) -> u32 {
         let epoch = self.epoch().saturating_add(1);
         self.master.insert(epoch, Zeroizing::new(master));
         epoch
     }
 
-    /// The epoch whose master key seals new objects: the highest.
+    /// Returns the highest epoch; its master key seals new objects.
     pub fn epoch(&self) -> u32 {
         self.master.keys().next_back().copied().unwrap_or(0)
     }
 
-    /// Whether there is room for one more master key.
+    /// Returns whether one more master key fits.
     pub fn has_room(&self) -> bool {
         self.master.len() < Self::EPOCHS_MAX
     }
 
-    /// Whether these secrets hold every key of `older`, and the same id key and cutting key.
+    /// Returns whether these secrets hold every master key of `older`, and the same id key and
+    /// cutting key.
     pub fn extend(&self, older: &Secrets) -> bool {
         let holds = |(epoch, key): (&u32, &Key)| self.master.get(epoch) == Some(key);
         self.id_key == older.id_key
@@ -74,7 +77,7 @@ impl Secrets {
         self.master.get(&epoch)
     }
 
-    /// All of them.
+    /// Returns all master keys, the id key and the cutting key.
     pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
         self.master.values().chain([&self.id_key, &self.cut_key])
     }
@@ -87,14 +90,16 @@ impl Secrets {
         &self.cut_key
     }
 
-    /// The secrets as a CBOR map: 0 master keys by epoch, 1 id key, 2 cutting key.
+    /// Returns the secrets as a CBOR map: 0 master keys by epoch, 1 id key, 2 cutting key.
     pub fn encode(&self) -> Zeroizing<Vec<u8>> {
         self.encode_with(None)
     }
 
-    /// The same with 3, the hash of what the key slot around them states.
+    /// Returns the same map with field 3, the hash of the clear fields of the key slot that wraps
+    /// the secrets.
     pub(super) fn encode_with(&self, stated: Option<&[u8; 32]>) -> Zeroizing<Vec<u8>> {
-        // Enough room from the start: a vector that grows leaves copies behind.
+        // The capacity covers the whole encoding: a vector that grows leaves copies of the secrets
+        // behind.
         let mut bytes = Zeroizing::new(Vec::with_capacity(192 + self.master.len() * 48));
         let mut encoder = Encoder::new(&mut *bytes);
         let written: Result<(), minicbor::encode::Error<std::convert::Infallible>> = (|| {
@@ -114,12 +119,16 @@ impl Secrets {
         bytes
     }
 
-    /// The inverse of [`Secrets::encode`]. Keys of the map that are unknown are skipped.
+    /// Decodes the bytes that [`Secrets::encode`] returns. Skips unknown keys of the map.
+    ///
+    /// # Errors
+    /// [`SecretsError`] if the bytes are not one complete map, lack a key, or hold no master key or
+    /// more than [`Secrets::EPOCHS_MAX`].
     pub fn decode(bytes: &[u8]) -> Result<Self, SecretsError> {
         Ok(Self::decode_with(bytes)?.0)
     }
 
-    /// The inverse of [`Secrets::encode_with`].
+    /// Decodes the bytes that [`Secrets::encode_with`] returns.
     pub(super) fn decode_with(bytes: &[u8]) -> Result<(Self, Option<[u8; 32]>), SecretsError> {
         let mut decoder = Decoder::new(bytes);
         let decoded = Self::decode_from(&mut decoder).map_err(|_| SecretsError)?;
@@ -161,7 +170,7 @@ impl Secrets {
     }
 }
 
-/// The length of a map, which must state it.
+/// Returns the length of a map; an error if the map does not state it.
 pub(super) fn definite(length: Option<u64>) -> Result<u64, minicbor::decode::Error> {
     length.ok_or_else(|| minicbor::decode::Error::message("a map of unstated length"))
 }

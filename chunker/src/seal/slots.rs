@@ -1,10 +1,11 @@
 //! Key slots: the secrets of a sealed repository, wrapped by a password.
 //!
-//! Owns the wrapping and its encoding. A slot commits to its key: a wrong password is told from a damaged slot, and no
-//! slot opens under two passwords.
+//! Owns the wrapping and its encoding. A slot commits to its key, so a reader tells a wrong
+//! password from a damaged slot, and no slot opens under two passwords.
 //!
-//! What a slot states in the clear (its label, the time, the epoch) is bound into what it wraps, by
-//! a hash beside the secrets. Slots that were made before hold no such hash, and open as well.
+//! A slot states its label, its time of creation and its epoch in the clear. The wrapped secrets
+//! come with a hash of these fields, which binds them. Slots of the first form hold no such hash,
+//! and open as well.
 
 use super::config::open_header;
 use super::header::{self, Algorithm, Class, Features, Header, RepositoryId};
@@ -21,20 +22,20 @@ use std::fmt;
 use std::str::FromStr;
 use zeroize::Zeroizing;
 
-/// The name of a key slot: randomness, as hexadecimal in the bucket.
+/// The name of a key slot: a random number, written in hexadecimal in the bucket.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
 pub struct SlotName(pub u64);
 
 impl SlotName {
-    /// The first part of the key of every slot.
+    /// The prefix of the keys of all slots.
     pub const PREFIX: &str = "keys/";
 
-    /// Where the slot lies in the bucket.
+    /// Returns the key of the slot in the bucket.
     pub fn key(&self) -> String {
         format!("{}{self}", Self::PREFIX)
     }
 
-    /// The inverse of [`SlotName::key`]; `None` for any other key.
+    /// Parses a key that [`SlotName::key`] returns; `None` for any other key.
     pub fn from_key(key: &str) -> Option<Self> {
         let name = Self(u64::from_str_radix(key.strip_prefix(Self::PREFIX)?, 16).ok()?);
         (name.key() == key).then_some(name)
@@ -55,14 +56,14 @@ impl FromStr for SlotName {
     }
 }
 
-/// What Argon2id costs.
+/// The cost parameters of Argon2id.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct SlotCost {
     /// Memory, in KiB.
     pub memory_kib: u32,
     /// Passes over the memory.
     pub passes: u32,
-    /// Lanes, computed side by side on as many processors as there are.
+    /// Lanes, which Argon2id can compute in parallel.
     pub lanes: u32,
 }
 
@@ -74,22 +75,23 @@ impl SlotCost {
         lanes: 4,
     };
 
-    /// No slot may ask for more memory than this, in KiB: what a slot says is not yet verified when it is unwrapped.
+    /// The largest memory that a slot may ask for, in KiB. The fields of a slot are not yet
+    /// verified when it is unwrapped, so this bounds a forged slot.
     pub const MEMORY_KIB_MAX: u32 = 1024 * 1024;
-    /// Nor for more work than this: KiB times passes, some tens of seconds.
+    /// The largest work that a slot may ask for, in KiB times passes: some tens of seconds.
     pub const WORK_MAX: u64 = 16 * 1024 * 1024;
 
-    /// What a try costs: KiB times passes.
+    /// Returns the work of one attempt, in KiB times passes.
     pub fn work(&self) -> u64 {
         u64::from(self.memory_kib) * u64::from(self.passes)
     }
 
-    /// Whether a slot may cost this.
+    /// Returns whether a slot may have this cost.
     pub fn is_reasonable(&self) -> bool {
         self.params().is_some()
     }
 
-    /// The parameters as Argon2 takes them, if they are within the bounds.
+    /// Returns the parameters in Argon2's form, if they are within the bounds.
     fn params(&self) -> Option<Params> {
         let work = self.work();
         if self.memory_kib > Self::MEMORY_KIB_MAX || work > Self::WORK_MAX || self.lanes > 64 {
@@ -99,44 +101,45 @@ impl SlotCost {
     }
 }
 
-/// Why a slot could not be made, or its secrets not be had.
+/// The reasons why a slot cannot be made or its secrets cannot be unwrapped.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum SlotError {
-    /// A password of no characters protects nothing.
+    /// The password has no bytes, so it would protect nothing.
     #[error("the password is empty")]
     EmptyPassword,
-    /// The slot is whole, and this is not its password.
+    /// The password is wrong, or the salt, the cost or the commitment of the slot was changed.
     #[error("wrong password")]
     WrongPassword,
-    /// Argon2 is asked for more than any slot may, or for less than it can do.
+    /// The cost is above the bounds of a slot, or below the least that Argon2 accepts.
     #[error("the cost of the key slot is out of bounds: {0:?}")]
     UnreasonableCost(SlotCost),
-    /// There is no memory for Argon2 to work in.
+    /// Argon2 cannot allocate its memory.
     #[error("not enough memory for the key slot's Argon2id ({memory_kib} KiB)")]
     NoMemory {
-        /// What is needed.
+        /// The memory that this slot needs, in KiB.
         memory_kib: u32,
     },
     /// The label is longer than [`Slot::LABEL_LEN_MAX`].
     #[error("the label of a key slot has at most {} bytes", Slot::LABEL_LEN_MAX)]
     LabelTooLong,
-    /// The password fits, but the secrets in the slot are damaged.
+    /// The password is right, but the wrapped secrets are damaged.
     #[error("the key slot is damaged")]
     Damaged,
 }
 
-/// What a new slot is made of, beside the password and the secrets.
+/// The fields of a new slot, without the password and the secrets.
 #[derive(Copy, Clone, Debug)]
 pub struct NewSlot<'a> {
     /// The repository whose secrets it wraps.
     pub repository: RepositoryId,
-    /// Where it will lie.
+    /// The name of the slot, which gives its key in the bucket.
     pub name: SlotName,
-    /// What people know the slot by; can be read without the password. At most [`Slot::LABEL_LEN_MAX`] bytes.
+    /// The label that users know the slot by. It can be read without the password. At most
+    /// [`Slot::LABEL_LEN_MAX`] bytes.
     pub label: &'a str,
-    /// When it is made, in seconds since 1970.
+    /// The time of creation, in seconds since 1970.
     pub created_s: u64,
-    /// What a try of a password will cost.
+    /// The cost of one attempt to unwrap.
     pub cost: SlotCost,
     /// Salt of the object: fresh randomness.
     pub object_salt: [u8; 32],
@@ -145,7 +148,14 @@ pub struct NewSlot<'a> {
 }
 
 impl NewSlot<'_> {
-    /// Wraps the secrets of a repository under a password. Gives the object that belongs under the slot's key.
+    /// Wraps the secrets of a repository under a password. Returns the object to store under the
+    /// key of the slot.
+    ///
+    /// # Errors
+    /// - [`SlotError::LabelTooLong`] if the label is longer than [`Slot::LABEL_LEN_MAX`].
+    /// - [`SlotError::EmptyPassword`] if the password is empty.
+    /// - [`SlotError::UnreasonableCost`] if the cost is out of bounds.
+    /// - [`SlotError::NoMemory`] if the memory for Argon2 cannot be allocated.
     pub fn wrap(&self, password: &[u8], secrets: &Secrets) -> Result<Bytes, SlotError> {
         if self.label.len() > Slot::LABEL_LEN_MAX {
             return Err(SlotError::LabelTooLong);
@@ -160,7 +170,8 @@ impl NewSlot<'_> {
             secrets.epoch(),
         );
         let encoded = secrets.encode_with(Some(&stated));
-        // Room for all from the start: a vector that grows leaves copies of the secrets behind.
+        // The capacity covers the whole box: a vector that grows leaves copies of the secrets
+        // behind.
         let mut wrapped = Vec::with_capacity(encoded.len() + BOX_OVERHEAD);
         wrapped.extend_from_slice(&[0; NONCE_LEN]);
         wrapped.extend_from_slice(&encoded);
@@ -200,34 +211,36 @@ impl NewSlot<'_> {
     }
 }
 
-/// Whether what a slot states in the clear is what was stated when it was made.
+/// Whether the clear fields of a slot are still those that it was made with.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Statement {
-    /// It is: the password proves it.
+    /// They are: the password proves it.
     Bound,
-    /// It cannot be told: the slot is of a form that binds nothing.
+    /// Unknown: the slot is of the first form, which binds no field.
     Unbound,
-    /// It is not: label, time, epoch or name were changed since.
+    /// They are not: the label, time, epoch or name was changed later.
     Changed,
 }
 
-/// What a password makes of a slot.
+/// The result of unwrapping a slot with its password.
 #[derive(Clone, Debug)]
 pub struct Unwrapped {
     /// The secrets of the repository.
     pub secrets: Secrets,
-    /// What the slot states, judged.
+    /// Whether the clear fields of the slot are genuine.
     pub statement: Statement,
-    /// The hash, stored with the secrets, of what the slot stated when it was made, if there is one.
+    /// The hash of the clear fields that was wrapped with the secrets; absent in slots of the first
+    /// form.
     bound: Option<[u8; 32]>,
 }
 
-/// A key slot as it was read: what it says, and the secrets, still wrapped.
+/// A key slot as it was read: its clear fields, and the secrets, still wrapped.
 #[derive(Clone, Debug)]
 pub struct Slot {
     repository: RepositoryId,
     name: SlotName,
-    /// The newest master key in it, as it states; slots of the first form do not.
+    /// The epoch of the newest master key in it, as the slot states. Slots of the first form state
+    /// none.
     epoch: Option<u32>,
     label: String,
     created_s: u64,
@@ -235,7 +248,7 @@ pub struct Slot {
     salt: [u8; 32],
     commitment: [u8; 32],
     wrapped: Vec<u8>,
-    /// True if its header tells of more than one master key.
+    /// True if the header has the feature of more than one master key.
     has_epochs: bool,
 }
 
@@ -243,14 +256,23 @@ impl Slot {
     /// The longest label, in bytes of UTF-8.
     pub const LABEL_LEN_MAX: usize = 255;
 
-    /// The longest object that can be a slot, in bytes: one with the most master keys.
+    /// The largest size of a slot's object, in bytes. A slot with the most master keys fits.
     pub const OBJECT_LEN_MAX: u64 = 64 * 1024;
 
-    /// No object that is a slot is shorter than this, in bytes: with a header, a box and three keys
-    /// in another box it has some 380.
+    /// A lower bound for the size of a slot's object, in bytes. The smallest slot has about 380
+    /// bytes: a header, a box, and three keys in another box.
     pub const OBJECT_LEN_MIN: u64 = 256;
 
     /// Reads the object that was found under `name.key()`.
+    ///
+    /// # Errors
+    /// - [`OpenError::NotBkfs`] if the bytes do not begin with the magic of bkfs.
+    /// - [`OpenError::WrongClass`], [`OpenError::WrongRepository`] or [`OpenError::WrongAlgorithm`]
+    ///   if the header states another class or repository, or an algorithm that is not the unsealed
+    ///   one.
+    /// - [`OpenError::OtherFormat`] or [`OpenError::UnknownFeatures`] if this program does not know
+    ///   the format version or an incompatible feature.
+    /// - [`OpenError::Damaged`] if the object is cut short, does not verify or cannot be decoded.
     pub fn open(
         repository: RepositoryId,
         name: SlotName,
@@ -274,28 +296,31 @@ impl Slot {
         Ok(slot)
     }
 
-    /// What people know the slot by.
+    /// Returns the label that users know the slot by.
     pub fn label(&self) -> &str {
         &self.label
     }
 
-    /// When it was made, in seconds since 1970, by the clock of whoever made it.
+    /// Returns the time of creation in seconds since 1970, by the clock of the machine that made
+    /// the slot.
     pub fn created_s(&self) -> u64 {
         self.created_s
     }
 
-    /// What a try of a password costs.
+    /// Returns the cost of one attempt to unwrap.
     pub fn cost(&self) -> SlotCost {
         self.cost
     }
 
-    /// The epoch of the newest master key in it, as it states without proof; none if it does not.
+    /// Returns the epoch of the newest master key in it, which the slot states without proof;
+    /// `None` if it states none.
     pub fn epoch(&self) -> Option<u32> {
         self.epoch
     }
 
-    /// Whether the newest master key in it may be of this epoch, as far as it states. One that states
-    /// no epoch is of epoch 0, unless its header tells of more master keys.
+    /// Returns whether the newest master key in it may be of this epoch, by the slot's own
+    /// statement. A slot without a stated epoch has epoch 0, unless its header says that it holds
+    /// more than one master key: then it may have any epoch.
     pub fn may_be_of(&self, epoch: u32) -> bool {
         match self.epoch {
             Some(stated) => stated == epoch,
@@ -303,8 +328,8 @@ impl Slot {
         }
     }
 
-    /// A hash of what is wrapped and of what it is wrapped with: of two slots that share it, a
-    /// password opens both or none.
+    /// Returns a hash of the cost, the salt, the commitment and the wrapped secrets. A password
+    /// opens both of two slots with the same fingerprint, or neither.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();
         for number in [self.cost.memory_kib, self.cost.passes, self.cost.lanes] {
@@ -316,12 +341,22 @@ impl Slot {
         *hasher.finalize().as_bytes()
     }
 
-    /// Unwraps the secrets. Takes as long and as much memory as [`Slot::cost`] says.
+    /// Unwraps the secrets. Takes the time and memory that [`Slot::cost`] says.
+    ///
+    /// # Errors
+    /// The same as of [`Slot::unwrap_judged`].
     pub fn unwrap(&self, password: &[u8]) -> Result<Secrets, SlotError> {
         Ok(self.unwrap_judged(password)?.secrets)
     }
 
-    /// The same, with what to think of what the slot states in the clear.
+    /// Unwraps the secrets and judges the clear fields of the slot.
+    ///
+    /// # Errors
+    /// - [`SlotError::EmptyPassword`] if the password is empty.
+    /// - [`SlotError::UnreasonableCost`] if the slot asks for a cost that is out of bounds.
+    /// - [`SlotError::NoMemory`] if the memory for Argon2 cannot be allocated.
+    /// - [`SlotError::WrongPassword`] if the password does not match the commitment of the slot.
+    /// - [`SlotError::Damaged`] if the wrapped secrets do not verify or cannot be decoded.
     pub fn unwrap_judged(&self, password: &[u8]) -> Result<Unwrapped, SlotError> {
         let (keys, commitment) = slot_keys(self.repository, self.cost, &self.salt, password)?;
         verify_slices_are_equal(&commitment, &self.commitment)
@@ -338,8 +373,9 @@ impl Slot {
         })
     }
 
-    /// What a password makes of this slot that has made `other` of one with the same
-    /// [fingerprint](Slot::fingerprint). Costs nothing.
+    /// Returns what [`Slot::unwrap_judged`] returns for this slot, given its result `other` for a
+    /// slot with the same [fingerprint](Slot::fingerprint) and the same password. Costs no Argon2
+    /// run.
     pub fn unwrapped_like(&self, other: &Unwrapped) -> Unwrapped {
         Unwrapped {
             statement: self.judge(other.bound),
@@ -365,8 +401,8 @@ impl Slot {
         )
     }
 
-    /// A CBOR map: 0 label, 1 time of creation, 2 cost (memory in KiB, passes, lanes), 3 salt, 4 commitment, 5 secrets,
-    /// 6 epoch.
+    /// Returns a CBOR map: 0 label, 1 time of creation, 2 cost (memory in KiB, passes, lanes), 3
+    /// salt, 4 commitment, 5 wrapped secrets, 6 epoch.
     fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut encoder = Encoder::new(&mut bytes);
@@ -435,7 +471,7 @@ impl Slot {
     }
 }
 
-/// The hash of what a slot states in the clear.
+/// Returns the hash of a slot's clear fields and its name.
 fn stated(
     repository: RepositoryId,
     name: SlotName,
@@ -453,10 +489,10 @@ fn stated(
     *hasher.finalize().as_bytes()
 }
 
-/// What a password becomes: the keys of the box around the secrets, and a commitment to them.
+/// Derives from a password the keys of the box around the secrets, and a commitment to them.
 ///
-/// The commitment is 32 bytes of a hash of which the keys are other bytes. Whoever finds two passwords with one
-/// commitment has found a collision of BLAKE3.
+/// The commitment is bytes 64 to 96 of a BLAKE3 output whose first 64 bytes are the keys. Two
+/// passwords with the same commitment would be a collision of BLAKE3.
 fn slot_keys(
     repository: RepositoryId,
     cost: SlotCost,

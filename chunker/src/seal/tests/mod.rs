@@ -50,7 +50,8 @@ fn a_new_master_key_keeps_ids_and_opens_old_objects() {
     assert_eq!(opened, Err(OpenError::NoKeyEpoch { epoch: 1 }));
 }
 
-/// The object with a byte of its header changed by one who has the keys.
+/// Returns the object with one byte of its header changed and the header tag made again with the
+/// keys.
 fn sealed_anew(keyring: &Keyring, object: &[u8], offset: usize, byte: u8) -> Vec<u8> {
     let mut changed = object.to_vec();
     changed[offset] = byte;
@@ -139,7 +140,8 @@ fn an_object_that_moved_does_not_open() {
             "lists/b",
             &object
         )));
-        // Relabelled: the class is in the header, which the keys depend on.
+        // The class is changed: it is in the header, and the keys of the object depend on the
+        // header.
         let mut relabelled = object.to_vec();
         relabelled[10] = Class::Index as u8;
         assert!(is_damaged(keyring.open_object(
@@ -249,7 +251,7 @@ fn secrets_without_a_key_are_refused() {
     let mut longer = whole.to_vec();
     longer.push(0);
     assert_eq!(Secrets::decode(&longer).err(), Some(SecretsError));
-    // A map of nothing; a map of 2^60 master keys.
+    // First an empty map; then a map of 2^60 master keys.
     assert!(Secrets::decode(&[0xa0]).is_err());
     assert!(Secrets::decode(&[0xa1, 0, 0xbb, 0x10, 0, 0, 0, 0, 0, 0, 0]).is_err());
 }
@@ -315,7 +317,7 @@ proptest! {
     }
 }
 
-/// Every single bit of a sealed object counts, the header's included.
+/// Flips each bit of a sealed object, the header's included: each makes opening fail.
 #[test]
 fn every_flipped_bit_is_detected() {
     for keyring in keyrings() {
@@ -368,7 +370,8 @@ fn a_config_is_believed_once_it_is_verified() {
 
 #[test]
 fn a_config_with_other_parameters_is_not_believed() {
-    // Whoever can write to the bucket can make a whole config, but not one of this repository.
+    // An attacker with write access to the bucket can make a whole config, but not one that the
+    // secrets of this repository verify.
     let cutting = crate::cut::Parameters::default();
     let other = crate::cut::Parameters::from_array([4096, 1024, 2048, 4096, 8192]).unwrap();
     let forger = Secrets::new([7; 32], [7; 32], [7; 32]);
@@ -417,7 +420,7 @@ proptest! {
     }
 }
 
-/// The formulas of FORMAT.md once more, written down apart from the code that uses them.
+/// Computes the formulas of FORMAT.md again, independently of the code that uses them.
 #[test]
 fn objects_are_made_as_the_format_says() {
     let hash = |key: &[u8], parts: &[&[u8]]| -> [u8; 64] {

@@ -1,8 +1,8 @@
-//! Key slots: what opens them, and which are refused.
+//! Key slots: which passwords open them, and which slots are refused.
 
 use super::*;
 
-/// Cheap, so that tests are quick.
+/// A low cost, which keeps the tests fast.
 const CHEAP: SlotCost = SlotCost {
     memory_kib: 8,
     passes: 1,
@@ -84,7 +84,8 @@ fn slots_that_cannot_be_are_not_made() {
 
 #[test]
 fn a_hostile_slot_does_not_take_all_memory() {
-    // As somebody makes it who can write to the bucket: the object is whole, its cost is not.
+    // An attacker with write access to the bucket makes such an object: it verifies, but its cost
+    // is out of bounds.
     let object = slot().wrap(b"x", &secrets()).unwrap();
     let keyring = Keyring::sealed(REPOSITORY, secrets());
     let key = SlotName(0xabc).key();
@@ -121,7 +122,8 @@ fn slots_have_names() {
     }
 }
 
-/// The slot as it is made, with its payload changed by who can write to the bucket, under any name.
+/// Returns the slot with its payload changed by an attacker with write access to the bucket, as if
+/// it lay under `name`.
 fn changed(name: SlotName, change: impl FnOnce(&mut Vec<u8>)) -> Slot {
     let object = slot().wrap(b"x", &secrets()).unwrap();
     let keyring = Keyring::sealed(REPOSITORY, secrets());
@@ -145,7 +147,7 @@ fn what_a_slot_states_is_bound_to_its_password() {
     let whole = changed(name, |_| ());
     assert_eq!(judged(&whole), Ok(Statement::Bound));
     assert_eq!(whole.epoch(), Some(0));
-    // It opens, and tells that somebody has changed it.
+    // The slot opens, and the statement says that a field was changed.
     let label = changed(name, |payload| {
         let at = payload.windows(7).position(|bytes| bytes == b"a label");
         payload[at.unwrap()] = b'A';
@@ -161,7 +163,7 @@ fn what_a_slot_states_is_bound_to_its_password() {
     let epoch = changed(name, |payload| *payload.last_mut().unwrap() = 7);
     assert_eq!(epoch.epoch(), Some(7));
     assert_eq!(judged(&epoch), Ok(Statement::Changed));
-    // Without its epoch it looks as slots of the first form do.
+    // Without its epoch the slot has the fields of the first form.
     let stripped = changed(name, |payload| {
         payload[0] -= 1;
         payload.truncate(payload.len() - 2);
@@ -213,7 +215,7 @@ fn a_root_under_a_master_key_that_was_given_up_is_refused() {
     assert_eq!(opened.as_deref(), Ok(&b"payload"[..]));
     let object = rotating.seal_object(Class::Root, "root", Features::NONE, [7; 32], b"payload");
     assert!(new.open_object(Class::Root, "root", &object).is_ok());
-    // A flipped bit is damage, whatever epoch it states.
+    // A flipped bit is damage, whichever epoch it states.
     let mut flipped = object.to_vec();
     flipped[12] = 0;
     assert!(is_damaged(new.open_object(Class::Root, "root", &flipped)));

@@ -1,8 +1,8 @@
-//! Whether one root descends from another, by its chain; and the older parts of that, which lie in
-//! lists.
+//! Decides from a root's chain whether it descends from another root, and moves the older parts of
+//! the chain into lists.
 //!
-//! Owns the judgement, when those parts are written, and how they are read. What a chain is and
-//! says is in [`super::chain`].
+//! Owns that decision, the writing of the older parts, and how they are read. [`super::chain`]
+//! defines the chain and its encoding.
 
 use super::chain::{Chain, Descent, NonceEntry, OWN_LEAST, OWN_LIMIT, OWN_MAX, short};
 use super::error::RootError;
@@ -13,26 +13,30 @@ use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_chunker::store::Store;
 use std::sync::{Arc, OnceLock};
 
-/// How a root stands to one that was seen before.
+/// How a root relates to a root that was seen before.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Judgement {
-    /// It is that root or descends from it, as far as can be told.
+    /// It is that root or descends from it, or the chain has no evidence against it.
     Follows,
-    /// It is older, or another root of the same generation.
+    /// It has a lower generation, or the same generation and another nonce.
     Older,
-    /// It is newer, and another root stood in that one's place.
+    /// It has a higher generation, and its chain holds another root in the place of that one.
     Elsewhere,
-    /// It was made by a repair after the chain had been lost.
+    /// A repair made it after the chain had been lost.
     Rebuilt {
         /// The highest generation that the repair knew of.
         lost: u64,
     },
 }
 
-/// Judges `root` by `known`, which was seen before.
+/// Compares `root` with `known`, which was seen before. Reads at most one list; writes nothing.
 ///
 /// # Errors
-/// The part of the chain that tells cannot be read.
+/// The part of the chain that decides cannot be read:
+/// - [`RootError::Damaged`] if its list is missing, cannot be decoded, or has another number of
+///   entries than the root says.
+/// - [`RootError::Unopenable`] if its list does not open with the keys of the repository.
+/// - [`RootError::Store`] for every other failure of the store.
 pub async fn judge(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
@@ -70,7 +74,8 @@ pub async fn judge(
     })
 }
 
-/// A part of the chain that is not there must not look like a root that is not there.
+/// Turns a missing list of the chain into [`RootError::Damaged`]: a plain store error of kind
+/// `NotFound` would look like a missing root.
 fn unreadable(list: ListRef, error: RootError) -> RootError {
     match error {
         RootError::Store(error) if error.is_not_found() => RootError::damaged(
@@ -81,12 +86,13 @@ fn unreadable(list: ListRef, error: RootError) -> RootError {
     }
 }
 
-/// As [`judge`], with what keeps a machine that has seen `known` from going on by itself as an
-/// error.
+/// Same as [`judge`], but each result other than [`Judgement::Follows`] is an error, because a
+/// machine that has seen `known` must not go on without the user's consent.
 ///
 /// # Errors
-/// [`RootError::Rollback`], [`RootError::NotDescended`], [`RootError::Rebuilt`]; the part of the
-/// chain that tells cannot be read.
+/// [`RootError::Rollback`] if the root is older, [`RootError::NotDescended`] if it is newer and
+/// does not descend from `known`, [`RootError::Rebuilt`] if a repair made it; and the errors of
+/// [`judge`].
 pub async fn require_descent(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
@@ -102,14 +108,17 @@ pub async fn require_descent(
     }
 }
 
-/// Whether a process has met a root that a repair made while it ran. It takes such a root as it is,
-/// since what that says of sessions and volumes tells what was lost; but it enters no new session in
-/// it, and remembers nothing of it for this machine: that is for the user to accept.
+/// Records whether this process has read, while it ran, a root that a repair made.
+///
+/// The process accepts such a root, because its sessions and volumes show what was lost. But the
+/// process registers no new session in it, and does not store it as the newest root that this
+/// machine has seen: only the user may accept it.
 #[derive(Debug, Default)]
 pub(super) struct Rebuilds(OnceLock<(RootMark, u64)>);
 
 impl Rebuilds {
-    /// Bears the judgement that a root was rebuilt, and takes note of it.
+    /// Accepts a judgement that a root was rebuilt, and records it. Passes every other judgement
+    /// on.
     pub(super) fn bear(&self, judged: Result<(), RootError>) -> Result<(), RootError> {
         match judged {
             Err(error @ RootError::Rebuilt { known, lost }) => {
@@ -123,7 +132,7 @@ impl Rebuilds {
         }
     }
 
-    /// Whether one was met.
+    /// Returns whether the process has read a rebuilt root.
     pub(super) fn is_any(&self) -> bool {
         self.0.get().is_some()
     }
@@ -131,7 +140,7 @@ impl Rebuilds {
     /// Refuses a new session.
     ///
     /// # Errors
-    /// [`RootError::Rebuilt`] if one was met.
+    /// [`RootError::Rebuilt`] if the process has read a rebuilt root.
     pub(super) fn refuse(&self) -> Result<(), RootError> {
         match self.0.get() {
             Some(&(known, lost)) => Err(RootError::Rebuilt { known, lost }),
@@ -140,10 +149,10 @@ impl Rebuilds {
     }
 }
 
-/// Checks that a root is not older than the user demands.
+/// Checks that a root is not older than the generation that the user demands.
 ///
 /// # Errors
-/// [`RootError::Rollback`].
+/// [`RootError::Rollback`] if its generation is below `least`.
 pub(super) fn require_generation(found: RootMark, least: u64) -> Result<(), RootError> {
     if found.generation >= least {
         return Ok(());
@@ -155,17 +164,23 @@ pub(super) fn require_generation(found: RootMark, least: u64) -> Result<(), Root
     Err(RootError::Rollback { known, found })
 }
 
-/// Room that a root keeps for changes: with less of it the chain leaves the root as far as it can.
+/// Bytes that a root keeps free for changes. Below this, the chain leaves the root except for its
+/// newest [`OWN_LEAST`] nonces.
 const ROOM_BYTES: usize = 12 * 1024;
 
-/// Room without which not even a session can register: only then, and beyond [`OWN_LIMIT`], is a
-/// part of the chain given up.
+/// Bytes below which a root cannot even register a session. Only below this, or beyond
+/// [`OWN_LIMIT`] nonces, is a part of the chain given up.
 const LEAST_ROOM_BYTES: usize = 2 * 1024;
 
-/// Keeps the chain of `next` short: what is too long goes into a list of `session`, which is live
-/// in the root being replaced. Without a session, or when the list cannot be written now, the chain
-/// stays longer for a while; beyond [`OWN_LIMIT`] its oldest part is given up. A future that is
-/// dropped leaves a list that no root names.
+/// Shortens the chain of `next`: the oldest nonces beyond the limit go into a list that `session`
+/// writes. `session` is live in the root being replaced.
+///
+/// Without a session, or if the list cannot be written within the request timeout, the chain stays
+/// longer for now. If it then has more than [`OWN_LIMIT`] nonces, or the root is full, its oldest
+/// part is given up.
+///
+/// Cancel safety: dropped before it returns, it leaves the chain of `next` unchanged, and maybe a
+/// list in the bucket that no root names.
 pub(super) async fn shorten(handle: &RootHandle, session: Option<SessionId>, next: &mut Root) {
     let bytes = next.encode().map_or(usize::MAX, |payload| payload.len());
     let has_room = |room: usize| bytes.saturating_add(room) <= ROOT_BYTES_MAX;
@@ -193,7 +208,8 @@ pub(super) async fn shorten(handle: &RootHandle, session: Option<SessionId>, nex
     }
 }
 
-/// Writes what leaves the root, with what lay in the lists that it joins.
+/// Writes the nonces that leave the root into a list, after the entries of the last lists that it
+/// joins.
 async fn write(
     handle: &RootHandle,
     session: SessionId,
@@ -206,7 +222,7 @@ async fn write(
     let lists = Lists::new(handle.store().clone(), handle.keyring().clone());
     let mut entries: Vec<NonceEntry> = match lists.nonce_shards(&refs).await {
         Ok(shards) => shards.iter().flat_map(|shard| shard.to_vec()).collect(),
-        // A list that cannot be read stays as it is.
+        // A list that cannot be read stays as it is, and is not joined.
         Err(_) => {
             joined.clear();
             Vec::new()

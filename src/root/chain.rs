@@ -1,29 +1,32 @@
-//! The chain of a root: which generations it descends from, by eight bytes of the nonce of each.
+//! The chain of a root: the first 8 bytes of the nonce of each generation that the root descends
+//! from.
 //!
-//! Owns the chain's encoding, how it grows and how it is kept short, and what it says of a root
-//! that was seen before. Pure: its older parts lie in list objects, which [`super::ancestry`] reads
+//! Owns the encoding of the chain, how it grows, how it is kept short, and whether it holds a given
+//! root. Pure: the older parts of the chain lie in list objects, which [`super::ancestry`] reads
 //! and writes.
 //!
-//! A generation alone does not tell a root from another one of the same height: a bucket that was
-//! rolled back grows past every generation that a machine remembers. A root enters the chain when
-//! another one is made on top of it, so an attempt that the store never made is never in it.
+//! A generation alone does not identify a root: a bucket that was rolled back grows past every
+//! generation that a machine remembers. A root enters the chain when another root is made on top of
+//! it, so an attempt that the store never accepted is in no chain.
 
 use super::state::{ListRef, RootMark, StateError};
 use minicbor::{Decode, Encode};
 
-/// Most nonces in the root itself, where there is room: the older half of more goes into a list.
+/// The largest number of nonces in the root itself, where there is room. With more, all but the
+/// newest half of this number go into a list.
 pub const OWN_MAX: usize = 1024;
 
-/// Nonces in the root itself when it has no room for more.
+/// The number of nonces that stay in the root itself when the root has no room for more.
 pub const OWN_LEAST: usize = 64;
 
-/// Nonces in the root at which those that could not be written to a list are given up.
+/// The number of nonces in the root above which the oldest are given up if no list can be written.
 pub const OWN_LIMIT: usize = 2 * OWN_MAX;
 
-/// Most nonces in one list. A list that is not full is written together with those that follow it.
+/// The largest number of nonces in one list. A short list is written again together with the nonces
+/// that follow it.
 pub const PART_MAX: u32 = 1 << 17;
 
-/// Eight bytes of a nonce.
+/// The first eight bytes of a nonce.
 pub type Short = [u8; 8];
 
 /// A nonce in a list.
@@ -35,17 +38,17 @@ pub struct NonceEntry(#[cbor(n(0), with = "minicbor::bytes")] pub Short);
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct Chain {
-    /// The generation that the first of `nonces` is of.
+    /// The generation of the first entry in `nonces`.
     #[n(0)]
     pub first: u64,
     /// Eight bytes for each generation from `first` to the one before the root's own.
     #[cbor(n(1), with = "minicbor::bytes")]
     pub nonces: Vec<u8>,
-    /// Lists of what came before `first`, oldest first and without a gap.
+    /// Lists of the generations before `first`, oldest first and without a gap.
     #[n(2)]
     pub older: Vec<OlderPart>,
     /// The highest generation that was known when an earlier chain was lost. Absent: the chain
-    /// reaches back to where the repository got it.
+    /// reaches back to the root in which the repository got it.
     #[n(3)]
     pub lost: Option<u64>,
 }
@@ -54,35 +57,36 @@ pub struct Chain {
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct OlderPart {
-    /// The generation that its first entry is of.
+    /// The generation of its first entry.
     #[n(0)]
     pub first: u64,
-    /// The list.
+    /// The list object that holds the entries.
     #[n(1)]
     pub list: ListRef,
 }
 
 impl OlderPart {
-    /// The generation after its last one.
+    /// Returns the generation after its last one (exclusive end).
     pub fn end(&self) -> u64 {
         self.first.saturating_add(u64::from(self.list.count))
     }
 }
 
-/// What a chain says of a root that was seen before.
+/// What a chain shows about a root that was seen before.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Descent {
-    /// It is an ancestor, or nothing is known against it: it was before the repository had a chain.
+    /// That root is an ancestor, or it is older than the chain of the repository and nothing
+    /// contradicts it.
     Holds,
-    /// Another root was in its place.
+    /// Another root is in its place.
     Denied,
-    /// The chain before was lost, and this one began after it.
+    /// The part of the chain that would show it was lost.
     Lost,
-    /// This part tells, by its entry of this number.
+    /// The entry with this index (from 0) in this part decides.
     In(OlderPart, usize),
 }
 
-/// The first eight bytes of a nonce.
+/// Returns the first eight bytes of a nonce.
 pub fn short(nonce: &[u8; 16]) -> Short {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&nonce[..8]);
@@ -90,7 +94,7 @@ pub fn short(nonce: &[u8; 16]) -> Short {
 }
 
 impl Chain {
-    /// The chain of a root of `generation` that descends from nothing that is known.
+    /// Returns the chain of a root of `generation` without any known ancestor.
     pub fn new(generation: u64, lost: Option<u64>) -> Self {
         Self {
             first: generation,
@@ -100,22 +104,23 @@ impl Chain {
         }
     }
 
-    /// Nonces in the root itself.
+    /// Returns the number of nonces in the root itself.
     pub fn len(&self) -> usize {
         self.nonces.len() / size_of::<Short>()
     }
 
-    /// Whether the root itself holds none.
+    /// Returns whether the root itself holds no nonce.
     pub fn is_empty(&self) -> bool {
         self.nonces.is_empty()
     }
 
-    /// Enters the root `mark`, on top of which another one is made.
+    /// Appends the root `mark`, on top of which another root is made.
     pub fn enter(&mut self, mark: RootMark) {
         self.nonces.extend_from_slice(&short(&mark.nonce));
     }
 
-    /// What it says of `mark`, a root of a lower generation than the chain's own.
+    /// Returns what the chain shows about `mark`, a root of a lower generation than the chain's
+    /// own.
     pub fn descent(&self, mark: RootMark) -> Descent {
         let place = |first: u64| usize::try_from(mark.generation - first).unwrap_or(usize::MAX);
         if mark.generation >= self.first {
@@ -136,7 +141,7 @@ impl Chain {
         }
     }
 
-    /// The oldest nonces in the root, all but the newest `keep`.
+    /// Returns the nonces in the root except the newest `keep`, oldest first.
     pub fn oldest(&self, keep: usize) -> Vec<NonceEntry> {
         let leaving = self.len().saturating_sub(keep);
         let own = self.nonces.chunks_exact(size_of::<Short>()).take(leaving);
@@ -148,8 +153,9 @@ impl Chain {
         .collect()
     }
 
-    /// The parts that are written together with `joining` more nonces: those at the end that are no
-    /// longer than what follows them, as long as one list has room for all.
+    /// Returns the parts that are written again together with `joining` more nonces. These are the
+    /// last parts, from the end while each is no longer than all that follows it and one list has
+    /// room for all.
     pub fn parts_to_join(&self, joining: usize) -> Vec<OlderPart> {
         let mut count = u32::try_from(joining).unwrap_or(u32::MAX);
         let fits = |part: &&OlderPart| {
@@ -163,8 +169,8 @@ impl Chain {
         parts
     }
 
-    /// All but the newest `keep` nonces of the root have been written to `list`, behind those of
-    /// `joined`, the last parts.
+    /// Records that `list` now holds the entries of `joined`, which are the last parts, and then
+    /// all nonces of the root except the newest `keep`.
     pub fn moved(&mut self, keep: usize, joined: &[OlderPart], list: ListRef) {
         let first = joined.first().map_or(self.first, |part| part.first);
         self.older.truncate(self.older.len() - joined.len());
@@ -172,7 +178,8 @@ impl Chain {
         self.cut(keep);
     }
 
-    /// Gives up everything but the newest `keep` nonces of the root.
+    /// Drops everything except the newest `keep` nonces of the root, unless the root holds no more
+    /// than these.
     pub fn give_up(&mut self, keep: usize) {
         if self.len() > keep {
             self.cut(keep);
@@ -180,7 +187,7 @@ impl Chain {
         }
     }
 
-    /// What lies in lists is lost: it ends before the root's own part from now on.
+    /// Drops all parts in lists: the known chain now begins with the nonces in the root itself.
     pub fn lose_older(&mut self) {
         self.older.clear();
         self.lost = self.lost.max(Some(self.first.saturating_sub(1)));
@@ -192,10 +199,10 @@ impl Chain {
         self.first += leaving as u64;
     }
 
-    /// What holds in the chain of every root of `generation`.
+    /// Checks the invariant of the chain of a root of `generation`: no gap up to that generation.
     ///
     /// # Errors
-    /// [`StateError::Inconsistent`] says what does not.
+    /// [`StateError::Inconsistent`] if the chain has a gap or a nonce is not whole.
     pub fn check(&self, generation: u64) -> Result<(), StateError> {
         let whole = self.nonces.len().is_multiple_of(size_of::<Short>());
         let mut ends: Vec<u64> = self.older.iter().map(OlderPart::end).collect();
@@ -252,7 +259,7 @@ mod tests {
             ..mark(8)
         };
         assert_eq!(chain.descent(other), Descent::Denied);
-        // Before the repository had a chain nothing is known, unless an earlier chain was lost.
+        // No generation before the chain began is known, unless an earlier chain was lost.
         assert_eq!(chain.descent(mark(4)), Descent::Holds);
         let repaired = Chain {
             lost: Some(3),

@@ -1,17 +1,30 @@
-//! Commits: how a volume's new tree gets into the root, and a snapshot with it (protocol.md, rules 1, 3 and 5).
+//! Commits: how a volume's new tree gets into the root, together with a snapshot if one is
+//! requested (docs/PROTOCOL.md, rules 1, 3 and 5).
 //!
-//! Owns the order of the writes of a commit, and what this process knows of its volume's last commit. Does not make trees, and stores no contents: that is
-//! behind [`Uploads`], whose acknowledgement ([`Sealed`]) is the only way to a replacement of the root.
+//! Owns the order of the writes of a commit, and what this process knows of its volume's last
+//! commit. It neither builds trees nor stores contents: [`Uploads`] does that, and only its
+//! acknowledgement ([`Sealed`]) allows a replacement of the root.
 //!
-//! The order is: the tree's nodes are stored by the caller; the commit record is stored; everything is sealed (data packs, metadata packs, index object);
-//! lists for a snapshot are written; the root is replaced. A conflict makes the checks anew against the root that won: the volume's entry (fencing), that every
-//! foreign pack relied on is still live (rule 3 ‡), that the index objects which were absorbed are still there, and the list of snapshots.
+//! The order is:
 //!
-//! If the answer is lost, the volume's entry decides, then or at the next commit. If another session has committed on top meanwhile, the records of its
-//! commits are followed back by their parents to see whether ours is among them.
+//! 1. The caller stores the nodes of the tree.
+//! 2. The commit record is stored.
+//! 3. Everything is uploaded: data packs, metadata packs, then the index object.
+//! 4. The lists for a snapshot are written.
+//! 5. The root is replaced.
 //!
-//! A committer *beside* a volume makes nothing but snapshots: of trees that are not the volume's state, by a session that does not hold it. Their records have number 0 and
-//! are no link of the volume's chain; the list of snapshots decides what became of them.
+//! After a conflict, the checks run again against the root that won: the volume's entry (fencing);
+//! that every foreign pack relied on is still live (rule 3 ‡); that the index objects which were
+//! absorbed are still listed; and the list of snapshots.
+//!
+//! If the answer of the store is lost, the volume's entry decides whether the commit was made,
+//! either at once or at the next commit. If another session has committed on top meanwhile, this
+//! process follows the parents of its commit records, to see whether its own commit is among them.
+//!
+//! A snapshot-only committer makes no commits of the volume, whose state does not change. Its trees
+//! are not the volume's state, and its session does not hold the volume. Its records have number 0
+//! and are no links of the volume's chain; the list of snapshots decides whether such a commit was
+//! made.
 
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
@@ -31,26 +44,48 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use tokio::sync::Mutex;
 
-/// How many commits of others are followed back to find out what became of one of ours.
+/// The largest number of other sessions' commits that are followed back to find the outcome of a
+/// commit.
 const RECORDS_FOLLOWED_MAX: u64 = 4096;
 
-/// What a commit needs of whatever stores contents for its session.
+/// The storage that a commit needs: it stores contents for the session of the commit.
 #[async_trait]
 pub trait Uploads: ListWriter + 'static {
-    /// A line drawn before the tree of a commit was made: see [`bkfs_chunker::ingest::Ingest::mark`].
+    /// A point in the session's stream of references, taken before the tree of a commit is built:
+    /// see [`bkfs_chunker::ingest::Ingest::mark`].
     type Mark: Copy + Send + Sync;
 
-    /// Stores a commit record as a blob of kind commit.
+    /// Stores a commit record as a blob of kind commit, and returns its id.
+    ///
+    /// # Errors
+    /// [`RootError::Content`] if it cannot be stored.
     async fn store_record(&self, record: Vec<u8>) -> Result<Id, RootError>;
 
-    /// Reads a commit record that some session stored, as of `root`. Not verified beyond its id.
+    /// Returns a commit record that some session stored, read by the index of `root`. Only its id
+    /// is verified.
+    ///
+    /// # Errors
+    /// - [`RootError::CondemnedUnknown`] if a list of condemned packs cannot be read.
+    /// - [`RootError::Content`] if the index or the record cannot be read.
+    /// - [`RootError::Store`] if the store fails.
     async fn read_record(&self, root: &Root, id: Id) -> Result<Bytes, RootError>;
 
-    /// Everything stored before is in the bucket when this returns, held by index objects that follow `current`, the root's list.
+    /// Uploads everything that was stored before this call, and lists it in index objects that
+    /// follow `current`, the root's list. Returns once all of it is in the bucket.
+    ///
+    /// Cancel safety: dropped, it leaves the packs to the next call, and maybe an index object that
+    /// no root names.
+    ///
+    /// # Errors
+    /// [`RootError::Content`] if an upload stalls (the call may be repeated) or the session's
+    /// uploads have failed for good.
     async fn seal_since(&self, mark: Self::Mark, current: &[IndexRef])
     -> Result<Sealed, RootError>;
 
-    /// Which of `packs` are held by no index object of `index`, or are condemned.
+    /// Returns those of `packs` that no index object of `index` lists, or that are in `condemned`.
+    ///
+    /// # Errors
+    /// [`RootError::Content`] if the index cannot be loaded.
     async fn not_live(
         &self,
         index: &[IndexRef],
@@ -58,46 +93,49 @@ pub trait Uploads: ListWriter + 'static {
         packs: &[PackName],
     ) -> Result<Vec<PackName>, RootError>;
 
-    /// The root took it.
+    /// Records that the root holds `sealed`.
     fn committed(&self, sealed: Sealed);
 
-    /// The root did not take it, and never will.
+    /// Records that the root does not hold `sealed` and never will.
     fn conflicted(&self, sealed: Sealed);
 }
 
-/// What is to be committed: a tree whose nodes are stored.
+/// A commit to make. The nodes of its tree are already stored.
 #[derive(Clone, Debug)]
 pub struct CommitRequest<M> {
-    /// The line drawn before the tree was made.
+    /// The mark that was taken before the tree was built.
     pub mark: M,
-    /// The root node of the tree.
+    /// The root node of the tree; none for an empty volume.
     pub tree: Option<Id>,
-    /// That of a tree that is being built, for copies; only where the root has a chain.
+    /// The root node of a tree that a copy is still building. It is recorded only where the root
+    /// has a chain.
     pub building: Option<Id>,
-    /// The last operation of this session that the tree holds.
+    /// The last operation of this session that the tree contains.
     pub covered: u64,
-    /// The number of its last journal of which that is true; none if it counts none.
+    /// The number of the session's last journal whose operations the tree contains; none if the
+    /// session does not number journals.
     pub covered_journal: Option<u64>,
-    /// The lowest inode number not yet given out.
+    /// The lowest inode number that was never given out.
     pub next_inode: u64,
-    /// Inodes in the tree.
+    /// The number of inodes in the tree.
     pub inodes: u64,
     /// Bytes of file contents in the tree.
     pub bytes: u64,
     /// The time on the host's clock.
     pub clock: Timestamp,
-    /// A snapshot that is made in the same step.
+    /// The snapshot to make in the same replacement of the root.
     pub snapshot: Option<SnapshotRequest>,
 }
 
 /// A commit that is in the root.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Committed {
-    /// The generation of the root that made it.
+    /// The generation of the root that holds it. If the outcome was unknown and there is no
+    /// snapshot: of the root in which it was found.
     pub generation: u64,
-    /// Its number among the volume's commits.
+    /// Its number among the volume's commits, from 1; 0 for a commit that only makes a snapshot.
     pub sequence: u64,
-    /// Its record.
+    /// The id of its commit record.
     pub record: Id,
     /// The snapshot that was made with it.
     pub snapshot: Option<SnapshotEntry>,
@@ -110,7 +148,7 @@ pub struct Committer<U: Uploads> {
     session: SessionId,
     volume: String,
     uploads: Arc<U>,
-    /// Ended sessions whose operations every tree holds that is committed here (rule 7).
+    /// Ended sessions whose operations are in every tree that is committed here (rule 7).
     replayed: Vec<Replayed>,
     /// Ended sessions whose spools hold nothing beyond what is committed here.
     claimed: Vec<SessionId>,
@@ -118,11 +156,11 @@ pub struct Committer<U: Uploads> {
     state: Mutex<State<U::Mark>>,
 }
 
-/// What this process knows of its volume.
+/// What this process knows of the volume's last commit.
 struct State<M> {
     sequence: u64,
     last: Option<Id>,
-    /// The commit under way, or one whose outcome is unknown.
+    /// The commit in progress, or one whose outcome is unknown.
     pending: Option<Pending<M>>,
 }
 
@@ -131,19 +169,21 @@ struct Pending<M> {
     sequence: u64,
     parent: Option<Id>,
     mark: M,
-    /// Only absent while it is made again.
+    /// Absent only while it is being made again.
     sealed: Option<Sealed>,
-    /// The root's list that it was made for.
+    /// The root's list of index objects that `sealed` was made for.
     sealed_for: Vec<IndexRef>,
     /// The snapshot in the replacement that was sent last.
     snapshot: Option<SnapshotEntry>,
 }
 
 impl<U: Uploads> Committer<U> {
-    /// Commits `volume` for `session`, which holds it.
+    /// Returns the committer of `volume` for `session`, which holds it in the newest root known to
+    /// this process.
     ///
     /// # Errors
-    /// A refusal of kind `Fenced` if it does not hold it any more.
+    /// [`RootError::Refused`] with [`Refusal::Fenced`] if the session does not hold the volume any
+    /// more.
     pub fn new(
         handle: RootHandle,
         lists: Lists,
@@ -171,7 +211,8 @@ impl<U: Uploads> Committer<U> {
         })
     }
 
-    /// Makes snapshots of `volume` beside its chain of commits, for a live session; what they are made of follows the commit `parent`.
+    /// Returns a snapshot-only committer: it makes snapshots of `volume` outside the volume's chain
+    /// of commits, for a live session. Their trees follow the commit `parent`.
     pub fn beside(
         handle: RootHandle,
         lists: Lists,
@@ -197,26 +238,37 @@ impl<U: Uploads> Committer<U> {
         }
     }
 
-    /// The same for trees that hold what these ended sessions acknowledged: they leave the root in the same step as the first commit (`ReplayCommitCas`), and until
-    /// then their packs count as own.
+    /// Names ended sessions whose acknowledged operations are in the trees. They leave the root in
+    /// the same replacement as the first commit (`ReplayCommitCas`), and their packs count as own
+    /// until then.
     pub fn replaying(self, replayed: Vec<Replayed>) -> Self {
         Self { replayed, ..self }
     }
 
-    /// The same for trees that hold all that the spools of these ended sessions do: replayed ones
-    /// leave no ground; beside a volume, the ground that one has left goes in the step that makes
-    /// the snapshot.
+    /// Names ended sessions whose spools hold nothing that the trees do not. Those of them that
+    /// this committer replays leave no ground. A snapshot-only committer removes their grounds in
+    /// the replacement that makes the snapshot.
     pub fn claiming(self, claimed: Vec<SessionId>) -> Self {
         Self { claimed, ..self }
     }
 
-    /// Commits a tree, and makes a snapshot of it if one is asked for.
+    /// Commits a tree, with a snapshot of it if one is requested. First determines the outcome of
+    /// an earlier commit if that is unknown.
+    ///
+    /// Cancel safety: dropped before the upload is complete, it leaves the root as it was, and
+    /// maybe objects that no root names. Dropped later, it leaves the commit pending with an
+    /// unknown outcome, which the next call of this or of [`Committer::settle_pending`] determines.
     ///
     /// # Errors
-    /// - `Fenced`: the volume is lost; nothing of this session will be committed any more.
-    /// - [`RootError::Rebuild`]: store again what the named packs held, make the tree anew, and commit that.
-    /// - [`RootError::OutcomeUnknown`]: it may be committed; the next call finds out first.
-    /// - [`RootError::NameTaken`] and others: it was not committed; what was stored stays pending for the next commit.
+    /// - [`RootError::Refused`] with [`Refusal::Fenced`]: the volume is lost, and no later commit
+    ///   of this session can succeed.
+    /// - [`RootError::Rebuild`]: the caller must store the contents of the named packs again, build
+    ///   the tree anew, and commit that.
+    /// - [`RootError::OutcomeUnknown`]: the tree may be committed; the next call determines that
+    ///   first.
+    /// - [`RootError::NotAtomic`]: the store acknowledged the commit, and does not show it.
+    /// - [`RootError::NameTaken`], [`RootError::Content`], [`RootError::Store`] and others: the
+    ///   tree is not committed. The stored contents stay pending for the next commit.
     pub async fn commit(&self, request: CommitRequest<U::Mark>) -> Result<Committed, RootError> {
         let mut state = self.state.lock().await;
         self.settle(&mut state).await?;
@@ -229,7 +281,8 @@ impl<U: Uploads> Committer<U> {
         let sealed_for = self.handle.current().root.index.clone();
         let sealed = self.uploads.seal_since(request.mark, &sealed_for).await?;
         let parent = state.last;
-        // From here on a dropped future leaves the commit pending, for the next call to settle.
+        // A future that is dropped after this point leaves the commit pending; the next call
+        // settles it.
         let pending = state.pending.insert(Pending {
             record,
             sequence,
@@ -266,7 +319,8 @@ impl<U: Uploads> Committer<U> {
         }
     }
 
-    /// Says who holds the volume now, if a refusal does not: a session that has left the root altogether does not tell what its volume was.
+    /// Adds the volume's current holder to a refusal that does not name one: a session that is no
+    /// longer in the root does not tell which volume it had.
     fn name_taker(&self, error: RootError) -> RootError {
         match error {
             RootError::Refused(Refusal::Fenced { by: None }) => {
@@ -284,10 +338,16 @@ impl<U: Uploads> Committer<U> {
         }
     }
 
-    /// Finds out what became of a commit whose outcome is unknown: what it did, if it was made. None if there is none to decide.
+    /// Determines the outcome of a commit for which it is unknown. Returns the commit if it was
+    /// made; none if it was not made or no outcome is unknown.
+    ///
+    /// Cancel safety: dropped, it leaves the commit pending for the next call.
     ///
     /// # Errors
-    /// If it still cannot be told.
+    /// The outcome stays unknown: [`RootError::Store`] if the root or the replacement gets no
+    /// answer, [`RootError::OutcomeUnknown`] if more than 4,096 commits followed,
+    /// [`RootError::Damaged`] or [`RootError::Content`] if a commit record between cannot be read,
+    /// and the errors of [`RootHandle::refresh`].
     pub async fn settle_pending(&self) -> Result<Option<Committed>, RootError> {
         self.settle(&mut *self.state.lock().await).await
     }
@@ -299,7 +359,7 @@ impl<U: Uploads> Committer<U> {
         let view = self.handle.settle().await?;
         let made = self.was_made(&view.root, pending).await?;
         let committed = made.then(|| Committed {
-            // The first root that held it is not known, unless its snapshot tells.
+            // The first root that holds the commit is unknown, unless the snapshot names it.
             generation: pending
                 .snapshot
                 .as_ref()
@@ -312,7 +372,7 @@ impl<U: Uploads> Committer<U> {
         Ok(committed)
     }
 
-    /// The pending commit is decided.
+    /// Records the outcome of the pending commit.
     fn close(&self, state: &mut State<U::Mark>, made: bool) {
         let Some(pending) = state.pending.take() else {
             return;
@@ -328,7 +388,8 @@ impl<U: Uploads> Committer<U> {
         }
     }
 
-    /// Whether a commit that can no longer be made was made before `root` came to be: rule 5, the volume's entry decides.
+    /// Returns whether a commit that can no longer be made was made before `root`. By rule 5 the
+    /// volume's entry decides.
     async fn was_made(&self, root: &Root, pending: &Pending<U::Mark>) -> Result<bool, RootError> {
         if self.is_beside {
             let kept = self.lists.snapshots(root).await?;
@@ -370,7 +431,7 @@ impl<U: Uploads> Committer<U> {
             user: snapshot.user.clone(),
             tags: snapshot.tags.clone(),
         });
-        // Only the commit that takes them out of the root carries them out.
+        // Only the commit that removes these sessions from the root carries out their operations.
         let root = &self.handle.current().root;
         let standing = |replayed: &&Replayed| root.sessions.contains_key(&replayed.session);
         let replayed: Vec<Replayed> = self.replayed.iter().filter(standing).copied().collect();
@@ -452,7 +513,8 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
 }
 
 impl<U: Uploads> CommitCas<'_, U> {
-    /// The root takes the snapshot, and the packs that it needs; the volume stays as it is.
+    /// Adds the snapshot to the root, and the packs that it needs; the volume's entry stays as it
+    /// is.
     async fn apply_beside(&mut self, next: &mut Root) -> Result<Option<SnapshotEntry>, RootError> {
         next.require_live(self.committer.session)?;
         let index = self.current_index(next).await?;
@@ -475,8 +537,9 @@ impl<U: Uploads> CommitCas<'_, U> {
         Ok(self.pending.snapshot.clone())
     }
 
-    /// What the commit changes in the root's list of index objects. If one that was absorbed has left the list, its successor may hold packs that ours
-    /// does not: then ours is made again.
+    /// Returns the commit's change of the root's list of index objects. If an absorbed index object
+    /// has left the list, its successor may hold packs that the new one does not: then the new
+    /// index object is made again.
     async fn current_index(&mut self, next: &Root) -> Result<IndexChange, RootError> {
         for _ in 0..2 {
             if let Some(sealed) = &self.pending.sealed {
@@ -503,7 +566,8 @@ impl<U: Uploads> CommitCas<'_, U> {
         Err(Refusal::ListsChanged.into())
     }
 
-    /// Rule 3 ‡: every pack that the commit refers to is live in the root being replaced, or the session's own by the floor *in that root*.
+    /// Checks rule 3 ‡: every pack that the commit refers to is live in the root being replaced, or
+    /// is the session's own by the floor *in that root*.
     async fn check_relied_on(&self, next: &Root) -> Result<(), RootError> {
         let Some(sealed) = &self.pending.sealed else {
             return Ok(());
@@ -515,13 +579,15 @@ impl<U: Uploads> CommitCas<'_, U> {
             if of == self.committer.session {
                 return pack.sequence >= floor;
             }
-            // A taker counts its victims' packs as its own, in the step that makes them live.
+            // A new holder counts the packs of the sessions that it replays as its own, in the
+            // replacement that makes them live.
             let victim = next.sessions.get(&of);
             replayed.iter().any(|replayed| replayed.session == of)
                 && sealed.packs.contains(pack)
                 && victim.is_some_and(|victim| pack.sequence >= victim.floor)
         };
-        // A pack made live must be own too, by the same floor: one that the floor has passed may have been condemned.
+        // A pack that becomes live must be own by the same floor, too: one that the floor has
+        // passed may have been condemned.
         let foreign: Vec<_> = sealed
             .relied_on
             .iter()
@@ -545,7 +611,7 @@ impl<U: Uploads> CommitCas<'_, U> {
         }
     }
 
-    /// Writes the shard with a new snapshot of `state`, and puts it into `next`.
+    /// Writes the shard that holds a new snapshot of `state`, and adds it to `next`.
     async fn add_snapshot(
         &self,
         next: &mut Root,
@@ -559,8 +625,8 @@ impl<U: Uploads> CommitCas<'_, U> {
             ..
         } = self.committer;
         let kept = lists.snapshots(next).await?;
-        // Numbers come back late: what cannot be read of the trash keeps no snapshot from being
-        // made, and is renumbered if it comes back all the same.
+        // Numbers are reused late. So a part of the trash that cannot be read does not prevent a
+        // snapshot; if an entry of it is restored later, it gets a new number where needed.
         let trash = lists.known_trash(&next.trash).await?;
         let entry = new_entry(next, &kept, &trash, (volume, state), request)?;
         let removed = shards_to_merge(&next.snapshots);

@@ -1,7 +1,8 @@
-//! Forgetting snapshots, and taking that back (protocol.md, rule 9).
+//! Forgetting snapshots, and restoring forgotten ones (docs/PROTOCOL.md, rule 9).
 //!
-//! Owns the two changes that move entries between the list of snapshots and the trash. What is forgotten stays restorable until collection empties the
-//! trash; which snapshots are forgotten is for retention to plan.
+//! Owns the two changes that move entries between the list of snapshots and the trash. A forgotten
+//! snapshot can be restored until collection removes it from the trash. Retention decides which
+//! snapshots are forgotten.
 
 use super::error::RootError;
 use super::handle::{Applied, RootHandle, Transition};
@@ -17,24 +18,33 @@ use jiff::Timestamp;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
-/// What it takes to change the lists of snapshots.
+/// The parts that are needed to change the lists of snapshots.
 #[derive(Clone, Copy)]
 pub struct ListChanger<'a> {
-    /// The root.
+    /// The handle of the root to change.
     pub handle: &'a RootHandle,
-    /// Loads its lists.
+    /// Loads the lists of the root.
     pub lists: &'a Lists,
-    /// Writes lists in the name of `session`.
+    /// Writes lists for `session`.
     pub writer: &'a dyn ListWriter,
     /// A session that is live in the root.
     pub session: SessionId,
 }
 
 impl ListChanger<'_> {
-    /// Moves snapshots to the trash. Names that are in the trash already, by an attempt of this call whose answer was lost, count as moved.
+    /// Moves snapshots to the trash, and returns them. A name that is in the trash already, because
+    /// an earlier attempt of this call was made and its answer was lost, counts as moved.
+    ///
+    /// Cancel safety: dropped, it leaves the root unchanged, or the change sent with an unknown
+    /// outcome, and maybe lists that no root names.
     ///
     /// # Errors
-    /// [`RootError::NoSnapshot`] if one of `names` is not a snapshot of `volume`: then none is moved.
+    /// - [`RootError::NoSnapshot`] if one of `names` is not a snapshot of `volume`: then none is
+    ///   moved.
+    /// - [`RootError::Store`], [`RootError::Unopenable`] or [`RootError::Damaged`] if a list cannot
+    ///   be read, and no newer root replaces it.
+    /// - [`RootError::Refused`] if the session is not live in the root, or a list is full.
+    /// - The other errors of [`RootHandle::update`].
     pub async fn forget(
         &self,
         volume: &str,
@@ -52,10 +62,16 @@ impl ListChanger<'_> {
             .await
     }
 
-    /// Takes the newest forgotten snapshot of `volume` named `name` out of the trash.
+    /// Moves the newest forgotten snapshot of `volume` named `name` from the trash back to the list
+    /// of snapshots. Returns its entry, whose number may be new.
+    ///
+    /// Cancel safety: dropped, it leaves the root unchanged, or the change sent with an unknown
+    /// outcome, and maybe lists that no root names.
     ///
     /// # Errors
-    /// [`RootError::NoSnapshot`] if there is none, [`RootError::NameTaken`] if there is a kept one of that name by now.
+    /// - [`RootError::NoSnapshot`] if the trash has no such snapshot.
+    /// - [`RootError::NameTaken`] if a kept snapshot has that name now.
+    /// - The other errors of [`ListChanger::forget`].
     pub async fn restore_forgotten(
         &self,
         volume: &str,
@@ -72,13 +88,14 @@ impl ListChanger<'_> {
     }
 }
 
-/// What tells a snapshot from every other that was ever made: its number may come back, and so may its name.
+/// Returns the pair that identifies a snapshot among all that were ever made. A number alone may be
+/// reused, and so may a name.
 fn identity(entry: &SnapshotEntry) -> (u16, Id) {
     (entry.number, entry.commit)
 }
 
-/// The entry that comes out of the trash, under a number of its own: a snapshot that was made while
-/// the trash could not be read may have taken its number.
+/// Returns the entry that leaves the trash, with a new number if a kept snapshot has taken its old
+/// one. That can happen when a snapshot was made while the trash could not be read.
 fn numbered_anew(
     next: &Root,
     entry: SnapshotEntry,
@@ -97,7 +114,8 @@ fn numbered_anew(
     Ok(SnapshotEntry { number, ..entry })
 }
 
-/// Takes the entries for which `leaves` says so out of the shards of a list, and adds `joining`. Only shards that change are written, all as one.
+/// Removes the entries for which `leaves` returns true from the shards of a list, and adds
+/// `joining`. Writes only entries of changed shards, all into one new shard.
 pub(crate) async fn rewrite<T: ListEntry>(
     writer: &dyn ListWriter,
     refs: &[ListRef],
@@ -129,7 +147,7 @@ struct Forget<'a> {
     volume: &'a str,
     names: &'a [String],
     clock: Timestamp,
-    /// What earlier attempts would have moved.
+    /// The entries that earlier attempts would have moved.
     attempted: Vec<SnapshotEntry>,
 }
 
@@ -201,7 +219,7 @@ impl Transition for Forget<'_> {
     }
 
     async fn seen(&mut self, _: &Root) -> Result<bool, RootError> {
-        // Made again, it sees what is in the trash already, and changes nothing.
+        // A repeated `apply` finds the entries in the trash already, and changes nothing.
         Ok(false)
     }
 }

@@ -1,10 +1,14 @@
-//! Where a session stood that somebody else has ended: the commit that what it kept on its own machine follows (protocol.md, rule 7, "a fenced spool").
+//! Finds the recovery base of an ended session: the commit that the journals in its local spool
+//! follow (docs/PROTOCOL.md, rule 7, "Grounds").
 //!
-//! Owns reading back such journals, and finding the one tree on which they say what their session had acknowledged. Does not own spools, nor what is made of it.
+//! Owns the reading of such journals, and the choice of the one tree on which they mean what their
+//! session acknowledged. Owns neither spools nor the recovery itself.
 //!
-//! A taker commits what the bucket's journals of its victim say before it accepts anything of its own. So there are two trees to stand on: the last one that the session
-//! committed, if the journals that were kept follow it without a gap; else the one that was committed right after it, if its record says that it carried out those in between:
-//! then it is followed by those that it does not hold.
+//! A new holder commits the journals that the ended session has in the bucket before it accepts any
+//! operation of its own. So there are two possible trees. The first is the last one that the
+//! session committed, if the spooled journals follow it without a gap. The second is the one of the
+//! commit right after that, if its record says that it carried out the operations in between: the
+//! journals that it does not contain follow it.
 
 use std::future::Future;
 
@@ -18,53 +22,55 @@ use super::record::CommitRecord;
 use super::state::{Root, SessionId};
 use super::victims::open;
 
-/// How many commits are followed back: those of a volume that is written all the time, in about a week.
+/// The largest number of commits that are followed back: about a week of a volume that is written
+/// all the time.
 const RECORDS_FOLLOWED_MAX: u32 = 20_000;
 
-/// Journals that were kept on the machine of a session.
+/// Journals that lie in the spool on the machine of a session.
 #[derive(Clone, Debug)]
 pub struct KeptJournals {
     /// The session.
     pub session: SessionId,
     /// Its volume.
     pub volume: String,
-    /// Its journals, in order.
+    /// Its journals, by ascending number.
     pub entries: Vec<JournalEntry>,
 }
 
-/// A commit that journals follow.
+/// The commit that a session's journals follow.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Ground {
-    /// Its record; none before a volume's first commit.
+    /// The id of its record; none before a volume's first commit.
     pub commit: Option<Id>,
-    /// Its tree.
+    /// The root node of its tree.
     pub tree: Option<Id>,
-    /// The lowest inode number that it had not given out.
+    /// The lowest inode number that was never given out.
     pub next_inode: u64,
-    /// Inodes in the tree.
+    /// The number of inodes in the tree.
     pub inodes: u64,
     /// Bytes of file contents in the tree.
     pub bytes: u64,
 }
 
-/// Why there is no ground to stand on.
+/// The reasons why no commit is known that the journals follow.
 #[derive(Debug, thiserror::Error)]
 pub enum GroundError {
-    /// No volume of the root is theirs.
+    /// No volume of the root has the key prefix of the journals.
     #[error("the root names no volume that they belong to")]
     NoVolume,
-    /// Journals that were in the bucket lie between, and nobody committed them.
+    /// Journals that were in the bucket are missing in between, and no known commit carried them
+    /// out.
     #[error("operations {from} to {to} of the session are in no commit that can be found")]
     Gap {
-        /// The first that is missing.
+        /// The first missing operation.
         from: u64,
-        /// The last.
+        /// The last missing operation.
         to: u64,
     },
-    /// The session's commit is not among the volume's commits.
+    /// The session's commit is not among the volume's last commits.
     #[error("the commit that they follow is not among the last {followed} commits of the volume")]
     TooFar {
-        /// How many were looked at.
+        /// The number of commits that were read.
         followed: u32,
     },
     /// The root, a commit record or a journal cannot be read.
@@ -73,10 +79,12 @@ pub enum GroundError {
 }
 
 impl RootHandle {
-    /// Opens the journals among `objects` (keys and bytes, in the order in which they came) of a session. None if there are none.
+    /// Opens the spooled journals of a session. `objects` holds their keys and bytes in order.
+    /// Returns none if there are no objects.
     ///
     /// # Errors
-    /// `NoVolume`; `Root` if one cannot be opened.
+    /// [`GroundError::NoVolume`] if the root has no volume that they belong to;
+    /// [`GroundError::Root`] if one of them cannot be opened.
     pub fn open_kept(
         &self,
         session: SessionId,
@@ -103,10 +111,15 @@ impl RootHandle {
 }
 
 impl KeptJournals {
-    /// The commit that these journals follow, as of `root`; those that it covers are dropped. None if nothing is left then.
+    /// Returns the commit that these journals follow, as of `root`, and drops the journals that a
+    /// commit contains. Returns none if no journal is left. `read` reads commit records.
     ///
     /// # Errors
-    /// As [`GroundError`] says. `read` reads commit records.
+    /// - [`GroundError::TooFar`] if the commit is not among the last 20,000, or the journals name a
+    ///   commit that is not in the chain.
+    /// - [`GroundError::Gap`] if operations are missing before a journal and no commit carried them
+    ///   out.
+    /// - [`GroundError::Root`] if `read` fails.
     pub async fn stand<F>(
         &mut self,
         root: &Root,
@@ -118,7 +131,7 @@ impl KeptJournals {
         let named = self.entries.last().and_then(|entry| entry.ground);
         let entry = root.volumes.get(&self.volume);
         let mut next = match root.ground_of(self.session) {
-            // However much was committed since.
+            // The ground names the commits, however many followed since.
             Some(kept) => kept.after.or(kept.record),
             None => entry.and_then(|entry| entry.commit),
         };
@@ -155,7 +168,7 @@ impl KeptJournals {
             .filter(|(_, record)| record.session == self.session);
         let covered = own.map_or(0, |(_, record)| record.covered);
         self.entries.retain(|entry| entry.last > covered);
-        // Up to which operation the commit after it holds journals of this session.
+        // The last operation of this session whose journal the commit after it carried out.
         let replayed = after
             .as_ref()
             .and_then(|(_, record)| record.replayed.as_ref());
@@ -163,7 +176,7 @@ impl KeptJournals {
         let ours = replayed.find(|replayed| replayed.session == self.session);
         let held = ours.map_or(0, |replayed| replayed.last);
         if self.entries.iter().all(|entry| entry.last <= held) {
-            // They had arrived in time, and only the answer had not.
+            // They had arrived in time; only the answer was lost.
             self.entries.clear();
         }
         if self.entries.is_empty() {
@@ -172,7 +185,7 @@ impl KeptJournals {
         let chosen = match self.follow(covered) {
             Ok(()) => last,
             Err(_) if held > covered => {
-                // Journals from before the gap may have stayed on a disk that failed to remove them.
+                // Journals from before the gap may remain on a disk that failed to delete them.
                 self.entries.retain(|entry| entry.last > held);
                 self.follow(held)?;
                 after
@@ -182,7 +195,7 @@ impl KeptJournals {
         Ok(Some(chosen.map_or_else(Ground::default, Ground::of)))
     }
 
-    /// Whether the journals go on without a gap from operation `reached`.
+    /// Checks that the journals continue without a gap after operation `reached`.
     fn follow(&self, mut reached: u64) -> Result<(), GroundError> {
         for entry in &self.entries {
             if entry.first > reached + 1 {
@@ -223,7 +236,9 @@ mod tests {
         Id([number; 32])
     }
 
-    /// A volume's commits, oldest first: session, and last operation covered; the taker's first carries out our journals up to the 7th operation. Record and tree of the n-th are
+    /// Returns a root and the records of a volume's commits, oldest first, each given by its
+    /// session and its last covered operation. The new holder's commit with 0 carries out the
+    /// journals of `OURS` up to operation 7. Record and tree of the n-th commit have the id
     /// `id(n)`, from 1.
     fn world(commits: &[(SessionId, u64)]) -> (Root, HashMap<Id, CommitRecord>) {
         let mut root = Root::new(bkfs_chunker::seal::RepositoryId([1; 16]), [0; 16]);
@@ -268,7 +283,8 @@ mod tests {
         }
     }
 
-    /// The number of the commit to stand on (0 for none before it), and the first operation that is carried out.
+    /// Returns the number of the chosen commit (0 for none), and the first operation that is
+    /// carried out on it.
     async fn stands(
         commits: &[(SessionId, u64)],
         mut kept: KeptJournals,
@@ -286,7 +302,7 @@ mod tests {
         let commits = [(OURS, 3), (OURS, 5), (TAKER, 2), (TAKER, 9)];
         let found = stands(&commits, kept(None, &[(4, 5), (6, 6), (7, 9)])).await;
         assert_eq!(found, Ok(Some((2, 6))));
-        // One that a commit overlaps is carried out whole.
+        // A journal that a commit covers in part is carried out whole.
         assert_eq!(
             stands(&commits, kept(None, &[(4, 6)])).await,
             Ok(Some((2, 4)))
@@ -330,7 +346,7 @@ mod tests {
             stands(&[(TAKER, 4)], kept(None, &[(1, 1)])).await,
             Ok(Some((0, 1)))
         );
-        // Not a commit of this volume.
+        // `id(9)` is not a commit of this volume.
         assert!(stands(&commits, kept(Some(9), &[(1, 1)])).await.is_err());
     }
 

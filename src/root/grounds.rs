@@ -1,50 +1,53 @@
-//! Grounds: what the root keeps of ended sessions whose spools nobody has looked into since.
+//! Grounds: the recovery bases that the root keeps for ended sessions whose spools have not been
+//! examined yet.
 //!
-//! Owns when one is left, claimed and given up, and how many there are. Pure. What is made of one is
-//! in [`super::ground`]; which packs it keeps from being deleted is collection's to heed.
+//! Owns when a ground is added, claimed and given up, and how many there are. Pure.
+//! [`super::ground`] finds the commit that the spool follows; collection must not delete the packs
+//! that a ground needs.
 //!
-//! A session that says that it has a spool leaves a ground in the step that takes it out of the root,
-//! unless the one that takes it out has brought that spool into the bucket itself, or seen that it
-//! holds nothing. A session that ends by itself has everything in a commit, and leaves none.
+//! A session with a spool leaves a ground in the replacement that removes it from the root. It
+//! leaves none if the session that removes it has uploaded that spool itself or found it empty. A
+//! session that ends by itself has committed everything, and leaves none.
 
 use super::state::{Ground, Root, SessionId, SessionState, SpoolId, StateError};
 use super::transition::{OldestGrounds, Refusal};
 use bkfs_chunker::id::Id;
 
-/// Most grounds that a root holds.
+/// The largest number of grounds that a root holds.
 pub const GROUNDS_MAX: usize = 32;
 
 impl Ground {
-    /// The epoch up to which packs that were condemned may be deleted while this stands.
+    /// Returns the epoch up to which (inclusive) condemned packs may be deleted while the ground is
+    /// in the root.
     pub fn base(&self) -> u64 {
         self.base.unwrap_or(0)
     }
 
-    /// The name of the host that has the spool, for people.
+    /// Returns the name of the host that has the spool, for display.
     pub fn host(&self) -> &str {
         self.host.as_deref().unwrap_or("(unknown)")
     }
 
-    /// The commits that the spool may follow.
+    /// Returns the commits that the spool's journals may follow.
     pub fn records(&self) -> impl Iterator<Item = Id> {
         [self.record, self.after].into_iter().flatten()
     }
 }
 
 impl Root {
-    /// The grounds that stand.
+    /// Returns the grounds in this root.
     pub fn grounds(&self) -> &[Ground] {
         self.grounds.as_deref().unwrap_or_default()
     }
 
-    /// The ground of a session.
+    /// Returns the ground of a session.
     pub fn ground_of(&self, session: SessionId) -> Option<&Ground> {
         let mut grounds = self.grounds().iter();
         grounds.find(|ground| ground.session == session)
     }
 
-    /// A session that has just been registered says where its spool lies. A root without a chain
-    /// has no room for that.
+    /// Records where a session that was just registered has its spool. A root without a chain
+    /// cannot hold this, and stays as it is.
     pub fn note_spool(&mut self, session: SessionId, spool: Option<SpoolId>) {
         let is_witnessed = self.chain.is_some();
         if let Some(session) = self.sessions.get_mut(&session) {
@@ -52,12 +55,13 @@ impl Root {
         }
     }
 
-    /// Those among the ended sessions `leaving` that have spools leave grounds, but for the
-    /// `claimed` ones. To be called before they leave; `after` is the commit that carries their
-    /// journals out.
+    /// Adds a ground for each ended session in `leaving` that has a spool and is not in `claimed`.
+    /// Call this before the sessions leave the root. `after` is the commit that carries out their
+    /// journals.
     ///
     /// # Errors
-    /// [`Refusal::GroundsFull`]; nothing has changed then.
+    /// [`Refusal::GroundsFull`] if the root would hold more than [`GROUNDS_MAX`] grounds; it stays
+    /// unchanged then.
     pub(super) fn leave_grounds(
         &mut self,
         leaving: &[SessionId],
@@ -96,8 +100,8 @@ impl Root {
         Ok(())
     }
 
-    /// The grounds of these sessions are needed no more: their spools were claimed, or are given up.
-    /// True if one of them stood.
+    /// Removes the grounds of these sessions, whose spools were claimed or are given up. Returns
+    /// whether the root held one of them.
     pub fn drop_grounds(&mut self, sessions: &[SessionId]) -> bool {
         let Some(grounds) = &mut self.grounds else {
             return false;
@@ -111,8 +115,8 @@ impl Root {
         is_any
     }
 
-    /// What holds of the grounds of every root: none is of a session that stands in it, or of a
-    /// volume that does not.
+    /// Checks the invariant of the grounds of every root: no ground belongs to a session that is in
+    /// the root, or names a volume that is not.
     pub(super) fn check_grounds(&self) -> Result<(), StateError> {
         for ground in self.grounds() {
             let session = ground.session;
@@ -167,8 +171,8 @@ mod tests {
         }
     }
 
-    /// A root in which the taker has taken the volume over from a victim with a spool and one
-    /// commit, some epochs after that came.
+    /// Returns a root in which the new holder has taken the volume over from an ended session with
+    /// a spool and one commit. Three epochs passed in between.
     fn taken(mut root: Root) -> Root {
         let enter = |root: &mut Root, id, claim| {
             let holder = HolderInfo {
@@ -257,7 +261,7 @@ mod tests {
         let refused = root.commit(&commit_by(TAKER, 2, Vec::new()));
         let error = refused.expect_err("no room");
         assert!(matches!(error, Refusal::GroundsFull { .. }), "{error}");
-        // It says what to type.
+        // The error names the command to type.
         let text = error.to_string();
         let ids: Vec<String> = (1000..1004).map(|id| SessionId(id).to_string()).collect();
         let typed = format!("bkfs session end URL --give-up {}", ids.join(" "));

@@ -1,7 +1,10 @@
-//! Heartbeats: the object `sessions/ID` that says that a session lives and from which epoch on it needs packs.
+//! Heartbeats: the object `sessions/ID`, which shows that a session is alive and which base epoch
+//! it has.
 //!
-//! Owns the task that writes this session's heartbeat and notices when the session has lost its place in the root, and the watch over another
-//! session's heartbeat. Time is this machine's monotonic clock only: what is compared are two readings of it on one machine, never of two.
+//! Owns the task that writes this session's heartbeat and detects that the session has lost its
+//! place in the root. Owns also the observation of another session's heartbeat. The only clock is
+//! this machine's monotonic clock: two readings of it on one machine are compared, never readings
+//! of two machines.
 
 use super::error::RootError;
 use super::handle::RootHandle;
@@ -19,31 +22,34 @@ use tokio::time::{Instant, MissedTickBehavior};
 /// Time between two heartbeats.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A heartbeat that stood still for this long on the observer's clock belongs to a dead session: three were missed.
+/// A heartbeat that has not changed for this long on the observer's clock belongs to a dead
+/// session: it has missed three.
 pub const DEAD_AFTER: Duration = Duration::from_secs(30);
 
-/// Time between two looks at another session's heartbeat.
+/// Time between two reads of another session's heartbeat.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The payload of `sessions/ID`.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct Beat {
-    /// Counts the heartbeats. Only a change of it means anything: values may arrive late.
+    /// Counts the heartbeats. Only a change is evidence of life: values may arrive late, in any
+    /// order.
     #[n(0)]
     pub counter: u64,
-    /// The session's base epoch (rule 4): it needs nothing that was condemned at this epoch or before. Binds from the moment it is sent.
+    /// The session's base epoch (rule 4): the session needs no pack that was condemned in this
+    /// epoch or before. It binds from the moment that it is sent.
     #[n(1)]
     pub base: u64,
 }
 
 impl Beat {
-    /// The payload.
+    /// Returns the payload in CBOR.
     pub fn encode(self) -> Vec<u8> {
         minicbor::to_vec(self).expect("writing plain fields to memory cannot fail")
     }
 
-    /// The inverse of [`Beat::encode`]; none for anything else.
+    /// Decodes the payload that [`Beat::encode`] returns; none for any other bytes.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         minicbor::decode(bytes).ok()
     }
@@ -52,16 +58,16 @@ impl Beat {
 /// What the heartbeat task knows of its session.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Standing {
-    /// The session is live, as far as is known.
+    /// The session is live as far as is known.
     Live {
         /// When the store last acknowledged a heartbeat.
         last_beat: Option<Instant>,
     },
-    /// The session has lost its volume or its place in the root: it can commit nothing more.
+    /// The session has lost its volume or its place in the root, and can commit nothing more.
     Fenced(Refusal),
 }
 
-/// The base epoch of a session of this process, as its next heartbeat will say it. Cheap to clone.
+/// The base epoch of a session of this process, which the next heartbeat publishes. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Base(Arc<BaseState>);
 
@@ -79,13 +85,14 @@ impl Base {
         }))
     }
 
-    /// What it is now.
+    /// Returns the current base epoch.
     pub fn get(&self) -> u64 {
         self.0.epoch.load(Ordering::SeqCst)
     }
 
-    /// Step `BaseCheck` has found that every reference of the session that is in no root yet names what is live at a root of this epoch or a later one. Never goes back. A heartbeat
-    /// says so soon.
+    /// Raises the base epoch after step `BaseCheck`: every reference of the session that is in no
+    /// root yet names a pack that is live at a root of this epoch or later, or an own one. Ignores
+    /// a lower epoch. A heartbeat publishes the new epoch soon.
     pub fn raise(&self, epoch: u64) {
         if self.0.epoch.fetch_max(epoch, Ordering::SeqCst) < epoch {
             self.0.raised.notify_one();
@@ -93,7 +100,7 @@ impl Base {
     }
 }
 
-/// The heartbeat of one session of this process. It stops when this is dropped.
+/// The heartbeat of one session of this process. It stops when this value is dropped.
 #[derive(Debug)]
 pub struct Heartbeat {
     task: JoinHandle<()>,
@@ -102,7 +109,8 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Starts the heartbeat of `session`, which is registered in the root, with its first base epoch.
+    /// Starts the heartbeat of `session`, which is registered in the root, at its first base epoch.
+    /// With a `volume`, the session must also hold that volume to stay live.
     pub fn start(
         handle: RootHandle,
         session: SessionId,
@@ -120,7 +128,8 @@ impl Heartbeat {
                     _ = interval.tick() => {}
                     () = base.0.raised.notified() => {}
                 }
-                // Given up after an interval: what counts is that the next one is sent in time.
+                // The request is given up after one interval, so that the next heartbeat is sent in
+                // time.
                 match tokio::time::timeout(
                     HEARTBEAT_INTERVAL,
                     put_beat(
@@ -139,7 +148,7 @@ impl Heartbeat {
                             last_beat: Some(Instant::now()),
                         }
                     }),
-                    // What is wrong with the store is told by who watches it.
+                    // The store's own watch reports what is wrong with the store.
                     Ok(Err(error)) => tracing::debug!(%session, %error, "heartbeat failed"),
                     Err(_) => tracing::debug!(%session, "heartbeat was not acknowledged in time"),
                 }
@@ -168,20 +177,23 @@ impl Heartbeat {
         }
     }
 
-    /// What is known of the session now, and every change of that.
+    /// Returns a receiver of the session's current standing and of every change.
     pub fn standing(&self) -> watch::Receiver<Standing> {
         self.standing.clone()
     }
 
-    /// The session's base epoch.
+    /// Returns the session's base epoch.
     pub fn base(&self) -> Base {
         self.base.clone()
     }
 
-    /// Stops, and returns when nothing more is sent.
+    /// Stops the task, and returns when it sends nothing more.
+    ///
+    /// Cancel safety: dropped, it leaves the task aborted, as dropping the
+    /// heartbeat does.
     pub async fn stop(mut self) {
         self.task.abort();
-        // An aborted task ends with an error that says so.
+        // An aborted task ends with a join error, which is expected.
         let _ = (&mut self.task).await;
     }
 }
@@ -192,7 +204,7 @@ impl Drop for Heartbeat {
     }
 }
 
-/// Step `BaseSend`.
+/// Writes one heartbeat (step `BaseSend`).
 async fn put_beat(handle: &RootHandle, session: SessionId, beat: Beat) -> Result<(), RootError> {
     let key = session.key();
     let mut salt = [0; 32];
@@ -205,7 +217,7 @@ async fn put_beat(handle: &RootHandle, session: SessionId, beat: Beat) -> Result
     Ok(())
 }
 
-/// Whether the session still has its place in `root`.
+/// Returns the refusal if the session has no place in `root`, or does not hold `volume`.
 fn standing_in(root: &Root, session: SessionId, volume: Option<&str>) -> Result<(), Refusal> {
     match volume {
         Some(volume) => root.require_holder(session, volume).map(|_| ()),
@@ -213,31 +225,36 @@ fn standing_in(root: &Root, session: SessionId, volume: Option<&str>) -> Result<
     }
 }
 
-/// What came of watching another session.
+/// The result of observing another session.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Watched {
-    /// Its heartbeat moved.
+    /// Its heartbeat changed.
     Alive,
-    /// Its heartbeat stood still for [`DEAD_AFTER`].
+    /// Its heartbeat did not change for [`DEAD_AFTER`].
     Dead,
-    /// It no longer holds the volume.
+    /// It no longer holds the volume, or is no longer live in the root.
     Left,
 }
 
-/// Watches the heartbeat of `session`, which holds `volume` or, if that is none, only stands in the root, for as long as it takes to tell.
+/// Observes the heartbeat of `session` until the result is certain. The session holds `volume`, or
+/// is only registered in the root if that is none.
 ///
-/// Stillness is counted from the answer to the first look to the sending of the last one, so that slow answers never shorten it. It is counted anew after a look
-/// that failed, and after a gap between looks: what kept this observer from the store may have kept the holder from it too, and nobody is judged for that. A
-/// heartbeat that is absent, or cannot be read, stands still like any other.
+/// The time without a change is measured from the answer to the first read until the last read is
+/// sent, so slow answers never make the wait shorter. The measurement starts again after a failed
+/// read, and after more than [`HEARTBEAT_INTERVAL`] between two reads. What kept this observer from
+/// the store may have kept the holder from it, too, and is no evidence of death. An absent or
+/// unreadable heartbeat counts as one that does not change.
+///
+/// Cancel safety: dropped, it leaves nothing behind, because it only reads.
 ///
 /// # Errors
-/// When the root cannot be read.
+/// The errors of [`RootHandle::refresh`], if the root cannot be read.
 pub async fn watch_holder(
     handle: &RootHandle,
     session: SessionId,
     volume: Option<&str>,
 ) -> Result<Watched, RootError> {
-    // What was seen first and when, and when it was seen last.
+    // The first value seen, when its first answer arrived, and when its last answer arrived.
     let mut still: Option<(Option<u64>, Instant, Instant)> = None;
     loop {
         let sent = Instant::now();
@@ -263,10 +280,11 @@ pub async fn watch_holder(
     }
 }
 
-/// The base epoch that a session has published; none if its heartbeat is absent or cannot be read, which blocks deletion (rule 4).
+/// Returns the base epoch that a session has published; none if its heartbeat is absent or cannot
+/// be read, which blocks deletion (rule 4).
 ///
 /// # Errors
-/// The store does not tell.
+/// [`RootError::Store`] if the heartbeat cannot be fetched, except when it is absent.
 pub async fn published_base(
     handle: &RootHandle,
     session: SessionId,
@@ -286,7 +304,8 @@ pub async fn published_base(
         .map(|beat| beat.base))
 }
 
-/// The counter of a session's heartbeat as it stands in the bucket; none if it is absent or unreadable. Nothing at all if the store did not tell.
+/// Returns the counter of a session's heartbeat in the bucket; `Some(None)` if it is absent or
+/// unreadable. Returns `None` if the store did not answer in time, or with an error.
 async fn look(handle: &RootHandle, session: SessionId) -> Option<Option<u64>> {
     let key = session.key();
     match tokio::time::timeout(handle.policy().request_timeout, handle.store().get(&key)).await {

@@ -1,31 +1,32 @@
-//! Who a session is, and whether it still lives, as far as this machine can tell.
+//! The process behind a session, and whether it is alive, as far as this machine can determine.
 //!
-//! Owns what is read from /proc and /etc about processes. Does not judge heartbeats ([`super::session`]) and never touches the bucket.
+//! Owns what is read from /proc and /etc about processes. Does not judge heartbeats
+//! ([`super::heartbeat`]), and never accesses the bucket.
 
 use super::state::{HolderInfo, Session};
 use std::fmt::Debug;
 use std::path::Path;
 
-/// The inode number of the pid namespace that a machine starts with: the kernel's PROC_PID_INIT_INO.
+/// The inode number of the initial pid namespace: the kernel's PROC_PID_INIT_INO.
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// What is known of a process of this machine's pid namespace.
+/// What is known about a process in this machine's pid namespace.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum ProcessState {
-    /// No such process, or only its entry in the table of processes is left.
+    /// There is no such process, or it is a zombie.
     Gone,
-    /// It runs since this many clock ticks after boot.
+    /// It has been running since this many clock ticks after boot.
     Running {
         /// Field 22 of /proc/PID/stat.
         start_ticks: u64,
     },
-    /// It may run: this user may not look.
+    /// It may be running: this user has no permission to find out.
     Unknown,
 }
 
-/// Looks at processes of this pid namespace.
+/// Queries processes of this pid namespace.
 pub trait Processes: Send + Sync + Debug {
-    /// What is known of `pid`.
+    /// Returns what is known about the process `pid`.
     fn state(&self, pid: u32) -> ProcessState;
 }
 
@@ -45,7 +46,8 @@ impl Processes for SystemProcesses {
                 (_, start_ticks) => ProcessState::Running { start_ticks },
             };
         }
-        // Where /proc hides other users' processes, only the kernel's answer to a signal tells.
+        // Where /proc hides other users' processes, only the kernel's answer to a signal shows
+        // whether they exist.
         let pid = i32::try_from(pid)
             .ok()
             .and_then(rustix::process::Pid::from_raw);
@@ -56,7 +58,8 @@ impl Processes for SystemProcesses {
     }
 }
 
-/// State and start time from the text of /proc/PID/stat (proc(5): fields 3 and 22; the name, field 2, may hold spaces and brackets).
+/// Parses state and start time in /proc/PID/stat (proc(5): fields 3 and 22). The name, field 2, may
+/// hold spaces and brackets.
 fn parse_stat(stat: &str) -> Option<(char, u64)> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
@@ -64,19 +67,21 @@ fn parse_stat(stat: &str) -> Option<(char, u64)> {
     Some((state, fields.nth(18)?.parse().ok()?))
 }
 
-/// What this machine alone can tell of a holder.
+/// What this machine alone can determine about a holder.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum LocalVerdict {
-    /// It runs here.
+    /// It is running on this machine.
     Alive,
-    /// It ran here, and is gone.
+    /// It ran on this machine, and has ended.
     Dead,
-    /// It is on another machine, in another container, or hidden: only its heartbeat tells.
+    /// It is on another machine, in another container, or hidden. Only its heartbeat shows whether
+    /// it is alive.
     Elsewhere,
 }
 
 impl HolderInfo {
-    /// This process, which holds a volume for `mount_point` (or for a command of that name). What cannot be found out is left empty.
+    /// Returns the information about this process, which holds a volume for `mount_point` (or for
+    /// the command of that name). What cannot be determined stays empty or zero.
     pub fn of_this_process(mount_point: &str) -> Self {
         let read = |path: &str| {
             std::fs::read_to_string(path)
@@ -106,10 +111,11 @@ impl HolderInfo {
         }
     }
 
-    /// What can be told of this holder from `here`, another process.
+    /// Returns what the process `here` can determine about this holder.
     ///
-    /// A machine id is not asked for: copies of a machine share it. Copies of a *running* machine share the boot id too, so that a holder on the copy may
-    /// be judged dead here; that costs it its mount, never acknowledged data (rule 7).
+    /// The machine id does not count, because copies of a machine share it. Copies of a *running*
+    /// machine share the boot id, too, so a holder on a copy may be judged dead here. That costs
+    /// the holder its mount, and never acknowledged data (rule 7).
     pub fn judge_locally(&self, here: &HolderInfo, processes: &dyn Processes) -> LocalVerdict {
         let same_boot = !self.boot_id.is_empty() && self.boot_id == here.boot_id;
         let same_namespace = self.pid_namespace != 0 && self.pid_namespace == here.pid_namespace;
@@ -128,9 +134,10 @@ impl HolderInfo {
 }
 
 impl HolderInfo {
-    /// A number of the machine that this process runs on, the same at each boot. Copies of a machine
-    /// may share the machine id, and then differ in the names of their hosts; a container has
-    /// another name each time, and only the machine id counts.
+    /// Returns a number for the machine of this process, which is the same after each boot. It is a
+    /// hash of the machine id and, in the initial pid namespace, of the host name. Copies of a
+    /// machine may share the machine id, and then differ in their host names. A container has a new
+    /// host name each time, so only the machine id counts there.
     pub fn machine(&self) -> u64 {
         let host = match self.pid_namespace {
             FIRST_PID_NAMESPACE => self.host.as_str(),
@@ -142,12 +149,12 @@ impl HolderInfo {
         u64::from_le_bytes(*bytes)
     }
 
-    /// Whether this holder, a command, ran before this machine was started for the last time.
+    /// Returns whether this holder, a command, ran before the last boot of this machine.
     ///
-    /// Containers share the machine id of their image and live on many machines: so both must be
-    /// in the first pid namespace. Of copies of a whole machine that are not told apart by their
-    /// host's name, the one loses the session of a command that runs on the other: the command
-    /// fails, and nothing is lost.
+    /// Containers share the machine id of their image and run on many machines, so both processes
+    /// must be in the initial pid namespace. Copies of a whole machine may have the same host name.
+    /// Then one copy removes the session of a command that runs on the other: that command fails,
+    /// and no data is lost.
     fn ran_before(&self, here: &HolderInfo) -> bool {
         let same = |one: &str, other: &str| !one.is_empty() && one == other;
         let is_first = |holder: &HolderInfo| holder.pid_namespace == FIRST_PID_NAMESPACE;
@@ -162,9 +169,9 @@ impl HolderInfo {
 }
 
 impl Session {
-    /// What can be told of this session from `here`, another process. One that holds no volume has
-    /// also gone with an earlier boot of the machine; the judgement over one that does is left to
-    /// its heartbeat, since a wrong one costs a mount.
+    /// Returns what the process `here` can determine about this session. A session without a volume
+    /// is dead, too, if it ran before the last boot of the machine. For a session with a volume its
+    /// heartbeat decides that case, since a wrong judgement costs a mount.
     pub fn judge_locally(&self, here: &HolderInfo, processes: &dyn Processes) -> LocalVerdict {
         match self.holder.judge_locally(here, processes) {
             LocalVerdict::Elsewhere if self.volume.is_none() && self.holder.ran_before(here) => {
@@ -175,7 +182,7 @@ impl Session {
     }
 }
 
-/// The number in `pid:[NUMBER]`, which /proc/self/ns/pid points to.
+/// Returns the number in `pid:[NUMBER]`, the target of the link /proc/self/ns/pid.
 fn pid_namespace() -> Option<u64> {
     let link = std::fs::read_link("/proc/self/ns/pid").ok()?;
     link.to_str()?
@@ -185,7 +192,7 @@ fn pid_namespace() -> Option<u64> {
         .ok()
 }
 
-/// The name of user `id` in the file of users, or the number.
+/// Returns the name of user `id` in the file `passwd`, or the id as text.
 fn user_name(id: u32, passwd: &Path) -> String {
     let text = std::fs::read_to_string(passwd).unwrap_or_default();
     let named = |line: &str| {

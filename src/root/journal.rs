@@ -1,14 +1,19 @@
-//! Journals: operations that were acknowledged by fsync and are in no commit yet (protocol.md, rule 6).
+//! Journals: operations that fsync acknowledged and that no commit contains yet (docs/PROTOCOL.md,
+//! rule 6).
 //!
-//! Owns the object `journal/VOLUME/SESSION/N`, its numbers, and the order of an acknowledgement: the object is created, its creation is answered, and only then
-//! is the root read to see whether the volume is still ours. Does not know what the operations mean.
+//! Owns the object `journal/VOLUME/SESSION/N`, its numbers, and the order of an acknowledgement.
+//! The object is created, the store answers, and only then is the root read, to check that the
+//! session still holds the volume. This module does not interpret the operations.
 //!
-//! Operations are numbered per session, and so are journal objects; each says which operations it carries. A number's bytes never change once they were
-//! sent: while the outcome is unknown the identical bytes are sent again, before any later journal. Other bytes under a number of ours mean that another machine
-//! has this session's identity.
+//! Each session numbers its operations and its journal objects; each journal states which
+//! operations it carries. The bytes of a number never change once they were sent: while the outcome
+//! is unknown, the identical bytes are sent again, before any later journal. Other bytes under a
+//! number of this session mean that another machine has its identity.
 //!
-//! A journal is never replaced for the sake of a higher base epoch (rule 4): what is condemned beneath it is stored again, and the base rises only once a commit has made that live
-//! (`mounting::base`). Names of packs that were relied on are hints: whoever replays looks each reference up.
+//! A journal is never replaced to raise the base epoch (rule 4). What is condemned and still
+//! referred to is stored again, and the base rises only once a commit has made the copy live
+//! (`mounting::base`). The names of foreign packs in a journal are hints: a new holder that replays
+//! the journal looks up each reference.
 
 use super::error::RootError;
 use super::handle::RootHandle;
@@ -35,14 +40,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long a commit waits for a journal under way before it lets go of what the spool keeps of others.
+/// The longest time that a commit waits for a journal upload in progress before it drops covered
+/// journals from the spool.
 const FORGET_WAITS: Duration = Duration::from_secs(1);
 
-/// How many answers must say that a journal under a number of ours is another one's before that is
-/// believed.
+/// The number of answers that must report other bytes under a number of this session before the
+/// session counts as fenced.
 const FOREIGN_ANSWERS: u32 = 3;
 
-/// How many journals in the bucket are remembered while none can be deleted; whoever collects garbage finds the others.
+/// The largest number of journals in the bucket that are remembered while none can be deleted.
+/// Collection deletes the others.
 const THERE_MAX: usize = 65_536;
 
 /// The payload of a journal object.
@@ -52,22 +59,22 @@ pub struct JournalEntry {
     /// The first operation that it carries.
     #[n(0)]
     pub first: u64,
-    /// The last one.
+    /// The last operation that it carries (inclusive).
     #[n(1)]
     pub last: u64,
-    /// The session's base epoch: information only.
+    /// The base epoch of the session, for information only.
     #[n(2)]
     pub base: u64,
-    /// Packs of the session that no root listed when it was sent.
+    /// Packs of the session that no root listed when the journal was sent.
     #[n(3)]
     pub(super) own: Vec<OwnPack>,
-    /// Other packs that the operations refer to.
+    /// Foreign packs that the operations refer to.
     #[cbor(n(4), with = "wire::names")]
     pub(super) relied_on: Vec<PackName>,
-    /// What was done, as the volume encodes it.
+    /// The operations, as the volume encodes them.
     #[cbor(n(5), with = "minicbor::bytes")]
     pub operations: Vec<u8>,
-    /// The record of the commit that the session found when it took the volume, if there was one.
+    /// The id of the volume's commit record when the session took the volume, if there was one.
     #[cbor(n(6), with = "wire::id_option", has_nil)]
     pub ground: Option<Id>,
 }
@@ -84,7 +91,8 @@ pub(super) struct OwnPack {
 }
 
 impl JournalEntry {
-    /// These operations of its session, whose packs are `packs` and whose bytes are `operations`.
+    /// Returns an entry for the operations `carried` of its session. `packs` are the packs that
+    /// they refer to, and `operations` is their encoded form.
     pub fn new(carried: RangeInclusive<u64>, packs: Delivered, operations: Vec<u8>) -> Self {
         let own = packs.own.into_iter().map(|pack| OwnPack {
             name: pack.name,
@@ -102,7 +110,7 @@ impl JournalEntry {
         }
     }
 
-    /// The packs named.
+    /// Returns the packs that the entry names.
     pub fn packs(&self) -> Delivered {
         let own = self.own.iter().map(|pack| NamedPack {
             name: pack.name,
@@ -115,20 +123,23 @@ impl JournalEntry {
         }
     }
 
-    /// The payload.
+    /// Returns the payload in CBOR.
     pub fn encode(&self) -> Vec<u8> {
         minicbor::to_vec(self).expect("writing plain fields to memory cannot fail")
     }
 
-    /// The same with zeroes behind it, so that the length of its object in the bucket is one of few.
+    /// Returns the payload with zeroes appended, so that its object in the bucket has one of few
+    /// lengths.
     pub fn encode_padded(&self) -> Vec<u8> {
         padding::padded(self.encode())
     }
 
-    /// The inverse of [`JournalEntry::encode`] and [`JournalEntry::encode_padded`].
+    /// Decodes the payload that [`JournalEntry::encode`] or [`JournalEntry::encode_padded`]
+    /// returns.
     ///
     /// # Errors
-    /// What is wrong with it, for people.
+    /// A text for the user if the bytes cannot be decoded, or the entry carries no operation or
+    /// operation 0.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let entry: Self = minicbor::decode(bytes).map_err(|error| error.to_string())?;
         match entry.first {
@@ -139,7 +150,7 @@ impl JournalEntry {
     }
 }
 
-/// Where the journals of a session lie.
+/// Returns the prefix of the keys of a session's journals.
 pub(crate) fn prefix(keyring: &Keyring, volume: &str, session: SessionId) -> String {
     let volume = keyring.name_hash(volume.as_bytes());
     format!("journal/{volume:016x}/{session}/")
@@ -154,41 +165,43 @@ pub struct JournalWriter {
     prefix: String,
     base: u64,
     ground: Option<Id>,
-    /// Never held across a wait.
+    /// Never held across an await.
     state: Mutex<Numbers>,
-    /// Journals are sent one after the other.
+    /// Held while journals are sent, so that they are sent one after the other.
     landing: tokio::sync::Mutex<()>,
-    /// Where they survive before they are in the bucket.
+    /// The spool, where entries survive a crash before they are in the bucket.
     spool: Option<Arc<Spool>>,
-    /// Who is told that the store answers.
+    /// Is told that the store has answered.
     depot: Option<Depot>,
-    /// The store does not let us delete.
+    /// True once the store has denied a deletion.
     keeps: AtomicBool,
-    /// Where this machine remembers what the store took.
+    /// Records on this machine which journals the store took.
     notes: Option<Notes>,
 }
 
 #[derive(Debug, Default)]
 struct Numbers {
-    /// Journal objects whose bytes are fixed.
+    /// The number of journal objects whose bytes are fixed.
     sent: u64,
-    /// The last operation in one of them.
+    /// The last operation in these objects.
     last: u64,
-    /// Those whose creation is not answered yet, oldest first.
+    /// Journals whose creation is not acknowledged yet, oldest first.
     pending: VecDeque<Pending>,
-    /// Those that are in the bucket and in the spool: they stay there until the root shows that the volume was ours after they had arrived. Else they arrived too late
-    /// for whoever took it over.
+    /// Journals that are in the bucket and in the spool. The spool keeps them until a later read of
+    /// the root shows the volume as held: otherwise they may have arrived too late for a new
+    /// holder.
     unconfirmed: Vec<Pending>,
-    /// How many have arrived in the bucket that only memory had, and how many of those had when the root was last found to show the volume as ours.
+    /// `bare` counts the journals that were only in memory when they arrived in the bucket.
+    /// `bare_in_time` is that count as of the last read of the root that showed the volume as held.
     bare: u64,
     bare_in_time: u64,
-    /// Those that are in the bucket: key, and last operation.
+    /// Journals in the bucket: key, and last operation.
     there: VecDeque<(String, u64)>,
     /// The last operation that a commit covers.
     covered: u64,
-    /// So many journals, the first ones, are known to be covered once the commit under way is.
+    /// The number of journals, from the first, that the commit in progress covers.
     passed: u64,
-    /// The last operation of each later one.
+    /// The last operation of each journal after these.
     lasts: VecDeque<u64>,
 }
 
@@ -207,7 +220,7 @@ enum Body {
 }
 
 impl JournalWriter {
-    /// For `session`, which holds `volume` and has written no journal yet.
+    /// Returns a writer for `session`, which holds `volume` and has written no journal yet.
     pub fn new(handle: RootHandle, session: SessionId, volume: &str) -> Self {
         let root = &handle.current().root;
         let base = root
@@ -230,29 +243,30 @@ impl JournalWriter {
         }
     }
 
-    /// The same, with the session's spool.
+    /// Returns this writer with the session's spool.
     pub fn with_spool(self, spool: Option<Arc<Spool>>) -> Self {
         Self { spool, ..self }
     }
 
-    /// The same, for a session that writes by way of `depot`: a store that takes journals is not
-    /// silent.
+    /// Returns this writer for a session that stores through `depot`. Each journal that the store
+    /// takes counts there as an answer of the store.
     pub fn reporting_to(self, depot: &Depot) -> Self {
         let depot = Some(depot.clone());
         Self { depot, ..self }
     }
 
-    /// Whether there is a spool, so that entries can be kept.
+    /// Returns whether there is a spool that can keep entries.
     pub fn has_spool(&self) -> bool {
         self.spool.is_some()
     }
 
-    /// Gives an entry its number, and fixes its bytes for good: it goes before every later one.
-    /// Waits for nothing, so no caller can give up in between.
+    /// Gives an entry its number and fixes its bytes. All later entries follow it. Does not await,
+    /// so no caller can drop it half-way.
     ///
     /// # Errors
-    /// `Depot` (internal) if operations lie between it and the entry before: then acknowledged ones
-    /// would be passed over.
+    /// [`RootError::Content`] with [`DepotError::Internal`] if operations are missing between this
+    /// entry and the one before it, or the entry is empty. Acknowledged operations would otherwise
+    /// be skipped.
     pub fn settle(&self, mut entry: JournalEntry) -> Result<(), RootError> {
         let mut state = self.state.lock();
         if entry.first > state.last + 1 || entry.last < entry.first {
@@ -263,7 +277,7 @@ impl JournalWriter {
         entry.ground = self.ground;
         let key = format!("{}{:016x}", self.prefix, state.sent + 1);
         let keyring = self.handle.keyring();
-        // Who reads an unsealed one needs no length.
+        // An unsealed journal can be read anyway, so hiding its length is useless.
         let payload = match keyring.is_sealed() {
             true => entry.encode_padded(),
             false => entry.encode(),
@@ -283,22 +297,26 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// How many entries were settled.
+    /// Returns the number of settled entries.
     pub fn settled(&self) -> u64 {
         self.state.lock().sent
     }
 
-    /// Keeps in the spool what is settled and not answered: when this returns, it survives the loss
-    /// of power. It goes to the bucket with [`JournalWriter::land`], or with what the next mount on
-    /// this machine finds. Dropped, it has kept the oldest of it or nothing; the next call begins
-    /// again with what is left.
+    /// Writes to the spool every settled entry that the store has not acknowledged. When this
+    /// returns, they survive a power loss. They reach the bucket by [`JournalWriter::land`], or by
+    /// the next mount on this machine.
+    ///
+    /// Cancel safety: dropped, it has spooled the oldest of the entries, or none. The next call
+    /// continues with the rest.
     ///
     /// # Errors
-    /// The spool refuses, or stays full for as long as the store may make no progress.
+    /// [`RootError::Content`] if there is no spool, the spool fails, or the spool stays full for
+    /// the stall timeout of the retry policy.
     pub async fn keep(&self) -> Result<(), RootError> {
         let absent = || DepotError::Internal("there is no spool");
         let spool = self.spool.as_ref().ok_or_else(absent)?;
-        // The lock is not held while the spool is waited for: what makes room in it needs the lock.
+        // The lock is not held while waiting for the spool: the tasks that make room in the spool
+        // need the lock.
         while let Some((pending, bytes)) = self.first_in_memory() {
             let kept = self.put(spool, &pending.key, &bytes).await;
             let body = Body::Spool(kept.map_err(DepotError::from)?);
@@ -306,14 +324,15 @@ impl JournalWriter {
             let mut there = state.pending.iter_mut();
             match there.find(|other| other.key == pending.key) {
                 Some(waiting) => waiting.body = body,
-                // It has arrived meanwhile, which nobody may count on yet.
+                // It has arrived in the bucket meanwhile; this is not yet confirmed by a read of
+                // the root.
                 None => state.unconfirmed.push(Pending { body, ..pending }),
             }
         }
         Ok(())
     }
 
-    /// The first journal that is not answered and in memory alone.
+    /// Returns the oldest entry that is not acknowledged and only in memory.
     fn first_in_memory(&self) -> Option<(Pending, Bytes)> {
         let state = self.state.lock();
         state
@@ -344,12 +363,13 @@ impl JournalWriter {
         }
     }
 
-    /// Whether an entry is settled that is neither known to be in the bucket nor in the spool.
+    /// Returns whether a settled entry is neither in the spool nor known to be in the bucket.
     pub fn is_bare(&self) -> bool {
         self.first_in_memory().is_some()
     }
 
-    /// Whether entries that were kept are not in the bucket yet, or not known to be in time.
+    /// Returns whether spooled entries are not in the bucket yet, or not known to have arrived in
+    /// time.
     pub fn is_behind(&self) -> bool {
         let state = self.state.lock();
         if !state.unconfirmed.is_empty() {
@@ -359,11 +379,14 @@ impl JournalWriter {
         pending.any(|pending| matches!(pending.body, Body::Spool(_)))
     }
 
-    /// Step `FsyncGet`: reads the root by a request that is sent now, and thus after every answer
-    /// that counts, and checks that the volume is still ours. Dropped, it has confirmed nothing.
+    /// Reads the root by a request that is sent now, and so after every answer that counts, and
+    /// checks that the session still holds the volume (step `FsyncGet`).
+    ///
+    /// Cancel safety: dropped, it has confirmed nothing.
     ///
     /// # Errors
-    /// A refusal of kind `Fenced` if it is not; store errors.
+    /// [`RootError::Refused`] with [`Refusal::Fenced`] if the session does not hold the volume; the
+    /// errors of [`RootHandle::refresh`].
     pub async fn confirm(&self) -> Result<(), RootError> {
         let bare = self.state.lock().bare;
         let view = self.handle.refresh().await?;
@@ -373,14 +396,15 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// Whether all that arrived in the bucket, and that the spool does not have, is known to have arrived while the volume was ours.
+    /// Returns whether every journal that went to the bucket from memory alone is known to have
+    /// arrived while the session held the volume.
     pub fn is_in_time(&self) -> bool {
         let state = self.state.lock();
         state.bare_in_time == state.bare
     }
 
-    /// The number of the last journal of which a commit up to this operation holds everything; zero
-    /// if there is none.
+    /// Returns the number of the last journal that a commit up to `operation` (inclusive) contains
+    /// in full; zero if there is none. Operations must not decrease from call to call.
     pub fn number_covered(&self, operation: u64) -> u64 {
         let mut state = self.state.lock();
         let count = state.lasts.partition_point(|last| *last <= operation);
@@ -389,7 +413,12 @@ impl JournalWriter {
         state.passed
     }
 
-    /// A commit covers all operations up to this one: their journals are garbage, and are deleted as far as the store permits.
+    /// Records that a commit covers all operations up to `operation` (inclusive). Deletes their
+    /// journals from spool and bucket, as far as the store permits.
+    ///
+    /// Cancel safety: dropped while it waits for the journal upload, it has recorded nothing, and
+    /// the next call does it all. Dropped during the deletions, it leaves the rest of the journals
+    /// in the bucket to collection.
     pub async fn covered(&self, operation: u64) {
         self.forget_kept(operation).await;
         let mut done: VecDeque<(String, u64)> = {
@@ -408,7 +437,7 @@ impl JournalWriter {
             };
             tracing::debug!(%key, %error, "a journal that is covered stays behind");
             if error.kind() == StoreErrorKind::Denied {
-                // Whoever collects garbage finds them again.
+                // Collection finds them later.
                 self.keeps.store(true, Ordering::Relaxed);
                 return;
             }
@@ -422,9 +451,15 @@ impl JournalWriter {
         }
     }
 
-    /// What was kept here and is covered by a commit need not go to the bucket. Its numbers are used up.
+    /// Drops from the spool the entries up to `operation` (inclusive) that a commit covers: they
+    /// need not go to the bucket. Their numbers stay used.
+    ///
+    /// Waits up to [`FORGET_WAITS`] for a journal upload in progress, and does nothing after that.
+    ///
+    /// Cancel safety: dropped during that wait, it leaves everything as it was. Dropped later, it
+    /// leaves files of released entries to the next sweep of the spool.
     pub(crate) async fn forget_kept(&self, operation: u64) {
-        // The one that is being sent now is answered first, or goes the next time.
+        // The entry that is being sent now is answered first, or is dropped by the next call.
         let turn = tokio::time::timeout(FORGET_WAITS, self.landing.lock());
         let Ok(_turn) = turn.await else {
             return;
@@ -446,21 +481,27 @@ impl JournalWriter {
         self.release(done).await;
     }
 
-    /// Whether operations may be in the bucket, or in the spool, that no commit covers: then the session must stay in the root for whoever replays it.
+    /// Returns whether the bucket or the spool may hold operations that no commit covers. Then the
+    /// session must stay in the root, so that a new holder replays it.
     pub fn is_needed(&self) -> bool {
         let state = self.state.lock();
         state.last > state.covered
     }
 
-    /// Step `JournalPut`: sends the first `until` entries that were settled until their creation is
-    /// answered, oldest first. The packs that they name must be in the bucket. What the spool kept
-    /// is let go when the root, read after that, still shows the volume as ours. Dropped, it leaves
-    /// an entry of unknown fate where it was, to be sent again with the same bytes.
+    /// Sends the first `until` settled entries, oldest first, until the store acknowledges each
+    /// (step `JournalPut`). The packs that they name must be in the bucket. Spooled entries leave
+    /// the spool once a later read of the root still shows the volume as held.
+    ///
+    /// Cancel safety: dropped, it leaves the entry of unknown outcome in its place, and the next
+    /// call sends it again with the same bytes.
     ///
     /// # Errors
-    /// A refusal of kind `Fenced` if another machine writes under this session's name; store errors
-    /// as they come: then entries may be in the bucket, now or later, but count for nothing yet.
-    /// Those of [`JournalWriter::confirm`]; `Spool` if what was kept cannot be read back.
+    /// - [`RootError::Refused`] with [`Refusal::Fenced`] if another machine writes under this
+    ///   session's name, or the session does not hold the volume.
+    /// - [`RootError::Store`] if the store does not acknowledge an entry. The entry may be in the
+    ///   bucket, now or later, but counts for nothing yet.
+    /// - [`RootError::Content`] if a spooled entry cannot be read back.
+    /// - The errors of [`JournalWriter::confirm`].
     pub async fn land(&self, until: u64) -> Result<(), RootError> {
         let _turn = self.landing.lock().await;
         loop {
@@ -476,7 +517,7 @@ impl JournalWriter {
             if let Some(depot) = &self.depot {
                 depot.note_answer();
             }
-            // Before anybody is told, and before the spool lets go of it.
+            // This happens before any caller is told, and before the spool releases the entry.
             if let Some(notes) = &self.notes {
                 let (number, last) = (pending.number, pending.last);
                 notes.note(Sent { number, last }).await;
@@ -491,7 +532,7 @@ impl JournalWriter {
         }
     }
 
-    /// Lets go of what has arrived in time.
+    /// Removes from the spool the entries that have arrived in time.
     async fn settle_kept(&self) -> Result<(), RootError> {
         if self.state.lock().unconfirmed.is_empty() {
             return Ok(());
@@ -502,7 +543,7 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// The spool need not keep these any more.
+    /// Releases these entries in the spool and deletes their files.
     async fn release(&self, done: impl IntoIterator<Item = Pending>) {
         let Some(spool) = &self.spool else { return };
         for pending in done {

@@ -1,7 +1,8 @@
 //! List objects: how they are loaded, cached and written.
 //!
-//! Owns the cache of decoded lists (they are immutable, so a name says it all) and the writing of lists by sessions that upload nothing else. What
-//! the entries mean is in [`super::snapshots`]; which lists are current is in the root.
+//! Owns the cache of decoded lists and the writing of lists by sessions that upload nothing else.
+//! Lists are immutable, so a cache entry never goes stale. [`super::snapshots`] defines the
+//! entries; the root says which lists are current.
 
 use super::chain::NonceEntry;
 use super::error::RootError;
@@ -26,19 +27,27 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Decoded shards that are kept in memory, per kind of list. More than a root refers to at a time, so that a few roots fit.
+/// The number of decoded shards in the cache, per kind of list. Several roots fit, because one root
+/// refers to fewer shards.
 const CACHED_SHARDS: NonZeroUsize = match NonZeroUsize::new(64) {
     Some(count) => count,
     None => NonZeroUsize::MIN,
 };
 
-/// How often a list that has vanished makes the root be read again (rule 10) before it counts as damaged.
+/// The number of times that a missing list makes the root be read again (rule 10) before the list
+/// counts as damaged.
 const VANISHED_MAX: u32 = 8;
 
-/// Writes list objects for a session, under names of that session. Only a name that was returned here may be put into a root.
+/// Writes list objects for a session, under names of that session. A root may only name a list
+/// whose name was returned here.
 #[async_trait]
 pub trait ListWriter: Send + Sync {
-    /// Stores a list with this payload, and returns once it is in the bucket.
+    /// Stores a list with this payload, and returns its name once it is in the bucket.
+    ///
+    /// Cancel safety: dropped, it leaves nothing, or a list in the bucket that no root names.
+    ///
+    /// # Errors
+    /// [`RootError::Store`] or [`RootError::Content`] if the store does not acknowledge the object.
     async fn put_list(&self, payload: Vec<u8>) -> Result<PackName, RootError>;
 }
 
@@ -58,7 +67,7 @@ struct Inner {
 }
 
 impl Lists {
-    /// Loads lists from `store` with the keys of `keyring`.
+    /// Returns a loader of lists from `store`, opened with `keyring`.
     pub fn new(store: Arc<dyn Store>, keyring: Keyring) -> Self {
         let inner = Inner {
             store,
@@ -72,14 +81,24 @@ impl Lists {
         Self(Arc::new(inner))
     }
 
-    /// The kept snapshots of `root`. A list that is not there is a store error of kind `NotFound`: the root has been replaced since.
+    /// Returns the kept snapshots of `root`.
+    ///
+    /// # Errors
+    /// - [`RootError::Store`] if a list cannot be fetched. A list that is not found means that the
+    ///   root has been replaced since.
+    /// - [`RootError::Unopenable`] if a list does not open with the keys of the repository.
+    /// - [`RootError::Damaged`] if a list cannot be decoded, or has another number of entries than
+    ///   the root says.
     pub async fn snapshots(&self, root: &Root) -> Result<SnapshotList, RootError> {
         Ok(SnapshotList::new(
             self.snapshot_shards(&root.snapshots).await?,
         ))
     }
 
-    /// The shards `refs` of a list of snapshots. Errors like [`Lists::snapshots`].
+    /// Returns the shards `refs` of a list of snapshots.
+    ///
+    /// # Errors
+    /// Those of [`Lists::snapshots`].
     pub async fn snapshot_shards(
         &self,
         refs: &[ListRef],
@@ -87,7 +106,10 @@ impl Lists {
         self.load(&self.0.snapshots, refs).await
     }
 
-    /// The shards `refs` of a list of forgotten snapshots. Errors like [`Lists::snapshots`].
+    /// Returns the shards `refs` of a list of forgotten snapshots.
+    ///
+    /// # Errors
+    /// Those of [`Lists::snapshots`].
     pub async fn trash_shards(
         &self,
         refs: &[ListRef],
@@ -95,19 +117,20 @@ impl Lists {
         self.load(&self.0.trash, refs).await
     }
 
-    /// All packs that `root` names as condemned: for all that stores, collects or deletes.
+    /// Returns all packs that `root` names as condemned. Every caller that stores, collects or
+    /// deletes needs all of them.
     ///
     /// # Errors
-    /// [`RootError::CondemnedUnknown`] if one of its lists is not there or cannot be read; store
-    /// errors.
+    /// [`RootError::CondemnedUnknown`] if one of the lists is missing or cannot be read;
+    /// [`RootError::Store`] for every other failure of the store.
     pub async fn condemned(&self, root: &Root) -> Result<HashSet<PackName>, RootError> {
         self.condemned_but(root, &HashSet::new()).await
     }
 
-    /// The same but for what stands in these lists.
+    /// Same as [`Lists::condemned`], without the lists named in `lost`.
     ///
     /// # Errors
-    /// As [`Lists::condemned`], for the other lists.
+    /// Those of [`Lists::condemned`], for the other lists.
     pub async fn condemned_but(
         &self,
         root: &Root,
@@ -133,11 +156,11 @@ impl Lists {
         Ok(found)
     }
 
-    /// The packs that `root` names as condemned, as far as its lists can be read: for what only
-    /// reads, which merely prefers other copies to those that may go at any time.
+    /// Returns the packs that `root` names as condemned, from the lists that can be read. This is
+    /// enough for readers, which only prefer other copies to those that may be deleted at any time.
     ///
     /// # Errors
-    /// Store errors that are not of one list.
+    /// [`RootError::Store`] if the store fails in a way that does not concern one list alone.
     pub async fn known_condemned(&self, root: &Root) -> Result<HashSet<PackName>, RootError> {
         let mut found = HashSet::new();
         for condemned in &root.condemned {
@@ -152,10 +175,10 @@ impl Lists {
         Ok(found)
     }
 
-    /// The shards `refs` of a list of forgotten snapshots that can be read.
+    /// Returns those shards `refs` of a list of forgotten snapshots that can be read.
     ///
     /// # Errors
-    /// Store errors that are not of one list.
+    /// [`RootError::Store`] if the store fails in a way that does not concern one list alone.
     pub async fn known_trash(
         &self,
         refs: &[ListRef],
@@ -173,7 +196,10 @@ impl Lists {
         Ok(found)
     }
 
-    /// The shards `refs` of a list of packs. Errors like [`Lists::snapshots`].
+    /// Returns the shards `refs` of a list of packs.
+    ///
+    /// # Errors
+    /// Those of [`Lists::snapshots`].
     pub async fn pack_shards(
         &self,
         refs: &[ListRef],
@@ -181,7 +207,10 @@ impl Lists {
         self.load(&self.0.packs, refs).await
     }
 
-    /// The shards `refs` of a list of quarantined places. Errors like [`Lists::snapshots`].
+    /// Returns the shards `refs` of a list of quarantined places.
+    ///
+    /// # Errors
+    /// Those of [`Lists::snapshots`].
     pub async fn quarantine_shards(
         &self,
         refs: &[ListRef],
@@ -189,7 +218,10 @@ impl Lists {
         self.load(&self.0.quarantine, refs).await
     }
 
-    /// The parts `refs` of a chain of generations. Errors like [`Lists::snapshots`].
+    /// Returns the parts `refs` of a chain of generations.
+    ///
+    /// # Errors
+    /// Those of [`Lists::snapshots`].
     pub async fn nonce_shards(
         &self,
         refs: &[ListRef],
@@ -197,7 +229,10 @@ impl Lists {
         self.load(&self.0.nonces, refs).await
     }
 
-    /// All places that `root` has in quarantine. Errors like [`Lists::snapshots`].
+    /// Returns all places that `root` has in quarantine.
+    ///
+    /// # Errors
+    /// Those of [`Lists::snapshots`].
     pub async fn quarantine(&self, root: &Root) -> Result<HashSet<Place>, RootError> {
         let shards = self.quarantine_shards(&root.quarantine).await?;
         let entries = shards.iter().flat_map(|shard| shard.iter());
@@ -209,7 +244,12 @@ impl Lists {
             .collect())
     }
 
-    /// The kept snapshots as of a root that is read now (rule 10: a list that has vanished makes the root be read again).
+    /// Returns the root as it is now, and its kept snapshots. Reads the root again if a list is
+    /// missing (rule 10).
+    ///
+    /// # Errors
+    /// [`RootError::Damaged`] if a list was missing from eight roots in a row; the errors of
+    /// [`RootHandle::refresh`] and [`Lists::snapshots`].
     pub async fn current_snapshots(
         &self,
         handle: &RootHandle,
@@ -283,13 +323,13 @@ impl Lists {
     }
 }
 
-/// The packs that these shards name.
+/// Returns the packs that these shards name.
 fn names(shards: &[Arc<Vec<PackEntry>>]) -> impl Iterator<Item = PackName> + '_ {
     let entries = shards.iter().flat_map(|shard| shard.iter());
     entries.map(|entry| entry.0)
 }
 
-/// Stores entries as a new list object, and says how a root refers to it.
+/// Stores entries as a new list object, and returns the reference by which a root names it.
 pub(crate) async fn put_shard<T: ListEntry>(
     writer: &dyn ListWriter,
     entries: Vec<T>,
@@ -306,7 +346,8 @@ pub(crate) async fn put_shard<T: ListEntry>(
     })
 }
 
-/// Writes lists for a session that uploads nothing else, such as one that forgets snapshots: it counts its own names.
+/// Writes lists for a session that uploads nothing else, such as one that forgets snapshots. It
+/// numbers the lists itself.
 #[derive(Debug)]
 pub struct DirectLists {
     store: Arc<dyn Store>,
@@ -318,7 +359,8 @@ pub struct DirectLists {
 }
 
 impl DirectLists {
-    /// The writer of `session`, which is registered in the root and has written nothing yet.
+    /// Returns the writer of `session`, which is registered in the root and has written nothing
+    /// yet.
     pub fn new(handle: &RootHandle, session: SessionId) -> Self {
         Self {
             store: handle.store().clone(),
@@ -330,8 +372,8 @@ impl DirectLists {
         }
     }
 
-    /// The writer of one list apart from all that `session` writes otherwise: under the last of its
-    /// numbers, which no floor passes.
+    /// Returns the writer of one list that is independent of everything else that `session` writes.
+    /// Its sequence number is the highest, so no floor passes it.
     pub(super) fn last(handle: &RootHandle, session: SessionId) -> Self {
         Self {
             sequence: AtomicU32::new(u32::MAX),

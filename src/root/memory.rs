@@ -1,8 +1,10 @@
-//! What a machine remembers of a repository: the newest root it has seen, and where what it
-//! remembers of its journals lies ([`super::sent`]).
+//! What a machine remembers about a repository: the newest root that it has seen, and the place of
+//! its notes about sent journals ([`super::sent`]).
 //!
-//! Owns the small file `STATE_DIR/REPOSITORY/generation` and nothing else. It is what detects a bucket that was rolled back (brief, 2.9); an empty machine
-//! cannot. Losing the file loses an alarm, never data: so what cannot be read counts as nothing remembered, and writing it need not survive a power cut.
+//! Owns only the small file `STATE_DIR/REPOSITORY/generation`. The file is needed to detect a
+//! bucket that was rolled back; a machine without it cannot detect that. A lost file costs a
+//! warning and never data. So an unparsable file counts as empty, and a write need not survive a
+//! power loss.
 
 use super::sent::SentJournals;
 use super::state::RootMark;
@@ -15,22 +17,36 @@ use std::path::{Path, PathBuf};
 /// Remembers the newest root seen, across processes.
 #[async_trait]
 pub trait GenerationMemory: Send + Sync + Debug + 'static {
-    /// The newest root that was remembered.
+    /// Returns the newest root that was remembered; none if there is none.
+    ///
+    /// # Errors
+    /// The error of the file system if the record exists and cannot be read.
     async fn recall(&self) -> io::Result<Option<RootMark>>;
 
-    /// Remembers `mark`, unless a newer one is remembered.
+    /// Remembers `mark`, unless a root of the same or a higher generation is remembered.
+    ///
+    /// Cancel safety: dropped, it has remembered `mark`, or will, or never started.
+    ///
+    /// # Errors
+    /// The error of the file system if the record cannot be read or replaced.
     async fn remember(&self, mark: RootMark) -> io::Result<()>;
 
-    /// Remembers `mark` whatever was remembered: the user has accepted it.
+    /// Remembers `mark` in place of any other root, because the user has accepted it.
+    ///
+    /// Cancel safety: dropped, it has remembered `mark`, or will, or never started.
+    ///
+    /// # Errors
+    /// The error of the file system if the record cannot be read or replaced.
     async fn accept(&self, mark: RootMark) -> io::Result<()>;
 
-    /// What this machine remembers of the journals that it sent; none if it remembers nothing.
+    /// Returns the notes of this machine about the journals that it sent; none if it keeps none.
     fn sent(&self) -> Option<&SentJournals> {
         None
     }
 }
 
-/// Remembers for the life of the process only: for tests, simulations, and machines without a state directory.
+/// Remembers only for the life of the process: for tests, simulations, and machines without a state
+/// directory.
 #[derive(Debug, Default)]
 pub struct VolatileMemory(parking_lot::Mutex<Option<RootMark>>);
 
@@ -62,7 +78,7 @@ pub struct FileMemory {
 }
 
 impl FileMemory {
-    /// The memory of `repository` (its id as text) below `state_dir`. Touches nothing yet.
+    /// Returns the memory of `repository` (its id as text) below `state_dir`. Touches no file yet.
     pub fn new(state_dir: &Path, repository: &str) -> Self {
         let directory = state_dir.join(repository);
         Self {
@@ -98,7 +114,7 @@ impl GenerationMemory for FileMemory {
     }
 }
 
-/// Runs a short file operation where it does not hold up other tasks.
+/// Runs a short file operation on a thread where it does not block other tasks.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
@@ -116,7 +132,7 @@ fn read(file: &Path) -> io::Result<Option<RootMark>> {
     }
 }
 
-/// Reads `GENERATION NONCE`; anything else is nothing remembered.
+/// Parses `GENERATION NONCE`; none for any other text.
 fn parse(text: &str) -> Option<RootMark> {
     let (generation, nonce) = text.trim_end().split_once(' ')?;
     let mut bytes = [0; 16];
@@ -127,8 +143,8 @@ fn parse(text: &str) -> Option<RootMark> {
     })
 }
 
-/// Replaces the file atomically, under a lock, if `gives_way` says so of what it holds: so of two
-/// processes the newer mark wins.
+/// Replaces the file atomically, under a lock, unless `gives_way` returns false for the mark that
+/// the file holds. So the newer mark of two processes wins.
 fn write(
     directory: &Path,
     mark: RootMark,

@@ -1,27 +1,27 @@
-//! Lengths of journals: few are possible, so that the length of an object tells little of what was
-//! written.
+//! Lengths of journals: only few are possible, so that the length of an object reveals little of
+//! its contents.
 //!
-//! Owns the classes of lengths, and the field that fills an entry up to one. They are those of Padmé
-//! (Nikitin and others, "Reducing Metadata Leakage from Encrypted Files and Communication with
-//! PURBs", 2019): a length keeps as many leading bits as its exponent has, so it grows by 12 % at
-//! most and tells O(log log) bits of what it was.
+//! Owns the classes of lengths, and the field that fills an entry up to one. They are the classes
+//! of Padmé (Nikitin and others, "Reducing Metadata Leakage from Encrypted Files and Communication
+//! with PURBs", 2019). A length keeps as many leading bits as its exponent has bits. So it grows by
+//! at most 12 %, and reveals O(log log) bits of the original length.
 
 use bkfs_chunker::seal::{BOX_OVERHEAD, HEADER_LEN};
 
-/// The least length of a journal in the bucket, in bytes. Names and attributes of a few files, and a
-/// few hundred bytes of contents, look the same.
+/// The smallest length of a journal in the bucket, in bytes. It hides the difference between
+/// journals with names and attributes of a few files, or a few hundred bytes of contents.
 pub const LENGTH_MIN: usize = 1024;
 
-/// What seals an entry, in bytes.
+/// Bytes that sealing adds to an entry.
 const SEAL: usize = HEADER_LEN + BOX_OVERHEAD;
 
-/// The key of the field, and the head of a string of bytes whose length takes four more.
+/// The key of the field (7), and the head of a CBOR byte string with a length of four bytes.
 const HEAD: [u8; 2] = [7, 0x5a];
 
-/// The field without any zeroes, in bytes.
+/// The length of the field without any zeroes, in bytes.
 const FIELD: usize = HEAD.len() + 4;
 
-/// The least length of a class that is no shorter than this, in bytes.
+/// Returns the smallest length of a class that is at least `length`, in bytes.
 pub fn class(length: usize) -> usize {
     let length = length.max(LENGTH_MIN);
     let exponent = length.ilog2();
@@ -30,8 +30,8 @@ pub fn class(length: usize) -> usize {
     (length + rest) & !rest
 }
 
-/// The entry, which is a map of less than 23 fields, with the field of zeroes that brings its sealed
-/// object to the length of a class.
+/// Returns the entry with the field of zeroes that brings its sealed object to the length of a
+/// class. The entry is a map of fewer than 23 fields.
 pub(super) fn padded(mut entry: Vec<u8>) -> Vec<u8> {
     let length = entry.len() + SEAL;
     let wanted = match class(length) {
@@ -55,7 +55,7 @@ mod tests {
     use bkfs_chunker::ingest::Delivered;
     use proptest::prelude::*;
 
-    /// An entry as a program read it that knew nothing of the field.
+    /// An entry as a program reads it that does not know the field.
     #[derive(Debug, PartialEq, minicbor::Decode)]
     #[cbor(map)]
     struct Before {
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn classes_are_those_of_padme() {
         assert_eq!([0, 1, 1023, 1024].map(class), [1024; 4]);
-        // A length of 2^n takes n's length of leading bits.
+        // A length of 2^n keeps as many leading bits as n has.
         assert_eq!([1025, 1088, 1089].map(class), [1088, 1088, 1152]);
         assert_eq!([4097, 1_000_001].map(class), [4352, 1_015_808]);
         assert_eq!([(256 << 20) - 1, 256 << 20].map(class), [256 << 20; 2]);

@@ -1,7 +1,7 @@
-//! A root object, read: from its bytes to what it holds.
+//! Decoding of the root object: from its bytes to its contents.
 //!
-//! Owns what is checked before a root is believed. When it is read, and what becomes of it, is in
-//! [`super::handle`].
+//! Owns the checks that a root must pass before it is used. [`super::handle`] decides when the root
+//! is read and what follows from it.
 
 use super::error::RootError;
 use super::handle::RootView;
@@ -11,10 +11,10 @@ use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::seal::{Class, HEADER_LEN, Keyring};
 use bkfs_chunker::store::{Operation, Store, Version};
 
-/// The root as it is read for the first time, tried for as long as the policy says.
+/// Reads the root for the first time. Repeats the request for as long as the policy permits.
 ///
 /// # Errors
-/// Store errors, and those of [`open_root`].
+/// [`RootError::Store`] if the root cannot be fetched in time; the errors of [`open_root`].
 pub(super) async fn first_view(
     store: &dyn Store,
     keyring: &Keyring,
@@ -34,7 +34,9 @@ pub(super) async fn first_view(
 /// Opens and decodes a root object.
 ///
 /// # Errors
-/// [`RootError::Unopenable`] and [`RootError::Damaged`].
+/// [`RootError::Unopenable`] if it does not open with these keys. [`RootError::Damaged`] if it is
+/// cut short, cannot be decoded, contradicts itself or its header, or belongs to another
+/// repository.
 pub(crate) fn open_root(
     keyring: &Keyring,
     object: &[u8],

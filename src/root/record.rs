@@ -1,7 +1,9 @@
-//! Commit records: what a commit leaves in a metadata pack, so that a lost root can be rebuilt (check --repair) and a commit's fate be told later.
+//! Commit records: the blob that each commit leaves in a metadata pack. From the records, `check
+//! --repair` rebuilds a lost root, and a session determines later whether its commit was made.
 //!
-//! Owns the record and its encoding. Pure. A record is written before the root that names it, so a record alone does not prove that its commit was made:
-//! of a volume's records the chain by parents counts, from the one that the root names, or, if the root is lost, from the longest chain that is whole.
+//! Owns the record and its encoding. Pure. A record is written before the root that names it, so a
+//! record alone does not prove that its commit was made. What counts is the chain of parents from
+//! the record that the root names; if the root is lost, the longest chain without a gap.
 
 use super::state::SessionId;
 use super::wire;
@@ -9,7 +11,8 @@ use bkfs_chunker::id::Id;
 use jiff::Timestamp;
 use minicbor::{Decode, Encode};
 
-/// One commit of one volume. Stored as a blob of kind commit; its id is what the root's volume entry names.
+/// One commit of one volume. It is stored as a blob of kind commit, and the root's entry of the
+/// volume names its id.
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct CommitRecord {
@@ -19,10 +22,11 @@ pub struct CommitRecord {
     /// The session that made it.
     #[n(1)]
     pub session: SessionId,
-    /// Its number among the volume's commits, from 1; 0 for one beside their chain, which made nothing but a snapshot.
+    /// Its number among the volume's commits, from 1. The number 0 means that it is outside their
+    /// chain and made nothing but a snapshot.
     #[n(2)]
     pub sequence: u64,
-    /// The record of the commit before it.
+    /// The id of the record of the commit before it.
     #[cbor(n(3), with = "wire::id_option", has_nil)]
     pub parent: Option<Id>,
     /// The root node of the tree.
@@ -31,43 +35,44 @@ pub struct CommitRecord {
     /// When it was made, by the clock of the host.
     #[cbor(n(5), with = "wire::time")]
     pub time: Timestamp,
-    /// The last operation of the session that the tree holds.
+    /// The last operation of the session that the tree contains.
     #[n(6)]
     pub covered: u64,
-    /// The lowest inode number not yet given out.
+    /// The lowest inode number that was never given out.
     #[n(7)]
     pub next_inode: u64,
-    /// Inodes in the tree.
+    /// The number of inodes in the tree.
     #[n(8)]
     pub inodes: u64,
     /// Bytes of file contents in the tree.
     #[n(9)]
     pub bytes: u64,
-    /// The snapshot that was asked for with it.
+    /// The snapshot that was requested with it.
     #[n(10)]
     pub snapshot: Option<RecordedSnapshot>,
-    /// What of ended sessions it carried out; none if nothing.
+    /// Ended sessions whose journals it carried out; absent if there were none.
     #[n(11)]
     pub replayed: Option<Vec<Replayed>>,
 }
 
-/// Journals of an ended session that a commit carried out (rule 7).
+/// An ended session whose journals a commit carried out (rule 7).
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(array)]
 pub struct Replayed {
     /// The session.
     #[n(0)]
     pub session: SessionId,
-    /// Its last operation.
+    /// The last operation that was carried out.
     #[n(1)]
     pub last: u64,
 }
 
-/// What a commit record keeps of the snapshot that the commit was to make. Number and generation are given by the root, later.
+/// The requested snapshot of a commit, as the record keeps it. The root assigns number and
+/// generation later.
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct RecordedSnapshot {
-    /// Its name, if one was given; the time names it otherwise.
+    /// Its name, if one was given; otherwise the time becomes its name.
     #[n(0)]
     pub name: Option<String>,
     /// Name of the host.
@@ -82,17 +87,20 @@ pub struct RecordedSnapshot {
 }
 
 impl CommitRecord {
-    /// Whether it is no link of the volume's chain of commits: see [`super::commit`].
+    /// Returns whether it is outside the volume's chain of commits: see [`super::commit`].
     pub fn is_beside(&self) -> bool {
         self.sequence == 0
     }
 
-    /// The blob. The same record gives the same bytes, always.
+    /// Returns the bytes of the blob. Equal records give equal bytes.
     pub fn encode(&self) -> Vec<u8> {
         minicbor::to_vec(self).expect("writing plain fields to memory cannot fail")
     }
 
-    /// The inverse of [`CommitRecord::encode`]; the error says what is wrong with the bytes.
+    /// Decodes the bytes that [`CommitRecord::encode`] returns.
+    ///
+    /// # Errors
+    /// A text that says what is wrong with the bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         minicbor::decode(bytes).map_err(|error| error.to_string())
     }

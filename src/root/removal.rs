@@ -1,8 +1,8 @@
-//! Taking what is dead out of the root: sessions of maintenance, and what is known of spools that
-//! are given up (docs/PROTOCOL.md, rule 7).
+//! Removal of dead entries from the root: maintenance sessions, and grounds of spools that are
+//! given up (docs/PROTOCOL.md, rule 7).
 //!
-//! Owns those two replacements. When a session counts as dead is for [`super::session`] and
-//! [`super::holder`] to say.
+//! Owns those two replacements. [`super::session`] and [`super::holder`] decide when a session
+//! counts as dead.
 
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
@@ -10,10 +10,18 @@ use super::session::OpenSession;
 use super::state::{Root, SessionId};
 use async_trait::async_trait;
 
-/// Step `EndSessionCas`: a dead session of maintenance leaves the root, by the hand of `by`, a live session.
+/// Removes a dead maintenance session from the root, in the name of the live session `by` (step
+/// `EndSessionCas`).
+///
+/// Cancel safety: dropped, it leaves the change unsent, or sent with an unknown outcome, which the
+/// handle settles before its next change.
 ///
 /// # Errors
-/// A refusal of kind `Held` if the dead one has a volume: that is ended by taking the volume.
+/// - [`RootError::Refused`] with [`Refusal::Held`](super::transition::Refusal::Held) if the dead
+///   session has a volume: it ends when that volume is taken.
+/// - [`RootError::Refused`] with [`Refusal::Fenced`](super::transition::Refusal::Fenced) if `by` is
+///   not live in the root.
+/// - The other errors of [`RootHandle::update`].
 pub async fn remove_dead(
     handle: &RootHandle,
     by: &OpenSession,
@@ -46,11 +54,15 @@ impl Transition for RemoveDead {
     }
 }
 
-/// Nothing is kept any more for the spools of these ended sessions, by the hand of `by`, a live
-/// session: their grounds leave the root.
+/// Removes the grounds of these ended sessions from the root, in the name of the live session `by`.
+/// The root then keeps nothing for their spools.
+///
+/// Cancel safety: dropped, it leaves the change unsent, or sent with an unknown outcome, which the
+/// handle settles before its next change.
 ///
 /// # Errors
-/// A refusal of kind `Fenced` if `by` is no more in the root; store errors.
+/// [`RootError::Refused`] with [`Refusal::Fenced`](super::transition::Refusal::Fenced) if `by` is
+/// not live in the root; the other errors of [`RootHandle::update`].
 pub async fn give_up(
     handle: &RootHandle,
     by: &OpenSession,

@@ -1,16 +1,17 @@
-//! Changing the rule by which a repository's objects are locked: the one thing in its config that is not fixed at init.
+//! Changes the rule by which a repository's objects are locked, which is the only field of the
+//! config that is not fixed at init.
 //!
-//! Owns that replacement, and what the root tells of the rule. A process that has opened the repository
-//! before goes on by the rule that stood then.
+//! Owns that replacement, and which rules the root admits. A process that opened the repository
+//! before the change keeps using the old rule.
 //!
-//! An older config verifies as well as the newest one. So the root keeps hashes of rules: first
-//! it admits the new rule as well ([`announce`]), then the config is replaced, then the root tells
-//! of the one that the config states ([`conclude`]). Sessions that do this at the same time leave
-//! all their rules admitted, and the last of them to end tells of the one that stands. What is
-//! interrupted leaves several admitted, until the rule is changed again.
+//! An older config verifies as well as the newest one. So the root keeps hashes of rules. First the
+//! root admits the new rule in addition ([`announce`]). Then the config is replaced. Then the root
+//! admits only the rule that the config states ([`conclude`]). Sessions that do this at the same
+//! time leave all their rules admitted, and the last of them to end leaves only the rule in the
+//! config. An interrupted change leaves several rules admitted until the rule is changed again.
 //!
-//! Whoever tells of the rule reads the config for that, after the root that is replaced: a session
-//! that changes the config stands in the root all the while.
+//! A session that updates the hashes reads the config after the root that it replaces. A session
+//! that changes the config is registered in the root during the whole change.
 
 use async_trait::async_trait;
 use bkfs_chunker::entropy::Entropy;
@@ -26,19 +27,24 @@ use super::retry::{RetryPolicy, bounded, random};
 use super::state::{Root, RuleHash, SessionId};
 use super::transition::Refusal;
 
-/// What a session that changes the rule names as its place, by which others know it.
+/// The mount point that a session names while it changes the rule. Other sessions recognize it by
+/// that.
 pub const HOLDER: &str = "bkfs lock";
 
-/// The most rules that a root admits while sessions change it.
+/// The largest number of rules that a root admits while sessions change the rule.
 const RULES_MAX: usize = 8;
 
-/// Changes the rule to `rule`, by `session`, whose holder is named [`HOLDER`]. Dropped, it leaves
-/// the old rule or the new one, and both admitted.
+/// Changes the rule to `rule`, for `session`, whose mount point is [`HOLDER`].
+///
+/// Cancel safety: dropped, it leaves the old rule or the new one in the config, and both admitted.
 ///
 /// # Errors
-/// [`RootError::UnfitStore`] if the bucket keeps no locks; the config is damaged; another session
-/// replaced it meanwhile; store errors. With an unknown outcome either rule stands, and doing it
-/// again is right.
+/// - [`RootError::UnfitStore`] if the bucket keeps no locks.
+/// - [`RootError::Unopenable`] or [`RootError::Damaged`] if the config does not verify with the
+///   keys of this repository.
+/// - [`RootError::Store`] if another session replaced the config meanwhile, or the store fails.
+///   With an unknown outcome either rule may be in the config, and repeating the call is safe.
+/// - The errors of [`announce`] and [`conclude`].
 pub async fn change(
     handle: &RootHandle,
     session: SessionId,
@@ -48,7 +54,7 @@ pub async fn change(
     announce(handle, session, hash(Some(rule))).await?;
     let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
     let changed = set_rule(store, entropy, handle.keyring(), rule, now).await;
-    // A replacement whose outcome is not known may yet arrive: its rule stays admitted.
+    // A replacement with an unknown outcome may still arrive, so its rule stays admitted.
     let may_arrive = |error: &StoreError| error.kind() != StoreErrorKind::Conflict;
     if matches!(&changed, Err(RootError::Store(error)) if may_arrive(error)) {
         return changed;
@@ -57,10 +63,17 @@ pub async fn change(
     changed
 }
 
-/// Replaces the config by one that states `rule`, once the bucket has been seen to keep locks.
+/// Replaces the config by one that states `rule`, after a test that the bucket keeps locks.
+///
+/// Cancel safety: dropped, it leaves the old config or the new one, and the lock of the new one
+/// maybe not extended.
 ///
 /// # Errors
-/// [`RootError::UnfitStore`] if it keeps none; the config is damaged; store errors. With an unknown outcome either rule stands, and doing it again is right.
+/// - [`RootError::UnfitStore`] if the bucket keeps no locks.
+/// - [`RootError::Unopenable`] or [`RootError::Damaged`] if the config does not verify with the
+///   keys of this repository.
+/// - [`RootError::Store`] if the config was replaced meanwhile, or the store fails. With an unknown
+///   outcome either rule may be in the config, and repeating the call is safe.
 pub async fn set_rule(
     store: &dyn Store,
     entropy: &dyn Entropy,
@@ -86,7 +99,7 @@ pub async fn set_rule(
     Ok(())
 }
 
-/// The config, if it was made with the secrets of this repository.
+/// Reads the config, and checks that it was made with the secrets of this repository.
 async fn read_proven(store: &dyn Store, keyring: &Keyring) -> Result<(Config, Version), RootError> {
     let (object, version) = store.get(Config::KEY).await?;
     let config = Config::open(&object).map_err(|source| unopenable(Config::KEY, source))?;
@@ -104,10 +117,12 @@ async fn read_proven(store: &dyn Store, keyring: &Keyring) -> Result<(Config, Ve
     }
 }
 
-/// What the config states now.
+/// Returns the hash of the rule that the config states now.
 ///
 /// # Errors
-/// It is not there, or not this repository's; store errors.
+/// [`RootError::Store`] if the config is missing or cannot be fetched in time.
+/// [`RootError::Unopenable`] or [`RootError::Damaged`] if it does not verify with the keys of this
+/// repository.
 pub(super) async fn stated(
     store: &dyn Store,
     keyring: &Keyring,
@@ -119,8 +134,9 @@ pub(super) async fn stated(
     Ok(hash(config.lock()))
 }
 
-/// What a root tells of a rule of locks: the first 16 bytes of BLAKE3 over `"bkfs lock rule"`, and,
-/// where there is a rule, its days (u32) and mode (one byte).
+/// Returns the hash by which a root names a rule of locks: the first 16 bytes of BLAKE3 over `"bkfs
+/// lock rule"`, followed by the days (u32, little-endian) and the mode (one byte) if there is a
+/// rule.
 pub fn hash(rule: Option<LockRule>) -> RuleHash {
     let mut text = b"bkfs lock rule".to_vec();
     if let Some(LockRule { days, mode }) = rule {
@@ -136,16 +152,24 @@ pub fn hash(rule: Option<LockRule>) -> RuleHash {
     hash
 }
 
-/// Whether a config that states `rule` may stand with `root`: it tells of that rule, or of none.
+/// Returns whether `root` admits a config that states `rule`: the root names that rule, or no rule
+/// at all.
 pub fn admits(root: &Root, rule: RuleHash) -> bool {
     let told = root.lock_rules.as_ref();
     told.is_none_or(|told| told.contains(&rule))
 }
 
-/// The root admits the `next` rule from now on, and the one that the config states.
+/// Makes the root admit the rule `next`, in addition to the rules that it admits already and the
+/// one in the config.
+///
+/// Cancel safety: dropped, it leaves the change unsent, or sent with an unknown outcome, which the
+/// handle settles before its next change.
 ///
 /// # Errors
-/// Those of a change of the root; the config cannot be read.
+/// - [`RootError::Refused`] with [`Refusal::Full`] if the root would admit more than eight rules.
+/// - [`RootError::Store`], [`RootError::Unopenable`] or [`RootError::Damaged`] if the config cannot
+///   be read or does not verify.
+/// - The other errors of [`RootHandle::update`].
 pub async fn announce(
     handle: &RootHandle,
     session: SessionId,
@@ -154,11 +178,14 @@ pub async fn announce(
     tell(handle, session, Some(next)).await
 }
 
-/// The root admits the rule alone that the config states, unless another session is about to change
-/// it.
+/// Makes the root admit only the rule that the config states. If another session is changing the
+/// rule, the root keeps admitting all its rules.
+///
+/// Cancel safety: dropped, it leaves the change unsent, or sent with an unknown outcome, which the
+/// handle settles before its next change.
 ///
 /// # Errors
-/// Those of a change of the root; the config cannot be read.
+/// Those of [`announce`].
 pub async fn conclude(handle: &RootHandle, session: SessionId) -> Result<(), RootError> {
     tell(handle, session, None).await
 }
@@ -180,7 +207,7 @@ async fn tell(
 struct Tell<'a> {
     handle: &'a RootHandle,
     session: SessionId,
-    /// Admitted as well as all others; none: only what the config states.
+    /// The rule to admit in addition to all others; none: admit only the rule in the config.
     next: Option<RuleHash>,
 }
 
@@ -223,7 +250,7 @@ impl Transition for Tell<'_> {
     }
 
     async fn seen(&mut self, _: &Root) -> Result<bool, RootError> {
-        // Made again, it does the same.
+        // A repeated change has the same result.
         Ok(false)
     }
 }

@@ -1,13 +1,13 @@
-//! What a machine remembers of the journals that it sent.
+//! The notes of a machine about the journals that it sent.
 //!
 //! Owns the files `STATE_DIR/REPOSITORY/sent/SESSION`: for each session of this machine the number
-//! and the last operation of the newest journal that the store took. By it this machine finds out
-//! that the newest journals were deleted from the bucket, which the bucket alone cannot show. A file
-//! that is lost loses an alarm, never data.
+//! and the last operation of the newest journal that the store took. With them this machine detects
+//! that the newest journals were deleted from the bucket, which the bucket alone cannot show. A
+//! lost file costs a warning and never data.
 //!
-//! Each journal writes the file in place and does not flush it: what it says survives the end of the
-//! process. After a power loss it may be older, or absent. It has two slots, which journals use in
-//! turn, each with a checksum: a slot that is torn leaves the other one.
+//! Each journal overwrites a part of the file in place, without a flush. So the notes survive the
+//! end of the process, but after a power loss they may be older, or absent. The file has two slots,
+//! which journals use in turn, each with a checksum: a torn slot leaves the other one intact.
 
 use super::memory::blocking;
 use super::state::SessionId;
@@ -20,13 +20,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The length of a slot, in bytes: three numbers of 16 hexadecimal digits and what parts them.
+/// The length of a slot in bytes: three numbers of 16 hexadecimal digits, two spaces and a line
+/// feed.
 const SLOT_BYTES: usize = 51;
 
-/// A disk that takes longer than this is not waited for again: fsync must not hang on it.
+/// The longest time that a write waits for the disk. After that no more notes are written, since
+/// fsync must not hang on this disk.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The most files that are looked at. A root names fewer sessions.
+/// The largest number of files that are listed. A root has fewer sessions.
 const SESSIONS_MAX: usize = 65_536;
 
 /// The newest journal of a session that the store took from this machine.
@@ -49,7 +51,7 @@ impl Sent {
         format!("{numbers} {}\n", Self::check(session, &numbers))
     }
 
-    /// Reads a slot; none if it is no whole one of this session.
+    /// Decodes a slot; none if its checksum is wrong or of another session.
     fn decode(slot: &[u8], session: SessionId) -> Option<Self> {
         let text = std::str::from_utf8(slot).ok()?.strip_suffix('\n')?;
         let (numbers, check) = text.rsplit_once(' ')?;
@@ -68,14 +70,14 @@ impl Sent {
     }
 }
 
-/// The memory of one repository. Touches nothing before it is asked.
+/// The notes about one repository. Touches no file before the first call.
 #[derive(Clone, Debug)]
 pub struct SentJournals {
     directory: PathBuf,
 }
 
 impl SentJournals {
-    /// The memory below the directory that this machine has for the repository.
+    /// Returns the notes below the directory that this machine has for the repository.
     pub fn new(repository: &Path) -> Self {
         Self {
             directory: repository.join("sent"),
@@ -86,8 +88,8 @@ impl SentJournals {
         self.directory.join(session.to_string())
     }
 
-    /// What is remembered of `session`. What cannot be read counts as nothing, and a warning says
-    /// so.
+    /// Returns the note about `session`. An unreadable file counts as no note, and a warning is
+    /// logged.
     pub async fn recall(&self, session: SessionId) -> Option<Sent> {
         let file = self.file(session);
         let read = blocking(move || match std::fs::read(&file) {
@@ -103,7 +105,7 @@ impl SentJournals {
         found.max_by_key(|sent| sent.last)
     }
 
-    /// The sessions of which something is remembered.
+    /// Returns the sessions that have a note; none if the directory cannot be read.
     pub async fn sessions(&self) -> Vec<SessionId> {
         let directory = self.directory.clone();
         let listed = blocking(move || {
@@ -121,7 +123,10 @@ impl SentJournals {
         listed.await.unwrap_or_default()
     }
 
-    /// Remembers that `session` sent no more than this: the user gives up the rest.
+    /// Replaces the note about `session` by `to`, because the user has accepted the loss of later
+    /// journals. A failure is only logged.
+    ///
+    /// Cancel safety: dropped after its first poll, it leaves the write to run to its end.
     pub async fn lower(&self, session: SessionId, to: Sent) {
         let (this, text) = (self.clone(), to.encode(session));
         let lowered = blocking(move || {
@@ -134,7 +139,9 @@ impl SentJournals {
         }
     }
 
-    /// Forgets sessions that are in the root no more.
+    /// Deletes the notes about sessions that are no longer in the root. A failure is only logged.
+    ///
+    /// Cancel safety: dropped after its first poll, it leaves the deletion to run to its end.
     pub async fn forget(&self, sessions: impl IntoIterator<Item = SessionId>) {
         let files: Vec<PathBuf> = sessions.into_iter().map(|id| self.file(id)).collect();
         if files.is_empty() {
@@ -154,7 +161,7 @@ impl SentJournals {
         }
     }
 
-    /// Remembers the journals of `session` as they are sent.
+    /// Returns the writer of notes about the journals of `session`.
     pub(super) fn notes(&self, session: SessionId) -> Notes {
         Notes {
             memory: self.clone(),
@@ -173,22 +180,24 @@ impl SentJournals {
     }
 }
 
-/// Remembers the journals of one session.
+/// Writes notes about the journals of one session.
 #[derive(Debug)]
 pub(super) struct Notes {
     memory: SentJournals,
     session: SessionId,
     /// Opened with the first journal.
     file: Arc<parking_lot::Mutex<Option<File>>>,
-    /// A failure was told.
+    /// True once a failure was logged.
     said: AtomicBool,
-    /// The disk did not answer.
+    /// True once the disk did not answer in time.
     stopped: AtomicBool,
 }
 
 impl Notes {
-    /// Remembers that the store took this journal. A failure is a warning: it loses an alarm.
-    /// Dropped, it has remembered it or will.
+    /// Notes that the store took this journal. A failure is only logged, because it costs a warning
+    /// and never data.
+    ///
+    /// Cancel safety: dropped after its first poll, it leaves the write to run to its end.
     pub(super) async fn note(&self, sent: Sent) {
         if self.stopped.load(Ordering::Relaxed) {
             return;
@@ -266,7 +275,7 @@ mod tests {
         }
         std::fs::write(memory.file(ID), &whole[..SLOT_BYTES - 1]).unwrap();
         assert_eq!(memory.recall(ID).await, None);
-        // Another session's file says nothing of this one.
+        // The checksum binds the session, so the same bytes are no note about another one.
         std::fs::write(memory.file(SessionId(8)), &whole).unwrap();
         assert_eq!(memory.recall(SessionId(8)).await, None);
     }

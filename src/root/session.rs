@@ -1,11 +1,14 @@
-//! Sessions: how a writer enters the root, takes a volume, and leaves (protocol.md, rules 2 and 7).
+//! Sessions: how a writer enters the root, takes a volume, and leaves (docs/PROTOCOL.md, rules 2
+//! and 7).
 //!
-//! Owns registration, the judgement over a volume's holder, takeover, and the end of a session. Heartbeats are in [`super::heartbeat`], conditions in
-//! [`super::transition`].
+//! Owns registration, the judgement about a volume's holder, takeover, and the end of a session.
+//! [`super::heartbeat`] has the heartbeats, [`super::transition`] the conditions of each change.
 //!
-//! A session enters the root and takes its volume in one compare-and-swap, before its first upload. If the volume is held, its holder is judged before:
-//! on the same boot and pid namespace by whether its process is there, elsewhere by its heartbeat. The swap then names the one holder it was judged for, so
-//! that nobody else loses the volume. A wrong judgement costs the victim its mount, never acknowledged data.
+//! A session enters the root and takes its volume in one compare-and-swap, before its first upload.
+//! If the volume is held, its holder is judged first. On the same boot and pid namespace, the
+//! judgement asks whether the holder's process exists; elsewhere it observes the heartbeat. The
+//! compare-and-swap names the one holder that was judged, so no other session loses the volume. A
+//! wrong judgement costs the holder its mount, and never acknowledged data.
 
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
@@ -17,40 +20,40 @@ use super::transition::{Claim, Refusal};
 use super::victims::{Known, Victim, accept_loss, require_whole, victims};
 use async_trait::async_trait;
 
-/// How many holders in a row are judged before a volume counts as held.
+/// The number of successive holders that are judged before the volume counts as held.
 const JUDGEMENTS_MAX: u32 = 8;
 
-/// Which volume a session wants to write.
+/// The volume that a session wants to write.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct VolumeRequest {
-    /// Its name; it is created if absent.
+    /// The name of the volume, which is created if absent.
     pub name: String,
-    /// Take it over from whoever holds it, alive or not.
+    /// Whether to take it over from any holder, alive or not.
     pub steal: bool,
-    /// Go on without what was acknowledged and is in no journal any more.
+    /// Whether to go on if journals with acknowledged operations are missing.
     pub accept_loss: bool,
 }
 
-/// What whoever enters knows of the spools of its machine.
+/// What a new session knows about the spools on its machine.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct KnownSpools {
-    /// Where the session's own lies, if it gets one.
+    /// The place of the new session's own spool, if it has one.
     pub own: Option<SpoolId>,
-    /// Sessions with spools here that hold nothing that was acknowledged and is in no commit.
+    /// Sessions whose spools here hold no acknowledged operation that is missing in the commits.
     pub empty: Vec<SessionId>,
-    /// Sessions whose spools were brought into the bucket: whoever takes their volume over from now
-    /// on finds it there.
+    /// Sessions whose spools were uploaded. A session that takes their volume over from now on
+    /// finds their contents in the bucket.
     pub brought: Vec<SessionId>,
 }
 
-/// A session that stands in the root, with its heartbeat.
+/// A session that is registered in the root, with its heartbeat.
 #[derive(Debug)]
 pub struct OpenSession {
     handle: RootHandle,
     id: SessionId,
     volume: Option<String>,
     heartbeat: Heartbeat,
-    /// Who held the volume before and was taken over.
+    /// The holder from which the volume was taken over.
     taken_from: Option<HolderInfo>,
     victims: Vec<Victim>,
     /// Ended sessions that leave no ground.
@@ -58,13 +61,22 @@ pub struct OpenSession {
 }
 
 impl OpenSession {
-    /// Enters the root, as `holder`, and takes `volume` if one is wanted. What spools of this machine
-    /// hold is not known: see [`Self::open_with`].
+    /// Enters the root as `holder`, and takes `volume` if one is requested. Assumes no knowledge of
+    /// the spools on this machine: see [`Self::open_with`].
+    ///
+    /// Cancel safety: dropped, it may leave the new session in the root without a heartbeat, and
+    /// its volume taken. On other machines the session counts as dead after
+    /// [`DEAD_AFTER`](super::heartbeat::DEAD_AFTER), on this one once this process has ended.
     ///
     /// # Errors
-    /// A refusal of kind `Held` if the volume's holder lives; [`RootError::JournalsMissing`] if
-    /// what was acknowledged is in no journal any more, and that is not accepted; `Damaged` if the
-    /// journal of an ended session of the volume cannot be read; [`RootError::OutcomeUnknown`] if the session may stand in the root (it then counts as dead after a while).
+    /// - [`RootError::Refused`] with [`Refusal::Held`] if the volume's holder is alive.
+    /// - [`RootError::JournalsMissing`] if journals with acknowledged operations are missing, and
+    ///   the request does not accept that.
+    /// - [`RootError::Damaged`] or [`RootError::Unopenable`] if a journal of an ended session of
+    ///   the volume cannot be read.
+    /// - [`RootError::OutcomeUnknown`] if the session may be in the root. It then counts as dead
+    ///   later, as after a drop.
+    /// - The other errors of [`RootHandle::update`].
     pub async fn open(
         handle: &RootHandle,
         holder: HolderInfo,
@@ -74,7 +86,9 @@ impl OpenSession {
         Self::open_with(handle, holder, volume, processes, KnownSpools::default()).await
     }
 
-    /// The same for one that has looked at the spools of this machine, before.
+    /// Same as [`Self::open`], for a process that has examined the spools on this machine before.
+    ///
+    /// Cancel safety: as of [`Self::open`].
     ///
     /// # Errors
     /// Those of [`Self::open`].
@@ -109,13 +123,18 @@ impl OpenSession {
         Self::begin(entering, request, entered).await
     }
 
-    /// A new session takes the volume over from this one, which can store nothing more; what this one
-    /// acknowledged is replayed. `accepts_loss` is [`VolumeRequest::accept_loss`].
+    /// Lets a new session take the volume over from this one, which can store nothing more. The
+    /// operations that this session acknowledged are then replayed. `accepts_loss` has the meaning
+    /// of [`VolumeRequest::accept_loss`].
+    ///
+    /// Cancel safety: as of [`Self::open`]. This session may be ending in the root then.
     ///
     /// # Errors
-    /// A refusal of kind `Held` if another session took the volume over meanwhile, and of kind
-    /// `Fenced` if that one has left again; otherwise those of [`Self::open`]. After
-    /// [`RootError::JournalsMissing`] this session has the volume still.
+    /// - [`RootError::Refused`] with [`Refusal::Held`] if another session took the volume over
+    ///   meanwhile, and with [`Refusal::Fenced`] if that one has left again.
+    /// - [`RootError::JournalsMissing`] as of [`Self::open`]. This session then still holds the
+    ///   volume, unless the loss showed only after the takeover.
+    /// - The other errors of [`Self::open`].
     pub async fn succeed(
         &self,
         holder: HolderInfo,
@@ -151,7 +170,8 @@ impl OpenSession {
         Self::begin(entering, request, entered).await
     }
 
-    /// Starts the session that has just taken `volume`, with what its predecessors left.
+    /// Starts the session that has just taken `volume`, and reads the journals of its ended
+    /// sessions.
     async fn begin(
         entering: Entering<'_>,
         request: VolumeRequest,
@@ -183,7 +203,7 @@ impl OpenSession {
         match session.find_victims(known, accept_loss).await {
             Ok(()) => Ok(session),
             Err(error) => {
-                // The victims stay in the root, ending, for whoever can replay them.
+                // The ended sessions stay in the root for a later session that can replay them.
                 if let Err(left) = session.end().await {
                     tracing::warn!(error = %left, "a session that could not begin stays in the root");
                 }
@@ -192,30 +212,35 @@ impl OpenSession {
         }
     }
 
-    /// Its id, which names its packs.
+    /// Returns its id, which is part of the names of its packs.
     pub fn id(&self) -> SessionId {
         self.id
     }
 
-    /// The volume it writes.
+    /// Returns the volume that it writes.
     pub fn volume(&self) -> Option<&str> {
         self.volume.as_deref()
     }
 
-    /// Its heartbeat, which tells when it was fenced.
+    /// Returns its heartbeat, which reports when the session is fenced.
     pub fn heartbeat(&self) -> &Heartbeat {
         &self.heartbeat
     }
 
-    /// Whom it took the volume from, if anybody held it.
+    /// Returns the holder that it took the volume from, if there was one.
     pub fn taken_from(&self) -> Option<&HolderInfo> {
         self.taken_from.as_ref()
     }
 
-    /// Leaves the root, after the last commit: everything accepted must be covered. The volume becomes free.
+    /// Removes the session from the root and sets its volume free. Call this after the last commit,
+    /// which must cover every accepted operation.
+    ///
+    /// Cancel safety: dropped, it leaves the session in the root without a heartbeat, or out of it,
+    /// and its heartbeat object maybe in the bucket.
     ///
     /// # Errors
-    /// A refusal of kind `Fenced` if it was taken over before.
+    /// [`RootError::Refused`] with [`Refusal::Fenced`] if the session was taken over before; the
+    /// other errors of [`RootHandle::update`].
     pub async fn end(self) -> Result<(), RootError> {
         let Self {
             handle,
@@ -227,32 +252,36 @@ impl OpenSession {
         let mut end = End { id, covered: 0 };
         handle.update(&mut end).await?;
         if let Some(sent) = handle.memory().sent() {
-            // What no commit covers is told by the next mount.
+            // If a commit does not cover everything, the note stays, and the next mount reports the
+            // loss.
             let is_covered = |sent: Sent| sent.last <= end.covered;
             if sent.recall(id).await.is_none_or(is_covered) {
                 sent.forget([id]).await;
             }
         }
-        // Nobody looks at the heartbeat of a session that is in no root; one that stays (no permission, no answer) is garbage.
+        // The heartbeat of a session that is in no root is never read. If it cannot be deleted (no
+        // permission, no answer), it stays as garbage.
         if let Err(error) = handle.store().delete(&id.key()).await {
             tracing::debug!(session = %id, %error, "the heartbeat object of an ended session stays behind");
         }
         Ok(())
     }
 
-    /// What ended sessions of the volume acknowledged and no commit covers, oldest session first. Empty, or to be replayed and committed before anything else is
-    /// accepted: the root takes no commit that leaves one of them out.
+    /// Returns what ended sessions of the volume acknowledged and no commit covers, oldest session
+    /// first. If there is any, it must be replayed and committed before this session accepts an
+    /// operation: the root refuses a commit that leaves one of them out.
     pub fn victims(&self) -> &[Victim] {
         &self.victims
     }
 
-    /// Ended sessions of which the spools of this machine are known to hold nothing that is not among
-    /// the victims' journals: they leave no ground.
+    /// Returns the ended sessions whose spools on this machine hold nothing that their journals in
+    /// [`Self::victims`] do not. They leave no ground.
     pub fn claimed(&self) -> &[SessionId] {
         &self.claimed
     }
 
-    /// Steps `TakeList` and, if there is nothing to replay, `ReplayCommitCas`: ended sessions whose journals hold nothing uncovered leave the root.
+    /// Reads the journals of the ended sessions (step `TakeList`). If there is nothing to replay,
+    /// removes these sessions from the root (`ReplayCommitCas`).
     async fn find_victims(&mut self, known: Known, accepts: bool) -> Result<(), RootError> {
         let Some(volume) = &self.volume else {
             return Ok(());
@@ -278,10 +307,15 @@ impl OpenSession {
         Ok(())
     }
 
-    /// Step `ReplayCommitCas` for victims of whose operations none is missing in the volume's tree: those that are still in the root leave it.
+    /// Removes the ended sessions from the root if they are still there (step `ReplayCommitCas`).
+    /// The volume's tree must already contain all their operations.
+    ///
+    /// Cancel safety: dropped, it leaves the change unsent, or sent with an unknown outcome, which
+    /// the handle settles before its next change.
     ///
     /// # Errors
-    /// A refusal of kind `Fenced` if the volume was taken over meanwhile.
+    /// [`RootError::Refused`] with [`Refusal::Fenced`] if the volume was taken over meanwhile, or
+    /// with [`Refusal::GroundsFull`]; the other errors of [`RootHandle::update`].
     pub async fn remove_victims(&self) -> Result<(), RootError> {
         self.remove(&self.victims).await
     }
@@ -310,17 +344,17 @@ fn draw_id(handle: &RootHandle) -> SessionId {
     SessionId(u64::from_le_bytes(id))
 }
 
-/// A session that has taken its volume.
+/// The result of entering the root with a volume.
 struct Entered {
-    /// The first base epoch.
+    /// The first base epoch of the session.
     base: u64,
-    /// Who was taken over.
+    /// The holder that was taken over.
     taken_from: Option<HolderInfo>,
-    /// Journals that were read before.
+    /// Journals that were read before the takeover.
     known: Known,
 }
 
-/// A session on its way into the root.
+/// A session that is about to enter the root.
 struct Entering<'a> {
     handle: &'a RootHandle,
     id: SessionId,
@@ -330,8 +364,8 @@ struct Entering<'a> {
 }
 
 impl Entering<'_> {
-    /// Enters with a volume; judges whoever holds it, and looks before whether what was acknowledged
-    /// is there.
+    /// Enters the root with a volume. First judges the volume's holder, and checks that no journal
+    /// is missing.
     async fn enter_volume(&self, request: &VolumeRequest) -> Result<Entered, RootError> {
         let mut last = None;
         for _ in 0..JUDGEMENTS_MAX {
@@ -355,7 +389,9 @@ impl Entering<'_> {
         }))
     }
 
-    /// Steps `RegisterCas` and `TakeCas`, in one swap, and `EndSessionCas` for what this machine's crashed commands left. Returns the session's first base epoch.
+    /// Registers the session and takes its volume in one replacement (steps `RegisterCas` and
+    /// `TakeCas`). The same replacement removes sessions of this machine's crashed commands
+    /// (`EndSessionCas`). Returns the session's first base epoch.
     async fn enter(&self, volume: Option<(&str, Claim)>) -> Result<u64, RootError> {
         let handle = self.handle;
         let mut transition = Enter {
@@ -366,8 +402,8 @@ impl Entering<'_> {
     }
 }
 
-/// Looks whether what was acknowledged is there, before the volume is taken. Returns the journals
-/// that were read for that.
+/// Checks before a takeover that no journal of the volume is missing, unless the user accepts that.
+/// Returns the journals that were read.
 async fn look_before(
     handle: &RootHandle,
     volume: &str,
@@ -379,10 +415,11 @@ async fn look_before(
     }
 }
 
-/// Over whom the volume may be taken.
+/// Decides from which holder the volume may be taken.
 ///
 /// # Errors
-/// A refusal of kind `Held` if its holder lives.
+/// [`RootError::Refused`] with [`Refusal::Held`] if its holder is alive; the errors of
+/// [`RootHandle::refresh`].
 async fn judge(
     handle: &RootHandle,
     here: &HolderInfo,
@@ -431,8 +468,8 @@ struct Enter<'a, 'b> {
 }
 
 impl Enter<'_, '_> {
-    /// Sessions of maintenance that ran on this machine and whose process is gone, with an earlier
-    /// boot or by itself.
+    /// Returns the maintenance sessions that ran on this machine and whose process has ended, by
+    /// itself or with an earlier boot.
     fn dead_sessions(&self, root: &Root) -> Vec<SessionId> {
         let Entering {
             holder, processes, ..
@@ -448,7 +485,7 @@ impl Enter<'_, '_> {
 
 #[async_trait]
 impl Transition for Enter<'_, '_> {
-    /// The epoch that the session is registered at.
+    /// The epoch in which the session is registered.
     type Output = u64;
 
     fn session(&self) -> Option<SessionId> {
@@ -456,7 +493,7 @@ impl Transition for Enter<'_, '_> {
     }
 
     async fn apply(&mut self, next: &mut Root) -> Result<u64, RootError> {
-        // First, since they may be what the root is full of.
+        // These go first, because they may be what fills the root.
         for dead in self.dead_sessions(next) {
             next.remove_dead(dead)?;
         }
@@ -473,7 +510,7 @@ impl Transition for Enter<'_, '_> {
     }
 
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        // Session ids are drawn at random: nobody else registers this one.
+        // Session ids are random, so no other session registers this one.
         Ok(root.sessions.contains_key(&self.entering.id))
     }
 }
@@ -499,7 +536,8 @@ impl Transition for End {
     }
 
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        // Gone means ended, by this or by whoever took it over and replayed it; an ending one was taken over, and will be refused.
+        // A session that is not in the root has ended, by this change or by a new holder that
+        // replayed it. An ending session was taken over, and the next attempt is refused.
         Ok(!root.sessions.contains_key(&self.id))
     }
 }

@@ -1,6 +1,12 @@
-//! How the plain types of the chunker look in CBOR: ids, names and nonces are byte strings, never arrays of numbers.
+//! CBOR encodings of the chunker's plain types: ids, names and nonces are byte strings, never
+//! arrays of numbers.
 //!
-//! Owns nothing but these adapters, which the derived encoders of this room name with `#[cbor(with = ..)]`.
+//! Owns only these adapters, which the derived encoders of this module's parent name with
+//! `#[cbor(with = ..)]`.
+//!
+//! # Errors
+//! Each `encode` fails only if the writer fails. Each `decode` fails if the input has another CBOR
+//! type or length, or holds a value out of range.
 
 use minicbor::decode::{Decoder, Error};
 use minicbor::encode::{Encoder, Error as EncodeError, Write};
@@ -67,7 +73,7 @@ pub(super) mod id {
     }
 }
 
-/// The id of a blob that may be absent: absent fields are left out.
+/// The id of a blob that may be absent. An absent field is left out, or null in an array.
 pub(super) mod id_option {
     use super::*;
     use bkfs_chunker::id::Id;
@@ -142,7 +148,8 @@ pub(super) mod names {
     }
 }
 
-/// An instant, as whole nanoseconds since 1970: seconds, then nanoseconds within the second, so that no year of the calendar overflows.
+/// An instant as two numbers: whole seconds since 1970, then nanoseconds within the second. No year
+/// of the calendar overflows.
 pub(super) mod time {
     use super::*;
     use jiff::Timestamp;
@@ -170,7 +177,7 @@ pub(super) mod time {
     }
 }
 
-/// A flag that is only written where it is set.
+/// A flag that is written only if it is set.
 pub(super) mod flag {
     use super::*;
 

@@ -1,30 +1,18 @@
-//! Commits: how a volume's new tree gets into the root, together with a snapshot if one is
-//! requested (docs/PROTOCOL.md, rules 1, 3 and 5).
+//! Commits: how a volume's new tree gets into the root (docs/PROTOCOL.md, rules 1, 3 and 5).
 //!
-//! Owns the order of the writes of a commit, and what this process knows of its volume's last
-//! commit. It neither builds trees nor stores contents: [`Uploads`] does that, and only its
-//! acknowledgement ([`Sealed`]) allows a replacement of the root.
+//! Owns the order of a commit's writes, and what is known of the volume's last commit. Only the
+//! acknowledgement of [`Uploads`], a [`Sealed`], allows a replacement of the root. The order: the
+//! caller stores the nodes of the tree; the commit record is stored; everything is uploaded (data
+//! packs, metadata packs, index object); lists for a snapshot are written; the root is replaced.
 //!
-//! The order is:
+//! A conflict repeats these checks against the root that won: the volume's entry (fencing); that
+//! foreign packs relied on are live (rule 3 ‡); that absorbed index objects are listed; the
+//! snapshots. If the answer is lost, the volume's entry decides whether the commit was made, at
+//! once or at the next commit. If others have committed on top, their records are followed back.
 //!
-//! 1. The caller stores the nodes of the tree.
-//! 2. The commit record is stored.
-//! 3. Everything is uploaded: data packs, metadata packs, then the index object.
-//! 4. The lists for a snapshot are written.
-//! 5. The root is replaced.
-//!
-//! After a conflict, the checks run again against the root that won: the volume's entry (fencing);
-//! that every foreign pack relied on is still live (rule 3 ‡); that the index objects which were
-//! absorbed are still listed; and the list of snapshots.
-//!
-//! If the answer of the store is lost, the volume's entry decides whether the commit was made,
-//! either at once or at the next commit. If another session has committed on top meanwhile, this
-//! process follows the parents of its commit records, to see whether its own commit is among them.
-//!
-//! A snapshot-only committer makes no commits of the volume, whose state does not change. Its trees
-//! are not the volume's state, and its session does not hold the volume. Its records have number 0
-//! and are no links of the volume's chain; the list of snapshots decides whether such a commit was
-//! made.
+//! A snapshot-only committer makes no commits of the volume, whose state does not change, and its
+//! session does not hold the volume. Its records have number 0 and are no links of the volume's
+//! chain; the list of snapshots decides whether such a commit was made.
 
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
@@ -44,15 +32,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use tokio::sync::Mutex;
 
-/// The largest number of other sessions' commits that are followed back to find the outcome of a
-/// commit.
+/// The largest number of other commits that are followed back to determine a commit's outcome.
 const RECORDS_FOLLOWED_MAX: u64 = 4096;
 
 /// The storage that a commit needs: it stores contents for the session of the commit.
 #[async_trait]
 pub trait Uploads: ListWriter + 'static {
-    /// A point in the session's stream of references, taken before the tree of a commit is built:
-    /// see [`bkfs_chunker::ingest::Ingest::mark`].
+    /// A point in the session's stream of references: see [`bkfs_chunker::ingest::Ingest::mark`].
     type Mark: Copy + Send + Sync;
 
     /// Stores a commit record as a blob of kind commit, and returns its id.
@@ -61,24 +47,18 @@ pub trait Uploads: ListWriter + 'static {
     /// [`RootError::Content`] if it cannot be stored.
     async fn store_record(&self, record: Vec<u8>) -> Result<Id, RootError>;
 
-    /// Returns a commit record that some session stored, read by the index of `root`. Only its id
-    /// is verified.
+    /// Returns a commit record of any session, found by the index of `root`. Verifies only its id.
     ///
     /// # Errors
-    /// - [`RootError::CondemnedUnknown`] if a list of condemned packs cannot be read.
-    /// - [`RootError::Content`] if the index or the record cannot be read.
-    /// - [`RootError::Store`] if the store fails.
+    /// [`RootError::CondemnedUnknown`], `Content` or `Store` if it or the index cannot be read.
     async fn read_record(&self, root: &Root, id: Id) -> Result<Bytes, RootError>;
 
     /// Uploads everything that was stored before this call, and lists it in index objects that
-    /// follow `current`, the root's list. Returns once all of it is in the bucket.
-    ///
-    /// Cancel safety: dropped, it leaves the packs to the next call, and maybe an index object that
-    /// no root names.
+    /// follow `current`, the root's list. Returns once all of it is in the bucket. Cancel safety:
+    /// dropped, it leaves the packs to the next call, and maybe an index object that no root names.
     ///
     /// # Errors
-    /// [`RootError::Content`] if an upload stalls (the call may be repeated) or the session's
-    /// uploads have failed for good.
+    /// [`RootError::Content`] if the upload stalls (call again) or has failed for good.
     async fn seal_since(&self, mark: Self::Mark, current: &[IndexRef])
     -> Result<Sealed, RootError>;
 
@@ -107,13 +87,11 @@ pub struct CommitRequest<M> {
     pub mark: M,
     /// The root node of the tree; none for an empty volume.
     pub tree: Option<Id>,
-    /// The root node of a tree that a copy is still building. It is recorded only where the root
-    /// has a chain.
+    /// The root node of a tree that a copy is building; stored only in a root with a chain.
     pub building: Option<Id>,
     /// The last operation of this session that the tree contains.
     pub covered: u64,
-    /// The number of the session's last journal whose operations the tree contains; none if the
-    /// session does not number journals.
+    /// The last journal of this session that the tree contains in full; none if it numbers none.
     pub covered_journal: Option<u64>,
     /// The lowest inode number that was never given out.
     pub next_inode: u64,
@@ -130,8 +108,7 @@ pub struct CommitRequest<M> {
 /// A commit that is in the root.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Committed {
-    /// The generation of the root that holds it. If the outcome was unknown and there is no
-    /// snapshot: of the root in which it was found.
+    /// The generation of the root that made it, or if that is unknown, of a later one.
     pub generation: u64,
     /// Its number among the volume's commits, from 1; 0 for a commit that only makes a snapshot.
     pub sequence: u64,
@@ -178,12 +155,10 @@ struct Pending<M> {
 }
 
 impl<U: Uploads> Committer<U> {
-    /// Returns the committer of `volume` for `session`, which holds it in the newest root known to
-    /// this process.
+    /// Returns the committer of `volume` for `session`, which holds it in the newest known root.
     ///
     /// # Errors
-    /// [`RootError::Refused`] with [`Refusal::Fenced`] if the session does not hold the volume any
-    /// more.
+    /// [`RootError::Refused`] with [`Refusal::Fenced`] if the session does not hold the volume.
     pub fn new(
         handle: RootHandle,
         lists: Lists,
@@ -211,8 +186,7 @@ impl<U: Uploads> Committer<U> {
         })
     }
 
-    /// Returns a snapshot-only committer: it makes snapshots of `volume` outside the volume's chain
-    /// of commits, for a live session. Their trees follow the commit `parent`.
+    /// Returns a snapshot-only committer for a live session. Its trees follow the commit `parent`.
     pub fn beside(
         handle: RootHandle,
         lists: Lists,
@@ -238,34 +212,26 @@ impl<U: Uploads> Committer<U> {
         }
     }
 
-    /// Names ended sessions whose acknowledged operations are in the trees. They leave the root in
-    /// the same replacement as the first commit (`ReplayCommitCas`), and their packs count as own
-    /// until then.
+    /// Names ended sessions whose acknowledged operations are in the trees. They leave the root
+    /// with the first commit (`ReplayCommitCas`); until then their packs count as own.
     pub fn replaying(self, replayed: Vec<Replayed>) -> Self {
         Self { replayed, ..self }
     }
 
-    /// Names ended sessions whose spools hold nothing that the trees do not. Those of them that
-    /// this committer replays leave no ground. A snapshot-only committer removes their grounds in
-    /// the replacement that makes the snapshot.
+    /// Names ended sessions whose spools hold nothing that the trees do not. Replayed ones leave no
+    /// ground; the snapshot of a snapshot-only committer removes their grounds.
     pub fn claiming(self, claimed: Vec<SessionId>) -> Self {
         Self { claimed, ..self }
     }
 
-    /// Commits a tree, with a snapshot of it if one is requested. First determines the outcome of
-    /// an earlier commit if that is unknown.
-    ///
-    /// Cancel safety: dropped before the upload is complete, it leaves the root as it was, and
-    /// maybe objects that no root names. Dropped later, it leaves the commit pending with an
-    /// unknown outcome, which the next call of this or of [`Committer::settle_pending`] determines.
+    /// Commits a tree, with a snapshot if requested, after settling a commit of unknown outcome.
+    /// Cancel safety: dropped, it leaves the root as it was, or the commit pending with an unknown
+    /// outcome, which the next call of this or of [`Committer::settle_pending`] determines.
     ///
     /// # Errors
-    /// - [`RootError::Refused`] with [`Refusal::Fenced`]: the volume is lost, and no later commit
-    ///   of this session can succeed.
-    /// - [`RootError::Rebuild`]: the caller must store the contents of the named packs again, build
-    ///   the tree anew, and commit that.
-    /// - [`RootError::OutcomeUnknown`]: the tree may be committed; the next call determines that
-    ///   first.
+    /// - [`RootError::Refused`] with [`Refusal::Fenced`]: the session has lost the volume for good.
+    /// - [`RootError::Rebuild`]: store the contents of these packs again, and commit a new tree.
+    /// - [`RootError::OutcomeUnknown`]: the tree may be committed; the next call determines it.
     /// - [`RootError::NotAtomic`]: the store acknowledged the commit, and does not show it.
     /// - [`RootError::NameTaken`], [`RootError::Content`], [`RootError::Store`] and others: the
     ///   tree is not committed. The stored contents stay pending for the next commit.
@@ -281,8 +247,7 @@ impl<U: Uploads> Committer<U> {
         let sealed_for = self.handle.current().root.index.clone();
         let sealed = self.uploads.seal_since(request.mark, &sealed_for).await?;
         let parent = state.last;
-        // A future that is dropped after this point leaves the commit pending; the next call
-        // settles it.
+        // Dropped after this point, the future leaves the commit pending for the next call.
         let pending = state.pending.insert(Pending {
             record,
             sequence,
@@ -319,8 +284,7 @@ impl<U: Uploads> Committer<U> {
         }
     }
 
-    /// Adds the volume's current holder to a refusal that does not name one: a session that is no
-    /// longer in the root does not tell which volume it had.
+    /// Adds the holder to a refusal without one: a session that left the root names no volume.
     fn name_taker(&self, error: RootError) -> RootError {
         match error {
             RootError::Refused(Refusal::Fenced { by: None }) => {
@@ -338,16 +302,11 @@ impl<U: Uploads> Committer<U> {
         }
     }
 
-    /// Determines the outcome of a commit for which it is unknown. Returns the commit if it was
-    /// made; none if it was not made or no outcome is unknown.
-    ///
-    /// Cancel safety: dropped, it leaves the commit pending for the next call.
+    /// Determines the outcome of a pending commit. Returns the commit if it was made; none if it
+    /// was not made or none is pending. Cancel safety: dropped, it leaves the commit pending.
     ///
     /// # Errors
-    /// The outcome stays unknown: [`RootError::Store`] if the root or the replacement gets no
-    /// answer, [`RootError::OutcomeUnknown`] if more than 4,096 commits followed,
-    /// [`RootError::Damaged`] or [`RootError::Content`] if a commit record between cannot be read,
-    /// and the errors of [`RootHandle::refresh`].
+    /// Each leaves the outcome unknown; [`RootError::OutcomeUnknown`] after 4,096 later commits.
     pub async fn settle_pending(&self) -> Result<Option<Committed>, RootError> {
         self.settle(&mut *self.state.lock().await).await
     }
@@ -388,8 +347,7 @@ impl<U: Uploads> Committer<U> {
         }
     }
 
-    /// Returns whether a commit that can no longer be made was made before `root`. By rule 5 the
-    /// volume's entry decides.
+    /// Returns whether a commit that can no longer be made is in `root` or before it (rule 5).
     async fn was_made(&self, root: &Root, pending: &Pending<U::Mark>) -> Result<bool, RootError> {
         if self.is_beside {
             let kept = self.lists.snapshots(root).await?;
@@ -513,8 +471,7 @@ impl<U: Uploads> Transition for CommitCas<'_, U> {
 }
 
 impl<U: Uploads> CommitCas<'_, U> {
-    /// Adds the snapshot to the root, and the packs that it needs; the volume's entry stays as it
-    /// is.
+    /// Adds the snapshot and its packs to the root; the volume's entry stays as it is.
     async fn apply_beside(&mut self, next: &mut Root) -> Result<Option<SnapshotEntry>, RootError> {
         next.require_live(self.committer.session)?;
         let index = self.current_index(next).await?;
@@ -537,9 +494,8 @@ impl<U: Uploads> CommitCas<'_, U> {
         Ok(self.pending.snapshot.clone())
     }
 
-    /// Returns the commit's change of the root's list of index objects. If an absorbed index object
-    /// has left the list, its successor may hold packs that the new one does not: then the new
-    /// index object is made again.
+    /// Returns the commit's change of the root's index objects. An absorbed one that has left the
+    /// list may have a successor with other packs: then the new index object is made again.
     async fn current_index(&mut self, next: &Root) -> Result<IndexChange, RootError> {
         for _ in 0..2 {
             if let Some(sealed) = &self.pending.sealed {
@@ -566,8 +522,7 @@ impl<U: Uploads> CommitCas<'_, U> {
         Err(Refusal::ListsChanged.into())
     }
 
-    /// Checks rule 3 ‡: every pack that the commit refers to is live in the root being replaced, or
-    /// is the session's own by the floor *in that root*.
+    /// Checks rule 3 ‡: each pack relied on is live in the replaced root, or own by *its* floor.
     async fn check_relied_on(&self, next: &Root) -> Result<(), RootError> {
         let Some(sealed) = &self.pending.sealed else {
             return Ok(());
@@ -579,15 +534,13 @@ impl<U: Uploads> CommitCas<'_, U> {
             if of == self.committer.session {
                 return pack.sequence >= floor;
             }
-            // A new holder counts the packs of the sessions that it replays as its own, in the
-            // replacement that makes them live.
+            // A new holder counts replayed sessions' packs as its own when it makes them live.
             let victim = next.sessions.get(&of);
             replayed.iter().any(|replayed| replayed.session == of)
                 && sealed.packs.contains(pack)
                 && victim.is_some_and(|victim| pack.sequence >= victim.floor)
         };
-        // A pack that becomes live must be own by the same floor, too: one that the floor has
-        // passed may have been condemned.
+        // A pack that becomes live must be own, too: below the floor it may be condemned.
         let foreign: Vec<_> = sealed
             .relied_on
             .iter()

@@ -1,12 +1,16 @@
-//! What the root holds: the one mutable object of a repository, as plain data.
+//! The contents of the root, the one mutable object of a repository, as plain data.
 //!
-//! Owns the types of the root's payload, their encoding and the conditions that hold in every root ([`Root::check`]). How one root follows another
-//! is in [`super::transition`]; how it is read and replaced is in [`super::handle`]. Pure: no I/O, clock or randomness.
+//! Owns the types of the root's payload, their encoding, and the invariants of every root
+//! ([`Root::check`]). [`super::transition`] defines how one root follows another; [`super::handle`]
+//! reads and replaces it. Pure: no I/O, clock or randomness.
 //!
-//! The encoding is CBOR maps with small integer keys. Unknown keys are skipped, so that fields may be added; but whoever replaces a root drops what
-//! it does not know, so a field that must survive comes with a read-only feature bit in the object's header, which keeps older programs from writing.
+//! The encoding is CBOR maps with small integer keys. Unknown keys are skipped, so fields may be
+//! added. But a program that replaces a root drops the fields that it does not know. So a field
+//! that must survive comes with a read-only feature bit in the object's header, which keeps older
+//! programs from writing.
 //!
-//! A session names its volume and holds the number of its last covered operation; a volume names only its holder. Each fact stands in one place.
+//! A session names its volume and holds the number of its last covered operation; a volume names
+//! only its holder. Each fact is stored once.
 
 use super::chain::Chain;
 use super::wire;
@@ -19,19 +23,23 @@ use minicbor::{Decode, Encode};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Where the root lies in the bucket.
+/// The key of the root in the bucket.
 pub const ROOT_KEY: &str = "root";
 
-/// Largest payload of a root in bytes: 64 KiB for the whole object, less its header (128) and box (28).
+/// The largest payload of a root, in bytes: 64 KiB for the whole object, without its header (128)
+/// and box (28).
 pub const ROOT_BYTES_MAX: usize = 64 * 1024 - 128 - 28;
 
-/// Longest name of a volume or snapshot, in bytes (the longest name of a file, since they appear as directories).
+/// The longest name of a volume or snapshot, in bytes. It equals the longest file name, because
+/// volumes and snapshots appear as directories.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Longest mount point of a [`HolderInfo`] in bytes; longer ones are cut when a session registers.
+/// The longest mount point of a [`HolderInfo`], in bytes. Longer ones are cut when a session
+/// registers.
 pub const MOUNT_POINT_BYTES_MAX: usize = 255;
 
-/// Longest of its other texts: what Linux allows the name of a host. Longer ones are cut.
+/// The longest other text of a [`HolderInfo`], in bytes: the limit of Linux for a host name. Longer
+/// ones are cut when a session registers.
 pub const HOLDER_TEXT_BYTES_MAX: usize = 64;
 
 /// The id of a session: random, registered in the root before its first upload, never reused.
@@ -40,7 +48,7 @@ pub const HOLDER_TEXT_BYTES_MAX: usize = 64;
 pub struct SessionId(#[n(0)] pub u64);
 
 impl SessionId {
-    /// Where the session's heartbeat lies in the bucket.
+    /// Returns the key of the session's heartbeat in the bucket.
     pub fn key(self) -> String {
         format!("sessions/{self}")
     }
@@ -58,7 +66,8 @@ impl fmt::Debug for SessionId {
     }
 }
 
-/// The place of one machine's spools: drawn at random, and kept where they lie.
+/// The identity of the directory that holds a machine's spools: drawn at random, and stored in that
+/// directory.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash, Encode, Decode)]
 #[cbor(transparent)]
 pub struct SpoolId(#[n(0)] pub u64);
@@ -67,16 +76,17 @@ pub struct SpoolId(#[n(0)] pub u64);
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct Root {
-    /// The repository this root belongs to; equals the id in the object's header.
+    /// The repository of this root; equals the id in the object's header.
     #[cbor(n(0), with = "wire::repository")]
     pub repository: RepositoryId,
     /// Counts the replacements of the root; the first root is generation 1.
     #[n(1)]
     pub generation: u64,
-    /// Fresh randomness of every root ever written: with the generation it names this root among all that were attempted.
+    /// Random bytes, fresh for every root ever written. Together with the generation they identify
+    /// this root among all that were attempted.
     #[cbor(n(2), with = "wire::bytes_16")]
     pub nonce: [u8; 16],
-    /// The epoch of collection (rule 8): raised by each condemnation.
+    /// The epoch of collection (rule 8), which each condemnation raises.
     #[n(3)]
     pub epoch: u64,
     /// The volumes by name.
@@ -88,46 +98,51 @@ pub struct Root {
     /// Shards of the list of kept snapshots.
     #[n(6)]
     pub snapshots: Vec<ListRef>,
-    /// Shards of the list of forgotten snapshots, which are still restorable.
+    /// Shards of the list of forgotten snapshots, which can still be restored.
     #[n(7)]
     pub trash: Vec<ListRef>,
-    /// The index objects: together they hold the footers of all live packs, and of condemned ones until they are deleted.
+    /// The index objects. Together they hold the footers of all live packs, and of condemned packs
+    /// until these are deleted.
     #[n(8)]
     pub index: Vec<IndexRef>,
-    /// The packs condemned at each epoch and not yet deleted.
+    /// The packs that were condemned in each epoch and are not yet deleted.
     #[n(9)]
     pub condemned: Vec<Condemned>,
     /// Shards of the list of quarantined places (rule 11): frames of packs that could not be read.
     #[n(10)]
     pub quarantine: Vec<ListRef>,
-    /// Where the search for a free snapshot number starts, so that numbers come back as late as possible.
+    /// The number at which the search for a free snapshot number starts, so that numbers are reused
+    /// as late as possible.
     #[n(11)]
     pub next_snapshot: u16,
-    /// When the first lock of an object that is needed may end, in seconds since 1970, by the collector that extended them last (`--lock-days`).
+    /// When the first lock of a needed object may end, in seconds since 1970. The collector that
+    /// last extended the locks set it (`--lock-days`). Absent: not known.
     #[n(12)]
     pub locked_until_s: Option<i64>,
-    /// What it descends from. Present if and only if the header has the feature
-    /// [`Features::WITNESS`](bkfs_chunker::seal::Features::WITNESS), and with it the fields below,
-    /// [`Session::covered_journal`], [`Volume::building`], and the flags of recovered snapshots.
+    /// The roots that this root descends from. Present if and only if the header has the feature
+    /// [`Features::WITNESS`](bkfs_chunker::seal::Features::WITNESS). Only then may the fields
+    /// below, [`Session::covered_journal`], [`Volume::building`], and the flags of recovered
+    /// snapshots be present.
     #[n(13)]
     pub chain: Option<Chain>,
-    /// Hashes of the rules of locks that the config may state: of one, or of two while one follows
-    /// the other. Absent: not known.
+    /// Hashes of the lock rules that the config may state: one, or several while the rule is being
+    /// changed. Absent: not known.
     #[n(14)]
     pub lock_rules: Option<Vec<RuleHash>>,
-    /// Where ended sessions stood whose spools may still hold what they acknowledged: at most
-    /// [`GROUNDS_MAX`](super::grounds::GROUNDS_MAX).
+    /// The recovery bases of ended sessions whose spools may still hold operations that they
+    /// acknowledged; at most [`GROUNDS_MAX`](super::grounds::GROUNDS_MAX).
     #[n(15)]
     pub grounds: Option<Vec<Ground>>,
 }
 
-/// The hash of a rule of locks.
+/// The hash of a lock rule.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(transparent)]
 pub struct RuleHash(#[cbor(n(0), with = "wire::bytes_16")] pub [u8; 16]);
 
-/// The last commit of an ended session, which what lies in its spool follows. It is kept until the
-/// spool is claimed, or given up by name.
+/// A ground: the recovery base of an ended session. It names the session's last commit, which the
+/// journals in its spool follow. It stays in the root until the spool is claimed, or given up by
+/// name.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Encode, Decode)]
 #[cbor(array)]
 pub struct Ground {
@@ -137,54 +152,55 @@ pub struct Ground {
     /// Its volume.
     #[n(1)]
     pub volume: String,
-    /// The record of the commit; none before the volume's first.
+    /// The id of the record of that commit; none before the volume's first commit.
     #[cbor(n(2), with = "wire::id_option", has_nil)]
     pub record: Option<Id>,
-    /// The record of the commit that took the session out of the root and carried out its journals;
-    /// none if there was nothing to carry out.
+    /// The id of the record of the commit that removed the session from the root and carried out
+    /// its journals; none if there was nothing to carry out.
     #[cbor(n(3), with = "wire::id_option", has_nil)]
     pub after: Option<Id>,
-    /// No pack that was condemned after this epoch is deleted while this stands. Absent: none is.
+    /// No pack that was condemned after this epoch is deleted while the ground is in the root.
+    /// Absent: epoch 0, so no condemned pack is deleted at all.
     #[n(4)]
     pub base: Option<u64>,
-    /// Where the spool lies.
+    /// The directory that holds the spool.
     #[n(5)]
     pub spool: Option<SpoolId>,
-    /// The name of that host, for people.
+    /// The name of the spool's host, for display.
     #[n(6)]
     pub host: Option<String>,
 }
 
-/// One tree that a single session at a time may write.
+/// A tree that one session at a time may write.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct Volume {
-    /// The root node of the tree as of the last commit; none before the first.
+    /// The root node of the tree in the last commit; none while the tree is empty.
     #[cbor(n(0), with = "wire::id_option", has_nil)]
     pub tree: Option<Id>,
     /// The live session that may commit.
     #[n(1)]
     pub holder: Option<SessionId>,
-    /// How many commits the volume has seen.
+    /// The number of commits of the volume.
     #[n(2)]
     pub sequence: u64,
-    /// The record of the last commit.
+    /// The id of the record of the last commit; none before the first.
     #[cbor(n(3), with = "wire::id_option", has_nil)]
     pub commit: Option<Id>,
     /// The lowest inode number that was never given out.
     #[n(4)]
     pub next_inode: u64,
-    /// Inodes in the tree.
+    /// The number of inodes in the tree.
     #[n(5)]
     pub inodes: u64,
-    /// Bytes of file contents in the tree, before deduplication, holes not counted.
+    /// Allocated bytes of file contents in the tree, before deduplication and without holes.
     #[n(6)]
     pub bytes: u64,
-    /// Bytes that commits since the last snapshot added to the bucket.
+    /// Bytes that commits have added to the bucket since the last snapshot.
     #[n(7)]
     pub unsnapshotted_bytes: u64,
-    /// The root node of a tree that a copy is building: kept, and shown to nobody. The next commit
-    /// of anyone else gives it up.
+    /// The root node of a tree that a copy is building: collection keeps it, and nothing shows it.
+    /// The next commit that does not set it removes it.
     #[cbor(n(8), with = "wire::id_option", has_nil)]
     pub building: Option<Id>,
 }
@@ -196,22 +212,25 @@ pub enum SessionState {
     /// It may commit.
     #[n(0)]
     Live,
-    /// It was taken over: it commits nothing more, but holds back deletion until its journal is replayed.
+    /// It was taken over. It can commit nothing more, but holds back deletion until its journal is
+    /// replayed.
     #[n(1)]
     Ending,
 }
 
-/// One writer, taker or collector.
+/// A writer, a new holder, a collector, or another maintenance command.
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct Session {
     /// Whether it may still replace the root.
     #[n(0)]
     pub state: SessionState,
-    /// Objects it wrote with this sequence or a higher one are its own, and no garbage while it stands in the root.
+    /// Objects that the session wrote with this sequence number or a higher one are its own. They
+    /// are no garbage while it is in the root.
     #[n(1)]
     pub floor: u32,
-    /// The volume it writes, or wrote before it was taken over; none for a session of maintenance.
+    /// The volume that it writes, or wrote before it was taken over; none for a maintenance
+    /// session.
     #[n(2)]
     pub volume: Option<String>,
     /// The epoch of the root that registered it: its first base (rule 4).
@@ -220,47 +239,48 @@ pub struct Session {
     /// The last of its operations that is in a commit (rule 5).
     #[n(4)]
     pub covered: u64,
-    /// Who it is, for messages and for judging whether it lives.
+    /// The process behind it, for messages and for judging whether it is alive.
     #[n(5)]
     pub holder: HolderInfo,
-    /// The generation of the root that gave it its volume; zero without one. Orders the ended sessions of a volume without a clock: they are
-    /// replayed oldest first (rule 7 ‡).
+    /// The generation of the root that gave it its volume; zero without one. It orders the ended
+    /// sessions of a volume without a clock: they are replayed oldest first (rule 7 ‡).
     #[n(6)]
     pub claimed_generation: u64,
     /// The number of its last journal that a commit covers.
     #[n(7)]
     pub covered_journal: Option<u64>,
-    /// Where its spool lies, if it has one.
+    /// The directory that holds its spool, if it has one.
     #[n(8)]
     pub spool: Option<SpoolId>,
 }
 
-/// Which process of which machine a session is.
+/// The process and the machine behind a session.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct HolderInfo {
-    /// Name of the host, for people.
+    /// Name of the host, for display.
     #[n(0)]
     pub host: String,
     /// `/etc/machine-id`; empty if there is none.
     #[n(1)]
     pub machine_id: String,
-    /// `/proc/sys/kernel/random/boot_id`: says which boot of which machine; empty if unknown.
+    /// `/proc/sys/kernel/random/boot_id`, which identifies a boot of a machine; empty if unknown.
     #[n(2)]
     pub boot_id: String,
-    /// Inode number of the pid namespace, zero if unknown. Process numbers mean nothing outside it.
+    /// Inode number of the pid namespace, zero if unknown. Process ids are meaningless outside it.
     #[n(3)]
     pub pid_namespace: u64,
-    /// The process within that namespace.
+    /// The process id within that namespace.
     #[n(4)]
     pub pid: u32,
-    /// When the process started, in clock ticks after boot: tells a process from a later one with the same number.
+    /// When the process started, in clock ticks after boot. It distinguishes the process from a
+    /// later one with the same id.
     #[n(5)]
     pub process_start_ticks: u64,
-    /// Name of the user the process runs as, for people.
+    /// Name of the user that the process runs as, for display.
     #[n(6)]
     pub user: String,
-    /// Where it is mounted, or which command it runs, for people.
+    /// The mount point, or the name of the command that the process runs, for display.
     #[n(7)]
     pub mount_point: String,
 }
@@ -288,10 +308,10 @@ pub struct ListRef {
     /// Names the object `lists/NAME`.
     #[cbor(n(0), with = "name_bytes")]
     pub name: PackName,
-    /// Entries in it.
+    /// The number of entries in it.
     #[n(1)]
     pub count: u32,
-    /// Bytes of its payload.
+    /// The length of its payload in bytes.
     #[n(2)]
     pub bytes: u64,
 }
@@ -300,7 +320,7 @@ pub struct ListRef {
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct Condemned {
-    /// The epoch that condemned them: they may be deleted when every session's base has reached it.
+    /// The epoch that condemned them. They may be deleted once every session's base has reached it.
     #[n(0)]
     pub epoch: u64,
     /// The list of their names.
@@ -308,27 +328,27 @@ pub struct Condemned {
     pub list: ListRef,
 }
 
-/// Why bytes are no root that this program can work with.
+/// The reasons why bytes are not a root that this program can use.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum StateError {
-    /// The bytes are no encoded root.
+    /// The bytes cannot be decoded as a root.
     #[error("not a root: {0}")]
     Malformed(String),
-    /// The root contradicts itself.
+    /// The root violates an invariant.
     #[error("the root contradicts itself: {0}")]
     Inconsistent(String),
-    /// The root would be larger than a root may be.
+    /// The root would be larger than [`ROOT_BYTES_MAX`].
     #[error(
         "the root would need {bytes} bytes of at most {ROOT_BYTES_MAX}: end unused sessions, merge lists or remove volumes"
     )]
     TooLarge {
-        /// What it would need.
+        /// The length that it would need, in bytes.
         bytes: usize,
     },
 }
 
 impl Root {
-    /// The root of a new repository: no volumes, sessions or snapshots.
+    /// Returns the first root of a repository: no volumes, sessions, snapshots or chain.
     pub fn new(repository: RepositoryId, nonce: [u8; 16]) -> Self {
         Self {
             repository,
@@ -350,7 +370,7 @@ impl Root {
         }
     }
 
-    /// The root of a new repository, with a chain that begins with it.
+    /// Returns the first root of a repository, with a chain that begins with it.
     pub fn witnessed(repository: RepositoryId, nonce: [u8; 16]) -> Self {
         let root = Self::new(repository, nonce);
         Self {
@@ -359,7 +379,7 @@ impl Root {
         }
     }
 
-    /// Becomes the root that follows it: the next generation, with a nonce of its own.
+    /// Turns this root into its successor: the next generation, with its own nonce.
     pub fn follow(&mut self, nonce: [u8; 16]) {
         let mark = self.mark();
         if let Some(chain) = &mut self.chain {
@@ -369,7 +389,11 @@ impl Root {
         self.nonce = nonce;
     }
 
-    /// The payload of the root object. Errors if it would be too large or contradicts itself.
+    /// Returns the payload of the root object.
+    ///
+    /// # Errors
+    /// [`StateError::Inconsistent`] if the root violates an invariant; [`StateError::TooLarge`] if
+    /// the payload is longer than [`ROOT_BYTES_MAX`].
     pub fn encode(&self) -> Result<Vec<u8>, StateError> {
         self.check()?;
         let bytes = minicbor::to_vec(self).expect("writing plain fields to memory cannot fail");
@@ -379,7 +403,12 @@ impl Root {
         Ok(bytes)
     }
 
-    /// The inverse of [`Root::encode`].
+    /// Decodes the bytes that [`Root::encode`] returns.
+    ///
+    /// # Errors
+    /// - [`StateError::TooLarge`] if there are more than [`ROOT_BYTES_MAX`] bytes.
+    /// - [`StateError::Malformed`] if they cannot be decoded.
+    /// - [`StateError::Inconsistent`] if the root violates an invariant.
     pub fn decode(bytes: &[u8]) -> Result<Self, StateError> {
         if bytes.len() > ROOT_BYTES_MAX {
             return Err(StateError::TooLarge { bytes: bytes.len() });
@@ -390,7 +419,7 @@ impl Root {
         Ok(root)
     }
 
-    /// What names this root among all that were ever attempted.
+    /// Returns what identifies this root among all that were ever attempted.
     pub fn mark(&self) -> RootMark {
         RootMark {
             generation: self.generation,
@@ -398,8 +427,17 @@ impl Root {
         }
     }
 
-    /// What holds in every root: a volume's holder is a live session that names the volume, a live session with a volume is its holder, and names
-    /// are valid. Programs that break it are caught before they write, and roots that break it are not worked on.
+    /// Checks the invariants of every root, so that a faulty program is stopped before it writes,
+    /// and no program works on a root that violates them.
+    ///
+    /// - A volume's holder is a live session that names the volume, and a live session with a
+    ///   volume is its holder.
+    /// - Each volume that a session names exists, and names of volumes are valid.
+    /// - A volume has a last commit if and only if its number of commits is not zero.
+    /// - The chain has no gap, and the grounds do not contradict the root.
+    ///
+    /// # Errors
+    /// [`StateError::Inconsistent`], which names the first violation.
     pub fn check(&self) -> Result<(), StateError> {
         let inconsistent = |text: String| Err(StateError::Inconsistent(text));
         for (name, volume) in &self.volumes {
@@ -445,7 +483,8 @@ impl Root {
         Ok(())
     }
 
-    /// The sessions of `volume` that were taken over and whose journals are not yet replayed, oldest first.
+    /// Returns the sessions of `volume` that were taken over and whose journals are not yet
+    /// replayed, oldest first.
     pub fn ending_sessions(&self, volume: &str) -> Vec<SessionId> {
         let ending = |session: &Session| {
             session.state == SessionState::Ending && session.volume.as_deref() == Some(volume)
@@ -461,7 +500,7 @@ impl Root {
     }
 }
 
-/// The name of one root among all that were ever written or attempted.
+/// The identity of one root among all that were ever written or attempted.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct RootMark {
     /// Its generation.
@@ -470,7 +509,7 @@ pub struct RootMark {
     pub nonce: [u8; 16],
 }
 
-/// Why a text cannot name a volume or snapshot.
+/// The reasons why a text cannot name a volume or snapshot.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum NameError {
     /// Empty, or longer than [`NAME_BYTES_MAX`].
@@ -479,18 +518,22 @@ pub enum NameError {
     /// It starts with `.` or `@`.
     #[error("a name starts neither with '.' nor with '@'")]
     Start,
-    /// It has a `/` or a zero byte, which no name of a directory can have.
+    /// It has a `/` or a zero byte, which no file name can have.
     #[error("a name has no '/' and no zero byte")]
     Byte,
-    /// It has a character that a terminal obeys.
+    /// It has a control character, which a terminal would obey.
     #[error("a name has no control characters")]
     Control,
-    /// `latest` means the newest snapshot wherever a name is read.
+    /// It is `latest`, which stands for the newest snapshot wherever a name is read.
     #[error("'latest' means the newest snapshot")]
     Reserved,
 }
 
-/// Checks the name of a volume or snapshot: 1–255 bytes, no `/`, not starting with `.` or `@`.
+/// Checks the name of a volume or snapshot: 1 to 255 bytes, no `/` or zero byte, not starting with
+/// `.` or `@`.
+///
+/// # Errors
+/// [`NameError::Length`], [`NameError::Start`] or [`NameError::Byte`], in this order.
 pub fn check_name(name: &str) -> Result<(), NameError> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         Err(NameError::Length)
@@ -503,20 +546,20 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
     }
 }
 
-/// Checks the name of a new volume or snapshot, or a tag: [`check_name`] and no character that a
-/// terminal obeys. Those that were made before stay readable.
+/// Checks the name of a new volume: [`check_name`], and no control character. Older names with
+/// control characters remain readable.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Those of [`check_name`] and [`check_printable`].
 pub fn check_new_name(name: &str) -> Result<(), NameError> {
     check_name(name)?;
     check_printable(name)
 }
 
-/// Checks that a word has no character that a terminal obeys.
+/// Checks that a word has no control character, which a terminal would obey.
 ///
 /// # Errors
-/// [`NameError::Control`].
+/// [`NameError::Control`] if it has one.
 pub fn check_printable(word: &str) -> Result<(), NameError> {
     match printable::line(word) == word {
         true => Ok(()),

@@ -1,10 +1,11 @@
-//! How one root follows another: every change that a session may make, as pure functions.
+//! Transitions of the root: every change that a session may make, as pure functions.
 //!
-//! Owns the conditions of protocol.md, rules 2, 5, 7 and 9: who may do what to which root. Knows nothing of how roots are read and replaced
-//! ([`super::handle`]), and uploads nothing. Each function works on a copy that has its new generation already, and either changes it or leaves it as it
-//! was and says why not.
+//! Owns the conditions of docs/PROTOCOL.md, rules 2, 5, 7 and 9: which session may change what in
+//! which root. Neither reads nor replaces roots ([`super::handle`]), and uploads nothing. Each
+//! function works on a copy that already has its new generation. It either changes that copy, or
+//! leaves it as it was and returns the reason.
 //!
-//! Steps named in the comments are those of the protocol's model (tests/model).
+//! The comments name the steps of the protocol's model (tests/model).
 
 use super::grounds::GROUNDS_MAX;
 use super::state::{
@@ -15,19 +16,21 @@ use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::seal::SlotName;
 
-/// The first inode number that a volume gives out; lower ones are reserved (1 is the root directory).
+/// The first inode number that a volume gives out. Lower ones are reserved (1 is the root
+/// directory).
 pub const FIRST_FREE_INODE: u64 = 16;
 
-/// Most sessions that a root holds, so that dead ones cannot fill it up.
+/// The largest number of sessions in a root, so that dead ones cannot fill it.
 pub const SESSIONS_MAX: usize = 64;
 
-/// Why a root does not admit a change.
+/// The reasons why a root does not admit a change.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Refusal {
-    /// The session is no longer live, no longer holds the volume, or another machine with its identity has committed.
+    /// The session is no longer live or no longer holds the volume, or another machine with its
+    /// identity has committed.
     #[error("this session was fenced: it lost the volume{}", by_whom(by))]
     Fenced {
-        /// Who holds the volume now, if anybody does.
+        /// The holder of the volume now, if there is one.
         by: Option<Box<HolderInfo>>,
     },
     /// Another session holds the volume.
@@ -37,19 +40,19 @@ pub enum Refusal {
         volume: String,
         /// The session that holds it.
         session: SessionId,
-        /// Who that is.
+        /// The process behind that session.
         by: Box<HolderInfo>,
     },
-    /// The id of a new session is taken.
+    /// The id of a new session is already registered.
     #[error("session {0} is registered already")]
     SessionTaken(SessionId),
-    /// No room for one more.
+    /// The root has no room for one more entry of this kind.
     #[error("the repository has its most {what}")]
     Full {
-        /// Of what.
+        /// The kind of entry.
         what: &'static str,
     },
-    /// A session may leave what only its spool holds, and there is no room to note where it stood.
+    /// A session with a spool would leave the root, and the root has no room for its ground.
     #[error(
         "the repository notes for its most spools ({GROUNDS_MAX}) that they may hold what was \
          acknowledged; the oldest: {oldest}. Mount once on such a host, or give up for good \
@@ -57,28 +60,28 @@ pub enum Refusal {
         by_id(oldest)
     )]
     GroundsFull {
-        /// Those that were left first.
+        /// The oldest grounds in the root.
         oldest: OldestGrounds,
     },
     /// The volume's ended sessions have to be replayed first (rule 7).
     #[error("sessions of the volume have ended and are not yet replayed: {0:?}")]
     Unreplayed(Vec<SessionId>),
-    /// Sessions stand in the root, and the change is made without any.
+    /// The change requires a root without sessions, and the root has some.
     #[error("the root has sessions, live or ending: {}", by_name(sessions))]
     Busy {
-        /// Which, and who they are.
+        /// All of them, with their processes.
         sessions: Vec<(SessionId, HolderInfo)>,
     },
-    /// A key slot was added since the slots were read.
+    /// A key slot was added after the slots were read.
     #[error("key {0} was added meanwhile: look at the keys again (bkfs key list), and repeat this")]
     KeysChanged(SlotName),
-    /// The key slot by which a change of keys is made was removed since the slots were read.
+    /// The key slot by which the keys are changed was removed after the slots were read.
     #[error("key {0}, by which this is done, was removed meanwhile: nothing was changed")]
     KeyRemoved(SlotName),
-    /// A list or index object that the change was made for has been replaced meanwhile.
+    /// A list or index object that the change depends on has been replaced meanwhile.
     #[error("the lists of the root have changed meanwhile")]
     ListsChanged,
-    /// A name that no volume can have.
+    /// The name is invalid for a volume.
     #[error("{name:?} cannot name a volume: {source}")]
     BadName {
         /// The name.
@@ -88,14 +91,14 @@ pub enum Refusal {
     },
 }
 
-/// The rest of the sentence about who fenced a session.
+/// Returns the end of the message about a fenced session: the holder, if known.
 fn by_whom(by: &Option<Box<HolderInfo>>) -> String {
     by.as_ref()
         .map(|by| format!(" to {by}"))
         .unwrap_or_default()
 }
 
-/// Sessions as people look for them.
+/// Returns the sessions and their processes as text for display.
 fn by_name(sessions: &[(SessionId, HolderInfo)]) -> String {
     let names: Vec<_> = sessions
         .iter()
@@ -104,7 +107,7 @@ fn by_name(sessions: &[(SessionId, HolderInfo)]) -> String {
     names.join("; ")
 }
 
-/// So many spools are named where there is no room for more of them.
+/// The number of grounds that the message of [`Refusal::GroundsFull`] names.
 const NAMED_GROUNDS: usize = 4;
 
 /// Ended sessions, each with the host of its spool.
@@ -112,7 +115,7 @@ const NAMED_GROUNDS: usize = 4;
 pub struct OldestGrounds(Vec<(SessionId, String)>);
 
 impl OldestGrounds {
-    /// The first of these.
+    /// Returns the first [`NAMED_GROUNDS`] of these.
     pub(super) fn of(grounds: &[Ground]) -> Self {
         let first = grounds.iter().take(NAMED_GROUNDS);
         let named = first.map(|ground| (ground.session, ground.host().to_owned()));
@@ -128,81 +131,85 @@ impl std::fmt::Display for OldestGrounds {
     }
 }
 
-/// The ids of ended sessions, as a command takes them.
+/// Returns the ids of these sessions as arguments of a command.
 fn by_id(grounds: &OldestGrounds) -> String {
     let ids = grounds.0.iter().map(|(id, _)| id.to_string());
     ids.collect::<Vec<_>>().join(" ")
 }
 
-/// Over whom a session takes a volume.
+/// The condition under which a session takes a volume.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Claim {
-    /// Over nobody: only if the volume is free.
+    /// Only if the volume is free.
     Free,
-    /// Over this session, which was judged dead; over nobody else.
+    /// If the volume is free, or its holder is this session, which was judged dead.
     Dead(SessionId),
-    /// As [`Claim::Dead`], by what goes on in its place; refused if the volume was taken over and
-    /// set free meanwhile.
+    /// As [`Claim::Dead`], by a session that continues this one. Refused if the volume was taken
+    /// over and set free meanwhile.
     Succeed(SessionId),
-    /// Over whoever holds it.
+    /// From any holder.
     Steal,
 }
 
-/// What a commit changes.
+/// The changes that a commit makes in the root.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct CommitChange {
     /// The committing session.
     pub session: SessionId,
     /// Its volume.
     pub volume: String,
-    /// The record of the commit that this one follows; the volume must still name it.
+    /// The id of the record of the commit that this one follows; the volume must still name it.
     pub parent: Option<Id>,
-    /// The record of this commit.
+    /// The id of the record of this commit.
     pub commit: Id,
     /// The root node of the new tree.
     pub tree: Option<Id>,
-    /// The root node of a tree that is being built, which a root without a chain does not hold.
+    /// The root node of a tree that a copy is building. A root without a chain does not store it.
     pub building: Option<Id>,
-    /// The last operation of the session that the tree holds.
+    /// The last operation of the session that the tree contains.
     pub covered: u64,
-    /// The number of the session's last journal of which that is true, if the session counts them.
+    /// The number of the session's last journal whose operations the tree contains, if the session
+    /// numbers journals.
     pub covered_journal: Option<u64>,
-    /// The session's new floor: everything below is referred to by the new root, or is garbage.
+    /// The session's new floor. The new root refers to each older object of the session, or that
+    /// object is garbage.
     pub floor: u32,
-    /// The lowest inode number not yet given out.
+    /// The lowest inode number that was never given out.
     pub next_inode: u64,
-    /// Inodes in the tree.
+    /// The number of inodes in the tree.
     pub inodes: u64,
     /// Bytes of file contents in the tree.
     pub bytes: u64,
     /// Bytes that this commit added to the bucket.
     pub new_bytes: u64,
-    /// The ended sessions of the volume whose operations the tree holds.
+    /// The ended sessions of the volume whose operations the tree contains.
     pub replayed: Vec<SessionId>,
-    /// Those whose spools are known to hold nothing else.
+    /// Those of them whose spools are known to hold nothing else.
     pub claimed: Vec<SessionId>,
 }
 
-/// Replaces shards of a list: what one session read and what it wrote instead.
+/// A replacement of shards of a list: the shards that a session read, and the ones that it wrote
+/// instead.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct ListChange {
-    /// Shards that leave the root; all must still be there.
+    /// Shards that leave the root; all must still be in it.
     pub removed: Vec<ListRef>,
-    /// Shards that join it.
+    /// Shards that are added to the root.
     pub added: Vec<ListRef>,
 }
 
-/// Replaces index objects.
+/// A replacement of index objects.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct IndexChange {
-    /// Index objects whose contents the added ones hold too; all must still be there.
+    /// Index objects whose contents the added ones hold, too; all must still be in the root.
     pub absorbed: Vec<IndexRef>,
     /// New index objects.
     pub added: Vec<IndexRef>,
 }
 
 impl IndexChange {
-    /// The difference between the list that an index was sealed for and the one that it gave.
+    /// Returns the difference between the list of index objects before an upload and the list that
+    /// it returned.
     pub fn between(before: &[IndexRef], after: &[IndexRef]) -> Self {
         let missing = |from: &[IndexRef], in_: &[IndexRef]| {
             let gone = from.iter().filter(|index| !in_.contains(index));
@@ -216,10 +223,11 @@ impl IndexChange {
 }
 
 impl Root {
-    /// Step `RegisterCas`. A new session stands in the root before its first upload (rule 2).
+    /// Registers a new session, which happens before its first upload (step `RegisterCas`, rule 2).
     ///
     /// # Errors
-    /// [`Refusal::SessionTaken`], or [`Refusal::Full`] when [`SESSIONS_MAX`] are registered.
+    /// [`Refusal::SessionTaken`] if the id is registered; [`Refusal::Full`] if [`SESSIONS_MAX`]
+    /// sessions are.
     pub fn register(&mut self, id: SessionId, holder: HolderInfo) -> Result<(), Refusal> {
         if self.sessions.contains_key(&id) {
             return Err(Refusal::SessionTaken(id));
@@ -242,10 +250,16 @@ impl Root {
         Ok(())
     }
 
-    /// Step `TakeCas`. The volume's entry names `id`, a live session without a volume; whoever held it becomes ending (rule 7). The volume is created if absent.
+    /// Makes the volume's entry name `id`, a live session without a volume, and its former holder
+    /// an ending session (step `TakeCas`, rule 7). Creates the volume if it is absent.
     ///
     /// # Errors
-    /// [`Refusal::Held`] if `claim` does not reach over the holder, [`Refusal::Fenced`] if the session is not live, [`Refusal::BadName`].
+    /// - [`Refusal::Held`] if `claim` does not permit to take it from its holder.
+    /// - [`Refusal::Fenced`] if the session is not live, or for [`Claim::Succeed`] if the volume is
+    ///   free and the former session is not in the root.
+    /// - [`Refusal::BadName`] if the name is invalid, for a new volume also if it has a control
+    ///   character.
+    /// - [`Refusal::Full`] if the session has another volume.
     pub fn claim(&mut self, id: SessionId, volume: &str, claim: Claim) -> Result<(), Refusal> {
         self.require_live(id)?;
         let check = match self.volumes.contains_key(volume) {
@@ -300,12 +314,14 @@ impl Root {
         Ok(())
     }
 
-    /// Steps `CommitCas` and `ReplayCommitCas`. The volume's tree becomes another one (rule 5), and replayed sessions leave the root in the same step (rule 7).
+    /// Replaces the volume's tree (step `CommitCas`, rule 5). Replayed sessions leave the root in
+    /// the same replacement (step `ReplayCommitCas`, rule 7).
     ///
     /// # Errors
-    /// [`Refusal::Fenced`] if the session is not live, does not hold the volume, or the volume's last commit is not the one it follows (a cloned
-    /// machine has committed); [`Refusal::Unreplayed`] if an ended session of the volume is not among the replayed ones;
-    /// [`Refusal::GroundsFull`].
+    /// - [`Refusal::Fenced`] if the session is not live, does not hold the volume, or the volume's
+    ///   last commit is not the parent (a cloned machine has committed).
+    /// - [`Refusal::Unreplayed`] if an ended session of the volume is not among the replayed ones.
+    /// - [`Refusal::GroundsFull`] if the root has no room for a ground.
     pub fn commit(&mut self, change: &CommitChange) -> Result<(), Refusal> {
         self.require_holder(change.session, &change.volume)?;
         let entry = self
@@ -348,11 +364,13 @@ impl Root {
         Ok(())
     }
 
-    /// Step `ReplayCommitCas`, when nothing is left to replay. Ended sessions whose journals hold nothing uncovered leave the root; the volume's tree stays as it is (rule 7).
-    /// The spools of the `claimed` ones are known to hold nothing else.
+    /// Removes ended sessions whose journals hold nothing that no commit covers; the volume's tree
+    /// stays as it is (step `ReplayCommitCas`, rule 7). The spools of the `claimed` sessions are
+    /// known to hold nothing else.
     ///
     /// # Errors
-    /// [`Refusal::Fenced`] if the session does not hold the volume; [`Refusal::GroundsFull`].
+    /// [`Refusal::Fenced`] if the session does not hold the volume; [`Refusal::GroundsFull`] if the
+    /// root has no room for a ground.
     pub fn remove_replayed(
         &mut self,
         session: SessionId,
@@ -373,10 +391,12 @@ impl Root {
         Ok(())
     }
 
-    /// The session leaves the root, and its volume is free. Its journal must be covered by its last commit: that is the caller's to know.
+    /// Removes the session from the root and sets its volume free. The caller must know that the
+    /// session's last commit covers its journals.
     ///
     /// # Errors
-    /// [`Refusal::Fenced`] if it is not live: an ending session is removed by whoever replays it.
+    /// [`Refusal::Fenced`] if it is not live: the new holder that replays an ending session removes
+    /// it.
     pub fn end(&mut self, id: SessionId) -> Result<(), Refusal> {
         self.require_live(id)?;
         if let Some(volume) = self.sessions.remove(&id).and_then(|session| session.volume)
@@ -387,11 +407,12 @@ impl Root {
         Ok(())
     }
 
-    /// Step `EndSessionCas`. A dead session of maintenance, which has no volume and hence no journal, leaves the root. It may still wake: then it finds itself
-    /// unregistered, and what it uploaded is garbage.
+    /// Removes a dead maintenance session, which has no volume and so no journal (step
+    /// `EndSessionCas`). Does nothing if it is not in the root. Its process may still continue:
+    /// then it finds itself unregistered, and its uploads are garbage.
     ///
     /// # Errors
-    /// [`Refusal::Held`] if the dead one has a volume: that is ended by taking the volume.
+    /// [`Refusal::Held`] if the dead session has a volume: it ends when that volume is taken.
     pub fn remove_dead(&mut self, dead: SessionId) -> Result<(), Refusal> {
         match self.sessions.get(&dead).map(|dead| dead.volume.clone()) {
             Some(Some(volume)) => Err(self.held(&volume, dead)),
@@ -403,11 +424,11 @@ impl Root {
         }
     }
 
-    /// No session stands in the root, live or ending: what may be sealed from now on under another
-    /// master key is written by none that does not hold it.
+    /// Checks that no session is in the root, live or ending. So no session writes without the new
+    /// master key, once objects may be sealed under it.
     ///
     /// # Errors
-    /// [`Refusal::Busy`], naming all that stand.
+    /// [`Refusal::Busy`], which names all sessions.
     pub fn require_no_session(&self) -> Result<(), Refusal> {
         if self.sessions.is_empty() {
             return Ok(());
@@ -418,14 +439,15 @@ impl Root {
         })
     }
 
-    /// Everything of a session's below `floor` is referred to by this root, or is garbage.
+    /// Raises the floor of a session: this root refers to each object of the session below `floor`,
+    /// or that object is garbage. Never lowers it.
     pub fn raise_floor(&mut self, session: SessionId, floor: u32) {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.floor = session.floor.max(floor);
         }
     }
 
-    /// The volume counts bytes for its next snapshot anew, since this root adds one.
+    /// Restarts the volume's count of bytes for its next snapshot, because this root adds one.
     ///
     /// # Errors
     /// [`Refusal::Fenced`] if the session does not hold the volume.
@@ -437,33 +459,45 @@ impl Root {
         Ok(())
     }
 
-    /// Shards of the list of kept snapshots are replaced.
+    /// Replaces shards of the list of kept snapshots.
     ///
     /// # Errors
-    /// [`Refusal::ListsChanged`] if a removed shard is not there: read again and make the change anew.
+    /// [`Refusal::ListsChanged`] if a removed shard is not in the root. Then the caller must read
+    /// the root again and make a new change.
     pub fn change_snapshots(&mut self, change: &ListChange) -> Result<(), Refusal> {
         replace_refs(&mut self.snapshots, &change.removed, &change.added)
     }
 
-    /// Shards of the trash are replaced. Errors like [`Root::change_snapshots`].
+    /// Replaces shards of the trash.
+    ///
+    /// # Errors
+    /// Those of [`Root::change_snapshots`].
     pub fn change_trash(&mut self, change: &ListChange) -> Result<(), Refusal> {
         replace_refs(&mut self.trash, &change.removed, &change.added)
     }
 
-    /// Shards of the quarantine are replaced. Errors like [`Root::change_snapshots`].
+    /// Replaces shards of the quarantine.
+    ///
+    /// # Errors
+    /// Those of [`Root::change_snapshots`].
     pub fn change_quarantine(&mut self, change: &ListChange) -> Result<(), Refusal> {
         replace_refs(&mut self.quarantine, &change.removed, &change.added)
     }
 
-    /// Index objects are replaced. Errors like [`Root::change_snapshots`].
+    /// Replaces index objects.
+    ///
+    /// # Errors
+    /// Those of [`Root::change_snapshots`], for index objects.
     pub fn change_index(&mut self, change: &IndexChange) -> Result<(), Refusal> {
         replace_refs(&mut self.index, &change.absorbed, &change.added)
     }
 
-    /// Every replacement of the root requires its own session live in the root being replaced (rule 2 ‡).
+    /// Returns the session if it is live. Every replacement of the root requires that its own
+    /// session is live in the root being replaced (rule 2 ‡).
     ///
     /// # Errors
-    /// [`Refusal::Fenced`], naming who holds the session's volume now.
+    /// [`Refusal::Fenced`] if it is not live. For an ending session it names the holder of the
+    /// session's volume now.
     pub fn require_live(&self, id: SessionId) -> Result<&Session, Refusal> {
         match self.sessions.get(&id) {
             Some(session) if session.state == SessionState::Live => Ok(session),
@@ -472,10 +506,10 @@ impl Root {
         }
     }
 
-    /// The session is live and holds `volume`.
+    /// Returns the volume's entry if the session is live and holds `volume`.
     ///
     /// # Errors
-    /// [`Refusal::Fenced`], naming who holds the volume now.
+    /// [`Refusal::Fenced`] if not; it names the holder of the volume now.
     pub fn require_holder(&self, id: SessionId, volume: &str) -> Result<&Volume, Refusal> {
         let entry = self
             .volumes
@@ -487,10 +521,12 @@ impl Root {
         }
     }
 
-    /// The session is live, holds `volume`, and `parent` is the record of the volume's last commit.
+    /// Checks that the session is live, holds `volume`, and `parent` is the record of the volume's
+    /// last commit.
     ///
     /// # Errors
-    /// [`Refusal::Fenced`]; it names nobody if another machine with this session's identity has committed.
+    /// [`Refusal::Fenced`] if not. It names no holder if another machine with this session's
+    /// identity has committed.
     pub fn require_parent(
         &self,
         id: SessionId,
@@ -528,7 +564,7 @@ impl Root {
     }
 }
 
-/// Takes `removed` out of `refs`, which must hold them all, and appends `added`.
+/// Removes `removed` from `refs`, which must contain them all, and appends `added`.
 fn replace_refs<T: PartialEq + Clone>(
     refs: &mut Vec<T>,
     removed: &[T],
@@ -543,7 +579,7 @@ fn replace_refs<T: PartialEq + Clone>(
 }
 
 impl HolderInfo {
-    /// The same with its texts cut, so that nobody fills the root with a path.
+    /// Returns this with its texts cut to their limits, so that a long path cannot fill the root.
     fn cut(mut self) -> Self {
         let texts = [
             &mut self.host,

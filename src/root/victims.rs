@@ -1,16 +1,16 @@
-//! What sessions that ended have acknowledged and no commit covers: their journals, read for whoever takes the volume over (protocol.md, rule 7).
+//! The journals of ended sessions: operations that a session acknowledged and no commit covers,
+//! read by a new holder of the volume (docs/PROTOCOL.md, rule 7).
 //!
-//! Owns finding and reading them, where what was acknowledged ends, and what is missing of it. Does
-//! not own writing them (`journal`), nor replaying them.
+//! Owns the search for these journals and their reading, where the acknowledged operations end, and
+//! which of them are missing. Does neither write journals (`journal`) nor replay them.
 //!
-//! A list may leave objects out, a read of one by its name may not. So the list is where the search
-//! begins, and journals are asked for by their numbers from there, both ways, until two in a row
-//! are not there.
+//! A list may omit objects; a read by name may not. So the search begins with a list, and then
+//! reads journals by their numbers, in both directions, until two successive numbers are absent.
 //!
-//! A journal is sent when the store has taken the one before it, and deleted when a commit covers
-//! it. So an operation that is in no journal and in no commit, while a later one is in a journal,
-//! was deleted by no writer: no crash leaves that. What follows the last journal only the machine
-//! knows that sent it ([`super::sent`]).
+//! A journal is sent after the store has taken the one before it, and deleted once a commit covers
+//! it. So no writer and no crash leaves an operation that is in no journal and in no commit while a
+//! journal holds a later one. Such an operation was lost otherwise. Only the machine that sent the
+//! journals knows what followed the last of them ([`super::sent`]).
 
 use super::error::RootError;
 use super::handle::{RootHandle, RootView};
@@ -27,63 +27,67 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// Objects listed in one request.
+/// The number of objects in one page of a list.
 const PAGE: usize = 1000;
 
-/// Journals read at the same time by whoever replays them.
+/// The largest number of journals that are read concurrently.
 const READ_AT_ONCE: usize = 16;
 
-/// So many numbers next to a journal are asked for whatever a list says.
+/// The number of journals below and above a known one that are read by name, even if no list shows
+/// them.
 const REACH: u64 = 2;
 
-/// How often journals are looked at again whose session goes on covering them.
+/// The largest number of times that journals are read again while commits of their session keep
+/// covering them.
 pub(crate) const LOOKS_MAX: u32 = 16;
 
-/// The most numbers of missing journals, or ranges of them, that a message names.
+/// The largest number of missing journals, or ranges of them, that a message names.
 const NAMED_MAX: usize = 8;
 
-/// Where journals are kept that cannot be carried out. No class of objects lies there.
+/// The key prefix below which journals that cannot be carried out are kept. No object class uses
+/// it.
 pub(crate) const SET_ASIDE: &str = "damaged/";
 
-/// What an ended session acknowledged and no commit covers, in order.
+/// The journals of an ended session that no commit covers.
 #[derive(Clone, Debug)]
 pub struct Victim {
     /// The session.
     pub session: SessionId,
-    /// Its uncovered operations, without a gap.
+    /// Entries with uncovered operations, in order and without a gap.
     pub entries: Vec<JournalEntry>,
-    /// Its journal objects that are carried out or covered.
+    /// Keys of its journals that are replayed or covered.
     pub keys: Vec<String>,
-    /// Those behind a gap: what they say follows something that is missing.
+    /// Keys of its journals behind a gap: operations before theirs are missing.
     pub behind: Vec<String>,
-    /// What is missing.
+    /// The missing operations, if any.
     pub gap: Option<Gap>,
 }
 
-/// What a session acknowledged and the bucket has no more.
+/// Operations that a session acknowledged and that are no longer in the bucket.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Gap {
     /// The session.
     pub session: SessionId,
     /// Its volume.
     pub volume: String,
-    /// The last operation before what is missing.
+    /// The last operation before the missing ones.
     pub after: u64,
     /// The last operation that is known to have been acknowledged.
     pub last: u64,
-    /// Numbers of the journals that are missing, in order.
+    /// The numbers of the missing journals, ascending; the ranges are inclusive.
     pub missing: Vec<RangeInclusive<u64>>,
-    /// Its journals lie below this.
+    /// The key prefix of the session's journals.
     prefix: String,
 }
 
 impl Gap {
-    /// How many operations cannot be carried out.
+    /// Returns the number of operations that cannot be carried out.
     pub fn operations(&self) -> u64 {
         self.last.saturating_sub(self.after)
     }
 
-    /// What the session is taken to have sent once the loss is accepted.
+    /// Returns the note about the newest sent journal that replaces the old one once the loss is
+    /// accepted.
     pub(crate) fn before(&self) -> Sent {
         let first = self.missing.first().map_or(1, |range| *range.start());
         Sent {
@@ -92,7 +96,7 @@ impl Gap {
         }
     }
 
-    /// Where the first missing journal lay.
+    /// Returns the key of the first missing journal.
     pub fn key(&self) -> String {
         let first = self.missing.first().map_or(0, |range| *range.start());
         key_of(&self.prefix, first)
@@ -121,16 +125,16 @@ impl fmt::Display for Gap {
     }
 }
 
-/// Several gaps, for people.
+/// Returns several gaps as text for display.
 pub(crate) fn told(gaps: &[Gap]) -> String {
     let told: Vec<String> = gaps.iter().map(Gap::to_string).collect();
     told.join("; ")
 }
 
-/// Journals that were read, by key. What a key says never changes.
+/// Journals that were read, by key. The contents under a key never change.
 pub(super) type Known = Mutex<BTreeMap<String, JournalEntry>>;
 
-/// A session of a volume, and what is known of it without its journals.
+/// A session of a volume, and what is known about its journals without reading them.
 pub(crate) struct Owner<'a> {
     id: SessionId,
     session: &'a Session,
@@ -139,8 +143,8 @@ pub(crate) struct Owner<'a> {
 }
 
 impl<'a> Owner<'a> {
-    /// The session `id`, which is `session` in the root. What this machine remembers of it must have
-    /// been recalled before its journals are read.
+    /// Returns the owner for the session `id`, which is `session` in the root. The caller must
+    /// recall `remembered`, this machine's note, before it reads any journal of the session.
     pub(crate) fn new(
         keyring: &Keyring,
         id: SessionId,
@@ -156,17 +160,17 @@ impl<'a> Owner<'a> {
         }
     }
 
-    /// Where its journals lie.
+    /// Returns the key prefix of its journals.
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The key of its journal of this number.
+    /// Returns the key of its journal with this number.
     pub(crate) fn key(&self, number: u64) -> String {
         key_of(&self.prefix, number)
     }
 
-    /// The number of its first journal of which the root does not say that a commit has everything.
+    /// Returns the number of the first journal that, by the root, no commit contains in full.
     fn first(&self) -> u64 {
         self.session
             .covered_journal
@@ -175,11 +179,13 @@ impl<'a> Owner<'a> {
             + 1
     }
 
-    /// Its journals that no commit is known to cover, by number, as far as `read` finds them: those
-    /// that a list shows, those behind the last covered one, the last one that this machine
-    /// remembers, and those whose numbers are near. A session that is still at work sends them in
-    /// order: one that was not there when it was asked for, and lies before one that was, is asked
-    /// for again.
+    /// Returns the journals of this session that no commit is known to cover, by number, as far as
+    /// `read` finds them.
+    ///
+    /// Reads the journals that the list `listed` shows, the first ones after the last covered one,
+    /// the last one that this machine remembers, and those with numbers near a journal that was
+    /// found. A live session sends its journals in order. So a journal that was absent is read
+    /// again if a later one was found.
     ///
     /// # Errors
     /// Those of `read`.
@@ -222,14 +228,16 @@ impl<'a> Owner<'a> {
         Ok(found)
     }
 
-    /// The number of a journal; none for what is no journal of this session.
+    /// Returns the number of a journal from its key; none if the key is not of a journal of this
+    /// session.
     fn number(&self, key: &str) -> Option<u64> {
         let number = u64::from_str_radix(key.strip_prefix(&self.prefix)?, 16).ok()?;
         (key == self.key(number)).then_some(number)
     }
 
-    /// What is missing if its journals lead to operation `after`, the last of them is `reached`, and
-    /// those in `behind` (number and last operation) do not follow; none if nothing is.
+    /// Returns the gap, if any. The journals lead without a gap to operation `after`, the last of
+    /// them has the number `reached`, and those in `behind` (number and last operation) do not
+    /// follow.
     pub(crate) fn gap(
         &self,
         after: u64,
@@ -245,7 +253,7 @@ impl<'a> Owner<'a> {
         let mut next = match reached {
             Some(number) => number.saturating_add(1),
             None if self.session.covered == 0 => 1,
-            // A root of before does not say which ones commits cover.
+            // Roots of older programs do not name the last covered journal.
             None => least.or(through).unwrap_or(1),
         };
         let mut missing = Vec::new();
@@ -273,7 +281,7 @@ impl<'a> Owner<'a> {
         })
     }
 
-    /// How far its journals lead.
+    /// Returns how far its journals lead without a gap.
     fn chain(&self, found: &BTreeMap<u64, JournalEntry>) -> Chain {
         let mut chain = Chain {
             after: self.session.covered,
@@ -292,13 +300,14 @@ impl<'a> Owner<'a> {
         chain
     }
 
-    /// What is missing of its journals.
+    /// Returns the gap in its journals, if any.
     fn gap_in(&self, found: &BTreeMap<u64, JournalEntry>) -> Option<Gap> {
         let chain = self.chain(found);
         self.gap(chain.after, chain.reached, &chain.behind)
     }
 
-    /// What its journals say, up to the first operation that is missing. `done` are covered.
+    /// Returns the entries of its journals up to the first missing operation. `done` are the keys
+    /// of covered journals.
     fn victim(&self, mut found: BTreeMap<u64, JournalEntry>, done: Vec<String>) -> Victim {
         let Chain {
             after,
@@ -327,21 +336,24 @@ impl<'a> Owner<'a> {
     }
 }
 
-/// How far the journals of a session lead.
+/// How far the journals of a session lead without a gap.
 struct Chain {
     /// The last operation.
     after: u64,
-    /// The number of the last of them.
+    /// The number of the last of these journals; none if there is none.
     reached: Option<u64>,
-    /// Number and last operation of those that do not follow.
+    /// Number and last operation of each journal behind a gap.
     behind: Vec<(u64, u64)>,
 }
 
-/// Step `TakeList`: the journals of all ended sessions of the volume, oldest session first. To be
-/// called after the volume was taken. `known` were read before. Changes nothing.
+/// Reads the journals of all ended sessions of the volume, oldest session first (step `TakeList`).
+/// Call this after the volume was taken. `known` are journals that were read before. Writes
+/// nothing.
 ///
 /// # Errors
-/// `Damaged` if a journal cannot be read: what it holds was acknowledged, so it is not passed over.
+/// - [`RootError::Damaged`] or [`RootError::Unopenable`] if a journal cannot be read. Its
+///   operations were acknowledged, so it is not skipped.
+/// - [`RootError::Store`] if the store fails.
 pub(super) async fn victims(
     handle: &RootHandle,
     root: &Root,
@@ -360,12 +372,13 @@ pub(super) async fn victims(
     Ok(victims)
 }
 
-/// Looks, before the volume is taken, whether all is there that its ended sessions and its holder
-/// acknowledged. Returns the journals that it has read, for [`victims`]. What cannot be read is
-/// judged there. Changes nothing.
+/// Checks, before the volume is taken, that no acknowledged operation of its ended sessions and its
+/// holder is missing. Returns the journals that it has read, for [`victims`]. Leaves unreadable
+/// journals to [`victims`]. Writes nothing.
 ///
 /// # Errors
-/// [`RootError::JournalsMissing`]; store errors.
+/// [`RootError::JournalsMissing`] if operations are missing, and no commit of their session moved
+/// on meanwhile; [`RootError::Store`] if the store fails; the errors of [`RootHandle::refresh`].
 pub(super) async fn require_whole(handle: &RootHandle, volume: &str) -> Result<Known, RootError> {
     let mut view = handle.current();
     for _ in 0..LOOKS_MAX {
@@ -392,7 +405,7 @@ pub(super) async fn require_whole(handle: &RootHandle, volume: &str) -> Result<K
         if gaps.is_empty() {
             return Ok(known);
         }
-        // A commit may have covered them meanwhile, and its session have deleted them.
+        // Meanwhile a commit may have covered them, and their session may have deleted them.
         let after = handle.refresh().await?;
         if gaps
             .iter()
@@ -405,7 +418,7 @@ pub(super) async fn require_whole(handle: &RootHandle, volume: &str) -> Result<K
     Ok(Known::default())
 }
 
-/// Whether no commit of the session was made between two roots.
+/// Returns whether the session made no commit between two roots.
 fn is_unmoved(before: &RootView, after: &RootView, id: SessionId) -> bool {
     let covered = |view: &RootView| view.root.sessions.get(&id).map(|session| session.covered);
     covered(after).is_some() && covered(before) == covered(after)
@@ -419,8 +432,8 @@ async fn owner<'a>(handle: &RootHandle, id: SessionId, session: &'a Session) -> 
     Owner::new(handle.keyring(), id, session, remembered)
 }
 
-/// The journals of a session that no commit is known to cover, by number, and the keys of the
-/// others: those need not be readable.
+/// Returns the journals of a session that no commit is known to cover, by number, and the keys of
+/// the covered ones, which need not be readable.
 async fn find(
     handle: &RootHandle,
     owner: &Owner<'_>,
@@ -435,7 +448,7 @@ async fn find(
     Ok((found, listed.into_iter().filter(is_done).collect()))
 }
 
-/// Reads, again and again while the store does not answer.
+/// Sends a read request again while the store does not answer.
 async fn patiently<T, R>(
     handle: &RootHandle,
     operation: Operation,
@@ -469,7 +482,7 @@ fn key_of(prefix: &str, number: u64) -> String {
     format!("{prefix}{number:016x}")
 }
 
-/// A journal, if it is there.
+/// Returns a journal; none if it is absent.
 async fn read(
     handle: &RootHandle,
     key: String,
@@ -481,18 +494,21 @@ async fn read(
     }
     let object = patiently(handle, Operation::Get, &key, || handle.store().get(&key)).await;
     let object = match object {
-        // Its writer deletes what a commit covers, and may do so late.
+        // The writer deletes journals that a commit covers, and may do so late.
         Err(RootError::Store(error)) if error.is_not_found() => return Ok(None),
         object => object?.0,
     };
     Ok(Some(open(handle, &key, &object)?))
 }
 
-/// The loss of what is missing is accepted: what lies behind it is set aside, and this machine
-/// remembers that. Dropped, it has set some aside; doing it again is safe.
+/// Accepts the loss of the missing operations: moves the journals behind the gap below `damaged/`,
+/// and lowers this machine's note about the session.
+///
+/// Cancel safety: dropped, it has moved some of them; repeating the call is safe.
 ///
 /// # Errors
-/// Store errors.
+/// [`RootError::Store`] if the store fails, except for failed deletions of journals that were
+/// copied.
 pub(super) async fn accept_loss(handle: &RootHandle, victim: &Victim) -> Result<(), RootError> {
     let Some(gap) = &victim.gap else {
         return Ok(());
@@ -508,24 +524,26 @@ pub(super) async fn accept_loss(handle: &RootHandle, victim: &Victim) -> Result<
     Ok(())
 }
 
-/// Journals behind a gap are kept for people: the session leaves the root, and nothing else holds
-/// them.
+/// Moves journals behind a gap below `damaged/`, because the session leaves the root and nothing
+/// else keeps them.
 async fn set_aside_behind(handle: &RootHandle, victim: &Victim) -> Result<(), RootError> {
     if victim.behind.is_empty() {
         return Ok(());
     }
     match set_aside(&**handle.store(), &victim.behind).await {
-        // The copies stand, which is what counts.
+        // All copies are stored, which is enough.
         Err(RootError::Store(error)) if error.operation() == Operation::Delete => Ok(()),
         result => result,
     }
 }
 
-/// Copies journals to where no mount looks, and removes them: the last one first, so that those
-/// that are left over by a crash are still found to be broken.
+/// Copies journals to keys that no mount reads, and deletes the originals, the last one first: then
+/// the rest that a crash leaves still shows the gap.
+///
+/// Cancel safety: dropped, it has copied or deleted some of them; repeating the call is safe.
 ///
 /// # Errors
-/// Store errors. Doing it again is safe.
+/// [`RootError::Store`] if the store fails; repeating the call is safe.
 pub(crate) async fn set_aside(store: &dyn Store, keys: &[String]) -> Result<(), RootError> {
     for key in keys.iter().rev() {
         let (bytes, _) = match store.get(key).await {
@@ -560,7 +578,10 @@ pub(super) fn open(
 }
 
 impl RootHandle {
-    /// Deletes journals of sessions that have left the root, as far as the store permits.
+    /// Deletes journals of sessions that have left the root, as far as the store permits, and this
+    /// machine's notes about these sessions.
+    ///
+    /// Cancel safety: dropped, it leaves the rest of the journals to collection.
     pub async fn forget_journals(&self, victims: &[Victim]) {
         if let Some(sent) = self.memory().sent() {
             sent.forget(victims.iter().map(|victim| victim.session))

@@ -1,4 +1,4 @@
-//! Commits by contenders, by the fenced, and by those whose answers get lost.
+//! Commits of concurrent writers, of fenced writers, and of writers whose answers are lost.
 
 use super::support::*;
 use crate::root::commit::{CommitRequest, Committer};
@@ -72,7 +72,7 @@ fn named(number: u64, name: &str) -> CommitRequest<()> {
     }
 }
 
-/// One volume's commits, of which some have their answer lost and some are snapshots.
+/// Makes commits of one volume. Some lose their answer, and some make a snapshot.
 async fn commit_often(
     store: Arc<dyn Store>,
     shelf: Arc<Shelf>,
@@ -309,7 +309,8 @@ async fn an_unknown_commit_is_found_out_by_the_next() {
         if deliver {
             assert_eq!(store.deliver().await, 1);
         }
-        // Either way it was completed, and that is told; the same name is refused, and the next commit follows it.
+        // In both cases the commit was completed and is reported. The same name is refused, and the
+        // next commit follows it.
         let settled = writer.committer.settle_pending().await.expect("decided");
         let settled = settled.expect("made");
         assert_eq!((settled.sequence, settled.generation), (1, 3));
@@ -335,7 +336,8 @@ async fn an_unknown_commit_is_found_out_by_the_next() {
     }
 }
 
-/// Without a question in between: a commit finds out itself what became of the one before it.
+/// No call of `settle_pending` comes in between: a commit determines the outcome of the one before
+/// it itself.
 #[tokio::test(start_paused = true)]
 async fn a_commit_after_an_unknown_one_follows_it_unasked() {
     let store = Faulty::new(memory().await);
@@ -385,7 +387,7 @@ async fn a_copy_of_the_machine_is_fenced_by_the_last_commit() {
     );
 }
 
-/// What a collector will do: raises the epoch and condemns packs.
+/// Does what a collector does: raises the epoch and condemns packs.
 struct Condemn<'a> {
     session: SessionId,
     writer: &'a dyn ListWriter,
@@ -417,7 +419,7 @@ impl Transition for Condemn<'_> {
     }
 }
 
-/// Two writers; the first one has committed, and has the only live pack.
+/// Returns two writers, and the only live pack, which the first of them has committed.
 async fn two_and_a_pack(store: &Arc<Faulty>) -> (Writer, Writer, PackName) {
     let shelf = Arc::new(Shelf::default());
     let first = writer(store.clone(), &shelf, "a", 1, false).await;
@@ -460,7 +462,7 @@ async fn own_packs_count_by_the_floor_in_the_root() {
     let (_first, second, _) = two_and_a_pack(&store).await;
     let relied_on = &second.uploads.relied_on;
     second.committer.commit(tree(1)).await.expect("alone");
-    // Not by what the session remembers: this one was never made live.
+    // The session's memory does not count: this pack was never made live.
     let own = PackName {
         session: second.session.id().0,
         sequence: 0,
@@ -482,7 +484,7 @@ async fn what_is_condemned_while_a_commit_is_under_way_is_not_relied_on() {
     let store = Faulty::new(memory().await);
     let (first, second, pack) = two_and_a_pack(&store).await;
     second.uploads.relied_on.lock().insert(pack);
-    // The conflict makes the check anew.
+    // The conflict makes the check run again.
     store.plan([Fault::Late]);
     let committing = tokio::spawn({
         let committer = second.committer.clone();
@@ -511,7 +513,8 @@ async fn an_index_made_for_an_older_root_is_made_again() {
         first.committer.commit(tree(round)).await.expect("alone");
     }
     second.handle.refresh().await.expect("there");
-    // Both now absorb the same four index objects; the second one finds them gone.
+    // Both now absorb the same four index objects. The second writer finds that they have left the
+    // list.
     store.plan([Fault::Late]);
     let committing = tokio::spawn({
         let committer = second.committer.clone();

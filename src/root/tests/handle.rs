@@ -1,4 +1,4 @@
-//! Replacements whose answers get lost, and roots that go back.
+//! Replacements of the root whose answers are lost, and roots that are rolled back.
 
 use super::support::*;
 use crate::root::error::{ErrorKind, RootError};
@@ -10,7 +10,7 @@ use bkfs_chunker::store::{LocalStore, Store, StoreErrorKind, StoreOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Registers a session: shows in the root exactly once, and is refused the second time.
+/// Registers a session. It appears in the root exactly once, and a second registration is refused.
 struct Register(SessionId);
 
 #[async_trait]
@@ -76,7 +76,8 @@ async fn a_request_that_is_never_answered_does_not_hang() {
     register(&handle, 5).await.expect("it was made");
     assert_eq!(handle.current().root.generation, 2);
 
-    // Held back, sent again, and then delivered: the condition lets one of the two through.
+    // The request is held back, sent again, and then delivered. The condition lets only one of the
+    // two succeed.
     store.plan([Fault::Late]);
     register(&handle, 6).await.expect("made at the second try");
     assert_eq!(store.deliver().await, 0);
@@ -100,7 +101,7 @@ async fn an_outcome_that_stays_unknown_is_settled_by_the_next_change() {
             .expect("no panic")
             .expect_err("the store was gone");
         assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
-        // Still gone: the next change was not sent, and says so.
+        // The store is still unreachable: the next change is not sent, and the error says so.
         let error = register(&handle, 6).await.expect_err("the store is gone");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 
@@ -127,7 +128,7 @@ async fn a_late_change_is_void_once_another_root_stands() {
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
     register(&other, 6).await.expect("nobody is in the way");
-    // Unanswered, superseded, made anew on top.
+    // The attempt gets no answer and is superseded, and the change is made anew on the newer root.
     assert_eq!(
         changing.await.expect("no panic").expect("made").generation,
         3
@@ -187,7 +188,7 @@ async fn a_refusal_is_reported_at_once_and_leaves_nothing_behind() {
         [SessionId(6)]
     );
 
-    // Refused after an attempt that may have arrived: then the refusal proves nothing.
+    // The refusal follows an attempt that may have arrived, so it proves nothing.
     store.plan([Fault::Late, Fault::Before(StoreErrorKind::Denied)]);
     let changing = tokio::time::timeout(Duration::from_secs(30), register(&handle, 7)).await;
     assert!(matches!(changing, Ok(Ok(_))), "tried again: {changing:?}");
@@ -231,7 +232,10 @@ async fn rolled_back(store: Arc<dyn Store>, memory: Arc<dyn GenerationMemory>) {
     store.put(ROOT_KEY, vec![old.clone()]).await.expect("put");
     let error = handle.refresh().await.expect_err("older");
     assert!(
-        matches!(error, RootError::Rollback { known, found } if known.generation == 3 && found.generation == 2),
+        matches!(
+            error,
+            RootError::Rollback { known, found } if known.generation == 3 && found.generation == 2
+        ),
         "{error}"
     );
     let error = open(store.clone(), 2, memory.clone())
@@ -239,7 +243,8 @@ async fn rolled_back(store: Arc<dyn Store>, memory: Arc<dyn GenerationMemory>) {
         .expect_err("older");
     assert!(matches!(error, RootError::Rollback { .. }), "{error}");
 
-    // Somebody who has seen nothing is fooled, and writes on: the same generation, another root.
+    // A process that has seen nothing accepts the older root and writes on it. The result has the
+    // same generation and another nonce.
     let fooled = process(store.clone(), 3).await;
     register(&fooled, 7).await.expect("made");
     assert_eq!(fooled.current().root.generation, 3);

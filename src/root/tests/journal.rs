@@ -69,7 +69,7 @@ async fn journals(store: &Arc<dyn Store>) -> Vec<String> {
     listed.into_iter().map(|object| object.key).collect()
 }
 
-/// First and last operation of what a taker finds.
+/// Returns the first and last operation of each entry that a new holder finds.
 async fn found(store: &Arc<dyn Store>, seed: u64) -> Vec<Vec<(u64, u64)>> {
     let taker = enter(store, seed, "taker").await.expect("taken");
     let ranges = |entries: &[JournalEntry]| {
@@ -80,7 +80,7 @@ async fn found(store: &Arc<dyn Store>, seed: u64) -> Vec<Vec<(u64, u64)>> {
     victims.map(|victim| ranges(&victim.entries)).collect()
 }
 
-/// Puts a journal object as a session would.
+/// Stores a journal object in the way of a session.
 async fn put(store: &Arc<dyn Store>, like: &str, number: u64, entry: &JournalEntry) {
     let key = format!("{}{number:016x}", &like[..like.len() - 16]);
     let object = keyring().seal_object(
@@ -144,8 +144,8 @@ async fn an_entry_that_would_leave_operations_out_is_refused() {
     assert_eq!(found(&store, 2).await, [[(1, 1), (1, 3)]]);
 }
 
-/// A caller that gives up on the store, or on the disk, leaves the entry where the next call finds
-/// it.
+/// A caller that drops the future while the store or the disk hangs leaves the entry in its place
+/// for the next call.
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_was_given_up_on_is_neither_lost_nor_passed_over() {
     let faults = Arc::new(FaultStore::new(memory().await));
@@ -194,7 +194,7 @@ async fn what_lies_behind_a_gap_is_set_aside() {
     assert_eq!(journals(&store).await.len(), 2);
 }
 
-/// A store whose lists leave journals out: those whose numbers end so.
+/// A store whose lists omit the journals whose numbers end in one of these texts.
 #[derive(Debug)]
 struct Stale(Arc<dyn Store>, &'static [&'static str]);
 
@@ -274,7 +274,7 @@ async fn covered_journals_are_deleted_and_need_not_be() {
     for operation in 1..=4 {
         write(&writer, entry(operation)).await.expect("written");
     }
-    // A store that fails once is asked again at the next commit.
+    // The next commit tries a failed deletion again.
     let passing = Fault::FailBefore(StoreErrorKind::Unreachable);
     faults.plan(Strike::with(passing).on(Operation::Delete));
     writer.covered(1).await;
@@ -329,7 +329,7 @@ fn entries_are_read_back_and_nothing_else_is() {
     }
 }
 
-/// A writer with a spool on a disk of its own.
+/// Returns a writer with a spool on its own simulated disk.
 async fn keeping(store: &Arc<dyn Store>, session: &OpenSession) -> (JournalWriter, SimulatedDisk) {
     keeping_at_most(store, session, 1 << 20).await
 }
@@ -346,7 +346,7 @@ async fn keeping_at_most(
     (writer.with_spool(Some(spool.expect("made"))), disk)
 }
 
-/// What a mount after a crash brings into the bucket.
+/// Uploads what a mount after a crash finds in the spool. Returns the number of objects.
 async fn bring_leftovers(store: &Arc<dyn Store>, disk: &SimulatedDisk) -> usize {
     disk.kill();
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
@@ -396,7 +396,7 @@ async fn kept_entries_land_before_later_ones_and_leave_the_spool() {
 async fn entries_that_wait_for_room_are_let_in_by_those_that_land() {
     let store = memory().await;
     let session = enter(&store, 1, "a").await.expect("free");
-    // There is room for two.
+    // The spool has room for two entries.
     let (writer, _disk) = keeping_at_most(&store, &session, 2500).await;
     let begin = tokio::time::Instant::now();
     let lands = async {
@@ -415,7 +415,7 @@ async fn entries_that_wait_for_room_are_let_in_by_those_that_land() {
     assert_eq!(found(&store, 2).await, [[(1, 1), (2, 2), (3, 3)]]);
 }
 
-/// Its packs may be in the spool alone.
+/// The packs of a later entry may be in the spool alone.
 #[tokio::test(start_paused = true)]
 async fn what_is_settled_later_does_not_land_along() {
     let store = memory().await;
@@ -508,12 +508,13 @@ async fn an_entry_that_arrives_after_the_takeover_stays_in_the_spool() {
     assert_eq!(left[0].named().len(), 1);
 }
 
-/// Six journals of an operation each, of which a commit covers four.
+/// Writes six journals of one operation each, of which a commit covers four.
 async fn half_covered(store: &Arc<dyn Store>) -> JournalWriter {
     half_covered_by(store, 4).await
 }
 
-/// The same, by a commit that counts the journals of so many operations.
+/// Same as [`half_covered`], by a commit that counts only the journals of the first `counted`
+/// operations.
 async fn half_covered_by(store: &Arc<dyn Store>, counted: u64) -> JournalWriter {
     let handle = process(store.clone(), 1).await;
     let request = VolumeRequest {
@@ -553,7 +554,7 @@ async fn journals_are_looked_for_behind_the_last_covered_one() {
     assert_eq!(found(&stale, 2).await, [[(5, 5), (6, 6)]]);
 }
 
-/// A journal may arrive after the commit that covers it was begun: that one does not count it.
+/// A journal may arrive after its covering commit has begun; that commit does not count it.
 #[tokio::test(start_paused = true)]
 async fn what_a_commit_covers_is_not_carried_out_again() {
     let store = memory().await;

@@ -1,4 +1,4 @@
-//! Creating and opening repositories, also by those who should not.
+//! Creating and opening repositories, also by unauthorized users.
 
 use super::support::*;
 use crate::acquaintance::Acquaintance;
@@ -214,7 +214,7 @@ async fn of_two_creations_one_stands() {
             .expect("one stands")
             .keyring()
             .repository();
-        // In memory nothing waits, so one is done before the other begins.
+        // The store in memory never waits, so one task ends before the other begins.
         assert!(
             matches!((&first, &second), (Ok(made), Err(_)) | (Err(_), Ok(made)) if *made == id),
             "{first:?} {second:?}"
@@ -248,7 +248,7 @@ async fn remains_of_a_repository_are_not_written_over() {
     );
 }
 
-/// Two repositories with the same password.
+/// Returns two repositories with the same password.
 async fn two_alike() -> (Arc<dyn Store>, Arc<dyn Store>) {
     let (one, other) = (empty().await, empty().await);
     for (store, seed) in [(&one, 1), (&other, 2)] {
@@ -259,7 +259,7 @@ async fn two_alike() -> (Arc<dyn Store>, Arc<dyn Store>) {
     (one, other)
 }
 
-/// The key and the body of the only slot.
+/// Returns the key and the body of the only slot.
 async fn slot_of(store: &Arc<dyn Store>) -> (String, Bytes) {
     let slots = store.list(SlotName::PREFIX, None, 2).await.expect("listed");
     let key = slots[0].key.clone();
@@ -278,7 +278,7 @@ async fn swapped_parts_are_told() {
     assert_eq!(error.kind(), ErrorKind::Damaged);
     store.put(Config::KEY, vec![config]).await.expect("put");
 
-    // A foreign slot beside the right one does no harm.
+    // A foreign slot next to the right one is harmless.
     let (_, foreign) = slot_of(&other).await;
     let beside = store.put_new("keys/0000000000000000", vec![foreign]).await;
     beside.expect("new");
@@ -300,7 +300,7 @@ async fn damaged_parts_are_told() {
     );
     store.put(&slot, vec![object]).await.expect("put");
 
-    // The version is believed once the header verifies: a flipped bit is damage, not a newer
+    // The version counts only once the header verifies. A flipped bit is damage, and not a newer
     // format.
     let mut flipped = config.to_vec();
     flipped[8] = 2;
@@ -396,7 +396,7 @@ async fn a_demanded_generation_is_demanded() {
     );
 }
 
-/// Fails the test when it is asked.
+/// Fails the test if a password is asked for.
 struct Unasked;
 
 impl Passwords for Unasked {
@@ -424,7 +424,7 @@ async fn another_repository_than_the_known_one_is_told_no_password() {
     )
     .await;
     opened.expect("it is the known one");
-    // Another one under the same password, and one that asks for none.
+    // Another repository under the same password, and one that needs no password.
     for password in [Some("secret"), None] {
         let other = empty().await;
         let made = create(&*other, &*Seeded::new(2), &new(password)).await;
@@ -462,7 +462,7 @@ async fn an_older_config_with_another_rule_of_locks_is_refused() {
     let session = session.expect("room");
     let told = announce(handle, session.id(), hash(Some(RULE))).await;
     told.expect("live");
-    // Between the two both configs may stand: an interruption here locks no machine out.
+    // Both configs are valid between the two steps, so an interruption here locks no machine out.
     open(&store, None).await.expect("the old rule is admitted");
     let keyring = opened.keyring();
     let changed = set_rule(&*store, &*Seeded::new(3), keyring, RULE, time(0)).await;
@@ -486,7 +486,7 @@ async fn an_old_repository_learns_its_rule_from_its_config() {
     let made = create(&*store, &*Seeded::new(1), &new(None)).await;
     made.expect("empty");
     let opened = open(&store, None).await.expect("there");
-    // As an older program left it.
+    // The root as an older program left it.
     let root = crate::root::state::Root::new(opened.keyring().repository(), [1; 16]);
     let payload = root.encode().expect("small");
     let object = opened.keyring().seal_object(
@@ -504,7 +504,7 @@ async fn an_old_repository_learns_its_rule_from_its_config() {
     assert_eq!(told, Some(vec![hash(None)]));
 }
 
-/// What the root tells, and whether a machine that comes now opens the repository.
+/// Returns the rules that the root admits, and checks that a new process opens the repository.
 async fn told(store: &Arc<dyn Store>) -> Vec<crate::root::state::RuleHash> {
     let opened = open(store, None).await.expect("it opens");
     opened
@@ -516,7 +516,8 @@ async fn told(store: &Arc<dyn Store>) -> Vec<crate::root::state::RuleHash> {
         .unwrap_or_default()
 }
 
-/// The session of a `bkfs lock` on `host`. Another one of the same host takes it for dead.
+/// Returns the session of a `bkfs lock` on `host`. Another process of the same host takes that
+/// session for dead.
 async fn locking(opened: &Repository, host: &str) -> OpenSession {
     let holder = crate::root::HolderInfo {
         mount_point: rule::HOLDER.to_owned(),
@@ -538,7 +539,7 @@ async fn two_changes_of_the_rule_at_once_leave_one_that_stands() {
     let (one, two) = (open(&store, None).await, open(&store, None).await);
     let (one, two) = (one.expect("there"), two.expect("there"));
     let (first, second) = (locking(&one, "a").await, locking(&two, "b").await);
-    // One has announced its rule; the other goes all the way, and ends.
+    // One session has announced its rule; the other completes its change and ends.
     let announced = announce(one.handle(), first.id(), hash(Some(RULE))).await;
     announced.expect("live");
     let changed = rule::change(two.handle(), second.id(), other, time(0)).await;
@@ -561,7 +562,7 @@ async fn a_change_of_the_rule_beside_a_mount_without_the_chain_is_told() {
     let made = create(&*store, &*Seeded::new(1), &new(None)).await;
     made.expect("empty");
     let mount = open(&store, None).await.expect("there");
-    // As an older program left it, with its session in it.
+    // The root as an older program left it, with that program's session in it.
     let mut root = crate::root::state::Root::new(mount.keyring().repository(), [1; 16]);
     root.register(crate::root::SessionId(1), holder("old"))
         .expect("room");
@@ -582,7 +583,8 @@ async fn a_change_of_the_rule_beside_a_mount_without_the_chain_is_told() {
     crate::root::removal::remove_dead(mount.handle(), &session, crate::root::SessionId(1))
         .await
         .expect("live");
-    // It is alone now: its next root begins the chain, and tells what the config states.
+    // The session is alone now. Its next root begins the chain, and names the rule that the config
+    // states.
     session.end().await.expect("live");
     assert!(mount.handle().current().root.chain.is_some());
     assert_eq!(told(&store).await, [hash(Some(RULE))]);

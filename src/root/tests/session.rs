@@ -1,4 +1,4 @@
-//! Entering, judging holders, taking over.
+//! Entering the root, judging holders, and takeover.
 
 use super::support::*;
 use crate::root::error::{ErrorKind, RootError};
@@ -41,12 +41,12 @@ async fn enter(
     .await
 }
 
-/// A session whose process ends without a word.
+/// Returns a session whose process ended without leaving the root.
 async fn crashed(store: &Arc<dyn Store>, by: HolderInfo) -> SessionId {
     let session = enter(store, 1, by, false, &SystemProcesses)
         .await
         .expect("free");
-    // Its first heartbeat goes out.
+    // The first heartbeat is sent in this time.
     tokio::time::sleep(Duration::from_millis(10)).await;
     session.id()
 }
@@ -147,7 +147,8 @@ async fn nobody_is_judged_while_the_store_is_silent() {
         };
         OpenSession::open(&handle, holder("b"), Some(request), &SystemProcesses).await
     });
-    // Looks succeed just before and just after an outage for the observer alone; the holder beats on throughout.
+    // Reads succeed just before and just after an outage that only the observer sees. The holder
+    // sends heartbeats throughout.
     tokio::time::sleep(Duration::from_secs(1)).await;
     *store.outage.lock() = Some(StoreErrorKind::Unreachable);
     tokio::time::sleep(Duration::from_secs(45)).await;
@@ -215,7 +216,7 @@ async fn crashed_commands_of_this_machine_are_cleared_away() {
     assert!(!root.sessions.contains_key(&crashed) && root.sessions.contains_key(&elsewhere));
 }
 
-/// Else they would hold deletion back for ever, and fill the places for sessions.
+/// Such sessions would otherwise hold deletion back for ever, and use up the places for sessions.
 #[tokio::test(start_paused = true)]
 async fn commands_of_an_earlier_boot_are_cleared_away() {
     let store = memory().await;
@@ -283,7 +284,7 @@ async fn stealing_asks_nobody_and_the_victim_learns_of_it() {
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_leaves_while_it_is_watched_makes_room() {
     let store = memory().await;
-    // It was stopped, hence silent, and ends after 15 s.
+    // The holder was stopped, so its heartbeat stands still, and it ends after 15 s.
     let session = enter(&store, 1, holder("a"), false, &SystemProcesses)
         .await
         .expect("free");

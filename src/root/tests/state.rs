@@ -1,4 +1,4 @@
-//! The root's encoding, and what transitions keep true.
+//! The encoding of the root, and the invariants that transitions preserve.
 
 use super::support::*;
 use crate::root::grounds::GROUNDS_MAX;
@@ -11,7 +11,7 @@ use bkfs_chunker::seal::RepositoryId;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// One step of a random history; numbers are taken modulo what there is.
+/// One step of a random history. Indexes are taken modulo the number of existing items.
 #[derive(Clone, Debug)]
 enum Step {
     Register,
@@ -43,8 +43,10 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => Just(Step::Register),
-        3 => (0usize..8, 0usize..3, 0u8..3).prop_map(|(session, volume, over)| Step::Claim { session, volume, over }),
-        4 => (0usize..8, any::<bool>(), any::<bool>()).prop_map(|(session, replay, right)| Step::Commit { session, replay, right }),
+        3 => (0usize..8, 0usize..3, 0u8..3)
+            .prop_map(|(session, volume, over)| Step::Claim { session, volume, over }),
+        4 => (0usize..8, any::<bool>(), any::<bool>())
+            .prop_map(|(session, replay, right)| Step::Commit { session, replay, right }),
         1 => (0usize..8).prop_map(|session| Step::Replay { session }),
         1 => (0usize..8).prop_map(|session| Step::End { session }),
         1 => (0usize..8).prop_map(|dead| Step::RemoveDead { dead }),
@@ -66,7 +68,8 @@ fn reference(number: u64) -> ListRef {
     }
 }
 
-/// A commit of the session's volume, whose parent is the right one or none that ever was.
+/// Returns a commit of the session's volume. Its parent is the right one, or one that never
+/// existed.
 fn commit_of(
     root: &Root,
     session: SessionId,
@@ -102,7 +105,7 @@ fn commit_of(
     }
 }
 
-/// Takes the first few of a list out, and puts one in.
+/// Removes the first `removed` shards of a list, and adds one.
 fn change_list(next: &mut Root, list: u8, removed: usize, number: u64) -> Result<(), Refusal> {
     let change = |refs: &[ListRef]| ListChange {
         removed: refs.iter().take(removed).copied().collect(),
@@ -123,7 +126,7 @@ fn change_list(next: &mut Root, list: u8, removed: usize, number: u64) -> Result
     }
 }
 
-/// Plays one step on a copy; the copy counts only if the step was admitted.
+/// Applies one step to a copy. The caller uses the copy only if the step was admitted.
 fn play(root: &Root, step: &Step, number: u64) -> Option<(Root, Result<(), Refusal>)> {
     let sessions: Vec<_> = root.sessions.keys().copied().collect();
     let pick = |at: usize| sessions.get(at % sessions.len().max(1)).copied();
@@ -187,7 +190,13 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_roots_do_not_panic(bytes: Vec<u8>, steps in proptest::collection::vec(step(), 0..30), at: usize, value: u8, cut: usize) {
+    fn arbitrary_roots_do_not_panic(
+        bytes: Vec<u8>,
+        steps in proptest::collection::vec(step(), 0..30),
+        at: usize,
+        value: u8,
+        cut: usize
+    ) {
         let _ = Root::decode(&bytes);
         let mut damaged = history(&steps).encode().expect("small and consistent");
         let at = at % damaged.len();
@@ -197,7 +206,7 @@ proptest! {
         prop_assert!(Root::decode(&damaged[..cut]).is_err() || at < cut);
     }
 
-    /// What holds in every history, whoever does what.
+    /// Checks the invariants of every history, whichever session makes each step.
     #[test]
     fn transitions_keep_their_promises(steps in proptest::collection::vec(step(), 0..80)) {
         let mut root = Root::witnessed(RepositoryId([7; 16]), [1; 16]);
@@ -214,16 +223,33 @@ proptest! {
             for (id, session) in &root.sessions {
                 match next.sessions.get(id) {
                     Some(after) => {
-                        prop_assert!(!(session.state == SessionState::Ending && after.state == SessionState::Live), "{} came back", id);
-                        prop_assert!(after.floor >= session.floor && after.covered >= session.covered);
+                        prop_assert!(
+                            !(session.state == SessionState::Ending
+                                && after.state == SessionState::Live),
+                            "{} came back",
+                            id
+                        );
+                        prop_assert!(
+                            after.floor >= session.floor && after.covered >= session.covered
+                        );
                         prop_assert!(after.volume == session.volume || session.volume.is_none());
                     }
                     None => {
-                        // Ended by itself, or replayed by the holder of its volume, or dead without a volume.
+                        // The session ended by itself, or the holder of its volume replayed it, or
+                        // it was dead and had no volume.
                         let replayed = matches!(step, Step::Commit { .. } | Step::Replay { .. });
-                        prop_assert!(session.state == SessionState::Live || replayed, "{} was dropped unreplayed", id);
-                        let leaves = session.state == SessionState::Ending && session.spool.is_some();
-                        prop_assert!(next.ground_of(*id).is_some() == leaves, "{} left no ground", id);
+                        prop_assert!(
+                            session.state == SessionState::Live || replayed,
+                            "{} was dropped unreplayed",
+                            id
+                        );
+                        let leaves =
+                            session.state == SessionState::Ending && session.spool.is_some();
+                        prop_assert!(
+                            next.ground_of(*id).is_some() == leaves,
+                            "{} left no ground",
+                            id
+                        );
                         gone.insert(*id, true);
                     }
                 }
@@ -239,7 +265,10 @@ proptest! {
                 prop_assert!(committed == 0 || right);
                 prop_assert!(after.next_inode >= volume.next_inode);
                 if let (Some(before), true) = (volume.holder, after.holder != volume.holder) {
-                    let left = next.sessions.get(&before).is_none_or(|session| session.state == SessionState::Ending);
+                    let left = next
+                        .sessions
+                        .get(&before)
+                        .is_none_or(|session| session.state == SessionState::Ending);
                     prop_assert!(left, "{} was pushed out and is still live", before);
                 }
             }
@@ -248,13 +277,36 @@ proptest! {
     }
 
     #[test]
-    fn commit_records_are_read_back(numbers: (u64, u64, u64, u64), parent: Option<[u8; 32]>, tree: Option<[u8; 32]>, seconds in -1_000_000_000i64..10_000_000_000,
-                                    name: Option<String>, text: String, snapshot: bool) {
+    fn commit_records_are_read_back(
+        numbers: (u64, u64, u64, u64),
+        parent: Option<[u8; 32]>,
+        tree: Option<[u8; 32]>,
+        seconds in -1_000_000_000i64..10_000_000_000,
+        name: Option<String>,
+        text: String,
+        snapshot: bool
+    ) {
         let record = CommitRecord {
-            volume: text.clone(), session: SessionId(numbers.0), sequence: numbers.1, parent: parent.map(bkfs_chunker::id::Id), tree: tree.map(bkfs_chunker::id::Id),
-            time: time(seconds), covered: numbers.2, next_inode: numbers.3, inodes: numbers.0, bytes: numbers.1,
-            replayed: snapshot.then(|| vec![Replayed { session: SessionId(numbers.1), last: numbers.2 }]),
-            snapshot: snapshot.then(|| RecordedSnapshot { name, host: text.clone(), user: text.clone(), tags: vec![text] }),
+            volume: text.clone(),
+            session: SessionId(numbers.0),
+            sequence: numbers.1,
+            parent: parent.map(bkfs_chunker::id::Id),
+            tree: tree.map(bkfs_chunker::id::Id),
+            time: time(seconds),
+            covered: numbers.2,
+            next_inode: numbers.3,
+            inodes: numbers.0,
+            bytes: numbers.1,
+            replayed: snapshot.then(|| vec![Replayed {
+                session: SessionId(numbers.1),
+                last: numbers.2
+            }]),
+            snapshot: snapshot.then(|| RecordedSnapshot {
+                name,
+                host: text.clone(),
+                user: text.clone(),
+                tags: vec![text]
+            }),
         };
         prop_assert_eq!(CommitRecord::decode(&record.encode()).expect("decodes"), record.clone());
         prop_assert_eq!(record.encode(), record.encode());
@@ -267,12 +319,21 @@ proptest! {
 
     #[test]
     fn names_follow_their_rules(name in ".{0,300}") {
-        let right = !name.is_empty() && name.len() <= 255 && !name.starts_with('.') && !name.starts_with('@') && !name.contains('/') && !name.contains('\0');
+        let right = !name.is_empty()
+            && name.len() <= 255
+            && !name.starts_with('.')
+            && !name.starts_with('@')
+            && !name.contains('/')
+            && !name.contains('\0');
         prop_assert_eq!(check_name(&name).is_ok(), right);
     }
 
     #[test]
-    fn new_names_have_nothing_that_a_terminal_obeys(name in "[a-z]{1,9}", bad in "[\\x00-\\x1f\\x7f-\\u{9f}\\u{202a}-\\u{202e}\\u{2066}-\\u{2069}]", at in 0..2_usize) {
+    fn new_names_have_nothing_that_a_terminal_obeys(
+        name in "[a-z]{1,9}",
+        bad in "[\\x00-\\x1f\\x7f-\\u{9f}\\u{202a}-\\u{202e}\\u{2066}-\\u{2069}]",
+        at in 0..2_usize
+    ) {
         prop_assert!(check_new_name(&name).is_ok());
         let spoiled = if at == 0 { bad + &name } else { name + &bad };
         prop_assert!(check_new_name(&spoiled).is_err());
@@ -293,7 +354,7 @@ fn unknown_fields_are_skipped() {
     assert_eq!(bytes[0], 0xac, "a map of 12 fields");
     let mut newer = bytes.clone();
     newer[0] += 1;
-    // Field 100: an array holding a map and a text.
+    // Field 100: an array that holds a map and a text.
     newer.extend([0x18, 100, 0x82, 0xa1, 0x01, 0x02, 0x61, b'x']);
     assert_eq!(Root::decode(&newer).expect("decodes"), root);
 }
@@ -432,7 +493,7 @@ fn takeover_is_for_those_it_was_judged_for() {
     ));
     root.claim(SessionId(2), "main", Claim::Dead(SessionId(1)))
         .expect("judged dead");
-    // Another one that had judged the first holder does not push out the second.
+    // Another session that had judged the first holder does not displace the second.
     assert!(matches!(
         root.claim(SessionId(3), "main", Claim::Dead(SessionId(1))),
         Err(Refusal::Held {

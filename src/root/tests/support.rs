@@ -1,4 +1,5 @@
-//! What the tests share: a repository without contents, a store that loses answers, and uploads that keep packs by name only.
+//! Shared helpers of the tests: a repository without contents, a store that loses answers, and
+//! uploads that keep only the names of packs.
 
 use crate::root::commit::{CommitRequest, Uploads};
 use crate::root::error::RootError;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Randomness that repeats itself.
+/// Deterministic randomness from a seed.
 #[derive(Debug)]
 pub struct Seeded(Mutex<rand::rngs::StdRng>);
 
@@ -33,7 +34,8 @@ impl Seeded {
         Arc::new(Self(Mutex::new(rand::rngs::StdRng::seed_from_u64(seed))))
     }
 
-    /// Randomness that no other call in the same test returned, for one process among several.
+    /// Returns randomness that no other call in the same test has returned, for one process among
+    /// several.
     pub fn next() -> Arc<Self> {
         thread_local! {
             static SEED: std::cell::Cell<u64> = const { std::cell::Cell::new(1 << 32) };
@@ -88,7 +90,7 @@ pub async fn create(store: &dyn Store) {
         .expect("nothing is there");
 }
 
-/// One process: its own handle on the root in `store`.
+/// Returns one process: its own handle of the root in `store`.
 pub async fn process(store: Arc<dyn Store>, seed: u64) -> RootHandle {
     open(store, seed, Arc::new(VolatileMemory::default()))
         .await
@@ -119,25 +121,25 @@ pub async fn open(
     .await
 }
 
-/// What happens to the next replacement of the root.
+/// A fault of the next replacement of the root.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// It is not applied, and this is the answer.
+    /// The replacement is not applied, and this error is returned.
     Before(StoreErrorKind),
-    /// It is applied, and this is the answer.
+    /// The replacement is applied, and this error is returned.
     After(StoreErrorKind),
-    /// It is held back, and never answered; [`Faulty::deliver`] applies it.
+    /// The replacement is held back, and no answer is returned; [`Faulty::deliver`] applies it.
     Late,
-    /// It is applied, and never answered.
+    /// The replacement is applied, and no answer is returned.
     Silent,
 }
 
-/// A store whose replacements of the root go wrong as told.
+/// A store that injects planned faults into replacements of the root.
 #[derive(Debug)]
 pub struct Faulty {
     pub inner: Arc<dyn Store>,
     pub faults: Mutex<VecDeque<Fault>>,
-    /// While set, every request fails with it before it is applied.
+    /// While this is set, every request fails with it before it is applied.
     pub outage: Mutex<Option<StoreErrorKind>>,
     late: Mutex<Vec<(Vec<Bytes>, Version)>>,
     /// The bodies of all replacements that were sent.
@@ -159,7 +161,7 @@ impl Faulty {
         self.faults.lock().extend(faults);
     }
 
-    /// Applies what was held back; says how much of it was.
+    /// Applies the replacements that were held back; returns how many of them succeeded.
     pub async fn deliver(&self) -> usize {
         let late = std::mem::take(&mut *self.late.lock());
         let mut applied = 0;
@@ -240,16 +242,16 @@ impl bkfs_chunker::store::Layer for Faulty {
     }
 }
 
-/// Everything that the uploads of all sessions have put into the bucket, beside lists.
+/// All objects that the uploads of all sessions have put into the bucket, except lists.
 #[derive(Debug, Default)]
 pub struct Shelf {
-    /// Which packs each index object holds.
+    /// The packs that each index object holds.
     indexes: Mutex<BTreeMap<PackName, Vec<PackName>>>,
     records: Mutex<BTreeMap<Id, Bytes>>,
 }
 
 impl Shelf {
-    /// The packs that `index` holds.
+    /// Returns the packs that `index` holds.
     pub fn live(&self, index: &[IndexRef]) -> HashSet<PackName> {
         let indexes = self.indexes.lock();
         index
@@ -259,10 +261,10 @@ impl Shelf {
     }
 }
 
-/// Index objects before a seal absorbs them all.
+/// The number of index objects from which an upload absorbs them all.
 const ABSORBED_AT: usize = 4;
 
-/// Uploads that keep no contents: each seal makes one pack.
+/// Uploads that keep no contents: each call of `seal_since` makes one pack.
 pub struct Fake {
     pub shelf: Arc<Shelf>,
     pub handle: RootHandle,
@@ -272,7 +274,7 @@ pub struct Fake {
     pub uncommitted: Mutex<Vec<PackName>>,
     /// Foreign packs that the next commit refers to.
     pub relied_on: Mutex<HashSet<PackName>>,
-    /// How the last commits went.
+    /// The number of commits that the root took; `conflicted` counts those that it did not take.
     pub committed: AtomicU32,
     pub conflicted: AtomicU32,
 }
@@ -398,7 +400,7 @@ impl Uploads for Fake {
     }
 }
 
-/// A commit of a tree that is named by a number.
+/// Returns a commit of a tree that is named by a number.
 pub fn tree(number: u64) -> CommitRequest<()> {
     CommitRequest {
         mark: (),
@@ -414,7 +416,7 @@ pub fn tree(number: u64) -> CommitRequest<()> {
     }
 }
 
-/// A bucket in memory with a root.
+/// Returns a bucket in memory with a first root.
 pub async fn memory() -> Arc<dyn Store> {
     let store = Arc::new(MemoryStore::new());
     create(&*store).await;

@@ -1,4 +1,4 @@
-//! What single transitions refuse, and what they never take back.
+//! What single transitions refuse, and what they never undo.
 
 use super::support::*;
 use crate::root::error::RootError;
@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, RepositoryId};
 
-/// A root with these live sessions, each the holder of its volume.
+/// Returns a root with these live sessions, each the holder of its volume.
 fn root_of(sessions: &[(u64, &str)]) -> Root {
     let mut root = Root::witnessed(RepositoryId([7; 16]), [1; 16]);
     for (session, volume) in sessions {
@@ -22,7 +22,7 @@ fn root_of(sessions: &[(u64, &str)]) -> Root {
     root
 }
 
-/// A commit whose numbers all follow from `number`.
+/// Returns a commit whose values all derive from `number`.
 fn commit_by(session: u64, volume: &str, parent: Option<u64>, number: u64) -> CommitChange {
     CommitChange {
         session: SessionId(session),
@@ -108,7 +108,7 @@ fn a_list_that_is_not_there_is_not_replaced() {
     assert_eq!(root.snapshots, [list(1)]);
 }
 
-/// Raises the generation, and asks nothing itself.
+/// Raises the generation without a condition of its own.
 struct Touch(SessionId);
 
 #[async_trait]

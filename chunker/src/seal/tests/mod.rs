@@ -306,7 +306,12 @@ proptest! {
     }
 
     #[test]
-    fn secrets_are_read_back(first: [u8; 32], more: Vec<[u8; 32]>, id_key: [u8; 32], cut_key: [u8; 32]) {
+    fn secrets_are_read_back(
+        first: [u8; 32],
+        more: Vec<[u8; 32]>,
+        id_key: [u8; 32],
+        cut_key: [u8; 32]
+    ) {
         let mut secrets = Secrets::new(first, id_key, cut_key);
         for master in more {
             secrets.add_master(master);
@@ -402,12 +407,17 @@ proptest! {
         }
         let keyring = Keyring::unsealed(REPOSITORY, secrets());
         let name = SlotName(1);
-        let object = keyring.seal_object(Class::KeySlot, &name.key(), Features::NONE, [1; 32], &payload);
+        let object =
+            keyring.seal_object(Class::KeySlot, &name.key(), Features::NONE, [1; 32], &payload);
         let _ = Slot::open(REPOSITORY, name, &object);
     }
 
     #[test]
-    fn secrets_are_unwrapped(password in prop::collection::vec(any::<u8>(), 1..50), label in ".{0,40}", lanes in 1..3u32) {
+    fn secrets_are_unwrapped(
+        password in prop::collection::vec(any::<u8>(), 1..50),
+        label in ".{0,40}",
+        lanes in 1..3u32
+    ) {
         let cost = SlotCost { memory_kib: 16, passes: 1, lanes };
         let new = NewSlot { label: &label, cost, ..slot() };
         let object = new.wrap(&password, &secrets()).unwrap();

@@ -116,6 +116,11 @@ fn numbered_anew(
 
 /// Removes the entries for which `leaves` returns true from the shards of a list, and adds
 /// `joining`. Writes only entries of changed shards, all into one new shard.
+///
+/// Cancel safety: dropped, it leaves nothing, or a list in the bucket that no root names.
+///
+/// # Errors
+/// Those of [`put_shard`].
 pub(crate) async fn rewrite<T: ListEntry>(
     writer: &dyn ListWriter,
     refs: &[ListRef],

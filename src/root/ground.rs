@@ -1,8 +1,8 @@
 //! Finds the recovery base of an ended session: the commit that the journals in its local spool
 //! follow (docs/PROTOCOL.md, rule 7, "Grounds").
 //!
-//! Owns the reading of such journals, and the choice of the one tree on which they mean what their
-//! session acknowledged. Owns neither spools nor the recovery itself.
+//! Owns the reading of such journals, and the choice of the one tree to which their operations
+//! apply. Owns neither spools nor the recovery itself.
 //!
 //! A new holder commits the journals that the ended session has in the bucket before it accepts any
 //! operation of its own. So there are two possible trees. The first is the last one that the
@@ -113,6 +113,8 @@ impl RootHandle {
 impl KeptJournals {
     /// Returns the commit that these journals follow, as of `root`, and drops the journals that a
     /// commit contains. Returns none if no journal is left. `read` reads commit records.
+    ///
+    /// Cancel safety: dropped, it leaves the journals as they were.
     ///
     /// # Errors
     /// - [`GroundError::TooFar`] if the commit is not among the last 20,000, or the journals name a

@@ -117,6 +117,9 @@ impl Root {
 
     /// Checks the invariant of the grounds of every root: no ground belongs to a session that is in
     /// the root, or names a volume that is not.
+    ///
+    /// # Errors
+    /// [`StateError::Inconsistent`], which names the first violation.
     pub(super) fn check_grounds(&self) -> Result<(), StateError> {
         for ground in self.grounds() {
             let session = ground.session;

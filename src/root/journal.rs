@@ -416,9 +416,8 @@ impl JournalWriter {
     /// Records that a commit covers all operations up to `operation` (inclusive). Deletes their
     /// journals from spool and bucket, as far as the store permits.
     ///
-    /// Cancel safety: dropped while it waits for the journal upload, it has recorded nothing, and
-    /// the next call does it all. Dropped during the deletions, it leaves the rest of the journals
-    /// in the bucket to collection.
+    /// Cancel safety: dropped before the deletions in the bucket, it leaves everything to the next
+    /// call. Dropped during these, it leaves the rest of the journals in the bucket to collection.
     pub async fn covered(&self, operation: u64) {
         self.forget_kept(operation).await;
         let mut done: VecDeque<(String, u64)> = {

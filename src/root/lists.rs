@@ -52,6 +52,8 @@ pub trait ListWriter: Send + Sync {
 }
 
 /// Loads the lists that roots refer to. Cheap to clone.
+///
+/// Cancel safety: every method only reads, and leaves nothing when dropped.
 #[derive(Clone, Debug)]
 pub struct Lists(Arc<Inner>);
 
@@ -330,6 +332,12 @@ fn names(shards: &[Arc<Vec<PackEntry>>]) -> impl Iterator<Item = PackName> + '_ 
 }
 
 /// Stores entries as a new list object, and returns the reference by which a root names it.
+///
+/// Cancel safety: dropped, it leaves nothing, or a list in the bucket that no root names.
+///
+/// # Errors
+/// [`RootError::Refused`] with [`Refusal::Full`] if there are more than `u32::MAX` entries; the
+/// errors of [`ListWriter::put_list`].
 pub(crate) async fn put_shard<T: ListEntry>(
     writer: &dyn ListWriter,
     entries: Vec<T>,

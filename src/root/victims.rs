@@ -562,6 +562,8 @@ pub(crate) async fn set_aside(store: &dyn Store, keys: &[String]) -> Result<(), 
     Ok(())
 }
 
+/// Opens a journal object. An unreadable one is [`RootError::Unopenable`] or
+/// [`RootError::Damaged`].
 pub(super) fn open(
     handle: &RootHandle,
     key: &str,

@@ -164,6 +164,10 @@ impl Config {
 
 /// Opens an object whose header needs no keyring. Refuses every algorithm but the unsealed one, as
 /// the keyring does.
+///
+/// # Errors
+/// [`OpenError::WrongAlgorithm`] for another algorithm; [`OpenError::Damaged`] if the header does
+/// not verify; [`OpenError::OtherFormat`] or [`OpenError::UnknownFeatures`] as of [`Config::open`].
 pub(super) fn open_header(
     header: Header,
     bytes: &[u8; HEADER_LEN],

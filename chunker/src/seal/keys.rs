@@ -82,6 +82,9 @@ impl ObjectKeys {
     }
 
     /// Checks the tag of a header.
+    ///
+    /// # Errors
+    /// [`OpenError::Damaged`] if the tag is wrong.
     pub(super) fn verify_header(&self, header: &[u8; HEADER_LEN]) -> Result<(), OpenError> {
         let tag = self.header_tag(header);
         verify_slices_are_equal(&tag, &header[TAGGED_LEN..]).map_err(|_| OpenError::Damaged {
@@ -129,6 +132,9 @@ impl ObjectKeys {
 
     /// Opens a box and returns its payload. The payload lies in `sealed` itself if the box is in
     /// the clear, else in `room`, whose former contents are lost.
+    ///
+    /// # Errors
+    /// [`OpenError::Damaged`] if the box is too short or does not verify.
     pub(super) fn open<'a>(
         &self,
         number: u32,
@@ -155,6 +161,9 @@ impl ObjectKeys {
 
     /// Opens a box in place and returns its payload. An error leaves the contents of the buffer
     /// undefined.
+    ///
+    /// # Errors
+    /// [`OpenError::Damaged`] if the box is too short or does not verify.
     pub(super) fn open_in_place<'a>(
         &self,
         number: u32,

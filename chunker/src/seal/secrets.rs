@@ -129,6 +129,9 @@ impl Secrets {
     }
 
     /// Decodes the bytes that [`Secrets::encode_with`] returns.
+    ///
+    /// # Errors
+    /// Those of [`Secrets::decode`].
     pub(super) fn decode_with(bytes: &[u8]) -> Result<(Self, Option<[u8; 32]>), SecretsError> {
         let mut decoder = Decoder::new(bytes);
         let decoded = Self::decode_from(&mut decoder).map_err(|_| SecretsError)?;

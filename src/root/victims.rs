@@ -8,8 +8,8 @@
 //! reads journals by their numbers, in both directions, until two successive numbers are absent.
 //!
 //! A journal is sent after the store has taken the one before it, and deleted once a commit covers
-//! it. So no writer and no crash leaves an operation that is in no journal and in no commit while a
-//! journal holds a later one. Such an operation was lost otherwise. Only the machine that sent the
+//! it. So neither a writer nor a crash leaves an operation that is in no journal and in no commit
+//! while a journal holds a later one: something else deleted it. Only the machine that sent the
 //! journals knows what followed the last of them ([`super::sent`]).
 
 use super::error::RootError;

@@ -131,7 +131,7 @@ impl Volume {
                 }
                 let attributes = attributes_of(&new, &place.attributes, now);
                 if mode::is_directory(new.mode) {
-                    place.attributes.links += 1;
+                    place.attributes.links = shifted(place.attributes.links, true, false);
                 }
                 touch_directory(run, &mut place, 1, now);
                 run.set(place.key.clone(), Some(name_item(inode, &attributes)));
@@ -381,14 +381,14 @@ impl Volume {
             source.attributes = target.attributes;
         }
         if is_directory {
-            source.attributes.links = source.attributes.links.saturating_sub(1);
+            source.attributes.links = shifted(source.attributes.links, false, true);
         }
         touch_directory(run, &mut source, -1, now);
         if same {
             target.attributes = source.attributes;
         }
         if is_directory {
-            target.attributes.links += 1;
+            target.attributes.links = shifted(target.attributes.links, true, false);
         }
         touch_directory(run, &mut target, 1, now);
         run.set(source.key, None);
@@ -403,6 +403,14 @@ impl Volume {
         run.set_attributes(moved.0, attributes);
         Ok(())
     }
+}
+
+/// Returns the link count of a directory that gains or loses a subdirectory. It stays within its
+/// range, because a forged tree may state any count.
+fn shifted(links: u32, gains: bool, loses: bool) -> u32 {
+    links
+        .saturating_add(u32::from(gains))
+        .saturating_sub(u32::from(loses))
 }
 
 fn exchange(
@@ -424,10 +432,8 @@ fn exchange(
             mode::is_directory(first.mode),
             mode::is_directory(second.mode),
         );
-        let shift =
-            |links: u32, gains: bool, loses: bool| links + u32::from(gains) - u32::from(loses);
-        source.attributes.links = shift(source.attributes.links, two, one);
-        target.attributes.links = shift(target.attributes.links, one, two);
+        source.attributes.links = shifted(source.attributes.links, two, one);
+        target.attributes.links = shifted(target.attributes.links, one, two);
         touch_directory(run, &mut target, 0, now);
     }
     touch_directory(run, &mut source, 0, now);
@@ -499,5 +505,18 @@ fn attributes_of(new: &NewInode, directory: &Attributes, now: Timestamp) -> Attr
         device: new.device,
         profile: new.profile,
         flags: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forged_count_of_links_does_not_overflow() {
+        assert_eq!(shifted(2, true, false), 3);
+        assert_eq!(shifted(3, false, true), 2);
+        assert_eq!(shifted(u32::MAX, true, false), u32::MAX);
+        assert_eq!(shifted(0, false, true), 0);
     }
 }

@@ -286,7 +286,12 @@ impl CachedFrame {
         let bytes = self.frame.blob(slot)?;
         let cell = self.ids.get(usize::from(slot))?;
         let named = cell.get_or_init(|| (kind, keyring.id(kind, &bytes)));
-        (*named == (kind, *id)).then_some(bytes)
+        let is_it = match named.0 == kind {
+            true => named.1 == *id,
+            // An earlier reader stated another kind, and may have been wrong.
+            false => keyring.id(kind, &bytes) == *id,
+        };
+        is_it.then_some(bytes)
     }
 
     fn memory(&self) -> u64 {

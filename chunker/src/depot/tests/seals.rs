@@ -48,6 +48,22 @@ async fn a_thousand_seals_keep_the_list_short() {
 }
 
 #[tokio::test]
+async fn a_reader_who_states_a_wrong_kind_spoils_nothing_for_later_ones() {
+    let mut world = World::new(44, true);
+    let depot = world.loaded().await;
+    let ingest = world.ingest(&depot);
+    let bytes = Bytes::from_static(b"a node");
+    let stored = ingest.store_blob(Kind::Node, bytes.clone()).await;
+    let id = stored.expect("stored");
+    world.commit(&ingest).await;
+    let elsewhere = world.loaded().await;
+    let wrong = elsewhere.read_blob(Kind::Segment, id).await;
+    assert!(wrong.is_err(), "a node is no segment");
+    let right = elsewhere.read_blob(Kind::Node, id).await;
+    assert_eq!(right.expect("reads"), bytes);
+}
+
+#[tokio::test]
 async fn the_order_of_writes_is_data_then_metadata_then_index() {
     let mut world = World::new(41, true);
     let depot = world.loaded().await;

@@ -1,7 +1,9 @@
-//! Which snapshots and files damage touches: from lost blobs up to names.
+//! Finds the snapshots and files that damage touches: from lost blobs up to names.
 //!
-//! Owns the walk from the root nodes of damaged trees down to what is lost. Runs only when something is. A node that is whole, with all below it, is looked at
-//! once, however many trees share it. Nodes come from the bucket; what cannot be read is itself what is looked for.
+//! Owns the walk from the root nodes of damaged trees down to the lost blobs. It runs only if
+//! something is lost. A node that is whole together with everything below it is visited once,
+//! however many trees share it. Nodes are read from the bucket. A node that cannot be read is
+//! itself one of the losses.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -19,13 +21,14 @@ use crate::tree::source::{Reference, references};
 use crate::volume::ROOT_INODE;
 use crate::volume::mode;
 
-/// Damaged trees whose files are named; of further ones only the snapshots are.
+/// Damaged trees whose touched files are named by path. Files of further trees are named by inode
+/// number.
 const NAMED_TREES_MAX: usize = 16;
 
-/// Touched inodes of one tree that are followed.
+/// Touched inodes that are recorded for each problem of one tree.
 const INODES_MAX: usize = 10_000;
 
-/// A tree that people know by a name.
+/// A tree with the name that people know it by.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// `VOLUME/NAME`, or `VOLUME` for its current state.
@@ -34,16 +37,16 @@ pub struct Head {
     pub tree: Id,
 }
 
-/// Looks for what is touched.
+/// The search for what damage touches.
 pub struct Blame<'a> {
     /// Reads nodes.
     pub depot: &'a Depot,
-    /// What is lost.
+    /// The damage.
     pub damage: &'a Damage,
     clean: HashSet<Id>,
 }
 
-/// What is touched in one tree: of each problem, the inodes.
+/// The inodes of one tree that damage touches, by the number of the problem.
 #[derive(Debug, Default)]
 struct Touched {
     problems: BTreeMap<usize, BTreeSet<u64>>,
@@ -58,16 +61,16 @@ impl Touched {
     }
 }
 
-/// A node that is still to be looked at.
+/// A node that has not been visited yet.
 struct Step {
     id: Id,
     level: u8,
-    /// The inode that the first key below it belongs to.
+    /// The inode that owns the first key below it.
     inode: u64,
 }
 
 impl<'a> Blame<'a> {
-    /// Looks for what `damage` touches, reading nodes from `depot`.
+    /// Creates a search for what `damage` touches. It reads nodes from `depot`.
     pub fn new(depot: &'a Depot, damage: &'a Damage) -> Self {
         Self {
             depot,
@@ -76,10 +79,10 @@ impl<'a> Blame<'a> {
         }
     }
 
-    /// Says in the problems of `report` which of `heads` they touch, and which files of them.
+    /// Adds to the problems of `report` which of `heads` they touch, and which files of those.
     ///
     /// # Errors
-    /// Only if the store cannot be read.
+    /// [`RootError::Content`] if the store cannot be read. A damaged or missing node is no error.
     pub async fn name(&mut self, heads: &[Head], report: &mut Report) -> Result<(), RootError> {
         let mut by_tree: BTreeMap<Id, Vec<&str>> = BTreeMap::new();
         for head in heads {
@@ -115,7 +118,8 @@ impl<'a> Blame<'a> {
         Ok(())
     }
 
-    /// The node, or the problem because of which it cannot be read.
+    /// Returns the node. If it cannot be read, returns the number of the problem that is the cause,
+    /// if one is known.
     async fn node(&self, id: Id) -> Result<Result<Node, Option<usize>>, RootError> {
         let culprit = self.damage.culprit(&id.prefix());
         match self.depot.read_blob(Kind::Node, id).await {
@@ -140,7 +144,7 @@ impl<'a> Blame<'a> {
         });
         loop {
             let Some(step) = next.take() else {
-                // The node at the end of the path is done when all of its children are.
+                // The last node of the path is done when all of its children are.
                 let Some((_, children, _)) = path.last_mut() else {
                     return Ok(touched);
                 };
@@ -175,7 +179,7 @@ impl<'a> Blame<'a> {
         }
     }
 
-    /// Notes what a leaf needs of what is lost; whether that is anything.
+    /// Notes the references of a leaf to lost blobs. Returns true if there are any.
     fn look(&self, node: &Node, touched: &mut Touched) -> bool {
         let mut any = false;
         if node.level() > 0 {
@@ -193,7 +197,7 @@ impl<'a> Blame<'a> {
         any
     }
 
-    /// Paths of the inodes that are touched, as far as the names leading to them can be read.
+    /// Returns the paths of the touched inodes, as far as the names that lead to them can be read.
     async fn paths(&self, tree: Id, touched: &Touched) -> Result<HashMap<u64, String>, RootError> {
         let wanted: HashSet<u64> = touched.problems.values().flatten().copied().collect();
         let mut parents: HashMap<u64, (u64, Vec<u8>)> = HashMap::new();
@@ -245,7 +249,7 @@ fn children(node: &Node) -> Vec<Step> {
     (0..node.len()).filter_map(child).collect()
 }
 
-/// What an entry of a leaf refers to.
+/// Returns the chunk or segment that an entry of a leaf refers to, if the entry is an extent.
 fn leaf_target(node: &Node, index: usize) -> Option<Id> {
     let key = node.key(index);
     let kind = key.kind().ok()?;
@@ -255,7 +259,8 @@ fn leaf_target(node: &Node, index: usize) -> Option<Id> {
     }
 }
 
-/// The path of an inode, by the names that were found. A loop, which no filesystem makes, ends at the number of names.
+/// Returns the path of an inode, made of the names that were found. A loop of directories, which no
+/// filesystem makes, ends after as many parts as there are names.
 fn path_of(inode: u64, parents: &HashMap<u64, (u64, Vec<u8>)>) -> String {
     let mut parts = Vec::new();
     let mut at = inode;
@@ -271,10 +276,15 @@ fn path_of(inode: u64, parents: &HashMap<u64, (u64, Vec<u8>)>) -> String {
     format!("/{}", parts.join("/"))
 }
 
-/// Every node of a tree and every segment in it, as far as nodes can be read: for those who must know what a tree needs.
+/// Visits every node of a tree and every segment and chunk that it refers to, as far as its nodes
+/// can be read.
+///
+/// `seen` holds the nodes that were visited before, for this tree or for others: they are skipped.
+/// Returns true if every node that was not skipped can be read and a pack of the depot's index
+/// holds everything that it refers to.
 ///
 /// # Errors
-/// Only if the store cannot be read. `seen` keeps nodes that were looked at, here or for other trees.
+/// [`RootError::Content`] if the store cannot be read. A damaged or missing node is no error.
 pub async fn reach(
     depot: &Depot,
     tree: Id,

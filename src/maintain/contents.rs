@@ -1,8 +1,14 @@
-//! What lies in packs: every blob of them, and everything that nodes and segments refer to.
+//! Walks packs: every blob in them, and everything that nodes and segments refer to.
 //!
-//! Owns the walk over live packs and the questions that it answers: is every byte what it was, is the live set closed (whatever an object in a live metadata pack
-//! refers to, reachable or not, lies in a live pack: protocol.md, rule 3), do nodes belong where their parents have them. Commit records refer weakly: their
-//! trees and parents may be collected one day; those of snapshots and volumes are looked at as heads, by [`super::check`].
+//! Owns the walk over live packs, and the questions that it answers:
+//!
+//! - Is every byte the one that was written?
+//! - Is the live set closed: is everything that an object in a live metadata pack refers to,
+//!   reachable or not, in a live pack (docs/PROTOCOL.md, rule 3)?
+//! - Is each node what its parent says of it?
+//!
+//! Commit records refer weakly: their trees and parents may be collected one day. Those of
+//! snapshots and volumes are checked as heads, by [`super::check`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -27,54 +33,55 @@ use crate::tree::node::Node;
 use crate::tree::source::{Reference, references};
 use crate::volume::nodes::decode_item;
 
-/// Packs in hand at a time, each within the verifier's budget.
+/// Packs that are read at the same time, each within the verifier's memory budget.
 const PACKS_AT_ONCE: usize = 6;
 
-/// Faulty entries of one leaf that are told.
+/// Faulty entries of one leaf that are reported.
 const FAULTS_MAX: usize = 16;
 
-/// A reference that no live pack holds.
+/// A reference to a blob that no live pack holds.
 #[derive(Clone, Debug)]
 pub struct Dangling {
-    /// The pack of the object that refers.
+    /// The pack of the referring object.
     pub pack: PackName,
-    /// Its key.
+    /// The key of that pack.
     pub key: String,
-    /// The object that refers.
+    /// The referring object.
     pub from: (Kind, Prefix),
-    /// What it refers to.
+    /// The blob that it refers to.
     pub to: (Kind, Id),
 }
 
-/// What was learned of metadata.
+/// Facts that were learned from metadata packs.
 #[derive(Debug, Default)]
 pub struct Learned {
-    /// References to nothing.
+    /// References to blobs that no live pack holds.
     pub dangling: Vec<Dangling>,
-    /// Objects that verify but mean nothing: the pack's key, the object, and why.
+    /// Objects that verify but do not decode: the key of the pack, the object, and the reason.
     pub senseless: Vec<(String, Prefix, String)>,
-    /// Entries that can be read, and that no honest writer makes: the same of their nodes.
+    /// Entries of leaves that no honest writer makes: the key of the pack, the node, and the
+    /// reason.
     pub faults: Vec<(String, Prefix, String)>,
-    /// Segments of which a chunk is lost, with the problem that says why.
+    /// Segments with a lost chunk, each with the number of the problem that is the cause.
     pub broken_segments: Vec<(Prefix, usize)>,
-    /// Commit records, if they were asked for.
+    /// Commit records. Empty unless [`Walk::records`] is set.
     pub records: Vec<(Id, CommitRecord)>,
-    /// References that were followed.
+    /// Number of references that were followed.
     pub references: u64,
     nodes: HashMap<Prefix, NodeFact>,
     edges: Vec<Edge>,
 }
 
-/// What a parent has to know of a node.
+/// Facts about a node that its parent states as well.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 struct NodeFact {
     level: u8,
     items: u64,
-    /// Hash of the first key.
+    /// Hash of the node's first key.
     first: u64,
 }
 
-/// What a parent says of a child.
+/// A parent's statement about a child.
 #[derive(Copy, Clone, Debug)]
 struct Edge {
     pack: PackName,
@@ -82,28 +89,29 @@ struct Edge {
     expected: NodeFact,
 }
 
-/// What the walk works with.
+/// The inputs of a walk.
 pub struct Walk<'a> {
     /// Reads packs.
     pub verifier: &'a Verifier,
-    /// Knows where blobs lie.
+    /// Knows which packs hold a blob.
     pub depot: &'a Depot,
-    /// Counts bytes.
+    /// Counts the bytes that are done.
     pub progress: &'a CheckProgress,
-    /// Sizes of all objects in the bucket, as it lists them.
+    /// Sizes in bytes of all objects in the bucket, as the store lists them.
     pub bucket: &'a BTreeMap<String, u64>,
-    /// Keep commit records.
+    /// Whether commit records are collected.
     pub records: bool,
 }
 
-/// What was wrong with a pack, and whether it is gone.
+/// A pack, whether it is missing, its damage, and whether it was read whole.
 type Verdict<'p> = (&'p PackContents, bool, Vec<PackDamage>, bool);
 
 impl Walk<'_> {
-    /// Reads data packs: those that `sample` takes whole, of the others header and footer.
+    /// Reads data packs: whole if `sample` takes them, otherwise only header and footer.
     ///
     /// # Errors
-    /// Only if the store cannot be read.
+    /// [`DepotError::Store`] or [`DepotError::Stalled`] if the store cannot be read. Damage of a
+    /// pack is no error.
     pub async fn data(
         &self,
         packs: &[PackContents],
@@ -139,7 +147,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// A pack that has bytes behind its end describes itself well all the same.
+    /// Returns the damage of a pack whose size in the bucket is not the one in the index. A pack
+    /// with bytes behind its end still has the header and footer that the index has.
     fn size_damage(&self, pack: &PackContents) -> Option<PackDamage> {
         let listed = self.bucket.get(&pack.key())?;
         let what = format!(
@@ -149,10 +158,11 @@ impl Walk<'_> {
         (*listed != pack.bytes()).then_some(PackDamage { frame: None, what })
     }
 
-    /// Reads all metadata packs, every byte of them.
+    /// Reads every byte of all metadata packs.
     ///
     /// # Errors
-    /// Only if the store cannot be read.
+    /// [`DepotError::Store`] or [`DepotError::Stalled`] if the store cannot be read. Damage of a
+    /// pack is no error.
     pub async fn metadata(
         &self,
         packs: &[PackContents],
@@ -272,19 +282,21 @@ impl Walk<'_> {
         }
     }
 
-    /// What entries of a leaf are, and no honest writer makes.
+    /// Returns the faults of a leaf's entries: what no honest writer makes, and what does not
+    /// decode.
     fn faults(&self, node: &Node) -> Vec<String> {
         let mut faults = Vec::new();
         let cookie = |name: &[u8]| name_cookie(self.depot.keyring().name_hash(name));
-        // The file that the entries are of, as far as it begins in this leaf: its size, and where
-        // its extents end.
+        // The file that the entries belong to, as far as it begins in this leaf: its inode, its
+        // size, and the end of its extents in bytes.
         let mut file = (0, None, 0);
         for index in 0..if node.level() == 0 { node.len() } else { 0 } {
             let key = node.key(index);
             let item = match decode_item(&key, &node.value_bytes(index)) {
                 Ok(item) => item,
                 Err(error) => {
-                    // Where it hides what is referred to, that is told as well.
+                    // A malformed extent hides what it refers to. `learn_node` reports it as
+                    // senseless.
                     if key.kind().is_ok_and(|kind| kind != ItemKind::Extent) {
                         faults.push(error.to_string());
                     }
@@ -348,12 +360,13 @@ impl Learned {
         self.edges.extend(other.edges);
     }
 
-    /// Packs with objects that refer to nothing.
+    /// Returns the packs with objects that refer to blobs that no live pack holds.
     pub fn open_packs(&self) -> HashSet<PackName> {
         self.dangling.iter().map(|dangling| dangling.pack).collect()
     }
 
-    /// Makes problems of what is wrong. Blobs that cannot be used because of one are noted in `damage`.
+    /// Turns what is wrong into problems of `report`. Records in `damage` the blobs that cannot be
+    /// used because of one.
     pub fn judge(&self, damage: &mut Damage, report: &mut Report) {
         for (segment, problem) in &self.broken_segments {
             damage.lose(*segment, *problem);
@@ -368,7 +381,7 @@ impl Learned {
             let what = format!("node {blob}: {why}");
             report.add(Problem::new(key, ProblemKind::Inconsistent, what));
         }
-        // One problem for each pack and missing thing, not for each place that names it.
+        // One problem for each pack and missing blob, not for each reference.
         let mut known: HashMap<(PackName, Prefix), Option<usize>> = HashMap::new();
         for dangling in &self.dangling {
             let (kind, id) = dangling.to;
@@ -391,7 +404,9 @@ impl Learned {
         }
         for edge in &self.edges {
             let Some(fact) = self.nodes.get(&edge.child) else {
-                continue; // Damaged or missing, which is said elsewhere; or the empty node, which is nobody's child.
+                // The child is damaged or missing, which is reported elsewhere. Or it is the empty
+                // node, which no parent has as a child.
+                continue;
             };
             if *fact != edge.expected {
                 let what = format!(

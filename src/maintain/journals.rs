@@ -1,11 +1,14 @@
-//! What sessions in the root own: heartbeats, and journals that must be carried out when their volume is taken over.
+//! Checks what sessions in the root own: heartbeats, and the journals that a new holder of their
+//! volume must carry out.
 //!
-//! Owns what is said of them, and which journals can never be carried out. Writes nothing. Does not
-//! own how journals are found, nor what is missing of them: both are as a taker sees it
-//! ([`crate::root::victims`]).
+//! Owns the problems that are reported of them, and which journals can never be carried out. Writes
+//! nothing. Does not own how journals are found, nor which are missing: [`crate::root::victims`]
+//! decides both, as for a takeover.
 //!
-//! Sessions are at work while this looks: they write journals, cover them by a commit, and delete them. A list of the bucket takes many requests, and may show a journal and not the one
-//! before it. So what is wrong at first sight is looked at again, by a newer root and a newer list, until it is right or nothing was covered while it was looked at.
+//! Sessions write journals, cover them by a commit, and delete them while the check reads them. A
+//! list of the bucket takes many requests, and may show a journal and not the one before it. So
+//! whatever looks wrong is read again, with a newer root and a newer list. That ends when nothing
+//! is wrong, or when no commit covered anything during the reading.
 
 use std::collections::BTreeMap;
 
@@ -22,14 +25,15 @@ use crate::root::sent::{Sent, SentJournals};
 use crate::root::state::{Root, Session, SessionId};
 use crate::root::victims::{Gap, LOOKS_MAX, Owner, SET_ASIDE};
 
-/// What is wrong with the journals of a session.
+/// The result of one reading of a session's journals.
 #[derive(Debug, Default)]
 struct Look {
     problems: Vec<Problem>,
     broken: Option<Unreplayable>,
 }
 
-/// The journals of a session from the first on that cannot be carried out, which nobody can mount past.
+/// The journals of a session, from the first that cannot be carried out. No mount can take the
+/// volume past them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Unreplayable {
     /// The session.
@@ -38,20 +42,22 @@ pub struct Unreplayable {
     pub volume: String,
     /// The last operation before them.
     pub after: u64,
-    /// What was acknowledged and is in no journal any more.
+    /// Operations that were acknowledged and that no journal holds any more.
     pub gap: Option<Gap>,
-    /// Their keys, in order.
+    /// The keys of these journals, in order.
     pub keys: Vec<String>,
-    /// Keys of journals that cannot be read, of which commits have everything. A mount may stumble
-    /// over them.
+    /// Keys of journals that cannot be read and that commits cover completely. A mount may fail on
+    /// them.
     pub covered: Vec<String>,
 }
 
 impl Scan<'_> {
-    /// Heartbeats and journals of the sessions in `root`.
+    /// Checks the heartbeats and journals of the sessions in `root`, and adds what is wrong to
+    /// `report`. Returns the journals that cannot be carried out.
     ///
     /// # Errors
-    /// Store errors.
+    /// [`RootError::Store`] or [`RootError::Content`] if the store cannot be read, and those of
+    /// [`RootHandle::refresh`].
     pub async fn sessions(
         &self,
         handle: &RootHandle,
@@ -67,7 +73,8 @@ impl Scan<'_> {
                     let what = "it is no heartbeat";
                     report.add(Problem::new(key, ProblemKind::Damaged, what));
                 }
-                // It has not beaten yet, or never will: that holds back deletion and hurts nobody.
+                // The session has sent no heartbeat yet, or never will. That holds back deletion
+                // and harms nothing else.
                 Err(DepotError::Missing { .. }) => report.counts.silent_sessions += 1,
                 Err(error) => {
                     report.add(as_problem(error)?);
@@ -88,7 +95,8 @@ impl Scan<'_> {
         Ok(broken)
     }
 
-    /// What is still wrong with a session's journals when nothing is covered meanwhile; `last` is what was seen before.
+    /// Reads the journals of a session again, at most [`LOOKS_MAX`] times, until nothing is wrong
+    /// or no commit covered any of them during the reading. `last` is the result before.
     async fn look_again(
         &self,
         handle: &RootHandle,
@@ -98,7 +106,7 @@ impl Scan<'_> {
         for _ in 0..LOOKS_MAX {
             let view = handle.refresh().await?;
             let Some(session) = view.root.sessions.get(&id) else {
-                // It ended, or somebody has carried them out.
+                // The session has ended, or another one has carried out its journals.
                 return Ok(Look::default());
             };
             let volume = session.volume.as_deref().unwrap_or_default();
@@ -115,14 +123,14 @@ impl Scan<'_> {
         Ok(last)
     }
 
-    /// What this machine remembers of the journals that it sent.
+    /// Returns this machine's memory of the journals that it sent.
     fn sent(&self) -> Option<&SentJournals> {
         self.options.memory.as_ref()?.sent()
     }
 
-    /// The journals of one session in the root: those of which no commit has everything must be
-    /// whole, or they cannot be replayed. The newest ones that are gone are missed by the machine
-    /// alone that sent them.
+    /// Judges the journals of one session in the root. Those that no commit covers completely must
+    /// be whole, or they cannot be carried out. Only the machine that sent the newest ones can tell
+    /// that they are gone.
     async fn journals(
         &self,
         id: SessionId,
@@ -164,8 +172,8 @@ impl Scan<'_> {
         Ok(judged.done())
     }
 
-    /// The journal under `key`, or what is wrong with it. `None` if it is not there: its writer
-    /// or a taker has removed it since the bucket was listed.
+    /// Returns the journal under `key`, or what is wrong with it. Returns `None` if it is not
+    /// there: its writer or a new holder has deleted it since the bucket was listed.
     async fn journal(&self, key: &str) -> Result<Option<Result<JournalEntry, Problem>>, RootError> {
         let senseless = |why: String| Problem::new(key, ProblemKind::Inconsistent, why);
         Ok(match self.verifier.object(Class::Journal, key).await {
@@ -175,7 +183,9 @@ impl Scan<'_> {
         })
     }
 
-    /// Packs that the journal under `key` names and that are not there as it says. A writer at work may have sent both since the bucket was listed.
+    /// Returns problems for the packs that the journal under `key` names and that are missing or
+    /// have another length. A writer at work may have sent both since the bucket was listed, so the
+    /// store is asked for each pack that the list does not show.
     async fn lacking_packs(
         &self,
         key: &str,
@@ -201,18 +211,19 @@ impl Scan<'_> {
     }
 }
 
-/// The journals of a session, as they are looked at one after the other.
+/// The judgement over the journals of a session, one after the other.
 struct Judged<'a> {
     owner: &'a Owner<'a>,
     covered: u64,
     problems: Vec<Problem>,
     broken: Unreplayable,
     unreadable: Vec<String>,
-    /// The last operation that is reached; the highest there is if that cannot be told.
+    /// The last operation that is reached; `u64::MAX` if that is unknown, behind an unreadable
+    /// journal.
     reached: u64,
-    /// The last journal before anything is missing.
+    /// The number of the last journal before anything is missing.
     last: Option<u64>,
-    /// Numbers and last operations of journals behind what is missing.
+    /// Numbers and last operations of the journals behind what is missing.
     behind: Vec<(u64, u64)>,
 }
 
@@ -241,15 +252,15 @@ impl<'a> Judged<'a> {
     fn is_unreadable(&mut self, key: &str, problem: Problem) {
         self.problems.push(problem);
         self.unreadable.push(key.to_owned());
-        // What follows is judged as if it were there.
+        // Later journals are judged as if this one were there.
         self.broken.begin(key, self.reached);
         self.reached = u64::MAX;
     }
 
-    /// The next journal that can be read. False if a commit has all that it says.
+    /// Judges the next journal that can be read. Returns false if a commit covers all of it.
     fn follows(&mut self, number: u64, key: &str, entry: &JournalEntry) -> bool {
         if entry.first <= self.covered.saturating_add(1) {
-            // Whatever is wrong with those before it, a commit covers them.
+            // A commit covers the journals before this one, whatever is wrong with them.
             self.broken.keys.clear();
             self.broken.covered.append(&mut self.unreadable);
             (self.broken.after, self.reached) = (self.covered, self.covered);
@@ -290,7 +301,7 @@ impl<'a> Judged<'a> {
 }
 
 impl Unreplayable {
-    /// The first one that cannot be carried out; later ones only follow.
+    /// Records the first journal that cannot be carried out. Later ones are only appended.
     fn begin(&mut self, key: &str, reached: u64) {
         if self.keys.is_empty() {
             self.after = reached;
@@ -306,12 +317,12 @@ impl Unreplayable {
         }
     }
 
-    /// Whether there is none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty() && self.covered.is_empty() && self.gap.is_none()
     }
 
-    /// What a repair does about them, in sentences.
+    /// Returns what a repair does about them, in sentences.
     pub fn steps(&self) -> Vec<String> {
         let mut steps = Vec::new();
         let lost = self.lost();
@@ -333,8 +344,8 @@ impl Unreplayable {
         steps
     }
 
-    /// What this machine remembers of the session once a repair has given up what cannot be carried
-    /// out.
+    /// Returns what this machine remembers of the session once a repair has given up the journals
+    /// that cannot be carried out.
     pub fn given_up(&self) -> Option<(SessionId, Sent)> {
         let sent = Sent {
             number: 0,
@@ -344,7 +355,7 @@ impl Unreplayable {
         gives_up.then_some((self.session, sent))
     }
 
-    /// What is lost with them, for people.
+    /// Returns a phrase that names the operations that are lost with them.
     pub fn lost(&self) -> String {
         let last = match &self.gap {
             Some(gap) => format!(", up to {},", gap.last),

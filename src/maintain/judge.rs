@@ -1,7 +1,8 @@
-//! From what was seen of packs to what is damage. Pure.
+//! Decides from the damage that was seen in packs what counts as damage. Pure.
 //!
-//! Owns the set of places that cannot be read, and the rule what counts: damage is damage whether anything refers to it or not, with one exception. A frame in
-//! quarantine everything in which lies readable elsewhere has healed: the next write of the data has replaced it, and no reader needs it any more.
+//! Owns the set of unreadable places, and the rule. Damage counts whether anything refers to it or
+//! not, with one exception: a frame in quarantine has healed if every blob in it can be read
+//! elsewhere. The next write of the data has replaced it, and no reader needs it any more.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,22 +13,26 @@ use bkfs_chunker::verify::{PackContents, PackDamage};
 
 use super::report::{Problem, ProblemKind, Report};
 
-/// What is known of damage to packs.
+/// The known damage of packs.
 #[derive(Debug, Default)]
 pub struct Damage {
-    /// Frames that cannot be read; `None` for all of a pack.
+    /// Frames that cannot be read. Frame `None` means the whole pack.
     bad: HashSet<Place>,
-    /// What was noted, with whether the pack is gone as a whole; those before `judged` are problems already.
+    /// Noted damage, each with whether the whole pack is missing. The first `judged` of them are
+    /// problems already.
     seen: Vec<(PackContents, bool, PackDamage)>,
     judged: usize,
-    /// Blobs of which no readable copy is left, and the number of the problem that says why.
+    /// Blobs of which no readable copy is left, each with the number of the problem that is the
+    /// cause.
     lost: HashMap<Prefix, usize>,
-    /// Blobs that have to be stored again: all that are lost themselves, and those whose only copy lies where it is not to be trusted.
+    /// Blobs that have to be stored again: lost ones, ones whose only copy is in a pack that is not
+    /// to be trusted, and ones that a live pack refers to and none holds.
     wanted: HashSet<Prefix>,
 }
 
 impl Damage {
-    /// Takes note of what is wrong with a pack. Its index entry stays what it is: readers go by that.
+    /// Records what is wrong with a pack. Its index entry is kept as it is, because readers go by
+    /// that.
     pub fn note(&mut self, pack: &PackContents, missing: bool, damage: Vec<PackDamage>) {
         for damage in damage {
             let pack_name = pack.name();
@@ -41,12 +46,12 @@ impl Damage {
         }
     }
 
-    /// Whether nothing at all is wrong.
+    /// Returns true if no damage was noted.
     pub fn is_empty(&self) -> bool {
         self.seen.is_empty()
     }
 
-    /// Whether what lies there can be read, as far as is known.
+    /// Returns true if the place is known to be unreadable.
     pub fn is_bad(&self, place: &Place) -> bool {
         let whole = Place {
             frame: None,
@@ -55,32 +60,33 @@ impl Damage {
         !self.bad.is_empty() && (self.bad.contains(place) || self.bad.contains(&whole))
     }
 
-    /// Whether one of these copies can be read.
+    /// Returns true if at least one of these copies can be read, as far as is known.
     pub fn any_good(&self, places: &[Place]) -> bool {
         places.iter().any(|place| !self.is_bad(place))
     }
 
-    /// The problem because of which a blob cannot be read.
+    /// Returns the number of the problem because of which a blob cannot be read.
     pub fn culprit(&self, blob: &Prefix) -> Option<usize> {
         self.lost.get(blob).copied()
     }
 
-    /// A blob cannot be used because of a problem: a segment whose chunks are lost, or one that no pack holds.
+    /// Records that a blob cannot be used because of a problem: a segment whose chunks are lost, or
+    /// a blob that no pack holds. The first problem that is recorded for a blob stays.
     pub fn lose(&mut self, blob: Prefix, problem: usize) {
         self.lost.entry(blob).or_insert(problem);
     }
 
-    /// A blob that some live pack refers to is in none.
+    /// Records a blob that some live pack refers to and no live pack holds.
     pub fn want(&mut self, blob: Prefix) {
         self.wanted.insert(blob);
     }
 
-    /// Blobs that have to be stored again for nothing to be damaged any more.
+    /// Returns the blobs that have to be stored again for all damage to be gone.
     pub fn wanted(&self) -> &HashSet<Prefix> {
         &self.wanted
     }
 
-    /// Packs that are there and do not describe themselves any more, each once.
+    /// Returns the packs, each once, that are in the bucket and no longer describe themselves.
     pub fn untrusted(&self) -> Vec<PackContents> {
         let mut seen = HashSet::new();
         let packs = self.seen.iter();
@@ -89,12 +95,13 @@ impl Damage {
         packs.map(|(pack, ..)| pack.clone()).collect()
     }
 
-    /// Whether any blob is lost.
+    /// Returns true if any blob is lost.
     pub fn has_lost(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// Everything that is bad, for the quarantine: frames, whole packs that are gone, and whole packs that no longer describe themselves.
+    /// Returns everything that belongs into quarantine: bad frames, missing packs, and packs that
+    /// no longer describe themselves.
     pub fn places(&self) -> HashSet<Place> {
         let whole = self
             .seen
@@ -107,13 +114,15 @@ impl Damage {
         self.bad.iter().copied().chain(whole).collect()
     }
 
-    /// Packs of which anything is damaged.
+    /// Returns the packs that have any damage.
     pub fn packs(&self) -> HashSet<PackName> {
         self.seen.iter().map(|(pack, ..)| pack.name()).collect()
     }
 
-    /// Turns everything that was noted since the last call into problems of `report`. `copies` says where a blob lies, `quarantine` what is known
-    /// already. Call it when all packs that can hold other copies have been seen.
+    /// Turns the damage that was noted since the last call into problems of `report`.
+    ///
+    /// `copies` returns the places that hold a blob; `quarantine` holds the places that are known
+    /// already. Call it once all packs that can hold other copies have been seen.
     pub fn judge(
         &mut self,
         report: &mut Report,
@@ -131,7 +140,8 @@ impl Damage {
                 ..place
             };
             let known = quarantine.contains(&place) || quarantine.contains(&whole);
-            // Header and footer are not needed for reading, but the pack is not to be trusted with the only copy of anything.
+            // Reading needs neither header nor footer, but a pack without them is not trusted with
+            // the only copy of anything.
             let in_place = pack
                 .blobs()
                 .filter(|blob| *missing || damage.frame.is_none_or(|frame| frame == blob.frame));

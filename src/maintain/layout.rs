@@ -1,6 +1,7 @@
-//! Which object a key of the bucket is. Pure.
+//! Maps the keys of the bucket to the objects that they name. Pure.
 //!
-//! Owns the reading of keys (FORMAT.md, "Objects and their names") as far as the chunker does not. Decides nothing about the objects.
+//! Owns the parsing of keys (FORMAT.md, "Objects and their names") as far as the chunker does not
+//! own it. Decides nothing about the objects.
 
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Config, SlotName};
@@ -8,7 +9,7 @@ use bkfs_chunker::store::PROBE_PREFIX;
 
 use crate::root::state::{ROOT_KEY, SessionId};
 
-/// What lies under a key.
+/// The object that a key names.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Place {
     /// The config object.
@@ -19,24 +20,24 @@ pub enum Place {
     Slot(SlotName),
     /// A heartbeat.
     Session(SessionId),
-    /// A journal of a session: the hash of its volume's name, the session, and its number.
+    /// A journal of a session.
     Journal {
         /// Hash of the volume's name.
         volume: u64,
-        /// Whose journal.
+        /// The session that wrote it.
         session: SessionId,
-        /// Which of its journal.
+        /// Its number among the journals of the session.
         number: u64,
     },
     /// A pack, index object or list.
     Named(Class, PackName),
-    /// What a proof of conditional writes left.
+    /// An object that a trial of the store's conditional writes left.
     Probe,
-    /// Nothing of ours.
+    /// No object of bkfs.
     Foreign,
 }
 
-/// What lies under `key`.
+/// Returns the object that `key` names.
 pub fn place_of(key: &str) -> Place {
     if key == Config::KEY {
         return Place::Config;
@@ -65,7 +66,7 @@ fn journal(key: &str) -> Option<Place> {
     if parts.next().is_some() || number.is_empty() || number.len() > 20 {
         return None;
     }
-    // How numbers are written is the journal's to say; here they only tell one object from another.
+    // The journal module owns how numbers are written. Here they only tell one object from another.
     let digits = number.bytes().all(|byte| byte.is_ascii_hexdigit());
     Some(Place::Journal {
         volume: hexadecimal(volume)?,
@@ -76,7 +77,7 @@ fn journal(key: &str) -> Option<Place> {
     })
 }
 
-/// Sixteen lower-case hexadecimal digits.
+/// Parses sixteen lower-case hexadecimal digits.
 fn hexadecimal(text: &str) -> Option<u64> {
     let lower = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     (text.len() == 16 && text.bytes().all(lower))

@@ -1,6 +1,7 @@
-//! Putting damage in quarantine while everything else goes on (protocol.md, rule 11).
+//! Puts damage in quarantine while mounts and collections go on (docs/PROTOCOL.md, rule 11).
 //!
-//! Owns one replacement of the root, by a session of its own that holds no volume. What is there already stays.
+//! Owns one replacement of the root, made by a session of its own that holds no volume. Places that
+//! are in quarantine already stay there.
 
 use std::collections::HashSet;
 
@@ -21,8 +22,12 @@ use crate::root::state::{HolderInfo, Root, SessionId};
 
 /// Puts places in quarantine.
 ///
+/// Cancel safety: dropped half-way, it leaves the places in quarantine or not, and may leave its
+/// session in the root.
+///
 /// # Errors
-/// Store errors, and those of a session's entry. Doing it again is safe.
+/// Those of [`OpenSession::open`] and of [`RootHandle::update`]; [`RootError::Store`] or
+/// [`RootError::Content`] if a list cannot be read or stored. Calling it again is safe.
 pub async fn add(
     handle: &RootHandle,
     lists: &Lists,

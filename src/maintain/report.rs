@@ -1,36 +1,36 @@
-//! What a check found. Pure.
+//! The result of a check. Pure.
 //!
-//! Owns the words for it: problems, which are damage; orphans, which are not; and counts. Does not decide which is which: that is [`super::judge`] and
-//! [`super::scan`].
+//! Owns its terms: problems, which are damage; orphans, which are not; and counts. [`super::judge`]
+//! and [`super::scan`] decide which is which.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use jiff::Timestamp;
 
-/// Problems that a report keeps; of more only the number is known.
+/// Problems that a report keeps. Further ones are only counted.
 pub const PROBLEMS_MAX: usize = 10_000;
 
-/// Files named by one problem; of more only the number is known.
+/// Files that one problem names. Further ones are only counted.
 pub const FILES_MAX: usize = 100;
 
-/// What is wrong with an object.
+/// The way in which an object is wrong.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
 pub enum ProblemKind {
-    /// It is not there.
+    /// It is not in the bucket.
     Missing,
     /// Its bytes are not those that were written.
     Damaged,
-    /// It says something that does not agree with the rest of the repository.
+    /// It contradicts the rest of the repository.
     Inconsistent,
-    /// What it refers to is in no live pack.
+    /// It refers to something that no live pack holds.
     Unresolved,
     /// It is older than what this machine has seen.
     RolledBack,
 }
 
 impl ProblemKind {
-    /// One word for scripts.
+    /// Returns the kind as one word for scripts.
     pub fn name(self) -> &'static str {
         match self {
             Self::Missing => "missing",
@@ -47,22 +47,22 @@ impl ProblemKind {
 pub struct Problem {
     /// The object's key in the bucket.
     pub object: String,
-    /// In one word.
+    /// The kind of the problem.
     pub kind: ProblemKind,
-    /// In a sentence.
+    /// A phrase that says what is wrong.
     pub what: String,
-    /// Blobs that cannot be read any more because of it, in no other pack.
+    /// Number of blobs that cannot be read any more because of it and that no other pack holds.
     pub lost_blobs: u64,
     /// Snapshots that need what is lost, as `VOLUME/NAME`; a volume's current state as `VOLUME`.
     pub snapshots: BTreeSet<String>,
     /// Files that need what is lost, as `VOLUME/NAME:/path`; at most [`FILES_MAX`].
     pub files: BTreeSet<String>,
-    /// Files beyond those.
+    /// Number of files beyond those.
     pub more_files: u64,
 }
 
 impl Problem {
-    /// A problem that touches nothing, as far as is known.
+    /// Creates a problem that touches no snapshot or file, as far as is known.
     pub fn new(object: impl Into<String>, kind: ProblemKind, what: impl ToString) -> Self {
         Self {
             object: object.into(),
@@ -75,7 +75,7 @@ impl Problem {
         }
     }
 
-    /// A file is touched.
+    /// Records that a file is touched.
     pub fn touch(&mut self, file: String) {
         if self.files.contains(&file) {
             return;
@@ -94,31 +94,32 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Objects that no root needs: left by a crash, or by writers that are still at work. No damage.
+/// Objects that no root needs: left by a crash, or written by sessions that are at work. They are
+/// no damage.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Orphans {
     /// Packs that no index object lists, written by sessions that are gone.
     pub packs: u64,
-    /// Index objects and lists that the root does not name any more.
+    /// Index objects that the root does not name any more.
     pub indexes: u64,
-    /// The same for lists.
+    /// Lists that the root does not name any more.
     pub lists: u64,
     /// Heartbeats of sessions that are gone.
     pub sessions: u64,
     /// Journals of sessions that are gone.
     pub journals: u64,
-    /// Objects that proofs of the store's conditional writes have left.
+    /// Objects that trials of the store's conditional writes have left.
     pub probes: u64,
-    /// Keys that are none of bkfs.
+    /// Objects that are not of bkfs.
     pub foreign: u64,
-    /// Objects of sessions that are at work now.
+    /// Objects of sessions that are in the root.
     pub in_progress: u64,
     /// Bytes of all of these.
     pub bytes: u64,
 }
 
 impl Orphans {
-    /// How many there are.
+    /// Returns how many there are, without those of sessions in the root.
     pub fn count(&self) -> u64 {
         self.packs
             + self.indexes
@@ -130,7 +131,8 @@ impl Orphans {
     }
 }
 
-/// A commit that no root knows. No damage: a crash may have left it before its root.
+/// A commit that no root names. It is no damage: a crash may have left it before its root was
+/// written.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Stray {
     /// The volume.
@@ -158,7 +160,7 @@ impl fmt::Display for Stray {
     }
 }
 
-/// How much was looked at.
+/// How much was checked.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Counts {
     /// Kept snapshots.
@@ -171,7 +173,7 @@ pub struct Counts {
     pub indexes: u64,
     /// Live packs.
     pub packs: u64,
-    /// Of these, packs that were read whole.
+    /// Live packs that were read whole.
     pub packs_read: u64,
     /// Blobs in live packs.
     pub blobs: u64,
@@ -181,38 +183,39 @@ pub struct Counts {
     pub bytes: u64,
     /// Bytes that were verified.
     pub verified_bytes: u64,
-    /// Sessions in the root that have no heartbeat object: they hold back deletion, nothing else.
+    /// Sessions in the root that have no heartbeat object. They only hold back deletion.
     pub silent_sessions: u64,
-    /// Damaged frames in quarantine, everything in which has been stored again.
+    /// Damaged frames in quarantine of which everything has been stored again.
     pub healed: u64,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Report {
     /// The generation of the root that was checked; none if there is no readable root.
     pub generation: Option<u64>,
-    /// All that is wrong. Empty means that nothing is.
+    /// Everything that is wrong. Empty if nothing is.
     pub problems: Vec<Problem>,
-    /// Problems beyond [`PROBLEMS_MAX`].
+    /// Number of problems beyond [`PROBLEMS_MAX`].
     pub more_problems: u64,
-    /// What nobody needs.
+    /// Objects that no root needs.
     pub orphans: Orphans,
-    /// How much was looked at.
+    /// How much was checked.
     pub counts: Counts,
-    /// Commits that no root knows.
+    /// Commits that no root names.
     pub strays: Vec<Stray>,
-    /// The seed of the sample, if only a part was read.
+    /// The seed of the sample, if only a part of the data was read.
     pub seed: Option<u64>,
 }
 
 impl Report {
-    /// Whether nothing is wrong.
+    /// Returns true if nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.problems.is_empty()
     }
 
-    /// Whether there is damage, all of it in packs, and none of it is known to be needed by a snapshot or volume.
+    /// Returns true if there is damage, all of it in packs, and no snapshot or volume is known to
+    /// need any of it.
     pub fn touches_nothing(&self) -> bool {
         let is_idle = |problem: &Problem| {
             let is_pack = ["data/", "meta/"]
@@ -224,7 +227,7 @@ impl Report {
         !self.is_clean() && self.more_problems == 0 && self.problems.iter().all(is_idle)
     }
 
-    /// Adds a problem; returns its number.
+    /// Adds a problem. Returns its number, or none if the report is full.
     pub fn add(&mut self, problem: Problem) -> Option<usize> {
         if self.problems.len() >= PROBLEMS_MAX {
             self.more_problems += 1;
@@ -234,7 +237,7 @@ impl Report {
         Some(self.problems.len() - 1)
     }
 
-    /// Whether a problem names this object.
+    /// Returns true if a problem names this object, as its key or in its phrase.
     pub fn names(&self, object: &str) -> bool {
         self.problems
             .iter()

@@ -1,26 +1,27 @@
-//! Which packs a partial check reads. Pure.
+//! Selects the packs that a partial check reads. Pure.
 
 use bkfs_chunker::pack::PackName;
 
 /// How much of the data is read.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub enum Sample {
-    /// Structure only: all metadata, and of data packs header and footer.
+    /// Structure only: all metadata, and header and footer of each data pack.
     #[default]
     Structure,
     /// Every byte.
     All,
-    /// About so many percent of the data packs, chosen by the seed: equal seeds choose equally, and another seed other packs.
+    /// About this share of the data packs, chosen by the seed. Equal seeds choose the same packs,
+    /// another seed chooses others.
     Percent {
-        /// Above 0, at most 100.
+        /// Percent of the data packs: above 0, at most 100.
         percent: f64,
-        /// Decides which.
+        /// Decides which packs are read.
         seed: u64,
     },
 }
 
 impl Sample {
-    /// Whether this data pack is read whole.
+    /// Returns true if this data pack is read whole.
     pub fn takes(&self, pack: PackName) -> bool {
         match *self {
             Self::Structure => false,
@@ -33,7 +34,7 @@ impl Sample {
         }
     }
 
-    /// The seed, if it matters.
+    /// Returns the seed, if the sample depends on it.
     pub fn seed(&self) -> Option<u64> {
         match *self {
             Self::Percent { seed, .. } => Some(seed),

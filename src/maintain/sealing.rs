@@ -1,6 +1,7 @@
-//! What a session of maintenance has stored, on its way into the root.
+//! Brings what a session of maintenance has stored into the root.
 //!
-//! Owns that packs and index objects are in the bucket, for the index of the very root that is replaced, before they are named, and that the ingest learns what became of them. Does not own the
+//! Owns that packs and index objects are in the bucket before a root names them, made for the index
+//! of the very root that is replaced. Tells the ingest whether a root took them. Does not own the
 //! check that precedes a replacement (rule 3): each kind of maintenance has its own.
 
 use async_trait::async_trait;
@@ -14,7 +15,7 @@ use crate::root::snapshots::ListEntry;
 use crate::root::state::{ListRef, Root};
 use crate::root::transition::IndexChange;
 
-/// Writes lists in the name of the ingest's session.
+/// Writes lists under names of the ingest's session.
 pub struct IngestLists<'a>(pub &'a Ingest);
 
 #[async_trait]
@@ -24,10 +25,11 @@ impl ListWriter for IngestLists<'_> {
     }
 }
 
-/// The one list that entries make, if there are any.
+/// Stores one list of these entries. Returns none if there are no entries.
 ///
 /// # Errors
-/// The list cannot be brought into the bucket.
+/// [`RootError::Content`] if the list cannot be stored; [`RootError::Refused`] if it would have
+/// more than `u32::MAX` entries.
 pub async fn listed<T: ListEntry>(
     ingest: &Ingest,
     entries: Vec<T>,
@@ -38,17 +40,17 @@ pub async fn listed<T: ListEntry>(
     }
 }
 
-/// Everything that was stored since a mark, sealed for one index at a time.
+/// The packs that were stored since a mark, sealed for the index of one root at a time.
 pub struct Sealing<'a> {
     ingest: &'a Ingest,
     mark: Mark,
     sealed: Option<Sealed>,
-    /// What it was sealed for.
+    /// The index of the root that it was sealed for.
     index: Vec<IndexRef>,
 }
 
 impl<'a> Sealing<'a> {
-    /// Nothing is sealed yet.
+    /// Starts at `mark`, with nothing sealed.
     pub fn since(mark: Mark, ingest: &'a Ingest) -> Self {
         Self {
             ingest,
@@ -58,15 +60,23 @@ impl<'a> Sealing<'a> {
         }
     }
 
-    /// What was sealed last; none before the first time.
+    /// Returns the last seal, unless it is settled or there was none.
     pub fn sealed(&self) -> Option<&Sealed> {
         self.sealed.as_ref()
     }
 
-    /// Everything is in the bucket when this returns; what that changes in the index of `next`. Sealed again only if index objects that it took over are not in this root any more.
+    /// Stores everything since the mark in the bucket, and returns how that changes the index of
+    /// `next`.
+    ///
+    /// It seals again only if an index object that the last seal absorbed is no longer in this
+    /// root.
+    ///
+    /// Cancel safety: dropped, it leaves the packs to the next seal, and maybe an index object that
+    /// no root names.
     ///
     /// # Errors
-    /// What was stored cannot be brought into the bucket.
+    /// [`RootError::Content`] if the packs or the index object cannot be stored: `Stalled` (call
+    /// again) or `Failed` (the session is lost).
     pub async fn seal(&mut self, next: &Root) -> Result<IndexChange, RootError> {
         let listed = |name: &PackName| next.index.iter().any(|index| index.name == *name);
         let current = self
@@ -90,7 +100,7 @@ impl<'a> Sealing<'a> {
         Ok(change)
     }
 
-    /// The root has taken what was sealed last, or will not.
+    /// Tells the ingest whether the root has taken the last seal.
     pub fn settle(&mut self, is_made: bool) {
         match (self.sealed.take(), is_made) {
             (Some(sealed), true) => self.ingest.committed(sealed),

@@ -1,9 +1,9 @@
-//! Commits that no root knows: in metadata packs that no index object holds, of sessions that are
-//! gone.
+//! Finds commits that no root names: in metadata packs that no index object lists, of sessions that
+//! are no longer in the root.
 //!
-//! Owns finding them. One may be what a crash left between storing a commit and its root, and is no
-//! damage. Several behind one another are what remains of acknowledged commits in a store whose
-//! conditional writes are not atomic; or of a bucket whose root was rolled back.
+//! One of them may be left by a crash between storing a commit and replacing the root; that is no
+//! damage. Several in a row are what remains of acknowledged commits, in a store whose conditional
+//! writes are not atomic or in a bucket whose root was rolled back.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -20,17 +20,18 @@ use crate::root::error::RootError;
 use crate::root::record::CommitRecord;
 use crate::root::state::{Root, SessionId};
 
-/// Most packs that are looked at: a crash leaves one or two.
+/// Packs that are read at most. A crash leaves one or two.
 const PACKS_MAX: usize = 1000;
 
 /// Packs read at the same time.
 const READS_AT_ONCE: usize = 4;
 
-/// The commits in packs of `bucket` that are not among `known` and belong to no session of `root`,
-/// oldest first. A pack that cannot be read tells of none.
+/// Returns the commits of packs in `bucket` that are not `known` and whose session is not in
+/// `root`. They are sorted by volume, and the commits of a volume by number. A pack that cannot be
+/// read contributes none.
 ///
 /// # Errors
-/// Store errors.
+/// [`RootError::Content`] if the store as a whole cannot be read (`Store`, `Stalled`).
 pub async fn find(
     verifier: &Verifier,
     root: &Root,
@@ -66,7 +67,7 @@ pub async fn find(
     Ok(found)
 }
 
-/// The commit records of one pack.
+/// Returns the commit records of one pack.
 async fn records(
     verifier: &Verifier,
     name: PackName,
@@ -92,7 +93,7 @@ async fn records(
             Err(DepotError::Store(error).into())
         }
         Err(error @ DepotError::Stalled { .. }) => Err(error.into()),
-        // Gone since the bucket was listed, or not written to its end.
+        // The pack was deleted since the bucket was listed, or was not written to its end.
         Err(_) | Ok(()) => Ok(found),
     }
 }

@@ -1,4 +1,4 @@
-//! The pure parts: which packs a sample takes, what keys are, what counts as damage.
+//! Tests of the pure parts: the packs that a sample takes, keys, and what counts as damage.
 
 use std::collections::HashSet;
 
@@ -116,8 +116,8 @@ mod rebuilt {
         Id([sequence as u8; 32])
     }
 
-    /// The record of a commit with a snapshot. All were made within one second, as after a clock
-    /// that had jumped.
+    /// Returns the record of a commit with a snapshot. All commits have the same time, as after a
+    /// clock that had jumped ahead.
     fn record(sequence: u64) -> Record {
         let snapshot = RecordedSnapshot {
             name: Some(format!("s{sequence}")),
@@ -142,8 +142,8 @@ mod rebuilt {
         (id(sequence), record)
     }
 
-    /// The snapshots of a volume whose commits took `generations`, when the entries of those are
-    /// left of which `is_left` says so.
+    /// Returns the snapshots of a volume whose commits got `generations`. The list entries for
+    /// which `is_left` returns true are left, and the others are rebuilt.
     fn list(generations: &[u64], is_left: impl Fn(usize) -> bool) -> Vec<SnapshotEntry> {
         let numbers = 1..=generations.len() as u64;
         let records: Vec<Record> = numbers.map(record).collect();
@@ -198,7 +198,7 @@ mod rebuilt {
         }
     }
 
-    /// The record of a commit of `volume` by one of two hosts in turn, with a snapshot.
+    /// Returns the record of a commit of `volume`, with a snapshot, by one of two hosts in turn.
     fn record_of(volume: u8, sequence: u64) -> Record {
         let id = |sequence: u64| Id([volume * 100 + sequence as u8; 32]);
         let (_, mut record) = record(sequence);
@@ -207,7 +207,7 @@ mod rebuilt {
         record.parent = (sequence > 1).then(|| id(sequence - 1));
         if let Some(snapshot) = &mut record.snapshot {
             snapshot.host = ["even", "odd"][sequence as usize % 2].into();
-            // The first two have one name: the older one was forgotten.
+            // The first two have the same name: the older one was forgotten.
             snapshot.name = Some(format!("s{}", sequence.max(2)));
         }
         (id(sequence), record)
@@ -215,7 +215,7 @@ mod rebuilt {
 
     #[test]
     fn the_newest_of_each_volume_and_host_is_kept_whatever_was_lost() {
-        // Commits of both volumes in turn, and many others between them.
+        // The commits of both volumes alternate, with many others between them.
         let generation = |volume: u8, sequence: u64| 40 * sequence + 7 * u64::from(volume);
         for lost in 0_u32..64 {
             let (mut kept, mut trash) = (Vec::new(), Vec::new());
@@ -254,7 +254,7 @@ mod rebuilt {
                 );
                 assert_eq!(list.latest(volume).expect("there are some").name, "s6");
             }
-            // Of two in the trash with one name the newest comes back first.
+            // Of two snapshots with one name, the older one is in the trash.
             for gone in &trash {
                 let kept = list.named(&gone.snapshot.volume, &gone.snapshot.name);
                 let kept = kept.expect("the newer one is kept");
@@ -266,13 +266,22 @@ mod rebuilt {
 
     proptest! {
         #[test]
-        fn rebuilt_generations_keep_the_order(steps in proptest::collection::vec((1u64..1000, any::<bool>()), 1..60)) {
+        fn rebuilt_generations_keep_the_order(
+            steps in proptest::collection::vec((1u64..1000, any::<bool>()), 1..60)
+        ) {
             let mut generation = 0;
-            let generations: Vec<u64> = steps.iter().map(|(step, _)| { generation += step; generation }).collect();
+            let generations: Vec<u64> = steps
+                .iter()
+                .map(|(step, _)| { generation += step; generation })
+                .collect();
             let mut entries = list(&generations, |at| steps[at].1);
             entries.sort_by_key(|entry| entry.commit);
-            prop_assert!(entries.is_sorted_by(|before, after| before.generation < after.generation));
-            prop_assert!(entries.iter().zip(&generations).all(|(entry, real)| entry.generation <= *real));
+            prop_assert!(
+                entries.is_sorted_by(|before, after| before.generation < after.generation)
+            );
+            prop_assert!(
+                entries.iter().zip(&generations).all(|(entry, real)| entry.generation <= *real)
+            );
         }
     }
 }

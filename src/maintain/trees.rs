@@ -1,9 +1,9 @@
-//! Whole trees, as readers walk over them: names that lead to nothing or to something else,
-//! directories that lie in each other.
+//! Checks whole trees, as readers walk over them: names that lead to no inode or to one of another
+//! type, and directories that contain themselves.
 //!
-//! Owns what no item tells by itself. Each entry was judged where its pack was read. A tree is
-//! judged by what differs from the one before it, so the cost is that of the differences; memory is
-//! some 60 bytes for each inode of one tree.
+//! Owns what no single item shows. Each entry was judged where its pack was read. A tree is judged
+//! by its differences from the tree before, so the cost is that of the differences. Memory is about
+//! 60 bytes for each inode of one tree.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -20,10 +20,10 @@ use crate::volume::error::VolumeError;
 use crate::volume::mode;
 use crate::volume::nodes::{Nodes, decode_item};
 
-/// Faults of one tree that are told; of more only the number is.
+/// Faults of one tree that are reported. Of further ones only the number is.
 const TOLD_MAX: usize = 100;
 
-/// A tree that people know by a name.
+/// A tree with the name that people know it by.
 pub struct Named {
     /// `snapshot VOLUME/NAME`, or `volume NAME`.
     pub who: String,
@@ -33,22 +33,22 @@ pub struct Named {
     pub tree: Id,
 }
 
-/// What a tree says of an inode.
+/// The facts that a tree states about an inode.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Facts {
-    /// Its type, as its attributes have it; 0 without any.
+    /// Its type by its attributes; 0 if it has none.
     kind: u8,
-    /// Names that lead to it.
+    /// Number of names that lead to it.
     names: u32,
-    /// Names that lie in it.
+    /// Number of names in it.
     children: u32,
-    /// A sum over the types that those names have for it.
+    /// Sum of the [`claim`]s of the types that the names leading to it state.
     claims: u64,
-    /// The sum of the directories that these names lie in: the parent, if there is one name.
+    /// Sum of the directories that hold these names: its parent, if there is one name.
     parents: u64,
 }
 
-/// A number for each type, so that a sum of them tells whether all were of one.
+/// Returns a number for each type, so that a sum of them shows whether all are of one type.
 fn claim(kind: u8) -> u64 {
     let mixed = (u64::from(kind) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ (mixed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
@@ -70,19 +70,19 @@ impl Facts {
     }
 }
 
-/// Judges trees, one after the other.
+/// The judgement over trees, one after the other.
 pub struct Trees<'a> {
     nodes: &'a Nodes,
     before: Option<Id>,
     inodes: HashMap<u64, Facts>,
-    /// Inodes with faults of their own.
+    /// Inodes that have a fault in the current tree.
     faulty: BTreeSet<u64>,
-    /// Inodes of which the current tree says something else than the one before.
+    /// Inodes of which the current tree says something else than the tree before.
     touched: HashSet<u64>,
 }
 
 impl<'a> Trees<'a> {
-    /// Judges trees with these nodes.
+    /// Creates a judge that reads trees through `nodes`.
     pub fn new(nodes: &'a Nodes) -> Self {
         Self {
             nodes,
@@ -93,10 +93,11 @@ impl<'a> Trees<'a> {
         }
     }
 
-    /// Judges a tree, and tells what is wrong with it.
+    /// Judges a tree, and adds what is wrong with it to `report`.
     ///
     /// # Errors
-    /// What keeps it from being read. Nothing can be judged by it any more.
+    /// The [`VolumeError`] of the node that could not be read. This value cannot judge another tree
+    /// after that.
     pub async fn judge(&mut self, named: &Named, report: &mut Report) -> Result<(), VolumeError> {
         self.read(named.tree).await?;
         let mut cycles = BTreeSet::new();
@@ -133,7 +134,7 @@ impl<'a> Trees<'a> {
         Ok(())
     }
 
-    /// Takes in what differs from the tree before.
+    /// Takes in the differences from the tree before.
     async fn read(&mut self, tree: Id) -> Result<(), VolumeError> {
         let everything = key::everything();
         match self.before.replace(tree) {
@@ -157,7 +158,8 @@ impl<'a> Trees<'a> {
         Ok(())
     }
 
-    /// An entry has come or gone. What is malformed is told where its pack is read.
+    /// Records that an entry was added or removed. A malformed entry is skipped: it is reported
+    /// where its pack is read.
     fn note(&mut self, key: &Key, value: &bytes::Bytes, is_there: bool) {
         if !matches!(
             key.kind(),
@@ -200,8 +202,8 @@ impl<'a> Trees<'a> {
         self.inodes.entry(inode).or_default()
     }
 
-    /// A directory that lies in itself, on the way up from an inode; `sound` are those from which
-    /// there is an end.
+    /// Returns a directory that contains itself, on the way up from `inode`. `sound` collects the
+    /// inodes from which the way up ends.
     fn cycle(&self, inode: u64, sound: &mut HashSet<u64>) -> Option<u64> {
         let mut way = HashSet::new();
         let mut at = inode;

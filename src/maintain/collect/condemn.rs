@@ -1,7 +1,10 @@
-//! Condemning: what a plan takes out of the live set leaves it in one replacement of the root (protocol.md, rule 8b).
+//! Condemns packs: one replacement of the root takes the packs of a plan out of the live set
+//! (docs/PROTOCOL.md, rule 8, step 2).
 //!
-//! Owns the storing anew of what is needed of packs that go, and the check that precedes every attempt at the replacement: the root that is replaced is marked, not the one that
-//! was read once; what it needs beside what was known leaves the candidates; and whatever an object in a pack that stays refers to leaves them too.
+//! Owns the check that precedes every attempt at the replacement, and storing the needed blobs of
+//! the condemned packs again before it. The check marks from the root that is replaced, not from
+//! the one that was read first. Packs that this root needs in addition leave the candidates. So do
+//! the packs that an object in a remaining pack refers to.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -22,26 +25,32 @@ use crate::root::snapshots::{PackEntry, TrashEntry};
 use crate::root::state::{Condemned, Root, SessionId};
 use crate::root::transition::Refusal;
 
-/// More epochs than this are never kept apart in a root.
+/// Condemned epochs that a root keeps apart at most.
 const EPOCHS_MAX: usize = 64;
 
-/// What was condemned.
+/// The result of condemning.
 #[derive(Clone, Debug, Default)]
 pub struct Done {
-    /// Packs.
+    /// Packs that were condemned.
     pub packs: u64,
-    /// Bytes of theirs.
+    /// Bytes of these packs.
     pub bytes: u64,
     /// Forgotten snapshots that cannot be brought back any more.
     pub expired: u64,
-    /// Another collector was faster; nothing was condemned here.
+    /// Another collector was faster, and nothing was condemned here.
     pub gave_way: bool,
 }
 
-/// Carries a plan out. `epoch` is that of the root that was marked.
+/// Carries a plan out. `epoch` is the epoch of the root that was marked.
+///
+/// Cancel safety: dropped before the replacement of the root is sent, it leaves only packs, index
+/// objects and lists that no root names. Dropped later, it leaves the packs condemned or not.
 ///
 /// # Errors
-/// `Damaged` if something needed cannot be read; refusals; store errors. Nothing is condemned then.
+/// [`RootError::Damaged`] if something needed cannot be read, [`RootError::Rebuild`] if a pack that
+/// the stored blobs rely on does not stay, [`RootError::Store`] or [`RootError::Content`] if the
+/// store fails, and those of [`RootHandle::update`]. Nothing is condemned then, unless it is
+/// [`RootError::OutcomeUnknown`].
 pub async fn condemn(
     handle: &RootHandle,
     session: SessionId,
@@ -62,7 +71,7 @@ pub async fn condemn(
     let mut heeded = HashSet::new();
     let stored = store_again(handle, ingest, marker, plan, &mut candidates, &mut heeded).await;
     if let Err(error) = stored {
-        // Another collector may have deleted what was to be read.
+        // Another collector may have deleted a pack that was to be read.
         return match handle.refresh().await?.root.epoch == epoch {
             true => Err(error),
             false => Ok(gave_way()),
@@ -86,7 +95,7 @@ pub async fn condemn(
         Ok(applied) => return Ok(applied.output),
         Err(error) => error,
     };
-    // What it read for the last attempt may have been another collector's to delete.
+    // Another collector may have deleted a pack that the last attempt was to read.
     let is_late =
         was_late || error.wants_newer_root() && handle.refresh().await?.root.epoch != epoch;
     match is_late {
@@ -95,10 +104,11 @@ pub async fn condemn(
     }
 }
 
-/// Known of a pack that is to go, but cannot: no count of needed blobs is the same.
+/// Marks a candidate that has to stay: no count of needed blobs is equal to it.
 const STAYS: u32 = u32::MAX;
 
-/// Packs that are to go, each with how many of its blobs were needed when it was looked at.
+/// The packs that are to go. Each listed one has the number of its blobs that were needed in the
+/// plan, each unlisted one its size in bytes.
 #[derive(Clone, Debug, Default)]
 struct Candidates {
     listed: BTreeMap<PackName, u32>,
@@ -124,7 +134,8 @@ impl Candidates {
     }
 }
 
-/// Stores again what is needed of the packs that go, unless a pack that stays has it. A pack that cannot be read whole stays.
+/// Stores again the needed blobs of packs that go, unless a pack that stays has them. A pack that
+/// cannot be read whole stays.
 async fn store_again(
     handle: &RootHandle,
     ingest: &Ingest,
@@ -133,10 +144,12 @@ async fn store_again(
     candidates: &mut Candidates,
     heeded: &mut HashSet<Place>,
 ) -> Result<(), RootError> {
-    // What goes is not matched with what is stored again. Writers put index objects together, and then those that are in no root any more are deleted: no epoch tells of that.
+    // Blobs that are stored again are not matched with packs that go. Writers merge index objects,
+    // and the merged ones are deleted once no root names them. The epoch does not tell of that, so
+    // the loading is repeated while the root moves on.
     handle
         .while_it_stands(async |view| {
-            // Nor with what is known to be damaged.
+            // Nor are they matched with places that are known to be damaged.
             *heeded = marker.lists.quarantine(&view.root).await?;
             ingest.depot().set_quarantine(heeded.clone());
             let mut leaving = marker.lists.condemned(&view.root).await?;
@@ -168,7 +181,7 @@ async fn store_again(
         if blobs.len() != needed as usize {
             let damage = walked.damage.first().map_or("", |damage| &damage.what);
             tracing::warn!(pack = %contents.key(), "not written anew, since it is damaged: {damage}");
-            // The next check finds that it stays, and with it all that it refers to.
+            // `close_again` finds that it stays, and with it everything that it refers to.
             candidates.listed.insert(*name, STAYS);
             continue;
         }
@@ -183,17 +196,17 @@ fn is_damaged(marker: &Marker, name: &PackName) -> bool {
     marker.marks.pack(name).is_some_and(|pack| pack.is_damaged)
 }
 
-/// Step `CondemnCas`.
+/// The replacement of the root: step `CondemnCas` of the model.
 struct CondemnCas<'a> {
     session: SessionId,
     ingest: &'a Ingest,
     marker: &'a mut Marker,
     epoch: u64,
     candidates: Candidates,
-    /// Places that nothing stored again was matched with.
+    /// Places in quarantine when blobs were stored again. Nothing was matched with them.
     heeded: HashSet<Place>,
     sealing: Sealing<'a>,
-    /// The list of the attempt that was sent last.
+    /// The list of condemned packs in the last attempt.
     list: Option<PackName>,
     gave_way: bool,
 }
@@ -208,7 +221,7 @@ impl Transition for CondemnCas<'_> {
 
     async fn apply(&mut self, next: &mut Root) -> Result<Done, RootError> {
         if next.epoch != self.epoch {
-            // What another collector has moved was marked where it lay before.
+            // The marks are of the places before the other collector moved blobs.
             self.gave_way = true;
             return Err(Refusal::ListsChanged.into());
         }
@@ -237,14 +250,16 @@ impl Transition for CondemnCas<'_> {
     }
 
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        // An epoch is not forgotten while the session that condemned it has published no base of it.
+        // The epoch is not forgotten before the session that condemned it has published a base of
+        // at least that epoch. So a replacement that was made shows its list.
         let ours = |condemned: &Condemned| Some(condemned.list.name) == self.list;
         Ok(self.list.is_some() && root.condemned.iter().any(ours))
     }
 }
 
 impl CondemnCas<'_> {
-    /// What this root needs beside what was known leaves the candidates; and what a pack that stays refers to, until nothing more leaves.
+    /// Removes from the candidates the packs that this root needs in addition, and the packs that a
+    /// remaining pack refers to, until no more leave.
     async fn close_again(&mut self, next: &Root) -> Result<(), RootError> {
         let held: BTreeSet<PackName> = self.marker.listed(next);
         self.candidates
@@ -277,12 +292,13 @@ impl CondemnCas<'_> {
         }
     }
 
-    /// Rule 3: a copy that was found instead of being stored again is live in the root that is replaced, and stays. What becomes live is our own.
+    /// Checks rule 3. A copy that was found instead of being stored again must be live in the root
+    /// that is replaced, and must stay. What becomes live is the session's own.
     fn check_relied_on(&self, next: &Root) -> Result<(), RootError> {
         let Some(sealed) = self.sealing.sealed() else {
             return Ok(());
         };
-        // A copy in which damage was found meanwhile may be none.
+        // A copy in a place that was quarantined since then may be unreadable.
         let found = self.marker.quarantine().difference(&self.heeded);
         let doubtful: HashSet<PackName> = found.map(|place| place.pack).collect();
         let stays = |pack: &PackName| {
@@ -299,7 +315,9 @@ impl CondemnCas<'_> {
         }
     }
 
-    /// If somebody holds very many epochs back, the packs of all move to the new one, so that the root does not fill with them: that only delays deletion.
+    /// Moves the packs of all condemned epochs to the new one if there are [`EPOCHS_MAX`] of them,
+    /// as when a session holds very many back. So the root does not fill with epochs; the move only
+    /// delays deletion.
     async fn with_oldest(
         &self,
         next: &mut Root,

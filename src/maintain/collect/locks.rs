@@ -1,8 +1,13 @@
-//! Locks of the bucket (`--lock-days`): what of the condemned still waits for the end of its lock, and the extension of the locks of what is needed.
+//! Object locks of the bucket (`--lock-days`): which condemned packs still wait for the end of
+//! their lock, and the extension of the locks of live objects.
 //!
-//! Owns both questions to the store and their price. A condemned pack is asked for its lock before every attempt to delete it: one small request for each of those, and none for live ones. For these
-//! the root remembers when the first of their locks may end, and a few of them are asked each time whether that is so; when less than half of the days is left, the locks of all
-//! live packs, of the config and of the key slots are set to end that many days from now, and the root is told. Nothing else is ever extended: what is condemned runs out.
+//! Owns the requests for both, and their cost. A condemned pack is asked for its lock before every
+//! attempt to delete it. That is one small request for each of them, and none for live packs.
+//!
+//! For live packs the root holds the time when the first of their locks may end. Each collection
+//! asks a few of them whether that is so. When less than half of the days is left, the locks of all
+//! live packs, of the config and of the key slots are set to end that many days from now, and the
+//! new time goes into the root. No other lock is ever extended: those of condemned packs run out.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -25,47 +30,48 @@ use crate::root::handle::{RootHandle, Transition};
 use crate::root::lists::Lists;
 use crate::root::state::{Root, SessionId};
 
-/// Requests about locks at the same time.
+/// Requests about locks that run at the same time.
 const REQUESTS_AT_ONCE: usize = 32;
 
-/// Live packs that are asked whether their locks are as the root has it.
+/// Live packs that are asked whether their locks end when the root says.
 const SAMPLED: usize = 8;
 
-/// Packs that cannot be deleted yet, each with its length in bytes and the end of its lock.
+/// Packs that cannot be deleted yet, each with its size in bytes and the end of its lock.
 pub type Waiting = BTreeMap<PackName, (u64, Timestamp)>;
 
-/// What a collection knows of locks.
+/// The state of the locks that a collection found.
 #[derive(Clone, Debug)]
 pub struct Locks {
-    /// The rule by which it extends.
+    /// The rule by which it extends locks.
     pub rule: LockRule,
-    /// The time that it goes by: from before the bucket was listed.
+    /// The time that it uses, taken before the bucket was listed.
     pub now: Timestamp,
-    /// Whether the locks of what is live are to be extended.
+    /// Whether the locks of live objects are due to be extended.
     pub is_due: bool,
-    /// Condemned packs that could be deleted but for their locks.
+    /// Condemned packs that only their locks keep from being deleted.
     pub waiting: Waiting,
-    /// Live packs.
+    /// Number of live packs.
     pub live: u64,
-    /// Condemned packs that were asked for their locks.
+    /// Number of condemned packs that were asked for their locks.
     pub asked: u64,
-    /// Bytes of live packs whose locks were extended so far: for whoever watches.
+    /// Bytes of live packs whose locks were extended so far, for a progress display.
     pub progress: Arc<AtomicU64>,
 }
 
-/// What an extension did.
+/// The result of an extension.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Extended {
-    /// Objects whose locks end no sooner than asked for now.
+    /// Number of objects whose locks now end no sooner than was asked for.
     pub objects: u64,
-    /// Objects that are not there.
+    /// Number of objects that are not in the bucket.
     pub missing: u64,
-    /// The end of their locks; none if nothing was extended.
+    /// The end of their locks. None if nothing was extended.
     pub until: Option<Timestamp>,
 }
 
 impl Locks {
-    /// Requests that were made, packs that wait, and requests that an extension takes.
+    /// Returns the requests that were made, the packs that wait, and the requests that an extension
+    /// takes.
     pub fn requests(&self) -> (u64, u64, u64) {
         let extensions = match self.is_due {
             true => self.live,
@@ -82,7 +88,8 @@ impl Extended {
     }
 }
 
-/// The rule of a repository, if `days` do not overrule it: those are the collector's own word, which nobody else can change.
+/// Returns the repository's rule, with the collector's own `days` in place of the stated ones. The
+/// collector's option comes from its command line, so no other writer can change it.
 pub fn rule_of(stated: Option<LockRule>, days: Option<u32>) -> Option<LockRule> {
     match (stated, days) {
         (stated, None) => stated,
@@ -93,10 +100,10 @@ pub fn rule_of(stated: Option<LockRule>, days: Option<u32>) -> Option<LockRule> 
     }
 }
 
-/// Which of `keys` a lock protects at `now`.
+/// Returns which of `keys`, given with sizes in bytes, a lock protects at `now`.
 ///
 /// # Errors
-/// Store errors, also that this key may not see locks: then nothing may be deleted.
+/// [`RootError::Store`], also if the credentials may not read locks. Nothing may be deleted then.
 pub async fn waiting<'a>(
     store: &dyn Store,
     keys: impl Iterator<Item = (&'a String, u64)>,
@@ -114,7 +121,7 @@ pub async fn waiting<'a>(
         };
         Ok::<_, StoreError>(name.zip(until).map(|(name, until)| (name, (bytes, until))))
     });
-    // Collected first: a stream of borrowing futures is not accepted across threads otherwise.
+    // Collected first: the compiler does not accept a stream of borrowing futures across threads.
     let asked: Vec<_> = asked.collect();
     let found: Vec<_> = futures::stream::iter(asked)
         .buffer_unordered(REQUESTS_AT_ONCE)
@@ -123,10 +130,11 @@ pub async fn waiting<'a>(
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Whether the locks of what is live in `root` are to be extended: the root says so, or one of a few packs.
+/// Returns true if the locks of the objects that are live in `root` are due to be extended, by the
+/// time in the root or by the lock of one of a few packs.
 ///
 /// # Errors
-/// Store errors.
+/// [`RootError::Store`] if a lock cannot be read.
 pub async fn is_due(
     handle: &RootHandle,
     root: &Root,
@@ -174,10 +182,17 @@ fn sample(live: &HashSet<PackName>, entropy: &dyn Entropy) -> BTreeSet<PackName>
         .collect()
 }
 
-/// Extends the locks of all packs that are live in `root`, and of the config and the key slots among `others`, and tells the root.
+/// Extends the locks of all packs that are live in the root, and of the config and the key slots
+/// among `others`. Then records the new end in the root, unless an object is missing.
+///
+/// Cancel safety: dropped before the root is replaced, it leaves some locks extended, and the next
+/// collection begins again.
 ///
 /// # Errors
-/// An object was not locked, or index objects cannot be read: then the root is not told, and the next collection begins again.
+/// [`RootError::Store`] if an object was not locked, [`RootError::Content`] if an index object
+/// cannot be read, [`RootError::CondemnedUnknown`] if a list of condemned packs cannot, and those
+/// of [`RootHandle::update`]. The root is not told then, unless it is
+/// [`RootError::OutcomeUnknown`], and the next collection begins again.
 pub async fn extend(
     lists: &Lists,
     verifier: &Verifier,
@@ -195,7 +210,8 @@ pub async fn extend(
     let others = others.map(|key| (key.clone(), 0)).collect();
     extended.add(extend_all(store, &lock, others, &locks.progress).await?);
     let mut done = HashSet::new();
-    // Index objects that another collector has merged are gone.
+    // Index objects that another collector has merged are gone. The work goes on with the newer
+    // root.
     let packs = handle.while_it_stands(async |view| {
         let live = (lists, verifier, &view.root);
         extend_packs(live, store, (&lock, locks), &mut done).await
@@ -216,7 +232,8 @@ pub async fn extend(
     Ok(extended)
 }
 
-/// Extends the locks of what the index objects of a root hold, and it has not condemned; but for `done`, to which they are added.
+/// Extends the locks of the packs that the index objects of a root hold, but for condemned ones and
+/// those in `done`. Adds all of them to `done`.
 async fn extend_packs(
     (lists, verifier, root): (&Lists, &Verifier, &Root),
     store: &Arc<dyn Store>,
@@ -260,7 +277,7 @@ async fn extend_all(
     Ok(extended)
 }
 
-/// False if there is no such object.
+/// Extends the lock of one object. Returns false if there is no such object.
 async fn extend_one(store: &dyn Store, key: &str, lock: &Lock) -> Result<bool, StoreError> {
     let error = match store.extend_lock(key, lock).await {
         Ok(()) => return Ok(true),
@@ -273,14 +290,14 @@ async fn extend_one(store: &dyn Store, key: &str, lock: &Lock) -> Result<bool, S
     ) {
         return Err(error);
     }
-    // So a store answers too if its lock ends later already, as it was set by a rule of more days.
+    // A store also answers so if the lock ends later already, set by a rule of more days.
     match store.lock(key).await {
         Ok(Some(found)) if found.until >= lock.until => Ok(true),
         _ => Err(error),
     }
 }
 
-/// Tells the root until when all that is live is locked.
+/// The replacement that records in the root until when everything live is locked.
 struct LockedUntil {
     session: SessionId,
     until_s: i64,

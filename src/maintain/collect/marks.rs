@@ -1,9 +1,11 @@
-//! Which blobs of which packs are needed: two bits for each blob.
+//! The needed blobs of packs: two bits for each blob.
 //!
-//! Owns the compact set that marking fills, keyed by pack and place, so that no id is kept. Pure. Marks only grow: what was needed in one root stays marked, so that a conflict
-//! with another session adds to them and never starts them over.
+//! Owns the compact set that marking fills, keyed by pack and place, so that no id is kept. Pure.
+//! Marks only grow: what one root needed stays marked, so a conflict with another session adds
+//! marks and never starts them over.
 //!
-//! Memory: 2 bits for each blob, 4 bytes for each frame, about 120 bytes for each pack: 80 MB for 100 million chunks of 16 KiB.
+//! Memory: 2 bits for each blob, 4 bytes for each frame, about 120 bytes for each pack: 80 MB for
+//! 100 million chunks of 16 KiB.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +27,7 @@ impl Bits {
         word >> (position % 64) & 1 == 1
     }
 
-    /// True if it was not set.
+    /// Sets a bit. Returns true if it was not set before.
     fn set(&mut self, position: u32) -> bool {
         let Some(word) = self.0.get_mut(position as usize / 64) else {
             return false;
@@ -37,20 +39,20 @@ impl Bits {
     }
 }
 
-/// What is known of one pack.
+/// The marks of one pack.
 #[derive(Clone, Debug)]
 pub struct PackMarks {
-    /// Data or metadata.
+    /// Whether it is a data pack or a metadata pack.
     pub class: Class,
     /// Its length in the bucket, in bytes.
     pub bytes: u64,
-    /// How many blobs it holds.
+    /// Number of its blobs.
     pub blobs: u32,
-    /// How many of them are needed.
+    /// Number of its blobs that are needed.
     pub reached: u32,
     /// A part of it is known to be damaged.
     pub is_damaged: bool,
-    /// The first blob of each frame.
+    /// The position of the first blob of each frame.
     starts: Box<[u32]>,
     needed: Bits,
     followed: Bits,
@@ -91,13 +93,13 @@ impl PackMarks {
             .filter(|position| position < end)
     }
 
-    /// Whether a blob is needed.
+    /// Returns true if the blob `slot` of `frame` is needed.
     pub fn needs(&self, frame: u16, slot: u16) -> bool {
         self.position(frame, slot)
             .is_some_and(|position| self.needed.get(position))
     }
 
-    /// About how many of its bytes are needed.
+    /// Returns about how many of its bytes are needed, by the share of its blobs.
     pub fn needed_bytes(&self) -> u64 {
         match self.blobs {
             0 => 0,
@@ -106,7 +108,7 @@ impl PackMarks {
     }
 }
 
-/// All marks.
+/// The marks of all known packs.
 #[derive(Clone, Debug, Default)]
 pub struct Marks {
     packs: BTreeMap<PackName, PackMarks>,
@@ -115,31 +117,31 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// A part of a pack is in quarantine. Unknown packs are none of ours.
+    /// Records that a part of a pack is in quarantine. An unknown pack is ignored.
     pub fn note_damage(&mut self, pack: &PackName) {
         if let Some(pack) = self.packs.get_mut(pack) {
             pack.is_damaged = true;
         }
     }
 
-    /// Makes a pack known. Nothing changes if it is.
+    /// Adds a pack, unless it is known.
     pub fn know(&mut self, pack: &PackContents) {
         self.packs
             .entry(pack.name())
             .or_insert_with(|| PackMarks::new(pack));
     }
 
-    /// What is known of a pack.
+    /// Returns the marks of a pack.
     pub fn pack(&self, name: &PackName) -> Option<&PackMarks> {
         self.packs.get(name)
     }
 
-    /// All packs that are known.
+    /// Returns all known packs.
     pub fn packs(&self) -> impl Iterator<Item = (&PackName, &PackMarks)> {
         self.packs.iter()
     }
 
-    /// A blob is needed. False if there is no such place.
+    /// Marks a blob as needed. Returns false if there is no such place.
     pub fn need(&mut self, pack: PackName, frame: u16, slot: u16) -> bool {
         let Some(marks) = self.packs.get_mut(&pack) else {
             return false;
@@ -156,7 +158,8 @@ impl Marks {
         true
     }
 
-    /// All that a pack holds is needed: it stays as it is, so what its objects refer to, reachable or not, stays too (rule 3).
+    /// Marks all blobs of a pack as needed. The pack stays as it is, so everything that its objects
+    /// refer to, reachable or not, stays too (rule 3).
     pub fn need_all(&mut self, pack: PackName) {
         let Some(marks) = self.packs.get_mut(&pack) else {
             return;
@@ -172,19 +175,22 @@ impl Marks {
         }
     }
 
-    /// A metadata pack whose references are to be followed. It stays the next one until it is [closed](Self::close): who fails under way begins with it again.
+    /// Returns a metadata pack whose references have to be followed. It stays the next one until
+    /// [`Self::close`] removes it, so that a caller that fails half-way begins with it again.
     ///
-    /// The last one that a session has written: objects refer to what was written before them, as a rule.
+    /// Of the packs of one session it is the one that was written last: objects refer to what was
+    /// written before them, as a rule.
     pub fn next_open(&self) -> Option<PackName> {
         self.open().next()
     }
 
-    /// All metadata packs whose references are to be followed, the [next one](Self::next_open) first.
+    /// Returns all metadata packs whose references have to be followed, the [next
+    /// one](Self::next_open) first.
     pub fn open(&self) -> impl Iterator<Item = PackName> {
         self.open.iter().rev().copied()
     }
 
-    /// Whether the references of a needed blob are still to be followed.
+    /// Returns true if a blob is needed and its references have not been followed.
     pub fn is_due(&self, pack: PackName, frame: u16, slot: u16) -> bool {
         let Some(marks) = self.packs.get(&pack) else {
             return false;
@@ -193,7 +199,7 @@ impl Marks {
         marks.position(frame, slot).is_some_and(due)
     }
 
-    /// All that a needed blob refers to is needed by now.
+    /// Records that everything that a needed blob refers to is marked.
     pub fn followed(&mut self, pack: PackName, frame: u16, slot: u16) {
         if let Some(marks) = self.packs.get_mut(&pack)
             && let Some(position) = marks.position(frame, slot)
@@ -202,7 +208,8 @@ impl Marks {
         }
     }
 
-    /// If all needed blobs of the pack were followed, it is not among the next any more; true then.
+    /// Removes a pack from the open ones if all of its needed blobs were followed. Returns true if
+    /// so.
     pub fn close(&mut self, pack: PackName) -> bool {
         let is_followed = self.is_followed(&pack);
         if is_followed {
@@ -211,12 +218,12 @@ impl Marks {
         is_followed
     }
 
-    /// Not all of the needed blobs of the pack can be followed: it is not among the next any more.
+    /// Removes a pack from the open ones although some of its needed blobs cannot be followed.
     pub fn leave(&mut self, pack: PackName) {
         self.open.remove(&pack);
     }
 
-    /// Whether all needed blobs of a metadata pack were followed.
+    /// Returns true if all needed blobs of a metadata pack were followed.
     fn is_followed(&self, pack: &PackName) -> bool {
         self.packs
             .get(pack)

@@ -1,6 +1,6 @@
-//! What a collection will do: a pure plan, made of marks.
+//! The plan of a collection, made of marks.
 //!
-//! Owns the judgement over each pack and what it will cost. Pure.
+//! Owns the judgement over each pack, and what it will cost. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,44 +9,46 @@ use bkfs_chunker::seal::Class;
 
 use super::marks::Marks;
 
-/// What becomes of packs.
+/// The packs that a collection removes from the live set.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Plan {
-    /// Nothing in them is needed: they are condemned.
+    /// Packs of which nothing is needed: they are condemned.
     pub dead: BTreeSet<PackName>,
-    /// A part of them is needed: that part is stored again, and they are condemned.
+    /// Packs of which a part is needed: that part is stored again, and they are condemned.
     pub rewritten: BTreeSet<PackName>,
-    /// In the bucket, in no index object, and nobody's own: condemned, with their sizes in bytes.
+    /// Packs in the bucket that no index object lists and no session owns: condemned, with their
+    /// sizes in bytes.
     pub unlisted: BTreeMap<PackName, u64>,
     /// Bytes of all packs that are condemned.
     pub condemned_bytes: u64,
     /// About how many bytes are stored again.
     pub rewritten_bytes: u64,
-    /// Bytes of packs that are read to store a part of them again.
+    /// Bytes of the packs that are read for that.
     pub read_bytes: u64,
-    /// Bytes of live packs before.
+    /// Bytes of live packs before the collection.
     pub live_bytes: u64,
 }
 
 impl Plan {
-    /// True if no pack is condemned.
+    /// Returns true if no pack is condemned.
     pub fn is_empty(&self) -> bool {
         self.dead.is_empty() && self.rewritten.is_empty() && self.unlisted.is_empty()
     }
 
-    /// All packs that it condemns.
+    /// Returns all packs that it condemns.
     pub fn candidates(&self) -> BTreeSet<PackName> {
         let listed = self.dead.union(&self.rewritten).copied();
         listed.chain(self.unlisted.keys().copied()).collect()
     }
 }
 
-/// How hard a collection works.
+/// How much a collection rewrites.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Effort {
-    /// A data pack is written anew when less than this part of it is needed, from 0 to 1. One in quarantine is whenever anything in it is not.
+    /// A data pack is rewritten when less than this share of its blobs is needed, from 0 to 1. One
+    /// with damage in quarantine is rewritten as soon as any of its blobs is not needed.
     pub threshold: f64,
-    /// At most so many bytes of sparse data packs are read for that.
+    /// Bytes of sparse data packs that are read for that, at most.
     pub budget_bytes: u64,
 }
 
@@ -59,7 +61,8 @@ impl Default for Effort {
     }
 }
 
-/// Judges each live pack. `is_protected` tells which are own to a session in the root, at or above its floor: those are never garbage (rule 8a).
+/// Judges each live pack. `is_protected` returns true for packs that are own to a session in the
+/// root, at or above its floor: those are never garbage (rule 8, step 1).
 pub fn plan(
     marks: &Marks,
     is_live: impl Fn(&PackName) -> bool,
@@ -87,9 +90,10 @@ pub fn plan(
                 plan.dead.insert(*name);
                 plan.condemned_bytes += pack.bytes;
             }
-            // To keep the live set closed, whatever the threshold.
+            // This keeps the live set closed, so no threshold applies.
             Class::MetadataPack if pack.reached < pack.blobs => rewrite(&mut plan, *name, pack),
-            // What is damaged in it has another place by now, or is not needed: so the damage leaves the repository.
+            // Damaged blobs in it have another copy by now, or are not needed: so the damage leaves
+            // the repository.
             Class::DataPack if pack.reached < pack.blobs && pack.is_damaged => {
                 rewrite(&mut plan, *name, pack);
             }
@@ -99,7 +103,7 @@ pub fn plan(
             _ => {}
         }
     }
-    // The emptiest first: they free most for what is read.
+    // The emptiest packs come first: they free the most for the bytes that are read.
     sparse.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
     let mut budget = effort.budget_bytes;
     for (_, name) in sparse {

@@ -1,26 +1,29 @@
-//! What the objects of metadata packs refer to, kept from when their pack was read until they are needed themselves.
+//! References of the objects in metadata packs, kept from the reading of their pack until the
+//! objects are needed themselves.
 //!
-//! Owns that memory and its bound. Pure. Packs lead to each other in any order: without it, a pack would be read again each time another one leads to more of it.
+//! Owns that memory and its bound. Pure. Packs lead to each other in any order: without it, a pack
+//! would be read again each time another one leads to more of it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::pack::PackName;
 
-/// References kept at most, beside those of the pack that was read last: about 40 MB of them. A pack whose references had to go is read again if more of it is needed.
+/// References that are kept at most: about 40 MB of them. The pack that was read last is kept even
+/// if it has more. A pack whose references were dropped is read again if more of it is needed.
 const KEPT_MAX: usize = 1 << 20;
 
-/// What one object refers to, or why it means nothing.
+/// The references of one object, or why it does not decode.
 pub type Below = Result<Vec<(Kind, Id)>, String>;
 
-/// What the objects of one metadata pack refer to, by frame and slot.
+/// The references of the objects of one metadata pack, by frame and slot.
 pub type PackReferences = BTreeMap<(u16, u16), Below>;
 
-/// References of metadata packs that were read.
+/// The references of metadata packs that were read.
 #[derive(Debug)]
 pub struct References {
     packs: HashMap<PackName, PackReferences>,
-    /// In the order in which they were read.
+    /// The packs in the order in which they were read.
     order: VecDeque<PackName>,
     kept: usize,
     kept_max: usize,
@@ -42,7 +45,8 @@ impl References {
         }
     }
 
-    /// Keeps what a pack's objects refer to; those that were read first go, if they are too many. What is kept last stays whatever its size.
+    /// Keeps the references of a pack's objects. If they are too many, the packs that were read
+    /// first are dropped. The pack that is kept last stays, whatever its size.
     pub fn keep(&mut self, pack: PackName, found: PackReferences) {
         self.forget(&pack);
         self.kept += found.values().map(weight).sum::<usize>();
@@ -55,12 +59,13 @@ impl References {
         }
     }
 
-    /// Whether the pack was read and is still known.
+    /// Returns true if the pack was read and its references are still kept.
     pub fn holds(&self, pack: &PackName) -> bool {
         self.packs.contains_key(pack)
     }
 
-    /// An object of the pack, at or after this place, that `is_due`, with what it refers to.
+    /// Returns the first object of the pack, at or after this frame and slot, for which `is_due`
+    /// returns true, and its references.
     pub fn next_due(
         &self,
         pack: &PackName,
@@ -73,7 +78,7 @@ impl References {
             .map(|(place, below)| (*place, below))
     }
 
-    /// An object was followed: what it refers to is not asked for again.
+    /// Drops the references of an object that was followed: they are not asked for again.
     pub fn followed(&mut self, pack: &PackName, place: (u16, u16)) {
         let below = self
             .packs
@@ -90,7 +95,7 @@ impl References {
     }
 }
 
-/// An object weighs something even if it refers to nothing.
+/// Returns how much an object counts towards the bound: 1, and 1 for each reference.
 fn weight(below: &Below) -> usize {
     1 + below.as_ref().map_or(0, Vec::len)
 }
@@ -107,7 +112,7 @@ mod tests {
         }
     }
 
-    /// `objects` objects that refer to `each` chunks.
+    /// Returns `objects` objects that refer to `each` chunks.
     fn found(objects: u16, each: usize) -> PackReferences {
         let below = vec![(Kind::Chunk, Id([3; 32])); each];
         (0..objects)

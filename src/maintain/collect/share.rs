@@ -1,12 +1,14 @@
-//! How much of what a repository held is gone, and whether that is more than one expects.
+//! How much of the contents of a repository is gone, and whether that is too much to delete it
+//! unasked.
 //!
 //! Owns the file `STATE_DIR/REPOSITORY/needed`, and the rule. Each collection remembers which packs
-//! were needed, and how much of each. What is not needed any more at the next one is gone: that is
-//! added up over the undelete window. Garbage that was never needed when a collection looked does
-//! not count, nor does what a collection stores again.
+//! were needed, and how many bytes of each. Bytes that the next one does not need any more are
+//! gone. Their sum over the undelete window counts. Garbage that no collection ever found needed
+//! does not count, nor do blobs that a collection stores again.
 //!
-//! In steady state it is less than half, however few snapshots are kept: what left within the window
-//! lay in the trash for as long, and that trash is full again.
+//! In steady state less than half is gone, however few snapshots are kept. Snapshots that left
+//! within the window were in the trash for as long as the window, and the trash holds as much
+//! again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,10 +21,11 @@ use serde::{Deserialize, Serialize};
 use super::sightings::{change, read};
 use crate::root::memory::blocking;
 
-/// Of what was held in the window, in percent: more is not deleted unasked.
+/// The limit of the gone bytes, in percent of the bytes that were held in the window. More is not
+/// deleted unasked.
 pub const LIMIT_PERCENT: u64 = 50;
 
-/// Less than this is never too much, in bytes: small repositories change as a whole.
+/// Up to this many bytes are never too much: small repositories change as a whole.
 pub const FLOOR_BYTES: u64 = 64 << 20;
 
 /// The name of the file.
@@ -31,24 +34,24 @@ const FILE: &str = "needed";
 /// Bytes that were gone at a collection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 struct Gone {
-    /// When it ended, in seconds since 1970.
+    /// The time of the collection, in seconds since 1970.
     at_s: i64,
     bytes: u64,
 }
 
-/// What collections on this machine remember.
+/// The memory of collections on this machine.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
-    /// Needed bytes of packs as of the last collection, by the names of the packs; none before the
+    /// Needed bytes of each pack as of the last collection, by the pack's name. None before the
     /// first.
     needed: Option<BTreeMap<String, u64>>,
     gone: Vec<Gone>,
 }
 
-/// What became of a pack that was needed once.
+/// The state of a pack that was needed once.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Became {
-    /// It is live, and so many bytes of it are needed.
+    /// It is live, and this many bytes of it are needed.
     Live(u64),
     /// It is in the bucket, and not live.
     Going,
@@ -59,35 +62,36 @@ pub enum Became {
 /// How much is gone.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Share {
-    /// Bytes that are needed no more since the last collection.
+    /// Bytes that were needed at the last collection and are not any more.
     pub bytes: u64,
-    /// Bytes that earlier collections of the window found so.
+    /// Bytes that earlier collections within the window found to be gone.
     pub earlier_bytes: u64,
     /// Bytes that are needed.
     pub needed_bytes: u64,
-    /// Nothing is remembered: all that is not needed counts, whether it ever was or not.
+    /// Nothing is remembered: everything that is not needed counts, whether it was ever needed or
+    /// not.
     pub is_first: bool,
 }
 
 impl Share {
-    /// Bytes that are gone within the window.
+    /// Returns the bytes that are gone within the window.
     pub fn gone_bytes(&self) -> u64 {
         self.bytes.saturating_add(self.earlier_bytes)
     }
 
-    /// Bytes that the repository held at any time of the window.
+    /// Returns the bytes that the repository held at any time of the window.
     pub fn held_bytes(&self) -> u64 {
         self.gone_bytes().saturating_add(self.needed_bytes)
     }
 
-    /// How much of it is gone, rounded up.
+    /// Returns the share that is gone, in percent, rounded up.
     pub fn percent(&self) -> u64 {
         let (gone, held) = (u128::from(self.gone_bytes()), u128::from(self.held_bytes()));
         (gone * 100).div_ceil(held.max(1)) as u64
     }
 
-    /// Whether a person is to say that this is meant. A collection that adds nothing to what is
-    /// gone takes nothing.
+    /// Returns true if a person has to confirm the collection. One that adds nothing to what is
+    /// gone takes nothing, and needs no confirmation.
     pub fn is_too_much(&self) -> bool {
         let (gone, held) = (u128::from(self.gone_bytes()), u128::from(self.held_bytes()));
         self.bytes > 0
@@ -96,16 +100,17 @@ impl Share {
     }
 }
 
-/// What a collection found out for its share.
+/// The counts that a collection makes for its share.
 pub struct Found {
-    /// Needed bytes of live packs, but of none that a session at work may still change.
+    /// Needed bytes of live packs, without packs that are own to a session in the root.
     pub needed: BTreeMap<PackName, u64>,
-    /// Bytes that leave for all that is known without a memory.
+    /// Bytes that leave. Used if nothing is remembered.
     pub leaving_bytes: u64,
 }
 
 impl Ledger {
-    /// The share of what `became` of packs that were needed.
+    /// Returns the share. `became` tells the state of each pack that was needed. What earlier
+    /// collections found counts if it is newer than `before`.
     pub fn judge(
         &self,
         found: &Found,
@@ -141,8 +146,9 @@ impl Ledger {
         }
     }
 
-    /// Remembers what a collection left needed: all that it found but what it `moved`, whose new
-    /// packs the next one finds. If a person `accepted` what is gone, it counts no more.
+    /// Remembers what a collection left needed: everything in `found` but the packs in `moved`,
+    /// whose new packs the next collection finds. If a person `accepted` what is gone, it counts no
+    /// more.
     pub fn settle(
         &mut self,
         found: &Found,
@@ -151,7 +157,7 @@ impl Ledger {
         (now, before): (Timestamp, Timestamp),
         accepted: bool,
     ) {
-        // A time of day that was ahead once does not keep anything for longer.
+        // An entry from a clock that was ahead does not count for longer than others.
         let now_s = now.as_second();
         for gone in &mut self.gone {
             gone.at_s = gone.at_s.min(now_s);
@@ -181,21 +187,21 @@ fn parse(name: &str) -> Option<PackName> {
     name.parse().ok()
 }
 
-/// Where it is remembered across processes; on a machine without a state directory nowhere.
+/// The file that keeps the ledger across processes. Without a state directory nothing is kept.
 #[derive(Clone, Debug)]
 pub struct LedgerFile {
     directory: Option<PathBuf>,
 }
 
 impl LedgerFile {
-    /// The memory of `repository` below `state_dir`. Touches nothing yet.
+    /// Creates the memory of `repository` below `state_dir`. Does no I/O.
     pub fn new(state_dir: Option<&Path>, repository: RepositoryId) -> Self {
         Self {
             directory: state_dir.map(|directory| directory.join(repository.to_string())),
         }
     }
 
-    /// What is remembered. What cannot be read counts as nothing, and a warning says so.
+    /// Returns the ledger. One that cannot be read counts as empty, and the log has a warning.
     pub async fn recall(&self) -> Ledger {
         let Some(directory) = self.directory.clone() else {
             return Ledger::default();
@@ -207,8 +213,8 @@ impl LedgerFile {
         })
     }
 
-    /// Changes what is remembered; a warning says so if that cannot be. A future that is dropped has
-    /// changed it or not.
+    /// Changes the ledger. If that fails, the log has a warning. Cancel safety: dropped, it leaves
+    /// the file changed or not.
     pub async fn change(&self, settle: impl FnOnce(&mut Ledger) + Send + 'static) {
         let Some(directory) = self.directory.clone() else {
             return;
@@ -220,15 +226,16 @@ impl LedgerFile {
     }
 }
 
-/// What a collection counted, to be remembered once it has condemned.
+/// The counts of a collection, to be remembered once it has condemned.
 pub struct Count {
     /// How much is gone.
     pub share: Share,
-    /// A person says that this is meant, or that nothing is to come back anyway.
+    /// A person confirms the loss, or the undelete window is zero, so that nothing could come back
+    /// anyway.
     pub is_accepted: bool,
-    /// What is needed.
+    /// The needed packs.
     pub(super) found: Found,
-    /// Packs that are needed in part, and stored again.
+    /// Packs of which a part is needed and is stored again.
     pub(super) moved: BTreeSet<PackName>,
     /// When it was counted, and when the undelete window begins.
     pub(super) times: (Timestamp, Timestamp),
@@ -236,12 +243,13 @@ pub struct Count {
 }
 
 impl Count {
-    /// Whether nothing may be condemned before a person has said that it is meant.
+    /// Returns true if nothing may be condemned before a person has confirmed it.
     pub fn is_refused(&self) -> bool {
         self.share.is_too_much() && !self.is_accepted
     }
 
-    /// The next collection knows it. A future that is dropped has remembered it or not.
+    /// Remembers the counts for the next collection. Cancel safety: dropped, it leaves them
+    /// remembered or not.
     pub(super) async fn remember(self) {
         let Self {
             share,
@@ -283,7 +291,8 @@ mod tests {
         }
     }
 
-    /// One collection a day. Each day stores a pack; `needs` says which are needed then.
+    /// Runs one collection a day. Each day stores one pack; `needs` returns true if today needs the
+    /// pack.
     fn shares(window: u32, days: u32, needs: impl Fn(u32, u32) -> bool) -> Vec<Share> {
         let mut ledger = Ledger::default();
         let mut shares = Vec::new();
@@ -304,7 +313,7 @@ mod tests {
     #[test]
     fn daily_use_is_never_too_much_however_few_are_kept() {
         for (kept, window) in [(1, 1), (1, 7), (2, 7), (7, 7), (7, 30), (30, 7)] {
-            // Nothing of one day's snapshot is in another's, and each stays in the trash.
+            // The snapshots of two days share nothing, and each stays in the trash.
             let shares = shares(window, 120, |today, pack| pack + kept + window > today);
             let worst = shares.iter().map(Share::percent).max();
             assert!(
@@ -317,7 +326,7 @@ mod tests {
 
     #[test]
     fn what_goes_in_small_steps_is_counted_together() {
-        // Half of twenty packs leave on one day, or three on each of four.
+        // More than half of twenty packs leave: 11 on one day, or 3 on each of four days.
         for by_day in [11, 3] {
             let gone = |today: u32| today.saturating_sub(21) * by_day;
             let shares = shares(7, 25, |today, pack| pack <= 20 && pack > gone(today));

@@ -1,9 +1,9 @@
-//! What collections on this machine have seen of a repository's snapshots.
+//! Snapshots of a repository that collections on this machine have seen.
 //!
-//! Owns the file `STATE_DIR/REPOSITORY/sightings` and the rules that follow from it. Every
-//! writer can date the trash as it likes, and can take snapshots out of all lists. So the undelete
-//! window counts from when this machine first saw a snapshot forgotten, or gone.
-//! Losing the file delays what expires, and loses an alarm, never data.
+//! Owns the file `STATE_DIR/REPOSITORY/sightings` and the rules that follow from it. Every writer
+//! can put any date on an entry of the trash, and can take snapshots out of all lists. So the
+//! undelete window counts from when this machine first saw a snapshot forgotten, or gone. Losing
+//! the file delays what expires, and loses an alarm, never data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -22,21 +22,21 @@ use crate::root::snapshots::{SnapshotEntry, TrashEntry};
 /// The name of the file.
 const FILE: &str = "sightings";
 
-/// What was seen of one snapshot.
+/// The sighting of one snapshot.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 struct Sighting {
     volume: String,
     name: String,
     /// The root node of its tree, in hexadecimal digits.
     tree: Option<String>,
-    /// Since when it is known not to be kept, in seconds since 1970.
+    /// Since when it is known not to be kept, in seconds since 1970. None while it is kept.
     since_s: Option<i64>,
 }
 
-/// A snapshot that stands in no list any more, and did not stand in the trash for the window.
+/// A snapshot that is in no list any more, and was not in the trash for the whole window.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Vanished {
-    /// The volume it is of.
+    /// Its volume.
     pub volume: String,
     /// Its name.
     pub name: String,
@@ -48,15 +48,15 @@ pub struct Vanished {
     pub since: Timestamp,
 }
 
-/// All snapshots that were seen, by the commits that made them.
+/// All snapshots that were seen, by the ids of their commit records in hexadecimal digits.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Sightings(BTreeMap<String, Sighting>);
 
 impl Sightings {
-    /// Takes note of what the lists of a root hold at `now`. Returns the snapshots that have
-    /// vanished; those that were gone or forgotten `before` are not remembered any longer.
+    /// Records what the lists of a root hold at `now`. Returns the snapshots that have vanished.
+    /// Those that were gone or forgotten `before` are dropped from the memory.
     ///
-    /// A time of day that was ahead once does not count: nothing is known since later than now.
+    /// A clock that was ahead once does not count: no snapshot is gone since later than `now`.
     pub fn note<'a>(
         &mut self,
         kept: impl Iterator<Item = &'a SnapshotEntry>,
@@ -96,14 +96,15 @@ impl Sightings {
         vanished
     }
 
-    /// Forgets snapshots that were given up: they have not vanished.
+    /// Forgets snapshots that were given up: they do not count as vanished.
     pub fn give_up(&mut self, commits: &[Id]) {
         for commit in commits {
             self.0.remove(&hex::encode(commit.0));
         }
     }
 
-    /// Since when a forgotten snapshot is known to be forgotten; `None` if it was not seen so far.
+    /// Returns since when a forgotten snapshot is known to be forgotten; `None` if this machine has
+    /// not seen that so far.
     pub fn since(&self, entry: &TrashEntry) -> Option<Timestamp> {
         let sighting = self.0.get(&hex::encode(entry.snapshot.commit.0))?;
         Timestamp::from_second(sighting.since_s?).ok()
@@ -144,23 +145,23 @@ fn parse_id(text: &str) -> Option<Id> {
     Some(Id(bytes))
 }
 
-/// Where sightings are remembered across processes; on a machine without a state directory nowhere.
+/// The file that keeps sightings across processes. Without a state directory nothing is kept.
 #[derive(Clone, Debug)]
 pub struct SightingsFile {
     directory: Option<PathBuf>,
 }
 
 impl SightingsFile {
-    /// The memory of `repository` below `state_dir`. Touches nothing yet.
+    /// Creates the memory of `repository` below `state_dir`. Does no I/O.
     pub fn new(state_dir: Option<&Path>, repository: RepositoryId) -> Self {
         Self {
             directory: state_dir.map(|directory| directory.join(repository.to_string())),
         }
     }
 
-    /// Takes note as [`Sightings::note`] does, and remembers it. What cannot be read counts as
-    /// nothing seen; a warning says so, and also when it cannot be written. A future that is
-    /// dropped has remembered it or not.
+    /// Records as [`Sightings::note`] does, and writes the file. A file that cannot be read counts
+    /// as nothing seen. The log has a warning then, and also if the file cannot be written. Cancel
+    /// safety: dropped, it leaves the file changed or not.
     pub async fn note(
         &self,
         kept: Vec<SnapshotEntry>,
@@ -186,8 +187,8 @@ impl SightingsFile {
         (seen, vanished)
     }
 
-    /// Forgets snapshots that were given up, as [`Sightings::give_up`] does. A warning says so if it
-    /// cannot be remembered. A future that is dropped has remembered it or not.
+    /// Forgets snapshots that were given up, as [`Sightings::give_up`] does. If the file cannot be
+    /// written, the log has a warning. Cancel safety: dropped, it leaves the file changed or not.
     pub async fn give_up(&self, commits: Vec<Id>) {
         let Some(directory) = self.directory.clone() else {
             return;
@@ -200,8 +201,9 @@ impl SightingsFile {
     }
 }
 
-/// Changes what a file of a repository's directory says, which it replaces atomically and under a
-/// lock, so that of two collections none forgets what the other wrote. Returns what it says then.
+/// Changes a file in a repository's directory. A rename replaces the file, under a lock, so that of
+/// two collections none loses what the other wrote. Returns the new contents, and the result of
+/// `change`.
 pub(super) fn change<S: Default + Serialize + DeserializeOwned, T>(
     directory: &Path,
     name: &str,
@@ -222,8 +224,7 @@ pub(super) fn change<S: Default + Serialize + DeserializeOwned, T>(
     Ok((said, changed))
 }
 
-/// What a file of a repository's directory says. One that is not there, or that makes no sense, says
-/// nothing.
+/// Reads a file in a repository's directory. One that is absent or malformed counts as empty.
 pub(super) fn read<S: Default + DeserializeOwned>(directory: &Path, name: &str) -> io::Result<S> {
     let file = directory.join(name);
     let text = match std::fs::read(&file) {

@@ -1,7 +1,9 @@
-//! Sweeping: deleting what was condemned once nobody can need it, and what no root will ever name again (protocol.md, rule 8c).
+//! Sweeps: deletes condemned packs once no session can need them, and objects that no root will
+//! ever name again (docs/PROTOCOL.md, rule 8, step 3).
 //!
-//! Owns the question whether an epoch may go, and the order: the packs are deleted, then found to be gone, then the epoch is forgotten, in the step that takes them out of the index.
-//! Whoever dies between leaves an epoch that the next collector deletes again.
+//! Owns the question whether an epoch may go, and the order. The packs are deleted, then found to
+//! be gone. Then the epoch is forgotten, in the replacement that takes its packs out of the index.
+//! A collector that dies in between leaves an epoch whose packs the next one deletes again.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -25,26 +27,27 @@ use crate::root::snapshots::PackEntry;
 use crate::root::state::{Condemned, Ground, HolderInfo, Root, SessionId};
 use crate::root::transition::IndexChange;
 
-/// Deletions at the same time.
+/// Deletions that run at the same time.
 const DELETES_AT_ONCE: usize = 16;
 
-/// More index objects than this are written together, and so are those that are smaller than [`SMALL_INDEX_BYTES`].
+/// Index objects that a root has at most before those smaller than [`SMALL_INDEX_BYTES`] are
+/// merged.
 const INDEXES_MAX: usize = 48;
 
-/// So many epochs of which everything is locked become one.
+/// From this number on, free epochs of which every pack is locked are merged into one.
 const LOCKED_EPOCHS_MAX: usize = 16;
 
-/// Decoded bytes below which an index object is small.
+/// Size in decoded bytes below which an index object is small.
 const SMALL_INDEX_BYTES: u64 = 8 << 20;
 
-/// A session that holds deletion back.
+/// A session that holds back deletion.
 #[derive(Clone, Debug)]
 pub struct Holding {
-    /// Which.
+    /// The session.
     pub session: SessionId,
-    /// Who it is; only the host is known of one that has ended.
+    /// Its holder. Of a session that has ended only the host is known.
     pub holder: HolderInfo,
-    /// The base that it has published; none if there is no heartbeat that can be read.
+    /// The base that it has published. None if it has no readable heartbeat.
     pub base: Option<u64>,
     /// It has ended, and its spool may still hold what it acknowledged.
     pub has_ended: bool,
@@ -64,10 +67,11 @@ impl Holding {
     }
 }
 
-/// Which epochs every session but `but` has left behind, and every ground, and who keeps the others.
+/// Returns the condemned epochs that every session but `but`, and every ground, has reached with
+/// its base, and the sessions that hold back the others.
 ///
 /// # Errors
-/// Store errors.
+/// [`RootError::Store`] if a heartbeat cannot be read from the store.
 pub async fn free_epochs(
     handle: &RootHandle,
     root: &Root,
@@ -79,7 +83,8 @@ pub async fn free_epochs(
         return Ok((Vec::new(), Vec::new()));
     };
     for (id, session) in &root.sessions {
-        // Its first base is the epoch of its registration, but binds it only with a heartbeat: an absent one blocks.
+        // The first base of a session is the epoch of its registration. It binds only once a
+        // heartbeat states it, so an absent heartbeat blocks deletion.
         if Some(*id) == but {
             continue;
         }
@@ -107,8 +112,9 @@ pub async fn free_epochs(
     Ok((free.copied().collect(), holding))
 }
 
-/// Keys of objects other than packs that no root will name any more, with their sizes. `bucket` was listed before `root` was read: so whoever wrote one of them has left the root, or
-/// has passed it.
+/// Returns the keys of objects other than packs that no root will name any more, with their sizes
+/// in bytes. `bucket` must be listed before `root` is read: then the session that wrote such an
+/// object has left the root, or its floor is past the object.
 pub fn orphans(root: &Root, bucket: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let lists: HashSet<PackName> = list_refs(root).map(|list| list.name).collect();
     let indexes: HashSet<PackName> = root.index.iter().map(|index| index.name).collect();
@@ -122,10 +128,11 @@ pub fn orphans(root: &Root, bucket: &BTreeMap<String, u64>) -> BTreeMap<String, 
     found.map(|(key, bytes)| (key.clone(), *bytes)).collect()
 }
 
-/// Deletes objects. What is gone already counts as deleted.
+/// Deletes objects, and returns how many. An object that is already gone is no error. Cancel
+/// safety: dropped, it leaves some of them deleted.
 ///
 /// # Errors
-/// The store refuses.
+/// [`RootError::Store`] if the store refuses a deletion.
 pub async fn delete(
     store: &dyn Store,
     keys: impl IntoIterator<Item = String>,
@@ -144,24 +151,33 @@ pub async fn delete(
         .await
 }
 
-/// Who sweeps.
+/// A sweep, and what it works with.
 pub struct Sweeper<'a> {
     /// The root.
     pub handle: &'a RootHandle,
     /// Reads index objects.
     pub verifier: &'a Verifier,
-    /// Writes them.
+    /// Writes index objects and lists.
     pub ingest: &'a Ingest,
-    /// In whose name.
+    /// The collector's session.
     pub session: SessionId,
 }
 
 impl Sweeper<'_> {
-    /// Steps `Sweep` and `ForgetEpoch`, for epochs that [`free_epochs`] has found free. `keys` are the keys of all packs of theirs that may be in the bucket, but for those
-    /// of `kept`, which a lock protects: they stay condemned, in the newest of these epochs.
+    /// Carries out steps `Sweep` and `ForgetEpoch` of the model, for epochs that [`free_epochs`]
+    /// has found free. Returns the number of deleted packs.
+    ///
+    /// `keys` are the keys of all packs of these epochs that may be in the bucket, but for the
+    /// packs in `kept`. A lock protects those: they stay condemned, in the newest of these epochs.
+    ///
+    /// Cancel safety: dropped half-way, it leaves deleted packs whose epoch is still in the root,
+    /// and the next collection deletes them again.
     ///
     /// # Errors
-    /// Store errors; nothing is forgotten then.
+    /// [`RootError::Store`] or [`RootError::Content`] if the store fails, [`RootError::Damaged`] or
+    /// [`RootError::Unopenable`] if a list of condemned packs cannot be read, and those of
+    /// [`RootHandle::update`]. No epoch is forgotten then, unless it is
+    /// [`RootError::OutcomeUnknown`].
     pub async fn sweep(
         &self,
         free: &[Condemned],
@@ -216,14 +232,15 @@ impl Sweeper<'_> {
     }
 }
 
-/// Step `ForgetEpoch`.
+/// The replacement of the root: step `ForgetEpoch` of the model.
 struct ForgetEpochs<'a> {
     session: SessionId,
     verifier: &'a Verifier,
     ingest: &'a Ingest,
     free: &'a [Condemned],
     gone: BTreeSet<PackName>,
-    /// What is locked, as the newest of the epochs. All bases have reached it, so it is no less free than it was.
+    /// The locked packs, condemned in the newest of the epochs. All bases have reached it, so they
+    /// are as free as before.
     left: Option<Condemned>,
 }
 
@@ -236,11 +253,12 @@ impl Transition for ForgetEpochs<'_> {
     }
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        // What another collector has forgotten was gone, and left the index with its epoch.
+        // The packs of an epoch that another collector has forgotten are gone, and left the index
+        // with it.
         let before = next.condemned.len();
         next.condemned
             .retain(|condemned| !self.free.contains(condemned));
-        // If another has forgotten all of them, what is locked stands in a list of that one's.
+        // If another collector has forgotten all of them, a list of its own holds the locked packs.
         if next.condemned.len() < before {
             next.condemned.extend(self.left);
             next.condemned.sort_by_key(|condemned| condemned.epoch);

@@ -1,4 +1,4 @@
-//! The pure parts: what marks say of packs, and what is made of that.
+//! Tests of the pure parts: marks, and the plan that is made of them.
 
 use std::collections::BTreeMap;
 
@@ -79,7 +79,8 @@ fn what_is_needed_is_followed_once() {
     assert_eq!(marks.next_open(), None, "nothing new");
 }
 
-/// Ten blobs each: metadata 1 to 3 with none, nine and all needed; data 11 to 15 with none, two, eight, nine and all.
+/// Returns the marks of packs with ten blobs each. Metadata packs 1 to 3 have 0, 9 and 10 needed
+/// blobs; data packs 11 to 15 have 0, 2, 8, 9 and 10.
 fn marked() -> Marks {
     let mut marks = Marks::default();
     let needed = [(1, 0), (2, 9), (3, 10)];

@@ -1,6 +1,7 @@
-//! Nodes from the items that they held. Pure.
+//! Makes nodes again from the items that they held. Pure.
 //!
-//! Owns the way from sorted items to nodes: since a node's end depends on its own entries alone, the items of a lost node give that node again, and all below it, to the byte.
+//! Owns the way from sorted items to nodes. Where a node ends depends on its own entries alone. So
+//! the items of a lost node give that node again, and all nodes below it, to the byte.
 
 use bkfs_chunker::id::Id;
 
@@ -9,22 +10,22 @@ use crate::tree::node::{Child, MAX_LEVEL, NodeBuilder, write_child};
 
 /// Makes nodes, children before parents. Memory is one node per level.
 pub(super) struct Builder<F> {
-    /// Names a node.
+    /// Returns the id of a node.
     name: F,
     levels: Vec<Level>,
 }
 
 struct Level {
     builder: NodeBuilder,
-    /// Nodes that were ended.
+    /// Number of nodes of this level that have ended.
     made: u64,
 }
 
-/// A node that ended.
+/// A node that has ended: its id and bytes.
 pub(super) type Made = (Id, Vec<u8>);
 
 impl<F: Fn(&[u8]) -> Id> Builder<F> {
-    /// With no items.
+    /// Starts without items.
     pub(super) fn new(name: F) -> Self {
         Self {
             name,
@@ -32,7 +33,7 @@ impl<F: Fn(&[u8]) -> Id> Builder<F> {
         }
     }
 
-    /// Adds an item, above all before it; returns the nodes that end with it.
+    /// Adds an item whose key is above all before it. Returns the nodes that end with it.
     pub(super) fn push(&mut self, key: &Key, value: &[u8]) -> Vec<Made> {
         let mut made = Vec::new();
         self.add(0, key.as_bytes(), value, &mut made);
@@ -69,7 +70,8 @@ impl<F: Fn(&[u8]) -> Id> Builder<F> {
         }
     }
 
-    /// There are no more items: the nodes that end with that, up to the one of `level`, or up to the root if none is given.
+    /// Ends the input. Returns the nodes that end with it, up to the one of `level`, or up to the
+    /// root node if `level` is none.
     pub(super) fn finish(mut self, level: Option<u8>) -> Vec<Made> {
         let mut made = Vec::new();
         if self.levels.is_empty() {
@@ -116,7 +118,8 @@ mod tests {
             .collect()
     }
 
-    /// Every node of a tree with its level and the range of its keys, and the tree.
+    /// Returns the root node of a tree, and every node of it with its level and the range of its
+    /// keys.
     async fn tree(nodes: &MemoryNodes, items: &[(Key, Vec<u8>)]) -> (Id, Vec<(Id, u8, Key, Key)>) {
         let root = empty(nodes).await.expect("empty");
         let changes = items.iter().map(|(key, value)| (key.clone(), Some(value)));

@@ -1,7 +1,9 @@
-//! The items of a stretch of a tree of another repository, under the keys that they have here.
+//! The items in a key range of a tree of the other repository, under the keys that they have in
+//! this one.
 //!
-//! Owns the order. Names lie under a keyed hash, so a directory's names lie in another order there: those of one directory are read whole, and what belongs to the stretch is sorted. All else
-//! lies as it does here. Values are as they are there.
+//! Owns the order. The keys of names contain a keyed hash, so the names of a directory have another
+//! order in the other repository. They are read completely, and those in the range are sorted. All
+//! other items have the same order in both. Values are those of the other repository.
 
 use std::ops::Range;
 
@@ -14,14 +16,15 @@ use crate::volume::error::VolumeError;
 use crate::volume::names::Names;
 use crate::volume::nodes::Nodes;
 
-/// An item.
+/// An item with its key.
 type Entry = (Key, Bytes);
 
-/// Walks over such a stretch. Memory is one node per level, and the names of one directory as far as they belong to the stretch.
+/// Walks over the items of a range. Memory is one node per level, and the names of one directory
+/// that are in the range.
 pub(super) struct Items<'a> {
-    /// There.
+    /// Reads nodes of the other repository.
     nodes: &'a Nodes,
-    /// Here.
+    /// Makes the keys of this repository.
     names: Names,
     range: Range<Key>,
     cursor: Cursor,
@@ -30,7 +33,8 @@ pub(super) struct Items<'a> {
 }
 
 impl<'a> Items<'a> {
-    /// Of what lies in `range` here, as `tree` has it there. `names` makes keys here.
+    /// Starts at the beginning of `range`, whose keys are of this repository, in `tree` of the
+    /// other one. `names` makes the keys of this repository.
     pub(super) fn new(nodes: &'a Nodes, tree: Id, names: Names, range: Range<Key>) -> Self {
         let names_of = |key: &Key| match key.parse() {
             Ok(KeyParts::Name { directory, .. }) => Some(of_kind(directory, ItemKind::Name)),
@@ -48,10 +52,10 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// The next item.
+    /// Returns the next item, or none at the end.
     ///
     /// # Errors
-    /// The tree cannot be read.
+    /// The [`VolumeError`] that kept the tree from being read.
     pub(super) async fn next(&mut self) -> Result<Option<Entry>, VolumeError> {
         loop {
             if let Some(entry) = self.directory.next() {
@@ -75,7 +79,8 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// All names of one directory that belong to the stretch, in the order that they have here.
+    /// Reads all names of one directory, and keeps those in the range in the order of this
+    /// repository.
     async fn gather(&mut self, directory: u64, first: Entry) -> Result<(), VolumeError> {
         let mut found = Vec::new();
         let mut next = Some(first);

@@ -1,20 +1,25 @@
-//! Brings back from another repository what is damaged or missing here.
+//! Brings back from another repository the blobs that are damaged or missing in this one.
 //!
-//! Owns the order: what is wanted is looked for where it can be found, stored by a session of maintenance, and made live by a replacement of the root. Decides nothing about what is damaged:
-//! that is [`super::judge`]. Never writes into the other repository.
+//! Owns the order. Wanted blobs are looked for where they can be found, stored by a session of
+//! maintenance, and made live by a replacement of the root. [`super::judge`] decides which are
+//! damaged. The other repository is never written.
 //!
-//! Ids are keyed per repository, so a blob has another name there. The way to it is the place where a file has it: the same volume, snapshot, inode and offset, as `bkfs copy` keeps
-//! them. What is read there is named under this repository's key and taken only if that name is one that is wanted: whatever the other repository holds, nothing wrong is ever stored.
+//! Ids are keyed per repository, so a blob has another id in the other one. It is found by its
+//! place in a file: the same volume, snapshot, inode and offset, which `bkfs copy` keeps. A blob
+//! that is read there gets an id under this repository's key, and is taken only if that id is
+//! wanted. So whatever the other repository holds, nothing wrong is ever stored.
 //!
 //! | module | |
 //! |---|---|
-//! | [`walk`] | from trees here down to what is lost, and to the same place there |
-//! | [`builder`] | nodes from the items that they held (pure) |
-//! | [`items`] | the items of a stretch of a tree there, as they are called here |
-//! | [`publish`] | what was stored becomes live |
+//! | [`walk`] | from trees of this repository to lost blobs, and to their place in the other one |
+//! | [`builder`] | makes nodes again from the items that they held (pure) |
+//! | [`items`] | items of a tree of the other repository, with the keys of this one |
+//! | [`publish`] | makes stored blobs live |
 //!
-//! Damaged places stay in quarantine until collection frees their packs; what lay in them is matched again, since it has another place now. Commit records are in no other repository: the
-//! record of a snapshot is made anew from the list, beside the volume's chain of commits.
+//! Damaged places stay in quarantine until collection frees their packs. A blob that was in one is
+//! matched again, since it has another place now. No other repository has the commit records of
+//! this one: the record of a snapshot is made anew from the list, outside the volume's chain of
+//! commits.
 
 mod builder;
 mod items;
@@ -48,42 +53,48 @@ use crate::root::state::HolderInfo;
 use publish::Publisher;
 use walk::Healer;
 
-/// What the session calls itself.
+/// The mount point that the session states.
 const MOUNT_POINT: &str = "bkfs check --repair --from";
 
-/// Snapshots there that are looked into for what a tree here has lost.
+/// Snapshots of the other repository in which the lost parts of one tree are looked for.
 const CANDIDATES_MAX: usize = 4;
 
-/// What was brought back.
+/// Counts of the blobs and records that were brought back.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Healed {
     /// Chunks, segments and nodes that were stored again.
     pub blobs: u64,
-    /// Their bytes.
+    /// Bytes of these blobs.
     pub bytes: u64,
     /// Commit records that were made anew.
     pub records: u64,
 }
 
 impl Healed {
-    /// And these too.
+    /// Adds the counts of `more`.
     pub fn add(&mut self, more: &Self) {
         self.blobs += more.blobs;
         self.bytes += more.bytes;
         self.records += more.records;
     }
 
-    /// Whether nothing was.
+    /// Returns true if nothing was brought back.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Stores again what `findings` says is damaged or missing, as far as it lies in `from` or can still be read here. The quarantine of the damaged places must be in the root
-/// already. Nothing is done while a part of the index or of the lists is lost: mend that first.
+/// Stores again what `findings` says is damaged or missing, as far as `from` has it or it can still
+/// be read here. The root must have the damaged places in quarantine already. Does nothing while a
+/// part of the index or of the lists is lost: that has to be repaired first.
+///
+/// Cancel safety: dropped half-way, it leaves its session in the root. What it has stored is live
+/// or in packs that no root names.
 ///
 /// # Errors
-/// Store errors of either repository, and those of a session's entry; [`RootError::Rebuild`] if somebody collected garbage meanwhile. Doing it again is safe.
+/// [`RootError::Store`] or [`RootError::Content`] if one of the stores fails, those of
+/// [`OpenSession::open`] and of [`RootHandle::update`], and [`RootError::Rebuild`] if a pack that
+/// it relies on was collected meanwhile. Calling it again is safe.
 pub async fn heal(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
@@ -127,7 +138,7 @@ async fn work(
     there: &SnapshotList,
     publisher: Publisher,
 ) -> Result<Healed, RootError> {
-    // The session must not count on an index older than itself (rule 4).
+    // The session must not use an index that is older than its registration (rule 4).
     let root = handle.current().root.clone();
     publisher.load(&root).await?;
     let mut quarantine: HashSet<Place> = findings.damage.places();
@@ -148,7 +159,7 @@ async fn work(
     healer.finish().await
 }
 
-/// What can still be read in packs that do not describe themselves any more.
+/// Stores again what can still be read in packs that no longer describe themselves.
 async fn still_readable(
     healer: &mut Healer<'_>,
     options: &CheckOptions,
@@ -182,14 +193,14 @@ async fn still_readable(
     Ok(())
 }
 
-/// A tree here, and where it may be found there.
+/// A tree of this repository, and trees of the other one that may hold its lost parts.
 struct Head {
     tree: Id,
-    /// Best first.
+    /// The best candidate first.
     candidates: Vec<Id>,
 }
 
-/// Every tree that somebody can see or bring back.
+/// Returns every tree that a user can see or bring back.
 fn heads(findings: &Findings, there: &SnapshotList) -> Vec<Head> {
     let trash = findings.listed.trash.iter().map(|entry| &entry.snapshot);
     let snapshots = findings.listed.snapshots.iter().chain(trash);
@@ -213,7 +224,7 @@ fn heads(findings: &Findings, there: &SnapshotList) -> Vec<Head> {
     heads
 }
 
-/// Those that spools of ended sessions stand on.
+/// Returns the trees that the spools of ended sessions are based on.
 async fn heads_of_grounds(
     findings: &Findings,
     there: &SnapshotList,
@@ -237,7 +248,7 @@ async fn heads_of_grounds(
     Ok(heads)
 }
 
-/// The snapshot's copy, then those that were made next to it.
+/// Returns the copy of the snapshot, then the snapshots whose times are nearest.
 fn candidates(there: &SnapshotList, volume: &str, name: Option<&str>, time: Timestamp) -> Vec<Id> {
     let mut entries: Vec<&SnapshotEntry> = there.of_volume(volume);
     entries.sort_by_key(|entry| {
@@ -254,7 +265,7 @@ fn candidates(there: &SnapshotList, volume: &str, name: Option<&str>, time: Time
     trees
 }
 
-/// Commit records that snapshots and volumes name and nobody has any more.
+/// Makes anew the commit records that snapshots and volumes name and no pack holds.
 async fn records(healer: &mut Healer<'_>, findings: &Findings) -> Result<(), RootError> {
     let Some(handle) = &findings.handle else {
         return Ok(());
@@ -263,7 +274,7 @@ async fn records(healer: &mut Healer<'_>, findings: &Findings) -> Result<(), Roo
     let snapshots: Vec<&SnapshotEntry> = findings.listed.snapshots.iter().chain(trash).collect();
     let root = handle.current().root.clone();
     for (name, volume) in &root.volumes {
-        // Whoever holds it makes another record with the next commit.
+        // The holder of a volume makes another record with its next commit.
         let commit = volume.commit.filter(|_| volume.holder.is_none());
         if commit.is_some_and(|commit| healer.wants(&commit)) {
             healer.record_of_volume(name, volume, &snapshots).await?;
@@ -277,13 +288,13 @@ async fn records(healer: &mut Healer<'_>, findings: &Findings) -> Result<(), Roo
     Ok(())
 }
 
-/// What something refers to.
+/// The blobs that something refers to.
 type Leaning = HashSet<(Kind, Id)>;
 
-/// Packs that are gone.
+/// Packs that are no longer live.
 type Gone = Vec<PackName>;
 
-/// Something was stored again.
+/// Counts a blob that was stored again.
 fn count(progress: &super::check::CheckProgress, bytes: u64) {
     progress.healed_blobs.fetch_add(1, Ordering::Relaxed);
     progress.healed_bytes.fetch_add(bytes, Ordering::Relaxed);

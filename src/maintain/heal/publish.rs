@@ -1,7 +1,9 @@
-//! What was stored becomes live: a replacement of the root by the session that stored it (protocol.md, rules 1 to 3).
+//! Makes stored blobs live: a replacement of the root by the session that stored them
+//! (docs/PROTOCOL.md, rules 1 to 3).
 //!
-//! Owns the replacement, and the check that precedes each attempt: everything that the new packs refer to lies in packs that are live in the root being replaced, in damaged ones too. With it go
-//! the names of commit records that were made anew.
+//! Owns the replacement, and the check that precedes each attempt: packs that are live in the root
+//! being replaced, damaged ones included, hold everything that the new packs refer to. The same
+//! replacement puts the commit records that were made anew in place of lost ones.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,17 +25,17 @@ use crate::root::snapshots::{ListEntry, SnapshotEntry, TrashEntry};
 use crate::root::state::{ListRef, Root, SessionId, Volume};
 use crate::root::transition::ListChange;
 
-/// Stores for one session, and makes live what it stored.
+/// Stores blobs for one session, and makes them live.
 pub(super) struct Publisher {
     handle: RootHandle,
     lists: Lists,
     session: SessionId,
     ingest: Arc<Ingest>,
-    /// What is referred to and lies in damaged packs only.
+    /// Referenced blobs that only damaged packs hold.
     leaning: Leaning,
-    /// Lost commit records of snapshots, each with the one in its place.
+    /// Lost commit records of snapshots, each with the record in its place.
     of_snapshots: HashMap<Id, Id>,
-    /// The same of volumes, by name.
+    /// The same for volumes, by the name of the volume.
     of_volumes: HashMap<String, (Id, Id)>,
 }
 
@@ -59,14 +61,15 @@ impl Publisher {
         &self.ingest
     }
 
-    /// Makes the index that of this root.
+    /// Loads the index of this root.
     pub(super) async fn load(&self, root: &Root) -> Result<(), RootError> {
         let condemned = self.lists.condemned(root).await?;
         let depot = self.ingest.depot();
         Ok(depot.load_index(&root.index, &condemned).await?)
     }
 
-    /// Something that refers to these is about to be stored: false if one of them is in no live pack, damaged or not.
+    /// Records the references of a blob that is about to be stored. Returns false if no live pack,
+    /// damaged or not, holds one of them.
     pub(super) fn lean_on(&mut self, blobs: Vec<(Kind, Id)>) -> bool {
         let depot = self.ingest.depot();
         let mut damaged = Vec::new();
@@ -83,7 +86,8 @@ impl Publisher {
         true
     }
 
-    /// Everything that was stored so far is live when this returns.
+    /// Makes everything live that was stored so far. Cancel safety: dropped, it leaves that live or
+    /// not; calling it again is safe.
     pub(super) async fn publish(&mut self) -> Result<(), RootError> {
         if self.ingest.uncommitted_blobs() == 0 {
             return Ok(());
@@ -109,7 +113,7 @@ fn is_live(depot: &bkfs_chunker::depot::Depot, id: &Id) -> bool {
     places.iter().any(|place| depot.is_live(&place.pack))
 }
 
-/// The replacement.
+/// The replacement of the root.
 struct HealCas<'a> {
     publisher: &'a Publisher,
     sealing: Sealing<'a>,
@@ -143,7 +147,8 @@ impl Transition for HealCas<'_> {
 }
 
 impl HealCas<'_> {
-    /// Rule 3, against the root whose index was just loaded. What becomes live is the session's own, and no floor was ever raised past it.
+    /// Checks rule 3 against the root whose index was just loaded. What becomes live is the
+    /// session's own, since no floor was ever raised past it.
     fn check_relied_on(&self) -> Result<(), RootError> {
         let depot = self.publisher.ingest.depot();
         let session = self.publisher.session;
@@ -154,7 +159,7 @@ impl HealCas<'_> {
             .filter(|pack| pack.session != session.0);
         let mut gone: Gone = depot.not_live(foreign);
         for (kind, id) in &self.publisher.leaning {
-            // It lay in a damaged pack; since then it may have been stored again.
+            // A damaged pack held it. Since then it may have been stored again.
             if !is_live(depot, id) && self.publisher.ingest.adopt_blob(*kind, *id).is_err() {
                 gone.extend(depot.places(id).first().map(|place| place.pack));
                 return Err(RootError::Rebuild { packs: gone });
@@ -206,7 +211,7 @@ impl Publisher {
         Ok(next.change_trash(&trash)?)
     }
 
-    /// A list with the entries that `renew` gives in the place of those that it is asked about.
+    /// Rewrites a list: each entry for which `renew` returns another one is replaced by that.
     async fn renamed<T: ListEntry>(
         &self,
         refs: &[ListRef],
@@ -232,7 +237,7 @@ impl Publisher {
 }
 
 impl Healer<'_> {
-    /// A record for a snapshot whose own is lost, beside the volume's chain of commits.
+    /// Makes a record for a snapshot whose own is lost, outside the volume's chain of commits.
     pub(super) async fn record_of_snapshot(
         &mut self,
         entry: &SnapshotEntry,
@@ -258,7 +263,9 @@ impl Healer<'_> {
         Ok(())
     }
 
-    /// A record for the last commit of a volume that nobody holds, if its own is lost, and for the snapshot that was made with it. It follows the newest commit whose record is still there.
+    /// Makes a record for the last commit of a volume without a holder, if its own is lost, and for
+    /// the snapshot that was made with it. Its parent is the newest earlier commit of a snapshot
+    /// whose record can still be read.
     pub(super) async fn record_of_volume(
         &mut self,
         name: &str,

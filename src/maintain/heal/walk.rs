@@ -1,7 +1,9 @@
-//! From trees here down to what is lost, and to the same place in a tree there.
+//! Walks from trees of this repository down to lost blobs, and to the same place in a tree of the
+//! other repository.
 //!
-//! Owns the walk and the taking: only what is wanted is stored, and only if all that it refers to is in live packs (rule 3). Whole parts of a tree are passed over once nothing below them is
-//! lost any more. Nodes are made again from the items that a tree there has in their place.
+//! Owns the walk and the taking. A blob is stored only if it is wanted and live packs hold all that
+//! it refers to (rule 3). A part of a tree is skipped once nothing below it is lost any more. Nodes
+//! are made again from the items that a tree of the other repository has in their place.
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
@@ -33,51 +35,52 @@ use crate::volume::names::Names;
 use crate::volume::nodes::decode_item;
 use crate::volume::rescue::below;
 
-/// Contents under way at once; each of up to 2 MiB.
+/// Contents that are read at the same time, each of up to 2 MiB.
 const CONTENTS_AT_ONCE: usize = 8;
 
 /// Items of a node that are translated together.
 const ITEMS_AT_ONCE: usize = 64;
 
-/// Trees there in which a lost node is looked for: each costs reading the contents of all files in the node.
+/// Trees of the other repository in which a lost node is looked for. Each costs reading the
+/// contents of all files in the node.
 const NODE_CANDIDATES_MAX: usize = 2;
 
-/// What is known of names there and here: about 100 bytes each.
+/// Targets of the other repository whose target here is remembered: about 100 bytes each.
 const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("not zero");
 
-/// What was stored becomes live after so many blobs: each takes some memory until then.
+/// Number of stored blobs after which they are made live. Each takes some memory until then.
 const PUBLISH_BLOBS: usize = 50_000;
 
-/// Looks for what is wanted.
+/// The search for wanted blobs.
 pub(super) struct Healer<'a> {
     publisher: Publisher,
     damage: &'a Damage,
     from: &'a Repository,
     progress: &'a CheckProgress,
-    /// Not yet found.
+    /// Blobs that have not been found yet.
     wanted: HashSet<Prefix>,
-    /// Targets of which everything is there again.
+    /// Targets of which everything is stored again.
     done: HashSet<Id>,
-    /// Nodes that are whole, with all below them.
+    /// Nodes that are whole, with everything below them.
     clean: HashSet<Id>,
-    /// Places that could not be mended.
+    /// Number of places that could not be mended.
     failures: u64,
-    /// What targets there are called here.
+    /// The targets here of targets of the other repository.
     known: LruCache<Target, Target>,
     healed: Healed,
 }
 
-/// A node to be looked at.
+/// A node that has to be visited.
 struct Step {
     id: Id,
-    /// Known from its parent.
+    /// Its level by its parent. None for a root node.
     level: Option<u8>,
     range: Range<Key>,
 }
 
 enum Work {
     Look(Step),
-    /// All below was looked at; so many failures were known before.
+    /// Everything below the node was visited. The number is that of the failures before.
     Leave(Id, u64),
 }
 
@@ -102,12 +105,12 @@ impl<'a> Healer<'a> {
         }
     }
 
-    /// Reads blobs here, those that were stored again too.
+    /// Reads blobs of this repository, those that were stored again included.
     pub(super) fn depot(&self) -> Depot {
         self.publisher.ingest().depot().clone()
     }
 
-    /// Whether a blob is still to be found.
+    /// Returns true if a blob has not been found yet.
     pub(super) fn wants(&self, id: &Id) -> bool {
         self.wanted.contains(&id.prefix())
     }
@@ -116,7 +119,8 @@ impl<'a> Healer<'a> {
         self.wanted.is_empty()
     }
 
-    /// Stores a blob if it is wanted, and if all that it refers to is in live packs. The id is that of these bytes.
+    /// Stores a blob if it is wanted and live packs hold all that it refers to. `id` must be the id
+    /// of these bytes.
     pub(super) async fn take(&mut self, kind: Kind, id: Id, bytes: Bytes) -> Result<(), RootError> {
         if !self.wants(&id)
             || !self
@@ -140,7 +144,8 @@ impl<'a> Healer<'a> {
         Ok(())
     }
 
-    /// Looks through a tree here for what is wanted, and for that in `candidates`, trees there.
+    /// Looks through a tree of this repository for wanted blobs, and for those in `candidates`,
+    /// trees of the other one.
     pub(super) async fn tree(&mut self, tree: Id, candidates: &[Id]) -> Result<(), RootError> {
         let mut stack = vec![Work::Look(Step {
             id: tree,
@@ -198,7 +203,7 @@ impl<'a> Healer<'a> {
         Ok(bytes.and_then(|bytes| Node::decode(bytes).ok()))
     }
 
-    /// The contents of a leaf that are lost.
+    /// Stores the lost contents of a leaf again, as far as the candidates have them.
     async fn leaf(&mut self, node: &Node, candidates: &[Id]) -> Result<(), RootError> {
         let mut touched: Vec<(Key, Target)> = Vec::new();
         for index in 0..node.len() {
@@ -236,7 +241,7 @@ impl<'a> Healer<'a> {
         Ok(())
     }
 
-    /// What lies there where these extents lie here.
+    /// Reads what `tree` of the other repository has at the places of these extents.
     async fn same_place(
         &self,
         extents: &[(Key, Target)],
@@ -260,7 +265,8 @@ impl<'a> Healer<'a> {
         work.buffered(CONTENTS_AT_ONCE).try_collect().await
     }
 
-    /// Makes a node, and all below it, again from what `tree` has in its place there. What comes out of another version of a file is none that is wanted, and is dropped.
+    /// Makes a node, and everything below it, again from the items that `tree` has in its place.
+    /// What comes out of another version of a file is not wanted, and is dropped.
     async fn rebuild(&mut self, step: &Step, tree: Id) -> Result<(), RootError> {
         let depot = self.depot();
         let keyring = depot.keyring().clone();
@@ -303,7 +309,8 @@ impl<'a> Healer<'a> {
         Ok(())
     }
 
-    /// These items as they are here; none if the contents of one cannot be read there. What is wanted of the contents is taken.
+    /// Translates items of the other repository to this one. Returns none if the contents of one
+    /// cannot be read there. Stores contents that are wanted.
     async fn here(
         &mut self,
         group: Vec<(Key, Bytes, Option<Extent>)>,
@@ -345,18 +352,18 @@ impl<'a> Healer<'a> {
         Ok(Some(items))
     }
 
-    /// Makes the rest live; what was brought back altogether.
+    /// Makes the rest live. Returns the counts of all that was brought back.
     pub(super) async fn finish(mut self) -> Result<Healed, RootError> {
         self.publisher.publish().await?;
         Ok(self.healed)
     }
 
-    /// What makes things live.
+    /// Returns the publisher, which makes stored blobs live.
     pub(super) fn publisher(&mut self) -> &mut Publisher {
         &mut self.publisher
     }
 
-    /// A commit record was made in the place of one that is lost.
+    /// Records that a commit record was made in place of a lost one.
     pub(super) fn replaced(&mut self, lost: &Id) {
         self.wanted.remove(&lost.prefix());
         self.healed.records += 1;
@@ -380,7 +387,7 @@ fn children(node: &Node, range: &Range<Key>) -> Vec<Work> {
     (0..node.len()).filter_map(child).collect()
 }
 
-/// What was read, or nothing if it is damaged or not there.
+/// Returns what was read; none if it is damaged or missing. An error of the store stays one.
 fn readable<T>(read: Result<T, VolumeError>) -> Result<Option<T>, RootError> {
     match read {
         Ok(found) => Ok(Some(found)),

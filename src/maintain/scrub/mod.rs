@@ -1,11 +1,18 @@
-//! Reading and verifying all packs of a repository in the background, slowly, again and again.
+//! Scrubbing: reads and verifies all packs of a repository in the background, slowly, round after
+//! round.
 //!
-//! Owns the round: live packs in the order of their names, each read whole from the bucket and verified, at a rate; where it was is remembered, so that a round goes on in the next mount. Damage
-//! is looked at twice, against the newest root: a pack that collection has taken away meanwhile is none. What is found goes into quarantine, as `check --repair` does it, so that the next write
-//! of the same data stores it again. An index object that cannot be read is named, and the packs of the others are verified all the same. Which files it touches is for `check` to say. Does not own: what a mount shows of it.
+//! Owns the round. Live packs are read whole from the bucket, in the order of their names and at a
+//! rate, and verified. The position is remembered, so that a round goes on in the next mount.
 //!
-//! **Memory**: the packs of at most [`BATCH_PACKS`] (or a million blobs, 21 bytes each) as the index has them, one index object, and one pack. Between batches the index is read again,
-//! which counts against the rate.
+//! A damaged pack is read twice, and compared with the newest root: a pack that collection has
+//! deleted meanwhile is no damage. Damage goes into quarantine, as with `check --repair`, so that
+//! the next write of the same data stores it again. An index object that cannot be read is named,
+//! and the packs of the others are verified all the same. `check` tells which files are touched.
+//! Does not own what a mount shows of the scrubbing.
+//!
+//! **Memory**: the index entries of at most [`BATCH_PACKS`] packs (or of a million blobs, 21 bytes
+//! each), one index object, and one pack. Between batches the index is read again, which counts
+//! against the rate.
 
 mod position;
 
@@ -27,67 +34,72 @@ use crate::root::handle::{RootHandle, RootView};
 use crate::root::lists::Lists;
 pub use position::{Claim, Position, PositionFile};
 
-/// Packs that are known at a time.
+/// Packs whose index entries are held at a time.
 pub const BATCH_PACKS: usize = 512;
 
-/// Or so many blobs of theirs.
+/// Blobs of these packs, at most, unless it is one pack.
 const BATCH_BLOBS: usize = 1 << 20;
 
-/// After an error of the store it is left alone for so long.
+/// The pause after an error of the store.
 const REST: Duration = Duration::from_secs(60);
 
-/// So long after a round the next one begins, in this mount or another: nothing is gained by reading the same again at once.
+/// The pause between the end of a round and the next one, in this mount or another. Reading the
+/// same again at once gains nothing.
 const BETWEEN_ROUNDS: SignedDuration = SignedDuration::from_hours(1);
 
-/// While others are busy a pack waits, looking again after this.
+/// The pause after which the traffic of others is read again, while they are busy.
 const BUSY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// So long they are looked at before each pack.
+/// How long the traffic of others is watched before each pack.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// But no longer than so often: whoever is busy for ever is scrubbed all the same, slower.
+/// How often, at most, the traffic is watched for one pack. A mount that is always busy is scrubbed
+/// all the same, only slower.
 const BUSY_MAX: u32 = 27;
 
-/// What a mount is told of damage, and asked before the store is.
+/// The mount that scrubbing runs in: it puts damage in quarantine, and has traffic that goes first.
 #[async_trait::async_trait]
 pub trait Surroundings: Send + Sync {
-    /// These places are damaged, and not yet in quarantine. False if nothing is put there, because nothing may be written.
+    /// Puts damaged places in quarantine that are not there yet. Returns false if it does not,
+    /// because nothing may be written.
     ///
     /// # Errors
-    /// They are not in quarantine now; the next round finds them again.
+    /// The [`RootError`] that kept the places out of quarantine. The next round finds them again.
     async fn quarantine(&self, places: &[Place]) -> Result<bool, RootError>;
 
-    /// Bytes that others have read and written so far: while this grows, they go first.
+    /// Returns the bytes that others have read and written so far. While the number grows, they go
+    /// first.
     fn traffic_bytes(&self) -> u64;
 }
 
-/// What is known of the scrubbing, for whoever shows it.
+/// The state of the scrubbing, for display.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Facts {
-    /// Bytes per second.
+    /// The rate in bytes per second.
     pub rate: u64,
-    /// The last pack of this round that was verified; none at its beginning.
+    /// The last pack of this round that was verified. None at the beginning of a round.
     pub position: Option<String>,
     /// Bytes verified in this round.
     pub round_bytes: u64,
-    /// Bytes of all live packs, as of the last look at the index; 0 until then.
+    /// Bytes of all live packs when the index was last read; 0 until then.
     pub total_bytes: u64,
     /// Bytes verified since the mount.
     pub verified_bytes: u64,
-    /// When the last full round ended, RFC 3339.
+    /// When the last full round ended (RFC 3339).
     pub last_round: Option<String>,
-    /// Packs found damaged or missing in this round, beyond those that were in quarantine before, and index objects that cannot be read.
+    /// Packs found damaged or missing in this round that were not in quarantine before, and index
+    /// objects that cannot be read.
     pub damaged: u64,
     /// The same in the last full round.
     pub last_round_damaged: u64,
-    /// Places in quarantine, whoever put them there.
+    /// Places in quarantine, those of other sessions included.
     pub quarantined: u64,
-    /// What hinders it, and what to do about it.
+    /// What hinders the scrubbing, and what to do about it.
     pub error: Option<String>,
 }
 
 impl Facts {
-    /// When the last full round ended, in seconds since 1970; 0 for never.
+    /// Returns when the last full round ended, in seconds since 1970; 0 for never.
     pub fn last_round_seconds(&self) -> u64 {
         let time = self.last_round.as_ref().and_then(|time| time.parse().ok());
         time.map_or(0, |time: Timestamp| {
@@ -104,32 +116,32 @@ pub struct Scrubber {
     pub lists: Lists,
     /// Reads packs.
     pub verifier: Verifier,
-    /// Tells the time that a round ended.
+    /// Tells the time at which a round ended.
     pub clock: Arc<dyn Clock>,
-    /// Where it is.
+    /// Keeps the position across mounts.
     pub memory: PositionFile,
     /// The mount.
     pub surroundings: Arc<dyn Surroundings>,
-    /// Bytes per second.
+    /// The rate in bytes per second.
     pub rate: u64,
-    /// What is shown.
+    /// The state that is displayed.
     pub facts: Arc<Mutex<Facts>>,
 }
 
-/// Packs to be verified, in order.
+/// The packs that are verified next, in the order of their names.
 #[derive(Default)]
 struct Batch {
     packs: BTreeMap<PackName, PackContents>,
     blobs: usize,
-    /// Of all live packs.
+    /// Bytes of all live packs.
     total_bytes: u64,
-    /// Index objects that cannot be read, and why.
+    /// Why index objects cannot be read, one text for each.
     broken: Vec<String>,
-    /// Packs were left out, behind those.
+    /// Live packs with higher names were left out.
     is_partial: bool,
 }
 
-/// When bytes may go by.
+/// The rate limit of the reads.
 struct Pace {
     rate: u64,
     free_at: Instant,
@@ -143,7 +155,8 @@ impl Pace {
 }
 
 impl Scrubber {
-    /// Goes on where it was, for ever. To be dropped at any moment.
+    /// Verifies packs from the remembered position, without an end. Cancel safety: dropped at any
+    /// moment, it leaves at most one verified pack to be verified again.
     pub async fn run(self) {
         self.facts.lock().rate = self.rate;
         let _claim = self.claim().await;
@@ -152,7 +165,7 @@ impl Scrubber {
             Position::default()
         });
         self.facts.lock().error = None;
-        // What is in quarantine is shown at once, however long the next round is off.
+        // The places in quarantine are shown at once, even if the next round is far off.
         if let Err(error) = self.quarantine(&self.handle.current()).await {
             self.hindered(format!("what is in quarantine is not known: {error}"));
         }
@@ -174,7 +187,8 @@ impl Scrubber {
         }
     }
 
-    /// Waits until no other mount of this machine scrubs the same repository. A machine on which that cannot be told scrubs twice at worst.
+    /// Waits until no other mount of this machine scrubs the same repository. On a machine where
+    /// that cannot be told, two mounts may scrub it.
     async fn claim(&self) -> Option<Claim> {
         loop {
             match self.memory.claim().await {
@@ -192,7 +206,7 @@ impl Scrubber {
         }
     }
 
-    /// Shows it, and warns if it is something new.
+    /// Shows what hinders the scrubbing, and logs a warning if it is new.
     fn hindered(&self, why: String) {
         let shown = self.facts.lock().error.replace(why.clone());
         if shown.as_ref() != Some(&why) {
@@ -214,7 +228,8 @@ impl Scrubber {
         Timestamp::new(now.seconds, now.nanoseconds as i32).unwrap_or_default()
     }
 
-    /// How long before the next pack: nothing within a round. An end in the future, which a clock may have left, holds nothing up.
+    /// Returns the pause before the next pack: none within a round. A last round that ended in the
+    /// future, by a clock that was wrong, causes no pause.
     fn rest(&self, position: &Position) -> Duration {
         let last = position
             .last_round
@@ -255,14 +270,15 @@ impl Scrubber {
         }
     }
 
-    /// What this root has in quarantine.
+    /// Returns the places that this root has in quarantine.
     async fn quarantine(&self, view: &RootView) -> Result<HashSet<Place>, RootError> {
         let quarantine = self.lists.quarantine(&view.root).await?;
         self.facts.lock().quarantined = quarantine.len() as u64;
         Ok(quarantine)
     }
 
-    /// Verifies the next packs on the newest root; false if there are none behind those. What a collector has taken away under way is for the next call, on its root.
+    /// Verifies the next packs on the newest root. Returns false if no packs follow. If a collector
+    /// deleted something meanwhile, the next call goes on with its root.
     async fn go_on(&self, position: &mut Position, pace: &mut Pace) -> Result<bool, RootError> {
         let view = self.handle.refresh().await?;
         match self.batch(&view, position, pace).await {
@@ -301,7 +317,7 @@ impl Scrubber {
         Ok(batch.is_partial)
     }
 
-    /// Until the rate allows more, and others are not busy.
+    /// Waits until the rate allows more and others are not busy.
     async fn wait(&self, pace: &mut Pace) {
         tokio::time::sleep_until(pace.free_at).await;
         let mut before = self.surroundings.traffic_bytes();
@@ -316,7 +332,7 @@ impl Scrubber {
         }
     }
 
-    /// Live packs behind `after`, by name: the first ones.
+    /// Returns the first live packs whose names are above `after`.
     async fn next_packs(
         &self,
         view: &RootView,
@@ -336,7 +352,8 @@ impl Scrubber {
         Ok(batch)
     }
 
-    /// Every live pack that this root names. Returns what index objects cannot be read, though the newest root names them too.
+    /// Calls `each` with every live pack that this root names. Returns why index objects cannot be
+    /// read that the newest root names too.
     async fn live_packs(
         &self,
         view: &RootView,
@@ -363,7 +380,8 @@ impl Scrubber {
         Ok(broken)
     }
 
-    /// What is wrong with a pack that is live, looked at twice.
+    /// Returns the damage of a pack. A damaged pack is read a second time; the result is the second
+    /// one, unless the pack is no longer live.
     async fn verify(
         &self,
         pack: &PackContents,
@@ -385,7 +403,7 @@ impl Scrubber {
         }
     }
 
-    /// Whether the newest root still has it.
+    /// Returns true if the newest root still names the pack as live.
     async fn is_live(&self, pack: &PackContents, pace: &mut Pace) -> Result<bool, RootError> {
         let view = self.handle.refresh().await?;
         let mut is_there = false;

@@ -1,7 +1,8 @@
-//! Where the scrubbing of a repository is, on this machine.
+//! The position of the scrubbing of a repository, on this machine.
 //!
-//! Owns the small file `STATE_DIR/REPOSITORY/scrub`, and the lock beside it by which only one mount of a machine scrubs a repository. Losing it costs a round that begins anew, nothing else: so what cannot be read counts as nothing remembered, and writing it need not
-//! survive a power cut.
+//! Owns the small file `STATE_DIR/REPOSITORY/scrub`, and the lock next to it by which only one
+//! mount of a machine scrubs a repository. Losing the file only makes a round begin anew. So a
+//! malformed file counts as nothing remembered, and a write need not survive a power loss.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::private;
 use crate::root::memory::blocking;
 
-/// Where it is.
+/// The position in a round.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Position {
     /// The last pack of this round that was verified.
@@ -25,9 +26,9 @@ pub struct Position {
     pub bytes: u64,
     /// Packs found damaged in this round.
     pub damaged: u64,
-    /// When the last full round ended, RFC 3339.
+    /// When the last full round ended (RFC 3339).
     pub last_round: Option<String>,
-    /// Packs found damaged in it.
+    /// Packs found damaged in the last full round.
     pub last_round_damaged: u64,
 }
 
@@ -50,24 +51,25 @@ mod as_text {
     }
 }
 
-/// Remembers it across processes; on a machine without a state directory not at all.
+/// The file that keeps the position across processes. Without a state directory nothing is kept.
 #[derive(Debug)]
 pub struct PositionFile {
     directory: Option<PathBuf>,
 }
 
 impl PositionFile {
-    /// The memory of `repository` (its id as text) below `state_dir`. Touches nothing yet.
+    /// Creates the memory of `repository` (its id as text) below `state_dir`. Does no I/O.
     pub fn new(state_dir: Option<&Path>, repository: &str) -> Self {
         Self {
             directory: state_dir.map(|directory| directory.join(repository)),
         }
     }
 
-    /// Whoever holds this is the only one. None if another process of this machine holds it, or another mount in this one.
+    /// Takes the right to scrub. Returns none if another process of this machine has it, or another
+    /// mount in this process.
     ///
     /// # Errors
-    /// The lock cannot be made or taken.
+    /// The [`io::Error`] with which the lock file could not be made or locked.
     pub async fn claim(&self) -> io::Result<Option<Claim>> {
         let Some(directory) = self.directory.clone() else {
             return Ok(Some(Claim(None)));
@@ -84,10 +86,10 @@ impl PositionFile {
         blocking(claim).await
     }
 
-    /// What was remembered; the beginning if nothing was.
+    /// Returns what was remembered; the beginning of a round if nothing was.
     ///
     /// # Errors
-    /// The file is there and cannot be read.
+    /// The [`io::Error`] with which an existing file could not be read.
     pub async fn recall(&self) -> io::Result<Position> {
         let Some(directory) = self.directory.clone() else {
             return Ok(Position::default());
@@ -100,10 +102,10 @@ impl PositionFile {
         blocking(read).await
     }
 
-    /// Remembers this.
+    /// Writes the position to the file. Cancel safety: dropped, it leaves the file changed or not.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The [`io::Error`] with which the file could not be written.
     pub async fn remember(&self, position: &Position) -> io::Result<()> {
         let Some(directory) = self.directory.clone() else {
             return Ok(());
@@ -117,7 +119,7 @@ impl PositionFile {
     }
 }
 
-/// The right to scrub. Goes with whoever holds it.
+/// The right to scrub. Dropping it gives the right up.
 #[derive(Debug)]
 pub struct Claim(#[expect(dead_code, reason = "held, not read")] Option<File>);
 

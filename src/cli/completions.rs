@@ -1,4 +1,4 @@
-//! `bkfs generate`: what packages install beside the program.
+//! `bkfs generate`: the files that packages install next to the program.
 
 use clap::{CommandFactory, ValueEnum};
 use clap_complete::Shell;
@@ -21,6 +21,10 @@ enum What {
     Man,
 }
 
+/// Prints a completion script or the manual page.
+///
+/// # Errors
+/// A [`Failure`] with exit code 1 if the manual page cannot be written to standard output.
 pub fn run(command: Generate) -> Result<(), Failure> {
     let mut program = Cli::command();
     let mut out = std::io::stdout();

@@ -1,4 +1,4 @@
-//! Talking to a mount through `.bkfs/control`.
+//! A client of mounts, through `.bkfs/control`.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -9,13 +9,16 @@ use serde_json::Value;
 
 use crate::cli::output::{Code, Failure};
 
-/// A mount that answers.
+/// A client of one bkfs mount.
 pub struct MountClient {
     mounted: MountInfo,
 }
 
 impl MountClient {
-    /// The bkfs mount that `path` lies in, or is.
+    /// Returns the bkfs mount at `path`, or the one that contains `path`.
+    ///
+    /// # Errors
+    /// A [`Failure`] with exit code 1 if there is none.
     pub fn find(path: &Path) -> Result<MountClient, Failure> {
         let absolute = std::path::absolute(path)
             .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
@@ -33,24 +36,28 @@ impl MountClient {
         Ok(MountClient { mounted: mount })
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn mount_point(&self) -> &Path {
         &self.mounted.mount_point
     }
 
-    /// What the kernel says of it, by which its other places are found.
+    /// Returns what the kernel says of the mount, by which its other mount points are found.
     pub fn mounted(&self) -> &MountInfo {
         &self.mounted
     }
 
-    /// True if the daemon is gone: the kernel says that nobody is connected, or cut the connection. Anything else may be a live mount.
+    /// Returns true if the daemon is gone: the kernel says that no daemon is connected, or that it
+    /// cut the connection. After any other error the mount may be live.
     pub fn is_dead(&self) -> bool {
         let answer = std::fs::symlink_metadata(self.mount_point());
         let code = answer.err().and_then(|error| error.raw_os_error());
         matches!(code, Some(libc::ENOTCONN | libc::ECONNABORTED))
     }
 
-    /// `.bkfs/status`.
+    /// Returns the contents of `.bkfs/status`.
+    ///
+    /// # Errors
+    /// A [`Failure`] with exit code 1 if the file cannot be read or is not JSON.
     pub fn status(&self) -> Result<Value, Failure> {
         let path = self.mount_point().join(".bkfs/status");
         let text = std::fs::read_to_string(&path).map_err(|error| unreachable(&path, &error))?;
@@ -59,6 +66,10 @@ impl MountClient {
     }
 
     /// Sends a request and waits for its answer.
+    ///
+    /// # Errors
+    /// The [`Failure`] that the mount answers with, its code and hint included. One with exit code
+    /// 1 if the mount cannot be asked or its answer is not JSON.
     pub fn request(&self, request: &Value) -> Result<Value, Failure> {
         let path = self.mount_point().join(".bkfs/control");
         let failed = |error: std::io::Error| unreachable(&path, &error);

@@ -17,12 +17,15 @@ use crate::root::error::RootError;
 
 /// Copy snapshots of a volume to another repository
 ///
-/// Snapshots keep their names, times, hosts and tags; their contents are verified as they are read, and named and sealed under the other repository's keys. What the other repository has already is
-/// not sent again, and a copy that was interrupted goes on where it was; until then the target's volume shows the last snapshot that is whole. The target's volume belongs to the copy: it must be new, or
-/// have nothing but copied snapshots, unless --anew gives up what else it holds.
+/// Snapshots keep their names, times, hosts and tags; their contents are verified as they are read,
+/// and named and sealed under the other repository's keys. What the other repository has already is
+/// not sent again, and a copy that was interrupted goes on where it was; until then the target's
+/// volume shows the last snapshot that is whole. The target's volume belongs to the copy: it must
+/// be new, or have nothing but copied snapshots, unless --anew gives up what else it holds.
 ///
-/// --password-file and its kin are the target's (TO). Those of the source come from --from-password-file, --from-password-command, BKFS_FROM_PASSWORD_FILE,
-/// BKFS_FROM_PASSWORD or the configuration.
+/// --password-file and its kin are the target's (TO). Those of the source come from
+/// --from-password-file, --from-password-command, BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD or
+/// the configuration.
 #[derive(Debug, clap::Args)]
 pub struct Copy {
     /// The repository to copy from
@@ -45,8 +48,8 @@ pub struct Copy {
     /// its bucket; what follows it is set aside below damaged/
     #[arg(long)]
     accept_loss: bool,
-    /// Give up what the target's volume holds beyond its snapshots, and go on from the last one that
-    /// was copied
+    /// Give up what the target's volume holds beyond its snapshots, and go on from the last one
+    /// that was copied
     #[arg(long)]
     anew: bool,
     #[command(flatten)]
@@ -58,13 +61,18 @@ fn commit_size(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| "expected a size of at least 1M".to_owned())
 }
 
-/// The least that is worth a commit, in bytes.
+/// The smallest value of `--commit-every`, in bytes.
 const COMMIT_BYTES_MIN: u64 = 1 << 20;
 
+/// Copies the snapshots, and prints each of them.
+///
+/// # Errors
+/// The [`Failure`] of either repository. Exit code 11 if the target's volume is held, or has
+/// changes that the copy did not make; 2 if both repositories are the same. Copied snapshots stay.
 pub fn run(command: Copy, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let started = Instant::now();
-        // Two repositories are open, and each takes half.
+        // Two repositories are open, and each takes half of the memory.
         let settings = Settings {
             memory_bytes: Settings::default().memory_bytes / 2,
             ..Settings::default()

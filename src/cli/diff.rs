@@ -16,9 +16,10 @@ use crate::volume::mode;
 
 /// Show what differs between two snapshots
 ///
-/// One line for each path: + added, - removed, M other contents, U other mode, owner, time or extended attribute, T other type. Contents are not read: what is stored
-/// under the same ids is the same. Takes time by what differs, and where the contents of files changed also by the number of names, of which the directories are
-/// listed.
+/// One line for each path: + added, - removed, M other contents, U other mode, owner, time or
+/// extended attribute, T other type. Contents are not read: what is stored under the same ids is
+/// the same. Takes time by what differs, and where the contents of files changed also by the number
+/// of names, of which the directories are listed.
 #[derive(Debug, clap::Args)]
 pub struct Diff {
     /// The repository
@@ -34,6 +35,11 @@ pub struct Diff {
     null: bool,
 }
 
+/// Prints the differences.
+///
+/// # Errors
+/// The [`Failure`] of the repository, a snapshot or a path that cannot be read. Exit code 3 if
+/// names of a hostile tree were left out.
 pub fn run(command: Diff, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let repository = open(&command.url, global).await?;

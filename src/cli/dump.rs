@@ -18,7 +18,8 @@ use crate::restore::resolve;
 use crate::volume::mode;
 use crate::volume::state::Scope;
 
-/// What a shell says of a tool whose output nobody read any more: 128 and SIGPIPE.
+/// The exit code if the reader of the output has closed the pipe: 128 and the number of SIGPIPE, as
+/// a shell reports it.
 const PIPE_CLOSED: i32 = 128 + libc::SIGPIPE;
 
 /// Write a file of a snapshot to standard output
@@ -54,7 +55,7 @@ struct Stdout {
     left_out: LeftOut,
 }
 
-/// Small pieces are gathered up to this size, in bytes.
+/// Size in bytes up to which small pieces are gathered.
 const GATHERED_BYTES: usize = 1 << 20;
 
 #[async_trait]
@@ -83,7 +84,8 @@ impl Stdout {
     }
 }
 
-/// Without the line buffer of the standard library, which would copy everything once more. The reader may take its time.
+/// Writes to standard output without the line buffer of the standard library, which would copy
+/// everything once more. It runs on a thread of its own, since the reader may be slow.
 async fn write_out(bytes: Bytes) -> io::Result<()> {
     let written = tokio::task::spawn_blocking(move || {
         let mut rest = &bytes[..];
@@ -99,6 +101,12 @@ async fn write_out(bytes: Bytes) -> io::Result<()> {
     written.await.map_err(io::Error::other)?
 }
 
+/// Writes the file or the archive to standard output. Ends the process with code 141 if the reader
+/// closes the pipe.
+///
+/// # Errors
+/// The [`Failure`] of the repository or the snapshot. Exit code 2 if the path is of another kind
+/// than asked for, 13 if damage ends the output early, 3 if names of a hostile tree were left out.
 pub fn run(command: Dump, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let repository = open(&command.url, global).await?;
@@ -148,7 +156,8 @@ fn conclude(dumped: Result<Dumped, DumpError>, output: &Output) -> Result<(), Fa
             ));
             Ok(())
         }
-        // Whoever read it has had enough: quiet, as other tools are, but no success either.
+        // The reader of the pipe has closed it. This is quiet, as in other tools, but it is no
+        // success.
         Err(DumpError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
             std::process::exit(PIPE_CLOSED)
         }

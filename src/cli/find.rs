@@ -97,7 +97,7 @@ impl Kind {
     }
 }
 
-/// Sizes that are wanted, in bytes.
+/// The sizes that are wanted, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Sizes(std::ops::RangeInclusive<u64>);
 
@@ -121,6 +121,11 @@ struct Search<'a> {
     left_out: LeftOut,
 }
 
+/// Prints the files that were found.
+///
+/// # Errors
+/// The [`Failure`] of the repository or a snapshot. Exit code 3 if names of a hostile tree were
+/// left out.
 pub fn run(command: Find, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let repository = open(&command.url, global).await?;
@@ -252,7 +257,7 @@ impl Search<'_> {
             i64::from(attributes.modified.nanoseconds),
         );
         let time = |time: &jiff::Timestamp| {
-            // Those before 1970 count their nanoseconds backwards.
+            // The nanoseconds of a time before 1970 count backwards.
             let nanoseconds = time.as_nanosecond();
             let second = i128::from(1_000_000_000);
             (

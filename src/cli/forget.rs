@@ -13,14 +13,16 @@ use crate::root::lists::DirectLists;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::SnapshotEntry;
 
-/// What becomes of a snapshot.
+/// The verdict over one snapshot.
 type Verdict<'a> = crate::retain::Verdict<'a, SnapshotEntry>;
 
 /// Forget snapshots by policy, or take that back
 ///
-/// A snapshot stays if any rule keeps it; each host's snapshots of the volume are counted apart, and the newest of each always stays. Days, weeks, months and years are UTC's. A
-/// snapshot whose time cannot be right (ahead of now, or the same as another's since a clock had jumped) is kept and not counted. What is forgotten lies in the trash and
-/// can be brought back with --undo, until bkfs gc empties it.
+/// A snapshot stays if any rule keeps it; each host's snapshots of the volume are counted apart,
+/// and the newest of each always stays. Days, weeks, months and years are UTC's. A snapshot whose
+/// time cannot be right (ahead of now, or the same as another's since a clock had jumped) is kept
+/// and not counted. What is forgotten lies in the trash and can be brought back with --undo, until
+/// bkfs gc empties it.
 #[derive(Debug, clap::Args)]
 pub struct Forget {
     /// The repository, or a mount of one
@@ -82,6 +84,11 @@ impl From<Keep> for Policy {
     }
 }
 
+/// Forgets snapshots, or brings one back, and prints the verdicts.
+///
+/// # Errors
+/// Exit code 2 if no rule says what to keep. The [`Failure`] of the repository, also if a named
+/// snapshot does not exist: no snapshot is forgotten then.
 pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Failure> {
     let policy = Policy::from(command.keep);
     let by_policy = command.undo.is_none() && command.names.is_empty();
@@ -115,7 +122,7 @@ pub fn run(command: Forget, global: &Global, output: &Output) -> Result<(), Fail
     })
 }
 
-/// The verdict over snapshots that are named: they go, and of the others nothing is said.
+/// Returns the verdicts over snapshots that are named: they go. Other snapshots get no verdict.
 fn named<'a>(
     entries: &[&'a SnapshotEntry],
     names: &[String],
@@ -133,7 +140,7 @@ fn named<'a>(
     names.iter().map(verdict).collect()
 }
 
-/// Does something with the lists, as a session of its own.
+/// Changes the lists, as a session of its own.
 async fn change<T>(
     repository: &Repository,
     work: impl AsyncFnOnce(ListChanger<'_>) -> Result<T, RootError>,

@@ -23,13 +23,18 @@ use crate::root::error::RootError;
 
 /// Free what no snapshot needs, beside running mounts
 ///
-/// What nothing needs is condemned first, and deleted once every mount of the repository has moved past that: a mount does within a minute, a dead one must be ended (bkfs session list). So of
-/// what a collection condemns, the next one may delete a part. Forgotten snapshots can be brought back until the undelete window has passed. Says what it will do and what that
-/// will cost before it begins; may be stopped at any moment, and may run several times at once.
+/// What nothing needs is condemned first, and deleted once every mount of the repository has moved
+/// past that: a mount does within a minute, a dead one must be ended (bkfs session list). So of
+/// what a collection condemns, the next one may delete a part. Forgotten snapshots can be brought
+/// back until the undelete window has passed. Says what it will do and what that will cost before
+/// it begins; may be stopped at any moment, and may run several times at once.
 ///
-/// Refuses to go on, with exit code 1, if more than half of what the repository held within the undelete window would be gone (64 MiB or less never is too much): what was needed when this machine
-/// collected last, and is needed no more, counts, over all collections of the window. --yes-delete says that this is meant. On the first collection of a machine, all that is to be freed counts. With an
-/// --undelete-window of 0s nothing is counted. Collect on one machine: what another one has stored elsewhere counts as gone.
+/// Refuses to go on, with exit code 1, if more than half of what the repository held within the
+/// undelete window would be gone (64 MiB or less never is too much): what was needed when this
+/// machine collected last, and is needed no more, counts, over all collections of the window.
+/// --yes-delete says that this is meant. On the first collection of a machine, all that is to be
+/// freed counts. With an --undelete-window of 0s nothing is counted. Collect on one machine: what
+/// another one has stored elsewhere counts as gone.
 #[derive(Debug, clap::Args)]
 pub struct Gc {
     /// The repository, or a mount of one
@@ -41,18 +46,24 @@ pub struct Gc {
     /// forgotten: 12h, 7d, 8w; 0s frees them at once, however much that is
     #[arg(long, value_name = "TIME", default_value = "7d")]
     undelete_window: Span,
-    /// Delete although more than half of what the repository held within the undelete window would be
-    /// gone
+    /// Delete although more than half of what the repository held within the undelete window would
+    /// be gone
     #[arg(long)]
     yes_delete: bool,
     /// Write a data pack anew when less than this much of it is needed
     #[arg(long, value_name = "N%", default_value = "90%", value_parser = percent)]
     repack_below: f64,
-    /// Read at most so many MiB of data packs to write them anew, the emptiest first (default: no limit)
+    /// Read at most so many MiB of data packs to write them anew, the emptiest first (default: no
+    /// limit)
     #[arg(long, value_name = "MIB")]
     repack_budget: Option<u64>,
-    /// Keep what is needed locked for so many days from now, whatever the repository's own --lock-days say: the collector's word, which no writer can change
-    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(0..=i64::from(LOCK_DAYS_MAX)))]
+    /// Keep what is needed locked for so many days from now, whatever the repository's own
+    /// --lock-days say: the collector's word, which no writer can change
+    #[arg(
+        long,
+        value_name = "DAYS",
+        value_parser = clap::value_parser!(u32).range(0..=i64::from(LOCK_DAYS_MAX))
+    )]
     lock_days: Option<u32>,
 }
 
@@ -63,6 +74,11 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Prints what a collection would do, and then collects unless it is a dry run.
+///
+/// # Errors
+/// The [`Failure`] of the repository. Exit code 1 if more would be gone than is deleted without
+/// `--yes-delete`, or if the credentials may not delete: nothing is collected then.
 pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let url = target_url(&command.url)?;
@@ -105,7 +121,7 @@ pub fn run(command: Gc, global: &Global, output: &Output) -> Result<(), Failure>
     })
 }
 
-/// Shows how far the extension of locks has come, which is what may take long when nothing is to be freed.
+/// Shows how far the extension of locks has come. It can take long even if nothing is freed.
 fn follow_locks(output: &Output, found: &Prospect) -> Bar {
     let total = found.plan.live_bytes;
     let progress = found.locks.as_ref().map(|locks| locks.progress.clone());
@@ -122,7 +138,7 @@ fn follow_locks(output: &Output, found: &Prospect) -> Bar {
     })
 }
 
-/// Why nothing is deleted unasked, and what to type.
+/// Returns the failure that says why nothing is deleted without confirmation, and what confirms it.
 fn refused(found: &Prospect, command: &Gc) -> Failure {
     let share = &found.count.share;
     let hint = match share.is_first {
@@ -305,7 +321,7 @@ fn held_text(packs: u64, holding: &[Holding]) -> Option<String> {
     Some(text)
 }
 
-/// Bytes that wait, and when the first and the last of them can be deleted.
+/// Returns the bytes that wait, and when the first and the last of them can be deleted.
 fn ends(waiting: &Waiting) -> Option<(u64, Timestamp, Timestamp)> {
     let untils = || waiting.values().map(|(_, until)| *until);
     let total = waiting.values().map(|(bytes, _)| bytes).sum();

@@ -13,8 +13,8 @@ use crate::repository::{self, Creation};
 
 /// Create a repository
 ///
-/// Refuses a store whose conditional writes are wrong. Without --no-encryption, asks for a password twice: without it nothing can be restored, by
-/// anybody.
+/// Refuses a store whose conditional writes are wrong. Without --no-encryption, asks for a password
+/// twice: without it nothing can be restored, by anybody.
 #[derive(Debug, clap::Args)]
 pub struct Init {
     /// Where: s3://bucket/prefix, gs://…, az://…, or a directory
@@ -22,10 +22,17 @@ pub struct Init {
     /// No password: contents are readable by whoever can read the bucket, and verified by hash
     #[arg(long)]
     no_encryption: bool,
-    /// Have the bucket lock packs, keys and config for so many days against deletion by anybody, and let bkfs gc extend that for what is needed. Only for S3, in a bucket made with Object Lock
-    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=i64::from(LOCK_DAYS_MAX)))]
+    /// Have the bucket lock packs, keys and config for so many days against deletion by anybody,
+    /// and let bkfs gc extend that for what is needed. Only for S3, in a bucket made with Object
+    /// Lock
+    #[arg(
+        long,
+        value_name = "DAYS",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(LOCK_DAYS_MAX))
+    )]
     lock_days: Option<u32>,
-    /// governance: who has s3:BypassGovernanceRetention can remove a lock; compliance: nobody can, not even the account's owner
+    /// governance: who has s3:BypassGovernanceRetention can remove a lock; compliance: nobody can,
+    /// not even the account's owner
     #[arg(
         long,
         value_name = "MODE",
@@ -35,6 +42,12 @@ pub struct Init {
     lock_mode: LockMode,
 }
 
+/// Creates a repository.
+///
+/// # Errors
+/// The [`Failure`] of the store; exit code 1 if the URL is taken or the store's conditional writes
+/// are wrong, 2 if the two passwords differ or are empty, 12 if there is no password and no
+/// terminal.
 pub fn run(command: Init, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let access = Access::of_command(&command.url, global)?;
@@ -71,7 +84,8 @@ async fn create(
         place.remember(made).await;
     }
     let answer = json!({ "repository": access.url.to_string(), "id": id, "encrypted": sealed,
-        "lock_days": lock.map(|lock| lock.days), "lock_mode": lock.map(|lock| lock.mode.to_string()) });
+        "lock_days": lock.map(|lock| lock.days),
+        "lock_mode": lock.map(|lock| lock.mode.to_string()) });
     output.result(&answer, || {
         let how = if sealed {
             "sealed under the password"
@@ -85,7 +99,10 @@ async fn create(
     })
 }
 
-/// Creates the repository unless there is one.
+/// Creates the repository unless it exists.
+///
+/// # Errors
+/// Those of creating one. Exit code 1 if this machine has known a repository here and none is left.
 pub async fn create_if_absent(
     access: &Access,
     no_encryption: bool,

@@ -1,18 +1,19 @@
-//! What a command leaves out of a hostile tree: said on stderr, and by the exit code.
+//! Names that a command leaves out of a hostile tree. They are reported on stderr, and by the exit
+//! code.
 
 use std::fmt::Display;
 
 use crate::cli::output::{Code, Failure, complain, name_text};
 
-/// Lines that are shown; of more only the number is said.
+/// Names that are reported. Further ones are only counted.
 const SHOWN: u64 = 100;
 
-/// What was left out so far.
+/// The number of names that were left out so far.
 #[derive(Debug, Default)]
 pub struct LeftOut(u64);
 
 impl LeftOut {
-    /// Leaves out what is at this path.
+    /// Counts the name at this path, and reports why it is left out.
     pub fn note(&mut self, path: &[u8], why: &dyn Display) {
         self.0 += 1;
         if self.0 <= SHOWN {
@@ -20,7 +21,7 @@ impl LeftOut {
         }
     }
 
-    /// The end of a command that did everything else.
+    /// Returns the result of a command that did everything else.
     ///
     /// # Errors
     /// [`Code::Partly`] if anything was left out.

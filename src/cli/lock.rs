@@ -13,24 +13,35 @@ use crate::root::session::OpenSession;
 
 /// For how many days the bucket locks packs: show it, or change it
 ///
-/// Only for S3, in a bucket made with Object Lock. Mounts go by a new rule when they are mounted anew; the next bkfs gc extends the locks of what is needed. Fewer days shorten no lock that there is.
+/// Only for S3, in a bucket made with Object Lock. Mounts go by a new rule when they are mounted
+/// anew; the next bkfs gc extends the locks of what is needed. Fewer days shorten no lock that
+/// there is.
 #[derive(Debug, clap::Args)]
 pub struct LockCommand {
     /// The repository, or a mount of one
     url: String,
     /// Lock what is stored from now on for so many days; 0 for no more locks
-    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(0..=i64::from(LOCK_DAYS_MAX)))]
+    #[arg(
+        long,
+        value_name = "DAYS",
+        value_parser = clap::value_parser!(u32).range(0..=i64::from(LOCK_DAYS_MAX))
+    )]
     days: Option<u32>,
     /// governance or compliance, for a repository that had no locks yet; then it is fixed
     #[arg(long, value_name = "MODE", requires = "days")]
     mode: Option<LockMode>,
 }
 
+/// Shows the rule of locks, or changes it.
+///
+/// # Errors
+/// The [`Failure`] of the repository. Exit code 2 if `--mode` is not the mode that the repository
+/// has.
 pub fn run(command: LockCommand, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let url = target_url(&command.url)?;
         let mut access = Access::of_command(&url, global)?;
-        // This is what puts a rule right that the root does not tell of.
+        // A change also puts a rule right that the root does not tell of.
         access.accepted.lock_rule = command.days.is_some();
         let repository = open_with(&access).await?;
         let stated = repository.lock;
@@ -60,7 +71,7 @@ pub fn run(command: LockCommand, global: &Global, output: &Output) -> Result<(),
     })
 }
 
-/// Replaces the rule in the config, and has the root tell of it, as a session of its own.
+/// Replaces the rule in the config and records it in the root, as a session of its own.
 async fn change(repository: &Repository, rule: LockRule) -> Result<(), RootError> {
     let (machine, handle) = (&repository.machine, &repository.handle);
     let holder = machine.holder(rule::HOLDER);

@@ -34,7 +34,7 @@ pub struct Ls {
     names: bool,
 }
 
-/// A file as scripts read it.
+/// A file in the form that scripts read.
 #[derive(Debug, Serialize)]
 struct Row {
     path: String,
@@ -50,6 +50,11 @@ struct Row {
     target: Option<String>,
 }
 
+/// Prints the files of a directory, or one file.
+///
+/// # Errors
+/// The [`Failure`] of the repository, the snapshot or the path. Exit code 3 if names of a hostile
+/// tree were left out.
 pub fn run(command: Ls, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let repository: Repository = open(&command.url, global).await?;
@@ -76,13 +81,13 @@ pub fn run(command: Ls, global: &Global, output: &Output) -> Result<(), Failure>
     })
 }
 
-/// A path as `ls -R` shows it: without the slashes that it begins with.
+/// Returns the path as `ls -R` shows it: without the slashes that it begins with.
 fn trimmed(path: &[u8]) -> &[u8] {
     let start = path.iter().position(|byte| *byte != b'/');
     &path[start.unwrap_or(path.len())..]
 }
 
-/// Rows are printed at once where columns need no common width, and gathered otherwise.
+/// Prints a row at once where columns need no common width, and keeps it in `rows` otherwise.
 fn emit(
     row: Row,
     command: &Ls,
@@ -204,7 +209,7 @@ async fn row(
     })
 }
 
-/// As ls(1) shows it.
+/// Returns the mode as ls(1) shows it.
 fn mode_text(letter: char, mode: u32) -> String {
     let mut text = String::from(letter);
     for (shift, special, lower, upper) in [

@@ -23,18 +23,19 @@ use crate::mounting::spooling::SpoolPlace;
 use crate::mounting::{Ending, Mounted, MountingError, Plan};
 use crate::places;
 
-/// Names the descriptor on which a daemon says that its mount answers.
+/// The variable that names the descriptor on which a daemon reports that its mount answers.
 const READY_VARIABLE: &str = "BKFS_READY_FD";
 
-/// How often a mount that is busy is tried again while a signal asks for its end.
+/// The pause between attempts to unmount a busy mount after a signal.
 const UNMOUNT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// After a signal, a busy mount is detached when it has been tried so often.
+/// Attempts after a signal before a busy mount is detached.
 const UNMOUNT_TRIES: u32 = 20;
 
 /// Mount a repository as a directory
 ///
-/// Returns 0 when the mount answers. What is written is uploaded in the background; `bkfs snapshot` makes it a backup.
+/// Returns 0 when the mount answers. What is written is uploaded in the background; `bkfs snapshot`
+/// makes it a backup.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = OPTIONS_HELP)]
 pub struct MountCommand {
@@ -57,11 +58,18 @@ pub struct MountCommand {
     /// Take the volume over from whoever holds it
     #[arg(long)]
     steal: bool,
-    /// Go on without what was acknowledged and is missing from the bucket; what follows it is set aside below damaged/
+    /// Go on without what was acknowledged and is missing from the bucket; what follows it is set
+    /// aside below damaged/
     #[arg(long)]
     accept_loss: bool,
 }
 
+/// Mounts a repository. Returns when the daemon's mount answers, or, in the foreground and in the
+/// daemon, when the mount has ended. Ends the process with the daemon's exit code if that fails.
+///
+/// # Errors
+/// Exit code 2 for unknown options. The [`Failure`] of the repository, the volume or the mount
+/// point, or of the end of the mount: what was accepted may then not be in the bucket.
 pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<(), Failure> {
     let (options, mut settings) = parse_options(&command.options)?;
     let ready = Ready::from_environment();
@@ -97,7 +105,8 @@ pub fn run(command: MountCommand, global: &Global, output: &Output) -> Result<()
     serve(mounted, runtime, ending.as_deref())
 }
 
-/// Says how a mount ended: well if everything accepted is in the bucket, even though its session may not have left the root.
+/// Records how a mount ended. It ended well if everything that it accepted is in the bucket, even
+/// though its session may still be in the root.
 fn say_how(ended: Result<(), &MountingError>, place: &Path) {
     let error = match ended {
         Ok(()) | Err(MountingError::Root(_) | MountingError::Broken(_)) => None,
@@ -109,7 +118,7 @@ fn say_how(ended: Result<(), &MountingError>, place: &Path) {
     }
 }
 
-/// Where this mount will say how it ended; nowhere if nothing can be written there.
+/// Returns the file in which this mount records how it ended. None if it cannot be written.
 fn outcome_place(mountpoint: &Path) -> Option<PathBuf> {
     let mountpoint = std::path::absolute(mountpoint).ok()?;
     let place = outcome::place(&places::state_dir()?, &mountpoint);
@@ -188,7 +197,8 @@ fn bring_up(
     Ok(plan.mount(runtime)?)
 }
 
-/// Refuses a mount point that is a mount already, before a volume is taken over for it. A mount whose daemon has died is taken away: nobody can use it.
+/// Refuses a mount point that is a mount already, before a volume is taken over for it. A mount
+/// whose daemon has died is unmounted, since no process can use it.
 fn make_way(mountpoint: &Path, output: &Output) -> Result<(), Failure> {
     let Ok(mountpoint) = std::path::absolute(mountpoint) else {
         return Ok(());
@@ -204,7 +214,7 @@ fn make_way(mountpoint: &Path, output: &Output) -> Result<(), Failure> {
         let message = format!("{place} is already a mount of {source}");
         return Err(Failure::new(message));
     }
-    // Processes may still have files of it open; they get errors from it either way.
+    // Processes may still have files of it open. They get errors from them either way.
     bkfs_fuse::unmount(&mountpoint, true).map_err(|error| Failure::new(error.to_string()))?;
     output.remark(format_args!(
         "{place} was a mount of {source} whose daemon had died: replacing it"
@@ -212,7 +222,7 @@ fn make_way(mountpoint: &Path, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Serves until the mount is gone, or a signal asks for its end.
+/// Serves until the mount is gone, or a signal ends it.
 fn serve(mounted: Mounted, runtime: Runtime, outcome: Option<&Path>) -> Result<(), Failure> {
     let signals = runtime
         .block_on(async {
@@ -229,15 +239,16 @@ fn serve(mounted: Mounted, runtime: Runtime, outcome: Option<&Path>) -> Result<(
     if let Some(place) = outcome {
         say_how(ended.as_ref().copied(), place);
     }
-    // A disk or a store that does not answer shall not hold the end up.
+    // A disk or a store that does not answer must not delay the end.
     runtime.shutdown_background();
     Ok(ended?)
 }
 
-/// Ends the mount at the first signal, as soon as no process uses it; detaches it at the second,
-/// even while one does; ends at once at the third. Never ends, so that every signal is heard, also
-/// while an attempt to unmount hangs. `unmount` is given whether to detach, and says whether there
-/// is nothing left to try.
+/// Unmounts at the first signal, as soon as no process uses the mount; detaches the mount at the
+/// second, even while one does; ends it at once at the third.
+///
+/// Never returns, so that every signal is heard, also while an attempt to unmount hangs. `unmount`
+/// gets whether to detach, and returns true if nothing is left to try.
 async fn heed<F>(
     [mut terminate, mut interrupt]: [Signal; 2],
     unmount: impl Fn(bool) -> F,
@@ -282,7 +293,7 @@ async fn heed<F>(
     }
 }
 
-/// Tries to unmount; whether there is nothing left to try.
+/// Tries to unmount. Returns true if nothing is left to try.
 async fn unmount(session: Arc<Session>, lazy: bool) -> bool {
     match tokio::task::spawn_blocking(move || session.unmount(lazy)).await {
         Ok(Err(MountError::Busy(_) | MountError::Covered(_))) => false,
@@ -298,8 +309,8 @@ fn no_signals(error: std::io::Error) -> Failure {
     Failure::new(format!("cannot wait for signals: {error}"))
 }
 
-/// Runs this program again as the daemon, and waits until its mount answers or it has said why not. The daemon keeps the terminal until then, for
-/// errors and for the password.
+/// Runs this program again as the daemon, and waits until its mount answers or it has reported why
+/// not. Until then the daemon keeps the terminal, for errors and for the password.
 fn start_daemon(command: &MountCommand, global: &Global, output: &Output) -> Result<(), Failure> {
     let failed = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {error}"));
     let program =
@@ -330,11 +341,11 @@ fn start_daemon(command: &MountCommand, global: &Global, output: &Output) -> Res
     let status = child
         .wait()
         .map_err(|error| failed("waiting for the daemon", error))?;
-    // It has told why.
+    // The daemon has reported why.
     std::process::exit(status.code().unwrap_or(Code::Failed as i32));
 }
 
-/// The pipe on which the starting process waits.
+/// The pipe from which the starting process reads.
 struct Ready(OwnedFd);
 
 impl Ready {
@@ -343,16 +354,17 @@ impl Ready {
         if number <= 2 {
             return None;
         }
-        // SAFETY: the process that started this one left this descriptor open for it and named it in the environment; nothing else in this process
-        // knows the number.
+        // SAFETY: the process that started this one left this descriptor open for it and named it
+        // in the environment; nothing else in this process knows the number.
         let fd = unsafe { OwnedFd::from_raw_fd(number) };
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).ok()?;
         Some(Ready(fd))
     }
 
-    /// The mount answers: the starting process may return, and this one goes on alone.
+    /// Tells the starting process that the mount answers, so that it returns and this one goes on
+    /// alone.
     fn tell(self) -> std::io::Result<()> {
-        // A session of its own, so that the end of the terminal is not the end of the mount.
+        // A session of its own, so that the end of the terminal does not end the mount.
         let _ = rustix::process::setsid();
         let null = std::fs::OpenOptions::new()
             .read(true)
@@ -372,14 +384,14 @@ mod tests {
 
     use super::*;
 
-    /// Sends this process a signal of no other use, and lets it be heard.
+    /// Sends this process a signal that it does not use otherwise, and lets it be heard.
     async fn send() {
         let own = rustix::process::getpid();
         rustix::process::kill_process(own, rustix::process::Signal::USR1).unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 
-    /// As a store that does not answer has it: umount(2) waits for dirty pages.
+    /// The mount of a store that does not answer: umount(2) waits for dirty pages.
     #[tokio::test]
     async fn signals_are_heard_while_unmounting_hangs() {
         let listen = |kind| signal(kind).unwrap();

@@ -1,4 +1,4 @@
-//! Where passwords come from. Never from an argument, which every user of the machine can read.
+//! Sources of passwords. None comes from an argument, which every user of the machine can read.
 
 use std::fs;
 use std::io::IsTerminal;
@@ -23,21 +23,21 @@ pub struct Sources {
     pub file: Option<std::path::PathBuf>,
     /// `--password-command`, or the configuration's.
     pub command: Option<String>,
-    /// Where else.
+    /// The variables of the environment.
     pub variables: Variables,
-    /// What the environment held of them.
+    /// Passwords that were taken out of the environment.
     pub handed: Handed,
 }
 
 /// Variables of the environment: one names a file, the other holds the password itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Variables {
-    /// Of the repository that a command works on.
+    /// Those of the repository that a command works on.
     #[default]
     Own,
-    /// Of the one that is copied from.
+    /// Those of the repository that is copied from.
     From,
-    /// A password that is to be.
+    /// Those of a new password.
     New,
 }
 
@@ -52,7 +52,12 @@ impl Variables {
 }
 
 impl Sources {
-    /// The password from arguments, configuration or environment; none if none of them has one.
+    /// Returns the password from arguments, configuration or environment; none if none of them has
+    /// one.
+    ///
+    /// # Errors
+    /// A [`Failure`] with exit code 1 if a password file can be read by others or not at all, or if
+    /// a password command fails.
     pub fn find(&self) -> Result<Option<Password>, Failure> {
         if let Some(file) = &self.file {
             return read_file(file).map(Some);
@@ -67,7 +72,7 @@ impl Sources {
         Ok(self.handed.get(password))
     }
 
-    /// True if a password was given in advance.
+    /// Returns true if a password can be had without asking at the terminal.
     pub fn are_given(&self) -> bool {
         let [file, password] = self.variables.names();
         self.file.is_some()
@@ -76,7 +81,10 @@ impl Sources {
             || self.handed.get(password).is_some()
     }
 
-    /// The password of an existing repository.
+    /// Returns the password of an existing repository. Asks at the terminal if no source has one.
+    ///
+    /// # Errors
+    /// Those of [`Self::find`]; [`Code::WrongPassword`] if there is no terminal.
     pub fn existing(&self) -> Result<Password, Failure> {
         match self.find()? {
             Some(password) => Ok(password),
@@ -87,7 +95,11 @@ impl Sources {
         }
     }
 
-    /// The password for a new repository or key, asked for twice.
+    /// Returns the password for a new repository or key. Asks for it twice at the terminal if no
+    /// source has one.
+    ///
+    /// # Errors
+    /// Those of [`Self::existing`]; [`Code::Usage`] if the password is empty or the two differ.
     pub fn new_password(&self) -> Result<Password, Failure> {
         if let Some(password) = self.find()? {
             return accept(password);
@@ -104,14 +116,14 @@ impl Sources {
     }
 }
 
-/// Gives an existing repository's password when the repository turns out to need one.
+/// Gets the password of an existing repository once the repository turns out to need one.
 pub struct Asking<'a> {
     sources: &'a Sources,
     failure: Option<Failure>,
 }
 
 impl<'a> Asking<'a> {
-    /// Asks these sources.
+    /// Uses these sources.
     pub fn new(sources: &'a Sources) -> Self {
         Asking {
             sources,
@@ -119,7 +131,7 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Why there is no password, if one was needed.
+    /// Returns why there is no password, if one was needed.
     pub fn failure(self) -> Option<Failure> {
         self.failure
     }

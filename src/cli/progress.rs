@@ -11,24 +11,24 @@ use tokio::task::JoinHandle;
 use crate::cli::output::Output;
 use crate::restore::Progress;
 
-/// How often the bar moves.
+/// The pause between updates of the bar.
 const TICK: Duration = Duration::from_millis(200);
 
-/// A bar that follows long work.
+/// A progress bar.
 pub struct Bar(Option<(oneshot::Sender<()>, JoinHandle<()>)>);
 
-/// Where work is: what is done, of how much (if that is known), and a few words.
+/// The position of the work: what is done, of how much if that is known, and a few words.
 pub struct Position {
     /// Bytes that are done.
     pub bytes: u64,
-    /// Bytes that there are; none if nobody knows.
+    /// Bytes in total. None if that is not known.
     pub total_bytes: Option<u64>,
-    /// What else is worth seeing.
+    /// Text to show next to the bar.
     pub message: String,
 }
 
 impl Bar {
-    /// Shows `progress` towards `total` bytes, if anybody watches.
+    /// Shows `progress` towards `total` bytes, if a person watches.
     pub fn start(output: &Output, total: Option<u64>, progress: Arc<Progress>) -> Bar {
         Bar::follow(output, move || Position {
             bytes: progress.bytes.load(Ordering::Relaxed),
@@ -37,13 +37,13 @@ impl Bar {
         })
     }
 
-    /// Shows what `position` answers from time to time, if anybody watches.
+    /// Shows what `position` returns, again every 200 ms, if a person watches.
     pub fn follow(output: &Output, position: impl Fn() -> Position + Send + 'static) -> Bar {
         if !output.shows_progress() {
             return Bar(None);
         }
         let bar = ProgressBar::no_length();
-        // The templates are constants; a default bar is better than none.
+        // The templates are constants. A default bar is better than none.
         let style = |template| {
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
         };
@@ -71,7 +71,7 @@ impl Bar {
         Bar(Some((stop, task)))
     }
 
-    /// Takes the bar away.
+    /// Removes the bar. Cancel safety: dropped, it leaves the bar to its task, which removes it.
     pub async fn finish(self) {
         if let Some((stop, task)) = self.0 {
             let _ = stop.send(());

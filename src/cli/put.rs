@@ -29,7 +29,8 @@ use crate::tree::item::Timestamp;
 use crate::volume::commit::{Committed, SnapshotRequest};
 use crate::volume::namespace::NewInode;
 
-/// The volume that streams go to unless --volume says otherwise: a mount of the default volume does not hold it.
+/// The volume that streams go to unless --volume is given. A mount of the default volume does not
+/// hold it.
 const VOLUME: &str = "streams";
 
 /// Store one stream or file, without a mount, as a snapshot
@@ -60,7 +61,8 @@ pub struct Put {
     /// Take the volume over from whoever holds it
     #[arg(long)]
     steal: bool,
-    /// Go on without what was acknowledged and is missing from the bucket; what follows it is set aside below damaged/
+    /// Go on without what was acknowledged and is missing from the bucket; what follows it is set
+    /// aside below damaged/
     #[arg(long)]
     accept_loss: bool,
     /// A command, after --, whose standard output to store
@@ -68,13 +70,18 @@ pub struct Put {
     command: Vec<OsString>,
 }
 
-/// What is stored, and whom to ask whether it was whole.
+/// The stream that is stored, and the process that tells whether it was whole.
 struct Input {
     source: Source,
     facts: Facts,
     child: Option<Child>,
 }
 
+/// Stores one stream, makes a snapshot, and prints it.
+///
+/// # Errors
+/// The [`Failure`] of the repository, the volume or the stream; 2 if the path or the input is not
+/// valid, 11 if the volume is held or was taken over. No snapshot is made then.
 pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure> {
     let place =
         Place::parse(command.path.as_bytes()).map_err(|error| Failure::usage(error.to_string()))?;
@@ -99,7 +106,8 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
         .map_err(held)?;
         let put = put(&command, &place, &alone, umask, output).await;
         let put = match put {
-            // Why nothing can be committed any more says more than that nothing can.
+            // The reason why nothing can be committed any more says more than the error that
+            // follows from it.
             Err(failure) => Err(match alone.fenced().await {
                 Some(refusal) => Failure::from(RootError::from(refusal)).hint(
                     "Somebody took the volume over. Run this again, or with another --volume.",
@@ -113,7 +121,7 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
             message: format!("no snapshot was made: {}", failure.message),
             ..failure
         })?;
-        // The snapshot stands, whatever became of the session behind it.
+        // The snapshot is made, whatever the end of the session returns.
         if let Err(error) = finished {
             output.remark(format_args!("the session was not ended well: {error}"));
         }
@@ -128,7 +136,7 @@ pub fn run(command: Put, global: &Global, output: &Output) -> Result<(), Failure
     })
 }
 
-/// A name that is taken is refused before the stream is read, not after.
+/// Refuses a name that is taken before the stream is read.
 async fn refuse_name(command: &Put, volume: &str, repository: &Repository) -> Result<(), Failure> {
     let Some(name) = &command.name else {
         return Ok(());
@@ -150,7 +158,7 @@ fn held(error: MountingError) -> Failure {
     failure
 }
 
-/// Everything but the session: the stream, its name, the snapshot.
+/// Does everything but the session: stores the stream, gives it its name, makes the snapshot.
 async fn put(
     command: &Put,
     place: &Place,
@@ -243,7 +251,8 @@ impl Input {
         received.map_err(failure)
     }
 
-    /// Whether the stream was whole, as far as anybody can tell.
+    /// Waits for the command that writes the stream, and fails if it failed. A file that was
+    /// changed while it was read is only remarked on.
     async fn conclude(
         &mut self,
         command: &Put,
@@ -253,7 +262,8 @@ impl Input {
         if let Some(mut child) = self.child.take() {
             let program = command.command[0].to_string_lossy();
             let status = tokio::select! {
-                status = child.wait() => status.map_err(|error| Failure::new(format!("{program}: {error}")))?,
+                status = child.wait() => status
+                    .map_err(|error| Failure::new(format!("{program}: {error}")))?,
                 why = signals() => return Err(Failure::new(why)),
             };
             if !status.success() {
@@ -270,7 +280,8 @@ impl Input {
     }
 }
 
-/// Resolves when a signal asks for the end: then nothing is left behind, neither half a file nor a held volume.
+/// Returns when a signal asks for the end, so that neither half a file nor a held volume is left
+/// behind.
 async fn signals() -> &'static str {
     let kinds = [
         SignalKind::interrupt(),
@@ -280,7 +291,7 @@ async fn signals() -> &'static str {
     let [interrupt, terminate, hangup] = kinds.map(|kind| async move {
         match signal(kind) {
             Ok(mut signal) => signal.recv().await,
-            // What cannot be waited for ends the process as it always does.
+            // A signal that cannot be waited for ends the process as it always does.
             Err(_) => std::future::pending().await,
         }
     });
@@ -291,7 +302,8 @@ async fn signals() -> &'static str {
     }
 }
 
-/// What a shell would take from the mode of a new file. Asked before there are other threads.
+/// Returns the bits that a shell would take from the mode of a new file. It must be called before
+/// there are other threads, since it sets the umask to 0 for a moment.
 fn umask() -> u32 {
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);
@@ -305,7 +317,7 @@ fn failure(error: StreamError) -> Failure {
     }
 }
 
-/// What is told of a stream that was stored.
+/// The facts about a stored stream that are printed.
 struct Stored {
     path: String,
     volume: String,

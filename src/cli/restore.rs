@@ -18,10 +18,12 @@ use crate::volume::state::Scope;
 
 /// Restore a snapshot, a directory or a file without a mount
 ///
-/// The contents of PATH appear directly in TARGET, which is created if absent; a file is restored as the file TARGET. Owners, and extended
-/// attributes other than user.* (capabilities, labels), are restored by root only: what was left out is said at the end.
+/// The contents of PATH appear directly in TARGET, which is created if absent; a file is restored
+/// as the file TARGET. Owners, and extended attributes other than user.* (capabilities, labels),
+/// are restored by root only: what was left out is said at the end.
 ///
-/// With --overwrite each file is written beside the one that it replaces, and takes its place when it is whole.
+/// With --overwrite each file is written beside the one that it replaces, and takes its place when
+/// it is whole.
 #[derive(Debug, clap::Args)]
 pub struct Restore {
     /// The repository
@@ -43,6 +45,11 @@ pub struct Restore {
     no_special: bool,
 }
 
+/// Restores the snapshot, directory or file, and prints how much that was.
+///
+/// # Errors
+/// The [`Failure`] of the repository, the snapshot or the target. Exit code 13 if anything was
+/// damaged, 3 if anything else could not be restored: what was restored stays.
 pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Failure> {
     raise_descriptor_limit();
     block_on(async {
@@ -88,7 +95,13 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
             "set_ids_left_out": set_ids,
             "special_left_out": special,
             "seconds": seconds,
-            "problems": problems.iter().map(|problem| json!({ "path": name_exactly(problem.path.as_os_str().as_encoded_bytes()), "reason": problem.reason })).collect::<Vec<_>>(),
+            "problems": problems
+                .iter()
+                .map(|problem| json!({
+                    "path": name_exactly(problem.path.as_os_str().as_encoded_bytes()),
+                    "reason": problem.reason
+                }))
+                .collect::<Vec<_>>(),
         });
         output.result(&answer, || {
             let verified = if command.verify { ", verified" } else { "" };
@@ -104,7 +117,7 @@ pub fn run(command: Restore, global: &Global, output: &Output) -> Result<(), Fai
     })
 }
 
-/// Says how much was left out that gives privileges.
+/// Reports how much was left out that gives privileges.
 fn warn(command: &Restore, (xattrs, set_ids, special): (u64, u64, u64), output: &Output) {
     let why = |usual| match command.no_special {
         true => "--no-special was given",

@@ -13,19 +13,22 @@ use crate::cli::control::MountClient;
 use crate::cli::output::{Code, Failure, Output, complain};
 use crate::cli::{Global, block_on};
 
-/// What env(1) and its kin exit with when the command is there but cannot be run, and when it is not there.
+/// The exit codes of env(1) and similar tools for a command that is there and cannot be run, and
+/// for one that is not there.
 const NOT_RUNNABLE: i32 = 126;
 const NOT_FOUND: i32 = 127;
 
-/// A command that a signal ended exits with this and the signal's number, as in every shell.
+/// A command that a signal ended exits with this plus the signal's number, as in every shell.
 const BY_SIGNAL: i32 = 128;
 
 /// Run a backup tool, then make a snapshot
 ///
-/// Most backup tools neither sync nor look at what close() says, so their exit code 0 does not mean that the backup is stored. This makes one
-/// answer of both: if the tool succeeds, a snapshot is made, and only if that is in the bucket is the exit code 0.
+/// Most backup tools neither sync nor look at what close() says, so their exit code 0 does not mean
+/// that the backup is stored. This makes one answer of both: if the tool succeeds, a snapshot is
+/// made, and only if that is in the bucket is the exit code 0.
 ///
-/// If the tool fails, its exit code is passed on and no snapshot is made. If the tool succeeds and bkfs does not, the exit code is 125.
+/// If the tool fails, its exit code is passed on and no snapshot is made. If the tool succeeds and
+/// bkfs does not, the exit code is 125.
 #[derive(Debug, clap::Args)]
 pub struct Run {
     /// The snapshot's name (default: the time, UTC)
@@ -41,6 +44,12 @@ pub struct Run {
     command: Vec<OsString>,
 }
 
+/// Runs the tool, then makes a snapshot. Returns the exit code of the tool if it failed, 0 if the
+/// snapshot is in the bucket.
+///
+/// # Errors
+/// Exit code 125 if the mount takes no writes, if the tool cannot be watched, or if the tool
+/// succeeded and its snapshot was not made or something was lost meanwhile.
 pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
     let ours = |failure: Failure| failure.code(Code::RunFailed);
     let mount = MountClient::find(&command.mountpoint).map_err(ours)?;
@@ -56,7 +65,7 @@ pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
     let answer = snapshot(&command, &mount, &before).map_err(|failure| {
         ours(failure.context("the tool succeeded, but its backup did not become a snapshot"))
     })?;
-    // Standard output is the tool's, unless JSON is asked for.
+    // Standard output belongs to the tool, unless JSON is asked for.
     if output.is_json() {
         output.result(&answer, String::new)?;
     }
@@ -68,7 +77,7 @@ pub fn run(command: Run, _: &Global, output: &Output) -> Result<i32, Failure> {
     Ok(0)
 }
 
-/// Who serves a mount, and how often it has lost something so far.
+/// The daemon that serves a mount, and how often it has lost something so far.
 #[derive(PartialEq)]
 struct Seen {
     losses: u64,
@@ -87,7 +96,7 @@ impl Seen {
     }
 }
 
-/// Who serves this mount; an error if it takes no writes.
+/// Returns the daemon of this mount and its losses. Fails if the mount takes no writes.
 fn healthy(mount: &MountClient) -> Result<Seen, Failure> {
     let status = mount.status()?;
     let place = mount.mount_point().display();
@@ -107,7 +116,7 @@ fn snapshot(command: &Run, mount: &MountClient, before: &Seen) -> Result<Value, 
     require_same(mount, before)?;
     let request = json!({ "snapshot": { "name": command.name, "tags": command.tags } });
     let made = mount.request(&request)?;
-    // It may have been made after a loss.
+    // The snapshot may have been made after a loss.
     require_same(mount, before).map_err(|failure| {
         failure.context(format!(
             "snapshot {} was made all the same",
@@ -117,8 +126,8 @@ fn snapshot(command: &Run, mount: &MountClient, before: &Seen) -> Result<Value, 
     Ok(made)
 }
 
-/// Checks that the mount lost nothing while the tool ran. An acknowledged loss counts as well; and
-/// what a daemon had not stored when it ended is lost with it.
+/// Checks that the mount lost nothing while the tool ran. An acknowledged loss counts as well. So
+/// does another daemon, since what a daemon had not stored when it ended is lost with it.
 fn require_same(mount: &MountClient, before: &Seen) -> Result<(), Failure> {
     let now = Seen::of(&mount.status()?);
     let message = if now.daemon != before.daemon {
@@ -131,9 +140,11 @@ fn require_same(mount: &MountClient, before: &Seen) -> Result<(), Failure> {
     Err(Failure::new(message).hint("Run the backup again."))
 }
 
-/// Runs the tool to its end with this process's input and output; the answer is its exit code as a shell tells it.
+/// Runs the tool to its end with this process's input and output. Returns its exit code as a shell
+/// reports it.
 ///
-/// SIGTERM and SIGHUP are passed on, and the tool ends first. SIGINT and SIGQUIT come from the terminal, which tells the tool by itself.
+/// SIGTERM and SIGHUP are passed on, and the tool ends first. SIGINT and SIGQUIT come from the
+/// terminal, which sends them to the tool as well.
 async fn run_tool(command: &[OsString]) -> Result<i32, Failure> {
     let name = command[0].to_string_lossy();
     let no_signals = |error: std::io::Error| Failure::new(format!("signals: {error}"));

@@ -1,11 +1,12 @@
-//! What other processes of the machine see of this one.
+//! Keeps passwords from other processes of the machine.
 //!
-//! Owns: passwords that the program was given in its environment, and how they leave it; whether
-//! the process can be dumped. Does not own: where else passwords come from (`password`).
+//! Owns the passwords that the program was given in its environment, how they leave it, and whether
+//! the process can be dumped. Does not own where else passwords come from (`password`).
 //!
-//! The kernel shows a process' first environment for as long as the process lives, and programs
-//! that it starts inherit it. So a program that finds a password there writes it to a file in
-//! memory and executes itself without it. The daemon of a mount is handed such a file as well.
+//! The kernel shows the first environment of a process for as long as the process lives, and
+//! programs that it starts inherit it. So a program that finds a password there writes it to a file
+//! in memory and executes itself again without it. The daemon of a mount is handed such a file as
+//! well.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -23,16 +24,18 @@ use zeroize::Zeroizing;
 /// Variables that hold a password itself.
 const PASSWORDS: [&str; 3] = ["BKFS_PASSWORD", "BKFS_FROM_PASSWORD", "BKFS_NEW_PASSWORD"];
 
-/// Names the descriptor of the file in memory.
+/// The variable that names the descriptor of the file in memory.
 const HANDED_VARIABLE: &str = "BKFS_HANDED_FD";
 
-/// The name of that file, by which another descriptor of that number is told from it.
+/// The name of that file. It tells the file from another one under the same descriptor number.
 const HANDED_NAME: &str = "bkfs-passwords";
 
-/// Between a variable's name and its value, and behind each value: no environment can hold it.
+/// The byte between a variable's name and its value, and behind each value. No environment can hold
+/// it.
 const END: u8 = 0;
 
-/// Passwords that were taken out of the environment. Wiped from memory with the last clone.
+/// Passwords that were taken out of the environment. They are wiped from memory with the last
+/// clone.
 #[derive(Clone, Default)]
 pub struct Handed(Arc<Vec<(String, Zeroizing<Vec<u8>>)>>);
 
@@ -45,8 +48,8 @@ impl std::fmt::Debug for Handed {
 
 /// Forbids core dumps and tracing by other users, and returns the passwords of the environment.
 ///
-/// Executes the program anew, with these arguments, when passwords still stand there. Where that
-/// fails (`/proc` is not mounted, so that nothing shows them), they are taken as they are.
+/// Executes the program again, with these arguments, if its environment still holds passwords. If
+/// that fails (`/proc` is not mounted, so that nothing shows them), they are used as they are.
 pub fn begin(arguments: &[OsString]) -> Handed {
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let mut passwords = Handed::received().unwrap_or_default();
@@ -76,18 +79,18 @@ impl Handed {
         Handed(Arc::new(PASSWORDS.into_iter().filter_map(value).collect()))
     }
 
-    /// The value of such a variable. None if it was not set, or is no UTF-8.
+    /// Returns the value of such a variable. None if it was not set, or is not UTF-8.
     pub fn get(&self, variable: &str) -> Option<Zeroizing<String>> {
         let (_, value) = self.0.iter().find(|(name, _)| name == variable)?;
         let text = std::str::from_utf8(value).ok()?;
         Some(Zeroizing::new(text.to_owned()))
     }
 
-    /// Hands the passwords on to a program that is this one, and takes them out of its
-    /// environment. The file must stay open until it has been started.
+    /// Hands the passwords on to a command that runs this program, and takes them out of its
+    /// environment. The returned file must stay open until the command has been started.
     ///
     /// # Errors
-    /// What the kernel says of a file in memory.
+    /// The [`std::io::Error`] with which the file in memory could not be made or written.
     pub fn hand_to(&self, command: &mut Command) -> std::io::Result<Option<File>> {
         for name in PASSWORDS {
             command.env_remove(name);
@@ -96,9 +99,9 @@ impl Handed {
         if self.0.is_empty() {
             return Ok(None);
         }
-        // Not closed when the other program begins: that is the way they take.
+        // The file stays open when the other program begins: that hands it on.
         let make = |flags| rustix::fs::memfd_create(HANDED_NAME, flags);
-        // Where the system asks for it, `vm.memfd_noexec`; kernels before 6.3 do not know it.
+        // Some systems require the flag (`vm.memfd_noexec`); kernels before 6.3 do not know it.
         let file = make(MemfdFlags::NOEXEC_SEAL).or_else(|_| make(MemfdFlags::empty()))?;
         let mut file = File::from(file);
         for (name, value) in self.0.iter() {
@@ -111,7 +114,7 @@ impl Handed {
         Ok(Some(file))
     }
 
-    /// What was handed to this process; the file is closed.
+    /// Returns what was handed to this process, and closes the file.
     fn received() -> Option<Handed> {
         let number: i32 = std::env::var(HANDED_VARIABLE).ok()?.parse().ok()?;
         let target = std::fs::read_link(format!("/proc/self/fd/{number}")).ok()?;

@@ -10,8 +10,8 @@ use crate::cli::output::{Failure, Output};
 
 /// Make a snapshot of a mount
 ///
-/// Everything written so far becomes a named, immutable snapshot. When this returns 0, the snapshot is in the bucket: it restores on
-/// an empty machine that has only the bucket and the password.
+/// Everything written so far becomes a named, immutable snapshot. When this returns 0, the snapshot
+/// is in the bucket: it restores on an empty machine that has only the bucket and the password.
 #[derive(Debug, clap::Args)]
 pub struct Snapshot {
     /// The mount, or any directory in it
@@ -23,6 +23,10 @@ pub struct Snapshot {
     tags: Vec<String>,
 }
 
+/// Makes a snapshot of a mount, and prints it.
+///
+/// # Errors
+/// The [`Failure`] that the mount answers with, or exit code 1 if there is no mount.
 pub fn run(command: Snapshot, _: &Global, output: &Output) -> Result<(), Failure> {
     let mount = MountClient::find(&command.mountpoint)?;
     let answer =

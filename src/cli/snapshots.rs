@@ -19,7 +19,7 @@ pub struct Snapshots {
     all: bool,
 }
 
-/// A snapshot as scripts read it.
+/// A snapshot in the form that scripts read.
 #[derive(Debug, Serialize)]
 struct Row<'a> {
     name: &'a str,
@@ -53,6 +53,10 @@ impl<'a> From<&'a SnapshotEntry> for Row<'a> {
     }
 }
 
+/// Prints the snapshots of the volume, or of all volumes.
+///
+/// # Errors
+/// The [`Failure`] of the repository.
 pub fn run(command: Snapshots, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let (url, global) = target(&command.target, global)?;
@@ -98,7 +102,7 @@ fn table(entries: &[&SnapshotEntry], with_volume: bool) -> String {
     columns(&rows, &[3, 4, 5])
 }
 
-/// Aligns columns; those in `right` to the right. Each row is one line, whatever is in it.
+/// Aligns columns, those in `right` to the right. Each row is one line, whatever its cells hold.
 pub fn columns<const N: usize>(rows: &[[String; N]], right: &[usize]) -> String {
     let shown = |row: &[String; N]| {
         row.each_ref()

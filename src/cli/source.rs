@@ -1,4 +1,4 @@
-//! How a second repository is reached, which a command only reads.
+//! Access to a second repository, which a command only reads.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,8 @@ use crate::cli::output::Failure;
 use crate::cli::password::{Sources, Variables};
 use crate::mounting::settings::Settings;
 
-/// Its password and store, beside BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD and the configuration.
+/// Its password and store, beside BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD and the
+/// configuration.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Source {
     /// Read the source's password from the first line of this file
@@ -26,7 +27,11 @@ pub struct Source {
 }
 
 impl Source {
-    /// How the source is reached: nothing that is said of the other repository is meant for it, but the store's address.
+    /// Returns the access to the source. Of the options for the other repository only the store's
+    /// address and region apply to it.
+    ///
+    /// # Errors
+    /// Those of [`Access::of_mount`].
     pub fn access(
         &self,
         url: &str,
@@ -45,7 +50,7 @@ impl Source {
         };
         let mut access = Access::of_mount(url, &global, settings)?;
         let named = access.password;
-        // BKFS_KEY is of the other one as well.
+        // BKFS_KEY also is of the other repository.
         access.key = None;
         access.password = Sources {
             file: self.from_password_file.clone().or(named.file),

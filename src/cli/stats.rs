@@ -13,17 +13,23 @@ use crate::stats::{Bill, Stats};
 
 /// Show what a repository holds: raw, unique and stored bytes, objects, and an estimate of the bill
 ///
-/// Raw is what all snapshots would take one by one, unique what is left of that after deduplication, stored what lies in the bucket after compression. Reads the index, no
-/// data. What is stored may include what is forgotten and not yet collected (bkfs gc).
+/// Raw is what all snapshots would take one by one, unique what is left of that after
+/// deduplication, stored what lies in the bucket after compression. Reads the index, no data. What
+/// is stored may include what is forgotten and not yet collected (bkfs gc).
 ///
-/// The estimate takes prices from the table [prices] of the configuration (storage_gb_month, put_1000, currency); without one, the list prices of S3 Standard in us-east-1,
-/// and none for a local directory.
+/// The estimate takes prices from the table [prices] of the configuration (storage_gb_month,
+/// put_1000, currency); without one, the list prices of S3 Standard in us-east-1, and none for a
+/// local directory.
 #[derive(Debug, clap::Args)]
 pub struct StatsCommand {
     /// The repository, or a mount of one
     url: String,
 }
 
+/// Prints what the repository holds.
+///
+/// # Errors
+/// Exit code 2 if the configuration is not valid; the [`Failure`] of the repository.
 pub fn run(command: StatsCommand, global: &Global, output: &Output) -> Result<(), Failure> {
     block_on(async {
         let url = target_url(&command.url)?;
@@ -59,7 +65,7 @@ pub fn run(command: StatsCommand, global: &Global, output: &Output) -> Result<()
     })
 }
 
-/// How many times `to` is in `of`.
+/// Returns how many times `to` fits into `of`; 0 if `to` is 0.
 fn ratio(of: u64, to: u64) -> f64 {
     match to {
         0 => 0.0,

@@ -8,22 +8,28 @@ use crate::cli::Global;
 use crate::cli::control::MountClient;
 use crate::cli::output::{Failure, Output, bytes};
 
-/// Files named for people; JSON has more.
+/// Files that are named in text. JSON names more.
 const FILES_SHOWN: usize = 20;
 
 /// Show the health of a mount
 ///
-/// When something that was written can no longer be stored, the mount takes no more writes, and every write, fsync, close and snapshot fails, until
-/// somebody has seen what was lost: this shows it, and --acknowledge ends it.
+/// When something that was written can no longer be stored, the mount takes no more writes, and
+/// every write, fsync, close and snapshot fails, until somebody has seen what was lost: this shows
+/// it, and --acknowledge ends it.
 #[derive(Debug, clap::Args)]
 pub struct Status {
     /// The mount, or any directory in it
     mountpoint: PathBuf,
-    /// Drop the list of lost files, and let the mount go on from its last commit: without what was lost
+    /// Drop the list of lost files, and let the mount go on from its last commit: without what was
+    /// lost
     #[arg(long)]
     acknowledge: bool,
 }
 
+/// Prints the health of a mount, or acknowledges its losses and prints them.
+///
+/// # Errors
+/// The [`Failure`] that the mount answers with, or exit code 1 if there is no mount.
 pub fn run(command: Status, _: &Global, output: &Output) -> Result<(), Failure> {
     let mount = MountClient::find(&command.mountpoint)?;
     if command.acknowledge {
@@ -51,7 +57,7 @@ fn acknowledged(lost: &Value) -> String {
     }
 }
 
-/// Files of one of the status's lists, a line each.
+/// Returns the files of one of the status's lists, a line each.
 fn files(status: &Value, which: &str) -> Vec<String> {
     let list = status[format!("{which}_files")].as_array();
     let list = list.map(Vec::as_slice).unwrap_or_default();
@@ -71,7 +77,7 @@ fn files(status: &Value, which: &str) -> Vec<String> {
     lines
 }
 
-/// What was found in spools when the volume was mounted.
+/// Returns what was found in spools when the volume was mounted.
 fn spools(status: &Value) -> Vec<String> {
     let list = |key: &str| status[key].as_array().cloned().unwrap_or_default();
     let word = |entry: &Value, key: &str| entry[key].as_str().unwrap_or("?").to_owned();
@@ -87,7 +93,7 @@ fn spools(status: &Value) -> Vec<String> {
     recovered.chain(stranded).collect()
 }
 
-/// What is wrong with the store.
+/// Returns what is wrong with the store; nothing if it answers.
 fn store(store: &Value) -> Vec<String> {
     if store["answers"].as_bool() != Some(false) {
         return Vec::new();
@@ -114,7 +120,7 @@ fn store(store: &Value) -> Vec<String> {
     ]
 }
 
-/// How far the contents of the bucket are verified, and what was found.
+/// Returns how much of the bucket is verified, and what was found.
 fn scrub(scrub: &Value) -> Vec<String> {
     let count = |key: &str| scrub[key].as_u64().unwrap_or(0);
     if scrub.is_null() {
@@ -149,7 +155,7 @@ fn text(status: &Value) -> String {
     let health = match (status["failure"].as_str(), status["health"].as_str()) {
         (Some(failure), _) => format!("FAILED: {failure}"),
         (None, Some(health)) => health.to_owned(),
-        // A daemon of before does not say.
+        // A daemon of an older version does not state it.
         (None, None) => "healthy".to_owned(),
     };
     let mut lines = vec![
@@ -183,7 +189,7 @@ fn text(status: &Value) -> String {
             format!("losses       {} since it was mounted", count("losses")),
         );
     }
-    // Right below the health.
+    // The store comes right below the health.
     lines.splice(1..1, store(&status["store"]));
     lines.extend(scrub(&status["scrub"]));
     lines.extend(spools(status));

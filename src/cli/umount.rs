@@ -17,12 +17,14 @@ use crate::root::state::HolderInfo;
 
 /// How long the daemon may take to end once everything is in the bucket and the mount is gone.
 const EXIT_WAIT: Duration = Duration::from_secs(60);
-/// From when on it is looked for in other places: a mount namespace that is just ending has gone by then.
+/// The time after which other mount points are looked for. A mount namespace that is just ending
+/// has gone by then.
 const PLACES_AFTER: Duration = Duration::from_secs(3);
 
 /// Drain, commit and unmount
 ///
-/// Returns 0 only if everything that was written is in the bucket. If something cannot be stored, the mount stays, so that it can be tried again.
+/// Returns 0 only if everything that was written is in the bucket. If something cannot be stored,
+/// the mount stays, so that it can be tried again.
 #[derive(Debug, clap::Args)]
 pub struct Umount {
     /// The mount
@@ -32,6 +34,12 @@ pub struct Umount {
     discard: bool,
 }
 
+/// Drains, commits and unmounts.
+///
+/// # Errors
+/// The [`Failure`] that the mount answers with: the mount stays then, except with `--discard`.
+/// After the unmount: exit code 3 if the daemon goes on, since it is still mounted elsewhere; 14 if
+/// it does not end or does not say how it ended; 1 if its last commit failed or it was dead.
 pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> {
     let mount = MountClient::find(&command.mountpoint)?;
     let status = match mount.status() {
@@ -40,7 +48,7 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
         Err(failure) => return unasked(&mount, failure, &command, output),
     };
     let root = mount.mount_point().display();
-    // Before the mount goes: afterwards the number may be another process's.
+    // Taken before the mount goes: afterwards another process may have the number.
     let daemon = Daemon::of(&status, mount.mounted());
     let drained = drain(&mount, &status);
     let generation = match (drained, command.discard) {
@@ -61,7 +69,7 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
         }
     };
     if let Err(failure) = bkfs_fuse::unmount(mount.mount_point(), false) {
-        // Whoever keeps it busy shall not wait for the thaw.
+        // Processes that keep the mount busy must not wait for the end of the freeze.
         let _ = mount.request(&json!({ "resume": {} }));
         let hint = format!("fuser -vm {root} shows who uses it.");
         return Err(Failure::new(failure.to_string()).hint(hint));
@@ -77,7 +85,8 @@ pub fn run(command: Umount, _: &Global, output: &Output) -> Result<(), Failure> 
     })
 }
 
-/// Commits everything; the answer is the generation that holds it. A read-only mount has nothing to commit.
+/// Commits everything. Returns the generation that holds it. A read-only mount has nothing to
+/// commit.
 fn drain(mount: &MountClient, status: &serde_json::Value) -> Result<u64, Failure> {
     if status["mode"] == "read-only" {
         return Ok(status["generation"].as_u64().unwrap_or_default());
@@ -86,7 +95,7 @@ fn drain(mount: &MountClient, status: &serde_json::Value) -> Result<u64, Failure
     Ok(answer["generation"].as_u64().unwrap_or_default())
 }
 
-/// A mount whose daemon is gone can only be taken away; what it had not committed is lost.
+/// Unmounts a mount whose daemon is gone, and fails: what the daemon had not committed is lost.
 fn unmount_dead(mount: &MountClient, failure: Failure) -> Result<(), Failure> {
     bkfs_fuse::unmount(mount.mount_point(), false)
         .map_err(|error| Failure::new(error.to_string()))?;
@@ -95,7 +104,8 @@ fn unmount_dead(mount: &MountClient, failure: Failure) -> Result<(), Failure> {
     ))
 }
 
-/// A mount that may well be alive, and does not let itself be asked.
+/// Handles a mount that may be alive and cannot be asked: it stays, or is unmounted with
+/// `--discard`.
 fn unasked(
     mount: &MountClient,
     failure: Failure,
@@ -122,11 +132,11 @@ fn unasked(
 /// The process that serves a mount.
 struct Daemon {
     number: i64,
-    /// None if it cannot be seen from here, or is gone already.
+    /// None if it cannot be seen from here, or is gone.
     process: Option<OwnedFd>,
-    /// Where it says how it ended.
+    /// The file in which it records how it ended.
     outcome: Option<PathBuf>,
-    /// What it serves, where it was asked to end.
+    /// The mount that it serves, as seen where it was asked to end.
     mounted: MountInfo,
 }
 
@@ -147,7 +157,7 @@ impl Daemon {
         }
     }
 
-    /// Waits for its end, so that the bucket is at rest when this command returns.
+    /// Waits for its end, so that nothing changes the bucket any more when this command returns.
     fn wait(&self) -> Result<(), Failure> {
         let Some(process) = &self.process else {
             return Ok(());
@@ -170,7 +180,8 @@ impl Daemon {
         Err(Failure::new(message).code(Code::Unknown))
     }
 
-    /// Whoever still has it mounted keeps the daemon running, and the volume held.
+    /// Fails if the mount is still mounted elsewhere. That keeps the daemon running, and the volume
+    /// held.
     fn is_nowhere_else(&self) -> Result<(), Failure> {
         let places = bkfs_fuse::places_of(&self.mounted).unwrap_or_default();
         let Some(first) = places.first() else {
@@ -190,7 +201,8 @@ impl Daemon {
         Err(Failure::new(message).code(Code::Partly).hint(hint))
     }
 
-    /// What was accepted between the answer and the unmount is in the last commit of the daemon, which says how that went.
+    /// Fails if the last commit of the daemon failed. That commit holds what was accepted between
+    /// the answer and the unmount.
     fn judge(&self) -> Result<(), Failure> {
         let Some(place) = &self.outcome else {
             return Ok(());
@@ -210,7 +222,7 @@ impl Daemon {
     }
 }
 
-/// A place as it is named to the user.
+/// Describes a mount point for the user.
 fn describe(place: &Place) -> String {
     let name = std::fs::read_to_string(format!("/proc/{}/comm", place.process)).unwrap_or_default();
     format!(

@@ -1,4 +1,4 @@
-//! A check beside somebody who writes all the time.
+//! A check next to a mount that writes all the time.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use crate::machine::{Machine, noise};
 use crate::world::{Fixture, bucket, wait};
 
-/// A bucket on which a machine works while it is listed as a whole: between the two pages of each such list it commits, and acknowledges something more.
+/// A bucket on which a machine works while the whole bucket is listed. Between the two pages of
+/// each such list the machine commits, and acknowledges another write.
 #[derive(Debug)]
 struct Busy {
     bucket: Arc<MemoryStore>,
@@ -36,12 +37,12 @@ impl Worker {
         self.machine.fsync();
     }
 
-    /// Commits, which makes the journal of the last write superfluous, and writes more.
+    /// Commits, so that the journal of the last write is no longer needed, and writes again.
     fn go_on(&mut self, bucket: &MemoryStore) {
         let journals = || wait(bucket.list("journal/", None, 1000)).expect("listed");
         let covered = journals();
         self.machine.snapshot(&format!("round-{}", self.rounds));
-        // It is deleted by a task of its own.
+        // A task of its own deletes the journals.
         while covered.iter().any(|one| journals().contains(one)) {
             std::thread::yield_now();
         }

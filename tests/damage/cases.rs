@@ -1,4 +1,4 @@
-//! One case: what is done to which object, and what must hold after it.
+//! One case: the harm that is done to one object, and what must hold after it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,22 +17,22 @@ use crate::password::Known;
 use crate::restored::restore;
 use crate::world::{Fixture, Objects, SNAPSHOTS, bucket, class_of, wait};
 
-/// What is done.
+/// The harm that is done to an object.
 #[derive(Clone, Debug)]
 pub enum Harm {
-    /// One bit of this byte is turned.
+    /// One bit of a byte is flipped: the byte's position, and the bit.
     Flip(usize, u8),
-    /// So many bytes are left.
+    /// Only this many bytes are left.
     Cut(usize),
-    /// A few bytes more.
+    /// This many bytes are appended.
     Grow(usize),
-    /// These bytes become zero.
+    /// The bytes from the first position up to the second (exclusive) become zero.
     Blank(usize, usize),
-    /// It is gone.
+    /// The object is deleted.
     Remove,
-    /// It and this one take each other's place.
+    /// The object and this one are swapped.
     Swap(String),
-    /// It is what it was one snapshot before. Only the root ever is another.
+    /// The object is as it was one snapshot before. Only the root has an older state.
     Older,
 }
 
@@ -55,13 +55,13 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// What is done to this object.
+    /// Creates the case of this harm to this object.
     pub fn new(key: &str, harm: Harm) -> Self {
         let key = key.to_owned();
         Self { key, harm }
     }
 
-    /// The case of this number. Classes take turns, so that few cases strike them all.
+    /// Draws the case of this number. Classes take turns, so that a few cases strike all of them.
     pub fn draw(fixture: &Fixture, seed: u64, number: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed.wrapping_mul(1_000_003).wrapping_add(number));
         let classes: BTreeSet<&str> = fixture.needed.iter().map(|key| class_of(key)).collect();
@@ -93,7 +93,7 @@ impl Case {
                 7 => Harm::Remove,
                 8 => {
                     let other = &fixture.needed[random.random_range(0..fixture.needed.len())];
-                    // Two of one class are what a mistaken copy would swap.
+                    // A mistaken copy would swap two objects of one class.
                     let alike = keys[random.random_range(0..keys.len())];
                     let other = if random.random_bool(0.7) {
                         alike
@@ -112,12 +112,12 @@ impl Case {
         Self { key, harm }
     }
 
-    /// The class of the object.
+    /// Returns the class of the object.
     pub fn class(&self) -> &'static str {
         class_of(&self.key)
     }
 
-    /// The objects with the harm done.
+    /// Returns the objects with the harm done.
     pub fn apply(&self, fixture: &Fixture) -> Objects {
         let mut objects = fixture.objects.clone();
         let bytes = objects[&self.key].clone();
@@ -145,7 +145,7 @@ impl Case {
         objects
     }
 
-    /// The objects that a check must name.
+    /// Returns the objects that a check must name.
     fn harmed(&self) -> Vec<&str> {
         match &self.harm {
             Harm::Swap(other) => vec![&self.key, other],
@@ -153,8 +153,9 @@ impl Case {
         }
     }
 
-    /// What nobody can see, or need see. Without its heartbeat a session holds back deletion, and nothing else comes of it: it may not have sent one yet. The
-    /// newest journal that is gone might never have been written.
+    /// Returns true if a check cannot see the harm, or need not. Without its heartbeat a session
+    /// holds back deletion and harms nothing else: it may not have sent one yet. The newest journal
+    /// that is gone might never have been written.
     fn is_unseen(&self, fixture: &Fixture) -> bool {
         let mut journals = fixture
             .objects
@@ -165,7 +166,7 @@ impl Case {
     }
 }
 
-/// What this machine remembers: the root as it was last.
+/// Returns a memory of this machine that has the last root.
 fn memory(fixture: &Fixture) -> VolatileMemory {
     let payload = fixture
         .keyring
@@ -177,7 +178,7 @@ fn memory(fixture: &Fixture) -> VolatileMemory {
     memory
 }
 
-/// Does the harm, and looks what comes of it.
+/// Does the harm, and checks what follows from it.
 pub fn run_case(fixture: &Fixture, case: &Case) -> Result<(), String> {
     let objects = case.apply(fixture);
     let allowed = find(fixture, case, &objects)?;
@@ -223,7 +224,7 @@ pub fn run_case(fixture: &Fixture, case: &Case) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks; gives the files that may fail, if the check knows that it has named them all.
+/// Runs a check. Returns the files that may fail, if the check is known to have named all of them.
 fn find(
     fixture: &Fixture,
     case: &Case,
@@ -273,7 +274,7 @@ fn find(
     }
     let mut files = BTreeSet::new();
     for problem in &report.problems {
-        // What cannot be read in the middle of a tree has no names that could be told.
+        // Paths below a node that cannot be read in the middle of a tree have no known names.
         if problem
             .files
             .iter()
@@ -281,7 +282,7 @@ fn find(
         {
             return Ok(None);
         }
-        // Equal trees of several snapshots are told by the first one's name.
+        // A report names the files of equal trees by the first snapshot only.
         for file in &problem.files {
             let path = file.split_once(':').map_or("", |(_, path)| path);
             files.extend(

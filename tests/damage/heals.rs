@@ -1,4 +1,4 @@
-//! What a repair brings back from another repository: everything that it has, and nothing else.
+//! A repair from another repository brings back everything that it has, and nothing else.
 
 use std::sync::Arc;
 
@@ -25,10 +25,10 @@ use crate::world::{Fixture, Objects, PASSWORD, SNAPSHOTS, bucket, class_of, obje
 /// The last snapshot, of a tree of several levels.
 const LAST: &str = "four";
 
-/// A repository that nobody writes, and its copy.
+/// A repository without a writer, and its copy.
 struct Pair {
     fixture: Fixture,
-    /// What [`LAST`] holds.
+    /// The contents of [`LAST`].
     last: Tree,
     copy: Objects,
     copy_password: Option<&'static str>,
@@ -39,7 +39,7 @@ async fn open(store: Arc<MemoryStore>, password: Option<&'static str>) -> Reposi
     opened.expect("opens")
 }
 
-/// A new repository.
+/// Creates an empty repository.
 fn empty(password: Option<&'static str>, seed: u64) -> Arc<MemoryStore> {
     let store = Arc::new(MemoryStore::new());
     let new = NewRepository {
@@ -58,7 +58,7 @@ fn empty(password: Option<&'static str>, seed: u64) -> Arc<MemoryStore> {
 }
 
 impl Pair {
-    /// One of the two is sealed.
+    /// Builds both. One of the two is sealed.
     fn build(password: Option<&'static str>, copy_password: Option<&'static str>) -> Self {
         let mut fixture = Fixture::build(password);
         let store = bucket(&fixture.objects);
@@ -100,7 +100,8 @@ impl Pair {
         }
     }
 
-    /// Repairs from `other` until nothing is left to do, as the command does; gives what a check says then, and what was brought back.
+    /// Repairs from `other` until nothing is left to do, as the command does. Returns the report of
+    /// a check after that, and the counts of what was brought back.
     fn mend(&self, store: &Arc<MemoryStore>, other: &Objects) -> (Report, Healed) {
         let there = bucket(other);
         let shared: Arc<dyn Store> = store.clone();
@@ -147,7 +148,7 @@ impl Pair {
         assert!(restored.tree == *tree, "{what}: {name} is another");
     }
 
-    /// What is damaged and needed by nobody is freed; then nothing is wrong any more.
+    /// Frees damaged packs that nothing needs. After that nothing is wrong any more.
     fn is_clean_once_collected(&self, store: &Arc<MemoryStore>, what: &str) {
         wait(async {
             let repository = open(store.clone(), self.fixture.password).await;
@@ -174,7 +175,7 @@ impl Pair {
     }
 }
 
-/// Nothing is damaged that anybody can see.
+/// Returns true if there is no damage, or only damage that touches no snapshot or volume.
 fn touches_nothing(report: &Report) -> bool {
     report.is_clean() || report.touches_nothing()
 }
@@ -186,7 +187,8 @@ fn what_is_lost_comes_back_from_a_copy() {
         let mut needed = 0;
         for (number, key) in pair.packs().into_iter().enumerate() {
             let length = pair.fixture.objects[key].len();
-            // Each harm in turn; together they strike the header, frames, the footer and the whole.
+            // The harms take turns. Together they strike the header, frames, the footer and whole
+            // packs.
             let harm = match number % 5 {
                 0 => Harm::Remove,
                 1 => Harm::Flip(length / 2, 1),
@@ -234,7 +236,7 @@ fn a_repository_without_any_pack_comes_back_from_a_copy() {
     }
 }
 
-/// Another repository in which the same inodes of the same snapshots hold something else.
+/// Returns another repository in which the same inodes of the same snapshots have other contents.
 fn stranger(password: Option<&'static str>) -> Objects {
     let store = empty(password, 99);
     let machine = Machine::mount(store.clone(), password);
@@ -265,7 +267,7 @@ fn nothing_is_taken_from_another_version_of_a_file() {
         let old = old.filter(|key| class_of(key) == "data");
         assert!(new.count() <= old.count(), "{key}: data was written");
     }
-    // One that has nothing at all.
+    // A repository that has nothing at all.
     pair.copy = objects(&*empty(Some(PASSWORD), 98));
     let key = pair.packs()[0].clone();
     let store = bucket(&Case::new(&key, Harm::Remove).apply(&pair.fixture));
@@ -288,7 +290,7 @@ fn a_copy_that_has_a_part_brings_that_part_back() {
     let store = bucket(&objects);
     let (report, healed) = pair.mend(&store, &copy);
     assert!(!healed.is_nothing() && !report.is_clean(), "{report}");
-    // What did not come back is named, and everything else restores.
+    // Files that did not come back are named, and everything else restores.
     for name in SNAPSHOTS {
         let restored = restore(&pair.fixture, store.clone(), name).expect("restores");
         for path in &restored.problems {
@@ -297,7 +299,7 @@ fn a_copy_that_has_a_part_brings_that_part_back() {
             assert!(files.into_iter().any(|file| *file == named), "{named}");
         }
     }
-    // From a whole copy the rest comes.
+    // A whole copy gives the rest.
     let (report, _) = pair.mend(&store, &pair.copy);
     assert!(report.is_clean(), "{report}");
     pair.all_restore(&store, "in two steps");

@@ -1,5 +1,5 @@
-//! One list of each kind is flipped or gone: what only collection needs stops only collection, and a
-//! repair makes all of it whole.
+//! One list of each kind is flipped or deleted. A list that only collection needs stops only
+//! collection, and a repair makes all of it whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::repairs::{mend, root_of};
 use crate::restored::restore;
 use crate::world::{Fixture, bucket, objects, wait};
 
-/// The kinds of lists, each with the key of one that a root names.
+/// Returns the kinds of lists, each with the key of one that the root names.
 pub fn lists(root: &Root) -> BTreeMap<&'static str, String> {
     let key = |list: &ListRef| list.name.key(Class::List);
     let chain = root.chain.as_ref().expect("it bears witness");
@@ -69,7 +69,7 @@ pub async fn forget(repository: &Repository, name: &str) {
     session.end().await.expect("left");
 }
 
-/// Collects what this machine has not seen before, without an undelete window.
+/// Collects without an undelete window, on a machine that has seen nothing before.
 pub async fn gather(repository: &Repository) -> Result<Collected, RootError> {
     let options = Options {
         undelete_window: SignedDuration::ZERO,
@@ -82,8 +82,8 @@ pub async fn gather(repository: &Repository) -> Result<Collected, RootError> {
     collect(repository, found).await
 }
 
-/// A repository with a list of every kind: one snapshot was collected, beside a session that is gone
-/// and holds deletion back; one is forgotten; one is left.
+/// Builds a repository with a list of every kind. One snapshot was collected while the session of a
+/// dead machine holds back deletion, one is forgotten, and one is left.
 pub fn fixture() -> Fixture {
     let mut fixture = Fixture::build(None);
     let store = bucket(&fixture.objects);
@@ -178,7 +178,7 @@ fn put(
     wait(store.put(key, vec![object])).expect("put");
 }
 
-/// The packs that `root` names as condemned, by the lists in `store`.
+/// Returns the packs that `root` names as condemned, by the lists in `store`.
 pub fn condemned(fixture: &Fixture, store: &MemoryStore, root: &Root) -> BTreeSet<PackName> {
     let mut found = BTreeSet::new();
     for condemned in &root.condemned {
@@ -191,7 +191,7 @@ pub fn condemned(fixture: &Fixture, store: &MemoryStore, root: &Root) -> BTreeSe
     found
 }
 
-/// What can be done with a repository in which a list is harmed.
+/// The operations that work on a repository with a harmed list.
 #[derive(Debug, PartialEq, Eq)]
 struct Works {
     reads: bool,
@@ -249,12 +249,12 @@ fn a_list_that_only_collection_needs_stops_only_collection() {
             let store = bucket(&case.apply(&fixture));
             let works = what_works(&fixture, &store);
             let expected = match kind {
-                // Who reads does not need them, and who mounts does not collect.
+                // Readers do not need them, and mounts do not collect.
                 "quarantine" | "trash" => (true, true, false),
                 "chain" => (true, true, true),
-                // What is stored could lean on what goes.
+                // New data could rely on packs that may be deleted.
                 "condemned" => (true, false, false),
-                // Which is the newest snapshot cannot be said.
+                // It is not known which snapshot is the newest.
                 "snapshots" => (false, false, false),
                 _ => (false, false, false),
             };
@@ -287,7 +287,8 @@ fn every_list_can_be_repaired() {
     }
 }
 
-/// Everything works again: reading, writing, collecting until nothing is condemned any more.
+/// Checks that everything works again: reading, writing, and collecting until nothing is condemned
+/// any more.
 pub fn goes_on(fixture: &Fixture, store: &Arc<MemoryStore>, case: &str) {
     assert!(what_works(fixture, store).reads, "{case}");
     let machine = Machine::mount(store.clone(), None);
@@ -321,14 +322,14 @@ pub fn goes_on(fixture: &Fixture, store: &Arc<MemoryStore>, case: &str) {
     assert!(found == Some(&again), "{case}: what was written is another");
 }
 
-/// What was condemned stays so: a collector that has read the list may still delete it.
+/// Condemned packs stay condemned: a collector that has read the list may still delete them.
 #[test]
 fn nothing_of_a_lost_list_of_condemned_packs_comes_back_to_life() {
     let fixture = fixture();
     let root = root_of(&fixture, &bucket(&fixture.objects));
     let before = condemned(&fixture, &bucket(&fixture.objects), &root);
     let key = lists(&root)["condemned"].clone();
-    // As a whole, and when a collector has died in the middle of deleting it.
+    // All of them are there, or a collector has died in the middle of deleting them, or at its end.
     for deleted in [0, 1, before.len()] {
         let mut harmed = Case::new(&key, Harm::Flip(150, 1)).apply(&fixture);
         for pack in before.iter().take(deleted) {
@@ -344,7 +345,7 @@ fn nothing_of_a_lost_list_of_condemned_packs_comes_back_to_life() {
             before.is_subset(&after),
             "{deleted} deleted: some are live again"
         );
-        // The collector comes late, and deletes the rest.
+        // The late collector deletes the rest.
         for pack in &before {
             for class in [Class::DataPack, Class::MetadataPack] {
                 let _ = wait(store.delete(&pack.key(class)));
@@ -354,7 +355,7 @@ fn nothing_of_a_lost_list_of_condemned_packs_comes_back_to_life() {
     }
 }
 
-/// A mount goes on while another machine's collection leaves a list that cannot be read.
+/// A mount goes on while the collection of another machine leaves a list that cannot be read.
 #[test]
 fn a_running_mount_loses_nothing_to_a_lost_list_of_condemned_packs() {
     let fixture = Fixture::build(None);

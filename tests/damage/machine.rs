@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 
 use crate::password::Known;
 
-/// How a repository is opened here.
+/// Returns how the tests open a repository.
 pub fn opening() -> Opening {
     Opening {
         key: None,
@@ -51,7 +51,8 @@ fn plan(repository: Arc<Repository>, options: MountOptions) -> Plan {
     }
 }
 
-/// Mounts `main` to read, and reads the attributes of its root; the error if it cannot.
+/// Mounts `main` read-only, and reads the attributes of its root directory. Returns the error if it
+/// cannot.
 pub fn reads(store: Arc<dyn Store>, password: Option<&'static str>) -> Result<(), String> {
     let runtime = Runtime::new().expect("runtime");
     let read = async {
@@ -83,12 +84,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Mounts, over whoever holds the volume.
+    /// Mounts `main`. Takes the volume over from its holder.
     pub fn mount(store: Arc<dyn Store>, password: Option<&'static str>) -> Self {
         Self::try_mount(store, password).expect("mounted")
     }
 
-    /// The same, if it can be.
+    /// The same, but returns the error.
     pub fn try_mount(
         store: Arc<dyn Store>,
         password: Option<&'static str>,
@@ -120,7 +121,7 @@ impl Machine {
         self.assembled.volume().expect("is writable").clone()
     }
 
-    /// Directory and name of a path of at most two parts.
+    /// Returns the directory and the name of a path of at most two parts.
     fn place<'p>(&self, path: &'p str) -> (u64, &'p str) {
         match path.split_once('/') {
             Some((directory, name)) => (self.find(ROOT_INODE, directory).expect("is there"), name),
@@ -175,7 +176,7 @@ impl Machine {
         self.runtime.block_on(write).expect("written");
     }
 
-    /// What a file holds.
+    /// Returns the contents of a file.
     pub fn read(&self, path: &str) -> Vec<u8> {
         let (directory, name) = self.place(path);
         let inode = self.find(directory, name).expect("is there");
@@ -200,7 +201,7 @@ impl Machine {
             .expect("snapshot");
     }
 
-    /// The same, if it can be.
+    /// The same, but returns the error.
     pub fn try_snapshot(&self, name: &str) -> Result<(), String> {
         let request = SnapshotRequest {
             name: Some(name.to_owned()),
@@ -210,13 +211,14 @@ impl Machine {
         made.map(drop).map_err(|error| error.to_string())
     }
 
-    /// Everything is acknowledged.
+    /// Waits until everything written is acknowledged by fsync.
     pub fn fsync(&self) {
         let volume = self.volume();
         self.runtime.block_on(volume.fsync()).expect("fsync");
     }
 
-    /// Looks at the root, and waits until the quarantine of one of this generation is heeded.
+    /// Reads the root, and waits until the quarantine of a root of at least this generation is
+    /// heeded.
     pub fn heed(&self, generation: u64) {
         let mut heeded = self.repository.heeded();
         let heeds = async {
@@ -233,19 +235,19 @@ impl Machine {
         waited.expect("it is heeded").expect("the mount lives");
     }
 
-    /// Unmounts: everything is in the bucket, and the volume is free.
+    /// Unmounts. Everything is in the bucket then, and the volume is free.
     pub fn finish(self) {
         let finished = self.runtime.block_on(self.assembled.finish());
         finished.expect("everything is in the bucket");
     }
 
-    /// Is gone from one moment to the next.
+    /// Stops at once, as in a crash.
     pub fn crash(self) {
         self.runtime.shutdown_background();
     }
 }
 
-/// Bytes that look like none other's.
+/// Returns bytes that are unlike those of other seeds.
 pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut byte = || {

@@ -1,4 +1,4 @@
-//! What an empty machine gets out of a bucket.
+//! What an empty machine restores from a bucket.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -13,12 +13,12 @@ use crate::machine::opening;
 use crate::password::Known;
 use crate::world::{Fixture, wait};
 
-/// What is at a path: mode, and contents or the target of a link.
+/// The mode of each path, and its contents or the target of a link.
 pub type Tree = BTreeMap<String, (u32, Vec<u8>)>;
 
-/// What came of a restore.
+/// The result of a restore.
 pub struct Restored {
-    /// What is there.
+    /// The restored files.
     pub tree: Tree,
     /// Paths for which an error was reported, as `/path`.
     pub problems: Vec<String>,

@@ -1,4 +1,5 @@
-//! Scrubbing: everything is read at the rate, where it was is remembered, damage is found and put in quarantine, and what collection has taken away is none.
+//! Scrubbing reads everything at the rate, remembers its position, and puts damage in quarantine.
+//! Packs that collection has deleted are no damage.
 
 use std::ops::Range;
 use std::path::Path;
@@ -31,7 +32,7 @@ use crate::world::{Fixture, Objects, bucket, class_of, objects, wait};
 /// A rate at which the fixture's packs take minutes.
 const RATE: u64 = 64 << 10;
 
-/// A mount in which something is always read, if it is busy.
+/// A mount. If it is busy, something is read in it all the time.
 struct Mount {
     repository: Arc<Repository>,
     found: Mutex<Vec<Place>>,
@@ -59,11 +60,11 @@ impl Surroundings for Mount {
     }
 }
 
-/// What becomes of the next reads of data packs.
+/// How the next reads of data packs end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mood {
     Honest,
-    /// The next one has a wrong byte.
+    /// The next read has a wrong byte.
     FlipsOne,
     Fails,
 }
@@ -126,7 +127,7 @@ fn moody(objects: &Objects, mood: Mood) -> Arc<Moody> {
     })
 }
 
-/// Scrubbing under way.
+/// A running scrubber.
 struct Running {
     facts: Arc<Mutex<Facts>>,
     mount: Arc<Mount>,
@@ -174,7 +175,7 @@ impl Running {
         self.facts.lock().clone()
     }
 
-    /// Lets time pass until this holds. Returns how much has passed, in seconds.
+    /// Lets time pass until `holds` returns true. Returns the time that has passed, in seconds.
     async fn until(&self, holds: impl Fn(&Facts) -> bool) -> u64 {
         for second in 0..100_000 {
             if holds(&self.facts()) {
@@ -187,12 +188,12 @@ impl Running {
 
     async fn end(self) {
         self.task.abort();
-        // It was told to go.
+        // It was aborted.
         let _ = self.task.await;
     }
 }
 
-/// Time is tokio's, and stands still but for sleeps.
+/// Runs `work` on the clock of tokio, which stands still except for sleeps.
 fn simulate<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -202,7 +203,7 @@ fn simulate<T>(work: impl Future<Output = T>) -> T {
         .block_on(work)
 }
 
-/// A repository that nobody writes, of packs of some sizes, and what lies in it.
+/// Returns a repository without a writer, with packs of several sizes, and its objects.
 fn quiet() -> (Fixture, Objects) {
     let fixture = Fixture::build(None);
     let store = bucket(&fixture.objects);
@@ -277,7 +278,7 @@ fn it_goes_on_where_it_was() {
         let facts = running.facts();
         assert_eq!(facts.verified_bytes, facts.total_bytes - before.bytes);
         running.end().await;
-        // Nor does another mount begin again at once.
+        // Another mount does not begin at once either.
         let running = Running::begin(store, Some(state.path()), false).await;
         tokio::time::sleep(Duration::from_secs(3_000)).await;
         assert_eq!(running.facts().verified_bytes, 0);
@@ -417,7 +418,7 @@ fn damage_is_found_and_put_in_quarantine() {
                 assert_eq!(running.mount.found.lock().len(), found);
                 running.end().await;
             });
-            // A repair has nothing left to put there.
+            // A repair has nothing more to quarantine.
             let (keyring, options) = (&harmed.keyring, harmed.options());
             let shared: Arc<dyn Store> = store;
             let report = wait(check(shared.clone(), keyring, &options)).expect("checks");
@@ -428,7 +429,7 @@ fn damage_is_found_and_put_in_quarantine() {
     }
 }
 
-/// The same repository with these objects.
+/// Returns the same repository with these objects.
 fn fixture_of(fixture: &Fixture, objects: &Objects) -> Fixture {
     let mut made = Fixture {
         objects: objects.clone(),

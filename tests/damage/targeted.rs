@@ -1,4 +1,5 @@
-//! What every run shows, whatever the seed: each kind of harm to each class, and that a check writes nothing.
+//! Cases that every run covers, whatever the seed: each kind of harm to each class, and a check
+//! writes nothing.
 
 use std::sync::Arc;
 
@@ -95,7 +96,7 @@ fn structure_alone_finds_lost_packs_but_not_every_flipped_bit() {
 #[test]
 fn damage_names_the_files_that_need_it() {
     let fixture = Fixture::build(None);
-    // The first frame of the first data pack holds what the first snapshot stored first.
+    // Each data pack in turn has a flipped bit near its start.
     let key = fixture.needed.iter().filter(|key| class_of(key) == "data");
     let mut named = std::collections::BTreeSet::new();
     for key in key {

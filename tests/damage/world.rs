@@ -1,4 +1,4 @@
-//! A repository with everything in it, as bytes that can be damaged again and again.
+//! A repository with objects of every class, as bytes that can be damaged again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,32 +16,32 @@ use crate::machine::{Machine, noise};
 use crate::password::Known;
 use crate::restored::{Tree, restore};
 
-/// Of the sealed repository.
+/// The password of the sealed repository.
 pub const PASSWORD: &str = "the password of a damaged repository";
 
 /// The snapshots of the repository.
 pub const SNAPSHOTS: [&str; 3] = ["one", "two", "three"];
 
-/// A bucket's objects.
+/// The objects of a bucket.
 pub type Objects = BTreeMap<String, Bytes>;
 
-/// The repository as it should be.
+/// The undamaged repository.
 pub struct Fixture {
     /// All objects.
     pub objects: Objects,
-    /// The root as it was one snapshot before, and what it was.
+    /// The root as it was one snapshot before.
     pub older_root: Bytes,
-    /// The keys of what something refers to.
+    /// The keys of the objects that something refers to.
     pub needed: Vec<String>,
-    /// Names and seals.
+    /// Makes ids, and seals objects.
     pub keyring: Keyring,
     /// Its password.
     pub password: Option<&'static str>,
-    /// What each snapshot holds.
+    /// The contents of each snapshot.
     pub trees: BTreeMap<&'static str, Tree>,
 }
 
-/// Runs something that waits.
+/// Runs a future to its end.
 pub fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -51,7 +51,7 @@ pub fn wait<T>(work: impl Future<Output = T>) -> T {
         .block_on(work)
 }
 
-/// A bucket of these objects.
+/// Returns a bucket with these objects.
 pub fn bucket(objects: &Objects) -> Arc<MemoryStore> {
     let store = Arc::new(MemoryStore::new());
     wait(async {
@@ -62,7 +62,7 @@ pub fn bucket(objects: &Objects) -> Arc<MemoryStore> {
     store
 }
 
-/// All objects of a bucket.
+/// Returns all objects of a bucket.
 pub fn objects(store: &dyn Store) -> Objects {
     wait(async {
         let mut objects = Objects::new();
@@ -74,7 +74,7 @@ pub fn objects(store: &dyn Store) -> Objects {
     })
 }
 
-/// What is done before each snapshot.
+/// Writes what a snapshot adds.
 fn fill(machine: &Machine, number: u64) {
     match number {
         0 => {
@@ -96,7 +96,7 @@ fn fill(machine: &Machine, number: u64) {
     }
 }
 
-/// The class that a key belongs to, as far as damage is concerned.
+/// Returns the class of a key, as far as damage is concerned.
 pub fn class_of(key: &str) -> &'static str {
     let directory = key.split('/').next().unwrap_or_default();
     let classes = [
@@ -107,7 +107,8 @@ pub fn class_of(key: &str) -> &'static str {
 }
 
 impl Fixture {
-    /// Makes a repository by three snapshots of a session that never ends: its heartbeat stays.
+    /// Makes a repository with three snapshots, by a session that never ends, so that its heartbeat
+    /// stays.
     pub fn build(password: Option<&'static str>) -> Self {
         let store = Arc::new(MemoryStore::new());
         let new = NewRepository {
@@ -129,12 +130,12 @@ impl Fixture {
             older_root = wait(store.get("root")).expect("root").0;
             machine.snapshot(name);
         }
-        // What fsync has acknowledged and no commit covers stays in journals.
+        // Writes that fsync has acknowledged and no commit covers stay in journals.
         for number in 0..3 {
             machine.write("synced", number * 20_000, noise(90 + number, 20_000));
             machine.fsync();
         }
-        // The first heartbeat is sent when the session begins, by a task of its own.
+        // A task of its own sends the first heartbeat when the session begins.
         while !wait(store.list("sessions/", None, 1)).is_ok_and(|page| !page.is_empty()) {
             std::thread::yield_now();
         }
@@ -164,12 +165,13 @@ impl Fixture {
         fixture
     }
 
-    /// The oracle's options.
+    /// Returns the oracle's options.
     pub fn options(&self) -> CheckOptions {
         CheckOptions::oracle()
     }
 
-    /// The keys of all objects that something refers to. The rest are index objects and lists that were replaced.
+    /// Returns the keys of all objects that something refers to. The rest are index objects and
+    /// lists that were replaced.
     pub fn find_needed(&self) -> Vec<String> {
         let store = bucket(&self.objects);
         let findings = wait(examine(store, &self.keyring, &self.options())).expect("examines");
@@ -211,7 +213,7 @@ impl Fixture {
         needed.into_iter().collect()
     }
 
-    /// How many classes of objects there are.
+    /// Returns how many classes of objects there are.
     pub fn classes(&self) -> usize {
         let classes: BTreeSet<_> = self.needed.iter().map(|key| class_of(key)).collect();
         classes.len()

@@ -1,4 +1,5 @@
-//! What the volume counts as used: allocated bytes, exactly, whatever happens to files and machines.
+//! The bytes that a volume counts as used: exactly the allocated ones, whatever happens to files
+//! and machines.
 
 use bkfs::tree::item::Item;
 use bkfs::tree::key::{self, Key};
@@ -12,7 +13,7 @@ use bkfs_fuse::Ino;
 
 use crate::host::{Bucket, Host, ask, noise};
 
-/// The sum over all inodes, stored and dirty: (what the tree says, what is counted).
+/// Returns the sum over all inodes, stored and dirty ones, and the count of the volume, in bytes.
 fn counted(host: &Host) -> (u64, u64) {
     let volume = host.volume();
     let mut sum = 0;
@@ -40,7 +41,7 @@ fn resize(host: &Host, name: &str, size: u64) {
         .expect("resized");
 }
 
-/// Blocks of 4 KiB that statfs(2) shows as used.
+/// Returns the number of 4 KiB blocks that statfs(2) shows as used.
 fn used_blocks(host: &Host) -> u64 {
     let answer = ask(host, |vfs, reply| vfs.statfs(Ino(ROOT_INODE), reply));
     let seen = answer.recv().expect("answered").expect("well");
@@ -65,7 +66,7 @@ fn holes_are_not_used() {
     assert_eq!(used_blocks(&host), 0);
 }
 
-/// One of everything that changes what is allocated, in a turn that `round` decides.
+/// Makes one of all changes that change what is allocated. `round` decides which.
 fn work(host: &Host, round: u64) {
     let name = |number: u64| format!("file {}", number % 7);
     let file = name(round);
@@ -130,8 +131,8 @@ fn the_count_is_the_sum_over_all_files_also_after_crashes() {
     }
 }
 
-/// What is stored for a commit under way counts for it, and for the live volume only where that
-/// still has the file.
+/// Bytes that are stored for a commit under way count for it. They count for the live volume only
+/// where that still has the file.
 #[test]
 fn a_commit_counts_its_own_layer() {
     let bucket = Bucket::new();
@@ -149,7 +150,7 @@ fn a_commit_counts_its_own_layer() {
     while host.faults.struck() == 0 {
         std::thread::yield_now();
     }
-    // Above the layer that is being committed.
+    // A change in the layer above the one that is being committed.
     host.run(host.volume().unlink(ROOT_INODE, b"goes"))
         .expect("unlinked");
     host.write("later", 0, noise(5, 70_000));
@@ -160,7 +161,7 @@ fn a_commit_counts_its_own_layer() {
     gate.open();
     host.run(commit).expect("no panic").expect("committed");
     check(&host, "after it");
-    // Nothing of the later layer is in the bucket.
+    // The bucket holds nothing of the later layer.
     let repository = host.repository.clone();
     let (_, totals) = host.run(repository.volume_tree("main")).expect("read");
     assert_eq!(totals.bytes, 350_000 + 230_000);
@@ -169,8 +170,8 @@ fn a_commit_counts_its_own_layer() {
     assert_eq!(counted(&host), (580_000, 580_000));
 }
 
-/// Pieces that lie near each other are stored with what lies between them: the copy of that is
-/// charged while it is there.
+/// Pieces near each other are stored together with the bytes between them. The copy of those bytes
+/// is charged while it exists.
 #[test]
 fn copies_that_are_made_to_be_stored_are_charged() {
     let bucket = Bucket::new();
@@ -198,7 +199,7 @@ fn copies_that_are_made_to_be_stored_are_charged() {
     assert_eq!(host.volume().held_bytes(), 0);
 }
 
-/// More keys than are held at once go with one file.
+/// The removal of one file removes more keys than are held at once.
 #[test]
 fn a_file_of_very_many_extents_goes_as_a_whole() {
     let bucket = Bucket::new();
@@ -222,7 +223,7 @@ fn a_file_of_very_many_extents_goes_as_a_whole() {
             .view
             .items(Scope::Live, key::everything(), 100),
     );
-    // The root directory and its name, and the other file.
+    // The root directory and its name, and the other file, are left.
     assert!(all.expect("read").items.len() < 10);
     assert_eq!(counted(&host), (5_000, 5_000));
 }

@@ -1,4 +1,4 @@
-//! What close(2) waits for.
+//! The events that close(2) waits for.
 
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ fn written(host: &Host, name: &str, data: &[u8]) -> (Ino, Handle) {
     (ino, handle)
 }
 
-/// What close(2) waits for.
+/// Closes a file. Returns the answer, which may not have come yet.
 fn close(host: &Host, (ino, handle): (Ino, Handle)) -> Answer<()> {
     ask(host, |vfs, reply| vfs.flush(ino, handle, reply))
 }
@@ -95,7 +95,7 @@ fn what_is_closed_while_a_journal_is_written_has_the_next_one() {
         let answer = close(&host, file).recv();
         answer.expect("answered").expect("closed");
     };
-    // Several before it begins, of which none asks for another one.
+    // Several files are closed before the journal begins, and none of them asks for another one.
     closed("first");
     closed("second");
     while host.faults.struck() == 0 {
@@ -190,7 +190,7 @@ fn close_durable_is_an_fsync() {
     assert_eq!(bucket.host().read("file"), Some(b"kept".to_vec()));
 }
 
-/// Makes an empty file, and leaves it open.
+/// Makes an empty file and leaves it open.
 fn made(host: &Host, name: &str) -> (Ino, Handle) {
     let flags = OpenFlags {
         write: true,
@@ -269,7 +269,8 @@ fn close_async_never_waits() {
         .expect("closed");
 }
 
-/// A duplicate of a descriptor whose close failed is closed next: that waits too, and is told.
+/// After the close of a descriptor failed, its duplicate is closed. That close waits too, and
+/// reports the error.
 #[test]
 fn a_close_after_one_that_failed_is_told_as_well() {
     let bucket = Bucket::new();

@@ -1,6 +1,7 @@
-//! Collection beneath a writer: what it has acknowledged, and what it is about to, stays whatever is condemned meanwhile; and what nobody needs goes.
+//! Collection while a writer works. What the writer has acknowledged, and what it is about to
+//! acknowledge, stays whatever is condemned meanwhile. What nothing needs is deleted.
 //!
-//! Heartbeats never arrive from the machines here, so that what is condemned is there until they are gone.
+//! The machines here send no heartbeats, so condemned packs stay until the machines are gone.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -53,7 +54,7 @@ pub async fn forget(repository: &Repository, name: &str) {
     forget_at(repository, name, repository.now()).await;
 }
 
-/// By a clock of which the repository knows nothing.
+/// Forgets a snapshot by a clock that the repository does not know.
 pub async fn forget_at(repository: &Repository, name: &str, clock: Timestamp) {
     let (handle, machine) = (&repository.handle, &repository.machine);
     let holder = machine.holder("forget");
@@ -84,7 +85,7 @@ pub fn unlink(host: &Host, name: &str) {
     gone.expect("unlinked");
 }
 
-/// A host whose volume is empty, with `bytes` in a snapshot only.
+/// Returns a host whose volume is empty, with `bytes` in a snapshot only.
 pub fn with_snapshot_of(bucket: &Bucket, bytes: &[u8]) -> Host {
     let host = bucket.host();
     host.write("old", 0, bytes);
@@ -94,7 +95,8 @@ pub fn with_snapshot_of(bucket: &Bucket, bytes: &[u8]) -> Host {
     host
 }
 
-/// Nothing that is needed lies in what was condemned: it is deleted, and everything can be read.
+/// Checks that the condemned packs hold nothing that is needed: they are deleted, and everything
+/// can be read.
 fn holds_without_what_was_condemned(bucket: &Bucket, host: Host, name: &str, expected: &[u8]) {
     host.finish().expect("unmounted");
     let done = gc(bucket);
@@ -130,7 +132,7 @@ fn a_commit_stores_again_what_was_condemned_beneath_it() {
     let bucket = Bucket::new();
     let data = noise(1, 3 << 20);
     let host = with_snapshot_of(&bucket, &data);
-    // The same contents, stored already: only a reference is made, and no root knows of it.
+    // The bucket has the same contents already: only a reference is made, and no root has it.
     host.write("new", 0, data.clone());
     host.run(host.volume().settle(host.file("new")))
         .expect("stored");
@@ -167,7 +169,8 @@ fn a_taker_stores_again_what_was_condemned_beneath_a_journal() {
     holds_without_what_was_condemned(&bucket, next, "new", &data);
 }
 
-/// A journal that is cut during a commit names packs as its session's own that this commit lists, and that can be condemned from then on.
+/// A journal that is cut during a commit names packs as own to its session that this commit lists.
+/// They can be condemned from then on.
 #[test]
 fn a_taker_copes_with_condemned_packs_of_its_victim() {
     let bucket = Bucket::new();
@@ -198,7 +201,8 @@ fn a_taker_copes_with_condemned_packs_of_its_victim() {
     holds_without_what_was_condemned(&bucket, next, "kept", &noise(2, 5_000));
 }
 
-/// What a journal that was cut during a commit refers to must not be given up before a later commit has covered it.
+/// References of a journal that was cut during a commit must not be given up before a later commit
+/// has covered it.
 #[test]
 fn a_commit_covers_the_journals_that_were_cut_during_the_last_one() {
     let bucket = Bucket::new();
@@ -234,7 +238,7 @@ fn what_is_committed_while_a_collection_looks_is_kept() {
         forget(repository, "one").await;
         let found = look(repository).await;
         assert!(!found.plan.dead.is_empty());
-        // Only a reference, into packs that are about to be condemned.
+        // Only a reference is committed, into packs that are about to be condemned.
         std::thread::scope(|scope| {
             let committed = scope.spawn(|| {
                 host.write("new", 0, data.clone());
@@ -249,8 +253,7 @@ fn what_is_committed_while_a_collection_looks_is_kept() {
     assert!(bucket.host().read("new") == Some(data));
 }
 
-/// What is stored anew is matched with no copy that is known to be damaged.
-/// Five snapshots, `one` and `round 0` to `round 3`, each with metadata of its own.
+/// Makes five snapshots, `one` and `round 0` to `round 3`, each with metadata of its own.
 fn five_snapshots(bucket: &Bucket) {
     let host = with_snapshot_of(bucket, &noise(1, 5 << 20));
     for round in 0..4 {
@@ -271,7 +274,8 @@ fn marker(repository: &Repository) -> Marker {
     Marker::new(verifier, depot, lists, expiry)
 }
 
-/// What another collector has moved is needed where it lies now, whatever was marked before.
+/// Blobs that another collector has moved are needed in their new place, whatever was marked
+/// before.
 #[test]
 fn marking_begins_anew_when_another_collector_was_faster() {
     let bucket = Bucket::new();
@@ -302,13 +306,14 @@ fn marking_begins_anew_when_another_collector_was_faster() {
     });
 }
 
-/// What could not be read the first time is read the second time, and not taken for marked.
+/// A pack that could not be read the first time is read the second time, and does not count as
+/// marked.
 #[test]
 fn marking_goes_on_where_it_failed() {
     let bucket = Bucket::new();
     five_snapshots(&bucket);
     let (mut strikes, mut failures) = (0, 0);
-    // The pack is not found, or one of its frames is not what it was.
+    // The pack is not found, or one of its frames is damaged.
     for fault in [Fault::Missing, Fault::FlipBit(8 * 170)] {
         for failing in 1.. {
             let strike = Strike::with(fault.clone()).keys("meta/").nth(failing);
@@ -324,17 +329,18 @@ fn marking_goes_on_where_it_failed() {
     assert!(failures > 1, "only {failures} of {strikes} failed");
 }
 
-/// What a fault did to marking.
+/// The effect of a fault on marking.
 enum Struck {
-    /// It came too late.
+    /// The fault came too late.
     Not,
     /// Marking failed.
     Failed,
-    /// The pack was read ahead, and again when its turn came.
+    /// The pack was read ahead, and read again when its turn came.
     ReadAgain,
 }
 
-/// Marks under a fault, and without it again if that fails; it comes to what it does without faults.
+/// Marks under a fault, and again without it if that fails. Checks that the marks are those of a
+/// run without faults.
 fn marks_the_same_after(bucket: &Bucket, strike: Strike) -> Struck {
     let faults = Arc::new(FaultStore::new(bucket.memory.clone()));
     let store: Arc<dyn Store> = faults.clone();
@@ -364,7 +370,7 @@ fn marks_the_same_after(bucket: &Bucket, strike: Strike) -> Struck {
     })
 }
 
-/// Whichever pack leads to which.
+/// This holds in whichever order packs lead to each other.
 #[test]
 fn marking_reads_no_metadata_pack_twice() {
     let bucket = Bucket::new();
@@ -421,16 +427,17 @@ fn of_two_collectors_one_gives_way() {
     assert!(bucket.host().read("new") == Some(data));
 }
 
-/// How a collector fared at whose n-th request something happened, for every n.
+/// The results of collectors that something happened to at their n-th request, for every n.
 #[derive(Default)]
 struct Overtaken {
     requests: u32,
     gave_way: u32,
 }
 
-/// Collects in copies of a bucket, and lets `meanwhile` run from beginning to end before another one of the collector's requests each time.
+/// Collects in copies of a bucket. Each time `meanwhile` runs from beginning to end before another
+/// one of the collector's requests.
 fn overtaken_at_every_request(first: &Bucket, meanwhile: impl Fn(&Bucket)) -> Overtaken {
-    // On a copy: the session of a host that never leaves would hold back all deletion.
+    // This runs on a copy: the session of a host that never leaves would hold back all deletion.
     let expected = first.copy().host().read("file");
     let mut all = Overtaken::default();
     for request in 1.. {
@@ -442,7 +449,7 @@ fn overtaken_at_every_request(first: &Bucket, meanwhile: impl Fn(&Bucket)) -> Ov
                 let hold = Fault::HoldBefore(gate.clone());
                 faults.plan(Strike::with(hold).nth(request));
                 let seen = look(repository).await;
-                // So that the root names index objects that it has not loaded yet.
+                // So the root names index objects that the collector has not loaded yet.
                 std::thread::scope(|scope| scope.spawn(|| write_some(&bucket, 1)).join())
                     .expect("written");
                 collect(repository, seen).await.expect("collected")
@@ -470,7 +477,8 @@ fn overtaken_at_every_request(first: &Bucket, meanwhile: impl Fn(&Bucket)) -> Ov
     unreachable!("a collector has no end")
 }
 
-/// A mount that commits so often that every small index object is put together with others (`ingest::absorb`), and ends.
+/// Mounts, commits so often that every small index object is merged with others (`ingest::absorb`),
+/// and unmounts.
 fn write_some(bucket: &Bucket, commits: u64) {
     let host = bucket.host();
     for number in 0..commits {
@@ -480,7 +488,7 @@ fn write_some(bucket: &Bucket, commits: u64) {
     host.finish().expect("unmounted");
 }
 
-/// Five snapshots, of which two are forgotten.
+/// Returns a bucket with five snapshots, of which two are forgotten.
 fn much_to_collect() -> Bucket {
     let bucket = Bucket::new();
     five_snapshots(&bucket);
@@ -500,7 +508,8 @@ fn a_collector_that_is_overtaken_at_any_request_ends_well() {
     assert!(all.gave_way > 0, "it never came too late");
 }
 
-/// A commit puts index objects together, and the last step of another collection deletes those that no root names any more. No epoch tells of that.
+/// A commit merges index objects, and the last step of another collection deletes those that no
+/// root names any more. The epoch does not tell of that.
 #[test]
 fn a_collector_whose_index_objects_vanish_at_any_request_ends_well() {
     let deleted = Cell::new(0);

@@ -1,5 +1,5 @@
-//! Copies of snapshots that break off: the volume shows its last whole state, and the next copy goes
-//! on, whatever happened between.
+//! Copies of snapshots that break off. The volume shows its last whole state, and the next copy
+//! goes on, whatever happened in between.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::host::{Bucket, Host, Unsealed, noise, opening, runtime};
 
 const MIB: usize = 1 << 20;
 
-/// What is copied: a file of the first snapshot, and one of the second.
+/// Returns the contents of the file of the first snapshot, and of the file of the second.
 fn contents() -> (Vec<u8>, Vec<u8>) {
     (noise(1, 24 * MIB + 77), noise(2, 20 * MIB + 5))
 }
@@ -45,8 +45,8 @@ fn volume(bucket: &Bucket) -> Volume {
     })
 }
 
-/// Copies these snapshots; how many bytes were sent. One that `breaks` is gone once it has committed
-/// so often without a snapshot, with its session in the root.
+/// Copies these snapshots. Returns the bytes that were sent. If `breaks` is given, the copy stops
+/// after that many commits without a snapshot, and its session stays in the root.
 fn copy(
     from: &Bucket,
     to: &Bucket,
@@ -103,7 +103,7 @@ fn is_clean(bucket: &Bucket) {
     assert!(report.is_clean(), "{report}");
 }
 
-/// The volume holds these files and no others.
+/// Checks that the volume holds these files and no others.
 fn shows(host: &Host, first: Option<&[u8]>, second: Option<&[u8]>) {
     host.attributes(bkfs::volume::ROOT_INODE);
     assert!(
@@ -125,7 +125,7 @@ fn a_copy_that_broke_off_goes_on_whatever_happened_between() {
         let sent = copy(&from, &to, &["one"], false, Some(3)).expect("it broke off");
         assert!(volume(&to).building.is_some(), "nothing is kept of it");
         is_clean(&to);
-        // Mounted once, and unmounted unchanged.
+        // The volume is mounted once, and unmounted unchanged.
         let host = to.host();
         shows(&host, None, None);
         host.finish().expect("unmounted");
@@ -139,12 +139,12 @@ fn a_copy_that_broke_off_goes_on_whatever_happened_between() {
         let whole = first.len() as u64;
         assert!(sent > 3 * MIB as u64, "{sent} bytes");
         if is_collected {
-            // This mount has made the root directory of a new volume, so the rest was garbage.
+            // This mount made the root directory of a new volume, so the rest was garbage.
             assert!(rest > whole, "{rest} bytes");
         } else {
             assert!(rest < whole - 3 * MIB as u64, "{rest} bytes");
         }
-        // The next one breaks off over a snapshot that both have.
+        // The next copy breaks off after a snapshot that both have.
         copy(&from, &to, &["two"], false, Some(2)).expect("it broke off");
         let host = to.host();
         shows(&host, Some(&first), None);

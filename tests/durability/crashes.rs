@@ -1,4 +1,4 @@
-//! What was acknowledged is there after the machine is gone, in order, once.
+//! Acknowledged operations are there after the machine is gone, in order and once.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::host::{Bucket, Host, noise};
 
-/// A machine that may not delete.
+/// Returns a machine whose credentials may not delete.
 fn without_deleting(bucket: &Bucket) -> Host {
     let host = bucket.host();
     let denied = Strike::with(Fault::FailBefore(StoreErrorKind::Denied)).on(Operation::Delete);
@@ -43,7 +43,7 @@ fn journals_and_commits_are_one_history() {
     assert_eq!(next.find("deleted"), None);
     assert_eq!(bucket.count("journal/"), 0, "they are in the tree by now");
     let inode = next.find("both").expect("is there");
-    // Its last bytes were dirty before, and are stored now.
+    // The last bytes of the file were dirty before, and are stored now.
     let stored = next.attributes(inode).allocated_bytes;
     let counted = next.volume().view.totals();
     assert_eq!((counted.inodes, counted.bytes), (totals.inodes, stored));
@@ -85,7 +85,8 @@ fn a_session_is_replayed_once() {
     assert_eq!(third.repository.handle.current().root.sessions.len(), 1);
 }
 
-/// An fsync does not wait for a commit that cannot get on, and carries what that commit would have.
+/// An fsync does not wait for a commit that makes no progress, and carries what the commit would
+/// have carried.
 #[test]
 fn a_commit_under_way_holds_no_fsync_up() {
     for is_made in [false, true] {
@@ -119,7 +120,7 @@ fn a_commit_under_way_holds_no_fsync_up() {
     }
 }
 
-/// What a failed journal was to carry is in the next one.
+/// The next journal carries what a failed one was to carry.
 #[test]
 fn an_fsync_that_failed_loses_nothing() {
     let bucket = Bucket::new();
@@ -191,7 +192,7 @@ fn snapshots_of_a_taker_hold_what_was_acknowledged() {
     assert!(next.read("file") == Some(noise(9, 3 << 20)));
 }
 
-/// A tree's node that refers to what this repository does not have.
+/// Returns a tree node with references to blobs that this repository does not have.
 fn foreign_node() -> bytes::Bytes {
     let host = Bucket::new().host();
     host.write("elsewhere", 0, noise(5, 3 << 20));
@@ -243,12 +244,13 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// After a crash there is what was acknowledged, and of what came after it a beginning: never a later write without an earlier one.
+    /// After a crash everything acknowledged is there, and of the later writes a beginning: never a
+    /// later write without an earlier one.
     #[test]
     fn what_is_found_is_a_beginning(steps in proptest::collection::vec(step(), 1..25)) {
         let bucket = Bucket::new();
         let mut host = bucket.host();
-        // Each write: file and bytes. Those before `durable` were acknowledged.
+        // The file and bytes of each write. Those before `durable` were acknowledged.
         let mut history: Vec<(u8, Vec<u8>)> = Vec::new();
         let mut durable = 0;
         for (number, step) in steps.into_iter().chain([Step::Crash]).enumerate() {
@@ -271,7 +273,8 @@ proptest! {
                 Step::Crash => {
                     host.crash();
                     host = bucket.host();
-                    let found = [0u8, 1, 2].map(|file| host.read(&format!("file {file}")).unwrap_or_default());
+                    let found = [0u8, 1, 2]
+                        .map(|file| host.read(&format!("file {file}")).unwrap_or_default());
                     let after = |count: usize| {
                         [0u8, 1, 2].map(|file| {
                             let mine = history[..count].iter().filter(|(of, _)| *of == file);
@@ -279,7 +282,11 @@ proptest! {
                         })
                     };
                     let kept = (durable..=history.len()).find(|&count| after(count) == found);
-                    prop_assert!(kept.is_some(), "{durable} of {} writes were acknowledged", history.len());
+                    prop_assert!(
+                        kept.is_some(),
+                        "{durable} of {} writes were acknowledged",
+                        history.len()
+                    );
                     history.truncate(kept.unwrap_or_default());
                     durable = history.len();
                 }

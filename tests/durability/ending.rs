@@ -1,5 +1,4 @@
-//! What becomes of acknowledged files when a mount is told to end while the store does not take
-//! them.
+//! Acknowledged files when a mount is told to end while the store does not take them.
 
 use std::time::Duration;
 
@@ -12,17 +11,17 @@ use tokio::time::Instant;
 use crate::host::noise;
 use crate::paused::{Mount, World, ask, paused, seconds};
 
-/// What the daemon may take beyond `drain=`.
+/// The time that the daemon may take beyond `drain=`.
 const BEYOND: Duration = Duration::from_secs(10);
 
-/// Small files, each closed, and one large.
+/// The number of files: one is large, the others are small.
 const FILES: u64 = 12;
 
 fn contents(number: u64) -> Vec<u8> {
     noise(number, if number == 0 { 3 << 20 } else { 10_000 })
 }
 
-/// Writes all; returns those whose close was acknowledged.
+/// Writes and closes all files. Returns those whose close was acknowledged.
 async fn put_all(mount: &Mount) -> Vec<u64> {
     let mut closed = Vec::new();
     for number in 0..FILES {
@@ -45,7 +44,7 @@ async fn all_are_there(mount: &Mount, closed: &[u64]) {
     }
 }
 
-/// Ends the mount, which must take no longer than it may.
+/// Ends the mount, and checks that it takes no longer than it may.
 async fn end(mount: Mount, drain: Duration) -> Result<(), MountingError> {
     let begin = Instant::now();
     let ended = mount.0.finish_within(Some(drain)).await;
@@ -57,7 +56,8 @@ async fn end(mount: Mount, drain: Duration) -> Result<(), MountingError> {
     ended
 }
 
-/// Files are closed while the store fails, `last` before the mount is told to end; all come back.
+/// Closes files while the store fails, the last one `last` before the mount is told to end. Checks
+/// that all of them come back.
 async fn comes_back(fault: Fault, timeout: Duration, drain: Duration, last: Duration) {
     let world = World::new(timeout).await;
     let mount = world.mount().await;
@@ -152,7 +152,7 @@ fn who_waits_in_fsync_is_answered_and_holds_nothing_up() {
     }
 }
 
-/// What a mount that has ended still answers would be in neither bucket nor spool.
+/// After its end a mount must answer nothing that is in neither bucket nor spool.
 #[test]
 fn a_mount_that_is_closed_acknowledges_nothing() {
     paused(async {

@@ -1,4 +1,4 @@
-//! Files as long as files can be: what is done to their holes takes no longer than to small ones.
+//! Files of the greatest length. Operations on their holes take no longer than on small ones.
 
 use bkfs::tree::item::Attributes;
 use bkfs::volume::attributes::Change;
@@ -29,7 +29,8 @@ fn seek_data(host: &Host, name: &str, offset: u64) -> Option<u64> {
     }
 }
 
-/// Written by a stress test: a byte at the very end, then everything cut off. The commit after it went through the hole in steps of 4 GiB.
+/// A stress test found this: it wrote a byte at the very end, and then cut everything off. The
+/// commit after that went through the hole in steps of 4 GiB.
 #[test]
 fn regression_emptying_the_longest_file_takes_one_step() {
     let bucket = Bucket::new();
@@ -52,7 +53,7 @@ fn regression_emptying_the_longest_file_takes_one_step() {
     assert_eq!(seek_data(&host, "far", 0), None);
 }
 
-/// A hole with many extents in it is emptied in several steps, and none of them stays.
+/// A hole with many extents in it is emptied in several steps, and none of the extents stays.
 #[test]
 fn a_hole_over_many_extents_leaves_none() {
     let bucket = Bucket::new();
@@ -72,7 +73,7 @@ fn a_hole_over_many_extents_leaves_none() {
     assert_eq!(seek_data(&host, "scattered", 0), None);
 }
 
-/// `cp --sparse` and tar ask where data goes on: that went through holes in steps of 1 GiB.
+/// `cp --sparse` and tar ask where data goes on. The answer went through holes in steps of 1 GiB.
 #[test]
 fn regression_seeking_goes_over_holes_of_any_length() {
     let bucket = Bucket::new();

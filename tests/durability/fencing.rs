@@ -1,4 +1,4 @@
-//! A writer that lost its volume acknowledges nothing.
+//! A writer that has lost its volume acknowledges nothing.
 
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 use bkfs_chunker::store::{Operation, Store};
@@ -33,7 +33,8 @@ fn nothing_newer_is_no_reason_not_to_ask() {
     victim.fsync().expect_err("another's by now");
 }
 
-/// The journal arrives before the taking, its answer after: it is replayed, and not acknowledged.
+/// The journal arrives before the takeover, its answer after it. The journal is replayed, and not
+/// acknowledged.
 #[test]
 fn an_answer_that_comes_after_the_taking_acknowledges_nothing() {
     let bucket = Bucket::new();
@@ -56,7 +57,7 @@ fn an_answer_that_comes_after_the_taking_acknowledges_nothing() {
         .expect_err("the root was asked after the answer");
 }
 
-/// The journal arrives after it was looked for.
+/// The journal arrives after the new holder has looked for it.
 #[test]
 fn a_journal_that_comes_too_late_is_not_acknowledged() {
     let bucket = Bucket::new();

@@ -1,4 +1,4 @@
-//! Handles over a loss, and what handles, mapped pages and inode numbers lead to.
+//! Handles that were open at a loss, and where handles, mapped pages and inode numbers lead.
 
 use bkfs::mounting::settings::Settings;
 use bkfs::tree::item::Item;
@@ -17,7 +17,7 @@ use crate::host::{Bucket, CALLER, Host, ask, noise};
 /// `.bkfs/control`.
 const CONTROL: Ino = Ino(6);
 
-/// Files with attributes that make a tree too large to be read in one go.
+/// Files with attributes, so many that the tree cannot be read at once.
 const FILES: u64 = 200;
 
 type Open = (Ino, Handle);
@@ -155,7 +155,7 @@ fn acknowledge(host: &Host) {
     release(host, control);
 }
 
-/// Nothing that would change or keep the file works through this handle.
+/// Checks that nothing that would change or keep the file works through this handle.
 fn fails_for_good(host: &Host, open: Open) {
     for _ in 0..2 {
         assert_eq!(write(host, open, 4, b"more"), Err(Errno::EIO));
@@ -166,7 +166,7 @@ fn fails_for_good(host: &Host, open: Open) {
     }
 }
 
-/// A file that is committed as `kept`.
+/// Makes a file, and commits it with the contents `kept`.
 fn committed(host: &Host, name: &str) {
     host.write(name, 0, b"kept");
     host.run(host.volume().commit()).expect("committed");
@@ -194,7 +194,7 @@ fn a_handle_that_was_open_at_a_loss_fails_until_its_release() {
     lose(&host);
     acknowledge(&host);
     fails_for_good(&host, old);
-    // Who opens it now knows what it holds.
+    // A process that opens the file now knows its contents.
     let new = open(&host, "file");
     write(&host, new, 0, b"news").expect("written");
     fsync(&host, new).expect("synced");
@@ -216,7 +216,7 @@ fn a_file_that_was_lost_whole_fails_too() {
     acknowledge(&host);
     fails_for_good(&host, old);
     assert_eq!(host.find("file"), None);
-    // Nothing comes back with zeroes where the first bytes were.
+    // The file does not come back with zeroes in place of its first bytes.
     host.fsync().expect("synced");
     host.crash();
     assert_eq!(bucket.host().find("file"), None);
@@ -225,7 +225,7 @@ fn a_file_that_was_lost_whole_fails_too() {
 #[test]
 fn every_close_fails_while_a_loss_waits_to_be_acknowledged() {
     let bucket = Bucket::new();
-    // No close begins a journal, which would keep what is to be lost.
+    // With this setting no close begins a journal, which would keep the bytes that are to be lost.
     let settings = Settings {
         close: CloseMode::Async,
         ..Settings::default()
@@ -235,7 +235,7 @@ fn every_close_fails_while_a_loss_waits_to_be_acknowledged() {
     committed(&host, "unchanged");
     let (old, unchanged) = (open(&host, "file"), open(&host, "unchanged"));
     write(&host, old, 0, b"lost").expect("written");
-    // One of two descriptors is closed in time.
+    // One of two descriptors is closed before the loss.
     flush(&host, old).expect("closed");
     lose(&host);
     assert_eq!(flush(&host, old), Err(Errno::EIO));
@@ -270,11 +270,11 @@ fn what_lost_nothing_goes_on() {
     let files = ["committed", "journaled", "unlinked"].map(|name| open(&host, name));
     let [_, journaled, unlinked] = files;
     let root = open_directory(&host, Ino(1));
-    // A file without a name, held open: databases have such.
+    // A file without a name that is held open, as databases have them.
     let volume = host.volume();
     host.run(volume.unlink(1, b"unlinked")).expect("unlinked");
     host.run(volume.commit()).expect("committed");
-    // No commit has it, but a journal.
+    // A journal has it, but no commit.
     write(&host, journaled, 0, b"told").expect("written");
     fsync(&host, journaled).expect("synced");
     host.write("lost", 0, b"lost");
@@ -322,7 +322,7 @@ fn pages_of_before_a_loss_never_come_into_the_file() {
     lose(&host);
     acknowledge(&host);
     let new = open(&host, "file");
-    // The kernel writes a mapping's pages back through any handle that is open for writing.
+    // The kernel writes the pages of a mapping back through any handle that is open for writing.
     for handle in [old, new] {
         let written = put(&host, handle, 0, b"lost and more", true);
         assert_eq!(written, Err(Errno::EIO));
@@ -344,7 +344,7 @@ fn what_a_failing_volume_takes_is_not_acknowledged() {
         host.run(set).expect("set");
     }
     host.finish().expect("unmounted");
-    // Little of the tree is in memory: the change waits for the store after it was let in.
+    // Little of the tree is in memory, so the change waits for the store after it was let in.
     let host = bucket.host();
     let gate = Gate::new();
     let held = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::GetRange);
@@ -431,7 +431,7 @@ fn a_name_that_leads_out_of_its_tree_is_refused_and_not_listed() {
     let host = bucket.host();
     committed(&host, "good");
     let volume = host.volume();
-    // Another snapshot's root, the mount's own files, and the root itself.
+    // The root of another snapshot, the mount's own files, and the root itself.
     let bad = [
         ("snapshot", 7 << 48 | 1),
         ("control", CONTROL.0),

@@ -24,7 +24,7 @@ fn lookup(host: &Host, parent: Ino, name: &[u8]) -> Ino {
     }
 }
 
-/// What `..` of a directory is listed as.
+/// Returns the inode that a directory lists as `..`.
 fn above(host: &Host, directory: Ino) -> Ino {
     let opened = ask(host, |vfs, reply| vfs.opendir(CALLER, directory, reply));
     let handle: Handle = opened.recv().expect("answered").expect("opened").handle;

@@ -1,4 +1,5 @@
-//! Storing bytes while a commit is under way: what is stored late belongs to the layer it was written in, and to no other.
+//! Storing bytes while a commit is under way. Bytes that are stored late belong to the layer in
+//! which they were written, and to no other.
 
 use bkfs::volume::ROOT_INODE;
 use bkfs::volume::data::Room;
@@ -32,7 +33,7 @@ pub fn commit_pages(bucket: &Bucket) {
     host.finish().expect("unmounted");
 }
 
-/// Lets the next read of data stand still until the gate is opened.
+/// Holds the next read of data until the gate is opened.
 pub fn hold_reads(host: &Host) -> Gate {
     let gate = Gate::new();
     let strike = Strike::with(Fault::HoldBefore(gate.clone())).on(Operation::GetRange);
@@ -40,8 +41,8 @@ pub fn hold_reads(host: &Host) -> Gate {
     gate
 }
 
-/// An fsync during a commit names packs of that commit at most if all below them is there as well:
-/// packs finish in any order.
+/// An fsync during a commit names packs of that commit only if everything below them is in the
+/// bucket as well, since packs finish in any order.
 #[test]
 fn an_fsync_names_no_node_of_a_commit_whose_children_are_on_their_way() {
     let bucket = Bucket::new();
@@ -55,7 +56,7 @@ fn an_fsync_names_no_node_of_a_commit_whose_children_are_on_their_way() {
         host.faults.plan(strike.keys("meta/").nth(nth));
         gate
     };
-    // The list of its chunks is what the fsync waits for.
+    // The fsync waits for the list of this file's chunks.
     host.write("large", 0, noise(1000, 5 << 20));
     let list = hold(1);
     let volume = host.volume();
@@ -63,7 +64,7 @@ fn an_fsync_names_no_node_of_a_commit_whose_children_are_on_their_way() {
     while host.faults.struck() == 0 {
         std::thread::yield_now();
     }
-    // Of the commit's packs the first is held, with children of what is in later ones.
+    // The first pack of the commit is held. It has children of nodes in later packs.
     let before = bucket.count("meta/");
     let _children = hold(1);
     let volume = host.volume();
@@ -89,7 +90,7 @@ fn wait_for_a_cut(host: &Host) {
     }
 }
 
-/// A flush that waits while its layer is cut goes on with what was there at the cut.
+/// A flush that waits while its layer is cut goes on with the bytes at the cut.
 #[test]
 fn a_commit_holds_nothing_that_was_written_after_its_cut() {
     let bucket = Bucket::new();
@@ -101,7 +102,7 @@ fn a_commit_holds_nothing_that_was_written_after_its_cut() {
             .on(Operation::GetRange)
             .keys("data/"),
     );
-    // The middle of a page: what lies before and behind it is read back.
+    // This is the middle of a page: the bytes before and behind it are read back.
     host.write("pages", 3 * PAGE as u64 + 100, noise(2, 4096));
     let expected = {
         let mut bytes = noise(1, 8 * PAGE);
@@ -127,7 +128,8 @@ fn a_commit_holds_nothing_that_was_written_after_its_cut() {
     assert!(found == expected, "as it was when the commit began");
 }
 
-/// What comes between reading a range and having stored it is dirty still, and stored next.
+/// Bytes that are written between the reading and the storing of a range stay dirty, and are stored
+/// next.
 #[test]
 fn what_is_written_over_bytes_that_are_being_stored_is_kept() {
     let bucket = Bucket::new();
@@ -151,15 +153,15 @@ fn what_is_written_over_bytes_that_are_being_stored_is_kept() {
     assert!(bucket.host().read("pages") == Some(expected));
 }
 
-/// What is stored of a file that is removed meanwhile, and committed as removed, leans on other
-/// packs for as long as no root holds it.
+/// A file is stored while it is removed and committed as removed. Its new blobs rely on other packs
+/// for as long as no root holds them.
 #[test]
 fn what_is_stored_of_a_removed_file_leans_on_others_until_it_is_committed() {
     let bucket = Bucket::new();
     commit_pages(&bucket);
     let host = bucket.host();
     let gate = hold_reads(&host);
-    // A changed page, whose beginning is read back, and one as it was.
+    // One page is changed and its beginning is read back; the next one is as it was.
     let mut bytes = noise(2, PAGE - 100);
     bytes.extend_from_slice(&noise(1, 8 * PAGE)[4 * PAGE..5 * PAGE]);
     host.write("pages", 3 * PAGE as u64 + 100, bytes);
@@ -189,7 +191,8 @@ fn what_is_stored_of_a_removed_file_leans_on_others_until_it_is_committed() {
     assert_eq!(ingest.uncommitted_blobs(), 0);
 }
 
-/// A small file that has grown is moved out of the tree in the layer that stores it, never in one that is built already.
+/// A small file that has grown is moved out of the tree in the layer that stores it, never in one
+/// that is built already.
 #[test]
 fn a_small_file_that_grows_during_a_commit_keeps_its_beginning() {
     let bucket = Bucket::new();

@@ -1,5 +1,6 @@
-//! A bucket that locks what is stored (`--lock-days`): nothing locked is ever sent a deletion (this bucket refuses those, and a collection would fail), what is needed stays
-//! locked, and what is not runs out and goes.
+//! A bucket with object locks (`--lock-days`). No locked object is ever sent a deletion: this
+//! bucket refuses those, and a collection would fail. Needed objects stay locked. The locks of all
+//! others run out, and the objects are deleted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ const RULE: LockRule = LockRule {
 };
 const HOUR: SignedDuration = SignedDuration::from_hours(1);
 
-/// A bucket with locks, in which nothing needs the snapshot `one` any more; and the time.
+/// Returns a bucket with locks in which nothing needs the snapshot `one` any more, and the time.
 fn bucket() -> (Bucket, Timestamp) {
     let (memory, machine) = (Arc::new(MemoryStore::new()), Machine::this());
     let now = machine.now();
@@ -66,7 +67,8 @@ fn gc_at(bucket: &Bucket, now: Timestamp, days: Option<u32>) -> Collected {
     })
 }
 
-/// When the locks of all objects that may be locked end, by key; none for one that is not locked.
+/// Returns by key when the lock of each object that may be locked ends; none for one without a
+/// lock.
 fn locks(bucket: &Bucket) -> Vec<(String, Option<Timestamp>)> {
     runtime().block_on(async {
         let mut found = Vec::new();
@@ -108,7 +110,7 @@ fn what_is_needed_stays_locked_and_the_rest_runs_out() {
     let waiting = keys_of(&first.waiting);
     for (key, found) in locks(&bucket) {
         let is_extended = found == Some(until);
-        // What this collection itself has stored is locked by the clock of this machine.
+        // Objects that this collection itself has stored are locked by the clock of this machine.
         let is_stored = !uploaded.iter().any(|(known, _)| *known == key);
         assert!(
             is_extended != waiting.contains(&key) || is_stored,

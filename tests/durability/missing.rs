@@ -1,5 +1,5 @@
-//! Journals that a hostile or broken bucket has lost: a mount does not pass over what fsync had
-//! acknowledged.
+//! Journals that a hostile or broken bucket has lost. A mount does not pass over operations that
+//! fsync has acknowledged.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use crate::collecting::snapshot;
 use crate::copying::open;
 use crate::host::{Bucket, Host, Unsealed, runtime};
 
-/// A bucket whose last mount wrote `ab…` to a file, with an fsync after each letter, and is dead.
+/// Returns a bucket whose last mount wrote `letters` to a file, with an fsync after each letter,
+/// and is dead.
 fn dead(state: &Path, letters: &str) -> Bucket {
     let bucket = Bucket::new();
     let host = mount(&bucket, state, false).expect("mounted");
@@ -103,7 +104,7 @@ fn journals_that_are_brought_back_are_carried_out() {
     host.finish().expect("unmounted");
 }
 
-/// Stores a stream as `bkfs put` does, by the session that it takes for that.
+/// Stores a stream as `bkfs put` does, with the session that the command takes for that.
 fn put(bucket: &Bucket, accept_loss: bool) -> Result<(), MountingError> {
     runtime().block_on(async {
         let parts = AloneParts {
@@ -157,7 +158,7 @@ fn commands_that_take_a_volume_over_accept_a_loss_too() {
     host.write("copied", 0, *b"contents");
     snapshot(&host, "one");
     host.finish().expect("unmounted");
-    // Another machine: this one knows another bucket by that name.
+    // This is another machine's memory, since the first one knows another bucket by that name.
     let state = tempfile::tempdir().expect("a directory");
     let bucket = dead(state.path(), "ab");
     delete(&bucket, 0);
@@ -224,7 +225,7 @@ fn a_check_names_what_is_missing_and_a_repair_gives_it_up() {
     }
 }
 
-/// What a check looks at by a list, it asks for by name as well.
+/// A check asks by name for journals that a list does not show.
 #[test]
 fn a_check_believes_no_list_about_journals() {
     let state = tempfile::tempdir().expect("a directory");
@@ -258,8 +259,8 @@ impl bkfs_chunker::store::Layer for Hiding {
     }
 }
 
-/// A root is lost, and with it all that said of a session whose journals are lost too: the machine
-/// that sent them knows.
+/// The root is lost, and with it everything that it said of a session whose journals are lost too.
+/// The machine that sent them knows of them.
 #[test]
 fn a_repair_of_a_lost_root_names_journals_that_this_machine_sent() {
     for deleted in [3, 1] {

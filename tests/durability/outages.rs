@@ -1,7 +1,7 @@
-//! A store that does not do its part for a while: what waits for it ends well if that is shorter
-//! than `timeout=`, and with an error soon after `timeout=` if it is not.
+//! A store that fails for a while. Operations that wait for it end well if the outage is shorter
+//! than `timeout=`, and fail soon after `timeout=` if it is not.
 //!
-//! Time is paused: an outage takes no time here.
+//! The clock is paused, so an outage takes no real time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,10 +27,10 @@ use crate::host::{Unsealed, new_file};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What an operation may take beyond the time that the store is waited for.
+/// The time that an operation may take beyond the time that the store is waited for.
 const A_FEW: Duration = Duration::from_secs(6);
 
-/// Where objects of each kind lie, and by which request they are written.
+/// The prefix of each kind of object, and the request that writes it.
 const KINDS: [(&str, Operation); 7] = [
     ("data/", Operation::PutNew),
     ("meta/", Operation::PutNew),
@@ -41,7 +41,8 @@ const KINDS: [(&str, Operation); 7] = [
     ("sessions/", Operation::Put),
 ];
 
-/// Full, no such bucket, a request that makes no sense, no permission, no server, no answer.
+/// The faults: a full disk, no such bucket, an invalid request, no permission, no server, no
+/// answer.
 fn faults() -> [Fault; 6] {
     [
         Fault::FailBefore(StoreErrorKind::NoSpace),
@@ -53,7 +54,7 @@ fn faults() -> [Fault; 6] {
     ]
 }
 
-/// A mount over a bucket in memory, under a clock that is paused.
+/// A mount over a bucket in memory, with a paused clock.
 struct Mount {
     faults: Arc<FaultStore>,
     repository: Arc<Repository>,
@@ -111,7 +112,7 @@ impl Mount {
         self.assembled.volume().expect("is writable")
     }
 
-    /// Everything that writes `kind` fails like this from now on.
+    /// Makes every write of this kind fail from now on.
     fn strike(&self, fault: &Fault, (place, operation): (&str, Operation)) {
         let strike = Strike::with(fault.clone()).on(operation);
         self.faults.plan(strike.keys(place).always());
@@ -122,7 +123,7 @@ impl Mount {
         self.faults.heal();
     }
 
-    /// A file with this in it, which does not compress.
+    /// Writes a file of this many bytes, which do not compress.
     async fn write(&self, name: &str, bytes: usize) -> Result<(), VolumeError> {
         write(&self.volume(), name, bytes).await
     }
@@ -155,7 +156,7 @@ fn named(name: &str) -> SnapshotRequest {
     }
 }
 
-/// How long `future` took, and what came of it.
+/// Returns how long `future` took, and its output.
 async fn timed<T>(future: impl Future<Output = T>) -> (Duration, T) {
     let begin = Instant::now();
     let output = future.await;
@@ -174,7 +175,7 @@ async fn an_outage_shorter_than_the_timeout_costs_time_only_whatever_it_meets() 
                 mount.write("small", 100).await?;
                 mount.volume().snapshot(named("taken")).await
             };
-            // Whatever is asked for, it waits for the outage alone.
+            // Whatever the operation is, it waits for the outage alone.
             let outage = Duration::from_secs(15);
             let ((), (took, worked)) = tokio::join!(mount.heal_after(outage), timed(work));
             worked.unwrap_or_else(|error| panic!("{kind:?} {fault:?}: {error}"));
@@ -209,7 +210,7 @@ async fn an_outage_longer_than_the_timeout_fails_what_waits_and_drops_nothing() 
             synced.expect_err("the store takes nothing");
             assert!(took >= TIMEOUT - A_FEW, "{kind:?} {fault:?} took {took:?}");
             assert!(took <= TIMEOUT + A_FEW, "{kind:?} {fault:?} took {took:?}");
-            // What is told says why.
+            // The reported outage tells since when.
             let outage = mount.repository.signs.outage().expect("it lasts");
             assert!(
                 outage.since.elapsed() >= TIMEOUT - A_FEW,
@@ -235,7 +236,7 @@ async fn an_outage_longer_than_the_timeout_fails_what_waits_and_drops_nothing() 
     }
 }
 
-/// Whether nothing but a person's doing ends it, and the mount gives up for it.
+/// Returns true if only a person's action ends the fault, so that the mount gives up.
 fn is_hopeless(fault: &Fault) -> bool {
     use StoreErrorKind::{Invalid, NoBucket};
     matches!(fault, Fault::FailBefore(Invalid | NoBucket))
@@ -253,7 +254,7 @@ async fn a_session_that_can_store_nothing_more_is_known_at_once_and_names_what_i
     let ((took, _), refused) = tokio::join!(timed(poisoned), volume.fsync());
     refused.expect_err("refused");
     assert!(took <= TIMEOUT + A_FEW, "{took:?}");
-    // From that moment on nothing is accepted from any caller.
+    // From then on nothing is accepted from any caller.
     mount.faults.heal();
     let refused = mount.write("later", 10).await;
     assert!(
@@ -265,7 +266,7 @@ async fn a_session_that_can_store_nothing_more_is_known_at_once_and_names_what_i
         matches!(refused, Err(VolumeError::Poisoned(_))),
         "{refused:?}"
     );
-    // And who acknowledges it at once is told what it was.
+    // A user who acknowledges the loss at once is told what was lost.
     let asked = mount
         .assembled
         .vfs
@@ -281,7 +282,7 @@ async fn a_session_that_can_store_nothing_more_is_known_at_once_and_names_what_i
 #[tokio::test(start_paused = true)]
 async fn no_caller_waits_longer_than_the_timeout_behind_others_that_wait() {
     for kind in KINDS.iter().filter(|(place, _)| *place != "sessions/") {
-        // The disk is full at once, or no answer comes, which is noticed after a while.
+        // The disk is full at once; or no answer comes, which is noticed after a while.
         let full = vec![Fault::FailBefore(StoreErrorKind::NoSpace)];
         let silent = Fault::Delay(Duration::from_secs(5));
         let silent = vec![silent, Fault::FailBefore(StoreErrorKind::Unreachable)];

@@ -1,4 +1,4 @@
-//! A commit whose answer was lost: the caller is told the truth, or that nobody knows it.
+//! A commit whose answer was lost. The caller is told the outcome, or that it is unknown.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ fn named(name: &str) -> SnapshotRequest {
     }
 }
 
-/// A host that replaced the root for a snapshot without an answer, after which the store told nobody what it holds until the host had given up.
+/// Returns a host that replaced the root for a snapshot and got no answer. After that the store did
+/// not tell what the root holds until the host had given up.
 fn silenced(
     bucket: &Bucket,
     answers_by_then: bool,
@@ -38,7 +39,7 @@ fn silenced(
     }
     let silent = Strike::with(Fault::FailBefore(StoreErrorKind::Unreachable)).on(Operation::Get);
     host.faults.plan(silent.keys("root").always());
-    // The same bytes again, when it was given up and is looked for once more.
+    // The same bytes are sent again when the attempt was given up and is looked for once more.
     let again = Gate::new();
     host.faults.plan(root(Fault::HoldAfter(again.clone())));
     let replaced = host.asked(Operation::Replace);

@@ -1,5 +1,5 @@
-//! Machines on one thread with paused time and disks in memory: the product's own times, in no
-//! time.
+//! Machines on one thread with a paused clock and disks in memory. The product's own times pass in
+//! no real time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,12 +27,12 @@ pub const CALLER: Caller = Caller {
 
 const SPOOL_BYTES: u64 = 1 << 30;
 
-/// So many seconds.
+/// Returns this many seconds.
 pub fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Runs on one thread whose time passes only where everybody waits.
+/// Runs on one thread. Its time passes only while all tasks wait.
 pub fn paused(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -68,7 +68,7 @@ impl World {
         Mount(assembled)
     }
 
-    /// A machine that only looks.
+    /// Mounts read-only.
     pub async fn mount_read_only(&self) -> Mount {
         Mount(self.assemble(true).await)
     }
@@ -113,7 +113,7 @@ impl World {
         plan.assemble(&handle).await.expect("mounted")
     }
 
-    /// The store works again, and the machine mounts once more.
+    /// Makes the store work again, and mounts once more on the same machine.
     pub async fn mount_again(&self) -> Mount {
         self.faults.heal();
         self.disk.kill();
@@ -128,6 +128,10 @@ impl World {
 /// A mount, as processes see it.
 pub struct Mount(pub Assembled);
 
+/// Sends a request to the mount, and waits for its answer.
+///
+/// # Errors
+/// The errno of the answer.
 pub async fn ask<T: Send + 'static>(
     mount: &Mount,
     request: impl FnOnce(&dyn Vfs, Reply<T>),
@@ -173,12 +177,19 @@ impl Mount {
         self.try_put(name, data).await.expect("closed");
     }
 
-    /// Writes a file; what close(2) says.
+    /// Writes a file and closes it.
+    ///
+    /// # Errors
+    /// The errno of close(2).
     pub async fn try_put(&self, name: &str, data: &[u8]) -> Result<(), Errno> {
         let (ino, handle) = self.write(name, data).await;
         ask(self, |vfs, reply| vfs.flush(ino, handle, reply)).await
     }
 
+    /// Calls fsync(2).
+    ///
+    /// # Errors
+    /// The errno of the answer.
     pub async fn fsync(&self, (ino, handle): (Ino, Handle)) -> Result<(), Errno> {
         ask(self, |vfs, reply| vfs.fsync(ino, handle, false, reply)).await
     }

@@ -1,4 +1,4 @@
-//! What fsync costs: one PUT and one conditional GET, shared by all who wait.
+//! The requests of an fsync: one PUT and one conditional GET, shared by all callers that wait.
 
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 use bkfs_chunker::store::{Operation, StoreErrorKind};
@@ -6,12 +6,12 @@ use futures::future::join_all;
 
 use crate::host::{Bucket, Host, noise};
 
-/// Requests of every kind, in the order of [`Operation::ALL`].
+/// Returns the number of requests of every kind, in the order of [`Operation::ALL`].
 fn asked(host: &Host) -> Vec<u64> {
     Operation::ALL.map(|operation| host.asked(operation)).into()
 }
 
-/// What was asked for since `before`, without what was not.
+/// Returns the requests since `before`, without the kinds that were not used.
 fn since(host: &Host, before: &[u64]) -> Vec<(Operation, u64)> {
     let now = asked(host).into_iter().zip(before);
     let counts = now.map(|(now, before)| now - before);
@@ -67,7 +67,7 @@ fn all_who_wait_share_one_journal() {
     host.run(async {
         let mut others: Vec<_> = (0..15).map(|_| Box::pin(volume.fsync())).collect();
         for other in &mut others {
-            // Asked once, each waits for its answer.
+            // Polled once, each waits for its answer.
             assert!(futures::poll!(other).is_pending());
         }
         gate.open();
@@ -100,7 +100,7 @@ fn much_data_goes_to_packs_ahead_and_never_to_the_root() {
     assert!(other.read("large") == Some(data));
 }
 
-/// What a mount has written it knows, also when a commit has just made a tree of it.
+/// A mount knows what it has written, also when a commit has just made a tree of it.
 #[test]
 fn names_are_made_after_a_commit_without_reading_packs() {
     let bucket = Bucket::new();

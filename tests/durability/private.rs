@@ -1,4 +1,4 @@
-//! `-o dedup=private`: what other users write says nothing of what is stored already.
+//! `-o dedup=private`: the writes of other users do not reveal what is stored already.
 
 use bkfs::mounting::settings::Settings;
 use bkfs::vfs::DedupMode;
@@ -52,7 +52,8 @@ fn write(host: &Host, (ino, handle): (Ino, Handle), data: &[u8], from_cache: boo
     }
 }
 
-/// Bytes that came into the bucket as data packs while a user stored `data` with fsync(2).
+/// Returns the bytes that came into the bucket as data packs while a user stored `data` with
+/// fsync(2).
 fn sent(bucket: &Bucket, host: &Host, caller: Caller, name: &str, data: &[u8]) -> u64 {
     let before = bucket.bytes("data/");
     let (ino, handle) = open(host, caller, name);
@@ -70,7 +71,8 @@ fn what_other_users_write_is_stored_whether_it_is_there_or_not() {
     let host = host(&bucket, DedupMode::Private);
     let first = sent(&bucket, &host, CALLER, "secret", &secret);
     assert!(first > BYTES as u64);
-    // What is not there, what the owner has, and what the user has stored before.
+    // Contents that the bucket does not have, that the owner has, and that this user has stored
+    // before.
     for (name, data) in [
         ("new", noise(2, BYTES)),
         ("guessed", secret.clone()),
@@ -80,7 +82,7 @@ fn what_other_users_write_is_stored_whether_it_is_there_or_not() {
         let difference = sent.abs_diff(first);
         assert!(difference < first / 50, "{name}: {sent} bytes, not {first}");
     }
-    // The owner's own still match.
+    // The owner's own contents still match.
     let again = sent(&bucket, &host, CALLER, "copy", &secret);
     assert_eq!(again, 0);
     assert!(host.read("guessed") == Some(secret.clone()));
@@ -98,7 +100,7 @@ fn without_it_all_users_share() {
     assert_eq!(sent(&bucket, &host, OTHER, "theirs", &data), 0);
 }
 
-/// What the kernel writes back through the owner's handle may be another's.
+/// Pages that the kernel writes back through the owner's handle may be another user's.
 #[test]
 fn pages_of_a_mapping_are_of_all_who_opened_the_file() {
     let bucket = Bucket::new();
@@ -113,7 +115,7 @@ fn pages_of_a_mapping_are_of_all_who_opened_the_file() {
     assert!(bucket.bytes("data/") - before >= BYTES as u64);
 }
 
-/// Whoever can read a file may share what it has.
+/// A user who can read a file may share its contents.
 #[test]
 fn copies_within_the_mount_share() {
     let bucket = Bucket::new();

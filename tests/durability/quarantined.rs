@@ -1,5 +1,5 @@
-//! Places that are known to be damaged: nothing new leans on them, and what only they hold is stored
-//! again.
+//! Places that are known to be damaged. Nothing new relies on them, and blobs that only they hold
+//! are stored again.
 
 use bkfs::maintain::quarantine;
 use bkfs_chunker::catalog::Place;
@@ -9,7 +9,7 @@ use bkfs_chunker::store::Store;
 use crate::collecting::{gc, snapshot, unlink, with_snapshot_of};
 use crate::host::{Bucket, noise};
 
-/// Puts all data packs into quarantine; returns their keys.
+/// Puts all data packs into quarantine. Returns their keys.
 fn quarantine_data(bucket: &Bucket) -> Vec<String> {
     bucket.work(bucket.memory.clone(), async |repository| {
         let packs = bucket.memory.list("data/", None, 100).await;
@@ -34,7 +34,7 @@ fn quarantine_data(bucket: &Bucket) -> Vec<String> {
     })
 }
 
-/// A journal names a segment that is live and whole; its chunks have no undamaged live place.
+/// A journal names a segment that is live and whole, and its chunks have no undamaged live place.
 #[test]
 fn a_taker_stores_again_what_is_damaged_beneath_a_journal() {
     let bucket = Bucket::new();
@@ -66,7 +66,7 @@ fn nothing_is_moved_onto_a_damaged_copy() {
     host.finish().expect("unmounted");
     let damaged = quarantine_data(&bucket);
     assert!(!damaged.is_empty());
-    // The same once more, with what nothing will need.
+    // The same contents are stored once more, together with a file that nothing will need.
     let host = bucket.host();
     host.write("new", 0, kept.clone());
     host.write("gone", 0, noise(2, 5 << 20));

@@ -1,4 +1,4 @@
-//! What a read-only mount shows while another machine writes the volume.
+//! A read-only mount while another machine writes the volume.
 
 use bkfs_fuse::{DirectoryReply, Errno, Handle, Ino, OpenFlags, Read, Vfs};
 
@@ -35,7 +35,7 @@ async fn read(mount: &Mount, (ino, handle): (Ino, Handle)) -> Result<Vec<u8>, Er
     Ok(read.to_vec())
 }
 
-/// Names from `cookie` on, at most `count`, and the cookie behind the last.
+/// Returns at most `count` names from `cookie` on, and the cookie behind the last one.
 async fn list(mount: &Mount, handle: Handle, cookie: u64, count: usize) -> (Vec<String>, u64) {
     let (sender, answer) = tokio::sync::oneshot::channel();
     let reply = DirectoryReply::collecting(true, count, move |listed| drop(sender.send(listed)));

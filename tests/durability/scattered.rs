@@ -1,4 +1,4 @@
-//! Files written in many small pieces: what comes back, and how many extents it takes.
+//! Files that are written in many small pieces: they are read back, and take few extents.
 
 use bkfs::tree::key;
 use bkfs::volume::error::VolumeError;
@@ -13,7 +13,7 @@ const COUNT: u64 = 4096;
 const PIECE: usize = 512;
 const APART: u64 = 1024;
 
-/// Writes small pieces in an order of their own; returns the file's contents, where it held
+/// Writes small pieces in an order of their own. Returns the contents of the file, which held
 /// `before`.
 fn scatter(host: &Host, seed: u64, mut before: Vec<u8>) -> Vec<u8> {
     before.resize((COUNT * APART) as usize - PIECE, 0);
@@ -34,8 +34,8 @@ fn extents(host: &Host, name: &str) -> usize {
     page.expect("read").items.len()
 }
 
-/// An fsync described each of them with all extents of the 4 MiB before it; a flush looked through
-/// them, again and again.
+/// An fsync described each piece with all extents of the 4 MiB before it, and a flush looked
+/// through them again and again.
 #[test]
 fn regression_small_pieces_are_stored_together_with_what_lies_between() {
     let bucket = Bucket::new();
@@ -52,7 +52,7 @@ fn regression_small_pieces_are_stored_together_with_what_lies_between() {
     assert!(host.read("scattered") == Some(second));
 }
 
-/// Pieces far apart stay apart: the file does not grow by what lies between.
+/// Pieces far apart stay apart: the file does not grow by the bytes between them.
 #[test]
 fn pieces_far_apart_are_found_again_before_and_after_they_are_stored() {
     const FAR: u64 = 1 << 20;
@@ -84,7 +84,7 @@ fn pieces_far_apart_are_found_again_before_and_after_they_are_stored() {
     }
 }
 
-/// What lies between is a reason to store fewer extents, and none to store nothing.
+/// The bytes between pieces are a reason to store fewer extents, and no reason to store nothing.
 #[test]
 fn pieces_are_stored_though_what_lies_between_cannot_be_read() {
     let bucket = Bucket::new();

@@ -1,5 +1,5 @@
-//! A store that stands still for a while, and a spool: what is closed or fsynced meanwhile is there
-//! after a crash, whatever was given up on.
+//! A store that stalls for a while, and a spool. A file that is closed or fsynced meanwhile is
+//! there after a crash, whatever call was given up on.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use proptest::prelude::*;
 
 use crate::host::{Bucket, Host, noise};
 
-/// From closing a file to having it on the disk of a machine whose store does not answer: half a
-/// second until a journal begins, and two for the store.
+/// The time in seconds from closing a file to having it on the disk of a machine whose store does
+/// not answer: 0.5 s until a journal begins, and 2 s for the store.
 const KEPT_AFTER: f64 = 3.0;
 
-/// Bytes that a journal carries itself, and that it does not.
+/// Sizes in bytes of a file that a journal carries itself, and of one that it does not.
 const SMALL: usize = 200_000;
 const LARGE: usize = 3 << 20;
 
@@ -26,7 +26,7 @@ fn close(host: &Host, name: &str, data: &[u8]) {
     host.volume().fsync_within();
 }
 
-/// From now on the writes of these keys stand still, until the gate is opened.
+/// Stalls the writes of these keys from now on, until the gate is opened.
 fn stall(host: &Host, keys: &str) -> Gate {
     let gate = Gate::new();
     let held = Strike::with(Fault::HoldBefore(gate.clone())).on_writes();
@@ -39,7 +39,7 @@ fn recover(host: &Host, gate: &Gate) {
     gate.open();
 }
 
-/// Which of these files the bucket has after a crash, seen by another machine.
+/// Crashes the host. Returns which of these files another machine does not find in the bucket.
 fn missing(bucket: &Bucket, host: Host, names: &[&str]) -> Vec<String> {
     host.crash();
     let other = bucket.host();
@@ -114,7 +114,7 @@ fn what_is_closed_during_two_stalls_is_on_the_disk() {
     }
 }
 
-/// Files that are closed while an fsync waits for the store, which `stall` lets stand still.
+/// Closes files while an fsync waits for the store, which `stall` stalls.
 fn close_beside_an_fsync(why: &str, settings: Settings, stall: impl FnOnce(&Host, &SimulatedDisk)) {
     let bucket = Bucket::new();
     let disk = SimulatedDisk::new();
@@ -125,7 +125,7 @@ fn close_beside_an_fsync(why: &str, settings: Settings, stall: impl FnOnce(&Host
     let waits = host.spawn(async move { volume.fsync().await });
     host.wait(0.05);
     close(&host, "meanwhile", &noise(2, SMALL));
-    // What an outage may add to a close.
+    // The time that an outage may add to a close.
     host.wait(10.0);
     close(&host, "later", &noise(3, SMALL));
     host.wait(10.0);
@@ -153,8 +153,8 @@ fn what_is_closed_while_an_fsync_waits_for_the_store_is_on_the_disk() {
     }
 }
 
-/// A journal has reached the bucket while the spool did not take it: an fsync that the spool is
-/// enough for has to ask the store whether the volume is still its own.
+/// A journal has reached the bucket while the spool did not take it. An fsync for which the spool
+/// is enough must then ask the store whether the volume is still its own.
 #[test]
 fn what_is_closed_while_an_fsync_asks_the_store_is_on_the_disk() {
     let settings = Settings {
@@ -203,7 +203,7 @@ fn a_slow_store_that_takes_journals_is_not_silent() {
         close(&host, name, name.as_bytes());
         host.wait(KEPT_AFTER);
     }
-    // Three are waiting by now, and each takes most of what the store is waited for.
+    // Three journals wait by now, and each takes most of the time that the store is waited for.
     host.faults.heal();
     let slow = Strike::with(Fault::Delay(Duration::from_millis(1500))).keys("journal/");
     host.faults.plan(slow.always());
@@ -227,7 +227,7 @@ fn a_slow_store_that_takes_journals_is_not_silent() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The journal that waits for room in the spool is the one that everybody waits for.
+/// All callers wait for the journal that waits for room in the spool.
 #[test]
 fn a_full_spool_holds_nothing_up_once_the_store_is_back() {
     let bucket = Bucket::new();
@@ -251,13 +251,13 @@ fn a_full_spool_holds_nothing_up_once_the_store_is_back() {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Makes a file of so many bytes, and closes it.
+    /// Makes a file of this many bytes, and closes it.
     Close(usize),
     Wait(u16),
-    /// Requests of a kind stand still from now on.
+    /// Requests of a kind stall from now on.
     Stall(&'static str),
     Recover,
-    /// An fsync that is waited for so many milliseconds.
+    /// An fsync that is waited for this many milliseconds.
     Fsync(u16),
     Commit(u16),
 }
@@ -277,13 +277,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What is known of one run.
+/// The state of one run.
 struct Run {
     host: Host,
     gate: Option<Gate>,
-    /// How long each file is.
+    /// The length of each file in bytes.
     closed: Vec<usize>,
-    /// So many of them are in the bucket.
+    /// The number of these files that are in the bucket.
     durable: usize,
 }
 
@@ -322,7 +322,7 @@ impl Run {
         }
     }
 
-    /// The caller goes away if it takes too long.
+    /// Waits for the call for `patience` milliseconds, and drops it after that.
     fn acknowledge<E>(&mut self, patience: u16, call: impl Future<Output = Result<(), E>>) {
         let count = self.closed.len();
         let patience = Duration::from_millis(patience.into());
@@ -333,7 +333,7 @@ impl Run {
     }
 }
 
-/// How many files are there in the order in which they were closed.
+/// Returns the number of files that are there, in the order in which they were closed.
 fn beginning(host: &Host, closed: &[usize]) -> usize {
     let is_whole = |(number, length): (usize, &usize)| {
         host.read(&number.to_string()) == Some(noise(number as u64, *length))
@@ -350,10 +350,14 @@ fn beginning(host: &Host, closed: &[usize]) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever stands still, and whatever call is given up on: after a crash a beginning of all
-    /// files is there, and at least what was fsynced.
+    /// Whatever stalls, and whatever call is given up on: after a crash a beginning of all files is
+    /// there, and at least those that were fsynced.
     #[test]
-    fn stalls_lose_nothing_that_was_promised(steps in proptest::collection::vec(step(), 1..30), with_disk: bool, asks_at_the_end: bool) {
+    fn stalls_lose_nothing_that_was_promised(
+        steps in proptest::collection::vec(step(), 1..30),
+        with_disk: bool,
+        asks_at_the_end: bool
+    ) {
         let bucket = Bucket::new();
         let disk = SimulatedDisk::new();
         let host = Host::spooling(&bucket, &disk);

@@ -1,5 +1,5 @@
-//! What a collection deletes and forgets beneath sessions at work: nothing before each of them has
-//! said, by the base in its heartbeat, that it needs nothing of it.
+//! What a collection deletes and forgets while sessions work: nothing before the base in the
+//! heartbeat of each session says that the session does not need it.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::collecting::{forget, gc, snapshot, unlink, with_snapshot_of};
 use crate::host::{Bucket, Host, noise};
 use crate::layers::{PAGE, commit_pages, hold_reads, page_file};
 
-/// A host whose heartbeats arrive.
+/// Returns a host whose heartbeats arrive.
 fn beating(bucket: &Bucket) -> Host {
     let host = Host::spooling(bucket, &SimulatedDisk::new());
     host.beat();
@@ -28,14 +28,14 @@ fn forget_one(bucket: &Bucket) {
     });
 }
 
-/// The host learns of the newest root, and does what it does then.
+/// Lets the host read the newest root, and do what it does then.
 fn learn(host: &Host) {
     host.run(host.repository.handle.refresh()).expect("read");
     host.wait(1.0);
 }
 
-/// A host with a file `new` in no root yet, which refers to what only a snapshot holds; that
-/// snapshot is forgotten, and what it holds is condemned.
+/// Returns a host with a file `new` that no root has yet. The file refers to blobs that only a
+/// snapshot holds. That snapshot is forgotten, so its blobs can be condemned.
 fn relying_on_condemned(bucket: &Bucket, data: &[u8]) -> Host {
     let first = with_snapshot_of(bucket, data);
     first.finish().expect("unmounted");
@@ -47,8 +47,8 @@ fn relying_on_condemned(bucket: &Bucket, data: &[u8]) -> Host {
     host
 }
 
-/// Its first base is the epoch of the root that registered it: it may refer to all that was live in
-/// that one.
+/// The first base of a session is the epoch of the root that registered it: the session may refer
+/// to everything that was live in that root.
 #[test]
 fn what_was_live_when_a_session_entered_stays_until_it_has_looked() {
     let bucket = Bucket::new();
@@ -77,15 +77,15 @@ fn a_session_stores_again_what_was_condemned_before_it_raises_its_base() {
     assert!(bucket.host().read("new") == Some(data));
 }
 
-/// What is stored of a file that is removed meanwhile, and committed as removed, is in no operation
-/// that a commit would cover; the next commit refers to what it leans on all the same.
+/// A file is stored while it is removed and committed as removed, so no operation that a commit
+/// would cover has it. The next commit refers to the packs that it relies on all the same.
 #[test]
 fn a_session_raises_no_base_over_what_was_stored_of_a_removed_file() {
     let bucket = Bucket::new();
     commit_pages(&bucket);
     let host = beating(&bucket);
     let gate = hold_reads(&host);
-    // A changed page, whose beginning is read back, and one as it was.
+    // One page is changed and its beginning is read back; the next one is as it was.
     let mut bytes = noise(2, PAGE - 100);
     bytes.extend_from_slice(&noise(1, 8 * PAGE)[4 * PAGE..5 * PAGE]);
     host.write("pages", 3 * PAGE as u64 + 100, bytes);
@@ -111,8 +111,8 @@ fn a_session_raises_no_base_over_what_was_stored_of_a_removed_file() {
     assert!(bucket.host().read("file") == Some(noise(3, 5_000)));
 }
 
-/// A journal that is cut during a commit names packs as its session's own that can be condemned
-/// once that commit is made. It is covered by another commit before they go.
+/// A journal that is cut during a commit names packs as own to its session. They can be condemned
+/// once that commit is made. Another commit covers the journal before they go.
 #[test]
 fn a_session_covers_its_journals_before_it_raises_its_base() {
     let bucket = Bucket::new();
@@ -144,8 +144,9 @@ fn a_session_covers_its_journals_before_it_raises_its_base() {
     assert!(next.read("kept") == Some(noise(2, 3 << 20)));
 }
 
-/// A file is stored while a commit is under way, which makes its list of chunks live, though no
-/// tree leads to it. A taker finds that list by the journal, and does not look below it.
+/// A file is stored while a commit is under way. That commit makes the file's list of chunks live,
+/// though no tree leads to it. A new holder finds the list by the journal, and does not look below
+/// it.
 #[test]
 fn what_a_listed_pack_of_a_session_refers_to_stays_reachable_or_not() {
     let bucket = Bucket::new();
@@ -160,14 +161,14 @@ fn what_a_listed_pack_of_a_session_refers_to_stays_reachable_or_not() {
 
     let host = bucket.host();
     let gate = hold_reads(&host);
-    // The middle of a page: the commit reads the rest of it back, and waits for that.
+    // This is the middle of a page: the commit reads the rest of it back, and waits for that.
     host.write("pages", 3 * PAGE as u64 + 100, noise(3, 4096));
     let volume = host.volume();
     let commit = host.spawn(async move { volume.commit().await });
     while host.faults.struck() == 0 {
         std::thread::yield_now();
     }
-    // Its last list of chunks is its own, and all the chunks are there.
+    // The last list of chunks of this file is new, and the bucket has all of its chunks.
     let data = noise(1, 150 * PAGE);
     page_file(&host, "new");
     host.write("new", 0, data.clone());
@@ -188,7 +189,7 @@ fn what_a_listed_pack_of_a_session_refers_to_stays_reachable_or_not() {
     assert!(bucket.host().read("new") == Some(data));
 }
 
-/// The next root of its session may name it.
+/// The next root of its session may name the list.
 #[test]
 fn a_list_that_a_session_at_work_has_written_is_no_orphan() {
     let bucket = Bucket::new();
@@ -217,7 +218,7 @@ fn a_list_that_a_session_at_work_has_written_is_no_orphan() {
     assert_eq!(bucket.count(&key), 0, "no root will name it");
 }
 
-/// A bucket that says of data packs that they are deleted, and keeps them.
+/// A bucket that reports data packs as deleted and keeps them.
 #[derive(Debug)]
 struct Keeping(Arc<MemoryStore>);
 

@@ -1,5 +1,5 @@
-//! The undelete window, when a hostile writer shortens it: it counts from what the
-//! collecting machine has seen.
+//! The undelete window when a hostile writer shortens it. It counts from what the collecting
+//! machine has seen.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::host::{Bucket, noise};
 
 const WEEK: SignedDuration = SignedDuration::from_hours(24 * 7);
 
-/// A collection so many days from now, by a machine that remembers in `state`.
+/// Collects `day` days from now, on a machine that remembers in `state`.
 fn gc_on_day(bucket: &Bucket, state: &Path, day: i64) -> (Prospect, Collected) {
     bucket.work(bucket.memory.clone(), async |repository| {
         let options = Options {
@@ -33,7 +33,7 @@ fn gc_on_day(bucket: &Bucket, state: &Path, day: i64) -> (Prospect, Collected) {
     })
 }
 
-/// A writer can date what it forgets as it likes.
+/// A writer can put any date on the snapshots that it forgets.
 #[test]
 fn the_window_counts_from_when_the_trash_was_first_seen() {
     let bucket = Bucket::new();
@@ -55,7 +55,7 @@ fn the_window_counts_from_when_the_trash_was_first_seen() {
     assert!(done.condemned.bytes > 5 << 20, "{done:?}");
 }
 
-/// What this machine gave up itself has not vanished.
+/// Snapshots that this machine gave up itself have not vanished.
 #[test]
 fn a_snapshot_that_was_collected_here_is_not_missed() {
     let bucket = Bucket::new();
@@ -144,7 +144,7 @@ fn a_snapshot_that_another_machine_has_collected_holds_nothing_up() {
         .expect("unmounted");
     gc_on_day(&bucket, state.path(), 0);
     strip(&bucket);
-    // It remembers nothing, and frees at once.
+    // This collector remembers nothing, and frees at once.
     assert!(gc(&bucket).condemned.bytes > 5 << 20);
     let (found, _) = gc_on_day(&bucket, state.path(), 1);
     assert_eq!((found.vanished.len(), found.lost.len()), (0, 1));

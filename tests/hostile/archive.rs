@@ -1,8 +1,8 @@
-//! A reader of tar archives, which trusts none of them.
+//! A reader of tar archives that trusts none of them.
 
 use std::collections::HashMap;
 
-/// What is in an archive: path and type of each member, in order.
+/// The path and type of each member of an archive, in order.
 pub type Members = Vec<(String, u8)>;
 
 fn number(field: &[u8]) -> u64 {
@@ -19,7 +19,7 @@ fn text(field: &[u8]) -> String {
     String::from_utf8_lossy(&field[..end.unwrap_or(field.len())]).into_owned()
 }
 
-/// The records of an extended header.
+/// Returns the records of an extended header.
 fn records(mut body: &[u8]) -> HashMap<String, String> {
     let mut records = HashMap::new();
     while let Some(space) = body.iter().position(|byte| *byte == b' ') {
@@ -35,7 +35,7 @@ fn records(mut body: &[u8]) -> HashMap<String, String> {
     records
 }
 
-/// Reads an archive, as far as it goes.
+/// Reads an archive, as far as it can be read.
 pub fn members(archive: &[u8]) -> Members {
     let mut members = Vec::new();
     let mut extended = HashMap::new();
@@ -63,7 +63,7 @@ pub fn members(archive: &[u8]) -> Members {
     members
 }
 
-/// What of an archive leads out of the directory that it is unpacked in.
+/// Returns the first member of an archive that leads out of the directory in which it is unpacked.
 pub fn leads_outside(members: &Members) -> Option<String> {
     let mut links: Vec<String> = Vec::new();
     for (path, kind) in members {

@@ -1,4 +1,4 @@
-//! A mount without a kernel, and a walk over all of it.
+//! A mount without a kernel, and a walk over everything in it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,15 +23,15 @@ const CALLER: Caller = Caller {
     pid: 1,
 };
 
-/// Directories that a walk looks into, at most: what a cycle would never end with.
+/// Directories that a walk visits, at most. A cycle would never end otherwise.
 const DIRECTORIES_MAX: usize = 2_000;
 
-/// What a walk over a mount saw.
+/// The results of a walk over a mount.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Names, as the mount gave them.
+    /// Names, as the mount returned them.
     pub names: Vec<Vec<u8>>,
-    /// What could not be listed or read: the name, and the errno.
+    /// Names that could not be listed or read, each with its errno.
     pub failed: Vec<(Vec<u8>, i32)>,
     /// Inode numbers of directories that were met more than once.
     pub again: Vec<u64>,
@@ -164,6 +164,9 @@ impl Asked {
 }
 
 /// Mounts a snapshot without a kernel, and walks over it.
+///
+/// # Errors
+/// The text of the error that kept the snapshot from being mounted.
 pub fn walk(path: &std::path::Path, snapshot: &str) -> Result<Seen, String> {
     let runtime = runtime();
     let seen = runtime.block_on(async {

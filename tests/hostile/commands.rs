@@ -1,4 +1,5 @@
-//! The program, run as a process of its own: how it ends, what it says, how much memory it takes.
+//! The program, run as a process of its own: its exit code, its output, and the memory that it
+//! takes.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -9,22 +10,22 @@ use std::time::{Duration, Instant};
 
 use crate::forge::PASSWORD;
 
-/// Any command is done by then, however busy the machine.
+/// The time in which any command ends, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The most memory that a command may take, in bytes.
 const MEMORY_MAX: u64 = 700 << 20;
 
-/// Where the arguments of the program stand, one behind the other.
+/// The variable that holds the arguments of the program, one behind the other.
 pub const ARGUMENTS: &str = "BKFS_HOSTILE_ARGUMENTS";
 
-/// What parts them.
+/// The character between two arguments.
 pub const BETWEEN: char = '\u{1f}';
 
-/// What the test harness says before the program speaks.
+/// The output of the test harness before the program writes anything.
 const HEAD: &[u8] = b"\nrunning 1 test\n";
 
-/// How a command ended.
+/// The result of a command.
 pub struct Ran {
     pub code: i32,
     pub out: Vec<u8>,
@@ -32,7 +33,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// All that it said, for people.
+    /// Returns the exit code and all output, for messages.
     pub fn says(&self) -> String {
         let shown = |bytes: &[u8]| {
             let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4000)]).into_owned();
@@ -55,19 +56,20 @@ pub fn bkfs(home: &Path, arguments: &[&str]) -> Ran {
     bkfs_as(None, home, arguments)
 }
 
-/// The same as another user.
+/// The same, as another user.
 pub fn bkfs_as(user: Option<u32>, home: &Path, arguments: &[&str]) -> Ran {
     std::fs::create_dir_all(home).expect("a home");
     if user.is_some() {
         std::os::unix::fs::chown(home, user, user).expect("it is given away");
     }
     let file = |name: &str| std::fs::File::create(home.join(name)).expect("a file");
-    // In a file: the program executes itself without a password that stands in its environment.
+    // The password is in a file: with a password in its environment the program would execute
+    // itself again.
     let password = home.join("password");
     std::fs::write(&password, PASSWORD).expect("a password");
     std::fs::set_permissions(&password, Permissions::from_mode(0o600)).expect("its mode");
     std::os::unix::fs::chown(&password, user, user).expect("it is given away");
-    // This program, wherever it lies: another user may not be able to reach it by a path.
+    // This program, wherever it is: another user may not be able to reach it by a path.
     let mut command = Command::new("/proc/self/exe");
     if let Some(user) = user {
         command.uid(user).gid(user);
@@ -130,14 +132,18 @@ fn wait(mut child: Child, arguments: &[&str]) -> i32 {
     }
 }
 
-/// The first character that a terminal would obey, if there is one. Lines may end.
+/// Returns the first character that a terminal would obey, if there is one. Line ends are allowed.
 pub fn obeyed(text: &[u8]) -> Option<String> {
     let Ok(text) = std::str::from_utf8(text) else {
         return Some("bytes that are no text".to_owned());
     };
     let is_bad = |char: &char| {
         (char.is_control() && *char != '\n')
-            || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            || matches!(
+                char,
+                '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
+                    | '\u{2066}'..='\u{2069}'
+            )
     };
     text.chars().find(is_bad).map(|char| format!("{char:?}"))
 }

@@ -1,4 +1,4 @@
-//! A writer who has the password: repositories whose seals are right, and whose contents are not.
+//! A writer who has the password: repositories whose seals are valid and whose contents are not.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,18 +28,18 @@ use tokio::runtime::Runtime;
 
 use crate::password::Known;
 
-/// Of every forged repository.
+/// The password of every forged repository.
 pub const PASSWORD: &str = "the password of a hostile writer";
 
-/// What the honest file of every forgery holds.
+/// The contents of the honest file of every forgery.
 pub const HONEST: &[u8] = b"honest contents\n";
 
 /// The volume that is written.
 pub const VOLUME: &str = "main";
 
-/// A repository under a hostile writer's hands.
+/// A repository that a hostile writer writes.
 pub struct Forger {
-    /// It, opened.
+    /// The open repository.
     pub repository: Arc<Repository>,
     ingest: Arc<Ingest>,
     session: OpenSession,
@@ -47,7 +47,7 @@ pub struct Forger {
     runtime: Runtime,
 }
 
-/// How a repository in a directory is opened.
+/// Returns how a repository in a directory is opened.
 pub fn opening(path: &Path) -> Opening {
     Opening {
         key: None,
@@ -68,7 +68,7 @@ pub fn opening(path: &Path) -> Opening {
     }
 }
 
-/// A runtime for what waits.
+/// Returns a runtime for asynchronous work.
 pub fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -144,7 +144,7 @@ impl Forger {
         }
     }
 
-    /// Where a name stands in its directory.
+    /// Returns the position of a name in its directory.
     pub fn cookie(&self, name: &[u8]) -> u64 {
         self.repository.nodes.names().cookie(name)
     }
@@ -155,12 +155,12 @@ impl Forger {
         self.runtime.block_on(stored).expect("stored")
     }
 
-    /// Stores a node of these entries, whatever they are.
+    /// Stores a node of these entries, valid or not.
     pub fn node(&self, level: u8, entries: &[(Vec<u8>, Vec<u8>)]) -> Id {
         self.blob(Kind::Node, encode_node(level, entries))
     }
 
-    /// Stores a tree of these items, in nodes as they should be.
+    /// Stores a tree of these items, in valid nodes.
     pub fn tree(&self, items: &Items) -> Id {
         let nodes = self.repository.nodes.as_ref();
         let sink = NewNodes {
@@ -201,8 +201,7 @@ impl Forger {
         committed.expect("a commit");
     }
 
-    /// Puts other entries in the place of the list of snapshots, and changes the root as `change`
-    /// says.
+    /// Replaces the entries of the list of snapshots, and changes the root with `change`.
     pub fn relist(
         &self,
         entries: impl FnOnce(Vec<SnapshotEntry>) -> Vec<SnapshotEntry>,
@@ -242,16 +241,16 @@ impl Forger {
     /// Leaves the repository as a clean unmount does.
     pub fn end(self) {
         let ended = self.runtime.block_on(self.session.end());
-        // A root that was forged may say otherwise; then the session stays.
+        // A forged root may refuse that; then the session stays.
         drop(ended);
     }
 }
 
-/// Items of a tree.
+/// The items of a tree.
 #[derive(Clone)]
 pub struct Items(pub BTreeMap<Key, Vec<u8>>);
 
-/// Attributes that nothing is wrong with.
+/// Returns valid attributes.
 pub fn attributes(mode: u32, size_bytes: u64) -> Attributes {
     let time = Timestamp {
         seconds: 1_700_000_000,
@@ -278,12 +277,12 @@ pub fn attributes(mode: u32, size_bytes: u64) -> Attributes {
 /// The inode of the honest file.
 pub const HONEST_INODE: u64 = 70;
 
-/// A regular file, and a directory.
+/// The modes of a regular file and of a directory.
 pub const FILE: u32 = libc::S_IFREG | 0o644;
 pub const DIRECTORY: u32 = libc::S_IFDIR | 0o755;
 
 impl Items {
-    /// A root directory with an honest file.
+    /// Returns a root directory with an honest file.
     pub fn new(forger: &Forger) -> Items {
         let mut items = Items(BTreeMap::new());
         items.inode(ROOT_INODE, attributes(DIRECTORY, 1));
@@ -291,12 +290,12 @@ impl Items {
         items
     }
 
-    /// Any bytes under a key.
+    /// Adds any bytes under a key.
     pub fn raw(&mut self, key: Key, value: impl Into<Vec<u8>>) {
         self.0.insert(key, value.into());
     }
 
-    /// An inode.
+    /// Adds an inode.
     pub fn inode(&mut self, inode: u64, attributes: Attributes) {
         self.raw(
             Key::attributes(inode),
@@ -304,37 +303,37 @@ impl Items {
         );
     }
 
-    /// A name that stands where it belongs.
+    /// Adds a name at its valid position.
     pub fn name(&mut self, forger: &Forger, directory: u64, name: &[u8], inode: u64, mode: u32) {
         self.name_at(forger.cookie(name), directory, name, inode, mode);
     }
 
-    /// A name that stands anywhere.
+    /// Adds a name at any position.
     pub fn name_at(&mut self, cookie: u64, directory: u64, name: &[u8], inode: u64, mode: u32) {
         let file_type = (mode >> 12) as u8;
         let item = Item::Name { inode, file_type };
         self.raw(Key::name(directory, cookie, name), item.encode());
     }
 
-    /// A file with the honest contents.
+    /// Adds a file with the honest contents.
     pub fn file(&mut self, forger: &Forger, directory: u64, name: &[u8], inode: u64) {
         self.name(forger, directory, name, inode, FILE);
         self.contents(inode);
     }
 
-    /// An inode with the honest contents.
+    /// Adds an inode with the honest contents.
     pub fn contents(&mut self, inode: u64) {
         self.inode(inode, attributes(FILE, HONEST.len() as u64));
         self.raw(Key::inline(inode), HONEST);
     }
 
-    /// A directory.
+    /// Adds a directory.
     pub fn directory(&mut self, forger: &Forger, parent: u64, name: &[u8], inode: u64) {
         self.name(forger, parent, name, inode, DIRECTORY);
         self.inode(inode, attributes(DIRECTORY, 1));
     }
 
-    /// What a raw node of them all would hold.
+    /// Returns the entries of a raw node that holds all items.
     pub fn entries(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let entries = self.0.iter();
         entries
@@ -343,7 +342,7 @@ impl Items {
     }
 }
 
-/// A number of variable length, as nodes have them.
+/// Appends a number of variable length, as nodes have them.
 pub fn varint(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -352,7 +351,7 @@ pub fn varint(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// The bytes of a node, without any of the rules for what a node holds.
+/// Returns the bytes of a node, without any of the rules for its contents.
 pub fn encode_node(level: u8, entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
     let prefix = match (entries.first(), entries.last()) {
         (Some((first, _)), Some((last, _))) => {
@@ -379,7 +378,7 @@ pub fn encode_node(level: u8, entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
     out
 }
 
-/// What a node above says of a node below it.
+/// Returns the statement of a node about a node below it.
 pub fn child(id: Id, items: u64) -> Vec<u8> {
     let mut out = id.0.to_vec();
     varint(&mut out, items);

@@ -1,4 +1,4 @@
-//! What a hostile writer puts into a tree.
+//! The trees that a hostile writer makes.
 
 use bkfs::root::snapshots::SnapshotEntry;
 use bkfs::tree::item::{Attributes, Extent, Item, Target};
@@ -8,11 +8,11 @@ use bkfs_chunker::id::{Id, Kind};
 
 use crate::forge::{DIRECTORY, FILE, Forger, HONEST, Items, VOLUME, attributes, child};
 
-/// The snapshot that is hostile, and the honest one before it.
+/// The hostile snapshot, and the honest one before it.
 pub const HOSTILE: &str = "hostile";
 pub const CLEAN: &str = "clean";
 
-/// What a command that walks over all of a forgery ends with.
+/// The exit code of a command that walks over all of a forgery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Walked {
     /// Nothing is wrong with it: 0.
@@ -32,10 +32,10 @@ pub struct Forgery {
     pub name: &'static str,
     /// Makes the tree.
     pub tree: fn(&Forger) -> Id,
-    /// What is done after the snapshot of it was made.
+    /// Changes the repository after the snapshot of the tree was made.
     pub after: fn(&Forger),
     pub walked: Walked,
-    /// What `check` says of it; nothing if nothing is wrong.
+    /// A part of the report of `check`. Empty if nothing is wrong.
     pub check: &'static str,
 }
 
@@ -202,19 +202,19 @@ pub const FORGERIES: &[Forgery] = &[
     },
 ];
 
-/// The honest tree, which is stored before each hostile one.
+/// Returns the honest tree, which is stored before each hostile one.
 pub fn honest(forger: &Forger) -> Id {
     forger.tree(&Items::new(forger))
 }
 
-/// A file of this name in the root.
+/// Returns a tree with a file of this name in its root directory.
 fn named(forger: &Forger, name: &[u8]) -> Id {
     let mut items = Items::new(forger);
     items.file(forger, ROOT_INODE, name, 100);
     forger.tree(&items)
 }
 
-/// A name that no tree takes, in a node of its own making.
+/// Returns a node of its own making with a name that no tree takes.
 fn very_long(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
     items.file(forger, ROOT_INODE, &[b'n'; 4096], 100);
@@ -245,7 +245,8 @@ fn controls(forger: &Forger) -> Id {
     forger.tree(&items)
 }
 
-/// A link, and a directory of the same name, which leads through it if one is made after the other.
+/// Returns a link and a directory of the same name. The directory leads through the link if one is
+/// made after the other.
 fn twice(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
     let cookie = forger.cookie(b"door");
@@ -263,7 +264,7 @@ fn cycle(forger: &Forger) -> Id {
     items.directory(forger, ROOT_INODE, b"down", 100);
     items.directory(forger, 100, b"further", 101);
     items.name(forger, 101, b"up", 100, DIRECTORY);
-    // One that nothing leads to.
+    // A cycle that nothing leads to.
     items.directory(forger, 111, b"one", 110);
     items.directory(forger, 110, b"other", 111);
     forger.tree(&items)
@@ -277,7 +278,7 @@ fn second_name(forger: &Forger) -> Id {
     forger.tree(&items)
 }
 
-/// Sixty levels, each with two names for the next: more paths than there is time.
+/// Returns sixty levels, each with two names for the next: more paths than can be walked.
 fn lattice(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
     items.directory(forger, ROOT_INODE, b"top", 100);
@@ -288,7 +289,7 @@ fn lattice(forger: &Forger) -> Id {
     forger.tree(&items)
 }
 
-/// A name that leads to an inode of this number, which may be there.
+/// Returns a name that leads to an inode of this number, which may exist.
 fn leads_to(forger: &Forger, inode: u64, is_there: bool) -> Id {
     let mut items = Items::new(forger);
     if is_there && inode != ROOT_INODE {
@@ -320,7 +321,7 @@ fn extent(target: Target, length: u32) -> Vec<u8> {
     Item::Extent(extent).encode()
 }
 
-/// Contents that go on where the file has ended.
+/// Returns files with contents beyond their end.
 fn beyond(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
     let chunk = forger.blob(Kind::Chunk, HONEST.to_vec());
@@ -337,7 +338,7 @@ fn beyond(forger: &Forger) -> Id {
     forger.tree(&items)
 }
 
-/// An extent within another one.
+/// Returns a file with an extent within another one.
 fn nested_extents(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
     let chunk = forger.blob(Kind::Chunk, vec![b'x'; 1000]);
@@ -349,7 +350,7 @@ fn nested_extents(forger: &Forger) -> Id {
     forger.tree(&items)
 }
 
-/// Contents that are a node, a segment that is none, and nothing at all.
+/// Returns files whose contents are a node, a segment that does not decode, and nothing at all.
 fn wrong_kinds(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
     let node = forger.tree(&Items::new(forger));
@@ -369,10 +370,10 @@ fn wrong_kinds(forger: &Forger) -> Id {
     forger.tree(&items)
 }
 
-/// Segments that name each other, and not chunks.
+/// Returns a file of segments that name each other instead of chunks.
 fn segments(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
-    // Profile, number of chunks, and of each chunk its length and its id.
+    // The profile, the number of chunks, and the length and id of each chunk.
     let list = |id: Id| {
         let mut list = vec![1];
         list.extend_from_slice(&1_u16.to_le_bytes());
@@ -398,7 +399,7 @@ fn unsorted(forger: &Forger) -> Id {
     forger.node(0, &entries)
 }
 
-/// A node above one of its own height.
+/// Returns a node above one of the same level.
 fn wrong_depth(forger: &Forger) -> Id {
     let items = Items::new(forger);
     let entries = items.entries();
@@ -409,7 +410,7 @@ fn wrong_depth(forger: &Forger) -> Id {
     forger.node(1, &[(first, child(one, count))])
 }
 
-/// The highest level above a leaf, and counts that are too large.
+/// Returns a node of the highest level above a leaf, with counts that are too large.
 fn tall(forger: &Forger) -> Id {
     let entries = Items::new(forger).entries();
     let leaf = forger.node(0, &entries);
@@ -418,11 +419,11 @@ fn tall(forger: &Forger) -> Id {
 
 fn file_and_directory(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
-    // A file with names.
+    // A file that contains names.
     items.name(forger, ROOT_INODE, b"file", 100, DIRECTORY);
     items.contents(100);
     items.file(forger, 100, b"inside", 101);
-    // A directory with contents, which is said to be a file.
+    // A directory with contents, whose name states the type of a file.
     items.name(forger, ROOT_INODE, b"directory", 102, FILE);
     items.inode(102, attributes(DIRECTORY, 1));
     items.raw(Key::inline(102), HONEST);
@@ -439,7 +440,8 @@ fn no_type(forger: &Forger) -> Id {
     forger.tree(&items)
 }
 
-/// More names of extended attributes than the kernel lists, with values of 64 KiB.
+/// Returns a file with more names of extended attributes than the kernel lists, and values of 64
+/// KiB.
 fn many_xattrs(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
     items.file(forger, ROOT_INODE, b"file", 100);
@@ -457,7 +459,7 @@ fn large_xattr(forger: &Forger) -> Id {
     forger.tree(&items)
 }
 
-/// Links without a target, with an empty one, and with one that no link can have.
+/// Returns links without a target, with an empty one, and with one that no link can have.
 fn bad_link(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
     for (inode, target) in [
@@ -475,7 +477,7 @@ fn bad_link(forger: &Forger) -> Id {
     forger.tree(&items)
 }
 
-/// A name whose value is nothing that a name has.
+/// Returns a name whose value does not decode.
 fn bad_item(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
     items.raw(
@@ -506,7 +508,7 @@ fn devices(forger: &Forger) -> Id {
     forger.tree(&items)
 }
 
-/// Deeper than any path goes.
+/// Returns directories deeper than any path can be.
 fn deep(forger: &Forger) -> Id {
     let mut items = Items::new(forger);
     items.directory(forger, ROOT_INODE, b"deep", 100);
@@ -516,7 +518,7 @@ fn deep(forger: &Forger) -> Id {
     forger.tree(&items)
 }
 
-/// Names for people that paint a terminal, in the list and in the root.
+/// Puts names that paint a terminal into the list and into the root.
 fn hostile_lists(forger: &Forger) {
     let paint = |text: &str| format!("{text}\u{1b}[31m\u{7}\u{9b}1m\u{202e}\nbkfs: well");
     let spoil = |mut entries: Vec<SnapshotEntry>| {

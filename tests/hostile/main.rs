@@ -20,7 +20,7 @@ use forge::{Forger, HONEST};
 use forgeries::{CLEAN, FORGERIES, Forgery, HOSTILE, Walked, honest};
 use tempfile::TempDir;
 
-/// The program, for the other tests: they start this one as a process of its own.
+/// Runs the program, for the other tests: they start this test as a process of its own.
 #[test]
 fn the_program_itself() {
     let Ok(arguments) = std::env::var(ARGUMENTS) else {
@@ -31,7 +31,7 @@ fn the_program_itself() {
     std::process::exit(bkfs::cli::run(program.chain(arguments)));
 }
 
-/// A forgery on the disk, and what came of commands.
+/// A forgery on the disk, and the problems that commands had with it.
 struct Trial {
     home: TempDir,
     forgery: &'static Forgery,
@@ -68,8 +68,8 @@ impl Trial {
             .push(format!("{name}: {what}: {why}: {}", ran.says()));
     }
 
-    /// Runs a command, and looks at what holds for all of them. Its output may be bytes of files,
-    /// which are as they are.
+    /// Runs a command, and checks what holds for all commands. Its output may be the bytes of
+    /// files, which are not escaped.
     fn run(&mut self, arguments: &[&str], is_text: bool) -> Ran {
         let repository = self.path("repository").to_string_lossy().into_owned();
         let place = |argument: &&str| argument.replace("REPOSITORY", &repository);
@@ -205,7 +205,7 @@ impl Trial {
         self.run(&["copy", "REPOSITORY", &copy], true);
     }
 
-    /// What a mount shows can be listed to its end, whatever one name of it is.
+    /// Checks that a mount can be listed to its end, whatever one of its names is.
     fn mounts(&mut self) {
         let seen = asked::walk(&self.path("repository"), HOSTILE);
         let name = self.forgery.name;
@@ -236,7 +236,7 @@ fn panicked(ran: &Ran) -> bool {
     String::from_utf8_lossy(&ran.error).contains("panicked at")
 }
 
-/// What lies outside of the target.
+/// Returns what a restore wrote outside of the target.
 fn strange(outer: &Path) -> Option<String> {
     let entries = std::fs::read_dir(outer).expect("a directory");
     let names = entries.map(|entry| entry.expect("an entry").file_name());
@@ -251,7 +251,7 @@ fn strange(outer: &Path) -> Option<String> {
         .or(escaped.then(|| "/tmp/escaped".to_owned()))
 }
 
-/// Every command against one forgery.
+/// Runs every command against one forgery.
 fn trial(name: &str) {
     let mut trial = Trial::of(name);
     trial.reads();

@@ -1,4 +1,4 @@
-//! Restoring as an ordinary user, and what restoring gives away.
+//! Restoring as an ordinary user, and the rights that restoring gives away.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::forgeries::HOSTILE;
 /// A user without any rights.
 const USER: u32 = 65_534;
 
-/// A repository that this user may read, and a place for targets of theirs.
+/// A repository that this user may read, and a directory for their targets.
 struct Place(TempDir);
 
 impl Place {
@@ -55,7 +55,7 @@ impl Place {
         }
     }
 
-    /// Restores all of it into the target.
+    /// Restores everything into the target.
     fn restore(&self, user: Option<u32>, options: &[&str]) -> Ran {
         let repository = self.path("repository").to_string_lossy().into_owned();
         let target = self.path("target").to_string_lossy().into_owned();
@@ -97,7 +97,7 @@ fn an_ordinary_user_restores_over_read_only_directories_of_its_own() {
     assert_eq!(file.expect("it is there"), HONEST, "{}", ran.says());
 }
 
-/// An access control list that gives a foreign user r-x.
+/// Returns an access control list that gives a foreign user r-x.
 fn list_for_others() -> Vec<u8> {
     let mut list = 2_u32.to_le_bytes().to_vec();
     let any = u32::MAX;
@@ -140,7 +140,7 @@ fn what_a_directory_gives_to_its_files_is_not_kept() {
     }
 }
 
-/// A set-id program of root, and a device.
+/// Adds a set-id program of root, one of the user, and special files.
 fn privileged(forger: &Forger, items: &mut Items) {
     items.file(forger, ROOT_INODE, b"program", 100);
     let program = attributes(libc::S_IFREG | 0o6755, HONEST.len() as u64);

@@ -179,6 +179,9 @@ fn memory(fixture: &Fixture) -> VolatileMemory {
 }
 
 /// Does the harm, and checks what follows from it.
+///
+/// # Errors
+/// A sentence about the first expectation that does not hold.
 pub fn run_case(fixture: &Fixture, case: &Case) -> Result<(), String> {
     let objects = case.apply(fixture);
     let allowed = find(fixture, case, &objects)?;

@@ -70,6 +70,9 @@ pub async fn forget(repository: &Repository, name: &str) {
 }
 
 /// Collects without an undelete window, on a machine that has seen nothing before.
+///
+/// # Errors
+/// Those of the collection.
 pub async fn gather(repository: &Repository) -> Result<Collected, RootError> {
     let options = Options {
         undelete_window: SignedDuration::ZERO,

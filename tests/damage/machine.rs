@@ -51,8 +51,10 @@ fn plan(repository: Arc<Repository>, options: MountOptions) -> Plan {
     }
 }
 
-/// Mounts `main` read-only, and reads the attributes of its root directory. Returns the error if it
-/// cannot.
+/// Mounts `main` read-only, and reads the attributes of its root directory.
+///
+/// # Errors
+/// The text of the error if the mount or the read fails.
 pub fn reads(store: Arc<dyn Store>, password: Option<&'static str>) -> Result<(), String> {
     let runtime = Runtime::new().expect("runtime");
     let read = async {
@@ -89,7 +91,10 @@ impl Machine {
         Self::try_mount(store, password).expect("mounted")
     }
 
-    /// The same, but returns the error.
+    /// Mounts `main`. Takes the volume over from its holder.
+    ///
+    /// # Errors
+    /// The text of the error if the mount fails.
     pub fn try_mount(
         store: Arc<dyn Store>,
         password: Option<&'static str>,
@@ -201,7 +206,10 @@ impl Machine {
             .expect("snapshot");
     }
 
-    /// The same, but returns the error.
+    /// Makes a snapshot.
+    ///
+    /// # Errors
+    /// The text of the error if there is no snapshot.
     pub fn try_snapshot(&self, name: &str) -> Result<(), String> {
         let request = SnapshotRequest {
             name: Some(name.to_owned()),

@@ -25,6 +25,9 @@ pub struct Restored {
 }
 
 /// Restores a snapshot on a machine that has never seen the repository.
+///
+/// # Errors
+/// The text of the error that ended the restore. Paths that failed are in the result.
 pub fn restore(fixture: &Fixture, store: Arc<dyn Store>, name: &str) -> Result<Restored, String> {
     let directory = tempfile::tempdir().expect("a directory");
     let target = directory.path().join("restored");

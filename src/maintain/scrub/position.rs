@@ -36,6 +36,10 @@ mod as_text {
     use bkfs_chunker::pack::PackName;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+    /// Writes a name as text.
+    ///
+    /// # Errors
+    /// Those of the serializer.
     pub fn serialize<S: Serializer>(
         name: &Option<PackName>,
         serializer: S,
@@ -43,6 +47,10 @@ mod as_text {
         name.map(|name| name.to_string()).serialize(serializer)
     }
 
+    /// Reads a name from text. A text that is no name counts as none.
+    ///
+    /// # Errors
+    /// Those of the deserializer.
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<PackName>, D::Error> {

@@ -44,8 +44,8 @@ pub struct Run {
     command: Vec<OsString>,
 }
 
-/// Runs the tool, then makes a snapshot. Returns the exit code of the tool if it failed, 0 if the
-/// snapshot is in the bucket.
+/// Runs the tool, then makes a snapshot. Returns 0 if the snapshot is in the bucket. If the tool
+/// failed, returns its exit code; 126 or 127 if it cannot be run.
 ///
 /// # Errors
 /// Exit code 125 if the mount takes no writes, if the tool cannot be watched, or if the tool

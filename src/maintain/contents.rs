@@ -365,7 +365,7 @@ impl Learned {
         self.dangling.iter().map(|dangling| dangling.pack).collect()
     }
 
-    /// Turns what is wrong into problems of `report`. Records in `damage` the blobs that cannot be
+    /// Turns the findings into problems of `report`. Records in `damage` the blobs that cannot be
     /// used because of one.
     pub fn judge(&self, damage: &mut Damage, report: &mut Report) {
         for (segment, problem) in &self.broken_segments {

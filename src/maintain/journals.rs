@@ -52,8 +52,8 @@ pub struct Unreplayable {
 }
 
 impl Scan<'_> {
-    /// Checks the heartbeats and journals of the sessions in `root`, and adds what is wrong to
-    /// `report`. Returns the journals that cannot be carried out.
+    /// Checks the heartbeats and journals of the sessions in `root`, and adds problems to `report`.
+    /// Returns the journals that cannot be carried out.
     ///
     /// # Errors
     /// [`RootError::Store`] or [`RootError::Content`] if the store cannot be read, and those of

@@ -1,4 +1,4 @@
-//! Brings what a session of maintenance has stored into the root.
+//! Brings the objects that a session of maintenance has stored into the root.
 //!
 //! Owns that packs and index objects are in the bucket before a root names them, made for the index
 //! of the very root that is replaced. Tells the ingest whether a root took them. Does not own the
@@ -26,6 +26,8 @@ impl ListWriter for IngestLists<'_> {
 }
 
 /// Stores one list of these entries. Returns none if there are no entries.
+///
+/// Cancel safety: dropped, it may leave a list that no root names.
 ///
 /// # Errors
 /// [`RootError::Content`] if the list cannot be stored; [`RootError::Refused`] if it would have

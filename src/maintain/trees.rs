@@ -93,7 +93,9 @@ impl<'a> Trees<'a> {
         }
     }
 
-    /// Judges a tree, and adds what is wrong with it to `report`.
+    /// Judges a tree, and adds its faults to `report`.
+    ///
+    /// Cancel safety: dropped while it reads, it leaves a value that cannot judge another tree.
     ///
     /// # Errors
     /// The [`VolumeError`] of the node that could not be read. This value cannot judge another tree

@@ -33,7 +33,7 @@ use crate::root::state::{Root, SessionId};
 /// Requests about locks that run at the same time.
 const REQUESTS_AT_ONCE: usize = 32;
 
-/// Live packs that are asked whether their locks end when the root says.
+/// Live packs whose locks are compared with the time in the root.
 const SAMPLED: usize = 8;
 
 /// Packs that cannot be deleted yet, each with its size in bytes and the end of its lock.

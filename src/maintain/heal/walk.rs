@@ -387,7 +387,8 @@ fn children(node: &Node, range: &Range<Key>) -> Vec<Work> {
     (0..node.len()).filter_map(child).collect()
 }
 
-/// Returns what was read; none if it is damaged or missing. An error of the store stays one.
+/// Returns the value that was read; none if it is damaged or missing. An error of the store stays
+/// one.
 fn readable<T>(read: Result<T, VolumeError>) -> Result<Option<T>, RootError> {
     match read {
         Ok(found) => Ok(Some(found)),

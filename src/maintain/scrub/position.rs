@@ -74,7 +74,9 @@ impl PositionFile {
     }
 
     /// Takes the right to scrub. Returns none if another process of this machine has it, or another
-    /// mount in this process.
+    /// mount in this process. Without a state directory every mount gets it.
+    ///
+    /// Cancel safety: dropped, it leaves the lock free once its thread is done.
     ///
     /// # Errors
     /// The [`io::Error`] with which the lock file could not be made or locked.

@@ -111,7 +111,7 @@ impl Access {
                 replaced: global.accept_replaced,
                 lock_rule: false,
             },
-            key: match global.key {
+            key: match global.key.or(settings.key) {
                 Some(key) => Some(key),
                 None => key_of_environment()?,
             },

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bkfs_chunker::depot::Compression;
 use bkfs_chunker::pace::Rates;
+use bkfs_chunker::seal::SlotName;
 use bkfs_fuse::options::OtherOption;
 
 use crate::vfs::{CloseMode, DedupMode};
@@ -42,6 +43,9 @@ const SCRUB_RATE_MIN: u64 = 64 << 10;
 /// What that should be.
 const SCRUB_RATE: &str = "0, or bytes per second, at least 64K";
 
+/// What a key should be.
+const KEY: &str = "the whole name of a key, 16 hexadecimal digits as bkfs key list shows it";
+
 /// Every option of a mount, for people.
 pub const OPTIONS_HELP: &str = "\
 Mount options (-o NAME=VALUE,…), in parentheses what holds without them:
@@ -66,7 +70,7 @@ Mount options (-o NAME=VALUE,…), in parentheses what holds without them:
   drain=SECONDS          how long SIGTERM waits for the store (600)
   wait                   wait for a server that cannot be reached at all, as long as timeout= says
   accept_loss            go on without what was acknowledged and is missing from the bucket
-  endpoint=URL, region=NAME, password_file=FILE
+  endpoint=URL, region=NAME, password_file=FILE, key=NAME
                          as the options of these names
   allow_suid, allow_dev  as suid and dev, also through mount(8) and fstab (neither)
   allow_other, allow_root, default_permissions, uid=, gid=, umask=, noatime, …
@@ -114,6 +118,8 @@ pub struct Settings {
     pub region: Option<String>,
     /// `password_file=`.
     pub password_file: Option<PathBuf>,
+    /// `key=`: the one key that the password is tried on.
+    pub key: Option<SlotName>,
     /// Where the mount says how it ended. No option: whoever mounts decides.
     pub outcome: Option<PathBuf>,
     /// Where this machine remembers how far it has scrubbed. No option: whoever mounts decides.
@@ -142,6 +148,7 @@ impl Default for Settings {
             endpoint: None,
             region: None,
             password_file: None,
+            key: None,
             outcome: None,
             state_dir: None,
         }
@@ -205,6 +212,7 @@ impl Settings {
             "snapshot" => self.snapshot = Some(text("a snapshot's name, latest or @TIME")?),
             "endpoint" => self.endpoint = Some(text("a URL")?),
             "region" => self.region = Some(text("a region's name")?),
+            "key" => self.key = Some(value.parse().map_err(|()| bad(KEY))?),
             "password_file" => self.password_file = Some(absolute(text("a file")?)),
             "cache_dir" => self.cache_dir = Some(absolute(text("a directory")?)),
             "cache_size" => self.cache_bytes = Some(at_least(0, "a size such as 10G")?),
@@ -369,6 +377,19 @@ mod tests {
             .lines()
             .filter(|line| line.starts_with("            \"") && line.contains("\" => "));
         assert_eq!(keys.len(), arms.count(), "{keys:?}");
+    }
+
+    #[test]
+    fn a_mount_names_the_key_of_its_password() {
+        let settings = parse("key=00000000000000aa").unwrap();
+        assert_eq!(settings.key, Some(SlotName(0xaa)));
+        for text in ["key", "key=", "key=aa", "key=00000000000000AA"] {
+            let refused = parse(text);
+            assert!(
+                matches!(refused, Err(SettingError::BadValue { .. })),
+                "{text}: {refused:?}"
+            );
+        }
     }
 
     #[test]

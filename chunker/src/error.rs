@@ -97,6 +97,15 @@ impl DepotError {
         matches!(self, Self::Missing { .. } | Self::Unknown { .. })
     }
 
+    /// Returns whether the requested blob or object is known to be damaged or absent, by the index
+    /// that is loaded.
+    pub fn is_lost(&self) -> bool {
+        matches!(
+            self,
+            Self::Damaged { .. } | Self::Missing { .. } | Self::Unknown { .. }
+        )
+    }
+
     /// Returns whether the request to the store failed. Such an error says nothing about the
     /// requested object.
     pub fn is_of_the_store(&self) -> bool {

@@ -79,8 +79,11 @@ pub async fn ensure(ingest: &Ingest, kind: Kind, id: Id) -> Result<(), VolumeErr
     Ok(())
 }
 
-/// Stores the chunks of a live segment again whose only live places are damaged. What cannot be read
-/// anywhere is left: what refers to it is no worse off than before.
+/// Stores the chunks of a live segment again whose only live places are damaged. What is known to be
+/// damaged or absent everywhere is left: what refers to it is no worse off than before.
+///
+/// # Errors
+/// Whatever else keeps one from being read: it says nothing of the chunk, which may be read later.
 async fn heal_chunks(ingest: &Ingest, segment: Id) -> Result<(), VolumeError> {
     let depot = ingest.depot();
     let Some(bytes) = whole(depot.read_blob(Kind::Segment, segment).await, segment)? else {
@@ -98,15 +101,18 @@ async fn heal_chunks(ingest: &Ingest, segment: Id) -> Result<(), VolumeError> {
     Ok(())
 }
 
-/// What was read of a segment or its chunks; nothing if it is lost.
+/// What was read of a segment or its chunks; nothing if it is known to be lost.
+///
+/// # Errors
+/// Whatever else kept it from being read.
 fn whole(read: Result<Bytes, DepotError>, segment: Id) -> Result<Option<Bytes>, VolumeError> {
     match read {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.is_of_the_store() => Err(error.into()),
-        Err(error) => {
+        Err(error) if error.is_lost() => {
             tracing::warn!("what segment {segment} holds cannot be stored again: {error}");
             Ok(None)
         }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -295,4 +301,55 @@ async fn store_contents(ingest: &Ingest, candidate: &Candidate) -> Result<(), Vo
         ingest.store_again(&key, object, &wanted).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bkfs_chunker::seal::OpenError;
+    use bkfs_chunker::spool::SpoolError;
+    use bkfs_chunker::store::{Operation, StoreError, StoreErrorKind};
+    use std::sync::Arc;
+
+    /// What is known to be absent or damaged is lost; nothing else says so.
+    #[test]
+    fn only_what_is_known_to_be_gone_is_lost() {
+        let (id, object) = (Id([7; 32]), || "data/x".to_owned());
+        let damaged = DepotError::Damaged {
+            object: object(),
+            what: "its tag".to_owned(),
+        };
+        let lost = [
+            damaged.clone(),
+            DepotError::Missing { object: object() },
+            DepotError::Unknown {
+                kind: Kind::Chunk,
+                id,
+            },
+        ];
+        for error in lost {
+            let told = error.to_string();
+            assert!(matches!(whole(Err(error), id), Ok(None)), "{told}");
+        }
+        let kind = StoreErrorKind::Denied;
+        let others = [
+            DepotError::Unreadable {
+                object: object(),
+                source: Arc::new(OpenError::UnknownFeatures { bits: 2 }),
+            },
+            StoreError::new(kind, Operation::Get, object(), "no").into(),
+            DepotError::Stalled {
+                waited_ms: 1,
+                last: None,
+            },
+            DepotError::Failed(Arc::new(damaged)),
+            DepotError::Invalid("a range"),
+            DepotError::Spool(SpoolError::Damaged { path: object() }),
+            DepotError::Internal("a mistake"),
+        ];
+        for error in others {
+            let told = error.to_string();
+            assert!(whole(Err(error), id).is_err(), "{told}");
+        }
+    }
 }

@@ -16,6 +16,7 @@
 //! A future that is dropped half-way leaves its attempt behind like an unknown outcome.
 
 use super::ancestry::{Rebuilds, require_descent, require_generation, shorten};
+use super::attempt::{Attempt, Fate, is_decided, unsettled};
 use super::chain::Chain;
 use super::error::RootError;
 use super::memory::GenerationMemory;
@@ -26,7 +27,7 @@ use super::state::{ROOT_KEY, Root, RootMark, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::seal::{Class, Features, Keyring};
-use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind, Version};
+use bkfs_chunker::store::{Operation, Store, StoreError, Version};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,22 +75,6 @@ pub struct Applied<T> {
     pub generation: u64,
     /// What the transition told.
     pub output: T,
-}
-
-/// A replacement that was or will be sent; its bytes never change.
-#[derive(Clone, Debug)]
-struct Attempt {
-    next: RootView,
-    base: RootMark,
-    expected: Version,
-    body: Bytes,
-}
-
-/// What became of an attempt.
-enum Fate {
-    Made,
-    /// Another root stands, and the attempt can never be made any more.
-    Superseded(Arc<RootView>),
 }
 
 /// The owner of the root in this process. Cheap to clone.
@@ -279,7 +264,7 @@ impl RootHandle {
             };
             let generation = attempt.next.root.generation;
             let fate = self.send(turn.insert(attempt)).await;
-            if matches!(fate, Ok(_) | Err(RootError::Store(_))) {
+            if is_decided(&fate) {
                 *turn = None;
             }
             match fate? {
@@ -353,18 +338,12 @@ impl RootHandle {
     async fn settle_left(&self, turn: &mut Option<Attempt>) -> Result<(), RootError> {
         if let Some(left) = turn.as_ref() {
             // Made or superseded: either way it is decided, and whoever sent it sees in the root which. Not decided: the change that comes now was never sent.
-            self.send(left).await.map_err(|error| match error {
-                RootError::OutcomeUnknown { reason } => StoreError::new(
-                    StoreErrorKind::Unreachable,
-                    Operation::Replace,
-                    ROOT_KEY,
-                    reason,
-                )
-                .into(),
-                error => error,
-            })?;
+            let fate = self.send(left).await;
+            if is_decided(&fate) {
+                *turn = None;
+            }
+            fate.map_err(unsettled)?;
         }
-        *turn = None;
         Ok(())
     }
 
@@ -423,7 +402,8 @@ impl RootHandle {
     /// Sends an attempt until its fate is known. Its bytes are the same every time.
     ///
     /// # Errors
-    /// [`RootError::Store`] if it was not made and never will be, else [`RootError::OutcomeUnknown`].
+    /// [`RootError::Store`] and [`RootError::NotAtomic`] if it was not made and never will be, else
+    /// [`RootError::OutcomeUnknown`].
     async fn send(&self, attempt: &Attempt) -> Result<Fate, RootError> {
         let mut pauses = self.pauses();
         let mut refused_only = true;
@@ -493,21 +473,25 @@ impl RootHandle {
             };
             match self.accept(view, mark).await {
                 Err(error @ RootError::NotAtomic { .. }) => return Err(error),
-                Err(RootError::Rollback { .. }) => pauses.sleep().await,
+                Err(RootError::Rollback { .. }) => pauses.sleep_half().await,
                 _ => return Ok(()),
             }
         }
         Err(RootError::NotAtomic { made: mark })
     }
 
-    /// Reads the whole root after an unanswered attempt. Whatever keeps it from being read leaves the outcome unknown.
+    /// Reads the whole root after an unanswered attempt. Whatever keeps it from being read leaves the
+    /// outcome unknown; a root that the attempt's own base is not in says that it is over.
     async fn look(
         &self,
         attempt: &Attempt,
         pauses: &mut Pauses<'_>,
     ) -> Result<Arc<RootView>, RootError> {
-        let unknown = |error: RootError| RootError::OutcomeUnknown {
-            reason: error.to_string(),
+        let unknown = |error: RootError| match error {
+            error @ RootError::NotAtomic { .. } => error,
+            error => RootError::OutcomeUnknown {
+                reason: error.to_string(),
+            },
         };
         loop {
             let read = self.bounded(pauses, Operation::Get, self.0.store.get(ROOT_KEY));

@@ -12,6 +12,7 @@
 //! | [`chain`] | what a root descends from (pure) |
 //! | [`ancestry`] | its older parts: written, and read to judge what a machine remembers |
 //! | [`error`] | what can go wrong, by what the caller should do |
+//! | `attempt` | which answers end a replacement of it |
 //! | [`handle`] | reads the root and replaces it; decides what became of a replacement whose answer was lost |
 //! | [`reading`] | from the bytes of a root to what it holds |
 //! | [`retry`] | pauses and deadlines |
@@ -35,6 +36,7 @@
 //! | [`rule`] | changing for how long its objects are locked |
 
 pub mod ancestry;
+mod attempt;
 pub mod carried;
 pub mod chain;
 pub mod choice;

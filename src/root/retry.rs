@@ -195,6 +195,19 @@ impl<'a> Pauses<'a> {
 
     /// Pauses for a random time up to a bound that doubles with every call (full jitter, so that contenders spread out).
     pub(super) async fn sleep(&mut self) {
+        let (bound, fraction) = self.next();
+        tokio::time::sleep(bound.mul_f64(fraction)).await;
+    }
+
+    /// The same, and at least half of the bound: for who waits for a store to change, and not for
+    /// others to be out of its way.
+    pub(super) async fn sleep_half(&mut self) {
+        let (bound, fraction) = self.next();
+        tokio::time::sleep(bound.mul_f64(0.5 + fraction / 2.0)).await;
+    }
+
+    /// The bound of the next pause, and a random fraction.
+    fn next(&mut self) -> (Duration, f64) {
         let bound = self
             .policy
             .first_pause
@@ -202,7 +215,7 @@ impl<'a> Pauses<'a> {
             .min(self.policy.longest_pause);
         self.tries += 1;
         let fraction = u32::from_le_bytes(random(self.entropy));
-        tokio::time::sleep(bound.mul_f64(f64::from(fraction) / f64::from(u32::MAX))).await;
+        (bound, f64::from(fraction) / f64::from(u32::MAX))
     }
 }
 

@@ -9,12 +9,13 @@ use crate::root::handle::{RootHandle, RootParts, RootView, Transition};
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::Lists;
 use crate::root::memory::{GenerationMemory, VolatileMemory};
+use crate::root::retry::RetryPolicy;
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::state::{HolderInfo, ListRef, ROOT_BYTES_MAX, Root, RootMark, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features};
-use bkfs_chunker::store::{Store, StoreError, StoreErrorKind, Version};
+use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind, Version};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -505,6 +506,112 @@ async fn a_change_that_the_store_did_not_keep_is_not_made() {
     let error = handle.update(&mut Touch(session.id())).await;
     let error = error.expect_err("it was acknowledged, and is not there");
     assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
+    // It is over: no later change sends it once more.
+    forgetful.forgets.store(false, Ordering::SeqCst);
+    let before = forgetful.get("root").await.expect("there").0;
+    handle.settle().await.expect_err("the root is older");
+    let error = handle.update(&mut Touch(session.id())).await;
+    error.expect_err("the root is older");
+    let after = forgetful.get("root").await.expect("there").0;
+    assert!(before == after, "what was not made is made");
+}
+
+/// The bounds of the pauses between three looks are 50, 100 and 200 ms: half of each.
+const MS_175: std::time::Duration = std::time::Duration::from_millis(175);
+
+/// Randomness that shortens every pause as far as it goes.
+#[derive(Debug)]
+struct Nothing(Arc<Seeded>, AtomicBool);
+
+impl bkfs_chunker::entropy::Entropy for Nothing {
+    fn fill(&self, bytes: &mut [u8]) {
+        match bytes.len() == 4 && self.1.load(Ordering::SeqCst) {
+            true => bytes.fill(0),
+            false => self.0.fill(bytes),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn looks_at_an_older_root_pause_in_between() {
+    let forgetful = Arc::new(Forgetful {
+        inner: memory().await,
+        forgets: AtomicBool::new(false),
+    });
+    let entropy = Arc::new(Nothing(Seeded::new(1), AtomicBool::new(false)));
+    let parts = RootParts {
+        store: forgetful.clone(),
+        keyring: keyring(),
+        entropy: entropy.clone(),
+        memory: Arc::new(VolatileMemory::default()),
+        policy: RetryPolicy::default(),
+        accept_rollback: false,
+    };
+    let handle = RootHandle::open(parts, 0).await.expect("there");
+    let session = enter(&handle, "main").await;
+    forgetful.forgets.store(true, Ordering::SeqCst);
+    entropy.1.store(true, Ordering::SeqCst);
+    let begun = tokio::time::Instant::now();
+    let error = handle.update(&mut Touch(session.id())).await;
+    let error = error.expect_err("it was acknowledged, and is not there");
+    assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
+    assert!(begun.elapsed() >= MS_175, "{:?}", begun.elapsed());
+}
+
+/// A store over which another writer puts a root of its own, and which then does not answer.
+#[derive(Debug)]
+struct Torn {
+    inner: Arc<dyn Store>,
+    by: parking_lot::Mutex<Option<bytes::Bytes>>,
+}
+
+#[async_trait]
+impl bkfs_chunker::store::Layer for Torn {
+    fn below(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        body: Vec<bytes::Bytes>,
+        expected: &Version,
+    ) -> Result<Version, StoreError> {
+        let by = self.by.lock().take();
+        let Some(other) = by else {
+            return self.inner.replace(key, body, expected).await;
+        };
+        self.inner.put(key, vec![other]).await?;
+        let unknown = StoreErrorKind::OutcomeUnknown;
+        Err(StoreError::new(unknown, Operation::Replace, key, "silent"))
+    }
+}
+
+/// The root that a change without an answer was to replace is lost, though the store has
+/// acknowledged it.
+#[tokio::test(start_paused = true)]
+async fn a_change_over_a_lost_root_is_over() {
+    let torn = Arc::new(Torn {
+        inner: memory().await,
+        by: Default::default(),
+    });
+    let handle = process(torn.clone(), 1).await;
+    let session = enter(&handle, "main").await;
+    let base = handle.refresh().await.expect("read");
+    touch(&handle, &session).await;
+    let mut other = base.root.clone();
+    other.follow([9; 16]);
+    let payload = other.encode().expect("small");
+    let object = keyring().seal_object(Class::Root, "root", base.features, [3; 32], &payload);
+    *torn.by.lock() = Some(object.clone());
+    for _ in 0..2 {
+        let error = handle.update(&mut Touch(session.id())).await;
+        let error = error.expect_err("its base is gone");
+        assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
+        let error = handle.settle().await.expect_err("its base is gone");
+        assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
+    }
+    assert!(torn.get("root").await.expect("there").0 == object);
 }
 
 /// The answer to a replacement comes late: meanwhile two others were made over it, and are known.

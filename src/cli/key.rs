@@ -16,7 +16,7 @@ use crate::cli::{Global, block_on};
 use crate::machine::Machine;
 use crate::root::error::RootError;
 use crate::root::rotation::{self, RotationParts};
-use crate::root::slots::{Making, SlotFacts, Slots, SlotsError};
+use crate::root::slots::{self, Making, SlotFacts, Slots, SlotsError};
 
 /// List, add, remove and change the passwords of a repository; a new master key
 ///
@@ -47,6 +47,9 @@ enum Action {
 /// repository. VERIFIED says of label and time: yes, they are those that the key was made with;
 /// changed, they are not; no, the key is of the first form, which does not bind them; -, only the
 /// key's own password can tell.
+///
+/// Objects below keys/ whose names are those of no key are listed last, with keys/ in front and
+/// characters that are not printable escaped. They open nothing.
 #[derive(Debug, Args)]
 struct List {
     /// The repository, or a mount of one
@@ -68,7 +71,11 @@ struct Add {
 /// Remove keys: their passwords open the repository no more
 ///
 /// Needs the password of another key, so that one always remains. An object below keys/ that is no
-/// key, or that bkfs key list does not show, is removed by its whole name.
+/// key, or that bkfs key list does not show, is removed by its whole name; one whose name is that of
+/// no key by keys/NAME, as bkfs key list shows it.
+///
+/// What --give-up removes is saved on this machine until it is known that nothing needs it; if the
+/// master key was rotated meanwhile it is put back.
 ///
 /// A key of the next epoch may belong to a rotation that runs or was interrupted, and a key that
 /// holds another master key of an epoch may be the only one that holds it. Both are refused unless
@@ -162,7 +169,7 @@ pub fn run(command: Key, global: &Global, output: &Output) -> Result<(), Failure
             .await
             .map_err(explained)?;
         match &command.action {
-            Action::List(_) => show(slots.list(), output),
+            Action::List(_) => show(&slots, output),
             Action::Add(action) => add(&slots, action, global, &machine, output).await,
             Action::Remove(action) => remove(&slots, action, &machine, output).await,
             Action::Passwd(action) => passwd(&slots, action, global, &machine, output).await,
@@ -178,6 +185,18 @@ fn bytes_of(password: &Password) -> Zeroizing<Vec<u8>> {
 fn failure(error: SlotsError) -> Failure {
     match error {
         SlotsError::Root(error) => error.into(),
+        SlotsError::Interrupted {
+            removed,
+            put_back,
+            lost,
+            source,
+        } => {
+            let message = slots::told(&removed, &put_back, &lost, &source);
+            Failure {
+                message,
+                ..failure(*source)
+            }
+        }
         error @ SlotsError::Own { .. } => Failure::new(error.to_string()).hint(
             "Give the password of another key, add one with bkfs key add, or change it with bkfs key passwd.",
         ),
@@ -209,9 +228,15 @@ fn time_of(slot: &SlotFacts) -> String {
         .map_or_else(|| slot.created_s.to_string(), |time| time.to_string())
 }
 
-fn show(slots: &[SlotFacts], output: &Output) -> Result<(), Failure> {
+/// The key of an object that is no key slot by its name, as it is shown and given.
+fn shown(stray: &str) -> String {
+    stray.escape_debug().to_string()
+}
+
+fn show(slots: &Slots, output: &Output) -> Result<(), Failure> {
+    let (slots, strays) = (slots.list(), slots.strays());
     if output.is_json() {
-        return slots.iter().try_for_each(|slot| {
+        slots.iter().try_for_each(|slot| {
             let row = json!({
                 "key": slot.name.to_string(),
                 "label": slot.label,
@@ -223,6 +248,10 @@ fn show(slots: &[SlotFacts], output: &Output) -> Result<(), Failure> {
                 "argon2_memory_kib": slot.cost.memory_kib,
                 "argon2_passes": slot.cost.passes,
             });
+            output.result(&row, String::new)
+        })?;
+        return strays.iter().try_for_each(|stray| {
+            let row = json!({ "key": shown(stray), "is_key": false });
             output.result(&row, String::new)
         });
     }
@@ -246,6 +275,11 @@ fn show(slots: &[SlotFacts], output: &Output) -> Result<(), Failure> {
             verified.to_owned(),
             label,
         ]
+    }));
+    rows.extend(strays.iter().map(|stray| {
+        let none = || "-".to_owned();
+        let label = "(no key)".to_owned();
+        [String::new(), shown(stray), none(), none(), none(), label]
     }));
     output.result(&(), || columns(&rows, &[]))
 }
@@ -280,17 +314,32 @@ async fn remove(
     machine: &Machine,
     output: &Output,
 ) -> Result<(), Failure> {
-    let keys = action.keys.iter().map(|key| slots.find(key));
-    let mut keys: Vec<SlotName> = keys.collect::<Result<_, _>>().map_err(failure)?;
+    let (mut keys, mut strays) = (Vec::new(), Vec::new());
+    for key in &action.keys {
+        match slots.strays().iter().find(|stray| shown(stray) == *key) {
+            Some(stray) => strays.push(stray.clone()),
+            None => keys.push(slots.find(key).map_err(failure)?),
+        }
+    }
     keys.sort();
     keys.dedup();
-    let removed = slots.remove(&keys, action.give_up, machine.now()).await;
-    removed.map_err(failure)?;
-    keys.iter().try_for_each(|key| {
-        output.result(&json!({ "removed": key.to_string() }), || {
-            format!("removed key {key}")
-        })
-    })
+    strays.sort();
+    strays.dedup();
+    if !keys.is_empty() {
+        let removed = slots.remove(&keys, action.give_up, machine.now()).await;
+        removed.map_err(failure)?;
+    }
+    for key in keys {
+        let answer = json!({ "removed": key.to_string() });
+        output.result(&answer, || format!("removed key {key}"))?;
+    }
+    for stray in strays {
+        slots.remove_stray(&stray).await.map_err(failure)?;
+        let stray = shown(&stray);
+        let answer = json!({ "removed": stray });
+        output.result(&answer, || format!("removed {stray}, which is no key"))?;
+    }
+    Ok(())
 }
 
 async fn passwd(

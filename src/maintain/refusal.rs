@@ -12,7 +12,7 @@ use super::report::ProblemKind;
 use crate::root::error::RootError;
 use crate::root::reading::open_root;
 use crate::root::state::ROOT_KEY;
-use crate::root::unlock::is_epoch_of_a_slot;
+use crate::root::unlock::damage_of;
 
 /// Refuses where a new root would make a loss final that need not be one.
 ///
@@ -57,7 +57,7 @@ pub(super) async fn may_be_replaced(
         Ok(_) => Ok(false),
         Err(RootError::Unopenable { source, .. }) => match source {
             OpenError::NoKeyEpoch { epoch } => {
-                Ok(!is_epoch_of_a_slot(store, keyring.repository(), epoch).await?)
+                Ok(damage_of(store, keyring, epoch).await?.is_some())
             }
             OpenError::OtherFormat { .. } | OpenError::UnknownFeatures { .. } => Ok(false),
             OpenError::OlderKeyEpoch { .. } => Ok(options.accept_rollback),

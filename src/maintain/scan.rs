@@ -23,11 +23,10 @@ use crate::root::handle::{RootHandle, RootParts};
 use crate::root::heartbeat::Beat;
 use crate::root::lists::Lists;
 use crate::root::memory::VolatileMemory;
-use crate::root::repository::no_such_epoch;
 use crate::root::rule;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, decode_shard};
 use crate::root::state::{Condemned, ListRef, ROOT_KEY, Root, RootMark, SessionId};
-use crate::root::unlock::is_epoch_of_a_slot;
+use crate::root::unlock::damage_of;
 
 /// Keys asked for at a time.
 const PAGE_KEYS: usize = 1000;
@@ -113,15 +112,15 @@ async fn believed(
     keyring: &Keyring,
     error: RootError,
 ) -> Result<RootError, RootError> {
-    match &error {
-        RootError::Unopenable {
-            source: OpenError::NoKeyEpoch { epoch },
-            ..
-        } if !is_epoch_of_a_slot(&**store, keyring.repository(), *epoch).await? => {
-            Ok(no_such_epoch(*epoch))
-        }
-        _ => Ok(error),
-    }
+    let RootError::Unopenable {
+        source: OpenError::NoKeyEpoch { epoch },
+        ..
+    } = &error
+    else {
+        return Ok(error);
+    };
+    let damage = damage_of(&**store, keyring, *epoch).await?;
+    Ok(damage.unwrap_or(error))
 }
 
 /// What makes a root newer than this program, or than the key that is used, and what to use then.

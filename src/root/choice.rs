@@ -3,7 +3,7 @@
 //! Owns the file `STATE_DIR/REPOSITORY/keys`: names and fingerprints of the slots that opened the
 //! repository on this machine, the newest first. They are asked for by name, so that neither the
 //! list of the bucket nor other slots stand before them. A slot of another content under a
-//! remembered name is not preferred. A file that is lost costs time, and makes hostile slots count
+//! remembered name is not preferred, and counts as damaged. A file that is lost costs time, and makes hostile slots count
 //! again (SECURITY.md); what cannot be read counts as nothing remembered.
 
 use super::memory::blocking;
@@ -34,7 +34,7 @@ pub(super) struct KnownSlot {
 }
 
 impl KeyChoice {
-    fn directory(&self, repository: RepositoryId) -> Option<PathBuf> {
+    pub(super) fn directory(&self, repository: RepositoryId) -> Option<PathBuf> {
         let state = self.state_dir.as_ref()?;
         Some(state.join(repository.to_string()))
     }

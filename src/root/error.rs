@@ -207,6 +207,23 @@ pub enum RootError {
     /// No key slot opens with the password.
     #[error("wrong password")]
     WrongPassword,
+    /// No undamaged key slot opens with the password, and another one is damaged.
+    #[error(
+        "no undamaged key opens with this password, and {reason}: the password is wrong, or it is that of the damaged key"
+    )]
+    WrongPasswordOrDamaged {
+        /// Which one, and what is wrong with it.
+        reason: String,
+    },
+    /// A key slot that opened the repository on this machine is damaged, and the password opens no
+    /// other one.
+    #[error(
+        "a key that opened the repository on this machine before cannot be used ({reason}), and the password opens no other one: it is that of the damaged key, or wrong"
+    )]
+    OwnKeyDamaged {
+        /// Which one, and what is wrong with it.
+        reason: String,
+    },
     /// No key slot that was tried opens with the password, and others were not tried.
     #[error(
         "no key opens with this password, and {untried} were not tried: they ask for more work or room than all trials of one password may take, as if somebody had put them there"
@@ -332,6 +349,7 @@ impl RootError {
             | Self::Replaced { .. }
             | Self::OtherLockRule
             | Self::KeysConflict { .. }
+            | Self::OwnKeyDamaged { .. }
             | Self::NotAtomic { .. } => ErrorKind::Damaged,
             Self::Unopenable { source, .. } => match source {
                 OpenError::OtherFormat { .. } | OpenError::UnknownFeatures { .. } => {
@@ -342,9 +360,10 @@ impl RootError {
             Self::State(StateError::TooLarge { .. }) => ErrorKind::Refused,
             Self::State(_) => ErrorKind::Damaged,
             Self::NoRepository { .. } => ErrorKind::NoRepository,
-            Self::WrongPassword | Self::KeysUntried { .. } | Self::OlderKey { .. } => {
-                ErrorKind::WrongPassword
-            }
+            Self::WrongPassword
+            | Self::WrongPasswordOrDamaged { .. }
+            | Self::KeysUntried { .. }
+            | Self::OlderKey { .. } => ErrorKind::WrongPassword,
             Self::Refused(Refusal::Busy { .. }) => ErrorKind::Held,
             Self::Refused(_)
             | Self::TooMuch { .. }
@@ -384,6 +403,11 @@ impl RootError {
             ),
             Self::Replaced { .. } => Some(
                 "no password was asked for or used; if the other repository is meant to be here, give --accept-replaced once on this machine",
+            ),
+            Self::WrongPasswordOrDamaged { .. } | Self::OwnKeyDamaged { .. } => Some(
+                "bring the object back from an older version in the bucket or from another copy; or \
+                 give the password of another key: with it, bkfs key remove takes the damaged one \
+                 away, and bkfs key add makes one for this password",
             ),
             Self::KeysUntried { .. } => Some(
                 "name the key of the password with --key, which is then tried before all others; then \

@@ -30,7 +30,7 @@
 //! | [`repository`] | creating and opening one |
 //! | [`unlock`] | what a password opens of a sealed one |
 //! | [`choice`] | which key slots are tried first |
-//! | [`slots`], [`slot_removal`], [`rotation`] | its keys: adding, removing; a new master key |
+//! | [`slots`], [`slot_removal`], [`put_back`], [`rotation`] | its keys: adding, removing; a new master key |
 //! | [`carried`] | whether what this machine sent was carried out |
 //! | [`removal`] | taking what is dead out of the root |
 //! | [`rule`] | changing for how long its objects are locked |
@@ -52,6 +52,7 @@ pub mod journal;
 pub mod lists;
 pub mod memory;
 pub mod padding;
+pub mod put_back;
 pub mod reading;
 pub mod record;
 pub mod removal;

@@ -18,7 +18,7 @@ use super::reading::open_root;
 use super::retry::{PatientReads, Pauses, RetryPolicy, create_surely, may_pass, random};
 use super::rule;
 use super::state::{ROOT_KEY, Root};
-use super::unlock::{Unlocked, is_epoch_of_a_slot, unlock};
+use super::unlock::{Unlocked, damage_of, unlock};
 use crate::acquaintance::Acquaintance;
 use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::lock::{Lock, LockRule};
@@ -456,7 +456,7 @@ async fn keys_of(
 }
 
 /// Names the slot where the root is sealed under a newer master key than it holds. What the root
-/// states is believed only if a slot states it too; otherwise the root is damaged.
+/// states is believed as far as [`damage_of`] says.
 ///
 /// # Errors
 /// Store errors.
@@ -479,21 +479,28 @@ async fn of_older_key(
     if key != ROOT_KEY {
         return Ok(error);
     }
-    match is_epoch_of_a_slot(store, keyring.repository(), *epoch).await? {
-        true => Ok(RootError::OlderKey {
-            slot,
-            held: keyring.epoch(),
-            needed: *epoch,
-        }),
-        false => Ok(no_such_epoch(*epoch)),
-    }
+    let damage = damage_of(store, keyring, *epoch).await?;
+    Ok(damage.unwrap_or(RootError::OlderKey {
+        slot,
+        held: keyring.epoch(),
+        needed: *epoch,
+    }))
 }
 
 /// A root that states an epoch which no key slot states.
 pub(crate) fn no_such_epoch(epoch: u32) -> RootError {
     let what = format!(
         "it states master key {epoch}, and no key slot is of that epoch: it was changed, or \
-         the keys of that epoch were deleted"
+         the keys of that epoch were deleted (bkfs check --repair makes a new root)"
+    );
+    RootError::damaged(ROOT_KEY, what)
+}
+
+/// A root that states an epoch which it is not sealed under.
+pub(crate) fn changed_epoch(stated: u32) -> RootError {
+    let what = format!(
+        "it states master key {stated}, and is not sealed under that one: it was changed \
+         (bkfs check --repair makes a new root)"
     );
     RootError::damaged(ROOT_KEY, what)
 }

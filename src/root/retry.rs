@@ -246,8 +246,8 @@ where
 /// Dropped, it leaves an object under that name, or none, or one that arrives later.
 ///
 /// # Errors
-/// `AlreadyExists` if something else lies there; store errors that do not pass in time, after which
-/// it may or may not be there.
+/// `AlreadyExists` if something else lies there; what keeps it from being read; store errors that do
+/// not pass in time, after which it may or may not be there.
 pub(super) async fn create_surely(
     store: &dyn Store,
     policy: &RetryPolicy,
@@ -266,6 +266,7 @@ pub(super) async fn create_surely(
             let get = || store.get(key);
             return match patiently(policy, entropy, Operation::Get, key, get).await {
                 Ok((found, _)) if found == *body => Ok(()),
+                Err(unread) if !unread.is_not_found() => Err(unread),
                 _ => Err(error),
             };
         }

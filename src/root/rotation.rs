@@ -9,8 +9,9 @@
 //! 2. The root is replaced by one under the new master key, by compare-and-swap, while no session
 //!    stands in it, live or ending. That is the rotation: before, the old slots open the
 //!    repository; after, the new slot alone does.
-//! 3. It is seen to that the new slot is still there, unless a newer one took its place. The other
-//!    slots, which open nothing new, are deleted; one that holds another master key of an epoch, of
+//! 3. It is seen to that the new slot is still there, or a newer one that the password opens. What a
+//!    slot states that it does not open counts for nothing: if there is no other one, a copy of the
+//!    new slot is written. The other slots, which open nothing new, are deleted; one that holds another master key of an epoch, of
 //!    a rotation that was begun and not made, stays (`bkfs key remove --give-up`).
 //!
 //! A rotation stands on a slot in force of its password. If that was removed meanwhile, the rotation
@@ -34,9 +35,11 @@ use super::retry::{RetryPolicy, random};
 use super::slots::{SlotFacts, Slots, SlotsError};
 use super::state::{HolderInfo, ROOT_KEY, Root, SessionId};
 use super::transition::Refusal;
-use super::unlock::{find_slots, root_header};
+use super::unlock::{damage_of, find_slots, read_slot, root_header};
 use async_trait::async_trait;
-use bkfs_chunker::seal::{Class, Header, Keyring, RepositoryId, Secrets, Slot, SlotName};
+use bkfs_chunker::seal::{
+    Class, Header, Keyring, OpenError, RepositoryId, Secrets, Slot, SlotName,
+};
 use bkfs_chunker::store::Store;
 use jiff::Timestamp;
 use std::collections::BTreeSet;
@@ -210,13 +213,20 @@ async fn judge(
             Ok(view.root.generation)
         }
         Ok(_) => Err(error.into()),
-        Err(_) if Header::stated_epoch(&header) >= keyring.epoch() => Err(SlotsError::Rotated),
+        Err(OpenError::NoKeyEpoch { epoch }) => {
+            let damage = damage_of(&**handle.store(), keyring, epoch).await?;
+            Err(damage.map_or(SlotsError::Rotated, SlotsError::from))
+        }
+        // Under another new one of the same epoch.
+        Err(_) if Header::stated_epoch(&header) == keyring.epoch() => Err(SlotsError::Rotated),
         Err(_) => Err(error.into()),
     }
 }
 
-/// Sees to it that a slot in force is there, and returns it: the new one; if that was removed
-/// meanwhile, one that came since, by which it was removed; if none did, a copy of the new one.
+/// Sees to it that a slot in force is there, and returns it: the new one; if that was removed or
+/// changed meanwhile, one that came since and that the password opens; if there is none, a copy of
+/// the new one. Who removed the new one holds another one in force; but a slot that the password
+/// does not open may hold nothing, whatever it states.
 async fn keep(
     slots: &Slots,
     slot: KnownSlot,
@@ -225,18 +235,21 @@ async fn keep(
     own: &SlotFacts,
     switch: &Switch<'_>,
 ) -> Result<KnownSlot, SlotsError> {
-    match slots.store().head(&slot.name.key()).await {
-        Ok(_) => return Ok(slot),
-        Err(error) if error.is_not_found() => {}
-        Err(error) => return Err(RootError::from(error).into()),
+    let (store, repository) = (slots.store(), switch.repository);
+    if let Some(Ok(there)) = read_slot(&**store, repository, slot.name).await?
+        && there.fingerprint() == slot.fingerprint
+    {
+        return Ok(slot);
     }
-    // Who removes a slot holds another one in force, which can only have been made since by this one.
-    let found = find_slots(&**slots.store(), switch.repository, Some(secrets.epoch())).await?;
-    let is_newer = |(name, slot): &&(SlotName, Slot)| {
-        let is_older = switch.known.contains(name) || switch.strays.contains(name);
-        !is_older && slot.epoch() == Some(secrets.epoch())
-    };
-    if let Some((name, newer)) = found.slots.iter().find(is_newer) {
+    let found = find_slots(&**store, repository, Some(secrets.epoch())).await?;
+    let newer: Vec<&(SlotName, Slot)> = (found.slots.iter())
+        .filter(|(name, slot)| {
+            let is_older = switch.known.contains(name) || switch.strays.contains(name);
+            !is_older && slot.epoch() == Some(secrets.epoch())
+        })
+        .collect();
+    let opened = slots.first_of(&newer, secrets);
+    if let Some((name, newer)) = opened {
         tracing::warn!(slot = %slot.name, newer = %name, "the new key was removed meanwhile, and a newer one is there");
         return Ok(KnownSlot {
             name: *name,
@@ -245,6 +258,9 @@ async fn keep(
     }
     let copy = slots.put(slots.making_like(own, clock), secrets).await?;
     tracing::warn!(slot = %slot.name, copy = %copy.name, "the new key was removed meanwhile; a copy stays");
+    for (name, _) in newer {
+        tracing::warn!(slot = %name, copy = %copy.name, "this key came meanwhile, and the given password does not open it; if it is meant to take the place of the copy, remove that");
+    }
     Ok(copy)
 }
 

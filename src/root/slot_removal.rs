@@ -20,26 +20,31 @@
 //!   states no older epoch.
 //!
 //! Nothing orders a rotation and a change of slots but the root. So every change reads the root's
-//! header again at its end, and says if the master key was rotated meanwhile.
+//! header again at its end, and says if the master key was rotated meanwhile. A header that is as it
+//! was before says that nothing was rotated, damaged or not.
 
 use super::error::RootError;
-use super::repository::unopenable;
+use super::put_back::Kept;
+use super::repository::{changed_epoch, unopenable};
+use super::retry::{PatientReads, RetryPolicy};
 use super::slots::{Making, SlotFacts, Slots, SlotsError};
-use super::unlock::{Force, read_slot, root_header};
+use super::state::ROOT_KEY;
+use super::unlock::{Force, RootHeader, damage_of, read_slot, root_header};
 use bkfs_chunker::seal::{OpenError, SlotName};
 use jiff::Timestamp;
 
 impl Slots {
     /// Removes slots other than the one in force that the password opens. With `gives_up` also those
-    /// that may hold a master key which no other slot holds; each of these is put back if the master
-    /// key is rotated meanwhile.
+    /// that may hold a master key which no other slot holds; each of these is put back if the root is
+    /// not as it was before, and not sealed under the password's own master key.
     ///
-    /// A future that is dropped has removed some of them, and may leave a copy of the own slot.
+    /// A future that is dropped has removed some of them, may leave a copy of the own slot, and
+    /// leaves what was given up in files on this machine ([`super::put_back`]).
     ///
     /// # Errors
     /// [`SlotsError::Own`] if the password opens no other one in force; [`SlotsError::Unfinished`],
     /// [`SlotsError::Foreign`]; [`SlotsError::Ambiguous`] if one is not there;
-    /// [`SlotsError::Rotated`].
+    /// [`SlotsError::Rotated`]. [`SlotsError::Interrupted`] if some were removed before.
     pub async fn remove(
         &self,
         slots: &[SlotName],
@@ -61,36 +66,102 @@ impl Slots {
             slot: slots.first().copied().unwrap_or(SlotName(0)),
         })?;
         self.require_unrotated().await?;
-        let mut kept = Vec::new();
-        for slot in &given_up {
-            let (object, _) = (self.store.get(&slot.key()).await).map_err(RootError::from)?;
-            kept.push((slot.key(), object));
-        }
+        let before = root_header(&*self.store).await?;
+        let mut kept = self.keep(&given_up).await?;
         let making = self.making_like(own, clock);
-        let removed = self.remove_beside(slots, own.name, making).await;
-        let stands = self.require_unrotated().await;
-        // What was given up may be the only key of the root that stands now, and then no slot says
-        // so: only a root that this key is in force of needs none of it.
-        let is_needed = !kept.is_empty() && !self.is_in_force().await;
-        let mut put_back = Ok(());
-        for (key, object) in kept.into_iter().filter(|_| is_needed) {
-            let put = self.store.put_new(&key, vec![object]).await;
-            put_back = put_back.and(put.map(|_| ()).map_err(RootError::from));
+        let removal = self.remove_beside(slots, own.name, making).await;
+        let stands = match kept.is_empty() {
+            true => self.require_unrotated().await,
+            false => self.require_needless(before.as_ref(), &kept).await,
+        };
+        kept.retain(|kept| removal.may_lack(kept.slot));
+        if kept.is_empty() || stands.is_ok() {
+            self.discard(kept).await;
+            return removal.end(stands);
         }
-        put_back?;
-        removed.and(stands)?;
-        match is_needed {
-            true => Err(SlotsError::Rotated),
-            false => Ok(()),
+        let (mut put_back, mut lost, mut there) = (Vec::new(), Vec::new(), Vec::new());
+        for kept in kept {
+            match self.put_back(&kept, clock).await {
+                Ok(()) => {
+                    put_back.push(kept.slot);
+                    there.push(kept);
+                }
+                Err(missing) => lost.push(missing),
+            }
         }
+        self.discard(there).await;
+        let Removal {
+            removed, failed, ..
+        } = removal;
+        let is_told =
+            |slot: &SlotName| put_back.contains(slot) || lost.iter().any(|lost| lost.slot == *slot);
+        Err(SlotsError::Interrupted {
+            removed: removed.into_iter().filter(|slot| !is_told(slot)).collect(),
+            put_back,
+            lost,
+            source: Box::new(first_of(failed, stands)),
+        })
     }
 
-    /// Whether the root that stands is known to be sealed under the master key of these slots.
-    async fn is_in_force(&self) -> bool {
-        match root_header(&*self.store).await {
-            Ok(header) => Force::of(&self.keyring, header.as_ref()) == Force::Standing,
-            Err(_) => false,
+    /// Removes one of the [strays](Slots::strays), which open nothing. A future that is dropped has
+    /// removed it or not.
+    ///
+    /// # Errors
+    /// [`SlotsError::Ambiguous`] if it is none of them; store errors.
+    pub async fn remove_stray(&self, key: &str) -> Result<(), SlotsError> {
+        if !self.strays().iter().any(|stray| stray == key) {
+            return Err(SlotsError::Ambiguous {
+                text: key.to_owned(),
+                count: 0,
+            });
         }
+        Ok(self.store.delete(key).await.map_err(RootError::from)?)
+    }
+
+    /// That the root that stands needs none of the slots that were given up: it is the one of
+    /// `before`, or sealed under the master key of the password's own slot. That no slot which is
+    /// left states its epoch proves nothing: one that was given up may be its only key.
+    ///
+    /// # Errors
+    /// [`SlotsError::Rotated`]; the root was damaged meanwhile, or cannot be read.
+    async fn require_needless(
+        &self,
+        before: Option<&RootHeader>,
+        given_up: &[Kept],
+    ) -> Result<(), SlotsError> {
+        let policy = RetryPolicy::default();
+        let read = PatientReads {
+            store: self.store.clone(),
+            policy,
+            handle: None,
+            entropy: self.entropy.clone(),
+        };
+        let header = root_header(&read).await?;
+        if header.as_ref() == before {
+            return Ok(());
+        }
+        let damaged = match Force::of(&self.keyring, header.as_ref()) {
+            Force::Standing => return Ok(()),
+            Force::Older { root } => {
+                let repository = self.config.repository();
+                let states = |kept: &Kept| kept.may_be_of(repository, root);
+                let damage = match given_up.iter().any(states) {
+                    true => None,
+                    false => damage_of(&read, &self.keyring, root).await?,
+                };
+                return Err(damage.map_or(SlotsError::Rotated, SlotsError::from));
+            }
+            Force::Newer { root } => RootError::damaged(
+                ROOT_KEY,
+                format!("one under master key {root}, of before a rotation, took its place"),
+            ),
+            Force::Changed { root } => changed_epoch(root),
+            Force::Unknown => RootError::damaged(
+                ROOT_KEY,
+                "it was replaced meanwhile, and does not verify with the password's key",
+            ),
+        };
+        Err(damaged.into())
     }
 
     /// That no other slot can miss what this one holds.
@@ -160,8 +231,8 @@ impl Slots {
         let new = self.add_surely(making).await?;
         let own = self.found.iter().filter(|slot| slot.is_own);
         let old: Vec<SlotName> = own.map(|slot| slot.name).collect();
-        self.remove_beside(&old, new.name, making).await?;
-        self.require_unrotated().await?;
+        let removal = self.remove_beside(&old, new.name, making).await;
+        removal.end(self.require_unrotated().await)?;
         self.remember(new).await;
         Ok((new.name, old))
     }
@@ -173,22 +244,77 @@ impl Slots {
         slots: &[SlotName],
         own: SlotName,
         making: Making<'_>,
-    ) -> Result<(), SlotsError> {
-        let copy = self.put(making, self.keyring.secrets()).await?.name;
-        let store = &self.store;
-        let mut deleted = Ok(());
+    ) -> Removal {
+        let mut removal = Removal::default();
+        let copy = match self.put(making, self.keyring.secrets()).await {
+            Ok(copy) => copy.name,
+            Err(error) => {
+                removal.failed = Some(error);
+                return removal;
+            }
+        };
         for slot in slots {
-            let answer = store.delete(&slot.key()).await.map_err(RootError::from);
-            deleted = deleted.and(answer);
+            match self.store.delete(&slot.key()).await {
+                Ok(()) => removal.removed.push(*slot),
+                Err(error) => {
+                    removal.unknown.push(*slot);
+                    let error = || RootError::from(error).into();
+                    removal.failed.get_or_insert_with(error);
+                }
+            }
         }
-        deleted?;
-        match store.head(&own.key()).await {
-            Ok(_) => store.delete(&copy.key()).await.map_err(RootError::from)?,
+        if removal.failed.is_none() {
+            removal.failed = self.drop_copy(own, copy).await.err().map(SlotsError::from);
+        }
+        removal
+    }
+
+    /// Deletes the copy of the own slot, unless that was removed meanwhile.
+    async fn drop_copy(&self, own: SlotName, copy: SlotName) -> Result<(), RootError> {
+        match self.store.head(&own.key()).await {
+            Ok(_) => Ok(self.store.delete(&copy.key()).await?),
             Err(error) if error.is_not_found() => {
                 tracing::warn!(%own, %copy, "this key was removed meanwhile; its copy stays");
+                Ok(())
             }
-            Err(error) => return Err(RootError::from(error).into()),
+            Err(error) => Err(error.into()),
         }
-        Ok(())
     }
+}
+
+/// How far a removal came.
+#[derive(Default)]
+struct Removal {
+    /// Slots that were removed.
+    removed: Vec<SlotName>,
+    /// Slots whose deletion failed: it may be made yet.
+    unknown: Vec<SlotName>,
+    /// What failed first.
+    failed: Option<SlotsError>,
+}
+
+impl Removal {
+    /// Whether this slot may not be there any more.
+    fn may_lack(&self, slot: SlotName) -> bool {
+        self.removed.contains(&slot) || self.unknown.contains(&slot)
+    }
+
+    /// The end of a removal of which nothing has to be put back.
+    fn end(self, stands: Result<(), SlotsError>) -> Result<(), SlotsError> {
+        match self.failed {
+            None => stands,
+            Some(failed) if self.removed.is_empty() => Err(failed),
+            Some(failed) => Err(SlotsError::Interrupted {
+                removed: self.removed,
+                put_back: Vec::new(),
+                lost: Vec::new(),
+                source: Box::new(failed),
+            }),
+        }
+    }
+}
+
+/// What failed first: the removal itself, or the look at the root after it.
+fn first_of(failed: Option<SlotsError>, stands: Result<(), SlotsError>) -> SlotsError {
+    failed.or(stands.err()).unwrap_or(SlotsError::Rotated)
 }

@@ -7,11 +7,12 @@
 
 use super::choice::{KeyChoice, KnownSlot};
 use super::error::RootError;
-use super::repository::{no_such_epoch, of_slot, read_config, unopenable};
+use super::put_back::Lost;
+use super::repository::{changed_epoch, no_such_epoch, of_slot, read_config, unopenable};
 use super::retry::random;
 use super::state::ROOT_KEY;
 use super::unlock::{
-    Force, FoundSlots, RootHeader, Trials, find_slots, first_slots, is_epoch_of_a_slot, newest_of,
+    Force, FoundSlots, RootHeader, Trials, damage_of, find_slots, first_slots, newest_of,
     root_header,
 };
 use bkfs_chunker::entropy::Entropy;
@@ -110,6 +111,18 @@ pub enum SlotsError {
          added, open nothing any more"
     )]
     Rotated,
+    /// Keys were removed, and then something failed, or some of them turned out to be needed.
+    #[error("{}", told(removed, put_back, lost, source))]
+    Interrupted {
+        /// Those that were removed, and are not there.
+        removed: Vec<SlotName>,
+        /// Those that were given up, and are there again.
+        put_back: Vec<SlotName>,
+        /// Those that were given up, may be needed, and are not known to be there.
+        lost: Vec<Lost>,
+        /// What failed.
+        source: Box<SlotsError>,
+    },
     /// A rotation would drop keys of other passwords.
     #[error(
         "other passwords open the repository, and would open nothing new: {}",
@@ -127,6 +140,20 @@ pub enum SlotsError {
     NoMoreEpochs,
 }
 
+/// What became of slots, and why.
+pub(crate) fn told(
+    removed: &[SlotName],
+    put_back: &[SlotName],
+    lost: &[Lost],
+    source: &SlotsError,
+) -> String {
+    let removed = removed.iter().map(|slot| format!("removed key {slot}"));
+    let put_back = put_back.iter().map(|slot| format!("put key {slot} back"));
+    let lost = lost.iter().map(Lost::to_string);
+    let parts: Vec<String> = removed.chain(put_back).chain(lost).collect();
+    format!("{}; then: {source}", parts.join(", "))
+}
+
 /// Slots, by name and label.
 fn shown(keys: &[SlotFacts]) -> String {
     let shown = keys
@@ -138,10 +165,10 @@ fn shown(keys: &[SlotFacts]) -> String {
 /// The slots of one repository, opened with a password.
 pub struct Slots {
     pub(super) store: Arc<dyn Store>,
-    entropy: Arc<dyn Entropy>,
+    pub(super) entropy: Arc<dyn Entropy>,
     pub(super) config: Config,
     pub(super) keyring: Keyring,
-    choice: KeyChoice,
+    pub(super) choice: KeyChoice,
     password: Zeroizing<Vec<u8>>,
     pub(super) found: Vec<SlotFacts>,
     /// Slots of a rotation that did not take hold yet, and what they hold.
@@ -149,6 +176,8 @@ pub struct Slots {
     /// Slots that the password opens and that hold a master key which the keyring does not hold,
     /// and not all that it holds.
     pub(super) foreign: Vec<SlotName>,
+    /// Keys of objects below `keys/` that are no slots by their names.
+    strays: Vec<String>,
     /// True if a root verified with the keyring.
     pub(super) is_confirmed: bool,
 }
@@ -236,11 +265,12 @@ impl Slots {
         let known = choice.recall(repository).await;
         let first = first_slots(&*store, repository, choice.named, &known).await?;
         let mut found = find_slots(&*store, repository, epoch).await?;
-        found.prefer(first, &known);
+        found.prefer(first.slots, &known);
+        let strays = std::mem::take(&mut found.strays);
         let mut trials = Trials::new(&password);
         let tried = Tried::of(&found, &mut trials, &config);
         let Some((own, keyring)) = tried.best(header.as_ref(), choice.named)? else {
-            return Err(trials.failure(found).into());
+            return Err(trials.failure(found, first.damaged).into());
         };
         let force = Force::of(&keyring, header.as_ref());
         require_standing(&keyring, own.name, &force, &found)?;
@@ -259,6 +289,7 @@ impl Slots {
             found: tried.facts,
             pending: Vec::new(),
             foreign: Vec::new(),
+            strays,
             is_confirmed,
         };
         slots.judge(&tried.keyrings);
@@ -287,6 +318,11 @@ impl Slots {
     /// All that can be read, oldest first.
     pub fn list(&self) -> &[SlotFacts] {
         &self.found
+    }
+
+    /// Keys of objects below `keys/` that are no slots by their names; of very many not all.
+    pub fn strays(&self) -> &[String] {
+        &self.strays
     }
 
     /// The slot whose name begins so; a whole name is taken as it is, since an object of that name
@@ -374,9 +410,9 @@ impl Slots {
         let Force::Older { root } = Force::of(&self.keyring, header.as_ref()) else {
             return Ok(());
         };
-        match is_epoch_of_a_slot(&*self.store, self.config.repository(), root).await? {
-            true => Err(SlotsError::Rotated),
-            false => Ok(()),
+        match damage_of(&*self.store, &self.keyring, root).await? {
+            None => Err(SlotsError::Rotated),
+            Some(_) => Ok(()),
         }
     }
 
@@ -419,6 +455,24 @@ impl Slots {
         })
     }
 
+    /// The first of these slots that the password opens and that holds these secrets and no others.
+    /// All trials together take no more work than those of one password may.
+    pub(super) fn first_of<'b>(
+        &self,
+        slots: &[&'b (SlotName, Slot)],
+        secrets: &Secrets,
+    ) -> Option<&'b (SlotName, Slot)> {
+        let mut trials = Trials::new(&self.password);
+        let mut is_of = |(name, slot): &(SlotName, Slot)| {
+            let opened = trials.open(&self.config, *name, slot);
+            opened.is_some_and(|(keyring, _)| {
+                let other = keyring.secrets();
+                other.extend(secrets) && secrets.extend(other)
+            })
+        };
+        slots.iter().find(|slot| is_of(slot)).copied()
+    }
+
     /// What makes a slot that the given password opens, like `own`.
     pub(super) fn making_like<'b>(&'b self, own: &'b SlotFacts, clock: Timestamp) -> Making<'b> {
         Making {
@@ -454,6 +508,7 @@ fn require_standing(
 ) -> Result<(), RootError> {
     match force {
         Force::Standing | Force::Unknown => Ok(()),
+        Force::Changed { root } => Err(changed_epoch(*root)),
         Force::Older { root } if !found.may_have_epoch(*root) => Err(no_such_epoch(*root)),
         Force::Older { root } => Err(RootError::OlderKey {
             slot,

@@ -20,11 +20,11 @@
 
 use super::choice::{KeyChoice, KnownSlot};
 use super::error::RootError;
-use super::repository::{of_slot, unopenable};
+use super::repository::{changed_epoch, no_such_epoch, of_slot, unopenable};
 use super::state::ROOT_KEY;
 use bkfs_chunker::seal::{
-    Class, Config, HEADER_LEN, Header, Keyring, OpenError, RepositoryId, Slot, SlotCost, SlotError,
-    SlotName, Statement, Unwrapped,
+    Class, Config, HEADER_LEN, Header, Keyring, OpenError, RepositoryId, Secrets, Slot, SlotCost,
+    SlotError, SlotName, Statement, Unwrapped,
 };
 use bkfs_chunker::store::{ObjectInfo, Store, StoreErrorKind};
 use futures::StreamExt;
@@ -46,6 +46,9 @@ const READ_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Objects that are read at most, the smallest first.
 pub(super) const READS_MAX: usize = 4096;
 
+/// Objects that are no slots by their names of which the keys are kept.
+const STRAYS_MAX: usize = 1000;
+
 /// Slots that are read at the same time.
 const READS_AT_ONCE: usize = 8;
 
@@ -59,6 +62,8 @@ pub(super) struct FoundSlots {
     pub(super) slots: Vec<(SlotName, Slot)>,
     /// Why one of the others cannot be read.
     pub(super) damaged: Option<RootError>,
+    /// Keys of objects that are no slots by their names, at most [`STRAYS_MAX`].
+    pub(super) strays: Vec<String>,
     /// How many were not read, since there are too many; of those that were not even listed, one.
     unread: usize,
 }
@@ -93,6 +98,12 @@ pub(super) enum Force {
         /// The epoch of the root.
         root: u32,
     },
+    /// The header of the root was changed since it was sealed: it states an epoch of which there
+    /// can be no master key, or is sealed under another one, which the key holds.
+    Changed {
+        /// The epoch that the root states.
+        root: u32,
+    },
     /// The header of the root does not verify.
     Unknown,
 }
@@ -105,7 +116,14 @@ impl Force {
         };
         match keyring.object_opener(Class::Root, ROOT_KEY, header) {
             Ok(_) => Force::Standing,
-            Err(OpenError::NoKeyEpoch { epoch }) => Force::Older { root: epoch },
+            Err(OpenError::NoKeyEpoch { epoch }) => {
+                let is_impossible = epoch as usize >= Secrets::EPOCHS_MAX;
+                let beneath = || keyring.epoch_beneath(Class::Root, ROOT_KEY, header);
+                match is_impossible || beneath().is_some() {
+                    true => Force::Changed { root: epoch },
+                    false => Force::Older { root: epoch },
+                }
+            }
             Err(OpenError::OlderKeyEpoch { epoch, .. }) => Force::Newer { root: epoch },
             Err(_) => Force::Unknown,
         }
@@ -135,17 +153,32 @@ impl FoundSlots {
     }
 }
 
-/// Whether a slot of `repository` states this epoch, or one may that was not read.
+/// Why a root that states this epoch, of which `keyring` holds no master key, is damaged; none if it
+/// may be as it states: a slot states that epoch, or one may that was not read, and the root does not
+/// verify under a master key that `keyring` holds.
 ///
 /// # Errors
 /// Store errors.
-pub(crate) async fn is_epoch_of_a_slot(
+pub(crate) async fn damage_of(
     store: &dyn Store,
-    repository: RepositoryId,
+    keyring: &Keyring,
     epoch: u32,
-) -> Result<bool, RootError> {
-    let found = find_slots(store, repository, Some(epoch)).await?;
-    Ok(found.may_have_epoch(epoch))
+) -> Result<Option<RootError>, RootError> {
+    let header = root_header(store).await?;
+    if let Force::Changed { root } = Force::of(keyring, header.as_ref()) {
+        return Ok(Some(changed_epoch(root)));
+    }
+    let found = find_slots(store, keyring.repository(), Some(epoch)).await?;
+    Ok((!found.may_have_epoch(epoch)).then(|| no_such_epoch(epoch)))
+}
+
+/// What is tried before all other slots.
+#[derive(Debug, Default)]
+pub(super) struct First {
+    /// The slot that is named, or those that opened on this machine and are unchanged.
+    pub(super) slots: Vec<(SlotName, Slot)>,
+    /// Why one that opened on this machine cannot be used, though an object lies under its name.
+    pub(super) damaged: Option<RootError>,
 }
 
 /// The slots that are tried before all others: the one that is named, or those that opened on this
@@ -158,23 +191,32 @@ pub(super) async fn first_slots(
     repository: RepositoryId,
     named: Option<SlotName>,
     known: &[KnownSlot],
-) -> Result<Vec<(SlotName, Slot)>, RootError> {
+) -> Result<First, RootError> {
+    let mut first = First::default();
     if let Some(name) = named {
         let slot = match read_slot(store, repository, name).await? {
             None => return Err(RootError::NoSuchKey { slot: name }),
             Some(Err(source)) => return Err(unopenable(&name.key(), source)),
             Some(Ok(slot)) => slot,
         };
-        return Ok(vec![(name, slot)]);
+        first.slots.push((name, slot));
+        return Ok(first);
     }
-    let mut first = Vec::new();
     for known in known {
-        // What is wrong with one is said where all are looked at.
-        if let Ok(Some(Ok(slot))) = read_slot(store, repository, known.name).await
-            && slot.fingerprint() == known.fingerprint
-        {
-            first.push((known.name, slot));
-        }
+        let key = known.name.key();
+        let damaged = match read_slot(store, repository, known.name).await {
+            Ok(Some(Ok(slot))) if slot.fingerprint() == known.fingerprint => {
+                first.slots.push((known.name, slot));
+                continue;
+            }
+            // Slots are created and deleted, never rewritten.
+            Ok(Some(Ok(_))) => RootError::damaged(&key, "it holds something else than it did"),
+            Ok(Some(Err(source))) => unopenable(&key, source),
+            Err(error) if error.is_of_one_object() => error,
+            // It was removed, or the list of all tells what is wrong.
+            Ok(None) | Err(_) => continue,
+        };
+        first.damaged.get_or_insert(damaged);
     }
     Ok(first)
 }
@@ -264,6 +306,9 @@ async fn candidates(
         after = page.last().map(|info| info.key.clone());
         for info in page {
             if SlotName::from_key(&info.key).is_none() {
+                if found.strays.len() < STRAYS_MAX {
+                    found.strays.push(info.key);
+                }
                 continue;
             }
             match (Slot::OBJECT_LEN_MIN..=Slot::OBJECT_LEN_MAX).contains(&info.size) {
@@ -303,6 +348,8 @@ pub(super) struct Trials<'a> {
     tried: HashMap<[u8; 32], Option<Unwrapped>>,
     untried: usize,
     is_wrong: bool,
+    /// Why a slot that the password fits holds nothing, or this machine cannot try one.
+    broken: Option<RootError>,
     /// Why a slot, or the config by what a slot holds, is not what it should be.
     damaged: Option<RootError>,
     contradicted: Option<RootError>,
@@ -322,6 +369,7 @@ impl<'a> Trials<'a> {
             tried: HashMap::new(),
             untried: 0,
             is_wrong: false,
+            broken: None,
             damaged: None,
             contradicted: None,
         }
@@ -370,7 +418,7 @@ impl<'a> Trials<'a> {
             Err(error @ SlotError::UnreasonableCost(_)) => {
                 self.damaged = Some(RootError::damaged(&name.key(), error));
             }
-            Err(error) => self.damaged = Some(of_slot(error, &name.key())),
+            Err(error) => self.broken = Some(of_slot(error, &name.key())),
         }
         self.tried.insert(fingerprint, None);
         None
@@ -378,7 +426,8 @@ impl<'a> Trials<'a> {
 
     /// Logs what was not looked at, where something else was opened.
     pub(super) fn report(&self) {
-        if let Some(error) = self.damaged.as_ref().or(self.contradicted.as_ref()) {
+        let wrong = [&self.broken, &self.damaged, &self.contradicted];
+        if let Some(error) = wrong.into_iter().flatten().next() {
             tracing::warn!(%error, "a key slot cannot be used");
         }
         if self.untried > 0 {
@@ -387,21 +436,24 @@ impl<'a> Trials<'a> {
         }
     }
 
-    /// Why nothing was opened.
-    pub(super) fn failure(self, found: FoundSlots) -> RootError {
+    /// Why nothing was opened; `own` is why a slot that opened on this machine cannot be used.
+    pub(super) fn failure(self, found: FoundSlots, own: Option<RootError>) -> RootError {
         let damaged = self.damaged.or(found.damaged);
-        if let Some(error) = self.contradicted {
+        if let Some(error) = self.contradicted.or(self.broken) {
             return error;
+        }
+        if let Some(error) = own {
+            let reason = error.to_string();
+            return RootError::OwnKeyDamaged { reason };
         }
         let untried = self.untried + found.unread;
         if untried > 0 {
             return RootError::KeysUntried { untried };
         }
         match damaged {
-            Some(error) if self.is_wrong => {
-                tracing::warn!(%error, "a key slot cannot be used");
-                RootError::WrongPassword
-            }
+            Some(error) if self.is_wrong => RootError::WrongPasswordOrDamaged {
+                reason: error.to_string(),
+            },
             Some(error) => error,
             None if self.is_wrong => RootError::WrongPassword,
             None => RootError::damaged(
@@ -518,11 +570,11 @@ pub(super) async fn unlock(
         trials: Trials::new(password),
         opened: Vec::new(),
     };
-    let mut in_force = search.over(&first);
+    let mut in_force = search.over(&first.slots);
     let mut found = FoundSlots::default();
     if in_force.is_none() && choice.named.is_none() {
         found = find_slots(store, repository, epoch).await?;
-        found.prefer(first, &known);
+        found.prefer(first.slots, &known);
         search.opened.clear();
         in_force = search.over(&found.slots);
     }
@@ -538,6 +590,6 @@ pub(super) async fn unlock(
             keyring,
             slot: known.name,
         }),
-        None => Err(search.trials.failure(found)),
+        None => Err(search.trials.failure(found, first.damaged)),
     }
 }

@@ -10,7 +10,7 @@ use bkfs::maintain::report::{ProblemKind, Report};
 use bkfs::repository::open_in;
 use bkfs::root::chain::OlderPart;
 use bkfs::root::state::Root;
-use bkfs_chunker::seal::{Class, Features};
+use bkfs_chunker::seal::{Class, Features, NewSlot, Secrets, SlotCost, SlotName};
 use bkfs_chunker::store::{MemoryStore, Store};
 use jiff::SignedDuration;
 
@@ -142,6 +142,34 @@ fn a_lost_root_is_rebuilt_from_commit_records() {
             machine.crash();
         }
     }
+}
+
+/// Who can write to the bucket changes the epoch that the root states, and puts a key there that
+/// states that one, too.
+#[test]
+fn a_root_whose_epoch_was_changed_is_repaired_whatever_a_key_states() {
+    let fixture = Fixture::build(Some(PASSWORD));
+    let store = harmed(&fixture, "root", Harm::Flip(12, 0));
+    let mut secrets = Secrets::new([1; 32], [2; 32], [3; 32]);
+    secrets.add_master([4; 32]);
+    let slot = NewSlot {
+        repository: fixture.keyring.repository(),
+        name: SlotName(7),
+        label: "junk",
+        created_s: 1,
+        cost: SlotCost {
+            memory_kib: 64,
+            passes: 1,
+            lanes: 1,
+        },
+        object_salt: [5; 32],
+        password_salt: [6; 32],
+    };
+    let junk = slot.wrap(b"nobody knows it", &secrets).expect("wrapped");
+    wait(store.put(&slot.name.key(), vec![junk])).expect("put");
+    let report = mend(&fixture, &(store.clone() as Arc<dyn Store>));
+    assert!(report.is_clean(), "{report}");
+    all_restore(&fixture, &store);
 }
 
 #[test]

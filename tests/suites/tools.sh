@@ -410,6 +410,11 @@ keys_of_strangers_cost_nothing() {
   says_not "$(printf '\033')"
   exits 0 with first key list "$SEALED"
   exits 0 with second key remove "$SEALED" "$(key_of first)"
+  : >"$SEALED/keys/no key"
+  exits 0 with second key list "$SEALED"
+  says 'keys/no key'
+  exits 0 with second key remove "$SEALED" 'keys/no key'
+  [ ! -e "$SEALED/keys/no key" ] || wrong "it is still there"
   rm "$SEALED"/keys/000000000000*
 }
 

@@ -182,6 +182,13 @@ impl Header {
         u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]])
     }
 
+    /// The bytes of a header with another key epoch, and all else as it is.
+    pub(super) fn with_epoch(bytes: &[u8; HEADER_LEN], epoch: u32) -> [u8; HEADER_LEN] {
+        let mut changed = *bytes;
+        changed[12..16].copy_from_slice(&epoch.to_le_bytes());
+        changed
+    }
+
     /// The bytes of the header, its tag still zero.
     pub(super) fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];

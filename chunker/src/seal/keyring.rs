@@ -231,6 +231,26 @@ impl Keyring {
         Ok(opener)
     }
 
+    /// The epoch under whose master key a header was sealed that states another epoch, if this is
+    /// one of this keyring's: then what it states was changed since. None if nothing proves that.
+    pub fn epoch_beneath(&self, class: Class, key: &str, header: &[u8; HEADER_LEN]) -> Option<u32> {
+        let stated = Header::stated_epoch(header);
+        let verifies = |epoch: &u32| {
+            let changed = Header::with_epoch(header, *epoch);
+            let opened = self.object_opener(class, key, &changed);
+            // Each of these errors comes after the tag was checked.
+            matches!(
+                opened,
+                Ok(_)
+                    | Err(OpenError::OlderKeyEpoch { .. }
+                        | OpenError::OtherFormat { .. }
+                        | OpenError::UnknownFeatures { .. })
+            )
+        };
+        let held = (0..=self.epoch()).rev();
+        held.filter(|epoch| *epoch != stated).find(verifies)
+    }
+
     fn master_for(&self, header: &Header) -> Option<&[u8; 32]> {
         match header.algorithm {
             Algorithm::Unsealed => Some(&ZERO_KEY),

@@ -86,7 +86,7 @@ async fn work_on_a_password_is_bounded_and_what_is_left_is_said() {
             opened += usize::from(trials.open(&config, *name, slot).is_some());
         }
         assert_eq!(opened, usize::from(opens), "the cheapest is tried first");
-        let error = trials.failure(found);
+        let error = trials.failure(found, None);
         let RootError::KeysUntried { untried } = error else {
             panic!("{error}");
         };
@@ -94,10 +94,13 @@ async fn work_on_a_password_is_bounded_and_what_is_left_is_said() {
         assert_eq!(error.kind(), ErrorKind::WrongPassword);
         assert!(error.to_string().contains("108 were not tried"), "{error}");
     }
-    // Within the bounds a wrong password is one, whatever else lies there.
-    put(&store, "keys/0000000000000fff", Bytes::new()).await;
+    // Within the bounds a wrong password is one, and what else lies there is named.
     let error = open(&store, "other").await.expect_err("wrong");
     assert!(matches!(error, RootError::WrongPassword), "{error}");
+    put(&store, "keys/0000000000000fff", Bytes::new()).await;
+    let error = open(&store, "other").await.expect_err("wrong");
+    assert_eq!(error.kind(), ErrorKind::WrongPassword, "{error}");
+    assert!(error.to_string().contains("0000000000000fff"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -261,7 +264,7 @@ async fn a_lost_root_opens_with_the_newest_key() {
 }
 
 /// What a machine remembers in `directory`.
-fn remembering(directory: &tempfile::TempDir) -> KeyChoice {
+pub fn remembering(directory: &tempfile::TempDir) -> KeyChoice {
     KeyChoice {
         named: None,
         state_dir: Some(directory.path().to_owned()),
@@ -398,7 +401,7 @@ async fn the_remembered_key_is_tried_before_cheaper_ones_and_no_content_twice() 
     let first = first_slots(&*store, repository, None, &known)
         .await
         .expect("read");
-    assert_eq!(first.len(), 1);
+    assert_eq!(first.slots.len(), 1);
     // Enough for one trial.
     let mut trials = Trials::within(b"first", CHEAP.work());
     let opens = |trials: &mut Trials<'_>, found: &crate::root::unlock::FoundSlots| {
@@ -407,7 +410,7 @@ async fn the_remembered_key_is_tried_before_cheaper_ones_and_no_content_twice() 
         opened.map(|(_, statement)| statement).collect::<Vec<_>>()
     };
     assert_eq!(opens(&mut trials, &found), [], "strangers were tried");
-    found.prefer(first, &known);
+    found.prefer(first.slots, &known);
     let mut trials = Trials::within(b"first", CHEAP.work());
     let mut expected = vec![Statement::Changed; 11];
     expected[0] = Statement::Bound;
@@ -417,7 +420,7 @@ async fn the_remembered_key_is_tried_before_cheaper_ones_and_no_content_twice() 
     let first = first_slots(&*store, repository, None, &known)
         .await
         .expect("read");
-    assert!(first.is_empty());
+    assert!(first.slots.is_empty() && first.damaged.is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -429,12 +432,17 @@ async fn a_root_that_states_an_epoch_of_no_key_is_damaged() {
     put(&store, ROOT_KEY, Bytes::from(flipped)).await;
     let error = open(&store, "first").await.expect_err("damaged");
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
-    assert!(error.to_string().contains("no key slot"), "{error}");
+    assert!(error.to_string().contains("was changed"), "{error}");
     let Err(SlotsError::Root(error)) = slots(&store, "first", 3).await else {
         panic!("it opened");
     };
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
-    // Where a slot states that epoch the root is believed.
+    // Also where nothing tells what it was, as after another change.
+    turn(&store, ROOT_KEY, 70).await;
+    let error = open(&store, "first").await.expect_err("damaged");
+    assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
+    assert!(error.to_string().contains("no key slot"), "{error}");
+    // Where a slot states that epoch it is believed then.
     let repository = repository_of(&store).await;
     let name = SlotName(1);
     let slot = hostile_of(repository, name, "", CHEAP, Some(256));
@@ -444,4 +452,15 @@ async fn a_root_that_states_an_epoch_of_no_key_is_damaged() {
         matches!(error, RootError::OlderKey { needed: 256, .. }),
         "{error}"
     );
+    // Of the greatest epochs there is no master key.
+    let (object, _) = store.get(ROOT_KEY).await.expect("there");
+    let mut turned = object.to_vec();
+    turned[15] ^= 0x80;
+    put(&store, ROOT_KEY, Bytes::from(turned)).await;
+    let name = SlotName(2);
+    let epoch = 256 | 1 << 31;
+    let slot = hostile_of(repository, name, "", CHEAP, Some(epoch));
+    put(&store, &name.key(), slot).await;
+    let error = open(&store, "first").await.expect_err("damaged");
+    assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
 }

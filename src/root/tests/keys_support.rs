@@ -148,6 +148,14 @@ pub async fn put(store: &Arc<dyn Store>, key: &str, object: Bytes) {
     store.put(key, vec![object]).await.expect("put");
 }
 
+/// Turns a bit of the byte at `at` of an object.
+pub async fn turn(store: &Arc<dyn Store>, key: &str, at: usize) {
+    let (object, _) = store.get(key).await.expect("there");
+    let mut turned = object.to_vec();
+    turned[at] ^= 1;
+    put(store, key, Bytes::from(turned)).await;
+}
+
 pub async fn repository_of(store: &Arc<dyn Store>) -> RepositoryId {
     let config = read_config(&**store).await.expect("readable");
     config.expect("there").repository()

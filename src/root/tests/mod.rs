@@ -5,6 +5,7 @@ mod handle;
 mod journal;
 mod keys;
 mod keys_changes;
+mod keys_damage;
 mod keys_rotation;
 mod keys_support;
 mod lists;

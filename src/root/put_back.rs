@@ -1,0 +1,162 @@
+//! What is put back of a removal of key slots that turns out to be wrong.
+//!
+//! Owns the objects of slots that the user gives up, from before their deletion until it is known
+//! that no root needs them, and the files `STATE_DIR/REPOSITORY/key-SLOT` that they are saved in for
+//! that time. Which slots are given up, and when they are needed, is [`super::slot_removal`]'s.
+
+use super::error::RootError;
+use super::memory::blocking;
+use super::retry::{RetryPolicy, create_surely, patiently};
+use super::slots::{Slots, SlotsError};
+use crate::private;
+use bkfs_chunker::seal::{RepositoryId, Slot, SlotName};
+use bkfs_chunker::store::{Locking, LockingStore, Operation};
+use bytes::Bytes;
+use jiff::Timestamp;
+use std::fmt;
+use std::path::PathBuf;
+
+/// A slot that is given up.
+pub(super) struct Kept {
+    /// Its name.
+    pub(super) slot: SlotName,
+    object: Bytes,
+    saved: Option<PathBuf>,
+}
+
+impl Kept {
+    /// Whether it states that its newest master key is of this epoch.
+    pub(super) fn may_be_of(&self, repository: RepositoryId, epoch: u32) -> bool {
+        let slot = Slot::open(repository, self.slot, &self.object);
+        slot.is_ok_and(|slot| slot.may_be_of(epoch))
+    }
+}
+
+/// A slot that was removed, may be needed, and is not known to be there again.
+#[derive(Debug)]
+pub struct Lost {
+    /// Its name.
+    pub slot: SlotName,
+    /// Why it could not be put back.
+    pub why: String,
+    /// The file on this machine that holds its object.
+    pub saved: Option<PathBuf>,
+    /// Its object.
+    pub object: Bytes,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            slot, why, object, ..
+        } = self;
+        let key = slot.key();
+        write!(
+            formatter,
+            "removed key {slot}, which may be the only one that opens the repository, and which could not be put back ({why}): "
+        )?;
+        match &self.saved {
+            Some(file) => {
+                let file = file.display();
+                write!(formatter, "store the file {file} in the bucket as {key}")
+            }
+            None => {
+                let object = hex::encode(object);
+                write!(
+                    formatter,
+                    "store these bytes (hexadecimal) in the bucket as {key}: {object}"
+                )
+            }
+        }
+    }
+}
+
+impl Slots {
+    /// The objects of slots that are given up, each saved on this machine if it remembers anything.
+    /// A future that is dropped may leave these files.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub(super) async fn keep(&self, given_up: &[SlotName]) -> Result<Vec<Kept>, SlotsError> {
+        let mut kept = Vec::with_capacity(given_up.len());
+        for slot in given_up {
+            let (object, _) = (self.store.get(&slot.key()).await).map_err(RootError::from)?;
+            let saved = self.save(*slot, &object).await;
+            kept.push(Kept {
+                slot: *slot,
+                object,
+                saved,
+            });
+        }
+        Ok(kept)
+    }
+
+    async fn save(&self, slot: SlotName, object: &Bytes) -> Option<PathBuf> {
+        let directory = self.choice.directory(self.config.repository())?;
+        let object = object.clone();
+        let written = blocking(move || {
+            if let Some(state) = directory.parent() {
+                private::make_directory(state)?;
+            }
+            private::make_directory(&directory)?;
+            let file = directory.join(format!("key-{slot}"));
+            private::replace(&file, &object)?;
+            Ok(file)
+        });
+        match written.await {
+            Ok(file) => Some(file),
+            Err(error) => {
+                tracing::warn!(%error, %slot, "cannot save this key on this machine before it is removed");
+                None
+            }
+        }
+    }
+
+    /// Removes the files of slots that nothing needs, or that are there again.
+    pub(super) async fn discard(&self, kept: Vec<Kept>) {
+        for file in kept.into_iter().filter_map(|kept| kept.saved) {
+            let removed = blocking(move || std::fs::remove_file(file)).await;
+            if let Err(error) = removed {
+                tracing::warn!(%error, "cannot remove the saved object of a key");
+            }
+        }
+    }
+
+    /// Puts a slot back under its name, for as long as the store may stand still, and reads it back:
+    /// what lies there with its bytes is as good.
+    ///
+    /// # Errors
+    /// The slot, with why it is not known to be there.
+    pub(super) async fn put_back(&self, kept: &Kept, clock: Timestamp) -> Result<(), Lost> {
+        let why = match self.create_again(kept, clock).await {
+            Ok(()) => return Ok(()),
+            Err(error) => error.to_string(),
+        };
+        Err(Lost {
+            slot: kept.slot,
+            why,
+            saved: kept.saved.clone(),
+            object: kept.object.clone(),
+        })
+    }
+
+    async fn create_again(&self, kept: &Kept, clock: Timestamp) -> Result<(), RootError> {
+        let locking = LockingStore::new(self.store.clone());
+        if let Some(rule) = self.config.lock() {
+            locking.begin(Locking {
+                rule,
+                wanted: |_| true,
+                now: Box::new(move || clock),
+            });
+        }
+        let (policy, entropy) = (RetryPolicy::default(), &*self.entropy);
+        let (key, object) = (kept.slot.key(), &kept.object);
+        create_surely(&locking, &policy, entropy, &key, object).await?;
+        let get = || self.store.get(&key);
+        let (found, _) = patiently(&policy, entropy, Operation::Get, &key, get).await?;
+        match found == *object {
+            true => Ok(()),
+            false => Err(RootError::damaged(&key, "it is not what was put there")),
+        }
+    }
+}

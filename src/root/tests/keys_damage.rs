@@ -1,0 +1,321 @@
+//! Key slots and roots that are damaged, and keys that are put back or kept.
+
+use super::keys::remembering;
+use super::keys_changes::{holding, until_held};
+use super::keys_rotation::held;
+use super::keys_support::*;
+use super::support::{Seeded, time};
+use crate::root::choice::KeyChoice;
+use crate::root::error::{ErrorKind, RootError};
+use crate::root::rotation::rotate;
+use crate::root::slots::{Slots, SlotsError};
+use crate::root::state::ROOT_KEY;
+use bkfs_chunker::seal::SlotName;
+use bkfs_chunker::store::fault::{Fault as Trouble, FaultStore, Strike};
+use bkfs_chunker::store::{Operation, Store, StoreErrorKind};
+use bytes::Bytes;
+use std::path::Path;
+use std::sync::Arc;
+use zeroize::Zeroizing;
+
+async fn slots_by(
+    store: &Arc<dyn Store>,
+    password: &str,
+    choice: KeyChoice,
+) -> Result<Slots, SlotsError> {
+    let password = Zeroizing::new(password.as_bytes().to_vec());
+    Slots::open(store.clone(), Seeded::next(), password, choice).await
+}
+
+/// The only key of a repository that opens with "first".
+async fn own_of(store: &Arc<dyn Store>) -> SlotName {
+    let (key, _) = keys(store).await.pop_first().expect("one");
+    SlotName::from_key(&key).expect("a slot's")
+}
+
+fn kind_of(error: SlotsError) -> (ErrorKind, String) {
+    let SlotsError::Root(error) = error else {
+        panic!("{error}");
+    };
+    (error.kind(), error.to_string())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_root_that_was_damaged_before_gives_no_key_back() {
+    let store = made().await;
+    let repository = repository_of(&store).await;
+    let name = SlotName(7);
+    put(&store, &name.key(), hostile(repository, name, "x", CHEAP)).await;
+    // In the salt: the header does not verify.
+    turn(&store, ROOT_KEY, 70).await;
+    let opened = slots(&store, "first", 3).await.expect("it opens");
+    let refused = opened.remove(&[name], false, time(1)).await;
+    assert!(matches!(refused, Err(SlotsError::Foreign { .. })));
+    let given_up = opened.remove(&[name], true, time(1)).await;
+    given_up.expect("nothing was rotated");
+    assert_eq!(keys(&store).await.len(), 1);
+}
+
+/// "second" gives up the key of a rotation by "first" whose replacement of the root arrives after
+/// the deletion of that key; `troubles` meet what is put under the name of that key then. What
+/// becomes of it, with the name and the object of the key.
+async fn given_up_meanwhile(
+    troubles: &[Strike],
+    state: &Path,
+) -> (Arc<dyn Store>, SlotName, Bytes, Result<(), SlotsError>) {
+    let store = made().await;
+    add(&store, "second", "two").await;
+    let late = Arc::new(FaultStore::new(store.clone()));
+    let replacing = |trouble| Strike::with(trouble).on(Operation::Replace).keys(ROOT_KEY);
+    late.plan(replacing(Trouble::Late));
+    late.plan(
+        replacing(Trouble::FailBefore(StoreErrorKind::Denied))
+            .nth(2)
+            .always(),
+    );
+    let through: Arc<dyn Store> = late.clone();
+    rotated(&through, "first", 30).await.expect_err("cut off");
+
+    let (gate, faulty, through) = holding(&store, Operation::Head, 1).await;
+    let choice = KeyChoice {
+        named: None,
+        state_dir: Some(state.to_owned()),
+    };
+    let opened = slots_by(&through, "second", choice)
+        .await
+        .expect("it opens");
+    let newer = opened.list().iter().find(|slot| slot.epoch == Some(1));
+    let newer = newer.expect("of the rotation").name;
+    let (object, _) = store.get(&newer.key()).await.expect("there");
+    for trouble in troubles {
+        faulty.plan(trouble.clone().on(Operation::PutNew).keys(&newer.key()));
+    }
+    let removing = tokio::spawn(async move { opened.remove(&[newer], true, time(1)).await });
+    until_held(&faulty).await;
+    assert!(store.head(&newer.key()).await.is_err(), "it is deleted");
+    late.apply_late().await;
+    gate.open();
+    let removed = removing.await.expect("no panic");
+    (store, newer, object, removed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_was_needed_is_put_back_however_the_store_answers() {
+    let unreachable = StoreErrorKind::Unreachable;
+    let lost = StoreErrorKind::OutcomeUnknown;
+    let troubles = [
+        vec![],
+        vec![Strike::with(Trouble::FailBefore(unreachable)).times(3)],
+        // It is made, and found there when it is sent again.
+        vec![Strike::with(Trouble::FailAfter(lost))],
+    ];
+    for troubles in troubles {
+        let state = tempfile::tempdir().expect("a directory");
+        let (store, newer, object, removed) = given_up_meanwhile(&troubles, state.path()).await;
+        let error = removed.expect_err("it is the only key of the root");
+        let text = error.to_string();
+        assert!(text.contains("rotated"), "{troubles:?}: {text}");
+        assert!(text.contains(&newer.to_string()), "{troubles:?}: {text}");
+        assert_eq!(store.get(&newer.key()).await.expect("there").0, object);
+        let opened = open(&store, "first").await.expect("it opens");
+        assert_eq!(opened.keyring().epoch(), 1);
+        assert_eq!(objects_in(state.path(), &object), 0, "nothing is left over");
+    }
+}
+
+/// How many files below `directory` hold this object.
+fn objects_in(directory: &Path, object: &Bytes) -> usize {
+    let entries = std::fs::read_dir(directory).expect("readable");
+    let entries = entries.map(|entry| entry.expect("readable").path());
+    let held = entries.map(|path| match path.is_dir() {
+        true => objects_in(&path, object),
+        false => usize::from(std::fs::read(&path).expect("readable") == *object),
+    });
+    held.sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_cannot_be_put_back_is_named_and_saved() {
+    let denied = Trouble::FailBefore(StoreErrorKind::Denied);
+    let troubles = [Strike::with(denied).always()];
+    let state = tempfile::tempdir().expect("a directory");
+    let (store, newer, object, removed) = given_up_meanwhile(&troubles, state.path()).await;
+    let text = removed.expect_err("it is lost").to_string();
+    assert!(text.contains("rotated"), "the cause: {text}");
+    assert!(text.contains(&newer.to_string()), "which: {text}");
+    assert!(text.contains("could not be put back"), "{text}");
+    assert_eq!(objects_in(state.path(), &object), 1);
+    // As the message says.
+    let file = text.split_whitespace().find(|word| word.starts_with('/'));
+    let file = file.expect("a path").trim_end_matches([':', ';', ',']);
+    let saved = std::fs::read(file).expect("saved");
+    put(&store, &newer.key(), Bytes::from(saved)).await;
+    open(&store, "first").await.expect("it opens");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_that_fails_half_way_says_what_it_removed() {
+    let store = made().await;
+    let repository = repository_of(&store).await;
+    for number in [1, 2] {
+        let name = SlotName(number);
+        put(&store, &name.key(), hostile(repository, name, "x", CHEAP)).await;
+    }
+    let faulty = Arc::new(FaultStore::new(store.clone()));
+    let through: Arc<dyn Store> = faulty.clone();
+    let opened = slots(&through, "first", 3).await.expect("it opens");
+    let denied = Strike::with(Trouble::FailBefore(StoreErrorKind::Denied));
+    faulty.plan(denied.on(Operation::Delete).keys(&SlotName(2).key()));
+    let failed = opened.remove(&[1, 2].map(SlotName), false, time(1)).await;
+    let text = failed.expect_err("one was not deleted").to_string();
+    assert!(
+        text.contains(&format!("removed key {}", SlotName(1))),
+        "{text}"
+    );
+    assert!(text.contains(&SlotName(2).key()), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rotation_relies_on_no_key_that_it_has_not_opened() {
+    for is_overwritten in [false, true] {
+        let store = made().await;
+        let repository = repository_of(&store).await;
+        let before = keys(&store).await;
+        let (gate, task) = held(&store).await;
+        let after = keys(&store).await;
+        let new = after.keys().find(|key| !before.contains_key(*key));
+        let new = SlotName::from_key(new.expect("its new key")).expect("a slot's");
+        store.delete(&new.key()).await.expect("deleted");
+        let junk = if is_overwritten { new } else { SlotName(7) };
+        let object = hostile_of(repository, junk, "x", CHEAP, Some(1));
+        put(&store, &junk.key(), object).await;
+        gate.open();
+        let made = task.await.expect("no panic").expect("made");
+        assert_ne!(made.slot, junk, "nothing says that it opens");
+        let opened = open(&store, "first").await.expect("it opens");
+        assert_eq!(opened.keyring().epoch(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_key_is_told_from_a_wrong_password() {
+    let store = made().await;
+    let own = own_of(&store).await;
+    let state = tempfile::tempdir().expect("a directory");
+    let choice = remembering(&state);
+    let opened = open_with(&store, "first", choice.clone()).await;
+    opened.expect("remembered");
+    add(&store, "second", "two").await;
+    let honest = store.get(&own.key()).await.expect("there").0;
+    turn(&store, &own.key(), 200).await;
+    // Either the password is wrong or it is that key's.
+    let error = open(&store, "first").await.expect_err("damaged");
+    assert_eq!(error.kind(), ErrorKind::WrongPassword, "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains(&own.to_string()) && text.contains("damaged") && text.contains("password"),
+        "{text}"
+    );
+    let (kind, text) = kind_of(slots(&store, "first", 3).await.err().expect("damaged"));
+    assert_eq!(kind, ErrorKind::WrongPassword, "{text}");
+    assert!(text.contains(&own.to_string()), "{text}");
+    // Where it has opened before it is known which.
+    let error = open_with(&store, "first", choice.clone()).await;
+    let error = error.expect_err("damaged");
+    assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains(&own.to_string()) && text.contains("password"),
+        "{text}"
+    );
+    let (kind, text) = kind_of(
+        slots_by(&store, "first", choice.clone())
+            .await
+            .err()
+            .expect("damaged"),
+    );
+    assert_eq!(kind, ErrorKind::Damaged, "{text}");
+    open(&store, "second").await.expect("another key opens");
+    // A slot is never rewritten: another content under its name is not the one that opened.
+    let repository = repository_of(&store).await;
+    put(&store, &own.key(), hostile(repository, own, "", CHEAP)).await;
+    let error = open_with(&store, "first", choice.clone()).await;
+    assert_eq!(error.expect_err("changed").kind(), ErrorKind::Damaged);
+    let error = open(&store, "first").await.expect_err("it opens nothing");
+    assert!(matches!(error, RootError::WrongPassword), "{error}");
+    // One that is gone was removed: the password is wrong.
+    store.delete(&own.key()).await.expect("deleted");
+    let error = open_with(&store, "first", choice.clone()).await;
+    let error = error.expect_err("removed");
+    assert!(matches!(error, RootError::WrongPassword), "{error}");
+    put(&store, &own.key(), honest).await;
+    open_with(&store, "first", choice).await.expect("it opens");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_root_whose_epoch_was_changed_is_damaged_whatever_a_key_states() {
+    let store = made().await;
+    let repository = repository_of(&store).await;
+    let before = slots(&store, "first", 2).await.expect("it opens");
+    turn(&store, ROOT_KEY, 12).await;
+    let name = SlotName(1);
+    let junk = hostile_of(repository, name, "", CHEAP, Some(1));
+    put(&store, &name.key(), junk).await;
+    let is_told = |kind: ErrorKind, text: &str| {
+        assert_eq!(kind, ErrorKind::Damaged, "{text}");
+        assert!(
+            text.contains("root") && text.contains("check --repair"),
+            "{text}"
+        );
+    };
+    let error = open(&store, "first").await.expect_err("damaged");
+    is_told(error.kind(), &error.to_string());
+    let (kind, text) = kind_of(slots(&store, "first", 3).await.err().expect("damaged"));
+    is_told(kind, &text);
+    // What was read before goes on with the keys, and the root cannot be rotated.
+    let added = before.add(making("second", "two")).await.expect("room");
+    before
+        .remove(&[added], true, time(1))
+        .await
+        .expect("removed");
+    let error = rotate(&before, parts(true)).await.expect_err("damaged");
+    assert!(!matches!(error, SlotsError::Rotated), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_with_names_of_no_key_are_shown_and_removed() {
+    let store = made().await;
+    let own = own_of(&store).await;
+    let names = ["keys/a", "keys/00000000000000AB", "keys/a\u{202e}b/c d"];
+    for name in names {
+        put(&store, name, Bytes::from(vec![7; 300])).await;
+    }
+    let opened = slots(&store, "first", 3).await.expect("it opens");
+    assert_eq!(opened.list().len(), 1);
+    let mut strays = opened.strays().to_vec();
+    strays.sort();
+    let mut expected = names;
+    expected.sort();
+    assert_eq!(strays, expected);
+    for name in [&own.key(), "root", "keys/other"] {
+        let refused = opened.remove_stray(name).await;
+        assert!(
+            matches!(refused, Err(SlotsError::Ambiguous { .. })),
+            "{name}"
+        );
+    }
+    for name in names {
+        opened.remove_stray(name).await.expect("removed");
+    }
+    assert_eq!(
+        keys(&store).await.into_keys().collect::<Vec<_>>(),
+        [own.key()]
+    );
+    open(&store, "first").await.expect("it opens");
+    // Of very many not all are kept in memory.
+    for number in 0..1100 {
+        put(&store, &format!("keys/x{number}"), Bytes::new()).await;
+    }
+    let opened = slots(&store, "first", 4).await.expect("it opens");
+    assert_eq!(opened.strays().len(), 1000);
+}

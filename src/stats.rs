@@ -209,6 +209,7 @@ mod tests {
             new_bytes: 0,
             generation: 1,
             recovered: false,
+            rebuilt: false,
         }
     }
 }

@@ -98,6 +98,7 @@ pub fn run(command: Check, global: &Global, output: &Output) -> Result<(), Failu
         if from.as_ref().map(of) == Some(bare.keyring.repository()) {
             return Err(Failure::usage("both are the same repository"));
         }
+        options.heals = from.is_some();
         options.data = command.sample(&options);
         if let Some(seed) = options.data.seed() {
             output.remark(format_args!("the sample's seed is {seed}"));

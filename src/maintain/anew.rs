@@ -80,7 +80,7 @@ pub(super) async fn renew(
     };
     match renewal.renew(lost).await {
         Err(error) if error.kind() == ErrorKind::Damaged => {
-            tracing::warn!(%error, "what lost lists of condemned packs named is not found out while something needed cannot be read: mend that first, or forget the snapshots that need it");
+            tracing::warn!(%error, "what lost lists of condemned packs named is not found out while something needed cannot be read, and nothing is written or collected until then");
             Ok(())
         }
         renewed => renewed.map(drop),

@@ -3,22 +3,26 @@
 //! Owns that it merges with what others did since the check. What is to be done is planned in
 //! [`super::repair`].
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::store::Store;
 
 use super::check::Findings;
+use super::rebuild::Taken;
 use super::repair::{MOUNT_POINT, Plan};
-use super::sealing::listed;
+use super::sealing::{IngestLists, listed};
 use crate::root::error::RootError;
+use crate::root::forget::rewrite;
 use crate::root::handle::Transition;
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::Lists;
 use crate::root::session::OpenSession;
-use crate::root::snapshots::QuarantineEntry;
+use crate::root::snapshots::{QuarantineEntry, SnapshotEntry, TrashEntry};
 use crate::root::state::{HolderInfo, ListRef, Root, SessionId};
 use crate::root::transition::{IndexChange, ListChange};
 
@@ -36,29 +40,17 @@ pub(super) async fn mend(
     let session = OpenSession::open(handle, holder, None, &SystemProcesses).await?;
     let made = async {
         let ingest = Ingest::new(findings.depot.clone(), session.id().0);
-        let root = &handle.current().root;
-        let lost = plan.lost_lists;
-        let gone = |refs: &[ListRef]| -> Vec<ListRef> {
-            refs.iter()
-                .filter(|list| lost.contains(list))
-                .copied()
-                .collect()
-        };
-        let added = |list: Option<ListRef>| list.into_iter().collect();
         let mut change = Mend {
             session: session.id(),
             index: IndexChange {
                 absorbed: findings.indexed.lost.clone(),
                 added: ingest.put_index(&plan.packs).await?,
             },
-            snapshots: ListChange {
-                removed: gone(&root.snapshots),
-                added: added(listed(&ingest, plan.snapshots).await?),
-            },
-            trash: ListChange {
-                removed: gone(&root.trash),
-                added: added(listed(&ingest, plan.trash).await?),
-            },
+            lost_lists: plan.lost_lists,
+            known: (plan.snapshots, plan.trash),
+            abandoned: plan.abandoned.into_iter().collect(),
+            snapshots: ListChange::default(),
+            trash: ListChange::default(),
             quarantine: ListChange::default(),
             damaged: plan.writes_quarantine.then_some(plan.quarantine),
             lists: Lists::new(store.clone(), keyring.clone()),
@@ -81,9 +73,15 @@ pub(super) async fn mend(
 struct Mend<'a> {
     session: SessionId,
     index: IndexChange,
+    /// Lists of snapshots that cannot be read.
+    lost_lists: Vec<ListRef>,
+    /// What is known of the snapshots in them.
+    known: (Vec<SnapshotEntry>, Vec<TrashEntry>),
+    /// Commits of forgotten snapshots that are given up.
+    abandoned: HashSet<Id>,
+    /// Of the attempt that was made last.
     snapshots: ListChange,
     trash: ListChange,
-    /// Of the attempt that was made last.
     quarantine: ListChange,
     /// What comes into quarantine, with which its lists are merged.
     damaged: Option<Vec<QuarantineEntry>>,
@@ -93,6 +91,62 @@ struct Mend<'a> {
 }
 
 impl Mend<'_> {
+    /// Lists in `next` what is known of lost lists and is not listed there: another repair may have
+    /// been faster, and other snapshots may have been made since.
+    async fn merge_snapshots(&mut self, next: &Root) -> Result<(), RootError> {
+        if self.lost_lists.is_empty() && self.abandoned.is_empty() {
+            return Ok(());
+        }
+        let parted = |refs: &[ListRef]| -> (Vec<ListRef>, Vec<ListRef>) {
+            let is_lost = |list: &ListRef| self.lost_lists.contains(list);
+            refs.iter().partition(|list| is_lost(list))
+        };
+        let ((lost_kept, kept_refs), (lost_trash, trash_refs)) =
+            (parted(&next.snapshots), parted(&next.trash));
+        let kept = self.lists.snapshot_shards(&kept_refs).await?;
+        let trash = self.lists.trash_shards(&trash_refs).await?;
+        let mut taken = Taken::default();
+        let listed = kept.iter().flat_map(|shard| shard.iter());
+        listed.for_each(|entry| taken.take(entry));
+        let forgotten = trash.iter().flat_map(|shard| shard.iter());
+        forgotten.for_each(|entry| taken.take(&entry.snapshot));
+        let (mut joins_kept, mut joins_trash) = (Vec::new(), Vec::new());
+        // What they need may have been condemned, unlike that of all that a list names.
+        let rebuilt = next.chain.is_some();
+        for entry in &self.known.0 {
+            let rebuilt = SnapshotEntry {
+                rebuilt,
+                ..entry.clone()
+            };
+            match taken.admit(rebuilt) {
+                Some((entry, false)) => joins_kept.push(entry),
+                Some((snapshot, true)) => joins_trash.push(TrashEntry {
+                    forgotten: snapshot.time,
+                    snapshot,
+                }),
+                None => {}
+            }
+        }
+        for entry in &self.known.1 {
+            let rebuilt = SnapshotEntry {
+                rebuilt,
+                ..entry.snapshot.clone()
+            };
+            let snapshot = taken.admit(rebuilt).map(|(snapshot, _)| snapshot);
+            joins_trash.extend(snapshot.map(|snapshot| TrashEntry {
+                snapshot,
+                forgotten: entry.forgotten,
+            }));
+        }
+        let writer = IngestLists(self.ingest);
+        self.snapshots = rewrite(&writer, &kept_refs, &kept, |_| false, joins_kept).await?;
+        let leaves = |entry: &TrashEntry| self.abandoned.contains(&entry.snapshot.commit);
+        self.trash = rewrite(&writer, &trash_refs, &trash, leaves, joins_trash).await?;
+        self.snapshots.removed.extend(lost_kept);
+        self.trash.removed.extend(lost_trash);
+        Ok(())
+    }
+
     /// One list for all of the quarantine of `next`, as far as that can be read, and what was
     /// found. Scrubs and repairs of others may have put something there since the check began.
     async fn merge_quarantine(&self, next: &Root) -> Result<ListChange, RootError> {
@@ -130,6 +184,7 @@ impl Transition for Mend<'_> {
 
     async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
         next.change_index(&self.index)?;
+        self.merge_snapshots(next).await?;
         next.change_snapshots(&self.snapshots)?;
         next.change_trash(&self.trash)?;
         self.quarantine = self.merge_quarantine(next).await?;

@@ -16,6 +16,7 @@
 //! | [`journals`] | heartbeats and journals of sessions |
 //! | [`grounds`] | what the spools of ended sessions stand on |
 //! | [`rebuild`] | from what is left to a new root (pure) |
+//! | `abandon` | which forgotten snapshots are given up |
 //! | [`anew`] | brings back what only collection needs |
 //! | [`repair`] | plans what can be mended, and does it |
 //! | `mend` | one replacement of a root with what was planned |
@@ -31,6 +32,7 @@
 //! deduplicated data), 150 bytes per object in the bucket, and 110 bytes per tree node. With damage: also 24 bytes per damaged blob, and what the paths of the
 //! directories of a damaged tree take.
 
+mod abandon;
 mod anew;
 pub mod blame;
 pub mod check;

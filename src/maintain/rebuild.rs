@@ -69,6 +69,21 @@ impl Taken {
         self.commits.insert(entry.commit);
     }
 
+    /// Takes note of a snapshot that is to be listed, with another number if its own is taken, and
+    /// whether its name was taken. None if it is there already, or all numbers are taken.
+    pub fn admit(&mut self, mut entry: SnapshotEntry) -> Option<(SnapshotEntry, bool)> {
+        if self.commits.contains(&entry.commit) {
+            return None;
+        }
+        if entry.number == 0 || self.numbers.contains(&entry.number) {
+            entry.number = free_number(1, &self.numbers)?;
+        }
+        let name = (entry.volume.clone(), entry.name.clone());
+        let is_taken = self.names.contains(&name);
+        self.take(&entry);
+        Some((entry, is_taken))
+    }
+
     /// The number that a root tries next.
     pub fn next_number(&self) -> u16 {
         self.numbers
@@ -119,7 +134,7 @@ pub fn snapshots(
         if taken.commits.contains(id) {
             continue;
         }
-        let mut entry = match (by_commit.get(id), &record.snapshot) {
+        let entry = match (by_commit.get(id), &record.snapshot) {
             (Some(entry), _) => (*entry).clone(),
             (None, Some(_)) => SnapshotEntry {
                 generation: generations.get(id).copied().unwrap_or(record.sequence),
@@ -127,21 +142,13 @@ pub fn snapshots(
             },
             (None, None) => continue,
         };
-        if entry.number == 0 || taken.numbers.contains(&entry.number) {
-            let Some(number) = free_number(1, &taken.numbers) else {
-                break;
-            };
-            entry.number = number;
-        }
-        let name = (entry.volume.clone(), entry.name.clone());
-        let is_taken = taken.names.contains(&name);
-        taken.take(&entry);
-        match is_taken {
-            false => kept.push(entry),
-            true => trash.push(TrashEntry {
+        match taken.admit(entry) {
+            Some((entry, false)) => kept.push(entry),
+            Some((entry, true)) => trash.push(TrashEntry {
                 forgotten: entry.time,
                 snapshot: entry,
             }),
+            None => break,
         }
     }
     (kept, trash)
@@ -173,6 +180,7 @@ fn entry_of(id: Id, record: &CommitRecord, taken: &Taken) -> SnapshotEntry {
         new_bytes: 0,
         generation: record.sequence,
         recovered: record.is_beside(),
+        rebuilt: false,
     }
 }
 

@@ -18,6 +18,7 @@ use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_chunker::store::{Store, StoreErrorKind};
 use bkfs_chunker::verify::PackContents;
 
+use super::abandon;
 use super::anew;
 use super::blame::reach;
 use super::check::{CheckOptions, Findings, examine_without};
@@ -50,6 +51,8 @@ pub struct Plan {
     pub(super) packs: Vec<PackContents>,
     pub(super) snapshots: Vec<SnapshotEntry>,
     pub(super) trash: Vec<TrashEntry>,
+    /// Commits of forgotten snapshots that are given up.
+    pub(super) abandoned: Vec<Id>,
     /// Lists that those stand in for, in a root that is there.
     pub(super) lost_lists: Vec<ListRef>,
     pub(super) quarantine: Vec<QuarantineEntry>,
@@ -109,7 +112,12 @@ pub async fn plan(
                 None => remembered(options).await,
                 Some(_) => Vec::new(),
             };
-            let plan = make_plan(&findings, &tips, keyring, options, &sent)?;
+            let broken = match options.heals {
+                true => Vec::new(),
+                false => abandon::broken(&findings).await?,
+            };
+            let known = (&tips, &broken[..]);
+            let plan = make_plan(&findings, known, keyring, options, &sent)?;
             return Ok((findings, plan));
         }
         left_out.extend(open);
@@ -205,7 +213,7 @@ async fn remembered(options: &CheckOptions) -> Vec<(SessionId, Sent)> {
 /// Pure: from what was found to what will be done.
 fn make_plan(
     findings: &Findings,
-    tips: &BTreeMap<String, Id>,
+    (tips, broken): (&BTreeMap<String, Id>, &[SnapshotEntry]),
     keyring: &Keyring,
     options: &CheckOptions,
     sent: &[(SessionId, Sent)],
@@ -229,6 +237,8 @@ fn make_plan(
             if !anew::comes_first(findings, plan.writes_quarantine) {
                 plan_lost_lists(findings, tips, &mut plan);
             }
+            plan.steps.extend(abandon::step(broken));
+            plan.abandoned = broken.iter().map(|entry| entry.commit).collect();
             plan.loses_chain = findings.listed.lost_chain;
             if plan.loses_chain {
                 plan.steps.push(
@@ -414,14 +424,19 @@ pub async fn execute(
                 }
             }
             let (renewed, rebuilt) = (plan.renewed.clone(), plan.rebuilt());
+            let abandoned = plan.abandoned.clone();
             let renew = anew::renew(store, keyring, options, findings, &renewed, rebuilt);
             if plan.lost_lists.is_empty() {
                 mend_planned(store, keyring, findings, plan).await?;
+                abandon::remember(options, keyring, abandoned).await;
                 return renew.await;
             }
-            // What the lists name from then on is in live packs (rule 3).
+            // What the lists name from then on is in live packs (rule 3), unless that was not to be
+            // found out: the entries say so.
             renew.await?;
-            mend_planned(store, keyring, findings, plan).await
+            mend_planned(store, keyring, findings, plan).await?;
+            abandon::remember(options, keyring, abandoned).await;
+            Ok(())
         }
     }
 }

@@ -77,6 +77,9 @@ pub struct SnapshotEntry {
     /// It is what only the spool of a fenced machine had, and was never the volume's state.
     #[cbor(n(13), with = "wire::flag", has_nil)]
     pub recovered: bool,
+    /// A repair listed it from its commit record: what it needs may have been condemned before.
+    #[cbor(n(14), with = "wire::flag", has_nil)]
+    pub rebuilt: bool,
 }
 
 /// A forgotten snapshot, which is restorable until collection empties the trash.
@@ -369,6 +372,7 @@ pub fn new_entry(
         new_bytes: entry.unsnapshotted_bytes,
         generation: next.generation,
         recovered: request.recovered && next.chain.is_some(),
+        rebuilt: false,
     })
 }
 

@@ -7,6 +7,7 @@
 
 mod busy;
 mod cases;
+mod doubted;
 mod heals;
 mod lists;
 mod machine;

@@ -145,7 +145,8 @@ fn mended(it: &Stripped, store: &Arc<MemoryStore>) {
     assert!(report.is_clean(), "{report}");
 }
 
-fn delete(store: &MemoryStore, packs: &BTreeSet<PackName>) {
+/// Deletes packs, whichever of them are there.
+pub fn delete(store: &MemoryStore, packs: &BTreeSet<PackName>) {
     for pack in packs {
         for class in [Class::DataPack, Class::MetadataPack] {
             let _ = wait(store.delete(&pack.key(class)));
@@ -217,10 +218,12 @@ fn a_vanished_snapshot_outlives_the_loss_of_both_lists() {
     }
 }
 
-/// Does something once, before the first pack is stored.
-struct Meanwhile {
+/// Does something once, before the first object below one of some prefixes is stored.
+pub struct Meanwhile {
     bucket: Arc<MemoryStore>,
-    work: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    prefixes: &'static [&'static str],
+    /// What is left to be done.
+    pub work: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl std::fmt::Debug for Meanwhile {
@@ -230,15 +233,26 @@ impl std::fmt::Debug for Meanwhile {
 }
 
 impl Meanwhile {
+    /// Before the first pack.
     fn new(bucket: &Arc<MemoryStore>, work: impl FnOnce() + Send + 'static) -> Arc<Self> {
+        Self::below(bucket, &["data/", "meta/"], work)
+    }
+
+    /// Before the first object below one of these prefixes is stored.
+    pub fn below(
+        bucket: &Arc<MemoryStore>,
+        prefixes: &'static [&'static str],
+        work: impl FnOnce() + Send + 'static,
+    ) -> Arc<Self> {
         Arc::new(Self {
             bucket: bucket.clone(),
+            prefixes,
             work: Mutex::new(Some(Box::new(work))),
         })
     }
 
     fn before(&self, key: &str) {
-        if !key.starts_with("data/") && !key.starts_with("meta/") {
+        if !self.prefixes.iter().any(|prefix| key.starts_with(prefix)) {
             return;
         }
         let work = self.work.lock().take();
@@ -266,12 +280,13 @@ impl Layer for Meanwhile {
 }
 
 /// The data packs of a bucket.
-fn data_packs(store: &MemoryStore) -> BTreeSet<String> {
+pub fn data_packs(store: &MemoryStore) -> BTreeSet<String> {
     let keys = objects(store).into_keys();
     keys.filter(|key| key.starts_with("data/")).collect()
 }
 
-fn pack_of(key: &str) -> PackName {
+/// The pack that a key is of.
+pub fn pack_of(key: &str) -> PackName {
     let name = key.rsplit('/').next().expect("a name");
     name.parse().expect("a pack")
 }

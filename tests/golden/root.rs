@@ -121,6 +121,7 @@ fn snapshot(tree: Option<Id>) -> SnapshotEntry {
         new_bytes: 56,
         generation: 1233,
         recovered: false,
+        rebuilt: false,
     }
 }
 
@@ -226,6 +227,13 @@ fn lists() {
     }];
     let frozen = fixed("list-recovered.bin", &encode_shard(recovered.clone()));
     assert_eq!(decode_shard(&frozen), Ok(recovered));
+
+    let rebuilt = vec![SnapshotEntry {
+        rebuilt: true,
+        ..snapshot(None)
+    }];
+    let frozen = fixed("list-rebuilt.bin", &encode_shard(rebuilt.clone()));
+    assert_eq!(decode_shard(&frozen), Ok(rebuilt));
 
     let nonces = vec![NonceEntry(*b"nonce 10"), NonceEntry(*b"nonce 11")];
     let frozen = fixed("list-nonces.bin", &encode_shard(nonces.clone()));

@@ -32,6 +32,10 @@ const INDEXES_AT_ONCE: usize = 4;
 /// Metadata packs read at the same time, each within the verifier's budget.
 const PACKS_AT_ONCE: usize = 4;
 
+/// What to do where something that is needed cannot be read.
+pub const WAY_OUT: &str = "bkfs check names the snapshots that need it; if nothing brings it back, \
+    bkfs forget them, and bkfs check --repair gives them up";
+
 /// What an object of a metadata pack refers to. Records refer weakly: to the one before, if it is there, so that a lost root can be rebuilt from the chain.
 fn refers_to(blob: &Found) -> Below {
     match blob.kind {
@@ -92,6 +96,9 @@ pub struct Doubt {
     pub gone: HashSet<PackName>,
     /// Packs that are known to be live.
     pub proven: HashSet<PackName>,
+    /// The copies of each thing that the root needs and that only packs in `gone` hold, more than
+    /// one of them: one of these packs is live, and which one is not known.
+    undecided: BTreeSet<Vec<(PackName, u16, u16)>>,
     /// What is marked now is needed, but not by the root: no pack is proven by it, and it may be
     /// gone.
     beyond_rule_3: bool,
@@ -127,10 +134,31 @@ impl Doubt {
         if packs.all(|pack| Some(pack) == first) {
             self.proven.extend(first);
         }
-        if there.is_empty() {
-            // What is lost is lost: it stays as it is, for whatever brings it back.
-            self.proven.extend(gone.iter().map(|(pack, ..)| *pack));
+        if there.is_empty() && gone.iter().any(|(pack, ..)| Some(*pack) != first) {
+            self.undecided.insert(gone.to_vec());
         }
+    }
+
+    /// Whether one of these packs is known to be live.
+    fn is_decided(&self, copies: &[(PackName, u16, u16)]) -> bool {
+        copies.iter().any(|(pack, ..)| self.proven.contains(pack))
+    }
+
+    /// Packs that cannot be read and of which it is not known which are live, though one of each
+    /// group is.
+    pub fn undecided(&self) -> BTreeSet<PackName> {
+        let groups = self.undecided.iter();
+        let groups = groups.filter(|copies| !self.is_decided(copies));
+        groups.flatten().map(|(pack, ..)| *pack).collect()
+    }
+
+    /// Places in a pack of what a pack that is known to be live holds too, and neither can be read:
+    /// nothing is lost with them.
+    pub fn lost_elsewhere(&self, pack: &PackName) -> HashSet<(u16, u16)> {
+        let groups = self.undecided.iter();
+        let groups = groups.filter(|copies| self.is_decided(copies)).flatten();
+        let own = groups.filter(|(copy, ..)| copy == pack);
+        own.map(|(_, frame, slot)| (*frame, *slot)).collect()
     }
 
     /// Whether this may be in no live pack without stopping the renewal.
@@ -159,6 +187,8 @@ pub struct Marker {
     pub doubt: Option<Doubt>,
     /// In doubt: what the root alone needs, before that was marked which is needed beyond rule 3.
     firm: Option<Marks>,
+    /// In doubt: heads of the root for which rule 3 may not hold.
+    unproven: Vec<(Kind, Id)>,
     /// What is known to be damaged in the root that was shown last.
     quarantine: HashSet<Place>,
     /// Metadata packs as the index has them, to be walked.
@@ -192,6 +222,7 @@ impl Marker {
             vanished: Vec::new(),
             doubt: None,
             firm: None,
+            unproven: Vec::new(),
             quarantine: HashSet::new(),
             metadata: HashMap::new(),
             known: HashSet::new(),
@@ -240,6 +271,7 @@ impl Marker {
         let mut heads: Vec<(Kind, Id)> = trees.map(|tree| (Kind::Node, tree)).collect();
         if let Some(doubt) = &mut self.doubt {
             heads.extend(&doubt.rebuilt);
+            heads.append(&mut self.unproven);
             if heads.is_empty() {
                 return Ok(());
             }
@@ -266,6 +298,7 @@ impl Marker {
         self.held.clear();
         if let Some(doubt) = &mut self.doubt {
             doubt.proven.clear();
+            doubt.undecided.clear();
         }
     }
 
@@ -317,8 +350,10 @@ impl Marker {
         Ok(())
     }
 
-    /// Trees and commit records of volumes, snapshots, what the trash still holds, and grounds.
-    async fn heads(&self, root: &Root) -> Result<Vec<(Kind, Id)>, RootError> {
+    /// Trees and commit records of volumes, snapshots, what the trash still holds, and grounds. In
+    /// doubt, those of snapshots that were listed from their commit records alone go to `unproven`:
+    /// what they need may have been condemned.
+    async fn heads(&mut self, root: &Root) -> Result<Vec<(Kind, Id)>, RootError> {
         let mut heads = Vec::new();
         for volume in root.volumes.values() {
             heads.extend(volume.tree.map(|tree| (Kind::Node, tree)));
@@ -332,10 +367,16 @@ impl Marker {
         let trash = self.lists.trash_shards(&trash).await?;
         let trash = trash.iter().flat_map(|shard| shard.iter());
         let trash = trash.filter(|entry| !self.expiry.has_come(entry));
+        let mut unproven = Vec::new();
         for entry in snapshots.chain(trash.map(|entry| &entry.snapshot)) {
+            let heads = match entry.rebuilt && self.doubt.is_some() {
+                true => &mut unproven,
+                false => &mut heads,
+            };
             heads.extend(entry.tree.map(|tree| (Kind::Node, tree)));
             heads.push((Kind::Commit, entry.commit));
         }
+        self.unproven = unproven;
         for ground in root.grounds() {
             heads.extend(self.heads_of_ground(ground).await?);
         }
@@ -386,7 +427,9 @@ impl Marker {
         if self.want(id, true) || may_lack {
             return Ok(());
         }
-        let what = format!("{kind:?} {id} is needed and in no live pack: nothing was collected");
+        let what = format!(
+            "{kind:?} {id} is needed and in no live pack: nothing was collected; {WAY_OUT}"
+        );
         Err(RootError::damaged("the repository", what))
     }
 
@@ -431,7 +474,9 @@ impl Marker {
     ///
     /// # Errors
     /// As of [`Self::mark`].
+    /// In doubt it goes on past packs that cannot be read, so that all of them are known then.
     pub async fn follow(&mut self) -> Result<(), RootError> {
+        let mut unreadable = None;
         while let Some(pack) = self.marks.next_open() {
             if self.follow_known(pack)? {
                 continue;
@@ -442,8 +487,8 @@ impl Marker {
                     if !doubt.proven.contains(&pack) {
                         doubt.gone.insert(pack);
                     }
+                    self.marks.leave(pack);
                     if doubt.beyond_rule_3 {
-                        self.marks.leave(pack);
                         continue;
                     }
                 }
@@ -451,10 +496,15 @@ impl Marker {
                     || "it is not what the index says".to_owned(),
                     |damage| damage.what,
                 );
-                return Err(RootError::damaged(&pack.key(Class::MetadataPack), what));
+                let what = format!("{what}; {WAY_OUT}");
+                let error = RootError::damaged(&pack.key(Class::MetadataPack), what);
+                if self.doubt.is_none() {
+                    return Err(error);
+                }
+                unreadable.get_or_insert(error);
             }
         }
-        Ok(())
+        unreadable.map_or(Ok(()), Err)
     }
 
     /// Follows what is due of a pack, as far as it is known what that refers to. True if nothing is left to be followed.

@@ -30,7 +30,7 @@ pub mod sightings;
 pub mod sweep;
 #[cfg(test)]
 mod tests;
-mod whole;
+pub(super) mod whole;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
@@ -341,7 +341,7 @@ async fn look_for_vanished(
         leaving.extend(marker.doubt.iter().flat_map(|doubt| &doubt.gone));
         depot.load_index(&root.index, &leaving).await?;
     }
-    let mut wholeness = Wholeness::new(depot);
+    let mut wholeness = Wholeness::new(depot, |places| !places.is_empty());
     for gone in vanished {
         let is_whole = match gone.tree {
             Some(tree) => wholeness.of(tree).await?,

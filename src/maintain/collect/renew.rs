@@ -12,7 +12,10 @@
 //! Snapshots that have vanished from all lists, and those that only commit records tell of since
 //! their list is lost too, are needed as well. But rule 3 does not hold for them: another collector
 //! may have condemned what they need. So they prove no pack live, and what is gone of them stops
-//! nothing.
+//! nothing. The same holds for snapshots that an earlier repair has listed from their records.
+//!
+//! A pack that cannot be read is relied on for nothing. Where only such packs hold something that
+//! is needed, and none of them is known to be live, nothing is condemned.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -28,7 +31,7 @@ use bkfs_chunker::verify::{Found, Verifier};
 use futures::StreamExt;
 use jiff::Timestamp;
 
-use super::mark::{Doubt, Expiry, Marker, is_own};
+use super::mark::{Doubt, Expiry, Marker, WAY_OUT, is_own};
 use super::sightings::{Sightings, SightingsFile};
 use super::{list, look_for_vanished};
 use crate::maintain::sealing::{IngestLists, Sealing};
@@ -41,8 +44,12 @@ use crate::root::snapshots::PackEntry;
 use crate::root::state::{Condemned, HolderInfo, ListRef, Root, SessionId};
 use crate::root::transition::Refusal;
 
-/// How often it begins anew, because the root moved on or a pack turned out to be unreadable.
+/// How often it begins anew, because the root moved on, without having found another pack that
+/// cannot be read.
 const ROUNDS_MAX: u32 = 8;
+
+/// Packs that a message names.
+const NAMED_MAX: usize = 8;
 
 /// Packs asked for at the same time.
 const HEADS_AT_ONCE: usize = 16;
@@ -100,14 +107,17 @@ impl Renewal<'_> {
             .handle
             .while_it_stands(async |view| self.missing(&view.root, lost).await)
             .await?;
-        for _ in 0..ROUNDS_MAX {
+        let mut rounds = 0;
+        while rounds < ROUNDS_MAX {
             match self.work(lost, &gone).await? {
                 Round::Made(packs) => return Ok(packs),
                 Round::Again(found) if !found.is_empty() && found.is_subset(&gone) => {
-                    let what = "something needed lies in packs that cannot be read";
-                    return Err(RootError::damaged("the repository", what));
+                    return Err(unreadable(&found));
                 }
-                Round::Again(found) => gone.extend(found),
+                Round::Again(found) => {
+                    rounds += u32::from(found.is_subset(&gone));
+                    gone.extend(found);
+                }
             }
         }
         Err(RootError::Contended {
@@ -224,6 +234,11 @@ impl Renewal<'_> {
             return Ok(Round::Again(found));
         }
         marked?;
+        let undecided = marker.doubt.iter().flat_map(Doubt::undecided);
+        let undecided: HashSet<PackName> = undecided.collect();
+        if !undecided.is_empty() {
+            return Ok(Round::Again(undecided));
+        }
         let going = going(&marker, root);
         let unreadable = self
             .store_again(ingest, &marker, root, &going, &gone)
@@ -267,17 +282,25 @@ impl Renewal<'_> {
         depot.set_quarantine(marker.quarantine().clone());
         let mut leaving = marker.condemned(root).await?;
         leaving.extend(going.keys());
+        // A copy that cannot be read is none.
+        leaving.extend(gone);
         depot.load_index(&root.index, &leaving).await?;
         let mut unreadable = HashSet::new();
         for (name, needed) in going.iter().filter(|(_, needed)| **needed > 0) {
             let (Some(marks), firm) = (marker.marks.pack(name), marker.firm().pack(name)) else {
                 continue;
             };
+            let is_firm = |frame, slot| firm.is_some_and(|firm| firm.needs(frame, slot));
+            let mut lost = match &marker.doubt {
+                Some(doubt) => doubt.lost_elsewhere(name),
+                None => HashSet::new(),
+            };
+            lost.retain(|(frame, slot)| is_firm(*frame, *slot));
             let mut blobs = Vec::new();
-            let mut found_firm = 0;
+            let mut found_firm = lost.len() as u32;
             let mut visit = |found: Found| {
                 let (frame, slot) = (found.frame, found.slot);
-                found_firm += u32::from(firm.is_some_and(|firm| firm.needs(frame, slot)));
+                found_firm += u32::from(is_firm(frame, slot) && !lost.contains(&(frame, slot)));
                 if marks.needs(frame, slot) {
                     blobs.push((found.kind, found.bytes));
                 }
@@ -302,6 +325,21 @@ impl Renewal<'_> {
         }
         Ok(unreadable)
     }
+}
+
+/// Why nothing can be condemned anew: these packs.
+fn unreadable(packs: &HashSet<PackName>) -> RootError {
+    let names: BTreeSet<String> = packs.iter().map(PackName::to_string).collect();
+    let shown: Vec<String> = names.iter().take(NAMED_MAX).cloned().collect();
+    let more = match names.len() - shown.len() {
+        0 => String::new(),
+        more => format!(" and {more} others"),
+    };
+    let what = format!(
+        "something needed lies only in packs that cannot be read, and that may have been condemned: {}{more}; {WAY_OUT}",
+        shown.join(", ")
+    );
+    RootError::damaged("the repository", what)
 }
 
 /// All live packs that may stand in a lost list; and metadata packs of which a part is not needed,
@@ -353,7 +391,9 @@ impl RenewCas<'_> {
         let stays = |pack: &PackName| {
             let is_own = pack.session == self.session.0 && is_own(next, pack);
             let is_kept = self.marker.live.contains(pack) && !self.going.contains_key(pack);
-            (is_own || is_kept) && !doubtful.contains(pack)
+            let is_gone = self.marker.doubt.as_ref();
+            let is_gone = is_gone.is_some_and(|doubt| doubt.gone.contains(pack));
+            (is_own || is_kept) && !is_gone && !doubtful.contains(pack)
         };
         let relied = sealed.relied_on.iter().chain(&sealed.packs);
         let gone: Vec<PackName> = relied.filter(|pack| !stays(pack)).copied().collect();

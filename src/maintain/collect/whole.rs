@@ -1,12 +1,13 @@
 //! Of which trees nothing is lacking, as far as an index and the metadata packs say.
 //!
 //! Owns the walk, which reads each node and each segment once for all trees. Contents are not read:
-//! a chunk is there if the index has it.
+//! where its copies lie says whether a chunk is there.
 //!
 //! Memory: about 50 bytes for each node and each segment of the trees.
 
 use std::collections::HashMap;
 
+use bkfs_chunker::catalog::Place;
 use bkfs_chunker::depot::Depot;
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::id::{Id, Kind};
@@ -22,16 +23,20 @@ struct Step {
 }
 
 /// What is known of trees.
-pub(super) struct Wholeness<'a> {
+pub(in crate::maintain) struct Wholeness<'a, F> {
     depot: &'a Depot,
+    /// Whether a chunk is there whose copies lie in these places.
+    is_there: F,
     known: HashMap<Id, bool>,
 }
 
-impl<'a> Wholeness<'a> {
-    /// Of trees in the packs that `depot` has in its index.
-    pub(super) fn new(depot: &'a Depot) -> Self {
+impl<'a, F: Fn(&[Place]) -> bool> Wholeness<'a, F> {
+    /// Of trees in the packs that `depot` has in its index. `is_there` says whether a chunk is there
+    /// whose copies lie in some places.
+    pub(in crate::maintain) fn new(depot: &'a Depot, is_there: F) -> Self {
         Self {
             depot,
+            is_there,
             known: HashMap::new(),
         }
     }
@@ -40,7 +45,7 @@ impl<'a> Wholeness<'a> {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub(super) async fn of(&mut self, tree: Id) -> Result<bool, RootError> {
+    pub(in crate::maintain) async fn of(&mut self, tree: Id) -> Result<bool, RootError> {
         let mut path: Vec<Step> = Vec::new();
         let mut next = Some((Kind::Node, tree));
         loop {
@@ -74,7 +79,7 @@ impl<'a> Wholeness<'a> {
         path: &mut Vec<Step>,
     ) -> Result<Option<bool>, RootError> {
         if !matches!(kind, Kind::Node | Kind::Segment) {
-            return Ok(Some(!self.depot.places(&id).is_empty()));
+            return Ok(Some((self.is_there)(&self.depot.places(&id))));
         }
         if let Some(known) = self.known.get(&id) {
             return Ok(Some(*known));

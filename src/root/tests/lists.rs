@@ -466,7 +466,7 @@ prop_compose! {
         SnapshotEntry {
             name, number, volume, tree: tree.map(bkfs_chunker::id::Id), commit: bkfs_chunker::id::Id(commit),
             time: jiff::Timestamp::from_second(seconds).expect("in range") + jiff::SignedDuration::from_nanos(i64::from(nanoseconds)),
-            host: text.clone(), user: text, tags, files: numbers.0, bytes: numbers.1, new_bytes: numbers.2, generation: numbers.3, recovered: numbers.3 % 2 == 1,
+            host: text.clone(), user: text, tags, files: numbers.0, bytes: numbers.1, new_bytes: numbers.2, generation: numbers.3, recovered: numbers.3 % 2 == 1, rebuilt: numbers.3 % 3 == 1,
         }
     }
 }

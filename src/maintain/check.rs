@@ -24,6 +24,7 @@ use super::contents::{Learned, Walk};
 use super::grounds;
 use super::journals::Unreplayable;
 use super::judge::Damage;
+use super::refused::Refusals;
 use super::report::{Problem, ProblemKind, Report};
 use super::sample::Sample;
 use super::scan::{Indexed, Listed, Scan, count_orphans};
@@ -193,6 +194,8 @@ pub async fn examine_without(
     options: &CheckOptions,
     left_out: &HashSet<PackName>,
 ) -> Result<Findings, RootError> {
+    // What it refuses is told from what it refuses for a while.
+    let store: Arc<dyn Store> = Arc::new(Refusals::of(store));
     let mut round = 1;
     loop {
         let findings = once(&store, keyring, options, left_out).await?;
@@ -337,10 +340,11 @@ pub(super) fn open_depot(
 
 /// Whether the store could not be asked: no word on what lies there.
 fn is_outage(error: &DepotError) -> bool {
-    matches!(
-        error.cause(),
-        DepotError::Store(_) | DepotError::Stalled { .. }
-    )
+    match error.cause() {
+        DepotError::Store(error) => !error.is_of_one_object(),
+        DepotError::Stalled { .. } => true,
+        _ => false,
+    }
 }
 
 /// What the root or a list names: the object that does, who it is, its tree, its commit record and that record's number, if it is known.

@@ -21,6 +21,7 @@
 //! | [`repair`] | plans what can be mended, and does it |
 //! | `mend` | one replacement of a root with what was planned |
 //! | `refusal` | what a repair refuses to touch |
+//! | `refused` | tells a store that refuses one object from one that refuses all |
 //! | [`heal`] | brings back from another repository what is lost here |
 //! | [`scrub`] | verifies all packs in the background, slowly, again and again |
 //! | [`quarantine`] | puts damage in quarantine beside everything else |
@@ -47,6 +48,7 @@ mod mend;
 pub mod quarantine;
 pub mod rebuild;
 mod refusal;
+mod refused;
 pub mod repair;
 pub mod report;
 pub mod sample;

@@ -31,6 +31,16 @@ pub(super) fn refuse(findings: &Findings) -> Result<(), RootError> {
             "the bucket was rolled back: bring its newest state back; a repair now would make the loss final (--accept-rollback goes on from what there is)",
         ));
     }
+    let mut problems = findings.report.problems.iter();
+    if let Some(refused) = problems.find(|problem| problem.kind == ProblemKind::Refused) {
+        return Err(RootError::damaged(
+            &refused.object,
+            format!(
+                "{}: the store gives other objects, so nothing is known to be wrong with it; a repair would go on without it for good: make it readable first (give the key its rights, or bring it back from an archive class), or remove it if it is lost",
+                refused.what
+            ),
+        ));
+    }
     if let Some(why) = &findings.newer_root {
         return Err(RootError::damaged(
             ROOT_KEY,

@@ -21,6 +21,8 @@ pub enum ProblemKind {
     Missing,
     /// Its bytes are not those that were written.
     Damaged,
+    /// The store gives other objects, and not this one.
+    Refused,
     /// It contradicts the rest of the repository.
     Inconsistent,
     /// It refers to something that no live pack holds.
@@ -35,6 +37,7 @@ impl ProblemKind {
         match self {
             Self::Missing => "missing",
             Self::Damaged => "damaged",
+            Self::Refused => "refused",
             Self::Inconsistent => "inconsistent",
             Self::Unresolved => "unresolved",
             Self::RolledBack => "rolled-back",

@@ -10,7 +10,7 @@ use bkfs_chunker::error::DepotError;
 use bkfs_chunker::lock::LockRule;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Config, Keyring, OpenError, Slot};
-use bkfs_chunker::store::{Store, StoreError};
+use bkfs_chunker::store::{Store, StoreError, StoreErrorKind};
 use bkfs_chunker::verify::{PackContents, Verifier};
 use futures::StreamExt;
 
@@ -99,7 +99,11 @@ pub fn as_problem(error: DepotError) -> Result<Problem, RootError> {
 /// An object that the store does not give.
 fn unread(error: &StoreError) -> Problem {
     let what = format!("it cannot be read: {}", error.message());
-    Problem::new(error.key(), ProblemKind::Damaged, what)
+    let kind = match error.kind() {
+        StoreErrorKind::Denied => ProblemKind::Refused,
+        _ => ProblemKind::Damaged,
+    };
+    Problem::new(error.key(), kind, what)
 }
 
 /// What is wrong with the root. That it is under a master key which the keyring does not hold is
@@ -223,6 +227,10 @@ impl Scan<'_> {
             let object = match self.store.get(key).await {
                 Ok((object, _)) => object,
                 Err(error) if error.is_not_found() => continue,
+                Err(error) if error.is_of_one_object() => {
+                    report.add(unread(&error));
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
             };
             match Slot::open(self.keyring.repository(), name, &object) {

@@ -13,6 +13,7 @@ mod lists;
 mod machine;
 #[path = "../reference/password.rs"]
 mod password;
+mod refused;
 mod renewed;
 mod repairs;
 mod restored;

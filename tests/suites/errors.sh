@@ -388,6 +388,57 @@ damaged_pack() {
   rm -rf "$SUITE_TMP/from-$how"
 }
 
+# --- a store that fails as it is told --------------------------------------------------------------------------------
+
+through_the_proxy() { AWS_ENDPOINT_URL=$FAULTY "$@"; }
+# One object that it does not give, for good: check names it, and goes on with the others.
+refused_object() {
+  local url=s3://$BKFS_TEST_BUCKET/refused kind
+  machine refused
+  exits 0 bkfs init --no-encryption "$url"
+  exits 0 try_mount "$url"
+  random_file "$MNT/file" 3000000
+  exits 0 bkfs snapshot "$MNT" one
+  exits 0 bkfs umount "$MNT"
+  for kind in data meta index; do
+    faults "{\"fail_percent\": 100, \"status\": 403, \"only\": {\"method\": \"GET\", \"class\": \"$kind\"}}"
+    through_the_proxy exits 13 bkfs check --read-data "$url"
+    clear_message
+    says "$kind/[^ ]+: " '403|permission'
+  done
+  faults '{}'
+  through_the_proxy exits 0 bkfs check --read-data "$url"
+}
+# It acknowledges a replacement of the root, and has the old one.
+root_not_kept() {
+  local url=s3://$BKFS_TEST_BUCKET/liar
+  machine liar
+  through_the_proxy exits 0 bkfs init --no-encryption "$url"
+  through_the_proxy exits 0 try_mount "$url" -o timeout=8
+  printf 'synced' | dd of="$MNT/before" conv=fsync status=none
+  exits 0 bkfs snapshot "$MNT" before
+  printf 'synced' | dd of="$MNT/synced" conv=fsync status=none
+  faults '{"seed": 1, "strikes": [{"what": "lie", "method": "PUT", "class": ["root"], "percent": 100}]}'
+  echo accepted >"$MNT/accepted"
+  exits 13 bkfs snapshot "$MNT" lied
+  clear_message
+  says 'conditional writes are not atomic'
+  faults '{}'
+  # It has heard it once, and acknowledges nothing any more.
+  fails_with 'Input/output error' dd if=/dev/zero of="$MNT/later" bs=4k count=1 conv=fsync
+  exits 1 bkfs snapshot "$MNT" later
+  exits 0 bkfs status "$MNT"
+  says 'FAILED' 'not atomic' 'lost .*/accepted'
+  exits 1 bkfs umount "$MNT"
+  exits 0 bkfs umount --discard "$MNT"
+  machine liar-two
+  exits 0 try_mount "$url" --steal
+  [ "$(cat "$MNT/before")" = synced ] || wrong "a file of the snapshot is lost"
+  [ "$(cat "$MNT/synced")" = synced ] || wrong "what fsync acknowledged is lost"
+  [ -e "$MNT/.snapshots/before" ] && [ ! -e "$MNT/.snapshots/lied" ] || wrong "$(bkfs snapshots "$MNT")"
+  exits 0 bkfs umount "$MNT"
+}
+
 # Each case begins without what an earlier one may have left mounted.
 clear_case() {
   leave_mount "$MNT"
@@ -396,6 +447,7 @@ clear_case() {
 
 start_minio
 s3_environment "$BKFS_TEST_S3_MINIO"
+start_faulty "$BKFS_TEST_S3_MINIO"
 
 case_of "repositories, sealed and plain" repositories_exist || exit 1
 clear_case "a wrong password" wrong_password
@@ -428,6 +480,8 @@ clear_case "snapshot names that are taken or not allowed" snapshot_names
 clear_case "restores that are refused" restore_refusals
 clear_case "damaged bytes in a pack" damaged_pack flipped
 clear_case "a missing pack" damaged_pack removed
+clear_case "an object that the store refuses" refused_object
+clear_case "a root that is acknowledged and not kept" root_not_kept
 clear_case "a bucket that runs full" bucket_runs_full
 clear_case "a store that stops answering in the middle of a backup" store_fails_in_the_middle
 exit 0

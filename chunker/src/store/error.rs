@@ -151,6 +151,7 @@ pub struct StoreError {
     operation: Operation,
     key: String,
     message: String,
+    is_of_one_object: bool,
 }
 
 impl StoreError {
@@ -167,7 +168,15 @@ impl StoreError {
             operation,
             key: key.into(),
             message: message.into(),
+            is_of_one_object: false,
         }
+    }
+
+    /// Returns the same error, marked as one of a store that gives other objects: see
+    /// [`Self::is_of_one_object`].
+    pub fn of_one_object(mut self) -> Self {
+        self.is_of_one_object = true;
+        self
     }
 
     /// Returns the same error with the kind [`StoreErrorKind::NoServer`].
@@ -207,13 +216,14 @@ impl StoreError {
     }
 
     /// Returns whether the store answered a read of one object repeatedly, and never with what was
-    /// asked for. The object may be at fault as well as the store.
+    /// asked for. The object may be at fault as well as the store. A refusal counts only where the
+    /// store was asked for another object and gave that.
     pub fn is_of_one_object(&self) -> bool {
         let is_read = matches!(
             self.operation,
             Operation::Get | Operation::GetRange | Operation::GetTail | Operation::Head
         );
-        self.kind == StoreErrorKind::Invalid && is_read
+        (self.kind == StoreErrorKind::Invalid || self.is_of_one_object) && is_read
     }
 
     /// Returns whether the object is known to be absent.

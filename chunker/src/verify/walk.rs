@@ -13,7 +13,7 @@ use crate::error::DepotError;
 use crate::id::{Id, Kind};
 use crate::pack::{BlobEntry, Footer, FrameEntry, TRAILER_LEN, Trailer};
 use crate::seal::{HEADER_LEN, Keyring, ObjectOpener};
-use crate::store::WHOLE_OBJECT_BYTES_MAX;
+use crate::store::{StoreError, WHOLE_OBJECT_BYTES_MAX};
 use crate::workers::Scratch;
 
 /// The description of a pack that does not exist.
@@ -72,6 +72,11 @@ impl WalkedPack {
     }
 }
 
+/// What is said of an object that the store does not give.
+fn unread(error: &StoreError) -> String {
+    format!("it cannot be read: {error}")
+}
+
 /// A frame and its blobs, as the footer lists them.
 type Expected = (FrameEntry, Vec<BlobEntry>);
 
@@ -105,11 +110,13 @@ impl Verifier {
             Err(DepotError::Store(error)) => {
                 // No object that is read whole is so large. The object was changed, and the store
                 // is not at fault.
-                let size = self.link.store.head(&key).await?.size;
-                let what = match size <= WHOLE_OBJECT_BYTES_MAX {
-                    false => format!("it has {size} bytes"),
-                    true if error.is_of_one_object() => format!("it cannot be read: {error}"),
-                    true => return Err(DepotError::Store(error)),
+                let what = match self.link.store.head(&key).await {
+                    Ok(info) if info.size > WHOLE_OBJECT_BYTES_MAX => {
+                        format!("it has {} bytes", info.size)
+                    }
+                    _ if error.is_of_one_object() => unread(&error),
+                    Err(error) => return Err(error.into()),
+                    Ok(_) => return Err(DepotError::Store(error)),
                 };
                 walked.note(None, what);
                 return Ok(walked);
@@ -146,6 +153,7 @@ impl Verifier {
             Err(DepotError::Missing { .. }) => Ok(damage(MISSING.to_owned())),
             Err(DepotError::Damaged { what, .. }) => Ok(damage(what)),
             Err(DepotError::Unreadable { source, .. }) => Ok(damage(source.to_string())),
+            Err(DepotError::Store(error)) if error.is_of_one_object() => Ok(damage(unread(&error))),
             Err(error) => Err(error),
         }
     }

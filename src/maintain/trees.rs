@@ -2,20 +2,22 @@
 //! type, and directories that contain themselves.
 //!
 //! Owns what no single item shows. Each entry was judged where its pack was read. A tree is judged
-//! by its differences from the tree before, so the cost is that of the differences. Memory is about
-//! 60 bytes for each inode of one tree.
+//! by its differences from the tree before, so the cost is that of the differences, plus one pass
+//! over all directories if one of them was moved or renamed. Memory is about 80 bytes for each
+//! inode of one tree.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use bkfs_chunker::id::Id;
 
 use super::report::{Problem, ProblemKind, Report};
-use crate::fault::Fault;
+use crate::fault::{Fault, PATH_BYTES_MAX, XATTRS_BYTES_MAX};
 use crate::tree::diff::Diff;
 use crate::tree::item::Item;
 use crate::tree::key::{self, Key, KeyParts};
 use crate::tree::map::Tree;
 use crate::volume::ROOT_INODE;
+use crate::volume::attributes::XATTR_LIST_BYTES_MAX;
 use crate::volume::error::VolumeError;
 use crate::volume::mode;
 use crate::volume::nodes::{Nodes, decode_item};
@@ -46,6 +48,12 @@ struct Facts {
     claims: u64,
     /// Sum of the directories that hold these names: its parent, if there is one name.
     parents: u64,
+    /// The length of these names together, in bytes.
+    name_bytes: u64,
+    /// The length of the names of its extended attributes, as a list of them takes it, in bytes.
+    xattr_list_bytes: u64,
+    /// The length of their names and values together, in bytes.
+    xattr_bytes: u64,
 }
 
 /// Returns a number for each type, so that a sum of them shows whether all are of one type.
@@ -55,13 +63,21 @@ fn claim(kind: u8) -> u64 {
 }
 
 impl Facts {
+    fn is_directory(&self) -> bool {
+        self.kind == mode::kind(libc::S_IFDIR)
+    }
+
     fn fault(&self, inode: u64) -> Option<String> {
-        let is_directory = self.kind == mode::kind(libc::S_IFDIR);
+        let is_directory = self.is_directory();
         let claims = claim(self.kind).wrapping_mul(self.names.into());
         if self.names > 0 && self.kind == 0 {
             Some(Fault::Dangling { inode }.to_string())
         } else if is_directory && self.names > 1 {
             Some(Fault::Again { inode }.to_string())
+        } else if self.xattr_list_bytes > XATTR_LIST_BYTES_MAX as u64
+            || self.xattr_bytes > XATTRS_BYTES_MAX as u64
+        {
+            Some(Fault::Xattrs { inode }.to_string())
         } else if self.claims != claims || (self.children > 0 && !is_directory) {
             Some(format!("inode {inode} is of another type than names say"))
         } else {
@@ -77,8 +93,12 @@ pub struct Trees<'a> {
     inodes: HashMap<u64, Facts>,
     /// Inodes that have a fault in the current tree.
     faulty: BTreeSet<u64>,
-    /// Inodes of which the current tree says something else than the tree before.
+    /// Directories with paths that are too long, in others whose paths are not.
+    deep: BTreeSet<u64>,
+    /// Inodes of which the current tree says something else than the one before.
     touched: HashSet<u64>,
+    /// Those that have lost a name.
+    unnamed: HashSet<u64>,
 }
 
 impl<'a> Trees<'a> {
@@ -89,7 +109,9 @@ impl<'a> Trees<'a> {
             before: None,
             inodes: HashMap::new(),
             faulty: BTreeSet::new(),
+            deep: BTreeSet::new(),
             touched: HashSet::new(),
+            unnamed: HashSet::new(),
         }
     }
 
@@ -103,7 +125,8 @@ impl<'a> Trees<'a> {
     pub async fn judge(&mut self, named: &Named, report: &mut Report) -> Result<(), VolumeError> {
         self.read(named.tree).await?;
         let mut cycles = BTreeSet::new();
-        let mut sound = HashSet::from([ROOT_INODE]);
+        let mut known = HashMap::from([(ROOT_INODE, 0)]);
+        self.judge_all_paths(&mut known);
         for inode in std::mem::take(&mut self.touched) {
             let facts = self.inodes.get(&inode);
             match facts.and_then(|facts| facts.fault(inode)) {
@@ -113,7 +136,7 @@ impl<'a> Trees<'a> {
             if facts.is_some_and(|facts| *facts == Facts::default()) {
                 self.inodes.remove(&inode);
             }
-            cycles.extend(self.cycle(inode, &mut sound));
+            cycles.extend(self.judge_path(inode, &mut known).err());
         }
         let faults = self
             .faulty
@@ -122,7 +145,9 @@ impl<'a> Trees<'a> {
         let cycles = cycles
             .iter()
             .map(|inode| format!("a cycle of directories: inode {inode} lies in itself"));
-        let faults: Vec<String> = faults.chain(cycles).collect();
+        let deep = self.deep.iter();
+        let deep = deep.map(|inode| format!("{}: directory {inode}", Fault::Deep));
+        let faults: Vec<String> = faults.chain(cycles).chain(deep).collect();
         for fault in faults.iter().take(TOLD_MAX) {
             tell(named, fault.clone(), report);
         }
@@ -165,7 +190,7 @@ impl<'a> Trees<'a> {
     fn note(&mut self, key: &Key, value: &bytes::Bytes, is_there: bool) {
         if !matches!(
             key.kind(),
-            Ok(key::ItemKind::Attributes | key::ItemKind::Name)
+            Ok(key::ItemKind::Attributes | key::ItemKind::Name | key::ItemKind::Xattr)
         ) {
             return;
         }
@@ -178,22 +203,32 @@ impl<'a> Trees<'a> {
                 let facts = self.facts(inode);
                 facts.kind = if is_there { attributes.file_type() } else { 0 };
             }
-            (KeyParts::Name { directory, .. }, Item::Name { inode, file_type }) => {
+            (KeyParts::Xattr { inode, name }, Item::Xattr(value)) => {
+                let facts = self.facts(inode);
+                let of_names = &mut facts.xattr_list_bytes;
+                count(of_names, name.len() as u64 + 1, is_there);
+                count(
+                    &mut facts.xattr_bytes,
+                    (name.len() + value.len()) as u64,
+                    is_there,
+                );
+            }
+            (
+                KeyParts::Name {
+                    directory, name, ..
+                },
+                Item::Name { inode, file_type },
+            ) => {
+                if !is_there {
+                    self.unnamed.insert(inode);
+                }
                 let parent = self.facts(directory);
                 parent.children = parent.children.wrapping_add(step);
                 let facts = self.facts(inode);
                 facts.names = facts.names.wrapping_add(step);
-                let (claim, parent) = (claim(file_type), directory);
-                (facts.claims, facts.parents) = match is_there {
-                    true => (
-                        facts.claims.wrapping_add(claim),
-                        facts.parents.wrapping_add(parent),
-                    ),
-                    false => (
-                        facts.claims.wrapping_sub(claim),
-                        facts.parents.wrapping_sub(parent),
-                    ),
-                };
+                count(&mut facts.claims, claim(file_type), is_there);
+                count(&mut facts.parents, directory, is_there);
+                count(&mut facts.name_bytes, name.len() as u64, is_there);
             }
             _ => {}
         }
@@ -204,23 +239,72 @@ impl<'a> Trees<'a> {
         self.inodes.entry(inode).or_default()
     }
 
-    /// Returns a directory that contains itself, on the way up from `inode`. `sound` collects the
-    /// inodes from which the way up ends.
-    fn cycle(&self, inode: u64, sound: &mut HashSet<u64>) -> Option<u64> {
-        let mut way = HashSet::new();
-        let mut at = inode;
-        while !sound.contains(&at) {
-            if !way.insert(at) {
-                return Some(at);
-            }
-            match self.inodes.get(&at) {
-                Some(facts) if facts.names == 1 => at = facts.parents,
-                _ => break,
+    /// Judges the paths of all directories, if one that was there before has another path now.
+    fn judge_all_paths(&mut self, known: &mut HashMap<u64, u64>) {
+        let unnamed = std::mem::take(&mut self.unnamed);
+        let mut unnamed = unnamed.iter().filter_map(|inode| self.inodes.get(inode));
+        if unnamed.any(|facts| facts.is_directory() && facts.names > 0) {
+            let directories = self.inodes.iter();
+            let directories = directories.filter(|(_, facts)| facts.is_directory());
+            let directories: Vec<u64> = directories.map(|(inode, _)| *inode).collect();
+            for inode in directories {
+                // Cycles are told of those that were touched.
+                let _ = self.judge_path(inode, known);
             }
         }
-        sound.extend(way);
-        None
     }
+
+    /// Judges the length of the path of an inode, if it is a directory. Returns a directory that
+    /// lies in itself, on the way up.
+    fn judge_path(&mut self, inode: u64, known: &mut HashMap<u64, u64>) -> Result<(), u64> {
+        let bytes = self.path_bytes(inode, known)?;
+        let facts = self.inodes.get(&inode).filter(|facts| facts.is_directory());
+        let above = facts.map(|facts| bytes.saturating_sub(facts.name_bytes.saturating_add(1)));
+        let most = PATH_BYTES_MAX as u64;
+        match above.is_some_and(|above| above <= most && bytes > most) {
+            true => self.deep.insert(inode),
+            false => self.deep.remove(&inode),
+        };
+        Ok(())
+    }
+
+    /// The length of a path, in bytes, or a directory that lies in itself on the way up; `known` are
+    /// lengths of other paths.
+    fn path_bytes(&self, inode: u64, known: &mut HashMap<u64, u64>) -> Result<u64, u64> {
+        let (mut way, mut met) = (Vec::new(), HashSet::new());
+        let mut at = inode;
+        let mut bytes = loop {
+            if let Some(bytes) = known.get(&at) {
+                break *bytes;
+            }
+            if !met.insert(at) {
+                return Err(at);
+            }
+            match self.inodes.get(&at) {
+                Some(facts) if facts.names == 1 => {
+                    way.push((at, facts.name_bytes));
+                    at = facts.parents;
+                }
+                _ => {
+                    known.insert(at, 0);
+                    break 0;
+                }
+            }
+        };
+        for (inode, name_bytes) in way.into_iter().rev() {
+            bytes = bytes.saturating_add(name_bytes).saturating_add(1);
+            known.insert(inode, bytes);
+        }
+        Ok(bytes)
+    }
+}
+
+/// Adds to a sum, or takes from it what was added before.
+fn count(sum: &mut u64, value: u64, is_there: bool) {
+    *sum = match is_there {
+        true => sum.wrapping_add(value),
+        false => sum.wrapping_sub(value),
+    };
 }
 
 fn tell(named: &Named, what: String, report: &mut Report) {

@@ -9,7 +9,6 @@ use bytes::Bytes;
 
 use crate::tree::item::{MAX_SYMLINK_BYTES, Timestamp};
 use crate::vfs::convert;
-use crate::vfs::look::find;
 use crate::vfs::numbers::{CONTROL, CONTROL_DIRECTORY, Number, ROOT, SNAPSHOTS};
 use crate::vfs::{Mount, special};
 use crate::volume::Volume;
@@ -229,7 +228,7 @@ impl Mount {
             return;
         };
         // If the name cannot be read, or is gone again, the noted parent stays as it was.
-        if let Ok(Some(inode)) = find(&volume.view, &key).await {
+        if let Ok(Some(inode)) = self.find(&volume.view, &key).await {
             volume.usage().moved(inode, directory.inode);
         }
     }

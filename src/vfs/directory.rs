@@ -60,7 +60,7 @@ impl Mount {
         let mut range = key::names_from(number.inode, cookie.max(FIRST_NAME_COOKIE));
         loop {
             let page = walk::page(&view, number.inode, range.clone(), PAGE_NAMES).await?;
-            log_hidden(number, &page.faulty);
+            self.log_hidden(number, &page.faulty);
             let mut names = Vec::with_capacity(page.names.len());
             for Named {
                 name,
@@ -90,6 +90,21 @@ impl Mount {
                 Some(next) => range.start = next,
                 None => return Ok(()),
             }
+        }
+    }
+
+    /// Logs which names of a directory are hidden, each once. The others are listed all the same.
+    fn log_hidden(&self, directory: Number, faulty: &[Faulty]) {
+        let is_news = |faulty: &&Faulty| self.hidden.is_news(directory.inode, &faulty.name);
+        let news: Vec<&Faulty> = faulty.iter().filter(is_news).collect();
+        if let Some(first) = news.first() {
+            tracing::warn!(
+                "{} names in inode {} are hidden; the first, {}: {}",
+                news.len(),
+                directory.inode,
+                printable::name(&first.name),
+                first.fault
+            );
         }
     }
 
@@ -201,19 +216,6 @@ impl Mount {
             }
         }
         Ok(())
-    }
-}
-
-/// Logs which names of a directory are hidden. The others are listed all the same.
-fn log_hidden(directory: Number, faulty: &[Faulty]) {
-    if let Some(first) = faulty.first() {
-        tracing::warn!(
-            "{} names in inode {} are hidden; the first, {}: {}",
-            faulty.len(),
-            directory.inode,
-            printable::name(&first.name),
-            first.fault
-        );
     }
 }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::fault;
 use crate::tree::item::{Attributes, Item};
-use crate::tree::key::{Key, MAX_NAME_BYTES};
+use crate::tree::key::{Key, KeyParts, MAX_NAME_BYTES};
 use crate::vfs::convert;
 use crate::vfs::numbers::{self, CONTROL_DIRECTORY, Number, ROOT, SNAPSHOTS};
 use crate::vfs::{Mount, special};
@@ -53,7 +53,8 @@ impl Mount {
             _ => {}
         }
         let view = self.view_of(parent).await?;
-        match find(&view, &self.names_key(parent.inode, &name)?).await? {
+        let key = self.names_key(parent.inode, &name)?;
+        match self.find(&view, &key).await? {
             Some(inode) => Ok(self
                 .entry(&view, parent, parent.named(inode)?)
                 .await?
@@ -276,20 +277,28 @@ impl Mount {
     }
 }
 
-/// Returns the inode that a name leads to. A name that leads to a number that no file can have is
-/// hidden: the kernel would take the number for another inode's.
-pub(super) async fn find(view: &View, key: &Key) -> Result<Option<u64>, VolumeError> {
-    match view.item(Scope::Live, key).await? {
-        Some(Item::Name { inode, .. }) => match fault::of_inode(inode) {
-            None => Ok(Some(inode)),
-            Some(fault) => {
-                tracing::warn!("a name is hidden: {key:?}: {fault}");
-                Ok(None)
-            }
-        },
-        Some(_) => Err(VolumeError::Malformed {
-            inode: key.inode().unwrap_or(0),
-        }),
-        None => Ok(None),
+impl Mount {
+    /// Returns the inode that a name leads to. A name that leads to a number that no file can have
+    /// is hidden, because the kernel would take the number for another inode's.
+    pub(super) async fn find(&self, view: &View, key: &Key) -> Result<Option<u64>, VolumeError> {
+        match view.item(Scope::Live, key).await? {
+            Some(Item::Name { inode, .. }) => match fault::of_inode(inode) {
+                None => Ok(Some(inode)),
+                Some(fault) => {
+                    if let Ok(KeyParts::Name {
+                        directory, name, ..
+                    }) = key.parse()
+                        && self.hidden.is_news(directory, name)
+                    {
+                        tracing::warn!("a name is hidden: {key:?}: {fault}");
+                    }
+                    Ok(None)
+                }
+            },
+            Some(_) => Err(VolumeError::Malformed {
+                inode: key.inode().unwrap_or(0),
+            }),
+            None => Ok(None),
+        }
     }
 }

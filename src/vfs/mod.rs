@@ -19,6 +19,7 @@ use crate::tree::item::Attributes;
 use crate::vfs::ancestry::Ancestry;
 use crate::vfs::convert::Lifetimes;
 use crate::vfs::handles::Handles;
+use crate::vfs::hidden::Hidden;
 use crate::vfs::live::Current;
 use crate::vfs::modes::Modes;
 use crate::vfs::numbers::Number;
@@ -36,6 +37,7 @@ mod directory;
 pub mod errno;
 mod file;
 mod handles;
+mod hidden;
 pub mod live;
 mod look;
 mod modes;
@@ -58,6 +60,7 @@ pub struct Mount {
     ancestry: Ancestry,
     handles: Handles,
     modes: Modes,
+    hidden: Hidden,
     /// True if every request is answered with EIO.
     is_closed: AtomicBool,
 }
@@ -119,6 +122,7 @@ impl BkfsVfs {
             ancestry: Ancestry::default(),
             handles: Handles::default(),
             modes: Modes::default(),
+            hidden: Hidden::default(),
             is_closed: AtomicBool::new(false),
         }))
     }

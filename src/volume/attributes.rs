@@ -16,7 +16,7 @@ use crate::volume::view::View;
 
 /// Maximum total length of the names that listxattr(2) returns, in bytes, each with its final NUL.
 /// The kernel takes no more.
-const XATTR_LIST_BYTES_MAX: usize = 64 * 1024;
+pub const XATTR_LIST_BYTES_MAX: usize = 64 * 1024;
 
 /// The attribute in which the kernel keeps file capabilities. It is removed when the contents or
 /// the owner change.

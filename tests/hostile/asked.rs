@@ -12,6 +12,7 @@ use bkfs_fuse::{
     Caller, DirectoryReply, Errno, FileKind, Handle, Ino, Lookup, MountOptions, OpenFlags,
     OwnedDirectoryEntry, Read, Reply, Vfs,
 };
+use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 use crate::forge::{PASSWORD, VOLUME, opening, runtime};
@@ -168,7 +169,11 @@ impl Asked {
 /// # Errors
 /// The text of the error that kept the snapshot from being mounted.
 pub fn walk(path: &std::path::Path, snapshot: &str) -> Result<Seen, String> {
-    let runtime = runtime();
+    walk_on(runtime(), path, snapshot)
+}
+
+/// The same on this runtime.
+pub fn walk_on(runtime: Runtime, path: &std::path::Path, snapshot: &str) -> Result<Seen, String> {
     let seen = runtime.block_on(async {
         let repository = open(opening(path), &mut Known(Some(PASSWORD))).await;
         let plan = Plan {

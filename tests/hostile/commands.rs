@@ -58,6 +58,40 @@ pub fn bkfs(home: &Path, arguments: &[&str]) -> Ran {
 
 /// The same, as another user.
 pub fn bkfs_as(user: Option<u32>, home: &Path, arguments: &[&str]) -> Ran {
+    bkfs_in(user, home, &[], arguments)
+}
+
+/// The same with more in its environment.
+pub fn bkfs_in(
+    user: Option<u32>,
+    home: &Path,
+    environment: &[(&str, &str)],
+    arguments: &[&str],
+) -> Ran {
+    let child = start(user, home, environment, arguments);
+    let code = wait(child, arguments);
+    said(home, code)
+}
+
+/// What a command on this machine said that has ended.
+pub fn said(home: &Path, code: i32) -> Ran {
+    let read = |name: &str| std::fs::read(home.join(name)).expect("what it said");
+    let out = read("out");
+    let out = out.strip_prefix(HEAD).unwrap_or(&out).to_vec();
+    Ran {
+        code,
+        out,
+        error: read("error"),
+    }
+}
+
+/// Starts it.
+pub fn start(
+    user: Option<u32>,
+    home: &Path,
+    environment: &[(&str, &str)],
+    arguments: &[&str],
+) -> Child {
     std::fs::create_dir_all(home).expect("a home");
     if user.is_some() {
         std::os::unix::fs::chown(home, user, user).expect("it is given away");
@@ -74,7 +108,7 @@ pub fn bkfs_as(user: Option<u32>, home: &Path, arguments: &[&str]) -> Ran {
     if let Some(user) = user {
         command.uid(user).gid(user);
     }
-    let child = command
+    command
         .args([
             "-q",
             "--exact",
@@ -91,23 +125,16 @@ pub fn bkfs_as(user: Option<u32>, home: &Path, arguments: &[&str]) -> Ran {
         .env("XDG_CONFIG_HOME", home.join("config"))
         .env("RUST_MIN_STACK", "8388608")
         .env_remove("BKFS_LOG")
+        .envs(environment.iter().copied())
         .stdin(Stdio::null())
         .stdout(file("out"))
         .stderr(file("error"))
         .spawn()
-        .expect("it starts");
-    let code = wait(child, arguments);
-    let read = |name: &str| std::fs::read(home.join(name)).expect("what it said");
-    let out = read("out");
-    let out = out.strip_prefix(HEAD).unwrap_or(&out).to_vec();
-    Ran {
-        code,
-        out,
-        error: read("error"),
-    }
+        .expect("it starts")
 }
 
-fn wait(mut child: Child, arguments: &[&str]) -> i32 {
+/// Waits for its end, and returns its exit code.
+pub fn wait(mut child: Child, arguments: &[&str]) -> i32 {
     let began = Instant::now();
     let status = format!("/proc/{}/status", child.id());
     let mut problem = None;

@@ -11,11 +11,14 @@ mod forge;
 mod forgeries;
 #[path = "../reference/password.rs"]
 mod password;
+mod server;
+mod told;
 mod user;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use commands::{ARGUMENTS, BETWEEN, Ran, bkfs, obeyed};
+use commands::{ARGUMENTS, BETWEEN, Ran, bkfs, obeyed, said, start, wait};
 use forge::{Forger, HONEST};
 use forgeries::{CLEAN, FORGERIES, Forgery, HOSTILE, Walked, honest};
 use tempfile::TempDir;
@@ -86,7 +89,8 @@ impl Trial {
         if is_text && lines.iter().any(|text| text.lines().any(is_forged)) {
             self.wrong(&what, "a name makes a line of its own", &ran);
         }
-        if !matches!(ran.code, 0 | 1 | 2 | 3 | 13) || panicked(&ran) {
+        let is_of_run = arguments[0] == "run" && ran.code == 125;
+        if !(matches!(ran.code, 0 | 1 | 2 | 3 | 13) || is_of_run) || panicked(&ran) {
             self.wrong(&what, "ends as no command does", &ran);
         }
         if ran.code != 0 && ran.error.is_empty() {
@@ -203,6 +207,86 @@ impl Trial {
         let copy = copy.to_string_lossy().into_owned();
         self.run(&["copy", "REPOSITORY", &copy], true);
         self.run(&["copy", "REPOSITORY", &copy], true);
+        self.run(&["lock", "REPOSITORY"], true);
+        self.run(&["--json", "lock", "REPOSITORY"], true);
+        self.run(&["init", "REPOSITORY"], true);
+        self.run(&["init", "--no-encryption", "REPOSITORY"], true);
+        self.asks_no_mount();
+    }
+
+    /// Commands of a mount, where there is none.
+    fn asks_no_mount(&mut self) {
+        let place = self.path("no \u{1b}[31m\u{9b}1mmount\u{202e}\nbkfs: well");
+        std::fs::create_dir_all(&place).expect("a directory");
+        let place = place.to_string_lossy().into_owned();
+        for arguments in [
+            &["status", &place][..],
+            &["--json", "status", &place],
+            &["umount", &place],
+            &["run", &place, "--", "true"],
+        ] {
+            let ran = self.run(arguments, true);
+            if ran.code == 0 {
+                self.wrong(arguments[0], "there is no mount", &ran);
+            }
+        }
+    }
+
+    /// What changes the hostile volume: a stream into its directories, and a mount of it.
+    fn writes(&mut self) {
+        let file = self.path("outer/victim").to_string_lossy().into_owned();
+        for path in ["put\u{1b}[31m", "dir\u{1b}]0;title\u{7}/put", "honest/put"] {
+            let arguments = ["put", "--volume=main", "REPOSITORY", path, &file];
+            self.run(&arguments, true);
+            self.run(&[&["--json"], &arguments[..]].concat(), true);
+        }
+    }
+
+    /// A mount of the hostile volume, and the commands that ask it.
+    fn asks_a_mount(&mut self) {
+        let place = self.path("mount");
+        std::fs::create_dir(&place).expect("a directory");
+        let shown = place.to_string_lossy().into_owned();
+        let repository = self.path("repository").to_string_lossy().into_owned();
+        let arguments = ["mount", "-f", "--volume=main", &repository, &shown];
+        let home = self.path("daemon");
+        let mut daemon = start(None, &home, &[], &arguments);
+        let is_mounted = |shown: &str| {
+            let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+            mounts.contains(&format!(" {shown} "))
+        };
+        let begun = std::time::Instant::now();
+        while !is_mounted(&shown) && begun.elapsed().as_secs() < 60 {
+            if daemon.try_wait().expect("its end").is_some() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        for arguments in [
+            &["status", &shown][..],
+            &["--json", "status", &shown],
+            &["status", "--acknowledge", &shown],
+            &["run", "--name=run", &shown, "--", "true"],
+            &["snapshots", &shown],
+            &["umount", &shown],
+        ] {
+            let ran = self.run(arguments, true);
+            if ran.code != 0 && !arguments.contains(&"--acknowledge") {
+                self.wrong(arguments[0], "the mount does not do it", &ran);
+            }
+        }
+        if is_mounted(&shown) {
+            let _ = std::process::Command::new("umount")
+                .args(["-l", &shown])
+                .status();
+        }
+        let ran = said(&home, wait(daemon, &arguments));
+        if let Some(bad) = obeyed(&ran.error).or_else(|| obeyed(&ran.out)) {
+            self.wrong("mount -f", &format!("prints {bad}"), &ran);
+        }
+        if ran.code != 0 {
+            self.wrong("mount -f", "it does not end well", &ran);
+        }
     }
 
     /// Checks that a mount can be listed to its end, whatever one of its names is.
@@ -221,6 +305,17 @@ impl Trial {
         if !is_root_whole || !seen.names.iter().any(|name| name == b"honest") {
             self.problems
                 .push(format!("{name}: mount: the root is not listed: {seen:?}"));
+        }
+        // However a directory was reached, it is one: a walk that knows where it was ends.
+        let again = match name {
+            "cycle" | "second-name" => 1,
+            "lattice" => 60,
+            _ => 0,
+        };
+        let met: BTreeSet<u64> = seen.again.iter().copied().collect();
+        if seen.again.len() != again || met.len() != again {
+            let problem = format!("{name}: mount: met again: {:?}", seen.again);
+            self.problems.push(problem);
         }
         let is_bad = |name: &Vec<u8>| {
             name.is_empty() || name.contains(&b'/') || name.contains(&0) || name.len() > 255
@@ -258,6 +353,10 @@ fn trial(name: &str) {
     trial.restores();
     trial.maintains();
     trial.mounts();
+    trial.writes();
+    if name == "controls" {
+        trial.asks_a_mount();
+    }
     assert!(trial.problems.is_empty(), "{}", trial.problems.join("\n"));
 }
 

@@ -21,15 +21,13 @@ use crate::root::ancestry::require_descent;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootParts};
 use crate::root::heartbeat::Beat;
+use crate::root::listing;
 use crate::root::lists::Lists;
 use crate::root::memory::VolatileMemory;
 use crate::root::rule;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, decode_shard};
 use crate::root::state::{Condemned, ListRef, ROOT_KEY, Root, RootMark, SessionId};
 use crate::root::unlock::damage_of;
-
-/// Keys asked for at a time.
-const PAGE_KEYS: usize = 1000;
 
 /// Small objects read at the same time.
 const READS_AT_ONCE: usize = 8;
@@ -175,17 +173,7 @@ impl Scan<'_> {
     /// # Errors
     /// Store errors.
     pub async fn list_below(&self, prefix: &str) -> Result<BTreeMap<String, u64>, RootError> {
-        let mut found = BTreeMap::new();
-        let mut after: Option<String> = None;
-        loop {
-            let page = self.store.list(prefix, after.as_deref(), PAGE_KEYS).await?;
-            let is_last = page.len() < PAGE_KEYS;
-            after = page.last().map(|info| info.key.clone());
-            found.extend(page.into_iter().map(|info| (info.key, info.size)));
-            if is_last {
-                return Ok(found);
-            }
-        }
+        Ok(listing::all(&**self.store, prefix).await?)
     }
 
     /// The config, by what `root` tells of it, and every key slot of this repository as far as it

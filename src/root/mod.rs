@@ -17,6 +17,7 @@
 //! | [`reading`] | from the bytes of a root to what it holds |
 //! | [`retry`] | pauses and deadlines |
 //! | [`memory`] | what this machine remembers, to notice a bucket that was rolled back |
+//! | [`listing`] | keys of the bucket, to the end of a list |
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
 //! | [`holder`], [`heartbeat`], [`session`] | who a session is, whether it lives; entering, taking over, leaving |
 //! | [`grounds`] | what the root keeps of ended sessions with spools (pure) |
@@ -49,6 +50,7 @@ pub mod handle;
 pub mod heartbeat;
 pub mod holder;
 pub mod journal;
+pub mod listing;
 pub mod lists;
 pub mod memory;
 pub mod padding;

@@ -15,6 +15,7 @@
 use super::error::RootError;
 use super::handle::{RootHandle, RootView};
 use super::journal::{JournalEntry, prefix};
+use super::listing::{self, JOURNALS_MAX};
 use super::retry;
 use super::sent::Sent;
 use super::state::{Root, Session, SessionId};
@@ -472,6 +473,7 @@ async fn list(handle: &RootHandle, prefix: &str) -> Result<Vec<String>, RootErro
         let page = page.await?;
         let is_last = page.len() < PAGE;
         keys.extend(page.into_iter().map(|object| object.key));
+        listing::check(prefix, keys.len(), JOURNALS_MAX)?;
         if is_last {
             return Ok(keys);
         }

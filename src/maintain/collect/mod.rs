@@ -57,11 +57,9 @@ use super::layout::{Place, place_of};
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootView};
+use crate::root::listing;
 use crate::root::session::OpenSession;
 use crate::root::state::{Condemned, Root};
-
-/// Keys asked for at a time.
-const PAGE_KEYS: usize = 1000;
 
 /// What is asked of a collection.
 #[derive(Clone, Debug)]
@@ -156,17 +154,7 @@ impl Prospect {
 
 /// Every key of the bucket with its size in bytes.
 async fn list(store: &dyn Store) -> Result<BTreeMap<String, u64>, RootError> {
-    let mut found = BTreeMap::new();
-    let mut after: Option<String> = None;
-    loop {
-        let page = store.list("", after.as_deref(), PAGE_KEYS).await?;
-        let is_last = page.len() < PAGE_KEYS;
-        after = page.last().map(|info| info.key.clone());
-        found.extend(page.into_iter().map(|info| (info.key, info.size)));
-        if is_last {
-            return Ok(found);
-        }
-    }
+    Ok(listing::all(store, "").await?)
 }
 
 /// The packs among the keys of the bucket, with their sizes in bytes.
@@ -229,7 +217,7 @@ pub async fn prospect(
         .saturating_sub(waiting);
     let all_packs: u64 = root.condemned.iter().map(packs_of).sum();
     let orphans = orphans(root, &bucket);
-    let pages = bucket.len().div_ceil(PAGE_KEYS) as u64;
+    let pages = bucket.len().div_ceil(listing::PAGE_KEYS) as u64;
     let requests = requests(&plan, expired, repository.depot.config().pack_bytes);
     Ok(Prospect {
         requests_made: pages + 1 + root.index.len() as u64 + marker.packs_read + asked,

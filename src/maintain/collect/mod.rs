@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`marks`] | what is needed, as bits (pure) |
 //! | [`mark`] | from a root to marks |
+//! | [`doubt`] | which packs are live while lists of condemned ones are lost (pure) |
 //! | [`references`] | what was read for that and is not needed so far (pure) |
 //! | [`plan`] | from marks to what is done (pure) |
 //! | [`condemn`] | stores again, and replaces the root |
@@ -19,6 +20,7 @@
 //! | [`locks`] | what the bucket keeps locked |
 
 pub mod condemn;
+pub mod doubt;
 pub mod locks;
 pub mod mark;
 pub mod marks;

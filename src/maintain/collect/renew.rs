@@ -31,7 +31,8 @@ use bkfs_chunker::verify::{Found, Verifier};
 use futures::StreamExt;
 use jiff::Timestamp;
 
-use super::mark::{Doubt, Expiry, Marker, WAY_OUT, is_own};
+use super::doubt::Doubt;
+use super::mark::{Expiry, Marker, WAY_OUT, is_own};
 use super::sightings::{Sightings, SightingsFile};
 use super::{list, look_for_vanished};
 use crate::maintain::sealing::{IngestLists, Sealing};

@@ -30,12 +30,17 @@ pub(super) enum Fate {
     Superseded(Arc<RootView>),
 }
 
-/// Whether nothing more becomes of an attempt, so that it is not sent again: it was made or
-/// superseded, or the store refused it, or has lost it or the root that it was to replace.
+/// Returns whether the fate of an attempt is known, whatever was sent of it before: it was made or
+/// superseded, or the store has lost it or the root that it was to replace.
+pub(super) fn is_over(fate: &Result<Fate, RootError>) -> bool {
+    let is_lost = |error: &RootError| matches!(error, RootError::NotAtomic { .. });
+    fate.as_ref().err().is_none_or(is_lost)
+}
+
+/// Returns whether the fate of an attempt is known that was first sent by the call with this
+/// result. The store may also have refused it: then no request of it is still on its way.
 pub(super) fn is_decided(fate: &Result<Fate, RootError>) -> bool {
-    let is_last =
-        |error: &RootError| matches!(error, RootError::Store(_) | RootError::NotAtomic { .. });
-    fate.as_ref().err().is_none_or(is_last)
+    is_over(fate) || matches!(fate, Err(RootError::Store(_)))
 }
 
 /// What an attempt that an earlier change left behind, and whose outcome stays unknown, is to the

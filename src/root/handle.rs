@@ -16,7 +16,7 @@
 //! A future that is dropped half-way leaves its attempt behind like an unknown outcome.
 
 use super::ancestry::{Rebuilds, require_descent, require_generation, shorten};
-use super::attempt::{Attempt, Fate, is_decided, unsettled};
+use super::attempt::{Attempt, Fate, is_decided, is_over, unsettled};
 use super::chain::Chain;
 use super::error::RootError;
 use super::memory::GenerationMemory;
@@ -339,7 +339,8 @@ impl RootHandle {
         if let Some(left) = turn.as_ref() {
             // Made or superseded: either way it is decided, and whoever sent it sees in the root which. Not decided: the change that comes now was never sent.
             let fate = self.send(left).await;
-            if is_decided(&fate) {
+            // Refusals decide nothing here: an earlier request of it may still arrive.
+            if is_over(&fate) {
                 *turn = None;
             }
             fate.map_err(unsettled)?;

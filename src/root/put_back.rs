@@ -1,12 +1,13 @@
 //! What is put back of a removal of key slots that turns out to be wrong.
 //!
 //! Owns the objects of slots that the user gives up, from before their deletion until it is known
-//! that no root needs them, and the files `STATE_DIR/REPOSITORY/key-SLOT` that they are saved in for
-//! that time. Which slots are given up, and when they are needed, is [`super::slot_removal`]'s.
+//! that no root needs them, and the files `STATE_DIR/REPOSITORY/key-SLOT-NUMBER` that they are saved
+//! in for that time. A file that a process left which did not end well is named by the next one, and
+//! never deleted by it: it may be the only copy of a key. Which slots are given up, and when they are needed, is [`super::slot_removal`]'s.
 
 use super::error::RootError;
 use super::memory::blocking;
-use super::retry::{RetryPolicy, create_surely, patiently};
+use super::retry::{RetryPolicy, create_surely, patiently, random};
 use super::slots::{Slots, SlotsError};
 use crate::private;
 use bkfs_chunker::seal::{RepositoryId, Slot, SlotName};
@@ -14,7 +15,11 @@ use bkfs_chunker::store::{Locking, LockingStore, Operation};
 use bytes::Bytes;
 use jiff::Timestamp;
 use std::fmt;
+use std::fs::File;
 use std::path::PathBuf;
+
+/// The beginning of the names of files that keys are saved in.
+const SAVED: &str = "key-";
 
 /// A slot that is given up.
 pub(super) struct Kept {
@@ -25,6 +30,18 @@ pub(super) struct Kept {
 }
 
 impl Kept {
+    /// Logs that the file of a slot is not removed, because a deletion of the slot may still arrive.
+    pub(super) fn tell_that_it_stays(&self) {
+        if let Some(file) = &self.saved {
+            tracing::warn!(
+                "key {} is in the bucket, and its deletion may still arrive: if it does, store {} as {}",
+                self.slot,
+                file.display(),
+                self.slot.key()
+            );
+        }
+    }
+
     /// Whether it states that its newest master key is of this epoch.
     pub(super) fn may_be_of(&self, repository: RepositoryId, epoch: u32) -> bool {
         let slot = Slot::open(repository, self.slot, &self.object);
@@ -78,9 +95,14 @@ impl Slots {
     /// # Errors
     /// Store errors.
     pub(super) async fn keep(&self, given_up: &[SlotName]) -> Result<Vec<Kept>, SlotsError> {
-        let mut kept = Vec::with_capacity(given_up.len());
+        self.tell_of_left_files().await;
+        let mut objects = Vec::with_capacity(given_up.len());
         for slot in given_up {
             let (object, _) = (self.store.get(&slot.key()).await).map_err(RootError::from)?;
+            objects.push((slot, object));
+        }
+        let mut kept = Vec::with_capacity(given_up.len());
+        for (slot, object) in objects {
             let saved = self.save(*slot, &object).await;
             kept.push(Kept {
                 slot: *slot,
@@ -94,21 +116,52 @@ impl Slots {
     async fn save(&self, slot: SlotName, object: &Bytes) -> Option<PathBuf> {
         let directory = self.choice.directory(self.config.repository())?;
         let object = object.clone();
+        let number = u64::from_le_bytes(random(&*self.entropy));
         let written = blocking(move || {
             if let Some(state) = directory.parent() {
                 private::make_directory(state)?;
             }
             private::make_directory(&directory)?;
-            let file = directory.join(format!("key-{slot}"));
+            let file = directory.join(format!("{SAVED}{slot}-{number:016x}"));
             private::replace(&file, &object)?;
+            // The key is deleted next, and must survive a loss of power.
+            File::open(&file)?.sync_all()?;
+            File::open(&directory)?.sync_all()?;
             Ok(file)
         });
         match written.await {
-            Ok(file) => Some(file),
+            Ok(file) => {
+                tracing::info!(%slot, "saved in {} until no root can need it", file.display());
+                Some(file)
+            }
             Err(error) => {
                 tracing::warn!(%error, %slot, "cannot save this key on this machine before it is removed");
                 None
             }
+        }
+    }
+
+    /// Logs the files of removals that did not end well.
+    async fn tell_of_left_files(&self) {
+        let Some(directory) = self.choice.directory(self.config.repository()) else {
+            return;
+        };
+        let listed = blocking(move || {
+            let entries = std::fs::read_dir(directory)?.filter_map(Result::ok);
+            let paths = entries.map(|entry| entry.path());
+            let is_saved = |path: &PathBuf| {
+                let name = path.file_name().and_then(|name| name.to_str());
+                name.is_some_and(|name| name.starts_with(SAVED))
+            };
+            Ok(paths.filter(is_saved).collect::<Vec<_>>())
+        });
+        // Without the directory nothing was saved.
+        for file in listed.await.unwrap_or_default() {
+            tracing::warn!(
+                "{} holds a key that an earlier `bkfs key remove` gave up and may have removed: \
+                 delete the file once the repository opens with every password that should open it",
+                file.display()
+            );
         }
     }
 

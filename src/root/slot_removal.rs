@@ -29,7 +29,7 @@ use super::repository::{changed_epoch, unopenable};
 use super::retry::{PatientReads, RetryPolicy};
 use super::slots::{Making, SlotFacts, Slots, SlotsError};
 use super::state::ROOT_KEY;
-use super::unlock::{Force, RootHeader, damage_of, read_slot, root_header};
+use super::unlock::{Force, damage_of, read_slot, root_header};
 use bkfs_chunker::seal::{OpenError, SlotName};
 use jiff::Timestamp;
 
@@ -66,15 +66,17 @@ impl Slots {
             slot: slots.first().copied().unwrap_or(SlotName(0)),
         })?;
         self.require_unrotated().await?;
-        let before = root_header(&*self.store).await?;
-        let mut kept = self.keep(&given_up).await?;
+        let kept = self.keep(&given_up).await?;
         let making = self.making_like(own, clock);
         let removal = self.remove_beside(slots, own.name, making).await;
         let stands = match kept.is_empty() {
             true => self.require_unrotated().await,
-            false => self.require_needless(before.as_ref(), &kept).await,
+            false => self.require_needless(&kept).await,
         };
-        kept.retain(|kept| removal.may_lack(kept.slot));
+        let (kept, untouched): (Vec<_>, Vec<_>) = kept
+            .into_iter()
+            .partition(|kept| removal.may_lack(kept.slot));
+        self.discard(untouched).await;
         if kept.is_empty() || stands.is_ok() {
             self.discard(kept).await;
             return removal.end(stands);
@@ -84,7 +86,11 @@ impl Slots {
             match self.put_back(&kept, clock).await {
                 Ok(()) => {
                     put_back.push(kept.slot);
-                    there.push(kept);
+                    // A deletion without an answer may arrive after this.
+                    match removal.removed.contains(&kept.slot) {
+                        true => there.push(kept),
+                        false => kept.tell_that_it_stays(),
+                    }
                 }
                 Err(missing) => lost.push(missing),
             }
@@ -118,17 +124,13 @@ impl Slots {
         Ok(self.store.delete(key).await.map_err(RootError::from)?)
     }
 
-    /// That the root that stands needs none of the slots that were given up: it is the one of
-    /// `before`, or sealed under the master key of the password's own slot. That no slot which is
-    /// left states its epoch proves nothing: one that was given up may be its only key.
+    /// Checks that the root that stands needs none of the slots that were given up: it is the one by
+    /// which they were judged, or sealed under the master key of the password's own slot. That no
+    /// slot which is left states its epoch proves nothing: one that was given up may be its only key.
     ///
     /// # Errors
-    /// [`SlotsError::Rotated`]; the root was damaged meanwhile, or cannot be read.
-    async fn require_needless(
-        &self,
-        before: Option<&RootHeader>,
-        given_up: &[Kept],
-    ) -> Result<(), SlotsError> {
+    /// [`SlotsError::Rotated`]; the root was damaged or removed meanwhile, or cannot be read.
+    async fn require_needless(&self, given_up: &[Kept]) -> Result<(), SlotsError> {
         let policy = RetryPolicy::default();
         let read = PatientReads {
             store: self.store.clone(),
@@ -137,8 +139,11 @@ impl Slots {
             entropy: self.entropy.clone(),
         };
         let header = root_header(&read).await?;
-        if header.as_ref() == before {
+        if header == self.judged_by {
             return Ok(());
+        }
+        if header.is_none() {
+            return Err(RootError::damaged(ROOT_KEY, "it is gone, or cut short").into());
         }
         let damaged = match Force::of(&self.keyring, header.as_ref()) {
             Force::Standing => return Ok(()),

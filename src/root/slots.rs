@@ -180,6 +180,8 @@ pub struct Slots {
     strays: Vec<String>,
     /// True if a root verified with the keyring.
     pub(super) is_confirmed: bool,
+    /// The header of the root by which the slots were judged; `None` if there was no root.
+    pub(super) judged_by: Option<RootHeader>,
 }
 
 /// Slots, tried.
@@ -291,6 +293,7 @@ impl Slots {
             foreign: Vec::new(),
             strays,
             is_confirmed,
+            judged_by: header,
         };
         slots.judge(&tried.keyrings);
         Ok(slots)

@@ -34,8 +34,7 @@ const PAGE: usize = 1000;
 /// The largest number of journals that are read concurrently.
 const READ_AT_ONCE: usize = 16;
 
-/// The number of journals below and above a known one that are read by name, even if no list shows
-/// them.
+/// The number of journals below and above a known one that are read by name, listed or not.
 const REACH: u64 = 2;
 
 /// The largest number of times that journals are read again while commits of their session keep

@@ -45,6 +45,7 @@ pub mod data;
 pub mod delta;
 pub mod deposit;
 pub mod dirty;
+pub mod entry;
 pub mod error;
 pub mod flush;
 pub mod journal;

@@ -359,6 +359,32 @@ async fn a_commit_after_an_unknown_one_follows_it_unasked() {
     assert!(writer.uploads.uncommitted.lock().is_empty());
 }
 
+/// Refusals say nothing about a request that was sent before them and is still on its way.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_arrives_after_refusals_is_not_lost() {
+    let store = Faulty::new(memory().await);
+    let shelf = Arc::new(Shelf::default());
+    let writer = writer(store.clone(), &shelf, "main", 1, false).await;
+    store.plan([Fault::Late]);
+    let committing = tokio::spawn({
+        let committer = writer.committer.clone();
+        async move { committer.commit(tree(1)).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    *store.outage.lock() = Some(StoreErrorKind::Unreachable);
+    let unknown = committing.await.expect("no panic").expect_err("gone");
+    assert_eq!(unknown.kind(), ErrorKind::OutcomeUnknown);
+    *store.outage.lock() = None;
+    store.plan([Fault::Before(StoreErrorKind::Denied)]);
+    let refused = writer.committer.commit(tree(2)).await;
+    let refused = refused.expect_err("nothing is known of the first");
+    assert_ne!(refused.kind(), ErrorKind::Fenced, "{refused}");
+    assert_eq!(store.deliver().await, 1);
+    let next = writer.committer.commit(tree(2)).await;
+    assert_eq!(next.expect("it follows the first").sequence, 2);
+    assert!(writer.uploads.uncommitted.lock().is_empty());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_copy_of_the_machine_is_fenced_by_the_last_commit() {
     let store = memory().await;

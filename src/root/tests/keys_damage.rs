@@ -11,7 +11,7 @@ use crate::root::rotation::rotate;
 use crate::root::slots::{Slots, SlotsError};
 use crate::root::state::ROOT_KEY;
 use bkfs_chunker::seal::SlotName;
-use bkfs_chunker::store::fault::{Fault as Trouble, FaultStore, Strike};
+use bkfs_chunker::store::fault::{Fault as Trouble, FaultStore, Gate, Strike};
 use bkfs_chunker::store::{Operation, Store, StoreErrorKind};
 use bytes::Bytes;
 use std::path::Path;
@@ -151,6 +151,88 @@ async fn a_key_that_cannot_be_put_back_is_named_and_saved() {
     let saved = std::fs::read(file).expect("saved");
     put(&store, &newer.key(), Bytes::from(saved)).await;
     open(&store, "first").await.expect("it opens");
+}
+
+/// The rotation ends between the look at the keys and their removal.
+#[tokio::test(start_paused = true)]
+async fn a_key_of_a_rotation_that_ended_before_the_removal_is_put_back() {
+    let store = made().await;
+    add(&store, "second", "two").await;
+    let late = Arc::new(FaultStore::new(store.clone()));
+    let replacing = |trouble| Strike::with(trouble).on(Operation::Replace).keys(ROOT_KEY);
+    late.plan(replacing(Trouble::Late));
+    late.plan(
+        replacing(Trouble::FailBefore(StoreErrorKind::Denied))
+            .nth(2)
+            .always(),
+    );
+    let through: Arc<dyn Store> = late.clone();
+    rotated(&through, "first", 30).await.expect_err("cut off");
+    let faulty = Arc::new(FaultStore::new(store.clone()));
+    let through: Arc<dyn Store> = faulty.clone();
+    let opened = slots(&through, "second", 3).await.expect("it opens");
+    let newer = opened.list().iter().find(|slot| slot.epoch == Some(1));
+    let newer = newer.expect("of the rotation").name;
+    // After the first look at the root, and before all others.
+    let gate = Gate::new();
+    let hold = Strike::with(Trouble::HoldBefore(gate.clone())).on(Operation::GetRange);
+    faulty.plan(hold.keys(ROOT_KEY).nth(2));
+    let removing = tokio::spawn(async move { opened.remove(&[newer], true, time(1)).await });
+    until_held(&faulty).await;
+    late.apply_late().await;
+    gate.open();
+    let removed = removing.await.expect("no panic");
+    let text = removed.expect_err("the only key of the root").to_string();
+    assert!(text.contains("rotated"), "{text}");
+    open(&store, "first").await.expect("it opens");
+}
+
+/// A root that vanishes while keys are removed proves none of them needless.
+#[tokio::test(start_paused = true)]
+async fn a_key_is_put_back_where_the_root_vanished() {
+    let store = made().await;
+    let repository = repository_of(&store).await;
+    let name = SlotName(7);
+    let object = hostile_of(repository, name, "x", CHEAP, Some(1));
+    put(&store, &name.key(), object).await;
+    let (gate, faulty, through) = holding(&store, Operation::Head, 1).await;
+    let opened = slots(&through, "first", 3).await.expect("it opens");
+    let removing = tokio::spawn(async move { opened.remove(&[name], true, time(1)).await });
+    until_held(&faulty).await;
+    store.delete(ROOT_KEY).await.expect("deleted");
+    gate.open();
+    let text = removing
+        .await
+        .expect("no panic")
+        .expect_err("no root")
+        .to_string();
+    assert!(text.contains("gone"), "{text}");
+    store.head(&name.key()).await.expect("it is put back");
+}
+
+/// A deletion whose answer is lost may arrive after the key was put back: its file stays.
+#[tokio::test(start_paused = true)]
+async fn the_file_of_a_key_stays_where_its_deletion_may_still_arrive() {
+    let store = made().await;
+    let repository = repository_of(&store).await;
+    let name = SlotName(7);
+    let object = hostile_of(repository, name, "x", CHEAP, Some(1));
+    put(&store, &name.key(), object.clone()).await;
+    let faulty = Arc::new(FaultStore::new(store.clone()));
+    let through: Arc<dyn Store> = faulty.clone();
+    let state = tempfile::tempdir().expect("a directory");
+    let choice = KeyChoice {
+        named: None,
+        state_dir: Some(state.path().to_owned()),
+    };
+    let opened = slots_by(&through, "first", choice).await.expect("it opens");
+    let unknown = Strike::with(Trouble::FailBefore(StoreErrorKind::OutcomeUnknown)).always();
+    faulty.plan(unknown.on(Operation::Delete).keys(&name.key()));
+    turn(&store, ROOT_KEY, 70).await;
+    let removed = opened.remove(&[name], true, time(1)).await;
+    removed.expect_err("the root is damaged");
+    assert_eq!(objects_in(state.path(), &object), 1);
+    store.head(&name.key()).await.expect("it is there");
 }
 
 #[tokio::test(start_paused = true)]

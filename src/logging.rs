@@ -18,6 +18,8 @@ use crate::printable;
 /// The destination of a process's lines.
 enum Sink {
     Terminal,
+    /// To stderr, as what a command says itself.
+    Command,
     File(File),
     /// The layer of the journal takes the lines.
     Nowhere,
@@ -33,16 +35,7 @@ impl Log {
     /// `BKFS_LOG` overrides the level, in the syntax of tracing's `EnvFilter`.
     pub fn start(verbose: u8, quiet: bool) -> Log {
         let log = Log(Arc::new(Mutex::new(Sink::Terminal)));
-        let level = match (quiet, verbose) {
-            (true, _) => LevelFilter::ERROR,
-            (false, 0) => LevelFilter::WARN,
-            (false, 1) => LevelFilter::INFO,
-            (false, _) => LevelFilter::DEBUG,
-        };
-        let filter = EnvFilter::builder()
-            .with_default_directive(level.into())
-            .with_env_var("BKFS_LOG")
-            .from_env_lossy();
+        let filter = filter(verbose, quiet);
         let writer = log.clone();
         let lines = tracing_subscriber::fmt::layer()
             .with_ansi(false)
@@ -58,6 +51,20 @@ impl Log {
         log
     }
 
+    /// Starts the log of a command: plain lines on stderr.
+    pub fn start_for_command(verbose: u8, quiet: bool) {
+        let log = Log(Arc::new(Mutex::new(Sink::Command)));
+        let lines = tracing_subscriber::fmt::layer()
+            .with_ansi(false)
+            .with_target(false)
+            .with_level(false)
+            .without_time()
+            .with_writer(move || log.clone());
+        let _ = tracing_subscriber::registry()
+            .with(lines.with_filter(filter(verbose, quiet)))
+            .try_init();
+    }
+
     /// Stops writing to the terminal, which is gone.
     pub fn detach(&self) {
         *self.0.lock() = match (is_journal_wanted(), log_file()) {
@@ -67,6 +74,20 @@ impl Log {
     }
 }
 
+/// What is logged. `BKFS_LOG` overrides it.
+fn filter(verbose: u8, quiet: bool) -> EnvFilter {
+    let level = match (quiet, verbose) {
+        (true, _) => LevelFilter::ERROR,
+        (false, 0) => LevelFilter::WARN,
+        (false, 1) => LevelFilter::INFO,
+        (false, _) => LevelFilter::DEBUG,
+    };
+    EnvFilter::builder()
+        .with_default_directive(level.into())
+        .with_env_var("BKFS_LOG")
+        .from_env_lossy()
+}
+
 impl Write for Log {
     /// Takes a whole line from the layer, and writes it as one line whatever characters it has.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
@@ -74,6 +95,7 @@ impl Write for Log {
         let shown = printable::line(text.trim_end_matches('\n'));
         match &mut *self.0.lock() {
             Sink::Terminal => writeln!(io::stderr(), "{shown}")?,
+            Sink::Command => writeln!(io::stderr(), "bkfs: {}", shown.trim_start())?,
             Sink::File(file) => writeln!(file, "{shown}")?,
             Sink::Nowhere => {}
         }

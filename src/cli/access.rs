@@ -50,8 +50,8 @@ impl Access {
     /// For a command without a mount.
     pub fn of_command(url: &str, global: &Global) -> Result<Access, Failure> {
         let mut access = Access::of_mount(url, global, &Settings::default())?;
-        // A mount has a log; a command tells who waits for it.
-        access.store.notice = output::waiting(global.quiet);
+        // A mount has a log; a command says on stderr what it waits for.
+        access.store.notice = output::waiting(global.quiet, &access.url, access.timeout);
         Ok(access)
     }
 

@@ -44,6 +44,7 @@ mod umount;
 
 use output::{Failure, Output, complain};
 
+use crate::logging::Log;
 use crate::printable;
 
 /// What `--version` shows: the program's version, and that of the repositories which it reads and writes.
@@ -156,6 +157,24 @@ enum Command {
     Generate(completions::Generate),
 }
 
+impl Command {
+    /// Whether it says on stderr what is logged while it works: those that write to a repository
+    /// or judge it, where something may be lost or set aside. A mount has a log of its own.
+    fn has_log(&self) -> bool {
+        matches!(
+            self,
+            Self::Put(_)
+                | Self::Forget(_)
+                | Self::Gc(_)
+                | Self::Session(_)
+                | Self::Check(_)
+                | Self::Copy(_)
+                | Self::Key(_)
+                | Self::Lock(_)
+        )
+    }
+}
+
 fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     let matches = Cli::command().try_get_matches_from(arguments)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
@@ -187,6 +206,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
     cli.global.handed = handed;
     let output = Output::new(cli.global.json, cli.global.quiet);
     let global = cli.global;
+    if cli.command.has_log() {
+        Log::start_for_command(global.verbose, global.quiet);
+    }
     let result = match cli.command {
         Command::Init(command) => init::run(command, &global, &output),
         Command::Mount(command) => mount::run(command, &global, &output),

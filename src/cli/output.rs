@@ -4,22 +4,32 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use bkfs_chunker::store::Notice;
+use bkfs_chunker::store::{Notice, RepositoryUrl};
 
 use crate::mounting::MountingError;
+use crate::mounting::spooling::SpoolingError;
 use crate::printable;
 use crate::root::error::{ErrorKind, RootError};
 use crate::volume::error::VolumeError;
 
-/// What tells a person at a terminal what a command waits for. Without a terminal it is silent.
-pub fn waiting(quiet: bool) -> Notice {
-    let is_told = !quiet && io::stderr().is_terminal();
+/// What says on stderr what a command waits for at the store of `url`, with or without a terminal.
+/// The command fails once the store has made no progress for `timeout`.
+pub fn waiting(quiet: bool, url: &RepositoryUrl, timeout: Duration) -> Notice {
+    let url = url.to_string();
     Notice::new(move |cause| {
-        if is_told {
-            complain(format_args!("waiting for the store: {cause}"));
+        if !quiet {
+            complain(waiting_text(&url, cause, timeout));
         }
     })
+}
+
+fn waiting_text(url: &str, cause: &str, timeout: Duration) -> String {
+    let seconds = timeout.as_secs();
+    format!(
+        "bkfs: the store at {url} does not answer ({cause}); trying until it has made no progress for timeout={seconds} s"
+    )
 }
 
 /// Exit codes that scripts rely on.
@@ -150,7 +160,18 @@ impl From<MountingError> for Failure {
             MountingError::Root(error) => error.into(),
             MountingError::Volume(error) => error.into(),
             MountingError::Options(text) => Failure::usage(text),
+            MountingError::Spool(error) => error.into(),
             error => Failure::new(error.to_string()),
+        }
+    }
+}
+
+impl From<SpoolingError> for Failure {
+    fn from(error: SpoolingError) -> Self {
+        let failure = Failure::new(error.to_string());
+        match error.hint() {
+            Some(hint) => failure.code(Code::Damaged).hint(hint),
+            None => failure,
         }
     }
 }
@@ -239,6 +260,13 @@ impl Output {
     /// A remark for people, on stderr.
     pub fn remark(&self, text: impl fmt::Display) {
         if !self.quiet && !self.json {
+            complain(format_args!("bkfs: {text}"));
+        }
+    }
+
+    /// What is lost or set aside, on stderr, whatever is on stdout.
+    pub fn warning(&self, text: impl fmt::Display) {
+        if !self.quiet {
             complain(format_args!("bkfs: {text}"));
         }
     }

@@ -177,7 +177,7 @@ async fn end_one(
     let entry = root.sessions.get(&id).cloned();
     let entry = entry.ok_or_else(|| Failure::new(format!("there is no session {id}")))?;
     match entry.volume.clone() {
-        Some(volume) => take(repository, volume, command, output).await?,
+        Some(volume) => take(repository, volume, command).await?,
         None => remove(repository, id, &entry, command.force).await?,
     }
     let answer = json!({ "session": id.to_string(), "volume": entry.volume, "ended": true });
@@ -224,12 +224,7 @@ async fn forsake(
 
 /// Step `TakeCas` and all that follows: what this machine's spools hold is brought into the bucket,
 /// the volume is taken, what was acknowledged is carried out and committed, and the volume is free.
-async fn take(
-    repository: &Arc<Repository>,
-    volume: String,
-    command: &End,
-    output: &Output,
-) -> Result<(), Failure> {
+async fn take(repository: &Arc<Repository>, volume: String, command: &End) -> Result<(), Failure> {
     // Of no bytes: what dead sessions have left is replayed, and nothing new is kept.
     let spool = SpoolPlace::on_this_machine(repository, 0, Path::new(SESSION_END))
         .map_err(|error| Failure::new(error.to_string()))?;
@@ -237,6 +232,7 @@ async fn take(
     plan.settings.accept_loss = command.accept_loss;
     let failed = |error| match error {
         MountingError::Root(error) => Failure::from(error),
+        MountingError::Spool(error) if error.is_damage() => Failure::from(error),
         MountingError::Spool(error) => Failure::new(error.to_string()).hint(
             "The session stays. What only the spool holds is brought once the cause is mended; \
              to give it up, remove that directory.",
@@ -247,16 +243,7 @@ async fn take(
         .assemble(&tokio::runtime::Handle::current())
         .await
         .map_err(failed)?;
-    let news = assembled.spool_news();
-    for made in &news.recovered {
-        output.remark(format_args!(
-            "what only this machine had is now the snapshot {} of volume {}",
-            made.snapshot, made.volume
-        ));
-    }
-    for left in &news.stranded {
-        output.remark(format_args!("{} stays: {}", left.path, left.why));
-    }
+    // What became of spools is in the log, which goes to stderr.
     assembled.finish().await.map_err(failed)
 }
 

@@ -40,6 +40,9 @@ pub fn run(command: Status, _: &Global, output: &Output) -> Result<(), Failure> 
         let lost = mount
             .request(&json!({ "acknowledge": {} }))
             .map_err(|failure| failure.hint(hint))?;
+        for line in spools(&lost) {
+            output.warning(line);
+        }
         return output.result(&lost, || acknowledged(&lost));
     }
     let status = mount.request(&json!({ "status": {} }))?;

@@ -61,13 +61,12 @@ impl Alone {
             memory_bytes: parts.memory_bytes,
             spool,
             is_local: false,
-            accept_loss: parts.accept_loss,
             owner,
             holder,
         };
         // What was found in spools is in the log.
-        let (open, _) = writing.enter(parts.steal).await?;
-        let (live, writer) = writing.start(open, None).await?;
+        let (open, _) = writing.enter(parts.steal, parts.accept_loss).await?;
+        let (live, writer) = writing.start(open, None, parts.accept_loss).await?;
         match live.volume {
             Some(volume) => Ok(Alone {
                 repository,

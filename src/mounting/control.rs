@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::mounting::keeper::Keeper;
 use crate::mounting::scrubbing::Scrubbing;
+use crate::mounting::spooling::SpoolNews;
 use crate::outage::fails_in;
 use crate::repository::Repository;
 use crate::root::state::HolderInfo;
@@ -96,12 +97,17 @@ impl MountControl {
                 Ok(facts)
             }
             Request::Acknowledge {} => {
-                let lost = keeper.acknowledge().await.map_err(|error| {
+                let (lost, news) = keeper.acknowledge().await.map_err(|error| {
                     VolumeError::Commit(format!("the mount cannot go on: {error}"))
                 })?;
-                Ok(
-                    json!({ "lost_files": listed(&lost.files), "lost_beyond": lost.beyond, "generation": self.generation() }),
-                )
+                let [recovered, stranded] = of_spools(&news);
+                Ok(json!({
+                    "lost_files": listed(&lost.files),
+                    "lost_beyond": lost.beyond,
+                    "recovered": recovered,
+                    "stranded": stranded,
+                    "generation": self.generation(),
+                }))
             }
             Request::Snapshot { name, tags } => {
                 let made = volume.snapshot(SnapshotRequest { name, tags }).await?;
@@ -165,7 +171,7 @@ impl MountControl {
             .map(|keeper| keeper.losses())
             .unwrap_or_default();
         let news = self.keeper.as_ref().map(|keeper| keeper.news());
-        let news = news.unwrap_or_default();
+        let [recovered, stranded] = of_spools(&news.unwrap_or_default());
         json!({
             "repository": self.repository.url,
             "volume": self.volume_name,
@@ -177,8 +183,8 @@ impl MountControl {
             "losses": losses.count,
             "lost_files": listed(&losses.files),
             "lost_beyond": losses.beyond,
-            "recovered": news.recovered.iter().map(|made| json!({ "volume": made.volume, "snapshot": made.snapshot })).collect::<Value>(),
-            "stranded": news.stranded.iter().map(|left| json!({ "path": left.path, "bytes": left.bytes, "why": left.why })).collect::<Value>(),
+            "recovered": recovered,
+            "stranded": stranded,
             "generation": self.generation(),
             "last_commit": volume.as_ref().and_then(|volume| volume.last_commit()).map(time_text),
             "inodes": totals.inodes,
@@ -209,6 +215,15 @@ impl MountControl {
             _ => serde_json::Map::new(),
         }
     }
+}
+
+/// What became a snapshot, and what was not brought.
+fn of_spools(news: &SpoolNews) -> [Value; 2] {
+    let made = news.recovered.iter();
+    let made = made.map(|made| json!({ "volume": made.volume, "snapshot": made.snapshot }));
+    let left = news.stranded.iter();
+    let left = left.map(|left| json!({ "path": left.path, "bytes": left.bytes, "why": left.why }));
+    [made.collect(), left.collect()]
 }
 
 fn listed(files: &[Unsaved]) -> Value {

@@ -23,6 +23,10 @@ use crate::volume::unsaved::{Changed, Unsaved};
 /// Lost files that are kept by name; the others are counted.
 const LOST_FILES_MAX: usize = 10_000;
 
+/// What a mount was told to accept was accepted when it took the volume: later losses were not known
+/// then.
+const ACCEPTS_LOSS: bool = false;
+
 /// Lost files that are named in the log.
 const LOST_FILES_LOGGED: usize = 100;
 
@@ -50,9 +54,13 @@ pub(super) struct Keeper {
 
 impl Keeper {
     /// Enters the root and starts to write.
-    pub(super) async fn begin(writing: Writing, steal: bool) -> Result<Arc<Self>, MountingError> {
-        let (open, news) = writing.enter(steal).await?;
-        let (live, writer) = writing.start(open, None).await?;
+    pub(super) async fn begin(
+        writing: Writing,
+        steal: bool,
+        accepts_loss: bool,
+    ) -> Result<Arc<Self>, MountingError> {
+        let (open, news) = writing.enter(steal, accepts_loss).await?;
+        let (live, writer) = writing.start(open, None, accepts_loss).await?;
         let losses = Arc::new(Mutex::new(Losses::default()));
         let volume = live.volume.as_ref();
         let listing = volume.map(|volume| watch_losses(volume, &losses));
@@ -87,17 +95,18 @@ impl Keeper {
         news.stranded.extend(more.stranded);
     }
 
-    /// Drops what was lost and goes on from the last commit. The answer is what was lost; nothing if the mount is well.
+    /// Drops what was lost and goes on from the last commit. The answer is what was lost, nothing if the mount is well, and what became of spools. What fsync acknowledged is not among that: if it is
+    /// missing from the bucket or damaged in the spool, only a new mount can accept it.
     ///
     /// # Errors
-    /// The volume belongs to somebody else by now, or the store does not answer: the mount stays as it was.
-    pub(super) async fn acknowledge(&self) -> Result<Losses, MountingError> {
+    /// The volume belongs to another session by now, the store does not answer, or what was acknowledged is missing: the mount stays as it was.
+    pub(super) async fn acknowledge(&self) -> Result<(Losses, SpoolNews), MountingError> {
         let mut slot = self.writer.lock().await;
         let (Some(failed), Some(writer)) = (self.current.volume(), slot.as_ref()) else {
-            return Ok(Losses::default());
+            return Ok(Default::default());
         };
         if failed.failure().is_none() {
-            return Ok(Losses::default());
+            return Ok(Default::default());
         }
         // Else it would be said that nothing was lost, while the list of it is made.
         let mut listing = self.listing.lock().await;
@@ -109,7 +118,7 @@ impl Keeper {
         // What fsync=local acknowledged is not what was lost: it goes to the bucket, where the successor finds it.
         writer.abandon_spool().await;
         let mut news = SpoolNews::default();
-        let (brought, known) = self.writing.bring_spools(&mut news).await?;
+        let (brought, known) = self.writing.bring_spools(ACCEPTS_LOSS, &mut news).await?;
         let holder = self.writing.holder.clone();
         let open = writer
             .open
@@ -117,13 +126,16 @@ impl Keeper {
                 holder,
                 self.writing.repository.machine.processes.as_ref(),
                 known,
-                self.writing.accept_loss,
+                ACCEPTS_LOSS,
             )
             .await?;
-        spooling::discard(brought, &open, &self.writing, &mut news).await;
-        self.add_news(news);
+        spooling::discard(brought, &open, &self.writing, ACCEPTS_LOSS, &mut news).await;
+        self.add_news(news.clone());
         // The kernel still knows the numbers of files that are lost now.
-        let (live, writer) = self.writing.start(open, Some(&failed)).await?;
+        let (live, writer) = self
+            .writing
+            .start(open, Some(&failed), ACCEPTS_LOSS)
+            .await?;
         let changed = failed.view.changed();
         let broken = failed.lost_to(&live.view, &changed).await;
         if let Some(volume) = &live.volume {
@@ -153,7 +165,7 @@ impl Keeper {
             "{} lost files were acknowledged; the volume goes on from its last commit",
             lost.files.len() + lost.beyond
         );
-        Ok(lost)
+        Ok((lost, news))
     }
 
     async fn make_kernel_forget(&self, changed: Changed) {

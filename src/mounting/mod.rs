@@ -50,6 +50,7 @@ mod scrubbing;
 pub mod settings;
 mod spool_id;
 pub mod spooling;
+mod survey;
 pub mod takeover;
 mod writer;
 
@@ -228,7 +229,8 @@ impl Plan {
             self.repository.bear_refusals();
             (Current::new(reader), None)
         } else {
-            let keeper = Keeper::begin(self.writing(), self.steal).await?;
+            let keeper =
+                Keeper::begin(self.writing(), self.steal, self.settings.accept_loss).await?;
             (keeper.current().clone(), Some(keeper))
         };
         let scrubbing = self.scrubbing(runtime).map(Arc::new);
@@ -343,7 +345,6 @@ impl Plan {
             memory_bytes: self.settings.memory_bytes,
             spool: self.spool.clone(),
             is_local: self.settings.fsync_local,
-            accept_loss: self.settings.accept_loss,
             owner: self.owner(),
             holder: self.holder(),
         }

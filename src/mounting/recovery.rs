@@ -27,7 +27,7 @@ use crate::root::ground::{Ground, GroundError, KeptJournals};
 use crate::root::record::CommitRecord;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::SnapshotRequest as RootRequest;
-use crate::root::state::{HolderInfo, SessionId};
+use crate::root::state::{HolderInfo, Root, SessionId};
 use crate::volume::commit::{
     Committed, Committer, Publication, Publish, PublishError, SnapshotRequest,
 };
@@ -58,6 +58,12 @@ pub enum RecoveryError {
     /// Something that the journals refer to is gone.
     #[error("what they follow is no more in the repository ({0})")]
     Gone(DepotError),
+    /// A journal that was acknowledged is damaged in the spool, and may be in no commit.
+    #[error("the journal {path} is damaged")]
+    Damaged {
+        /// Its file.
+        path: String,
+    },
     /// Journals that make no sense.
     #[error("a journal of it cannot be read: {0}")]
     Malformed(String),
@@ -86,20 +92,61 @@ pub fn snapshot_name(session: SessionId) -> String {
     format!("recovered-{session}")
 }
 
-/// Makes a snapshot of what is left in a spool whose session is in the root no more. None if nothing of it is missing in the volume's commits.
+/// What became of a spool whose session is in the root no more.
+#[derive(Debug, Default)]
+pub(super) struct Rescued {
+    /// The snapshot of it; none if nothing of it is missing in the volume's commits.
+    pub(super) made: Option<Recovered>,
+    /// What of it is damaged and not in the snapshot: that loss was accepted.
+    pub(super) damage: Option<String>,
+}
+
+/// Makes a snapshot of what is left in a spool whose session is in the root no more. With `accepts_loss` that is what comes before the first damaged journal.
 ///
 /// # Errors
 /// Why not: then nothing has changed, and the spool must stay.
 pub(super) async fn recover(
     left: &Leftover,
     writing: &Writing,
+    accepts_loss: bool,
+) -> Result<Rescued, RecoveryError> {
+    let Journals { whole, damaged } = journals(left).await?;
+    let last = whole.last().map_or("", |(key, _)| key.as_str());
+    let damage = |(_, path): &(String, String)| RecoveryError::Damaged { path: path.clone() };
+    // One before whole journals leaves a gap between them, or is covered.
+    let behind = damaged
+        .iter()
+        .find(|(key, _)| key.as_str() > last)
+        .map(damage);
+    let behind = match behind {
+        Some(error) if !accepts_loss => return Err(error),
+        behind => behind.map(|error| error.to_string()),
+    };
+    let mut gap = None;
+    let made = recover_whole(left, writing, &whole, accepts_loss.then_some(&mut gap)).await;
+    match (made, damaged.first()) {
+        (Err(RecoveryError::Ground(GroundError::Gap { .. })), Some(first)) => Err(damage(first)),
+        (Ok(made), _) => Ok(Rescued {
+            made,
+            damage: gap.or(behind),
+        }),
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// Makes a snapshot of what the journals `objects` of a spool say: all of them or, where a `gap` is
+/// accepted, those before the first one, which is stated there.
+async fn recover_whole(
+    left: &Leftover,
+    writing: &Writing,
+    objects: &[(String, bytes::Bytes)],
+    gap: Option<&mut Option<String>>,
 ) -> Result<Option<Recovered>, RecoveryError> {
     let repository = &writing.repository;
     let session = SessionId(left.session());
     let snapshots = repository.snapshots().await?;
     let root = repository.handle.current().root.clone();
-    let objects = journals(left).await?;
-    let Some(mut kept) = repository.handle.open_kept(session, &objects)? else {
+    let Some(mut kept) = repository.handle.open_kept(session, objects)? else {
         return Ok(None);
     };
     let made = Recovered {
@@ -119,7 +166,7 @@ pub(super) async fn recover(
         CommitRecord::decode(&bytes)
             .map_err(|reason| RootError::damaged(&format!("commit record {id}"), reason))
     };
-    let Some(ground) = kept.stand(&root, read).await? else {
+    let Some(ground) = stand(&mut kept, &root, read, gap).await? else {
         return Ok(None);
     };
     let handle = &repository.handle;
@@ -140,18 +187,55 @@ pub(super) async fn recover(
     done.map(|()| Some(made))
 }
 
-/// The journals in a spool, whole ones only: nobody was told that another one was kept.
-async fn journals(left: &Leftover) -> Result<Vec<(String, bytes::Bytes)>, SpoolError> {
-    let mut found = Vec::new();
+/// [`KeptJournals::stand`]; where a `gap` is accepted, of the journals before the first one.
+async fn stand<F>(
+    kept: &mut KeptJournals,
+    root: &Root,
+    read: impl Fn(Id) -> F,
+    gap: Option<&mut Option<String>>,
+) -> Result<Option<Ground>, GroundError>
+where
+    F: Future<Output = Result<CommitRecord, RootError>>,
+{
+    let Some(gap) = gap else {
+        return kept.stand(root, read).await;
+    };
+    let mut all = kept.clone();
+    match kept.stand(root, &read).await {
+        Err(error @ GroundError::Gap { from, .. }) => {
+            *gap = Some(error.to_string());
+            all.entries.retain(|entry| entry.last < from);
+            *kept = all;
+            kept.stand(root, read).await
+        }
+        stood => stood,
+    }
+}
+
+/// The journals in a spool, in order.
+struct Journals {
+    /// Key and bytes.
+    whole: Vec<(String, bytes::Bytes)>,
+    /// Key and file of the others.
+    damaged: Vec<(String, String)>,
+}
+
+async fn journals(left: &Leftover) -> Result<Journals, SpoolError> {
+    let (mut whole, mut damaged) = (Vec::new(), Vec::new());
     for object in left.objects() {
         if object.key.starts_with("journal/") {
-            let bytes = left.read(object).await?;
-            found.extend(bytes.map(|bytes| (object.key.clone(), bytes)));
+            match left.read(object).await? {
+                Some(bytes) => whole.push((object.key.clone(), bytes)),
+                None => damaged.push((object.key.clone(), object.path().display().to_string())),
+            }
         }
     }
     // Numbers have the same number of digits.
-    found.sort();
-    Ok(found)
+    whole.sort();
+    whole.dedup();
+    damaged.sort();
+    damaged.retain(|(key, _)| whole.iter().all(|(other, _)| other != key));
+    Ok(Journals { whole, damaged })
 }
 
 /// One recovery under way.
@@ -293,7 +377,13 @@ impl Recovery<'_> {
         let key = pack.key();
         let mut objects = self.left.objects().iter();
         let spooled = match objects.find(|object| object.key == key) {
-            Some(object) => self.left.read(object).await?,
+            Some(object) => {
+                let read = self.left.read(object).await?;
+                if read.is_none() {
+                    tracing::warn!("{} is damaged", object.path().display());
+                }
+                read
+            }
             None => None,
         };
         let object = match spooled {

@@ -14,17 +14,19 @@ use std::time::Duration;
 
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::spool::{
-    Disk, Leftover, ReplayProgress, Spool, SpoolError, SystemDisk, leftovers,
+    Disk, LeftObject, Leftover, ReplayProgress, Spool, SpoolError, SystemDisk, leftovers,
 };
 use tokio::time::Instant;
 
-use crate::mounting::recovery::{Recovered, recover};
+use crate::mounting::recovery::{Recovered, Rescued, recover};
+use crate::mounting::survey::{Survey, survey};
 use crate::mounting::writer::Writing;
 use crate::places;
 use crate::repository::Repository;
 use crate::root::error::RootError;
+use crate::root::kept::Covered;
 use crate::root::session::{KnownSpools, OpenSession};
-use crate::root::state::{SessionId, SessionState};
+use crate::root::state::{Session, SessionId, SessionState};
 
 /// How often a replay says how far it is.
 const SAID_EVERY: Duration = Duration::from_secs(5);
@@ -72,9 +74,47 @@ pub enum SpoolingError {
         /// Why.
         source: DepotError,
     },
+    /// What a spool had acknowledged is damaged there, and nowhere else. Nothing of it was sent.
+    #[error(
+        "the spool {path} of volume {volume} has lost something that was acknowledged: {damage}; nothing of it was sent, and it stays as it is"
+    )]
+    Damaged {
+        /// The spool.
+        path: String,
+        /// The volume of its session.
+        volume: String,
+        /// The first damage.
+        damage: String,
+    },
     /// The root could not be read.
     #[error(transparent)]
     Root(#[from] RootError),
+}
+
+impl SpoolingError {
+    /// Whether what was acknowledged is damaged.
+    pub fn is_damage(&self) -> bool {
+        let is_spool =
+            |error: &DepotError| matches!(error, DepotError::Spool(damaged) if is_damaged(damaged));
+        match self {
+            Self::Damaged { .. } => true,
+            Self::Replay { source, .. } => is_spool(source),
+            _ => false,
+        }
+    }
+
+    /// A line of advice for people at the command line, where there is something that they can do.
+    pub fn hint(&self) -> Option<&'static str> {
+        self.is_damage().then_some(
+            "bring the file back and try again; to go on without what it held and what follows it, \
+             give --accept-loss once (bkfs mount, put, copy or session end; mount -o accept_loss): \
+             what comes before it is carried out, and the spool is set aside",
+        )
+    }
+}
+
+fn is_damaged(error: &SpoolError) -> bool {
+    matches!(error, SpoolError::Damaged { .. })
 }
 
 /// What was found in spools of sessions that somebody else had ended.
@@ -86,7 +126,7 @@ pub struct SpoolNews {
     pub stranded: Vec<Stranded>,
 }
 
-/// A spool of which no snapshot could be made.
+/// A spool that was not brought, or not all of it.
 #[derive(Debug, Clone)]
 pub struct Stranded {
     /// Where it is.
@@ -132,13 +172,17 @@ impl SpoolPlace {
     }
 
     /// Brings what dead sessions have left into the bucket, as far as anything names it. Returns the spools that may go once the volume is taken: see [`discard`];
-    /// and what is known of all of them then.
+    /// and what is known of all of them then. With `accepts_loss` a damaged one is brought as far as it is whole.
+    ///
+    /// # Errors
+    /// `Damaged` if one of this volume is, and that is not accepted.
     pub(super) async fn replay(
         &self,
         writing: &Writing,
+        accepts_loss: bool,
         news: &mut SpoolNews,
     ) -> Result<(Vec<Brought>, KnownSpools), SpoolingError> {
-        let brought = self.bring_all(writing, news).await?;
+        let brought = self.bring_all(writing, accepts_loss, news).await?;
         let handle = &writing.repository.handle;
         let mut known = KnownSpools {
             own: None,
@@ -164,6 +208,7 @@ impl SpoolPlace {
     async fn bring_all(
         &self,
         writing: &Writing,
+        accepts_loss: bool,
         news: &mut SpoolNews,
     ) -> Result<Vec<Brought>, SpoolingError> {
         let repository = &*writing.repository;
@@ -185,18 +230,12 @@ impl SpoolPlace {
                 done.push(Brought {
                     left,
                     is_safe: true,
+                    damage: None,
                 });
-            } else if view.root.sessions.contains_key(&SessionId(left.session())) {
-                bring(&left, repository)
-                    .await
-                    .map_err(|source| SpoolingError::Replay { path, source })?;
-                // Asked after every answer: whoever takes the volume from a session that lives now lists its journals after that.
-                let view = repository.handle.refresh().await?;
-                let session = view.root.sessions.get(&SessionId(left.session()));
-                let is_safe = session.is_some_and(|session| session.state == SessionState::Live);
-                done.push(Brought { left, is_safe });
+            } else if let Some(session) = view.root.sessions.get(&SessionId(left.session())) {
+                done.extend(bring_one(left, session, writing, accepts_loss, news).await?);
             } else {
-                rescue(left, writing, news).await;
+                rescue(left, writing, accepts_loss, news).await;
             }
         }
         Ok(done)
@@ -206,26 +245,74 @@ impl SpoolPlace {
 /// A spool that is in the bucket now.
 pub(super) struct Brought {
     left: Leftover,
-    /// Whoever takes the volume finds what it named.
+    /// The session that takes the volume finds what it named.
     is_safe: bool,
+    /// The damage that only part of it was brought for.
+    damage: Option<String>,
 }
 
-/// Makes a snapshot of what is left of a session that somebody else has ended. If that fails nobody waits for it: the spool stays, and the next mount tries again.
-async fn rescue(left: Leftover, writing: &Writing, news: &mut SpoolNews) {
+/// Brings the spool of a session that is in the root. None if that is one of another volume and is
+/// damaged: it stays for a mount of that.
+async fn bring_one(
+    left: Leftover,
+    session: &Session,
+    writing: &Writing,
+    accepts_loss: bool,
+    news: &mut SpoolNews,
+) -> Result<Option<Brought>, SpoolingError> {
+    let repository = &*writing.repository;
     let path = left.directory().display().to_string();
-    match recover(&left, writing).await {
-        Ok(Some(made)) => {
-            tracing::warn!(
-                "{path} holds what was acknowledged here and nowhere else when volume {} was taken over: it is now the snapshot {}",
-                made.volume,
-                made.snapshot
-            );
-            news.recovered.push(made);
-            left.discard().await;
+    let found = survey(&left, &repository.handle, Covered::of(session)).await?;
+    let Survey { objects, damage } = found;
+    let damage = damage.map(|damage| damage.to_string());
+    if let Some(damage) = &damage {
+        let volume = session.volume.clone().unwrap_or_default();
+        let is_ours = volume == writing.volume;
+        let error = SpoolingError::Damaged {
+            path: path.clone(),
+            volume,
+            damage: damage.clone(),
+        };
+        if !is_ours {
+            tracing::error!("{error}");
+            let (bytes, why) = (left.bytes(), error.to_string());
+            news.stranded.push(Stranded { path, bytes, why });
+            return Ok(None);
         }
-        Ok(None) => {
-            tracing::warn!("all that {path} names was committed before: it is removed");
-            left.discard().await;
+        if !accepts_loss {
+            return Err(error);
+        }
+    }
+    bring(&left, &objects, repository)
+        .await
+        .map_err(|source| SpoolingError::Replay { path, source })?;
+    // Asked after every answer: a session that takes the volume from one that lives now lists its journals after that.
+    let view = repository.handle.refresh().await?;
+    let session = view.root.sessions.get(&SessionId(left.session()));
+    let is_safe = session.is_some_and(|session| session.state == SessionState::Live);
+    Ok(Some(Brought {
+        left,
+        is_safe,
+        damage,
+    }))
+}
+
+/// Makes a snapshot of what is left of a session that another machine has ended. If that fails no mount waits for it: the spool stays, and the next mount tries again.
+async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mut SpoolNews) {
+    let path = left.directory().display().to_string();
+    match recover(&left, writing, accepts_loss).await {
+        Ok(Rescued { made, damage }) => {
+            if let Some(made) = &made {
+                tracing::warn!(
+                    "{path} holds what was acknowledged here and nowhere else when volume {} was taken over: it is now the snapshot {}",
+                    made.volume,
+                    made.snapshot
+                );
+            } else if damage.is_none() {
+                tracing::warn!("all that {path} names was committed before: it is removed");
+            }
+            news.recovered.extend(made);
+            let_go(left, damage, news).await;
         }
         Err(error) => {
             tracing::error!(
@@ -241,9 +328,37 @@ async fn rescue(left: Leftover, writing: &Writing, news: &mut SpoolNews) {
     }
 }
 
-/// Replays one spool, and says so.
-async fn bring(left: &Leftover, repository: &Repository) -> Result<(), DepotError> {
-    let objects = left.named();
+/// What a spool held is where it belongs. One with `damage` is set aside, for people.
+async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) {
+    let Some(damage) = damage else {
+        return left.discard().await;
+    };
+    let (path, bytes) = (left.directory().display().to_string(), left.bytes());
+    match left.set_aside().await {
+        Ok(aside) => {
+            let path = aside.display().to_string();
+            tracing::error!(
+                "{damage}: that loss is accepted; what comes before it is carried out, and all that the spool held is set aside as {path}"
+            );
+            let why = format!("set aside, since its loss was accepted: {damage}");
+            news.stranded.push(Stranded { path, bytes, why });
+        }
+        Err(error) => {
+            tracing::error!(
+                "{damage}: that loss is accepted, but {path} is not set aside: {error}"
+            );
+            let why = format!("not set aside ({error}): {damage}");
+            news.stranded.push(Stranded { path, bytes, why });
+        }
+    }
+}
+
+/// Replays `objects` of one spool, and says so.
+async fn bring(
+    left: &Leftover,
+    objects: &[&LeftObject],
+    repository: &Repository,
+) -> Result<(), DepotError> {
     let total: u64 = objects.iter().map(|object| object.length).sum();
     let (path, count) = (left.directory().display(), objects.len());
     tracing::warn!(
@@ -252,7 +367,7 @@ async fn bring(left: &Leftover, repository: &Repository) -> Result<(), DepotErro
     );
     let begin = Instant::now();
     let progress = ReplayProgress::default();
-    let mut work = pin!(left.replay(&repository.depot, &progress));
+    let mut work = pin!(left.replay(&repository.depot, objects, &progress));
     loop {
         tokio::select! {
             biased;
@@ -297,14 +412,20 @@ pub(super) async fn discard(
     brought: Vec<Brought>,
     open: &OpenSession,
     writing: &Writing,
+    accepts_loss: bool,
     news: &mut SpoolNews,
 ) {
-    for Brought { left, is_safe } in brought {
+    for brought in brought {
+        let Brought {
+            left,
+            is_safe,
+            damage,
+        } = brought;
         let mut victims = open.victims().iter();
         if is_safe || victims.any(|victim| victim.session.0 == left.session()) {
-            left.discard().await;
+            let_go(left, damage, news).await;
         } else {
-            rescue(left, writing, news).await;
+            rescue(left, writing, accepts_loss, news).await;
         }
     }
 }

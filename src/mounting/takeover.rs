@@ -106,10 +106,11 @@ pub async fn tell_uncarried(handle: RootHandle, depot: Depot, accepts_loss: bool
     };
     for lost in &lost {
         match accepts_loss {
-            true => tracing::error!("{lost}; that is accepted"),
-            false => {
-                tracing::error!("{lost}; --accept-loss, given to one mount, says no more of it")
-            }
+            true => tracing::error!("{lost}; that is accepted, and not said again"),
+            false => tracing::error!(
+                "{lost}; store again from its source what this machine wrote since, then give \
+                 -o accept_loss to one mount, which ends this message"
+            ),
         }
     }
     if let Some(sent) = handle.memory().sent().filter(|_| accepts_loss) {

@@ -54,8 +54,6 @@ pub(super) struct Writing {
     pub(super) spool: Option<SpoolPlace>,
     /// `fsync=local`.
     pub(super) is_local: bool,
-    /// `accept_loss`.
-    pub(super) accept_loss: bool,
     /// Owner of the root directory of a volume that is new.
     pub(super) owner: Owner,
     pub(super) holder: HolderInfo,
@@ -88,15 +86,17 @@ impl Drop for Ended {
 }
 
 impl Writing {
-    /// Enters the root and takes the volume, which is made if it is new.
+    /// Enters the root and takes the volume, which is made if it is new. `accepts_loss` is
+    /// [`VolumeRequest::accept_loss`]: it counts for this takeover, and for no later one.
     pub(super) async fn enter(
         &self,
         steal: bool,
+        accepts_loss: bool,
     ) -> Result<(OpenSession, SpoolNews), MountingError> {
         // Before anything is taken over: who cannot write leaves all as it is.
         self.repository.condemned().await?;
         let mut news = SpoolNews::default();
-        let (left, known) = self.bring_spools(&mut news).await?;
+        let (left, known) = self.bring_spools(accepts_loss, &mut news).await?;
         let handle = &self.repository.handle;
         let (store, entropy) = (handle.store().as_ref(), handle.entropy().as_ref());
         probe(store, entropy, &handle.policy()).await?;
@@ -106,7 +106,7 @@ impl Writing {
         let request = VolumeRequest {
             name: self.volume.clone(),
             steal,
-            accept_loss: self.accept_loss,
+            accept_loss: accepts_loss,
         };
         let holder = self.holder.clone();
         let processes = self.repository.machine.processes.as_ref();
@@ -114,17 +114,18 @@ impl Writing {
         if let Some(victim) = open.taken_from() {
             tracing::warn!("volume {} was taken over from {victim}", self.volume);
         }
-        spooling::discard(left, &open, self, &mut news).await;
+        spooling::discard(left, &open, self, accepts_loss, &mut news).await;
         Ok((open, news))
     }
 
     /// Brings what dead sessions of this machine have left into the bucket: see [`SpoolPlace::replay`].
     pub(super) async fn bring_spools(
         &self,
+        accepts_loss: bool,
         news: &mut SpoolNews,
     ) -> Result<(Vec<spooling::Brought>, KnownSpools), MountingError> {
         match &self.spool {
-            Some(place) => Ok(place.replay(self, news).await?),
+            Some(place) => Ok(place.replay(self, accepts_loss, news).await?),
             None => Ok(Default::default()),
         }
     }
@@ -172,7 +173,8 @@ impl Writing {
 
     /// Starts to write for a session that has just taken the volume; cleans up what an earlier
     /// mount left. What users of a `former` volume of this mount hold stays, and no inode number
-    /// that it gave out is given out again.
+    /// that it gave out is given out again. With `accepts_loss` what an earlier session of this machine
+    /// sent in vain is said once more, and then forgotten.
     ///
     /// # Errors
     /// The session has left the root again, if that was possible.
@@ -180,8 +182,9 @@ impl Writing {
         &self,
         open: OpenSession,
         former: Option<&Volume>,
+        accepts_loss: bool,
     ) -> Result<(Live, Writer), MountingError> {
-        match self.begin(&open, former).await {
+        match self.begin(&open, former, accepts_loss).await {
             Ok((live, tasks)) => {
                 self.repository.bear_refusals();
                 let claimed = tokio::time::timeout(CLAIMING, self.claim_left(&open)).await;
@@ -262,10 +265,19 @@ impl Writing {
         ))
     }
 
+    /// Writes the journals of `open`.
+    fn journals(&self, open: &OpenSession, spool: Option<Arc<Spool>>) -> Arc<JournalWriter> {
+        let repository = &self.repository;
+        let journals = JournalWriter::new(repository.handle.clone(), open.id(), &self.volume)
+            .with_spool(spool)
+            .reporting_to(&repository.depot);
+        Arc::new(journals)
+    }
+
     /// Says meanwhile what this machine sent and no commit covers.
-    fn tell_uncarried(&self) -> Ended {
+    fn tell_uncarried(&self, accepts_loss: bool) -> Ended {
         let (handle, depot) = (&self.repository.handle, &self.repository.depot);
-        let told = takeover::tell_uncarried(handle.clone(), depot.clone(), self.accept_loss);
+        let told = takeover::tell_uncarried(handle.clone(), depot.clone(), accepts_loss);
         Ended(tokio::spawn(told))
     }
 
@@ -273,6 +285,7 @@ impl Writing {
         &self,
         open: &OpenSession,
         former: Option<&Volume>,
+        accepts_loss: bool,
     ) -> Result<(Live, Tasks), MountingError> {
         let repository = &self.repository;
         let ingest = self.ingest(open.id()).await?;
@@ -294,10 +307,7 @@ impl Writing {
         let lists = repository.lists.clone();
         let committer =
             RootCommitter::new(handle.clone(), lists, open.id(), &self.volume, uploads)?;
-        let journals = JournalWriter::new(handle.clone(), open.id(), &self.volume)
-            .with_spool(spool.clone())
-            .reporting_to(&repository.depot);
-        let journals = Arc::new(journals);
+        let journals = self.journals(open, spool.clone());
         let publisher = Arc::new(Publisher {
             committer: committer
                 .replaying(replayed)
@@ -327,6 +337,7 @@ impl Writing {
             volume: Some(volume.clone()),
             history: Some(history),
         };
+        let told = self.tell_uncarried(accepts_loss);
         let tasks = Tasks {
             volume,
             stop: Some(stop),
@@ -335,7 +346,7 @@ impl Writing {
                 .map(|journaler| tokio::spawn(journaler.locally(self.is_local).run())),
             journals,
             spool,
-            _background: [Ended(tokio::spawn(base.run())), self.tell_uncarried()],
+            _background: [told, Ended(tokio::spawn(base.run()))],
         };
         Ok((live, tasks))
     }

@@ -14,6 +14,7 @@ use async_trait::async_trait;
 use bkfs_chunker::depot::Depot;
 use bkfs_chunker::id::{Id, Kind};
 use bytes::Bytes;
+use jiff::Timestamp;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
@@ -29,6 +30,26 @@ pub struct Uncarried {
     pub sent: u64,
     /// The last one that a commit covers; 0 for none.
     pub covered: u64,
+    /// The newest commit that carried any of it out; none if no commit did.
+    pub after: Option<CarriedBy>,
+}
+
+/// A commit that carried out what a session had sent.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct CarriedBy {
+    /// Its volume.
+    pub volume: String,
+    /// When it was made.
+    pub time: Timestamp,
+}
+
+impl CarriedBy {
+    fn of(record: &CommitRecord) -> Self {
+        Self {
+            volume: record.volume.clone(),
+            time: record.time,
+        }
+    }
 }
 
 impl fmt::Display for Uncarried {
@@ -39,7 +60,14 @@ impl fmt::Display for Uncarried {
             "the store took operations {first} to {last} of session {session} from this machine, \
              and the session has left the repository without them: they were acknowledged, and \
              are lost"
-        )
+        )?;
+        match &self.after {
+            Some(CarriedBy { volume, time }) => write!(
+                formatter,
+                " (the last that was carried out is in the commit of volume {volume} at {time})"
+            ),
+            None => write!(formatter, " (no commit has anything of that session)"),
+        }
     }
 }
 
@@ -125,25 +153,26 @@ impl Search {
                 continue;
             };
             for replayed in record.replayed.iter().flatten() {
-                self.covers(replayed.session, replayed.last);
+                self.covers(replayed.session, replayed.last, Some(&record));
             }
-            self.covers(record.session, record.covered);
+            self.covers(record.session, record.covered, Some(&record));
             next.extend(record.parent);
         }
         if is_whole {
             let left: Vec<SessionId> = self.left.keys().copied().collect();
-            left.into_iter().for_each(|id| self.covers(id, 0));
+            left.into_iter().for_each(|id| self.covers(id, 0, None));
         }
         Ok(self)
     }
 
     /// The newest commit that tells of a session covers so much of it.
-    fn covers(&mut self, session: SessionId, covered: u64) {
+    fn covers(&mut self, session: SessionId, covered: u64, record: Option<&CommitRecord>) {
         match self.left.remove(&session) {
             Some(sent) if sent.last > covered => self.uncarried.push(Uncarried {
                 session,
                 sent: sent.last,
                 covered,
+                after: record.map(CarriedBy::of),
             }),
             Some(_) => self.done.push(session),
             None => {}

@@ -25,6 +25,7 @@
 //! | [`journal`] | what fsync acknowledges before a commit |
 //! | [`padding`] | how long a journal is in the bucket (pure) |
 //! | [`sent`] | which of them this machine has sent, to notice that the newest were deleted |
+//! | [`kept`] | what journals in a spool say, before they are sent |
 //! | [`victims`] | the same of sessions that ended, read back |
 //! | [`commit`] | the order of a commit's writes; snapshots |
 //! | [`forget`] | to the trash, and back |
@@ -50,6 +51,7 @@ pub mod handle;
 pub mod heartbeat;
 pub mod holder;
 pub mod journal;
+pub mod kept;
 pub mod listing;
 pub mod lists;
 pub mod memory;

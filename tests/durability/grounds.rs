@@ -62,7 +62,7 @@ fn grounds(bucket: &Bucket) -> Vec<Ground> {
 }
 
 /// What a file of a snapshot holds.
-fn read_in(host: &Host, snapshot: &str, name: &str) -> Option<Vec<u8>> {
+pub fn read_in(host: &Host, snapshot: &str, name: &str) -> Option<Vec<u8>> {
     let snapshots = host.run(host.repository.snapshots()).expect("listed");
     let tree = snapshots.named("main", snapshot)?.tree?;
     let view = View::live(host.repository.nodes.clone(), tree, Totals::default());

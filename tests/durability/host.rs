@@ -156,7 +156,7 @@ pub fn new_file() -> NewInode {
 /// A machine.
 pub struct Host {
     runtime: Runtime,
-    assembled: Assembled,
+    pub assembled: Assembled,
     /// The way from this machine to the bucket.
     pub faults: Arc<FaultStore>,
     /// What came through to the bucket.
@@ -222,6 +222,17 @@ impl Host {
         settings: Settings,
         bytes: u64,
     ) -> Self {
+        Self::try_spooling(bucket, disk, settings, "main", bytes).expect("mounted")
+    }
+
+    /// The same, of a volume of this name, if it can be mounted.
+    pub fn try_spooling(
+        bucket: &Bucket,
+        disk: &SimulatedDisk,
+        settings: Settings,
+        volume: &str,
+        bytes: u64,
+    ) -> Result<Self, bkfs::mounting::MountingError> {
         let spool = SpoolPlace {
             disk: Arc::new(disk.clone()),
             root: "/spool".into(),
@@ -230,7 +241,11 @@ impl Host {
         let mut opening = opening(Duration::from_secs(300));
         opening.depot.workers = 0;
         let store = bucket.memory.clone();
-        Self::set_up(paused(), store, settings, opening, Some(spool)).expect("mounted")
+        let settings = Settings {
+            volume: Some(volume.to_owned()),
+            ..settings
+        };
+        Self::set_up(paused(), store, settings, opening, Some(spool))
     }
 
     /// One whose packs are closed when they reach so many bytes.
@@ -264,8 +279,8 @@ impl Host {
             repository: repository.clone(),
             mount_point: "/nowhere".into(),
             options: MountOptions::default(),
+            volume: settings.volume.clone().unwrap_or_else(|| "main".into()),
             settings,
-            volume: "main".into(),
             steal: true,
             spool,
         };

@@ -24,6 +24,7 @@ mod price;
 mod private;
 mod quarantined;
 mod reading;
+mod rotten;
 mod scattered;
 mod stalls;
 mod sweeping;

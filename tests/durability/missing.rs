@@ -15,8 +15,10 @@ use bkfs::root::choice::KeyChoice;
 use bkfs::root::error::RootError;
 use bkfs::root::memory::FileMemory;
 use bkfs::root::repository::open_keys;
+use bkfs::volume::error::VolumeError;
 use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::store::Store;
+use bytes::Bytes;
 
 use crate::collecting::snapshot;
 use crate::copying::open;
@@ -102,6 +104,28 @@ fn journals_that_are_brought_back_are_carried_out() {
     let host = mount(&bucket, state.path(), false).expect("whole");
     assert_eq!(host.read("file").as_deref(), Some(&b"abc"[..]));
     host.finish().expect("unmounted");
+}
+
+/// What a mount was told to accept was known when it took the volume: a later loss is not.
+#[test]
+fn a_later_loss_is_not_accepted_by_the_option_of_the_mount() {
+    let state = tempfile::tempdir().expect("a directory");
+    let bucket = dead(state.path(), "ab");
+    delete(&bucket, 1);
+    let host = mount(&bucket, state.path(), true).expect("accepted");
+    assert_eq!(host.read("file").as_deref(), Some(&b"a"[..]));
+    host.write("file", 1, *b"B");
+    host.fsync().expect("acknowledged");
+    let own = journals(&bucket).len() - 1;
+    delete(&bucket, own);
+    let volume = host.volume();
+    volume.poison(VolumeError::Commit("a test".into()));
+    let asked = Bytes::from_static(br#"{"acknowledge":{}}"#);
+    let told = host.run(host.vfs().control().handle(asked));
+    assert!(told.contains("are missing"), "{told}");
+    assert!(host.volume().failure().is_some(), "it stays as it was");
+    host.crash();
+    is_missing(mount(&bucket, state.path(), false));
 }
 
 /// Stores a stream as `bkfs put` does, with the session that the command takes for that.

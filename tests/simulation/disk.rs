@@ -39,10 +39,11 @@ pub enum Trouble {
 
 impl Trouble {
     /// The operations that can fail.
-    pub const OPERATIONS: [DiskOperation; 6] = [
+    pub const OPERATIONS: [DiskOperation; 7] = [
         DiskOperation::MakeDirectory,
         DiskOperation::Write,
         DiskOperation::Flush,
+        DiskOperation::Rename,
         DiskOperation::SyncDirectory,
         DiskOperation::Read,
         DiskOperation::Remove,
@@ -136,12 +137,15 @@ impl HostDisk {
 
     /// [`Bug::SpoolRemovedEarly`]: removes a journal as soon as it was written. Its process does
     /// not know this.
-    async fn forget(&self, path: &Path, parts: &[Bytes]) -> io::Result<()> {
+    async fn forget(&self, path: &Path) -> io::Result<()> {
         let is_journal = path.to_string_lossy().contains(".journal+");
         if self.process.bug != Some(Bug::SpoolRemovedEarly) || !is_journal {
             return Ok(());
         }
-        let bytes = Bytes::from(parts.concat());
+        let listed = self.disk.list(path.parent().unwrap_or(path)).await?;
+        let is_it = |entry: &&DiskEntry| path.ends_with(&entry.name);
+        let length = listed.iter().find(is_it).map_or(0, |entry| entry.bytes);
+        let bytes = self.disk.read(path, 0, length as usize).await?;
         self.ghosts.lock().insert(path.to_owned(), bytes);
         self.disk.remove(path).await
     }
@@ -164,7 +168,15 @@ impl Disk for HostDisk {
         self.step().await;
         let written = self.disk.write_new(path, parts).await;
         self.done("write", path, written)?;
-        self.forget(path, parts).await?;
+        self.step().await;
+        Ok(())
+    }
+
+    async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.step().await;
+        let renamed = self.disk.rename(from, to).await;
+        self.done("rename", to, renamed)?;
+        self.forget(to).await?;
         self.step().await;
         Ok(())
     }

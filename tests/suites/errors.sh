@@ -160,14 +160,29 @@ never_reached() {
   no_server http://name.invalid:9000 'name|lookup|resolve' try_mount "$url"
   no_server "https://${BKFS_TEST_S3_MINIO#http://}" 'does not answer|prove' try_mount "$url"
 }
-# On a terminal it says within five seconds what it waits for, and with --wait it waits on.
+# Within five seconds it says on stderr what it waits for, whether that is a terminal or not, and
+# with --wait it waits on. --quiet says nothing, and JSON stays JSON.
 waits_when_told() {
-  local port status=0
+  local port status=0 url=s3://$BKFS_TEST_BUCKET/repo how
   port=$(free_port)
-  AWS_ENDPOINT_URL=http://127.0.0.1:$port timeout 9 script -qec "'$BKFS_BIN' --wait snapshots s3://$BKFS_TEST_BUCKET/repo" /dev/null >"$SUITE_TMP/output" 2>&1 </dev/null || status=$?
+  local -x AWS_ENDPOINT_URL=http://127.0.0.1:$port
+  for how in 'snapshots' '--json check' '--quiet snapshots'; do
+    status=0
+    # shellcheck disable=SC2086
+    timeout 9 "$BKFS_BIN" --wait $how "$url" >"$SUITE_TMP/out" 2>"$SUITE_TMP/output" </dev/null || status=$?
+    cat "$SUITE_TMP/output"
+    [ $status = 124 ] || wrong "it ended with $status instead of waiting"
+    [ ! -s "$SUITE_TMP/out" ] || wrong "$(cat "$SUITE_TMP/out")"
+    case $how in
+      --quiet*) [ ! -s "$SUITE_TMP/output" ] || wrong "--quiet is not" ;;
+      *) says "the store at $url does not answer" 'refused' "127.0.0.1:$port" 'timeout=300 s' ;;
+    esac
+  done
+  status=0
+  timeout 9 script -qec "'$BKFS_BIN' --wait snapshots $url" /dev/null >"$SUITE_TMP/output" 2>&1 </dev/null || status=$?
   cat "$SUITE_TMP/output"
   [ $status = 124 ] || wrong "it ended with $status instead of waiting"
-  says 'waiting for the store' 'refused' "127.0.0.1:$port"
+  says "the store at $url does not answer" 'refused'
 }
 
 # --- mount points and options -------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use rustix::fs::FlockOperation;
+use rustix::fs::{CWD, FlockOperation};
+use rustix::io::Errno;
 
 /// Held until it is dropped, or until the process is gone.
 pub type DiskLock = Box<dyn Debug + Send + Sync>;
@@ -41,6 +42,11 @@ pub trait Disk: Send + Sync + Debug + 'static {
 
     /// Creates a file that must not exist (0600), writes all of it, and flushes its bytes by the same descriptor: a flush that failed is told once, and never again.
     async fn write_new(&self, path: &Path, parts: &[Bytes]) -> io::Result<()>;
+
+    /// Gives a file or a directory another name in the same directory, which nothing may have.
+    /// What has it after the loss of power, the old name or the new one, is settled by
+    /// [`Disk::sync_directory`].
+    async fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Makes the names in a directory durable.
     async fn sync_directory(&self, path: &Path) -> io::Result<()>;
@@ -99,6 +105,23 @@ impl Disk for SystemDisk {
         .await
     }
 
+    async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let (from, to) = (from.to_owned(), to.to_owned());
+        blocking(move || {
+            let flags = rustix::fs::RenameFlags::NOREPLACE;
+            let renamed = rustix::fs::renameat_with(CWD, &from, CWD, &to, flags);
+            match renamed {
+                // A filesystem that knows no such flag.
+                Err(Errno::INVAL | Errno::NOSYS) => match fs::symlink_metadata(&to) {
+                    Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+                    Err(_) => fs::rename(&from, &to),
+                },
+                renamed => Ok(renamed?),
+            }
+        })
+        .await
+    }
+
     async fn sync_directory(&self, path: &Path) -> io::Result<()> {
         let path = path.to_owned();
         blocking(move || File::open(path)?.sync_all()).await
@@ -133,7 +156,7 @@ impl Disk for SystemDisk {
             let file = options.open(path)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => Ok(Some(Box::new(file) as DiskLock)),
-                Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(None),
+                Err(error) if error == Errno::WOULDBLOCK => Ok(None),
                 Err(error) => Err(error.into()),
             }
         })
@@ -224,6 +247,15 @@ mod tests {
         let again = SystemDisk.write_new(&file, &parts).await;
         assert_eq!(
             again.expect_err("is there").kind(),
+            io::ErrorKind::AlreadyExists
+        );
+        let other = place.join("other");
+        SystemDisk.rename(&file, &other).await.expect("renames");
+        assert!(!file.exists());
+        SystemDisk.write_new(&file, &parts).await.expect("writes");
+        let taken = SystemDisk.rename(&file, &other).await;
+        assert_eq!(
+            taken.expect_err("is there").kind(),
             io::ErrorKind::AlreadyExists
         );
     }

@@ -1,4 +1,5 @@
-//! The form of a spool's files (FORMAT.md, "The spool"): an object exactly as it will lie in the bucket, then a trailer that says whether it is whole.
+//! The form of a spool's files (FORMAT.md, "The spool"): an object exactly as it will lie in the bucket, then a trailer that says whether it is whole. A file has
+//! another name until it is flushed: so one that is not whole under the name of an object is damaged.
 //!
 //! Owns names and the trailer. Does no I/O.
 
@@ -13,6 +14,9 @@ pub(super) const TRAILER_BYTES: usize = 8 + 8 + 32;
 pub(super) const OBJECT_BYTES_MAX: u64 = WHOLE_OBJECT_BYTES_MAX;
 
 const MAGIC: &[u8; 8] = b"bkfspool";
+
+/// What the name of a file that is not flushed yet begins with.
+const UNFINISHED: &str = "new-";
 
 /// What is hashed: all parts, one after the other.
 pub(super) fn digest<'a>(parts: impl IntoIterator<Item = &'a Bytes>) -> blake3::Hash {
@@ -32,7 +36,7 @@ pub(super) fn trailer(length: u64, digest: &blake3::Hash) -> Bytes {
     Bytes::from(bytes)
 }
 
-/// The object in a whole file's bytes; `None` if the file was not written to its end, or is damaged.
+/// The object in a whole file's bytes; `None` if the file is damaged, or is not written to its end.
 pub(super) fn object(mut bytes: Bytes) -> Option<Bytes> {
     let length = bytes.len().checked_sub(TRAILER_BYTES)?;
     let found = bytes.split_off(length);
@@ -43,6 +47,16 @@ pub(super) fn object(mut bytes: Bytes) -> Option<Bytes> {
 /// The name of the file with this number, of the object under `key`, whose `/` become `+`. A key must have no `+`: see [`is_fit`].
 pub(super) fn name(number: u64, key: &str) -> String {
     format!("{number:016x}.{}", key.replace('/', "+"))
+}
+
+/// The name of the file with this number until it is flushed: that of no object.
+pub(super) fn unfinished(number: u64) -> String {
+    format!("{UNFINISHED}{number:016x}")
+}
+
+/// Whether this is a name of [`unfinished`].
+pub(super) fn is_unfinished(name: &str) -> bool {
+    name.starts_with(UNFINISHED)
 }
 
 /// Whether an object under this key can be spooled: all that bkfs makes can.
@@ -80,7 +94,10 @@ mod tests {
             "000000000000001f.data+3f+00000000000000ff-00000001-0000003f"
         );
         assert_eq!(parse(&name), Some((0x1f, key.to_owned())));
+        let unfinished = unfinished(0x1f);
+        assert!(is_unfinished(&unfinished) && !is_unfinished(&name));
         for stray in [
+            &unfinished,
             "lock",
             "1f.data",
             "000000000000001F.data+x",

@@ -1,6 +1,6 @@
 //! What sessions that did not end well have left in their spools.
 //!
-//! Owns finding it, reading it, and removing it. Does not own what is done with it: that depends on the root.
+//! Owns finding it, reading it, setting it aside and removing it. Does not own what is done with it: that depends on the root.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,9 @@ use bytes::Bytes;
 use super::disk::{Disk, DiskLock};
 use super::{LOCK, SpoolError, file, read_object, remove_directory};
 
+/// What the name of a directory that is set aside ends with: it is that of no session.
+const SET_ASIDE: &str = ".damaged";
+
 /// The spool of a session whose process is gone. Nobody else works on it while this is held.
 #[derive(Debug)]
 pub struct Leftover {
@@ -18,18 +21,26 @@ pub struct Leftover {
     session: u64,
     directory: PathBuf,
     objects: Vec<LeftObject>,
-    torn: Vec<PathBuf>,
+    unfinished: Vec<PathBuf>,
     _lock: DiskLock,
 }
 
 /// One object of a dead session.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LeftObject {
     /// Its key in the bucket.
     pub key: String,
-    /// Its length in bytes.
+    /// Its length in bytes; 0 if its file is too short for any.
     pub length: u64,
     path: PathBuf,
+    file_bytes: u64,
+}
+
+impl LeftObject {
+    /// The file that holds it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 /// All spools below `root` that nobody holds, by session. Directories that cannot be read are passed over, with a warning. None if there is no such directory.
@@ -71,18 +82,23 @@ async fn open(
         return Ok(None);
     };
     let mut numbered = Vec::new();
-    let mut torn = Vec::new();
+    let mut unfinished = Vec::new();
     for entry in disk.list(directory).await? {
+        let path = directory.join(&entry.name);
+        if file::is_unfinished(&entry.name) {
+            unfinished.push(path);
+            continue;
+        }
         let Some((number, key)) = file::parse(&entry.name) else {
             continue;
         };
-        let path = directory.join(&entry.name);
-        match entry.bytes.checked_sub(file::TRAILER_BYTES as u64) {
-            Some(length) if length <= file::OBJECT_BYTES_MAX => {
-                numbered.push((number, LeftObject { key, length, path }));
-            }
-            _ => torn.push(path),
-        }
+        let object = LeftObject {
+            key,
+            length: entry.bytes.saturating_sub(file::TRAILER_BYTES as u64),
+            path,
+            file_bytes: entry.bytes,
+        };
+        numbered.push((number, object));
     }
     numbered.sort_by_key(|(number, _)| *number);
     Ok(Some(Leftover {
@@ -90,7 +106,7 @@ async fn open(
         session,
         directory: directory.to_owned(),
         objects: numbered.into_iter().map(|(_, object)| object).collect(),
-        torn,
+        unfinished,
         _lock: lock,
     }))
 }
@@ -106,7 +122,7 @@ impl Leftover {
         &self.directory
     }
 
-    /// What it holds, in the order in which it came. A crash may have come while one was written: see [`Leftover::read`].
+    /// What it holds, in the order in which it came. All of it was flushed: what is not whole has been damaged since (see [`Leftover::read`]).
     pub fn objects(&self) -> &[LeftObject] {
         &self.objects
     }
@@ -116,12 +132,15 @@ impl Leftover {
         self.objects.iter().map(|object| object.length).sum()
     }
 
-    /// Reads an object; `None` if it was never written to its end (or has rotted, which cannot be told apart). Nobody was told that such a one was kept.
+    /// Reads an object; `None` if it is damaged.
     ///
     /// # Errors
     /// The disk fails.
     pub async fn read(&self, object: &LeftObject) -> Result<Option<Bytes>, SpoolError> {
-        let bytes = object.length + file::TRAILER_BYTES as u64;
+        let bytes = object.file_bytes;
+        if bytes < file::TRAILER_BYTES as u64 || object.length > file::OBJECT_BYTES_MAX {
+            return Ok(None);
+        }
         match read_object(&*self.disk, &object.path, bytes).await {
             Ok(bytes) => Ok(Some(bytes)),
             Err(SpoolError::Damaged { .. }) => Ok(None),
@@ -132,11 +151,30 @@ impl Leftover {
     /// Removes all of it: everything that it held is in the bucket, and named there.
     pub async fn discard(self) {
         let objects = self.objects.iter().map(|object| &object.path);
-        for path in objects.chain(&self.torn) {
+        for path in objects.chain(&self.unfinished) {
             if let Err(error) = self.disk.remove(path).await {
                 tracing::warn!("{} stays in the spool: {error}", path.display());
             }
         }
         remove_directory(&*self.disk, &self.directory).await;
+    }
+
+    /// Gives the directory a name under which no mount finds it, and returns that. What it holds
+    /// stays for people.
+    ///
+    /// # Errors
+    /// The disk fails: then it is still found under its old name, or not for certain under the new
+    /// one.
+    pub async fn set_aside(self) -> Result<PathBuf, SpoolError> {
+        let mut name = self.directory.clone().into_os_string();
+        name.push(SET_ASIDE);
+        let aside = PathBuf::from(name);
+        let renamed = self.disk.rename(&self.directory, &aside).await;
+        renamed.map_err(|error| SpoolError::disk(&self.directory, error))?;
+        if let Some(root) = aside.parent() {
+            let synced = self.disk.sync_directory(root).await;
+            synced.map_err(|error| SpoolError::disk(root, error))?;
+        }
+        Ok(aside)
     }
 }

@@ -7,6 +7,8 @@
 //! ```text
 //!   ROOT/SESSION/lock                  flock'd by the owner
 //!   ROOT/SESSION/NUMBER.KEY            one object each, in the order in which they came
+//!   ROOT/SESSION/new-NUMBER            one that is being written
+//!   ROOT/SESSION.damaged               set aside: no mount brings it to the bucket
 //! ```
 
 mod disk;
@@ -64,7 +66,7 @@ pub enum SpoolError {
         source: Arc<io::Error>,
     },
     /// A file is not what was written.
-    #[error("spool {path} is damaged, or was not written to its end")]
+    #[error("spool {path} is damaged")]
     Damaged {
         /// The file.
         path: String,
@@ -204,9 +206,11 @@ impl Spool {
         let path = self.directory.join(file::name(number, key));
         let mut parts = body.to_vec();
         parts.push(file::trailer(length, &file::digest(body)));
-        if let Err(error) = self.write(&path, &parts).await {
+        let unfinished = self.directory.join(file::unfinished(number));
+        if let Err(error) = self.write(&unfinished, &path, &parts).await {
             self.distrust(&error);
             // Whether this works or not, nothing counts on the file.
+            let _ = self.disk.remove(&unfinished).await;
             let _ = self.disk.remove(&path).await;
             return Err(error);
         }
@@ -224,9 +228,17 @@ impl Spool {
         Ok(spooled)
     }
 
-    async fn write(&self, path: &Path, parts: &[Bytes]) -> Result<(), SpoolError> {
-        let written = self.disk.write_new(path, parts).await;
-        written.map_err(|error| SpoolError::disk(path, error))?;
+    /// Dropped, it leaves a file of the name `unfinished`, or nothing, or the whole object.
+    async fn write(
+        &self,
+        unfinished: &Path,
+        path: &Path,
+        parts: &[Bytes],
+    ) -> Result<(), SpoolError> {
+        let written = self.disk.write_new(unfinished, parts).await;
+        written.map_err(|error| SpoolError::disk(unfinished, error))?;
+        let renamed = self.disk.rename(unfinished, path).await;
+        renamed.map_err(|error| SpoolError::disk(path, error))?;
         let named = self.disk.sync_directory(&self.directory).await;
         named.map_err(|error| SpoolError::disk(&self.directory, error))
     }

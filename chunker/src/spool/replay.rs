@@ -1,13 +1,13 @@
 //! Bringing what a dead session left into the bucket.
 //!
-//! Owns which of it is worth that, and the order (protocol.md, rule 1): data packs, then metadata packs, then what names them. Does not own what becomes of it
-//! there: a journal that is in the bucket is replayed by whoever takes the volume over.
+//! Owns the order (protocol.md, rule 1): data packs, then metadata packs, then what names them. Does not own which of it is brought, which its caller decides who knows what
+//! journals name; nor what becomes of it there: a journal that is in the bucket is replayed by the session that takes the volume over.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::{StreamExt, TryStreamExt};
 
-use super::{LeftObject, Leftover};
+use super::{LeftObject, Leftover, SpoolError};
 use crate::depot::Depot;
 use crate::error::DepotError;
 use crate::seal::Class;
@@ -22,8 +22,6 @@ pub struct ReplayProgress {
     pub bytes: AtomicU64,
     /// Objects of these.
     pub objects: AtomicU64,
-    /// Objects that were never written to their end.
-    pub torn: AtomicU64,
 }
 
 impl Leftover {
@@ -33,13 +31,19 @@ impl Leftover {
         &self.objects()[..last.map_or(0, |last| last + 1)]
     }
 
-    /// Brings all of [`Leftover::named`] into the bucket. It stays in the spool: see [`Leftover::discard`].
+    /// Brings `objects` of this spool, which are in the order of arrival, into the bucket. They stay in the spool: see [`Leftover::discard`]. Dropped, it has brought
+    /// some of them, and none before what it names.
     ///
     /// # Errors
-    /// `Spool` if the disk fails, `Store` or `Stalled` if the store does: the same call may be made again.
-    pub async fn replay(&self, depot: &Depot, progress: &ReplayProgress) -> Result<(), DepotError> {
+    /// `Spool` if the disk fails or one of them is damaged, `Store` or `Stalled` if the store fails: the same call may be made again.
+    pub async fn replay(
+        &self,
+        depot: &Depot,
+        objects: &[&LeftObject],
+        progress: &ReplayProgress,
+    ) -> Result<(), DepotError> {
         for wanted in 0..3 {
-            let objects = self.named().iter().filter(|object| rank(object) == wanted);
+            let objects = objects.iter().filter(|object| rank(object) == wanted);
             let sends = objects.map(|object| self.send(depot, object, progress));
             // Journals are numbered: one after the other.
             let at_once = if wanted == 2 { 1 } else { SENT_AT_ONCE };
@@ -57,11 +61,10 @@ impl Leftover {
         object: &LeftObject,
         progress: &ReplayProgress,
     ) -> Result<(), DepotError> {
-        let Some(bytes) = self.read(object).await? else {
-            tracing::warn!("{} was not written to its end", object.key);
-            progress.torn.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
+        let damaged = || SpoolError::Damaged {
+            path: object.path().display().to_string(),
         };
+        let bytes = self.read(object).await?.ok_or_else(damaged)?;
         let link = &depot.shared().link;
         let body = [bytes];
         link.progress

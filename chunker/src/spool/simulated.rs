@@ -23,6 +23,8 @@ pub enum DiskOperation {
     Write,
     /// [`Disk::write_new`], its second half: the flush.
     Flush,
+    /// [`Disk::rename`].
+    Rename,
     /// [`Disk::sync_directory`].
     SyncDirectory,
     /// [`Disk::read`].
@@ -149,6 +151,13 @@ impl SimulatedDisk {
         }
     }
 
+    /// Shortens a file to half of its length.
+    pub fn cut(&self, path: &Path) {
+        if let Some(file) = self.0.lock().files.get_mut(path) {
+            file.bytes.truncate(file.bytes.len() / 2);
+        }
+    }
+
     /// Every file and directory.
     pub fn paths(&self) -> Vec<PathBuf> {
         let state = self.0.lock();
@@ -269,6 +278,42 @@ impl Disk for SimulatedDisk {
         let lies = state.lies;
         if let Some(file) = state.files.get_mut(path) {
             file.is_flushed |= !lies;
+        }
+        Ok(())
+    }
+
+    async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        // A crash may come here.
+        tokio::task::yield_now().await;
+        self.meet(DiskOperation::Rename)?;
+        let mut state = self.0.lock();
+        if state.files.contains_key(to) || state.directories.contains(to) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        if let Some(file) = state.files.remove(from) {
+            let file = SimulatedFile {
+                is_named: false,
+                ..file
+            };
+            state.files.insert(to.to_owned(), file);
+            return Ok(());
+        }
+        if !state.directories.remove(from) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        state.directories.insert(to.to_owned());
+        let is_below = |path: &PathBuf| path.parent() == Some(from);
+        let moved: Vec<PathBuf> = state
+            .files
+            .keys()
+            .filter(|path| is_below(path))
+            .cloned()
+            .collect();
+        for path in moved {
+            let name = path.file_name().map(|name| to.join(name));
+            if let (Some(file), Some(name)) = (state.files.remove(&path), name) {
+                state.files.insert(name, file);
+            }
         }
         Ok(())
     }

@@ -34,8 +34,8 @@ enum Event {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    use DiskOperation::{Flush, Remove, SyncDirectory, Write};
-    let operations = prop::sample::select(vec![Write, Flush, SyncDirectory, Remove]);
+    use DiskOperation::{Flush, Remove, Rename, SyncDirectory, Write};
+    let operations = prop::sample::select(vec![Write, Flush, Rename, SyncDirectory, Remove]);
     prop_oneof![
         8 => (0u16..6000).prop_map(Event::Put),
         3 => (1u16..6000, 0u8..5).prop_map(|(length, looks)| Event::PutAndLeave(length, looks)),
@@ -145,10 +145,11 @@ impl World {
             for object in leftover.objects() {
                 assert!(last < object.key, "the order in which they came");
                 last.clone_from(&object.key);
-                if let Some(bytes) = leftover.read(object).await.expect("reads") {
-                    assert_eq!(self.known.get(&object.key), Some(&bytes), "{object:?}");
-                    read.insert(object.key.clone(), bytes);
-                }
+                // Whatever was torn has no name of an object.
+                let bytes = leftover.read(object).await.expect("reads");
+                let bytes = bytes.unwrap_or_else(|| panic!("{object:?} is damaged"));
+                assert_eq!(self.known.get(&object.key), Some(&bytes), "{object:?}");
+                read.insert(object.key.clone(), bytes);
             }
         }
         for key in self.kept.keys() {
@@ -203,6 +204,7 @@ fn a_failed_flush_is_never_called_clean() {
     for operation in [
         DiskOperation::Flush,
         DiskOperation::SyncDirectory,
+        DiskOperation::Rename,
         DiskOperation::Write,
     ] {
         run(async {
@@ -330,6 +332,49 @@ fn rot_is_noticed() {
     });
 }
 
+/// A file that is cut or whose bits turn is damaged; one that was being written is none.
+#[test]
+fn what_is_not_whole_under_the_name_of_an_object_is_damaged() {
+    run(async {
+        let disk = SimulatedDisk::new();
+        let spool = create(&disk, 1).await;
+        let mut paths = Vec::new();
+        for (key, length) in [
+            ("data/00/a", 1_000),
+            ("data/00/b", 1_000),
+            ("data/00/c", 10),
+        ] {
+            let kept = spool.put(key, &[noise(1, length)]).await.expect("fits");
+            paths.push(kept.path.clone());
+        }
+        disk.rot(&paths[0], 4_321);
+        disk.cut(&paths[1]);
+        disk.cut(&paths[2]);
+        let unfinished = spool.directory().join(file::unfinished(9));
+        let part = [noise(1, 10)];
+        disk.write_new(&unfinished, &part).await.expect("written");
+        disk.kill();
+        let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+        let mut dead = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        let dead = dead.pop().expect("one");
+        assert_eq!(dead.objects().len(), 3);
+        for object in dead.objects() {
+            assert_eq!(dead.read(object).await.expect("reads"), None, "{object:?}");
+        }
+        let aside = dead.set_aside().await.expect("renamed");
+        disk.crash(&SeededEntropy::new(1));
+        let found = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
+        assert!(found.is_empty(), "{found:?}");
+        let kept = disk.paths();
+        let kept = kept.iter().filter(|path| path.parent() == Some(&aside));
+        assert_eq!(
+            kept.count(),
+            5,
+            "three objects, a part of one, and the lock"
+        );
+    });
+}
+
 #[tokio::test]
 async fn the_real_disk_keeps_and_finds_it_too() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -358,4 +403,11 @@ async fn the_real_disk_keeps_and_finds_it_too() {
     dead.discard().await;
     let left = std::fs::read_dir(&root).expect("is there").count();
     assert_eq!(left, 0);
+    let spool = Spool::create(Arc::clone(&disk), &root, 0xac, 1 << 20).await;
+    drop(spool.expect("is made"));
+    let mut dead = leftovers(&disk, &root).await.expect("looks");
+    let aside = dead.pop().expect("one").set_aside().await.expect("renamed");
+    assert_eq!(aside, root.join("00000000000000ac.damaged"));
+    assert!(aside.join(LOCK).exists());
+    assert!(leftovers(&disk, &root).await.expect("looks").is_empty());
 }

@@ -20,7 +20,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(6);
 /// while to answer. A caller whose timeout is shorter than twice this gets half of its timeout.
 const STALL_MIN: Duration = Duration::from_secs(4);
 
-/// A callback that is told why a request waits, at most once every 30 s.
+/// A callback that is told why a request waits, at most once every 60 s.
 #[derive(Clone)]
 pub struct Notice(Arc<dyn Fn(&str) + Send + Sync>);
 

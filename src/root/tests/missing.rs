@@ -513,17 +513,26 @@ async fn what_another_machine_could_not_miss_is_missed_here() {
         write(&writer.journals, 1..=5).await;
         delete(&store, deleted).await;
         taken_elsewhere(&store, &writer, covered).await;
-        let lost = Uncarried {
+        let lost = |after| Uncarried {
             session: writer.session.id(),
             sent: 5,
             covered,
+            after,
         };
         for _ in 0..2 {
             let found = uncarried(&store, state.path(), &writer.shelf).await;
-            assert_eq!(found, std::slice::from_ref(&lost), "until it is accepted");
+            let after = found.first().and_then(|found| found.after.clone());
+            assert_eq!(after.is_some(), covered > 0, "{found:?}");
+            assert_eq!(found, [lost(after)], "until it is accepted");
+            let told = found[0].to_string();
+            let first = format!("operations {} to 5", covered + 1);
+            assert!(told.contains(&first), "{told}");
+            let after = match covered {
+                0 => "no commit has anything",
+                _ => "in the commit of volume main at ",
+            };
+            assert!(told.contains(after), "{told}");
         }
-        let first = format!("operations {} to 5", covered + 1);
-        assert!(lost.to_string().contains(&first), "{lost}");
     }
 }
 

@@ -280,7 +280,9 @@ async fn what_a_spool_kept_arrives_in_the_order_of_references() {
         Verdict::Pass
     });
     let (taker, progress) = (other.loaded().await, ReplayProgress::default());
-    found[0].replay(&taker, &progress).await.expect("brought");
+    let objects: Vec<_> = found[0].named().iter().collect();
+    let brought = found[0].replay(&taker, &objects, &progress).await;
+    brought.expect("brought");
     let order = order.lock();
     let classes = ["data", "meta", "journal"];
     assert!(classes.map(|class| order.contains(&class.to_owned())) == [true; 3]);

@@ -18,7 +18,7 @@ pub(super) const FIRST_CONTACT: Duration = Duration::from_secs(6);
 pub(super) const QUIET: Duration = Duration::from_secs(4);
 
 /// The time after which the caller is told again.
-const SAID_AGAIN: Duration = Duration::from_secs(30);
+const SAID_AGAIN: Duration = Duration::from_secs(60);
 
 /// State of a server, shared by all requests.
 #[derive(Debug)]

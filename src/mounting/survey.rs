@@ -1,0 +1,323 @@
+//! What of a dead session's spool can be brought into the bucket, and what of it is damaged.
+//!
+//! Owns the judgement, which changes nothing: each journal of the spool is read, so that it is known
+//! which packs are needed; each pack is read, so that it is known whether it is whole; and the bucket
+//! is asked for what the spool does not have. Does not own what is done then (`spooling`).
+//!
+//! What lies in a spool under the name of an object was flushed, so it may have been acknowledged. A
+//! crash leaves packs there that no journal names, and journals whose packs are all there or in the
+//! bucket. So anything else is damage: a journal that is not whole, or is missing while the next one
+//! is there, and a pack that is neither whole here nor in the bucket while a journal names it. What
+//! commits cover is needed no more. The bucket is asked after the session's process has ended.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+
+use bkfs_chunker::spool::{LeftObject, Leftover, SpoolError};
+use futures::{StreamExt, TryStreamExt};
+
+use crate::mounting::spooling::SpoolingError;
+use crate::root::error::RootError;
+use crate::root::handle::RootHandle;
+use crate::root::kept::{Covered, KeptJournal, journal_number};
+
+/// Packs read at the same time, each in memory as a whole.
+const READ_AT_ONCE: usize = 4;
+
+/// Questions to the bucket at the same time.
+const ASKED_AT_ONCE: usize = 16;
+
+/// What of a spool can be brought, in the order of arrival.
+#[derive(Debug)]
+pub(super) struct Survey<'a> {
+    /// All of it, if nothing is damaged; else what comes before the first damage.
+    pub(super) objects: Vec<&'a LeftObject>,
+    /// The first damage.
+    pub(super) damage: Option<Damage>,
+}
+
+/// What a spool has lost that was acknowledged.
+#[derive(Clone, Debug)]
+pub(super) enum Damage {
+    /// A journal cannot be read.
+    Journal {
+        /// Its file.
+        path: String,
+        /// Why.
+        why: String,
+    },
+    /// A journal is nowhere, and the next one is in the spool.
+    NoJournal {
+        /// Its key.
+        key: String,
+        /// The file of the next one.
+        next: String,
+    },
+    /// A pack is not whole.
+    Pack {
+        /// Its file; its key if there is none.
+        path: String,
+        /// Whether there is a file.
+        is_there: bool,
+        /// The file of the journal that names it.
+        journal: String,
+    },
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Journal { path, why } => write!(formatter, "the journal {path} {why}"),
+            Self::NoJournal { key, next } => write!(
+                formatter,
+                "the journal {key}, which {next} follows, is neither in it nor in the bucket"
+            ),
+            Self::Pack {
+                path,
+                is_there: true,
+                journal,
+            } => write!(
+                formatter,
+                "the pack {path} is damaged, the bucket does not have it, and the journal {journal} needs it"
+            ),
+            Self::Pack {
+                path,
+                is_there: false,
+                journal,
+            } => write!(
+                formatter,
+                "the pack {path} is neither in it nor in the bucket, and the journal {journal} needs it"
+            ),
+        }
+    }
+}
+
+/// A journal of the spool.
+struct Journal<'a> {
+    object: &'a LeftObject,
+    /// What it says, or why it cannot be read.
+    read: Result<KeptJournal, String>,
+}
+
+impl Journal<'_> {
+    fn path(&self) -> String {
+        self.object.path().display().to_string()
+    }
+}
+
+/// Judges a spool of a session of whose journals commits have `covered`. Changes nothing.
+///
+/// # Errors
+/// `Spool` if the disk fails; `Root` if the store does.
+pub(super) async fn survey<'a>(
+    left: &'a Leftover,
+    handle: &RootHandle,
+    covered: Covered,
+) -> Result<Survey<'a>, SpoolingError> {
+    let named = left.named();
+    let journals = read_journals(left, named, handle).await?;
+    let whole = whole_packs(left, named).await?;
+    let judge = Judge {
+        named,
+        handle,
+        covered,
+        journals,
+        whole,
+    };
+    let first = judge.first_damage().await?;
+    let (end, damage) = match first {
+        Some((number, damage)) => (number, Some(damage)),
+        None => (u64::MAX, None),
+    };
+    Ok(Survey {
+        objects: judge.before(end),
+        damage,
+    })
+}
+
+/// The journals by their numbers. Of several files with the same key a whole one counts.
+async fn read_journals<'a>(
+    left: &Leftover,
+    named: &'a [LeftObject],
+    handle: &RootHandle,
+) -> Result<BTreeMap<u64, Journal<'a>>, SpoolError> {
+    let mut found: BTreeMap<u64, Journal<'a>> = BTreeMap::new();
+    for object in named {
+        let Some(number) = journal_number(&object.key) else {
+            continue;
+        };
+        // One after the other: what it says is not kept in memory.
+        let read = match left.read(object).await? {
+            Some(bytes) => handle
+                .read_kept(&object.key, &bytes)
+                .map_err(|error| format!("cannot be read ({error})")),
+            None => Err("is damaged".to_owned()),
+        };
+        let is_better = found.get(&number).is_none_or(|other| other.read.is_err());
+        if is_better {
+            found.insert(number, Journal { object, read });
+        }
+    }
+    Ok(found)
+}
+
+/// Those files of a spool that are no journals and are whole.
+async fn whole_packs<'a>(
+    left: &Leftover,
+    named: &'a [LeftObject],
+) -> Result<HashMap<&'a str, &'a LeftObject>, SpoolError> {
+    let packs = named.iter().filter(|object| !is_journal(object));
+    let reads = packs.map(|object| async move {
+        let read = left.read(object).await?;
+        Ok::<_, SpoolError>(read.map(|_| (object.key.as_str(), object)))
+    });
+    let found: Vec<_> = futures::stream::iter(reads.collect::<Vec<_>>())
+        .buffered(READ_AT_ONCE)
+        .try_collect()
+        .await?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+fn is_journal(object: &LeftObject) -> bool {
+    journal_number(&object.key).is_some()
+}
+
+/// What is known of a spool.
+struct Judge<'a, 'b> {
+    named: &'a [LeftObject],
+    handle: &'b RootHandle,
+    covered: Covered,
+    journals: BTreeMap<u64, Journal<'a>>,
+    /// Whole files that are no journals, by key.
+    whole: HashMap<&'a str, &'a LeftObject>,
+}
+
+impl<'a> Judge<'a, '_> {
+    /// The number of the first journal that cannot be carried out, and why.
+    async fn first_damage(&self) -> Result<Option<(u64, Damage)>, RootError> {
+        let absent = self.absent_packs().await?;
+        let mut previous = None;
+        for (number, journal) in &self.journals {
+            let before = previous.replace(*number);
+            let Ok(read) = &journal.read else {
+                if let Some(damage) = self.unreadable(*number, journal).await? {
+                    return Ok(Some((*number, damage)));
+                }
+                continue;
+            };
+            if read.last <= self.covered.operation {
+                continue;
+            }
+            if let Some(key) = self.missing_before(*number, before, journal).await? {
+                let next = journal.path();
+                return Ok(Some((*number, Damage::NoJournal { key, next })));
+            }
+            let mut keys = read.packs.iter().map(|pack| pack.key());
+            if let Some(key) = keys.find(|key| absent.contains(key)) {
+                return Ok(Some((*number, self.lost_pack(key, journal))));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What a journal that cannot be read means: nothing if it is covered or has arrived.
+    async fn unreadable(
+        &self,
+        number: u64,
+        journal: &Journal<'_>,
+    ) -> Result<Option<Damage>, RootError> {
+        let mut later = self.journals.range(number..).filter_map(|(_, journal)| {
+            let read = journal.read.as_ref();
+            read.ok().map(|read| read.first)
+        });
+        let follows_covered = later.any(|first| first <= self.covered.operation + 1);
+        let is_covered = number <= self.covered.journal || follows_covered;
+        let key = &journal.object.key;
+        if is_covered || self.handle.length_of(key).await? == Some(journal.object.length) {
+            return Ok(None);
+        }
+        let path = journal.path();
+        let why = journal.read.as_ref().err().cloned().unwrap_or_default();
+        Ok(Some(Damage::Journal { path, why }))
+    }
+
+    /// The key of the journal before `number`, if the spool has none between `before` and that, and
+    /// the bucket does not have it.
+    async fn missing_before(
+        &self,
+        number: u64,
+        before: Option<u64>,
+        journal: &Journal<'_>,
+    ) -> Result<Option<String>, RootError> {
+        let is_next = before.is_some_and(|before| before + 1 == number);
+        let first = journal.read.as_ref().map_or(0, |read| read.first);
+        if is_next || number <= self.covered.journal + 1 || first <= self.covered.operation + 1 {
+            return Ok(None);
+        }
+        let (below, _) = (journal.object.key.rsplit_once('/')).unwrap_or_default();
+        let key = format!("{below}/{:016x}", number - 1);
+        Ok(match self.handle.length_of(&key).await? {
+            Some(_) => None,
+            None => Some(key),
+        })
+    }
+
+    /// The packs that uncovered journals need and that are neither whole here nor in the bucket.
+    async fn absent_packs(&self) -> Result<HashSet<String>, RootError> {
+        let read = self.journals.values().filter_map(|journal| {
+            let read = journal.read.as_ref().ok()?;
+            (read.last > self.covered.operation).then_some(read)
+        });
+        let mut wanted: HashMap<String, u64> = HashMap::new();
+        for pack in read.flat_map(|read| &read.packs) {
+            let key = pack.key();
+            if !self.whole.contains_key(key.as_str()) {
+                wanted.insert(key, pack.length);
+            }
+        }
+        let asked = wanted.into_iter().map(|(key, length)| async move {
+            let is_there = self.handle.length_of(&key).await? == Some(length);
+            Ok::<_, RootError>((!is_there).then_some(key))
+        });
+        let absent: Vec<Option<String>> = futures::stream::iter(asked.collect::<Vec<_>>())
+            .buffer_unordered(ASKED_AT_ONCE)
+            .try_collect()
+            .await?;
+        Ok(absent.into_iter().flatten().collect())
+    }
+
+    fn lost_pack(&self, key: String, journal: &Journal<'_>) -> Damage {
+        let mut objects = self.named.iter();
+        let file = objects.find(|object| object.key == key);
+        Damage::Pack {
+            is_there: file.is_some(),
+            path: file.map_or(key, |file| file.path().display().to_string()),
+            journal: journal.path(),
+        }
+    }
+
+    /// What is whole and comes before the journal of this number, or is needed by those that do.
+    fn before(&self, end: u64) -> Vec<&'a LeftObject> {
+        let sent = self.journals.range(..end);
+        let sent: Vec<_> = sent
+            .filter_map(|(_, journal)| Some((journal.object, journal.read.as_ref().ok()?)))
+            .collect();
+        let journals: HashSet<&LeftObject> = sent.iter().map(|(object, _)| *object).collect();
+        let needed = sent.iter().flat_map(|(_, read)| &read.packs);
+        let needed: HashSet<String> = needed.map(|pack| pack.key()).collect();
+        let last = self
+            .named
+            .iter()
+            .rposition(|object| journals.contains(object));
+        let last = last.map_or(0, |last| last + 1);
+        let objects = self.named.iter().enumerate();
+        let objects = objects.filter(|(place, object)| match is_journal(object) {
+            true => journals.contains(object),
+            false => {
+                let is_whole = self.whole.get(object.key.as_str()) == Some(object);
+                is_whole && (*place < last || needed.contains(&object.key))
+            }
+        });
+        objects.map(|(_, object)| object).collect()
+    }
+}

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bkfs_chunker::ingest::Delivered;
 use bkfs_chunker::store::WHOLE_OBJECT_BYTES_MAX;
 use futures::FutureExt;
 use tokio::sync::{mpsc, oneshot};

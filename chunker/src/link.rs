@@ -25,6 +25,10 @@ use crate::store::{Store, StoreError, StoreErrorKind, body_bytes};
 /// called.
 const STUBBORN_ATTEMPTS: u32 = 3;
 
+/// The most attempts at a read whose answers are malformed. They take about 10 s with their pauses:
+/// a proxy or a store that answers such for a few seconds must not pass for a damaged object.
+const MALFORMED_ATTEMPTS: u32 = 8;
+
 /// A request to a silent store is sent once more after this fraction (one fifth) of the timeout,
 /// while the first one still waits. An outage that ends within the timeout is then noticed within
 /// it, whatever became of the requests that were sent meanwhile.
@@ -244,6 +248,7 @@ impl Link {
                     return Err(self.reading.stalled(Some(error)));
                 }
             }
+            StoreErrorKind::Invalid if attempt < MALFORMED_ATTEMPTS => {}
             _ if attempt >= STUBBORN_ATTEMPTS => return Err(error.into()),
             _ => {}
         }
@@ -496,6 +501,31 @@ mod tests {
             sent.expect("created");
         }
         assert_eq!(link.uploads.limit(), 8);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn malformed_answers_for_a_few_seconds_pass_for_no_damage() {
+        use crate::entropy::SeededEntropy;
+        use crate::store::MemoryStore;
+        use crate::store::fault::{Fault, FaultStore, Strike};
+        let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::new())));
+        let entropy = Arc::new(SeededEntropy::new(1));
+        let link = Link::new(store.clone(), entropy, (4, 4), Duration::from_secs(60));
+        let body = [Bytes::from_static(b"bytes")];
+        link.create("data/1", &body).await.expect("created");
+        let malformed = Strike::with(Fault::FailBefore(StoreErrorKind::Invalid));
+        store.plan(malformed.keys("data/1").always());
+        let begin = Instant::now();
+        let heal = async {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            store.heal();
+        };
+        let (read, ()) = tokio::join!(link.get("data/1"), heal);
+        assert_eq!(read.expect("it was waited for"), body[0]);
+        let malformed = Strike::with(Fault::FailBefore(StoreErrorKind::Invalid));
+        store.plan(malformed.keys("data/1").always());
+        link.get("data/1").await.expect_err("it does not end");
+        assert!(begin.elapsed() < Duration::from_secs(30));
     }
 
     fn failing(timeout: Duration) -> (Link, crate::store::fault::FaultStore) {

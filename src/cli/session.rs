@@ -234,8 +234,9 @@ async fn take(repository: &Arc<Repository>, volume: String, command: &End) -> Re
         MountingError::Root(error) => Failure::from(error),
         MountingError::Spool(error) if error.is_damage() => Failure::from(error),
         MountingError::Spool(error) => Failure::new(error.to_string()).hint(
-            "The session stays. What only the spool holds is brought once the cause is mended; \
-             to give it up, remove that directory.",
+            "The session stays. What only the spool holds is brought once the cause is mended. \
+             To end the session without it, move that directory elsewhere and keep it: it may \
+             hold files that were acknowledged.",
         ),
         error => Failure::new(error.to_string()),
     };

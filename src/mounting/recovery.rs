@@ -24,6 +24,7 @@ use crate::mounting::writer::{Writing, limits};
 use crate::root::commit::{CommitRequest, Committer as RootCommitter};
 use crate::root::error::RootError;
 use crate::root::ground::{Ground, GroundError, KeptJournals};
+use crate::root::kept::journal_number;
 use crate::root::record::CommitRecord;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::SnapshotRequest as RootRequest;
@@ -92,12 +93,13 @@ pub fn snapshot_name(session: SessionId) -> String {
     format!("recovered-{session}")
 }
 
-/// What became of a spool whose session is in the root no more.
+/// The result of a recovery from a spool whose session is no longer in the root.
 #[derive(Debug, Default)]
 pub(super) struct Rescued {
-    /// The snapshot of it; none if nothing of it is missing in the volume's commits.
+    /// The snapshot of it; `None` if the volume's commits have all of it.
     pub(super) made: Option<Recovered>,
-    /// What of it is damaged and not in the snapshot: that loss was accepted.
+    /// The damage because of which the snapshot may lack something that the spool still has. Its
+    /// loss was accepted.
     pub(super) damage: Option<String>,
 }
 
@@ -111,6 +113,7 @@ pub(super) async fn recover(
     accepts_loss: bool,
 ) -> Result<Rescued, RecoveryError> {
     let Journals { whole, damaged } = journals(left).await?;
+    let accepts_loss = accepts_loss && is_of_volume(left, writing, &whole)?;
     let last = whole.last().map_or("", |(key, _)| key.as_str());
     let damage = |(_, path): &(String, String)| RecoveryError::Damaged { path: path.clone() };
     // One before whole journals leaves a gap between them, or is covered.
@@ -122,6 +125,15 @@ pub(super) async fn recover(
         Some(error) if !accepts_loss => return Err(error),
         behind => behind.map(|error| error.to_string()),
     };
+    if let Some(made) = made_before(writing, left, &whole).await? {
+        // The process that made it may have left something out, and have ended before it set the
+        // spool aside.
+        let damage = damaged.first().map(|first| damage(first).to_string());
+        return Ok(Rescued {
+            made: Some(made),
+            damage: damage.or_else(|| hole_in(&whole)),
+        });
+    }
     let mut gap = None;
     let made = recover_whole(left, writing, &whole, accepts_loss.then_some(&mut gap)).await;
     match (made, damaged.first()) {
@@ -134,6 +146,52 @@ pub(super) async fn recover(
     }
 }
 
+/// Returns whether the journals are of the volume that is being written: only its user has accepted
+/// a loss. Journals that say nothing are of any.
+fn is_of_volume(
+    left: &Leftover,
+    writing: &Writing,
+    objects: &[(String, bytes::Bytes)],
+) -> Result<bool, RecoveryError> {
+    let handle = &writing.repository.handle;
+    let kept = handle.open_kept(SessionId(left.session()), objects)?;
+    Ok(kept.is_none_or(|kept| kept.volume == writing.volume))
+}
+
+/// Returns the first gap in the numbers of journals, in words.
+fn hole_in(objects: &[(String, bytes::Bytes)]) -> Option<String> {
+    let numbers = objects.iter().filter_map(|(key, _)| journal_number(key));
+    let numbers: Vec<u64> = numbers.collect();
+    let mut pairs = numbers.windows(2);
+    let (before, next) = pairs.find_map(|pair| match *pair {
+        [before, next] if next > before + 1 => Some((before, next)),
+        _ => None,
+    })?;
+    Some(format!("no journal lies between {before} and {next}"))
+}
+
+/// Returns the snapshot of a spool that an earlier recovery made.
+async fn made_before(
+    writing: &Writing,
+    left: &Leftover,
+    objects: &[(String, bytes::Bytes)],
+) -> Result<Option<Recovered>, RecoveryError> {
+    let repository = &writing.repository;
+    let session = SessionId(left.session());
+    let snapshots = repository.snapshots().await?;
+    let root = repository.handle.current().root.clone();
+    let Some(kept) = repository.handle.open_kept(session, objects)? else {
+        return Ok(None);
+    };
+    let (volume, snapshot) = (kept.volume, snapshot_name(session));
+    let trash = repository.lists.known_trash(&root.trash).await?;
+    let mut trash = trash.iter().flat_map(|shard| shard.iter());
+    let is_it = |its: &str, name: &str| its == volume && name == snapshot;
+    let is_made = snapshots.named(&volume, &snapshot).is_some()
+        || trash.any(|entry| is_it(&entry.snapshot.volume, &entry.snapshot.name));
+    Ok(is_made.then_some(Recovered { volume, snapshot }))
+}
+
 /// Makes a snapshot of what the journals `objects` of a spool say: all of them or, where a `gap` is
 /// accepted, those before the first one, which is stated there.
 async fn recover_whole(
@@ -144,7 +202,6 @@ async fn recover_whole(
 ) -> Result<Option<Recovered>, RecoveryError> {
     let repository = &writing.repository;
     let session = SessionId(left.session());
-    let snapshots = repository.snapshots().await?;
     let root = repository.handle.current().root.clone();
     let Some(mut kept) = repository.handle.open_kept(session, objects)? else {
         return Ok(None);
@@ -153,14 +210,6 @@ async fn recover_whole(
         volume: kept.volume.clone(),
         snapshot: snapshot_name(session),
     };
-    let trash = repository.lists.known_trash(&root.trash).await?;
-    let mut trash = trash.iter().flat_map(|shard| shard.iter());
-    let is_it = |volume: &str, name: &str| volume == made.volume && name == made.snapshot;
-    if snapshots.named(&made.volume, &made.snapshot).is_some()
-        || trash.any(|entry| is_it(&entry.snapshot.volume, &entry.snapshot.name))
-    {
-        return Ok(Some(made));
-    }
     let read = |id| async move {
         let bytes = repository.depot.read_blob(Kind::Commit, id).await?;
         CommitRecord::decode(&bytes)

@@ -262,21 +262,41 @@ async fn bring_one(
 ) -> Result<Option<Brought>, SpoolingError> {
     let repository = &*writing.repository;
     let path = left.directory().display().to_string();
-    let found = survey(&left, &repository.handle, Covered::of(session)).await?;
-    let Survey { objects, damage } = found;
+    let volume = session.volume.clone().unwrap_or_default();
+    let is_ours = volume == writing.volume;
+    let mut covered = Covered::of(session);
+    let Survey { objects, damage } = loop {
+        let found = match survey(&left, &repository.handle, covered).await {
+            Err(error @ SpoolingError::Spool(_)) if !is_ours => {
+                leave(&left, &error, news);
+                return Ok(None);
+            }
+            found => found?,
+        };
+        if found.damage.is_none() {
+            break found;
+        }
+        // The bucket was asked after the root was read: a commit since then covers journals, and
+        // deletes them.
+        let view = repository.handle.refresh().await?;
+        match view.root.sessions.get(&SessionId(left.session())) {
+            None => {
+                rescue(left, writing, accepts_loss, news).await;
+                return Ok(None);
+            }
+            Some(session) if Covered::of(session) != covered => covered = Covered::of(session),
+            Some(_) => break found,
+        }
+    };
     let damage = damage.map(|damage| damage.to_string());
     if let Some(damage) = &damage {
-        let volume = session.volume.clone().unwrap_or_default();
-        let is_ours = volume == writing.volume;
         let error = SpoolingError::Damaged {
             path: path.clone(),
             volume,
             damage: damage.clone(),
         };
         if !is_ours {
-            tracing::error!("{error}");
-            let (bytes, why) = (left.bytes(), error.to_string());
-            news.stranded.push(Stranded { path, bytes, why });
+            leave(&left, &error, news);
             return Ok(None);
         }
         if !accepts_loss {
@@ -295,6 +315,16 @@ async fn bring_one(
         is_safe,
         damage,
     }))
+}
+
+/// Leaves a spool where it is, and reports why.
+fn leave(left: &Leftover, error: &SpoolingError, news: &mut SpoolNews) {
+    tracing::error!("{error}");
+    news.stranded.push(Stranded {
+        path: left.directory().display().to_string(),
+        bytes: left.bytes(),
+        why: error.to_string(),
+    });
 }
 
 /// Makes a snapshot of what is left of a session that another machine has ended. If that fails no mount waits for it: the spool stays, and the next mount tries again.
@@ -328,7 +358,8 @@ async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mu
     }
 }
 
-/// What a spool held is where it belongs. One with `damage` is set aside, for people.
+/// Ends a spool whose contents are where they belong: removes it, or sets it aside if it had
+/// `damage`.
 async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) {
     let Some(damage) = damage else {
         return left.discard().await;
@@ -338,14 +369,14 @@ async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) {
         Ok(aside) => {
             let path = aside.display().to_string();
             tracing::error!(
-                "{damage}: that loss is accepted; what comes before it is carried out, and all that the spool held is set aside as {path}"
+                "{damage}: what comes before it is carried out, and all that the spool held is set aside as {path}"
             );
-            let why = format!("set aside, since its loss was accepted: {damage}");
+            let why = format!("set aside, because something of it is lost: {damage}");
             news.stranded.push(Stranded { path, bytes, why });
         }
         Err(error) => {
             tracing::error!(
-                "{damage}: that loss is accepted, but {path} is not set aside: {error}"
+                "{damage}: what comes before it is carried out, but {path} is not set aside: {error}"
             );
             let why = format!("not set aside ({error}): {damage}");
             news.stranded.push(Stranded { path, bytes, why });

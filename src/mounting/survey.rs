@@ -233,7 +233,7 @@ impl<'a> Judge<'a, '_> {
         let follows_covered = later.any(|first| first <= self.covered.operation + 1);
         let is_covered = number <= self.covered.journal || follows_covered;
         let key = &journal.object.key;
-        if is_covered || self.handle.length_of(key).await? == Some(journal.object.length) {
+        if is_covered || self.handle.has_journal(key).await? {
             return Ok(None);
         }
         let path = journal.path();

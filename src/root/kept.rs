@@ -25,7 +25,7 @@ pub struct KeptJournal {
 }
 
 /// Which operations and journals of a session commits cover.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Covered {
     /// The last operation.
     pub operation: u64,
@@ -61,6 +61,22 @@ impl RootHandle {
             last: entry.last,
             packs: entry.packs().own,
         })
+    }
+
+    /// Returns whether the bucket has the journal `key`, and it can be read.
+    ///
+    /// # Errors
+    /// Store errors.
+    pub async fn has_journal(&self, key: &str) -> Result<bool, RootError> {
+        let (policy, entropy) = (self.policy(), &**self.entropy());
+        let asked = retry::patiently(&policy, entropy, Operation::Get, key, || {
+            self.store().get(key)
+        });
+        match asked.await {
+            Ok((bytes, _)) => Ok(open(self, key, &bytes).is_ok()),
+            Err(error) if error.kind() == StoreErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The length of an object of the bucket; none if it is not there.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use bkfs::mounting::MountingError;
 use bkfs::mounting::settings::Settings;
 use bkfs::mounting::spooling::SpoolingError;
-use bkfs_chunker::spool::{Disk, SimulatedDisk};
+use bkfs_chunker::spool::{Disk, DiskOperation, SimulatedDisk};
 use bkfs_chunker::store::Store;
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 use bytes::Bytes;
@@ -290,4 +290,49 @@ fn a_damaged_journal_of_a_fenced_spool_is_not_passed_over() {
         host.finish().expect("unmounted");
         assert!(files(&disk, ".damaged/").len() >= 6, "for people");
     }
+}
+
+/// The machine dies, or its disk refuses, between the snapshot and the setting aside.
+#[test]
+fn what_a_recovered_snapshot_lacks_stays_on_the_disk() {
+    for is_gone in [false, true] {
+        let (bucket, disk) = dead();
+        let taker = bucket.host();
+        taker.write("taken", 0, noise(4, 10));
+        taker.finish().expect("left");
+        let file = files(&disk, ".journal+").remove(1);
+        match is_gone {
+            true => runtime().block_on(disk.remove(&file)).expect("removed"),
+            false => disk.rot(&file, 777),
+        }
+        let last = files(&disk, ".journal+").pop().expect("the third");
+        let name = last.file_name().expect("a name").to_owned();
+        disk.fail(DiskOperation::Rename, 1, std::io::ErrorKind::Other);
+        let host = mount(&bucket, &disk, true, "main").expect("accepted");
+        let news = host.assembled.spool_news();
+        assert_eq!(news.recovered.len(), 1, "{news:?}");
+        host.finish().expect("unmounted");
+        assert!(disk.paths().contains(&last), "it is not set aside");
+        disk.heal();
+        let host = mount(&bucket, &disk, false, "main").expect("mounted");
+        host.finish().expect("unmounted");
+        let is_kept = disk.paths().iter().any(|path| path.ends_with(&name));
+        assert!(is_kept, "the third journal is in no commit and no snapshot");
+    }
+}
+
+/// A user of another volume cannot accept the loss.
+#[test]
+fn a_fenced_spool_of_another_volume_stays() {
+    let (bucket, disk) = dead();
+    let taker = bucket.host();
+    taker.write("taken", 0, noise(4, 10));
+    taker.finish().expect("left");
+    let file = files(&disk, ".journal+").remove(2);
+    disk.rot(&file, 777);
+    let host = mount(&bucket, &disk, true, "other").expect("of another volume");
+    let news = host.assembled.spool_news();
+    assert!(news.recovered.is_empty(), "{news:?}");
+    host.finish().expect("unmounted");
+    assert!(disk.paths().contains(&file), "it stays where it was");
 }

@@ -111,6 +111,14 @@ async fn open(
     }))
 }
 
+/// Returns whether a disk or a filesystem that verifies what it reads answers this for rot.
+pub(super) fn is_rot(error: &io::Error) -> bool {
+    let rot = [libc::EIO, libc::EBADMSG, libc::EUCLEAN];
+    error
+        .raw_os_error()
+        .is_some_and(|number| rot.contains(&number))
+}
+
 impl Leftover {
     /// Whose it was.
     pub fn session(&self) -> u64 {
@@ -144,6 +152,10 @@ impl Leftover {
         match read_object(&*self.disk, &object.path, bytes).await {
             Ok(bytes) => Ok(Some(bytes)),
             Err(SpoolError::Damaged { .. }) => Ok(None),
+            Err(SpoolError::Disk { source, path }) if is_rot(&source) => {
+                tracing::warn!("{path} cannot be read, and counts as damaged: {source}");
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }

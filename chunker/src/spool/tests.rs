@@ -362,16 +362,16 @@ fn what_is_not_whole_under_the_name_of_an_object_is_damaged() {
             assert_eq!(dead.read(object).await.expect("reads"), None, "{object:?}");
         }
         let aside = dead.set_aside().await.expect("renamed");
+        let kept = || {
+            let paths = disk.paths();
+            let kept = paths.iter().filter(|path| path.parent() == Some(&aside));
+            kept.count()
+        };
+        assert_eq!(kept(), 5, "three objects, a part of one, and the lock");
         disk.crash(&SeededEntropy::new(1));
         let found = leftovers(&shared, Path::new(ROOT)).await.expect("looks");
         assert!(found.is_empty(), "{found:?}");
-        let kept = disk.paths();
-        let kept = kept.iter().filter(|path| path.parent() == Some(&aside));
-        assert_eq!(
-            kept.count(),
-            5,
-            "three objects, a part of one, and the lock"
-        );
+        assert_eq!(kept(), 4, "the part was never flushed");
     });
 }
 
@@ -410,4 +410,20 @@ async fn the_real_disk_keeps_and_finds_it_too() {
     assert_eq!(aside, root.join("00000000000000ac.damaged"));
     assert!(aside.join(LOCK).exists());
     assert!(leftovers(&disk, &root).await.expect("looks").is_empty());
+}
+
+/// Filesystems with checksums answer a read of rotten bytes with an error.
+#[test]
+fn an_error_that_stands_for_rot_counts_as_damage() {
+    let is_rot = |number| super::left::is_rot(&std::io::Error::from_raw_os_error(number));
+    assert!(
+        [libc::EIO, libc::EBADMSG, libc::EUCLEAN]
+            .iter()
+            .all(|&number| is_rot(number))
+    );
+    assert!(
+        ![libc::EACCES, libc::EMFILE, libc::ENOMEM]
+            .iter()
+            .any(|&number| is_rot(number))
+    );
 }

@@ -1,68 +1,173 @@
 //! Lists of keys of a bucket, to their ends.
 //!
-//! Owns the bound: a store could go on for ever, with new keys on each page, and what is kept of them
-//! would fill the memory. Takes about 150 bytes for each key.
+//! Owns the bounds: a store could go on for ever, with new keys on each page, and what is kept of
+//! them would fill the memory.
 
 use std::collections::BTreeMap;
 
-use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind};
+use bkfs_chunker::store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind};
 
 /// Keys asked for at a time.
 pub const PAGE_KEYS: usize = 1000;
 
-/// The most keys that a bucket may list, where all of them are kept: about 1.5 GB of memory and
-/// 10,000 requests. With packs of 32 MiB that is a repository of 320 TB.
+/// The most keys that a bucket may list, where all of them are kept: 10,000 requests. With packs of
+/// 32 MiB that is a repository of 320 TB.
 pub const KEYS_MAX: usize = 10_000_000;
 
-/// The most journals of one session that a bucket may list. A commit deletes those that it covers,
-/// of which there is one for each fsync at the most.
+/// The most memory that the keys of one list may take, in bytes. [`KEYS_MAX`] keys of the lengths
+/// that bkfs gives them take less.
+pub const MEMORY_MAX: usize = 1_500_000_000;
+
+/// The memory that a key takes more than its bytes: its place in the map, its size, and what the
+/// allocator adds.
+const ENTRY_BYTES: usize = 80;
+
+/// The most journals of one session that a bucket may list above those that a commit covers. A
+/// writer commits long before it has sent so many. Covered journals stay where the store permits
+/// no deletion, without limit.
 pub const JOURNALS_MAX: usize = 1_000_000;
+
+/// What the list of a bucket may take.
+#[derive(Clone, Copy)]
+struct Most {
+    keys: usize,
+    memory: usize,
+}
 
 /// Returns every key that begins with `prefix` with its size in bytes.
 ///
 /// # Errors
-/// `Invalid` beyond [`KEYS_MAX`] keys. Store errors.
+/// `Invalid` beyond [`KEYS_MAX`] keys, or [`MEMORY_MAX`] bytes of memory for them. Store errors.
 pub async fn all(store: &dyn Store, prefix: &str) -> Result<BTreeMap<String, u64>, StoreError> {
-    at_most(store, prefix, KEYS_MAX).await
+    let most = Most {
+        keys: KEYS_MAX,
+        memory: MEMORY_MAX,
+    };
+    at_most(store, prefix, most).await
 }
 
 async fn at_most(
     store: &dyn Store,
     prefix: &str,
-    most: usize,
+    most: Most,
 ) -> Result<BTreeMap<String, u64>, StoreError> {
     let mut found = BTreeMap::new();
     let mut after: Option<String> = None;
+    let mut memory = 0;
     loop {
         let page = store.list(prefix, after.as_deref(), PAGE_KEYS).await?;
         let is_last = page.len() < PAGE_KEYS;
         after = page.last().map(|info| info.key.clone());
+        memory += page
+            .iter()
+            .map(|info| info.key.len() + ENTRY_BYTES)
+            .sum::<usize>();
         found.extend(page.into_iter().map(|info| (info.key, info.size)));
-        check(prefix, found.len(), most)?;
+        if found.len() > most.keys {
+            return Err(endless(prefix, format!("{} objects", most.keys)));
+        }
+        if memory > most.memory {
+            let bound = format!("{} bytes of memory for its keys", most.memory);
+            return Err(endless(prefix, bound));
+        }
         if is_last {
             return Ok(found);
         }
     }
 }
 
-/// Refuses a list of more keys than a bucket can hold.
-///
-/// # Errors
-/// `Invalid`.
-pub fn check(prefix: &str, keys: usize, most: usize) -> Result<(), StoreError> {
-    if keys <= most {
-        return Ok(());
-    }
+/// Returns the refusal of a list of more than a bucket can hold.
+fn endless(prefix: &str, bound: String) -> StoreError {
     let what = format!(
-        "the list goes on beyond {most} objects, more than a repository has: look what lies there \
+        "the list goes on beyond {bound}, more than a repository has: look what lies there \
          with another program, and whether the store's lists end"
     );
-    Err(StoreError::new(
-        StoreErrorKind::Invalid,
-        Operation::List,
-        prefix,
-        what,
-    ))
+    StoreError::new(StoreErrorKind::Invalid, Operation::List, prefix, what)
+}
+
+/// Returns the key of the journal with this number, of the session whose journals have this prefix.
+pub(super) fn journal_key(prefix: &str, number: u64) -> String {
+    format!("{prefix}{number:016x}")
+}
+
+/// Returns the number of a journal from its key; none if the key is not of a journal of this
+/// session.
+pub(super) fn journal_number(prefix: &str, key: &str) -> Option<u64> {
+    let number = u64::from_str_radix(key.strip_prefix(prefix)?, 16).ok()?;
+    (key == journal_key(prefix, number)).then_some(number)
+}
+
+/// The journals of one session, as a list of the bucket shows them page by page.
+///
+/// The list begins with one page of the covered journals, and goes on behind the last covered one.
+/// Keys that are of no journal are passed over.
+#[derive(Debug)]
+pub(super) struct Journals {
+    prefix: String,
+    /// The number of the first journal that no commit covers.
+    first: u64,
+    /// The key behind which the next page begins.
+    after: Option<String>,
+    /// The number of keys that were of no journal.
+    passed: usize,
+    /// The keys of journals that no commit covers.
+    pub(super) uncovered: Vec<String>,
+    /// The keys of covered journals, one page at the most.
+    pub(super) covered: Vec<String>,
+}
+
+impl Journals {
+    /// Begins the list of the session whose journals have this prefix. Journals with numbers below
+    /// `first` are covered.
+    pub(super) fn new(prefix: &str, first: u64) -> Self {
+        Self {
+            prefix: prefix.to_owned(),
+            first,
+            after: None,
+            passed: 0,
+            uncovered: Vec::new(),
+            covered: Vec::new(),
+        }
+    }
+
+    /// Returns the key behind which the next page begins; none for the first page.
+    pub(super) fn after(&self) -> Option<&str> {
+        self.after.as_deref()
+    }
+
+    /// Takes in the page of [`PAGE_KEYS`] keys behind [`Self::after`]. Returns whether the list
+    /// goes on.
+    ///
+    /// # Errors
+    /// `Invalid` beyond [`JOURNALS_MAX`] uncovered journals, or [`KEYS_MAX`] other keys.
+    pub(super) fn take(&mut self, page: Vec<ObjectInfo>) -> Result<bool, StoreError> {
+        self.take_at_most(page, JOURNALS_MAX)
+    }
+
+    fn take_at_most(&mut self, page: Vec<ObjectInfo>, most: usize) -> Result<bool, StoreError> {
+        let is_last = page.len() < PAGE_KEYS;
+        let last = page.last().map(|info| info.key.clone());
+        for info in page {
+            match journal_number(&self.prefix, &info.key) {
+                Some(number) if number >= self.first => self.uncovered.push(info.key),
+                Some(_) if self.covered.len() < PAGE_KEYS => self.covered.push(info.key),
+                Some(_) => {}
+                None => self.passed += 1,
+            }
+        }
+        if self.uncovered.len() > most {
+            let bound = format!("{most} journals that no commit covers");
+            return Err(endless(&self.prefix, bound));
+        }
+        if self.passed > KEYS_MAX {
+            let bound = format!("{KEYS_MAX} objects that are no journals");
+            return Err(endless(&self.prefix, bound));
+        }
+        let covered = self.first.checked_sub(1);
+        let covered = covered.map(|number| journal_key(&self.prefix, number));
+        self.after = last.max(covered);
+        Ok(!is_last)
+    }
 }
 
 #[cfg(test)]
@@ -70,7 +175,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use async_trait::async_trait;
-    use bkfs_chunker::store::{Layer, MemoryStore, ObjectInfo};
+    use bkfs_chunker::store::{Layer, MemoryStore};
 
     use super::*;
 
@@ -102,10 +207,19 @@ mod tests {
         }
     }
 
+    fn keys(keys: usize) -> Most {
+        Most {
+            keys,
+            memory: MEMORY_MAX,
+        }
+    }
+
     #[tokio::test]
     async fn a_list_without_an_end_is_refused() {
         let store = Endless::default();
-        let refused = at_most(&store, "data/", 5_000).await.expect_err("no end");
+        let refused = at_most(&store, "data/", keys(5_000))
+            .await
+            .expect_err("no end");
         assert_eq!(refused.kind(), StoreErrorKind::Invalid);
         assert!(refused.to_string().contains("data/"), "{refused}");
         assert_eq!(store.listed.load(Ordering::Relaxed), 6_000);
@@ -118,8 +232,78 @@ mod tests {
             let key = format!("data/{number:04}");
             store.put(&key, vec!["x".into()]).await.expect("put");
         }
-        let found = at_most(&store, "data/", 2_500).await.expect("it ends");
+        let found = at_most(&store, "data/", keys(2_500))
+            .await
+            .expect("it ends");
         assert_eq!(found.len(), 2_500);
-        at_most(&store, "data/", 2_499).await.expect_err("too many");
+        at_most(&store, "data/", keys(2_499))
+            .await
+            .expect_err("too many");
+    }
+
+    #[tokio::test]
+    async fn a_list_of_keys_that_fill_the_memory_is_refused() {
+        let store = Endless::default();
+        let prefix = "x".repeat(1_000);
+        let most = Most {
+            keys: 5_000,
+            memory: 2_500_000,
+        };
+        let refused = at_most(&store, &prefix, most).await.expect_err("too long");
+        assert_eq!(refused.kind(), StoreErrorKind::Invalid);
+        assert!(refused.to_string().contains("memory"), "{refused}");
+        assert_eq!(store.listed.load(Ordering::Relaxed), 3_000);
+    }
+
+    const PREFIX: &str = "journal/00000000000000ff/0123456789abcdef/";
+
+    /// Lists to the end. Returns what was found, and the number of pages.
+    async fn journals(
+        store: &MemoryStore,
+        first: u64,
+        most: usize,
+    ) -> Result<(Journals, u32), StoreError> {
+        let mut found = Journals::new(PREFIX, first);
+        let mut pages = 0;
+        loop {
+            pages += 1;
+            let page = store.list(PREFIX, found.after(), PAGE_KEYS).await?;
+            if !found.take_at_most(page, most)? {
+                return Ok((found, pages));
+            }
+        }
+    }
+
+    async fn put(store: &MemoryStore, key: &str) {
+        store.put(key, vec!["x".into()]).await.expect("put");
+    }
+
+    #[tokio::test]
+    async fn covered_journals_and_other_keys_do_not_count() {
+        let store = MemoryStore::new();
+        for number in 1..=5_003 {
+            put(&store, &journal_key(PREFIX, number)).await;
+        }
+        for number in 0..50 {
+            put(&store, &format!("{PREFIX}{:016x}-other", 5_000 + number)).await;
+        }
+        let (found, pages) = journals(&store, 5_001, 3).await.expect("it ends");
+        let open = (5_001..=5_003).map(|number| journal_key(PREFIX, number));
+        assert_eq!(found.uncovered, open.collect::<Vec<_>>());
+        assert_eq!(found.covered.len(), PAGE_KEYS);
+        assert_eq!(pages, 2, "covered journals are listed");
+        let refused = journals(&store, 5_001, 2).await.expect_err("too many");
+        assert_eq!(refused.kind(), StoreErrorKind::Invalid);
+    }
+
+    #[tokio::test]
+    async fn no_journal_is_passed_over_where_none_is_covered() {
+        let store = MemoryStore::new();
+        for number in 1..=2_500 {
+            put(&store, &journal_key(PREFIX, number)).await;
+        }
+        let (found, _) = journals(&store, 1, 2_500).await.expect("it ends");
+        assert_eq!(found.uncovered.len(), 2_500);
+        assert_eq!(found.covered.len(), 0);
     }
 }

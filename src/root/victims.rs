@@ -15,7 +15,7 @@
 use super::error::RootError;
 use super::handle::{RootHandle, RootView};
 use super::journal::{JournalEntry, prefix};
-use super::listing::{self, JOURNALS_MAX};
+use super::listing::{Journals, PAGE_KEYS, journal_key, journal_number};
 use super::retry;
 use super::sent::Sent;
 use super::state::{Root, Session, SessionId};
@@ -27,9 +27,6 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::RangeInclusive;
-
-/// The number of objects in one page of a list.
-const PAGE: usize = 1000;
 
 /// The largest number of journals that are read concurrently.
 const READ_AT_ONCE: usize = 16;
@@ -99,7 +96,7 @@ impl Gap {
     /// Returns the key of the first missing journal.
     pub fn key(&self) -> String {
         let first = self.missing.first().map_or(0, |range| *range.start());
-        key_of(&self.prefix, first)
+        journal_key(&self.prefix, first)
     }
 }
 
@@ -167,7 +164,7 @@ impl<'a> Owner<'a> {
 
     /// Returns the key of its journal with this number.
     pub(crate) fn key(&self, number: u64) -> String {
-        key_of(&self.prefix, number)
+        journal_key(&self.prefix, number)
     }
 
     /// Returns the number of the first journal that, by the root, no commit contains in full.
@@ -198,7 +195,9 @@ impl<'a> Owner<'a> {
         R: Future<Output = Result<Option<T>, RootError>>,
     {
         let first = self.first();
-        let listed = listed.into_iter().filter_map(|key| self.number(key));
+        let listed = listed
+            .into_iter()
+            .filter_map(|key| journal_number(&self.prefix, key));
         let remembered = self.remembered.map(|sent| sent.number);
         let likely = listed.chain(remembered).filter(|number| *number >= first);
         let mut wanted: BTreeSet<u64> = likely.chain(first..=first + REACH - 1).collect();
@@ -226,13 +225,6 @@ impl<'a> Owner<'a> {
             }
         }
         Ok(found)
-    }
-
-    /// Returns the number of a journal from its key; none if the key is not of a journal of this
-    /// session.
-    fn number(&self, key: &str) -> Option<u64> {
-        let number = u64::from_str_radix(key.strip_prefix(&self.prefix)?, 16).ok()?;
-        (key == self.key(number)).then_some(number)
     }
 
     /// Returns the gap, if any. The journals lead without a gap to operation `after`, the last of
@@ -433,19 +425,17 @@ async fn owner<'a>(handle: &RootHandle, id: SessionId, session: &'a Session) -> 
 }
 
 /// Returns the journals of a session that no commit is known to cover, by number, and the keys of
-/// the covered ones, which need not be readable.
+/// covered ones, which need not be readable.
 async fn find(
     handle: &RootHandle,
     owner: &Owner<'_>,
     known: &Known,
 ) -> Result<(BTreeMap<u64, JournalEntry>, Vec<String>), RootError> {
-    let listed = list(handle, owner.prefix()).await?;
+    let listed = list(handle, owner).await?;
     let found = owner
-        .search(&listed, |key| read(handle, key, known))
+        .search(&listed.uncovered, |key| read(handle, key, known))
         .await?;
-    let first = owner.first();
-    let is_done = |key: &String| owner.number(key).is_some_and(|number| number < first);
-    Ok((found, listed.into_iter().filter(is_done).collect()))
+    Ok((found, listed.covered))
 }
 
 /// Sends a read request again while the store does not answer.
@@ -462,25 +452,18 @@ where
     Ok(retry::patiently(&policy, entropy, operation, key, request).await?)
 }
 
-async fn list(handle: &RootHandle, prefix: &str) -> Result<Vec<String>, RootError> {
-    let mut keys: Vec<String> = Vec::new();
+async fn list(handle: &RootHandle, owner: &Owner<'_>) -> Result<Journals, RootError> {
+    let mut found = Journals::new(owner.prefix(), owner.first());
     loop {
-        let after = keys.last().map(String::as_str);
-        let page = patiently(handle, Operation::List, prefix, || {
-            handle.store().list(prefix, after, PAGE)
+        let after = found.after();
+        let page = patiently(handle, Operation::List, owner.prefix(), || {
+            handle.store().list(owner.prefix(), after, PAGE_KEYS)
         });
         let page = page.await?;
-        let is_last = page.len() < PAGE;
-        keys.extend(page.into_iter().map(|object| object.key));
-        listing::check(prefix, keys.len(), JOURNALS_MAX)?;
-        if is_last {
-            return Ok(keys);
+        if !found.take(page)? {
+            return Ok(found);
         }
     }
-}
-
-fn key_of(prefix: &str, number: u64) -> String {
-    format!("{prefix}{number:016x}")
 }
 
 /// Returns a journal; none if it is absent.

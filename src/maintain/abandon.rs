@@ -18,6 +18,7 @@ use crate::root::snapshots::SnapshotEntry;
 /// Returns the forgotten snapshots that are given up: those of which nodes, segments or the commit
 /// record cannot be read. While a list of condemned packs is lost these are also those of which a
 /// chunk lies only in several packs that cannot be read, since which of them is live is not known.
+/// What the store refuses to give, or gives in no usable form, is not known to be broken.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -33,7 +34,7 @@ pub(super) async fn broken(findings: &Findings) -> Result<Vec<SnapshotEntry>, Ro
         !is_undecided || findings.damage.any_good(places)
     };
     let depot = &findings.depot;
-    let mut wholeness = Wholeness::new(depot, is_there);
+    let mut wholeness = Wholeness::new(depot, is_there).keeping_unread();
     let mut broken = Vec::new();
     for entry in findings.listed.trash.iter().map(|entry| &entry.snapshot) {
         let has_record = match depot.read_blob(Kind::Commit, entry.commit).await {
@@ -44,6 +45,8 @@ pub(super) async fn broken(findings: &Findings) -> Result<Vec<SnapshotEntry>, Ro
                 | DepotError::Unknown { .. }
                 | DepotError::Unreadable { .. },
             ) => false,
+            // It is not known to be broken: the store may give it again.
+            Err(DepotError::Store(error)) if error.is_of_one_object() => true,
             Err(error) => return Err(error.into()),
         };
         let is_whole = match entry.tree {

@@ -155,7 +155,7 @@ impl Walk<'_> {
             "it has {listed} bytes where the index says {}",
             pack.bytes()
         );
-        (*listed != pack.bytes()).then_some(PackDamage { frame: None, what })
+        (*listed != pack.bytes()).then(|| PackDamage::new(None, what))
     }
 
     /// Reads every byte of all metadata packs.

@@ -87,9 +87,10 @@ impl Damage {
     }
 
     /// Returns the packs, each once, that are in the bucket and no longer describe themselves.
+    /// Refused packs are none of them.
     pub fn untrusted(&self) -> Vec<PackContents> {
         let mut seen = HashSet::new();
-        let packs = self.seen.iter();
+        let packs = self.seen.iter().filter(|(.., damage)| !damage.refused);
         let packs = packs.filter(|(_, missing, damage)| !missing && damage.frame.is_none());
         let packs = packs.filter(|(pack, ..)| seen.insert(pack.name()));
         packs.map(|(pack, ..)| pack.clone()).collect()
@@ -101,17 +102,23 @@ impl Damage {
     }
 
     /// Returns everything that belongs into quarantine: bad frames, missing packs, and packs that
-    /// no longer describe themselves.
+    /// no longer describe themselves. A refused pack may be whole, and does not belong there.
     pub fn places(&self) -> HashSet<Place> {
         let whole = self
             .seen
             .iter()
-            .filter(|(_, _, damage)| damage.frame.is_none());
+            .filter(|(_, _, damage)| damage.frame.is_none() && !damage.refused);
         let whole = whole.map(|(pack, ..)| Place {
             pack: pack.name(),
             frame: None,
         });
         self.bad.iter().copied().chain(whole).collect()
+    }
+
+    /// Returns true if this is the key of a pack that the store refuses.
+    pub fn is_refused(&self, key: &str) -> bool {
+        let mut packs = self.seen.iter().filter(|(.., damage)| damage.refused);
+        packs.any(|(pack, ..)| pack.key() == key)
     }
 
     /// Returns the packs that have any damage.
@@ -153,7 +160,9 @@ impl Damage {
                     |copy: &&Place| copy.pack != place.pack || copy.frame != Some(blob.frame);
                 if !all.iter().filter(elsewhere).any(|copy| !self.is_bad(copy)) {
                     only_here += 1;
-                    self.wanted.insert(blob.prefix);
+                    if !damage.refused {
+                        self.wanted.insert(blob.prefix);
+                    }
                     if *missing || damage.frame.is_some() {
                         lost.push(blob.prefix);
                     }
@@ -165,6 +174,7 @@ impl Damage {
             }
             let kind = match missing {
                 true => ProblemKind::Missing,
+                false if damage.refused => ProblemKind::Refused,
                 false => ProblemKind::Damaged,
             };
             let what = match damage.frame {

@@ -8,7 +8,7 @@ use bkfs_chunker::seal::{Class, HEADER_LEN, Header, Keyring, OpenError};
 use bkfs_chunker::store::{Store, StoreError, StoreErrorKind, Version};
 
 use super::check::{CheckOptions, Findings};
-use super::report::ProblemKind;
+use super::report::{Problem, ProblemKind};
 use crate::root::error::RootError;
 use crate::root::reading::open_root;
 use crate::root::state::ROOT_KEY;
@@ -32,7 +32,10 @@ pub(super) fn refuse(findings: &Findings) -> Result<(), RootError> {
         ));
     }
     let mut problems = findings.report.problems.iter();
-    if let Some(refused) = problems.find(|problem| problem.kind == ProblemKind::Refused) {
+    let is_in_the_way = |problem: &&Problem| {
+        problem.kind == ProblemKind::Refused && !is_left_alone(findings, &problem.object)
+    };
+    if let Some(refused) = problems.find(is_in_the_way) {
         return Err(RootError::damaged(
             &refused.object,
             format!(
@@ -50,6 +53,17 @@ pub(super) fn refuse(findings: &Findings) -> Result<(), RootError> {
         ));
     }
     Ok(())
+}
+
+/// Returns whether a repair writes nothing that rests on this refused object: it is a pack that the
+/// index holds, and nothing is lost that is written anew from what packs say.
+fn is_left_alone(findings: &Findings, key: &str) -> bool {
+    let listed = &findings.listed;
+    let nothing_lost = findings.handle.is_some()
+        && findings.indexed.lost.is_empty()
+        && listed.lost.is_empty()
+        && listed.lost_condemned.is_empty();
+    nothing_lost && findings.damage.is_refused(key)
 }
 
 /// Whether the root is damaged, and no newer program or key has written it meanwhile.

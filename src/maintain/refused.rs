@@ -2,7 +2,8 @@
 //!
 //! Stores answer 403 for an object in an archive class, and for every object once credentials have
 //! expired. Owns telling one from the other: after a refusal the config is asked for, which every
-//! command has read before, and then the object once more. Costs two requests for each refusal.
+//! command has read before, then the object once more, and after a second refusal the config again,
+//! since credentials may expire in between. Costs three requests for each refusal.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +22,8 @@ impl Refusals {
         Self(store)
     }
 
-    /// Returns `answer`, or what `again` gives if that was a refusal and the config is given.
+    /// Returns `answer`, or what `again` gives if that was a refusal and the config is given. A
+    /// second refusal is of one object if the config is given after it.
     async fn judge<T>(
         &self,
         key: &str,
@@ -34,10 +36,13 @@ impl Refusals {
                 if self.0.get(Config::KEY).await.is_err() {
                     return Err(error);
                 }
-                again.await.map_err(|error| match is_refusal(&error) {
-                    true => error.of_one_object(),
-                    false => error,
-                })
+                match again.await {
+                    Err(error) if is_refusal(&error) => match self.0.get(Config::KEY).await {
+                        Ok(_) => Err(error.of_one_object()),
+                        Err(_) => Err(error),
+                    },
+                    answer => answer,
+                }
             }
             answer => answer,
         }
@@ -68,5 +73,56 @@ impl Layer for Refusals {
     async fn head(&self, key: &str) -> Result<ObjectInfo, StoreError> {
         let answer = self.0.head(key).await;
         self.judge(key, answer, self.0.head(key)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use bkfs_chunker::store::{MemoryStore, Operation};
+
+    use super::*;
+
+    /// Refuses everything but the config, and that too after it was given a number of times.
+    #[derive(Debug)]
+    struct Expiring {
+        below: MemoryStore,
+        configs: AtomicU64,
+    }
+
+    #[async_trait]
+    impl Layer for Expiring {
+        fn below(&self) -> &dyn Store {
+            &self.below
+        }
+
+        async fn get(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
+            let is_left = |left: u64| left.checked_sub(1);
+            let order = Ordering::Relaxed;
+            if key == Config::KEY && self.configs.fetch_update(order, order, is_left).is_ok() {
+                return self.below.get(key).await;
+            }
+            let (kind, what) = (StoreErrorKind::Denied, "permission denied (403 Forbidden)");
+            Err(StoreError::new(kind, Operation::Get, key, what))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_of_one_object_if_the_config_is_given_after_it() {
+        for (configs, expected) in [(0, false), (1, false), (2, true)] {
+            let below = MemoryStore::new();
+            let config = vec!["config".into()];
+            below.put(Config::KEY, config).await.expect("put");
+            let configs_left = AtomicU64::new(configs);
+            let expiring = Expiring {
+                below,
+                configs: configs_left,
+            };
+            let store: Arc<dyn Store> = Arc::new(Refusals::of(Arc::new(expiring)));
+            let error = store.get("data/object").await.expect_err("it is refused");
+            assert_eq!(error.kind(), StoreErrorKind::Denied);
+            assert_eq!(error.is_of_one_object(), expected, "{configs} configs");
+        }
     }
 }

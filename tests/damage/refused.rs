@@ -6,16 +6,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs::maintain::check::check;
+use bkfs::maintain::check::{CheckOptions, check};
 use bkfs::maintain::repair::plan;
-use bkfs::maintain::report::Report;
+use bkfs::maintain::report::{Problem, ProblemKind, Report};
 use bkfs::root::error::RootError;
 use bkfs_chunker::store::{
     Layer, MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
 };
 use bytes::Bytes;
 
-use crate::world::{Fixture, bucket, class_of, wait};
+use crate::lists::{forget, open};
+use crate::world::{Fixture, SNAPSHOTS, bucket, class_of, wait};
 
 /// Refuses to give some objects, or all, as a store does whose objects are in an archive class, or
 /// whose credentials have expired.
@@ -76,6 +77,46 @@ fn checked(fixture: &Fixture, store: Arc<dyn Store>) -> Result<Report, RootError
     wait(check(store, &fixture.keyring, &fixture.options()))
 }
 
+/// Checks that the report names each of these packs as refused.
+fn are_refused(keys: &BTreeSet<String>, report: &Report) {
+    for key in keys {
+        let is_named =
+            |problem: &Problem| problem.object == *key && problem.kind == ProblemKind::Refused;
+        assert!(report.problems.iter().any(is_named), "{key}: {report}");
+    }
+}
+
+#[test]
+fn a_refused_pack_is_no_damage_whose_ends_alone_are_read() {
+    let fixture = Fixture::build(None);
+    let data = fixture.needed.iter().filter(|key| class_of(key) == "data");
+    let data = BTreeSet::from_iter(data.cloned());
+    let options = CheckOptions {
+        verifier: fixture.options().verifier,
+        ..CheckOptions::default()
+    };
+    let store = refusing(&fixture, Some(data.clone()));
+    let report = wait(check(store.clone(), &fixture.keyring, &options)).expect("checks");
+    are_refused(&data, &report);
+    let (_, planned) = wait(plan(&store, &fixture.keyring, &options)).expect("plans");
+    assert!(planned.is_empty(), "{:?}", planned.steps);
+}
+
+#[test]
+fn a_refused_pack_that_the_trash_needs_gives_nothing_up() {
+    let fixture = Fixture::build(None);
+    let bucket = bucket(&fixture.objects);
+    wait(async { forget(&open(bucket.clone()).await, SNAPSHOTS[0]).await });
+    let metadata = fixture.needed.iter().filter(|key| class_of(key) == "meta");
+    let keys = BTreeSet::from_iter(metadata.cloned());
+    let store: Arc<dyn Store> = Arc::new(Refusing {
+        bucket,
+        keys: Some(keys),
+    });
+    let (_, planned) = wait(plan(&store, &fixture.keyring, &fixture.options())).expect("plans");
+    assert!(planned.is_empty(), "{:?}", planned.steps);
+}
+
 #[test]
 fn an_object_that_the_store_refuses_is_named_and_the_rest_is_checked() {
     let fixture = Fixture::build(Some(crate::world::PASSWORD));
@@ -95,15 +136,15 @@ fn an_object_that_the_store_refuses_is_named_and_the_rest_is_checked() {
             for key in &keys {
                 assert!(report.names(key), "{key} is not named: {report}");
             }
-            if class == "data" {
-                assert_eq!(report.counts.packs_read, whole.counts.packs_read, "{class}");
-                continue;
-            }
-            if class == "meta" {
-                continue;
-            }
             // It may be given again: nothing is written in its place.
             let planned = wait(plan(&store, &fixture.keyring, &fixture.options()));
+            if matches!(class, "data" | "meta") {
+                assert_eq!(report.counts.packs_read, whole.counts.packs_read, "{class}");
+                are_refused(&keys, &report);
+                let (_, planned) = planned.unwrap_or_else(|error| panic!("{class}: {error}"));
+                assert!(planned.is_empty(), "{class}: {:?}", planned.steps);
+                continue;
+            }
             let error = planned
                 .err()
                 .unwrap_or_else(|| panic!("{class} is repaired"));

@@ -13,7 +13,7 @@ use crate::error::DepotError;
 use crate::id::{Id, Kind};
 use crate::pack::{BlobEntry, Footer, FrameEntry, TRAILER_LEN, Trailer};
 use crate::seal::{HEADER_LEN, Keyring, ObjectOpener};
-use crate::store::{StoreError, WHOLE_OBJECT_BYTES_MAX};
+use crate::store::{StoreError, StoreErrorKind, WHOLE_OBJECT_BYTES_MAX};
 use crate::workers::Scratch;
 
 /// The description of a pack that does not exist.
@@ -30,6 +30,9 @@ pub struct PackDamage {
     pub frame: Option<u16>,
     /// The damage in words.
     pub what: String,
+    /// True if the store refuses the pack and gives other objects. What is in it is not known, so
+    /// nothing may be written in its place.
+    pub refused: bool,
 }
 
 /// A blob that verified.
@@ -59,6 +62,23 @@ pub struct WalkedPack {
 }
 
 impl PackDamage {
+    /// Returns damage that was read in the pack.
+    pub fn new(frame: Option<u16>, what: impl ToString) -> Self {
+        Self {
+            frame,
+            what: what.to_string(),
+            refused: false,
+        }
+    }
+
+    /// Returns what is noted of a pack that the store does not give.
+    fn unread(error: &StoreError) -> Self {
+        Self {
+            refused: error.kind() == StoreErrorKind::Denied,
+            ..Self::new(None, format!("it cannot be read: {error}"))
+        }
+    }
+
     /// Returns true if the damage is that the whole pack does not exist.
     pub fn is_absence(&self) -> bool {
         self.frame.is_none() && self.what == MISSING
@@ -67,14 +87,8 @@ impl PackDamage {
 
 impl WalkedPack {
     fn note(&mut self, frame: Option<u16>, what: impl ToString) {
-        let what = what.to_string();
-        self.damage.push(PackDamage { frame, what });
+        self.damage.push(PackDamage::new(frame, what));
     }
-}
-
-/// What is said of an object that the store does not give.
-fn unread(error: &StoreError) -> String {
-    format!("it cannot be read: {error}")
 }
 
 /// A frame and its blobs, as the footer lists them.
@@ -110,15 +124,15 @@ impl Verifier {
             Err(DepotError::Store(error)) => {
                 // No object that is read whole is so large. The object was changed, and the store
                 // is not at fault.
-                let what = match self.link.store.head(&key).await {
+                let damage = match self.link.store.head(&key).await {
                     Ok(info) if info.size > WHOLE_OBJECT_BYTES_MAX => {
-                        format!("it has {} bytes", info.size)
+                        PackDamage::new(None, format!("it has {} bytes", info.size))
                     }
-                    _ if error.is_of_one_object() => unread(&error),
+                    _ if error.is_of_one_object() => PackDamage::unread(&error),
                     Err(error) => return Err(error.into()),
                     Ok(_) => return Err(DepotError::Store(error)),
                 };
-                walked.note(None, what);
+                walked.damage.push(damage);
                 return Ok(walked);
             }
             Err(error) => return Err(error),
@@ -143,7 +157,7 @@ impl Verifier {
     /// As [`Verifier::walk`].
     pub async fn ends(&self, pack: &PackContents) -> Result<Vec<PackDamage>, DepotError> {
         let record = &pack.0;
-        let damage = |what: String| vec![PackDamage { frame: None, what }];
+        let damage = |what: String| vec![PackDamage::new(None, what)];
         match self
             .describe(record.name, record.class, record.length)
             .await
@@ -153,7 +167,9 @@ impl Verifier {
             Err(DepotError::Missing { .. }) => Ok(damage(MISSING.to_owned())),
             Err(DepotError::Damaged { what, .. }) => Ok(damage(what)),
             Err(DepotError::Unreadable { source, .. }) => Ok(damage(source.to_string())),
-            Err(DepotError::Store(error)) if error.is_of_one_object() => Ok(damage(unread(&error))),
+            Err(DepotError::Store(error)) if error.is_of_one_object() => {
+                Ok(vec![PackDamage::unread(&error)])
+            }
             Err(error) => Err(error),
         }
     }

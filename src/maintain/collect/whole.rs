@@ -27,6 +27,8 @@ pub(in crate::maintain) struct Wholeness<'a, F> {
     depot: &'a Depot,
     /// Whether a chunk is there whose copies lie in these places.
     is_there: F,
+    /// Whether what the store does not give counts as whole.
+    keeps_unread: bool,
     known: HashMap<Id, bool>,
 }
 
@@ -37,7 +39,17 @@ impl<'a, F: Fn(&[Place]) -> bool> Wholeness<'a, F> {
         Self {
             depot,
             is_there,
+            keeps_unread: false,
             known: HashMap::new(),
+        }
+    }
+
+    /// The same, where a node or segment counts as whole that the store does not give while it gives
+    /// other objects.
+    pub(in crate::maintain) fn keeping_unread(self) -> Self {
+        Self {
+            keeps_unread: true,
+            ..self
         }
     }
 
@@ -92,6 +104,10 @@ impl<'a, F: Fn(&[Place]) -> bool> Wholeness<'a, F> {
                 | DepotError::Unknown { .. }
                 | DepotError::Unreadable { .. },
             ) => None,
+            Err(DepotError::Store(error)) if self.keeps_unread && error.is_of_one_object() => {
+                self.known.insert(id, true);
+                return Ok(Some(true));
+            }
             Err(error) => return Err(error.into()),
         };
         let Some(left) = read else {

@@ -419,7 +419,9 @@ impl Scrubber {
         quarantine: &HashSet<Place>,
         position: &mut Position,
     ) {
-        let is_missing = found.iter().any(PackDamage::is_absence);
+        // What is in a refused pack is not known.
+        let found: Vec<&PackDamage> = found.iter().filter(|damage| !damage.refused).collect();
+        let is_missing = found.iter().any(|damage| damage.is_absence());
         let place = |frame| Place {
             pack: pack.name(),
             frame,

@@ -15,7 +15,7 @@ use crate::machine::Machine;
 use crate::maintain::check::{CheckOptions, CheckProgress, check};
 use crate::maintain::heal::{Healed, heal};
 use crate::maintain::repair;
-use crate::maintain::report::{Problem, Report, Stray};
+use crate::maintain::report::{Note, Problem, Report, Stray};
 use crate::maintain::sample::Sample;
 use crate::mounting::settings::Settings;
 use crate::places;
@@ -285,6 +285,15 @@ fn summary(report: &Report, seconds: f64) -> String {
             text += &format!("\n      {stray}");
         }
     }
+    if !report.notes.is_empty() {
+        text += &format!(
+            "\n{} things in trees are left out by commands (no damage):",
+            report.notes.len() as u64 + report.more_notes
+        );
+        for note in report.notes.iter().take(SHOWN_NAMES) {
+            text += &format!("\n      {note}");
+        }
+    }
     if counts.healed > 0 {
         text += &format!("\n{} damaged places were stored again since", counts.healed);
     }
@@ -313,6 +322,7 @@ fn as_json(report: &Report, healed: &Healed, seconds: f64) -> Value {
             "session": stray.session,
         })
     };
+    let note = |note: &Note| json!({ "tree": note.tree, "what": note.what });
     json!({
         "clean": report.is_clean(),
         "generation": report.generation,
@@ -349,6 +359,8 @@ fn as_json(report: &Report, healed: &Healed, seconds: f64) -> Value {
         },
         "problems": report.problems.iter().map(problem).collect::<Vec<_>>(),
         "more_problems": report.more_problems,
+        "notes": report.notes.iter().map(note).collect::<Vec<_>>(),
+        "more_notes": report.more_notes,
     })
 }
 

@@ -14,6 +14,9 @@ pub const PROBLEMS_MAX: usize = 10_000;
 /// Files that one problem names. Further ones are only counted.
 pub const FILES_MAX: usize = 100;
 
+/// Notes that a report keeps. Further ones are only counted.
+pub const NOTES_MAX: usize = 1_000;
+
 /// The way in which an object is wrong.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
 pub enum ProblemKind {
@@ -94,6 +97,22 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}: {}: {}", self.object, self.kind.name(), self.what)
+    }
+}
+
+/// Something in a tree that commands leave out since they are bounded, and the tree is not. An
+/// honest writer can make it, so it is no damage.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Note {
+    /// The tree: a snapshot as `VOLUME/NAME`, a volume's current state as `VOLUME`.
+    pub tree: String,
+    /// A sentence that says what is left out, and why.
+    pub what: String,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}: {}", self.tree, self.what)
     }
 }
 
@@ -207,6 +226,10 @@ pub struct Report {
     pub counts: Counts,
     /// Commits that no root names.
     pub strays: Vec<Stray>,
+    /// What commands leave out of trees in which nothing is wrong.
+    pub notes: Vec<Note>,
+    /// Number of notes beyond [`NOTES_MAX`].
+    pub more_notes: u64,
     /// The seed of the sample, if only a part of the data was read.
     pub seed: Option<u64>,
 }
@@ -238,6 +261,14 @@ impl Report {
         }
         self.problems.push(problem);
         Some(self.problems.len() - 1)
+    }
+
+    /// Adds a note, which is no problem.
+    pub fn note(&mut self, note: Note) {
+        match self.notes.len() < NOTES_MAX {
+            true => self.notes.push(note),
+            false => self.more_notes += 1,
+        }
     }
 
     /// Returns true if a problem names this object, as its key or in its phrase.

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use bkfs_chunker::id::Id;
 
-use super::report::{Problem, ProblemKind, Report};
+use super::report::{Note, Problem, ProblemKind, Report};
 use crate::fault::{Fault, PATH_BYTES_MAX, XATTRS_BYTES_MAX};
 use crate::tree::diff::Diff;
 use crate::tree::item::Item;
@@ -74,17 +74,23 @@ impl Facts {
             Some(Fault::Dangling { inode }.to_string())
         } else if is_directory && self.names > 1 {
             Some(Fault::Again { inode }.to_string())
-        } else if self.xattr_list_bytes > XATTR_LIST_BYTES_MAX as u64
-            || self.xattr_bytes > XATTRS_BYTES_MAX as u64
-        {
-            Some(Fault::Xattrs { inode }.to_string())
         } else if self.claims != claims || (self.children > 0 && !is_directory) {
             Some(format!("inode {inode} is of another type than names say"))
         } else {
             None
         }
     }
+
+    /// Returns whether it has more extended attributes than readers take.
+    fn has_many_xattrs(&self) -> bool {
+        self.xattr_list_bytes > XATTR_LIST_BYTES_MAX as u64
+            || self.xattr_bytes > XATTRS_BYTES_MAX as u64
+    }
 }
+
+/// The lengths of the paths of directories, in bytes; of one whose way up ends in a cycle, the
+/// lowest inode of the cycle.
+type Paths = HashMap<u64, Result<u64, u64>>;
 
 /// The judgement over trees, one after the other.
 pub struct Trees<'a> {
@@ -93,6 +99,8 @@ pub struct Trees<'a> {
     inodes: HashMap<u64, Facts>,
     /// Inodes that have a fault in the current tree.
     faulty: BTreeSet<u64>,
+    /// Inodes that have more extended attributes than readers take.
+    laden: BTreeSet<u64>,
     /// Directories with paths that are too long, in others whose paths are not.
     deep: BTreeSet<u64>,
     /// Inodes of which the current tree says something else than the one before.
@@ -109,13 +117,14 @@ impl<'a> Trees<'a> {
             before: None,
             inodes: HashMap::new(),
             faulty: BTreeSet::new(),
+            laden: BTreeSet::new(),
             deep: BTreeSet::new(),
             touched: HashSet::new(),
             unnamed: HashSet::new(),
         }
     }
 
-    /// Judges a tree, and adds its faults to `report`.
+    /// Judges a tree, and adds its faults to `report`, and notes of what readers leave out.
     ///
     /// Cancel safety: dropped while it reads, it leaves a value that cannot judge another tree.
     ///
@@ -125,13 +134,17 @@ impl<'a> Trees<'a> {
     pub async fn judge(&mut self, named: &Named, report: &mut Report) -> Result<(), VolumeError> {
         self.read(named.tree).await?;
         let mut cycles = BTreeSet::new();
-        let mut known = HashMap::from([(ROOT_INODE, 0)]);
+        let mut known = Paths::from([(ROOT_INODE, Ok(0))]);
         self.judge_all_paths(&mut known);
         for inode in std::mem::take(&mut self.touched) {
             let facts = self.inodes.get(&inode);
             match facts.and_then(|facts| facts.fault(inode)) {
                 Some(_) => self.faulty.insert(inode),
                 None => self.faulty.remove(&inode),
+            };
+            match facts.is_some_and(Facts::has_many_xattrs) {
+                true => self.laden.insert(inode),
+                false => self.laden.remove(&inode),
             };
             if facts.is_some_and(|facts| *facts == Facts::default()) {
                 self.inodes.remove(&inode);
@@ -145,9 +158,7 @@ impl<'a> Trees<'a> {
         let cycles = cycles
             .iter()
             .map(|inode| format!("a cycle of directories: inode {inode} lies in itself"));
-        let deep = self.deep.iter();
-        let deep = deep.map(|inode| format!("{}: directory {inode}", Fault::Deep));
-        let faults: Vec<String> = faults.chain(cycles).chain(deep).collect();
+        let faults: Vec<String> = faults.chain(cycles).collect();
         for fault in faults.iter().take(TOLD_MAX) {
             tell(named, fault.clone(), report);
         }
@@ -158,7 +169,31 @@ impl<'a> Trees<'a> {
                 report,
             );
         }
+        self.note_left_out(named, report);
         Ok(())
+    }
+
+    /// Notes what readers leave out of the current tree, although an honest writer can make it.
+    fn note_left_out(&self, named: &Named, report: &mut Report) {
+        let laden = self.laden.iter().map(|inode| {
+            format!(
+                "restore leaves out the extended attributes of inode {inode}, and dump the inode: \
+                 they are more than {XATTR_LIST_BYTES_MAX} bytes of names, or \
+                 {XATTRS_BYTES_MAX} bytes in all"
+            )
+        });
+        let deep = self.deep.iter().map(|inode| {
+            format!(
+                "ls, find, diff, dump and restore leave out directory {inode} and all below it: \
+                 its path is longer than {PATH_BYTES_MAX} bytes"
+            )
+        });
+        for what in laden.chain(deep).take(TOLD_MAX) {
+            let tree = named.name.clone();
+            report.note(Note { tree, what });
+        }
+        let all = self.laden.len() + self.deep.len();
+        report.more_notes += all.saturating_sub(TOLD_MAX) as u64;
     }
 
     /// Takes in the differences from the tree before.
@@ -240,7 +275,7 @@ impl<'a> Trees<'a> {
     }
 
     /// Judges the paths of all directories, if one that was there before has another path now.
-    fn judge_all_paths(&mut self, known: &mut HashMap<u64, u64>) {
+    fn judge_all_paths(&mut self, known: &mut Paths) {
         let unnamed = std::mem::take(&mut self.unnamed);
         let mut unnamed = unnamed.iter().filter_map(|inode| self.inodes.get(inode));
         if unnamed.any(|facts| facts.is_directory() && facts.names > 0) {
@@ -256,8 +291,14 @@ impl<'a> Trees<'a> {
 
     /// Judges the length of the path of an inode, if it is a directory. Returns a directory that
     /// lies in itself, on the way up.
-    fn judge_path(&mut self, inode: u64, known: &mut HashMap<u64, u64>) -> Result<(), u64> {
-        let bytes = self.path_bytes(inode, known)?;
+    fn judge_path(&mut self, inode: u64, known: &mut Paths) -> Result<(), u64> {
+        let bytes = match path_bytes(&self.inodes, inode, known) {
+            Ok(bytes) => bytes,
+            Err(cycle) => {
+                self.deep.remove(&inode);
+                return Err(cycle);
+            }
+        };
         let facts = self.inodes.get(&inode).filter(|facts| facts.is_directory());
         let above = facts.map(|facts| bytes.saturating_sub(facts.name_bytes.saturating_add(1)));
         let most = PATH_BYTES_MAX as u64;
@@ -267,36 +308,39 @@ impl<'a> Trees<'a> {
         };
         Ok(())
     }
+}
 
-    /// The length of a path, in bytes, or a directory that lies in itself on the way up; `known` are
-    /// lengths of other paths.
-    fn path_bytes(&self, inode: u64, known: &mut HashMap<u64, u64>) -> Result<u64, u64> {
-        let (mut way, mut met) = (Vec::new(), HashSet::new());
-        let mut at = inode;
-        let mut bytes = loop {
-            if let Some(bytes) = known.get(&at) {
-                break *bytes;
-            }
-            if !met.insert(at) {
-                return Err(at);
-            }
-            match self.inodes.get(&at) {
-                Some(facts) if facts.names == 1 => {
-                    way.push((at, facts.name_bytes));
-                    at = facts.parents;
-                }
-                _ => {
-                    known.insert(at, 0);
-                    break 0;
-                }
-            }
-        };
-        for (inode, name_bytes) in way.into_iter().rev() {
-            bytes = bytes.saturating_add(name_bytes).saturating_add(1);
-            known.insert(inode, bytes);
+/// Returns the length of a path, in bytes, or the lowest inode of the cycle that the way up ends
+/// in. `known` are other paths; those of all inodes on the way join them, also on the way to a
+/// cycle.
+fn path_bytes(inodes: &HashMap<u64, Facts>, inode: u64, known: &mut Paths) -> Result<u64, u64> {
+    let (mut way, mut met) = (Vec::<(u64, u64)>::new(), HashSet::new());
+    let mut at = inode;
+    let mut path = loop {
+        if let Some(path) = known.get(&at) {
+            break *path;
         }
-        Ok(bytes)
+        if !met.insert(at) {
+            let numbers = way.iter().map(|(inode, _)| *inode);
+            let cycle = numbers.skip_while(|inode| *inode != at);
+            break Err(cycle.min().unwrap_or(at));
+        }
+        match inodes.get(&at) {
+            Some(facts) if facts.names == 1 => {
+                way.push((at, facts.name_bytes));
+                at = facts.parents;
+            }
+            _ => {
+                known.insert(at, Ok(0));
+                break Ok(0);
+            }
+        }
+    };
+    for (inode, name_bytes) in way.into_iter().rev() {
+        path = path.map(|bytes| bytes.saturating_add(name_bytes).saturating_add(1));
+        known.insert(inode, path);
     }
+    path
 }
 
 /// Adds to a sum, or takes from it what was added before.
@@ -332,5 +376,46 @@ mod tests {
         assert!(facts(&[4]).fault(70).is_some());
         assert!(facts(&[8, 10]).fault(70).is_some());
         assert!(facts(&[4, 12]).fault(70).is_some());
+    }
+
+    /// A directory with one name of one byte.
+    fn below(parent: u64) -> Facts {
+        Facts {
+            kind: mode::kind(libc::S_IFDIR),
+            names: 1,
+            parents: parent,
+            name_bytes: 1,
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn a_way_into_a_cycle_is_gone_once() {
+        let chain = 1_000..2_000_u64;
+        let mut inodes = HashMap::from([(70, below(71)), (71, below(70)), (1_000, below(71))]);
+        inodes.extend(chain.clone().skip(1).map(|inode| (inode, below(inode - 1))));
+        let mut known = Paths::from([(ROOT_INODE, Ok(0))]);
+        assert_eq!(path_bytes(&inodes, 1_999, &mut known), Err(70));
+        for inode in chain.chain([70, 71]) {
+            assert_eq!(known.get(&inode), Some(&Err(70)), "{inode}");
+        }
+    }
+
+    #[test]
+    fn the_length_of_a_path_is_that_of_its_names_and_slashes() {
+        let inodes = HashMap::from([(70, below(ROOT_INODE)), (71, below(70))]);
+        let mut known = Paths::from([(ROOT_INODE, Ok(0))]);
+        assert_eq!(path_bytes(&inodes, 71, &mut known), Ok(4));
+        assert_eq!(known.get(&70), Some(&Ok(2)));
+    }
+
+    #[test]
+    fn many_extended_attributes_are_no_fault() {
+        let mut facts = below(ROOT_INODE);
+        facts.claims = claim(facts.kind);
+        assert!(!facts.has_many_xattrs());
+        facts.xattr_bytes = XATTRS_BYTES_MAX as u64 + 1;
+        assert!(facts.has_many_xattrs());
+        assert_eq!(facts.fault(70), None);
     }
 }

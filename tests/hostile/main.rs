@@ -183,14 +183,19 @@ impl Trial {
             arguments.extend(read_data.then_some("--read-data"));
             let ran = self.run(&arguments, true);
             let said = String::from_utf8_lossy(&ran.error);
+            let shown = String::from_utf8_lossy(&ran.out);
             let expected = self.forgery.check;
             let is_right = match expected {
                 "" => ran.code == 0,
+                expected if self.forgery.is_noted => ran.code == 0 && shown.contains(expected),
                 expected => ran.code == 13 && said.contains(expected),
             };
             if !is_right {
                 self.wrong("check", &format!("does not say {expected:?}"), &ran);
             }
+        }
+        if self.forgery.is_noted {
+            self.notes_in_json();
         }
         self.run(&["snapshots", "REPOSITORY"], true);
         self.run(&["--json", "snapshots", "REPOSITORY"], true);
@@ -212,6 +217,20 @@ impl Trial {
         self.run(&["init", "REPOSITORY"], true);
         self.run(&["init", "--no-encryption", "REPOSITORY"], true);
         self.asks_no_mount();
+    }
+
+    /// Checks that scripts see what `check` notes.
+    fn notes_in_json(&mut self) {
+        let ran = self.run(&["--json", "check", "REPOSITORY"], true);
+        let report = serde_json::from_slice::<serde_json::Value>(&ran.out).unwrap_or_default();
+        let what = report["notes"][0]["what"].as_str().unwrap_or_default();
+        let is_right = ran.code == 0
+            && report["clean"] == true
+            && report["notes"][0]["tree"] == format!("main/{HOSTILE}")
+            && what.contains(self.forgery.check);
+        if !is_right {
+            self.wrong("--json check", "does not note it", &ran);
+        }
     }
 
     /// Commands of a mount, where there is none.

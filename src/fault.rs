@@ -78,8 +78,9 @@ pub enum Fault {
         /// The inode number.
         inode: u64,
     },
-    /// The extended attributes are too many, or too large together.
-    #[error("inode {inode} has more extended attributes than any file can have")]
+    /// The extended attributes are too many, or too large together, or have a name that no file
+    /// can give them.
+    #[error("inode {inode} has what cannot be extended attributes of a file")]
     Xattrs {
         /// The inode number.
         inode: u64,
@@ -169,6 +170,9 @@ pub fn of_item(key: &Key, item: &Item, cookie: impl Fn(&[u8]) -> u64) -> Option<
             (!is_within).then_some(Fault::Extent { inode })
         }
         (KeyParts::Symlink { inode }, Item::Symlink(target)) => of_target(inode, target),
+        (KeyParts::Xattr { inode, name }, _) if name.starts_with(b"system.") => {
+            Some(Fault::Xattrs { inode })
+        }
         _ => None,
     }
 }

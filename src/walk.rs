@@ -142,12 +142,11 @@ pub async fn attributes(view: &View, inode: u64) -> Result<Result<Attributes, Fa
 }
 
 /// Returns the extended attributes of an inode with their values, or [`Fault::Xattrs`] if they are
-/// more than a file can have.
+/// more than a file can have, or one has a name that no file can give it.
 ///
 /// # Errors
 /// [`VolumeError::Depot`] or [`VolumeError::Tree`] if the tree cannot be read;
-/// [`VolumeError::Malformed`] if an item is not an extended attribute;
-/// [`VolumeError::NotSupported`] if a name begins with `system.`.
+/// [`VolumeError::Malformed`] if an item is not an extended attribute.
 pub async fn xattrs(
     view: &View,
     inode: u64,
@@ -160,7 +159,12 @@ pub async fn xattrs(
     let mut all = Vec::with_capacity(names.len());
     let mut bytes = 0;
     for name in names {
-        let value = view.xattr(inode, &name).await?;
+        let value = match view.xattr(inode, &name).await {
+            Ok(value) => value,
+            // A mount takes no such name.
+            Err(VolumeError::NotSupported) => return Ok(Err(Fault::Xattrs { inode })),
+            Err(error) => return Err(error),
+        };
         bytes += name.len() + value.len();
         if bytes > XATTRS_BYTES_MAX {
             return Ok(Err(Fault::Xattrs { inode }));

@@ -208,6 +208,12 @@ pub const FORGERIES: &[Forgery] = &[
         Walked::Any,
         "restore leaves out the extended attributes of inode 100",
     ),
+    forgery(
+        "system-xattr",
+        system_xattr,
+        Walked::Any,
+        "inode 100 has what cannot be extended attributes",
+    ),
     forgery("large-xattr", large_xattr, Walked::Any, "malformed"),
     forgery("bad-link", bad_link, Walked::Any, "malformed"),
     forgery("bad-item", bad_item, Walked::LeftOut, "malformed"),
@@ -470,6 +476,15 @@ fn many_xattrs(forger: &Forger) -> Id {
         let name = format!("user.{number:0>240}");
         items.raw(Key::xattr(100, name.as_bytes()), vec![b'x'; 64 << 10]);
     }
+    forger.tree(&items)
+}
+
+/// Returns a file with an access control list, which no mount takes.
+fn system_xattr(forger: &Forger) -> Id {
+    let mut items = Items::new(forger);
+    items.file(forger, ROOT_INODE, b"file", 100);
+    let name = b"system.posix_acl_access";
+    items.raw(Key::xattr(100, name), vec![2, 0, 0, 0]);
     forger.tree(&items)
 }
 

@@ -430,6 +430,7 @@ trials! {
     file_and_directory: "file-and-directory",
     no_type: "no-type",
     many_xattrs: "many-xattrs",
+    system_xattr: "system-xattr",
     large_xattr: "large-xattr",
     bad_link: "bad-link",
     bad_item: "bad-item",

@@ -1,4 +1,4 @@
-//! `bkfs check URL [--read-data[=N%]] [--repair [--from URL]]`
+//! `bkfs check URL [--read-data[=N%]] [--repair [--from URL | --give-up-forgotten]]`
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,6 +35,9 @@ const SHOWN_NAMES: usize = 10;
 ///
 /// --repair --from brings back what another repository has: one that bkfs copy filled from this one, or the one that this is a copy of. What is read there is taken only if it is, to the
 /// bit, what is missing here. Nothing is written there. Its password comes from --from-password-file and its kin, BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD or the configuration.
+///
+/// Where bkfs gc refuses because something cannot be read, and nothing brings it back: bkfs forget the snapshots that need it, then --repair --give-up-forgotten. Without that option no forgotten
+/// snapshot is given up, since what is missing may be there again later.
 #[derive(Debug, clap::Args)]
 pub struct Check {
     /// The repository, or a mount of one
@@ -51,6 +54,9 @@ pub struct Check {
     /// Bring back what is damaged or missing from this repository, as far as it has it; with --read-data, damage to file contents is looked for too
     #[arg(long, value_name = "URL", requires = "repair")]
     from: Option<String>,
+    /// Give up, for good, forgotten snapshots of which something cannot be read that collections need and that nothing kept needs; they are named
+    #[arg(long, requires = "repair", conflicts_with = "from")]
+    give_up_forgotten: bool,
     #[command(flatten)]
     source: Source,
 }
@@ -98,7 +104,7 @@ pub fn run(command: Check, global: &Global, output: &Output) -> Result<(), Failu
         if from.as_ref().map(of) == Some(bare.keyring.repository()) {
             return Err(Failure::usage("both are the same repository"));
         }
-        options.heals = from.is_some();
+        options.gives_up = command.give_up_forgotten;
         options.data = command.sample(&options);
         if let Some(seed) = options.data.seed() {
             output.remark(format_args!("the sample's seed is {seed}"));
@@ -148,6 +154,7 @@ async fn mend(
     for _ in 0..REPAIRS_MAX {
         let (findings, plan) = repair::plan(store, keyring, options).await?;
         let is_planned = !plan.is_empty();
+        let remarks = plan.remarks.clone();
         if is_planned {
             let problems = findings.report.problems.iter().take(SHOWN_PROBLEMS);
             problems.for_each(|problem| output.remark(problem));
@@ -164,6 +171,9 @@ async fn mend(
             output.remark(format_args!("repair: {}", brought_back(&healed)));
             all.add(&healed);
         } else if !is_planned {
+            for remark in &remarks {
+                output.remark(remark);
+            }
             return Ok((findings.report, all));
         }
     }
@@ -370,12 +380,17 @@ fn conclude(report: &Report) -> Result<(), Failure> {
     }
     let count = report.problems.len() as u64 + report.more_problems;
     let worst = &report.problems[0];
+    let is_needed = report
+        .problems
+        .iter()
+        .any(|problem| !problem.snapshots.is_empty());
     Err(Failure::new(format!(
         "the repository is damaged ({count} found; the first: {worst})"
     ))
     .code(Code::Damaged))
     .map_err(|failure| match report.touches_nothing() {
-        true => failure.hint("No snapshot and no volume is known to need what is damaged: bkfs gc frees it, if a repair has found it before."),
+        true => failure.hint("No snapshot and no volume is known to need what is damaged: bkfs gc frees it, if a repair has found it before. If bkfs gc refuses, forgotten snapshots need it: bkfs check --repair --give-up-forgotten gives them up."),
+        false if is_needed => failure.hint("If nothing brings back what is damaged: bkfs forget the snapshots that need it, then bkfs check --repair --give-up-forgotten, so that bkfs gc goes on."),
         false => failure,
     })
 }

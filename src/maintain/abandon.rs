@@ -2,9 +2,13 @@
 //! need. They hold collections back until their undelete window ends, and for ever while a list of
 //! condemned packs is lost.
 //!
-//! Owns which ones a repair gives up, and what is said of it.
+//! Owns which ones a repair gives up if it is told to, and what is said of them. What a store hides
+//! for a while, or a later backup stores again, makes them whole: so nothing is given up unasked.
+
+use std::collections::HashSet;
 
 use bkfs_chunker::catalog::Place;
+use bkfs_chunker::depot::Depot;
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::seal::Keyring;
@@ -12,32 +16,97 @@ use bkfs_chunker::seal::Keyring;
 use super::check::{CheckOptions, Findings};
 use super::collect::sightings::SightingsFile;
 use super::collect::whole::Wholeness;
+use super::grounds;
+use super::repair::Plan;
 use crate::root::error::RootError;
 use crate::root::snapshots::SnapshotEntry;
 
-/// Returns the forgotten snapshots that are given up: those of which nodes, segments or the commit
-/// record cannot be read. While a list of condemned packs is lost these are also those of which a
+/// Forgotten snapshots of which something cannot be read.
+#[derive(Debug, Default)]
+pub(super) struct Broken {
+    /// Those of which something cannot be read that nothing kept needs.
+    alone: Vec<SnapshotEntry>,
+    /// Those of which only that cannot be read which something kept needs too.
+    shared: Vec<SnapshotEntry>,
+}
+
+/// The tree and the commit record of a snapshot or a volume.
+type Head = (Option<Id>, Option<Id>);
+
+/// Returns the forgotten snapshots of which nodes, segments or the commit record cannot be read, or a
+/// chunk is in no pack. While a list of condemned packs is lost these are also those of which a
 /// chunk lies only in several packs that cannot be read, since which of them is live is not known.
 /// What the store refuses to give, or gives in no usable form, is not known to be broken.
 ///
+/// Returns none before the index and the lists of snapshots are whole.
+///
 /// # Errors
 /// The store cannot be read.
-pub(super) async fn broken(findings: &Findings) -> Result<Vec<SnapshotEntry>, RootError> {
-    let is_known = findings.handle.is_some() && findings.indexed.lost.is_empty();
-    if !is_known || findings.report.is_clean() {
-        return Ok(Vec::new());
+pub(super) async fn find(findings: &Findings) -> Result<Broken, RootError> {
+    let (listed, indexed) = (&findings.listed, &findings.indexed);
+    let is_known = indexed.lost.is_empty() && listed.lost.is_empty();
+    let Some(handle) = findings.handle.as_ref().filter(|_| is_known) else {
+        return Ok(Broken::default());
+    };
+    if findings.report.is_clean() || listed.trash.is_empty() {
+        return Ok(Broken::default());
     }
-    let is_in_doubt = !findings.listed.lost_condemned.is_empty();
+    let is_in_doubt = !listed.lost_condemned.is_empty();
     let is_there = |places: &[Place]| {
         let is_elsewhere = |place: &Place| place.pack != places[0].pack;
         let is_undecided = is_in_doubt && places.iter().any(is_elsewhere);
-        !is_undecided || findings.damage.any_good(places)
+        !places.is_empty() && (!is_undecided || findings.damage.any_good(places))
     };
     let depot = &findings.depot;
-    let mut wholeness = Wholeness::new(depot, is_there).keeping_unread();
+    let head = |entry: &SnapshotEntry| (entry.tree, Some(entry.commit));
+    let mut trees = Wholeness::new(depot, is_there).keeping_unread();
     let mut broken = Vec::new();
-    for entry in findings.listed.trash.iter().map(|entry| &entry.snapshot) {
-        let has_record = match depot.read_blob(Kind::Commit, entry.commit).await {
+    for entry in listed.trash.iter().map(|entry| &entry.snapshot) {
+        if !is_whole(depot, head(entry), &mut trees, &mut HashSet::new()).await? {
+            broken.push(entry.clone());
+        }
+    }
+    if broken.is_empty() {
+        return Ok(Broken::default());
+    }
+    let mut kept: Vec<Head> = listed.snapshots.iter().map(head).collect();
+    let view = handle.current();
+    for volume in view.root.volumes.values() {
+        kept.extend([(volume.tree, volume.commit), (volume.building, None)]);
+    }
+    for ground in view.root.grounds() {
+        for id in ground.records() {
+            let record = grounds::record_of(depot, id).await?;
+            kept.push((record.and_then(|record| record.tree), Some(id)));
+        }
+    }
+    let mut trees = Wholeness::new(depot, is_there).keeping_unread();
+    let mut records = HashSet::new();
+    for head in kept {
+        is_whole(depot, head, &mut trees, &mut records).await?;
+    }
+    let mut trees = Wholeness::but(depot, is_there, trees.into_lacking()).keeping_unread();
+    let mut found = Broken::default();
+    for entry in broken {
+        match is_whole(depot, head(&entry), &mut trees, &mut records.clone()).await? {
+            true => found.shared.push(entry),
+            false => found.alone.push(entry),
+        }
+    }
+    Ok(found)
+}
+
+/// Returns true if all that a head needs is there. Commit records in `lacking` count as there; one
+/// that cannot be read is added to them.
+async fn is_whole<F: Fn(&[Place]) -> bool>(
+    depot: &Depot,
+    (tree, commit): Head,
+    trees: &mut Wholeness<'_, F>,
+    lacking: &mut HashSet<Id>,
+) -> Result<bool, RootError> {
+    let mut has_record = true;
+    if let Some(commit) = commit.filter(|commit| !lacking.contains(commit)) {
+        has_record = match depot.read_blob(Kind::Commit, commit).await {
             Ok(_) => true,
             Err(
                 DepotError::Damaged { .. }
@@ -49,28 +118,43 @@ pub(super) async fn broken(findings: &Findings) -> Result<Vec<SnapshotEntry>, Ro
             Err(DepotError::Store(error)) if error.is_of_one_object() => true,
             Err(error) => return Err(error.into()),
         };
-        let is_whole = match entry.tree {
-            Some(tree) => has_record && wholeness.of(tree).await?,
-            None => has_record,
-        };
-        if !is_whole {
-            broken.push(entry.clone());
+        if !has_record {
+            lacking.insert(commit);
         }
     }
-    Ok(broken)
+    // The tree is walked all the same: what it lacks is asked for.
+    let has_tree = match tree {
+        Some(tree) => trees.of(tree).await?,
+        None => true,
+    };
+    Ok(has_record && has_tree)
 }
 
-/// What is said before these are given up; nothing if there are none.
-pub(super) fn step(broken: &[SnapshotEntry]) -> Option<String> {
-    let name = |entry: &SnapshotEntry| format!("{}/{}", entry.volume, entry.name);
-    let names: Vec<String> = broken.iter().map(name).collect();
-    (!names.is_empty()).then(|| {
-        format!(
-            "give up {} forgotten snapshots of which something cannot be read that collections need, and that cannot be brought back then: {}",
-            names.len(),
-            names.join(", ")
-        )
-    })
+impl Broken {
+    /// Adds to a plan what is given up, and what is said of the rest.
+    pub(super) fn plan(&self, gives_up: bool, plan: &mut Plan) {
+        let name = |entry: &SnapshotEntry| format!("{}/{}", entry.volume, entry.name);
+        let names = |of: &[SnapshotEntry]| of.iter().map(name).collect::<Vec<_>>().join(", ");
+        let (alone, shared) = (self.alone.len(), self.shared.len());
+        if alone > 0 && gives_up {
+            plan.steps.push(format!(
+                "give up {alone} forgotten snapshots of which something cannot be read that collections need, and that cannot be brought back then: {}",
+                names(&self.alone)
+            ));
+            plan.abandoned = self.alone.iter().map(|entry| entry.commit).collect();
+        } else if alone > 0 {
+            plan.remarks.push(format!(
+                "something cannot be read of {alone} forgotten snapshots, which holds bkfs gc back: {}; if nothing brings it back, bkfs check --repair --give-up-forgotten gives these snapshots up for good",
+                names(&self.alone)
+            ));
+        }
+        if shared > 0 && gives_up {
+            plan.remarks.push(format!(
+                "giving up {shared} forgotten snapshots gains nothing, since what cannot be read of them is needed by snapshots or volumes that are kept: {}; forget the snapshots that are named with the damage first",
+                names(&self.shared)
+            ));
+        }
+    }
 }
 
 /// Takes note that these commits were given up: the next collection on this machine does not report

@@ -3,20 +3,43 @@
 //! Owns when it can be made, and what is said if it cannot. What is condemned anew is found out in
 //! [`super::collect::renew`].
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
+use bkfs_chunker::id::Id;
 use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::Verifier;
 use jiff::Timestamp;
 
 use super::check::{CheckOptions, Findings, open_depot};
-use super::collect::renew::{Rebuilt, Renewal};
+use super::collect::rebuilt::Rebuilt;
+use super::collect::renew::Renewal;
 use super::collect::sightings::SightingsFile;
 use super::repair::MOUNT_POINT;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::lists::Lists;
 use crate::root::state::{Condemned, HolderInfo};
+
+/// Which of the snapshots that commit records tell of are known to need nothing but what is live
+/// (rule 3).
+#[derive(Debug)]
+pub(super) enum Closed {
+    /// All: it is known which packs are condemned.
+    All,
+    /// Those with these commits.
+    Only(HashSet<Id>),
+}
+
+impl Closed {
+    /// Returns whether the snapshot with this commit is one of them.
+    pub(super) fn has(&self, commit: &Id) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(commits) => commits.contains(commit),
+        }
+    }
+}
 
 /// Whether lists of snapshots are to be written anew by the next repair only. Which of the snapshots
 /// that commit records tell of are whole without packs that may be condemned is known to the
@@ -50,7 +73,8 @@ pub(super) fn step(lost: &[Condemned]) -> Option<String> {
 }
 
 /// Condemns anew what lost lists may have named. `rebuilt` stands in for lists of snapshots that
-/// are lost too.
+/// are lost too. Returns which snapshots are known to be closed then: all if no list of condemned
+/// packs was lost, and none if what the lists named is not found out.
 pub(super) async fn renew(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
@@ -58,9 +82,13 @@ pub(super) async fn renew(
     findings: &Findings,
     lost: &[Condemned],
     rebuilt: Rebuilt,
-) -> Result<(), RootError> {
+) -> Result<Closed, RootError> {
+    if findings.listed.lost_condemned.is_empty() {
+        return Ok(Closed::All);
+    }
+    let unknown = Closed::Only(HashSet::new());
     let Some(handle) = findings.handle.as_ref().filter(|_| !lost.is_empty()) else {
-        return Ok(());
+        return Ok(unknown);
     };
     let (entropy, config) = (options.entropy.clone(), &options.verifier);
     let verifier = Verifier::new(store.clone(), keyring.clone(), entropy, config)?;
@@ -81,8 +109,8 @@ pub(super) async fn renew(
     match renewal.renew(lost).await {
         Err(error) if error.kind() == ErrorKind::Damaged => {
             tracing::warn!(%error, "what lost lists of condemned packs named is not found out while something needed cannot be read, and nothing is written or collected until then");
-            Ok(())
+            Ok(unknown)
         }
-        renewed => renewed.map(drop),
+        renewed => Ok(Closed::Only(renewed?.whole)),
     }
 }

@@ -60,8 +60,9 @@ pub struct CheckOptions {
     /// Where this machine remembers which snapshots it has seen, and the time of day. A repair that
     /// condemns keeps what has vanished from all lists; without it, it knows of none.
     pub seen: Option<(PathBuf, Timestamp)>,
-    /// What is lost is brought back from another repository afterwards: a repair gives nothing up.
-    pub heals: bool,
+    /// A repair gives forgotten snapshots up of which something cannot be read that collections
+    /// need.
+    pub gives_up: bool,
     /// Where the jitter of pauses comes from.
     pub entropy: Arc<dyn Entropy>,
     /// How long the store is tried.
@@ -80,7 +81,7 @@ impl Default for CheckOptions {
             min_generation: 0,
             accept_rollback: false,
             seen: None,
-            heals: false,
+            gives_up: false,
             entropy: Arc::new(SystemEntropy),
             policy: RetryPolicy::default(),
             verifier: VerifierConfig::default(),

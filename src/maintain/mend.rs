@@ -12,6 +12,7 @@ use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::store::Store;
 
+use super::anew::Closed;
 use super::check::Findings;
 use super::rebuild::Taken;
 use super::repair::{MOUNT_POINT, Plan};
@@ -26,12 +27,14 @@ use crate::root::snapshots::{QuarantineEntry, SnapshotEntry, TrashEntry};
 use crate::root::state::{HolderInfo, ListRef, Root, SessionId};
 use crate::root::transition::{IndexChange, ListChange};
 
-/// Changes a root that is there, as a session of maintenance.
+/// Changes a root that is there, as a session of maintenance. Snapshots that are listed from their
+/// commit records bear a mark unless they are `closed`.
 pub(super) async fn mend(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
     findings: &Findings,
     plan: Plan,
+    closed: Closed,
 ) -> Result<(), RootError> {
     let Some(handle) = &findings.handle else {
         return Ok(());
@@ -48,6 +51,7 @@ pub(super) async fn mend(
             },
             lost_lists: plan.lost_lists,
             known: (plan.snapshots, plan.trash),
+            closed,
             abandoned: plan.abandoned.into_iter().collect(),
             snapshots: ListChange::default(),
             trash: ListChange::default(),
@@ -77,6 +81,8 @@ struct Mend<'a> {
     lost_lists: Vec<ListRef>,
     /// What is known of the snapshots in them.
     known: (Vec<SnapshotEntry>, Vec<TrashEntry>),
+    /// Those of them that need nothing but what is live.
+    closed: Closed,
     /// Commits of forgotten snapshots that are given up.
     abandoned: HashSet<Id>,
     /// Of the attempt that was made last.
@@ -91,8 +97,8 @@ struct Mend<'a> {
 }
 
 impl Mend<'_> {
-    /// Lists in `next` what is known of lost lists and is not listed there: another repair may have
-    /// been faster, and other snapshots may have been made since.
+    /// Lists in `next` what is known of lost lists that still stand there, and is not listed: another
+    /// repair may have been faster, and snapshots may have been made, forgotten or collected since.
     async fn merge_snapshots(&mut self, next: &Root) -> Result<(), RootError> {
         if self.lost_lists.is_empty() && self.abandoned.is_empty() {
             return Ok(());
@@ -111,14 +117,18 @@ impl Mend<'_> {
         let forgotten = trash.iter().flat_map(|shard| shard.iter());
         forgotten.for_each(|entry| taken.take(&entry.snapshot));
         let (mut joins_kept, mut joins_trash) = (Vec::new(), Vec::new());
+        // Where these lists have left, what they named is listed, or was collected since.
+        let still_lost = !lost_kept.is_empty() || !lost_trash.is_empty();
+        let known_kept = self.known.0.iter().filter(|_| still_lost);
+        let known_trash = self.known.1.iter().filter(|_| still_lost);
+        let is_witness = next.chain.is_some();
         // What they need may have been condemned, unlike that of all that a list names.
-        let rebuilt = next.chain.is_some();
-        for entry in &self.known.0 {
-            let rebuilt = SnapshotEntry {
-                rebuilt,
-                ..entry.clone()
-            };
-            match taken.admit(rebuilt) {
+        let marked = |entry: &SnapshotEntry| SnapshotEntry {
+            rebuilt: is_witness && !self.closed.has(&entry.commit),
+            ..entry.clone()
+        };
+        for entry in known_kept {
+            match taken.admit(marked(entry)) {
                 Some((entry, false)) => joins_kept.push(entry),
                 Some((snapshot, true)) => joins_trash.push(TrashEntry {
                     forgotten: snapshot.time,
@@ -127,12 +137,9 @@ impl Mend<'_> {
                 None => {}
             }
         }
-        for entry in &self.known.1 {
-            let rebuilt = SnapshotEntry {
-                rebuilt,
-                ..entry.snapshot.clone()
-            };
-            let snapshot = taken.admit(rebuilt).map(|(snapshot, _)| snapshot);
+        for entry in known_trash {
+            let snapshot = taken.admit(marked(&entry.snapshot));
+            let snapshot = snapshot.map(|(snapshot, _)| snapshot);
             joins_trash.extend(snapshot.map(|snapshot| TrashEntry {
                 snapshot,
                 forgotten: entry.forgotten,

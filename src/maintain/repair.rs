@@ -11,18 +11,18 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use bkfs_chunker::catalog::Place;
-use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_chunker::store::{Store, StoreErrorKind};
 use bkfs_chunker::verify::PackContents;
 
-use super::abandon;
-use super::anew;
+use super::abandon::{self, Broken};
+use super::anew::{self, Closed};
 use super::blame::reach;
 use super::check::{CheckOptions, Findings, examine_without};
-use super::collect::renew::Rebuilt;
+use super::collect::rebuilt::{Head, Rebuilt};
 use super::layout;
 use super::mend::mend;
 use super::rebuild::{self, Left, Remains, Taken};
@@ -47,6 +47,8 @@ const ROUNDS_MAX: u32 = 8;
 pub struct Plan {
     /// In sentences, in order.
     pub steps: Vec<String>,
+    /// What is not done and could be, in sentences.
+    pub remarks: Vec<String>,
     root: Option<Root>,
     pub(super) packs: Vec<PackContents>,
     pub(super) snapshots: Vec<SnapshotEntry>,
@@ -78,12 +80,8 @@ impl Plan {
     fn rebuilt(&self) -> Rebuilt {
         let trash = self.trash.iter().map(|entry| &entry.snapshot);
         let entries = self.snapshots.iter().chain(trash);
-        let heads = entries.flat_map(|entry| {
-            let tree = entry.tree.map(|tree| (Kind::Node, tree));
-            tree.into_iter().chain([(Kind::Commit, entry.commit)])
-        });
         Rebuilt {
-            heads: heads.collect(),
+            heads: entries.map(Head::of).collect(),
             lost: self.lost_lists.clone(),
         }
     }
@@ -112,11 +110,8 @@ pub async fn plan(
                 None => remembered(options).await,
                 Some(_) => Vec::new(),
             };
-            let broken = match options.heals {
-                true => Vec::new(),
-                false => abandon::broken(&findings).await?,
-            };
-            let known = (&tips, &broken[..]);
+            let broken = abandon::find(&findings).await?;
+            let known = (&tips, &broken);
             let plan = make_plan(&findings, known, keyring, options, &sent)?;
             return Ok((findings, plan));
         }
@@ -213,7 +208,7 @@ async fn remembered(options: &CheckOptions) -> Vec<(SessionId, Sent)> {
 /// Pure: from what was found to what will be done.
 fn make_plan(
     findings: &Findings,
-    (tips, broken): (&BTreeMap<String, Id>, &[SnapshotEntry]),
+    (tips, broken): (&BTreeMap<String, Id>, &Broken),
     keyring: &Keyring,
     options: &CheckOptions,
     sent: &[(SessionId, Sent)],
@@ -237,8 +232,7 @@ fn make_plan(
             if !anew::comes_first(findings, plan.writes_quarantine) {
                 plan_lost_lists(findings, tips, &mut plan);
             }
-            plan.steps.extend(abandon::step(broken));
-            plan.abandoned = broken.iter().map(|entry| entry.commit).collect();
+            broken.plan(options.gives_up, &mut plan);
             plan.loses_chain = findings.listed.lost_chain;
             if plan.loses_chain {
                 plan.steps.push(
@@ -427,14 +421,14 @@ pub async fn execute(
             let abandoned = plan.abandoned.clone();
             let renew = anew::renew(store, keyring, options, findings, &renewed, rebuilt);
             if plan.lost_lists.is_empty() {
-                mend_planned(store, keyring, findings, plan).await?;
+                mend_planned(store, keyring, findings, plan, Closed::All).await?;
                 abandon::remember(options, keyring, abandoned).await;
-                return renew.await;
+                return renew.await.map(drop);
             }
             // What the lists name from then on is in live packs (rule 3), unless that was not to be
             // found out: the entries say so.
-            renew.await?;
-            mend_planned(store, keyring, findings, plan).await?;
+            let closed = renew.await?;
+            mend_planned(store, keyring, findings, plan, closed).await?;
             abandon::remember(options, keyring, abandoned).await;
             Ok(())
         }
@@ -446,9 +440,10 @@ async fn mend_planned(
     keyring: &Keyring,
     findings: &Findings,
     plan: Plan,
+    closed: Closed,
 ) -> Result<(), RootError> {
     match plan.mends {
-        true => mend(store, keyring, findings, plan).await,
+        true => mend(store, keyring, findings, plan, closed).await,
         false => Ok(()),
     }
 }

@@ -77,7 +77,8 @@ pub struct SnapshotEntry {
     /// It is what only the spool of a fenced machine had, and was never the volume's state.
     #[cbor(n(13), with = "wire::flag", has_nil)]
     pub recovered: bool,
-    /// A repair listed it from its commit record: what it needs may have been condemned before.
+    /// A repair listed it from its commit record while it was not known which packs are condemned:
+    /// what it needs may be. A repair that finds that out takes the mark off those that are whole.
     #[cbor(n(14), with = "wire::flag", has_nil)]
     pub rebuilt: bool,
 }

@@ -1,5 +1,5 @@
 //! Lists of condemned packs are lost, and packs that are needed with them: no copy that cannot be
-//! read is relied on or proves another one live, and forgetting what cannot be read is a way out.
+//! read is relied on or proves another one live.
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bkfs::maintain::check::{check, examine};
-use bkfs::maintain::collect::plan::Effort;
-use bkfs::maintain::collect::renew::{Rebuilt, Renewal};
+use bkfs::maintain::collect::rebuilt::Rebuilt;
+use bkfs::maintain::collect::renew::Renewal;
 use bkfs::maintain::collect::sightings::SightingsFile;
-use bkfs::maintain::collect::{Options, collect, prospect, verifier};
+use bkfs::maintain::collect::verifier;
 use bkfs::maintain::quarantine;
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::repository::Repository;
@@ -28,9 +28,8 @@ use bkfs_chunker::seal::Class;
 use bkfs_chunker::store::{MemoryStore, Store};
 use bkfs_chunker::verify::Found;
 use bytes::Bytes;
-use jiff::SignedDuration;
 
-use crate::lists::{condemned, fixture, forget, goes_on, lists, open};
+use crate::lists::{condemned, fixture, forget, gather, goes_on, lists, open};
 use crate::machine::{Machine, noise};
 use crate::renewed::{Meanwhile, data_packs, delete, pack_of};
 use crate::repairs::{mend, root_of};
@@ -39,9 +38,11 @@ use crate::world::{Fixture, SNAPSHOTS, bucket, wait};
 
 /// Empties the quarantine, and adds index objects.
 #[derive(Default)]
-struct Change {
-    session: Option<SessionId>,
-    index: IndexChange,
+pub struct Change {
+    /// In whose name.
+    pub session: Option<SessionId>,
+    /// The index objects.
+    pub index: IndexChange,
 }
 
 #[async_trait]
@@ -80,7 +81,8 @@ fn trust_all(store: &Arc<MemoryStore>) {
     });
 }
 
-async fn enter(repository: &Repository) -> OpenSession {
+/// A session of maintenance.
+pub async fn enter(repository: &Repository) -> OpenSession {
     let holder = repository.machine.holder("test");
     let session = OpenSession::open(&repository.handle, holder, None, &SystemProcesses).await;
     session.expect("entered")
@@ -110,7 +112,7 @@ fn distrust(store: &Arc<MemoryStore>, packs: &BTreeSet<PackName>) {
 }
 
 /// The data packs that `work` adds.
-fn added(store: &Arc<MemoryStore>, work: impl FnOnce(&Machine)) -> BTreeSet<PackName> {
+pub fn added(store: &Arc<MemoryStore>, work: impl FnOnce(&Machine)) -> BTreeSet<PackName> {
     let known = data_packs(store);
     let machine = Machine::mount(store.clone(), None);
     work(&machine);
@@ -120,20 +122,22 @@ fn added(store: &Arc<MemoryStore>, work: impl FnOnce(&Machine)) -> BTreeSet<Pack
 }
 
 /// A repository whose list of condemned packs is lost, with data that two live packs hold.
-struct Twice {
-    fixture: Fixture,
-    store: Arc<MemoryStore>,
+pub struct Twice {
+    /// As it was before.
+    pub fixture: Fixture,
+    /// The bucket.
+    pub store: Arc<MemoryStore>,
     /// What the lost list named.
-    before: BTreeSet<PackName>,
+    pub before: BTreeSet<PackName>,
     /// The packs of the snapshot `first`.
-    first: BTreeSet<PackName>,
+    pub first: BTreeSet<PackName>,
     /// Those of `second`, which hold nothing else.
-    second: BTreeSet<PackName>,
+    pub second: BTreeSet<PackName>,
 }
 
 /// As described; with `other` the first pack holds something else too, with `later` only these
 /// snapshots need it, and not the volume.
-fn twice(other: bool, later: bool) -> Twice {
+pub fn twice(other: bool, later: bool) -> Twice {
     let fixture = fixture();
     let store = bucket(&fixture.objects);
     let root = root_of(&fixture, &store);
@@ -197,7 +201,7 @@ fn renew(fixture: &Fixture, store: &Arc<MemoryStore>) -> Result<u64, RootError> 
             rebuilt: Rebuilt::default(),
             now: repository.now(),
         };
-        renewal.renew(&lost).await
+        renewal.renew(&lost).await.map(|renewed| renewed.packs)
     })
 }
 
@@ -267,6 +271,7 @@ fn what_is_only_known_from_records_proves_no_pack_live_after_a_failed_repair() {
     let names: BTreeSet<String> = names(store).into_iter().collect();
     for name in ["one", "three", "second"] {
         assert!(names.contains(name), "{names:?}");
+        assert!(marked(store).contains(name), "{name} bears no mark");
     }
     for (key, whole) in keys.iter().zip(whole) {
         wait(store.put(key, vec![whole])).expect("put");
@@ -275,8 +280,68 @@ fn what_is_only_known_from_records_proves_no_pack_live_after_a_failed_repair() {
     assert!(report.is_clean(), "{report}");
     let after = condemned(fixture, store, &root_of(fixture, store));
     assert!(it.before.is_subset(&after), "some are live again");
+    // All of them are whole, and what they need was stored again.
+    assert_eq!(marked(store), BTreeSet::new());
     delete(store, &it.before);
     goes_on(fixture, store, "after a failed repair");
+}
+
+#[test]
+fn snapshots_bear_a_mark_only_while_it_is_not_known_what_is_condemned() {
+    let fixture = fixture();
+    let keys = lists(&root_of(&fixture, &bucket(&fixture.objects)));
+    for lost in [
+        &["snapshots"][..],
+        &["trash"],
+        &["snapshots", "trash"],
+        &["condemned", "snapshots", "trash"],
+    ] {
+        let store = bucket(&fixture.objects);
+        for kind in lost {
+            wait(store.delete(&keys[kind])).expect("deleted");
+        }
+        let shared: Arc<dyn Store> = store.clone();
+        let report = mend(&fixture, &shared);
+        assert!(report.is_clean(), "{lost:?}: {report}");
+        assert!(names(&store).contains(&"three".to_owned()), "{lost:?}");
+        assert_eq!(marked(&store), BTreeSet::new(), "{lost:?}");
+    }
+}
+
+#[test]
+fn what_is_gone_of_a_snapshot_leaves_its_mark() {
+    let fixture = Fixture::build(None);
+    let store = bucket(&fixture.objects);
+    let machine = Machine::mount(store.clone(), None);
+    machine.write("file", 0, noise(50, 900_000));
+    machine.snapshot("gone");
+    machine.write("file", 0, noise(51, 900_000));
+    machine.snapshot("kept");
+    // Its session stays in the root, and holds deletion back.
+    machine.crash();
+    let done = wait(async {
+        let repository = open(store.clone()).await;
+        forget(&repository, "gone").await;
+        gather(&repository).await
+    });
+    let done = done.expect("collected");
+    assert!(done.condemned.bytes > 800_000, "{done:?}");
+    let root = root_of(&fixture, &store);
+    let before = condemned(&fixture, &store, &root);
+    // The deletion has begun with the data.
+    for pack in &before {
+        let _ = wait(store.delete(&data_key(pack)));
+    }
+    let of_snapshots = root.snapshots.iter().chain(&root.trash);
+    let of_packs = root.condemned.iter().map(|condemned| &condemned.list);
+    for list in of_snapshots.chain(of_packs) {
+        wait(store.delete(&list.name.key(Class::List))).expect("deleted");
+    }
+    let shared: Arc<dyn Store> = store.clone();
+    mend(&fixture, &shared);
+    let after = condemned(&fixture, &store, &root_of(&fixture, &store));
+    assert!(before.is_subset(&after), "some are live again");
+    assert_eq!(marked(&store), BTreeSet::from(["gone".to_owned()]));
 }
 
 fn data_key(pack: &PackName) -> String {
@@ -293,8 +358,37 @@ fn names(store: &Arc<MemoryStore>) -> Vec<String> {
     })
 }
 
+/// The names of all snapshots, kept and forgotten, that bear the mark of a failed repair.
+fn marked(store: &Arc<MemoryStore>) -> BTreeSet<String> {
+    wait(async {
+        let repository = open(store.clone()).await;
+        let root = repository.handle.current().root.clone();
+        let kept = repository.lists.snapshot_shards(&root.snapshots).await;
+        let kept = kept.expect("read");
+        let trash = repository.lists.trash_shards(&root.trash).await;
+        let trash = trash.expect("read");
+        let forgotten = trash.iter().flat_map(|shard| shard.iter());
+        let forgotten = forgotten.map(|entry| &entry.snapshot);
+        let all = kept.iter().flat_map(|shard| shard.iter()).chain(forgotten);
+        let marked = all.filter(|entry| entry.rebuilt);
+        marked.map(|entry| entry.name.clone()).collect()
+    })
+}
+
+/// The names of all forgotten snapshots.
+pub fn forgotten(store: &Arc<MemoryStore>) -> BTreeSet<String> {
+    wait(async {
+        let repository = open(store.clone()).await;
+        let root = repository.handle.current().root.clone();
+        let trash = repository.lists.trash_shards(&root.trash).await;
+        let trash = trash.expect("read");
+        let entries = trash.iter().flat_map(|shard| shard.iter());
+        entries.map(|entry| entry.snapshot.name.clone()).collect()
+    })
+}
+
 /// The pack with the root node of a volume, or of the snapshot `main/NAME`.
-fn pack_of_root_node(fixture: &Fixture, store: &Arc<MemoryStore>, of: &str) -> PackName {
+pub fn pack_of_root_node(fixture: &Fixture, store: &Arc<MemoryStore>, of: &str) -> PackName {
     let options = fixture.options();
     let findings = wait(examine(store.clone(), &fixture.keyring, &options)).expect("examines");
     let root = root_of(fixture, store);
@@ -310,7 +404,7 @@ fn pack_of_root_node(fixture: &Fixture, store: &Arc<MemoryStore>, of: &str) -> P
 }
 
 /// Spoils all of an object but its header, and returns what it was.
-fn spoil(store: &MemoryStore, key: &str) -> Bytes {
+pub fn spoil(store: &MemoryStore, key: &str) -> Bytes {
     let whole = wait(store.get(key)).expect("is there").0;
     let mut harmed = whole.to_vec();
     harmed[100..].fill(7);
@@ -394,88 +488,6 @@ fn many_unreadable_packs_are_found_in_one_round() {
     }
 }
 
-/// Collects with an undelete window of a week.
-async fn gather_slowly(repository: &Repository) -> Result<u64, RootError> {
-    let options = Options {
-        undelete_window: SignedDuration::from_hours(24 * 7),
-        state_dir: None,
-        lock_days: None,
-        effort: Effort::default(),
-    };
-    let found = prospect(repository, &options, repository.now()).await?;
-    Ok(collect(repository, found).await?.condemned.packs)
-}
-
-/// A repository with a snapshot `broken` whose root node cannot be read, and `whole` after it.
-fn with_broken() -> (Fixture, Arc<MemoryStore>) {
-    let fixture = fixture();
-    let store = bucket(&fixture.objects);
-    let machine = Machine::mount(store.clone(), None);
-    for (number, name) in ["broken", "whole"].into_iter().enumerate() {
-        machine.write("file", 0, noise(70 + number as u64, 40_000));
-        machine.snapshot(name);
-    }
-    machine.finish();
-    let pack = pack_of_root_node(&fixture, &store, "broken");
-    spoil(&store, &pack.key(Class::MetadataPack));
-    (fixture, store)
-}
-
-#[test]
-fn forgetting_what_cannot_be_read_lets_collections_go_on() {
-    for loses_list in [true, false] {
-        let (fixture, store) = with_broken();
-        let root = root_of(&fixture, &store);
-        let before = condemned(&fixture, &store, &root);
-        if loses_list {
-            let key = root.condemned[0].list.name.key(Class::List);
-            wait(store.delete(&key)).expect("deleted");
-        }
-        let shared: Arc<dyn Store> = store.clone();
-        let report = mend(&fixture, &shared);
-        assert!(!report.is_clean(), "{report}");
-        let refused = wait(async { gather_slowly(&open(store.clone()).await).await });
-        let refused = refused.expect_err("it does not know what is needed");
-        if !loses_list {
-            let text = refused.to_string();
-            assert!(text.contains("bkfs forget"), "{text}");
-            assert!(text.contains("bkfs check --repair"), "{text}");
-        }
-        wait(async { forget(&open(store.clone()).await, "broken").await });
-        let planned = wait(plan(&shared, &fixture.keyring, &fixture.options()));
-        let steps = planned.expect("plans").1.steps.join("\n");
-        assert!(steps.contains("main/broken"), "{steps}");
-        mend(&fixture, &shared);
-        let after = condemned(&fixture, &store, &root_of(&fixture, &store));
-        assert!(before.is_subset(&after), "some are live again");
-        let collected = wait(async { gather_slowly(&open(store.clone()).await).await });
-        collected.unwrap_or_else(|error| panic!("list lost: {loses_list}: {error}"));
-        // What is forgotten and whole can be brought back all the same.
-        let trash = root_of(&fixture, &store).trash;
-        assert!(!trash.is_empty(), "all of the trash is gone");
-        goes_on(&fixture, &store, "without what was forgotten");
-    }
-}
-
-#[test]
-fn forgetting_what_only_lost_packs_hold_lets_a_repair_go_on() {
-    let it = twice(false, true);
-    delete(&it.store, &it.first);
-    delete(&it.store, &it.second);
-    let shared: Arc<dyn Store> = it.store.clone();
-    let report = mend(&it.fixture, &shared);
-    assert!(!report.is_clean(), "{report}");
-    assert_eq!(root_of(&it.fixture, &it.store).condemned.len(), 1);
-    for name in ["first", "second"] {
-        wait(async { forget(&open(it.store.clone()).await, name).await });
-    }
-    let report = mend(&it.fixture, &shared);
-    assert!(report.is_clean(), "{report}");
-    let after = condemned(&it.fixture, &it.store, &root_of(&it.fixture, &it.store));
-    assert!(it.before.is_subset(&after), "some are live again");
-    goes_on(&it.fixture, &it.store, "without what was forgotten");
-}
-
 /// Loses the lists of kept snapshots.
 fn without_snapshots(fixture: &Fixture) -> Arc<MemoryStore> {
     let store = bucket(&fixture.objects);
@@ -520,6 +532,32 @@ fn two_repairs_list_each_snapshot_once() {
     assert!(other.work.lock().is_none(), "nothing was listed");
     assert!(report.is_clean(), "{report}");
     assert_eq!(names(&store), expected);
+    let report = wait(check(store, &fixture.keyring, &options)).expect("checks");
+    assert!(report.is_clean(), "{report}");
+}
+
+#[test]
+fn a_late_repair_lists_nothing_that_was_collected_since() {
+    let fixture = Fixture::build(None);
+    let options = fixture.options();
+    let store = without_snapshots(&fixture);
+    let shared: Arc<dyn Store> = store.clone();
+    wait(async {
+        let first = plan(&shared, &fixture.keyring, &options).await;
+        let second = plan(&shared, &fixture.keyring, &options).await;
+        let (findings, planned) = first.expect("plans");
+        let done = execute(&shared, &fixture.keyring, &options, &findings, planned).await;
+        done.expect("is done");
+        let repository = open(store.clone()).await;
+        forget(&repository, "one").await;
+        let done = gather(&repository).await.expect("collected");
+        assert!(done.condemned.packs > 0, "{done:?}");
+        let (findings, planned) = second.expect("plans");
+        let done = execute(&shared, &fixture.keyring, &options, &findings, planned).await;
+        done.expect("is done");
+    });
+    assert_eq!(names(&store), ["three", "two"]);
+    assert_eq!(forgotten(&store), BTreeSet::new());
     let report = wait(check(store, &fixture.keyring, &options)).expect("checks");
     assert!(report.is_clean(), "{report}");
 }

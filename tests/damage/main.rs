@@ -8,6 +8,7 @@
 mod busy;
 mod cases;
 mod doubted;
+mod forgotten;
 mod heals;
 mod lists;
 mod machine;

@@ -35,7 +35,7 @@ const PACKS_AT_ONCE: usize = 4;
 
 /// What to do where something that is needed cannot be read.
 pub const WAY_OUT: &str = "bkfs check names the snapshots that need it; if nothing brings it back, \
-    bkfs forget them, and bkfs check --repair gives them up";
+    bkfs forget them, and bkfs check --repair --give-up-forgotten gives them up";
 
 /// What an object of a metadata pack refers to. Records refer weakly: to the one before, if it is there, so that a lost root can be rebuilt from the chain.
 fn refers_to(blob: &Found) -> Below {

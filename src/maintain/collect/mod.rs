@@ -12,6 +12,7 @@
 //! | [`references`] | what was read for that and is not needed so far (pure) |
 //! | [`plan`] | from marks to what is done (pure) |
 //! | [`condemn`] | stores again, and replaces the root |
+//! | [`rebuilt`] | snapshots that were listed while it was not known what is condemned |
 //! | [`renew`] | condemns anew what a list may have named that cannot be read |
 //! | [`sweep`] | deletes |
 //! | [`sightings`] | what this machine has seen of snapshots |
@@ -25,6 +26,7 @@ pub mod locks;
 pub mod mark;
 pub mod marks;
 pub mod plan;
+pub mod rebuilt;
 pub mod references;
 pub mod renew;
 pub mod share;

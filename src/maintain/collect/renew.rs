@@ -12,7 +12,8 @@
 //! Snapshots that have vanished from all lists, and those that only commit records tell of since
 //! their list is lost too, are needed as well. But rule 3 does not hold for them: another collector
 //! may have condemned what they need. So they prove no pack live, and what is gone of them stops
-//! nothing. The same holds for snapshots that an earlier repair has listed from their records.
+//! nothing. The same holds for snapshots that an earlier repair has listed from their records while
+//! no renewal could be made: they bear a mark, which those lose that this one finds whole.
 //!
 //! A pack that cannot be read is relied on for nothing. Where only such packs hold something that
 //! is needed, and none of them is known to be live, nothing is condemned.
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bkfs_chunker::catalog::Place;
 use bkfs_chunker::depot::Depot;
-use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
@@ -33,6 +34,7 @@ use jiff::Timestamp;
 
 use super::doubt::Doubt;
 use super::mark::{Expiry, Marker, WAY_OUT, is_own};
+use super::rebuilt::{self, Head, Rebuilt};
 use super::sightings::{Sightings, SightingsFile};
 use super::{list, look_for_vanished};
 use crate::maintain::sealing::{IngestLists, Sealing};
@@ -42,7 +44,7 @@ use crate::root::holder::SystemProcesses;
 use crate::root::lists::{Lists, put_shard};
 use crate::root::session::OpenSession;
 use crate::root::snapshots::PackEntry;
-use crate::root::state::{Condemned, HolderInfo, ListRef, Root, SessionId};
+use crate::root::state::{Condemned, HolderInfo, Root, SessionId};
 use crate::root::transition::Refusal;
 
 /// How often it begins anew, because the root moved on, without having found another pack that
@@ -75,13 +77,14 @@ pub struct Renewal<'a> {
     pub now: Timestamp,
 }
 
-/// What stands in for lists of snapshots, kept or forgotten, that cannot be read.
-#[derive(Clone, Debug, Default)]
-pub struct Rebuilt {
-    /// The lists.
-    pub lost: Vec<ListRef>,
-    /// Trees and commit records of the snapshots that will be listed in place of them.
-    pub heads: Vec<(Kind, Id)>,
+/// What a renewal came to.
+#[derive(Debug, Default)]
+pub struct Renewed {
+    /// How many packs were condemned.
+    pub packs: u64,
+    /// Commits of snapshots known from their records that need nothing but what is live. None if
+    /// another renewal was faster.
+    pub whole: HashSet<Id>,
 }
 
 /// Packs that go, each with how many of its blobs are needed.
@@ -89,21 +92,20 @@ type Going = BTreeMap<PackName, u32>;
 
 /// What came of one round.
 enum Round {
-    /// So many packs were condemned.
-    Made(u64),
+    /// The root was replaced.
+    Made(Renewed),
     /// Another round is needed; these packs cannot be read.
     Again(HashSet<PackName>),
 }
 
 impl Renewal<'_> {
-    /// Puts the lists `lost` aside, and condemns what they may have named. Returns how many packs
-    /// were condemned. Dropped, it leaves packs that nothing needs, and the root as it was or as it
-    /// should be.
+    /// Puts the lists `lost` aside, and condemns what they may have named. Dropped, it leaves packs
+    /// that nothing needs, and the root as it was or as it should be.
     ///
     /// # Errors
     /// `Damaged` if something is needed and cannot be read: that is to be mended first, since what
     /// lies below it is not known. Store errors.
-    pub async fn renew(&self, lost: &[Condemned]) -> Result<u64, RootError> {
+    pub async fn renew(&self, lost: &[Condemned]) -> Result<Renewed, RootError> {
         let mut gone = self
             .handle
             .while_it_stands(async |view| self.missing(&view.root, lost).await)
@@ -111,7 +113,7 @@ impl Renewal<'_> {
         let mut rounds = 0;
         while rounds < ROUNDS_MAX {
             match self.work(lost, &gone).await? {
-                Round::Made(packs) => return Ok(packs),
+                Round::Made(renewed) => return Ok(renewed),
                 Round::Again(found) if !found.is_empty() && found.is_subset(&gone) => {
                     return Err(unreadable(&found));
                 }
@@ -152,13 +154,14 @@ impl Renewal<'_> {
         let lost: Vec<Condemned> = lost.iter().filter(stands).copied().collect();
         if lost.is_empty() {
             // Another repair was faster.
-            return Ok(Round::Made(0));
+            return Ok(Round::Made(Renewed::default()));
         }
         let mut doubt = Doubt::default();
         doubt.lost.extend(lost.iter().map(|lost| lost.list.name));
         let snapshots = self.rebuilt.lost.iter().map(|list| list.name);
         doubt.lost_snapshots.extend(snapshots);
-        doubt.rebuilt.clone_from(&self.rebuilt.heads);
+        let heads = self.rebuilt.heads.iter();
+        doubt.rebuilt.extend(heads.flat_map(Head::blobs));
         doubt.gone.clone_from(gone);
         let error = match self.attempt(ingest, session, &view, &lost, doubt).await {
             Ok(round) => return Ok(round),
@@ -240,6 +243,7 @@ impl Renewal<'_> {
         if !undecided.is_empty() {
             return Ok(Round::Again(undecided));
         }
+        let whole = rebuilt::whole(&marker, root, &self.rebuilt.heads).await?;
         let going = going(&marker, root);
         let unreadable = self
             .store_again(ingest, &marker, root, &going, &gone)
@@ -255,6 +259,7 @@ impl Renewal<'_> {
             epoch: root.epoch,
             lost,
             going,
+            whole,
             sealing: Sealing::since(mark, ingest),
             list: None,
             is_late: false,
@@ -262,7 +267,10 @@ impl Renewal<'_> {
         let made = self.handle.update(&mut cas).await;
         cas.sealing.settle(made.is_ok());
         match made {
-            Ok(applied) => Ok(Round::Made(applied.output)),
+            Ok(applied) => Ok(Round::Made(Renewed {
+                packs: applied.output,
+                whole: cas.whole,
+            })),
             Err(_) if cas.is_late => Ok(Round::Again(HashSet::new())),
             Err(error) => Err(error),
         }
@@ -366,6 +374,8 @@ struct RenewCas<'a> {
     epoch: u64,
     lost: &'a [Condemned],
     going: Going,
+    /// Commits of snapshots that bear no mark from then on.
+    whole: HashSet<Id>,
     /// Places that nothing stored again was matched with.
     heeded: HashSet<Place>,
     sealing: Sealing<'a>,
@@ -424,7 +434,11 @@ impl Transition for RenewCas<'_> {
         }
         let index = self.sealing.seal(next).await?;
         self.check_relied_on(next)?;
+        let whole = rebuilt::without_mark(self.marker, self.ingest, next, &self.whole);
+        let (kept, trash) = whole.await?;
         next.change_index(&index)?;
+        next.change_snapshots(&kept)?;
+        next.change_trash(&trash)?;
         next.condemned.retain(|known| !self.lost.contains(known));
         let names: BTreeSet<PackName> = self.going.keys().copied().collect();
         let packs = names.len() as u64;

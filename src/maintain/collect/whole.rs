@@ -3,9 +3,10 @@
 //! Owns the walk, which reads each node and each segment once for all trees. Contents are not read:
 //! where its copies lie says whether a chunk is there.
 //!
-//! Memory: about 50 bytes for each node and each segment of the trees.
+//! Memory: about 50 bytes for each node and each segment of the trees, and for each thing that is
+//! lacking.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use bkfs_chunker::catalog::Place;
 use bkfs_chunker::depot::Depot;
@@ -25,22 +26,33 @@ struct Step {
 /// What is known of trees.
 pub(in crate::maintain) struct Wholeness<'a, F> {
     depot: &'a Depot,
-    /// Whether a chunk is there whose copies lie in these places.
+    /// Whether something is there whose copies lie in these places.
     is_there: F,
     /// Whether what the store does not give counts as whole.
     keeps_unread: bool,
     known: HashMap<Id, bool>,
+    /// What was found to be lacking, without the nodes above it.
+    lacking: HashSet<Id>,
+    /// What counts as there though it is lacking.
+    pardoned: HashSet<Id>,
 }
 
 impl<'a, F: Fn(&[Place]) -> bool> Wholeness<'a, F> {
-    /// Of trees in the packs that `depot` has in its index. `is_there` says whether a chunk is there
-    /// whose copies lie in some places.
+    /// Of trees in the packs that `depot` has in its index. `is_there` says whether something is
+    /// there whose copies lie in some places. A node or a segment must be readable as well.
     pub(in crate::maintain) fn new(depot: &'a Depot, is_there: F) -> Self {
+        Self::but(depot, is_there, HashSet::new())
+    }
+
+    /// As [`Wholeness::new`]. What is `pardoned` counts as there, and nothing below it is asked for.
+    pub(in crate::maintain) fn but(depot: &'a Depot, is_there: F, pardoned: HashSet<Id>) -> Self {
         Self {
             depot,
             is_there,
             keeps_unread: false,
             known: HashMap::new(),
+            lacking: HashSet::new(),
+            pardoned,
         }
     }
 
@@ -51,6 +63,11 @@ impl<'a, F: Fn(&[Place]) -> bool> Wholeness<'a, F> {
             keeps_unread: true,
             ..self
         }
+    }
+
+    /// Returns what the trees lack that were walked so far.
+    pub(in crate::maintain) fn into_lacking(self) -> HashSet<Id> {
+        self.lacking
     }
 
     /// Whether all that the tree with this root node needs is there.
@@ -69,7 +86,8 @@ impl<'a, F: Fn(&[Place]) -> bool> Wholeness<'a, F> {
                 parent.is_whole = false;
             }
             let Some(step) = path.last_mut() else {
-                return Ok(self.known.get(&tree).copied().unwrap_or(false));
+                let known = self.known.get(&tree).copied();
+                return Ok(found.or(known).unwrap_or(false));
             };
             next = step.left.pop();
             if next.is_none()
@@ -90,11 +108,18 @@ impl<'a, F: Fn(&[Place]) -> bool> Wholeness<'a, F> {
         id: Id,
         path: &mut Vec<Step>,
     ) -> Result<Option<bool>, RootError> {
-        if !matches!(kind, Kind::Node | Kind::Segment) {
-            return Ok(Some((self.is_there)(&self.depot.places(&id))));
-        }
         if let Some(known) = self.known.get(&id) {
             return Ok(Some(*known));
+        }
+        if self.pardoned.contains(&id) {
+            return Ok(Some(true));
+        }
+        if !(self.is_there)(&self.depot.places(&id)) {
+            self.lacking.insert(id);
+            return Ok(Some(false));
+        }
+        if !matches!(kind, Kind::Node | Kind::Segment) {
+            return Ok(Some(true));
         }
         let read = match self.depot.read_blob(kind, id).await {
             Ok(bytes) => below(kind, &bytes).ok(),
@@ -111,6 +136,7 @@ impl<'a, F: Fn(&[Place]) -> bool> Wholeness<'a, F> {
             Err(error) => return Err(error.into()),
         };
         let Some(left) = read else {
+            self.lacking.insert(id);
             self.known.insert(id, false);
             return Ok(Some(false));
         };

@@ -44,7 +44,7 @@ impl<'a, F: Fn(&[Place]) -> bool> Wholeness<'a, F> {
         Self::but(depot, is_there, HashSet::new())
     }
 
-    /// As [`Wholeness::new`]. What is `pardoned` counts as there, and nothing below it is asked for.
+    /// As [`Wholeness::new`]. What is `pardoned` counts as there, with all that is below it.
     pub(in crate::maintain) fn but(depot: &'a Depot, is_there: F, pardoned: HashSet<Id>) -> Self {
         Self {
             depot,

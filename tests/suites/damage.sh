@@ -212,6 +212,8 @@ a_copy_brings_back_what_is_lost() {
   (umask 077; echo 'another password' >"$SUITE_TMP/wrong-password")
   exits 2 bkfs check "$bucket" --from "$copy"
   exits 2 bkfs check "$bucket" --repair --from "$bucket"
+  exits 2 bkfs check "$bucket" --give-up-forgotten
+  exits 2 bkfs check "$bucket" --repair --give-up-forgotten --from "$copy"
   exits 12 bkfs check "$bucket" --repair --from "$copy" --from-password-file "$SUITE_TMP/wrong-password"
   # Another repository with other files under the same names helps nobody.
   init_local "$other"

@@ -128,8 +128,15 @@ impl Verifier {
                     Ok(info) if info.size > WHOLE_OBJECT_BYTES_MAX => {
                         PackDamage::new(None, format!("it has {} bytes", info.size))
                     }
-                    _ if error.is_of_one_object() => PackDamage::unread(&error),
-                    Err(error) => return Err(error.into()),
+                    Ok(_) if error.is_of_one_object() => PackDamage::unread(&error),
+                    // A refused object is refused to a HEAD as well. Any other error of both may
+                    // be the store's.
+                    Err(head)
+                        if head.kind() == StoreErrorKind::Denied && error.is_of_one_object() =>
+                    {
+                        PackDamage::unread(&error)
+                    }
+                    Err(head) => return Err(head.into()),
                     Ok(_) => return Err(DepotError::Store(error)),
                 };
                 walked.damage.push(damage);

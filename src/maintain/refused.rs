@@ -1,7 +1,7 @@
 //! A store that refuses an object: whether it refuses others too.
 //!
 //! Stores answer 403 for an object in an archive class, and for every object once credentials have
-//! expired. Owns telling one from the other: after a refusal the config is asked for, which every
+//! expired. A store or a proxy may answer malformed for one object, or for all. Owns telling one from the other: after a refusal the config is asked for, which every
 //! command has read before, then the object once more, and after a second refusal the config again,
 //! since credentials may expire in between. Costs three requests for each refusal.
 
@@ -30,7 +30,12 @@ impl Refusals {
         answer: Result<T, StoreError>,
         again: impl Future<Output = Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
-        let is_refusal = |error: &StoreError| error.kind() == StoreErrorKind::Denied;
+        let is_refusal = |error: &StoreError| {
+            matches!(
+                error.kind(),
+                StoreErrorKind::Denied | StoreErrorKind::Invalid
+            )
+        };
         match answer {
             Err(error) if is_refusal(&error) && key != Config::KEY => {
                 if self.0.get(Config::KEY).await.is_err() {
@@ -89,6 +94,7 @@ mod tests {
     struct Expiring {
         below: MemoryStore,
         configs: AtomicU64,
+        kind: StoreErrorKind,
     }
 
     #[async_trait]
@@ -103,14 +109,18 @@ mod tests {
             if key == Config::KEY && self.configs.fetch_update(order, order, is_left).is_ok() {
                 return self.below.get(key).await;
             }
-            let (kind, what) = (StoreErrorKind::Denied, "permission denied (403 Forbidden)");
-            Err(StoreError::new(kind, Operation::Get, key, what))
+            Err(StoreError::new(self.kind, Operation::Get, key, "refused"))
         }
     }
 
     #[tokio::test]
     async fn a_refusal_is_of_one_object_if_the_config_is_given_after_it() {
-        for (configs, expected) in [(0, false), (1, false), (2, true)] {
+        let kinds = [StoreErrorKind::Denied, StoreErrorKind::Invalid];
+        let cases = [(0, false), (1, false), (2, true)];
+        let cases = kinds
+            .iter()
+            .flat_map(|kind| cases.map(|case| (*kind, case)));
+        for (kind, (configs, expected)) in cases {
             let below = MemoryStore::new();
             let config = vec!["config".into()];
             below.put(Config::KEY, config).await.expect("put");
@@ -118,10 +128,11 @@ mod tests {
             let expiring = Expiring {
                 below,
                 configs: configs_left,
+                kind,
             };
             let store: Arc<dyn Store> = Arc::new(Refusals::of(Arc::new(expiring)));
             let error = store.get("data/object").await.expect_err("it is refused");
-            assert_eq!(error.kind(), StoreErrorKind::Denied);
+            assert_eq!(error.kind(), kind);
             assert_eq!(error.is_of_one_object(), expected, "{configs} configs");
         }
     }

@@ -251,8 +251,8 @@ pub(super) struct Brought {
     damage: Option<String>,
 }
 
-/// Brings the spool of a session that is in the root. None if that is one of another volume and is
-/// damaged: it stays for a mount of that.
+/// Brings the spool of a session that is in the root. Returns `None` if that session is of another
+/// volume and its spool is damaged or cannot be brought: it stays for a mount of that volume.
 async fn bring_one(
     left: Leftover,
     session: &Session,
@@ -267,7 +267,7 @@ async fn bring_one(
     let mut covered = Covered::of(session);
     let Survey { objects, damage } = loop {
         let found = match survey(&left, &repository.handle, covered).await {
-            Err(error @ SpoolingError::Spool(_)) if !is_ours => {
+            Err(error) if !is_ours => {
                 leave(&left, &error, news);
                 return Ok(None);
             }
@@ -303,9 +303,14 @@ async fn bring_one(
             return Err(error);
         }
     }
-    bring(&left, &objects, repository)
-        .await
-        .map_err(|source| SpoolingError::Replay { path, source })?;
+    if let Err(source) = bring(&left, &objects, repository).await {
+        let error = SpoolingError::Replay { path, source };
+        if !is_ours {
+            leave(&left, &error, news);
+            return Ok(None);
+        }
+        return Err(error);
+    }
     // Asked after every answer: a session that takes the volume from one that lives now lists its journals after that.
     let view = repository.handle.refresh().await?;
     let session = view.root.sessions.get(&SessionId(left.session()));

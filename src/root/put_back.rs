@@ -30,6 +30,21 @@ pub(super) struct Kept {
 }
 
 impl Kept {
+    /// Logs that the file of a slot is not removed, because a replacement of the root may still
+    /// arrive that only this slot opens.
+    pub(super) fn tell_of_a_late_rotation(&self) {
+        if let Some(file) = &self.saved {
+            tracing::warn!(
+                "key {} is removed. If the rotation that it is of still ends, only it opens the \
+                 repository: then store {} as {}. Delete that file when no rotation can be under \
+                 way any more",
+                self.slot,
+                file.display(),
+                self.slot.key()
+            );
+        }
+    }
+
     /// Logs that the file of a slot is not removed, because a deletion of the slot may still arrive.
     pub(super) fn tell_that_it_stays(&self) {
         if let Some(file) = &self.saved {

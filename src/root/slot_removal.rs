@@ -32,6 +32,7 @@ use super::state::ROOT_KEY;
 use super::unlock::{Force, damage_of, read_slot, root_header};
 use bkfs_chunker::seal::{OpenError, SlotName};
 use jiff::Timestamp;
+use std::collections::HashSet;
 
 impl Slots {
     /// Removes slots other than the one in force that the password opens. With `gives_up` also those
@@ -51,12 +52,14 @@ impl Slots {
         gives_up: bool,
         clock: Timestamp,
     ) -> Result<(), SlotsError> {
-        let mut given_up = Vec::new();
+        let (mut given_up, mut unfinished) = (Vec::new(), HashSet::new());
         for slot in slots {
             match self.require_useless(*slot).await {
-                Err(SlotsError::Unfinished { .. } | SlotsError::Foreign { .. }) if gives_up => {
+                Err(SlotsError::Unfinished { .. }) if gives_up => {
                     given_up.push(*slot);
+                    unfinished.insert(*slot);
                 }
+                Err(SlotsError::Foreign { .. }) if gives_up => given_up.push(*slot),
                 judged => judged?,
             }
         }
@@ -78,7 +81,12 @@ impl Slots {
             .partition(|kept| removal.may_lack(kept.slot));
         self.discard(untouched).await;
         if kept.is_empty() || stands.is_ok() {
-            self.discard(kept).await;
+            // The root of the rotation that a slot is of may have been sent, and arrive later.
+            let (of_rotation, useless): (Vec<_>, Vec<_>) = kept
+                .into_iter()
+                .partition(|kept| unfinished.contains(&kept.slot));
+            self.discard(useless).await;
+            of_rotation.iter().for_each(Kept::tell_of_a_late_rotation);
             return removal.end(stands);
         }
         let (mut put_back, mut lost, mut there) = (Vec::new(), Vec::new(), Vec::new());

@@ -215,15 +215,14 @@ impl StoreError {
         )
     }
 
-    /// Returns whether the store answered a read of one object repeatedly, and never with what was
-    /// asked for. The object may be at fault as well as the store. A refusal counts only where the
-    /// store was asked for another object and gave that.
+    /// Returns whether the store did not give one object that was asked for repeatedly, and gave
+    /// another one meanwhile. The object may be at fault as well as the store.
     pub fn is_of_one_object(&self) -> bool {
         let is_read = matches!(
             self.operation,
             Operation::Get | Operation::GetRange | Operation::GetTail | Operation::Head
         );
-        (self.kind == StoreErrorKind::Invalid || self.is_of_one_object) && is_read
+        self.is_of_one_object && is_read
     }
 
     /// Returns whether the object is known to be absent.

@@ -210,6 +210,28 @@ async fn a_key_is_put_back_where_the_root_vanished() {
     store.head(&name.key()).await.expect("it is put back");
 }
 
+/// The rotation that a key is of may still end after the removal: the file of the key stays.
+#[tokio::test(start_paused = true)]
+async fn the_file_of_a_key_stays_where_its_rotation_may_still_end() {
+    for (epoch, files) in [(Some(1), 1), (Some(0), 0)] {
+        let store = made().await;
+        let repository = repository_of(&store).await;
+        let name = SlotName(7);
+        let object = hostile_of(repository, name, "x", CHEAP, epoch);
+        put(&store, &name.key(), object.clone()).await;
+        let state = tempfile::tempdir().expect("a directory");
+        let choice = KeyChoice {
+            named: None,
+            state_dir: Some(state.path().to_owned()),
+        };
+        let opened = slots_by(&store, "first", choice).await.expect("it opens");
+        let removed = opened.remove(&[name], true, time(1)).await;
+        removed.expect("the root stands");
+        assert!(store.head(&name.key()).await.is_err(), "it is removed");
+        assert_eq!(objects_in(state.path(), &object), files, "{epoch:?}");
+    }
+}
+
 /// A deletion whose answer is lost may arrive after the key was put back: its file stays.
 #[tokio::test(start_paused = true)]
 async fn the_file_of_a_key_stays_where_its_deletion_may_still_arrive() {

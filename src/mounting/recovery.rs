@@ -24,6 +24,7 @@ use crate::mounting::writer::{Writing, limits};
 use crate::root::commit::{CommitRequest, Committer as RootCommitter};
 use crate::root::error::RootError;
 use crate::root::ground::{Ground, GroundError, KeptJournals};
+use crate::root::kept::journal_number;
 use crate::root::record::CommitRecord;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::SnapshotRequest as RootRequest;
@@ -125,15 +126,12 @@ pub(super) async fn recover(
         behind => behind.map(|error| error.to_string()),
     };
     if let Some(made) = made_before(writing, left, &whole).await? {
-        // The process that made it ended before it let the spool go. It may have left out what
-        // was damaged then, and is whole again.
-        let damage = format!(
-            "snapshot {} was made of it before, and may lack something",
-            made.snapshot
-        );
+        // The process that made it may have left something out, and have ended before it set the
+        // spool aside.
+        let damage = damaged.first().map(|first| damage(first).to_string());
         return Ok(Rescued {
             made: Some(made),
-            damage: Some(damage),
+            damage: damage.or_else(|| hole_in(&whole)),
         });
     }
     let mut gap = None;
@@ -158,6 +156,18 @@ fn is_of_volume(
     let handle = &writing.repository.handle;
     let kept = handle.open_kept(SessionId(left.session()), objects)?;
     Ok(kept.is_none_or(|kept| kept.volume == writing.volume))
+}
+
+/// Returns the first gap in the numbers of journals, in words.
+fn hole_in(objects: &[(String, bytes::Bytes)]) -> Option<String> {
+    let numbers = objects.iter().filter_map(|(key, _)| journal_number(key));
+    let numbers: Vec<u64> = numbers.collect();
+    let mut pairs = numbers.windows(2);
+    let (before, next) = pairs.find_map(|pair| match *pair {
+        [before, next] if next > before + 1 => Some((before, next)),
+        _ => None,
+    })?;
+    Some(format!("no journal lies between {before} and {next}"))
 }
 
 /// Returns the snapshot of a spool that an earlier recovery made.

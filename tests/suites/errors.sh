@@ -435,7 +435,7 @@ root_not_kept() {
   printf 'synced' | dd of="$MNT/synced" conv=fsync status=none
   faults '{"seed": 1, "strikes": [{"what": "lie", "method": "PUT", "class": ["root"], "percent": 100}]}'
   echo accepted >"$MNT/accepted"
-  exits 13 bkfs snapshot "$MNT" lied
+  exits 1 bkfs snapshot "$MNT" lied
   clear_message
   says 'conditional writes are not atomic'
   faults '{}'

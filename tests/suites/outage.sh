@@ -337,7 +337,7 @@ cannot_be_brought() {
   kept=$(find "$spool" | sort)
   exits 1 bkfs session end "$URL" "$session"
   clear_message
-  says 'could not be replayed' "$spool" 'Is a directory' 'The session stays'
+  says "$spool" 'Is a directory' 'The session stays'
   exits 1 bkfs session end --force "$URL" "$session"
   says 'The session stays'
   [ "$(find "$spool" | sort)" = "$kept" ] || wrong "the spool has changed"

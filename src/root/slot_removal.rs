@@ -71,7 +71,7 @@ impl Slots {
         self.require_unrotated().await?;
         let kept = self.keep(&given_up).await?;
         let making = self.making_like(own, clock);
-        let removal = self.remove_beside(slots, own.name, making).await;
+        let removal = self.remove_with_copy(slots, own.name, making).await;
         let stands = match kept.is_empty() {
             true => self.require_unrotated().await,
             false => self.require_needless(&kept).await,
@@ -244,7 +244,7 @@ impl Slots {
         let new = self.add_surely(making).await?;
         let own = self.found.iter().filter(|slot| slot.is_own);
         let old: Vec<SlotName> = own.map(|slot| slot.name).collect();
-        let removal = self.remove_beside(&old, new.name, making).await;
+        let removal = self.remove_with_copy(&old, new.name, making).await;
         removal.end(self.require_unrotated().await)?;
         self.remember(new).await;
         Ok((new.name, old))
@@ -252,7 +252,7 @@ impl Slots {
 
     /// The four steps of the module's head. `making` makes a copy of `own`. If one deletion fails,
     /// the others are tried, and the copy stays: that deletion may be made yet.
-    async fn remove_beside(
+    async fn remove_with_copy(
         &self,
         slots: &[SlotName],
         own: SlotName,

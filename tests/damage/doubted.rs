@@ -31,7 +31,7 @@ use bytes::Bytes;
 
 use crate::lists::{condemned, fixture, forget, gather, goes_on, lists, open};
 use crate::machine::{Machine, noise};
-use crate::renewed::{Meanwhile, data_packs, delete, pack_of};
+use crate::renewed::{Meanwhile, condemn_contents, data_packs, delete, pack_of};
 use crate::repairs::{mend, root_of};
 use crate::restored::restore;
 use crate::world::{Fixture, SNAPSHOTS, bucket, wait};
@@ -267,7 +267,7 @@ fn what_is_only_known_from_records_proves_no_pack_live_after_a_failed_repair() {
     assert!(!report.is_clean(), "{report}");
     let condemned_now = root_of(fixture, store).condemned;
     assert_eq!(condemned_now, root.condemned, "they were put aside");
-    // All are listed, for whoever restores now.
+    // All are listed, because a restore may need them now.
     let names: BTreeSet<String> = names(store).into_iter().collect();
     for name in ["one", "three", "second"] {
         assert!(names.contains(name), "{names:?}");
@@ -312,20 +312,7 @@ fn snapshots_bear_a_mark_only_while_it_is_not_known_what_is_condemned() {
 fn what_is_gone_of_a_snapshot_leaves_its_mark() {
     let fixture = Fixture::build(None);
     let store = bucket(&fixture.objects);
-    let machine = Machine::mount(store.clone(), None);
-    machine.write("file", 0, noise(50, 900_000));
-    machine.snapshot("gone");
-    machine.write("file", 0, noise(51, 900_000));
-    machine.snapshot("kept");
-    // Its session stays in the root, and holds deletion back.
-    machine.crash();
-    let done = wait(async {
-        let repository = open(store.clone()).await;
-        forget(&repository, "gone").await;
-        gather(&repository).await
-    });
-    let done = done.expect("collected");
-    assert!(done.condemned.bytes > 800_000, "{done:?}");
+    condemn_contents(&store, "file", "gone", "kept");
     let root = root_of(&fixture, &store);
     let before = condemned(&fixture, &store, &root);
     // The deletion has begun with the data.

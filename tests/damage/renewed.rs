@@ -291,20 +291,18 @@ pub fn pack_of(key: &str) -> PackName {
     name.parse().expect("a pack")
 }
 
-#[test]
-fn damage_that_is_found_meanwhile_is_stored_again_as_well() {
-    let fixture = Fixture::build(None);
-    let store = bucket(&fixture.objects);
+/// Writes `file` for the snapshots `forgotten` and `kept`, with other contents in each, and condemns
+/// what only `forgotten` needs. A session that crashed holds the deletion back.
+pub fn condemn_contents(store: &Arc<MemoryStore>, file: &str, forgotten: &str, kept: &str) {
     let machine = Machine::mount(store.clone(), None);
-    machine.write("again", 0, noise(50, 900_000));
-    machine.snapshot("before");
-    machine.write("again", 0, noise(51, 900_000));
-    machine.snapshot("without");
-    // Its session stays in the root, and holds deletion back.
+    machine.write(file, 0, noise(50, 900_000));
+    machine.snapshot(forgotten);
+    machine.write(file, 0, noise(51, 900_000));
+    machine.snapshot(kept);
     machine.crash();
     let done = wait(async {
         let repository = open(store.clone()).await;
-        forget(&repository, "before").await;
+        forget(&repository, forgotten).await;
         gather(&repository).await
     });
     let done = done.expect("collected");
@@ -312,6 +310,13 @@ fn damage_that_is_found_meanwhile_is_stored_again_as_well() {
         done.condemned.bytes > 800_000 && done.deleted_packs == 0,
         "{done:?}"
     );
+}
+
+#[test]
+fn damage_that_is_found_meanwhile_is_stored_again_as_well() {
+    let fixture = Fixture::build(None);
+    let store = bucket(&fixture.objects);
+    condemn_contents(&store, "again", "before", "without");
     // The same data, stored again, with other data in its pack.
     let known = data_packs(&store);
     let machine = Machine::mount(store.clone(), None);

@@ -165,7 +165,7 @@ fn a_root_whose_epoch_was_changed_is_repaired_whatever_a_key_states() {
         object_salt: [5; 32],
         password_salt: [6; 32],
     };
-    let junk = slot.wrap(b"nobody knows it", &secrets).expect("wrapped");
+    let junk = slot.wrap(b"unknown to all", &secrets).expect("wrapped");
     wait(store.put(&slot.name.key(), vec![junk])).expect("put");
     let report = mend(&fixture, &(store.clone() as Arc<dyn Store>));
     assert!(report.is_clean(), "{report}");

@@ -336,13 +336,10 @@ async fn an_unknown_commit_is_found_out_by_the_next() {
     }
 }
 
-/// No call of `settle_pending` comes in between: a commit determines the outcome of the one before
-/// it itself.
-#[tokio::test(start_paused = true)]
-async fn a_commit_after_an_unknown_one_follows_it_unasked() {
+/// Returns a writer whose commit of the first tree is held back, and which knows no answer to it.
+async fn with_unknown_commit(shelf: &Arc<Shelf>) -> (Arc<Faulty>, Writer) {
     let store = Faulty::new(memory().await);
-    let shelf = Arc::new(Shelf::default());
-    let writer = writer(store.clone(), &shelf, "main", 1, false).await;
+    let writer = writer(store.clone(), shelf, "main", 1, false).await;
     store.plan([Fault::Late]);
     let committing = tokio::spawn({
         let committer = writer.committer.clone();
@@ -353,6 +350,15 @@ async fn a_commit_after_an_unknown_one_follows_it_unasked() {
     let unknown = committing.await.expect("no panic").expect_err("gone");
     assert_eq!(unknown.kind(), ErrorKind::OutcomeUnknown);
     *store.outage.lock() = None;
+    (store, writer)
+}
+
+/// No call of `settle_pending` comes in between: a commit determines the outcome of the one before
+/// it itself.
+#[tokio::test(start_paused = true)]
+async fn a_commit_after_an_unknown_one_follows_it_unasked() {
+    let shelf = Arc::new(Shelf::default());
+    let (store, writer) = with_unknown_commit(&shelf).await;
     assert_eq!(store.deliver().await, 1);
     let next = writer.committer.commit(tree(2)).await;
     assert_eq!(next.expect("it follows").sequence, 2);
@@ -362,19 +368,8 @@ async fn a_commit_after_an_unknown_one_follows_it_unasked() {
 /// Refusals say nothing about a request that was sent before them and is still on its way.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_arrives_after_refusals_is_not_lost() {
-    let store = Faulty::new(memory().await);
     let shelf = Arc::new(Shelf::default());
-    let writer = writer(store.clone(), &shelf, "main", 1, false).await;
-    store.plan([Fault::Late]);
-    let committing = tokio::spawn({
-        let committer = writer.committer.clone();
-        async move { committer.commit(tree(1)).await }
-    });
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    *store.outage.lock() = Some(StoreErrorKind::Unreachable);
-    let unknown = committing.await.expect("no panic").expect_err("gone");
-    assert_eq!(unknown.kind(), ErrorKind::OutcomeUnknown);
-    *store.outage.lock() = None;
+    let (store, writer) = with_unknown_commit(&shelf).await;
     store.plan([Fault::Before(StoreErrorKind::Denied)]);
     let refused = writer.committer.commit(tree(2)).await;
     let refused = refused.expect_err("nothing is known of the first");

@@ -56,13 +56,9 @@ async fn a_root_that_was_damaged_before_gives_no_key_back() {
     assert_eq!(keys(&store).await.len(), 1);
 }
 
-/// "second" gives up the key of a rotation by "first" whose replacement of the root arrives after
-/// the deletion of that key; `troubles` meet what is put under the name of that key then. What
-/// becomes of it, with the name and the object of the key.
-async fn given_up_meanwhile(
-    troubles: &[Strike],
-    state: &Path,
-) -> (Arc<dyn Store>, SlotName, Bytes, Result<(), SlotsError>) {
+/// Returns a repository that "second" opens too, and in which a rotation by "first" was cut off:
+/// [`FaultStore::apply_late`] of the second store lets its replacement of the root arrive.
+async fn with_late_rotation() -> (Arc<dyn Store>, Arc<FaultStore>) {
     let store = made().await;
     add(&store, "second", "two").await;
     let late = Arc::new(FaultStore::new(store.clone()));
@@ -75,6 +71,17 @@ async fn given_up_meanwhile(
     );
     let through: Arc<dyn Store> = late.clone();
     rotated(&through, "first", 30).await.expect_err("cut off");
+    (store, late)
+}
+
+/// "second" gives up the key of a rotation by "first" whose replacement of the root arrives after
+/// the deletion of that key; `troubles` meet what is put under the name of that key then. What
+/// becomes of it, with the name and the object of the key.
+async fn given_up_meanwhile(
+    troubles: &[Strike],
+    state: &Path,
+) -> (Arc<dyn Store>, SlotName, Bytes, Result<(), SlotsError>) {
+    let (store, late) = with_late_rotation().await;
 
     let (gate, faulty, through) = holding(&store, Operation::Head, 1).await;
     let choice = KeyChoice {
@@ -156,18 +163,7 @@ async fn a_key_that_cannot_be_put_back_is_named_and_saved() {
 /// The rotation ends between the look at the keys and their removal.
 #[tokio::test(start_paused = true)]
 async fn a_key_of_a_rotation_that_ended_before_the_removal_is_put_back() {
-    let store = made().await;
-    add(&store, "second", "two").await;
-    let late = Arc::new(FaultStore::new(store.clone()));
-    let replacing = |trouble| Strike::with(trouble).on(Operation::Replace).keys(ROOT_KEY);
-    late.plan(replacing(Trouble::Late));
-    late.plan(
-        replacing(Trouble::FailBefore(StoreErrorKind::Denied))
-            .nth(2)
-            .always(),
-    );
-    let through: Arc<dyn Store> = late.clone();
-    rotated(&through, "first", 30).await.expect_err("cut off");
+    let (store, late) = with_late_rotation().await;
     let faulty = Arc::new(FaultStore::new(store.clone()));
     let through: Arc<dyn Store> = faulty.clone();
     let opened = slots(&through, "second", 3).await.expect("it opens");

@@ -413,7 +413,8 @@ async fn damaged_and_vanished_lists_are_told_apart() {
         ErrorKind::Damaged
     );
 
-    // What the newest root names is lost when it is not there, except to those who hold it in memory.
+    // What the newest root names is lost when it is not there, except to those who hold it in
+    // memory.
     assert_eq!(place.kept().await.iter().count(), 1);
     place.store.delete(&key).await.expect("deleted");
     assert_eq!(
@@ -466,7 +467,9 @@ prop_compose! {
         SnapshotEntry {
             name, number, volume, tree: tree.map(bkfs_chunker::id::Id), commit: bkfs_chunker::id::Id(commit),
             time: jiff::Timestamp::from_second(seconds).expect("in range") + jiff::SignedDuration::from_nanos(i64::from(nanoseconds)),
-            host: text.clone(), user: text, tags, files: numbers.0, bytes: numbers.1, new_bytes: numbers.2, generation: numbers.3, recovered: numbers.3 % 2 == 1, rebuilt: numbers.3 % 3 == 1,
+            host: text.clone(), user: text, tags, files: numbers.0, bytes: numbers.1,
+            new_bytes: numbers.2, generation: numbers.3, recovered: numbers.3 % 2 == 1,
+            rebuilt: numbers.3 % 3 == 1,
         }
     }
 }

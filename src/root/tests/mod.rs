@@ -10,6 +10,7 @@ mod keys_rotation;
 mod keys_support;
 mod lists;
 mod missing;
+mod overtaken;
 mod repository;
 mod session;
 mod state;

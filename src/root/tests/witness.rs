@@ -9,17 +9,15 @@ use crate::root::handle::{RootHandle, RootParts, RootView, Transition};
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::Lists;
 use crate::root::memory::{GenerationMemory, VolatileMemory};
-use crate::root::retry::RetryPolicy;
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::state::{HolderInfo, ListRef, ROOT_BYTES_MAX, Root, RootMark, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features};
-use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind, Version};
+use bkfs_chunker::store::{Store, StoreError, StoreErrorKind, Version};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-async fn enter(handle: &RootHandle, volume: &str) -> OpenSession {
+pub(super) async fn enter(handle: &RootHandle, volume: &str) -> OpenSession {
     let request = VolumeRequest {
         name: volume.to_owned(),
         steal: false,
@@ -102,7 +100,7 @@ async fn an_old_repository_stays_as_it_is_while_another_session_stands() {
 }
 
 /// Raises the generation, and nothing else.
-struct Touch(SessionId);
+pub(super) struct Touch(pub(super) SessionId);
 
 #[async_trait]
 impl Transition for Touch {
@@ -118,7 +116,7 @@ impl Transition for Touch {
     }
 }
 
-async fn touch(handle: &RootHandle, session: &OpenSession) -> RootMark {
+pub(super) async fn touch(handle: &RootHandle, session: &OpenSession) -> RootMark {
     let mut touch = Touch(session.id());
     let applied = handle.update(&mut touch).await.expect("the root changes");
     applied.output
@@ -381,12 +379,19 @@ async fn a_rebuilt_root_is_asked_about_once() {
 }
 
 /// A root that follows `base` is written over whatever stands.
-async fn store_blindly(store: &dyn Store, base: &RootView) {
-    let mut root = base.root.clone();
-    root.follow([9; 16]);
-    let payload = root.encode().expect("small");
-    let object = keyring().seal_object(Class::Root, "root", base.features, [3; 32], &payload);
-    store.put("root", vec![object]).await.expect("put");
+/// Returns the object of a root that another writer makes of `base`.
+pub(super) fn other_root(base: &RootView) -> bytes::Bytes {
+    let mut other = base.root.clone();
+    other.follow([9; 16]);
+    let payload = other.encode().expect("small");
+    keyring().seal_object(Class::Root, "root", base.features, [3; 32], &payload)
+}
+
+pub(super) async fn store_blindly(store: &dyn Store, base: &RootView) {
+    store
+        .put("root", vec![other_root(base)])
+        .await
+        .expect("put");
 }
 
 /// A victim of a race says so, whether it looks at once, at its next change, or at its next start;
@@ -419,257 +424,4 @@ async fn a_lost_commit_is_blamed_on_the_store() {
     assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
     let error = judged(&store, &remembering).await.expect("remembered");
     assert!(matches!(error, RootError::NotDescended { .. }), "{error}");
-}
-
-/// A store that lets another writer win right behind an acknowledgement.
-#[derive(Debug)]
-struct Overtaken {
-    inner: Arc<dyn Store>,
-    by: parking_lot::Mutex<Option<bytes::Bytes>>,
-}
-
-#[async_trait]
-impl bkfs_chunker::store::Layer for Overtaken {
-    fn below(&self) -> &dyn Store {
-        &*self.inner
-    }
-
-    async fn replace(
-        &self,
-        key: &str,
-        body: Vec<bytes::Bytes>,
-        expected: &Version,
-    ) -> Result<Version, StoreError> {
-        let version = self.inner.replace(key, body, expected).await?;
-        let by = self.by.lock().take();
-        if let Some(other) = by {
-            self.inner.put(key, vec![other]).await?;
-        }
-        Ok(version)
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_session_looks_whether_its_last_change_still_stands() {
-    let overtaken = Arc::new(Overtaken {
-        inner: memory().await,
-        by: Default::default(),
-    });
-    let handle = process(overtaken.clone(), 1).await;
-    let session = enter(&handle, "main").await;
-    let mut other = handle.current().root.clone();
-    other.follow([9; 16]);
-    let features = handle.current().features;
-    let payload = other.encode().expect("small");
-    let object = keyring().seal_object(Class::Root, "root", features, [3; 32], &payload);
-    *overtaken.by.lock() = Some(object);
-    let error = handle.update(&mut Touch(session.id())).await;
-    let error = error.expect_err("it was acknowledged, and is gone");
-    assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
-}
-
-/// A store that acknowledges replacements and does not keep them.
-#[derive(Debug)]
-struct Forgetful {
-    inner: Arc<dyn Store>,
-    forgets: AtomicBool,
-}
-
-#[async_trait]
-impl bkfs_chunker::store::Layer for Forgetful {
-    fn below(&self) -> &dyn Store {
-        &*self.inner
-    }
-
-    async fn replace(
-        &self,
-        key: &str,
-        body: Vec<bytes::Bytes>,
-        expected: &Version,
-    ) -> Result<Version, StoreError> {
-        if self.forgets.load(Ordering::SeqCst) {
-            return self.inner.put("elsewhere", body).await;
-        }
-        self.inner.replace(key, body, expected).await
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_change_that_the_store_did_not_keep_is_not_made() {
-    let forgetful = Arc::new(Forgetful {
-        inner: memory().await,
-        forgets: AtomicBool::new(false),
-    });
-    let handle = process(forgetful.clone(), 1).await;
-    let session = enter(&handle, "main").await;
-    forgetful.forgets.store(true, Ordering::SeqCst);
-    let error = handle.update(&mut Touch(session.id())).await;
-    let error = error.expect_err("it was acknowledged, and is not there");
-    assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
-    // It is over: no later change sends it once more.
-    forgetful.forgets.store(false, Ordering::SeqCst);
-    let before = forgetful.get("root").await.expect("there").0;
-    handle.settle().await.expect_err("the root is older");
-    let error = handle.update(&mut Touch(session.id())).await;
-    error.expect_err("the root is older");
-    let after = forgetful.get("root").await.expect("there").0;
-    assert!(before == after, "what was not made is made");
-}
-
-/// The bounds of the pauses between three looks are 50, 100 and 200 ms: half of each.
-const MS_175: std::time::Duration = std::time::Duration::from_millis(175);
-
-/// Randomness that shortens every pause as far as it goes.
-#[derive(Debug)]
-struct Nothing(Arc<Seeded>, AtomicBool);
-
-impl bkfs_chunker::entropy::Entropy for Nothing {
-    fn fill(&self, bytes: &mut [u8]) {
-        match bytes.len() == 4 && self.1.load(Ordering::SeqCst) {
-            true => bytes.fill(0),
-            false => self.0.fill(bytes),
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn looks_at_an_older_root_pause_in_between() {
-    let forgetful = Arc::new(Forgetful {
-        inner: memory().await,
-        forgets: AtomicBool::new(false),
-    });
-    let entropy = Arc::new(Nothing(Seeded::new(1), AtomicBool::new(false)));
-    let parts = RootParts {
-        store: forgetful.clone(),
-        keyring: keyring(),
-        entropy: entropy.clone(),
-        memory: Arc::new(VolatileMemory::default()),
-        policy: RetryPolicy::default(),
-        accept_rollback: false,
-    };
-    let handle = RootHandle::open(parts, 0).await.expect("there");
-    let session = enter(&handle, "main").await;
-    forgetful.forgets.store(true, Ordering::SeqCst);
-    entropy.1.store(true, Ordering::SeqCst);
-    let begun = tokio::time::Instant::now();
-    let error = handle.update(&mut Touch(session.id())).await;
-    let error = error.expect_err("it was acknowledged, and is not there");
-    assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
-    assert!(begun.elapsed() >= MS_175, "{:?}", begun.elapsed());
-}
-
-/// A store over which another writer puts a root of its own, and which then does not answer.
-#[derive(Debug)]
-struct Torn {
-    inner: Arc<dyn Store>,
-    by: parking_lot::Mutex<Option<bytes::Bytes>>,
-}
-
-#[async_trait]
-impl bkfs_chunker::store::Layer for Torn {
-    fn below(&self) -> &dyn Store {
-        &*self.inner
-    }
-
-    async fn replace(
-        &self,
-        key: &str,
-        body: Vec<bytes::Bytes>,
-        expected: &Version,
-    ) -> Result<Version, StoreError> {
-        let by = self.by.lock().take();
-        let Some(other) = by else {
-            return self.inner.replace(key, body, expected).await;
-        };
-        self.inner.put(key, vec![other]).await?;
-        let unknown = StoreErrorKind::OutcomeUnknown;
-        Err(StoreError::new(unknown, Operation::Replace, key, "silent"))
-    }
-}
-
-/// The root that a change without an answer was to replace is lost, though the store has
-/// acknowledged it.
-#[tokio::test(start_paused = true)]
-async fn a_change_over_a_lost_root_is_over() {
-    let torn = Arc::new(Torn {
-        inner: memory().await,
-        by: Default::default(),
-    });
-    let handle = process(torn.clone(), 1).await;
-    let session = enter(&handle, "main").await;
-    let base = handle.refresh().await.expect("read");
-    touch(&handle, &session).await;
-    let mut other = base.root.clone();
-    other.follow([9; 16]);
-    let payload = other.encode().expect("small");
-    let object = keyring().seal_object(Class::Root, "root", base.features, [3; 32], &payload);
-    *torn.by.lock() = Some(object.clone());
-    for _ in 0..2 {
-        let error = handle.update(&mut Touch(session.id())).await;
-        let error = error.expect_err("its base is gone");
-        assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
-        let error = handle.settle().await.expect_err("its base is gone");
-        assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
-    }
-    assert!(torn.get("root").await.expect("there").0 == object);
-}
-
-/// The answer to a replacement comes late: meanwhile two others were made over it, and are known.
-#[tokio::test(start_paused = true)]
-async fn a_change_that_was_overtaken_before_its_answer_is_not_made() {
-    let late = Arc::new(Late {
-        inner: memory().await,
-        gates: parking_lot::Mutex::default(),
-    });
-    let handle = process(late.clone(), 1).await;
-    let session = enter(&handle, "main").await;
-    let base = handle.refresh().await.expect("read");
-    let (came, arrived) = tokio::sync::oneshot::channel();
-    let (open, gate) = tokio::sync::oneshot::channel();
-    *late.gates.lock() = Some((came, gate));
-    let (own, id) = (handle.clone(), session.id());
-    let change = tokio::spawn(async move { own.update(&mut Touch(id)).await.map(drop) });
-    arrived.await.expect("sent");
-    store_blindly(&*late.inner, &base).await;
-    let other = process(late.inner.clone(), 2).await;
-    other.refresh().await.expect("read");
-    store_blindly(&*late.inner, &other.current()).await;
-    handle.refresh().await.expect("it follows what it knew");
-    open.send(()).expect("it waits");
-    let error = change.await.expect("no panic").expect_err("it is gone");
-    assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
-}
-
-type Gates = (
-    tokio::sync::oneshot::Sender<()>,
-    tokio::sync::oneshot::Receiver<()>,
-);
-
-/// A store that answers the next replacement when it is told to.
-#[derive(Debug)]
-struct Late {
-    inner: Arc<dyn Store>,
-    gates: parking_lot::Mutex<Option<Gates>>,
-}
-
-#[async_trait]
-impl bkfs_chunker::store::Layer for Late {
-    fn below(&self) -> &dyn Store {
-        &*self.inner
-    }
-
-    async fn replace(
-        &self,
-        key: &str,
-        body: Vec<bytes::Bytes>,
-        expected: &Version,
-    ) -> Result<Version, StoreError> {
-        let version = self.inner.replace(key, body, expected).await?;
-        let gates = self.gates.lock().take();
-        if let Some((came, gate)) = gates {
-            came.send(()).expect("waited for");
-            gate.await.expect("opened");
-        }
-        Ok(version)
-    }
 }

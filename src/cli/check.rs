@@ -36,7 +36,8 @@ const SHOWN_NAMES: usize = 10;
 /// --repair --from brings back what another repository has: one that bkfs copy filled from this one, or the one that this is a copy of. What is read there is taken only if it is, to the
 /// bit, what is missing here. Nothing is written there. Its password comes from --from-password-file and its kin, BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD or the configuration.
 ///
-/// Where bkfs gc refuses because something cannot be read, and nothing brings it back: bkfs forget the snapshots that need it, then --repair --give-up-forgotten. Without that option no forgotten
+/// Where bkfs gc refuses because something cannot be read, and nothing brings it back: bkfs forget
+/// the snapshots that need it, then --repair --give-up-forgotten. Without that option no forgotten
 /// snapshot is given up, since what is missing may be there again later.
 #[derive(Debug, clap::Args)]
 pub struct Check {
@@ -54,7 +55,8 @@ pub struct Check {
     /// Bring back what is damaged or missing from this repository, as far as it has it; with --read-data, damage to file contents is looked for too
     #[arg(long, value_name = "URL", requires = "repair")]
     from: Option<String>,
-    /// Give up, for good, forgotten snapshots of which something cannot be read that collections need and that nothing kept needs; they are named
+    /// Give up, for good, forgotten snapshots of which something cannot be read that collections
+    /// need and that nothing kept needs; they are named
     #[arg(long, requires = "repair", conflicts_with = "from")]
     give_up_forgotten: bool,
     #[command(flatten)]
@@ -270,7 +272,8 @@ fn summary(report: &Report, seconds: f64) -> String {
         count => format!("{count} problems"),
     };
     let mut text = format!(
-        "checked {generation}: {} snapshots, {} packs with {} blobs in {}, {} verified in {seconds:.1} s: {verdict}",
+        "checked {generation}: {} snapshots, {} packs with {} blobs in {}, {} verified in \
+         {seconds:.1} s: {verdict}",
         counts.snapshots,
         counts.packs,
         counts.blobs,
@@ -288,7 +291,8 @@ fn summary(report: &Report, seconds: f64) -> String {
     }
     if !report.strays.is_empty() {
         text += &format!(
-            "\n{} commits are in no root (no damage): a crash left them, or the store lost them behind an acknowledgement; README.md says how they come back",
+            "\n{} commits are in no root (no damage): a crash left them, or the store lost them \
+             behind an acknowledgement; README.md says how they come back",
             report.strays.len()
         );
         for stray in report.strays.iter().take(SHOWN_NAMES) {
@@ -389,8 +393,15 @@ fn conclude(report: &Report) -> Result<(), Failure> {
     ))
     .code(Code::Damaged))
     .map_err(|failure| match report.touches_nothing() {
-        true => failure.hint("No snapshot and no volume is known to need what is damaged: bkfs gc frees it, if a repair has found it before. If bkfs gc refuses, forgotten snapshots need it: bkfs check --repair --give-up-forgotten gives them up."),
-        false if is_needed => failure.hint("If nothing brings back what is damaged: bkfs forget the snapshots that need it, then bkfs check --repair --give-up-forgotten, so that bkfs gc goes on."),
+        true => failure.hint(
+            "No snapshot and no volume is known to need what is damaged: bkfs gc frees it, if a \
+             repair has found it before. If bkfs gc refuses, forgotten snapshots need it: bkfs check \
+             --repair --give-up-forgotten gives them up.",
+        ),
+        false if is_needed => failure.hint(
+            "If nothing brings back what is damaged: bkfs forget the snapshots that need it, then \
+             bkfs check --repair --give-up-forgotten, so that bkfs gc goes on.",
+        ),
         false => failure,
     })
 }

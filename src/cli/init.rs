@@ -31,7 +31,7 @@ pub struct Init {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(LOCK_DAYS_MAX))
     )]
     lock_days: Option<u32>,
-    /// governance: who has s3:BypassGovernanceRetention can remove a lock; compliance: nobody can,
+    /// governance: who has s3:BypassGovernanceRetention can remove a lock; compliance: no user can,
     /// not even the account's owner
     #[arg(
         long,

@@ -28,7 +28,8 @@ pub fn waiting(quiet: bool, url: &RepositoryUrl, timeout: Duration) -> Notice {
 fn waiting_text(url: &str, cause: &str, timeout: Duration) -> String {
     let seconds = timeout.as_secs();
     format!(
-        "bkfs: the store at {url} does not answer ({cause}); trying until it has made no progress for timeout={seconds} s"
+        "bkfs: the store at {url} does not answer ({cause}); trying until it has made no \
+         progress for timeout={seconds} s"
     )
 }
 
@@ -201,7 +202,8 @@ impl Output {
         }
     }
 
-    /// True once the reader of the results has gone away: a listing may end early. What the command has to say by its exit code stays.
+    /// True once the reader of the results has gone away: a listing may end early. What the command
+    /// has to say by its exit code stays.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
@@ -288,7 +290,8 @@ impl Output {
     }
 }
 
-/// A line on stderr. That nobody reads it changes nothing about what happened, nor about the exit code.
+/// A line on stderr. That nobody reads it changes nothing about what happened, nor about the exit
+/// code.
 pub fn complain(line: impl fmt::Display) {
     let line = line.to_string();
     let _ = writeln!(io::stderr(), "{}", printable::line(&line));
@@ -301,7 +304,8 @@ enum Printed {
     NobodyReads,
 }
 
-/// Prints a line. A reader that has gone away (`| head`) is no failure, and no success either: what a command found is said by its exit code all the same.
+/// Prints a line. A reader that has gone away (`| head`) is no failure, and no success either: what
+/// a command found is said by its exit code all the same.
 fn print_to(out: &mut impl Write, line: &str) -> Result<Printed, Failure> {
     printed(writeln!(out, "{line}").and_then(|()| out.flush()))
 }

@@ -22,7 +22,7 @@ use crate::volume::state::Scope;
 /// as the file TARGET. Owners, and extended attributes other than user.* (capabilities, labels),
 /// are restored by root only: what was left out is said at the end.
 ///
-/// With --overwrite each file is written beside the one that it replaces, and takes its place when
+/// With --overwrite each file is written next to the one that it replaces, and takes its place when
 /// it is whole.
 #[derive(Debug, clap::Args)]
 pub struct Restore {

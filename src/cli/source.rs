@@ -8,7 +8,7 @@ use crate::cli::output::Failure;
 use crate::cli::password::{Sources, Variables};
 use crate::mounting::settings::Settings;
 
-/// Its password and store, beside BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD and the
+/// Its password and store, as well as BKFS_FROM_PASSWORD_FILE, BKFS_FROM_PASSWORD and the
 /// configuration.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Source {

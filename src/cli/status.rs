@@ -14,7 +14,7 @@ const FILES_SHOWN: usize = 20;
 /// Show the health of a mount
 ///
 /// When something that was written can no longer be stored, the mount takes no more writes, and
-/// every write, fsync, close and snapshot fails, until somebody has seen what was lost: this shows
+/// every write, fsync, close and snapshot fails, until an operator has seen what was lost: this shows
 /// it, and --acknowledge ends it.
 #[derive(Debug, clap::Args)]
 pub struct Status {

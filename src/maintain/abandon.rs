@@ -33,8 +33,8 @@ pub(super) struct Broken {
 /// The tree and the commit record of a snapshot or a volume.
 type Head = (Option<Id>, Option<Id>);
 
-/// Returns the forgotten snapshots of which nodes, segments or the commit record cannot be read, or a
-/// chunk is in no pack. While a list of condemned packs is lost these are also those of which a
+/// Returns the forgotten snapshots of which nodes, segments or the commit record cannot be read, or
+/// a chunk is in no pack. While a list of condemned packs is lost these are also those of which a
 /// chunk lies only in several packs that cannot be read, since which of them is live is not known.
 /// What the store refuses to give, or gives in no usable form, is not known to be broken.
 ///
@@ -138,19 +138,24 @@ impl Broken {
         let (alone, shared) = (self.alone.len(), self.shared.len());
         if alone > 0 && gives_up {
             plan.steps.push(format!(
-                "give up {alone} forgotten snapshots of which something cannot be read that collections need, and that cannot be brought back then: {}",
+                "give up {alone} forgotten snapshots of which something cannot be read that \
+                 collections need, and that cannot be brought back then: {}",
                 names(&self.alone)
             ));
             plan.abandoned = self.alone.iter().map(|entry| entry.commit).collect();
         } else if alone > 0 {
             plan.remarks.push(format!(
-                "something cannot be read of {alone} forgotten snapshots, which holds bkfs gc back: {}; if nothing brings it back, bkfs check --repair --give-up-forgotten gives these snapshots up for good",
+                "something cannot be read of {alone} forgotten snapshots, which holds bkfs gc \
+                 back: {}; if nothing brings it back, bkfs check --repair --give-up-forgotten \
+                 gives these snapshots up for good",
                 names(&self.alone)
             ));
         }
         if shared > 0 && gives_up {
             plan.remarks.push(format!(
-                "giving up {shared} forgotten snapshots gains nothing, since what cannot be read of them is needed by snapshots or volumes that are kept: {}; forget the snapshots that are named with the damage first",
+                "giving up {shared} forgotten snapshots gains nothing, since what cannot be read \
+                 of them is needed by snapshots or volumes that are kept: {}; forget the \
+                 snapshots that are named with the damage first",
                 names(&self.shared)
             ));
         }

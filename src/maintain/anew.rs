@@ -41,9 +41,9 @@ impl Closed {
     }
 }
 
-/// Whether lists of snapshots are to be written anew by the next repair only. Which of the snapshots
-/// that commit records tell of are whole without packs that may be condemned is known to the
-/// renewal alone: it goes before them, and needs the index and the quarantine.
+/// Whether lists of snapshots are to be written anew by the next repair only. Which of the
+/// snapshots that commit records tell of are whole without packs that may be condemned is known to
+/// the renewal alone: it goes before them, and needs the index and the quarantine.
 pub(super) fn comes_first(findings: &Findings, finds_damage: bool) -> bool {
     let listed = &findings.listed;
     let is_blocked = !findings.indexed.lost.is_empty() || finds_damage;
@@ -67,7 +67,8 @@ pub(super) fn step(lost: &[Condemned]) -> Option<String> {
     let count = lost.len();
     (count > 0).then(|| {
         format!(
-            "put {count} lists of condemned packs aside that cannot be read, and condemn anew every pack that they may have named; what is needed of those is stored again first"
+            "put {count} lists of condemned packs aside that cannot be read, and condemn anew \
+             every pack that they may have named; what is needed of those is stored again first"
         )
     })
 }
@@ -108,7 +109,10 @@ pub(super) async fn renew(
     };
     match renewal.renew(lost).await {
         Err(error) if error.kind() == ErrorKind::Damaged => {
-            tracing::warn!(%error, "what lost lists of condemned packs named is not found out while something needed cannot be read, and nothing is written or collected until then");
+            tracing::warn!(%error,
+                "what lost lists of condemned packs named is not found out while something needed \
+                 cannot be read, and nothing is written or collected until then"
+            );
             Ok(unknown)
         }
         renewed => Ok(Closed::Only(renewed?.whole)),

@@ -28,7 +28,8 @@ pub(super) fn refuse(findings: &Findings) -> Result<(), RootError> {
     {
         return Err(RootError::damaged(
             ROOT_KEY,
-            "the bucket was rolled back: bring its newest state back; a repair now would make the loss final (--accept-rollback goes on from what there is)",
+            "the bucket was rolled back: bring its newest state back; a repair now would make \
+             the loss final (--accept-rollback goes on from what there is)",
         ));
     }
     let mut problems = findings.report.problems.iter();
@@ -39,7 +40,9 @@ pub(super) fn refuse(findings: &Findings) -> Result<(), RootError> {
         return Err(RootError::damaged(
             &refused.object,
             format!(
-                "{}: the store gives other objects, so nothing is known to be wrong with it; a repair would go on without it for good: make it readable first (give the key its rights, or bring it back from an archive class), or remove it if it is lost",
+                "{}: the store gives other objects, so nothing is known to be wrong with it; a \
+                 repair would go on without it for good: make it readable first (give the key its \
+                 rights, or bring it back from an archive class), or remove it if it is lost",
                 refused.what
             ),
         ));
@@ -48,7 +51,8 @@ pub(super) fn refuse(findings: &Findings) -> Result<(), RootError> {
         return Err(RootError::damaged(
             ROOT_KEY,
             format!(
-                "{why}; if it is certain that nothing newer ever wrote here, remove the object root and repair again"
+                "{why}; if it is certain that nothing newer ever wrote here, remove the object \
+                 root and repair again"
             ),
         ));
     }
@@ -127,7 +131,9 @@ pub(super) async fn refuse_newer_keys(
             return Err(RootError::damaged(
                 key,
                 format!(
-                    "it states master key {stated}, and the key that was given is of epoch {held}: give the password of a key of the newest epoch; if it is certain that there was none, remove this object and repair again"
+                    "it states master key {stated}, and the key that was given is of epoch \
+                     {held}: give the password of a key of the newest epoch; if it is certain \
+                     that there was none, remove this object and repair again"
                 ),
             ));
         }

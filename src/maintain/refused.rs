@@ -1,9 +1,10 @@
 //! A store that refuses an object: whether it refuses others too.
 //!
 //! Stores answer 403 for an object in an archive class, and for every object once credentials have
-//! expired. A store or a proxy may answer malformed for one object, or for all. Owns telling one from the other: after a refusal the config is asked for, which every
-//! command has read before, then the object once more, and after a second refusal the config again,
-//! since credentials may expire in between. Costs three requests for each refusal.
+//! expired. A store or a proxy may answer malformed for one object, or for all. Owns telling one
+//! from the other: after a refusal the config is asked for, which every command has read before,
+//! then the object once more, and after a second refusal the config again, since credentials may
+//! expire in between. Costs three requests for each refusal.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,10 +1,12 @@
 //! What becomes of a writable mount that lost something.
 //!
-//! Owns: the list of what was lost, and going on from the last commit once somebody has acknowledged it. Does not own: what makes a volume fail (`volume`), how
-//! a writer is brought up (`writer`).
+//! Owns: the list of what was lost, and going on from the last commit once somebody has
+//! acknowledged it. Does not own: what makes a volume fail (`volume`), how a writer is brought up
+//! (`writer`).
 //!
-//! A volume that failed stays as it is, readable and refusing every change, until `bkfs status --acknowledge`. Then a new session succeeds the failed one, replays what
-//! that one acknowledged, and a new volume takes the place of the old.
+//! A volume that failed stays as it is, readable and refusing every change, until `bkfs status
+//! --acknowledge`. Then a new session succeeds the failed one, replays what that one acknowledged,
+//! and a new volume takes the place of the old.
 
 use std::sync::Arc;
 
@@ -23,8 +25,8 @@ use crate::volume::unsaved::{Changed, Unsaved};
 /// Lost files that are kept by name; the others are counted.
 const LOST_FILES_MAX: usize = 10_000;
 
-/// What a mount was told to accept was accepted when it took the volume: later losses were not known
-/// then.
+/// What a mount was told to accept was accepted when it took the volume: later losses were not
+/// known then.
 const ACCEPTS_LOSS: bool = false;
 
 /// Lost files that are named in the log.
@@ -95,11 +97,13 @@ impl Keeper {
         news.stranded.extend(more.stranded);
     }
 
-    /// Drops what was lost and goes on from the last commit. The answer is what was lost, nothing if the mount is well, and what became of spools. What fsync acknowledged is not among that: if it is
-    /// missing from the bucket or damaged in the spool, only a new mount can accept it.
+    /// Drops what was lost and goes on from the last commit. The answer is what was lost, nothing
+    /// if the mount is well, and what became of spools. What fsync acknowledged is not among that:
+    /// if it is missing from the bucket or damaged in the spool, only a new mount can accept it.
     ///
     /// # Errors
-    /// The volume belongs to another session by now, the store does not answer, or what was acknowledged is missing: the mount stays as it was.
+    /// The volume belongs to another session by now, the store does not answer, or what was
+    /// acknowledged is missing: the mount stays as it was.
     pub(super) async fn acknowledge(&self) -> Result<(Losses, SpoolNews), MountingError> {
         let mut slot = self.writer.lock().await;
         let (Some(failed), Some(writer)) = (self.current.volume(), slot.as_ref()) else {
@@ -115,7 +119,8 @@ impl Keeper {
             let _ = made.await;
             *listing = None;
         }
-        // What fsync=local acknowledged is not what was lost: it goes to the bucket, where the successor finds it.
+        // What fsync=local acknowledged is not what was lost: it goes to the bucket, where the
+        // successor finds it.
         writer.abandon_spool().await;
         let mut news = SpoolNews::default();
         let (brought, known) = self.writing.bring_spools(ACCEPTS_LOSS, &mut news).await?;

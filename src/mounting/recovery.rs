@@ -1,10 +1,15 @@
-//! What a session of this machine had acknowledged here alone when another machine took its volume over: made a snapshot (protocol.md, rule 7).
+//! What a session of this machine had acknowledged here alone when another machine took its volume
+//! over: made a snapshot (protocol.md, rule 7).
 //!
-//! Owns: the steps from a spool to a snapshot `recovered-SESSION` of the volume, and that doing them twice makes one snapshot. Does not own: on which commit the journals
-//! stand (`root::ground`), carrying them out (`volume::replay`), nor how a snapshot beside the volume's commits gets into the root (`root::commit`).
+//! Owns: the steps from a spool to a snapshot `recovered-SESSION` of the volume, and that doing
+//! them twice makes one snapshot. Does not own: on which commit the journals stand
+//! (`root::ground`), carrying them out (`volume::replay`), nor how a snapshot beside the volume's
+//! commits gets into the root (`root::commit`).
 //!
-//! The session is in no root any more, so its packs are garbage to everybody: what its journals need of them is stored again by a session of maintenance, which holds no
-//! volume. So nobody who writes the volume meanwhile is disturbed. The spool goes when the snapshot is in the root; a crash before that leaves garbage, and the spool.
+//! The session is in no root any more, so its packs are garbage to everybody: what its journals
+//! need of them is stored again by a session of maintenance, which holds no volume. So nobody who
+//! writes the volume meanwhile is disturbed. The spool goes when the snapshot is in the root; a
+//! crash before that leaves garbage, and the spool.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -103,7 +108,8 @@ pub(super) struct Rescued {
     pub(super) damage: Option<String>,
 }
 
-/// Makes a snapshot of what is left in a spool whose session is in the root no more. With `accepts_loss` that is what comes before the first damaged journal.
+/// Makes a snapshot of what is left in a spool whose session is in the root no more. With
+/// `accepts_loss` that is what comes before the first damaged journal.
 ///
 /// # Errors
 /// Why not: then nothing has changed, and the spool must stay.
@@ -387,8 +393,8 @@ impl Recovery<'_> {
         for pack in own.values().filter(|pack| !pack.is_metadata) {
             self.store_again(pack, &mut chunks).await?;
         }
-        // What the session relied on may have been condemned since: its ground keeps that from being
-        // deleted. Lists of chunks bring theirs with them.
+        // What the session relied on may have been condemned since: its ground keeps that from
+        // being deleted. Lists of chunks bring theirs with them.
         for (kind, id) in segments.drain().chain(chunks.drain()) {
             match rescue::ensure(&self.ingest, kind, id).await {
                 Err(VolumeError::Depot(error)) => return Err(DepotError::clone(&error).into()),
@@ -414,7 +420,8 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Stores again what is wanted of a pack, from the spool or else from the bucket, and takes it out of `wanted`. A pack that is in neither holds nothing.
+    /// Stores again what is wanted of a pack, from the spool or else from the bucket, and takes it
+    /// out of `wanted`. A pack that is in neither holds nothing.
     async fn store_again(
         &self,
         pack: &NamedPack,

@@ -1,9 +1,13 @@
-//! The spool of a mount: where it lies, what becomes of those that dead mounts have left, and its end.
+//! The spool of a mount: where it lies, what becomes of those that dead mounts have left, and its
+//! end.
 //!
-//! Owns: the choice of the directory, when what is left is replayed, and what is said of it. Does not own: the spool itself (the chunker), nor replaying journals.
+//! Owns: the choice of the directory, when what is left is replayed, and what is said of it. Does
+//! not own: the spool itself (the chunker), nor replaying journals.
 //!
-//! What a dead session of this machine left is brought into the bucket before the volume is taken over, so that the takeover finds its journals there like those of any
-//! other (protocol.md, rule 7). What belongs to a session that somebody has ended meanwhile becomes a snapshot of its own (`recovery`).
+//! What a dead session of this machine left is brought into the bucket before the volume is taken
+//! over, so that the takeover finds its journals there like those of any other (protocol.md, rule
+//! 7). What belongs to a session that somebody has ended meanwhile becomes a snapshot of its own
+//! (`recovery`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -47,7 +51,8 @@ pub struct SpoolPlace {
 pub enum SpoolingError {
     /// It would hold its own packs up.
     #[error(
-        "the spool {spool} would lie on the mount {mount} itself: set XDG_STATE_HOME to a directory on a local disk, or give -o spool_size=0"
+        "the spool {spool} would lie on the mount {mount} itself: set XDG_STATE_HOME to a \
+         directory on a local disk, or give -o spool_size=0"
     )]
     OnMount {
         /// Where the spool would be.
@@ -76,7 +81,8 @@ pub enum SpoolingError {
     },
     /// What a spool had acknowledged is damaged there, and nowhere else. Nothing of it was sent.
     #[error(
-        "the spool {path} of volume {volume} has lost something that was acknowledged: {damage}; nothing of it was sent, and it stays as it is"
+        "the spool {path} of volume {volume} has lost something that was acknowledged: {damage}; \
+         nothing of it was sent, and it stays as it is"
     )]
     Damaged {
         /// The spool.
@@ -138,7 +144,8 @@ pub struct Stranded {
 }
 
 impl SpoolPlace {
-    /// The place on this machine for a mount at `mount_point`; none if the user has no state directory.
+    /// The place on this machine for a mount at `mount_point`; none if the user has no state
+    /// directory.
     ///
     /// # Errors
     /// It lies on a mount of bkfs, or would be covered by this one.
@@ -171,8 +178,9 @@ impl SpoolPlace {
         Ok(Some(spool))
     }
 
-    /// Brings what dead sessions have left into the bucket, as far as anything names it. Returns the spools that may go once the volume is taken: see [`discard`];
-    /// and what is known of all of them then. With `accepts_loss` a damaged one is brought as far as it is whole.
+    /// Brings what dead sessions have left into the bucket, as far as anything names it. Returns
+    /// the spools that may go once the volume is taken: see [`discard`]; and what is known of all
+    /// of them then. With `accepts_loss` a damaged one is brought as far as it is whole.
     ///
     /// # Errors
     /// `Damaged` if one of this volume is, and that is not accepted.
@@ -223,7 +231,8 @@ impl SpoolPlace {
             if left.named().is_empty() {
                 if left.bytes() > 0 {
                     tracing::warn!(
-                        "{path} holds {} that no journal names: it was written and never acknowledged, and is removed",
+                        "{path} holds {} that no journal names: it was written and never \
+                         acknowledged, and is removed",
                         mebibytes(left.bytes())
                     );
                 }
@@ -311,7 +320,8 @@ async fn bring_one(
         }
         return Err(error);
     }
-    // Asked after every answer: a session that takes the volume from one that lives now lists its journals after that.
+    // Asked after every answer: a session that takes the volume from one that lives now lists its
+    // journals after that.
     let view = repository.handle.refresh().await?;
     let session = view.root.sessions.get(&SessionId(left.session()));
     let is_safe = session.is_some_and(|session| session.state == SessionState::Live);
@@ -332,14 +342,16 @@ fn leave(left: &Leftover, error: &SpoolingError, news: &mut SpoolNews) {
     });
 }
 
-/// Makes a snapshot of what is left of a session that another machine has ended. If that fails no mount waits for it: the spool stays, and the next mount tries again.
+/// Makes a snapshot of what is left of a session that another machine has ended. If that fails no
+/// mount waits for it: the spool stays, and the next mount tries again.
 async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mut SpoolNews) {
     let path = left.directory().display().to_string();
     match recover(&left, writing, accepts_loss).await {
         Ok(Rescued { made, damage }) => {
             if let Some(made) = &made {
                 tracing::warn!(
-                    "{path} holds what was acknowledged here and nowhere else when volume {} was taken over: it is now the snapshot {}",
+                    "{path} holds what was acknowledged here and nowhere else when volume {} was \
+                     taken over: it is now the snapshot {}",
                     made.volume,
                     made.snapshot
                 );
@@ -351,7 +363,8 @@ async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mu
         }
         Err(error) => {
             tracing::error!(
-                "{path} holds {} of a session that somebody else has ended, and no snapshot can be made of it: {error}; it stays there",
+                "{path} holds {} of a session that somebody else has ended, and no snapshot can \
+                 be made of it: {error}; it stays there",
                 mebibytes(left.bytes())
             );
             news.stranded.push(Stranded {
@@ -374,14 +387,16 @@ async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) {
         Ok(aside) => {
             let path = aside.display().to_string();
             tracing::error!(
-                "{damage}: what comes before it is carried out, and all that the spool held is set aside as {path}"
+                "{damage}: what comes before it is carried out, and all that the spool held is \
+                 set aside as {path}"
             );
             let why = format!("set aside, because something of it is lost: {damage}");
             news.stranded.push(Stranded { path, bytes, why });
         }
         Err(error) => {
             tracing::error!(
-                "{damage}: what comes before it is carried out, but {path} is not set aside: {error}"
+                "{damage}: what comes before it is carried out, but {path} is not set aside: \
+                 {error}"
             );
             let why = format!("not set aside ({error}): {damage}");
             news.stranded.push(Stranded { path, bytes, why });
@@ -442,8 +457,9 @@ fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / MIB)
 }
 
-/// `open` has taken the volume: spools go whose journals it has found, or whoever takes their volume will find. What an ended session's journals hold is found by nobody
-/// who has listed them before: see [`rescue`].
+/// `open` has taken the volume: spools go whose journals it has found, or whoever takes their
+/// volume will find. What an ended session's journals hold is found by nobody who has listed them
+/// before: see [`rescue`].
 pub(super) async fn discard(
     brought: Vec<Brought>,
     open: &OpenSession,

@@ -3,8 +3,8 @@
 //! Owns the file `STATE_DIR/REPOSITORY/keys`: names and fingerprints of the slots that opened the
 //! repository on this machine, the newest first. They are asked for by name, so that neither the
 //! list of the bucket nor other slots stand before them. A slot of another content under a
-//! remembered name is not preferred, and counts as damaged. A file that is lost costs time, and makes hostile slots count
-//! again (SECURITY.md); what cannot be read counts as nothing remembered.
+//! remembered name is not preferred, and counts as damaged. A file that is lost costs time, and
+//! makes hostile slots count again (SECURITY.md); what cannot be read counts as nothing remembered.
 
 use super::memory::blocking;
 use crate::private;

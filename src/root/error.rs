@@ -209,7 +209,8 @@ pub enum RootError {
     WrongPassword,
     /// No undamaged key slot opens with the password, and another one is damaged.
     #[error(
-        "no undamaged key opens with this password, and {reason}: the password is wrong, or it is that of the damaged key"
+        "no undamaged key opens with this password, and {reason}: the password is wrong, or it is \
+         that of the damaged key"
     )]
     WrongPasswordOrDamaged {
         /// Which one, and what is wrong with it.
@@ -218,7 +219,8 @@ pub enum RootError {
     /// A key slot that opened the repository on this machine is damaged, and the password opens no
     /// other one.
     #[error(
-        "a key that opened the repository on this machine before cannot be used ({reason}), and the password opens no other one: it is that of the damaged key, or wrong"
+        "a key that opened the repository on this machine before cannot be used ({reason}), and the \
+         password opens no other one: it is that of the damaged key, or wrong"
     )]
     OwnKeyDamaged {
         /// Which one, and what is wrong with it.

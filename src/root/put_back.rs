@@ -1,9 +1,10 @@
 //! What is put back of a removal of key slots that turns out to be wrong.
 //!
 //! Owns the objects of slots that the user gives up, from before their deletion until it is known
-//! that no root needs them, and the files `STATE_DIR/REPOSITORY/key-SLOT-NUMBER` that they are saved
-//! in for that time. A file that a process left which did not end well is named by the next one, and
-//! never deleted by it: it may be the only copy of a key. Which slots are given up, and when they are needed, is [`super::slot_removal`]'s.
+//! that no root needs them, and the files `STATE_DIR/REPOSITORY/key-SLOT-NUMBER` that they are
+//! saved in for that time. A file that a process left which did not end well is named by the next
+//! one, and never deleted by it: it may be the only copy of a key. Which slots are given up, and
+//! when they are needed, is [`super::slot_removal`]'s.
 
 use super::error::RootError;
 use super::memory::blocking;
@@ -45,11 +46,13 @@ impl Kept {
         }
     }
 
-    /// Logs that the file of a slot is not removed, because a deletion of the slot may still arrive.
+    /// Logs that the file of a slot is not removed, because a deletion of the slot may still
+    /// arrive.
     pub(super) fn tell_that_it_stays(&self) {
         if let Some(file) = &self.saved {
             tracing::warn!(
-                "key {} is in the bucket, and its deletion may still arrive: if it does, store {} as {}",
+                "key {} is in the bucket, and its deletion may still arrive: if it does, store \
+                 {} as {}",
                 self.slot,
                 file.display(),
                 self.slot.key()
@@ -85,7 +88,8 @@ impl fmt::Display for Lost {
         let key = slot.key();
         write!(
             formatter,
-            "removed key {slot}, which may be the only one that opens the repository, and which could not be put back ({why}): "
+            "removed key {slot}, which may be the only one that opens the repository, and which \
+             could not be put back ({why}): "
         )?;
         match &self.saved {
             Some(file) => {
@@ -190,8 +194,8 @@ impl Slots {
         }
     }
 
-    /// Puts a slot back under its name, for as long as the store may stand still, and reads it back:
-    /// what lies there with its bytes is as good.
+    /// Puts a slot back under its name, for as long as the store may stand still, and reads it
+    /// back: what lies there with its bytes is as good.
     ///
     /// # Errors
     /// The slot, with why it is not known to be there.

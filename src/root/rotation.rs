@@ -9,20 +9,21 @@
 //! 2. The root is replaced by one under the new master key, by compare-and-swap, while no session
 //!    stands in it, live or ending. That is the rotation: before, the old slots open the
 //!    repository; after, the new slot alone does.
-//! 3. It is seen to that the new slot is still there, or a newer one that the password opens. What a
-//!    slot states that it does not open counts for nothing: if there is no other one, a copy of the
-//!    new slot is written. The other slots, which open nothing new, are deleted; one that holds another master key of an epoch, of
-//!    a rotation that was begun and not made, stays (`bkfs key remove --give-up`).
+//! 3. The rotation checks that the new slot is still there, or a newer one that the password opens.
+//!    What a slot states that the password does not open counts for nothing: if there is no other
+//!    one, a copy of the new slot is written. The other slots, which open nothing new, are deleted.
+//!    One that holds another master key of an epoch, of a rotation that was begun and not made,
+//!    stays (`bkfs key remove --give-up`).
 //!
-//! A rotation stands on a slot in force of its password. If that was removed meanwhile, the rotation
-//! is refused: it must not let in again whom another one shut out. Its new slot stays and opens
-//! nothing: another rotation by the same password may rely on it.
+//! A rotation stands on a slot in force of its password. If that was removed meanwhile, the
+//! rotation is refused: it must not let in again whom another one shut out. Its new slot stays and
+//! opens nothing: another rotation by the same password may rely on it.
 //!
 //! What is interrupted after 1 leaves the old state and a slot without use; after 2, the new state
 //! and slots without use. A replacement that arrives late finds its slot, since no slot of a newer
-//! epoch than the root's is removed, unless the user gives it up. A mount that registers between the
-//! look at the root and its replacement makes that fail; a mount that has read its key before cannot open the root any
-//! more, and so never registers.
+//! epoch than the root's is removed, unless the user gives it up. A mount that registers between
+//! the look at the root and its replacement makes that fail; a mount that has read its key before
+//! cannot open the root any more, and so never registers.
 //!
 //! The id key and the cutting key stay: ids, deduplication and the tag of the config as well.
 
@@ -259,7 +260,10 @@ async fn keep(
     let copy = slots.put(slots.making_like(own, clock), secrets).await?;
     tracing::warn!(slot = %slot.name, copy = %copy.name, "the new key was removed meanwhile; a copy stays");
     for (name, _) in newer {
-        tracing::warn!(slot = %name, copy = %copy.name, "this key came meanwhile, and the given password does not open it; if it is meant to take the place of the copy, remove that");
+        tracing::warn!(slot = %name, copy = %copy.name,
+            "this key came meanwhile, and the given password does not open it; if it is meant to \
+             take the place of the copy, remove that"
+        );
     }
     Ok(copy)
 }

@@ -1,5 +1,6 @@
-//! The form of a spool's files (FORMAT.md, "The spool"): an object exactly as it will lie in the bucket, then a trailer that says whether it is whole. A file has
-//! another name until it is flushed: so one that is not whole under the name of an object is damaged.
+//! The form of a spool's files (FORMAT.md, "The spool"): an object exactly as it will lie in the
+//! bucket, then a trailer that says whether it is whole. A file has another name until it is
+//! flushed: so one that is not whole under the name of an object is damaged.
 //!
 //! Owns names and the trailer. Does no I/O.
 
@@ -44,7 +45,8 @@ pub(super) fn object(mut bytes: Bytes) -> Option<Bytes> {
     (found == expected).then_some(bytes)
 }
 
-/// The name of the file with this number, of the object under `key`, whose `/` become `+`. A key must have no `+`: see [`is_fit`].
+/// The name of the file with this number, of the object under `key`, whose `/` become `+`. A key
+/// must have no `+`: see [`is_fit`].
 pub(super) fn name(number: u64, key: &str) -> String {
     format!("{number:016x}.{}", key.replace('/', "+"))
 }

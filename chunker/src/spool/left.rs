@@ -1,6 +1,7 @@
 //! What sessions that did not end well have left in their spools.
 //!
-//! Owns finding it, reading it, setting it aside and removing it. Does not own what is done with it: that depends on the root.
+//! Owns finding it, reading it, setting it aside and removing it. Does not own what is done with
+//! it: that depends on the root.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,7 +44,8 @@ impl LeftObject {
     }
 }
 
-/// All spools below `root` that nobody holds, by session. Directories that cannot be read are passed over, with a warning. None if there is no such directory.
+/// All spools below `root` that nobody holds, by session. Directories that cannot be read are
+/// passed over, with a warning. None if there is no such directory.
 ///
 /// # Errors
 /// `root` cannot be read.
@@ -130,7 +132,8 @@ impl Leftover {
         &self.directory
     }
 
-    /// What it holds, in the order in which it came. All of it was flushed: what is not whole has been damaged since (see [`Leftover::read`]).
+    /// What it holds, in the order in which it came. All of it was flushed: what is not whole has
+    /// been damaged since (see [`Leftover::read`]).
     pub fn objects(&self) -> &[LeftObject] {
         &self.objects
     }

@@ -1,7 +1,9 @@
 //! Bringing what a dead session left into the bucket.
 //!
-//! Owns the order (protocol.md, rule 1): data packs, then metadata packs, then what names them. Does not own which of it is brought, which its caller decides who knows what
-//! journals name; nor what becomes of it there: a journal that is in the bucket is replayed by the session that takes the volume over.
+//! Owns the order (protocol.md, rule 1): data packs, then metadata packs, then what names them.
+//! Does not own which of it is brought, which its caller decides who knows what journals name; nor
+//! what becomes of it there: a journal that is in the bucket is replayed by the session that takes
+//! the volume over.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,17 +27,20 @@ pub struct ReplayProgress {
 }
 
 impl Leftover {
-    /// What is worth replaying, in the order of arrival: everything up to the last object that names others. What came after it is named by nothing.
+    /// What is worth replaying, in the order of arrival: everything up to the last object that
+    /// names others. What came after it is named by nothing.
     pub fn named(&self) -> &[LeftObject] {
         let last = self.objects().iter().rposition(|object| rank(object) == 2);
         &self.objects()[..last.map_or(0, |last| last + 1)]
     }
 
-    /// Brings `objects` of this spool, which are in the order of arrival, into the bucket. They stay in the spool: see [`Leftover::discard`]. Dropped, it has brought
-    /// some of them, and none before what it names.
+    /// Brings `objects` of this spool, which are in the order of arrival, into the bucket. They
+    /// stay in the spool: see [`Leftover::discard`]. Dropped, it has brought some of them, and none
+    /// before what it names.
     ///
     /// # Errors
-    /// `Spool` if the disk fails or one of them is damaged, `Store` or `Stalled` if the store fails: the same call may be made again.
+    /// `Spool` if the disk fails or one of them is damaged, `Store` or `Stalled` if the store
+    /// fails: the same call may be made again.
     pub async fn replay(
         &self,
         depot: &Depot,

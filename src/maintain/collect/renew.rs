@@ -345,7 +345,8 @@ fn unreadable(packs: &HashSet<PackName>) -> RootError {
         more => format!(" and {more} others"),
     };
     let what = format!(
-        "something needed lies only in packs that cannot be read, and that may have been condemned: {}{more}; {WAY_OUT}",
+        "something needed lies only in packs that cannot be read, and that may have been \
+         condemned: {}{more}; {WAY_OUT}",
         shown.join(", ")
     );
     RootError::damaged("the repository", what)

@@ -290,8 +290,7 @@ impl Output {
     }
 }
 
-/// A line on stderr. That nobody reads it changes nothing about what happened, nor about the exit
-/// code.
+/// Prints a line on stderr. A failure of that changes neither the result nor the exit code.
 pub fn complain(line: impl fmt::Display) {
     let line = line.to_string();
     let _ = writeln!(io::stderr(), "{}", printable::line(&line));

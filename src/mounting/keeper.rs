@@ -1,7 +1,7 @@
-//! What becomes of a writable mount that lost something.
+//! Recovery of a writable mount that lost data.
 //!
-//! Owns: the list of what was lost, and going on from the last commit once somebody has
-//! acknowledged it. Does not own: what makes a volume fail (`volume`), how a writer is brought up
+//! Owns: the list of what was lost, and the continuation from the last commit once an operator has
+//! acknowledged the loss. Does not own: what makes a volume fail (`volume`), how a writer is brought up
 //! (`writer`).
 //!
 //! A volume that failed stays as it is, readable and refusing every change, until `bkfs status

@@ -1,14 +1,14 @@
-//! What a session of this machine had acknowledged here alone when another machine took its volume
-//! over: made a snapshot (protocol.md, rule 7).
+//! Snapshots of what a session of this machine had acknowledged only here when another machine took
+//! its volume over (docs/PROTOCOL.md, rule 7).
 //!
 //! Owns: the steps from a spool to a snapshot `recovered-SESSION` of the volume, and that doing
 //! them twice makes one snapshot. Does not own: on which commit the journals stand
-//! (`root::ground`), carrying them out (`volume::replay`), nor how a snapshot beside the volume's
-//! commits gets into the root (`root::commit`).
+//! (`root::ground`), carrying them out (`volume::replay`), nor how a snapshot that is no
+//! commit of the volume gets into the root (`root::commit`).
 //!
-//! The session is in no root any more, so its packs are garbage to everybody: what its journals
-//! need of them is stored again by a session of maintenance, which holds no volume. So nobody who
-//! writes the volume meanwhile is disturbed. The spool goes when the snapshot is in the root; a
+//! No root names the session any more, so its packs are garbage. A session of maintenance, which
+//! holds no volume, stores again what the journals need of them. So a concurrent writer of the
+//! volume is not disturbed. The spool goes when the snapshot is in the root; a
 //! crash before that leaves garbage, and the spool.
 
 use std::collections::{HashMap, HashSet};

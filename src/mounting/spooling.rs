@@ -6,8 +6,8 @@
 //!
 //! What a dead session of this machine left is brought into the bucket before the volume is taken
 //! over, so that the takeover finds its journals there like those of any other (protocol.md, rule
-//! 7). What belongs to a session that somebody has ended meanwhile becomes a snapshot of its own
-//! (`recovery`).
+//! 7). What belongs to a session that another machine ended meanwhile becomes a snapshot of its
+//! own (`recovery`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -363,7 +363,7 @@ async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mu
         }
         Err(error) => {
             tracing::error!(
-                "{path} holds {} of a session that somebody else has ended, and no snapshot can \
+                "{path} holds {} of a session that another machine has ended, and no snapshot can \
                  be made of it: {error}; it stays there",
                 mebibytes(left.bytes())
             );
@@ -457,9 +457,9 @@ fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / MIB)
 }
 
-/// `open` has taken the volume: spools go whose journals it has found, or whoever takes their
-/// volume will find. What an ended session's journals hold is found by nobody who has listed them
-/// before: see [`rescue`].
+/// Ends the spools that were brought, after `open` has taken the volume. Those go whose journals
+/// `open` has found, or a later holder of their volume finds. A holder that listed the journals of an
+/// ended session before these arrived does not find them: see [`rescue`].
 pub(super) async fn discard(
     brought: Vec<Brought>,
     open: &OpenSession,

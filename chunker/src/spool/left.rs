@@ -44,8 +44,8 @@ impl LeftObject {
     }
 }
 
-/// All spools below `root` that nobody holds, by session. Directories that cannot be read are
-/// passed over, with a warning. None if there is no such directory.
+/// Returns all spools below `root` that no process holds, by session. Directories that cannot be
+/// read are passed over with a warning. Without `root` there are none.
 ///
 /// # Errors
 /// `root` cannot be read.

@@ -132,24 +132,32 @@ pub(super) async fn recover(
         behind => behind.map(|error| error.to_string()),
     };
     if let Some(made) = made_before(writing, left, &whole).await? {
-        // The process that made it may have left something out, and have ended before it set the
-        // spool aside.
-        let damage = damaged.first().map(|first| damage(first).to_string());
         return Ok(Rescued {
             made: Some(made),
-            damage: damage.or_else(|| hole_in(&whole)),
+            damage: left_out(left, &whole, damaged.first().map(damage)),
         });
     }
-    let mut gap = None;
-    let made = recover_whole(left, writing, &whole, accepts_loss.then_some(&mut gap)).await;
-    match (made, damaged.first()) {
-        (Err(RecoveryError::Ground(GroundError::Gap { .. })), Some(first)) => Err(damage(first)),
-        (Ok(made), _) => Ok(Rescued {
-            made,
-            damage: gap.or(behind),
-        }),
-        (Err(error), _) => Err(error),
+    let accepted = accepts_loss.then_some(behind);
+    match recover_whole(left, writing, &whole, accepted).await {
+        Err(RecoveryError::Ground(GroundError::Gap { .. })) if !damaged.is_empty() => {
+            Err(damage(&damaged[0]))
+        }
+        done => done,
     }
+}
+
+/// Returns what an earlier process may have left out of the snapshot that it made before it ended:
+/// the files of the spool may be other ones than it saw.
+fn left_out(
+    left: &Leftover,
+    whole: &[(String, bytes::Bytes)],
+    damaged: Option<RecoveryError>,
+) -> Option<String> {
+    let recorded = || "its snapshot was made of less than all of it".to_owned();
+    damaged
+        .map(|error| error.to_string())
+        .or_else(|| hole_in(whole))
+        .or_else(|| left.is_incomplete().then(recorded))
 }
 
 /// Returns whether the journals are of the volume that is being written: only its user has accepted
@@ -198,19 +206,31 @@ async fn made_before(
     Ok(is_made.then_some(Recovered { volume, snapshot }))
 }
 
-/// Makes a snapshot of what the journals `objects` of a spool say: all of them or, where a `gap` is
-/// accepted, those before the first one, which is stated there.
+/// Makes a snapshot of what the journals `objects` of a spool say: all of them or, where a loss is
+/// `accepted`, those before the first gap. The loss that is accepted already is the inner value.
+///
+/// A spool of which less than all is carried out bears a record of that before the snapshot is
+/// made: the process may end before it sets the spool aside, and the damage may have gone when the
+/// next one looks.
 async fn recover_whole(
     left: &Leftover,
     writing: &Writing,
     objects: &[(String, bytes::Bytes)],
-    gap: Option<&mut Option<String>>,
-) -> Result<Option<Recovered>, RecoveryError> {
+    accepted: Option<Option<String>>,
+) -> Result<Rescued, RecoveryError> {
     let repository = &writing.repository;
     let session = SessionId(left.session());
     let root = repository.handle.current().root.clone();
+    let mut gap = None;
+    let (gap_accepted, behind) = match accepted {
+        Some(behind) => (Some(&mut gap), behind),
+        None => (None, None),
+    };
     let Some(mut kept) = repository.handle.open_kept(session, objects)? else {
-        return Ok(None);
+        return Ok(Rescued {
+            made: None,
+            damage: behind,
+        });
     };
     let made = Recovered {
         volume: kept.volume.clone(),
@@ -221,9 +241,14 @@ async fn recover_whole(
         CommitRecord::decode(&bytes)
             .map_err(|reason| RootError::damaged(&format!("commit record {id}"), reason))
     };
-    let Some(ground) = stand(&mut kept, &root, read, gap).await? else {
-        return Ok(None);
+    let ground = stand(&mut kept, &root, read, gap_accepted).await?;
+    let damage = gap.or(behind);
+    let Some(ground) = ground else {
+        return Ok(Rescued { made: None, damage });
     };
+    if damage.is_some() {
+        left.mark_incomplete().await?;
+    }
     let handle = &repository.handle;
     let processes = repository.machine.processes.as_ref();
     let open = OpenSession::open(handle, writing.holder.clone(), None, processes).await?;
@@ -239,7 +264,10 @@ async fn recover_whole(
     if let Err(stays) = open.end().await {
         tracing::warn!("the session of the recovery stays in the root: {stays}");
     }
-    done.map(|()| Some(made))
+    done.map(|()| Rescued {
+        made: Some(made),
+        damage,
+    })
 }
 
 /// [`KeptJournals::stand`]; where a `gap` is accepted, of the journals before the first one.

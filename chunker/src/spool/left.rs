@@ -15,6 +15,9 @@ use super::{LOCK, SpoolError, file, read_object, remove_directory};
 /// What the name of a directory that is set aside ends with: it is that of no session.
 const SET_ASIDE: &str = ".damaged";
 
+/// The name of the file that says that less than all of a spool is carried out.
+const INCOMPLETE: &str = "incomplete";
+
 /// The spool of a session whose process is gone. Nobody else works on it while this is held.
 #[derive(Debug)]
 pub struct Leftover {
@@ -23,6 +26,7 @@ pub struct Leftover {
     directory: PathBuf,
     objects: Vec<LeftObject>,
     unfinished: Vec<PathBuf>,
+    is_incomplete: bool,
     _lock: DiskLock,
 }
 
@@ -85,12 +89,14 @@ async fn open(
     };
     let mut numbered = Vec::new();
     let mut unfinished = Vec::new();
+    let mut is_incomplete = false;
     for entry in disk.list(directory).await? {
         let path = directory.join(&entry.name);
         if file::is_unfinished(&entry.name) {
             unfinished.push(path);
             continue;
         }
+        is_incomplete |= entry.name == INCOMPLETE;
         let Some((number, key)) = file::parse(&entry.name) else {
             continue;
         };
@@ -109,6 +115,7 @@ async fn open(
         directory: directory.to_owned(),
         objects: numbered.into_iter().map(|(_, object)| object).collect(),
         unfinished,
+        is_incomplete,
         _lock: lock,
     }))
 }
@@ -163,10 +170,33 @@ impl Leftover {
         }
     }
 
+    /// Whether [`Leftover::mark_incomplete`] was called, by this process or an earlier one.
+    pub fn is_incomplete(&self) -> bool {
+        self.is_incomplete
+    }
+
+    /// Records on the disk that a snapshot is about to be made of less than all of it. When this
+    /// returns, the record survives the loss of power.
+    ///
+    /// Cancel safety: dropped, it leaves the record or nothing; repeating the call is safe.
+    ///
+    /// # Errors
+    /// The disk fails: then the record may be there.
+    pub async fn mark_incomplete(&self) -> Result<(), SpoolError> {
+        let path = self.directory.join(INCOMPLETE);
+        match self.disk.write_new(&path, &[]).await {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            written => written.map_err(|error| SpoolError::disk(&path, error))?,
+        }
+        let synced = self.disk.sync_directory(&self.directory).await;
+        synced.map_err(|error| SpoolError::disk(&self.directory, error))
+    }
+
     /// Removes all of it: everything that it held is in the bucket, and named there.
     pub async fn discard(self) {
+        let record = self.is_incomplete.then(|| self.directory.join(INCOMPLETE));
         let objects = self.objects.iter().map(|object| &object.path);
-        for path in objects.chain(&self.unfinished) {
+        for path in objects.chain(&self.unfinished).chain(&record) {
             if let Err(error) = self.disk.remove(path).await {
                 tracing::warn!("{} stays in the spool: {error}", path.display());
             }

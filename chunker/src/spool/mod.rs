@@ -8,6 +8,7 @@
 //!   ROOT/SESSION/lock                  flock'd by the owner
 //!   ROOT/SESSION/NUMBER.KEY            one object each, in the order in which they came
 //!   ROOT/SESSION/new-NUMBER            one that is being written
+//!   ROOT/SESSION/incomplete            a snapshot was made of less than all of it
 //!   ROOT/SESSION.damaged               set aside: no mount brings it to the bucket
 //! ```
 

@@ -42,7 +42,9 @@ daemon_of() {
   local directory
   for directory in /proc/[0-9]*; do
     [ "$(basename "$(readlink "$directory/exe" 2>/dev/null)")" = bkfs ] || continue
-    if tr '\0' '\n' <"$directory/cmdline" 2>/dev/null | grep -qxF -- "$1"; then echo "${directory#/proc/}"; fi
+    if tr '\0' '\n' <"$directory/cmdline" 2>/dev/null | grep -qxF -- "$1"; then
+      echo "${directory#/proc/}"
+    fi
   done | tail -n 1
 }
 
@@ -64,20 +66,25 @@ exits() {
   status=$?
   set -e
   cat "$SUITE_TMP/output"
-  [ "$status" = "$expected" ] || wrong "exit code $status instead of $expected: $* ($(tail -n 1 "$SUITE_TMP/output"))"
+  [ "$status" = "$expected" ] ||
+    wrong "exit code $status instead of $expected: $* ($(tail -n 1 "$SUITE_TMP/output"))"
 }
 
 # says PATTERN…: what was shown last matches each extended pattern, in any case of letters.
 says() {
   local pattern
   for pattern in "$@"; do
-    grep -qiE -- "$pattern" "$SUITE_TMP/output" || wrong "the message does not say /$pattern/: $(tr '\n' ' ' <"$SUITE_TMP/output" | cut -c1-200)"
+    grep -qiE -- "$pattern" "$SUITE_TMP/output" ||
+      wrong "the message does not say /$pattern/: $(tr '\n' ' ' <"$SUITE_TMP/output" | cut -c1-200)"
   done
 }
 says_not() { ! grep -qiE -- "$1" "$SUITE_TMP/output" || wrong "the message says /$1/"; }
 
 # No message may be a panic or a bare debug print.
-clear_message() { [ -s "$SUITE_TMP/output" ] || wrong "no message at all"; says_not 'panicked|RUST_BACKTRACE|thread .main'; }
+clear_message() {
+  [ -s "$SUITE_TMP/output" ] || wrong "no message at all"
+  says_not 'panicked|RUST_BACKTRACE|thread .main'
+}
 
 # fails_with ERRNO-TEXT COMMAND…: an ordinary tool fails with that error.
 fails_with() {

@@ -15,7 +15,9 @@ FULL=${FULL:-0}
 note() { printf '\n--- %s\n' "$*"; }
 
 passed() { printf 'ok\t%s\n' "$1" >>"$RESULTS"; printf 'ok      %s\n' "$1"; }
-failed() { printf 'not ok\t%s\t%s\n' "$1" "${2:-}" >>"$RESULTS"; printf 'FAILED  %s: %s\n' "$1" "${2:-}"; }
+failed() {
+  printf 'not ok\t%s\t%s\n' "$1" "${2:-}" >>"$RESULTS"; printf 'FAILED  %s: %s\n' "$1" "${2:-}"
+}
 
 # What a suite cannot go on without.
 die() { failed "${SUITE:-suite}" "$*"; exit 1; }
@@ -33,7 +35,11 @@ case_of() {
     "$@"
   )
   status=$?
-  if [ "$status" = 0 ]; then passed "$name"; else failed "$name" "exit $status at $(head -n 1 "$reason")"; fi
+  if [ "$status" = 0 ]; then
+    passed "$name"
+  else
+    failed "$name" "exit $status at $(head -n 1 "$reason")"
+  fi
   return "$status"
 }
 
@@ -101,7 +107,11 @@ cargo_cases() {
 # The results of a case are read from a table by people: name, seconds and whatever else was measured.
 TABLE=$SUITE_TMP/table
 row() { printf '%s\n' "$(IFS='|'; echo "$*")" >>"$TABLE"; }
-print_table() { [ -f "$TABLE" ] || return 0; note "measured"; column -t -s '|' "$TABLE" | tee -a "${RESULTS%.results}.table"; }
+print_table() {
+  [ -f "$TABLE" ] || return 0
+  note "measured"
+  column -t -s '|' "$TABLE" | tee -a "${RESULTS%.results}.table"
+}
 
 now_ms() { echo $(($(date +%s%N) / 1000000)); }
 seconds_since() { awk -v a="$1" -v b="$(now_ms)" 'BEGIN {printf "%.1f", (b - a) / 1000}'; }

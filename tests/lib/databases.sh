@@ -20,15 +20,23 @@ use_mariabackup() {
   mariadb_stop
   mariabackup_prepare "$here/alone"
   mariabackup_prepare "$here/full"
-  for step in first second; do mariabackup_prepare "$here/full" --incremental-dir="$here/$step"; done
+  for step in first second; do
+    mariabackup_prepare "$here/full" --incremental-dir="$here/$step"
+  done
 }
-mariadb_change_again() { sql kinds -e "UPDATE parted SET value = UPPER(value) WHERE id % 11 = 0; DELETE FROM parted WHERE id % 13 = 0; CREATE TABLE made_last (id INT PRIMARY KEY) ENGINE=InnoDB; INSERT INTO made_last VALUES (1), (2)"; }
+mariadb_change_again() {
+  sql kinds -e \
+    "UPDATE parted SET value = UPPER(value) WHERE id % 11 = 0; DELETE FROM parted WHERE id % 13 = 0; CREATE TABLE made_last (id INT PRIMARY KEY) ENGINE=InnoDB; INSERT INTO made_last VALUES (1), (2)"
+}
 mariabackup_to() {
-  mariabackup --no-defaults --backup --user=root --socket="$MARIADB_SOCKET" --datadir="$PLAIN/mariadb" --target-dir="$1" --parallel=2 "${@:2}" 2>"$PLAIN/mariabackup.log" ||
+  mariabackup --no-defaults --backup --user=root --socket="$MARIADB_SOCKET" \
+    --datadir="$PLAIN/mariadb" --target-dir="$1" --parallel=2 "${@:2}" 2>"$PLAIN/mariabackup.log" ||
     { tail -n 20 "$PLAIN/mariabackup.log"; return 1; }
 }
 mariabackup_prepare() {
-  mariabackup --no-defaults --prepare --use-memory=128M --target-dir="$1" "${@:2}" 2>"$PLAIN/prepare.log" || { tail -n 20 "$PLAIN/prepare.log"; return 1; }
+  mariabackup --no-defaults --prepare --use-memory=128M --target-dir="$1" "${@:2}" \
+    2>"$PLAIN/prepare.log" ||
+    { tail -n 20 "$PLAIN/prepare.log"; return 1; }
   tail -n 1 "$PLAIN/prepare.log" | grep -q 'completed OK'
 }
 check_mariabackup() {
@@ -65,7 +73,10 @@ use_mariadbd() {
   mariadb_checksums >"$PLAIN/checksums-live"
   mariadb_stop
 }
-mariadb_start_on() { mkdir -p "$PLAIN/beside" && chown mysql: "$PLAIN/beside" && ln -sfn "$PLAIN/beside" "$1.run" && mariadb_start "$1"; }
+mariadb_start_on() {
+  mkdir -p "$PLAIN/beside" && chown mysql: "$PLAIN/beside" && ln -sfn "$PLAIN/beside" "$1.run" &&
+    mariadb_start "$1"
+}
 check_mariadbd() {
   rm -f "$1/data.run"
   started_holds "$1/data" "$PLAIN/checksums-live"
@@ -73,15 +84,21 @@ check_mariadbd() {
   cp -a "$MNT/.snapshots/under-load/mariadbd/data" "$PLAIN/recovered"
   chown -R mysql: "$PLAIN/recovered"
   mariadb_start "$PLAIN/recovered"
-  [ "$(sql -e "SELECT count(*) FROM information_schema.tables WHERE table_schema = 'sbtest'")" = "$SYSBENCH_TABLES" ]
-  mariadb-check --no-defaults --socket="$MARIADB_SOCKET" --user=root --extended sbtest | tee "$SUITE_TMP/output"
+  [ "$(sql -e "SELECT count(*) FROM information_schema.tables WHERE table_schema = 'sbtest'")" = \
+    "$SYSBENCH_TABLES" ]
+  mariadb-check --no-defaults --socket="$MARIADB_SOCKET" --user=root --extended sbtest |
+    tee "$SUITE_TMP/output"
   mariadb_stop
-  [ "$(grep -c 'OK$' "$SUITE_TMP/output")" = "$SYSBENCH_TABLES" ] || wrong "not all tables are sound"
+  [ "$(grep -c 'OK$' "$SUITE_TMP/output")" = "$SYSBENCH_TABLES" ] ||
+    wrong "not all tables are sound"
 }
 
 # --- pgBackRest with its repository on the mount, and a base backup with its log streamed ---------------------------
 
-pgbackrest() { as_postgres "$(command -v pgbackrest)" --config="$PLAIN/pgbackrest.conf" --stanza=main --log-level-console=warn "$@"; }
+pgbackrest() {
+  as_postgres "$(command -v pgbackrest)" --config="$PLAIN/pgbackrest.conf" --stanza=main \
+    --log-level-console=warn "$@"
+}
 pgbackrest_configuration() {
   mkdir -p "$PLAIN/pgbackrest-log" "$PLAIN/pgbackrest-spool"
   chown postgres: "$PLAIN/pgbackrest-log" "$PLAIN/pgbackrest-spool"
@@ -94,7 +111,9 @@ use_pgbackrest() {
   chown postgres: "$here"
   postgres_create "$source"
   pgbackrest_configuration "$here/repository" "$source"
-  printf "archive_mode=on\narchive_command='pgbackrest --config=%s --stanza=main archive-push %%p'\n" "$PLAIN/pgbackrest.conf" >>"$source/postgresql.conf"
+  printf \
+    "archive_mode=on\narchive_command='pgbackrest --config=%s --stanza=main archive-push %%p'\n" \
+    "$PLAIN/pgbackrest.conf" >>"$source/postgresql.conf"
   postgres_start "$source"
   postgres_load 5
   pgbackrest stanza-create

@@ -11,7 +11,8 @@ PJDFSTEST_VERSION=0.2.2
 FSX_VERSION=0.3.2
 CARGO_DENY_VERSION=0.20.2
 CARGO_MUTANTS_VERSION=27.1.0
-GO_VERSION=1.26.8 # used only where no Go of at least 1.21 is installed; a newer Go fetches what a module asks for by itself
+GO_VERSION=1.26.8 \
+  # used only where no Go of at least 1.21 is installed; a newer Go fetches what a module asks for by itself
 
 PACKAGES=()
 need_packages() { PACKAGES+=("$@"); }
@@ -21,7 +22,9 @@ is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" 
 # Installs what was asked for with need_packages, in one go. No service is started: suites run their own servers.
 install_packages() {
   local package missing=() policy=/usr/sbin/policy-rc.d ours=
-  for package in "${PACKAGES[@]+"${PACKAGES[@]}"}"; do is_installed "$package" || missing+=("$package"); done
+  for package in "${PACKAGES[@]+"${PACKAGES[@]}"}"; do
+    is_installed "$package" || missing+=("$package")
+  done
   PACKAGES=()
   [ ${#missing[@]} -gt 0 ] || return 0
   echo "installing ${missing[*]}"
@@ -62,7 +65,10 @@ kept() {
     touch "$OUT/.complete"
     mv "$OUT" "$CACHE/$name"
   ) 9>"$CACHE/$name.lock"
-  [ $? = 0 ] || { tail -n 30 "$LOGS/install-$name.log"; stop_run "could not build $name (log: $LOGS/install-$name.log)"; }
+  [ $? = 0 ] || {
+    tail -n 30 "$LOGS/install-$name.log"
+    stop_run "could not build $name (log: $LOGS/install-$name.log)"
+  }
   echo "  $name: $((SECONDS - began)) s"
 }
 
@@ -93,12 +99,32 @@ fetch_go() {
   find "$OUT/bin" "$OUT/pkg/tool" -type f -exec chmod 755 {} +
 }
 
-go_install() { cd "$OUT" && CGO_ENABLED=0 GOTOOLCHAIN=auto GOFLAGS=-mod=mod GOBIN=$OUT "$GO" install "$1"; }
+go_install() {
+  cd "$OUT" && CGO_ENABLED=0 GOTOOLCHAIN=auto GOFLAGS=-mod=mod GOBIN=$OUT "$GO" install "$1"
+}
 
-need_minio() { find_go; kept "minio-$MINIO_VERSION" go_install "github.com/minio/minio@$MINIO_VERSION"; export MINIO=$CACHE/minio-$MINIO_VERSION/minio; }
-need_mc() { find_go; kept "mc-$MC_VERSION" go_install "github.com/minio/mc@$MC_VERSION"; export MC=$CACHE/mc-$MC_VERSION/mc; }
-need_versitygw() { find_go; kept "versitygw-$VERSITYGW_VERSION" go_install "github.com/versity/versitygw/cmd/versitygw@$VERSITYGW_VERSION"; export VERSITYGW=$CACHE/versitygw-$VERSITYGW_VERSION/versitygw; }
-need_fake_gcs_server() { find_go; kept "fake-gcs-server-$FAKE_GCS_VERSION" go_install "github.com/fsouza/fake-gcs-server@$FAKE_GCS_VERSION"; export FAKE_GCS=$CACHE/fake-gcs-server-$FAKE_GCS_VERSION/fake-gcs-server; }
+need_minio() {
+  find_go
+  kept "minio-$MINIO_VERSION" go_install "github.com/minio/minio@$MINIO_VERSION"
+  export MINIO=$CACHE/minio-$MINIO_VERSION/minio
+}
+need_mc() {
+  find_go
+  kept "mc-$MC_VERSION" go_install "github.com/minio/mc@$MC_VERSION"
+  export MC=$CACHE/mc-$MC_VERSION/mc
+}
+need_versitygw() {
+  find_go
+  kept "versitygw-$VERSITYGW_VERSION" go_install \
+    "github.com/versity/versitygw/cmd/versitygw@$VERSITYGW_VERSION"
+  export VERSITYGW=$CACHE/versitygw-$VERSITYGW_VERSION/versitygw
+}
+need_fake_gcs_server() {
+  find_go
+  kept "fake-gcs-server-$FAKE_GCS_VERSION" go_install \
+    "github.com/fsouza/fake-gcs-server@$FAKE_GCS_VERSION"
+  export FAKE_GCS=$CACHE/fake-gcs-server-$FAKE_GCS_VERSION/fake-gcs-server
+}
 
 install_azurite() { npm install --no-audit --no-fund --prefix "$OUT" "azurite@$AZURITE_VERSION"; }
 need_azurite() {
@@ -107,7 +133,10 @@ need_azurite() {
   export AZURITE=$CACHE/azurite-$AZURITE_VERSION/node_modules/.bin/azurite-blob
 }
 
-cargo_install() { cd "$OUT" && CARGO_TARGET_DIR=$OUT/build cargo install --locked --root "$OUT" "$@" && rm -rf "$OUT/build"; }
+cargo_install() {
+  cd "$OUT" && CARGO_TARGET_DIR=$OUT/build cargo install --locked --root "$OUT" "$@" &&
+    rm -rf "$OUT/build"
+}
 need_pjdfstest() {
   need_packages libacl1-dev acl
   install_packages

@@ -8,7 +8,8 @@ measured_case() {
   began=$(now_ms)
   case_of "$@"
   status=$?
-  row "$name" "$(seconds_since "$began")" "$(mib "$(bytes_in "$BUCKET_DATA")")" "$(peak_mib "$PEAK")"
+  row "$name" "$(seconds_since "$began")" "$(mib "$(bytes_in "$BUCKET_DATA")")" \
+    "$(peak_mib "$PEAK")"
   return $status
 }
 
@@ -18,11 +19,14 @@ source_checksums() {
   mariadb_checksums >"$file"
   [ "$(wc -l <"$file")" -gt $((SYSBENCH_TABLES + 6)) ] || wrong "too few tables: $(cat "$file")"
   ! grep NULL "$file" || wrong "a table without a checksum"
-  [ "$1" = day1 ] || ! diff -q "$SUITE_TMP/checksums-day1" "$file" || wrong "nothing has changed since day1"
+  [ "$1" = day1 ] || ! diff -q "$SUITE_TMP/checksums-day1" "$file" ||
+    wrong "nothing has changed since day1"
 }
 
 back_up() {
-  mariadb_backup "$SOURCE" "$MNT/full-$1" >"$SUITE_TMP/backup-$1.log" 2>&1 || { tail -n 20 "$SUITE_TMP/backup-$1.log"; return 1; }
+  mariadb_backup "$SOURCE" "$MNT/full-$1" >"$SUITE_TMP/backup-$1.log" 2>&1 || {
+    tail -n 20 "$SUITE_TMP/backup-$1.log"; return 1
+  }
   tail -n 1 "$SUITE_TMP/backup-$1.log" | grep -q 'completed OK'
 }
 take_snapshot() { exits 0 bkfs snapshot "$MNT" "$1" && says "$1"; }
@@ -54,11 +58,18 @@ revived() {
   mariadb_checksums >"$SUITE_TMP/checksums-revived"
   mariadb_stop
   rm -rf "$data" "$2"
-  diff "$SUITE_TMP/checksums-day$1" "$SUITE_TMP/checksums-revived" || wrong "tables differ from the source's of day$1"
+  diff "$SUITE_TMP/checksums-day$1" "$SUITE_TMP/checksums-revived" ||
+    wrong "tables differ from the source's of day$1"
 }
 copy_out() { cp -a "$MNT/.snapshots/day$1/full-$1" "$SUITE_TMP/copied"; }
-restore_out() { exits 0 measured "$PEAK" "$MACHINE/run" "$BKFS_BIN" restore "$URL" "day$1:/full-$1" "$SUITE_TMP/restored" ${2:+"$2"}; }
-second_is_cheap() { [ $((SECOND_BYTES * 100)) -le $((FIRST_BYTES * 60)) ] || wrong "the second backup added $SECOND_BYTES bytes, the first $FIRST_BYTES"; }
+restore_out() {
+  exits 0 measured "$PEAK" "$MACHINE/run" "$BKFS_BIN" restore "$URL" "day$1:/full-$1" \
+    "$SUITE_TMP/restored" ${2:+"$2"}
+}
+second_is_cheap() {
+  [ $((SECOND_BYTES * 100)) -le $((FIRST_BYTES * 60)) ] ||
+    wrong "the second backup added $SECOND_BYTES bytes, the first $FIRST_BYTES"
+}
 memory_is_bounded() {
   local peak
   for peak in "$SUITE_TMP"/peak-*; do
@@ -123,13 +134,15 @@ come_back() {
   watch_daemon two
   for day in 1 2; do
     measured_case "copy day$day out" copy_out "$day"
-    measured_case "day$day prepared, copied back, started, compared" revived "$day" "$SUITE_TMP/copied"
+    measured_case "day$day prepared, copied back, started, compared" revived "$day" \
+      "$SUITE_TMP/copied"
   done
   measured_case "unmount the second machine" unmount
   for day in 1 2; do
     machine "three-$day"
     PEAK=$SUITE_TMP/peak-restore-$day
     measured_case "bkfs restore day$day" restore_out "$day" "$([ $day = 1 ] || echo --verify)"
-    measured_case "restored day$day prepared, started, compared" revived "$day" "$SUITE_TMP/restored"
+    measured_case "restored day$day prepared, started, compared" revived "$day" \
+      "$SUITE_TMP/restored"
   done
 }

@@ -16,17 +16,22 @@ mariadb_start() {
   wait_for 120 mariadb_answers_or_died
   mariadb_answers || { tail -n 30 "$beside/log"; return 1; }
 }
-mariadb_answers() { mariadb-admin --no-defaults --socket="$MARIADB_SOCKET" --user=root ping >/dev/null 2>&1; }
+mariadb_answers() {
+  mariadb-admin --no-defaults --socket="$MARIADB_SOCKET" --user=root ping >/dev/null 2>&1
+}
 mariadb_answers_or_died() { mariadb_answers || ! kill -0 "$MARIADB_PID"; }
 mariadb_stop() { stop_pid "$MARIADB_PID"; }
 
-sql() { mariadb --no-defaults --socket="$MARIADB_SOCKET" --user=root --batch --skip-column-names "$@"; }
+sql() {
+  mariadb --no-defaults --socket="$MARIADB_SOCKET" --user=root --batch --skip-column-names "$@"
+}
 
 # mariadb_create DATADIR: a new, empty one.
 mariadb_create() {
   mkdir -p "$1"
   chown mysql: "$1"
-  mariadb-install-db --no-defaults --user=mysql --datadir="$1" --auth-root-authentication-method=normal --skip-test-db >"$1.install.log" 2>&1 ||
+  mariadb-install-db --no-defaults --user=mysql --datadir="$1" \
+    --auth-root-authentication-method=normal --skip-test-db >"$1.install.log" 2>&1 ||
     { tail -n 20 "$1.install.log"; return 1; }
 }
 
@@ -75,13 +80,20 @@ mariadb_checksums() {
     ORDER BY table_schema, table_name" | sql
 }
 
-mariadb_backup() { mariabackup --no-defaults --backup --user=root --socket="$MARIADB_SOCKET" --datadir="$1" --target-dir="$2" --parallel=2; }
+mariadb_backup() {
+  mariabackup --no-defaults --backup --user=root --socket="$MARIADB_SOCKET" --datadir="$1" \
+    --target-dir="$2" --parallel=2
+}
 
 # mariadb_revive BACKUP DATADIR: the way back that mariabackup prescribes: prepare (BACKUP is a writable copy), copy back, start.
 mariadb_revive() {
-  mariabackup --no-defaults --prepare --use-memory=128M --target-dir="$1" 2>"$1.prepare.log" || { tail -n 20 "$1.prepare.log"; return 1; }
+  mariabackup --no-defaults --prepare --use-memory=128M --target-dir="$1" 2>"$1.prepare.log" || {
+    tail -n 20 "$1.prepare.log"; return 1
+  }
   mkdir -p "$2"
-  mariabackup --no-defaults --copy-back --target-dir="$1" --datadir="$2" 2>"$1.copy-back.log" || { tail -n 20 "$1.copy-back.log"; return 1; }
+  mariabackup --no-defaults --copy-back --target-dir="$1" --datadir="$2" 2>"$1.copy-back.log" || {
+    tail -n 20 "$1.copy-back.log"; return 1
+  }
   chown -R mysql: "$2"
   mariadb_start "$2"
 }

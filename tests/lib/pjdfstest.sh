@@ -8,7 +8,8 @@ pjdfstest_in() {
   local directory=$1 expected=$2 output=$3
   PJD_OTHER=$SUITE_TMP/other-filesystem PJD_TOOLS=$SUITE_TMP/tools
   mkdir -p "$PJD_OTHER" "$PJD_TOOLS"
-  mount -t tmpfs -o size=64m,mode=755 bkfs-test-other "$PJD_OTHER" || die "no tmpfs to serve as a second filesystem"
+  mount -t tmpfs -o size=64m,mode=755 bkfs-test-other "$PJD_OTHER" ||
+    die "no tmpfs to serve as a second filesystem"
   at_end "umount -l '$PJD_OTHER'"
   # Remounting changes a flag in the kernel; without -i, mount(8) would ask a helper program of FUSE to do it.
   printf '#!/bin/sh\nexec %s -i "$@"\n' "$(command -v mount)" >"$PJD_TOOLS/mount"
@@ -29,7 +30,8 @@ pjdfstest_pass() {
     # Two users that every Debian has.
     printf ']\n[dummy_auth]\nentries = [["nobody", "nogroup"], ["daemon", "daemon"]]\n'
   } >"$SUITE_TMP/pjdfstest.toml"
-  NO_COLOR=1 PATH=$PJD_TOOLS:$PATH "$PJDFSTEST" -c "$SUITE_TMP/pjdfstest.toml" -p "$1" -s "$PJD_OTHER" "${@:4}"
+  NO_COLOR=1 PATH=$PJD_TOOLS:$PATH "$PJDFSTEST" -c "$SUITE_TMP/pjdfstest.toml" -p "$1" \
+    -s "$PJD_OTHER" "${@:4}"
 }
 
 # count_pjdfstest OUTPUT: one result for each case; skipped ones count as neither.
@@ -37,5 +39,6 @@ count_pjdfstest() {
   local good
   good=$(grep -cE ' (ok|failed as expected)$' "$1")
   printf 'many\t%s\t0\tpjdfstest\n' "$good" >>"$RESULTS"
-  sed -nE 's/^([a-z][a-z0-9_:]*) +(FAILED|PASSED UNEXPECTEDLY)$/\1 \2/p' "$1" | while read -r name what; do failed "$name" "$what"; done
+  sed -nE 's/^([a-z][a-z0-9_:]*) +(FAILED|PASSED UNEXPECTEDLY)$/\1 \2/p' "$1" |
+    while read -r name what; do failed "$name" "$what"; done
 }

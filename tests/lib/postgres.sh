@@ -2,7 +2,9 @@
 # A PostgreSQL server of the test's own: private data directory and socket, no TCP, user postgres.
 
 PG_BIN=$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
-as_postgres() { setpriv --reuid postgres --regid postgres --init-groups env HOME=/var/lib/postgresql "$@"; }
+as_postgres() {
+  setpriv --reuid postgres --regid postgres --init-groups env HOME=/var/lib/postgresql "$@"
+}
 
 # postgres_start DATADIR: leaves PG_SOCKET (a directory).
 postgres_start() {
@@ -21,12 +23,17 @@ postgres_stop() {
   pid=$(head -n 1 "$1/postmaster.pid" 2>/dev/null) || return 0
   stop_pid "$pid" INT
 }
-psql_on() { as_postgres "$PG_BIN/psql" -X -A -t -v ON_ERROR_STOP=1 -h "$PG_SOCKET" -d "${PG_DATABASE:-postgres}" "$@"; }
+psql_on() {
+  as_postgres "$PG_BIN/psql" -X -A -t -v ON_ERROR_STOP=1 -h "$PG_SOCKET" \
+    -d "${PG_DATABASE:-postgres}" "$@"
+}
 
 postgres_create() {
   mkdir -p "$1"
   chown postgres: "$1"
-  as_postgres "$PG_BIN/initdb" -D "$1" -k -A trust -U postgres --no-sync >"$1.initdb.log" 2>&1 || { tail -n 20 "$1.initdb.log"; return 1; }
+  as_postgres "$PG_BIN/initdb" -D "$1" -k -A trust -U postgres --no-sync >"$1.initdb.log" 2>&1 || {
+    tail -n 20 "$1.initdb.log"; return 1
+  }
 }
 
 # postgres_load SCALE: pgbench's tables, a large object, values that live in TOAST, a tablespace-free odd name.

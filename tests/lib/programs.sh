@@ -10,7 +10,9 @@ listing() {
   (cd "$1" && getfattr -R -h -d -m - . 2>/dev/null | sort)
 }
 # A fifo has none, and diff(1) says so by failing.
-same_contents() { diff -r --no-dereference --exclude=fifo "$1" "$2" || wrong "$2 differs from $1 in contents"; }
+same_contents() {
+  diff -r --no-dereference --exclude=fifo "$1" "$2" || wrong "$2 differs from $1 in contents"
+}
 same_tree() {
   listing "$1" >"$SUITE_TMP/one"
   listing "$2" >"$SUITE_TMP/other"
@@ -137,7 +139,8 @@ use_sqlite() {
     python3 "$SQLITE" check "$MNT/sqlite/$mode.db" "$PLAIN/sqlite-$mode"
     # Killed once more, and left as it is: with a journal beside it.
     killed_writing "$mode" 50
-    [ "$mode" != wal ] || [ -s "$MNT/sqlite/wal.db-wal" ] || wrong "there is no log beside the database"
+    [ "$mode" != wal ] || [ -s "$MNT/sqlite/wal.db-wal" ] ||
+      wrong "there is no log beside the database"
   done
 }
 rows_beyond() { [ "$(wc -l <"$2")" -gt "$1" ]; }
@@ -159,11 +162,14 @@ use_rsync() {
   same_tree "$PLAIN/tree" "$here/full"
   exits 0 bkfs snapshot "$MNT" synchronized
   before=$(metric bytes_in)
-  [ -z "$(rsync -aHAXSi --delete "$PLAIN/tree/" "$here/full/")" ] || wrong "rsync finds differences where there are none"
-  [ "$(jq .dirty_files "$MNT/.bkfs/status")" = 0 ] && [ "$(metric bytes_in)" = "$before" ] || wrong "nothing has changed, and something is uploaded"
+  [ -z "$(rsync -aHAXSi --delete "$PLAIN/tree/" "$here/full/")" ] ||
+    wrong "rsync finds differences where there are none"
+  [ "$(jq .dirty_files "$MNT/.bkfs/status")" = 0 ] && [ "$(metric bytes_in)" = "$before" ] ||
+    wrong "nothing has changed, and something is uploaded"
   # A block of a large file, in place; a name gone, a name new.
   cp -a "$PLAIN/tree" "$PLAIN/changed"
-  head -c 4096 /dev/urandom | dd of="$PLAIN/changed/large" bs=4096 seek=1000 conv=notrunc status=none
+  head -c 4096 /dev/urandom |
+    dd of="$PLAIN/changed/large" bs=4096 seek=1000 conv=notrunc status=none
   rm -r "$PLAIN/changed/empty"
   echo new >"$PLAIN/changed/new"
   before=$(metric bytes_new)
@@ -171,9 +177,11 @@ use_rsync() {
   same_tree "$PLAIN/changed" "$here/full"
   exits 0 bkfs snapshot "$MNT" in-place
   echo "in place: $(($(metric bytes_new) - before)) new bytes"
-  [ $(($(metric bytes_new) - before)) -lt 1048576 ] || wrong "a changed block of 4 KiB has cost $(($(metric bytes_new) - before)) bytes"
+  [ $(($(metric bytes_new) - before)) -lt 1048576 ] ||
+    wrong "a changed block of 4 KiB has cost $(($(metric bytes_new) - before)) bytes"
   rsync -aHAX --link-dest="$here/full" "$PLAIN/tree/" "$here/next/"
-  [ "$(stat -c %i "$here/full/tests/run")" = "$(stat -c %i "$here/next/tests/run")" ] || wrong "--link-dest has linked nothing"
+  [ "$(stat -c %i "$here/full/tests/run")" = "$(stat -c %i "$here/next/tests/run")" ] ||
+    wrong "--link-dest has linked nothing"
   [ "$(stat -c %h "$here/next/tests/run")" = 2 ]
 }
 check_rsync() {
@@ -191,7 +199,8 @@ use_tar() {
   tar -C "$here/unpacked" --xattrs --xattrs-include='*' --compare -f "$here/archive.tar"
   # Holes are found on the mount, too.
   tar -C "$here/unpacked" --hole-detection=seek -cSf "$PLAIN/again.tar" sparse
-  [ "$(stat -c %s "$PLAIN/again.tar")" -lt 1000000 ] || wrong "holes are not seen: $(stat -c %s "$PLAIN/again.tar") bytes"
+  [ "$(stat -c %s "$PLAIN/again.tar")" -lt 1000000 ] ||
+    wrong "holes are not seen: $(stat -c %s "$PLAIN/again.tar") bytes"
 }
 check_tar() {
   same_tree "$PLAIN/tree" "$1/unpacked"
@@ -205,13 +214,16 @@ use_cp() {
   exits 0 bkfs snapshot "$MNT" copied-in
   before=$(metric bytes_in)
   cp --reflink=auto "$here/archived/large" "$here/shared"
-  [ $(($(metric bytes_in) - before)) -lt 65536 ] || wrong "a copy within the mount has moved $(($(metric bytes_in) - before)) bytes"
+  [ $(($(metric bytes_in) - before)) -lt 65536 ] ||
+    wrong "a copy within the mount has moved $(($(metric bytes_in) - before)) bytes"
   cp --sparse=always "$here/archived/sparse" "$here/always"
   cp --sparse=auto "$here/archived/sparse" "$here/auto"
   cp --sparse=never "$here/archived/sparse" "$here/never"
   cp -al "$here/archived" "$here/hard-links"
-  [ "$(stat -c %h "$here/hard-links/large")" = 4 ] || wrong "$(stat -c %h "$here/hard-links/large") links"
-  [ "$(du -k "$here/always" | cut -f1)" -lt 1024 ] || wrong "a sparse copy counts for $(du -k "$here/always" | cut -f1) KiB"
+  [ "$(stat -c %h "$here/hard-links/large")" = 4 ] ||
+    wrong "$(stat -c %h "$here/hard-links/large") links"
+  [ "$(du -k "$here/always" | cut -f1)" -lt 1024 ] ||
+    wrong "a sparse copy counts for $(du -k "$here/always" | cut -f1) KiB"
   check_cp "$here"
 }
 check_cp() {
@@ -237,7 +249,10 @@ use_logrotate() {
   exec 3>&-
   check_logrotate "$here"
 }
-check_logrotate() { cat "$1/log.2" "$1/log.1" "$1/log" | diff - <(seq 1 6010) >/dev/null || wrong "lines are lost"; [ "$(wc -l <"$1/log")" = 10 ]; }
+check_logrotate() {
+  cat "$1/log.2" "$1/log.1" "$1/log" | diff - <(seq 1 6010) >/dev/null || wrong "lines are lost"
+  [ "$(wc -l <"$1/log")" = 10 ]
+}
 
 # --- backup tools whose repository is on the mount ----------------------------------------------------------------
 

@@ -52,14 +52,21 @@ case_of "leaves things behind" true
 exit 0
 S
 
-little_run() { env -u BKFS_TEST_RUN CARGO_TARGET_DIR="$PROJECT/target" TMPDIR="$PROJECT/temporary" "$PROJECT/tests/run" "$@"; }
+little_run() {
+  env -u BKFS_TEST_RUN CARGO_TARGET_DIR="$PROJECT/target" TMPDIR="$PROJECT/temporary" \
+    "$PROJECT/tests/run" "$@"
+}
 all_gone() {
   local pid
   for pid in $(cat "$@"); do gone "$pid" 5 || wrong "process $pid is left"; done
   ! grep -q "$PROJECT/temporary" /proc/self/mountinfo || wrong "a mount is left"
-  [ -z "$(find "$PROJECT/temporary" -maxdepth 1 -name 'bkfs-tests.*')" ] || wrong "a directory is left"
+  [ -z "$(find "$PROJECT/temporary" -maxdepth 1 -name 'bkfs-tests.*')" ] ||
+    wrong "a directory is left"
 }
-ends_with() { [ "$(tail -n 1 "$SUITE_TMP/little")" = "$1" ] || wrong "the last line is: $(tail -n 1 "$SUITE_TMP/little")"; }
+ends_with() {
+  [ "$(tail -n 1 "$SUITE_TMP/little")" = "$1" ] ||
+    wrong "the last line is: $(tail -n 1 "$SUITE_TMP/little")"
+}
 run_says() { # CODE LAST-LINE NAME…
   local status=0
   little_run "${@:3}" >"$SUITE_TMP/little" 2>&1 || status=$?
@@ -76,15 +83,21 @@ counts_failure() {
   [ ! -e "$PROJECT/temporary/went-on" ] || wrong "a case went on after a failed command"
 }
 empty_suite_fails() { run_says 1 "0 passed, 1 failed" nothing; }
-time_limit_ends_a_suite() { run_says 1 "1 passed, 1 failed" hangs && all_gone "$PROJECT/temporary/hanging"; }
-puts_away_what_is_left() { run_says 0 "1 passed, 0 failed" leaves && all_gone "$PROJECT/temporary/left"; }
+time_limit_ends_a_suite() {
+  run_says 1 "1 passed, 1 failed" hangs && all_gone "$PROJECT/temporary/hanging"
+}
+puts_away_what_is_left() {
+  run_says 0 "1 passed, 0 failed" leaves && all_gone "$PROJECT/temporary/left"
+}
 program_of_another_name() {
   printf '#!/bin/sh\necho "$0"\n' >"$SUITE_TMP/bkfs-of-yesterday"
   chmod +x "$SUITE_TMP/bkfs-of-yesterday"
   BKFS_BIN=$SUITE_TMP/bkfs-of-yesterday run_says 0 "1 passed, 0 failed" named
   BKFS_BIN=$SUITE_TMP/absent run_says 1 "0 passed, 1 failed" named
 }
-unknown_names_are_refused() { local status=0; little_run no-such-suite >/dev/null 2>&1 || status=$?; [ $status = 2 ]; }
+unknown_names_are_refused() {
+  local status=0; little_run no-such-suite >/dev/null 2>&1 || status=$?; [ $status = 2 ]
+}
 # hanging_run: in the background, until its suite hangs; leaves the runner's own id in RUNNER, the shell's in STARTED.
 hanging_run() {
   sed -i 's/^# limit: 3$/# limit: 300/' "$PROJECT/tests/suites/hangs.sh"
@@ -127,16 +140,25 @@ case_of "runner: what a killed run left is put away by the next" killed_run_is_p
 session_agrees() {
   local document=$SUITE_TMP/document.md steps=$SUITE_TMP/steps n=0 verdict
   mkdir -p "$steps"
-  printf 'Text\n```console\n$ unmarked\n```\n<!-- session: a -->\n```console\n$ one \\\n> more\nseen …, line\n...\nlast\n$ two\n```\n```sh\n$ not this\n```\n<!-- session: b -->\n```console\n# three\n```\n' >"$document"
-  [ "$("$ROOT/tests/lib/session.pl" extract "$document" "$steps")" = 3 ] || wrong "not three commands"
-  [ "$(cat "$steps/1.command")" = "$(printf 'one \\\nmore')" ] || wrong "the command is $(cat "$steps/1.command")"
-  shown() { printf "$1" >"$SUITE_TMP/seen"; "$ROOT/tests/lib/session.pl" compare "$steps/1.expected" "$SUITE_TMP/seen"; }
+  printf \
+    'Text\n```console\n$ unmarked\n```\n<!-- session: a -->\n```console\n$ one \\\n> more\nseen …, line\n...\nlast\n$ two\n```\n```sh\n$ not this\n```\n<!-- session: b -->\n```console\n# three\n```\n' \
+    >"$document"
+  [ "$("$ROOT/tests/lib/session.pl" extract "$document" "$steps")" = 3 ] ||
+    wrong "not three commands"
+  [ "$(cat "$steps/1.command")" = "$(printf 'one \\\nmore')" ] ||
+    wrong "the command is $(cat "$steps/1.command")"
+  shown() {
+    printf "$1" >"$SUITE_TMP/seen"
+    "$ROOT/tests/lib/session.pl" compare "$steps/1.expected" "$SUITE_TMP/seen"
+  }
   shown '   Compiling x\nseen 12 s, line\nany\nmore\nlast\n'
   shown 'seen , line\nlast\n'
-  for verdict in 'seen 12 s, line\nlast\nmore\n' 'other\nlast\n' 'seen 1, line\n' '' 'Xseen 1, line\nlast\n'; do
+  for verdict in 'seen 12 s, line\nlast\nmore\n' 'other\nlast\n' 'seen 1, line\n' '' \
+    'Xseen 1, line\nlast\n'; do
     ! shown "$verdict" || wrong "agreed to: $verdict"
   done
   printf 'unasked\n' >"$SUITE_TMP/seen"
-  ! "$ROOT/tests/lib/session.pl" compare "$steps/2.expected" "$SUITE_TMP/seen" || wrong "output that the document does not show"
+  ! "$ROOT/tests/lib/session.pl" compare "$steps/2.expected" "$SUITE_TMP/seen" ||
+    wrong "output that the document does not show"
 }
 case_of "session: what is seen is compared with what is shown" session_agrees

@@ -2,10 +2,12 @@
 # Object-store servers on 127.0.0.1, each on a free port with its own data directory, ended with the suite.
 # The names and meanings of the exported variables are in tests/README.md.
 
-export BKFS_TEST_ACCESS_KEY=bkfstestaccess BKFS_TEST_SECRET_KEY=bkfstestsecret BKFS_TEST_BUCKET=bkfs-test BKFS_TEST_REGION=us-east-1
+export BKFS_TEST_ACCESS_KEY=bkfstestaccess BKFS_TEST_SECRET_KEY=bkfstestsecret \
+  BKFS_TEST_BUCKET=bkfs-test BKFS_TEST_REGION=us-east-1
 # Azurite's one account, fixed in its documentation.
 export BKFS_TEST_AZURITE_ACCOUNT=devstoreaccount1
-export BKFS_TEST_AZURITE_KEY='Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=='
+export \
+  BKFS_TEST_AZURITE_KEY='Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=='
 
 # launch NAME PROBE COMMAND…: starts a server with $PORT replaced in its arguments, waits until PROBE (a function
 # that is given the port) succeeds, and leaves PORT and SERVER_PID. Another port is tried when the first was taken.
@@ -17,7 +19,8 @@ launch() {
     setsid "${@//@PORT@/$PORT}" >>"$SUITE_TMP/$name.log" 2>&1 </dev/null &
     SERVER_PID=$!
     remember_pid "$SERVER_PID"
-    if wait_for 60 probe_or_dead "$SERVER_PID" "$probe" "$PORT" && kill -0 "$SERVER_PID" 2>/dev/null; then
+    if wait_for 60 probe_or_dead "$SERVER_PID" "$probe" "$PORT" && kill -0 "$SERVER_PID" \
+      2>/dev/null; then
       at_end "stop_pid $SERVER_PID"
       return 0
     fi
@@ -31,13 +34,16 @@ probe_or_dead() { ! kill -0 "$1" 2>/dev/null || "$2" "$3"; }
 answers() { [ "$(curl -s -o /dev/null -m 5 -w '%{http_code}' "http://127.0.0.1:$1/")" != 000 ]; }
 # An answer to a signed request: its health page is ready a moment before what keeps buckets and users is.
 minio_lives() {
-  curl -sf -m 5 -o /dev/null --aws-sigv4 "aws:amz:$BKFS_TEST_REGION:s3" --user "$BKFS_TEST_ACCESS_KEY:$BKFS_TEST_SECRET_KEY" "http://127.0.0.1:$1/"
+  curl -sf -m 5 -o /dev/null --aws-sigv4 "aws:amz:$BKFS_TEST_REGION:s3" \
+    --user "$BKFS_TEST_ACCESS_KEY:$BKFS_TEST_SECRET_KEY" "http://127.0.0.1:$1/"
 }
 
 # make_s3_bucket ENDPOINT NAME
 make_s3_bucket() {
   # The hash of an empty body: this curl signs without one, which versitygw refuses.
-  curl -sS --fail-with-body -m 30 -X PUT -H "x-amz-content-sha256: $(printf "" | sha256sum | cut -d" " -f1)" --aws-sigv4 "aws:amz:$BKFS_TEST_REGION:s3" --user "$BKFS_TEST_ACCESS_KEY:$BKFS_TEST_SECRET_KEY" "$1/$2" ||
+  curl -sS --fail-with-body -m 30 -X PUT \
+    -H "x-amz-content-sha256: $(printf "" | sha256sum | cut -d" " -f1)" --aws-sigv4 \
+    "aws:amz:$BKFS_TEST_REGION:s3" --user "$BKFS_TEST_ACCESS_KEY:$BKFS_TEST_SECRET_KEY" "$1/$2" ||
     die "could not create bucket $2 at $1"
 }
 
@@ -64,7 +70,8 @@ start_versitygw() {
 # start_azurite: exports BKFS_TEST_AZURITE, which includes the account.
 start_azurite() {
   mkdir -p "$SUITE_TMP/azurite"
-  launch azurite answers "$AZURITE" --silent --disableTelemetry --skipApiVersionCheck --location "$SUITE_TMP/azurite" --blobHost 127.0.0.1 --blobPort @PORT@
+  launch azurite answers "$AZURITE" --silent --disableTelemetry --skipApiVersionCheck \
+    --location "$SUITE_TMP/azurite" --blobHost 127.0.0.1 --blobPort @PORT@
   export BKFS_TEST_AZURITE=http://127.0.0.1:$PORT/$BKFS_TEST_AZURITE_ACCOUNT
   make_azure_container "$BKFS_TEST_BUCKET"
 }
@@ -88,13 +95,15 @@ start_fake_gcs() {
   launch fake-gcs-server answers "$FAKE_GCS" -scheme http -host 127.0.0.1 -port @PORT@ -public-host 127.0.0.1:@PORT@ -external-url http://127.0.0.1:@PORT@ \
     -backend memory -log-level warn
   export BKFS_TEST_GCS=http://127.0.0.1:$PORT
-  curl -sSf -m 30 -o /dev/null -H 'Content-Type: application/json' -d "{\"name\":\"$BKFS_TEST_BUCKET\"}" "$BKFS_TEST_GCS/storage/v1/b?project=test" ||
+  curl -sSf -m 30 -o /dev/null -H 'Content-Type: application/json' \
+    -d "{\"name\":\"$BKFS_TEST_BUCKET\"}" "$BKFS_TEST_GCS/storage/v1/b?project=test" ||
     die "could not create the GCS bucket"
 }
 
 # s3_environment ENDPOINT: what the program finds an S3 server by.
 s3_environment() {
-  export AWS_ACCESS_KEY_ID=$BKFS_TEST_ACCESS_KEY AWS_SECRET_ACCESS_KEY=$BKFS_TEST_SECRET_KEY AWS_REGION=$BKFS_TEST_REGION AWS_ENDPOINT_URL=$1
+  export AWS_ACCESS_KEY_ID=$BKFS_TEST_ACCESS_KEY AWS_SECRET_ACCESS_KEY=$BKFS_TEST_SECRET_KEY \
+    AWS_REGION=$BKFS_TEST_REGION AWS_ENDPOINT_URL=$1
 }
 
 # --- a store that fails as it is told --------------------------------------------------------------------------------

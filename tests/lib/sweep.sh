@@ -5,7 +5,9 @@
 # BKFS_TEST_RUN=<that directory>, and every process noted in $RUN_TMP/pids.
 
 # is_same PID START: the process is still the one that was noted.
-is_same() { [ -n "$2" ] && [ "$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20)" = "$2" ]; }
+is_same() {
+  [ -n "$2" ] && [ "$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20)" = "$2" ]
+}
 
 processes_of_run() {
   local run=$1 file pid start
@@ -21,7 +23,10 @@ processes_of_run() {
 
 # Deepest first, so that a mount inside a mount goes before the one that holds it.
 mounts_of_run() {
-  awk -v run="$1/" '{path = $5; gsub(/\\040/, " ", path); if (index(path "/", run) == 1) print path}' /proc/self/mountinfo | sort -r
+  awk -v run="$1/" \
+    '{path = $5; gsub(/\\040/, " ", path); if (index(path "/", run) == 1) print path}' \
+    /proc/self/mountinfo |
+    sort -r
 }
 
 end_processes_of_run() {
@@ -41,7 +46,9 @@ end_processes_of_run() {
 sweep_run() {
   local run=$1 path
   # A lazy unmount first takes the mounts out of everybody's way; a daemon then drains or is ended below.
-  mounts_of_run "$run" | while IFS= read -r path; do umount -i -l "$path" 2>/dev/null || umount -l "$path" 2>/dev/null; done
+  mounts_of_run "$run" |
+    while IFS= read -r path; do umount -i -l "$path" 2>/dev/null || umount -l "$path" 2>/dev/null; \
+      done
   end_processes_of_run "$run"
   mounts_of_run "$run" | while IFS= read -r path; do umount -i -l "$path" 2>/dev/null; done
 }

@@ -35,11 +35,17 @@ case_of "the stages and the index have figures" figures
 
 page() {
   grep -q '^before$' "$PAGE" && grep -q '^after$' "$PAGE"
-  [ "$(grep -cE '\| (pass|pass, aim reached|miss) \|$' "$PAGE")" -ge 9 ] || wrong "fewer figures than there should be: $(grep -c 'not measured' "$PAGE") are not measured"
+  [ "$(grep -cE '\| (pass|pass, aim reached|miss) \|$' "$PAGE")" -ge 9 ] ||
+    wrong "fewer figures than there should be: $(grep -c 'not measured' "$PAGE") are not measured"
   ! grep -q 'not verified' "$PAGE" || wrong "something was not verified"
 }
 case_of "the page has the table of what is to be reached" page
-plots() { local suite; for suite in mariadb stream files latency micro; do grep -q '<rect x=' "$OUT/$suite.svg" || wrong "no bars in $suite.svg"; done; }
+plots() {
+  local suite
+  for suite in mariadb stream files latency micro; do
+    grep -q '<rect x=' "$OUT/$suite.svg" || wrong "no bars in $suite.svg"
+  done
+}
 case_of "each suite has a plot" plots
 nothing_left() {
   if grep -q " $SUITE_TMP/" /proc/self/mountinfo; then wrong "something is still mounted"; fi

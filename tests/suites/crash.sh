@@ -19,7 +19,8 @@ begin_round() {
   writer write "$MNT/synced" "$2" "$3" 2>"$SUITE_TMP/writer.log" &
   WRITER=$!
   remember_pid $WRITER
-  (while tar -C "$ROOT" -cf - src chunker fuse 2>/dev/null | tar -C "$MNT/unsynced" -xf - 2>/dev/null; do :; done) &
+  (while tar -C "$ROOT" -cf - src chunker fuse 2>/dev/null | tar -C "$MNT/unsynced" -xf - 2>/dev/null; do :; done) \
+    &
   TAR=$!
   remember_pid $TAR
 }
@@ -66,13 +67,15 @@ killed_at_random() {
   not_mounted "$MNT" && exits 0 mount_at "$url" "$MNT" -o timeout=30
   before=$(acknowledged "$record")
   begin_round "$url" "$record" "$ROUND"
-  wait_for 60 acknowledged_beyond "$before" "$record" || wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
+  wait_for 60 acknowledged_beyond "$before" "$record" ||
+    wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
   sleep "$(awk -v seed="$ROUND" 'BEGIN {srand(seed * 7919); printf "%.2f", 0.8 + rand() * 2.5}')"
   pid=$(daemon_of "$MNT")
   kill -KILL "$pid"
   gone "$pid" 10
   end_round "$url" "$record"
-  [ "$(acknowledged "$record")" -gt "$before" ] || wrong "nothing was acknowledged in this round: it shows nothing"
+  [ "$(acknowledged "$record")" -gt "$before" ] ||
+    wrong "nothing was acknowledged in this round: it shows nothing"
 }
 # One round that ends at the Nth request of a kind, before the store has applied it or after.
 killed_at_step() {
@@ -83,11 +86,17 @@ killed_at_step() {
   before=$(struck)
   begin_round "$url" "$record" "$ROUND"
   # What nothing was acknowledged in shows nothing.
-  wait_for 60 acknowledged_beyond "$(acknowledged "$record")" "$record" || wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
-  faults "{\"crash\": {\"pid\": $pid, \"method\": \"PUT\", \"class\": \"$class\", \"nth\": $nth, \"when\": \"$when\"}}"
+  wait_for 60 acknowledged_beyond "$(acknowledged "$record")" "$record" ||
+    wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
+  faults \
+    "{\"crash\": {\"pid\": $pid, \"method\": \"PUT\", \"class\": \"$class\", \"nth\": $nth, \"when\": \"$when\"}}"
   # Commits come by themselves too, but only every half minute. Each has one of these.
   case $class in
-    meta | index | root) for number in $(seq "$nth"); do bkfs snapshot "$MNT" "unanswered-$ROUND-$number" || break; done ;;
+    meta | index | root)
+      for number in $(seq "$nth"); do
+        bkfs snapshot "$MNT" "unanswered-$ROUND-$number" || break
+      done
+      ;;
   esac
   gone "$pid" 60 || wrong "no PUT of class $class came"
   faults '{}'
@@ -95,7 +104,10 @@ killed_at_step() {
   end_round "$url" "$record"
 }
 
-metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$MNT/.bkfs/status" "$1"; }
+metric() {
+  python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' \
+    "$MNT/.bkfs/status" "$1"
+}
 spool_holds() { [ "$(metric spool_waiting_bytes)" -gt "$1" ]; }
 # One round that ends while the store does not answer and the spool, which is all that fsync is content with, is full.
 killed_with_full_spool() {
@@ -106,25 +118,30 @@ killed_with_full_spool() {
   exits 0 mount_at "$url" "$MNT" -o timeout=60,fsync=local,memory=128M,spool_size=64M
   pid=$(daemon_of "$MNT")
   begin_round "$url" "$record" "$ROUND"
-  wait_for 60 acknowledged_beyond "$(acknowledged "$record")" "$record" || wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
+  wait_for 60 acknowledged_beyond "$(acknowledged "$record")" "$record" ||
+    wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
   mkdir "$MNT/$kept"
   python3 -c "import os; os.fsync(os.open('$MNT/$kept', os.O_RDONLY))"
   # What is in the bucket already takes room in the spool until a commit names it.
   exits 0 bkfs snapshot "$MNT" "before-$ROUND"
   kill -STOP "$MINIO_PID"
   head -c 300000 /dev/urandom >"$SUITE_TMP/kept"
-  dd if="$SUITE_TMP/kept" of="$MNT/$kept/file" bs=300000 conv=fsync status=none || wrong "fsync=local waits for a store that does not answer"
+  dd if="$SUITE_TMP/kept" of="$MNT/$kept/file" bs=300000 conv=fsync status=none ||
+    wrong "fsync=local waits for a store that does not answer"
   head -c 400M /dev/urandom >"$MNT/$kept/noise" 2>/dev/null &
   NOISE=$!
   remember_pid $NOISE
-  wait_for 60 spool_holds $((44 << 20)) || wrong "the spool holds only $(metric spool_bytes) bytes, of which $(metric spool_waiting_bytes) wait"
+  wait_for 60 spool_holds $((44 << 20)) ||
+    wrong \
+      "the spool holds only $(metric spool_bytes) bytes, of which $(metric spool_waiting_bytes) wait"
   sleep "$(awk -v seed="$ROUND" 'BEGIN {srand(seed * 6151); printf "%.2f", rand() * 1.5}')"
   kill -KILL "$pid"
   gone "$pid" 10
   kill -CONT "$MINIO_PID"
   wait $NOISE || true
   end_round "$url" "$record"
-  grep -q 'replaying [0-9]* objects' "$SUITE_TMP/mounted" || wrong "nothing was replayed from the spool: $(cat "$SUITE_TMP/mounted")"
+  grep -q 'replaying [0-9]* objects' "$SUITE_TMP/mounted" ||
+    wrong "nothing was replayed from the spool: $(cat "$SUITE_TMP/mounted")"
   cmp "$SUITE_TMP/kept" "$MNT/.snapshots/round-$ROUND/$kept/file"
 }
 
@@ -136,10 +153,12 @@ mkdir -p "$SUITE_TMP/records"
 bkfs init --no-encryption "$SUITE_TMP/bucket" || die "cannot make a bucket"
 for number in $(seq "$RANDOM_ROUNDS"); do
   ROUND=$((ROUND + 1))
-  case_of "kill -9 at a random moment, directory bucket, round $number" killed_at_random "$SUITE_TMP/bucket" "$SUITE_TMP/records/local"
+  case_of "kill -9 at a random moment, directory bucket, round $number" killed_at_random \
+    "$SUITE_TMP/bucket" "$SUITE_TMP/records/local"
 done
 case_of "the last mount on the directory bucket ends well" exits 0 bkfs umount "$MNT"
-case_of "a check of every byte finds nothing, directory bucket" exits 0 bkfs check --read-data "$SUITE_TMP/bucket"
+case_of "a check of every byte finds nothing, directory bucket" exits 0 bkfs check \
+  --read-data "$SUITE_TMP/bucket"
 
 start_minio
 start_faulty "$BKFS_TEST_S3_MINIO"
@@ -153,7 +172,8 @@ for nth in $REPEATS; do
   for class in $STEPS; do
     for when in before after; do
       ROUND=$((ROUND + 1))
-      case_of "kill -9 $when the store applies PUT $nth of class $class" killed_at_step "$REMOTE" "$SUITE_TMP/records/remote" "$class" "$nth" "$when"
+      case_of "kill -9 $when the store applies PUT $nth of class $class" killed_at_step "$REMOTE" \
+        "$SUITE_TMP/records/remote" "$class" "$nth" "$when"
     done
   done
 done
@@ -162,7 +182,8 @@ SPOOLED=2
 [ "$FULL" = 0 ] || SPOOLED=20
 for number in $(seq "$SPOOLED"); do
   ROUND=$((ROUND + 1))
-  case_of "kill -9 with a full spool, round $number" killed_with_full_spool "$REMOTE" "$SUITE_TMP/records/remote"
+  case_of "kill -9 with a full spool, round $number" killed_with_full_spool "$REMOTE" \
+    "$SUITE_TMP/records/remote"
 done
 case_of "the last mount ends well" exits 0 bkfs umount "$MNT"
 case_of "a check of every byte finds nothing" exits 0 bkfs check --read-data "$REMOTE"

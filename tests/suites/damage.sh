@@ -18,7 +18,8 @@ cp -a "$FROZEN/sealed" "$SEALED"
 flip() {
   local byte
   byte=$(dd if="$1" bs=1 skip="$2" count=1 status=none | od -An -tu1)
-  printf '%b' "\\x$(printf '%02x' $(((byte + 1) % 256)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+  printf '%b' "\\x$(printf '%02x' $(((byte + 1) % 256)))" |
+    dd of="$1" bs=1 seek="$2" conv=notrunc status=none
 }
 largest() { find "$1" -type f -printf '%s %p\n' | sort -n | tail -n 1 | cut -d' ' -f2; }
 # state DIRECTORY: names, times and contents of everything in it.
@@ -33,7 +34,8 @@ clean_repositories_are_clean() {
   exits 0 bkfs check "$SEALED" --read-data --password-file "$SUITE_TMP/password"
   says 'no damage'
   exits 0 bkfs check "$PLAIN" --read-data=50% --seed 7 --json
-  [ "$(jq -r '.clean, .seed' "$SUITE_TMP/output" | tr '\n' ' ')" = 'true 7 ' ] || wrong "not clean, or another seed"
+  [ "$(jq -r '.clean, .seed' "$SUITE_TMP/output" | tr '\n' ' ')" = 'true 7 ' ] ||
+    wrong "not clean, or another seed"
   [ "$(state "$PLAIN")" = "$before" ] || wrong "a check changed the bucket"
 }
 a_flipped_bit_is_named_with_the_files_it_spoils() {
@@ -45,7 +47,9 @@ a_flipped_bit_is_named_with_the_files_it_spoils() {
   clear_message
   says "data/../$(basename "$object"): damaged: frame" 'touches main/frozen' 'lost: main[^ ]*:/'
   exits 13 bkfs check "$SUITE_TMP/flipped" --read-data --json
-  [ "$(head -n 1 "$SUITE_TMP/output" | jq -r '.clean, (.problems | length)' | tr '\n' ' ')" = 'false 1 ' ] || wrong "JSON says otherwise"
+  [ "$(head -n 1 "$SUITE_TMP/output" | jq -r '.clean, (.problems | length)' | tr '\n' ' ')" = \
+    'false 1 ' ] ||
+    wrong "JSON says otherwise"
   exits 13 bkfs restore "$SUITE_TMP/flipped" frozen "$SUITE_TMP/restored-flipped"
   clear_message
 }
@@ -149,7 +153,8 @@ a_race_of_roots_is_repaired() {
   says 'no damage'
   [ "$(bkfs dump "$bucket" one:/file)" = one ] || wrong "one: $(bkfs dump "$bucket" one:/file)"
   [ "$(bkfs dump "$bucket" two:/file)" = two ] || wrong "what was lost did not come back"
-  [ "$(bkfs dump "$bucket" --volume other three:/file)" = three ] || wrong "what had replaced it is lost"
+  [ "$(bkfs dump "$bucket" --volume other three:/file)" = three ] ||
+    wrong "what had replaced it is lost"
   exits 0 mount_at "$bucket" "$mountpoint"
   [ "$(cat "$mountpoint/file")" = two ] || wrong "the volume is at '$(cat "$mountpoint/file")'"
   exits 0 bkfs umount "$mountpoint"
@@ -180,15 +185,21 @@ same_as_before() {
 }
 # repaired_from BUCKET COPY: everything that is needed came back; what a commit between the snapshots has left behind goes with the next collection.
 repaired_from() {
-  bkfs check "$1" --repair --read-data --from "$2" --from-password-file "$SUITE_TMP/password" --json >"$SUITE_TMP/json" || [ $? = 13 ]
-  [ "$(head -n 1 "$SUITE_TMP/json" | jq '.brought_back.blobs > 0')" = true ] || wrong "nothing came back: $(cat "$SUITE_TMP/json")"
-  [ "$(head -n 1 "$SUITE_TMP/json" | jq '[.problems[] | (.snapshots + .files)[]] | length')" = 0 ] || wrong "something needed is still lost: $(cat "$SUITE_TMP/json")"
+  bkfs check "$1" --repair --read-data --from "$2" --from-password-file "$SUITE_TMP/password" \
+    --json >"$SUITE_TMP/json" ||
+    [ $? = 13 ]
+  [ "$(head -n 1 "$SUITE_TMP/json" | jq '.brought_back.blobs > 0')" = true ] ||
+    wrong "nothing came back: $(cat "$SUITE_TMP/json")"
+  [ "$(head -n 1 "$SUITE_TMP/json" | jq '[.problems[] | (.snapshots + .files)[]] | length')" = 0 \
+    ] ||
+    wrong "something needed is still lost: $(cat "$SUITE_TMP/json")"
   same_as_before "$1"
   exits 0 bkfs gc "$1" --undelete-window 0s
 }
 packs() { find "$1/data" "$1/meta" -type f | sort; }
 a_copy_brings_back_what_is_lost() {
-  local bucket=$SUITE_TMP/heal copy=$SUITE_TMP/heal-copy other=$SUITE_TMP/heal-other mountpoint=$SUITE_TMP/heal-mount before name
+  local bucket=$SUITE_TMP/heal copy=$SUITE_TMP/heal-copy other=$SUITE_TMP/heal-other \
+    mountpoint=$SUITE_TMP/heal-mount before name
   machine healer
   mkdir -p "$mountpoint"
   init_local "$bucket"
@@ -205,7 +216,9 @@ a_copy_brings_back_what_is_lost() {
   exits 0 bkfs copy "$bucket" "$copy" --password-file "$SUITE_TMP/password"
   cp -a "$bucket" "$SUITE_TMP/heal-first"
   # One byte in the middle of every data pack.
-  while read -r name; do flip "$name" $(($(stat -c %s "$name") / 2)); done < <(packs "$bucket" | grep /data/)
+  while read -r name; do
+    flip "$name" $(($(stat -c %s "$name") / 2))
+  done < <(packs "$bucket" | grep /data/)
   exits 13 bkfs check "$bucket" --read-data
   says 'lost: main/one:/large'
   before=$(state "$copy")
@@ -214,7 +227,8 @@ a_copy_brings_back_what_is_lost() {
   exits 2 bkfs check "$bucket" --repair --from "$bucket"
   exits 2 bkfs check "$bucket" --give-up-forgotten
   exits 2 bkfs check "$bucket" --repair --give-up-forgotten --from "$copy"
-  exits 12 bkfs check "$bucket" --repair --from "$copy" --from-password-file "$SUITE_TMP/wrong-password"
+  exits 12 bkfs check "$bucket" --repair --from "$copy" \
+    --from-password-file "$SUITE_TMP/wrong-password"
   # Another repository with other files under the same names helps nobody.
   init_local "$other"
   mount_at "$other" "$mountpoint"
@@ -239,7 +253,8 @@ a_copy_brings_back_lost_packs() {
   xargs rm <"$SUITE_TMP/packs"
   exits 13 bkfs check "$bucket"
   repaired_from "$bucket" "$copy"
-  [ "$(head -n 1 "$SUITE_TMP/json" | jq '.brought_back.commit_records > 0')" = true ] || wrong "no commit record was made anew"
+  [ "$(head -n 1 "$SUITE_TMP/json" | jq '.brought_back.commit_records > 0')" = true ] ||
+    wrong "no commit record was made anew"
   exits 0 bkfs snapshot "$mountpoint" after
   exits 0 bkfs umount "$mountpoint"
   exits 0 bkfs gc "$bucket" --undelete-window 0s
@@ -270,16 +285,19 @@ a_mount_scrubs() {
   machine reader # puts nothing anywhere
   exits 0 mount_at "$bucket" "$mountpoint" -o ro,scrub=64M
   wait_for 60 round_is_over || wrong "it never ends: $(scrub error)"
-  [ "$(scrub last_round_damaged) $(scrub quarantined)" = '1 0' ] || wrong "$(scrub last_round_damaged) damaged packs, $(scrub quarantined) places"
+  [ "$(scrub last_round_damaged) $(scrub quarantined)" = '1 0' ] ||
+    wrong "$(scrub last_round_damaged) damaged packs, $(scrub quarantined) places"
   exits 0 bkfs umount "$mountpoint"
 
   machine scrubber
   exits 0 mount_at "$bucket" "$mountpoint" -o scrub=64M
   wait_for 60 round_is_over || wrong "it never ends: $(scrub error)"
-  [ "$(scrub last_round_damaged) $(scrub quarantined)" = '1 1' ] || wrong "$(scrub last_round_damaged) damaged packs, $(scrub quarantined) places"
+  [ "$(scrub last_round_damaged) $(scrub quarantined)" = '1 1' ] ||
+    wrong "$(scrub last_round_damaged) damaged packs, $(scrub quarantined) places"
   exits 0 bkfs status "$mountpoint"
   says 'scrubbing .* last round ended' 'damage  .* 1 places in quarantine'
-  grep -q '^bkfs_scrub_last_round_damaged_objects 1$' "$mountpoint/.bkfs/metrics" || wrong "not among the metrics"
+  grep -q '^bkfs_scrub_last_round_damaged_objects 1$' "$mountpoint/.bkfs/metrics" ||
+    wrong "not among the metrics"
   exits 13 bkfs check "$bucket" --read-data
   says 'lost: main/one:/large'
   cp "$SUITE_TMP/scrubbed" "$mountpoint/again"
@@ -291,7 +309,8 @@ a_mount_scrubs() {
   exits 0 mount_at "$bucket" "$mountpoint" -o scrub=64M
   wait_for 10 round_is_over || wrong "the round is forgotten"
   sleep 2
-  [ "$(scrub quarantined)" = 1 ] || wrong "what is in quarantine is not shown before the next round: $(scrub quarantined)"
+  [ "$(scrub quarantined)" = 1 ] ||
+    wrong "what is in quarantine is not shown before the next round: $(scrub quarantined)"
   [ "$(scrub verified_bytes)" = 0 ] || wrong "$(scrub verified_bytes) bytes were read again at once"
   exits 0 bkfs umount "$mountpoint"
 }
@@ -302,12 +321,15 @@ at_end "leave_mount '$SUITE_TMP/scrub-mount'"
 at_end "leave_mount '$SUITE_TMP/heal-mount'"
 at_end "leave_mount '$SUITE_TMP/busy-mount'"
 case_of "clean repositories are clean, and a check writes nothing" clean_repositories_are_clean
-case_of "a flipped bit is named with the files that it spoils" a_flipped_bit_is_named_with_the_files_it_spoils
+case_of "a flipped bit is named with the files that it spoils" \
+  a_flipped_bit_is_named_with_the_files_it_spoils
 case_of "a lost root is named" a_lost_root_is_named
 case_of "a lost root is rebuilt from commit records" a_lost_root_is_rebuilt
 case_of "damage is put in quarantine once" damage_is_quarantined_once
-case_of "an older root is refused by whoever saw a newer one" an_older_root_is_refused_by_whoever_saw_a_newer_one
-case_of "commits that a race of roots has lost come back by the documented repair" a_race_of_roots_is_repaired
+case_of "an older root is refused by whoever saw a newer one" \
+  an_older_root_is_refused_by_whoever_saw_a_newer_one
+case_of "commits that a race of roots has lost come back by the documented repair" \
+  a_race_of_roots_is_repaired
 case_of "a copy brings back what is damaged" a_copy_brings_back_what_is_lost
 case_of "a copy brings back packs that are gone" a_copy_brings_back_lost_packs
 case_of "a mount scrubs: it finds damage, tells of it, and the next write heals it" a_mount_scrubs

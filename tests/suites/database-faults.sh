@@ -25,19 +25,22 @@ ended_with() {
   wait "$BACKUP" || true
   tail -n 3 "$SUITE_TMP/run-$1.log"
   echo "bkfs run ended with $(cat "$SUITE_TMP/run-$1.status")"
-  [[ " $2 " = *" $(cat "$SUITE_TMP/run-$1.status") "* ]] || wrong "bkfs run ended with $(cat "$SUITE_TMP/run-$1.status") instead of $2"
+  [[ " $2 " = *" $(cat "$SUITE_TMP/run-$1.status") "* ]] ||
+    wrong "bkfs run ended with $(cat "$SUITE_TMP/run-$1.status") instead of $2"
 }
 # restores NAME: on a machine that has nothing, past the proxy.
 restores() {
   machine "restore-$1"
-  exits 0 env AWS_ENDPOINT_URL="$BKFS_TEST_S3_MINIO" "$MACHINE/run" "$BKFS_BIN" restore --verify "$URL" "$1:/$1" "$SUITE_TMP/restored"
+  exits 0 env AWS_ENDPOINT_URL="$BKFS_TEST_S3_MINIO" "$MACHINE/run" "$BKFS_BIN" restore \
+    --verify "$URL" "$1:/$1" "$SUITE_TMP/restored"
   mariadb_revive "$SUITE_TMP/restored" "$SUITE_TMP/revived"
   mariadb_checksums >"$SUITE_TMP/checksums-revived"
   mariadb_stop
   rm -rf "$SUITE_TMP/restored" "$SUITE_TMP/revived" "$SUITE_TMP/revived.run"
   MARIADB_SOCKET=$SOURCE.run/socket
   machine here
-  diff "$SUITE_TMP/checksums" "$SUITE_TMP/checksums-revived" || wrong "tables differ from the source's"
+  diff "$SUITE_TMP/checksums" "$SUITE_TMP/checksums-revived" ||
+    wrong "tables differ from the source's"
 }
 mounted_with() {
   is_mounted "$MNT" || exits 0 mount_at "$URL" "$MNT" -o "$1"
@@ -69,7 +72,8 @@ store_hangs() {
   local began
   mounted_with timeout=8
   # New contents, so that something must be sent.
-  sql sbtest -e 'CREATE TABLE fresh (id INT PRIMARY KEY, value LONGBLOB) ENGINE=InnoDB; INSERT INTO fresh SELECT seq, RANDOM_BYTES(4096) FROM seq_1_to_4000'
+  sql sbtest -e \
+    'CREATE TABLE fresh (id INT PRIMARY KEY, value LONGBLOB) ENGINE=InnoDB; INSERT INTO fresh SELECT seq, RANDOM_BYTES(4096) FROM seq_1_to_4000'
   faults '{"hang": true}'
   began=$SECONDS
   back_up hung
@@ -98,6 +102,8 @@ URL=s3://$BKFS_TEST_BUCKET/outage
 bkfs init --no-encryption "$URL" || die "cannot make a repository"
 case_of "a store that is away for $AWAY s: the backup succeeds and restores" store_is_away
 case_of "a store that answers 503 to one request in twenty: the same" store_is_overloaded
-case_of "a store that hangs: bkfs run fails within the deadline, and the mount goes on when the store does" store_hangs
+case_of \
+  "a store that hangs: bkfs run fails within the deadline, and the mount goes on when the store does" \
+  store_hangs
 case_of "a check of every byte finds nothing" exits 0 bkfs check --read-data "$URL"
 exit 0

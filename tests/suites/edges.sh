@@ -17,17 +17,22 @@ NAMES=20000
 
 # at OFFSET FILE TEXT: text written there; text_at OFFSET FILE LENGTH: what is read there.
 at() { printf '%s' "$3" | dd of="$2" bs=64k oflag=seek_bytes seek="$1" conv=notrunc status=none; }
-text_at() { dd if="$2" bs=64k iflag=skip_bytes,count_bytes skip="$1" count="$3" status=none | tr '\0' '.'; }
+text_at() {
+  dd if="$2" bs=64k iflag=skip_bytes,count_bytes skip="$1" count="$3" status=none | tr '\0' '.'
+}
 # seek_data FILE: the offsets at which data begins, as SEEK_DATA tells.
 seek_data() { xfs_io -r -c 'seek -a -r 0' "$1" | awk '$1 == "DATA" {print $2}' | paste -sd ' '; }
 huge_holds() {
   local file=$1
   [ "$(stat -c %s "$file")" = $((16 * TIB + 5)) ] || wrong "size $(stat -c %s "$file")"
   [ "$(text_at 0 "$file" 5)" = first ] || wrong "the beginning is '$(text_at 0 "$file" 5)'"
-  [ "$(text_at $((5 * TIB - 3)) "$file" 12)" = "...far off.." ] || wrong "5 TiB in: '$(text_at $((5 * TIB - 3)) "$file" 12)'"
-  [ "$(text_at $((16 * TIB)) "$file" 10)" = last. ] || wrong "the end is '$(text_at $((16 * TIB)) "$file" 10)'"
+  [ "$(text_at $((5 * TIB - 3)) "$file" 12)" = "...far off.." ] ||
+    wrong "5 TiB in: '$(text_at $((5 * TIB - 3)) "$file" 12)'"
+  [ "$(text_at $((16 * TIB)) "$file" 10)" = last. ] ||
+    wrong "the end is '$(text_at $((16 * TIB)) "$file" 10)'"
   [ "$(text_at $((11 * TIB)) "$file" 4)" = "...." ] || wrong "a hole does not read as zeroes"
-  [ "$(du -B1 "$file" | cut -f1)" -lt $MIB ] || wrong "it counts for $(du -B1 "$file" | cut -f1) bytes on disk"
+  [ "$(du -B1 "$file" | cut -f1)" -lt $MIB ] ||
+    wrong "it counts for $(du -B1 "$file" | cut -f1) bytes on disk"
   local starts
   starts=$(seek_data "$file")
   # Data may begin anywhere in the block that holds it, holes between must be seen.
@@ -42,13 +47,15 @@ huge_file() {
   huge_holds "$MNT/huge"
   truncate -s $((8192 * TIB)) "$MNT/larger-still"
   exits 0 bkfs snapshot "$MNT" huge
-  [ "$(bytes_in "$URL")" -lt $((4 * MIB)) ] || wrong "$(bytes_in "$URL") bytes in the bucket for holes"
+  [ "$(bytes_in "$URL")" -lt $((4 * MIB)) ] ||
+    wrong "$(bytes_in "$URL") bytes in the bucket for holes"
   exits 0 bkfs umount "$MNT"
   machine empty
   exits 0 mount_at "$URL" "$MNT"
   huge_holds "$MNT/huge"
   huge_holds "$MNT/.snapshots/huge/huge"
-  [ "$(stat -c %s "$MNT/larger-still")" = $((8192 * TIB)) ] || wrong "8 PiB became $(stat -c %s "$MNT/larger-still")"
+  [ "$(stat -c %s "$MNT/larger-still")" = $((8192 * TIB)) ] ||
+    wrong "8 PiB became $(stat -c %s "$MNT/larger-still")"
   rm "$MNT/huge" "$MNT/larger-still"
 }
 
@@ -75,11 +82,14 @@ handles_survive() {
   local handles
   mkdir -p "$MNT/below/directory"
   echo one >"$MNT/one" && echo two >"$MNT/below/directory/two" && ln "$MNT/one" "$MNT/below/linked"
-  mapfile -t handles < <(python3 "$ROOT/tests/posix/handles.py" keep "$MNT/one" "$MNT/below/directory/two")
+  mapfile -t handles \
+    < <(python3 "$ROOT/tests/posix/handles.py" keep "$MNT/one" "$MNT/below/directory/two")
   exits 0 bkfs umount "$MNT"
   exits 0 mount_at "$URL" "$MNT"
   mv "$MNT/below/directory/two" "$MNT/moved"
-  [ "$(python3 "$ROOT/tests/posix/handles.py" open "$MNT" "${handles[@]}")" = "$(printf 'one\ntwo')" ] || wrong "other files"
+  [ "$(python3 "$ROOT/tests/posix/handles.py" open "$MNT" "${handles[@]}")" = \
+    "$(printf 'one\ntwo')" ] ||
+    wrong "other files"
   rm "$MNT/one" "$MNT/below/linked" "$MNT/moved"
   exits 0 bkfs umount "$MNT"
   exits 0 mount_at "$URL" "$MNT"
@@ -151,8 +161,10 @@ many_are_kept() {
   exits 0 mount_at "$URL" "$MNT"
   many_names list
   many_names rename
-  [ "$(find "$MNT/.snapshots/many/many" -name 'renamed-*' | wc -l)" = 0 ] || wrong "the snapshot sees the renames"
-  [ "$(ls -f "$MNT/.snapshots/many/many" | wc -l)" = $((NAMES + 2)) ] || wrong "the snapshot lists $(ls -f "$MNT/.snapshots/many/many" | wc -l) names"
+  [ "$(find "$MNT/.snapshots/many/many" -name 'renamed-*' | wc -l)" = 0 ] ||
+    wrong "the snapshot sees the renames"
+  [ "$(ls -f "$MNT/.snapshots/many/many" | wc -l)" = $((NAMES + 2)) ] ||
+    wrong "the snapshot lists $(ls -f "$MNT/.snapshots/many/many" | wc -l) names"
 }
 many_are_removed() { many_names delete; }
 
@@ -231,9 +243,11 @@ mount_at "$URL" "$MNT" --init --no-encryption || die "cannot mount"
 case_of "a file of 16 TiB with holes is written, snapshotted and read on another machine" huge_file
 case_of "nothing is sought before the beginning of a file" before_the_beginning
 case_of "handles of files lead to them after a rename and another mount" handles_survive
-case_of "RENAME_NOREPLACE and RENAME_EXCHANGE work, RENAME_WHITEOUT and O_TMPFILE are refused" calls_are_as_stated
+case_of "RENAME_NOREPLACE and RENAME_EXCHANGE work, RENAME_WHITEOUT and O_TMPFILE are refused" \
+  calls_are_as_stated
 case_of "$NAMES names in one directory are made, listed and found" many_are_made
-case_of "they are there on another machine, and in a snapshot whatever happens to the live ones" many_are_kept
+case_of "they are there on another machine, and in a snapshot whatever happens to the live ones" \
+  many_are_kept
 case_of "deleting while listing empties the directory" many_are_removed
 case_of "copies within the mount and out of snapshots share their contents" copies_share
 start_minio

@@ -41,7 +41,8 @@ repositories_exist() {
 wrong_password() {
   refused 12 try_mount "$SEALED" --password-file "$SUITE_TMP/wrong" -- password
   refused 12 bkfs snapshots "$SEALED" --password-file "$SUITE_TMP/wrong" -- password
-  refused 12 bkfs restore "$SEALED" first "$SUITE_TMP/nothing" --password-file "$SUITE_TMP/wrong" -- password
+  refused 12 bkfs restore "$SEALED" first "$SUITE_TMP/nothing" --password-file "$SUITE_TMP/wrong" \
+    -- password
   [ ! -e "$SUITE_TMP/nothing/file" ] || wrong "restored with a wrong password"
 }
 no_password() {
@@ -55,11 +56,13 @@ no_password() {
 }
 open_password_file() {
   chmod 644 "$SUITE_TMP/right"
-  refused 1 bkfs snapshots "$SEALED" --password-file "$SUITE_TMP/right" -- 'others|permission|mode|readable' "$SUITE_TMP/right"
+  refused 1 bkfs snapshots "$SEALED" --password-file "$SUITE_TMP/right" -- \
+    'others|permission|mode|readable' "$SUITE_TMP/right"
   chmod 600 "$SUITE_TMP/right"
 }
 secrets_stay_out_of_logs() {
-  BKFS_PASSWORD='correct horse' exits 0 bkfs -v mount "$SEALED" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache"
+  BKFS_PASSWORD='correct horse' exits 0 bkfs -v mount "$SEALED" "$MNT" \
+    -o "cache_dir=$MACHINE/bkfs-cache"
   says_not 'correct horse'
   BKFS_PASSWORD='correct horse' exits 0 bkfs umount "$MNT"
   AWS_SECRET_ACCESS_KEY=not-the-right-secret exits 1 bkfs -v snapshots "s3://$BKFS_TEST_BUCKET/x"
@@ -79,7 +82,8 @@ another_in_its_place() {
     mv "$here.other" "$here"
     for command in snapshots check "key list" gc; do
       # shellcheck disable=SC2086
-      refused 13 bkfs $command "$here" "${ask[@]}" -- 'another one was put in its place' 'accept-replaced'
+      refused 13 bkfs $command "$here" "${ask[@]}" -- 'another one was put in its place' \
+        'accept-replaced'
     done
     refused 13 try_mount "$here" "${ask[@]}" -- 'another one was put in its place'
     [ ! -e "$asked" ] || wrong "the password was asked for"
@@ -98,11 +102,15 @@ another_in_its_place() {
 # The environment of a process is shown for as long as it lives, and inherited by what it starts.
 passwords_leave_the_environment() {
   local daemon
-  BKFS_PASSWORD='correct horse' exits 0 bkfs mount "$SEALED" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache"
+  BKFS_PASSWORD='correct horse' exits 0 bkfs mount "$SEALED" "$MNT" \
+    -o "cache_dir=$MACHINE/bkfs-cache"
   daemon=$(daemon_of "$MNT")
-  ! grep -aF 'correct horse' "/proc/$daemon/environ" || wrong "the daemon's environment shows the password"
-  [ "$(awk '/^VmLck/ {print $2}' "/proc/$daemon/status")" -gt 0 ] || wrong "no key is locked in memory"
-  BKFS_PASSWORD='correct horse' exits 0 bkfs run "$MNT" -- sh -c 'echo "a tool sees ${BKFS_PASSWORD-no password}"'
+  ! grep -aF 'correct horse' "/proc/$daemon/environ" ||
+    wrong "the daemon's environment shows the password"
+  [ "$(awk '/^VmLck/ {print $2}' "/proc/$daemon/status")" -gt 0 ] ||
+    wrong "no key is locked in memory"
+  BKFS_PASSWORD='correct horse' exits 0 bkfs run "$MNT" -- sh \
+    -c 'echo "a tool sees ${BKFS_PASSWORD-no password}"'
   says 'a tool sees no password'
   exits 0 bkfs umount "$MNT"
 }
@@ -129,18 +137,30 @@ version_told() {
   says "format $(od -An -tu2 -j8 -N2 --endian=little "$PLAIN/config" | tr -d ' ')\b"
 }
 # The version stands after the eight bytes of magic.
-newer_version() { [ "$(stat -c %s "$1")" -lt 128 ] || printf '\xfe' | dd of="$1" bs=1 seek=8 conv=notrunc status=none; }
+newer_version() {
+  [ "$(stat -c %s "$1")" -lt 128 ] ||
+    printf '\xfe' | dd of="$1" bs=1 seek=8 conv=notrunc status=none
+}
 
 # --- stores -------------------------------------------------------------------------------------------------------
 
-bucket_absent() { refused 10 try_mount "s3://no-such-bucket/repo" -- 'no-such-bucket' 'bucket|exist|found'; }
-not_a_repository() { refused 10 try_mount "s3://$BKFS_TEST_BUCKET/nothing-here" -- "$BKFS_TEST_BUCKET" 'repository|init'; }
-no_permission() { AWS_SECRET_ACCESS_KEY=wrong refused 1 try_mount "s3://$BKFS_TEST_BUCKET/repo" -- 'denied|permission|credential|forbidden|signature' "$BKFS_TEST_BUCKET"; }
+bucket_absent() {
+  refused 10 try_mount "s3://no-such-bucket/repo" -- 'no-such-bucket' 'bucket|exist|found'
+}
+not_a_repository() {
+  refused 10 try_mount "s3://$BKFS_TEST_BUCKET/nothing-here" -- "$BKFS_TEST_BUCKET" \
+    'repository|init'
+}
+no_permission() {
+  AWS_SECRET_ACCESS_KEY=wrong refused 1 try_mount "s3://$BKFS_TEST_BUCKET/repo" -- \
+    'denied|permission|credential|forbidden|signature' "$BKFS_TEST_BUCKET"
+}
 unreachable() {
   local began port
   port=$(free_port)
   began=$SECONDS
-  AWS_ENDPOINT_URL=http://127.0.0.1:$port refused 1 try_mount "s3://$BKFS_TEST_BUCKET/repo" -o timeout=10 -- 'reach|connect|refused' "127.0.0.1:$port|$BKFS_TEST_BUCKET"
+  AWS_ENDPOINT_URL=http://127.0.0.1:$port refused 1 try_mount "s3://$BKFS_TEST_BUCKET/repo" \
+    -o timeout=10 -- 'reach|connect|refused' "127.0.0.1:$port|$BKFS_TEST_BUCKET"
   [ $((SECONDS - began)) -lt 60 ] || wrong "took $((SECONDS - began)) s with timeout=10"
 }
 # no_server ENDPOINT CAUSE COMMAND…: ends within ten seconds and says the cause, however long it may
@@ -169,7 +189,8 @@ waits_when_told() {
   for how in 'snapshots' '--json check' '--quiet snapshots'; do
     status=0
     # shellcheck disable=SC2086
-    timeout 9 "$BKFS_BIN" --wait $how "$url" >"$SUITE_TMP/out" 2>"$SUITE_TMP/output" </dev/null || status=$?
+    timeout 9 "$BKFS_BIN" --wait $how "$url" >"$SUITE_TMP/out" 2>"$SUITE_TMP/output" </dev/null ||
+      status=$?
     cat "$SUITE_TMP/output"
     [ $status = 124 ] || wrong "it ended with $status instead of waiting"
     [ ! -s "$SUITE_TMP/out" ] || wrong "$(cat "$SUITE_TMP/out")"
@@ -179,7 +200,9 @@ waits_when_told() {
     esac
   done
   status=0
-  timeout 9 script -qec "'$BKFS_BIN' --wait snapshots $url" /dev/null >"$SUITE_TMP/output" 2>&1 </dev/null || status=$?
+  timeout 9 script -qec "'$BKFS_BIN' --wait snapshots $url" /dev/null >"$SUITE_TMP/output" 2>&1 \
+    </dev/null ||
+    status=$?
   cat "$SUITE_TMP/output"
   [ $status = 124 ] || wrong "it ended with $status instead of waiting"
   says "the store at $url does not answer" 'refused'
@@ -187,7 +210,10 @@ waits_when_told() {
 
 # --- mount points and options -------------------------------------------------------------------------------------
 
-mount_point_absent() { exits 1 mount_at "$PLAIN" "$SUITE_TMP/nowhere" && clear_message && says "$SUITE_TMP/nowhere" 'mount point|directory|exist' && [ ! -e "$SUITE_TMP/nowhere" ]; }
+mount_point_absent() {
+  exits 1 mount_at "$PLAIN" "$SUITE_TMP/nowhere" && clear_message &&
+    says "$SUITE_TMP/nowhere" 'mount point|directory|exist' && [ ! -e "$SUITE_TMP/nowhere" ]
+}
 mount_point_not_empty() {
   mkdir -p "$SUITE_TMP/full"
   echo under >"$SUITE_TMP/full/under"
@@ -204,10 +230,14 @@ mount_point_taken() {
   exits 0 bkfs umount "$MNT"
   not_mounted "$MNT" || wrong "something is mounted on top"
 }
-mount_point_is_a_file() { exits 1 mount_at "$PLAIN" "$SUITE_TMP/right" && clear_message && says 'not a directory|mount point' "$SUITE_TMP/right"; }
+mount_point_is_a_file() {
+  exits 1 mount_at "$PLAIN" "$SUITE_TMP/right" && clear_message &&
+    says 'not a directory|mount point' "$SUITE_TMP/right"
+}
 no_fuse_device() {
   # A private /dev without it.
-  exits 1 unshare -m --propagation private sh -c "mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec '$MACHINE/run' '$BKFS_BIN' mount '$PLAIN' '$MNT' -o 'cache_dir=$MACHINE/bkfs-cache'"
+  exits 1 unshare -m --propagation private sh -c \
+    "mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec '$MACHINE/run' '$BKFS_BIN' mount '$PLAIN' '$MNT' -o 'cache_dir=$MACHINE/bkfs-cache'"
   clear_message
   says '/dev/fuse'
 }
@@ -223,12 +253,16 @@ no_room_for_the_cache() {
   mkdir -p "$SUITE_TMP/small"
   mount -t tmpfs -o size=64k bkfs-test "$SUITE_TMP/small"
   head -c 65536 /dev/zero >"$SUITE_TMP/small/fill" 2>/dev/null || true
-  exits 1 bkfs mount "$PLAIN" "$MNT" -o "cache_dir=$SUITE_TMP/small/cache" || { umount "$SUITE_TMP/small"; return 1; }
+  exits 1 bkfs mount "$PLAIN" "$MNT" -o "cache_dir=$SUITE_TMP/small/cache" || {
+    umount "$SUITE_TMP/small"; return 1
+  }
   clear_message
   says "$SUITE_TMP/small" 'room|space|free'
   umount "$SUITE_TMP/small"
 }
-foreground_says_why() { refused 10 bkfs mount -f "$SUITE_TMP/absent" "$MNT" -- "$SUITE_TMP/absent"; }
+foreground_says_why() {
+  refused 10 bkfs mount -f "$SUITE_TMP/absent" "$MNT" -- "$SUITE_TMP/absent"
+}
 umount_of_nothing() { exits 1 bkfs umount "$MNT" && clear_message && says "$MNT" 'not|no '; }
 # A container, or an operator's own namespace, that began while it was mounted keeps it.
 still_mounted_elsewhere() {
@@ -241,7 +275,8 @@ still_mounted_elsewhere() {
   wait_for 10 is_named sleep $other
   exits 3 bkfs umount "$MNT"
   clear_message
-  says "process $daemon goes on" "$MNT in the mount namespace of process $other .sleep." "nsenter --target $other --mount umount -i $MNT"
+  says "process $daemon goes on" "$MNT in the mount namespace of process $other .sleep." \
+    "nsenter --target $other --mount umount -i $MNT"
   # What it says helps.
   nsenter --target $other --mount umount -i "$MNT"
   wait_for 30 test ! -e "/proc/$daemon"
@@ -300,7 +335,8 @@ store_fails_in_the_middle() {
   exits 0 bkfs snapshot "$MNT" before
   kill -STOP "$MINIO_PID"
   began=$SECONDS
-  dd if=/dev/urandom of="$MNT/during" bs=1M count=1500 conv=fsync >"$SUITE_TMP/output" 2>&1 || status=$?
+  dd if=/dev/urandom of="$MNT/during" bs=1M count=1500 conv=fsync >"$SUITE_TMP/output" 2>&1 ||
+    status=$?
   cat "$SUITE_TMP/output"
   [ $status != 0 ] || wrong "dd with fsync claims success while the store is away"
   says 'Input/output error|No space|Timed out|Connection timed'
@@ -333,7 +369,8 @@ bucket_runs_full() {
   exits 0 try_mount "$disk/bucket" -o timeout=8
   random_file "$MNT/before" 3000000
   exits 0 bkfs snapshot "$MNT" before
-  dd if=/dev/urandom of="$MNT/during" bs=1M count=200 conv=fsync >"$SUITE_TMP/output" 2>&1 || status=$?
+  dd if=/dev/urandom of="$MNT/during" bs=1M count=200 conv=fsync >"$SUITE_TMP/output" 2>&1 ||
+    status=$?
   [ $status != 0 ] || wrong "200 MiB were accepted by a bucket of 48 MiB"
   says 'No space|Input/output error'
   status=0
@@ -359,7 +396,10 @@ damage() {
   pack=$(find "$1" -type f -printf '%s %p\n' | sort -rn | head -n 1 | cut -d' ' -f2-)
   echo "damaging $pack ($2)"
   case $2 in
-    flipped) printf '\x5a\xa5\x5a\xa5' | dd of="$pack" bs=1 seek=$(($(stat -c %s "$pack") / 2)) conv=notrunc status=none ;;
+    flipped)
+      printf '\x5a\xa5\x5a\xa5' |
+        dd of="$pack" bs=1 seek=$(($(stat -c %s "$pack") / 2)) conv=notrunc status=none
+      ;;
     removed) rm "$pack" ;;
   esac
 }
@@ -381,11 +421,13 @@ damaged_pack() {
   for n in 1 2 3 4 5 6; do
     for block in $(seq 0 127); do
       set +e
-      dd if="$MNT/.snapshots/whole/$n" bs=128k skip="$block" count=1 iflag=fullblock of="$SUITE_TMP/block" status=none 2>"$SUITE_TMP/output"
+      dd if="$MNT/.snapshots/whole/$n" bs=128k skip="$block" count=1 iflag=fullblock \
+        of="$SUITE_TMP/block" status=none 2>"$SUITE_TMP/output"
       status=$?
       set -e
       if [ $status = 0 ]; then
-        cmp -n 131072 -i "0:$((block * 131072))" "$SUITE_TMP/block" "$SUITE_TMP/originals/$n" || wrong "a wrong byte in block $block of $n"
+        cmp -n 131072 -i "0:$((block * 131072))" "$SUITE_TMP/block" "$SUITE_TMP/originals/$n" ||
+          wrong "a wrong byte in block $block of $n"
         good=$((good + 1))
       else
         says 'Input/output error'
@@ -396,7 +438,11 @@ damaged_pack() {
   echo "$good blocks read, $bad in error"
   [ "$bad" -gt 0 ] || wrong "no block is in error"
   # One pack of at most 32 MiB of the 96; a few flipped bytes touch one frame.
-  if [ "$how" = flipped ]; then [ "$bad" -le 12 ] || wrong "$bad blocks in error for one frame"; else [ "$bad" -le 300 ] || wrong "$bad blocks in error for one pack"; fi
+  if [ "$how" = flipped ]; then
+    [ "$bad" -le 12 ] || wrong "$bad blocks in error for one frame"
+  else
+    [ "$bad" -le 300 ] || wrong "$bad blocks in error for one pack"
+  fi
   exits 0 bkfs umount "$MNT"
   exits 13 bkfs restore "$url" whole "$SUITE_TMP/from-$how"
   clear_message
@@ -416,7 +462,8 @@ refused_object() {
   exits 0 bkfs snapshot "$MNT" one
   exits 0 bkfs umount "$MNT"
   for kind in data meta index; do
-    faults "{\"fail_percent\": 100, \"status\": 403, \"only\": {\"method\": \"GET\", \"class\": \"$kind\"}}"
+    faults \
+      "{\"fail_percent\": 100, \"status\": 403, \"only\": {\"method\": \"GET\", \"class\": \"$kind\"}}"
     through_the_proxy exits 13 bkfs check --read-data "$url"
     clear_message
     says "$kind/[^ ]+: " '403|permission'
@@ -433,7 +480,8 @@ root_not_kept() {
   printf 'synced' | dd of="$MNT/before" conv=fsync status=none
   exits 0 bkfs snapshot "$MNT" before
   printf 'synced' | dd of="$MNT/synced" conv=fsync status=none
-  faults '{"seed": 1, "strikes": [{"what": "lie", "method": "PUT", "class": ["root"], "percent": 100}]}'
+  faults \
+    '{"seed": 1, "strikes": [{"what": "lie", "method": "PUT", "class": ["root"], "percent": 100}]}'
   echo accepted >"$MNT/accepted"
   exits 1 bkfs snapshot "$MNT" lied
   clear_message
@@ -450,7 +498,8 @@ root_not_kept() {
   exits 0 try_mount "$url" --steal
   [ "$(cat "$MNT/before")" = synced ] || wrong "a file of the snapshot is lost"
   [ "$(cat "$MNT/synced")" = synced ] || wrong "what fsync acknowledged is lost"
-  [ -e "$MNT/.snapshots/before" ] && [ ! -e "$MNT/.snapshots/lied" ] || wrong "$(bkfs snapshots "$MNT")"
+  [ -e "$MNT/.snapshots/before" ] && [ ! -e "$MNT/.snapshots/lied" ] ||
+    wrong "$(bkfs snapshots "$MNT")"
   exits 0 bkfs umount "$MNT"
 }
 
@@ -470,7 +519,8 @@ clear_case "no password, and nobody to ask" no_password
 clear_case "a password file that others can read" open_password_file
 clear_case "secrets stay out of the logs" secrets_stay_out_of_logs
 clear_case "another repository in the place of a known one" another_in_its_place
-clear_case "passwords leave the environment, and keys stay out of swap" passwords_leave_the_environment
+clear_case "passwords leave the environment, and keys stay out of swap" \
+  passwords_leave_the_environment
 clear_case "init of what is there already" init_twice
 clear_case "no repository in a directory" no_repository_in_directory
 clear_case "a repository whose headers state another format, and do not verify" newer_format

@@ -76,7 +76,8 @@ woken_one_cannot_commit() {
   fails_with 'Input/output error|Stale' dd if=/dev/zero of="$B/late" bs=4k count=1 conv=fsync
   fails_with 'Input/output error|Stale' dd if=/dev/zero of="$B/later" bs=4k count=1 conv=fsync
   set +e
-  on b bkfs snapshot "$B" too-late >"$SUITE_TMP/output" 2>&1 && wrong "a fenced holder made a snapshot"
+  on b bkfs snapshot "$B" too-late >"$SUITE_TMP/output" 2>&1 &&
+    wrong "a fenced holder made a snapshot"
   set -e
   cat "$SUITE_TMP/output"
   clear_message
@@ -104,10 +105,13 @@ dead_elsewhere_is_replaced_after_its_heartbeat() {
   local began waited pid inner
   machine far
   # The namespace ends with its first process, and takes the daemon along as a crash would.
-  unshare --pid --fork --mount-proc bash -c "'$MACHINE/run' '$BKFS_BIN' mount '$URL' '$A' -o 'cache_dir=$MACHINE/bkfs-cache' && printf far | dd of='$A/far' conv=fsync status=none && touch '$SUITE_TMP/far-ready' && exec sleep 1000" &
+  unshare --pid --fork --mount-proc bash -c \
+    "'$MACHINE/run' '$BKFS_BIN' mount '$URL' '$A' -o 'cache_dir=$MACHINE/bkfs-cache' && printf far | dd of='$A/far' conv=fsync status=none && touch '$SUITE_TMP/far-ready' && exec sleep 1000" \
+    &
   pid=$!
   remember_pid $pid
-  wait_for 60 test -e "$SUITE_TMP/far-ready" || wrong "the mount in another namespace did not come up"
+  wait_for 60 test -e "$SUITE_TMP/far-ready" ||
+    wrong "the mount in another namespace did not come up"
   for inner in $(pgrep -P "$pid"); do kill -KILL "$inner"; done
   gone "$pid" 10
   umount -i -l "$A" 2>/dev/null || true
@@ -133,5 +137,6 @@ case_of "--steal takes the volume" stolen
 case_of "the stolen holder, woken, commits nothing and its writes fail" woken_one_cannot_commit
 case_of "its unmount says that something is lost" fenced_unmount_says_so
 case_of "the new holder goes on" third_still_writes
-case_of "a holder in another pid namespace is replaced after its heartbeat stood still" dead_elsewhere_is_replaced_after_its_heartbeat
+case_of "a holder in another pid namespace is replaced after its heartbeat stood still" \
+  dead_elsewhere_is_replaced_after_its_heartbeat
 exit 0

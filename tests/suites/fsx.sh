@@ -37,7 +37,8 @@ printf 'flen = 12582912\n[opsize]\nmin = 1\nmax = 2621440\n%s\n' "$weights" >"$S
 fsx_on() {
   local shape seed operations
   IFS=: read -r shape seed operations <<<"$2"
-  "$FSX" -f "$SUITE_TMP/$shape.toml" -N "$operations" -S "$seed" -P "$SUITE_TMP/artifacts" "$1/$2" >"$SUITE_TMP/log-$2" 2>&1
+  "$FSX" -f "$SUITE_TMP/$shape.toml" -N "$operations" -S "$seed" -P "$SUITE_TMP/artifacts" "$1/$2" \
+    >"$SUITE_TMP/log-$2" 2>&1
 }
 
 # Two at a time, as there are two cores; commits cut into everything that goes on.
@@ -46,7 +47,9 @@ runs_agree() {
   printf '%s\n' "${RUNS[@]}" >"$SUITE_TMP/runs"
   export -f fsx_on
   export FSX SUITE_TMP MNT
-  xargs -P 2 -I RUN bash -c 'fsx_on "$MNT" RUN || { echo "RUN failed"; tail -n 25 "$SUITE_TMP/log-RUN"; exit 255; }' <"$SUITE_TMP/runs" &
+  xargs -P 2 -I RUN bash \
+    -c 'fsx_on "$MNT" RUN || { echo "RUN failed"; tail -n 25 "$SUITE_TMP/log-RUN"; exit 255; }' \
+    <"$SUITE_TMP/runs" &
   workers=$!
   remember_pid $workers
   while kill -0 "$workers" 2>/dev/null; do
@@ -67,7 +70,9 @@ runs_elsewhere() {
   umount "$PLAIN"
   [ "$(wc -l <"$SUITE_TMP/sums")" = ${#RUNS[@]} ] || wrong "not all runs left a file"
 }
-same_here() { (cd "$1" && sha256sum -- *) | diff "$SUITE_TMP/sums" - || wrong "files in $1 differ"; }
+same_here() {
+  (cd "$1" && sha256sum -- *) | diff "$SUITE_TMP/sums" - || wrong "files in $1 differ"
+}
 same_after_remount() {
   exits 0 bkfs snapshot "$MNT" last
   exits 0 bkfs umount "$MNT"

@@ -12,7 +12,10 @@ mkdir -p "$MNT" "$DISK"
 at_end "leave_disk"
 at_end "umount -i -l '$MNT' 2>/dev/null"
 leave_disk() { ! is_mounted "$DISK" || umount "$DISK" || umount -l "$DISK"; }
-metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$MNT/.bkfs/status" "$1"; }
+metric() {
+  python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' \
+    "$MNT/.bkfs/status" "$1"
+}
 
 # disk_for WHERE KIND: an empty disk of 160 MiB; a failing one is a filesystem that can be shut down. A cache leaves nine tenths of what is free alone: its disk is
 # so large that others can fill it up first.
@@ -48,14 +51,18 @@ with_mount() {
       ;;
     cache) cache=$DISK ;;
   esac
-  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$cache,memory=128M,spool_size=1G,upload_rate=12M,timeout=60" 2>"$SUITE_TMP/daemon" &
+  bkfs mount -f "$URL" "$MNT" -o \
+    "cache_dir=$cache,memory=128M,spool_size=1G,upload_rate=12M,timeout=60" 2>"$SUITE_TMP/daemon" &
   DAEMON=$!
   remember_pid $DAEMON
   wait_for 30 is_mounted "$MNT" || wrong "no mount: $(cat "$SUITE_TMP/daemon")"
 }
 tool() {
   case $1 in
-    mariabackup) echo "mariabackup --no-defaults --backup --user=root --socket=$MARIADB_SOCKET --datadir=$SOURCE --target-dir=$MNT/$2 --parallel=2" ;;
+    mariabackup)
+      echo \
+        "mariabackup --no-defaults --backup --user=root --socket=$MARIADB_SOCKET --datadir=$SOURCE --target-dir=$MNT/$2 --parallel=2"
+      ;;
     tar) echo "tar -C $SUITE_TMP/files -cf - . | tar -C $MNT/$2 -xf -" ;;
     rsync) echo "rsync -a $SUITE_TMP/files/ $MNT/$2/" ;;
   esac
@@ -63,7 +70,9 @@ tool() {
 has_struck() {
   case $1 in
     spool-full) grep -qE 'nothing is spooled for a while|No space left' "$SUITE_TMP/daemon" ;;
-    spool-failing) grep -qE 'nothing more is spooled|cannot be read back|spool .*(error|I/O)' "$SUITE_TMP/daemon" ;;
+    spool-failing)
+      grep -qE 'nothing more is spooled|cannot be read back|spool .*(error|I/O)' "$SUITE_TMP/daemon"
+      ;;
     cache-*) grep -q 'the cache is made smaller' "$SUITE_TMP/daemon" ;;
   esac
 }
@@ -77,7 +86,8 @@ restores() {
     mariadb_stop
     rm -rf "$SUITE_TMP/revived" "$SUITE_TMP/revived.run"
     MARIADB_SOCKET=$SOURCE.run/socket
-    diff "$SUITE_TMP/checksums" "$SUITE_TMP/checksums-revived" || wrong "tables differ from the source's"
+    diff "$SUITE_TMP/checksums" "$SUITE_TMP/checksums-revived" ||
+      wrong "tables differ from the source's"
   else
     diff -r "$SUITE_TMP/files" "$SUITE_TMP/restored" || wrong "files differ"
   fi
@@ -117,18 +127,25 @@ strikes() {
   with_mount "$2"
   [ "$3" = failing ] || left_on_disk "$4"
   mkdir "$MNT/$name"
-  BKFS_LIMIT=240 bkfs run --name "$name" "$MNT" -- sh -c "$(tool "$1" "$name")" >"$SUITE_TMP/run" 2>&1 &
+  BKFS_LIMIT=240 bkfs run --name "$name" "$MNT" -- sh -c "$(tool "$1" "$name")" >"$SUITE_TMP/run" \
+    2>&1 &
   backup=$!
   remember_pid $backup
   case $2-$3 in
     spool-failing)
-      wait_for 60 spool_holds "$(($4 + 1))" || wrong "the spool held only $(metric spool_bytes) bytes"
+      wait_for 60 spool_holds "$(($4 + 1))" ||
+        wrong "the spool held only $(metric spool_bytes) bytes"
       xfs_io -x -c shutdown "$DISK"
       ;;
     # A backup alone leaves little in the cache: what is read meanwhile is more than the disk has left.
-    cache-*) cmp "$SUITE_TMP/earlier" "$MNT/earlier" || wrong "what was read through a full cache is wrong" ;;
+    cache-*)
+      cmp "$SUITE_TMP/earlier" "$MNT/earlier" || wrong "what was read through a full cache is wrong"
+      ;;
     # What has less room than a pack needs holds nothing from the start.
-    spool-full) [ "$4" -lt 10 ] || wait_for 60 spool_holds 1 || wrong "the spool held only $(metric spool_bytes) bytes" ;;
+    spool-full)
+      [ "$4" -lt 10 ] || wait_for 60 spool_holds 1 ||
+        wrong "the spool held only $(metric spool_bytes) bytes"
+      ;;
   esac
   wait $backup || status=$?
   tail -n 2 "$SUITE_TMP/run"
@@ -138,7 +155,8 @@ strikes() {
   row "$name" "$status"
   # The disk is well again, or gone: whatever the mount says, it ends, and the bucket is clean.
   rm -f "$DISK/somebody-elses" 2>/dev/null || true
-  bkfs umount "$MNT" >"$SUITE_TMP/output" 2>&1 || bkfs umount --discard "$MNT" || umount -i -l "$MNT"
+  bkfs umount "$MNT" >"$SUITE_TMP/output" 2>&1 || bkfs umount --discard "$MNT" ||
+    umount -i -l "$MNT"
   gone "$DAEMON" 90 || wrong "the daemon does not end"
   leave_disk
   case $status in
@@ -168,7 +186,8 @@ note "source: $(mib "$(bytes_in "$SOURCE")") MiB"
 mariadb_checksums >"$SUITE_TMP/checksums"
 # A copy of it, with bytes beside it that do not compress.
 cp -r "$SOURCE/sbtest" "$SUITE_TMP/files"
-sql sbtest -e 'CREATE TABLE noise (id INT PRIMARY KEY, value LONGBLOB) ENGINE=InnoDB; INSERT INTO noise SELECT seq, REPEAT(0, 8192) FROM seq_1_to_30000'
+sql sbtest -e \
+  'CREATE TABLE noise (id INT PRIMARY KEY, value LONGBLOB) ENGINE=InnoDB; INSERT INTO noise SELECT seq, REPEAT(0, 8192) FROM seq_1_to_30000'
 start_minio
 s3_environment "$BKFS_TEST_S3_MINIO"
 URL=s3://$BKFS_TEST_BUCKET/disks
@@ -186,9 +205,18 @@ else
     for name in mariabackup tar rsync; do
       number=$((number + 1))
       case $((number % 4)) in
-        0) case_of "the disk under the cache is full with $offset MiB left, $name" strikes $name cache full $offset ;;
-        1) case_of "the disk under the spool fails after $offset MiB, $name" strikes $name spool failing $offset ;;
-        *) case_of "the disk under the spool is full with $offset MiB left, $name" strikes $name spool full $offset ;;
+        0)
+          case_of "the disk under the cache is full with $offset MiB left, $name" strikes $name \
+            cache full $offset
+          ;;
+        1)
+          case_of "the disk under the spool fails after $offset MiB, $name" strikes $name spool \
+            failing $offset
+          ;;
+        *)
+          case_of "the disk under the spool is full with $offset MiB left, $name" strikes $name \
+            spool full $offset
+          ;;
       esac
     done
   done

@@ -9,7 +9,8 @@ URL=$SUITE_TMP/bucket MNT=$SUITE_TMP/mount
 mkdir -p "$MNT"
 at_end "leave_mount '$MNT'"
 # binderfs mounts a filesystem of its own, and is in few kernels. Quick runs leave out what never reaches a filesystem, too, and what takes many times as long as it is told.
-EXCLUDED=binderfs QUICKLY=bind-mount,chattr,chdir,dnotify,dup,eventfd,fanotify,fiemap,file-ioctl,handle,inode-flags,inotify,io,ioprio,lease,link,locka,procfs,symlink,verity
+EXCLUDED=binderfs \
+  QUICKLY=bind-mount,chattr,chdir,dnotify,dup,eventfd,fanotify,fiemap,file-ioctl,handle,inode-flags,inotify,io,ioprio,lease,link,locka,procfs,symlink,verity
 STRESS=(--exclude "$EXCLUDED,$QUICKLY" --timeout 1s)
 DBENCH_SECONDS=8 FIO_MULTIPLE=1
 [ "$FULL" = 0 ] || STRESS=(--exclude "$EXCLUDED" --timeout 3s) DBENCH_SECONDS=60 FIO_MULTIPLE=20
@@ -17,8 +18,10 @@ DBENCH_SECONDS=8 FIO_MULTIPLE=1
 # fio_on DIRECTORY [ARGS…]: file by file, one job after another, then those that share a file. What fio keeps beside goes elsewhere.
 fio_on() {
   local status=0
-  sed "s/^size=24m/size=$((24 * FIO_MULTIPLE))m/" "$ROOT/tests/posix/verified.fio" >"$SUITE_TMP/verified.fio"
-  (cd "$SUITE_TMP" && fio --directory="$1" --output="$SUITE_TMP/fio.log" "${@:2}" verified.fio 2>&1) || status=$?
+  sed "s/^size=24m/size=$((24 * FIO_MULTIPLE))m/" "$ROOT/tests/posix/verified.fio" \
+    >"$SUITE_TMP/verified.fio"
+  (cd "$SUITE_TMP" && fio --directory="$1" --output="$SUITE_TMP/fio.log" "${@:2}" verified.fio 2>&1) ||
+    status=$?
   grep -E 'verify|err=|bw=' "$SUITE_TMP/fio.log" || true
   [ $status = 0 ] || wrong "fio ended with $status"
   [ "$(grep -c 'err= 0' "$SUITE_TMP/fio.log")" = 6 ] || wrong "not all groups of jobs ended well"
@@ -26,7 +29,8 @@ fio_on() {
 fio_verifies() { mkdir "$MNT/fio" && fio_on "$MNT/fio"; }
 stressed() {
   mkdir "$MNT/stress"
-  exits 0 stress-ng --class filesystem --sequential 2 "${STRESS[@]}" --verify --temp-path "$MNT/stress"
+  exits 0 stress-ng --class filesystem --sequential 2 "${STRESS[@]}" --verify \
+    --temp-path "$MNT/stress"
   says 'successful run completed'
   says_not 'fail:|error:'
   [ -z "$(ls -A "$MNT/stress")" ] || wrong "left behind: $(ls -A "$MNT/stress")"
@@ -51,7 +55,9 @@ verified_elsewhere() {
 
 machine one
 mount_at "$URL" "$MNT" --init --no-encryption -o allow_other || die "cannot mount"
-case_of "fio: sequential and random, buffered, direct and mapped, several jobs on one file: every block verified" fio_verifies
+case_of \
+  "fio: sequential and random, buffered, direct and mapped, several jobs on one file: every block verified" \
+  fio_verifies
 case_of "stress-ng: the filesystem class finds nothing" stressed
 case_of "dbench with 8 clients" dbenched
 case_of "every block is verified on another machine, and the bucket is sound" verified_elsewhere

@@ -52,9 +52,11 @@ is_poisoned() { status_is 'not status["healthy"]' 2>/dev/null; }
 # --- bkfs run -------------------------------------------------------------------------------------------------------
 
 run_makes_a_snapshot() {
-  exits 0 bkfs run --name ran --tag nightly "$MNT" -- sh -c "echo from the tool; echo data >'$MNT/file'"
+  exits 0 bkfs run --name ran --tag nightly "$MNT" -- sh \
+    -c "echo from the tool; echo data >'$MNT/file'"
   says 'from the tool' 'snapshot ran'
-  [ "$(cat "$MNT/.snapshots/ran/file")" = data ] || wrong "the snapshot does not hold what the tool wrote"
+  [ "$(cat "$MNT/.snapshots/ran/file")" = data ] ||
+    wrong "the snapshot does not hold what the tool wrote"
   exits 0 bkfs run --json "$MNT" -- true
   says '"generation"'
 }
@@ -109,7 +111,8 @@ poisoned_and_named() {
   # The list is made once the mount has failed.
   wait_for 20 status_is 'lost'
   cat "$SUITE_TMP/status.json"
-  status_is 'status["losses"] == 1 and {"/directory/lost", "/directory/changed", "/synced", "/renamed"} <= set(lost)'
+  status_is \
+    'status["losses"] == 1 and {"/directory/lost", "/directory/changed", "/synced", "/renamed"} <= set(lost)'
   status_is '"/directory/kept" not in lost and status["failure"]'
   exits 0 bkfs status "$MNT"
   says 'FAILED' 'lost .*/directory/lost'
@@ -120,7 +123,8 @@ everything_fails_while_poisoned() {
   sleep 4
   fails_with 'Input/output error' dd if=/dev/zero of="$MNT/later" bs=4k count=1
   fails_with 'Input/output error' mkdir "$MNT/later-directory"
-  fails_with 'Input/output error' python3 -c "import os; os.fsync(os.open('$MNT/directory/kept', os.O_RDONLY))"
+  fails_with 'Input/output error' python3 \
+    -c "import os; os.fsync(os.open('$MNT/directory/kept', os.O_RDONLY))"
   exits 1 bkfs snapshot "$MNT" poisoned
   clear_message
   fails_with 'Input/output error' mkdir "$MNT/.snapshots/poisoned"
@@ -142,7 +146,8 @@ acknowledged() {
   [ "$(cat <&7)" = kept ] || wrong "an open file of the last commit cannot be read"
   ! cat <&8 >/dev/null 2>&1 || wrong "a lost file is read on"
   exec 7<&- 8<&-
-  [ ! -e "$MNT/directory/lost" ] && [ ! -e "$MNT/synced" ] && [ ! -e "$MNT/renamed" ] || wrong "a lost file is shown"
+  [ ! -e "$MNT/directory/lost" ] && [ ! -e "$MNT/synced" ] && [ ! -e "$MNT/renamed" ] ||
+    wrong "a lost file is shown"
   [ "$(cat "$MNT/file")" = data ] || wrong "a lost rename is half undone"
   cmp "$MNT/directory/changed" "$MNT/.snapshots/before/directory/changed"
   exits 0 bkfs status --acknowledge "$MNT"
@@ -156,7 +161,8 @@ goes_on() {
   exits 0 bkfs umount "$MNT"
   machine two
   exits 0 bkfs restore "$URL" after "$SUITE_TMP/restored"
-  sha256sum "$SUITE_TMP/restored/directory/again" "$SUITE_TMP/restored/synced-again" | cut -d' ' -f1 | diff - "$SUITE_TMP/sums"
+  sha256sum "$SUITE_TMP/restored/directory/again" "$SUITE_TMP/restored/synced-again" |
+    cut -d' ' -f1 | diff - "$SUITE_TMP/sums"
   diff -r "$SUITE_TMP/restored/directory/kept" <(echo kept)
   machine one
   exits 0 mount_at "$URL" "$MNT" -o timeout=5
@@ -165,10 +171,12 @@ goes_on() {
 old_handles_fail() {
   local pid reader
   mkdir "$MNT/handles"
-  head -c 12288 /dev/zero | tr '\0' c | tee "$MNT/handles/written" "$MNT/handles/mapped" "$MNT/handles/kept" >"$SUITE_TMP/committed"
+  head -c 12288 /dev/zero | tr '\0' c |
+    tee "$MNT/handles/written" "$MNT/handles/mapped" "$MNT/handles/kept" >"$SUITE_TMP/committed"
   exits 0 bkfs snapshot "$MNT" handles
   mkfifo "$SUITE_TMP/steps" "$SUITE_TMP/answers" "$SUITE_TMP/stream"
-  python3 "$ROOT/tests/posix/lost_handles.py" "$MNT/handles" <"$SUITE_TMP/steps" >"$SUITE_TMP/answers" &
+  python3 "$ROOT/tests/posix/lost_handles.py" "$MNT/handles" <"$SUITE_TMP/steps" \
+    >"$SUITE_TMP/answers" &
   pid=$!
   remember_pid $pid
   exec 5>"$SUITE_TMP/steps" 6<"$SUITE_TMP/answers"
@@ -186,7 +194,8 @@ old_handles_fail() {
   read -r -t 20 answer <&6 && [ "$answer" = ready ] || wrong "nothing was opened"
   wait_for 20 test -s "$MNT/handles/stream"
   refuse_packs
-  ! dd if=/dev/zero of="$MNT/synced" bs=4k count=1 conv=fsync status=none 2>/dev/null || wrong "fsync claims success"
+  ! dd if=/dev/zero of="$MNT/synced" bs=4k count=1 conv=fsync status=none 2>/dev/null ||
+    wrong "fsync claims success"
   wait_for 60 is_poisoned || wrong "the mount does not say that it failed"
   accept_packs
   exits 0 bkfs status --acknowledge "$MNT"
@@ -200,9 +209,12 @@ old_handles_fail() {
   ! wait "$reader" || wrong "cat exits 0 over a loss"
   exits 0 bkfs snapshot "$MNT" after-handles
   # Empty, as it was synced.
-  [ ! -s "$MNT/.snapshots/after-handles/handles/stream" ] || wrong "a snapshot holds $(wc -c <"$MNT/.snapshots/after-handles/handles/stream") bytes that were not written so"
+  [ ! -s "$MNT/.snapshots/after-handles/handles/stream" ] ||
+    wrong \
+      "a snapshot holds $(wc -c <"$MNT/.snapshots/after-handles/handles/stream") bytes that were not written so"
   cmp "$SUITE_TMP/committed" "$MNT/.snapshots/after-handles/handles/written"
-  { printf news && tail -c +5 "$SUITE_TMP/committed"; } | cmp - "$MNT/.snapshots/after-handles/handles/mapped"
+  { printf news && tail -c +5 "$SUITE_TMP/committed"; } |
+    cmp - "$MNT/.snapshots/after-handles/handles/mapped"
   exits 0 bkfs umount "$MNT"
   exits 0 mount_at "$URL" "$MNT" -o timeout=5
 }
@@ -218,7 +230,8 @@ acknowledged_loss_fails_the_run() {
 discarded() {
   refuse_packs
   head -c 3000000 /dev/urandom >"$MNT/discarded" || true
-  ! dd if=/dev/zero of="$MNT/synced" bs=4k count=1 conv=fsync status=none 2>/dev/null || wrong "fsync claims success"
+  ! dd if=/dev/zero of="$MNT/synced" bs=4k count=1 conv=fsync status=none 2>/dev/null ||
+    wrong "fsync claims success"
   exits 0 bkfs umount --discard "$MNT"
   accept_packs
   not_mounted "$MNT" || wrong "still mounted"
@@ -235,7 +248,8 @@ fenced_is_not_taken_back() {
   machine thief
   exits 0 mount_at "$URL" "$other" --steal
   machine one
-  ! dd if=/dev/zero of="$MNT/fenced" bs=4k count=1 conv=fsync status=none 2>/dev/null || wrong "a fenced mount acknowledges a fsync"
+  ! dd if=/dev/zero of="$MNT/fenced" bs=4k count=1 conv=fsync status=none 2>/dev/null ||
+    wrong "a fenced mount acknowledges a fsync"
   is_poisoned || wrong "a fenced mount is well"
   exits 1 bkfs status --acknowledge "$MNT"
   says 'discard'
@@ -267,7 +281,8 @@ spool_is_carried_over() {
   exits 0 bkfs restore "$URL" carried:/local/kept "$SUITE_TMP/carried"
   cmp "$SUITE_TMP/kept" "$SUITE_TMP/carried"
   machine one
-  [ -z "$(find "$MACHINE/state/bkfs/spool" -mindepth 2 -maxdepth 2 -type d)" ] || wrong "a spool stays"
+  [ -z "$(find "$MACHINE/state/bkfs/spool" -mindepth 2 -maxdepth 2 -type d)" ] ||
+    wrong "a spool stays"
 }
 
 # --- journals that the bucket has lost ------------------------------------------------------------------------------
@@ -281,7 +296,9 @@ killed_after_fsyncs() {
   exits 0 mount_at "$MISSING" "$MNT" "${@:2}"
   mkdir "$MNT/$1"
   exits 0 bkfs snapshot "$MNT" "before-$1"
-  for name in first second; do printf '%s' "$name" | dd of="$MNT/$1/$name" conv=fsync status=none; done
+  for name in first second; do
+    printf '%s' "$name" | dd of="$MNT/$1/$name" conv=fsync status=none
+  done
   kill -KILL "$(daemon_of "$MNT")"
   umount -i -l "$MNT"
   NEWEST=$(journals | tail -n 1)
@@ -344,15 +361,20 @@ case_of "bkfs run passes on the status of a tool that failed" run_passes_the_too
 case_of "bkfs run exits with 125 when it is bkfs that failed" run_says_when_bkfs_failed
 case_of "bkfs run asked to end ends its tool first" run_ends_with_its_tool
 case_of "a mount that cannot store any more fails and names what is lost" poisoned_and_named
-case_of "while poisoned every write, fsync, snapshot and unmount fails, and it does not recover by itself" everything_fails_while_poisoned
+case_of \
+  "while poisoned every write, fsync, snapshot and unmount fails, and it does not recover by itself" \
+  everything_fails_while_poisoned
 case_of "acknowledging the loss goes back to the last commit" acknowledged
 case_of "and the mount goes on, restorable on another machine" goes_on
-case_of "what was open at a loss fails until it is closed, and files return to their last commit" old_handles_fail
-case_of "a loss that was acknowledged while the tool ran fails bkfs run" acknowledged_loss_fails_the_run
+case_of "what was open at a loss fails until it is closed, and files return to their last commit" \
+  old_handles_fail
+case_of "a loss that was acknowledged while the tool ran fails bkfs run" \
+  acknowledged_loss_fails_the_run
 case_of "umount --discard gives up what was lost" discarded
 case_of "what fsync=local acknowledged is carried over an acknowledged loss" spool_is_carried_over
 case_of "a mount that was taken over is not taken back by acknowledging" fenced_is_not_taken_back
-case_of "a journal that the bucket has lost is missed by the machine that sent it" missing_journals_are_missed
+case_of "a journal that the bucket has lost is missed by the machine that sent it" \
+  missing_journals_are_missed
 case_of "mount -o accept_loss goes on without it" missing_journals_are_accepted
 case_of "session end --accept-loss goes on without it" missing_journals_are_accepted_by_name
 case_of "a check of every byte finds nothing" exits 0 bkfs check --read-data "$URL"

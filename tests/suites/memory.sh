@@ -15,7 +15,8 @@ LIMIT=$((768 << 20))
 # make_group: a control group with the limit, by either version; leaves GROUP (where processes are put into it).
 make_group() {
   local top
-  if top=$(awk '$3 == "cgroup" && $4 ~ /(^|,)memory(,|$)/ {print $2}' /proc/mounts) && [ -n "$top" ]; then
+  if top=$(awk '$3 == "cgroup" && $4 ~ /(^|,)memory(,|$)/ {print $2}' /proc/mounts) && [ -n "$top" \
+    ]; then
     GROUP=$top/bkfs-test-$$
     mkdir "$GROUP"
     echo "$LIMIT" >"$GROUP/memory.limit_in_bytes"
@@ -33,7 +34,9 @@ make_group() {
 }
 leave_group() {
   local pid
-  for pid in $(cat "$GROUP/cgroup.procs" 2>/dev/null); do kill -KILL "$pid" 2>/dev/null; gone "$pid" 5; done
+  for pid in $(cat "$GROUP/cgroup.procs" 2>/dev/null); do
+    kill -KILL "$pid" 2>/dev/null; gone "$pid" 5
+  done
   rmdir "$GROUP"
 }
 inside() { sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$GROUP" "$@"; }

@@ -25,7 +25,9 @@ numbers_stay() {
   kept_here
   touch "$MNT/kinds/new"
   [ "$(stat -c %i "$MNT/kinds/dense")" = "$before" ]
-  ! jq -e --argjson new "$(stat -c %i "$MNT/kinds/new")" 'any(.[]; .[0] == $new)' "$SUITE_TMP/record" >/dev/null || wrong "a number was given twice"
+  ! jq -e --argjson new "$(stat -c %i "$MNT/kinds/new")" 'any(.[]; .[0] == $new)' \
+    "$SUITE_TMP/record" >/dev/null ||
+    wrong "a number was given twice"
 }
 kept_here() {
   metadata check "$MNT/kinds" "$SUITE_TMP/record"

@@ -42,19 +42,28 @@ told() { jq -s -r ".[$1]$2" "$SUITE_TMP/json"; }
 # locks_of: "KEY SECONDS" for each newest object of the repository, as the server tells; 0 for what is not locked.
 locks_of() {
   mc --json retention info --recursive "owner/$LOCKED/$PLACE/" |
-    jq -r 'select(.urlpath) | [(.urlpath | sub(".*/'"$PLACE"'/"; "")), (if .until and (.mode // "") != "" then (.until | sub("\\.[0-9]+"; "") | fromdateiso8601) else 0 end)] | join(" ")' | sort
+    jq -r \
+      'select(.urlpath) | [(.urlpath | sub(".*/'"$PLACE"'/"; "")), (if .until and (.mode // "") != "" then (.until | sub("\\.[0-9]+"; "") | fromdateiso8601) else 0 end)] | join(" ")' |
+      sort
 }
 until_of() { awk -v key="$1" '$1 == key {print $2}' "$2"; }
-markers() { mc --json ls --recursive --versions "owner/$LOCKED/$PLACE/" | jq -r 'select(.isDeleteMarker) | .key' | sort; }
+markers() {
+  mc --json ls --recursive --versions "owner/$LOCKED/$PLACE/" |
+    jq -r 'select(.isDeleteMarker) | .key' | sort
+}
 # first_version KEY: the version that was stored first.
-first_version() { mc --json ls --versions "owner/$LOCKED/$PLACE/$1" | jq -s -r '[.[] | select(.isDeleteMarker | not)] | sort_by(.versionOrdinal) | .[0].versionId'; }
+first_version() {
+  mc --json ls --versions "owner/$LOCKED/$PLACE/$1" |
+    jq -s -r '[.[] | select(.isDeleteMarker | not)] | sort_by(.versionOrdinal) | .[0].versionId'
+}
 
 setup() {
   mc alias set owner "$BKFS_TEST_S3_MINIO" "$BKFS_TEST_ACCESS_KEY" "$BKFS_TEST_SECRET_KEY"
   mc mb --with-lock "owner/$LOCKED"
   may writer PutObject GetObject ListBucket PutObjectRetention GetObjectRetention
   may collector PutObject GetObject ListBucket PutObjectRetention GetObjectRetention DeleteObject
-  may thief PutObject GetObject ListBucket PutObjectRetention GetObjectRetention DeleteObject DeleteObjectVersion ListBucketVersions
+  may thief PutObject GetObject ListBucket PutObjectRetention GetObjectRetention DeleteObject \
+    DeleteObjectVersion ListBucketVersions
   may blind PutObject GetObject ListBucket
   mkdir "$SUITE_TMP/contents"
   head -c 6M /dev/urandom >"$SUITE_TMP/contents/stays"
@@ -66,11 +75,13 @@ refused() {
   exits 1 bkfs init --no-encryption --lock-days 30 "$SUITE_TMP/directory"
   says 'Object Lock|no locks'
   clear_message
-  [ -z "$(find "$SUITE_TMP/directory" -name config -o -name root)" ] || wrong "half a repository was made"
+  [ -z "$(find "$SUITE_TMP/directory" -name config -o -name root)" ] ||
+    wrong "half a repository was made"
   exits 1 bkfs init --no-encryption --lock-days 30 "s3://$BKFS_TEST_BUCKET/unlocked"
   says 'cannot be locked|Object Lock'
   clear_message
-  [ -z "$(mc ls --recursive "owner/$BKFS_TEST_BUCKET/unlocked/")" ] || wrong "something was left in a bucket without locks"
+  [ -z "$(mc ls --recursive "owner/$BKFS_TEST_BUCKET/unlocked/")" ] ||
+    wrong "something was left in a bucket without locks"
   exits 1 as blind bkfs init --no-encryption --lock-days 30 "s3://$LOCKED/blind"
   says 's3:PutObjectRetention'
   exits 2 bkfs init --no-encryption --lock-days 0 "$URL"
@@ -95,12 +106,16 @@ backs_up() {
   local least=$(($(date +%s) + 29 * 86400))
   for key in $(mc --json ls --recursive "owner/$LOCKED/$PLACE/" | jq -r .key); do
     case $key in
-      data/* | meta/* | keys/* | config) [ "$(until_of "$key" "$SUITE_TMP/locks-first")" -ge "$least" ] || wrong "$key is not locked for 30 days" ;;
+      data/* | meta/* | keys/* | config)
+        [ "$(until_of "$key" "$SUITE_TMP/locks-first")" -ge "$least" ] ||
+          wrong "$key is not locked for 30 days"
+        ;;
       probe/*-locked) ;;
       *) [ "$(until_of "$key" "$SUITE_TMP/locks-first")" -le 0 ] || wrong "$key is locked" ;;
     esac
   done
-  [ "$(grep -c '^\(data\|meta\)/' "$SUITE_TMP/locks-first")" -ge 3 ] || wrong "there are few packs: it shows little"
+  [ "$(grep -c '^\(data\|meta\)/' "$SUITE_TMP/locks-first")" -ge 3 ] ||
+    wrong "there are few packs: it shows little"
 }
 
 # The first collection condemns and extends; what is condemned waits, untouched.
@@ -112,7 +127,8 @@ extends() {
   exits 0 gc_as_collector --lock-days 90
   [ "$(told -1 .condemned_packs)" -gt 0 ] || wrong "nothing was condemned"
   [ "$(told -1 .deleted_packs)" = 0 ] || wrong "something locked was deleted"
-  [ "$(told -1 .waiting.packs)" = "$(told -1 .condemned_packs)" ] || wrong "what is condemned does not wait for its lock"
+  [ "$(told -1 .waiting.packs)" = "$(told -1 .condemned_packs)" ] ||
+    wrong "what is condemned does not wait for its lock"
   [ "$(told -1 .waiting.bytes)" -gt 5000000 ] || wrong "it does not say how much waits"
   locks_of >"$SUITE_TMP/locks-second"
   local most=$(($(date +%s) + 89 * 86400)) live=0 garbage=0
@@ -123,13 +139,16 @@ extends() {
     else
       garbage=$((garbage + 1))
       echo "$key" >>"$SUITE_TMP/garbage"
-      [ "$seconds" = "$(until_of "$key" "$SUITE_TMP/locks-first")" ] || wrong "the lock of $key was changed"
+      [ "$seconds" = "$(until_of "$key" "$SUITE_TMP/locks-first")" ] ||
+        wrong "the lock of $key was changed"
     fi
   done <"$SUITE_TMP/locks-second"
   echo "$live locked further, $garbage not"
-  [ "$live" = "$(told -1 .locked_objects)" ] || wrong "$live objects are locked for 90 days, and gc says $(told -1 .locked_objects)"
+  [ "$live" = "$(told -1 .locked_objects)" ] ||
+    wrong "$live objects are locked for 90 days, and gc says $(told -1 .locked_objects)"
   [ "$garbage" = "$(told -1 .condemned_packs)" ] || wrong "garbage was locked further"
-  [ -z "$(markers | grep -E '^(data|meta)/' || true)" ] || wrong "something locked was sent a deletion"
+  [ -z "$(markers | grep -E '^(data|meta)/' || true)" ] ||
+    wrong "something locked was sent a deletion"
   for _ in 1 2; do exits 0 gc_as_collector; done
   exits 0 as collector bkfs gc "$URL" --undelete-window 0s
   says 'nothing to free' 'wait for the end of their locks'
@@ -141,15 +160,18 @@ refuses_deletion() {
   key=$(grep '^data/' "$SUITE_TMP/locks-second" | awk 'NR == 1 {print $1}')
   version=$(first_version "$key")
   set +e
-  (set +e; trap - ERR; mc rm --version-id "$version" "thief/$LOCKED/$PLACE/$key") >"$SUITE_TMP/output" 2>&1
+  (set +e; trap - ERR; mc rm --version-id "$version" "thief/$LOCKED/$PLACE/$key") \
+    >"$SUITE_TMP/output" 2>&1
   set -e
   cat "$SUITE_TMP/output"
   says 'WORM|locked|protected|denied'
   [ "$(first_version "$key")" = "$version" ] || wrong "it is gone"
   set +e
-  (set +e; trap - ERR; mc retention clear --version-id "$version" "thief/$LOCKED/$PLACE/$key") >"$SUITE_TMP/output" 2>&1
+  (set +e; trap - ERR; mc retention clear --version-id "$version" "thief/$LOCKED/$PLACE/$key") \
+    >"$SUITE_TMP/output" 2>&1
   set -e
-  [ "$(locks_of | awk -v key="$key" '$1 == key {print $2}')" -gt "$(date +%s)" ] || wrong "a thief has removed the lock"
+  [ "$(locks_of | awk -v key="$key" '$1 == key {print $2}')" -gt "$(date +%s)" ] ||
+    wrong "a thief has removed the lock"
 }
 
 # What a thief hides or writes over is seen as damage, and comes back from the locked versions: one by one, or all of a moment in another bucket.
@@ -177,8 +199,10 @@ comes_back() {
   cmp "$SUITE_TMP/contents/stays" "$SUITE_TMP/rescued/stays"
   # In place: each object's last version from before.
   while read -r key; do
-    mc --json ls --versions --rewind "$moment" "owner/$LOCKED/$PLACE/$key" | jq -s -r 'sort_by(.versionOrdinal) | .[-1].versionId' >"$SUITE_TMP/version"
-    mc cp --version-id "$(cat "$SUITE_TMP/version")" "owner/$LOCKED/$PLACE/$key" "owner/$LOCKED/$PLACE/$key" >/dev/null
+    mc --json ls --versions --rewind "$moment" "owner/$LOCKED/$PLACE/$key" |
+      jq -s -r 'sort_by(.versionOrdinal) | .[-1].versionId' >"$SUITE_TMP/version"
+    mc cp --version-id "$(cat "$SUITE_TMP/version")" "owner/$LOCKED/$PLACE/$key" \
+      "owner/$LOCKED/$PLACE/$key" >/dev/null
   done <"$SUITE_TMP/keys"
   machine again
   exits 0 bkfs check --read-data "$URL"
@@ -221,7 +245,8 @@ changes() {
   PLACE=later locks_of >"$SUITE_TMP/locks-later"
   cat "$SUITE_TMP/locks-later"
   for key in $(awk '/^(data|meta|config)/ {print $1}' "$SUITE_TMP/locks-later"); do
-    [ "$(until_of "$key" "$SUITE_TMP/locks-later")" -gt $(($(date +%s) + 2 * 86400)) ] || wrong "$key is not locked"
+    [ "$(until_of "$key" "$SUITE_TMP/locks-later")" -gt $(($(date +%s) + 2 * 86400)) ] ||
+      wrong "$key is not locked"
   done
   exits 0 bkfs --json lock "s3://$LOCKED/later"
   says '"lock_days":3' '"locked_until":"20'

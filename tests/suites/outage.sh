@@ -17,13 +17,17 @@ at_end "umount -i -l '$MNT' 2>/dev/null"
 at_end "kill -CONT '$MINIO_PID' 2>/dev/null"
 
 # metric NAME: a number of .bkfs/status.
-metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$MNT/.bkfs/status" "$1"; }
+metric() {
+  python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' \
+    "$MNT/.bkfs/status" "$1"
+}
 spools() { find "$MACHINE/state/bkfs/spool" -mindepth 2 -maxdepth 2 -type d 2>/dev/null; }
 store_is_gone() { kill -STOP "$MINIO_PID"; }
 store_is_back() { kill -CONT "$MINIO_PID"; }
 # foreground_mount OPTIONS: mounts with a daemon whose words are in $SUITE_TMP/daemon; leaves its process in `pid`.
 foreground_mount() {
-  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,$1" 2>"$SUITE_TMP/daemon" &
+  bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,$1" \
+    2>"$SUITE_TMP/daemon" &
   pid=$!
   remember_pid $pid
   wait_for 30 is_mounted "$MNT" || wrong "it does not come up: $(cat "$SUITE_TMP/daemon")"
@@ -42,10 +46,13 @@ outage_is_invisible() {
   printf 'a name that nobody shall read\n' >"$MNT/plain"
   cp "$SUITE_TMP/file" "$MNT/file"
   seconds=$(seconds_since "$began")
-  echo "400 MiB were written in $seconds s without a store; $(($(metric spool_bytes) >> 20)) MiB in the spool"
+  echo \
+    "400 MiB were written in $seconds s without a store; $(($(metric spool_bytes) >> 20)) MiB in the spool"
   row "400 MiB without a store" "$seconds s"
-  [ "$(metric spool_waiting_bytes)" -gt $((256 << 20)) ] || wrong "only $(metric spool_waiting_bytes) bytes wait in the spool"
-  [ "$(awk '/^VmHWM/ {print $2}' "/proc/$(daemon_of "$MNT")/status")" -lt $((320 << 10)) ] || wrong "the daemon took $(awk '/^VmHWM/ {print $2}' "/proc/$(daemon_of "$MNT")/status") KiB"
+  [ "$(metric spool_waiting_bytes)" -gt $((256 << 20)) ] ||
+    wrong "only $(metric spool_waiting_bytes) bytes wait in the spool"
+  [ "$(awk '/^VmHWM/ {print $2}' "/proc/$(daemon_of "$MNT")/status")" -lt $((320 << 10)) ] ||
+    wrong "the daemon took $(awk '/^VmHWM/ {print $2}' "/proc/$(daemon_of "$MNT")/status") KiB"
   # What is in the spool is private, sealed, and read back.
   spool=$(spools)
   [ "$(stat -c %a "$spool")" = 700 ] || wrong "the spool has mode $(stat -c %a "$spool")"
@@ -57,7 +64,8 @@ outage_is_invisible() {
   store_is_back
   exits 0 bkfs snapshot "$MNT" after
   row "snapshot after the outage" "$(seconds_since "$began") s"
-  [ "$(metric spool_files)" = 0 ] || wait_for 10 test "$(metric spool_files)" = 0 || wrong "$(metric spool_files) files stay in the spool after a commit"
+  [ "$(metric spool_files)" = 0 ] || wait_for 10 test "$(metric spool_files)" = 0 ||
+    wrong "$(metric spool_files) files stay in the spool after a commit"
   exits 0 bkfs umount "$MNT"
   wait_for 20 test -z "$(spools)"
   [ -z "$(spools)" ] || wrong "a drained unmount leaves $(spools)"
@@ -147,11 +155,14 @@ local_fsync_survives() {
   began=$(now_ms)
   mkdir "$MNT/directory"
   dd if="$SUITE_TMP/file" of="$MNT/directory/synced" bs=1M conv=fsync status=none
-  for name in a b c; do printf '%s' "$name" | dd of="$MNT/directory/$name" conv=fsync status=none; done
+  for name in a b c; do
+    printf '%s' "$name" | dd of="$MNT/directory/$name" conv=fsync status=none
+  done
   row "fsync=local of 100 MiB without a store" "$(seconds_since "$began") s"
   killed_in_an_outage
   cmp "$SUITE_TMP/file" "$MNT/directory/synced"
-  [ "$(cat "$MNT/directory/"{a,b,c})" = abc ] || wrong "small files: $(cat "$MNT/directory/"{a,b,c})"
+  [ "$(cat "$MNT/directory/"{a,b,c})" = abc ] ||
+    wrong "small files: $(cat "$MNT/directory/"{a,b,c})"
   # It is in the bucket by now, and a second machine sees it.
   exits 0 bkfs snapshot "$MNT" replayed
   drained
@@ -163,8 +174,11 @@ local_fsync_survives() {
 local_fsync_arrives() {
   machine one
   exits 0 mount_at "$URL" "$MNT" -o memory=128M,spool_size=1G,timeout=120,fsync=local
-  for name in $(seq 20); do printf '%s' "$name" | dd of="$MNT/arrives-$name" conv=fsync status=none; done
-  wait_for 20 test "$(metric spool_waiting_bytes)" = 0 || wrong "$(metric spool_waiting_bytes) bytes wait though the store answers"
+  for name in $(seq 20); do
+    printf '%s' "$name" | dd of="$MNT/arrives-$name" conv=fsync status=none
+  done
+  wait_for 20 test "$(metric spool_waiting_bytes)" = 0 ||
+    wrong "$(metric spool_waiting_bytes) bytes wait though the store answers"
   drained
   machine two
   exits 0 mount_at "$URL" "$MNT"
@@ -379,27 +393,34 @@ P
 trouble() {
   local cause=$1 rules=$2 pid status=0
   machine one
-  AWS_ENDPOINT_URL=$FAULTY bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,timeout=30,spool_size=0" 2>"$SUITE_TMP/daemon" &
+  AWS_ENDPOINT_URL=$FAULTY bkfs mount -f "$URL" "$MNT" \
+    -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,timeout=30,spool_size=0" 2>"$SUITE_TMP/daemon" &
   pid=$!
   remember_pid $pid
   wait_for 30 is_mounted "$MNT"
-  store_says 'store["answers"] and status["health"] == "healthy"' || wrong "not healthy: $(cat "$MNT/.bkfs/status")"
+  store_says 'store["answers"] and status["health"] == "healthy"' ||
+    wrong "not healthy: $(cat "$MNT/.bkfs/status")"
   noise "$SUITE_TMP/file" 3
   faults "$rules"
-  (cp "$SUITE_TMP/file" "$MNT/$cause" && bkfs snapshot "$MNT" "trouble-$cause") >"$SUITE_TMP/writer" 2>&1 &
+  (cp "$SUITE_TMP/file" "$MNT/$cause" && bkfs snapshot "$MNT" "trouble-$cause") \
+    >"$SUITE_TMP/writer" 2>&1 &
   local writer=$!
-  wait_for 6 store_says "store.get('cause') == '$cause' and status['health'] == 'waiting' and 0 < store['fails_in_seconds'] < 30 and store['error']" || wrong "not said: $(cat "$MNT/.bkfs/status")"
+  wait_for 6 store_says \
+    "store.get('cause') == '$cause' and status['health'] == 'waiting' and 0 < store['fails_in_seconds'] < 30 and store['error']" ||
+    wrong "not said: $(cat "$MNT/.bkfs/status")"
   exits 0 bkfs status "$MNT"
   says 'health +waiting' "store +has not done its part since .*: $cause" 'waiting .*fails in'
   grep -q 'bkfs_store_outage_seconds [1-9]' "$MNT/.bkfs/metrics" || wrong "metrics do not say it"
-  wait_for 3 grep -q "has not done its part .*($cause)" "$SUITE_TMP/daemon" || wrong "the log does not say it: $(cat "$SUITE_TMP/daemon")"
+  wait_for 3 grep -q "has not done its part .*($cause)" "$SUITE_TMP/daemon" ||
+    wrong "the log does not say it: $(cat "$SUITE_TMP/daemon")"
   kill -0 $writer || wrong "it does not wait: $(cat "$SUITE_TMP/writer")"
   sleep 3
   faults '{}'
   wait $writer || status=$?
   [ $status = 0 ] || wrong "the writer failed: $(cat "$SUITE_TMP/writer")"
   wait_for 15 store_says 'store["answers"]' || wrong "it is over, and not said"
-  wait_for 15 grep -q 'well again' "$SUITE_TMP/daemon" || wrong "the log does not say that it is over: $(cat "$SUITE_TMP/daemon")"
+  wait_for 15 grep -q 'well again' "$SUITE_TMP/daemon" ||
+    wrong "the log does not say that it is over: $(cat "$SUITE_TMP/daemon")"
   exits 0 bkfs umount "$MNT"
   gone $pid 20 || wrong "the daemon does not end"
   exits 0 bkfs restore "$URL" "trouble-$cause:/$cause" "$SUITE_TMP/restored"
@@ -407,7 +428,9 @@ trouble() {
   rm -r "$SUITE_TMP/restored"
 }
 full_bucket() { trouble full '{"fail_percent": 100, "status": 507, "only": {"method": "PUT"}}'; }
-lost_bucket() { trouble no-bucket '{"fail_percent": 100, "status": 404, "only": {"method": "PUT"}}'; }
+lost_bucket() {
+  trouble no-bucket '{"fail_percent": 100, "status": 404, "only": {"method": "PUT"}}'
+}
 refused_connections() { trouble unreachable '{"refuse": true}'; }
 silence() { trouble silence '{"hang": true}'; }
 
@@ -422,10 +445,13 @@ case_of "a full disk under the spool slows writers and fails nothing" full_disk_
 case_of "a daemon killed with a full spool" killed_with_a_spool
 case_of "fsync=local survives the daemon, in an outage" local_fsync_survives
 case_of "fsync=local arrives in the bucket by itself" local_fsync_arrives
-case_of "close is content with the spool, and what it kept is replayed" close_is_content_with_the_spool
-case_of "a mount that is told to end while the store is away leaves the rest in the spool" told_to_end
+case_of "close is content with the spool, and what it kept is replayed" \
+  close_is_content_with_the_spool
+case_of "a mount that is told to end while the store is away leaves the rest in the spool" \
+  told_to_end
 case_of "a mount that is told to end with a process in fsync ends in time" told_to_end_in_fsync
-case_of "a third signal ends a mount at once, with what the store did not take in the spool" told_to_end_three_times
+case_of "a third signal ends a mount at once, with what the store did not take in the spool" \
+  told_to_end_three_times
 case_of "what neither store nor spool took is named by a mount that ends" told_to_end_without_room
 case_of "a session that is ended by name brings what this machine's spool holds" ended_by_name
 case_of "a session whose spool cannot be brought is not ended by name" cannot_be_brought

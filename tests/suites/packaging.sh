@@ -10,7 +10,8 @@ in_private_mounts
 LAYER=$SUITE_TMP/layer
 mkdir -p "$LAYER"
 mount -t tmpfs -o size=512m bkfs-test "$LAYER" && mkdir "$LAYER/upper" "$LAYER/work" &&
-  mount -t overlay -o "lowerdir=/usr,upperdir=$LAYER/upper,workdir=$LAYER/work" bkfs-test /usr || die "no private layer over /usr"
+  mount -t overlay -o "lowerdir=/usr,upperdir=$LAYER/upper,workdir=$LAYER/work" bkfs-test /usr ||
+    die "no private layer over /usr"
 cp /etc/fstab "$SUITE_TMP/fstab" 2>/dev/null || : >"$SUITE_TMP/fstab"
 [ -e /etc/fstab ] || touch /etc/fstab
 mount --bind "$SUITE_TMP/fstab" /etc/fstab || die "no private fstab"
@@ -42,7 +43,8 @@ installs() {
 mounts_by_type() {
   exits 0 bkfs init --no-encryption "$URL"
   exits 0 tool mount -t bkfs "$URL" "$MNT" -o "$options"
-  [ "$(findmnt -n -o FSTYPE "$MNT")" = fuse.bkfs ] || wrong "the type is $(findmnt -n -o FSTYPE "$MNT")"
+  [ "$(findmnt -n -o FSTYPE "$MNT")" = fuse.bkfs ] ||
+    wrong "the type is $(findmnt -n -o FSTYPE "$MNT")"
 }
 umount_drains() {
   echo drained >"$MNT/by-umount"
@@ -66,13 +68,16 @@ fstab_line() {
   fails_with 'Read-only file system' touch "$MNT/file"
   exits 0 tool umount "$MNT"
   # mount(8) passes neither suid nor dev to its helpers.
-  sed "s|^$URL .*|$URL $MNT bkfs noauto,allow_suid,allow_dev,$options 0 0|" /etc/fstab >"$SUITE_TMP/fstab.new"
+  sed "s|^$URL .*|$URL $MNT bkfs noauto,allow_suid,allow_dev,$options 0 0|" /etc/fstab \
+    >"$SUITE_TMP/fstab.new"
   cat "$SUITE_TMP/fstab.new" >/etc/fstab
   exits 0 tool mount "$MNT"
-  ! findmnt -n -o OPTIONS "$MNT" | grep -Eq 'nosuid|nodev' || wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
+  ! findmnt -n -o OPTIONS "$MNT" | grep -Eq 'nosuid|nodev' ||
+    wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
   exits 0 tool umount "$MNT"
   exits 0 tool mount "$MNT" -o nosuid
-  findmnt -n -o OPTIONS "$MNT" | grep -q nosuid || wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
+  findmnt -n -o OPTIONS "$MNT" | grep -q nosuid ||
+    wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
   exits 0 tool umount "$MNT"
 }
 # There is no systemd to start it here; what can be seen without one is that it would be taken, and that its commands work.
@@ -93,7 +98,8 @@ unit_is_sound() {
 # mount namespace of its own: the mount would be visible in there only.
 unit_is_confined() {
   local unit=/usr/local/lib/systemd/system/bkfs@.service
-  local private='(Private(Tmp|Devices|Mounts|IPC)|Protect(System|Home|KernelTunables|KernelModules|KernelLogs|ControlGroups|Proc)|ProcSubset|Root(Directory|Image)|(ReadWrite|ReadOnly|Inaccessible|Exec|NoExec|Bind|BindReadOnly)Paths|TemporaryFileSystem|MountImages|ExtensionImages|ExtensionDirectories|MountAPIVFS|LogNamespace|DynamicUser)='
+  local \
+    private='(Private(Tmp|Devices|Mounts|IPC)|Protect(System|Home|KernelTunables|KernelModules|KernelLogs|ControlGroups|Proc)|ProcSubset|Root(Directory|Image)|(ReadWrite|ReadOnly|Inaccessible|Exec|NoExec|Bind|BindReadOnly)Paths|TemporaryFileSystem|MountImages|ExtensionImages|ExtensionDirectories|MountAPIVFS|LogNamespace|DynamicUser)='
   cp "$unit" "$SUITE_TMP/bkfs@test.service"
   exits 0 systemd-analyze security --offline=true --threshold=45 "$SUITE_TMP/bkfs@test.service"
   grep -q '^LimitCORE=0$' "$unit" || wrong "a core dump would hold keys"
@@ -196,9 +202,11 @@ case_of "the unit for systemd is confined" unit_is_confined
 case_of "mount(8) shows why the daemon did not start" says_why
 case_of "umount -l returns at once and the daemon drains" lazy_unmount_drains_behind "umount -l"
 case_of "umount -i returns at once and the daemon drains" lazy_unmount_drains_behind "umount -i"
-case_of "fusermount3 -u returns at once and the daemon drains" lazy_unmount_drains_behind "fusermount3 -u"
+case_of "fusermount3 -u returns at once and the daemon drains" lazy_unmount_drains_behind \
+  "fusermount3 -u"
 case_of "a signal ends a mount with an open file, by drain= and a little" signal_with_an_open_file
 case_of "a signal leaves what is mounted over the mount" signal_beneath_another_mount
-case_of "a signal unmounts neither bind mounts nor copies in other namespaces" signal_with_copies_elsewhere
+case_of "a signal unmounts neither bind mounts nor copies in other namespaces" \
+  signal_with_copies_elsewhere
 case_of "the second signal detaches, and the third ends at once" third_signal_ends_at_once
 exit 0

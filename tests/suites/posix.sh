@@ -10,13 +10,15 @@ EXPECTED=$ROOT/tests/posix/expected_failures
 listed=$(grep -cE '^[a-z]' "$EXPECTED")
 few_and_explained() {
   [ "$listed" -le 20 ] || wrong "$listed expected failures, more than 20"
-  ! grep -vE '^(#|$|[a-z][^[:space:]]+[[:space:]]+[^[:space:]]+)' "$EXPECTED" || wrong "an expected failure without a reason"
+  ! grep -vE '^(#|$|[a-z][^[:space:]]+[[:space:]]+[^[:space:]]+)' "$EXPECTED" ||
+    wrong "an expected failure without a reason"
 }
 case_of "expected failures are few and explained" few_and_explained
 
 machine one
 # Other users reach the mount: half the cases run as them.
-mount_at "$SUITE_TMP/bucket" "$SUITE_TMP/mount" --init --no-encryption -o allow_other || die "cannot mount"
+mount_at "$SUITE_TMP/bucket" "$SUITE_TMP/mount" --init --no-encryption -o allow_other ||
+  die "cannot mount"
 at_end "leave_mount '$SUITE_TMP/mount'"
 pjdfstest_in "$SUITE_TMP/mount" "$EXPECTED" "$SUITE_TMP/pjdfstest.out"
 count_pjdfstest "$SUITE_TMP/pjdfstest.out"

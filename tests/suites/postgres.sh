@@ -17,10 +17,13 @@ note "source: $(mib "$(bytes_in "$SOURCE")") MiB"
 postgres_sums >"$SUITE_TMP/sums" || die "no sums"
 
 machine one
-case_of "init and mount" exits 0 mount_at "$URL" "$MNT" --init --no-encryption -o allow_other || exit 1
+case_of "init and mount" exits 0 mount_at "$URL" "$MNT" --init --no-encryption -o allow_other ||
+  exit 1
 at_end "leave_mount '$MNT'"
 
-base_backup() { as_postgres "$PG_BIN/pg_basebackup" -h "$PG_SOCKET" -U postgres -X stream -c fast "$@"; }
+base_backup() {
+  as_postgres "$PG_BIN/pg_basebackup" -h "$PG_SOCKET" -U postgres -X stream -c fast "$@"
+}
 verify() { as_postgres "$PG_BIN/pg_verifybackup" --wal-directory "${2:-$1/pg_wal}" "$1"; }
 
 plain_backup() {
@@ -51,7 +54,8 @@ revived() {
   postgres_start "$1"
   postgres_sums >"$SUITE_TMP/sums-revived"
   postgres_stop "$1"
-  diff "$SUITE_TMP/sums" "$SUITE_TMP/sums-revived" || wrong "the revived server holds something else"
+  diff "$SUITE_TMP/sums" "$SUITE_TMP/sums-revived" ||
+    wrong "the revived server holds something else"
 }
 unmount() { exits 0 bkfs umount "$MNT" && not_mounted "$MNT"; }
 
@@ -67,13 +71,20 @@ mkdir -p "$MNT"
 case_of "mount on a second machine" exits 0 mount_at "$URL" "$MNT" -o allow_other
 at_end "leave_mount '$MNT'"
 case_of "pg_verifybackup inside the snapshot" verify "$MNT/.snapshots/pg-day1/pg"
-from_plain() { cp -a "$MNT/.snapshots/pg-day1/pg" "$SUITE_TMP/from-plain" && revived "$SUITE_TMP/from-plain"; }
-from_tar() { unpacked "$MNT/.snapshots/pg-day1/pg-tar" "$SUITE_TMP/from-tar" && revived "$SUITE_TMP/from-tar"; }
+from_plain() {
+  cp -a "$MNT/.snapshots/pg-day1/pg" "$SUITE_TMP/from-plain" && revived "$SUITE_TMP/from-plain"
+}
+from_tar() {
+  unpacked "$MNT/.snapshots/pg-day1/pg-tar" "$SUITE_TMP/from-tar" && revived "$SUITE_TMP/from-tar"
+}
 case_of "a server starts on the plain backup copied out" from_plain
 case_of "a server starts on the tar backup unpacked" from_tar
 case_of "unmount the second machine" unmount
 
 machine three
-restored() { exits 0 bkfs restore "$URL" pg-day1:/pg "$SUITE_TMP/restored" && verify "$SUITE_TMP/restored" && revived "$SUITE_TMP/restored"; }
+restored() {
+  exits 0 bkfs restore "$URL" pg-day1:/pg "$SUITE_TMP/restored" && verify "$SUITE_TMP/restored" &&
+    revived "$SUITE_TMP/restored"
+}
 case_of "bkfs restore, verified and started" restored
 exit 0

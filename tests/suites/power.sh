@@ -38,14 +38,18 @@ power_loss() {
   machine "after-$number"
   exits 0 mount_at "$DISK/bucket" "$MNT" --steal
   writer check "$MNT/synced" "$record"
-  [ "$(writer count "$record")" -gt "$before" ] || wrong "nothing was acknowledged in this round: it shows nothing"
+  [ "$(writer count "$record")" -gt "$before" ] ||
+    wrong "nothing was acknowledged in this round: it shows nothing"
   exits 0 bkfs snapshots "$MNT"
   says "before-$number"
   find "$MNT/.snapshots/before-$number" -type f -exec cat {} + >/dev/null
   exits 0 bkfs umount "$MNT"
 }
 
-metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$MNT/.bkfs/status" "$1"; }
+metric() {
+  python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' \
+    "$MNT/.bkfs/status" "$1"
+}
 acknowledged_beyond() { [ -s "$2" ] && [ "$(writer count "$2")" -gt $(($1 + 10)) ]; }
 # The same under the spool, which is all that fsync is content with, while the store does not answer.
 power_loss_under_spool() {
@@ -60,7 +64,8 @@ power_loss_under_spool() {
   writer write "$MNT/synced" "$record" "$number" 2>"$SUITE_TMP/writer.log" &
   WRITER=$!
   remember_pid $WRITER
-  wait_for 60 acknowledged_beyond "$before" "$record" || wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
+  wait_for 60 acknowledged_beyond "$before" "$record" ||
+    wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
   sleep "$(awk -v seed="$number" 'BEGIN {srand(seed * 104729); printf "%.2f", rand()}')"
   [ "$(metric spool_waiting_bytes)" -gt 0 ] || wrong "the spool is empty: it shows nothing"
   pid=$(daemon_of "$MNT")
@@ -107,14 +112,17 @@ on_filesystem() {
   mount -o loop "$IMAGE" "$DISK" || die "cannot mount $kind"
   machine "$kind"
   for number in $(seq "$first" $((first + count - 1))); do
-    case_of "power loss under a bucket on $kind, $number" power_loss "$SUITE_TMP/record-$kind" "$number"
+    case_of "power loss under a bucket on $kind, $number" power_loss "$SUITE_TMP/record-$kind" \
+      "$number"
   done
   KIND=$kind
   spool_on "spool-$kind"
   for number in $(seq "$((first + 50))" $((first + 49 + $4))); do
-    case_of "power loss under a spool on $kind, $number" spooled_round "$SUITE_TMP/record-spool-$kind" "$number"
+    case_of "power loss under a spool on $kind, $number" spooled_round \
+      "$SUITE_TMP/record-spool-$kind" "$number"
   done
-  case_of "a check of every byte of the bucket on $kind finds nothing" exits 0 bkfs check --read-data "$DISK/bucket"
+  case_of "a check of every byte of the bucket on $kind finds nothing" exits 0 bkfs check \
+    --read-data "$DISK/bucket"
   leave_disk
   rm -f "$IMAGE"
 }

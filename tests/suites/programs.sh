@@ -33,6 +33,8 @@ case_of "snapshot" exits 0 bkfs snapshot "$MNT" used || exit 1
 case_of "unmount" exits 0 bkfs umount "$MNT" || exit 1
 machine empty
 case_of "mount on an empty machine" exits 0 mount_at "$URL" "$MNT" -o allow_other || exit 1
-for program in "${PROGRAMS[@]}"; do case_of "$program from the snapshot" checked "$program" "$MNT/.snapshots/used"; done
+for program in "${PROGRAMS[@]}"; do
+  case_of "$program from the snapshot" checked "$program" "$MNT/.snapshots/used"
+done
 case_of "the bucket is sound" exits 0 bkfs check "$URL" --read-data
 exit 0

@@ -53,7 +53,8 @@ one_round() {
     kept=$LOGS/proxy-$1
     rm -rf "$kept"
     mkdir -p "$kept"
-    cp -r "$PLACE/faults" "$PLACE/round"/daemon-*.log "$PLACE/round"/life-* "$log" "$kept/" 2>/dev/null
+    cp -r "$PLACE/faults" "$PLACE/round"/daemon-*.log "$PLACE/round"/life-* "$log" "$kept/" \
+      2>/dev/null
     why=$(sed -n 's/^FAILED: //p' "$log" | head -n 1 | cut -c1-400)
     failed "round $1" "$why (again: BKFS_PROXY_SEED=$1 tests/run proxy; logs: $kept)"
   fi
@@ -112,6 +113,7 @@ wait $PIDS
 NOW=$(cat "$NEXT")
 [ "$NOW" -le "$END" ] || NOW=$END
 row "rounds, seeds $FIRST to $((NOW - 1))" "$((NOW - FIRST))" "$(seconds_since "$began") s"
-[ "$FULL" = 0 ] || [ -n "${BKFS_PROXY_SEED:-}" ] || case_of "every kind of fault has struck" every_kind_struck
+[ "$FULL" = 0 ] || [ -n "${BKFS_PROXY_SEED:-}" ] ||
+  case_of "every kind of fault has struck" every_kind_struck
 print_table
 exit 0

@@ -32,18 +32,25 @@ mapping[4096:4100] = b"also"
 mapping.flush()
 os.fsync(file)
 P
-  [ "$(stat -c %s "$MNT/mapped-append")" = 8195 ] || wrong "$(stat -c %s "$MNT/mapped-append") bytes"
+  [ "$(stat -c %s "$MNT/mapped-append")" = 8195 ] ||
+    wrong "$(stat -c %s "$MNT/mapped-append") bytes"
   exits 0 bkfs snapshot "$MNT" mapped-append
-  [ "$(sed 's/xx*/./g' "$MNT/.snapshots/mapped-append/mapped-append")" = here.also.end ] || wrong "pages went elsewhere"
+  [ "$(sed 's/xx*/./g' "$MNT/.snapshots/mapped-append/mapped-append")" = here.also.end ] ||
+    wrong "pages went elsewhere"
 }
-direct_mix() { mkdir "$MNT/direct" && python3 "$ROOT/tests/posix/direct_mix.py" "$MNT/direct" $((40 * TIMES)); }
-locks() { mkdir "$MNT/locks" && python3 "$ROOT/tests/posix/locks.py" "$MNT/locks" $((500 * TIMES)); }
+direct_mix() {
+  mkdir "$MNT/direct" && python3 "$ROOT/tests/posix/direct_mix.py" "$MNT/direct" $((40 * TIMES))
+}
+locks() {
+  mkdir "$MNT/locks" && python3 "$ROOT/tests/posix/locks.py" "$MNT/locks" $((500 * TIMES))
+}
 
 # Everything at once, with snapshots of all of it.
 snapshots_amid() {
   local pids=() what pid
   mkdir "$MNT/amid"
-  for what in "renames $((150 * TIMES))" "appends $((40 * TIMES))" "listing $((300 * TIMES))" "exchange $((300 * TIMES))"; do
+  for what in "renames $((150 * TIMES))" "appends $((40 * TIMES))" "listing $((300 * TIMES))" \
+    "exchange $((300 * TIMES))"; do
     # shellcheck disable=SC2086
     set -- $what
     mkdir "$MNT/amid/$1"
@@ -91,5 +98,6 @@ case_of "pages of a mapping through an appending descriptor stay where they are"
 case_of "asynchronous direct writes are seen by buffered readers and mappings" direct_mix
 case_of "all of it at once, with snapshots in the middle" snapshots_amid
 case_of "each snapshot is a moment that there was, here and on another machine" moments_are_true
-case_of "a reader follows what another mount commits, and open files stay as they were opened" reader_follows
+case_of "a reader follows what another mount commits, and open files stay as they were opened" \
+  reader_follows
 exit 0

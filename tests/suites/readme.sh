@@ -10,17 +10,21 @@ CLONE=/mnt STEPS=$SUITE_TMP/steps
 mkdir -p "$STEPS" "$SUITE_TMP/clone" "$SUITE_TMP/home"
 mount --bind "$SUITE_TMP/clone" "$CLONE" || die "cannot lay the clone over $CLONE"
 # What git knows of, as it stands in the working directory; times of now, as in a clone.
-(cd "$ROOT" && git ls-files -z --cached --others --exclude-standard | tar --null --ignore-failed-read -T - -cf - 2>/dev/null) | tar -xmf - -C "$CLONE" || die "no clone"
+(cd "$ROOT" && git ls-files -z --cached --others --exclude-standard | tar --null --ignore-failed-read -T - -cf - 2>/dev/null) |
+  tar -xmf - -C "$CLONE" ||
+  die "no clone"
 ln -s "$CARGO_TARGET_DIR" "$CLONE/target"
 
-count=$("$ROOT/tests/lib/session.pl" extract "$CLONE/README.md" "$STEPS") || die "the README has no session"
+count=$("$ROOT/tests/lib/session.pl" extract "$CLONE/README.md" "$STEPS") ||
+  die "the README has no session"
 [ "$count" -ge 5 ] || die "the README's session has $count commands only"
 
 # One shell runs all commands, as a reader would: directory and variables stay.
 {
   echo 'cd /mnt; shopt -s expand_aliases' # as in the shell of somebody who types
   for n in $(seq "$count"); do
-    printf '{ eval "$(cat %q)"; } >%q 2>&1 </dev/null\necho $? >%q\n' "$STEPS/$n.command" "$STEPS/$n.seen" "$STEPS/$n.status"
+    printf '{ eval "$(cat %q)"; } >%q 2>&1 </dev/null\necho $? >%q\n' "$STEPS/$n.command" \
+      "$STEPS/$n.seen" "$STEPS/$n.status"
   done
 } >"$STEPS/session"
 env -u CARGO_TARGET_DIR CARGO_HOME="${CARGO_HOME:-$HOME/.cargo}" RUSTUP_HOME="${RUSTUP_HOME:-$HOME/.rustup}" HOME="$SUITE_TMP/home" \
@@ -30,12 +34,21 @@ step_is_as_shown() {
   echo "\$ $(cat "$STEPS/$1.command")"
   cat "$STEPS/$1.seen"
   [ "$(cat "$STEPS/$1.status")" = 0 ] || wrong "ended with $(cat "$STEPS/$1.status")"
-  "$ROOT/tests/lib/session.pl" compare "$STEPS/$1.expected" "$STEPS/$1.seen" >"$STEPS/$1.verdict" || wrong "$(cat "$STEPS/$1.verdict")"
+  "$ROOT/tests/lib/session.pl" compare "$STEPS/$1.expected" "$STEPS/$1.seen" >"$STEPS/$1.verdict" ||
+    wrong "$(cat "$STEPS/$1.verdict")"
 }
-for n in $(seq "$count"); do case_of "README: $(head -n 1 "$STEPS/$n.command")" step_is_as_shown "$n"; done
+for n in $(seq "$count"); do
+  case_of "README: $(head -n 1 "$STEPS/$n.command")" step_is_as_shown "$n"
+done
 
-begins_with_it() { head -n 1 "$STEPS/1.command" | grep -qxF 'cargo run --release -- mount --init --no-encryption ./bucket ./backup'; }
+begins_with_it() {
+  head -n 1 "$STEPS/1.command" |
+    grep -qxF 'cargo run --release -- mount --init --no-encryption ./bucket ./backup'
+}
 case_of "the README begins with the one command" begins_with_it
-nothing_left() { ! grep " $CLONE/" /proc/self/mountinfo | grep -q ' fuse\.bkfs ' || wrong "the session leaves something mounted"; }
+nothing_left() {
+  ! grep " $CLONE/" /proc/self/mountinfo | grep -q ' fuse\.bkfs ' ||
+    wrong "the session leaves something mounted"
+}
 case_of "the session unmounts what it mounted" nothing_left
 exit 0

@@ -42,7 +42,8 @@ many_links_need_few_descriptors() {
     [ "$TARGET/near/$number/file" -ef "$TARGET/far/$number" ] || wrong "$number is not linked"
   done
   [ "$(stat -c %s "$TARGET/sparse")" = $((1 << 40)) ] || wrong "holes are lost"
-  [ "$(find "$TARGET" -type f -links 2 | wc -l)" = $((2 * LINKED + 2)) ] || wrong "not all are linked"
+  [ "$(find "$TARGET" -type f -links 2 | wc -l)" = $((2 * LINKED + 2)) ] ||
+    wrong "not all are linked"
 }
 
 # shape: what the restored tree looks like, but for the contents.
@@ -75,11 +76,14 @@ overwriting_keeps_what_it_cannot_replace() {
   cmp "$TARGET/big-too" "$SUITE_TMP/big"
   [ -z "$(find "$TARGET" -name '.bkfs*')" ] || wrong "drafts stay behind"
   exits 13 bkfs restore "$SUITE_TMP/damaged" whole "$SUITE_TMP/afresh"
-  [ "$(stat -c %y "$SUITE_TMP/afresh/big" | cut -c1-4)" != 2020 ] || wrong "a file that is not whole has the time of the one that was stored"
+  [ "$(stat -c %y "$SUITE_TMP/afresh/big" | cut -c1-4)" != 2020 ] ||
+    wrong "a file that is not whole has the time of the one that was stored"
 }
 
 # unread ARGS…: the program, with nobody at the other end of its standard output.
-unread() { perl -e 'pipe(R, W); close R; open STDOUT, ">&", \*W; exec @ARGV' "$MACHINE/run" "$BKFS_BIN" "$@"; }
+unread() {
+  perl -e 'pipe(R, W); close R; open STDOUT, ">&", \*W; exec @ARGV' "$MACHINE/run" "$BKFS_BIN" "$@"
+}
 
 exit_codes_do_not_depend_on_a_reader() {
   machine three # with nothing in its cache
@@ -94,5 +98,7 @@ exit_codes_do_not_depend_on_a_reader() {
 case_of "a tree with links, a fifo and a large file" fill
 case_of "$LINKED links between directories, with 400 descriptors" many_links_need_few_descriptors
 case_of "restoring over what is there gives the same tree" overwriting_gives_the_same
-case_of "restoring from a damaged repository keeps the good copies" overwriting_keeps_what_it_cannot_replace
-case_of "damage and failures are told to scripts that do not read" exit_codes_do_not_depend_on_a_reader
+case_of "restoring from a damaged repository keeps the good copies" \
+  overwriting_keeps_what_it_cannot_replace
+case_of "damage and failures are told to scripts that do not read" \
+  exit_codes_do_not_depend_on_a_reader

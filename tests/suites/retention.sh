@@ -16,10 +16,18 @@ DAYS=6 ROUNDS=15
 SNAPSHOTS=100 FILES=100000
 [ "$FULL" = 0 ] || DAYS=30 ROUNDS=200 SNAPSHOTS=1000 FILES=1000000
 
-digest() { (cd "$1" && find . -type f -print0 | sort -z | xargs -0 sha256sum) | sha256sum | cut -d' ' -f1; }
+digest() {
+  (cd "$1" && find . -type f -print0 | sort -z | xargs -0 sha256sum) | sha256sum | cut -d' ' -f1
+}
 # objects BUCKET: the same of a bucket, but for the locks of its directory.
-objects() { (cd "$1" && find . -type f -not -path './.bkfs/*' -print0 | sort -z | xargs -0 sha256sum) | sha256sum | cut -d' ' -f1; }
-names() { bkfs --json snapshots "$@" | python3 -c 'import json, sys; [print(json.loads(line)["name"]) for line in sys.stdin]'; }
+objects() {
+  (cd "$1" && find . -type f -not -path './.bkfs/*' -print0 | sort -z | xargs -0 sha256sum) |
+    sha256sum | cut -d' ' -f1
+}
+names() {
+  bkfs --json snapshots "$@" |
+    python3 -c 'import json, sys; [print(json.loads(line)["name"]) for line in sys.stdin]'
+}
 # gc_now URL: a collection that waits for nothing; what it says is in $SUITE_TMP/json.
 gc_now() {
   local status=0
@@ -28,8 +36,15 @@ gc_now() {
   return $status
 }
 # found NAME, done_ NAME: a number of the plan, and of what was made of it; 0 if there was nothing to do.
-found() { python3 -c 'import json, sys; print(json.loads(open(sys.argv[1]).readline())[sys.argv[2]])' "$SUITE_TMP/json" "$1"; }
-done_() { python3 -c 'import json, sys; print(([json.loads(line) for line in open(sys.argv[1])][1:] or [{}])[0].get(sys.argv[2], 0))' "$SUITE_TMP/json" "$1"; }
+found() {
+  python3 -c 'import json, sys; print(json.loads(open(sys.argv[1]).readline())[sys.argv[2]])' \
+    "$SUITE_TMP/json" "$1"
+}
+done_() {
+  python3 -c \
+    'import json, sys; print(([json.loads(line) for line in open(sys.argv[1])][1:] or [{}])[0].get(sys.argv[2], 0))' \
+    "$SUITE_TMP/json" "$1"
+}
 # same NAME DIGEST URL [ARGS…]: the snapshot restores to what it was made of, as this file says.
 same() {
   rm -rf "$SUITE_TMP/restored"
@@ -43,7 +58,9 @@ a_day_passes() {
   mariadb_change_rows
   exits 0 mount_at "$URL" "$M"
   rm -rf "$M/full"
-  mariadb_backup "$SOURCE" "$M/full" >"$SUITE_TMP/backup.log" 2>&1 || { tail -n 20 "$SUITE_TMP/backup.log"; return 1; }
+  mariadb_backup "$SOURCE" "$M/full" >"$SUITE_TMP/backup.log" 2>&1 || {
+    tail -n 20 "$SUITE_TMP/backup.log"; return 1
+  }
   digest "$M" >"$SUITE_TMP/digest-day-$1"
   mariadb_checksums >"$SUITE_TMP/checksums-day-$1"
   exits 0 bkfs snapshot "$M" "day-$1"
@@ -52,7 +69,8 @@ a_day_passes() {
 mariadb_change_rows() {
   sysbench oltp_update_non_index --db-driver=mysql --mysql-socket="$MARIADB_SOCKET" --mysql-user=root --mysql-db=sbtest \
     --tables=$SYSBENCH_TABLES --table-size="$ROWS" --threads=2 --events=300 --time=0 --rand-type=uniform run >/dev/null
-  sql kinds -e "DELETE FROM large_values WHERE id % 20 = 0; INSERT INTO large_values SELECT seq * 20, RANDOM_BYTES(1024) FROM seq_1_to_200"
+  sql kinds -e \
+    "DELETE FROM large_values WHERE id % 20 = 0; INSERT INTO large_values SELECT seq * 20, RANDOM_BYTES(1024) FROM seq_1_to_200"
 }
 
 days() {
@@ -65,13 +83,15 @@ days() {
     a_day_passes "$day"
     exits 0 bkfs forget "$URL" --keep-last 3
     exits 0 gc_now "$URL"
-    [ "$day" -le 3 ] || [ "$(done_ deleted_packs)" -gt 0 ] || wrong "nothing was deleted on day $day"
+    [ "$day" -le 3 ] || [ "$(done_ deleted_packs)" -gt 0 ] ||
+      wrong "nothing was deleted on day $day"
     [ "$(done_ held_packs)" = 0 ] || wrong "something is held back, and nobody is there"
     survivor=$(names "$URL" | shuf -n 1 --random-source=<(yes "$day"))
     same "$survivor" "$SUITE_TMP/digest-$survivor" "$URL"
   done
   mariadb_stop
-  [ "$(names "$URL" | wc -l)" = 3 ] || wrong "not three snapshots are left: $(names "$URL" | tr '\n' ' ')"
+  [ "$(names "$URL" | wc -l)" = 3 ] ||
+    wrong "not three snapshots are left: $(names "$URL" | tr '\n' ' ')"
   exits 0 bkfs check --read-data "$URL"
 }
 
@@ -81,7 +101,8 @@ revives() {
   mariadb_revive "$SUITE_TMP/restored/full" "$SUITE_TMP/revived"
   mariadb_checksums >"$SUITE_TMP/checksums-revived"
   mariadb_stop
-  diff "$SUITE_TMP/checksums-day-$DAYS" "$SUITE_TMP/checksums-revived" || wrong "tables differ from the source's"
+  diff "$SUITE_TMP/checksums-day-$DAYS" "$SUITE_TMP/checksums-revived" ||
+    wrong "tables differ from the source's"
 }
 
 # The yardstick is a repository that never held anything but the survivors.
@@ -90,10 +111,13 @@ lean() {
   exits 0 init_local "$SUITE_TMP/lean"
   exits 0 bkfs copy "$URL" "$SUITE_TMP/lean"
   exits 0 gc_now "$SUITE_TMP/lean"
-  for name in $(names "$SUITE_TMP/lean"); do same "$name" "$SUITE_TMP/digest-$name" "$SUITE_TMP/lean"; done
+  for name in $(names "$SUITE_TMP/lean"); do
+    same "$name" "$SUITE_TMP/digest-$name" "$SUITE_TMP/lean"
+  done
   is=$(bytes_in "$URL") ideal=$(bytes_in "$SUITE_TMP/lean")
   row "$DAYS days" "bucket $(mib "$is") MiB" "survivors alone $(mib "$ideal") MiB"
-  awk -v is="$is" -v ideal="$ideal" 'BEGIN {exit !(is <= 1.15 * ideal)}' || wrong "the bucket has $is bytes, where $ideal would do"
+  awk -v is="$is" -v ideal="$ideal" 'BEGIN {exit !(is <= 1.15 * ideal)}' ||
+    wrong "the bucket has $is bytes, where $ideal would do"
 }
 
 # --- nothing to do --------------------------------------------------------------------------------------------------
@@ -106,15 +130,22 @@ nothing() {
   machine blank
   cp -a "$URL" "$SUITE_TMP/blank"
   # Data packs that hold nothing any more: who read one would find out.
-  find "$SUITE_TMP/blank/data" -type f -exec sh -c 'head -c "$(stat -c %s "$1")" /dev/zero >"$1.new" && mv "$1.new" "$1"' - {} \;
+  find "$SUITE_TMP/blank/data" -type f -exec sh \
+    -c 'head -c "$(stat -c %s "$1")" /dev/zero >"$1.new" && mv "$1.new" "$1"' - {} \;
   packs=$(find "$SUITE_TMP/blank/data" -type f | wc -l)
   before=$(objects "$SUITE_TMP/blank")
   exits 0 gc_now "$SUITE_TMP/blank"
-  [ "$(found condemned_bytes)" = 0 ] && [ "$(found requests)" = 0 ] || wrong "something was to be done"
+  [ "$(found condemned_bytes)" = 0 ] && [ "$(found requests)" = 0 ] ||
+    wrong "something was to be done"
   [ "$(objects "$SUITE_TMP/blank")" = "$before" ] || wrong "the bucket has changed"
-  row "nothing to do" "requests $(found requests_made), of which metadata packs $(found metadata_packs_read)" "data packs there, none read: $packs"
-  [ "$(found requests_made)" -le $(($(find "$SUITE_TMP/blank/index" "$SUITE_TMP/blank/lists" "$SUITE_TMP/blank/meta" -type f | wc -l) + 4)) ] ||
-    wrong "$(found requests_made) requests are more than there are index objects, lists and metadata packs"
+  row "nothing to do" \
+    "requests $(found requests_made), of which metadata packs $(found metadata_packs_read)" \
+    "data packs there, none read: $packs"
+  [ "$(found requests_made)" -le \
+    $(($(find "$SUITE_TMP/blank/index" "$SUITE_TMP/blank/lists" "$SUITE_TMP/blank/meta" -type f | wc -l) + 4)) \
+    ] ||
+    wrong \
+      "$(found requests_made) requests are more than there are index objects, lists and metadata packs"
   machine a
 }
 
@@ -126,7 +157,8 @@ undo() {
 }
 
 machine a
-case_of "$DAYS days of full backups of a database, forget and gc each day, and restores of survivors" days
+case_of \
+  "$DAYS days of full backups of a database, forget and gc each day, and restores of survivors" days
 case_of "the last survivor is a database again" revives
 case_of "the bucket holds hardly more than the survivors need" lean
 case_of "a collection with nothing to do reads no data packs and changes nothing" nothing
@@ -151,7 +183,8 @@ host_daemon() {
   local directory words
   for directory in /proc/[0-9]*; do
     mapfile -d '' -t words 2>/dev/null <"$directory/cmdline" || continue
-    [ "${words[0]-} ${words[1]-} ${words[3]-}" = "bkfs mount $SUITE_TMP/host-$1" ] && echo "${directory#/proc/}"
+    [ "${words[0]-} ${words[1]-} ${words[3]-}" = "bkfs mount $SUITE_TMP/host-$1" ] &&
+      echo "${directory#/proc/}"
   done | tail -n 1
 }
 
@@ -190,7 +223,8 @@ collector() {
   machine "g$1"
   while [ ! -e "$SUITE_TMP/stop" ]; do
     # Not by way of $MACHINE/run: the program itself is what is stopped and killed.
-    env HOME="$MACHINE/home" XDG_STATE_HOME="$MACHINE/state" XDG_CACHE_HOME="$MACHINE/cache" "$BKFS_BIN" gc "$BUCKET" --undelete-window 0s &
+    env HOME="$MACHINE/home" XDG_STATE_HOME="$MACHINE/state" XDG_CACHE_HOME="$MACHINE/cache" \
+      "$BKFS_BIN" gc "$BUCKET" --undelete-window 0s &
     pid=$!
     sleep "0.$((RANDOM % 10))"
     if chance 20; then
@@ -252,7 +286,9 @@ beside() {
     for host in 1 2 3; do forget_one "$host"; done
   done
   collectors_end
-  [ "$(find "$SUITE_TMP" -maxdepth 1 -name 'record-*.acknowledged' | wc -l)" -ge $((ROUNDS * 3 / 2)) ] || wrong "few snapshots were acknowledged: it shows little"
+  [ "$(find "$SUITE_TMP" -maxdepth 1 -name 'record-*.acknowledged' | wc -l)" \
+    -ge $((ROUNDS * 3 / 2)) ] ||
+    wrong "few snapshots were acknowledged: it shows little"
 }
 
 # All mounts are left alone: without a word to them, what was condemned beneath them is deleted before long.
@@ -279,9 +315,12 @@ deleted_beside() {
   exits 0 gc_now "$BUCKET"
   [ "$(found held_packs)" -gt 0 ] || wrong "nothing is held back by a host that stands still"
   kill -CONT "$(host_daemon 2)"
-  wait_for 90 deletes_all || wrong "after 90 s there is still something held back: $(cat "$SUITE_TMP/json")"
+  wait_for 90 deletes_all ||
+    wrong "after 90 s there is still something held back: $(cat "$SUITE_TMP/json")"
   [ "$DELETED" -gt 0 ] || wrong "nothing was deleted beside the mounts"
-  row "beside 3 mounts" "packs deleted in $ROUNDS rounds: $(cat "$SUITE_TMP"/collector-*.log | sed -n 's/.*deleted \([0-9]*\) packs.*/\1/p' | awk '{sum += $1} END {print sum + 0}')" "then $DELETED more"
+  row "beside 3 mounts" \
+    "packs deleted in $ROUNDS rounds: $(cat "$SUITE_TMP"/collector-*.log | sed -n 's/.*deleted \([0-9]*\) packs.*/\1/p' | awk '{sum += $1} END {print sum + 0}')" \
+    "then $DELETED more"
   for host in 1 2 3; do exits 0 on "h$host" bkfs umount "$SUITE_TMP/host-$host"; done
 }
 DELETED=0
@@ -341,7 +380,8 @@ case_of "dead sessions are ended, and a last collection frees the rest" ended
 # start_user NAME: a user of the server who may put, get and list, and nothing else.
 start_user() {
   export MC_CONFIG_DIR=$SUITE_TMP/mc
-  "$MC" -q alias set test "$BKFS_TEST_S3_MINIO" "$BKFS_TEST_ACCESS_KEY" "$BKFS_TEST_SECRET_KEY" >/dev/null
+  "$MC" -q alias set test "$BKFS_TEST_S3_MINIO" "$BKFS_TEST_ACCESS_KEY" "$BKFS_TEST_SECRET_KEY" \
+    >/dev/null
   printf '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:PutObject", "s3:GetObject", "s3:ListBucket"], "Resource": ["arn:aws:s3:::%s", "arn:aws:s3:::%s/*"]}]}' \
     "$BKFS_TEST_BUCKET" "$BKFS_TEST_BUCKET" >"$SUITE_TMP/policy.json"
   "$MC" -q admin user add test "$1" "$1-secret-key"
@@ -373,7 +413,8 @@ deleteless() {
   exits 1 as_writer bkfs gc "$url" --undelete-window 0s
   says 'nothing was collected' 'denied|forbidden|permission' 'key that may delete'
   clear_message
-  [ "$(digest "$MINIO_DATA/$BKFS_TEST_BUCKET/deleteless")" = "$before" ] || wrong "a collection that may not delete has changed something"
+  [ "$(digest "$MINIO_DATA/$BKFS_TEST_BUCKET/deleteless")" = "$before" ] ||
+    wrong "a collection that may not delete has changed something"
   exits 0 as_writer bkfs gc "$url" --undelete-window 0s --dry-run
   says 'to condemn: [1-9]'
   # Who holds the other key frees it.
@@ -381,7 +422,8 @@ deleteless() {
   [ "$(done_ deleted_packs)" -gt 0 ] || wrong "nothing was deleted"
   exits 0 as_writer bkfs check --read-data "$url"
 }
-case_of "a key that cannot delete is enough for backups; gc with it says so and changes nothing" deleteless
+case_of "a key that cannot delete is enough for backups; gc with it says so and changes nothing" \
+  deleteless
 
 # --- more than one expects ------------------------------------------------------------------------------------------
 
@@ -399,7 +441,10 @@ too_much() {
   exits 0 bkfs gc "$url" "${window[@]}"
   sleep 2
   exits 0 bkfs --json gc "$url" "${window[@]}" --dry-run
-  [ "$(jq -r '.share.refused, .share.percent, .expired_snapshots' "$SUITE_TMP/output" | paste -sd ' ')" = "true 75 1" ] || wrong "$(jq -c .share "$SUITE_TMP/output")"
+  [ \
+    "$(jq -r '.share.refused, .share.percent, .expired_snapshots' "$SUITE_TMP/output" | paste -sd ' ')" \
+    = "true 75 1" ] ||
+    wrong "$(jq -c .share "$SUITE_TMP/output")"
   exits 1 bkfs gc "$url" "${window[@]}"
   says 'to condemn: [1-9]' 'nothing was collected: 75% of what the repository held' '--yes-delete'
   clear_message
@@ -413,17 +458,21 @@ too_much() {
   [ "$(bytes_in "$url")" -lt 60000000 ] || wrong "$(bytes_in "$url") bytes are left"
   # What was meant does not count again.
   exits 0 bkfs --json gc "$url" "${window[@]}"
-  [ "$(jq -r .share.gone_bytes "$SUITE_TMP/output" | head -n 1)" = 0 ] || wrong "$(jq -c .share "$SUITE_TMP/output")"
+  [ "$(jq -r .share.gone_bytes "$SUITE_TMP/output" | head -n 1)" = 0 ] ||
+    wrong "$(jq -c .share "$SUITE_TMP/output")"
   exits 0 bkfs check --read-data "$url"
 }
-case_of "a collection that would leave less than half is refused until a person says that it is meant" too_much
+case_of \
+  "a collection that would leave less than half is refused until a person says that it is meant" \
+  too_much
 
 # --- machines that remember nothing ---------------------------------------------------------------------------------
 
 # stateless BUCKET COMMAND…: on a machine without a state directory: of a user who has no home.
 stateless() {
   chown -R 65534:65534 "$1"
-  setpriv --reuid=65534 --regid=65534 --clear-groups timeout 60 env -i PATH="$PATH" "$BKFS_BIN" "${@:2}"
+  setpriv --reuid=65534 --regid=65534 --clear-groups timeout 60 env -i PATH="$PATH" "$BKFS_BIN" \
+    "${@:2}"
 }
 # The window counts from now for it: a trash of any age is kept.
 counts_from_now() {

@@ -9,5 +9,6 @@ if [ "$FULL" = 1 ]; then
   mkdir -p "$CACHE"
   export BKFS_SIM_STATE=$CACHE/simulation-next-seed
 fi
-cargo_cases "simulation" test --release --workspace --test simulation -- --nocapture --test-threads 1
+cargo_cases "simulation" test --release --workspace --test simulation -- \
+  --nocapture --test-threads 1
 exit 0

@@ -22,10 +22,13 @@ holder_mounts() {
   fi
   machine a
   rm -f "$SUITE_TMP/far-ready"
-  unshare --pid --fork bash -c "'$MACHINE/run' '$BKFS_BIN' mount '$URL' '$A' -o 'timeout=20,cache_dir=$MACHINE/bkfs-cache' && touch '$SUITE_TMP/far-ready' && exec sleep 1000" &
+  unshare --pid --fork bash -c \
+    "'$MACHINE/run' '$BKFS_BIN' mount '$URL' '$A' -o 'timeout=20,cache_dir=$MACHINE/bkfs-cache' && touch '$SUITE_TMP/far-ready' && exec sleep 1000" \
+    &
   NAMESPACE=$!
   remember_pid "$NAMESPACE"
-  wait_for 60 test -e "$SUITE_TMP/far-ready" || wrong "the mount in another namespace did not come up"
+  wait_for 60 test -e "$SUITE_TMP/far-ready" ||
+    wrong "the mount in another namespace did not come up"
   is_mounted "$A" || wrong "the mount is not seen here"
   HOLDER=$(daemon_of "$A")
 }
@@ -56,18 +59,22 @@ round() {
   taken "$how"
   mkdir "$B/theirs-$2"
   python3 -c "import os; os.fsync(os.open('$B', os.O_RDONLY))"
-  timeout 2 python3 "$ROOT/tests/lib/fsync_writer.py" write "$B/theirs-$2" "$theirs" 1 2>/dev/null || true
+  timeout 2 python3 "$ROOT/tests/lib/fsync_writer.py" write "$B/theirs-$2" "$theirs" 1 \
+    2>/dev/null ||
+    true
   kill -CONT "$HOLDER"
   # Its tool is told, soon.
   gone "$WRITER" 60 || wrong "the writer of the fenced mount goes on"
   wait "$WRITER" || true
   tail -n 1 "$SUITE_TMP/writer.log"
-  grep -qE 'Input/output error|Stale' "$SUITE_TMP/writer.log" || wrong "it did not end with an error: $(tail -n 1 "$SUITE_TMP/writer.log")"
+  grep -qE 'Input/output error|Stale' "$SUITE_TMP/writer.log" ||
+    wrong "it did not end with an error: $(tail -n 1 "$SUITE_TMP/writer.log")"
   # Whatever it had acknowledged by then stands with the new holder, and nothing of it is mixed into what that one wrote.
   writer check "$B/synced-$2" "$record"
   [ "$(writer count "$record")" -gt 0 ] || wrong "nothing was acknowledged: it shows nothing"
   writer check "$B/theirs-$2" "$theirs"
-  on a bkfs snapshot "$A" fenced >"$SUITE_TMP/output" 2>&1 && wrong "a fenced holder made a snapshot"
+  on a bkfs snapshot "$A" fenced >"$SUITE_TMP/output" 2>&1 &&
+    wrong "a fenced holder made a snapshot"
   on a bkfs umount "$A" >"$SUITE_TMP/output" 2>&1 || status=$?
   [ $status != 0 ] || wrong "the fenced holder's unmount claims success"
   on a bkfs umount --discard "$A" || umount -i -l "$A"
@@ -83,8 +90,13 @@ round() {
 
 # --- what only the spool of the machine that lost the volume has ------------------------------------------------
 
-metric() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$A/.bkfs/status" "$1"; }
-spools() { find "$SUITE_TMP/machine-a/state/bkfs/spool" -mindepth 2 -maxdepth 2 -type d 2>/dev/null; }
+metric() {
+  python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' \
+    "$A/.bkfs/status" "$1"
+}
+spools() {
+  find "$SUITE_TMP/machine-a/state/bkfs/spool" -mindepth 2 -maxdepth 2 -type d 2>/dev/null
+}
 all_arrived() { [ "$(metric spool_waiting_bytes)" = 0 ]; }
 synced() { dd of="$1" bs=1M conv=fsync,notrunc status=none "${@:2}"; }
 # kept_alone NUMBER EARLY: machine a acknowledges by its spool alone, in an outage; `early`: something of the same session is in the bucket's journals before.
@@ -106,7 +118,8 @@ kept_alone() {
   mkdir "$A/alone-$1/made"
   mv "$A/alone-$1/kept" "$A/alone-$1/made/moved"
   python3 -c "import os; os.fsync(os.open('$A/alone-$1', os.O_RDONLY))"
-  [ "$(metric spool_waiting_bytes)" -gt $((32 << 20)) ] || wrong "only $(metric spool_waiting_bytes) bytes are in the spool: it shows nothing"
+  [ "$(metric spool_waiting_bytes)" -gt $((32 << 20)) ] ||
+    wrong "only $(metric spool_waiting_bytes) bytes are in the spool: it shows nothing"
 }
 # theirs_now NUMBER: machine b has the volume, and writes other things over the same names.
 theirs_now() {
@@ -141,13 +154,19 @@ recovered() {
   shown=$(on "d-$1" bkfs snapshots "$URL")
   grep -q "$name (recovered)" <<<"$shown" || wrong "it is not listed as recovered: $shown"
   shown=$(on "d-$1" bkfs forget -n --keep-last=1 "$URL")
-  grep -qE "$name .* keep +recovered" <<<"$shown" && grep -qE "theirs-$1 .* keep +newest" <<<"$shown" || wrong "the rules count it: $shown"
+  grep -qE "$name .* keep +recovered" <<<"$shown" &&
+    grep -qE "theirs-$1 .* keep +newest" <<<"$shown" ||
+    wrong "the rules count it: $shown"
   exits 0 on "d-$1" bkfs restore "$URL" "$name:/alone-$1" "$SUITE_TMP/restored"
   cmp "$SUITE_TMP/alone" "$SUITE_TMP/restored/large"
-  [ "$(cat "$SUITE_TMP/restored/rewritten")" = 'after!' ] || wrong "rewritten: $(cat "$SUITE_TMP/restored/rewritten")"
-  [ "$(cat "$SUITE_TMP/restored/made/moved")" = before ] || wrong "moved: $(cat "$SUITE_TMP/restored/made/moved")"
-  [ "$2" != early ] || [ "$(cat "$SUITE_TMP/restored/early")" = early ] || wrong "what the bucket's journal held is missing"
-  [ ! -e "$SUITE_TMP/restored/removed" ] && [ ! -e "$SUITE_TMP/restored/kept" ] || wrong "removed names are back"
+  [ "$(cat "$SUITE_TMP/restored/rewritten")" = 'after!' ] ||
+    wrong "rewritten: $(cat "$SUITE_TMP/restored/rewritten")"
+  [ "$(cat "$SUITE_TMP/restored/made/moved")" = before ] ||
+    wrong "moved: $(cat "$SUITE_TMP/restored/made/moved")"
+  [ "$2" != early ] || [ "$(cat "$SUITE_TMP/restored/early")" = early ] ||
+    wrong "what the bucket's journal held is missing"
+  [ ! -e "$SUITE_TMP/restored/removed" ] && [ ! -e "$SUITE_TMP/restored/kept" ] ||
+    wrong "removed names are back"
   rm -r "$SUITE_TMP/restored"
   # A second mount finds nothing more to do.
   exits 0 on a mount_at "$URL" "$A"
@@ -205,8 +224,13 @@ URL=s3://$BKFS_TEST_BUCKET/takeover
 bkfs init --no-encryption "$URL" || die "cannot make a repository"
 STEALS=3 BEATS=1
 [ "$FULL" = 0 ] || STEALS=10 BEATS=10
-for number in $(seq "$STEALS"); do case_of "stopped, stolen by --steal, woken: $number" round steal "$number"; done
-for number in $(seq 101 $((100 + BEATS))); do case_of "stopped, taken over when its heartbeat stood still, woken: $number" round heartbeat "$number"; done
+for number in $(seq "$STEALS"); do
+  case_of "stopped, stolen by --steal, woken: $number" round steal "$number"
+done
+for number in $(seq 101 $((100 + BEATS))); do
+  case_of "stopped, taken over when its heartbeat stood still, woken: $number" round heartbeat \
+    "$number"
+done
 case_of "what only the spool of a dead machine had becomes a snapshot" dead_and_taken 201 no
 case_of "the same, behind journals that the taker found" dead_and_taken 202 early
 case_of "what only the spool of a fenced machine had becomes a snapshot" alive_and_taken 203 early

@@ -14,10 +14,12 @@ dependencies_are_allowed() {
 }
 case_of "cargo deny" dependencies_are_allowed
 # Not followed: sources (1091); set for whoever sources (2034, 2154).
-case_of "shellcheck" shellcheck -S warning -e SC1091,SC2034,SC2154,SC2155 tests/run .ci/run bench/install-peers tests/lib/*.sh tests/suites/*.sh
+case_of "shellcheck" shellcheck -S warning -e SC1091,SC2034,SC2154,SC2155 tests/run .ci/run \
+  bench/install-peers tests/lib/*.sh tests/suites/*.sh
 guide_names_what_exists() {
   local path places='\.ci|bench|chunker|docs|fuse|packaging|src|tests'
-  for path in $(grep -oE "\`($places)/[A-Za-z0-9_./-]*\`" CONTRIBUTING.md | tr -d '`' | grep -v NAME); do
+  for path in \
+    $(grep -oE "\`($places)/[A-Za-z0-9_./-]*\`" CONTRIBUTING.md | tr -d '`' | grep -v NAME); do
     [ -e "$path" ] || wrong "CONTRIBUTING.md names $path, which does not exist"
   done
 }

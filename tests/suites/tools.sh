@@ -43,9 +43,12 @@ put_stores_files_and_streams() {
   exits 0 bkfs put "$URL" seq -- seq 1 2000000
   seq 1 2000000 >"$FILES/seq"
   local file
-  for file in a/b/big a/b/small empty page.ibd seq; do holds "latest:/$file" "$FILES/$(basename "$file")"; done
+  for file in a/b/big a/b/small empty page.ibd seq; do
+    holds "latest:/$file" "$FILES/$(basename "$file")"
+  done
   holds first:/a/b/big "$FILES/big"
-  [ "$(stat -c '%a %Y' "$SUITE_TMP/back")" = "$(stat -c '%a %Y' "$FILES/big")" ] || wrong "mode or time: $(stat -c '%a %Y' "$SUITE_TMP/back")"
+  [ "$(stat -c '%a %Y' "$SUITE_TMP/back")" = "$(stat -c '%a %Y' "$FILES/big")" ] ||
+    wrong "mode or time: $(stat -c '%a %Y' "$SUITE_TMP/back")"
   [ "$(count_of streams)" = 5 ] || wrong "$(count_of streams) snapshots"
   [ "$(count_of main)" = 0 ] || wrong "the default volume was written"
 }
@@ -54,14 +57,17 @@ put_replaces_and_remembers() {
   local before
   before=$(bytes_in "$URL")
   exits 0 put_piped "$FILES/big" copy --json
-  [ "$(tail -n 1 "$SUITE_TMP/output" | jq -r '.volume, .bytes' | paste -sd ' ')" = "streams $(stat -c %s "$FILES/big")" ] || wrong "what JSON says"
+  [ "$(tail -n 1 "$SUITE_TMP/output" | jq -r '.volume, .bytes' | paste -sd ' ')" = \
+    "streams $(stat -c %s "$FILES/big")" ] ||
+    wrong "what JSON says"
   [ $(($(bytes_in "$URL") - before)) -lt $MIB ] || wrong "the same bytes were stored twice"
   cp "$FILES/big" "$FILES/changed"
   printf 'changed' | dd of="$FILES/changed" bs=1 seek=$((20 * MIB)) conv=notrunc status=none
   exits 0 put_piped "$FILES/changed" a/b/big --name second
   holds second:/a/b/big "$FILES/changed"
   holds first:/a/b/big "$FILES/big"
-  [ $(($(bytes_in "$URL") - before)) -lt $((4 * MIB)) ] || wrong "a small change stored $(($(bytes_in "$URL") - before)) bytes"
+  [ $(($(bytes_in "$URL") - before)) -lt $((4 * MIB)) ] ||
+    wrong "a small change stored $(($(bytes_in "$URL") - before)) bytes"
 }
 
 put_that_fails_changes_nothing() {
@@ -125,7 +131,9 @@ put_leaves_nothing_when_it_is_ended() {
     [ "$status" != 0 ] || wrong "ended by $signal with 0"
   done
   exits 0 put_piped "$FILES/small" a/b/small --name after-the-end
-  [ "$(bkfs ls -R --names --volume streams "$URL" latest)" = "$(awk '{print $NF}' <<<"$before")" ] || wrong "something is left: $(bkfs ls -R --volume streams "$URL" latest)"
+  [ "$(bkfs ls -R --names --volume streams "$URL" latest)" = "$(awk '{print $NF}' <<<"$before")" \
+    ] ||
+    wrong "something is left: $(bkfs ls -R --volume streams "$URL" latest)"
   # The root, a, a/b, and the five files and other two.
   local files
   files=$(bkfs snapshots --json --volume streams "$URL" | jq 'select(.name == "after-the-end").files')
@@ -135,8 +143,10 @@ put_leaves_nothing_when_it_is_ended() {
 
 put_needs_little_memory() {
   # As much as four times the memory.
-  exits 0 measured "$SUITE_TMP/peak" "$MACHINE/run" sh -c "head -c $((600 * MIB)) /dev/urandom | '$BKFS_BIN' put '$SUITE_TMP/large' stream"
-  row put "600 MiB that are new" "$(tail -n 1 "$SUITE_TMP/output")" "$(peak_mib "$SUITE_TMP/peak") MiB at most"
+  exits 0 measured "$SUITE_TMP/peak" "$MACHINE/run" sh \
+    -c "head -c $((600 * MIB)) /dev/urandom | '$BKFS_BIN' put '$SUITE_TMP/large' stream"
+  row put "600 MiB that are new" "$(tail -n 1 "$SUITE_TMP/output")" \
+    "$(peak_mib "$SUITE_TMP/peak") MiB at most"
   [ "$(peak_mib "$SUITE_TMP/peak")" -le 512 ] || wrong "$(peak_mib "$SUITE_TMP/peak") MiB of memory"
   rm -rf "$SUITE_TMP/large"
 }
@@ -205,7 +215,8 @@ dump_gives_the_bytes_back() {
   [ "${PIPESTATUS[0]}" = 141 ] || wrong "a closed pipe ends with ${PIPESTATUS[0]}"
   [ ! -s "$SUITE_TMP/quiet" ] || wrong "a closed pipe is talked about: $(cat "$SUITE_TMP/quiet")"
   mkdir "$SUITE_TMP/untarred"
-  bkfs dump "$PAIR" one:/ --archive tar | tar -C "$SUITE_TMP/untarred" --xattrs --xattrs-include='*' -xpf -
+  bkfs dump "$PAIR" one:/ --archive tar |
+    tar -C "$SUITE_TMP/untarred" --xattrs --xattrs-include='*' -xpf -
   rsync -aHAXni --delete "$STATES/one/" "$SUITE_TMP/untarred/" >"$SUITE_TMP/differs"
   [ ! -s "$SUITE_TMP/differs" ] || wrong "the archive differs: $(cat "$SUITE_TMP/differs")"
 }
@@ -244,16 +255,28 @@ U /dir/small
 U /link
 E
   diff "$SUITE_TMP/expected" "$SUITE_TMP/differs"
-  bkfs diff --json "$PAIR" two one | jq -r .change | sort | uniq -c | awk '{printf "%s=%s ", $2, $1}' >"$SUITE_TMP/counts"
-  [ "$(cat "$SUITE_TMP/counts")" = 'added=4 metadata=4 modified=1 removed=3 type=1 ' ] || wrong "the other way: $(cat "$SUITE_TMP/counts")"
-  [ "$(bkfs diff "$PAIR" one:/dir two:/dir 2>/dev/null | sort | tr '\n' ' ')" = "+ /dir/inner/new U /dir/ U /dir/page.ibd U /dir/small " ] || wrong "below a directory: $(bkfs diff "$PAIR" one:/dir two:/dir)"
+  bkfs diff --json "$PAIR" two one | jq -r .change | sort | uniq -c |
+    awk '{printf "%s=%s ", $2, $1}' >"$SUITE_TMP/counts"
+  [ "$(cat "$SUITE_TMP/counts")" = 'added=4 metadata=4 modified=1 removed=3 type=1 ' ] ||
+    wrong "the other way: $(cat "$SUITE_TMP/counts")"
+  [ "$(bkfs diff "$PAIR" one:/dir two:/dir 2>/dev/null | sort | tr '\n' ' ')" = \
+    "+ /dir/inner/new U /dir/ U /dir/page.ibd U /dir/small " ] ||
+    wrong "below a directory: $(bkfs diff "$PAIR" one:/dir two:/dir)"
   exits 0 bkfs diff "$PAIR" one one
   says_not '^[-+MUT] '
-  [ "$(bkfs diff -0 "$PAIR" one:/gone one:/dir/inner 2>/dev/null | tr '\0\n' '|.')" = $'- /dir/inner/file|+ /dir/inner/odd\xff.name|' ] || wrong "raw names: $(bkfs diff -0 "$PAIR" one:/gone one:/dir/inner | od -c)"
+  [ "$(bkfs diff -0 "$PAIR" one:/gone one:/dir/inner 2>/dev/null | tr '\0\n' '|.')" = \
+    $'- /dir/inner/file|+ /dir/inner/odd\xff.name|' ] ||
+    wrong "raw names: $(bkfs diff -0 "$PAIR" one:/gone one:/dir/inner | od -c)"
 }
 
 find_finds_names() {
-  finds() { local expected=$1; shift; local found; found=$(bkfs find "$PAIR" "$@" 2>/dev/null | sort | tr '\n' ' '); [ "$found" = "$expected" ] || wrong "find $*: $found"; }
+  finds() {
+    local expected=$1
+    shift
+    local found
+    found=$(bkfs find "$PAIR" "$@" 2>/dev/null | sort | tr '\n' ' ')
+    [ "$found" = "$expected" ] || wrong "find $*: $found"
+  }
   finds 'one:/dir/page.ibd two:/dir/page.ibd ' '*.ibd'
   finds 'two:/dir/inner/new ' 'new'
   finds 'one:/gone/file one:/moved/file two:/arrived/file ' '/**/file'
@@ -262,8 +285,11 @@ find_finds_names() {
   finds 'one:/same/large ' '*' --snapshot one --size +4M
   finds 'one:/dir/page.ibd ' '*' --snapshot one --older 1970-01-01T00:00:00Z
   finds 'one:/symbolic ' 'sym*' --type l
-  [ "$(bkfs find -0 "$PAIR" 'odd*' --snapshot one | tr '\0\n' '|.')" = $'one:/dir/inner/odd\xff.name|' ] || wrong "raw names"
-  bkfs find --json "$PAIR" large --snapshot one | jq -e '.path == "/same/large" and .size == 5242880 and .snapshot == "one"' >/dev/null
+  [ "$(bkfs find -0 "$PAIR" 'odd*' --snapshot one | tr '\0\n' '|.')" = \
+    $'one:/dir/inner/odd\xff.name|' ] ||
+    wrong "raw names"
+  bkfs find --json "$PAIR" large --snapshot one |
+    jq -e '.path == "/same/large" and .size == 5242880 and .snapshot == "one"' >/dev/null
   exits 0 bkfs find "$PAIR" no-such-name
   says 'nothing was found'
 }
@@ -282,11 +308,19 @@ stats_add_up() {
   bkfs stats --json "$PAIR" >"$SUITE_TMP/stats"
   cat "$SUITE_TMP/stats"
   # Five and two MiB, a changed chunk and small files, once; both states, twice. The stored packs are what lies there.
-  jq -e '.unique_bytes > 7340032 and .unique_bytes < 8388608 and .raw_bytes > 2 * .unique_bytes - 1000000 and .month == null' "$SUITE_TMP/stats"
-  [ "$(jq .stored_bytes "$SUITE_TMP/stats")" = "$(find "$PAIR/data" "$PAIR/meta" -type f -printf '%s\n' | awk '{sum += $1} END {print sum}')" ] || wrong "stored bytes are not what lies there"
+  jq -e \
+    '.unique_bytes > 7340032 and .unique_bytes < 8388608 and .raw_bytes > 2 * .unique_bytes - 1000000 and .month == null' \
+    "$SUITE_TMP/stats"
+  [ "$(jq .stored_bytes "$SUITE_TMP/stats")" = \
+    "$(find "$PAIR/data" "$PAIR/meta" -type f -printf '%s\n' | awk '{sum += $1} END {print sum}')" \
+    ] ||
+    wrong "stored bytes are not what lies there"
   mkdir -p "$MACHINE/config/bkfs"
-  printf '[prices]\ncurrency = "EUR"\nstorage_gb_month = 1000.0\nput_1000 = 0.0\n' >"$MACHINE/config/bkfs/bkfs.toml"
-  bkfs stats --json "$PAIR" | jq -e '.month.currency == "EUR" and .month.total == .month.storage and (.month.total - .stored_bytes / 1073741824 * 1000 | fabs) < 0.001'
+  printf '[prices]\ncurrency = "EUR"\nstorage_gb_month = 1000.0\nput_1000 = 0.0\n' \
+    >"$MACHINE/config/bkfs/bkfs.toml"
+  bkfs stats --json "$PAIR" |
+    jq -e \
+      '.month.currency == "EUR" and .month.total == .month.storage and (.month.total - .stored_bytes / 1073741824 * 1000 | fabs) < 0.001'
   rm "$MACHINE/config/bkfs/bkfs.toml"
 }
 
@@ -303,7 +337,8 @@ keys_come_and_go() {
   exits 0 with first init "$SEALED"
   exits 1 with first key remove "$SEALED" "$(key_of first)"
   says 'only key' 'key add'
-  exits 0 with first key add "$SEALED" --new-password-file "$SUITE_TMP/second" --label "the second one"
+  exits 0 with first key add "$SEALED" --new-password-file "$SUITE_TMP/second" \
+    --label "the second one"
   exits 0 with second key list "$SEALED"
   says '\* +[0-9a-f]{16}.*the second one'
   # The old password opens nothing any more.
@@ -314,7 +349,8 @@ keys_come_and_go() {
   exits 0 with second key remove "$SEALED" "$(key_of third)"
   exits 12 with third snapshots "$SEALED"
   exits 0 with second snapshots "$SEALED"
-  [ "$(find "$SEALED/keys" -type f | wc -l)" = 1 ] || wrong "copies of keys are left: $(ls "$SEALED/keys")"
+  [ "$(find "$SEALED/keys" -type f | wc -l)" = 1 ] ||
+    wrong "copies of keys are left: $(ls "$SEALED/keys")"
   exits 1 bkfs key list "$PAIR"
   says 'not encrypted'
   exits 10 with first key list "$SUITE_TMP/nowhere"
@@ -341,10 +377,13 @@ crossing_removals_leave_a_key() {
       if with "$password" snapshots "$SEALED" >/dev/null 2>&1; then opens=$password; fi
     done
     [ -n "$opens" ] || wrong "round $round: nobody opens it"
-    [ "$opens" = second ] || exits 0 with "$opens" key passwd "$SEALED" --new-password-file "$SUITE_TMP/second"
+    [ "$opens" = second ] ||
+      exits 0 with "$opens" key passwd "$SEALED" --new-password-file "$SUITE_TMP/second"
     # Back to one key, that of the second.
     local other
-    for other in $(with second key list --json "$SEALED" | jq -r 'select(.own | not).key'); do exits 0 with second key remove "$SEALED" "$other"; done
+    for other in $(with second key list --json "$SEALED" | jq -r 'select(.own | not).key'); do
+      exits 0 with second key remove "$SEALED" "$other"
+    done
   done
 }
 
@@ -355,7 +394,8 @@ master_keys_are_rotated() {
   printf 'before' >"$FILES/before"
   printf 'after' >"$FILES/after"
   exits 0 with second put "$SEALED" before "$FILES/before"
-  exits 0 with second key add "$SEALED" --new-password-file "$SUITE_TMP/first" --label "the first one"
+  exits 0 with second key add "$SEALED" --new-password-file "$SUITE_TMP/first" \
+    --label "the first one"
   exits 1 with second key rotate "$SEALED"
   says 'the first one' 'drop-others'
   mkfifo "$SUITE_TMP/waiting"
@@ -405,7 +445,8 @@ keys_of_strangers_cost_nothing() {
   head -c 2000000 /dev/zero >"$SEALED/keys/0000000000000100"
   exits 0 with second snapshots "$SEALED"
   exits 12 with first snapshots "$SEALED"
-  exits 0 with second key add "$SEALED" --new-password-file "$SUITE_TMP/first" --label "$(printf 'a\033[2Jb')"
+  exits 0 with second key add "$SEALED" --new-password-file "$SUITE_TMP/first" \
+    --label "$(printf 'a\033[2Jb')"
   exits 0 with second key list "$SEALED"
   says_not "$(printf '\033')"
   exits 0 with first key list "$SEALED"
@@ -437,11 +478,13 @@ copy_makes_the_same_snapshots() {
   before=$(bytes_in "$SEALED")
   exits 0 with second copy "$PAIR" "$SEALED"
   says 'copied main:two' '1 snapshots copied, 1 were there'
-  [ $(($(bytes_in "$SEALED") - before)) -lt $MIB ] || wrong "what was there was sent again: $(($(bytes_in "$SEALED") - before)) bytes"
+  [ $(($(bytes_in "$SEALED") - before)) -lt $MIB ] ||
+    wrong "what was there was sent again: $(($(bytes_in "$SEALED") - before)) bytes"
   same_snapshot two with second
   exits 0 with second copy "$PAIR" "$SEALED" --json
   [ "$(jq -r 'select(.copied)' "$SUITE_TMP/output" | wc -l)" = 0 ] || wrong "copied twice"
-  diff <(bkfs snapshots --json "$PAIR" | jq -c '[.name, .time, .host, .files, .bytes]') <(with second snapshots --json "$SEALED" | jq -c '[.name, .time, .host, .files, .bytes]')
+  diff <(bkfs snapshots --json "$PAIR" | jq -c '[.name, .time, .host, .files, .bytes]') \
+    <(with second snapshots --json "$SEALED" | jq -c '[.name, .time, .host, .files, .bytes]')
   exits 0 with second check --read-data "$SEALED"
   exits 2 bkfs copy "$PAIR" "$PAIR"
   exits 10 bkfs copy "$SUITE_TMP/nowhere" "$PAIR"
@@ -462,7 +505,8 @@ copy_goes_on_after_a_kill() {
   sent=$(bytes_in "$to")
   exits 0 bkfs copy "$from" "$to" --commit-every 2M
   says 'copied main:long'
-  row copy "killed after $(mib "$sent") of 60 MiB" "$(bytes_in "$to" | awk '{printf "%.1f", $1 / 1048576}') MiB in the end"
+  row copy "killed after $(mib "$sent") of 60 MiB" \
+    "$(bytes_in "$to" | awk '{printf "%.1f", $1 / 1048576}') MiB in the end"
   # No more than what was in flight and not committed is there twice.
   [ "$(bytes_in "$to")" -lt $((80 * MIB)) ] || wrong "$(bytes_in "$to") bytes in the end"
   bkfs dump "$to" long:/long | cmp - "$FILES/long"

@@ -8,7 +8,9 @@
 elsewhere=' damage model simulation contract tidy '
 
 targets=(--lib --bins --test mount --test helper_scripts)
-for target in $(awk '/^\[/ {inside = ($0 == "[[test]]")} inside && /^name *=/ {gsub(/[" ]/, "", $0); sub(/^name=/, ""); print}' "$ROOT/tests/Cargo.toml"); do
+for target in \
+  $(awk '/^\[/ {inside = ($0 == "[[test]]")} inside && /^name *=/ {gsub(/[" ]/, "", $0); sub(/^name=/, ""); print}' "$ROOT/tests/Cargo.toml"); \
+  do
   [[ $elsewhere == *" $target "* ]] || targets+=(--test "$target")
 done
 

@@ -8,14 +8,16 @@ in_private_mounts
 . "$(dirname "$0")/../lib/bkfs.sh"
 
 OPEN_DEVICE=$SUITE_TMP/fuse CONFIGURATION=$SUITE_TMP/fuse.conf
-mknod "$OPEN_DEVICE" c 10 229 && chmod 666 "$OPEN_DEVICE" && mount --bind "$OPEN_DEVICE" /dev/fuse || die "no private /dev/fuse"
+mknod "$OPEN_DEVICE" c 10 229 && chmod 666 "$OPEN_DEVICE" &&
+  mount --bind "$OPEN_DEVICE" /dev/fuse || die "no private /dev/fuse"
 [ -e /etc/fuse.conf ] || die "package fuse3 has brought no fuse.conf"
 : >"$CONFIGURATION"
 chmod 644 "$CONFIGURATION"
 mount --bind "$CONFIGURATION" /etc/fuse.conf || die "no private fuse.conf"
 
 # Two users that every Debian has.
-USER_ID=$(id -u nobody) GROUP_ID=$(id -g nobody) OTHER_ID=$(id -u daemon) OTHER_GROUP=$(id -g daemon) SHARED_GROUP=$(getent group games | cut -d: -f3)
+USER_ID=$(id -u nobody) GROUP_ID=$(id -g nobody) OTHER_ID=$(id -u daemon) \
+  OTHER_GROUP=$(id -g daemon) SHARED_GROUP=$(getent group games | cut -d: -f3)
 as_user() { setpriv --reuid "$USER_ID" --regid "$GROUP_ID" --clear-groups "$@"; }
 as_member() { setpriv --reuid "$USER_ID" --regid "$GROUP_ID" --groups "$SHARED_GROUP" "$@"; }
 as_other() { setpriv --reuid "$OTHER_ID" --regid "$OTHER_GROUP" --clear-groups "$@"; }
@@ -33,10 +35,13 @@ a_users_own() {
   # Root's are the files of a process that dumps no core, and that its user's other processes cannot
   # trace.
   [ "$(stat -c %u "/proc/$(daemon_of "$MNT")/environ")" = 0 ] || wrong "the daemon can be dumped"
-  findmnt -n -o OPTIONS "$MNT" | grep -q nosuid || wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
+  findmnt -n -o OPTIONS "$MNT" | grep -q nosuid ||
+    wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
   as_user cp -r "$ROOT/src/volume" "$MNT/volume"
-  as_user sh -c "umask 077; echo private >'$MNT/private'; mkdir '$MNT/directory'; ln -s private '$MNT/link'; chmod 751 '$MNT/directory'"
-  [ "$(as_user stat -c '%U %a' "$MNT/private")" = "nobody 600" ] || wrong "$(as_user stat -c '%U %a' "$MNT/private")"
+  as_user sh -c \
+    "umask 077; echo private >'$MNT/private'; mkdir '$MNT/directory'; ln -s private '$MNT/link'; chmod 751 '$MNT/directory'"
+  [ "$(as_user stat -c '%U %a' "$MNT/private")" = "nobody 600" ] ||
+    wrong "$(as_user stat -c '%U %a' "$MNT/private")"
   fails_with 'not permitted' as_user chown daemon "$MNT/private"
   exits 0 user_bkfs snapshot "$MNT" own
   exits 0 user_bkfs umount "$MNT"
@@ -86,14 +91,17 @@ roots_mount() {
   URL=$SUITE_TMP/bucket
   mount_at "$URL" "$MNT" --init --no-encryption -o allow_other && chmod 755 "$MNT"
 }
-set_id_bits() { mkdir "$MNT/set-id" && python3 "$ROOT/tests/posix/set_id.py" "$MNT/set-id" "$USER_ID" "$GROUP_ID"; }
+set_id_bits() {
+  mkdir "$MNT/set-id" && python3 "$ROOT/tests/posix/set_id.py" "$MNT/set-id" "$USER_ID" "$GROUP_ID"
+}
 # The kernel decides by the mode that it remembers.
 set_id_programs() {
   local options
   exits 0 bkfs umount "$MNT"
   for options in suid,dev allow_suid,allow_dev; do
     exits 0 mount_at "$URL" "$MNT" -o "$options,allow_other"
-    ! findmnt -n -o OPTIONS "$MNT" | grep -Eq 'nosuid|nodev' || wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
+    ! findmnt -n -o OPTIONS "$MNT" | grep -Eq 'nosuid|nodev' ||
+      wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
     mkdir -p "$MNT/programs"
     sh "$ROOT/tests/posix/set_id_run.sh" "$MNT/programs" "$USER_ID" "$SHARED_GROUP"
     python3 "$ROOT/tests/posix/set_id.py" "$MNT/programs" "$USER_ID" "$GROUP_ID"
@@ -120,7 +128,8 @@ groups() {
   chmod 2770 "$MNT/shared"
   fails_with 'Permission denied' as_user ls "$MNT/shared"
   as_member sh -c "mkdir '$MNT/shared/below' && echo text >'$MNT/shared/below/file'"
-  [ "$(stat -c '%u:%g %a' "$MNT/shared/below")" = "$USER_ID:$SHARED_GROUP 2755" ] || wrong "$(stat -c '%u:%g %a' "$MNT/shared/below")"
+  [ "$(stat -c '%u:%g %a' "$MNT/shared/below")" = "$USER_ID:$SHARED_GROUP 2755" ] ||
+    wrong "$(stat -c '%u:%g %a' "$MNT/shared/below")"
   [ "$(stat -c '%u:%g' "$MNT/shared/below/file")" = "$USER_ID:$SHARED_GROUP" ]
   # A file's group may be changed to one's own groups only, and set-group-id given for those only.
   as_member chgrp "$SHARED_GROUP" "$MNT/shared/below/file"
@@ -129,7 +138,8 @@ groups() {
   chown "$USER_ID:$SHARED_GROUP" "$MNT/strange"
   install -o "$USER_ID" -g "$SHARED_GROUP" -m 755 /dev/null "$MNT/strange/tool"
   as_user chmod 2755 "$MNT/strange/tool"
-  [ "$(stat -c %a "$MNT/strange/tool")" = 755 ] || wrong "set-group-id for a group that the user is not in"
+  [ "$(stat -c %a "$MNT/strange/tool")" = 755 ] ||
+    wrong "set-group-id for a group that the user is not in"
   as_member chmod 2755 "$MNT/strange/tool"
   [ "$(stat -c %a "$MNT/strange/tool")" = 2755 ]
 }
@@ -149,11 +159,15 @@ kept_elsewhere() {
 user_machine own
 case_of "an ordinary user mounts a repository of their own, here and on another machine" a_users_own
 case_of "others are kept out of it, root included" others_are_kept_out
-case_of "with allow_other they are let in, if the administrator allows it, and permissions are enforced" others_are_let_in
+case_of \
+  "with allow_other they are let in, if the administrator allows it, and permissions are enforced" \
+  others_are_let_in
 roots_mount || die "root cannot mount"
 case_of "set-id bits are cleared by whatever changes a file" set_id_bits
 case_of "on a mount with suid a changed program runs without its bits at once" set_id_programs
 case_of "sticky directories" sticky
 case_of "supplementary groups and set-group-id directories" groups
-case_of "owners, groups and modes are the same on another machine and in a snapshot, and as binding" kept_elsewhere
+case_of \
+  "owners, groups and modes are the same on another machine and in a snapshot, and as binding" \
+  kept_elsewhere
 exit 0

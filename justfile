@@ -1,6 +1,6 @@
-# Shortcuts for developers. CONTRIBUTING.md says what each of them does.
+# Shortcuts for developers. CONTRIBUTING.md describes each of them.
 
-# Lists these recipes
+# Lists the recipes
 default:
     @just --list
 
@@ -8,11 +8,11 @@ default:
 build:
     cargo build --release
 
-# Runs the named suites of tests/run, or all of them; installs what they need, as root
+# Runs the named suites of tests/run, or all of them; installs their packages, as root
 test *SUITES:
     tests/run {{ SUITES }}
 
-# The same with the long counts
+# Runs them with the long counts
 test-full *SUITES:
     tests/run --full {{ SUITES }}
 

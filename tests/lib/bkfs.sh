@@ -1,43 +1,45 @@
 # shellcheck shell=bash
 # The program under test: machines, mounts, daemons, memory.
 #
-# A "machine" is a set of directories (home, cache, state, configuration) that the program finds through the
-# environment. A second machine is one that has never seen the repository.
+# A "machine" is a set of directories (home, cache, state, configuration) that the program finds
+# through the environment. A second machine has never seen the repository.
 
 : "${BKFS_BIN:?tests/run builds the program}"
 
-# machine NAME: from now on commands run on that machine; made empty when new.
+# machine NAME: selects the machine for the commands that follow; a new machine is empty.
 machine() {
   MACHINE=$SUITE_TMP/machine-$1
   mkdir -p "$MACHINE"/{home,cache,config,state,data,runtime,bkfs-cache}
   chmod 700 "$MACHINE/runtime"
   cat >"$MACHINE/run" <<S
 #!/bin/sh
-# Runs a program as this machine sees the world; a hang is a failure, not a wait.
-export HOME='$MACHINE/home' XDG_CACHE_HOME='$MACHINE/cache' XDG_CONFIG_HOME='$MACHINE/config' XDG_STATE_HOME='$MACHINE/state'
-export XDG_DATA_HOME='$MACHINE/data' XDG_RUNTIME_DIR='$MACHINE/runtime'
+# Runs a program in the environment of this machine; a hang is a failure, not a wait.
+export HOME='$MACHINE/home' XDG_CACHE_HOME='$MACHINE/cache' XDG_CONFIG_HOME='$MACHINE/config'
+export XDG_STATE_HOME='$MACHINE/state' XDG_DATA_HOME='$MACHINE/data'
+export XDG_RUNTIME_DIR='$MACHINE/runtime'
 exec timeout -k 10 "\${BKFS_LIMIT:-900}" "\$@"
 S
   chmod 755 "$MACHINE/run"
 }
 
-# bkfs ARGS…: the program on the present machine. Credentials and endpoints come from the environment, as everywhere.
+# bkfs ARGS…: runs the program on the selected machine. Credentials and endpoints come from the
+# environment.
 bkfs() { "$MACHINE/run" "$BKFS_BIN" "$@"; }
 
-# mount_at URL MOUNTPOINT [ARGS…]: mounts on the present machine with its own cache directory.
+# mount_at URL MOUNTPOINT [ARGS…]: mounts on the selected machine with its own cache directory.
 mount_at() {
   local url=$1 place=$2
   shift 2
   bkfs mount "$url" "$place" -o "cache_dir=$MACHINE/bkfs-cache" "$@"
 }
 
-# leave_mount MOUNTPOINT: for at_end; gentle first.
+# leave_mount MOUNTPOINT: unmounts at the end of a suite, by bkfs umount first, else lazily.
 leave_mount() {
   is_mounted "$1" || return 0
   BKFS_LIMIT=30 bkfs umount "$1" || umount -i -l "$1"
 }
 
-# daemon_of MOUNTPOINT: the process id of the daemon that serves it.
+# daemon_of MOUNTPOINT: prints the process id of the daemon that serves it.
 daemon_of() {
   local directory
   for directory in /proc/[0-9]*; do
@@ -54,9 +56,10 @@ not_mounted() { ! is_mounted "$1"; }
 # init_local DIRECTORY: an embedded bucket without a password.
 init_local() { bkfs init --no-encryption "$1"; }
 
-# --- expectations ---------------------------------------------------------------------------------------------
+# --- expectations ---------------------------------------------------------------------------------
 
-# exits CODE COMMAND…: runs it, shows and keeps its output in $SUITE_TMP/output (both streams), checks the code.
+# exits CODE COMMAND…: runs the command, shows its output, keeps it in $SUITE_TMP/output (both
+# streams), and checks the exit code.
 exits() {
   local expected=$1 status
   shift
@@ -70,7 +73,7 @@ exits() {
     wrong "exit code $status instead of $expected: $* ($(tail -n 1 "$SUITE_TMP/output"))"
 }
 
-# says PATTERN…: what was shown last matches each extended pattern, in any case of letters.
+# says PATTERN…: the last output kept matches each extended pattern, without regard to case.
 says() {
   local pattern
   for pattern in "$@"; do
@@ -80,7 +83,7 @@ says() {
 }
 says_not() { ! grep -qiE -- "$1" "$SUITE_TMP/output" || wrong "the message says /$1/"; }
 
-# No message may be a panic or a bare debug print.
+# The output is neither empty, nor a panic, nor a debug print.
 clear_message() {
   [ -s "$SUITE_TMP/output" ] || wrong "no message at all"
   says_not 'panicked|RUST_BACKTRACE|thread .main'
@@ -98,9 +101,10 @@ fails_with() {
   says "$text"
 }
 
-# --- memory ---------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
-# watch_memory PID FILE: keeps the highest resident size (KiB, the kernel's VmHWM) seen in FILE until the process ends.
+# watch_memory PID FILE: keeps the process's peak resident size (KiB, the kernel's VmHWM) in FILE
+# until the process ends.
 watch_memory() {
   (
     while peak=$(awk '/^VmHWM/ {print $2}' "/proc/$1/status" 2>/dev/null) && [ -n "$peak" ]; do
@@ -110,7 +114,8 @@ watch_memory() {
   ) &
   remember_pid $!
 }
-# measured FILE PROGRAM ARGS…: the highest resident size (KiB) of a program that is run to its end (package time).
+# measured FILE PROGRAM ARGS…: runs a program to its end and writes its peak resident size (KiB) to
+# FILE (package time).
 measured() {
   local file=$1
   shift

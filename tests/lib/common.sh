@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# What every suite stands on: cases and their counting, temporary places, processes that are ours.
+# The base of every suite: cases and their counts, temporary directories, processes of the suite.
 #
-# A suite is a bash script that sources this file, runs cases, and ends. It owns $SUITE_TMP, which the runner
-# made and removes. Results go to $RESULTS, one line for each case (or one for many):
+# A suite is a bash script that sources this file, runs cases, and ends. It owns $SUITE_TMP, which the
+# runner creates and removes. Results go to $RESULTS, one line for each case (or one for many):
 #   ok<TAB>NAME          not ok<TAB>NAME<TAB>REASON          many<TAB>PASSED<TAB>FAILED<TAB>LABEL
-# Nothing here kills by name: every process that a suite starts is remembered by id and start time.
+# No function kills by name: a suite records each process that it starts by id and start time.
 
 set -u
 umask 022
@@ -16,14 +16,16 @@ note() { printf '\n--- %s\n' "$*"; }
 
 passed() { printf 'ok\t%s\n' "$1" >>"$RESULTS"; printf 'ok      %s\n' "$1"; }
 failed() {
-  printf 'not ok\t%s\t%s\n' "$1" "${2:-}" >>"$RESULTS"; printf 'FAILED  %s: %s\n' "$1" "${2:-}"
+  printf 'not ok\t%s\t%s\n' "$1" "${2:-}" >>"$RESULTS"
+  printf 'FAILED  %s: %s\n' "$1" "${2:-}"
 }
 
-# What a suite cannot go on without.
+# die REASON: ends a suite that cannot continue.
 die() { failed "${SUITE:-suite}" "$*"; exit 1; }
 
-# case_of NAME FUNCTION [ARGS…]: one test case. It runs in a subshell under `set -e`, so that the first command
-# that fails ends it. Never call it in an `if` or before `||`: bash would switch `set -e` off inside.
+# case_of NAME FUNCTION [ARGS…]: runs one test case in a subshell under `set -e`, so that the first
+# command that fails ends it. Never call it in an `if` or before `||`: bash would switch `set -e`
+# off inside.
 case_of() {
   local name=$1 status reason=$SUITE_TMP/reason
   shift
@@ -43,10 +45,10 @@ case_of() {
   return "$status"
 }
 
-# wrong TEXT: ends a case, saying why.
+# wrong TEXT: fails the case with this reason.
 wrong() { echo "wrong: $*"; printf '%s\n' "$*" >"$SUITE_TMP/reason"; return 1; }
 
-# A pid with its start time names one process for ever, whatever happens to the number later.
+# A pid with its start time identifies one process, even after the kernel reuses the pid.
 start_time_of() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
 remember_pid() { echo "$1 $(start_time_of "$1")" >>"$RUN_TMP/pids"; }
 
@@ -54,21 +56,21 @@ remember_pid() { echo "$1 $(start_time_of "$1")" >>"$RUN_TMP/pids"; }
 gone() {
   local deadline=$((SECONDS + $2))
   while kill -0 "$1" 2>/dev/null; do
-    # A zombie whose parent does not wait for it is as good as gone.
+    # A zombie counts as ended, even when its parent does not wait for it.
     case "$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null)" in Z*) return 0 ;; esac
     [ "$SECONDS" -lt "$deadline" ] || return 1
     sleep 0.1
   done
 }
 
-# stop_pid PID [SIGNAL]: asks, waits, then insists.
+# stop_pid PID [SIGNAL]: sends the signal, waits 20 s, then sends KILL.
 stop_pid() {
   kill "-${2:-TERM}" "$1" 2>/dev/null || return 0
   gone "$1" 20 || { kill -KILL "$1" 2>/dev/null; gone "$1" 5; }
   return 0
 }
 
-# wait_for SECONDS COMMAND…: until it succeeds.
+# wait_for SECONDS COMMAND…: repeats the command until it succeeds, for at most so long.
 wait_for() {
   local deadline=$((SECONDS + $1))
   shift
@@ -78,8 +80,8 @@ wait_for() {
   done
 }
 
-# A port on 127.0.0.1 that nobody listens on. Between the look and the bind another may take it: whoever
-# starts a server tries again with a new one.
+# Prints a port on 127.0.0.1 on which no process listens. Another process may bind it before the
+# caller does, so the caller retries with a new port.
 free_port() {
   local port
   while :; do
@@ -88,15 +90,23 @@ free_port() {
   done
 }
 
-# cargo_cases LABEL ARGS…: `cargo ARGS` (a test command), its own counts added up.
+# cargo_cases LABEL ARGS…: runs `cargo ARGS` (a test command) and adds up the counts that it prints.
 cargo_cases() {
   local label=$1 log=$SUITE_TMP/cargo-$RANDOM.log status counts good bad
   shift
   note "$label: cargo $*"
   (cd "$ROOT" && cargo "$@") 2>&1 | tee "$log"
   status=${PIPESTATUS[0]}
-  counts=$(awk '/^test result: /{for (i = 2; i <= NF; i++) {if ($i ~ /^passed/) p += $(i-1); if ($i ~ /^failed/) f += $(i-1); if ($i ~ /^ignored/) g += $(i-1)}}
-                END {print p + 0, f + g + 0}' "$log")
+  counts=$(awk '
+    /^test result: / {
+      for (i = 2; i <= NF; i++) {
+        if ($i ~ /^passed/) p += $(i-1)
+        if ($i ~ /^failed/) f += $(i-1)
+        if ($i ~ /^ignored/) g += $(i-1)
+      }
+    }
+    END {print p + 0, f + g + 0}
+  ' "$log")
   read -r good bad <<<"$counts"
   printf 'many\t%s\t%s\t%s\n' "$good" "$bad" "$label" >>"$RESULTS"
   sed -n 's/^test \(.*\) \.\.\. \(FAILED\|ignored\).*/FAILED  \1 (\2)/p' "$log"
@@ -104,7 +114,7 @@ cargo_cases() {
   return "$status"
 }
 
-# The results of a case are read from a table by people: name, seconds and whatever else was measured.
+# A table of measurements for readers: name, seconds and other measured values.
 TABLE=$SUITE_TMP/table
 row() { printf '%s\n' "$(IFS='|'; echo "$*")" >>"$TABLE"; }
 print_table() {
@@ -118,7 +128,7 @@ seconds_since() { awk -v a="$1" -v b="$(now_ms)" 'BEGIN {printf "%.1f", (b - a) 
 mib() { awk -v b="$1" 'BEGIN {printf "%.1f", b / 1048576}'; }
 bytes_in() { du -sb --apparent-size "$1" | cut -f1; }
 
-# Cleaning runs newest first, whatever ends the suite.
+# Cleanups run in reverse order, however the suite ends.
 CLEANUPS=()
 at_end() { CLEANUPS=("$*" "${CLEANUPS[@]+"${CLEANUPS[@]}"}"); }
 finish() {
@@ -130,8 +140,8 @@ finish() {
 trap finish EXIT
 trap 'echo "interrupted"; exit 143' INT TERM
 
-# in_private_mounts: the rest of the suite runs in a mount namespace of its own, which ends with it. Whatever is mounted
-# or laid over there is seen by nobody else.
+# in_private_mounts: runs the rest of the suite in its own mount namespace, which ends with the
+# suite. Other processes do not see mounts and overlays made in it.
 in_private_mounts() {
   [ -n "${PRIVATE_MOUNTS:-}" ] && return
   PRIVATE_MOUNTS=1 exec unshare --mount --propagation private bash "$0"

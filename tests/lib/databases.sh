@@ -1,9 +1,11 @@
 # shellcheck shell=bash
-# Databases on a mount ($MNT), for the suite `programs`: use_NAME and check_NAME, as in programs.sh. They run as their own users.
+# Databases on a mount ($MNT), for the suite `programs`: use_NAME and check_NAME, as in programs.sh.
+# They run as their own users.
 
-# --- mariabackup prepares on the mount ----------------------------------------------------------------------------
+# --- mariabackup prepares on the mount ------------------------------------------------------------
 
-# A backup and two increments, all of them prepared where they lie: pages of 16 KiB written anywhere.
+# A backup and two increments, all prepared in place: mariabackup writes pages of 16 KiB at random
+# offsets.
 use_mariabackup() {
   local here=$MNT/mariabackup source=$PLAIN/mariadb step
   mariadb_create "$source"
@@ -25,8 +27,10 @@ use_mariabackup() {
   done
 }
 mariadb_change_again() {
-  sql kinds -e \
-    "UPDATE parted SET value = UPPER(value) WHERE id % 11 = 0; DELETE FROM parted WHERE id % 13 = 0; CREATE TABLE made_last (id INT PRIMARY KEY) ENGINE=InnoDB; INSERT INTO made_last VALUES (1), (2)"
+  sql kinds -e "UPDATE parted SET value = UPPER(value) WHERE id % 11 = 0;
+    DELETE FROM parted WHERE id % 13 = 0;
+    CREATE TABLE made_last (id INT PRIMARY KEY) ENGINE=InnoDB;
+    INSERT INTO made_last VALUES (1), (2)"
 }
 mariabackup_to() {
   mariabackup --no-defaults --backup --user=root --socket="$MARIADB_SOCKET" \
@@ -43,7 +47,7 @@ check_mariabackup() {
   started_holds "$1/alone" "$PLAIN/checksums-alone"
   started_holds "$1/full" "$PLAIN/checksums-chain"
 }
-# started_holds DATADIR CHECKSUMS: a server started right there has these tables.
+# started_holds DATADIR CHECKSUMS: a server that starts on this data directory has these tables.
 started_holds() {
   chown -R mysql: "$1"
   chmod 755 "$PLAIN" "$(dirname "$1")"
@@ -54,18 +58,18 @@ started_holds() {
   diff "$2" "$PLAIN/checksums-now" || wrong "the tables of $1 differ"
 }
 
-# --- a server whose data lies on the live volume ------------------------------------------------------------------
+# --- a server whose data lies on the live volume --------------------------------------------------
 
 use_mariadbd() {
   local data=$MNT/mariadbd/data
   mariadb_create "$data"
-  # Its socket and log lie beside the mount.
+  # Its socket and log lie outside of the mount.
   mariadb_start_on "$data"
   ROWS=20000
   sql -e 'CREATE DATABASE sbtest; CREATE DATABASE kinds'
   sysbench_on --threads=2 prepare >/dev/null
   sysbench_on --threads=4 --time=0 --events=1500 run | grep -E 'transactions:|95th'
-  # In the middle of the load a snapshot is what a crash would leave: it must recover.
+  # A snapshot under load equals the state after a crash: the server must recover from it.
   sysbench_on --threads=4 --time=0 --events=1500 run >"$PLAIN/sysbench.log" 2>&1 &
   LOAD=$!
   exits 0 bkfs snapshot "$MNT" under-load
@@ -74,8 +78,8 @@ use_mariadbd() {
   mariadb_stop
 }
 mariadb_start_on() {
-  mkdir -p "$PLAIN/beside" && chown mysql: "$PLAIN/beside" && ln -sfn "$PLAIN/beside" "$1.run" &&
-    mariadb_start "$1"
+  mkdir -p "$PLAIN/mariadbd-run" && chown mysql: "$PLAIN/mariadbd-run" &&
+    ln -sfn "$PLAIN/mariadbd-run" "$1.run" && mariadb_start "$1"
 }
 check_mariadbd() {
   rm -f "$1/data.run"
@@ -93,7 +97,7 @@ check_mariadbd() {
     wrong "not all tables are sound"
 }
 
-# --- pgBackRest with its repository on the mount, and a base backup with its log streamed ---------------------------
+# --- pgBackRest with its repository on the mount, and a base backup with its log streamed ---------
 
 pgbackrest() {
   as_postgres "$(command -v pgbackrest)" --config="$PLAIN/pgbackrest.conf" --stanza=main \
@@ -102,8 +106,12 @@ pgbackrest() {
 pgbackrest_configuration() {
   mkdir -p "$PLAIN/pgbackrest-log" "$PLAIN/pgbackrest-spool"
   chown postgres: "$PLAIN/pgbackrest-log" "$PLAIN/pgbackrest-spool"
-  printf '[global]\nrepo1-path=%s\nlog-path=%s\nspool-path=%s\nlock-path=%s\nprocess-max=2\nstart-fast=y\ncompress-type=none\n[main]\npg1-path=%s\npg1-socket-path=%s\n' \
-    "$1" "$PLAIN/pgbackrest-log" "$PLAIN/pgbackrest-spool" "$PLAIN/pgbackrest-spool" "$2" "$2.run" >"$PLAIN/pgbackrest.conf"
+  {
+    printf '[global]\nrepo1-path=%s\nlog-path=%s\n' "$1" "$PLAIN/pgbackrest-log"
+    printf 'spool-path=%s\nlock-path=%s\n' "$PLAIN/pgbackrest-spool" "$PLAIN/pgbackrest-spool"
+    printf 'process-max=2\nstart-fast=y\ncompress-type=none\n'
+    printf '[main]\npg1-path=%s\npg1-socket-path=%s\n' "$2" "$2.run"
+  } >"$PLAIN/pgbackrest.conf"
   chmod 644 "$PLAIN/pgbackrest.conf"
 }
 use_pgbackrest() {

@@ -1,25 +1,28 @@
 # shellcheck shell=bash
-# Brings what the suites need: Debian packages, and tools built from source that are kept under $CACHE by version.
-# Sourced by tests/run. Each `need_…` is quick when the thing is there, and ends the run with a message when it cannot be had.
+# Installs what the suites need: Debian packages, and tools built from source that stay under
+# $CACHE, keyed by version. tests/run sources this file. Each `need_…` returns quickly when the tool
+# is there, and ends the run with a message when it cannot be installed.
 
 MINIO_VERSION=v0.0.0-20260212201848-7aac2a2c5b7c
-MC_VERSION=v0.0.0-20250313080218-cf909e1063a9 # the one that this MinIO is built with
+MC_VERSION=v0.0.0-20250313080218-cf909e1063a9 # the version that this MinIO is built with
 VERSITYGW_VERSION=v1.8.0
 FAKE_GCS_VERSION=v1.56.1
-AZURITE_VERSION=3.35.0 # the last one for Node 18, which is Debian 12's
+AZURITE_VERSION=3.35.0 # the last version for Node 18, which is in Debian 12
 PJDFSTEST_VERSION=0.2.2
 FSX_VERSION=0.3.2
 CARGO_DENY_VERSION=0.20.2
 CARGO_MUTANTS_VERSION=27.1.0
-GO_VERSION=1.26.8 \
-  # used only where no Go of at least 1.21 is installed; a newer Go fetches what a module asks for by itself
+# Used only where no Go of at least 1.21 is installed; Go 1.21 and later download the toolchain that a
+# module requires.
+GO_VERSION=1.26.8
 
 PACKAGES=()
 need_packages() { PACKAGES+=("$@"); }
 
 is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
-# Installs what was asked for with need_packages, in one go. No service is started: suites run their own servers.
+# Installs the packages that need_packages collected, in one apt-get call. No service is started:
+# suites run their own servers.
 install_packages() {
   local package missing=() policy=/usr/sbin/policy-rc.d ours=
   for package in "${PACKAGES[@]+"${PACKAGES[@]}"}"; do
@@ -44,8 +47,8 @@ install_packages() {
   [ $status = 0 ] || { tail -n 30 "$LOGS/apt.log"; stop_run "apt-get install failed"; }
 }
 
-# kept NAME COMMAND…: runs COMMAND with $OUT, a fresh directory, which becomes $CACHE/NAME only when all went well.
-# Two runs that want the same thing wait for each other.
+# kept NAME COMMAND…: runs COMMAND with $OUT, a new directory, which becomes $CACHE/NAME only when
+# the command succeeds. Two runs that need the same tool wait for each other.
 kept() {
   local name=$1 began=$SECONDS
   shift
@@ -72,7 +75,8 @@ kept() {
   echo "  $name: $((SECONDS - began)) s"
 }
 
-# A Go that understands toolchain lines (1.21). Debian 12's 1.19 is only used to fetch one, as the module that it is.
+# Finds a Go that understands toolchain lines (1.21 or later). Go 1.19 of Debian 12 serves only to
+# download a newer one as a Go module.
 find_go() {
   local version
   GO=$(command -v go || ls /usr/local/go/bin/go 2>/dev/null || true)
@@ -90,7 +94,7 @@ fetch_go() {
   arch=$(dpkg --print-architecture)
   module=golang.org/toolchain@v0.0.1-go$GO_VERSION.linux-$arch
   cd "$OUT"
-  # -modcacherw: a module cache is read-only otherwise, and could not be moved or removed.
+  # -modcacherw: otherwise the module cache is read-only, and cannot be moved or removed.
   GOFLAGS=-modcacherw GOMODCACHE=$OUT/mod /usr/bin/go mod download "$module"
   directory=$OUT/mod/$module
   mv "$directory"/* "$OUT/"
@@ -151,7 +155,7 @@ need_cargo_deny() {
   kept "cargo-deny-$CARGO_DENY_VERSION" cargo_install "cargo-deny@$CARGO_DENY_VERSION"
   export CARGO_DENY=$CACHE/cargo-deny-$CARGO_DENY_VERSION/bin/cargo-deny
 }
-# Only the long form of the suite draws functions.
+# Only full runs of the suite `mutants` use it.
 need_cargo_mutants() {
   [ "$FULL" = 1 ] || return 0
   kept "cargo-mutants-$CARGO_MUTANTS_VERSION" cargo_install "cargo-mutants@$CARGO_MUTANTS_VERSION"

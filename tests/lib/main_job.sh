@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# The main job, on any bucket: two full backups of a live database, everything removed, and the way back on a machine
-# that has nothing but the bucket.
+# The main job, on any bucket: two full backups of a live database, the removal of everything, and
+# the restore on a machine that has nothing but the bucket.
 
-# measured_case NAME FUNCTION…: a case whose time, bucket and memory go into the table.
+# measured_case NAME FUNCTION…: a case whose time, bucket size and memory go into the table.
 measured_case() {
   local name=$1 began status
   began=$(now_ms)
@@ -13,7 +13,8 @@ measured_case() {
   return $status
 }
 
-# The source's checksums of one day: of every table, none unknown, and not those of the day before.
+# Takes the source's checksums of one day: one for every table, none NULL, and different from those
+# of the day before.
 source_checksums() {
   local file=$SUITE_TMP/checksums-$1
   mariadb_checksums >"$file"
@@ -25,7 +26,8 @@ source_checksums() {
 
 back_up() {
   mariadb_backup "$SOURCE" "$MNT/full-$1" >"$SUITE_TMP/backup-$1.log" 2>&1 || {
-    tail -n 20 "$SUITE_TMP/backup-$1.log"; return 1
+    tail -n 20 "$SUITE_TMP/backup-$1.log"
+    return 1
   }
   tail -n 1 "$SUITE_TMP/backup-$1.log" | grep -q 'completed OK'
 }
@@ -50,7 +52,8 @@ mount_elsewhere() {
   says day1 day2
 }
 
-# revived NUMBER BACKUP: the backup (a writable copy) becomes a server whose every table equals the source's of that day.
+# revived NUMBER BACKUP: a server started on the backup (a writable copy) has the source's tables of
+# that day.
 revived() {
   local data=$SUITE_TMP/revived
   rm -rf "$data" "$data.run"
@@ -74,7 +77,7 @@ memory_is_bounded() {
   local peak
   for peak in "$SUITE_TMP"/peak-*; do
     echo "$peak: $(peak_mib "$peak") MiB"
-    # The budget is 512 MiB; program text, stacks and the allocator's slack come on top.
+    # The budget is 512 MiB; program text, stacks and the allocator's slack add to it.
     [ "$(peak_mib "$peak")" -le 640 ] || wrong "$(basename "$peak") is $(peak_mib "$peak") MiB"
   done
 }
@@ -86,7 +89,8 @@ watch_daemon() {
 }
 daemon_pid_known() { [ -n "$(daemon_of "$MNT")" ]; }
 
-# main_job: with URL (the repository, initialised), BUCKET_DATA (where its bytes lie) and a machine set.
+# main_job: needs URL (the repository, initialised), BUCKET_DATA (the directory of its bytes) and a
+# selected machine.
 main_job() {
   local rows changes day before
   if [ "$FULL" = 1 ]; then rows=1250000 changes=3000; else rows=320000 changes=800; fi

@@ -1,20 +1,22 @@
 # shellcheck shell=bash
-# A MariaDB server of the test's own: private data directory and socket, no network, its own user.
+# A MariaDB server for a test: private data directory and socket, no network, its own user.
 
-# mariadb_start DATADIR: starts a server on an existing data directory; leaves MARIADB_SOCKET and MARIADB_PID.
+# mariadb_start DATADIR: starts a server on an existing data directory; sets MARIADB_SOCKET and
+# MARIADB_PID.
 mariadb_start() {
-  local data=$1 beside=$1.run
-  mkdir -p "$beside"
-  chown mysql: "$beside"
-  MARIADB_SOCKET=$beside/socket
-  mariadbd --no-defaults --user=mysql --datadir="$data" --socket="$MARIADB_SOCKET" --pid-file="$beside/pid" --skip-networking \
-    --log-error="$beside/log" --innodb-buffer-pool-size=192M --innodb-log-file-size=64M --innodb-flush-log-at-trx-commit=2 \
+  local data=$1 run=$1.run
+  mkdir -p "$run"
+  chown mysql: "$run"
+  MARIADB_SOCKET=$run/socket
+  mariadbd --no-defaults --user=mysql --datadir="$data" --socket="$MARIADB_SOCKET" \
+    --pid-file="$run/pid" --skip-networking --log-error="$run/log" \
+    --innodb-buffer-pool-size=192M --innodb-log-file-size=64M --innodb-flush-log-at-trx-commit=2 \
     --innodb-file-per-table=1 --skip-log-bin --max-allowed-packet=64M </dev/null >/dev/null 2>&1 &
   MARIADB_PID=$!
   remember_pid "$MARIADB_PID"
   at_end "stop_pid $MARIADB_PID"
   wait_for 120 mariadb_answers_or_died
-  mariadb_answers || { tail -n 30 "$beside/log"; return 1; }
+  mariadb_answers || { tail -n 30 "$run/log"; return 1; }
 }
 mariadb_answers() {
   mariadb-admin --no-defaults --socket="$MARIADB_SOCKET" --user=root ping >/dev/null 2>&1
@@ -26,7 +28,7 @@ sql() {
   mariadb --no-defaults --socket="$MARIADB_SOCKET" --user=root --batch --skip-column-names "$@"
 }
 
-# mariadb_create DATADIR: a new, empty one.
+# mariadb_create DATADIR: creates an empty data directory.
 mariadb_create() {
   mkdir -p "$1"
   chown mysql: "$1"
@@ -37,11 +39,11 @@ mariadb_create() {
 
 SYSBENCH_TABLES=4
 sysbench_on() {
-  sysbench oltp_read_write --db-driver=mysql --mysql-socket="$MARIADB_SOCKET" --mysql-user=root --mysql-db=sbtest \
-    --tables=$SYSBENCH_TABLES --table-size="$ROWS" "$@"
+  sysbench oltp_read_write --db-driver=mysql --mysql-socket="$MARIADB_SOCKET" \
+    --mysql-user=root --mysql-db=sbtest --tables=$SYSBENCH_TABLES --table-size="$ROWS" "$@"
 }
 
-# mariadb_load ROWS: sysbench's tables, and beside them one of each kind of file that a backup meets:
+# mariadb_load ROWS: creates sysbench's tables, and one table of each kind that a backup meets:
 # compressed pages, large values, partitions, another engine, a view, an empty table.
 mariadb_load() {
   ROWS=$1
@@ -49,11 +51,13 @@ mariadb_load() {
   sysbench_on --threads=2 prepare >/dev/null || return 1
   sql kinds <<'S' || return 1
 CREATE TABLE empty_one (id INT PRIMARY KEY) ENGINE=InnoDB;
-CREATE TABLE compressed (id INT PRIMARY KEY, text_value TEXT) ENGINE=InnoDB ROW_FORMAT=COMPRESSED KEY_BLOCK_SIZE=8;
+CREATE TABLE compressed (id INT PRIMARY KEY, text_value TEXT)
+  ENGINE=InnoDB ROW_FORMAT=COMPRESSED KEY_BLOCK_SIZE=8;
 INSERT INTO compressed SELECT seq, REPEAT(MD5(seq), 8) FROM seq_1_to_20000;
 CREATE TABLE large_values (id INT PRIMARY KEY, value LONGBLOB) ENGINE=InnoDB;
 INSERT INTO large_values SELECT seq, RANDOM_BYTES(1024) FROM seq_1_to_4000;
-CREATE TABLE parted (id INT PRIMARY KEY, value CHAR(64)) ENGINE=InnoDB PARTITION BY HASH(id) PARTITIONS 8;
+CREATE TABLE parted (id INT PRIMARY KEY, value CHAR(64))
+  ENGINE=InnoDB PARTITION BY HASH(id) PARTITIONS 8;
 INSERT INTO parted SELECT seq, SHA2(seq, 256) FROM seq_1_to_20000;
 CREATE TABLE aria_one (id INT PRIMARY KEY, value CHAR(64)) ENGINE=Aria;
 INSERT INTO aria_one SELECT seq, SHA2(seq, 224) FROM seq_1_to_5000;
@@ -65,18 +69,24 @@ CREATE VIEW looked_at AS SELECT id FROM parted;
 S
 }
 
-# mariadb_change: rows changed all over the tables, some added, some gone; one table new.
+# mariadb_change: changes, adds and removes rows in all tables, and creates one table.
 mariadb_change() {
-  sysbench oltp_update_non_index --db-driver=mysql --mysql-socket="$MARIADB_SOCKET" --mysql-user=root --mysql-db=sbtest \
-    --tables=$SYSBENCH_TABLES --table-size="$ROWS" --threads=2 --events="$1" --time=0 --rand-type=uniform run >/dev/null || return 1
-  sql kinds -e "UPDATE parted SET value = REVERSE(value) WHERE id % 7 = 0; DELETE FROM large_values WHERE id % 5 = 0;
-    INSERT INTO empty_one VALUES (1); CREATE TABLE made_later (id INT PRIMARY KEY) ENGINE=InnoDB; INSERT INTO made_later VALUES (42)"
+  sysbench oltp_update_non_index --db-driver=mysql --mysql-socket="$MARIADB_SOCKET" \
+    --mysql-user=root --mysql-db=sbtest --tables=$SYSBENCH_TABLES --table-size="$ROWS" \
+    --threads=2 --events="$1" --time=0 --rand-type=uniform run >/dev/null || return 1
+  sql kinds -e "UPDATE parted SET value = REVERSE(value) WHERE id % 7 = 0;
+    DELETE FROM large_values WHERE id % 5 = 0;
+    INSERT INTO empty_one VALUES (1);
+    CREATE TABLE made_later (id INT PRIMARY KEY) ENGINE=InnoDB;
+    INSERT INTO made_later VALUES (42)"
 }
 
 # mariadb_checksums: one line for every base table outside the system's own, in a fixed order.
 mariadb_checksums() {
-  sql -e "SELECT CONCAT('CHECKSUM TABLE \`', table_schema, '\`.\`', table_name, '\`;') FROM information_schema.tables
-    WHERE table_type = 'BASE TABLE' AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')
+  sql -e "SELECT CONCAT('CHECKSUM TABLE \`', table_schema, '\`.\`', table_name, '\`;')
+    FROM information_schema.tables
+    WHERE table_type = 'BASE TABLE'
+    AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')
     ORDER BY table_schema, table_name" | sql
 }
 
@@ -85,14 +95,17 @@ mariadb_backup() {
     --target-dir="$2" --parallel=2
 }
 
-# mariadb_revive BACKUP DATADIR: the way back that mariabackup prescribes: prepare (BACKUP is a writable copy), copy back, start.
+# mariadb_revive BACKUP DATADIR: restores as mariabackup prescribes: prepare (BACKUP is a writable
+# copy), copy back, start.
 mariadb_revive() {
   mariabackup --no-defaults --prepare --use-memory=128M --target-dir="$1" 2>"$1.prepare.log" || {
-    tail -n 20 "$1.prepare.log"; return 1
+    tail -n 20 "$1.prepare.log"
+    return 1
   }
   mkdir -p "$2"
   mariabackup --no-defaults --copy-back --target-dir="$1" --datadir="$2" 2>"$1.copy-back.log" || {
-    tail -n 20 "$1.copy-back.log"; return 1
+    tail -n 20 "$1.copy-back.log"
+    return 1
   }
   chown -R mysql: "$2"
   mariadb_start "$2"

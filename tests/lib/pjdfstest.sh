@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Runs pjdfstest in a directory and turns its lines into cases.
+# Runs pjdfstest in a directory and counts each of its lines as a case.
 
-# pjdfstest_in DIRECTORY EXPECTED OUTPUT: EXPECTED names cases that may fail, with their reasons. DIRECTORY is the root of a
-# filesystem of the test's own: some cases remount it read-only. They run in a process apart and first, since a file that
-# another case leaves open would keep them from it.
+# pjdfstest_in DIRECTORY EXPECTED OUTPUT: EXPECTED names the cases that may fail, with reasons.
+# DIRECTORY is the root of the test's own filesystem. Some cases remount it read-only; they run
+# first and in a separate process, since a file that another case leaves open prevents the remount.
 pjdfstest_in() {
   local directory=$1 expected=$2 output=$3
   PJD_OTHER=$SUITE_TMP/other-filesystem PJD_TOOLS=$SUITE_TMP/tools
@@ -11,7 +11,8 @@ pjdfstest_in() {
   mount -t tmpfs -o size=64m,mode=755 bkfs-test-other "$PJD_OTHER" ||
     die "no tmpfs to serve as a second filesystem"
   at_end "umount -l '$PJD_OTHER'"
-  # Remounting changes a flag in the kernel; without -i, mount(8) would ask a helper program of FUSE to do it.
+  # A remount changes a flag in the kernel. Without -i, mount(8) runs a helper program of FUSE for
+  # it.
   printf '#!/bin/sh\nexec %s -i "$@"\n' "$(command -v mount)" >"$PJD_TOOLS/mount"
   chmod 755 "$PJD_TOOLS/mount"
   : >"$output"
@@ -27,14 +28,14 @@ pjdfstest_pass() {
     printf '[features]\nposix_fallocate = {}\nrename_ctime = {}\nutime_now = {}\nutimensat = {}\n'
     printf '[settings]\nnaptime = 0.01\nallow_remount = %s\nexpected_failures = [\n' "$3"
     sed -n 's/^\([a-z][^[:space:]]*\)[[:space:]].*/  "\1",/p' "$2"
-    # Two users that every Debian has.
+    # Two users that exist on every Debian.
     printf ']\n[dummy_auth]\nentries = [["nobody", "nogroup"], ["daemon", "daemon"]]\n'
   } >"$SUITE_TMP/pjdfstest.toml"
   NO_COLOR=1 PATH=$PJD_TOOLS:$PATH "$PJDFSTEST" -c "$SUITE_TMP/pjdfstest.toml" -p "$1" \
     -s "$PJD_OTHER" "${@:4}"
 }
 
-# count_pjdfstest OUTPUT: one result for each case; skipped ones count as neither.
+# count_pjdfstest OUTPUT: counts one result for each case, and none for a skipped case.
 count_pjdfstest() {
   local good
   good=$(grep -cE ' (ok|failed as expected)$' "$1")

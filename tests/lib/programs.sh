@@ -1,15 +1,18 @@
 # shellcheck shell=bash
-# What programs do on a mount ($MNT), and how one sees that it has worked: use_NAME and check_NAME for the suite `programs`.
+# Programs on a mount ($MNT), for the suite `programs`: use_NAME runs a program, check_NAME checks
+# its result.
 
 tool() { "$MACHINE/run" "$@"; }
-# metric NAME: a count of the mount's.
+# metric NAME: prints a metric of the mount.
 metric() { jq ".metrics.$1" "$MNT/.bkfs/status"; }
-# listing DIRECTORY: everything that stat(2) and listxattr(2) say, but for what differs between filesystems.
+# listing DIRECTORY: everything that stat(2) and listxattr(2) return, except for what differs
+# between filesystems.
 listing() {
-  (cd "$1" && find . -printf '%P %y %m %U %G %n %T@ %l ' \( -type f -printf '%s\n' -o -printf '\n' \) | sort)
+  (cd "$1" && find . -printf '%P %y %m %U %G %n %T@ %l ' \
+    \( -type f -printf '%s\n' -o -printf '\n' \) | sort)
   (cd "$1" && getfattr -R -h -d -m - . 2>/dev/null | sort)
 }
-# A fifo has none, and diff(1) says so by failing.
+# diff(1) fails on a fifo, which has no contents, so the comparison leaves it out.
 same_contents() {
   diff -r --no-dereference --exclude=fifo "$1" "$2" || wrong "$2 differs from $1 in contents"
 }
@@ -20,7 +23,7 @@ same_tree() {
   same_contents "$1" "$2"
 }
 
-# trees: $PLAIN/tree, with one of everything that a backup meets.
+# trees: creates $PLAIN/tree, with one of each kind of file that a backup meets.
 trees() {
   local tree=$PLAIN/tree
   mkdir -p "$tree/directory/below" "$tree/empty"
@@ -41,10 +44,11 @@ trees() {
   touch -d '2400-01-01 00:00:00.999999999 UTC' "$tree/sparse"
 }
 
-# --- git ----------------------------------------------------------------------------------------------------------
+# --- git ------------------------------------------------------------------------------------------
 
 git() {
-  GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 GIT_AUTHOR_NAME=A GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=A GIT_COMMITTER_EMAIL=a@b \
+  GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 GIT_AUTHOR_NAME=A GIT_AUTHOR_EMAIL=a@b \
+    GIT_COMMITTER_NAME=A GIT_COMMITTER_EMAIL=a@b \
     command git -c safe.directory='*' -c core.fsync=all -c gc.auto=0 "$@"
 }
 use_git() {
@@ -66,7 +70,7 @@ use_git() {
   git -C "$here/sent" gc -q --prune=now
   git -C "$here/local" fetch -q
   git -C "$here/local" worktree add -q "$here/tree" origin/pushed
-  [ -z "$(git -C "$here/sent" status --porcelain)" ] || wrong "changes that nobody has made"
+  [ -z "$(git -C "$here/sent" status --porcelain)" ] || wrong "git status shows changes that no command made"
   check_git "$here"
 }
 check_git() {
@@ -78,19 +82,20 @@ check_git() {
   diff -r "$PLAIN/tree/src" "$1/tree/moved"
 }
 
-# --- cargo --------------------------------------------------------------------------------------------------------
+# --- cargo ----------------------------------------------------------------------------------------
 
 use_cargo() {
   local here=$MNT/cargo/small
   (
     unset CARGO_TARGET_DIR RUSTC_WRAPPER
     cargo -q init --vcs none --name small "$here"
-    printf 'pub fn answer() -> u32 { 42 }\n#[test] fn answers() { assert_eq!(answer(), 42) }\n' >"$here/src/lib.rs"
+    printf 'pub fn answer() -> u32 { 42 }\n#[test] fn answers() { assert_eq!(answer(), 42) }\n' \
+      >"$here/src/lib.rs"
     echo 'fn main() { println!("{}", small::answer()) }' >"$here/src/main.rs"
     cd "$here" || exit
     CARGO_TARGET_DIR=$here/target cargo -q test --offline
     CARGO_TARGET_DIR=$here/target cargo -q build --offline
-    # Times of files say that there is nothing to do.
+    # The times of the files show that nothing is to be rebuilt.
     CARGO_TARGET_DIR=$here/target cargo build --offline -v 2>&1 | tee "$SUITE_TMP/output"
   )
   says 'Fresh small'
@@ -99,7 +104,7 @@ use_cargo() {
 }
 check_cargo() { [ "$("$1/small/target/debug/small")" = 42 ]; }
 
-# The whole of this project: hundreds of crates, locks, hard links and renames of cargo and rustc.
+# Builds this project: hundreds of crates, locks, hard links and renames of cargo and rustc.
 use_project() {
   local here=$MNT/project/source
   mkdir "$here"
@@ -117,10 +122,10 @@ use_project() {
 }
 check_project() { "$1/source/target/debug/bkfs" --version; }
 
-# --- SQLite -------------------------------------------------------------------------------------------------------
+# --- SQLite ---------------------------------------------------------------------------------------
 
 SQLITE=$ROOT/tests/posix/sqlite_writer.py
-# killed_writing MODE ROWS: a writer that is killed once it has added so many rows, or a few more.
+# killed_writing MODE ROWS: kills a writer after it has added this number of rows or slightly more.
 killed_writing() {
   local writer before record=$PLAIN/sqlite-$1
   touch "$record"
@@ -137,10 +142,10 @@ use_sqlite() {
   for mode in wal delete; do
     killed_writing "$mode" 50
     python3 "$SQLITE" check "$MNT/sqlite/$mode.db" "$PLAIN/sqlite-$mode"
-    # Killed once more, and left as it is: with a journal beside it.
+    # Killed again, and left with its journal.
     killed_writing "$mode" 50
     [ "$mode" != wal ] || [ -s "$MNT/sqlite/wal.db-wal" ] ||
-      wrong "there is no log beside the database"
+      wrong "the database has no log"
   done
 }
 rows_beyond() { [ "$(wc -l <"$2")" -gt "$1" ]; }
@@ -152,9 +157,10 @@ check_sqlite() {
   done
 }
 
-# --- rsync, tar, cp -----------------------------------------------------------------------------------------------
+# --- rsync, tar, cp -------------------------------------------------------------------------------
 
-# Times are compared to the nanosecond: rsync takes those of one second for equal otherwise, and leaves them.
+# Compares times to the nanosecond: by default rsync treats times within one second as equal, and
+# skips the file.
 rsync() { command rsync --modify-window=-1 "$@"; }
 use_rsync() {
   local here=$MNT/rsync before
@@ -166,7 +172,7 @@ use_rsync() {
     wrong "rsync finds differences where there are none"
   [ "$(jq .dirty_files "$MNT/.bkfs/status")" = 0 ] && [ "$(metric bytes_in)" = "$before" ] ||
     wrong "nothing has changed, and something is uploaded"
-  # A block of a large file, in place; a name gone, a name new.
+  # A block of a large file changes in place; one name goes, one is new.
   cp -a "$PLAIN/tree" "$PLAIN/changed"
   head -c 4096 /dev/urandom |
     dd of="$PLAIN/changed/large" bs=4096 seek=1000 conv=notrunc status=none
@@ -197,7 +203,7 @@ use_tar() {
   tar -C "$here/unpacked" --xattrs --xattrs-include='*' --numeric-owner -xSf "$here/archive.tar"
   same_tree "$PLAIN/tree" "$here/unpacked"
   tar -C "$here/unpacked" --xattrs --xattrs-include='*' --compare -f "$here/archive.tar"
-  # Holes are found on the mount, too.
+  # tar finds holes on the mount, too.
   tar -C "$here/unpacked" --hole-detection=seek -cSf "$PLAIN/again.tar" sparse
   [ "$(stat -c %s "$PLAIN/again.tar")" -lt 1000000 ] ||
     wrong "holes are not seen: $(stat -c %s "$PLAIN/again.tar") bytes"
@@ -233,7 +239,7 @@ check_cp() {
   same_contents "$PLAIN/tree" "$1/archived"
 }
 
-# --- logrotate ----------------------------------------------------------------------------------------------------
+# --- logrotate ------------------------------------------------------------------------------------
 
 use_logrotate() {
   local here=$MNT/logrotate log
@@ -242,7 +248,7 @@ use_logrotate() {
   exec 3>>"$log"
   seq 1 5000 >&3
   tool logrotate -f -s "$PLAIN/logrotate.state" "$PLAIN/logrotate.conf"
-  # The writer goes on where the file ends now.
+  # The writer continues at the new end of the file.
   seq 5001 6000 >&3
   tool logrotate -f -s "$PLAIN/logrotate.state" "$PLAIN/logrotate.conf"
   seq 6001 6010 >&3
@@ -254,7 +260,7 @@ check_logrotate() {
   [ "$(wc -l <"$1/log")" = 10 ]
 }
 
-# --- backup tools whose repository is on the mount ----------------------------------------------------------------
+# --- backup tools whose repository is on the mount ------------------------------------------------
 
 use_restic() {
   export RESTIC_PASSWORD=secret RESTIC_REPOSITORY=$MNT/restic/repository

@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# The runner's own tests: a little project with suites that pass, fail, hang and leave things behind, run by a copy of
-# tests/run. Sourced by the suite `tidy`.
+# Tests of the runner: a copy of tests/run runs a small project with suites that pass, fail, hang
+# and leave processes and mounts. The suite `tidy` sources this file.
 
 PROJECT=$SUITE_TMP/project
 mkdir -p "$PROJECT/tests/suites" "$PROJECT/temporary"
 cp -r "$ROOT/tests/run" "$ROOT/tests/lib" "$PROJECT/tests/"
-sed -i 's/^SUITES=.*/SUITES=(good bad hangs leaves nothing named)/' "$PROJECT/tests/run"
+sed -i '/^SUITES=(/,/)$/c\SUITES=(good bad hangs leaves nothing named)' "$PROJECT/tests/run"
 
-# suite NAME LIMIT: its body comes from standard input.
+# little_suite NAME LIMIT: creates a suite whose body is read from standard input.
 little_suite() {
   {
     printf '# about: %s\n# needs:\n# limit: %s\n' "$1" "$2"
@@ -44,7 +44,7 @@ mkdir "$SUITE_TMP/mounted"
 mount -t tmpfs bkfs-selftest "$SUITE_TMP/mounted"
 setsid sleep 4244 &
 echo $! >"$RUN_TMP/../left"
-# One that hides its environment, as database servers do, is found by its noted id.
+# The recorded id finds a process that hides its environment, as database servers do.
 env -i setsid sleep 4245 &
 remember_pid $!
 echo $! >>"$RUN_TMP/../left"
@@ -96,9 +96,12 @@ program_of_another_name() {
   BKFS_BIN=$SUITE_TMP/absent run_says 1 "0 passed, 1 failed" named
 }
 unknown_names_are_refused() {
-  local status=0; little_run no-such-suite >/dev/null 2>&1 || status=$?; [ $status = 2 ]
+  local status=0
+  little_run no-such-suite >/dev/null 2>&1 || status=$?
+  [ $status = 2 ]
 }
-# hanging_run: in the background, until its suite hangs; leaves the runner's own id in RUNNER, the shell's in STARTED.
+# hanging_run: starts the runner in the background and returns when its suite hangs. Sets RUNNER to
+# the runner's own id, and STARTED to the id that the shell knows.
 hanging_run() {
   sed -i 's/^# limit: 3$/# limit: 300/' "$PROJECT/tests/suites/hangs.sh"
   rm -f "$PROJECT/temporary/hanging"
@@ -107,7 +110,7 @@ hanging_run() {
   wait_for 20 test -s "$PROJECT/temporary/hanging" || wrong "the suite did not start"
   read -r RUNNER _ < <(cat "$PROJECT"/temporary/bkfs-tests.*/owner)
 }
-# TERM in the middle of a suite: counted as a failure, and everything is put away.
+# TERM during a suite counts as a failure, and the runner removes everything.
 ended_from_outside() {
   local status=0
   hanging_run
@@ -117,7 +120,7 @@ ended_from_outside() {
   ends_with "0 passed, 1 failed"
   all_gone "$PROJECT/temporary/hanging"
 }
-# KILL cannot be caught: the next run puts away what the killed one left.
+# KILL cannot be caught: the next run removes what the killed one left.
 killed_run_is_put_away() {
   hanging_run
   kill -KILL "$RUNNER"
@@ -136,13 +139,15 @@ case_of "runner: an unknown suite is refused" unknown_names_are_refused
 case_of "runner: ended by TERM it puts everything away" ended_from_outside
 case_of "runner: what a killed run left is put away by the next" killed_run_is_put_away
 
-# What the README's session compares with.
+# Extraction and comparison of the README's session.
 session_agrees() {
   local document=$SUITE_TMP/document.md steps=$SUITE_TMP/steps n=0 verdict
   mkdir -p "$steps"
-  printf \
-    'Text\n```console\n$ unmarked\n```\n<!-- session: a -->\n```console\n$ one \\\n> more\nseen …, line\n...\nlast\n$ two\n```\n```sh\n$ not this\n```\n<!-- session: b -->\n```console\n# three\n```\n' \
-    >"$document"
+  {
+    printf 'Text\n```console\n$ unmarked\n```\n'
+    printf '<!-- session: a -->\n```console\n$ one \\\n> more\nseen …, line\n...\nlast\n$ two\n```\n'
+    printf '```sh\n$ not this\n```\n<!-- session: b -->\n```console\n# three\n```\n'
+  } >"$document"
   [ "$("$ROOT/tests/lib/session.pl" extract "$document" "$steps")" = 3 ] ||
     wrong "not three commands"
   [ "$(cat "$steps/1.command")" = "$(printf 'one \\\nmore')" ] ||

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Puts away what a run left behind: processes, mounts, directories. Sourced by tests/run only.
+# Removes what a run left behind: processes, mounts, directories. Only tests/run sources this file.
 #
-# A run owns its directory ($RUN_TMP, the name of which is its id), every process whose environment carries
-# BKFS_TEST_RUN=<that directory>, and every process noted in $RUN_TMP/pids.
+# A run owns its directory ($RUN_TMP, whose name is its id), every process whose environment carries
+# BKFS_TEST_RUN=<that directory>, and every process recorded in $RUN_TMP/pids.
 
-# is_same PID START: the process is still the one that was noted.
+# is_same PID START: the process is still the recorded one.
 is_same() {
   [ -n "$2" ] && [ "$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20)" = "$2" ]
 }
@@ -21,12 +21,13 @@ processes_of_run() {
   done <"$run/pids"
 }
 
-# Deepest first, so that a mount inside a mount goes before the one that holds it.
+# Deepest first: a mount inside a mount goes before its parent.
 mounts_of_run() {
-  awk -v run="$1/" \
-    '{path = $5; gsub(/\\040/, " ", path); if (index(path "/", run) == 1) print path}' \
-    /proc/self/mountinfo |
-    sort -r
+  awk -v run="$1/" '{
+    path = $5
+    gsub(/\\040/, " ", path)
+    if (index(path "/", run) == 1) print path
+  }' /proc/self/mountinfo | sort -r
 }
 
 end_processes_of_run() {
@@ -34,7 +35,7 @@ end_processes_of_run() {
   for signal in TERM KILL; do
     pids=$(processes_of_run "$run" | sort -un)
     [ -n "$pids" ] || return 0
-    # A stopped process acts on TERM only once it runs again.
+    # A stopped process acts on TERM only after it continues.
     for pid in $pids; do kill "-$signal" "$pid" 2>/dev/null; kill -CONT "$pid" 2>/dev/null; done
     for tries in $(seq 50); do
       [ -n "$(processes_of_run "$run")" ] || return 0
@@ -45,22 +46,23 @@ end_processes_of_run() {
 
 sweep_run() {
   local run=$1 path
-  # A lazy unmount first takes the mounts out of everybody's way; a daemon then drains or is ended below.
-  mounts_of_run "$run" |
-    while IFS= read -r path; do umount -i -l "$path" 2>/dev/null || umount -l "$path" 2>/dev/null; \
-      done
+  # A lazy unmount first detaches the mounts. The daemons then drain, or are ended below.
+  mounts_of_run "$run" | while IFS= read -r path; do
+    umount -i -l "$path" 2>/dev/null || umount -l "$path" 2>/dev/null
+  done
   end_processes_of_run "$run"
   mounts_of_run "$run" | while IFS= read -r path; do umount -i -l "$path" 2>/dev/null; done
 }
 
-# remove_run RUN: everything of it. Refuses to delete through a mount that could not be undone.
+# remove_run RUN: removes everything of a run. It deletes nothing while a mount remains below the
+# directory.
 remove_run() {
   sweep_run "$1"
   [ -z "$(mounts_of_run "$1")" ] || { echo "warning: still mounted below $1" >&2; return 0; }
   rm -rf --one-file-system -- "$1" 2>/dev/null || true
 }
 
-# Runs whose owner is gone (killed, or the machine went down).
+# Removes runs whose owner is gone (killed, or ended by a reboot).
 sweep_dead_runs() {
   local run pid start
   for run in "$1"/bkfs-tests.*; do

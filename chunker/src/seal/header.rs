@@ -1,21 +1,22 @@
 //! The clear, authenticated header that every object begins with.
 //!
-//! Owns its 128 bytes and the checks that need no key. The header tag is made and checked in `keys`.
+//! Owns its 128 bytes and the checks that need no key. `keys` makes and checks the header tag.
 
 use super::OpenError;
 use crate::id::write_hex;
 use std::fmt;
 
-/// The format version that this program reads and writes. Frozen: what changes comes as a feature, or as another version beside this one.
+/// The format version that this program reads and writes. Frozen: every change comes as a feature,
+/// or as a second version next to this one.
 pub const FORMAT_VERSION: u16 = 1;
 
 /// Length of the header of every object, in bytes.
 pub const HEADER_LEN: usize = 128;
 
-/// Where the header tag begins: everything before it is what the tag and the object key cover.
+/// Offset of the header tag. The tag and the object key cover all bytes before it.
 pub(super) const TAGGED_LEN: usize = 112;
 
-/// "bkfs", then bytes that transports for text would change.
+/// "bkfs", then bytes that text transports would change.
 const MAGIC: [u8; 8] = *b"bkfs\r\n\x1a\n";
 
 /// Incompatible features that this program knows.
@@ -23,7 +24,8 @@ const KNOWN_INCOMPATIBLE: u64 = Features::EPOCHS;
 /// Read-only features that this program knows.
 const KNOWN_READ_ONLY: u64 = Features::WITNESS;
 
-/// What an object is. The class is bound into its keys, so that no object passes for one of another class.
+/// Class of an object. It is bound into the object's keys, so that no object passes for one of
+/// another class.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Hash)]
 #[repr(u8)]
 pub enum Class {
@@ -39,7 +41,7 @@ pub enum Class {
     Journal = 5,
     /// Snapshots, trash, condemned packs, quarantine.
     List = 6,
-    /// Footers of packs, together.
+    /// Footers of several packs.
     Index = 7,
     /// Frames of file contents.
     DataPack = 8,
@@ -66,7 +68,7 @@ impl Class {
         Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
 
-    /// The first part of the keys of this class' objects; for config and root it is the whole key.
+    /// The prefix of the keys of this class' objects; for config and root it is the whole key.
     pub fn directory(self) -> &'static str {
         match self {
             Class::Config => "config",
@@ -81,7 +83,8 @@ impl Class {
         }
     }
 
-    /// Whether objects of this class are read before any master key is known, and therefore are never sealed.
+    /// Whether objects of this class are read before any master key is known, and therefore never
+    /// sealed.
     pub(super) fn is_open(self) -> bool {
         matches!(self, Class::Config | Class::KeySlot)
     }
@@ -103,17 +106,17 @@ impl fmt::Debug for RepositoryId {
     }
 }
 
-/// How the boxes of an object are made.
+/// Algorithm of the boxes of an object.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub enum Algorithm {
-    /// In the clear, verified by BLAKE3 under a key that everybody can compute.
+    /// In the clear, verified by BLAKE3 under a public key.
     Unsealed = 0,
     /// AES-256-GCM.
     Aes256Gcm = 1,
 }
 
-/// Feature bits of an object: what a reader must know of. An unknown bit means what its field says.
+/// Feature bits of an object. Each field says what an unknown bit means.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Features {
     /// Unknown bits may be ignored.
@@ -145,7 +148,7 @@ impl Features {
         self.read_only & Self::WITNESS != 0
     }
 
-    /// The same, with witness borne.
+    /// Returns these features and the witness bit.
     pub fn with_witness(self) -> Self {
         Self {
             read_only: self.read_only | Self::WITNESS,
@@ -153,43 +156,44 @@ impl Features {
         }
     }
 
-    /// Whether every feature that a writer must know of is known to this program.
+    /// Whether this program knows every feature that a writer must know.
     pub fn permit_writing(&self) -> bool {
         self.read_only & !KNOWN_READ_ONLY == 0 && self.incompatible & !KNOWN_INCOMPATIBLE == 0
     }
 }
 
-/// What the header of an object says. Not to be believed before the header tag has been checked.
+/// Fields of an object's header. Not trusted before the header tag has been checked.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Header {
-    /// What the object is.
+    /// Class of the object.
     pub class: Class,
-    /// How its boxes are made.
+    /// Algorithm of its boxes.
     pub algorithm: Algorithm,
-    /// Which master key its keys are derived from.
+    /// Epoch of the master key of its keys.
     pub key_epoch: u32,
-    /// What a reader must know of.
+    /// Feature bits.
     pub features: Features,
-    /// The repository that it belongs to.
+    /// Its repository.
     pub repository: RepositoryId,
-    /// Fresh randomness, for every object written.
+    /// Random bytes, fresh for every object.
     pub salt: [u8; 32],
 }
 
 impl Header {
-    /// The key epoch that the header of an object states. Proves nothing: the tag is not checked.
+    /// Returns the key epoch that the header of an object states. Proves nothing, since the tag is
+    /// not checked.
     pub fn stated_epoch(bytes: &[u8; HEADER_LEN]) -> u32 {
         u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]])
     }
 
-    /// The bytes of a header with another key epoch, and all else as it is.
+    /// Returns the bytes of a header with another key epoch and otherwise unchanged.
     pub(super) fn with_epoch(bytes: &[u8; HEADER_LEN], epoch: u32) -> [u8; HEADER_LEN] {
         let mut changed = *bytes;
         changed[12..16].copy_from_slice(&epoch.to_le_bytes());
         changed
     }
 
-    /// The bytes of the header, its tag still zero.
+    /// Returns the bytes of the header, with a zero tag.
     pub(super) fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -205,11 +209,12 @@ impl Header {
         bytes
     }
 
-    /// Reads a header whose object should be of class `expected`, without checking its tag: only as
-    /// far as is needed to find the keys that check it.
+    /// Parses a header whose object should be of class `expected`, as far as is needed to find the
+    /// keys that check it. Does not check the tag.
     ///
     /// # Errors
-    /// In an order that gives the most telling error: magic, class, algorithm.
+    /// The first of these that fails, in an order that gives the most telling error: magic, class,
+    /// algorithm.
     pub(super) fn decode(bytes: &[u8; HEADER_LEN], expected: Class) -> Result<Self, OpenError> {
         if bytes[..8] != MAGIC {
             return Err(OpenError::NotBkfs);
@@ -245,8 +250,8 @@ impl Header {
     }
 }
 
-/// Whether this program knows the version and the features that a header states, whose tag has been
-/// checked: a flipped bit says nothing of either.
+/// Checks that this program knows the version and the features of a header. The tag must have been
+/// checked: a flipped bit says nothing about either.
 ///
 /// # Errors
 /// [`OpenError::OtherFormat`] and [`OpenError::UnknownFeatures`].
@@ -261,9 +266,11 @@ pub(super) fn check_known(bytes: &[u8; HEADER_LEN], features: Features) -> Resul
     }
 }
 
-/// Splits an object into its header and what follows.
+/// Splits an object into its header and the boxes.
 ///
-/// Errors with [`OpenError::NotBkfs`] if not even the magic is there, with [`OpenError::Damaged`] if it is cut short.
+/// # Errors
+/// [`OpenError::Damaged`] if the object is cut short in its header; [`OpenError::NotBkfs`] if even
+/// the magic is wrong.
 pub(super) fn split(object: &[u8]) -> Result<(&[u8; HEADER_LEN], &[u8]), OpenError> {
     match object.split_first_chunk() {
         Some(parts) => Ok(parts),

@@ -1,4 +1,4 @@
-//! The keyring: everything needed to name, seal and open the objects of one repository.
+//! The keyring: names, seals and opens the objects of one repository.
 
 use super::header::{self, Algorithm, Class, Features, HEADER_LEN, Header, RepositoryId};
 use super::keys::{BOX_OVERHEAD, Key, NONCE_LEN, ObjectKeys};
@@ -10,7 +10,8 @@ use std::fmt;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-/// Names, seals and opens. Cheap to clone; wiped from memory with its last clone; never printed.
+/// Names, seals and opens objects. Cheap to clone; wiped from memory with its last clone; never
+/// printed.
 #[derive(Clone)]
 pub struct Keyring(Arc<Inner>);
 
@@ -18,7 +19,7 @@ struct Inner {
     repository: RepositoryId,
     algorithm: Algorithm,
     secrets: Secrets,
-    /// A root that is sealed under an older master key than this one is refused.
+    /// Epoch of the oldest master key whose roots are accepted.
     oldest_root: u32,
     /// The id key of each kind, in the order of [`Kind::ALL`].
     kind_keys: [Key; 4],
@@ -60,8 +61,8 @@ impl Keyring {
         }))
     }
 
-    /// The same keyring, for a rotation from the master key `left` to its newest one: roots under
-    /// either are opened.
+    /// Returns the keyring for a rotation from the master key `left` to its newest one: it opens
+    /// roots under either.
     pub fn rotating_from(&self, left: u32) -> Self {
         let inner = &self.0;
         Self(Arc::new(Inner {
@@ -74,12 +75,12 @@ impl Keyring {
         }))
     }
 
-    /// The epoch of the master key that new objects are sealed under.
+    /// Epoch of the master key that seals new objects.
     pub fn epoch(&self) -> u32 {
         self.0.secrets.epoch()
     }
 
-    /// The repository that this keyring belongs to.
+    /// Its repository.
     pub fn repository(&self) -> RepositoryId {
         self.0.repository
     }
@@ -94,7 +95,8 @@ impl Keyring {
         &self.0.secrets
     }
 
-    /// Where the keys lie in memory, to be kept out of swap. They stay there while a clone lives.
+    /// Returns the memory of the keys, to be kept out of swap. The keys stay there while a clone
+    /// lives.
     pub fn key_memory(&self) -> Vec<&[u8]> {
         let inner = &self.0;
         let derived = inner.kind_keys.iter().chain([&inner.name_key]);
@@ -102,13 +104,14 @@ impl Keyring {
         keys.map(|key| key.as_slice()).collect()
     }
 
-    /// The id of a blob.
+    /// Returns the id of a blob.
     pub fn id(&self, kind: Kind, bytes: &[u8]) -> Id {
         let key = &self.0.kind_keys[kind as usize - 1];
         Id(*blake3::keyed_hash(key, bytes).as_bytes())
     }
 
-    /// A 64-bit keyed hash of a name, for directory cookies and for keys of volumes in the bucket.
+    /// Returns a 64-bit keyed hash of a name, for directory cookies and for keys of volumes in the
+    /// bucket.
     pub fn name_hash(&self, bytes: &[u8]) -> u64 {
         let hash = blake3::keyed_hash(&self.0.name_key, bytes);
         let mut head = [0; 8];
@@ -116,12 +119,13 @@ impl Keyring {
         u64::from_le_bytes(head)
     }
 
-    /// What finds cut points in this repository: keyed, so that lengths of chunks betray no known content.
+    /// Returns the splitter of this repository. It is keyed, so that lengths of chunks betray no
+    /// known content.
     pub fn cutter(&self, parameters: &Parameters) -> Cutter {
         Cutter::new(*parameters, &self.gear())
     }
 
-    /// The table that content is cut with: what each value of a byte adds to the rolling hash.
+    /// Returns the table of the rolling hash: the value added for each byte.
     pub(super) fn gear(&self) -> [u64; 256] {
         let mut hasher = blake3::Hasher::new_keyed(self.0.secrets.cut_key());
         hasher.update(b"bkfs gear");
@@ -133,7 +137,8 @@ impl Keyring {
         })
     }
 
-    /// A whole object of one box: header and box 0. `salt` is fresh randomness; `key` is where it will lie.
+    /// Seals a whole object of one box: header and box 0. `salt` is fresh randomness; `key` is its
+    /// key in the bucket.
     pub fn seal_object(
         &self,
         class: Class,
@@ -149,7 +154,11 @@ impl Keyring {
         Bytes::from(object)
     }
 
-    /// Opens an object of one box that was found under `key`, and returns its payload.
+    /// Opens an object of one box that was read under `key`, and returns its payload.
+    ///
+    /// # Errors
+    /// [`OpenError::NotBkfs`] or [`OpenError::Damaged`] for a short object; the errors of
+    /// [`Self::object_opener`]; [`OpenError::Damaged`] if the box fails its tag.
     pub fn open_object(
         &self,
         class: Class,
@@ -166,7 +175,8 @@ impl Keyring {
         Ok(room)
     }
 
-    /// Begins an object of several boxes. `salt` is fresh randomness; `key` is where it will lie.
+    /// Begins an object of several boxes. `salt` is fresh randomness; `key` is its key in the
+    /// bucket.
     pub fn object_sealer(
         &self,
         class: Class,
@@ -190,11 +200,12 @@ impl Keyring {
         ObjectSealer::new(self.master_for(&header).unwrap_or(&ZERO_KEY), header, key)
     }
 
-    /// Checks the header of an object that was found under `key`, and gives what opens its boxes.
+    /// Checks the header of an object that was read under `key`, and returns the opener of its
+    /// boxes.
     ///
     /// # Errors
-    /// [`OpenError::OlderKeyEpoch`] for a root under a master key that was given up: who knows only
-    /// that one could have made it.
+    /// [`OpenError::OlderKeyEpoch`] for a root under a master key that was given up: a party that
+    /// knows only that key could have made it.
     pub fn object_opener(
         &self,
         class: Class,
@@ -213,7 +224,7 @@ impl Keyring {
             self.0.algorithm
         };
         if decoded.algorithm != expected {
-            // Anybody can make an unsealed object: in a sealed repository it is a forgery.
+            // Any party can make an unsealed object: in a sealed repository it is a forgery.
             return Err(OpenError::WrongAlgorithm {
                 found: decoded.algorithm as u8,
             });
@@ -231,14 +242,15 @@ impl Keyring {
         Ok(opener)
     }
 
-    /// The epoch under whose master key a header was sealed that states another epoch, if this is
-    /// one of this keyring's: then what it states was changed since. None if nothing proves that.
+    /// Returns the epoch of the master key under which a header was really sealed, if it states
+    /// another one and this keyring has that key. The stated epoch was then changed. `None` if no
+    /// key proves that.
     pub fn epoch_beneath(&self, class: Class, key: &str, header: &[u8; HEADER_LEN]) -> Option<u32> {
         let stated = Header::stated_epoch(header);
         let verifies = |epoch: &u32| {
             let changed = Header::with_epoch(header, *epoch);
             let opened = self.object_opener(class, key, &changed);
-            // Each of these errors comes after the tag was checked.
+            // Each of these errors comes after the check of the tag.
             matches!(
                 opened,
                 Ok(_)
@@ -259,10 +271,10 @@ impl Keyring {
     }
 }
 
-/// The master key of objects that are not sealed: known to everybody.
+/// The public master key of unsealed objects.
 pub(super) const ZERO_KEY: [u8; 32] = [0; 32];
 
-/// A key for one use, from a key for many.
+/// Derives a key for one use from a key for many.
 pub(super) fn derive_key(key: &[u8; 32], context: &[u8], number: &[u8]) -> Key {
     let mut hasher = blake3::Hasher::new_keyed(key);
     hasher.update(context);
@@ -270,7 +282,8 @@ pub(super) fn derive_key(key: &[u8; 32], context: &[u8], number: &[u8]) -> Key {
     Zeroizing::new(*hasher.finalize().as_bytes())
 }
 
-/// Makes the boxes of one new object. Cheap to clone, so that several workers can seal frames of one pack.
+/// Makes the boxes of one new object. Cheap to clone, so that several workers can seal frames of
+/// one pack.
 #[derive(Clone, Debug)]
 pub struct ObjectSealer {
     header: [u8; HEADER_LEN],
@@ -294,8 +307,8 @@ impl ObjectSealer {
         &self.header
     }
 
-    /// Appends box `number` with this payload to `out`: [`BOX_OVERHEAD`] bytes more than the payload.
-    /// A number is used once per object.
+    /// Appends box `number` with this payload to `out`: [`BOX_OVERHEAD`] bytes more than the
+    /// payload. Each number is used once per object.
     pub fn seal_box(&self, number: u32, payload: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.reserve(payload.len() + BOX_OVERHEAD);
@@ -304,8 +317,8 @@ impl ObjectSealer {
         self.keys.seal_in_place(number, out, start);
     }
 
-    /// Makes box `number` of `buffer[start..]`, which is [`NONCE_LEN`] bytes of room and then the payload; the tag is
-    /// appended.
+    /// Makes box `number` of `buffer[start..]`, which is [`NONCE_LEN`] bytes of room and then the
+    /// payload. Appends the tag.
     ///
     /// # Panics
     /// If less than [`NONCE_LEN`] bytes follow `start`.
@@ -314,7 +327,7 @@ impl ObjectSealer {
     }
 }
 
-/// Opens the boxes of one object, whose header has been checked. Cheap to clone.
+/// Opens the boxes of one object whose header has been checked. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ObjectOpener {
     header: Header,
@@ -322,6 +335,11 @@ pub struct ObjectOpener {
 }
 
 impl ObjectOpener {
+    /// Checks the tag of the header `bytes`, then its version and features.
+    ///
+    /// # Errors
+    /// [`OpenError::Damaged`] if the tag is wrong; [`OpenError::OtherFormat`],
+    /// [`OpenError::UnknownFeatures`].
     pub(super) fn new(
         master: &[u8; 32],
         header: Header,
@@ -337,7 +355,7 @@ impl ObjectOpener {
         })
     }
 
-    /// What the header says, verified.
+    /// The header, verified.
     pub fn header(&self) -> &Header {
         &self.header
     }
@@ -347,8 +365,12 @@ impl ObjectOpener {
         self.header.algorithm == Algorithm::Aes256Gcm
     }
 
-    /// Opens box `number` and returns its payload, which lies in `sealed` itself if the repository is unsealed, else in
-    /// `room`. The former contents of `room` are lost; its capacity is reused.
+    /// Opens box `number` and returns its payload. The payload lies in `sealed` itself if the
+    /// repository is unsealed, else in `room`. The former contents of `room` are lost; its capacity
+    /// is reused.
+    ///
+    /// # Errors
+    /// [`OpenError::Damaged`] if the box is cut short or its tag is wrong.
     pub fn open_box<'a>(
         &self,
         number: u32,
@@ -358,7 +380,11 @@ impl ObjectOpener {
         self.keys.open(number, sealed, room)
     }
 
-    /// Opens box `number` in place and returns its payload. If it fails, the contents of `sealed` are lost.
+    /// Opens box `number` in place and returns its payload. After an error the contents of `sealed`
+    /// are lost.
+    ///
+    /// # Errors
+    /// [`OpenError::Damaged`] if the box is cut short or its tag is wrong.
     pub fn open_in_place<'a>(
         &self,
         number: u32,

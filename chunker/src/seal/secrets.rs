@@ -173,7 +173,10 @@ impl Secrets {
     }
 }
 
-/// Returns the length of a map; an error if the map does not state it.
+/// Returns the length of a map.
+///
+/// # Errors
+/// A message if the map does not state its length.
 pub(super) fn definite(length: Option<u64>) -> Result<u64, minicbor::decode::Error> {
     length.ok_or_else(|| minicbor::decode::Error::message("a map of unstated length"))
 }

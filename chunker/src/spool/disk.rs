@@ -1,7 +1,7 @@
-//! The disk below a spool: a few operations on whole files, and what each of them promises.
+//! The disk below a spool: a few operations on whole files, and the guarantees of each.
 //!
-//! Owns the trait, so that tests and simulations can lose and tear what was not synced, and its form over the real filesystem.
-//! Does not own what files hold or how they are named.
+//! Owns the trait, so that tests and simulations can lose and tear unsynced data, and its
+//! implementation on the real filesystem. Does not own contents or names of files.
 
 use std::fmt::Debug;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -14,15 +14,15 @@ use bytes::Bytes;
 use rustix::fs::{CWD, FlockOperation};
 use rustix::io::Errno;
 
-/// Held until it is dropped, or until the process is gone.
+/// Held until it is dropped, or until the process ends.
 pub type DiskLock = Box<dyn Debug + Send + Sync>;
 
-/// What a directory holds.
+/// An entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskEntry {
     /// Its name in the directory.
     pub name: String,
-    /// Its length in bytes; means nothing for a directory.
+    /// Its length in bytes; meaningless for a directory.
     pub bytes: u64,
     /// Whether it is a directory.
     pub is_directory: bool,
@@ -30,28 +30,30 @@ pub struct DiskEntry {
 
 /// A filesystem, as far as a spool needs one.
 ///
-/// A file survives the loss of power when [`Disk::write_new`] has returned well, and then [`Disk::sync_directory`] for the directory that it lies in. Anything else
-/// may be there afterwards, whole, in part, or not at all; what was removed may be there again.
+/// A file survives a power loss after [`Disk::write_new`] and then [`Disk::sync_directory`] for its
+/// directory have returned without an error. Any other file may be there afterwards, whole, in
+/// part, or not at all; a removed file may be there again.
 #[async_trait]
 pub trait Disk: Send + Sync + Debug + 'static {
-    /// Makes a directory, and those above it, private to the user (0700) and durable. One that is there already must belong to the user, and is made private.
+    /// Makes a directory and its parents, private to the user (0700) and durable. An existing one
+    /// must belong to the user, and is made private.
     async fn make_directory(&self, path: &Path) -> io::Result<()>;
 
-    /// What lies in a directory, in no order. Names that are not UTF-8 are left out.
+    /// Lists a directory, in no order. Names that are not UTF-8 are left out.
     async fn list(&self, directory: &Path) -> io::Result<Vec<DiskEntry>>;
 
-    /// Creates a file that must not exist (0600), writes all of it, and flushes its bytes by the same descriptor: a flush that failed is told once, and never again.
+    /// Creates a file that must not exist (0600), writes all of it, and flushes it by the same
+    /// descriptor: the kernel reports a failed flush once, and never again.
     async fn write_new(&self, path: &Path, parts: &[Bytes]) -> io::Result<()>;
 
-    /// Gives a file or a directory another name in the same directory, which nothing may have.
-    /// What has it after the loss of power, the old name or the new one, is settled by
-    /// [`Disk::sync_directory`].
+    /// Renames a file or a directory in the same directory to a name that no entry may have. After
+    /// a power loss it may have the old name or the new one, until [`Disk::sync_directory`].
     async fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Makes the names in a directory durable.
     async fn sync_directory(&self, path: &Path) -> io::Result<()>;
 
-    /// Reads exactly so many bytes.
+    /// Reads exactly `length` bytes from `offset` on.
     async fn read(&self, path: &Path, offset: u64, length: usize) -> io::Result<Bytes>;
 
     /// Removes a file.
@@ -60,11 +62,11 @@ pub trait Disk: Send + Sync + Debug + 'static {
     /// Removes an empty directory.
     async fn remove_directory(&self, path: &Path) -> io::Result<()>;
 
-    /// Creates a file if need be and locks it; `None` if somebody else holds it.
+    /// Creates a file if it is absent, and locks it; `None` if another process holds the lock.
     async fn lock(&self, path: &Path) -> io::Result<Option<DiskLock>>;
 }
 
-/// The machine's own filesystem. Every call runs on a thread that may block.
+/// The machine's own filesystem. Every call runs on a blocking thread.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct SystemDisk;
 
@@ -111,7 +113,7 @@ impl Disk for SystemDisk {
             let flags = rustix::fs::RenameFlags::NOREPLACE;
             let renamed = rustix::fs::renameat_with(CWD, &from, CWD, &to, flags);
             match renamed {
-                // A filesystem that knows no such flag.
+                // A filesystem without this flag.
                 Err(Errno::INVAL | Errno::NOSYS) => match fs::symlink_metadata(&to) {
                     Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
                     Err(_) => fs::rename(&from, &to),

@@ -1,7 +1,7 @@
-//! What sessions that did not end well have left in their spools.
+//! Objects that dead sessions left in their spools.
 //!
-//! Owns finding it, reading it, setting it aside and removing it. Does not own what is done with
-//! it: that depends on the root.
+//! Owns finding, reading, setting aside and removing them. Does not own what is done with them:
+//! that depends on the root.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use bytes::Bytes;
 use super::disk::{Disk, DiskLock};
 use super::{LOCK, SpoolError, file, read_object, remove_directory};
 
-/// What the name of a directory that is set aside ends with: it is that of no session.
+/// Suffix of a directory that is set aside; no session has such a name.
 const SET_ASIDE: &str = ".damaged";
 
-/// The name of the file that says that less than all of a spool is carried out.
+/// Name of the file that records that only a part of a spool was replayed.
 const INCOMPLETE: &str = "incomplete";
 
-/// The spool of a session whose process is gone. Nobody else works on it while this is held.
+/// The spool of a session whose process is gone. No other process works on it while this is held.
 #[derive(Debug)]
 pub struct Leftover {
     disk: Arc<dyn Disk>,
@@ -129,23 +129,23 @@ pub(super) fn is_rot(error: &io::Error) -> bool {
 }
 
 impl Leftover {
-    /// Whose it was.
+    /// The session.
     pub fn session(&self) -> u64 {
         self.session
     }
 
-    /// Where it is.
+    /// Path of its directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// What it holds, in the order in which it came. All of it was flushed: what is not whole has
-    /// been damaged since (see [`Leftover::read`]).
+    /// Returns its objects, in the order of arrival. All of them were flushed: one that is not
+    /// whole was damaged since (see [`Leftover::read`]).
     pub fn objects(&self) -> &[LeftObject] {
         &self.objects
     }
 
-    /// The bytes of all objects.
+    /// Returns the bytes of all objects.
     pub fn bytes(&self) -> u64 {
         self.objects.iter().map(|object| object.length).sum()
     }
@@ -153,7 +153,7 @@ impl Leftover {
     /// Reads an object; `None` if it is damaged.
     ///
     /// # Errors
-    /// The disk fails.
+    /// `Disk` if the disk fails.
     pub async fn read(&self, object: &LeftObject) -> Result<Option<Bytes>, SpoolError> {
         let bytes = object.file_bytes;
         if bytes < file::TRAILER_BYTES as u64 || object.length > file::OBJECT_BYTES_MAX {
@@ -170,18 +170,18 @@ impl Leftover {
         }
     }
 
-    /// Whether [`Leftover::mark_incomplete`] was called, by this process or an earlier one.
+    /// Whether this process or an earlier one has called [`Leftover::mark_incomplete`].
     pub fn is_incomplete(&self) -> bool {
         self.is_incomplete
     }
 
-    /// Records on the disk that a snapshot is about to be made of less than all of it. When this
-    /// returns, the record survives the loss of power.
+    /// Records on the disk that a snapshot is about to be made of only a part of the spool. When
+    /// this returns, the record survives a power loss.
     ///
     /// Cancel safety: dropped, it leaves the record or nothing; repeating the call is safe.
     ///
     /// # Errors
-    /// The disk fails: then the record may be there.
+    /// `Disk` if the disk fails; the record may be there then.
     pub async fn mark_incomplete(&self) -> Result<(), SpoolError> {
         let path = self.directory.join(INCOMPLETE);
         match self.disk.write_new(&path, &[]).await {
@@ -192,7 +192,8 @@ impl Leftover {
         synced.map_err(|error| SpoolError::disk(&self.directory, error))
     }
 
-    /// Removes all of it: everything that it held is in the bucket, and named there.
+    /// Removes the directory. Every object in it must be in the bucket, and named there. Dropped,
+    /// it leaves the rest to the next mount.
     pub async fn discard(self) {
         let record = self.is_incomplete.then(|| self.directory.join(INCOMPLETE));
         let objects = self.objects.iter().map(|object| &object.path);
@@ -204,12 +205,12 @@ impl Leftover {
         remove_directory(&*self.disk, &self.directory).await;
     }
 
-    /// Gives the directory a name under which no mount finds it, and returns that. What it holds
-    /// stays for people.
+    /// Renames the directory so that no mount finds it, and returns the new path. The objects stay
+    /// for people.
     ///
     /// # Errors
-    /// The disk fails: then it is still found under its old name, or not for certain under the new
-    /// one.
+    /// `Disk` if the disk fails: the directory still has its old name, or has the new one but may
+    /// lose it after a power loss.
     pub async fn set_aside(self) -> Result<PathBuf, SpoolError> {
         let mut name = self.directory.clone().into_os_string();
         name.push(SET_ASIDE);

@@ -1,14 +1,17 @@
-//! The spool: what is on its way to the bucket, on local disk, when memory is not enough or a crash of the machine must not matter.
+//! The spool: objects on their way to the bucket, on local disk, for small memory and for commits
+//! that must survive a crash of the machine.
 //!
-//! Owns the directory of one session, from the lock that says that its owner lives to its removal when all that it held is committed; the bound on
-//! its size; and what is found there after a crash ([`leftovers`]). It holds finished objects under their keys in the bucket, sealed as they will lie there, never
-//! raw data. Does not own which objects go there, nor when they are uploaded (`ingest`), nor what a root makes of them.
+//! Owns the directory of one session, from the lock that proves that its owner lives to its removal
+//! once all its objects are committed; the bound on its size; and the objects found there after a
+//! crash ([`leftovers`]). Objects are finished and lie under their keys in the bucket, sealed as in
+//! the bucket, never as raw data. Does not own which objects go there, nor when they are uploaded
+//! (`ingest`), nor what a root makes of them.
 //!
 //! ```text
 //!   ROOT/SESSION/lock                  flock'd by the owner
 //!   ROOT/SESSION/NUMBER.KEY            one object each, in the order in which they came
 //!   ROOT/SESSION/new-NUMBER            one that is being written
-//!   ROOT/SESSION/incomplete            a snapshot was made of less than all of it
+//!   ROOT/SESSION/incomplete            its snapshot has only a part of it
 //!   ROOT/SESSION.damaged               set aside: no mount brings it to the bucket
 //! ```
 
@@ -40,33 +43,34 @@ pub use simulated::{DiskOperation, SimulatedDisk};
 
 use crate::store::body_bytes;
 
-/// The name of the file in a session's directory that its owner locks.
+/// The name of the lock file in a session's directory.
 const LOCK: &str = "lock";
 
-/// A disk that was full is tried again after this time.
+/// Pause after which a full disk is tried again.
 const FULL_DISK_REST: Duration = Duration::from_secs(5);
 
-/// How often a new directory is made again that somebody took for a dead session's before it was locked.
+/// How often a new directory is made again that another process took for a dead session's before it
+/// was locked.
 const CREATE_ATTEMPTS: u32 = 3;
 
-/// Why a spool could not do what it was asked.
+/// Reasons why a spool operation failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SpoolError {
-    /// As many bytes as it may hold are in it. Room is made by uploads and commits.
+    /// The spool holds as many bytes as it may. Uploads and commits free room.
     #[error("the spool has reached its size of {limit_bytes} bytes")]
     Full {
-        /// The bound.
+        /// The bound, in bytes.
         limit_bytes: u64,
     },
-    /// The disk failed. What was being written is not in the spool; what was there before is.
+    /// The disk failed. The object being written is not in the spool; earlier ones are.
     #[error("spool {path}: {source}")]
     Disk {
         /// The file or directory.
         path: String,
-        /// Why.
+        /// The cause.
         source: Arc<io::Error>,
     },
-    /// A file is not what was written.
+    /// A file's bytes differ from those that were written.
     #[error("spool {path} is damaged")]
     Damaged {
         /// The file.
@@ -91,14 +95,14 @@ impl SpoolError {
         }
     }
 
-    /// Whether there may be room on the disk later.
+    /// Whether the disk may have room later.
     fn is_full_disk(&self) -> bool {
         let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
         matches!(self, Self::Disk { source, .. } if kinds.contains(&source.kind()))
     }
 }
 
-/// What is in a spool, for people.
+/// Usage of a spool, for people.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SpoolUsage {
     /// Objects.
@@ -127,21 +131,22 @@ struct State {
     lock: Option<DiskLock>,
     next: u64,
     files: BTreeMap<u64, Arc<Spooled>>,
-    /// Bytes on disk, and bytes promised to those that are being written.
+    /// Bytes on disk, and bytes reserved for objects that are being written.
     used: u64,
     rest: Rest,
 }
 
-/// Whether the disk is written to.
+/// Whether writes to the disk pause.
 #[derive(Debug, Clone)]
 enum Rest {
     No,
     Until(Instant),
-    /// Its word is not trusted any more.
+    /// The disk is not trusted any more.
     Forever(SpoolError),
 }
 
-/// One object in the spool. Whoever holds it can read it: its file goes when nobody does, after it was let go.
+/// One object in the spool, readable while it is held. After its release, the file is removed once
+/// no holder is left.
 #[derive(Debug)]
 pub struct Spooled {
     key: String,
@@ -154,10 +159,12 @@ pub struct Spooled {
 }
 
 impl Spool {
-    /// Makes the directory of `session` below `root` and locks it. `limit_bytes` is the most that it holds.
+    /// Makes the directory of `session` below `root` and locks it. The spool holds at most
+    /// `limit_bytes`. Dropped, it may leave an empty directory, which the next mount removes.
     ///
     /// # Errors
-    /// The disk refuses, or the directory belongs to somebody else.
+    /// `Disk` if the disk fails or the directory belongs to another user; `Held` if another process
+    /// holds it.
     pub async fn create(
         disk: Arc<dyn Disk>,
         root: &Path,
@@ -182,21 +189,23 @@ impl Spool {
         }))
     }
 
-    /// Where it is.
+    /// Path of its directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// The most that it holds, in bytes.
+    /// Most bytes that it holds.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
-    /// Keeps an object. When this returns, it survives the loss of power.
+    /// Stores an object. When this returns, the object survives a power loss. Dropped, it may leave
+    /// the object in the directory.
     ///
     /// # Errors
-    /// `Full`; `Disk` if it could not be written or flushed: then it is not in the spool, however much of it lies on the disk, and after anything but a full disk
-    /// nothing is taken any more.
+    /// `BadKey`; `Full`; `Disk` if the object could not be written or flushed. The object is then
+    /// not in the spool, however much of it lies on the disk, and after any error but a full disk
+    /// the spool takes no more objects.
     pub async fn put(&self, key: &str, body: &[Bytes]) -> Result<Arc<Spooled>, SpoolError> {
         if !file::is_fit(key) {
             return Err(SpoolError::BadKey(key.to_owned()));
@@ -210,7 +219,7 @@ impl Spool {
         let unfinished = self.directory.join(file::unfinished(number));
         if let Err(error) = self.write(&unfinished, &path, &parts).await {
             self.distrust(&error);
-            // Whether this works or not, nothing counts on the file.
+            // Whether this works or not, no caller counts on the file.
             let _ = self.disk.remove(&unfinished).await;
             let _ = self.disk.remove(&path).await;
             return Err(error);
@@ -271,7 +280,8 @@ impl Spool {
         }
     }
 
-    /// A write failed. A full disk may have room again; of any other error it is not known what it has cost.
+    /// Records a failed write. A full disk may have room again; the damage of any other error is
+    /// unknown.
     fn distrust(&self, error: &SpoolError) {
         let mut state = self.state.lock();
         if error.is_full_disk() {
@@ -283,7 +293,8 @@ impl Spool {
         }
     }
 
-    /// Waits until [`Spool::put`] of an object of `length` bytes is worth a try; for ever, if the disk has failed or it could never fit.
+    /// Waits until [`Spool::put`] of an object of `length` bytes is worth a try. Never returns if
+    /// the disk has failed or the object could never fit.
     pub async fn room(&self, length: u64) {
         let bytes = length + file::TRAILER_BYTES as u64;
         let mut changed = self.changed.subscribe();
@@ -318,7 +329,7 @@ impl Spool {
         }
     }
 
-    /// Why nothing is taken any more, if the disk has failed.
+    /// Why the spool takes no more objects, if the disk has failed.
     pub fn failure(&self) -> Option<SpoolError> {
         match &self.state.lock().rest {
             Rest::Forever(error) => Some(error.clone()),
@@ -326,12 +337,12 @@ impl Spool {
         }
     }
 
-    /// The object is named by a root or an acknowledged journal: the spool need not keep it.
+    /// Marks an object that a root or an acknowledged journal names: the spool need not keep it.
     pub fn release(&self, spooled: &Spooled) {
         spooled.is_released.store(true, Ordering::Release);
     }
 
-    /// Removes the files of what was released and is not being read. Dropped, it leaves the rest to
+    /// Removes the files of released objects that have no reader. Dropped, it leaves the rest to
     /// the next call.
     pub async fn sweep(&self) {
         let _turn = self.sweeping.lock().await;
@@ -357,7 +368,7 @@ impl Spool {
         }
     }
 
-    /// What it holds.
+    /// Returns its usage.
     pub fn usage(&self) -> SpoolUsage {
         let state = self.state.lock();
         let mut usage = SpoolUsage::default();
@@ -372,7 +383,9 @@ impl Spool {
         usage
     }
 
-    /// Ends it: an empty spool leaves nothing behind; from one that is not, nothing is removed but what was released. Returns what stays.
+    /// Ends the spool. An empty one leaves nothing behind; of any other one only released objects
+    /// are removed. Returns the usage of the rest. Dropped, it leaves the rest of this to the next
+    /// mount.
     pub async fn end(&self) -> SpoolUsage {
         self.sweep().await;
         let usage = self.usage();
@@ -385,7 +398,7 @@ impl Spool {
     }
 }
 
-/// Room that is given back unless it was used.
+/// Reserved room that is freed unless it is used.
 struct Promise<'a> {
     spool: &'a Spool,
     bytes: u64,
@@ -413,17 +426,17 @@ impl Spooled {
         &self.key
     }
 
-    /// Its place in the order of arrival.
+    /// Its number in the order of arrival.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The length of the object, in bytes.
+    /// Length of the object, in bytes.
     pub fn length(&self) -> u64 {
         self.bytes - file::TRAILER_BYTES as u64
     }
 
-    /// The whole object, as it was put.
+    /// Reads and verifies the whole object.
     ///
     /// # Errors
     /// `Disk`, `Damaged`.
@@ -431,7 +444,7 @@ impl Spooled {
         read_object(&*self.disk, &self.path, self.bytes).await
     }
 
-    /// Some bytes of the object, not verified.
+    /// Reads a range of bytes of the object, without verification.
     ///
     /// # Errors
     /// `Disk`.
@@ -441,7 +454,7 @@ impl Spooled {
         bytes.map_err(|error| SpoolError::disk(&self.path, error))
     }
 
-    /// The bucket has acknowledged it.
+    /// Records that the bucket has acknowledged it.
     pub fn uploaded(&self) {
         self.is_in_bucket.store(true, Ordering::Release);
     }
@@ -455,13 +468,14 @@ impl Spooled {
 async fn read_object(disk: &dyn Disk, path: &Path, bytes: u64) -> Result<Bytes, SpoolError> {
     let read = disk.read(path, 0, bytes as usize).await;
     let whole = read.map_err(|error| SpoolError::disk(path, error))?;
-    // Hashing takes milliseconds; it is no wait.
+    // Hashing takes milliseconds, so it runs on this task.
     file::object(whole).ok_or_else(|| SpoolError::Damaged {
         path: path.display().to_string(),
     })
 }
 
-/// Makes a session's directory. Whoever looks for dead sessions may find it before it is locked, and take it for an empty one.
+/// Makes and locks a session's directory. A process that looks for dead sessions may find it before
+/// it is locked, and take it for an empty one.
 async fn lock_new(disk: &dyn Disk, directory: &Path) -> Result<DiskLock, SpoolError> {
     let path = directory.join(LOCK);
     for _ in 0..CREATE_ATTEMPTS {
@@ -483,7 +497,7 @@ async fn lock_new(disk: &dyn Disk, directory: &Path) -> Result<DiskLock, SpoolEr
     })
 }
 
-/// Removes a directory that holds nothing but its lock. One that stays is found, and removed, by the next mount.
+/// Removes a directory that holds only its lock. If it stays, the next mount removes it.
 async fn remove_directory(disk: &dyn Disk, directory: &Path) {
     let _ = disk.remove(&directory.join(LOCK)).await;
     if let Err(error) = disk.remove_directory(directory).await {

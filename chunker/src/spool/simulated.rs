@@ -1,4 +1,4 @@
-//! A disk in memory that forgets, on a crash, what it may forget, and fails when it is told to.
+//! A simulated disk in memory. A crash loses unsynced data, and tests can make operations fail.
 //!
 //! Owns the rules of what survives: see [`Disk`]. For tests and simulations only.
 
@@ -82,7 +82,8 @@ impl SimulatedDisk {
         Self::default()
     }
 
-    /// From now on writes that would make the files take more than this fail, after half of their bytes.
+    /// From now on, writes that would make the files exceed this size fail after half of their
+    /// bytes.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.0.lock().capacity_bytes = bytes;
     }
@@ -116,7 +117,7 @@ impl SimulatedDisk {
         state.life += 1;
     }
 
-    /// The power is gone: what was not synced is lost, torn, or there all the same, as `entropy` will have it.
+    /// Simulates a power loss: `entropy` decides whether unsynced data is lost, torn, or kept.
     pub fn crash(&self, entropy: &dyn Entropy) {
         self.kill();
         let mut state = self.0.lock();
@@ -186,7 +187,7 @@ impl SimulatedDisk {
     }
 }
 
-/// What a crash leaves of bytes that were not flushed: a beginning, or all of them with a hole.
+/// Returns the remains of unflushed bytes after a crash: a beginning, or all of them with a hole.
 fn tear(bytes: &Bytes, entropy: &dyn Entropy) -> Bytes {
     let length = bytes.len().max(1);
     let place = number(entropy) as usize % length;

@@ -52,9 +52,9 @@ struct World {
     spool: Arc<Spool>,
     sessions: u64,
     puts: u64,
-    /// Every object that anybody ever tried to put, by key.
+    /// Every object that a put was tried for, by key.
     known: BTreeMap<String, Bytes>,
-    /// Those that the spool said it keeps.
+    /// Objects that the spool acknowledged.
     kept: BTreeMap<String, Arc<Spooled>>,
 }
 

@@ -1,7 +1,8 @@
 //! Checks a repository: from the root down to every byte, in the bucket itself.
 //!
-//! Owns the order: keys, root, lists, index objects, data packs, metadata packs, heads, sessions, orphans, and what damage touches. Writes nothing to the bucket. It
-//! is also the oracle of the tests: [`check`] takes a store and a keyring, and says what is wrong.
+//! Owns the order: keys, root, lists, index objects, data packs, metadata packs, heads, sessions,
+//! orphans, affected files. Writes nothing to the bucket. It is also the oracle of the tests:
+//! [`check`] takes a store and a keyring, and reports all damage.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
@@ -40,36 +41,36 @@ use crate::root::state::{ROOT_KEY, Root};
 use crate::volume::error::VolumeError;
 use crate::volume::nodes::Nodes;
 
-/// What the depot that looks blobs up keeps of frames, in bytes: it reads nodes when damage is traced, and nothing else.
+/// Frame cache of the depot that looks blobs up, in bytes: it reads only nodes, to trace damage.
 const CACHE_BYTES: u64 = 32 << 20;
 
-/// How often a check begins anew because the root was replaced while something was missing (protocol.md, rule 10).
+/// Rounds of a check; the root's replacement while an object was missing starts a new one (rule
+/// 10).
 const ROUNDS_MAX: u32 = 3;
 
-/// How a check is made.
+/// Options of a check.
 #[derive(Clone, Debug)]
 pub struct CheckOptions {
     /// How much of the data is read.
     pub data: Sample,
-    /// What this machine remembers of the repository; none to compare with nothing.
+    /// This machine's memory of the repository; `None` compares with nothing.
     pub memory: Option<Arc<dyn GenerationMemory>>,
     /// The oldest generation that is accepted.
     pub min_generation: u64,
-    /// The root as it is found is accepted, whatever this machine remembers.
+    /// Accept the root as it is found, whatever this machine remembers.
     pub accept_rollback: bool,
-    /// Where this machine remembers which snapshots it has seen, and the time of day. A repair that
-    /// condemns keeps what has vanished from all lists; without it, it knows of none.
+    /// This machine's sightings of snapshots, and the time of day. A repair that condemns packs
+    /// keeps vanished snapshots by them; without them it knows of none.
     pub seen: Option<(PathBuf, Timestamp)>,
-    /// A repair gives forgotten snapshots up of which something cannot be read that collections
-    /// need.
+    /// A repair gives up forgotten snapshots of which objects that collections need are unreadable.
     pub gives_up: bool,
-    /// Where the jitter of pauses comes from.
+    /// Source of jitter.
     pub entropy: Arc<dyn Entropy>,
-    /// How long the store is tried.
+    /// Timeouts and back-off.
     pub policy: RetryPolicy,
-    /// How packs are read; 0 workers for simulations.
+    /// Concurrency of pack reads; 0 workers for simulations.
     pub verifier: VerifierConfig,
-    /// Where the check is, for whoever watches.
+    /// Progress, for observers.
     pub progress: Arc<CheckProgress>,
 }
 
@@ -91,7 +92,7 @@ impl Default for CheckOptions {
 }
 
 impl CheckOptions {
-    /// Reads every byte, in the calling task: what tests and simulations ask.
+    /// Options that read every byte in the calling task, for tests and simulations.
     pub fn oracle() -> Self {
         Self {
             data: Sample::All,
@@ -104,64 +105,66 @@ impl CheckOptions {
     }
 }
 
-/// Where a check is.
+/// Progress of a check.
 #[derive(Debug, Default)]
 pub struct CheckProgress {
     /// Bytes of packs that are done.
     pub done_bytes: AtomicU64,
-    /// Bytes of packs that there are; zero until it is known.
+    /// Bytes of all packs; 0 until they are known.
     pub total_bytes: AtomicU64,
-    /// Blobs that were brought back from another repository.
+    /// Blobs that were restored from another repository.
     pub healed_blobs: AtomicU64,
-    /// Bytes of theirs.
+    /// Their bytes.
     pub healed_bytes: AtomicU64,
 }
 
 impl CheckProgress {
-    /// Bytes were read and verified.
+    /// Adds bytes that were read and verified.
     pub fn verified(&self, bytes: u64) {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes need not be read.
+    /// Counts bytes as done that need not be read.
     pub fn passed(&self, bytes: u64) {
         self.verified(bytes);
     }
 }
 
-/// All that a check learned; what repair plans with.
+/// Everything that a check learned; the input of a repair's plan.
 pub struct Findings {
-    /// What was found.
+    /// Problems that were found.
     pub report: Report,
     /// The root's owner, if there is a readable root.
     pub handle: Option<RootHandle>,
-    /// What the lists say.
+    /// Contents of the lists.
     pub listed: Listed,
-    /// What the index says.
+    /// Contents of the index.
     pub indexed: Indexed,
-    /// Packs in the bucket that no index object holds, looked at only if an index object or the root is lost.
+    /// Packs in the bucket that no index object lists; filled only if an index object or the root
+    /// is lost.
     pub unlisted: Vec<PackContents>,
     /// Sizes of all objects, as the bucket lists them.
     pub bucket: BTreeMap<String, u64>,
-    /// What is wrong with packs.
+    /// Damage of packs.
     pub damage: Damage,
-    /// Journals that keep everybody from taking their volume.
+    /// Journals that block every takeover of their volume.
     pub unreplayable: Vec<Unreplayable>,
-    /// What was learned of metadata.
+    /// References that were read in metadata.
     pub learned: Learned,
-    /// Looks up and reads blobs of all packs that were looked at.
+    /// Looks up and reads blobs of all walked packs.
     pub depot: Depot,
     /// Why the root may be of a newer program, if it says so.
     pub newer_root: Option<String>,
-    /// Snapshots that any list in the bucket tells of; looked for only if the root or a list is lost.
+    /// Snapshots in any list of the bucket; filled only if the root or a list is lost.
     pub leftover_snapshots: Vec<SnapshotEntry>,
-    /// The highest epoch that a heartbeat tells of; looked for as above.
+    /// The highest epoch in any heartbeat; filled in the same cases.
     pub leftover_epoch: u64,
     /// The newest generation that this machine remembers.
     pub known_generation: u64,
 }
 
-/// Checks the repository in `store`. Damage is in the report; an error means that the check could not be made.
+/// Checks the repository in `store`. The report names the damage; an error means that the check
+/// failed.
 ///
 /// # Errors
 /// Store errors.
@@ -173,7 +176,7 @@ pub async fn check(
     Ok(examine(store, keyring, options).await?.report)
 }
 
-/// The same, with all that was learned.
+/// Same, and returns everything that the check learned.
 ///
 /// # Errors
 /// Store errors.
@@ -185,7 +188,7 @@ pub async fn examine(
     examine_without(store, keyring, options, &HashSet::new()).await
 }
 
-/// The same, as if some packs that no index object holds were not there.
+/// Same, as if the packs `left_out`, which no index object lists, were absent.
 ///
 /// # Errors
 /// Store errors.
@@ -195,7 +198,7 @@ pub async fn examine_without(
     options: &CheckOptions,
     left_out: &HashSet<PackName>,
 ) -> Result<Findings, RootError> {
-    // What it refuses is told from what it refuses for a while.
+    // Tells persistent refusals from passing ones.
     let store: Arc<dyn Store> = Arc::new(Refusals::of(store));
     let mut round = 1;
     loop {
@@ -245,14 +248,14 @@ async fn once(
     Ok(findings)
 }
 
-/// Everything but packs.
+/// Checks everything but packs.
 async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings, RootError> {
     let options = scan.options;
     let mut report = Report {
         seed: options.data.seed(),
         ..Report::default()
     };
-    // The root before the list of the bucket: what it names is there by then.
+    // The root is read before the bucket is listed: objects that it names are there by then.
     let mut newer_root = None;
     let handle = scan.root(&mut report, &mut newer_root).await?;
     let root = handle.as_ref().map(|handle| handle.current().root.clone());
@@ -315,6 +318,10 @@ fn count(packs: &[PackContents], options: &CheckOptions, report: &mut Report) {
         .store(report.counts.bytes, Ordering::Relaxed);
 }
 
+/// Opens the depot that looks blobs up.
+///
+/// # Errors
+/// Those of [`Depot::open`].
 pub(super) fn open_depot(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
@@ -339,7 +346,7 @@ pub(super) fn open_depot(
     )
 }
 
-/// Whether the store could not be asked: no word on what lies there.
+/// Whether the store did not answer, so that the error proves nothing about the object.
 fn is_outage(error: &DepotError) -> bool {
     match error.cause() {
         DepotError::Store(error) => !error.is_of_one_object(),
@@ -348,11 +355,12 @@ fn is_outage(error: &DepotError) -> bool {
     }
 }
 
-/// What the root or a list names: the object that does, who it is, its tree, its commit record and that record's number, if it is known.
+/// A head that the root or a list names: object with the name, owner, tree, commit record, number.
 type NamedHead = (String, String, Option<Id>, Option<Id>, Option<u64>);
 
 impl Findings {
-    /// Walks packs: data before metadata, so that segments are judged by chunks that are known to be lost.
+    /// Walks data packs before metadata packs, so that segments are judged by the chunks known to
+    /// be lost.
     async fn walk(
         &mut self,
         verifier: &Verifier,
@@ -375,7 +383,8 @@ impl Findings {
             .metadata(packs, &mut self.damage, &mut self.report)
             .await?;
         self.damage.judge(&mut self.report, quarantine, copies);
-        // Without a root, or with a part of the index gone, packs that never were live lie among the others: what those refer to says nothing.
+        // Packs that never were live are among these without a root or a part of the index: their
+        // references prove nothing.
         if self.handle.is_some() && self.unlisted.is_empty() {
             learned.judge(&mut self.damage, &mut self.report);
         }
@@ -383,7 +392,8 @@ impl Findings {
         Ok(())
     }
 
-    /// The packs that are looked at: the index, without what is condemned, and what it may have lost.
+    /// Returns the packs to walk: listed ones that are not condemned, and those that the index
+    /// lacks.
     fn live_packs(&self) -> Vec<PackContents> {
         let condemned = &self.listed.condemned;
         let held = self.indexed.packs.values();
@@ -391,7 +401,7 @@ impl Findings {
         live.chain(&self.unlisted).cloned().collect()
     }
 
-    /// Everything that is judged by a root.
+    /// Runs every check that needs a root.
     async fn judge(&mut self, root: &Root, scan: &Scan<'_>) -> Result<(), RootError> {
         self.heads(root).await?;
         self.trees(root).await?;
@@ -404,7 +414,7 @@ impl Findings {
         if self.indexed.lost.is_empty() {
             let (packs, condemned) = (&self.indexed.packs, &self.listed.condemned);
             let known = |name: &PackName| packs.contains_key(name) || condemned.contains(name);
-            // Sessions may have begun since the root was read, and stored what the list shows.
+            // A newer session may have stored objects of the listing.
             let now = match &self.handle {
                 Some(handle) => Some(handle.refresh().await?),
                 None => None,
@@ -415,7 +425,7 @@ impl Findings {
         self.blame(root).await
     }
 
-    /// What the root and the lists name: trees and commit records, and that these agree.
+    /// Checks that trees and commit records that the root and the lists name exist and agree.
     async fn heads(&mut self, root: &Root) -> Result<(), RootError> {
         let mut named: Vec<NamedHead> = Vec::new();
         for (volume, entry) in &root.volumes {
@@ -463,7 +473,7 @@ impl Findings {
                     return Err(DepotError::Store(error).into());
                 }
                 Err(error @ DepotError::Stalled { .. }) => return Err(error.into()),
-                // It lies in a pack that is damaged, which is said there.
+                // The damage of its pack is reported already.
                 Err(_) => continue,
             };
             let agrees = record.is_some_and(|record| {
@@ -478,7 +488,7 @@ impl Findings {
         Ok(())
     }
 
-    /// Whether all trees are what an honest writer makes.
+    /// Checks that all trees have the form that an honest writer makes.
     async fn trees(&mut self, root: &Root) -> Result<(), RootError> {
         let nodes = Nodes::new(self.depot.clone());
         let mut trees = Trees::new(&nodes);
@@ -492,16 +502,14 @@ impl Findings {
                 Err(VolumeError::Depot(error)) if is_outage(&error) => {
                     return Err(error.as_ref().clone().into());
                 }
-                // What is damaged is told where it lies; what else is wrong is seen once that is
-                // mended.
+                // Damage is reported at its pack; other faults show after its repair.
                 Err(_) => return Ok(()),
             }
         }
         Ok(())
     }
 
-    /// The trees of snapshots, kept and forgotten, and of volumes; those of a volume one after the
-    /// other.
+    /// Returns the trees of kept and forgotten snapshots and of volumes, grouped by volume.
     fn named_trees(&self, root: &Root) -> Vec<Named> {
         let kept = self.listed.snapshots.iter();
         let all = kept.chain(self.listed.trash.iter().map(|entry| &entry.snapshot));
@@ -533,7 +541,7 @@ impl Findings {
     fn count_orphans(&mut self, root: &Root) {
         let lost_index = !self.indexed.lost.is_empty();
         if lost_index {
-            // Which packs are orphans is not known while a part of the index is gone.
+            // Without a part of the index, orphan packs cannot be told from listed ones.
             for pack in &self.unlisted {
                 self.indexed
                     .packs
@@ -555,7 +563,7 @@ impl Findings {
         }
     }
 
-    /// Which snapshots and files are touched by what is lost.
+    /// Finds the snapshots and files that the losses affect.
     async fn blame(&mut self, root: &Root) -> Result<(), RootError> {
         if !self.damage.has_lost() {
             return Ok(());

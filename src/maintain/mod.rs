@@ -1,37 +1,39 @@
-//! Maintenance: is everything there, is it what it should be, and what can be mended.
+//! Maintenance: checks that every object exists and is intact, and repairs what can be repaired.
 //!
-//! Owns what `bkfs check` finds and says. Each piece of work plans first, purely, and then executes. Knows no pack layout: packs are walked by the chunker's
-//! verifier, which reads the bucket and never a cache.
+//! Owns the findings of `bkfs check`. Each piece of work first makes a pure plan, and then executes
+//! it. Knows no pack layout: the chunker's verifier walks packs, in the bucket and never in a
+//! cache.
 //!
 //! | module | |
 //! |---|---|
-//! | [`report`] | what a check found, for people, scripts and tests (pure) |
+//! | [`report`] | findings of a check, for people, scripts and tests (pure) |
 //! | [`layout`] | which object a key of the bucket is (pure) |
-//! | [`sample`] | which packs a partial check reads (pure) |
-//! | [`judge`] | from what was seen of packs to what is damage (pure) |
+//! | [`sample`] | packs that a partial check reads (pure) |
+//! | [`judge`] | decides which packs are damaged (pure) |
 //! | [`check`] | reads the repository and judges it |
-//! | [`scan`] | root, lists, index objects, and what else lies in the bucket |
+//! | [`scan`] | root, lists, index objects, and other objects of the bucket |
 //! | [`contents`] | walks packs: every blob, every reference |
 //! | [`strays`] | commits that no root knows |
 //! | [`journals`] | heartbeats and journals of sessions |
-//! | [`grounds`] | what the spools of ended sessions stand on |
-//! | [`rebuild`] | from what is left to a new root (pure) |
-//! | `abandon` | which forgotten snapshots are given up |
-//! | [`anew`] | brings back what only collection needs |
-//! | [`repair`] | plans what can be mended, and does it |
-//! | `mend` | one replacement of a root with what was planned |
-//! | `refusal` | what a repair refuses to touch |
+//! | [`grounds`] | commits that the spools of ended sessions follow |
+//! | [`rebuild`] | computes a new root from the remains (pure) |
+//! | `abandon` | forgotten snapshots that a repair gives up |
+//! | [`anew`] | restores objects that only collection needs |
+//! | [`repair`] | plans a repair, and executes it |
+//! | `mend` | one replacement of a root by the planned one |
+//! | `refusal` | objects that a repair refuses to touch |
 //! | `refused` | tells a store that refuses one object from one that refuses all |
-//! | [`heal`] | brings back from another repository what is lost here |
-//! | [`scrub`] | verifies all packs in the background, slowly, again and again |
-//! | [`quarantine`] | puts damage in quarantine beside everything else |
+//! | [`heal`] | restores lost blobs from another repository |
+//! | [`scrub`] | verifies all packs in the background, slowly, in cycles |
+//! | [`quarantine`] | puts damage in quarantine, concurrently with writers |
 //! | [`collect`] | frees what nothing needs |
-//! | [`sealing`] | what [`heal`] and [`collect`] have stored, on its way into the root |
-//! | [`blame`] | which snapshots and files damage touches |
+//! | [`sealing`] | commits blobs that [`heal`] and [`collect`] have stored |
+//! | [`blame`] | snapshots and files that damage affects |
 //!
-//! **Memory** of a check: 256 MiB for objects in hand, about 75 bytes for each blob in live packs (75 MB per million chunks, that is per 64 GB of
-//! deduplicated data), 150 bytes per object in the bucket, and 110 bytes per tree node. With damage: also 24 bytes per damaged blob, and what the paths of the
-//! directories of a damaged tree take.
+//! **Memory** of a check: 256 MiB for objects in flight, about 75 bytes for each blob in live packs
+//! (75 MB per million chunks, that is per 64 GB of deduplicated data), 150 bytes per object in the
+//! bucket, and 110 bytes per tree node. With damage: also 24 bytes per damaged blob, and the paths
+//! of the directories of a damaged tree.
 
 mod abandon;
 mod anew;

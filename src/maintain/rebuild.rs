@@ -1,7 +1,8 @@
-//! From what is left of a repository to a new root. Pure.
+//! Computes a new root from the remains of a repository. Pure.
 //!
-//! Owns the rules: which commit record may be a volume's last, which snapshots there were, which sessions left journals that must be replayed, and how far above all that
-//! was ever seen the new generation lies. Who reads what is left, and who writes the root, is [`super::repair`].
+//! Owns the rules: which commit record may be a volume's last, which snapshots existed, which
+//! sessions left journals to replay, and how far the new generation is above all generations ever
+//! seen. [`super::repair`] reads the remains and writes the root.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -15,13 +16,15 @@ use crate::root::sent::Sent;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry, default_name, free_number};
 use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
 
-/// A generation at least so far above what is known to have been: no machine may have seen one that is higher. A million replacements are a year of one busy volume.
+/// Gap between the highest known generation and the new one, so that no machine has seen a higher
+/// one. A million replacements are a year of one busy volume.
 const GENERATION_GAP: u64 = 1_000_000;
 
 /// A record with its id.
 pub type Record = (Id, CommitRecord);
 
-/// The records of each volume, the best candidate for its last commit first: by number, then by time.
+/// Returns the records of each volume, the best candidate for its last commit first: by number,
+/// then by time.
 pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
     let mut volumes: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
     for record in records.iter().filter(|(_, record)| !record.is_beside()) {
@@ -35,14 +38,14 @@ pub fn candidates(records: &[Record]) -> BTreeMap<&str, Vec<&Record>> {
     volumes
 }
 
-/// The records from `tip` back along their parents, as far as they are there.
+/// Returns the records from `tip` back along their parents, as far as they exist.
 pub fn history(records: &[Record], tip: Id) -> Vec<&Record> {
     let by_id: HashMap<Id, &Record> = records.iter().map(|record| (record.0, record)).collect();
     let mut found: Vec<&Record> = Vec::new();
     let mut next = by_id.get(&tip).copied();
     while let Some(record) = next {
         found.push(record);
-        // Numbers go down each time, so no chain is a loop.
+        // Numbers decrease at each step, so no chain is a loop.
         let parent = record
             .1
             .parent
@@ -52,7 +55,7 @@ pub fn history(records: &[Record], tip: Id) -> Vec<&Record> {
     found
 }
 
-/// Snapshots that are known already: their names and numbers are taken.
+/// Snapshots that are known already, whose names and numbers are taken.
 #[derive(Clone, Debug, Default)]
 pub struct Taken {
     names: HashSet<(String, String)>,
@@ -61,7 +64,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// A snapshot is there.
+    /// Adds an existing snapshot.
     pub fn take(&mut self, entry: &SnapshotEntry) {
         self.names
             .insert((entry.volume.clone(), entry.name.clone()));
@@ -69,8 +72,8 @@ impl Taken {
         self.commits.insert(entry.commit);
     }
 
-    /// Takes note of a snapshot that is to be listed, with another number if its own is taken, and
-    /// whether its name was taken. None if it is there already, or all numbers are taken.
+    /// Adds a snapshot that is to be listed, and returns it with a free number and whether its name
+    /// was taken. `None` if its commit is listed already, or all numbers are taken.
     pub fn admit(&mut self, mut entry: SnapshotEntry) -> Option<(SnapshotEntry, bool)> {
         if self.commits.contains(&entry.commit) {
             return None;
@@ -84,7 +87,7 @@ impl Taken {
         Some((entry, is_taken))
     }
 
-    /// The number that a root tries next.
+    /// Returns the number that a root tries next.
     pub fn next_number(&self) -> u16 {
         self.numbers
             .iter()
@@ -93,10 +96,10 @@ impl Taken {
     }
 }
 
-/// The least generation that each record of a volume's `history` (newest first) can have been
-/// committed with, by those that are `known`: each commit takes one more. So what is rebuilt stands
-/// in order between its neighbours, and before all that is made later. A record outside the chain
-/// is put behind the commit that it follows.
+/// Returns the least generation with which each record of a volume's `history` (newest first) can
+/// have been committed, given those that are `known`: each commit takes one more. Rebuilt snapshots
+/// are then in order between their neighbours, and before all later ones. A record outside the
+/// chain comes right after the commit that it follows.
 pub fn generations(history: &[&Record], known: &HashMap<Id, u64>) -> HashMap<Id, u64> {
     let mut found: HashMap<Id, u64> = HashMap::new();
     let (mut sequence, mut last) = (0, 0);
@@ -118,9 +121,10 @@ pub fn generations(history: &[&Record], known: &HashMap<Id, u64>) -> HashMap<Id,
     found
 }
 
-/// The snapshots that a volume's `history` tells of and that are not `taken`, newest first; of two with one name the older one goes to the trash. `listed` are entries of
-/// whatever lists are left, which know numbers that records do not; `generations` tells the
-/// generation of the others. What was forgotten comes back.
+/// Returns the snapshots of a volume's `history` that are not `taken`, newest first; of two with
+/// one name the older one goes to the trash. `listed` are entries of the remaining lists, with
+/// numbers that records lack. `generations` has the generations of the others. Forgotten snapshots
+/// become kept ones.
 pub fn snapshots(
     history: &[&Record],
     listed: &[SnapshotEntry],
@@ -154,7 +158,7 @@ pub fn snapshots(
     (kept, trash)
 }
 
-/// What a record alone tells of its snapshot.
+/// Returns the entry of a snapshot from its record alone.
 fn entry_of(id: Id, record: &CommitRecord, taken: &Taken) -> SnapshotEntry {
     let asked = record.snapshot.clone();
     let (mut name, mut host, mut user, mut tags) = Default::default();
@@ -184,19 +188,19 @@ fn entry_of(id: Id, record: &CommitRecord, taken: &Taken) -> SnapshotEntry {
     }
 }
 
-/// A session that left journals: the volume and who.
+/// A session that left journals, with its volume.
 pub type Left = (String, SessionId);
 
-/// What a machine sent by a session of which no journal is left, and no record covers.
+/// Operations that a machine sent in a session without any journal left, and that no record covers.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Missed {
     /// The session.
     pub session: SessionId,
-    /// The volume of its commits; none if it made none.
+    /// The volume of its commits; `None` if it made none.
     pub volume: Option<String>,
     /// The last operation that a record covers; 0 for none.
     pub covered: u64,
-    /// The last one that the store took.
+    /// The last operation that the store acknowledged.
     pub sent: u64,
 }
 
@@ -215,8 +219,8 @@ impl fmt::Display for Missed {
     }
 }
 
-/// Of what a machine remembers to have `sent`, what is missing as a whole: sessions with `journals`
-/// are compared when those are read.
+/// Returns the sessions in `sent`, this machine's memory, that are missing as a whole. Sessions
+/// with `journals` are compared when those are read.
 pub fn missed(
     records: &[Record],
     journals: &BTreeSet<Left>,
@@ -248,12 +252,12 @@ pub fn missed(
     found
 }
 
-/// What a new root is made of.
+/// Input for a new root.
 #[derive(Clone, Debug)]
 pub struct Remains<'a> {
-    /// Which repository.
+    /// Id of the repository.
     pub repository: RepositoryId,
-    /// Fresh randomness.
+    /// Fresh random bytes.
     pub nonce: [u8; 16],
     /// All commit records.
     pub records: &'a [Record],
@@ -261,14 +265,15 @@ pub struct Remains<'a> {
     pub tips: &'a BTreeMap<String, Id>,
     /// Sessions with journals.
     pub journals: &'a BTreeSet<Left>,
-    /// The highest epoch that any heartbeat tells of.
+    /// The highest epoch in any heartbeat.
     pub epoch: u64,
-    /// The highest generation that this machine or any list tells of.
+    /// The highest generation in this machine's memory or any list.
     pub seen: u64,
 }
 
-/// The new root, without lists and index objects. Sessions that left journals stand in it as ended, so that whoever takes their volume replays them; all others
-/// are gone, and find themselves fenced.
+/// Returns the new root, without lists and index objects. Sessions that left journals are ended in
+/// it, so that the next holder of their volume replays them. All others are absent, and find
+/// themselves fenced.
 pub fn root(remains: &Remains<'_>) -> Root {
     let mut root = Root::new(remains.repository, remains.nonce);
     let by_id: HashMap<Id, &CommitRecord> = remains
@@ -300,15 +305,15 @@ pub fn root(remains: &Remains<'_>) -> Root {
         .max(commits)
         .saturating_mul(2)
         .saturating_add(GENERATION_GAP);
-    // It descends from nothing that can be shown: machines that remember a root ask before they go
-    // on.
+    // Its ancestors are unknown: machines that remember a root ask the user before they go on.
     root.chain = Some(Chain::new(root.generation, Some(remains.seen)));
     root.epoch = remains.epoch.max(1) + 1;
     root.sessions = ended_sessions(remains, &root);
     root
 }
 
-/// The sessions that left journals, in the order in which they committed; one that has not committed yet came after all that have.
+/// Returns the sessions that left journals, in the order of their commits; those without a commit
+/// come last.
 fn ended_sessions(remains: &Remains<'_>, root: &Root) -> BTreeMap<SessionId, Session> {
     let mut left: Vec<(u64, u64, &Left)> = Vec::new();
     for session in remains.journals {

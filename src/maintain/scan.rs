@@ -1,6 +1,7 @@
-//! What lies in the bucket, object by object, but for packs and what sessions own: config, key slots, root, lists, index objects, and what nobody needs.
+//! Reads the bucket object by object: config, key slots, root, lists, index objects, and orphans.
+//! Not packs, and not objects that sessions own.
 //!
-//! Owns the order in which they are read and what is said of each. Writes nothing.
+//! Owns the order of the reads and the problem that each one reports. Writes nothing.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -32,7 +33,7 @@ use crate::root::unlock::damage_of;
 /// Small objects read at the same time.
 const READS_AT_ONCE: usize = 8;
 
-/// What a scan reads with.
+/// Environment of a scan.
 pub struct Scan<'a> {
     /// The bucket.
     pub store: &'a Arc<dyn Store>,
@@ -40,16 +41,16 @@ pub struct Scan<'a> {
     pub keyring: &'a Keyring,
     /// Reads objects.
     pub verifier: &'a Verifier,
-    /// How.
+    /// Timeouts and back-off.
     pub options: &'a CheckOptions,
 }
 
-/// All that the lists of a root say.
+/// Contents of all lists of a root.
 #[derive(Debug, Default)]
 pub struct Listed {
     /// Kept snapshots.
     pub snapshots: Vec<SnapshotEntry>,
-    /// Forgotten ones.
+    /// Forgotten snapshots.
     pub trash: Vec<TrashEntry>,
     /// Condemned packs.
     pub condemned: HashSet<PackName>,
@@ -65,16 +66,19 @@ pub struct Listed {
     pub lost_chain: bool,
 }
 
-/// What the index objects of a root say.
+/// Contents of the index objects of a root.
 #[derive(Debug, Default)]
 pub struct Indexed {
-    /// The packs that they hold, by name.
+    /// Packs that they list, by name.
     pub packs: BTreeMap<PackName, PackContents>,
     /// Index objects that cannot be read.
     pub lost: Vec<IndexRef>,
 }
 
-/// Turns what was learned of one object into a problem; an error of the store stays one.
+/// Turns an object's error into a problem.
+///
+/// # Errors
+/// Errors of the store that are not about one object.
 pub fn as_problem(error: DepotError) -> Result<Problem, RootError> {
     match error {
         DepotError::Missing { object } => Ok(Problem::new(
@@ -85,7 +89,7 @@ pub fn as_problem(error: DepotError) -> Result<Problem, RootError> {
         DepotError::Damaged { object, what } => {
             Ok(Problem::new(object, ProblemKind::Damaged, what))
         }
-        // The config of this repository was read, so it is of a format that is known: what claims to be of another one was changed.
+        // The config was read, so its format is known: another stated format is a later change.
         DepotError::Unreadable { object, source } => {
             Ok(Problem::new(object, ProblemKind::Damaged, source))
         }
@@ -94,7 +98,7 @@ pub fn as_problem(error: DepotError) -> Result<Problem, RootError> {
     }
 }
 
-/// An object that the store does not give.
+/// The problem of an object that the store refuses to give.
 fn unread(error: &StoreError) -> Problem {
     let what = format!("it cannot be read: {}", error.message());
     let kind = match error.kind() {
@@ -104,8 +108,8 @@ fn unread(error: &StoreError) -> Problem {
     Problem::new(error.key(), kind, what)
 }
 
-/// What is wrong with the root. That it is under a master key which the keyring does not hold is
-/// believed only if a key slot states that epoch.
+/// Returns the problem of the root. That its master key is absent from the keyring is believed only
+/// if a key slot states that epoch.
 ///
 /// # Errors
 /// Store errors.
@@ -125,7 +129,7 @@ async fn believed(
     Ok(damage.unwrap_or(error))
 }
 
-/// What makes a root newer than this program, or than the key that is used, and what to use then.
+/// Explains why a root is newer than this program or the key in use, and what to use then.
 fn newer_than_this(error: &RootError) -> Option<String> {
     let RootError::Unopenable { source, .. } = error else {
         return None;
@@ -141,7 +145,7 @@ fn newer_than_this(error: &RootError) -> Option<String> {
     }
 }
 
-/// What an error at an object of the root is in a report.
+/// Turns an error at an object of the root into a problem of the report.
 fn root_problem(error: RootError) -> Result<Problem, RootError> {
     match error {
         RootError::Damaged { key, reason } => Ok(Problem::new(key, ProblemKind::Damaged, reason)),
@@ -160,7 +164,7 @@ fn root_problem(error: RootError) -> Result<Problem, RootError> {
 }
 
 impl Scan<'_> {
-    /// Every key of the bucket with its size in bytes.
+    /// Returns every key of the bucket with its size in bytes.
     ///
     /// # Errors
     /// Store errors.
@@ -168,7 +172,7 @@ impl Scan<'_> {
         self.list_below("").await
     }
 
-    /// The same for keys that begin with `prefix`.
+    /// Same, for keys that begin with `prefix`.
     ///
     /// # Errors
     /// Store errors.
@@ -176,8 +180,8 @@ impl Scan<'_> {
         Ok(listing::all(&**self.store, prefix).await?)
     }
 
-    /// The config, by what `root` tells of it, and every key slot of this repository as far as it
-    /// can be judged without its password.
+    /// Checks the config, also against `root`, and every key slot of this repository as far as
+    /// possible without its password.
     ///
     /// # Errors
     /// Store errors.
@@ -223,9 +227,9 @@ impl Scan<'_> {
             };
             match Slot::open(self.keyring.repository(), name, &object) {
                 Ok(slot) if slot.may_be_of(self.keyring.epoch()) => slots += 1,
-                // Dropped by a rotation, and not deleted; or of one that did not take hold.
+                // A rotation dropped it without deleting it, or never took hold.
                 Ok(_) => {}
-                // Left by a creation that another one overtook; unless it does not verify as that one's either.
+                // An overtaken creation left it, if it verifies as that one's.
                 Err(OpenError::WrongRepository { found })
                     if Slot::open(found, name, &object).is_ok() => {}
                 Err(error) => {
@@ -240,7 +244,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// The rule of locks that the config states, if it is this repository's.
+    /// Returns the lock rule that the config states, if the config is this repository's.
     fn verify_config(&self, object: &[u8]) -> Result<Option<LockRule>, OpenError> {
         let config = Config::open(object)?;
         let found = match config.is_sealed() {
@@ -259,7 +263,7 @@ impl Scan<'_> {
         }
     }
 
-    /// The root, if it can be read; compared with what this machine remembers.
+    /// Returns the root, if it can be read, after a comparison with this machine's memory.
     ///
     /// # Errors
     /// Store errors.
@@ -309,7 +313,7 @@ impl Scan<'_> {
         Ok(Some(handle))
     }
 
-    /// Compares the root with what this machine remembers, which remembers it then.
+    /// Compares the root with this machine's memory, and stores it there.
     async fn compare(&self, handle: &RootHandle, report: &mut Report) -> Result<(), RootError> {
         let Some(memory) = &self.options.memory else {
             return Ok(());
@@ -342,13 +346,13 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// The newest root that this machine remembers.
+    /// The newest root in this machine's memory.
     pub async fn known_mark(&self) -> Option<RootMark> {
         let memory = self.options.memory.as_ref()?;
         memory.recall().await.ok().flatten()
     }
 
-    /// Everything that the root's lists hold. Each list that cannot be read is a problem.
+    /// Returns the contents of the root's lists. Each unreadable list is a problem.
     ///
     /// # Errors
     /// Store errors.
@@ -416,7 +420,8 @@ impl Scan<'_> {
         Ok(listed)
     }
 
-    /// Everything that the root's index objects hold. Each that cannot be read, or that contradicts another, is a problem.
+    /// Returns the contents of the root's index objects. Each one that is unreadable, or
+    /// contradicts another, is a problem.
     ///
     /// # Errors
     /// Store errors.
@@ -450,8 +455,8 @@ impl Scan<'_> {
         Ok(indexed)
     }
 
-    /// What is left of index objects and lists when no root names them: every index object that can be read, every snapshot that any list tells of, and the highest
-    /// epoch of any heartbeat.
+    /// Collects index objects and lists that no root names: adds the packs of every readable index
+    /// object, and returns every snapshot in any list and the highest epoch of any heartbeat.
     ///
     /// # Errors
     /// Store errors.
@@ -497,8 +502,8 @@ impl Scan<'_> {
         Ok((snapshots, epoch))
     }
 
-    /// Packs in the bucket that are not among `known`, as they describe themselves. Asked only when a part of the index is lost: each may then be one that is needed, so
-    /// that one which does not describe itself is a problem.
+    /// Describes packs in the bucket that are not among `known`. Runs only if a part of the index
+    /// is lost: every such pack may be needed, so that an unreadable description is a problem.
     ///
     /// # Errors
     /// Store errors.
@@ -533,7 +538,7 @@ impl Scan<'_> {
     }
 }
 
-/// Counts what the root does not need.
+/// Counts objects that the root does not need.
 pub fn count_orphans(
     root: &Root,
     packs: &BTreeMap<PackName, PackContents>,
@@ -577,7 +582,7 @@ pub fn count_orphans(
     }
 }
 
-/// All lists that a root names.
+/// Returns all lists that a root names.
 pub fn list_refs(root: &Root) -> impl Iterator<Item = &ListRef> {
     let condemned = root.condemned.iter().map(|condemned| &condemned.list);
     let lists = root.snapshots.iter().chain(&root.trash);

@@ -1,7 +1,10 @@
-//! Marking: from a root to all that is needed, reading metadata packs and nothing else (protocol.md, rule 8a).
+//! Marking: from a root to all needed blobs. Reads metadata packs and nothing else
+//! (docs/PROTOCOL.md, rule 8a).
 //!
-//! Owns the walk. Writes nothing. Whatever it is shown later, a newer root or a pack that stays after all, adds to the marks that there are, and costs only what differs: but only within an
-//! epoch. Another collector moves what is needed to new packs, and what refers to it was followed to where it lay before: so a root of another epoch is marked from the beginning.
+//! Owns the walk. Writes nothing. A later call, with a newer root or a pack that stays after all,
+//! adds to the marks and costs only the difference, but only within an epoch. Another collector
+//! moves needed blobs to new packs, and references were followed to the old ones: so a root of
+//! another epoch is marked from the beginning.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -33,11 +36,12 @@ const INDEXES_AT_ONCE: usize = 4;
 /// Metadata packs read at the same time, each within the verifier's budget.
 const PACKS_AT_ONCE: usize = 4;
 
-/// What to do where something that is needed cannot be read.
+/// Advice for a needed object that cannot be read.
 pub const WAY_OUT: &str = "bkfs check names the snapshots that need it; if nothing brings it back, \
     bkfs forget them, and bkfs check --repair --give-up-forgotten gives them up";
 
-/// What an object of a metadata pack refers to. Records refer weakly: to the one before, if it is there, so that a lost root can be rebuilt from the chain.
+/// Returns the references of an object in a metadata pack. Records refer weakly to their parent, if
+/// it exists, so that a lost root can be rebuilt from the chain.
 fn refers_to(blob: &Found) -> Below {
     match blob.kind {
         Kind::Commit => {
@@ -51,26 +55,26 @@ fn refers_to(blob: &Found) -> Below {
     }
 }
 
-/// When forgotten snapshots cannot be brought back any more.
+/// Decides when forgotten snapshots expire.
 #[derive(Clone, Debug)]
 pub struct Expiry {
     /// The beginning of the undelete window.
     pub before: Timestamp,
-    /// Its end: when the trash was looked at.
+    /// Its end: the time when the trash was read.
     pub now: Timestamp,
-    /// What was seen of the trash, then and earlier.
+    /// Sightings of the trash, then and earlier.
     pub seen: Sightings,
 }
 
 impl Expiry {
-    /// Whether this snapshot was forgotten before the window, by its own date and by what was seen.
+    /// Whether this snapshot was forgotten before the window, by its own date and by the sightings.
     pub fn has_come(&self, entry: &TrashEntry) -> bool {
         let since = self.seen.since(entry).unwrap_or(self.now);
         entry.forgotten <= self.before && since <= self.before
     }
 
-    /// The commits of those in the trash of which this is so, and how many more would be if their
-    /// own dates counted.
+    /// Returns the commits of such snapshots in the trash, and how many more there would be by
+    /// their own dates alone.
     pub fn of_trash(&self, trash: &[Arc<Vec<TrashEntry>>]) -> (Vec<Id>, u64) {
         let old = trash.iter().flat_map(|shard| shard.iter());
         let old = old.filter(|entry| entry.forgotten <= self.before);
@@ -80,50 +84,51 @@ impl Expiry {
     }
 }
 
-/// Marks what roots need.
+/// Marks the blobs that roots need.
 pub struct Marker {
     /// Reads packs and index objects, from the bucket and never from a cache.
     pub verifier: Arc<Verifier>,
-    /// Looks blobs up, in the index of the root that was shown last.
+    /// Looks blobs up in the index of the latest root.
     pub depot: Depot,
     /// Loads lists.
     pub lists: Lists,
-    /// What was marked so far.
+    /// Marks so far.
     pub marks: Marks,
-    /// Live packs of the root that was shown last.
+    /// Live packs of the latest root.
     pub live: HashSet<PackName>,
-    /// Which forgotten snapshots need nothing any more.
+    /// Decides which forgotten snapshots expire.
     pub expiry: Expiry,
-    /// What is needed though no list names it: snapshots that have vanished.
+    /// Needed objects that no list names: those of vanished snapshots.
     pub vanished: Vec<Vanished>,
-    /// Set while it is not known which packs are condemned.
+    /// Set while the condemned packs are not known.
     pub doubt: Option<Doubt>,
-    /// In doubt: what the root alone needs, before that was marked which is needed beyond rule 3.
+    /// In doubt: marks of the root alone, before those beyond rule 3.
     firm: Option<Marks>,
     /// In doubt: heads of the root for which rule 3 may not hold.
     unproven: Vec<(Kind, Id)>,
-    /// What is known to be damaged in the root that was shown last.
+    /// Known damage in the latest root.
     quarantine: HashSet<Place>,
-    /// Metadata packs as the index has them, to be walked.
+    /// Metadata packs of the index, to be walked.
     metadata: HashMap<PackName, PackContents>,
     known: HashSet<PackName>,
     held: HashMap<PackName, Vec<PackName>>,
-    /// What was read of metadata packs and not followed so far.
+    /// References that were read in metadata packs and not followed so far.
     references: References,
     /// Metadata packs that were read.
     pub packs_read: u64,
-    /// The epoch of the roots that were marked.
+    /// The epoch of the marked roots.
     epoch: Option<u64>,
 }
 
-/// Whether a pack is own to a session of the root, at or above its floor: never garbage (rules 2 and 8).
+/// Whether a pack belongs to a session of the root, at or above its floor. Such a pack is never
+/// garbage (rules 2 and 8).
 pub fn is_own(root: &Root, pack: &PackName) -> bool {
     let session = root.sessions.get(&SessionId(pack.session));
     session.is_some_and(|session| pack.sequence >= session.floor)
 }
 
 impl Marker {
-    /// With nothing marked.
+    /// Returns a marker without marks.
     pub fn new(verifier: Arc<Verifier>, depot: Depot, lists: Lists, expiry: Expiry) -> Self {
         Self {
             verifier,
@@ -146,10 +151,12 @@ impl Marker {
         }
     }
 
-    /// Step `CollectMark`. Marks all that `root` needs; of what was marked for another root of the same epoch nothing is read again.
+    /// Step `CollectMark`. Marks everything that `root` needs. Reads nothing again that it read for
+    /// another root of the same epoch.
     ///
     /// # Errors
-    /// `Damaged` if something that is needed is in no live pack, or cannot be read: then nothing may be collected. Store errors.
+    /// `Damaged` if a needed object is in no live pack, or cannot be read: nothing may be collected
+    /// then. Store errors.
     pub async fn mark(&mut self, root: &Root) -> Result<(), RootError> {
         if self.epoch != Some(root.epoch) {
             self.start_over();
@@ -165,7 +172,8 @@ impl Marker {
         for (kind, id) in self.heads(root).await? {
             self.need(kind, id)?;
         }
-        // Packs of sessions at work stay, and with them all that their objects refer to, reachable or not.
+        // Packs of live sessions stay, with everything that their objects refer to, reachable or
+        // not.
         let own: Vec<PackName> = self
             .live
             .iter()
@@ -177,8 +185,8 @@ impl Marker {
         self.mark_beyond().await
     }
 
-    /// Marks what is needed though no list of the root names it: after all the rest, since it proves
-    /// no pack alive. What the next root needs of it proves its packs then.
+    /// Marks needed objects that no list of the root names. Runs last, since these prove no pack
+    /// live; once the next root needs them, they prove their packs.
     async fn mark_beyond(&mut self) -> Result<(), RootError> {
         let trees = self.vanished.iter().filter_map(|gone| gone.tree);
         let mut heads: Vec<(Kind, Id)> = trees.map(|tree| (Kind::Node, tree)).collect();
@@ -197,7 +205,7 @@ impl Marker {
         self.follow().await
     }
 
-    /// What the root itself needs.
+    /// Marks what the root itself needs.
     pub fn firm(&self) -> &Marks {
         self.firm.as_ref().unwrap_or(&self.marks)
     }
@@ -214,7 +222,7 @@ impl Marker {
         }
     }
 
-    /// The packs that `root` names as condemned, as far as that is known.
+    /// Returns the packs that `root` names as condemned, as far as they are known.
     ///
     /// # Errors
     /// Those of [`Lists::condemned`].
@@ -225,7 +233,7 @@ impl Marker {
         }
     }
 
-    /// The index of `root`, and which packs are live in it.
+    /// Loads the index of `root`, and its live packs.
     async fn learn(&mut self, root: &Root) -> Result<(), RootError> {
         let condemned = self.condemned(root).await?;
         self.quarantine = self.lists.quarantine(root).await?;
@@ -262,9 +270,9 @@ impl Marker {
         Ok(())
     }
 
-    /// Trees and commit records of volumes, snapshots, what the trash still holds, and grounds. In
-    /// doubt, those of snapshots that were listed from their commit records alone go to `unproven`:
-    /// what they need may have been condemned.
+    /// Returns the trees and commit records of volumes, snapshots, unexpired trash, and grounds. In
+    /// doubt, snapshots that were listed from their commit records alone go to `unproven`: packs
+    /// that they need may have been condemned.
     async fn heads(&mut self, root: &Root) -> Result<Vec<(Kind, Id)>, RootError> {
         let mut heads = Vec::new();
         for volume in root.volumes.values() {
@@ -295,7 +303,7 @@ impl Marker {
         Ok(heads)
     }
 
-    /// Those of some lists of snapshots that are not known to be lost.
+    /// Returns the heads of those lists of snapshots that are not known to be lost.
     pub fn readable(&self, lists: &[ListRef]) -> Vec<ListRef> {
         let is_lost = |list: &ListRef| {
             let doubt = self.doubt.as_ref();
@@ -308,7 +316,7 @@ impl Marker {
             .collect()
     }
 
-    /// The commits that a spool may follow, with their trees.
+    /// Returns the commits that a spool may follow, with their trees.
     async fn heads_of_ground(&self, ground: &Ground) -> Result<Vec<(Kind, Id)>, RootError> {
         let mut heads = Vec::new();
         for id in ground.records() {
@@ -332,7 +340,8 @@ impl Marker {
         Ok(heads)
     }
 
-    /// All live copies of a blob are needed, since which of them is good is not known; but those in quarantine only if there is no other.
+    /// Marks all live copies of a blob, since it is not known which are good. Copies in quarantine
+    /// count only if there is no other.
     fn need(&mut self, kind: Kind, id: Id) -> Result<(), RootError> {
         let doubt = self.doubt.as_ref();
         let may_lack = doubt.is_some_and(|doubt| doubt.may_lack(kind));
@@ -345,7 +354,8 @@ impl Marker {
         Err(RootError::damaged("the repository", what))
     }
 
-    /// What is good to have, but not if all that is left of it is known to be damaged: it would only hold that back.
+    /// Marks a blob that is only useful, unless all its copies are known to be damaged: the mark
+    /// would only keep damaged packs.
     fn want_if_whole(&mut self, id: Id) {
         let copies = self.depot.slots_of(&id.prefix());
         let is_good = |(pack, frame, _): &(PackName, u16, u16)| self.is_good(pack, *frame);
@@ -354,18 +364,19 @@ impl Marker {
         }
     }
 
-    /// What is known to be damaged in the root that was shown last.
+    /// Returns the known damage of the latest root.
     pub fn quarantine(&self) -> &HashSet<Place> {
         &self.quarantine
     }
 
-    /// Whether nothing is known of damage to this frame.
+    /// Whether no damage of this frame is known.
     fn is_good(&self, pack: &PackName, frame: u16) -> bool {
         let quarantined = |frame| self.quarantine.contains(&Place { pack: *pack, frame });
         !quarantined(Some(frame)) && !quarantined(None)
     }
 
-    /// True if there is a copy. Of what `is_needed` one is in a live pack, by rule 3.
+    /// Marks the copies of a blob; true if there is one. By rule 3, a blob with `is_needed` has a
+    /// copy in a live pack.
     fn want(&mut self, id: Id, is_needed: bool) -> bool {
         let mut copies = self.depot.slots_of(&id.prefix());
         copies.retain(|(pack, ..)| self.live.contains(pack));
@@ -382,11 +393,11 @@ impl Marker {
         needed.fold(false, |any, is_there| any | is_there)
     }
 
-    /// Follows all references, until nothing new is needed.
+    /// Follows all references, until no new blob is needed. In doubt it skips unreadable packs, so
+    /// that all of them are known afterwards.
     ///
     /// # Errors
-    /// As of [`Self::mark`].
-    /// In doubt it goes on past packs that cannot be read, so that all of them are known then.
+    /// Those of [`Self::mark`].
     pub async fn follow(&mut self) -> Result<(), RootError> {
         let mut unreadable = None;
         while let Some(pack) = self.marks.next_open() {
@@ -419,14 +430,15 @@ impl Marker {
         unreadable.map_or(Ok(()), Err)
     }
 
-    /// Follows what is due of a pack, as far as it is known what that refers to. True if nothing is left to be followed.
+    /// Follows the due references of a pack that were read. True if no reference of it is left to
+    /// follow.
     fn follow_known(&mut self, pack: PackName) -> Result<bool, RootError> {
-        // Objects of one pack lead to each other, in either direction.
+        // Objects of one pack refer to each other, in either direction.
         while self.follow_once(pack)? {}
         Ok(self.marks.close(pack))
     }
 
-    /// Goes through a pack once; true if anything was followed.
+    /// Walks the due references of a pack once; true if any was followed.
     fn follow_once(&mut self, pack: PackName) -> Result<bool, RootError> {
         let mut from = (0, 0);
         let mut is_any = false;
@@ -446,20 +458,21 @@ impl Marker {
                     kind => self.need(kind, id)?,
                 }
             }
-            // Not before: if one of them is not there, the next root may have it.
+            // Not before: if a referred object is absent, the next root may have it.
             self.marks.followed(pack, place.0, place.1);
             self.references.followed(&pack, place);
             (from, is_any) = (place, true);
         }
     }
 
-    /// Reads a pack, and with it others that wait, and keeps what their objects refer to. Returns what is wrong with this one.
+    /// Reads a pack, together with others that wait, and keeps their references. Returns the damage
+    /// of this pack.
     async fn read(&mut self, pack: PackName) -> Result<Option<PackDamage>, RootError> {
         let others = self
             .marks
             .open()
             .filter(|other| *other != pack && !self.references.holds(other));
-        // It comes last, so that the others cannot push it out.
+        // It comes last, so that the others cannot evict it.
         let mut names: Vec<PackName> = others.take(PACKS_AT_ONCE - 1).collect();
         names.push(pack);
         let mut contents = Vec::new();
@@ -489,7 +502,8 @@ impl Marker {
         Ok(damage)
     }
 
-    /// All packs that the index objects of a root hold, condemned ones too. To be asked after the root was marked.
+    /// Returns all packs that the index objects of a root list, condemned ones included. Call it
+    /// after the root was marked.
     pub fn listed(&self, root: &Root) -> BTreeSet<PackName> {
         let held = root
             .index
@@ -498,10 +512,10 @@ impl Marker {
         held.flatten().copied().collect()
     }
 
-    /// What a marked pack holds, to be walked.
+    /// Returns the contents of a marked pack, to be walked.
     ///
     /// # Errors
-    /// Store errors; `Damaged` if its footer cannot be read, or no root that was marked knows the pack.
+    /// Store errors; `Damaged` if the footer cannot be read, or no marked root knows the pack.
     pub async fn contents(&self, name: PackName) -> Result<PackContents, RootError> {
         if let Some(contents) = self.metadata.get(&name) {
             return Ok(contents.clone());

@@ -1,24 +1,27 @@
-//! Collection: frees what no snapshot, volume or session needs, beside whoever writes (protocol.md, rule 8).
+//! Collection: frees objects that no snapshot, volume or session needs, concurrently with writers
+//! (docs/PROTOCOL.md, rule 8).
 //!
-//! Owns the order: the bucket is listed, the root is read, marked and judged (a plan that changes nothing); then what is needed of sparse packs is stored again, the packs that go are
-//! condemned in one replacement of the root, and what was condemned before and nobody can need any more is deleted. Each step leaves a repository that is whole, so that a collector that dies
-//! is followed by another that goes on from the root.
+//! Owns the order. The bucket is listed; the root is read, marked and judged (a plan that changes
+//! nothing). Then the needed blobs of sparse packs are stored again, and one replacement of the
+//! root condemns the packs that go. Packs that were condemned before, and that no session can need
+//! any more, are deleted. Each step leaves a whole repository, so that another collector goes on
+//! from the root if this one dies.
 //!
 //! | module | |
 //! |---|---|
-//! | [`marks`] | what is needed, as bits (pure) |
-//! | [`mark`] | from a root to marks |
+//! | [`marks`] | needed blobs, as bits (pure) |
+//! | [`mark`] | marks what a root needs |
 //! | [`doubt`] | which packs are live while lists of condemned ones are lost (pure) |
-//! | [`references`] | what was read for that and is not needed so far (pure) |
-//! | [`plan`] | from marks to what is done (pure) |
-//! | [`condemn`] | stores again, and replaces the root |
-//! | [`rebuilt`] | snapshots that were listed while it was not known what is condemned |
-//! | [`renew`] | condemns anew what a list may have named that cannot be read |
+//! | [`references`] | references that were read for marking and are not needed so far (pure) |
+//! | [`plan`] | from marks to a plan (pure) |
+//! | [`condemn`] | stores blobs again, and replaces the root |
+//! | [`rebuilt`] | snapshots that were listed while the condemned packs were unknown |
+//! | [`renew`] | condemns anew the packs that an unreadable list may have named |
 //! | [`sweep`] | deletes |
-//! | [`sightings`] | what this machine has seen of snapshots |
-//! | `whole` | of which trees nothing is lacking |
-//! | [`share`] | how much is gone, and whether that is too much to delete it unasked |
-//! | [`locks`] | what the bucket keeps locked |
+//! | [`sightings`] | this machine's sightings of snapshots |
+//! | `whole` | trees of which nothing is missing |
+//! | [`share`] | the share that is gone, and whether deletion needs consent |
+//! | [`locks`] | objects that the bucket keeps locked |
 
 pub mod condemn;
 pub mod doubt;
@@ -65,49 +68,48 @@ use crate::root::listing;
 use crate::root::session::OpenSession;
 use crate::root::state::{Condemned, Root};
 
-/// What is asked of a collection.
+/// Options of a collection.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long a forgotten snapshot can be brought back, from when this machine first saw it
-    /// forgotten.
+    /// How long a forgotten snapshot can be restored, counted from the time when this machine first
+    /// saw it forgotten.
     pub undelete_window: SignedDuration,
-    /// How hard it works.
+    /// How thoroughly it works.
     pub effort: Effort,
-    /// For how many days what is needed is to be locked, if not as the repository's config has it.
+    /// Lock period of needed objects in days, if it differs from the repository's config.
     pub lock_days: Option<u32>,
-    /// Where this machine remembers what it has seen; without one each collection sees all for the
-    /// first time.
+    /// This machine's sightings; without them each collection sees everything for the first time.
     pub state_dir: Option<PathBuf>,
 }
 
-/// What a collection would do, and what it has seen of the repository.
+/// Plan of a collection, and its view of the repository.
 pub struct Prospect {
-    /// What becomes of packs.
+    /// The plan for packs.
     pub plan: Plan,
-    /// Forgotten snapshots that will not come back any more.
+    /// Forgotten snapshots that expire.
     pub expired: u64,
-    /// Those whose date is older than the window, and that this machine has not known as forgotten
-    /// for so long.
+    /// Forgotten snapshots older than the window by their own date, which this machine has known as
+    /// forgotten for less.
     pub dated_back: u64,
     /// Snapshots that have vanished from all lists, and are kept.
     pub vanished: Vec<Vanished>,
-    /// Those of which something is gone already.
+    /// Vanished snapshots of which objects are gone already.
     pub lost: Vec<Vanished>,
-    /// Objects other than packs that nothing needs.
+    /// Unneeded objects other than packs.
     pub orphans: BTreeMap<String, u64>,
     /// Packs that were condemned before and can be deleted now.
     pub free_packs: u64,
     /// Packs that were condemned before and are held back.
     pub held_packs: u64,
-    /// Who holds them back.
+    /// Sessions that hold them back.
     pub holding: Vec<Holding>,
-    /// What the bucket keeps locked; none in a repository without locks.
+    /// Objects that the bucket keeps locked; `None` in a repository without locks.
     pub locks: Option<Locks>,
-    /// How much of what was held is gone.
+    /// The share of the held bytes that is gone.
     pub count: Count,
     /// Requests made so far.
     pub requests_made: u64,
-    /// About how many requests follow.
+    /// Estimate of the requests that follow.
     pub requests: u64,
     bucket: BTreeMap<String, u64>,
     view: Arc<RootView>,
@@ -116,18 +118,18 @@ pub struct Prospect {
     memory: SightingsFile,
 }
 
-/// What a collection did.
+/// Results of a collection.
 #[derive(Clone, Debug, Default)]
 pub struct Collected {
-    /// What was condemned.
+    /// Packs that were condemned.
     pub condemned: Done,
     /// Packs deleted.
     pub deleted_packs: u64,
-    /// Bytes of theirs, as far as they were listed.
+    /// Their bytes, as far as they were listed.
     pub deleted_bytes: u64,
     /// Other objects deleted.
     pub deleted_orphans: u64,
-    /// Who holds back what is condemned and still there.
+    /// Sessions that hold back condemned packs that still exist.
     pub holding: Vec<Holding>,
     /// Packs that are held back.
     pub held_packs: u64,
@@ -145,7 +147,7 @@ impl Prospect {
         !has_packs && self.expired == 0 && self.orphans.is_empty() && !is_due
     }
 
-    /// Takes note of what is needed, for a collection that has nothing to do.
+    /// Records what is needed, for a collection that has nothing to do.
     pub async fn remember(self) {
         self.count.remember().await;
     }
@@ -156,12 +158,12 @@ impl Prospect {
     }
 }
 
-/// Every key of the bucket with its size in bytes.
+/// Returns every key of the bucket with its size in bytes.
 async fn list(store: &dyn Store) -> Result<BTreeMap<String, u64>, RootError> {
     Ok(listing::all(store, "").await?)
 }
 
-/// The packs among the keys of the bucket, with their sizes in bytes.
+/// Returns the packs among the keys of the bucket, with their sizes in bytes.
 fn packs(bucket: &BTreeMap<String, u64>) -> impl Iterator<Item = (PackName, u64)> {
     bucket
         .iter()
@@ -171,16 +173,17 @@ fn packs(bucket: &BTreeMap<String, u64>) -> impl Iterator<Item = (PackName, u64)
         })
 }
 
-/// Looks at the repository and plans. Changes nothing.
+/// Reads the repository and plans. Changes nothing in the bucket.
 ///
 /// # Errors
-/// `Damaged` if something that is needed is missing: then nothing may be collected. Store errors.
+/// `Damaged` if a needed object is missing: nothing may be collected then. Store errors.
 pub async fn prospect(
     repository: &Repository,
     options: &Options,
     now: Timestamp,
 ) -> Result<Prospect, RootError> {
-    // The bucket before the root: what is in it and in no root then belongs to a session that has left, or stands in the root with its floor.
+    // The bucket is listed before the root is read. An object of the listing that is in no root
+    // then belongs to a session that has left, or whose entry in the root has a floor.
     let handle = &repository.handle;
     let bucket = list(&**handle.store()).await?;
     let before = now
@@ -245,7 +248,7 @@ pub async fn prospect(
     })
 }
 
-/// About how many requests a plan takes that lets so many snapshots expire, with packs of so many
+/// Estimates the requests of a plan that lets this many snapshots expire, with packs of this many
 /// bytes.
 fn requests(plan: &Plan, expired: u64, pack_bytes: u64) -> u64 {
     if plan.is_empty() && expired == 0 {
@@ -256,7 +259,7 @@ fn requests(plan: &Plan, expired: u64, pack_bytes: u64) -> u64 {
     plan.rewritten.len() as u64 + packs_written + 8 + 2 * candidates
 }
 
-/// How much of what was needed is gone, by what this machine remembers.
+/// Returns the share of the needed objects that is gone, by this machine's memory.
 async fn count(
     marker: &Marker,
     plan: &Plan,
@@ -299,7 +302,7 @@ async fn count(
     }
 }
 
-/// A marker that has seen nothing of the trash so far.
+/// Returns a marker that has seen nothing of the trash so far.
 fn marker(repository: &Repository, before: Timestamp, now: Timestamp) -> Result<Marker, RootError> {
     let expiry = Expiry {
         before,
@@ -310,8 +313,8 @@ fn marker(repository: &Repository, before: Timestamp, now: Timestamp) -> Result<
     Ok(Marker::new(verifier(repository)?, depot, lists, expiry))
 }
 
-/// Takes note of the snapshots in the lists of `root`, and of those that have vanished. What is
-/// whole of these is needed from now on; the rest is returned.
+/// Records the snapshots in the lists of `root`, and those that have vanished. Whole ones of these
+/// are needed from now on; the rest is returned.
 async fn look_for_vanished(
     root: &Root,
     memory: &SightingsFile,
@@ -348,7 +351,8 @@ async fn look_for_vanished(
     Ok(lost)
 }
 
-/// What of these condemned packs waits for its lock, and whether the locks of live ones are to be extended.
+/// Returns which of these condemned packs wait for the end of their locks, and whether locks of
+/// live packs are due for extension.
 async fn look_at_locks(
     repository: &Repository,
     rule: Option<(LockRule, Timestamp)>,
@@ -373,10 +377,10 @@ async fn look_at_locks(
     }))
 }
 
-/// Reads the objects of a repository, from the bucket and never from a cache.
+/// Returns the reader of a repository's objects, in the bucket and never in a cache.
 ///
 /// # Errors
-/// There are no threads to be had.
+/// No threads can be started.
 pub fn verifier(repository: &Repository) -> Result<Arc<Verifier>, RootError> {
     let depot = &repository.depot;
     let config = VerifierConfig {
@@ -393,10 +397,11 @@ pub fn verifier(repository: &Repository) -> Result<Arc<Verifier>, RootError> {
     )?))
 }
 
-/// Does what was planned.
+/// Executes a plan. Dropped, it leaves a whole repository, from which another collection goes on.
 ///
 /// # Errors
-/// [`RootError::TooMuch`] if a person has to say first that it is meant. What was planned was not done, or not all of it; the repository is whole all the same, and another collection goes on.
+/// [`RootError::TooMuch`] if a person must confirm first. Store errors: the plan was not executed,
+/// or not all of it. The repository is whole all the same, and another collection goes on.
 pub async fn collect(repository: &Repository, prospect: Prospect) -> Result<Collected, RootError> {
     if prospect.count.is_refused() {
         let share = &prospect.count.share;
@@ -416,10 +421,11 @@ pub async fn collect(repository: &Repository, prospect: Prospect) -> Result<Coll
     collected
 }
 
-/// Asks the store whether this key may delete, before anything is changed: one that can only add and read is enough for a writer, and must not begin what it cannot end.
+/// Asks the store whether this key may delete, before any change. A writer needs only a key that
+/// can add and read, and such a key must not begin a collection that it cannot end.
 ///
 /// # Errors
-/// What the store answers.
+/// The store's answer.
 pub async fn may_delete(handle: &RootHandle) -> Result<(), RootError> {
     let mut random = [0; 8];
     handle.entropy().fill(&mut random);
@@ -466,7 +472,7 @@ async fn work(
     }
     handle
         .while_it_stands(async |view| {
-            // What this session needed is in the root, or nobody needs it: it holds nothing back any more.
+            // The root names all that this session needed, or no session needs it any more.
             session.heartbeat().base().raise(view.root.epoch);
             let (free, holding) = free_epochs(handle, &view.root, Some(session.id())).await?;
             collected.holding = holding;
@@ -498,7 +504,8 @@ async fn work(
     Ok(collected)
 }
 
-/// Which of these condemned packs a lock protects still: what was seen when it was planned is not asked again.
+/// Returns which of these condemned packs are still locked. Packs that the plan saw are not asked
+/// for again.
 async fn still_waiting(
     handle: &RootHandle,
     locks: &Locks,
@@ -517,7 +524,7 @@ fn is_among(waiting: &Waiting, key: &str) -> bool {
     matches!(place_of(key), Place::Named(_, name) if waiting.contains_key(&name))
 }
 
-/// The keys under which the packs of these epochs may lie.
+/// Returns the keys under which the packs of these epochs may lie.
 async fn keys_of(
     repository: &Repository,
     root: &Root,

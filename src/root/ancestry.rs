@@ -117,8 +117,10 @@ pub async fn require_descent(
 pub(super) struct Rebuilds(OnceLock<(RootMark, u64)>);
 
 impl Rebuilds {
-    /// Accepts a judgement that a root was rebuilt, and records it. Passes every other judgement
-    /// on.
+    /// Accepts a judgement that a root was rebuilt, and records it.
+    ///
+    /// # Errors
+    /// Every other error of `judged`.
     pub(super) fn bear(&self, judged: Result<(), RootError>) -> Result<(), RootError> {
         match judged {
             Err(error @ RootError::Rebuilt { known, lost }) => {

@@ -1,9 +1,10 @@
-//! Whether what this machine sent was carried out, once its session has left the root.
+//! Finds operations that this machine sent and that no commit covers, once their session has left
+//! the root.
 //!
-//! Owns the search. The commits of a volume tell how far each covers its own session, and how far
-//! those that it carried out. A session leaves the root without that if its journals were gone
-//! before another machine took the volume over, which could not miss the newest; and if the root was
-//! lost.
+//! Owns the search. Each commit of a volume states how far it covers its own session, and the
+//! sessions that it replayed. A session leaves the root uncovered if its journals were gone before
+//! another machine took the volume over, which cannot notice that the newest ones are absent; or if
+//! the root was lost.
 
 use super::error::{ErrorKind, RootError};
 use super::handle::RootHandle;
@@ -18,23 +19,23 @@ use jiff::Timestamp;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-/// Records read at most, one for each commit: what lies further back is not looked for.
+/// Most records that are read, one for each commit. Older ones are not searched.
 const RECORDS_MAX: u32 = 4096;
 
-/// What this machine sent, and no commit covers.
+/// Operations that this machine sent and no commit covers.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Uncarried {
     /// The session, which has left the root.
     pub session: SessionId,
-    /// The last operation that the store took.
+    /// The last operation that the store acknowledged.
     pub sent: u64,
     /// The last one that a commit covers; 0 for none.
     pub covered: u64,
-    /// The newest commit that carried any of it out; none if no commit did.
+    /// The newest commit that replayed any of them; `None` if no commit did.
     pub after: Option<CarriedBy>,
 }
 
-/// A commit that carried out what a session had sent.
+/// A commit that replayed operations of a session.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct CarriedBy {
     /// Its volume.
@@ -71,10 +72,13 @@ impl fmt::Display for Uncarried {
     }
 }
 
-/// Reads commit records.
+/// Source of commit records.
 #[async_trait]
 pub trait Records: Send + Sync {
-    /// The record of this id. An error of kind `Damaged` says that it is not to be had.
+    /// Returns the record of this id.
+    ///
+    /// # Errors
+    /// An error of kind `Damaged` if the record cannot be had; store errors.
     async fn record(&self, id: Id) -> Result<Bytes, RootError>;
 }
 
@@ -85,9 +89,9 @@ impl Records for Depot {
     }
 }
 
-/// Forgets what this machine remembers of sessions that have left the root, as far as commits cover
-/// what it sent. Returns those of which they do not: they stay remembered. Of a session whose commits
-/// cannot be found nothing is said.
+/// Forgets this machine's notes about sessions that have left the root, as far as commits cover
+/// what it sent. Returns the sessions that commits do not cover; their notes stay. A session whose
+/// commits cannot be found is not reported. Dropped, it leaves the notes to the next call.
 ///
 /// # Errors
 /// Store errors.

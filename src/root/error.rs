@@ -1,6 +1,7 @@
-//! Errors of the root and of all that hangs on it, in few kinds that say what the caller should do.
+//! Errors of the root and of all modules above it, in few kinds that say what the caller should do.
 //!
-//! Owns [`RootError`] and [`ErrorKind`]. Exit codes and errno values are made of the kind elsewhere (the command line, the errno table).
+//! Owns [`RootError`] and [`ErrorKind`]. The command line maps kinds to exit codes, and the errno
+//! table maps them to errno values.
 
 use super::state::{HolderInfo, NameError, RootMark, StateError};
 use super::transition::Refusal;
@@ -11,12 +12,12 @@ use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{OpenError, SlotName};
 use bkfs_chunker::store::{StoreError, StoreErrorKind};
 
-/// What the caller should do about a [`RootError`].
+/// Action that a [`RootError`] asks of the caller.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum ErrorKind {
     /// There is no repository here: check the URL, or create one. Exit code 10.
     NoRepository,
-    /// Somebody else writes: use another volume, read only, or take over. Exit code 11.
+    /// Another session writes: use another volume, read only, or take over. Exit code 11.
     Held,
     /// The password opens no key slot: ask again. Exit code 12.
     WrongPassword,
@@ -28,13 +29,13 @@ pub enum ErrorKind {
     Fenced,
     /// Store the named packs' contents again, then repeat: they are no longer live.
     Rebuild,
-    /// What was asked for cannot be done here: ask for something else.
+    /// The request cannot be carried out here: ask for something else.
     Refused,
-    /// The store does not do its part: wait, or mend it.
+    /// The store fails: wait, or repair it.
     Unavailable,
 }
 
-/// Why something at the root did not happen.
+/// Reasons why an operation on the root failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RootError {
     /// A request to the store failed. The root was not changed by it.
@@ -54,10 +55,10 @@ pub enum RootError {
     /// The root does not admit the change.
     #[error("{0}")]
     Refused(#[from] Refusal),
-    /// Other writers replaced the root again and again before this change got its turn. Nothing was changed.
+    /// Other writers replaced the root before every attempt of this change. Nothing was changed.
     #[error("too many writers replace the root at once; tried {attempts} times")]
     Contended {
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u32,
     },
     /// Packs that the commit relies on have left the live set (rule 3): store their contents again.
@@ -66,12 +67,12 @@ pub enum RootError {
         /// The packs.
         packs: Vec<PackName>,
     },
-    /// An object is not what it should be.
+    /// An object is damaged.
     #[error("{key} is damaged: {reason}")]
     Damaged {
         /// Its key in the bucket.
         key: String,
-        /// What is wrong.
+        /// The damage.
         reason: String,
     },
     /// A list of condemned packs cannot be read: what a collection may delete is not known.
@@ -84,12 +85,12 @@ pub enum RootError {
         /// Why it cannot be read.
         reason: String,
     },
-    /// A collection would leave less than one expects.
+    /// A collection would keep less than is plausible.
     #[error(
         "{gone_bytes} of {held_bytes} bytes that the repository held would be gone: nothing was condemned or deleted"
     )]
     TooMuch {
-        /// Bytes that are needed no more.
+        /// Bytes that are no longer needed.
         gone_bytes: u64,
         /// Bytes that were needed at any time of the undelete window.
         held_bytes: u64,
@@ -99,41 +100,42 @@ pub enum RootError {
     Unopenable {
         /// Its key in the bucket.
         key: String,
-        /// Why not.
+        /// The reason.
         source: OpenError,
     },
     /// The root would be too large, or contradicts itself.
     #[error("{0}")]
     State(#[from] StateError),
-    /// The bucket shows an older root than this machine has seen, or another one of the same generation.
+    /// The bucket shows an older root than this machine has seen, or another one of the same
+    /// generation.
     #[error("the repository shows generation {}, but generation {} was seen before: the bucket was rolled back", found.generation, known.generation)]
     Rollback {
-        /// What was seen before.
+        /// The newest root that this machine has seen, or the oldest generation that the user accepts.
         known: RootMark,
-        /// What the bucket shows now.
+        /// The root in the bucket now.
         found: RootMark,
     },
     /// The bucket shows a newer root than this machine has seen, which does not descend from that
     /// one.
     #[error("the repository shows generation {}, which does not descend from generation {} as it was seen before: the bucket was rolled back and written to since, or its store's conditional writes are not atomic", found.generation, known.generation)]
     NotDescended {
-        /// What was seen before.
+        /// The newest root that this machine has seen.
         known: RootMark,
-        /// What the bucket shows now.
+        /// The root in the bucket now.
         found: RootMark,
     },
     /// The root was lost and rebuilt since this machine has seen it.
     #[error("the repository was rebuilt after its root was lost; its repair knew of generations up to {lost}, and generation {} was seen here before: what was committed up to then may be missing", known.generation)]
     Rebuilt {
-        /// What was seen before.
+        /// The newest root that this machine has seen.
         known: RootMark,
         /// The highest generation that the repair knew of.
         lost: u64,
     },
-    /// Journals that hold what was acknowledged are not in the bucket.
+    /// Journals with acknowledged operations are not in the bucket.
     #[error("{}", told(gaps))]
     JournalsMissing {
-        /// Of which sessions, and what.
+        /// Sessions and missing journals.
         gaps: Vec<Gap>,
     },
     /// Another repository stands where this machine knows one.
@@ -141,20 +143,20 @@ pub enum RootError {
         "this machine has known {known} here, and now {found} is here: another one was put in its place"
     )]
     Replaced {
-        /// What this machine knows.
+        /// The repository that this machine knows.
         known: Acquaintance,
-        /// What its config says now; not verified.
+        /// The identity that its config states now; not verified.
         found: Acquaintance,
     },
-    /// The config states another rule of locks than the root tells of.
+    /// The config states another lock rule than the root does.
     #[error(
         "config is another one than the root tells of: its rule of locks is not the repository's, as if an older config had been put back"
     )]
     OtherLockRule,
-    /// A root that the store acknowledged is not among those that the root descends from.
+    /// A root that the store acknowledged is no ancestor of the present root.
     #[error("this store's conditional writes are not atomic: it acknowledged generation {} of the root, and then let another writer replace it as if it had not been there; what this session committed since then is in no root", made.generation)]
     NotAtomic {
-        /// What was acknowledged.
+        /// The root that was acknowledged.
         made: RootMark,
     },
     /// The repository's format asks for a newer program before anything is written.
@@ -171,23 +173,23 @@ pub enum RootError {
     /// No such snapshot.
     #[error("there is no snapshot {name:?} in volume {volume:?}")]
     NoSnapshot {
-        /// What was asked for.
+        /// The name or time that was asked for.
         name: String,
-        /// In which volume.
+        /// Its volume.
         volume: String,
     },
-    /// A name that nothing can have.
+    /// A name that is not allowed.
     #[error("{name:?} is no name: {source}")]
     BadName {
         /// The name.
         name: String,
-        /// Why not.
+        /// The reason.
         source: NameError,
     },
-    /// `@TIME` that is no time.
+    /// `@TIME` that is no valid time.
     #[error("{text:?} is no time (example: @2026-11-20T10:00:00Z)")]
     BadTime {
-        /// What was given.
+        /// The text that was given.
         text: String,
     },
     /// There is no repository at the URL.
@@ -201,7 +203,7 @@ pub enum RootError {
     NotEmpty {
         /// The URL.
         location: String,
-        /// What is there.
+        /// The object that was found.
         found: String,
     },
     /// No key slot opens with the password.
@@ -213,7 +215,7 @@ pub enum RootError {
          that of the damaged key"
     )]
     WrongPasswordOrDamaged {
-        /// Which one, and what is wrong with it.
+        /// The slot, and its damage.
         reason: String,
     },
     /// A key slot that opened the repository on this machine is damaged, and the password opens no
@@ -223,7 +225,7 @@ pub enum RootError {
          password opens no other one: it is that of the damaged key, or wrong"
     )]
     OwnKeyDamaged {
-        /// Which one, and what is wrong with it.
+        /// The slot, and its damage.
         reason: String,
     },
     /// No key slot that was tried opens with the password, and others were not tried.
@@ -231,7 +233,7 @@ pub enum RootError {
         "no key opens with this password, and {untried} were not tried: they ask for more work or room than all trials of one password may take, as if somebody had put them there"
     )]
     KeysUntried {
-        /// How many.
+        /// Number of slots that were not tried.
         untried: usize,
     },
     /// The password opens a key slot, and the root is sealed under a newer master key than that
@@ -263,35 +265,38 @@ pub enum RootError {
     /// There is no key slot of the name that the user gives.
     #[error("there is no key {slot}")]
     NoSuchKey {
-        /// What was asked for.
+        /// The name that was given.
         slot: SlotName,
     },
     /// The repository is sealed, and no password was given.
     #[error("this repository is encrypted: a password is needed")]
     PasswordNeeded,
-    /// A password was given for a repository that is not sealed: somebody may have swapped it for another one.
+    /// A password was given for a repository that is not sealed: an attacker may have put it in the
+    /// place of a sealed one.
     #[error(
         "a password was given, but this repository is not encrypted: anybody could have put it there"
     )]
     NotEncrypted,
-    /// The store's conditional writes are wrong, so that two writers could destroy each other's work.
+    /// The store's conditional writes are faulty, so that two writers could destroy each other's
+    /// work.
     #[error("{reason}")]
     UnfitStore {
-        /// What was wrong.
+        /// The fault.
         reason: String,
     },
-    /// Something on this machine failed.
+    /// A local operation failed.
     #[error("{what}: {source}")]
     Local {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
 }
 
 impl RootError {
-    /// True if what a root names is not there, or is not what it should be: a newer root may not name it any more, and the same change may succeed on that one (rule 10).
+    /// True if an object that a root names is absent or damaged. A newer root may not name it any
+    /// more, and the same change may succeed on that root (rule 10).
     pub fn wants_newer_root(&self) -> bool {
         match self {
             Self::Store(error) => error.is_not_found(),
@@ -301,8 +306,8 @@ impl RootError {
         }
     }
 
-    /// True if this says that one object is missing or is not what it should be, and nothing of the
-    /// rest of the store.
+    /// True if the error is about one object that is absent or damaged, and not about the rest of
+    /// the store.
     pub(crate) fn is_of_one_object(&self) -> bool {
         match self {
             Self::Store(error) => error.is_not_found() || error.is_of_one_object(),
@@ -311,7 +316,7 @@ impl RootError {
         }
     }
 
-    /// The key of the object that this is about, if it is about one.
+    /// Returns the key of the object that the error is about, if it is about one.
     fn object(&self) -> Option<&str> {
         match self {
             Self::Store(error) if self.is_of_one_object() => Some(error.key()),
@@ -320,7 +325,7 @@ impl RootError {
         }
     }
 
-    /// What the caller should do.
+    /// Returns the action that the error asks of the caller.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Store(error) => of_store(error),
@@ -383,7 +388,7 @@ impl RootError {
         }
     }
 
-    /// A line of advice for people at the command line, where there is something that they can do.
+    /// Returns a line of advice for the command line, if a user can do something.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Refused(Refusal::Held { .. }) => Some(
@@ -452,7 +457,7 @@ impl RootError {
         }
     }
 
-    /// An object that is not what it should be.
+    /// The error of an object that is damaged.
     pub(crate) fn damaged(key: &str, reason: impl std::fmt::Display) -> Self {
         Self::Damaged {
             key: key.to_owned(),
@@ -460,7 +465,7 @@ impl RootError {
         }
     }
 
-    /// Who holds the volume now, if this says so.
+    /// Returns the present holder of the volume, if the error names it.
     pub fn holder(&self) -> Option<&HolderInfo> {
         match self {
             Self::Refused(Refusal::Held { by, .. })
@@ -470,7 +475,7 @@ impl RootError {
     }
 }
 
-/// What the caller should do about an error of the store at an object of the protocol.
+/// Returns the action that a store's error at an object of the protocol asks of the caller.
 fn of_store(error: &StoreError) -> ErrorKind {
     match error.kind() {
         StoreErrorKind::NoBucket => ErrorKind::NoRepository,

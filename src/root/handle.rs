@@ -1,17 +1,20 @@
-//! The owner of the root in this process: reads it, and replaces it by compare-and-swap.
+//! Reads the root for this process, and replaces it by compare-and-swap.
 //!
-//! Owns what is known of the root, the one replacement that may be under way, and the rule by which the fate of a replacement is decided
-//! (protocol.md, rule 5). Knows nothing of what a change means: that is a [`Transition`].
+//! Owns the newest root known, the one replacement that may be in flight, and the rule that decides
+//! the fate of a replacement (docs/PROTOCOL.md, rule 5). A [`Transition`] knows the meaning of a
+//! change.
 //!
-//! *Every* answer but success leaves open whether a replacement was made, "precondition failed" included, since clients and proxies repeat requests. So
-//! the root is read again, and decides:
+//! *Every* answer but success leaves open whether a replacement was made, "precondition failed"
+//! included, since clients and proxies repeat requests. So the root is read again, and decides:
 //!
-//! - it carries the generation and nonce of the attempt: made;
-//! - it is still the root that the attempt was to replace: the attempt may yet arrive, so the *identical bytes* are sent again (whichever of the two
-//!   comes first wins, the other fails its condition), until the root moves or the deadline passes. Then the outcome is unknown, and stays so until the next
-//!   change, which first settles it;
-//! - it is another root: the attempt can never be made any more, since no root returns. Whether it was made before is for the transition to
-//!   see in that root (a commit looks at its volume's entry). If not, it is made anew on top of it.
+//! - It carries the generation and nonce of the attempt: made.
+//! - It is still the attempt's base: the attempt may yet arrive. The *identical bytes* are sent
+//!   again until the root moves or the deadline passes; of two requests the first wins and the
+//!   other fails its condition. After the deadline the outcome is unknown until the next change
+//!   settles it.
+//! - It is another root: the attempt can never be made any more, since no root returns. The
+//!   transition looks in that root whether it was made before (a commit looks at its volume's
+//!   entry). If not, the change is made anew on top of it.
 //!
 //! A future that is dropped half-way leaves its attempt behind like an unknown outcome.
 
@@ -33,51 +36,52 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{Mutex, watch};
 
-/// A root as it was read or written, and what is needed to replace exactly it.
+/// A root as it was read or written, and the version that a replacement of it names.
 #[derive(Clone, Debug)]
 pub struct RootView {
     /// What it holds.
     pub root: Root,
-    /// The store's name for this state of the object.
+    /// Version of the object in the store.
     pub version: Version,
-    /// The feature bits of its header, which are carried on.
+    /// Feature bits of its header, which every later root carries as well.
     pub features: Features,
 }
 
-/// Roots that work on a root that must stand is tried with.
+/// Most roots on which [`RootHandle::while_it_stands`] tries its work.
 const ROOTS_MAX: u32 = 8;
 
-/// Looks at the root before a store is blamed that shows what it has replaced.
+/// Reads of the root before the store is blamed for showing a root that it has replaced.
 const CONFIRMING_LOOKS: u32 = 3;
 
 /// One change of the root, which is tried until it is made or refused.
 #[async_trait]
 pub trait Transition: Send {
-    /// What the caller learns when the change was made.
+    /// Result for the caller after the change was made.
     type Output: Send;
 
-    /// The session that makes it, which must be live in the root being replaced (rule 2 ‡). None only for registering one, and where none may stand.
+    /// Session that makes it, live in the root being replaced (rule 2 ‡). `None` only to register
+    /// one, or where none may stand.
     fn session(&self) -> Option<SessionId>;
 
-    /// Makes the change in `next`, a copy of the root being replaced that has its new generation already. Called again for every root it is
-    /// tried on; may upload what the new root will name.
+    /// Makes the change in `next`, a copy of the root being replaced with its new generation. Runs
+    /// again for every root it is tried on; may upload objects that the new root names.
     async fn apply(&mut self, next: &mut Root) -> Result<Self::Output, RootError>;
 
-    /// Whether the change was made before `root` came to be, which followed at whatever distance the root that an unanswered attempt was to
-    /// replace. An error means that it cannot be told.
+    /// Whether the change was made before `root`, a successor at any distance of the base of an
+    /// unanswered attempt. An error means that this cannot be told.
     async fn seen(&mut self, root: &Root) -> Result<bool, RootError>;
 }
 
-/// A change was made.
+/// Proof that a change was made.
 #[derive(Clone, Debug)]
 pub struct Applied<T> {
     /// The generation of the root that made it.
     pub generation: u64,
-    /// What the transition told.
+    /// Output of the transition.
     pub output: T,
 }
 
-/// The owner of the root in this process. Cheap to clone.
+/// The root in this process. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RootHandle(Arc<Inner>);
 
@@ -89,11 +93,11 @@ struct Inner {
     memory: Arc<dyn GenerationMemory>,
     policy: RetryPolicy,
     bears_refusals: AtomicBool,
-    /// The newest root known. Never goes back.
+    /// Newest root known. Its generation never decreases.
     known: watch::Sender<Arc<RootView>>,
-    /// The last root that the store has acknowledged to this process as made.
+    /// Last root that the store acknowledged to this process as made.
     made: parking_lot::Mutex<Option<RootMark>>,
-    /// Roots that a repair made while this process ran.
+    /// Roots that a repair made during this process.
     rebuilds: Rebuilds,
     /// One replacement at a time; holds the last one while its outcome is unknown.
     turn: Mutex<Option<Attempt>>,
@@ -106,13 +110,13 @@ pub struct RootParts {
     pub store: Arc<dyn Store>,
     /// The repository's keys.
     pub keyring: Keyring,
-    /// Where salts, nonces and the jitter of pauses come from.
+    /// Source of salts, nonces and jitter.
     pub entropy: Arc<dyn Entropy>,
-    /// What this machine remembers of the repository.
+    /// This machine's memory of the repository.
     pub memory: Arc<dyn GenerationMemory>,
-    /// How long to try.
+    /// Timeouts and back-off.
     pub policy: RetryPolicy,
-    /// Whatever this machine remembers, the root as it is found is accepted, and remembered.
+    /// Accept and remember the root as it is found, whatever this machine remembers.
     pub accept_rollback: bool,
 }
 
@@ -163,12 +167,12 @@ impl RootHandle {
         Ok(handle)
     }
 
-    /// The newest root known, without asking the store.
+    /// Returns the newest root known, without a request.
     pub fn current(&self) -> Arc<RootView> {
         self.0.known.borrow().clone()
     }
 
-    /// Tells of every newer root that this process learns of.
+    /// Returns a channel of every newer root that this process learns of.
     pub fn subscribe(&self) -> watch::Receiver<Arc<RootView>> {
         self.0.known.subscribe()
     }
@@ -183,17 +187,17 @@ impl RootHandle {
         &self.0.store
     }
 
-    /// What this machine remembers of the repository.
+    /// This machine's memory of the repository.
     pub fn memory(&self) -> &dyn GenerationMemory {
         &*self.0.memory
     }
 
-    /// Where randomness comes from.
+    /// Source of randomness.
     pub fn entropy(&self) -> &Arc<dyn Entropy> {
         &self.0.entropy
     }
 
-    /// How long and how often the root is tried.
+    /// Returns the current timeouts and back-off.
     pub fn policy(&self) -> RetryPolicy {
         RetryPolicy {
             bears_refusals: self.0.bears_refusals.load(Ordering::Relaxed),
@@ -201,20 +205,24 @@ impl RootHandle {
         }
     }
 
-    /// From now on a store that refuses, and one in which the root is not found, is waited for as
-    /// long as one that is silent ([`RetryPolicy::bears_refusals`]).
+    /// From now on requests wait for a store that refuses, and one without a root, as long as for a
+    /// silent one ([`RetryPolicy::bears_refusals`]).
     pub fn bear_refusals(&self) {
         self.0.bears_refusals.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a read of the root that failed like this is made again. A root that was there does
-    /// not cease to be.
+    /// Whether a read of the root that failed like this is repeated. A root does not vanish.
     fn bears(&self, error: &StoreError) -> bool {
         let policy = self.policy();
         policy.bears(error) || (policy.bears_refusals && error.is_not_found())
     }
 
-    /// Reads the root by a request that is sent after this call; costs no body if it has not changed (what step `FsyncGet` needs).
+    /// Reads the root by a request sent after this call (step `FsyncGet` needs that); an unchanged
+    /// root costs no body.
+    ///
+    /// # Errors
+    /// [`RootError::NotDescended`], [`RootError::Rollback`], [`RootError::NotAtomic`], or its
+    /// damage; store errors.
     pub async fn refresh(&self) -> Result<Arc<RootView>, RootError> {
         let mut pauses = self.pauses();
         loop {
@@ -241,11 +249,12 @@ impl RootHandle {
         }
     }
 
-    /// Makes one change of the root: tries it on the newest root, again after every conflict, until it is made or refused. See the module on what happens
-    /// when answers are lost.
+    /// Makes one change of the root: tries it on the newest root, again after every conflict, until
+    /// it is made or refused. The module header covers lost answers. Dropped, it leaves an
+    /// unsettled attempt.
     ///
     /// # Errors
-    /// [`RootError::OutcomeUnknown`] if it may or may not have been made; any other error means that it was not.
+    /// [`RootError::OutcomeUnknown`] if it may have been made; after any other error it was not.
     pub async fn update<T: Transition>(
         &self,
         transition: &mut T,
@@ -286,7 +295,8 @@ impl RootHandle {
         })
     }
 
-    /// Works on the newest root, and on the next one if what this one names vanishes under way (rule 10).
+    /// Runs `work` on the newest root, and on the next if an object that this one names vanishes
+    /// (rule 10).
     ///
     /// # Errors
     /// Those of the work on a root that still stands; [`RootError::Contended`] after eight roots.
@@ -306,7 +316,8 @@ impl RootHandle {
         })
     }
 
-    /// Something that `base` names is not there: if the root has been replaced since, that is why, and the newer root is returned (rule 10).
+    /// Returns the newer root if the root has moved since `base`: that is why an object is missing
+    /// (rule 10).
     ///
     /// # Errors
     /// `error` itself if that is not why; store errors.
@@ -324,7 +335,7 @@ impl RootHandle {
         Err(error)
     }
 
-    /// Decides the fate of an attempt that an earlier change left behind, and returns the root as of then.
+    /// Decides the fate of an attempt that an earlier change left; returns the root as of then.
     ///
     /// # Errors
     /// Store errors if it cannot be decided now.
@@ -337,7 +348,8 @@ impl RootHandle {
 
     async fn settle_left(&self, turn: &mut Option<Attempt>) -> Result<(), RootError> {
         if let Some(left) = turn.as_ref() {
-            // Made or superseded: either way it is decided, and whoever sent it sees in the root which. Not decided: the change that comes now was never sent.
+            // Made or superseded, it is decided, and its caller sees in the root which. If
+            // undecided, the present change was never sent.
             let fate = self.send(left).await;
             // Refusals decide nothing here: an earlier request of it may still arrive.
             if is_over(&fate) {
@@ -348,7 +360,7 @@ impl RootHandle {
         Ok(())
     }
 
-    /// The root that `transition` makes of `base`, sealed under a fresh salt and nonce.
+    /// Seals the root that `transition` makes of `base`, under a fresh salt and nonce.
     async fn prepare<T: Transition>(
         &self,
         transition: &mut T,
@@ -363,15 +375,14 @@ impl RootHandle {
         }
         let mut root = base.root.clone();
         let mut features = base.features;
-        // Another session may be of a program that does not know the feature, and could write no
-        // more.
+        // A session of a program without the feature could write no more.
         let mut others = root.sessions.keys().copied().map(Some);
         if root.chain.is_none() && others.all(|other| other == transition.session()) {
             root.chain = Some(Chain::new(root.generation, None));
             features = features.with_witness();
         }
         if root.chain.is_some() && root.lock_rules.is_none() {
-            // If the config cannot be read now, a later root tells.
+            // If the config cannot be read now, a later root gets the rule.
             let stated = rule::stated(&*self.0.store, &self.0.keyring, &self.policy()).await;
             root.lock_rules = stated.ok().map(|rule| vec![rule]);
         }
@@ -383,7 +394,7 @@ impl RootHandle {
             self.0
                 .keyring
                 .seal_object(Class::Root, ROOT_KEY, features, self.random(), &payload);
-        // The version is not known before the store has answered.
+        // The store's answer brings the version.
         let next = RootView {
             root,
             version: base.version.clone(),
@@ -400,10 +411,10 @@ impl RootHandle {
         ))
     }
 
-    /// Sends an attempt until its fate is known. Its bytes are the same every time.
+    /// Sends an attempt until its fate is known, with the same bytes each time.
     ///
     /// # Errors
-    /// [`RootError::Store`] and [`RootError::NotAtomic`] if it was not made and never will be, else
+    /// [`RootError::Store`], [`RootError::NotAtomic`] if it was not made and never will be; else
     /// [`RootError::OutcomeUnknown`].
     async fn send(&self, attempt: &Attempt) -> Result<Fate, RootError> {
         let mut pauses = self.pauses();
@@ -442,8 +453,7 @@ impl RootHandle {
                 return Ok(Fate::Superseded(view));
             }
             let is_final = refused && refused_only;
-            // Nothing but refusals was ever answered to it, and the root stands as it stood:
-            // waiting does not help.
+            // Every answer was a refusal and the root did not move: waiting does not help.
             if is_final && !self.policy().bears_refusals {
                 return Err(error.into());
             }
@@ -453,8 +463,8 @@ impl RootHandle {
         }
     }
 
-    /// Looks once more whether the root `mark`, which the store has acknowledged, stands, or one that
-    /// descends from it. A look that fails tells nothing; one older root alone is looked at again.
+    /// Reads again whether the acknowledged root `mark`, or a descendant of it, stands. A failed
+    /// read proves nothing; only an older root is read again.
     ///
     /// # Errors
     /// [`RootError::NotAtomic`].
@@ -481,8 +491,8 @@ impl RootHandle {
         Err(RootError::NotAtomic { made: mark })
     }
 
-    /// Reads the whole root after an unanswered attempt. Whatever keeps it from being read leaves the
-    /// outcome unknown; a root that the attempt's own base is not in says that it is over.
+    /// Reads the whole root after an unanswered attempt. If that fails, the outcome is unknown; a
+    /// root without the attempt's base in its history ends the attempt.
     async fn look(
         &self,
         attempt: &Attempt,
@@ -511,7 +521,7 @@ impl RootHandle {
         open_root(&self.0.keyring, object, version)
     }
 
-    /// Takes note of a root that was read by a request sent when `floor` was known, and returns the newest that is known.
+    /// Records a root whose read was sent when `floor` was known; returns the newest known.
     async fn accept(&self, view: RootView, floor: RootMark) -> Result<Arc<RootView>, RootError> {
         let found = view.root.mark();
         self.require_descent(&view.root, floor).await?;
@@ -538,15 +548,15 @@ impl RootHandle {
         Ok(known)
     }
 
-    /// That `root` is `known` or descends from it, or was rebuilt since: see [`Rebuilds`].
+    /// Checks that `root` is `known`, descends from it, or was rebuilt since: see [`Rebuilds`].
     async fn require_descent(&self, root: &Root, known: RootMark) -> Result<(), RootError> {
         let judged = require_descent(&self.0.store, &self.0.keyring, root, known).await;
         let borne = self.0.rebuilds.bear(judged);
         borne.map_err(|error| self.blame(error, known))
     }
 
-    /// What it means that the root does not descend from `known`: if the store has acknowledged
-    /// that one to this process, the store is at fault.
+    /// Blames the store if a root does not descend from a `known` one that it has acknowledged to
+    /// this process.
     fn blame(&self, error: RootError, known: RootMark) -> RootError {
         let is_made = *self.0.made.lock() == Some(known);
         match error {

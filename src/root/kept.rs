@@ -1,7 +1,7 @@
-//! What journals say that lie in a spool and not yet in the bucket, before anything of them is sent.
+//! Reads journals that lie in a spool and not yet in the bucket, before any of them is sent.
 //!
-//! Owns reading one, which of them a session's commits cover, and asking the bucket for what a spool
-//! does not have. Does not own spools, nor what is sent.
+//! Owns the decoding of one, how far commits cover a session, and requests for objects that a spool
+//! lacks. Does not own spools, nor what is sent.
 
 use bkfs_chunker::ingest::NamedPack;
 use bkfs_chunker::store::{Operation, StoreErrorKind};
@@ -13,28 +13,28 @@ use super::retry;
 use super::state::Session;
 use super::victims::open;
 
-/// What is needed to carry a journal out, but for its operations.
+/// A journal without its operations: the fields that a replay needs first.
 #[derive(Clone, Debug)]
 pub struct KeptJournal {
-    /// The first operation that it carries.
+    /// The first operation in it.
     pub first: u64,
-    /// The last one.
+    /// The last operation in it, inclusive.
     pub last: u64,
     /// Packs that it names and that no root listed when it was written.
     pub packs: Vec<NamedPack>,
 }
 
-/// Which operations and journals of a session commits cover.
+/// How far commits cover a session.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Covered {
-    /// The last operation.
+    /// The last covered operation.
     pub operation: u64,
-    /// The number of the last journal; 0 if the root does not say.
+    /// The number of the last covered journal; 0 if the root does not say.
     pub journal: u64,
 }
 
 impl Covered {
-    /// As the root has it.
+    /// Returns the values in the root.
     pub fn of(session: &Session) -> Self {
         Self {
             operation: session.covered,
@@ -43,7 +43,7 @@ impl Covered {
     }
 }
 
-/// The number of a journal with this key; none for what is no journal.
+/// Returns the number of the journal with this key; `None` if the key is no journal's.
 pub fn journal_number(key: &str) -> Option<u64> {
     let (_, number) = key.strip_prefix("journal/")?.rsplit_once('/')?;
     u64::from_str_radix(number, 16).ok()
@@ -53,7 +53,7 @@ impl RootHandle {
     /// Reads the journal `object`, whose key in the bucket is `key`.
     ///
     /// # Errors
-    /// `Unopenable`, `Damaged`: it is no journal.
+    /// [`RootError::Unopenable`] or [`RootError::Damaged`] if it is no journal of this repository.
     pub fn read_kept(&self, key: &str, object: &Bytes) -> Result<KeptJournal, RootError> {
         let entry = open(self, key, object)?;
         Ok(KeptJournal {
@@ -79,7 +79,7 @@ impl RootHandle {
         }
     }
 
-    /// The length of an object of the bucket; none if it is not there.
+    /// Returns the length of an object of the bucket in bytes; `None` if it is absent.
     ///
     /// # Errors
     /// Store errors.

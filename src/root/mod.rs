@@ -1,41 +1,44 @@
 //! The one mutable object of a repository, and the protocol by which sessions change it.
 //!
-//! Owns everything that is decided by compare-and-swap on the object `root`: sessions, takeover, commits, and the list of snapshots (FORMAT.md has
-//! the objects, tests/model the rules as an executable model, whose steps are named in the comments here). Knows nothing of trees, files or packs'
-//! contents: it carries their ids and names.
+//! Owns everything that is decided by compare-and-swap on the object `root`: sessions, takeover,
+//! commits, and the list of snapshots. FORMAT.md describes the objects. tests/model has the rules
+//! as an executable model; comments here name its steps. Knows nothing of trees, files or the
+//! contents of packs: it carries their ids and names.
 //!
 //! | module | |
 //! |---|---|
-//! | [`state`] | what a root holds, and when it is consistent (pure) |
+//! | [`state`] | contents of a root, and when they are consistent (pure) |
 //! | [`transition`] | who may change what in it (pure) |
-//! | [`snapshots`], [`record`] | entries of lists; what a commit leaves behind (pure) |
-//! | [`chain`] | what a root descends from (pure) |
-//! | [`ancestry`] | its older parts: written, and read to judge what a machine remembers |
-//! | [`error`] | what can go wrong, by what the caller should do |
-//! | `attempt` | which answers end a replacement of it |
-//! | [`handle`] | reads the root and replaces it; decides what became of a replacement whose answer was lost |
-//! | [`reading`] | from the bytes of a root to what it holds |
-//! | [`retry`] | pauses and deadlines |
-//! | [`memory`] | what this machine remembers, to notice a bucket that was rolled back |
-//! | [`listing`] | keys of the bucket, to the end of a list |
+//! | [`snapshots`], [`record`] | entries of lists; the record of a commit (pure) |
+//! | [`chain`] | ancestors of a root (pure) |
+//! | [`ancestry`] | older parts of the chain; whether a root descends from one seen before |
+//! | [`error`] | errors, by the caller's action |
+//! | `attempt` | answers that end a replacement of the root |
+//! | [`handle`] | reads the root, replaces it, and decides the fate of unanswered replacements |
+//! | [`reading`] | decodes the bytes of a root |
+//! | [`retry`] | back-off and deadlines |
+//! | [`memory`] | the newest root that this machine has seen, to detect a rollback of the bucket |
+//! | [`listing`] | pages through keys of the bucket |
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
-//! | [`holder`], [`heartbeat`], [`session`] | who a session is, whether it lives; entering, taking over, leaving |
-//! | [`grounds`] | what the root keeps of ended sessions with spools (pure) |
-//! | [`ground`] | which commit the journals follow that an ended session kept on its own machine |
-//! | [`journal`] | what fsync acknowledges before a commit |
-//! | [`padding`] | how long a journal is in the bucket (pure) |
-//! | [`sent`] | which of them this machine has sent, to notice that the newest were deleted |
-//! | [`kept`] | what journals in a spool say, before they are sent |
-//! | [`victims`] | the same of sessions that ended, read back |
+//! | [`holder`], [`heartbeat`] | identity of a session, and whether it lives |
+//! | [`session`] | registering, taking over, leaving |
+//! | [`grounds`] | entries of the root for ended sessions with spools (pure) |
+//! | [`ground`] | the commit that the journals in an ended session's spool follow |
+//! | [`journal`] | writes the operations that fsync acknowledges before a commit |
+//! | [`padding`] | lengths of journals in the bucket (pure) |
+//! | [`sent`] | journals that this machine has sent, to detect that the newest were deleted |
+//! | [`kept`] | journals in a spool, before they are sent |
+//! | [`victims`] | journals of ended sessions, read back |
 //! | [`commit`] | the order of a commit's writes; snapshots |
-//! | [`forget`] | to the trash, and back |
-//! | [`repository`] | creating and opening one |
-//! | [`unlock`] | what a password opens of a sealed one |
-//! | [`choice`] | which key slots are tried first |
-//! | [`slots`], [`slot_removal`], [`put_back`], [`rotation`] | its keys: adding, removing; a new master key |
-//! | [`carried`] | whether what this machine sent was carried out |
-//! | [`removal`] | taking what is dead out of the root |
-//! | [`rule`] | changing for how long its objects are locked |
+//! | [`forget`] | moves snapshots to the trash, and back |
+//! | [`repository`] | creates and opens a repository |
+//! | [`unlock`] | key slots of a sealed repository that a password opens |
+//! | [`choice`] | key slots to try first |
+//! | [`slots`], [`slot_removal`] | adds and removes key slots |
+//! | [`put_back`], [`rotation`] | puts removed slots back; a new master key |
+//! | [`carried`] | operations that this machine sent and no commit covers |
+//! | [`removal`] | takes dead sessions out of the root |
+//! | [`rule`] | changes the lock period of objects |
 
 pub mod ancestry;
 mod attempt;

@@ -1,13 +1,16 @@
-//! Repositories: how one is created, and how one is opened.
+//! Repositories: creating one, and opening one.
 //!
-//! Owns the order of the first writes, and what is checked before anything in a bucket is believed. Does not parse URLs, ask for passwords or talk to people.
+//! Owns the order of the first writes, and the checks before any object of a bucket is trusted.
+//! Parses no URLs and asks for no passwords.
 //!
-//! **Creating** writes the key slot, then the config, then the root; each is written only if absent, and the config decides: of two that create at once, one
-//! config stands. Whoever is interrupted can create again with the same password, and goes on with the config that stands. A bucket that holds anything
-//! else of a repository is never written to.
+//! **Creating** writes the key slot, then the config, then the root, each only if it is absent. The
+//! config decides: of two concurrent creations, one config stands. An interrupted creation is
+//! repeated with the same password, and goes on with the config that stands. A bucket that holds
+//! anything else of a repository is never written to.
 //!
-//! **Opening** believes the config only once the secrets have verified it (an attacker could swap it), and refuses a password where none is needed: otherwise
-//! somebody with write access could put an unsealed repository in place of a sealed one, and read all that is written from then on.
+//! **Opening** trusts the config only after the secrets have verified it, since an attacker could
+//! replace it. It refuses a password where none is needed: otherwise an attacker with write access
+//! could swap a sealed repository for an unsealed one, and read all data written from then on.
 
 use super::choice::KeyChoice;
 use super::error::RootError;
@@ -35,7 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// What everything that is not config or key slot lies under. An object there means that a root once stood.
+/// Prefixes of all but config and key slots. An object there means that a root once stood.
 const CONTENTS: [&str; 6] = [
     "data/",
     "index/",
@@ -45,27 +48,28 @@ const CONTENTS: [&str; 6] = [
     "sessions/",
 ];
 
-/// How long a store that does not answer is asked for the objects that a repository is opened with: whoever has mistyped its address should know soon.
+/// How long opening waits for a silent store: a user learns of a mistyped address soon.
 const OPENING_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a store that does not answer is tried while a repository is created in it.
+/// How long creation waits for a silent store.
 const CREATION_PATIENCE: Duration = Duration::from_secs(30);
 
-/// For how long the object of [`probe_lock`] is locked, in seconds: longer than a clock can be wrong by which S3 still answers (15 minutes).
+/// For how many seconds [`probe_lock`] locks its object: S3 accepts a clock error of 15 minutes.
 const PROBE_LOCK_S: i64 = 20 * 60;
 
-/// One writable mount in so many looks for rare races of the store.
+/// One writable mount in this many searches for rare races of the store.
 const THOROUGH_ONE_IN: u64 = 16;
 
 /// Where passwords come from.
 pub trait Passwords: Send {
-    /// Whether the user gave one in advance (a file, a variable, a command), so that a repository without a password cannot be the right one.
+    /// Whether the user gave one in advance (file, variable, command). A repository without a
+    /// password is then refused.
     fn is_given(&self) -> bool;
 
-    /// The password; none if there is none and nobody can be asked.
+    /// The password; `None` if there is none and no terminal to ask at.
     ///
     /// # Errors
-    /// [`RootError::Local`] if it is given but cannot be had.
+    /// [`RootError::Local`] if it is given but cannot be read.
     fn password(&mut self) -> Result<Option<Zeroizing<Vec<u8>>>, RootError>;
 }
 
@@ -74,28 +78,29 @@ pub trait Passwords: Send {
 pub struct NewRepository<'a> {
     /// The password of its first key slot; without one it is not sealed.
     pub password: Option<&'a [u8]>,
-    /// What a try of the password costs.
+    /// Work of one trial of the password.
     pub cost: SlotCost,
-    /// What the first key slot is called.
+    /// Label of the first key slot.
     pub label: &'a str,
-    /// The time on the clock.
+    /// Current time of the clock.
     pub clock: Timestamp,
-    /// By what rule its objects are locked in the bucket.
+    /// Rule by which its objects are locked in the bucket.
     pub lock: Option<LockRule>,
 }
 
-/// Creates a repository in `store`, once its conditional writes have been found right.
+/// Creates a repository in `store`, after a probe of its conditional writes. Dropped, it leaves an
+/// interrupted creation, which a repetition completes.
 ///
 /// # Errors
-/// [`RootError::NotEmpty`] if a repository, or part of one, is there; [`RootError::WrongPassword`] if an interrupted creation is to be completed with
-/// another password than it began with; store errors.
+/// [`RootError::NotEmpty`] if (part of) a repository is there; [`RootError::WrongPassword`] if an
+/// interrupted creation began with another password; [`RootError::UnfitStore`]; store errors.
 pub async fn create(
     store: &dyn Store,
     entropy: &dyn Entropy,
     new: &NewRepository<'_>,
 ) -> Result<RepositoryId, RootError> {
     refuse_contents(store).await?;
-    // Somebody waits for the answer, and can ask again.
+    // The user waits for the answer, and can try again.
     let policy = RetryPolicy::within(CREATION_PATIENCE);
     probe_with(store, entropy, &policy, |_| Races::MANY).await?;
     if let Some(rule) = new.lock {
@@ -136,7 +141,7 @@ pub async fn create(
     let Err(error) = create_surely(store, &policy, entropy, ROOT_KEY, &object).await else {
         return Ok(keyring.repository());
     };
-    // As with every root: what stands there decides, not the answer.
+    // As with every root: the object that stands decides, not the answer.
     let Ok((object, version)) = store.get(ROOT_KEY).await else {
         return Err(error.into());
     };
@@ -149,12 +154,10 @@ pub async fn create(
     ))
 }
 
-/// Tries whether the store's conditional writes are right, by writing and removing a few small
-/// objects. Taken at creation and by every writable mount:
-/// on a store that gets them wrong two writers would destroy each other's work. One mount in
-/// [`THOROUGH_ONE_IN`] tries as hard as the creation.
-///
-/// While the store does not answer it is probed again, with other objects: no conditional write is ever sent twice.
+/// Probes the store's conditional writes by writing and removing a few small objects, at creation
+/// and in every writable mount: on a store with faulty ones, two writers would destroy each other's
+/// work. One mount in [`THOROUGH_ONE_IN`] tries as hard as creation. A silent store is probed again
+/// with other objects: no conditional write is sent twice.
 ///
 /// # Errors
 /// [`RootError::UnfitStore`] says what was wrong; store errors that do not pass.
@@ -194,7 +197,8 @@ async fn probe_with(
     }
 }
 
-/// Proves that the bucket keeps locks, with an object that is locked for a few minutes. Taken like [`probe`], where there is a rule of locks.
+/// Proves by an object, locked for 20 minutes, that the bucket keeps locks. Runs with [`probe`]
+/// where there is a lock rule.
 ///
 /// # Errors
 /// [`RootError::UnfitStore`] says what was wrong; store errors.
@@ -255,7 +259,8 @@ async fn begin(
     );
     match create_surely(store, policy, entropy, Config::KEY, &object).await {
         Ok(()) => {}
-        // Somebody else creates at this moment, or this very request was answered twice: the config that stands decides.
+        // A concurrent creation won, or this request was answered twice: the config that stands
+        // decides.
         Err(error) if error.kind() == StoreErrorKind::AlreadyExists => {}
         Err(error) => return Err(error.into()),
     }
@@ -282,14 +287,14 @@ async fn refuse_contents(store: &dyn Store) -> Result<(), RootError> {
     Ok(())
 }
 
-/// What is accepted though a machine remembers otherwise, or the root says otherwise.
+/// Differences from this machine's memory, or from the root, that the user accepts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Accepted {
     /// The root as it is found.
     pub rollback: bool,
     /// Another repository than the one that is known.
     pub replaced: bool,
-    /// A config with another rule of locks than the root tells of.
+    /// A config with another lock rule than the root states.
     pub lock_rule: bool,
 }
 
@@ -298,19 +303,19 @@ pub struct Accepted {
 pub struct OpenOptions {
     /// Where salts, names and nonces come from.
     pub entropy: Arc<dyn Entropy>,
-    /// How long the store is tried.
+    /// How long requests are retried.
     pub policy: RetryPolicy,
-    /// Whether it is tried as long before it has ever answered.
+    /// Whether they are retried as long before the store's first answer.
     pub waits: bool,
-    /// Where this machine keeps what it remembers of repositories; without one it remembers nothing beyond the process.
+    /// Directory of this machine's memory of repositories; `None` keeps it in the process only.
     pub state_dir: Option<PathBuf>,
-    /// The one key slot that is tried; all are if none is named.
+    /// The one key slot that is tried; `None` tries all.
     pub key: Option<SlotName>,
     /// The oldest generation of the root that is accepted.
     pub min_generation: u64,
-    /// What the user accepts though this machine remembers otherwise.
+    /// Differences from this machine's memory that the user accepts.
     pub accepted: Accepted,
-    /// The repository that this machine knows here; with another one no password is asked for.
+    /// The repository known here; with another one no password is asked for.
     pub known: Option<Acquaintance>,
 }
 
@@ -326,8 +331,10 @@ impl Repository {
     /// Opens the repository in `store`.
     ///
     /// # Errors
-    /// [`RootError::NoRepository`], [`RootError::WrongPassword`], [`RootError::PasswordNeeded`], [`RootError::NotEncrypted`], [`RootError::Rollback`],
-    /// [`RootError::Unopenable`] for a newer format, and [`RootError::Damaged`] for a repository that has lost its config or root.
+    /// [`RootError::NoRepository`], [`RootError::WrongPassword`], [`RootError::PasswordNeeded`],
+    /// [`RootError::NotEncrypted`], [`RootError::Rollback`], [`RootError::OtherLockRule`];
+    /// [`RootError::Unopenable`] for a newer format; [`RootError::Damaged`] without config or root;
+    /// store errors.
     pub async fn open(
         store: Arc<dyn Store>,
         options: OpenOptions,
@@ -401,7 +408,7 @@ impl Repository {
         &self.lists
     }
 
-    /// What is fixed about it; verified.
+    /// The config, verified.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -417,8 +424,8 @@ impl Repository {
     }
 }
 
-/// The config and the keys of the repository in `store`, whatever became of its root. If it is not
-/// the `known` one, no password is asked for.
+/// Returns config and keys of the repository in `store`, whatever the state of its root. If it is
+/// not the `known` one, no password is asked for.
 ///
 /// # Errors
 /// As [`Repository::open`], but for what the root says.
@@ -455,8 +462,8 @@ async fn keys_of(
     Ok((config, keyring, None))
 }
 
-/// Names the slot where the root is sealed under a newer master key than it holds. What the root
-/// states is believed as far as [`damage_of`] says.
+/// Names the slot if the root is sealed under a newer master key than the slot holds. The epoch
+/// that the root states is trusted as far as [`damage_of`] says.
 ///
 /// # Errors
 /// Store errors.
@@ -487,7 +494,7 @@ async fn of_older_key(
     }))
 }
 
-/// A root that states an epoch which no key slot states.
+/// The error for a root that states an epoch which no key slot states.
 pub(crate) fn no_such_epoch(epoch: u32) -> RootError {
     let what = format!(
         "it states master key {epoch}, and no key slot is of that epoch: it was changed, or \
@@ -496,7 +503,7 @@ pub(crate) fn no_such_epoch(epoch: u32) -> RootError {
     RootError::damaged(ROOT_KEY, what)
 }
 
-/// A root that states an epoch which it is not sealed under.
+/// The error for a root that states an epoch which it is not sealed under.
 pub(crate) fn changed_epoch(stated: u32) -> RootError {
     let what = format!(
         "it states master key {stated}, and is not sealed under that one: it was changed \
@@ -505,11 +512,11 @@ pub(crate) fn changed_epoch(stated: u32) -> RootError {
     RootError::damaged(ROOT_KEY, what)
 }
 
-/// That the repository in `store` is the `known` one, by what its config says of itself; a config
-/// that is not there is for others to miss.
+/// Checks by its config that the repository in `store` is the `known` one. A missing config passes:
+/// other code reports it.
 ///
 /// # Errors
-/// [`RootError::Replaced`]; the config cannot be read.
+/// [`RootError::Replaced`]; [`RootError::Unopenable`]; store errors.
 pub async fn recognize(store: &dyn Store, known: Option<Acquaintance>) -> Result<(), RootError> {
     let config = read_config(store).await?;
     config.map_or(Ok(()), |config| require_known(&config, known))
@@ -526,7 +533,10 @@ fn require_known(config: &Config, known: Option<Acquaintance>) -> Result<(), Roo
     }
 }
 
-/// The config, if there is one.
+/// Returns the config, if there is one.
+///
+/// # Errors
+/// [`RootError::Unopenable`]; store errors.
 pub(super) async fn read_config(store: &dyn Store) -> Result<Option<Config>, RootError> {
     match store.get(Config::KEY).await {
         Ok((object, _)) => Config::open(&object)
@@ -537,7 +547,7 @@ pub(super) async fn read_config(store: &dyn Store) -> Result<Option<Config>, Roo
     }
 }
 
-/// What it means that there is no config: no repository, or a damaged one.
+/// Returns the meaning of a missing config: no repository, or a damaged one.
 async fn without_config(store: &dyn Store) -> Result<RootError, RootError> {
     match store.head(ROOT_KEY).await {
         Ok(_) => Ok(RootError::damaged(

@@ -1,6 +1,7 @@
-//! How often and how long requests for the root are tried: pauses, deadlines, and which errors may pass.
+//! Back-off and deadlines of requests for the root, and the errors that are retried.
 //!
-//! Owns the policy and its clock, and no request of its own. Time is tokio's, so that a paused clock works; the jitter of pauses is drawn from the injected randomness.
+//! Owns the policy and its clock, and no request of its own. Time is tokio's, so that tests can
+//! pause the clock. The jitter comes from the injected source of randomness.
 
 use super::error::RootError;
 use super::handle::RootHandle;
@@ -13,21 +14,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long, and how often, the root is tried.
+/// Timeouts and back-off of requests for the root.
 #[derive(Copy, Clone, Debug)]
 pub struct RetryPolicy {
-    /// A single request that takes longer counts as unanswered. The root is at most 64 KiB.
+    /// Time after which a single request counts as unanswered. The root has at most 64 KiB.
     pub request_timeout: Duration,
-    /// How long the store may fail to move before the caller is told (`timeout=`).
+    /// How long the store may make no progress before the caller gets an error (`timeout=`).
     pub stall_timeout: Duration,
-    /// The upper bound of the first random pause; it doubles with every further try.
+    /// Upper bound of the first random pause; it doubles with every further try.
     pub first_pause: Duration,
-    /// The upper bound that pauses stop growing at.
+    /// Largest upper bound of a pause.
     pub longest_pause: Duration,
-    /// How many conflicts with other writers a single change bears.
+    /// Conflicts with other writers that a single change survives.
     pub conflicts_max: u32,
-    /// Whether a store that refuses is waited for as long as one that is silent: for who has
-    /// accepted what must not be dropped.
+    /// Whether a store that refuses is retried as long as a silent one: for callers with
+    /// acknowledged data that must not be dropped.
     pub bears_refusals: bool,
 }
 
@@ -44,20 +45,20 @@ impl Default for RetryPolicy {
     }
 }
 
-/// The part of the time that a silent store is borne for, after which it is tried again at the
-/// latest: an outage that ends in time is noticed in time.
+/// Divisor of the stall timeout that gives the longest pause: an outage that ends in time is
+/// noticed in time.
 const PAUSES_IN_TIMEOUT: u32 = 5;
 
 impl RetryPolicy {
-    /// The longest that a single request is waited for, however patient the caller is.
+    /// Longest request timeout, however patient the caller is.
     const REQUEST_MAX: Duration = Duration::from_secs(60);
 
-    /// The shortest time that a request is waited for, unless the caller has not twice as long: a
-    /// busy store takes a while.
+    /// Shortest request timeout, unless it exceeds half of the caller's timeout: a busy store takes
+    /// a while.
     const REQUEST_MIN: Duration = Duration::from_secs(4);
 
-    /// For a caller who waits for `timeout` in all (`timeout=`): a request that is not answered is
-    /// given up early enough to be sent again.
+    /// Returns the policy of a caller that waits for `timeout` in all (`timeout=`): an unanswered
+    /// request is given up early enough to be sent again.
     pub fn within(timeout: Duration) -> Self {
         let usual = Self::default();
         let share = (timeout / 4).max(Self::REQUEST_MIN);
@@ -69,7 +70,7 @@ impl RetryPolicy {
         }
     }
 
-    /// Whether a request that failed like this is made again.
+    /// Whether a request with this error is sent again.
     pub(super) fn bears(&self, error: &StoreError) -> bool {
         let is_answer = matches!(
             error.kind(),
@@ -79,13 +80,13 @@ impl RetryPolicy {
     }
 }
 
-/// The slowest link that a large object is waited for.
+/// Slowest link for which the timeout of a large object suffices.
 const SLOWEST_BYTES_PER_SECOND: u64 = 256 * 1024;
 
-/// The shortest time that an answer is waited for.
+/// Shortest time to wait for an answer.
 const LAST_CHANCE: Duration = Duration::from_secs(1);
 
-/// Whether an answer says that nothing was applied, and why.
+/// Whether the answer proves that the request was refused and not applied.
 pub(super) fn is_refusal(kind: StoreErrorKind) -> bool {
     matches!(
         kind,
@@ -96,7 +97,7 @@ pub(super) fn is_refusal(kind: StoreErrorKind) -> bool {
     )
 }
 
-/// Whether an error may go away by itself: what asks for a person does not.
+/// Whether an error may pass without a person's action.
 pub(super) fn may_pass(error: &StoreError) -> bool {
     !matches!(
         error.kind(),
@@ -110,7 +111,12 @@ pub(super) fn may_pass(error: &StoreError) -> bool {
     )
 }
 
-/// Gives up on a request that is not answered in time; it may still be carried out.
+/// Bounds a request by the policy's timeout. The store may still carry out a request that timed
+/// out.
+///
+/// # Errors
+/// Errors of the request; after the timeout `OutcomeUnknown` for a write and `Unreachable` for a
+/// read.
 pub(super) async fn bounded<T>(
     policy: &RetryPolicy,
     operation: Operation,
@@ -135,14 +141,14 @@ pub(super) async fn bounded<T>(
         .map_err(silent)?
 }
 
-/// `N` bytes of fresh randomness.
+/// Returns `N` fresh random bytes.
 pub(crate) fn random<const N: usize>(entropy: &dyn Entropy) -> [u8; N] {
     let mut bytes = [0; N];
     entropy.fill(&mut bytes);
     bytes
 }
 
-/// Random pauses that grow, until the store has stood still for too long.
+/// Random pauses that grow, until the store made no progress for too long.
 pub(super) struct Pauses<'a> {
     policy: RetryPolicy,
     entropy: &'a dyn Entropy,
@@ -160,17 +166,17 @@ impl<'a> Pauses<'a> {
         }
     }
 
-    /// The policy for a request that begins now: it is given up at the deadline.
+    /// Returns the policy for a request that begins now: it times out at the deadline.
     pub(super) fn policy(&self) -> RetryPolicy {
         let left = self.deadline.saturating_duration_since(Instant::now());
         RetryPolicy {
-            // The last one has its chance, too.
+            // Even the last request gets a minimum of time.
             request_timeout: self.policy.request_timeout.min(left.max(LAST_CHANCE)),
             ..self.policy
         }
     }
 
-    /// The same for a request that carries so many bytes.
+    /// Same, for a request with a body of this many bytes.
     pub(super) fn policy_for(&self, bytes: usize) -> RetryPolicy {
         let policy = self.policy();
         let carrying = Duration::from_secs(bytes as u64 / SLOWEST_BYTES_PER_SECOND);
@@ -180,7 +186,10 @@ impl<'a> Pauses<'a> {
         }
     }
 
-    /// Pauses after `error`, or tells that the deadline has passed.
+    /// Pauses after `error`.
+    ///
+    /// # Errors
+    /// [`RootError::OutcomeUnknown`] with the text of `error` once the deadline has passed.
     pub(super) async fn pause(&mut self, error: &StoreError) -> Result<(), RootError> {
         if Instant::now() >= self.deadline {
             return Err(RootError::OutcomeUnknown {
@@ -188,25 +197,27 @@ impl<'a> Pauses<'a> {
             });
         }
         let deadline = self.deadline;
-        // Who waits is told at the deadline, or soon after the last attempt, which begins then.
+        // The caller gets its error at the deadline, or soon after the last attempt, which begins
+        // then.
         let _ = tokio::time::timeout_at(deadline, self.sleep()).await;
         Ok(())
     }
 
-    /// Pauses for a random time up to a bound that doubles with every call (full jitter, so that contenders spread out).
+    /// Pauses for a random time up to a bound that doubles with every call (full jitter, which
+    /// spreads contenders out).
     pub(super) async fn sleep(&mut self) {
         let (bound, fraction) = self.next();
         tokio::time::sleep(bound.mul_f64(fraction)).await;
     }
 
-    /// The same, and at least half of the bound: for who waits for a store to change, and not for
-    /// others to be out of its way.
+    /// Same, but at least half of the bound: for callers that wait for a change of the store, and
+    /// not for contenders.
     pub(super) async fn sleep_half(&mut self) {
         let (bound, fraction) = self.next();
         tokio::time::sleep(bound.mul_f64(0.5 + fraction / 2.0)).await;
     }
 
-    /// The bound of the next pause, and a random fraction.
+    /// Returns the bound of the next pause, and a random fraction of it.
     fn next(&mut self) -> (Duration, f64) {
         let bound = self
             .policy
@@ -219,7 +230,10 @@ impl<'a> Pauses<'a> {
     }
 }
 
-/// Asks again and again while the store does not answer: only for what changes nothing by being repeated.
+/// Repeats a request while the store does not answer. Only for requests that are safe to repeat.
+///
+/// # Errors
+/// The first error that the policy does not retry, or the last one at the deadline.
 pub(super) async fn patiently<T, R>(
     policy: &RetryPolicy,
     entropy: &dyn Entropy,
@@ -239,15 +253,15 @@ where
     }
 }
 
-/// Creates an object under a name that nothing else is ever written to, for as long as the store
-/// may stand still: what lies there with these bytes is ours, and what is not there is
-/// sent again, the same bytes under the same name.
+/// Creates an object under a name that no other object ever gets. Retries until the stall timeout
+/// with the same bytes and the same name; an object with these bytes under that name is its own
+/// earlier request's.
 ///
 /// Dropped, it leaves an object under that name, or none, or one that arrives later.
 ///
 /// # Errors
-/// `AlreadyExists` if something else lies there; what keeps it from being read; store errors that do
-/// not pass in time, after which it may or may not be there.
+/// `AlreadyExists` if another object has that name; errors of reading it; store errors that do not
+/// pass in time, after which the object may or may not be there.
 pub(super) async fn create_surely(
     store: &dyn Store,
     policy: &RetryPolicy,
@@ -277,12 +291,13 @@ pub(super) async fn create_surely(
     }
 }
 
-/// A store whose reads and lists are asked for again while it does not answer. Writes are passed on as they are: whether they may be repeated is for their senders to know.
+/// A store whose reads and lists are repeated while it does not answer. Writes pass unchanged: only
+/// their senders know whether they may be repeated.
 #[derive(Clone, Debug)]
 pub(super) struct PatientReads {
     pub(super) store: Arc<dyn Store>,
     pub(super) policy: RetryPolicy,
-    /// Whose refusals are borne, once it bears them, and for as long as it does.
+    /// The handle whose policy applies while it bears refusals.
     pub(super) handle: Option<RootHandle>,
     pub(super) entropy: Arc<dyn Entropy>,
 }

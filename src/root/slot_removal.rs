@@ -1,27 +1,27 @@
-//! Which key slots are removed, and by which steps.
+//! Removes key slots, and changes passwords.
 //!
-//! Owns removal, and the change of a password. Which slots there are is in [`super::slots`].
+//! Owns which slots may be removed, and the steps. [`super::slots`] reads and adds slots.
 //!
-//! Slots are created under names that are never used again, and deleted; nothing orders two removals
-//! at the same time. A removal holds the password of another slot, its *own*, and has four steps: a
+//! Slots are created under names that are never used again, and deleted; two concurrent removals
+//! have no order. A removal holds the password of another slot, its *own*, and has four steps: a
 //! copy of its own slot under a new name; the deletion; a look whether its own slot is still there;
-//! and only if so, the deletion of the copy. Of several that remove each other's slots at once, the
-//! one whose deletion came last saw its own slot after all deletions, or keeps its copy.
+//! and only if so, the deletion of the copy. Of several removals that remove each other's slots,
+//! the one with the last deletion saw its own slot after all deletions, or keeps its copy.
 //!
 //! Several slots that are removed together share one copy.
 //!
 //! Only a slot in force ([`super::unlock`]) counts as an own one. A slot that may hold a master key
 //! which no other one holds is removed only if the user gives it up by name:
-//! - one of the next epoch after the root's, since a rotation that is under way may be about to rely
-//!   on it ([`super::rotation`]). No rotation makes a slot of a later epoch: it can be removed;
-//! - one that the password opens, and that holds another master key of an epoch than the slot in
-//!   force: of two rotations one was made, and a root that was lost and rebuilt does not tell which;
-//! - while no root tells which key is in force, every one that the password does not open and that
-//!   states no older epoch.
+//! - A slot of the epoch after the root's: a concurrent rotation may be about to rely on it
+//!   ([`super::rotation`]). No rotation makes a slot of a later epoch: it can be removed.
+//! - A slot that the password opens, with another master key of some epoch than the slot in force:
+//!   of two rotations one was made, and a root that was lost and rebuilt does not tell which.
+//! - Without a root that tells which key is in force, every slot that the password does not open
+//!   and that states no older epoch.
 //!
-//! Nothing orders a rotation and a change of slots but the root. So every change reads the root's
-//! header again at its end, and says if the master key was rotated meanwhile. A header that is as it
-//! was before says that nothing was rotated, damaged or not.
+//! Only the root orders a rotation and a change of slots. So every change reads the root's header
+//! again at its end, and reports a rotation that was made meanwhile. An unchanged header proves
+//! that no rotation was made, even if it is damaged.
 
 use super::error::RootError;
 use super::put_back::Kept;
@@ -35,17 +35,20 @@ use jiff::Timestamp;
 use std::collections::HashSet;
 
 impl Slots {
-    /// Removes slots other than the one in force that the password opens. With `gives_up` also those
-    /// that may hold a master key which no other slot holds; each of these is put back if the root is
-    /// not as it was before, and not sealed under the password's own master key.
+    /// Removes slots other than the one in force that the password opens. With `gives_up` also
+    /// those that may hold a master key which no other slot holds. Each of these is put back if the
+    /// root changed and is not sealed under the password's own master key.
     ///
     /// A future that is dropped has removed some of them, may leave a copy of the own slot, and
-    /// leaves what was given up in files on this machine ([`super::put_back`]).
+    /// leaves the given-up slots in files on this machine ([`super::put_back`]).
     ///
     /// # Errors
-    /// [`SlotsError::Own`] if the password opens no other one in force; [`SlotsError::Unfinished`],
-    /// [`SlotsError::Foreign`]; [`SlotsError::Ambiguous`] if one is not there;
-    /// [`SlotsError::Rotated`]. [`SlotsError::Interrupted`] if some were removed before.
+    /// - [`SlotsError::Own`] if the password opens no other slot in force.
+    /// - [`SlotsError::Unfinished`], [`SlotsError::Foreign`] without `gives_up`.
+    /// - [`SlotsError::Ambiguous`] if one of them is absent.
+    /// - [`SlotsError::Rotated`].
+    /// - [`SlotsError::Interrupted`] if some were removed before the error.
+    /// - Store errors.
     pub async fn remove(
         &self,
         slots: &[SlotName],
@@ -81,7 +84,7 @@ impl Slots {
             .partition(|kept| removal.may_lack(kept.slot));
         self.discard(untouched).await;
         if kept.is_empty() || stands.is_ok() {
-            // The root of the rotation that a slot is of may have been sent, and arrive later.
+            // The root of that slot's rotation may have been sent, and arrive later.
             let (of_rotation, useless): (Vec<_>, Vec<_>) = kept
                 .into_iter()
                 .partition(|kept| unfinished.contains(&kept.slot));
@@ -117,8 +120,8 @@ impl Slots {
         })
     }
 
-    /// Removes one of the [strays](Slots::strays), which open nothing. A future that is dropped has
-    /// removed it or not.
+    /// Removes one of the [strays](Slots::strays), which open nothing. A future that is dropped may
+    /// have removed it.
     ///
     /// # Errors
     /// [`SlotsError::Ambiguous`] if it is none of them; store errors.
@@ -132,12 +135,14 @@ impl Slots {
         Ok(self.store.delete(key).await.map_err(RootError::from)?)
     }
 
-    /// Checks that the root that stands needs none of the slots that were given up: it is the one by
-    /// which they were judged, or sealed under the master key of the password's own slot. That no
-    /// slot which is left states its epoch proves nothing: one that was given up may be its only key.
+    /// Checks that the root needs none of the given-up slots: its header is the one that they were
+    /// compared with, or it is sealed under the master key of the password's own slot. If no
+    /// remaining slot states the root's epoch, that proves nothing: a given-up slot may be its only
+    /// key.
     ///
     /// # Errors
-    /// [`SlotsError::Rotated`]; the root was damaged or removed meanwhile, or cannot be read.
+    /// [`SlotsError::Rotated`]; [`RootError::Damaged`] if the root was damaged or removed
+    /// meanwhile; store errors.
     async fn require_needless(&self, given_up: &[Kept]) -> Result<(), SlotsError> {
         let policy = RetryPolicy::default();
         let read = PatientReads {
@@ -177,11 +182,11 @@ impl Slots {
         Err(damaged.into())
     }
 
-    /// That no other slot can miss what this one holds.
+    /// Checks that no other slot can need the secrets of this one.
     ///
     /// # Errors
-    /// [`SlotsError::Unfinished`], [`SlotsError::Foreign`]; [`SlotsError::Ambiguous`] if there is no
-    /// such object; the object is of a newer program.
+    /// [`SlotsError::Unfinished`], [`SlotsError::Foreign`]; [`SlotsError::Ambiguous`] if there is
+    /// no such object; [`RootError::Unopenable`] if the object is of a newer program; store errors.
     async fn require_useless(&self, slot: SlotName) -> Result<(), SlotsError> {
         let facts = self.found.iter().find(|facts| facts.name == slot);
         let is_pending = self.pending.iter().any(|(known, _)| known.name == slot);
@@ -221,16 +226,16 @@ impl Slots {
         }
     }
 
-    /// Puts a new slot in the place of all that the password opens: afterwards it opens none.
-    /// Returns the new one, and those that it took the place of. Slots of others, however many,
+    /// Replaces all slots that the password opens by a new one; afterwards the password opens none.
+    /// Returns the new slot and those that it replaced. Slots of other passwords, however many,
     /// change nothing of that.
     ///
-    /// A future that is dropped leaves both passwords that open, or the new one.
+    /// A future that is dropped leaves both passwords working, or only the new one.
     ///
     /// # Errors
-    /// [`SlotsError::Unfinished`], [`SlotsError::Foreign`]; as [`Self::add`], but for its bound.
-    /// [`SlotsError::Rotated`] if the new one opens nothing, since a rotation by the old password
-    /// was made meanwhile.
+    /// [`SlotsError::Unfinished`], [`SlotsError::Foreign`]; as [`Self::add`], without its bound.
+    /// [`SlotsError::Rotated`] if a rotation by the old password was made meanwhile, so that the
+    /// new slot opens nothing.
     pub async fn change(
         &self,
         making: Making<'_>,
@@ -250,8 +255,9 @@ impl Slots {
         Ok((new.name, old))
     }
 
-    /// The four steps of the module's head. `making` makes a copy of `own`. If one deletion fails,
-    /// the others are tried, and the copy stays: that deletion may be made yet.
+    /// Runs the four steps of the module header. `making` makes a copy of `own`. If one deletion
+    /// fails, the others are tried and the copy stays, since the failed deletion may still be
+    /// carried out.
     async fn remove_with_copy(
         &self,
         slots: &[SlotName],
@@ -282,7 +288,7 @@ impl Slots {
         removal
     }
 
-    /// Deletes the copy of the own slot, unless that was removed meanwhile.
+    /// Deletes the copy of the own slot, unless the own slot was removed meanwhile.
     async fn drop_copy(&self, own: SlotName, copy: SlotName) -> Result<(), RootError> {
         match self.store.head(&own.key()).await {
             Ok(_) => Ok(self.store.delete(&copy.key()).await?),
@@ -295,24 +301,24 @@ impl Slots {
     }
 }
 
-/// How far a removal came.
+/// Progress of a removal.
 #[derive(Default)]
 struct Removal {
     /// Slots that were removed.
     removed: Vec<SlotName>,
-    /// Slots whose deletion failed: it may be made yet.
+    /// Slots whose deletion failed; it may still be carried out.
     unknown: Vec<SlotName>,
-    /// What failed first.
+    /// The first failure.
     failed: Option<SlotsError>,
 }
 
 impl Removal {
-    /// Whether this slot may not be there any more.
+    /// Whether this slot may be absent now.
     fn may_lack(&self, slot: SlotName) -> bool {
         self.removed.contains(&slot) || self.unknown.contains(&slot)
     }
 
-    /// The end of a removal of which nothing has to be put back.
+    /// Ends a removal of which nothing has to be put back.
     fn end(self, stands: Result<(), SlotsError>) -> Result<(), SlotsError> {
         match self.failed {
             None => stands,
@@ -327,7 +333,7 @@ impl Removal {
     }
 }
 
-/// What failed first: the removal itself, or the look at the root after it.
+/// Returns the first failure: of the removal itself, or of the look at the root after it.
 fn first_of(failed: Option<SlotsError>, stands: Result<(), SlotsError>) -> SlotsError {
     failed.or(stands.err()).unwrap_or(SlotsError::Rotated)
 }

@@ -1,9 +1,10 @@
-//! The key slots of a sealed repository: which there are, adding one, removing one.
+//! Key slots of a sealed repository: listing, adding, and the state that removal starts from.
 //!
-//! Owns the order in which slots come and go, so that at no moment, whatever crashes and whoever else changes slots, a repository is without one that opens. Does not own
-//! their form (`bkfs_chunker::seal`), nor passwords.
+//! Owns the order in which slots are added. The order keeps at every moment at least one slot that
+//! opens, across crashes and concurrent changes. Does not own their form (`bkfs_chunker::seal`),
+//! nor passwords.
 //!
-//! What is removed, and by which steps, is in [`super::slot_removal`].
+//! [`super::slot_removal`] removes slots.
 
 use super::choice::{KeyChoice, KnownSlot};
 use super::error::RootError;
@@ -24,75 +25,76 @@ use jiff::Timestamp;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-/// Most slots that there may be when one is added; a person makes each.
+/// Most slots that may exist when one is added. People make each by hand.
 const SLOTS_MAX: usize = 64;
 
-/// A slot as people know it.
+/// A slot, as shown to users.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SlotFacts {
     /// Its name.
     pub name: SlotName,
-    /// What it is called.
+    /// Its label.
     pub label: String,
-    /// When it was made, in seconds since 1970, by the clock of whoever made it.
+    /// When it was made, in seconds since 1970, by the clock of the host that made it.
     pub created_s: u64,
-    /// What a try of a password costs.
+    /// Work of one trial of a password.
     pub cost: SlotCost,
-    /// True if the password that was given opens it.
+    /// True if the given password opens it.
     pub is_own: bool,
-    /// True if it is an own one, and the root is sealed under the newest master key that it holds.
+    /// True if the given password opens it and the root is sealed under its newest master key.
     pub is_in_force: bool,
-    /// The epoch of that master key: of an own slot as it is, of another as it states, if it does.
+    /// The epoch of its newest master key: verified if the given password opens it, else as the
+    /// slot states it, if it does.
     pub epoch: Option<u32>,
-    /// Whether label and time are those that it was made with; none if the password cannot tell.
+    /// Whether label and time are those of its creation; `None` if the password cannot tell.
     pub statement: Option<Statement>,
 }
 
 /// A slot to be made.
 #[derive(Clone, Copy)]
 pub struct Making<'a> {
-    /// Opens it.
+    /// The password that opens it.
     pub password: &'a [u8],
-    /// What it is called.
+    /// Its label.
     pub label: &'a str,
-    /// The time on the clock.
+    /// Current time of the clock.
     pub clock: Timestamp,
-    /// What a try of the password costs.
+    /// Work of one trial of the password.
     pub cost: SlotCost,
 }
 
-/// Why slots were not changed.
+/// Reasons why slots were not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotsError {
-    /// The store, the config or a slot.
+    /// The store, the config, the root or a slot failed.
     #[error(transparent)]
     Root(#[from] RootError),
     /// There are no slots to change.
     #[error("this repository is not encrypted: it has no keys")]
     NotEncrypted,
-    /// No slot, or more than one, is meant.
+    /// The text fits no slot, or more than one.
     #[error("{count} keys begin with {text:?}")]
     Ambiguous {
-        /// What was asked for.
+        /// The text.
         text: String,
-        /// How many it fits.
+        /// How many slots it fits.
         count: usize,
     },
-    /// Its removal would leave nobody who can open the repository, as far as this can be known.
+    /// As far as is known, no slot would be left that opens the repository.
     #[error("{slot} is the only key that the given password opens: it is not removed")]
     Own {
-        /// Which.
+        /// The slot.
         slot: SlotName,
     },
-    /// As many as there may be.
+    /// The repository has the most slots that it may have.
     #[error("there are {} keys already; remove one first", SLOTS_MAX)]
     Full,
-    /// A rotation is under way that relies on it, or was interrupted.
+    /// The slot belongs to a rotation that is under way or was interrupted.
     #[error(
         "key {slot} is of a newer epoch than the root: a rotation of the master key is under way, or was interrupted"
     )]
     Unfinished {
-        /// Which.
+        /// The slot.
         slot: SlotName,
     },
     /// It may hold a master key that no other slot holds, and that objects are sealed under.
@@ -102,7 +104,7 @@ pub enum SlotsError {
          tells which key is in force is lost"
     )]
     Foreign {
-        /// Which.
+        /// The slot.
         slot: SlotName,
     },
     /// The master key was rotated since the slots were read.
@@ -114,13 +116,13 @@ pub enum SlotsError {
     /// Keys were removed, and then something failed, or some of them turned out to be needed.
     #[error("{}", told(removed, put_back, lost, source))]
     Interrupted {
-        /// Those that were removed, and are not there.
+        /// Slots that were removed, and are absent.
         removed: Vec<SlotName>,
-        /// Those that were given up, and are there again.
+        /// Slots that were given up, and are present again.
         put_back: Vec<SlotName>,
-        /// Those that were given up, may be needed, and are not known to be there.
+        /// Slots that were given up, may be needed, and are not known to be present.
         lost: Vec<Lost>,
-        /// What failed.
+        /// The failure.
         source: Box<SlotsError>,
     },
     /// A rotation would drop keys of other passwords.
@@ -132,7 +134,7 @@ pub enum SlotsError {
         /// Those keys.
         keys: Vec<SlotFacts>,
     },
-    /// There are as many epochs as there may be.
+    /// The repository has had the most epochs that there may be.
     #[error(
         "there were {} master keys already: copy to a new repository (bkfs copy)",
         Secrets::EPOCHS_MAX
@@ -140,7 +142,7 @@ pub enum SlotsError {
     NoMoreEpochs,
 }
 
-/// What became of slots, and why.
+/// Describes the fate of each slot, and the reason.
 pub(crate) fn told(
     removed: &[SlotName],
     put_back: &[SlotName],
@@ -154,7 +156,7 @@ pub(crate) fn told(
     format!("{}; then: {source}", parts.join(", "))
 }
 
-/// Slots, by name and label.
+/// Names and labels of slots.
 fn shown(keys: &[SlotFacts]) -> String {
     let shown = keys
         .iter()
@@ -171,16 +173,16 @@ pub struct Slots {
     pub(super) choice: KeyChoice,
     password: Zeroizing<Vec<u8>>,
     pub(super) found: Vec<SlotFacts>,
-    /// Slots of a rotation that did not take hold yet, and what they hold.
+    /// Slots of a rotation that is not in force yet, with their secrets.
     pub(super) pending: Vec<(KnownSlot, Secrets)>,
-    /// Slots that the password opens and that hold a master key which the keyring does not hold,
-    /// and not all that it holds.
+    /// Slots that the password opens and whose master keys differ: the keyring lacks one of theirs,
+    /// and they lack one of the keyring's.
     pub(super) foreign: Vec<SlotName>,
-    /// Keys of objects below `keys/` that are no slots by their names.
+    /// Keys of objects below `keys/` whose names are no slot names.
     strays: Vec<String>,
     /// True if a root verified with the keyring.
     pub(super) is_confirmed: bool,
-    /// The header of the root by which the slots were judged; `None` if there was no root.
+    /// The header of the root that the slots were compared with; `None` if there was no root.
     pub(super) judged_by: Option<RootHeader>,
 }
 
@@ -240,20 +242,21 @@ impl Tried {
 }
 
 impl Slots {
-    /// Says whether there can be slots, before anybody is asked for a password.
+    /// Checks that the repository can have slots, before a user is asked for a password.
     ///
     /// # Errors
-    /// [`RootError::NoRepository`], [`SlotsError::NotEncrypted`].
+    /// [`RootError::NoRepository`], [`SlotsError::NotEncrypted`]; store errors.
     pub async fn expect(store: &dyn Store) -> Result<(), SlotsError> {
         config_of(store).await.map(|_| ())
     }
 
-    /// Reads all slots and tries the password on each, within the bounds of [`super::unlock`], the
-    /// one that is named and those that opened last before all others.
+    /// Reads all slots and tries the password on each, within the bounds of [`super::unlock`]. The
+    /// named slot comes first, then those that opened last on this machine.
     ///
     /// # Errors
-    /// [`RootError::WrongPassword`] and its kin if it opens none; [`RootError::OlderKey`] if what it
-    /// opens is of before a rotation; [`RootError::KeysConflict`]; [`SlotsError::NotEncrypted`].
+    /// [`RootError::WrongPassword`], [`RootError::KeysUntried`] or a damaged slot's error if it
+    /// opens none; [`RootError::OlderKey`] if the slots that it opens are older than a rotation;
+    /// [`RootError::KeysConflict`]; [`SlotsError::NotEncrypted`]; store errors.
     pub async fn open(
         store: Arc<dyn Store>,
         entropy: Arc<dyn Entropy>,
@@ -318,18 +321,21 @@ impl Slots {
         self.found.sort_by_key(|slot| (slot.created_s, slot.name));
     }
 
-    /// All that can be read, oldest first.
+    /// Returns all slots that can be read, oldest first.
     pub fn list(&self) -> &[SlotFacts] {
         &self.found
     }
 
-    /// Keys of objects below `keys/` that are no slots by their names; of very many not all.
+    /// Returns keys of objects below `keys/` whose names are no slot names; of very many not all.
     pub fn strays(&self) -> &[String] {
         &self.strays
     }
 
-    /// The slot whose name begins so; a whole name is taken as it is, since an object of that name
-    /// need be nothing that can be read.
+    /// Returns the slot whose name begins with `text`. A whole name is returned as it is, since the
+    /// object of that name may be unreadable.
+    ///
+    /// # Errors
+    /// [`SlotsError::Ambiguous`] unless exactly one slot fits.
     pub fn find(&self, text: &str) -> Result<SlotName, SlotsError> {
         if let Ok(name) = text.parse() {
             return Ok(name);
@@ -350,13 +356,13 @@ impl Slots {
         &self.keyring
     }
 
-    /// Slots of a rotation that did not take hold yet, and what they hold.
+    /// Slots of a rotation that is not in force yet, with their secrets.
     pub(super) fn pending(&self) -> &[(KnownSlot, Secrets)] {
         &self.pending
     }
 
-    /// Slots that the password opens and that hold another master key of an epoch than these
-    /// secrets.
+    /// Returns the slots that the password opens and that hold another master key of some epoch
+    /// than these secrets.
     pub(super) fn foreign_to(&self, secrets: &Secrets) -> Vec<SlotName> {
         let pending = self.pending.iter();
         let others = pending.filter(|(_, other)| !secrets.extend(other));
@@ -364,7 +370,7 @@ impl Slots {
         self.foreign.iter().copied().chain(others).collect()
     }
 
-    /// Remembers on this machine that this slot opens.
+    /// Records on this machine that this slot opens.
     pub(super) async fn remember(&self, slot: KnownSlot) {
         self.choice.remember(self.config.repository(), slot).await;
     }
@@ -377,10 +383,11 @@ impl Slots {
         &self.entropy
     }
 
-    /// Adds a slot. When this returns it opens: it was read back and tried.
+    /// Adds a slot, reads it back and tries it, so that it opens when this returns. Dropped, it may
+    /// leave the slot there.
     ///
     /// # Errors
-    /// [`SlotsError::Full`]; [`SlotsError::Rotated`] if it would open nothing new.
+    /// [`SlotsError::Full`]; [`SlotsError::Rotated`] if it would open nothing new; store errors.
     pub async fn add(&self, making: Making<'_>) -> Result<SlotName, SlotsError> {
         if self.found.len() >= SLOTS_MAX {
             return Err(SlotsError::Full);
@@ -388,7 +395,11 @@ impl Slots {
         Ok(self.add_surely(making).await?.name)
     }
 
-    /// As [`Self::add`], however many there are.
+    /// Same as [`Self::add`], whatever the number of slots.
+    ///
+    /// # Errors
+    /// [`SlotsError::Rotated`], after the slot was deleted again; store errors, after which the
+    /// slot may be there.
     pub(super) async fn add_surely(&self, making: Making<'_>) -> Result<KnownSlot, SlotsError> {
         let added = self.put(making, self.keyring.secrets()).await?;
         match self.require_unrotated().await {
@@ -403,8 +414,8 @@ impl Slots {
         }
     }
 
-    /// That the root that stands is under no newer master key than the slots are of that were read.
-    /// What a damaged root states counts for nothing: a slot must state it too.
+    /// Checks that the root is sealed under no newer master key than the slots that were read. The
+    /// epoch that a damaged root states counts only if a slot states it too.
     ///
     /// # Errors
     /// [`SlotsError::Rotated`]; store errors.
@@ -419,8 +430,12 @@ impl Slots {
         }
     }
 
-    /// Stores a slot with these secrets, reads it back and tries it. A future that is dropped, and
-    /// an error, may leave it there.
+    /// Stores a slot with these secrets, reads it back and tries it. Dropped, or after an error, it
+    /// may leave the slot there.
+    ///
+    /// # Errors
+    /// [`RootError::Local`] if it cannot be made; [`RootError::Unopenable`] or
+    /// [`RootError::Damaged`] if the stored object is another one; store errors.
     pub(super) async fn put(
         &self,
         making: Making<'_>,
@@ -439,7 +454,7 @@ impl Slots {
         let object = slot
             .wrap(making.password, secrets)
             .map_err(|error| of_slot(error, &key))?;
-        // A slot that is removed is hidden, and its bytes stay until its lock ends.
+        // A removed slot is only hidden; its bytes stay until its lock ends.
         let rule = self.config.lock().filter(|rule| rule.days > 0);
         let put = match rule.map(|rule| rule.lock_from(making.clock)) {
             Some(lock) => self.store.put_locked(&key, vec![object], &lock).await,
@@ -458,8 +473,8 @@ impl Slots {
         })
     }
 
-    /// The first of these slots that the password opens and that holds these secrets and no others.
-    /// All trials together take no more work than those of one password may.
+    /// Returns the first of these slots that the password opens and that holds exactly these
+    /// secrets. All trials together take no more work than those of one password may.
     pub(super) fn first_of<'b>(
         &self,
         slots: &[&'b (SlotName, Slot)],
@@ -476,7 +491,7 @@ impl Slots {
         slots.iter().find(|slot| is_of(slot)).copied()
     }
 
-    /// What makes a slot that the given password opens, like `own`.
+    /// Returns a request for a slot like `own`, with the given password.
     pub(super) fn making_like<'b>(&'b self, own: &'b SlotFacts, clock: Timestamp) -> Making<'b> {
         Making {
             password: &self.password,
@@ -487,7 +502,7 @@ impl Slots {
     }
 }
 
-/// What a slot states of itself.
+/// Returns the facts that a slot states of itself.
 fn facts_of(name: SlotName, slot: &Slot) -> SlotFacts {
     SlotFacts {
         name,
@@ -501,7 +516,7 @@ fn facts_of(name: SlotName, slot: &Slot) -> SlotFacts {
     }
 }
 
-/// That the best key that a password opens is the root's. A root that states an epoch which no slot
+/// Checks that the best key that a password opens is the root's. A root whose stated epoch no slot
 /// states is damaged.
 fn require_standing(
     keyring: &Keyring,

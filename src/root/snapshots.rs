@@ -1,11 +1,14 @@
-//! Snapshots as entries of lists: their encoding, names, numbers and times, and which shards of a list are merged. Pure.
+//! Snapshots as entries of lists: encoding, names, numbers, times, and the merging of shards. Pure.
 //!
-//! Owns what an entry is and what a list of them answers. The shards lie in immutable list objects, which [`super::lists`] loads and writes; the
-//! root refers to them. A new snapshot is a new shard of one entry, added by the same compare-and-swap that commits its tree; once there are more than
-//! [`SHARDS_MAX`] shards, the small ones are written together as one, so that an entry is rewritten a logarithmic number of times.
+//! Owns the fields of an entry and the queries on a list. The shards lie in immutable list objects,
+//! which [`super::lists`] loads and writes; the root refers to them. A new snapshot is a new shard
+//! of one entry, added by the same compare-and-swap that commits its tree. Beyond [`SHARDS_MAX`]
+//! shards, the small ones are written together as one, so that an entry is rewritten a logarithmic
+//! number of times.
 //!
-//! Numbers (16 bits) stand above the inode numbers of a snapshot's files, so they must differ among all snapshots that can be seen, now or after
-//! `forget --undo`: numbers in the trash count as taken.
+//! Numbers (16 bits) are the upper bits of the inode numbers of a snapshot's files. So they must
+//! differ among all snapshots that can be seen, now or after `forget --undo`: numbers in the trash
+//! count as taken.
 
 use super::chain::NonceEntry;
 use super::error::RootError;
@@ -20,10 +23,10 @@ use minicbor::{Decode, Encode};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Shards of one list before small ones are merged.
+/// Most shards of one list before small ones are merged.
 pub const SHARDS_MAX: usize = 16;
 
-/// Longest tag in bytes, and most tags of a snapshot.
+/// Longest tag in bytes.
 pub const TAG_BYTES_MAX: usize = 255;
 /// Most tags of a snapshot.
 pub const TAGS_MAX: usize = 64;
@@ -38,19 +41,19 @@ pub struct SnapshotEntry {
     /// Its name, unique in its volume.
     #[n(0)]
     pub name: String,
-    /// Unique among all snapshots of the repository, kept or in the trash; never zero.
+    /// Unique among all snapshots of the repository, kept or in the trash; never 0.
     #[n(1)]
     pub number: u16,
-    /// The volume it is of.
+    /// Its volume.
     #[n(2)]
     pub volume: String,
-    /// The root node of its tree; none for a volume that never held anything.
+    /// The root node of its tree; `None` for a volume that never held anything.
     #[cbor(n(3), with = "wire::id_option", has_nil)]
     pub tree: Option<Id>,
     /// The record of the commit that made it.
     #[cbor(n(4), with = "wire::id")]
     pub commit: Id,
-    /// When it was made, by the clock of the host, but never before the volume's snapshot before it.
+    /// When it was made, by the host's clock, but never before the volume's preceding snapshot.
     #[cbor(n(5), with = "wire::time")]
     pub time: Timestamp,
     /// Name of the host that made it.
@@ -59,7 +62,7 @@ pub struct SnapshotEntry {
     /// Name of the user that made it.
     #[n(7)]
     pub user: String,
-    /// Words for people and for retention.
+    /// Tags, for people and for retention.
     #[n(8)]
     pub tags: Vec<String>,
     /// Inodes in the tree.
@@ -68,29 +71,29 @@ pub struct SnapshotEntry {
     /// Bytes of file contents in the tree, before deduplication.
     #[n(10)]
     pub bytes: u64,
-    /// Bytes that were added to the bucket since the volume's snapshot before it.
+    /// Bytes added to the bucket since the volume's preceding snapshot.
     #[n(11)]
     pub new_bytes: u64,
     /// The generation of the root that made it.
     #[n(12)]
     pub generation: u64,
-    /// It is what only the spool of a fenced machine had, and was never the volume's state.
+    /// Its tree comes from the spool of a fenced machine, and was never the volume's state.
     #[cbor(n(13), with = "wire::flag", has_nil)]
     pub recovered: bool,
-    /// A repair listed it from its commit record while it was not known which packs are condemned:
-    /// what it needs may be. A repair that finds that out takes the mark off those that are whole.
+    /// A repair listed it from its commit record without knowing which packs are condemned: packs
+    /// that it needs may be. A later repair that knows them clears the mark of whole snapshots.
     #[cbor(n(14), with = "wire::flag", has_nil)]
     pub rebuilt: bool,
 }
 
-/// A forgotten snapshot, which is restorable until collection empties the trash.
+/// A forgotten snapshot, which can be restored until a collection empties the trash.
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct TrashEntry {
-    /// The snapshot as it was.
+    /// The snapshot, unchanged.
     #[n(0)]
     pub snapshot: SnapshotEntry,
-    /// When it was forgotten, by the clock of the host that did.
+    /// When it was forgotten, by the clock of the host that forgot it.
     #[cbor(n(1), with = "wire::time")]
     pub forgotten: Timestamp,
 }
@@ -100,14 +103,14 @@ pub struct TrashEntry {
 #[cbor(transparent)]
 pub struct PackEntry(#[cbor(n(0), with = "name_bytes")] pub PackName);
 
-/// Damage that was found, in a list of quarantined places (rule 11).
+/// Damage, in a list of quarantined places (rule 11).
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub struct QuarantineEntry {
     /// The pack.
     #[cbor(n(0), with = "name_bytes")]
     pub pack: PackName,
-    /// The frame in it; absent for all of the pack.
+    /// The frame in it; `None` for the whole pack.
     #[n(1)]
     pub frame: Option<u16>,
 }
@@ -120,7 +123,7 @@ struct Shard<T> {
     entries: Vec<T>,
 }
 
-/// What a list object may hold.
+/// Types of entries of list objects.
 pub trait ListEntry: Encode<()> + for<'b> Decode<'b, ()> + Clone + Send + Sync + 'static {}
 impl ListEntry for SnapshotEntry {}
 impl ListEntry for TrashEntry {}
@@ -128,19 +131,26 @@ impl ListEntry for PackEntry {}
 impl ListEntry for QuarantineEntry {}
 impl ListEntry for NonceEntry {}
 
-/// The payload of a list object.
+/// Encodes the payload of a list object.
 pub fn encode_shard<T: ListEntry>(entries: Vec<T>) -> Vec<u8> {
     minicbor::to_vec(Shard { entries }).expect("writing plain fields to memory cannot fail")
 }
 
-/// The inverse of [`encode_shard`]; the error says what is wrong with the bytes.
+/// Decodes the payload of a list object.
+///
+/// # Errors
+/// A text that says what is wrong with the bytes.
 pub fn decode_shard<T: ListEntry>(payload: &[u8]) -> Result<Vec<T>, String> {
     minicbor::decode::<Shard<T>>(payload)
         .map(|shard| shard.entries)
         .map_err(|error| error.to_string())
 }
 
-/// Checks the name of a new snapshot. `latest` is refused besides what [`check_name`] refuses.
+/// Checks the name of a new snapshot. Refuses `latest` as well as the names that [`check_name`]
+/// refuses.
+///
+/// # Errors
+/// [`RootError::BadName`].
 pub fn check_snapshot_name(name: &str) -> Result<(), RootError> {
     let reserved = if name == LATEST {
         Err(NameError::Reserved)
@@ -155,19 +165,19 @@ pub fn check_snapshot_name(name: &str) -> Result<(), RootError> {
         })
 }
 
-/// How people name a snapshot where one is read.
+/// A snapshot, as people name it in order to read it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum SnapshotReference {
-    /// By its name.
+    /// The snapshot with this name.
     Name(String),
     /// The newest of the volume: `latest`.
     Latest,
-    /// The newest of the volume not later than an instant: `@TIME`, RFC 3339.
+    /// The newest of the volume at or before an instant: `@TIME`, RFC 3339.
     At(Timestamp),
 }
 
 impl SnapshotReference {
-    /// Reads NAME, `latest` or `@TIME`.
+    /// Parses NAME, `latest` or `@TIME`.
     ///
     /// # Errors
     /// [`RootError::BadTime`] and [`RootError::BadName`].
@@ -192,40 +202,40 @@ pub struct SnapshotList {
 }
 
 impl SnapshotList {
-    /// The list made of these shards.
+    /// Returns the list of these shards.
     pub fn new(shards: Vec<Arc<Vec<SnapshotEntry>>>) -> Self {
         Self { shards }
     }
 
-    /// Every snapshot, in no order.
+    /// Returns every snapshot, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &SnapshotEntry> {
         self.shards.iter().flat_map(|shard| shard.iter())
     }
 
-    /// The snapshots of a volume, oldest first.
+    /// Returns the snapshots of a volume, oldest first.
     pub fn of_volume(&self, volume: &str) -> Vec<&SnapshotEntry> {
         let mut found: Vec<_> = self.iter().filter(|entry| entry.volume == volume).collect();
         found.sort_by_key(|entry| entry.age_order());
         found
     }
 
-    /// The snapshot of `volume` with this name.
+    /// Returns the snapshot of `volume` with this name.
     pub fn named(&self, volume: &str, name: &str) -> Option<&SnapshotEntry> {
         self.iter()
             .find(|entry| entry.volume == volume && entry.name == name)
     }
 
-    /// The snapshot with this number, of any volume.
+    /// Returns the snapshot with this number, of any volume.
     pub fn numbered(&self, number: u16) -> Option<&SnapshotEntry> {
         self.iter().find(|entry| entry.number == number)
     }
 
-    /// The newest snapshot that was the state of `volume`: recovered ones never were.
+    /// Returns the newest snapshot that was the state of `volume`; recovered ones never were.
     pub fn latest(&self, volume: &str) -> Option<&SnapshotEntry> {
         self.at(volume, Timestamp::MAX)
     }
 
-    /// The newest of them that is not later than `time`.
+    /// Returns the newest of them at or before `time`.
     pub fn at(&self, volume: &str, time: Timestamp) -> Option<&SnapshotEntry> {
         let states = self.iter().filter(|entry| !entry.recovered);
         states
@@ -233,10 +243,10 @@ impl SnapshotList {
             .max_by_key(|entry| entry.age_order())
     }
 
-    /// What `reference` means in `volume`.
+    /// Returns the snapshot that `reference` names in `volume`.
     ///
     /// # Errors
-    /// [`RootError::NoSnapshot`].
+    /// [`RootError::NoSnapshot`] if there is none.
     pub fn resolve(
         &self,
         volume: &str,
@@ -255,7 +265,8 @@ impl SnapshotList {
 }
 
 impl SnapshotEntry {
-    /// Orders the snapshots of a volume by age. Times never go back within a volume; of equal ones the root's generation tells.
+    /// Orders the snapshots of a volume by age. Times never go back within a volume; the root's
+    /// generation decides between equal times.
     fn age_order(&self) -> (Timestamp, u64) {
         (self.time, self.generation)
     }
@@ -287,10 +298,10 @@ impl Dated for SnapshotEntry {
     }
 }
 
-/// What is wanted of a new snapshot.
+/// A request for a new snapshot.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct SnapshotRequest {
-    /// Its name; without one the time becomes its name.
+    /// Its name; `None` names it after its time.
     pub name: Option<String>,
     /// Name of the host.
     pub host: String,
@@ -298,16 +309,18 @@ pub struct SnapshotRequest {
     pub user: String,
     /// Its tags.
     pub tags: Vec<String>,
-    /// The time on the host's clock.
+    /// Current time of the host's clock.
     pub clock: Timestamp,
-    /// Its tree is not the volume's state, but what only the spool of a fenced machine had.
+    /// True if its tree comes from the spool of a fenced machine, and was never the volume's state.
     pub recovered: bool,
 }
 
-/// The entry of a new snapshot of `volume` in `next` (a root with its new generation): of `entry`, which is usually the volume as its last commit left it.
+/// Returns the entry of a new snapshot of `volume` in `next` (a root with its new generation).
+/// `entry` is the volume to take, usually as its last commit left it.
 ///
 /// # Errors
-/// [`RootError::NameTaken`], [`RootError::BadName`], and a refusal when all numbers are taken.
+/// [`RootError::NameTaken`], [`RootError::BadName`] for a name or tag; [`RootError::Damaged`] if
+/// the volume was never committed; a refusal if all numbers are taken.
 pub fn new_entry(
     next: &Root,
     kept: &SnapshotList,
@@ -377,7 +390,7 @@ pub fn new_entry(
     })
 }
 
-/// The UTC time to the second, with a counter behind it if that is taken.
+/// Returns the UTC time to the second, with a counter behind it if that name is taken.
 pub(crate) fn default_name(time: Timestamp, taken: impl Fn(&str) -> bool) -> String {
     let seconds = Timestamp::new(time.as_second(), 0)
         .unwrap_or(time)
@@ -391,16 +404,18 @@ pub(crate) fn default_name(time: Timestamp, taken: impl Fn(&str) -> bool) -> Str
     name
 }
 
-/// The first number from `start` on, cyclically, that is neither zero nor taken.
+/// Returns the first number from `start` on, cyclically, that is neither 0 nor taken.
 pub(crate) fn free_number(start: u16, taken: &HashSet<u16>) -> Option<u16> {
     (0..=u16::MAX)
         .map(|step| start.wrapping_add(step))
         .find(|number| *number != 0 && !taken.contains(number))
 }
 
-/// Which shards are written together with an entry that is about to be added: none while there are fewer than [`SHARDS_MAX`], then the smallest ones, up to
-/// the first that is more than twice as large as all before it together (at least one, so that the number never grows). Sizes then stay about geometric:
-/// of 20,000 snapshots made one by one each is written 7 times.
+/// Returns the shards to write together with an entry that is about to be added. Below
+/// [`SHARDS_MAX`] shards there are none. Else these are the smallest ones, up to the first that is
+/// more than twice as large as all before it together (at least one, so that the number never
+/// grows). Sizes then stay about geometric: of 20,000 snapshots made one by one, each is written 7
+/// times.
 pub fn shards_to_merge(refs: &[ListRef]) -> Vec<ListRef> {
     if refs.len() < SHARDS_MAX {
         return Vec::new();

@@ -1,6 +1,7 @@
-//! A volume that is written without a kernel: by a command.
+//! A volume that a command writes without a kernel.
 //!
-//! Owns: nothing but the order in which it comes up and goes. The session, its heartbeat, its commits and its fencing are those of a mount (`writer`).
+//! Owns only the order in which it starts and stops. Session, heartbeat, commits and fencing are
+//! those of a mount (`writer`).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::root::transition::Refusal;
 use crate::vfs::special::Owner;
 use crate::volume::Volume;
 
-/// Covers no directory, so that no spool can lie below it.
+/// A path that covers no directory, so that no spool can lie below it.
 const NO_MOUNT: &str = "/dev/null";
 
 /// A writing session of a command.
@@ -27,27 +28,33 @@ pub struct Alone {
     writer: Writer,
 }
 
-/// Which volume is written, by whom, with what.
+/// Parameters of a command's session.
 pub struct AloneParts {
     /// The repository.
     pub repository: Arc<Repository>,
     /// The volume's name; it is made if it is new.
     pub volume: String,
-    /// The command, as others read it who find the volume held.
+    /// The command's name, shown to others that find the volume held.
     pub command: String,
     /// Memory for everything, in bytes.
     pub memory_bytes: u64,
-    /// Take the volume over from whoever holds it.
+    /// Take the volume over from its holder.
     pub steal: bool,
-    /// Go on without what was acknowledged and is in no journal any more.
+    /// Accept that acknowledged operations are missing from the bucket.
     pub accept_loss: bool,
 }
 
 impl Alone {
-    /// Enters the root, takes the volume and carries out what an earlier mount of it had acknowledged.
+    /// Enters the root, takes the volume, and replays the operations that an earlier mount of it
+    /// had acknowledged. Dropped after the takeover, it leaves the session in the root.
+    ///
+    /// # Errors
+    /// [`MountingError::Options`] if the volume is read-only; errors of spools, store and root, as
+    /// of a mount.
     pub async fn begin(parts: AloneParts) -> Result<Alone, MountingError> {
         let repository = parts.repository;
-        // What goes up is read from where it still is: nothing has to wait on a disk. What a mount has left there is replayed.
+        // Uploads read from their source, so that no data waits on a disk. Spools of mounts are
+        // replayed.
         let spool = SpoolPlace::on_this_machine(&repository, 0, Path::new(NO_MOUNT))?;
         let owner = Owner {
             uid: rustix::process::geteuid().as_raw(),
@@ -64,7 +71,7 @@ impl Alone {
             owner,
             holder,
         };
-        // What was found in spools is in the log.
+        // News of spools are in the log already.
         let (open, _) = writing.enter(parts.steal, parts.accept_loss).await?;
         let (live, writer) = writing.start(open, None, parts.accept_loss).await?;
         match live.volume {
@@ -83,13 +90,14 @@ impl Alone {
         &self.volume
     }
 
-    /// Why the session can commit nothing more, if somebody has taken the volume over; asks the root.
+    /// Reads the root. Returns why the session can commit no more, if another session has taken the
+    /// volume over.
     pub async fn fenced(&self) -> Option<Refusal> {
         let open = &self.writer.open;
         if let Standing::Fenced(refusal) = &*open.heartbeat().standing().borrow() {
             return Some(refusal.clone());
         }
-        // What cannot be asked says nothing.
+        // A failed read proves nothing.
         let view = self.repository.handle.refresh().await.ok()?;
         let entry = view.root.volumes.get(&self.name)?;
         if entry.holder == Some(open.id()) {
@@ -101,7 +109,10 @@ impl Alone {
         })
     }
 
-    /// The last commit, and the end of the session.
+    /// Makes the last commit and ends the session.
+    ///
+    /// # Errors
+    /// [`MountingError::Volume`] if accepted data is not in the bucket; [`MountingError::Root`].
     pub async fn finish(self) -> Result<(), MountingError> {
         self.writer.finish(&Deadline::default()).await
     }

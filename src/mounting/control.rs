@@ -1,4 +1,4 @@
-//! What a mount says of itself, and what it can be asked through `.bkfs/control`.
+//! Status of a mount, and the requests written to `.bkfs/control`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,29 +25,29 @@ use crate::volume::commit::{Committed, SnapshotRequest};
 use crate::volume::error::VolumeError;
 use crate::volume::unsaved::Unsaved;
 
-/// Changes wait this long, from the end of the commit, for an unmount that was announced; then they go on.
+/// How long changes wait, from the end of the commit, for an announced unmount.
 const FREEZE: Duration = Duration::from_secs(10);
 
-/// Files that wait to be stored and are told by name; the others are counted.
+/// Files waiting to be stored that are listed by name; the others are counted.
 const PENDING_FILES_MAX: usize = 1000;
 
-/// A mount's voice.
+/// Answers requests to the control files of a mount.
 pub struct MountControl {
-    /// What is mounted.
+    /// Path and source of the mount.
     pub repository: Arc<Repository>,
     /// The volume's name.
     pub volume_name: String,
-    /// What the mount shows.
+    /// The present view of the mount.
     pub(super) current: Arc<Current>,
-    /// Keeps the mount writable, if it is.
+    /// Keeps the mount writable; `None` if it is read-only.
     pub(super) keeper: Option<Arc<Keeper>>,
-    /// Reads everything in the background, if it was asked to.
+    /// Background verification, if it was requested.
     pub(super) scrubbing: Option<Arc<Scrubbing>>,
     /// This process.
     pub holder: HolderInfo,
     /// When it was mounted, RFC 3339.
     pub since: String,
-    /// Where it will say how it ended.
+    /// File for the result of the mount.
     pub outcome: Option<PathBuf>,
     /// Unmounts announced so far: only the last one's freeze may end by itself.
     pub drains: Arc<AtomicU64>,
@@ -63,13 +63,13 @@ enum Request {
         #[serde(default)]
         tags: Vec<String>,
     },
-    /// Commit everything, and let nothing change until the unmount.
+    /// Commit everything, and freeze the volume until the unmount.
     Drain {},
-    /// The unmount did not come about.
+    /// The unmount failed.
     Resume {},
     /// The status, with the names of files that are not in the bucket.
     Status {},
-    /// Drop the list of lost files, and go on from the last commit.
+    /// Drop the list of lost files, and continue from the last commit.
     Acknowledge {},
 }
 
@@ -88,7 +88,7 @@ impl MountControl {
             Request::Status {} => {
                 let mut facts = self.facts();
                 let (pending, beyond) = match volume.failure() {
-                    // What is not stored now is lost, and listed as that.
+                    // Data that is not stored now is lost, and listed as lost.
                     Some(_) => Default::default(),
                     None => volume.unsaved(PENDING_FILES_MAX).await,
                 };
@@ -125,7 +125,7 @@ impl MountControl {
         }
     }
 
-    /// What there is to say of the store.
+    /// Status of the store.
     fn store(&self, outage: Option<&Outage>) -> Value {
         let metrics = self.repository.depot.metrics();
         let dirty = self.current.volume().map(|volume| volume.dirty());
@@ -150,7 +150,7 @@ impl MountControl {
         told
     }
 
-    /// `.bkfs/status`.
+    /// Contents of `.bkfs/status`.
     fn facts(&self) -> Value {
         let volume = self.current.volume();
         let totals = self.current.view().totals();
@@ -217,7 +217,7 @@ impl MountControl {
     }
 }
 
-/// What became a snapshot, and what was not brought.
+/// Snapshots that were made of spools, and spools that were not brought.
 fn of_spools(news: &SpoolNews) -> [Value; 2] {
     let made = news.recovered.iter();
     let made = made.map(|made| json!({ "volume": made.volume, "snapshot": made.snapshot }));
@@ -241,7 +241,7 @@ pub fn time_text(time: Timestamp) -> String {
     )
 }
 
-/// Ends the freeze that an announced unmount began, unless another one has been announced since.
+/// Ends the freeze of an announced unmount, unless another one was announced since.
 struct Freeze {
     volume: Arc<Volume>,
     drains: Arc<AtomicU64>,
@@ -268,7 +268,8 @@ impl Drop for Freeze {
     }
 }
 
-/// Commits everything and lets nothing change from before the commit until [`FREEZE`] after it, however long it takes: what the unmount finds is what was committed.
+/// Commits everything. Freezes the volume from before the commit until [`FREEZE`] after it, however
+/// long the commit takes: the unmount finds exactly the committed state.
 async fn drain(volume: &Arc<Volume>, drains: &Arc<AtomicU64>) -> Result<Committed, VolumeError> {
     let freeze = Freeze::begin(volume, drains);
     let committed = volume.commit().await?;

@@ -1,12 +1,12 @@
-//! Recovery of a writable mount that lost data.
+//! Supervises a writable mount, and recovers it after a loss of data.
 //!
-//! Owns: the list of what was lost, and the continuation from the last commit once an operator has
-//! acknowledged the loss. Does not own: what makes a volume fail (`volume`), how a writer is brought up
-//! (`writer`).
+//! Owns the list of lost files, and the continuation from the last commit after an operator has
+//! acknowledged the loss. Does not own the failures of a volume (`volume`), nor the start of a
+//! writer (`writer`).
 //!
-//! A volume that failed stays as it is, readable and refusing every change, until `bkfs status
-//! --acknowledge`. Then a new session succeeds the failed one, replays what that one acknowledged,
-//! and a new volume takes the place of the old.
+//! A failed volume stays readable and refuses every change until `bkfs status --acknowledge`. Then
+//! a new session succeeds the failed one and replays the operations that it acknowledged, and a new
+//! volume replaces the old one.
 
 use std::sync::Arc;
 
@@ -22,40 +22,42 @@ use crate::vfs::live::Current;
 use crate::volume::Volume;
 use crate::volume::unsaved::{Changed, Unsaved};
 
-/// Lost files that are kept by name; the others are counted.
+/// Lost files that are listed by name; the others are counted.
 const LOST_FILES_MAX: usize = 10_000;
 
-/// What a mount was told to accept was accepted when it took the volume: later losses were not
-/// known then.
+/// `accept_loss` covers the losses at the first takeover, and no later ones.
 const ACCEPTS_LOSS: bool = false;
 
-/// Lost files that are named in the log.
+/// Lost files that are logged by name.
 const LOST_FILES_LOGGED: usize = 100;
 
-/// What a mount has lost.
+/// Losses of a mount.
 #[derive(Debug, Clone, Default)]
 pub struct Losses {
-    /// How often, since it was mounted.
+    /// Number of losses since the mount.
     pub count: u64,
-    /// What was lost and is not acknowledged yet, sorted by path.
+    /// Lost files that are not acknowledged yet, sorted by path.
     pub files: Vec<Unsaved>,
-    /// Lost files beside those.
+    /// Lost files beyond that list.
     pub beyond: usize,
 }
 
-/// Keeps a mount writable.
+/// Supervisor of a writable mount.
 pub(super) struct Keeper {
     writing: Writing,
     current: Arc<Current>,
     writer: tokio::sync::Mutex<Option<Writer>>,
     losses: Arc<Mutex<Losses>>,
-    /// Makes the list of what the volume lost, once it has failed.
+    /// Lists the lost files after the volume has failed.
     listing: tokio::sync::Mutex<Option<JoinHandle<()>>>,
     news: Mutex<SpoolNews>,
 }
 
 impl Keeper {
     /// Enters the root and starts to write.
+    ///
+    /// # Errors
+    /// Those of [`Writing::enter`] and [`Writing::start`].
     pub(super) async fn begin(
         writing: Writing,
         steal: bool,
@@ -76,17 +78,17 @@ impl Keeper {
         }))
     }
 
-    /// What the mount shows.
+    /// The present view of the mount.
     pub(super) fn current(&self) -> &Arc<Current> {
         &self.current
     }
 
-    /// What was lost.
+    /// Returns the losses.
     pub(super) fn losses(&self) -> Losses {
         self.losses.lock().clone()
     }
 
-    /// What earlier mounts had left in spools that could not simply be replayed.
+    /// Spools of earlier mounts that could not simply be replayed.
     pub(super) fn news(&self) -> SpoolNews {
         self.news.lock().clone()
     }
@@ -97,13 +99,14 @@ impl Keeper {
         news.stranded.extend(more.stranded);
     }
 
-    /// Drops what was lost and goes on from the last commit. The answer is what was lost, nothing
-    /// if the mount is well, and what became of spools. What fsync acknowledged is not among that:
-    /// if it is missing from the bucket or damaged in the spool, only a new mount can accept it.
+    /// Drops the lost files and continues from the last commit. Returns the losses, empty if the
+    /// volume has not failed, and the fate of spools. Acknowledged fsyncs are not among the losses:
+    /// if their data is missing from the bucket or damaged in the spool, only a new mount can
+    /// accept that.
     ///
     /// # Errors
-    /// The volume belongs to another session by now, the store does not answer, or what was
-    /// acknowledged is missing: the mount stays as it was.
+    /// The volume belongs to another session by now, the store does not answer, or acknowledged
+    /// data is missing. The mount is then unchanged.
     pub(super) async fn acknowledge(&self) -> Result<(Losses, SpoolNews), MountingError> {
         let mut slot = self.writer.lock().await;
         let (Some(failed), Some(writer)) = (self.current.volume(), slot.as_ref()) else {
@@ -112,14 +115,14 @@ impl Keeper {
         if failed.failure().is_none() {
             return Ok(Default::default());
         }
-        // Else it would be said that nothing was lost, while the list of it is made.
+        // Without this wait the answer could be empty while the list is still being made.
         let mut listing = self.listing.lock().await;
         if let Some(made) = listing.as_mut() {
-            // It ends well: it is never aborted.
+            // It is never aborted, so it ends well.
             let _ = made.await;
             *listing = None;
         }
-        // What fsync=local acknowledged is not what was lost: it goes to the bucket, where the
+        // Data that fsync=local acknowledged is not lost: it goes to the bucket, where the
         // successor finds it.
         writer.abandon_spool().await;
         let mut news = SpoolNews::default();
@@ -136,7 +139,7 @@ impl Keeper {
             .await?;
         spooling::discard(brought, &open, &self.writing, ACCEPTS_LOSS, &mut news).await;
         self.add_news(news.clone());
-        // The kernel still knows the numbers of files that are lost now.
+        // The kernel still has the inode numbers of lost files.
         let (live, writer) = self
             .writing
             .start(open, Some(&failed), ACCEPTS_LOSS)
@@ -144,7 +147,7 @@ impl Keeper {
         let changed = failed.view.changed();
         let broken = failed.lost_to(&live.view, &changed).await;
         if let Some(volume) = &live.volume {
-            // The kernel goes on using what it opened and looked up before.
+            // The kernel continues to use open files and lookups.
             volume.usage().adopt_users(failed.usage());
             *listing = Some(watch_losses(volume, &self.losses));
         }
@@ -191,13 +194,16 @@ impl Keeper {
         }
     }
 
-    /// The last commit, and the end of the session: see [`Writer::finish`].
+    /// Makes the last commit and ends the session: see [`Writer::finish`].
+    ///
+    /// # Errors
+    /// Those of [`Writer::finish`].
     pub(super) async fn finish(&self, deadline: &Deadline) -> Result<(), MountingError> {
         let Some(writer) = self.writer.lock().await.take() else {
             return Ok(());
         };
         let finished = writer.finish(deadline).await;
-        // One that is not claimed in time costs a wait for it, no more.
+        // A ground that is not claimed in time delays one mount, no more.
         let claimed = tokio::time::timeout(LEAVING, self.writing.claim_empty()).await;
         if let Ok(Err(error)) = claimed {
             tracing::debug!("an empty spool is left to the next mount: {error}");
@@ -206,7 +212,7 @@ impl Keeper {
     }
 }
 
-/// Makes the list once the volume fails.
+/// Lists the lost files once the volume fails.
 fn watch_losses(volume: &Arc<Volume>, losses: &Arc<Mutex<Losses>>) -> JoinHandle<()> {
     let mut health = volume.health();
     let volume = Arc::downgrade(volume);

@@ -1,9 +1,11 @@
-//! Putting a mount together, and taking it down.
+//! Assembles a mount, and takes it down.
 //!
-//! Owns: the order in which repository, session, volume, committer and kernel come up and go. Does not own: any of them.
+//! Owns the order in which repository, session, volume, committer and kernel start and stop. Owns
+//! none of them.
 //!
 //! ```text
-//!   up:    repository → replay of spools → session (root) → index → volume (→ replay) → committer, journaler → kernel
+//!   up:    repository → replay of spools → session (root) → index → volume (→ replay)
+//!          → committer, journaler → kernel
 //!   down:  kernel → committer (last commit) → session leaves the root
 //! ```
 
@@ -54,31 +56,31 @@ mod survey;
 pub mod takeover;
 mod writer;
 
-/// Where a session says that it is that only ends another one.
+/// Mount point in the root of a session that only ends another one.
 pub const SESSION_END: &str = "(bkfs session end)";
 
-/// What to mount, and how.
+/// Plan of a mount.
 pub struct Plan {
     /// The repository.
     pub repository: Arc<Repository>,
-    /// Where.
+    /// The mount point.
     pub mount_point: PathBuf,
-    /// What the kernel is told.
+    /// Options for the kernel.
     pub options: MountOptions,
     /// bkfs's own options.
     pub settings: Settings,
-    /// The volume.
+    /// The volume's name.
     pub volume: String,
-    /// Take the volume over from whoever holds it.
+    /// Take the volume over from its holder.
     pub steal: bool,
-    /// Where what is on its way may wait on a disk; none for memory only.
+    /// Directory of spools; `None` for memory only.
     pub spool: Option<SpoolPlace>,
 }
 
-/// Why a mount did not come up, or did not go down well.
+/// Reasons why a mount failed to start, or to end well.
 #[derive(Debug, thiserror::Error)]
 pub enum MountingError {
-    /// The root refused.
+    /// The root refused, or could not be read.
     #[error(transparent)]
     Root(#[from] RootError),
     /// The volume could not be read or stored.
@@ -90,22 +92,22 @@ pub enum MountingError {
     /// The connection to the kernel broke.
     #[error(transparent)]
     Broken(#[from] bkfs_fuse::SessionError),
-    /// The spool cannot be used, or what is left in one not be replayed.
+    /// The spool cannot be used, or an old one cannot be replayed.
     #[error(transparent)]
     Spool(#[from] SpoolingError),
-    /// Options that contradict each other.
+    /// Contradictory options.
     #[error("{0}")]
     Options(String),
 }
 
-/// A mount that is up.
+/// A running mount.
 pub struct Mounted {
     session: Arc<Session>,
     assembled: Assembled,
     ending: Ending,
 }
 
-/// Tells a mount to end. Clones tell the same mount.
+/// Ends a mount. Clones end the same mount.
 #[derive(Debug, Clone, Default)]
 pub struct Ending {
     drain: Duration,
@@ -113,18 +115,18 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// From now on the store is waited for no longer than `drain=`. Then the mount ends, even while
+    /// From now on the mount waits for the store no longer than `drain=`. Then it ends, even while
     /// processes use it.
     pub fn told(&self) {
         self.deadline.draw_to(self.drain);
     }
 
-    /// The mount ends now: what is not in the bucket goes to the spool.
+    /// Ends the mount now: data that is not in the bucket goes to the spool.
     pub fn at_once(&self) {
         self.deadline.end();
     }
 
-    /// Whether [`Ending::at_once`] was asked for.
+    /// Whether [`Ending::at_once`] was called.
     pub fn is_at_once(&self) -> bool {
         self.deadline.is_over()
     }
@@ -132,21 +134,21 @@ impl Ending {
 
 /// A filesystem that is ready for requests, mounted or not.
 pub struct Assembled {
-    /// Takes requests.
+    /// Serves requests.
     pub vfs: BkfsVfs,
     keeper: Option<Arc<Keeper>>,
-    /// Of a read-only mount of a volume. Ends with the mount.
+    /// Follows new commits, in a read-only mount of a volume. Ends with the mount.
     following: Option<Following>,
     scrubbing: Option<Arc<Scrubbing>>,
 }
 
 impl Assembled {
-    /// The volume, if it can be changed.
+    /// Returns the volume, if the mount is writable.
     pub fn volume(&self) -> Option<Arc<Volume>> {
         self.keeper.as_ref()?.current().volume()
     }
 
-    /// What became of spools of sessions that somebody else had ended.
+    /// Fate of spools whose sessions another machine had ended.
     pub fn spool_news(&self) -> spooling::SpoolNews {
         self.keeper
             .as_ref()
@@ -154,22 +156,29 @@ impl Assembled {
             .unwrap_or_default()
     }
 
-    /// The last commit, and the end of the session: everything accepted is in the bucket when this returns well.
+    /// Makes the last commit and ends the session. After success, all accepted data is in the
+    /// bucket.
+    ///
+    /// # Errors
+    /// As [`Self::finish_by`].
     pub async fn finish(self) -> Result<(), MountingError> {
         self.finish_within(None).await
     }
 
-    /// The same, but what the store does not take within `limit` stays in the spool, if there is
-    /// one, for the next mount on this machine, and that is an error.
+    /// Same, but data that the store does not accept within `limit` stays in the spool, if there is
+    /// one, for the next mount on this machine. That is an error.
+    ///
+    /// # Errors
+    /// As [`Self::finish_by`].
     pub async fn finish_within(self, limit: Option<Duration>) -> Result<(), MountingError> {
         self.finish_by(&Deadline::after(limit)).await
     }
 
-    /// The same, with a deadline that may be drawn nearer. Ends a few seconds after it, whatever
-    /// store and disk do.
+    /// Same, with a deadline that can be moved earlier. Returns at most a few seconds after the
+    /// deadline, whatever store and disk do.
     ///
     /// # Errors
-    /// Not everything that was accepted is in the bucket.
+    /// [`MountingError::Volume`] or [`MountingError::Root`] if accepted data is not in the bucket.
     pub async fn finish_by(self, deadline: &Deadline) -> Result<(), MountingError> {
         if let Some(scrubbing) = &self.scrubbing {
             scrubbing.stop();
@@ -187,7 +196,8 @@ impl Assembled {
         }
     }
 
-    /// Once there is a deadline, the spool takes what the store does not. Never ends.
+    /// From the deadline's start on, moves data that the store does not accept to the spool. Never
+    /// returns.
     async fn keep_ahead(&self, deadline: &Deadline) -> Infallible {
         deadline.is_set().await;
         match self.volume() {
@@ -198,9 +208,9 @@ impl Assembled {
 }
 
 impl Plan {
-    /// The plan of `bkfs session end`: what dead sessions have left in `spool` is brought into the
-    /// bucket, the volume is taken, and what its session had acknowledged is carried out. Nothing
-    /// new is kept if the place is one of no bytes.
+    /// Returns the plan of `bkfs session end`: bring the spools of dead sessions into the bucket,
+    /// take the volume, and replay the operations that its session had acknowledged. A place of 0
+    /// bytes keeps no new data.
     pub fn to_end(
         repository: Arc<Repository>,
         volume: String,
@@ -222,7 +232,12 @@ impl Plan {
         self.options.flags.read_only || self.settings.snapshot.is_some()
     }
 
-    /// Everything but the kernel. Must be called within `runtime`.
+    /// Assembles everything but the kernel. Runs within `runtime`. Dropped after the session
+    /// entered the root, it leaves the session there.
+    ///
+    /// # Errors
+    /// [`MountingError::Root`], [`MountingError::Volume`], [`MountingError::Spool`] from the start
+    /// of a writer; [`MountingError::Root`] from that of a reader.
     pub async fn assemble(&self, runtime: &Handle) -> Result<Assembled, MountingError> {
         let (current, keeper) = if self.is_read_only() {
             let reader = self.reader().await?;
@@ -248,7 +263,7 @@ impl Plan {
         })
     }
 
-    /// What cannot begin to scrub is a mount all the same.
+    /// Starts scrubbing. A failure to start it does not fail the mount.
     fn scrubbing(&self, runtime: &Handle) -> Option<Scrubbing> {
         let settings = &self.settings;
         let begun = Scrubbing::begin(
@@ -263,7 +278,10 @@ impl Plan {
             .ok()
     }
 
-    /// Brings the mount up. When this returns, it answers.
+    /// Mounts. When this returns, the mount serves requests.
+    ///
+    /// # Errors
+    /// Those of [`Self::assemble`]; [`MountingError::Kernel`] if the kernel refuses.
     pub fn mount(self, runtime: &Runtime) -> Result<Mounted, MountingError> {
         let assembled = runtime.block_on(self.assemble(runtime.handle()))?;
         let mut config = MountConfig::new(self.repository.url.clone());
@@ -287,7 +305,7 @@ impl Plan {
                 })
             }
             Err(error) => {
-                // Nothing was written: the volume shall not stay held.
+                // No data was written, so the volume is given up.
                 if let Err(left) = runtime.block_on(assembled.finish()) {
                     tracing::warn!("the session stays in the root: {left}");
                 }
@@ -358,7 +376,7 @@ impl Plan {
             .holder(&mount_point.to_string_lossy())
     }
 
-    /// A mount that changes nothing: one snapshot, or the volume as of its last commit.
+    /// Returns a read-only view: one snapshot, or the volume as of its last commit.
     async fn reader(&self) -> Result<Live, MountingError> {
         let repository = &self.repository;
         if let Some(name) = &self.settings.snapshot {
@@ -381,27 +399,27 @@ impl Plan {
 }
 
 impl Mounted {
-    /// Where.
+    /// The mount point.
     pub fn mount_point(&self) -> &Path {
         self.session.mount_point()
     }
 
-    /// The session with the kernel, for whoever must unmount on a signal.
+    /// The session with the kernel, for an unmount on a signal.
     pub fn session(&self) -> &Arc<Session> {
         &self.session
     }
 
-    /// Tells the mount to end.
+    /// Returns the handle that ends the mount.
     pub fn ending(&self) -> Ending {
         self.ending.clone()
     }
 
-    /// Waits until the mount is gone, and finishes: everything accepted is in the bucket when this
-    /// returns well. A mount that is told to end and still in use when its deadline passes answers
-    /// EIO from then on.
+    /// Waits for the unmount, and finishes: after success all accepted data is in the bucket. A
+    /// mount that is still in use at its deadline answers EIO from then on.
     ///
     /// # Errors
-    /// Not everything that was accepted is in the bucket, or the connection to the kernel broke.
+    /// As [`Assembled::finish_by`]; [`MountingError::Broken`] if the connection to the kernel
+    /// broke.
     pub fn wait(self, runtime: &Runtime) -> Result<(), MountingError> {
         let (gone, mut is_gone) = tokio::sync::oneshot::channel();
         let Mounted {

@@ -1,4 +1,4 @@
-//! Mount options, as far as they are bkfs's own.
+//! bkfs's own mount options.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,43 +10,44 @@ use bkfs_fuse::options::OtherOption;
 
 use crate::vfs::{CloseMode, DedupMode};
 
-/// Memory for everything, in bytes, unless `memory=` says otherwise (brief, promise 10).
+/// Default of `memory=`, in bytes: memory for everything (brief, promise 10).
 const MEMORY_BYTES: u64 = 512 << 20;
 
-/// The least that works: two open packs, a fetch, and room for dirty bytes.
+/// Least memory that works, in bytes: two open packs, a fetch, and room for dirty bytes.
 const MEMORY_BYTES_MIN: u64 = 128 << 20;
 
-/// Frames kept on disk, in bytes, unless `cache_size=` says otherwise.
+/// Default of `cache_size=`, in bytes: frames on disk.
 pub const CACHE_BYTES: u64 = 10 << 30;
 
-/// The most that the spool of a mount holds, in bytes, unless `spool_size=` says otherwise.
+/// Default of `spool_size=`, in bytes: most that the spool of a mount holds.
 pub const SPOOL_BYTES: u64 = 4 << 30;
 
-/// The least that is of any use: some packs. 0 is no spool.
+/// Least useful size of a spool, in bytes: some packs. 0 means no spool.
 const SPOOL_BYTES_MIN: u64 = 64 << 20;
 
-/// How long the store may make no progress.
+/// Default of `timeout=`: how long the store may make no progress.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long SIGTERM waits for the store: less than the 15 minutes after which the unit for systemd kills.
+/// Default of `drain=`: how long SIGTERM waits for the store. Less than the 15 minutes after which
+/// the systemd unit kills.
 const DRAIN: Duration = Duration::from_secs(600);
 
-/// The least rate, in bytes per second: a pack goes by in a minute.
+/// Least rate, in bytes per second: one pack takes a minute.
 const RATE_MIN: u64 = 256 << 10;
 
-/// What a rate should be.
+/// Description of a rate.
 const RATE: &str = "bytes per second, at least 256K";
 
-/// The least rate of scrubbing, in bytes per second: a terabyte in half a year.
+/// Least rate of scrubbing, in bytes per second: 1 TB takes half a year.
 const SCRUB_RATE_MIN: u64 = 64 << 10;
 
-/// What that should be.
+/// Description of a scrubbing rate.
 const SCRUB_RATE: &str = "0, or bytes per second, at least 64K";
 
-/// What a key should be.
+/// Description of a key.
 const KEY: &str = "the whole name of a key, 16 hexadecimal digits as bkfs key list shows it";
 
-/// Every option of a mount, for people.
+/// Every option of a mount, for the help text.
 pub const OPTIONS_HELP: &str = "\
 Mount options (-o NAME=VALUE,…), in parentheses what holds without them:
   volume=NAME            the volume to work on (main)
@@ -77,10 +78,10 @@ Mount options (-o NAME=VALUE,…), in parentheses what holds without them:
                          as for every FUSE filesystem
 SIZE and RATE take units: 64K, 512M, 10G. SEMANTICS.md says what each promises.";
 
-/// What the options of a mount ask for.
+/// Options of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// `volume=`; none for the default.
+    /// `volume=`; `None` for the default.
     pub volume: Option<String>,
     /// `snapshot=`: mount this one only.
     pub snapshot: Option<String>,
@@ -90,11 +91,11 @@ pub struct Settings {
     pub dedup: DedupMode,
     /// `cache_dir=`.
     pub cache_dir: Option<PathBuf>,
-    /// `cache_size=`, in bytes; none if it was not given.
+    /// `cache_size=`, in bytes; `None` if it was not given.
     pub cache_bytes: Option<u64>,
-    /// `fsync=local`: the spool is enough for fsync.
+    /// `fsync=local`: fsync waits only for the spool.
     pub fsync_local: bool,
-    /// `spool_size=`, in bytes, 0 for no spool; none if it was not given.
+    /// `spool_size=`, in bytes, 0 for no spool; `None` if it was not given.
     pub spool_bytes: Option<u64>,
     /// `memory=`, in bytes.
     pub memory_bytes: u64,
@@ -104,13 +105,14 @@ pub struct Settings {
     pub timeout: Duration,
     /// `upload_rate=` and `download_rate=`.
     pub rates: Rates,
-    /// `scrub=`: so many bytes of packs are verified in a second, in the background; none for not at all.
+    /// `scrub=`: bytes of packs that are verified per second in the background; `None` for no
+    /// scrubbing.
     pub scrub: Option<u64>,
-    /// `drain=`: how long SIGTERM waits for the store before it leaves the rest in the spool.
+    /// `drain=`: how long SIGTERM waits for the store before the rest stays in the spool.
     pub drain: Duration,
-    /// `wait`: a server that was never reached is waited for.
+    /// `wait`: wait for a server that was never reached.
     pub wait: bool,
-    /// `accept_loss`: journals that are missing keep nobody from taking the volume.
+    /// `accept_loss`: take the volume even if journals are missing.
     pub accept_loss: bool,
     /// `endpoint=`.
     pub endpoint: Option<String>,
@@ -118,11 +120,11 @@ pub struct Settings {
     pub region: Option<String>,
     /// `password_file=`.
     pub password_file: Option<PathBuf>,
-    /// `key=`: the one key that the password is tried on.
+    /// `key=`: the one key slot that the password is tried on.
     pub key: Option<SlotName>,
-    /// Where the mount says how it ended. No option: whoever mounts decides.
+    /// File for the result of the mount. No option: the caller sets it.
     pub outcome: Option<PathBuf>,
-    /// Where this machine remembers how far it has scrubbed. No option: whoever mounts decides.
+    /// Directory of this machine's progress of scrubbing. No option: the caller sets it.
     pub state_dir: Option<PathBuf>,
 }
 
@@ -155,26 +157,26 @@ impl Default for Settings {
     }
 }
 
-/// What is wrong with an option.
+/// Errors of an option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
-    /// Nobody knows it.
+    /// The option is unknown.
     #[error("unknown mount option '{0}'")]
     Unknown(String),
-    /// Its value makes no sense.
+    /// The value is malformed or out of range.
     #[error("mount option '{key}={value}': expected {expected}")]
     BadValue {
-        /// Which.
+        /// The option.
         key: String,
-        /// What was given.
+        /// The value that was given.
         value: String,
-        /// What would do.
+        /// Values that are accepted.
         expected: &'static str,
     },
 }
 
 impl Settings {
-    /// Reads what the generic options left over.
+    /// Parses the options that the generic parser left over.
     ///
     /// # Errors
     /// The first option that is unknown or malformed, by name.
@@ -266,7 +268,7 @@ const DEDUP_MODES: &[(&str, DedupMode)] = &[
     ("private", DedupMode::Private),
 ];
 
-/// The choice that `value` names.
+/// Returns the choice that `value` names.
 fn one_of<T: Copy>(value: &str, choices: &[(&str, T)]) -> Option<T> {
     let found = choices.iter().find(|(name, _)| *name == value);
     found.map(|(_, choice)| *choice)
@@ -284,7 +286,7 @@ fn compression(value: &str) -> Option<Compression> {
     }
 }
 
-/// A time, in seconds, that is not zero.
+/// Parses a non-zero time in seconds.
 fn seconds(value: &str) -> Option<Duration> {
     let seconds = value.trim_end_matches('s').parse().ok();
     seconds
@@ -292,12 +294,12 @@ fn seconds(value: &str) -> Option<Duration> {
         .map(Duration::from_secs)
 }
 
-/// A path as the user meant it: a daemon works in another directory than the one it was started in.
+/// Makes a path absolute: a daemon works in another directory than the one it was started in.
 fn absolute(path: String) -> PathBuf {
     std::path::absolute(&path).unwrap_or_else(|_| path.into())
 }
 
-/// A size with an optional binary unit: `512M`, `10G`, `1T`, `4096`.
+/// Parses a size with an optional binary unit: `512M`, `10G`, `1T`, `4096`.
 pub fn size(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {

@@ -1,13 +1,12 @@
-//! The spool of a mount: where it lies, what becomes of those that dead mounts have left, and its
-//! end.
+//! The spool of a mount: its directory, the replay of dead mounts' spools, and its end.
 //!
-//! Owns: the choice of the directory, when what is left is replayed, and what is said of it. Does
-//! not own: the spool itself (the chunker), nor replaying journals.
+//! Owns the choice of the directory, the time of the replay, and its messages. Does not own the
+//! spool itself (the chunker), nor the replay of journals.
 //!
-//! What a dead session of this machine left is brought into the bucket before the volume is taken
-//! over, so that the takeover finds its journals there like those of any other (protocol.md, rule
-//! 7). What belongs to a session that another machine ended meanwhile becomes a snapshot of its
-//! own (`recovery`).
+//! Objects of a dead session of this machine are brought into the bucket before the volume is taken
+//! over, so that the takeover finds its journals there like all others (docs/PROTOCOL.md, rule 7).
+//! If another machine has ended the session meanwhile, its data becomes a snapshot of its own
+//! (`recovery`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,54 +31,54 @@ use crate::root::kept::Covered;
 use crate::root::session::{KnownSpools, OpenSession};
 use crate::root::state::{Session, SessionId, SessionState};
 
-/// How often a replay says how far it is.
+/// Interval of the progress messages of a replay.
 const SAID_EVERY: Duration = Duration::from_secs(5);
 
-/// Where a mount may keep what is on its way. Cheap to clone.
+/// Directory of spools of a mount. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SpoolPlace {
     /// The disk.
     pub disk: Arc<dyn Disk>,
-    /// The directory of this repository's spools, one below it for each session.
+    /// The directory of this repository's spools, with one directory for each session.
     pub root: PathBuf,
-    /// The most that one holds, in bytes; 0 for no spool, but what is left in others is replayed.
+    /// Most bytes that one spool holds; 0 for no spool, but old ones are replayed.
     pub limit_bytes: u64,
 }
 
-/// Why a mount has no spool, or cannot empty an old one.
+/// Reasons why a mount has no spool, or cannot empty an old one.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolingError {
-    /// It would hold its own packs up.
+    /// The spool would lie on the mount and block its own packs.
     #[error(
         "the spool {spool} would lie on the mount {mount} itself: set XDG_STATE_HOME to a \
          directory on a local disk, or give -o spool_size=0"
     )]
     OnMount {
-        /// Where the spool would be.
+        /// Path of the spool.
         spool: String,
-        /// The mount.
+        /// The mount point.
         mount: String,
     },
-    /// The directory cannot be found out or used.
+    /// The directory cannot be determined or used.
     #[error("the spool {path} cannot be used: {source} (-o spool_size=0 does without)")]
     Unusable {
-        /// Where.
+        /// The directory.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The disk refuses.
+    /// The disk failed.
     #[error("{0} (-o spool_size=0 does without a spool)")]
     Spool(#[from] SpoolError),
-    /// What is left in a spool could not be brought into the bucket; it is still there.
+    /// The objects of a spool could not be brought into the bucket; they are still in the spool.
     #[error("what an earlier mount left in {path} could not be replayed: {source}")]
     Replay {
         /// The spool.
         path: String,
-        /// Why.
+        /// The cause.
         source: DepotError,
     },
-    /// What a spool had acknowledged is damaged there, and nowhere else. Nothing of it was sent.
+    /// Acknowledged data is damaged in a spool, and is nowhere else. No object of it was sent.
     #[error(
         "the spool {path} of volume {volume} has lost something that was acknowledged: {damage}; \
          nothing of it was sent, and it stays as it is"
@@ -98,7 +97,7 @@ pub enum SpoolingError {
 }
 
 impl SpoolingError {
-    /// Whether what was acknowledged is damaged.
+    /// Whether acknowledged data is damaged.
     pub fn is_damage(&self) -> bool {
         let is_spool =
             |error: &DepotError| matches!(error, DepotError::Spool(damaged) if is_damaged(damaged));
@@ -109,7 +108,7 @@ impl SpoolingError {
         }
     }
 
-    /// A line of advice for people at the command line, where there is something that they can do.
+    /// Returns a line of advice for the command line, if a user can do something.
     pub fn hint(&self) -> Option<&'static str> {
         self.is_damage().then_some(
             "bring the file back and try again; to go on without what it held and what follows it, \
@@ -123,32 +122,32 @@ fn is_damaged(error: &SpoolError) -> bool {
     matches!(error, SpoolError::Damaged { .. })
 }
 
-/// What was found in spools of sessions that somebody else had ended.
+/// Results for spools whose sessions another machine had ended.
 #[derive(Debug, Clone, Default)]
 pub struct SpoolNews {
-    /// What became a snapshot.
+    /// Snapshots that were made of them.
     pub recovered: Vec<Recovered>,
-    /// What could not, and stays where it is.
+    /// Spools that stay where they are.
     pub stranded: Vec<Stranded>,
 }
 
-/// A spool that was not brought, or not all of it.
+/// A spool that was not brought into the bucket, or only in part.
 #[derive(Debug, Clone)]
 pub struct Stranded {
-    /// Where it is.
+    /// Its directory.
     pub path: String,
-    /// What it holds, in bytes.
+    /// Bytes of its objects.
     pub bytes: u64,
-    /// Why not.
+    /// The reason.
     pub why: String,
 }
 
 impl SpoolPlace {
-    /// The place on this machine for a mount at `mount_point`; none if the user has no state
-    /// directory.
+    /// Returns the directory on this machine for a mount at `mount_point`; `None` if the user has
+    /// no state directory.
     ///
     /// # Errors
-    /// It lies on a mount of bkfs, or would be covered by this one.
+    /// `OnMount` if it lies on a mount of bkfs, or would be covered by this one; `Unusable`.
     pub fn on_this_machine(
         repository: &Repository,
         limit_bytes: u64,
@@ -168,7 +167,10 @@ impl SpoolPlace {
         }))
     }
 
-    /// A spool for a session of its own; none if it may hold nothing.
+    /// Makes the spool of a session; `None` if it may hold no bytes.
+    ///
+    /// # Errors
+    /// The disk fails, or another process holds the directory.
     pub(super) async fn create(&self, session: u64) -> Result<Option<Arc<Spool>>, SpoolingError> {
         if self.limit_bytes == 0 {
             return Ok(None);
@@ -178,12 +180,17 @@ impl SpoolPlace {
         Ok(Some(spool))
     }
 
-    /// Brings what dead sessions have left into the bucket, as far as anything names it. Returns
-    /// the spools that may go once the volume is taken: see [`discard`]; and what is known of all
-    /// of them then. With `accepts_loss` a damaged one is brought as far as it is whole.
+    /// Brings the spools of dead sessions into the bucket, as far as other objects name theirs.
+    /// Returns the spools that may be removed once the volume is taken (see [`discard`]), and the
+    /// state of all of them for the takeover. With `accepts_loss` the intact part of a damaged one
+    /// is brought.
+    ///
+    /// Cancel safety: dropped, it leaves each spool's objects in its directory, in the bucket, or
+    /// in both.
     ///
     /// # Errors
-    /// `Damaged` if one of this volume is, and that is not accepted.
+    /// `Damaged` if a spool of this volume is damaged and the loss is not accepted; errors of disk,
+    /// store and root.
     pub(super) async fn replay(
         &self,
         writing: &Writing,
@@ -251,12 +258,12 @@ impl SpoolPlace {
     }
 }
 
-/// A spool that is in the bucket now.
+/// A spool whose objects are in the bucket now.
 pub(super) struct Brought {
     left: Leftover,
-    /// The session that takes the volume finds what it named.
+    /// The session that takes the volume finds its journals.
     is_safe: bool,
-    /// The damage that only part of it was brought for.
+    /// The damage, if only part of it was brought.
     damage: Option<String>,
 }
 
@@ -285,7 +292,7 @@ async fn bring_one(
         if found.damage.is_none() {
             break found;
         }
-        // The bucket was asked after the root was read: a commit since then covers journals, and
+        // The bucket is asked after the root was read: a commit since then covers journals, and
         // deletes them.
         let view = repository.handle.refresh().await?;
         match view.root.sessions.get(&SessionId(left.session())) {
@@ -320,8 +327,8 @@ async fn bring_one(
         }
         return Err(error);
     }
-    // Asked after every answer: a session that takes the volume from one that lives now lists its
-    // journals after that.
+    // Asked after every answer: a session that takes the volume from a live one lists its journals
+    // later.
     let view = repository.handle.refresh().await?;
     let session = view.root.sessions.get(&SessionId(left.session()));
     let is_safe = session.is_some_and(|session| session.state == SessionState::Live);
@@ -342,8 +349,8 @@ fn leave(left: &Leftover, error: &SpoolingError, news: &mut SpoolNews) {
     });
 }
 
-/// Makes a snapshot of what is left of a session that another machine has ended. If that fails no
-/// mount waits for it: the spool stays, and the next mount tries again.
+/// Makes a snapshot of the rest of a session that another machine has ended. A failure delays no
+/// mount: the spool stays, and the next mount tries again.
 async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mut SpoolNews) {
     let path = left.directory().display().to_string();
     match recover(&left, writing, accepts_loss).await {
@@ -376,8 +383,7 @@ async fn rescue(left: Leftover, writing: &Writing, accepts_loss: bool, news: &mu
     }
 }
 
-/// Ends a spool whose contents are where they belong: removes it, or sets it aside if it had
-/// `damage`.
+/// Ends a spool whose objects are in the bucket: removes it, or sets it aside if it had `damage`.
 async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) {
     let Some(damage) = damage else {
         return left.discard().await;
@@ -404,7 +410,7 @@ async fn let_go(left: Leftover, damage: Option<String>, news: &mut SpoolNews) {
     }
 }
 
-/// Replays `objects` of one spool, and says so.
+/// Replays `objects` of one spool, with progress messages.
 async fn bring(
     left: &Leftover,
     objects: &[&LeftObject],
@@ -457,9 +463,9 @@ fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / MIB)
 }
 
-/// Ends the spools that were brought, after `open` has taken the volume. Those go whose journals
-/// `open` has found, or a later holder of their volume finds. A holder that listed the journals of an
-/// ended session before these arrived does not find them: see [`rescue`].
+/// Ends the spools that were brought, after `open` has taken the volume: those whose journals
+/// `open` has found, or a later holder of their volume finds. A holder that listed an ended
+/// session's journals before these arrived misses them: see [`rescue`].
 pub(super) async fn discard(
     brought: Vec<Brought>,
     open: &OpenSession,
@@ -482,7 +488,7 @@ pub(super) async fn discard(
     }
 }
 
-/// The end of a mount's own spool. One that is not empty stays for the next mount.
+/// Ends a mount's own spool. A non-empty one stays for the next mount.
 pub(super) async fn end(spool: &Spool) {
     let left = spool.end().await;
     if left.files > 0 {
@@ -494,7 +500,7 @@ pub(super) async fn end(spool: &Spool) {
     }
 }
 
-/// A spool on a mount of bkfs would wait for itself.
+/// Refuses a spool on a mount of bkfs, which would wait for itself.
 fn check_place(spool: &Path, mount_point: &Path) -> Result<(), SpoolingError> {
     let unusable = |source| SpoolingError::Unusable {
         path: spool.display().to_string(),
@@ -516,7 +522,7 @@ fn check_place(spool: &Path, mount_point: &Path) -> Result<(), SpoolingError> {
     }
 }
 
-/// The path without symbolic links, as far as it exists.
+/// Returns the path without symbolic links, as far as it exists.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     let path = std::path::absolute(path)?;
     for existing in path.ancestors() {

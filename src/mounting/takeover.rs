@@ -1,7 +1,8 @@
-//! What a mount does with what an ended session acknowledged (protocol.md, rule 7), and with journals when it ends itself.
+//! Replays the operations that an ended session acknowledged (docs/PROTOCOL.md, rule 7), and
+//! handles a mount's own journals at its end.
 //!
-//! Owns: the order of replay. Does not own: which sessions ended (`root::session`), their journals (`root::journal`), nor what replaying does to a volume
-//! (`volume::replay`).
+//! Owns the order of replay. Does not own which sessions ended (`root::session`), their journals
+//! (`root::journal`), nor the effect of replay on a volume (`volume::replay`).
 
 use std::sync::Arc;
 
@@ -19,8 +20,13 @@ use crate::volume::Volume;
 use crate::volume::operations::Operations;
 use crate::volume::rescue;
 
-/// Carries out what the victims of `open` acknowledged, oldest session first, on a volume that nobody uses yet. Returns the sessions that the first
-/// commit takes out of the root; it must be made before anything else is accepted.
+/// Replays the acknowledged operations of the victims of `open`, oldest session first, on a volume
+/// that has no users yet. Returns the sessions that the first commit takes out of the root. That
+/// commit must be made before any other change is accepted.
+///
+/// # Errors
+/// [`MountingError::Root`] for a journal that cannot be decoded; [`MountingError::Volume`] if the
+/// operations cannot be replayed, or the packs not be read.
 pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>, MountingError> {
     take_packs(volume, open).await?;
     for victim in open.victims() {
@@ -45,8 +51,8 @@ pub async fn replay(volume: &Volume, open: &OpenSession) -> Result<Vec<Replayed>
     Ok(replayed.collect())
 }
 
-/// The packs that the victims' journals name become this session's, as far as rule 3 permits: what
-/// collection has condemned since is stored again.
+/// Makes the packs in the victims' journals this session's own, as far as rule 3 permits: blobs of
+/// packs that a collection has condemned since are stored again.
 async fn take_packs(volume: &Volume, open: &OpenSession) -> Result<(), MountingError> {
     let entries = open.victims().iter().flat_map(|victim| &victim.entries);
     let mut own: Vec<NamedPack> = entries.flat_map(|entry| entry.packs().own).collect();
@@ -55,7 +61,12 @@ async fn take_packs(volume: &Volume, open: &OpenSession) -> Result<(), MountingE
     Ok(rescue::take(volume.ingest(), own).await?)
 }
 
-/// Step `ReplayCommitCas`: what was replayed becomes the volume's tree, and its sessions leave the root.
+/// Step `ReplayCommitCas`: commits the replayed operations, and takes their sessions out of the
+/// root. Dropped, it leaves the rest to the next takeover.
+///
+/// # Errors
+/// [`MountingError::Volume`] if the commit fails; [`MountingError::Root`] if the sessions cannot be
+/// removed.
 pub async fn commit_replayed(
     handle: &RootHandle,
     volume: &Volume,
@@ -65,20 +76,25 @@ pub async fn commit_replayed(
         return Ok(());
     }
     volume.commit().await?;
-    // Nothing was committed if what they acknowledged was there already.
+    // No commit was made if all their operations were covered already.
     open.remove_victims().await?;
     handle.forget_journals(open.victims()).await;
     Ok(())
 }
 
-/// Ends a session after its last commit. One whose journals hold what no commit covers stays in the root: whoever takes the volume next replays it.
+/// Ends a session after its last commit. A session whose journals hold uncovered operations stays
+/// in the root, so that the volume's next holder replays them. Dropped, it leaves the session in
+/// the root, or journals that collection removes.
+///
+/// # Errors
+/// Those of [`OpenSession::end`].
 pub async fn end(
     open: OpenSession,
     journals: &Arc<JournalWriter>,
     is_committed: bool,
 ) -> Result<(), RootError> {
     if is_committed {
-        // The spool first: what is left in it would be brought back as if no commit had it.
+        // The spool first: objects left in it would be replayed as if no commit covered them.
         journals.forget_kept(u64::MAX).await;
     } else if journals.is_needed() {
         tracing::warn!(
@@ -87,15 +103,15 @@ pub async fn end(
         return Ok(());
     }
     open.end().await?;
-    // Only now: a journal that is missing while its session stands in the root looks lost.
+    // Only now: while its session is in the root, a missing journal looks lost.
     if is_committed {
         journals.covered(u64::MAX).await;
     }
     Ok(())
 }
 
-/// Says what this machine sent and no commit covers, of sessions that have left the root; nothing
-/// more of it once a mount `accepts_loss`. Dropped, it says that the next time.
+/// Reports operations that this machine sent and no commit covers, of sessions that have left the
+/// root. Forgets them once a mount `accepts_loss`. Dropped, it reports them the next time.
 pub async fn tell_uncarried(handle: RootHandle, depot: Depot, accepts_loss: bool) {
     let lost = match forget_carried(&handle, &depot).await {
         Ok(lost) => lost,

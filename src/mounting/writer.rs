@@ -1,6 +1,6 @@
-//! The writing side of a mount: session, volume and committer.
+//! The writing part of a mount: session, volume and committer.
 //!
-//! Owns: the order in which they come up and go. Does not own: when they are replaced (`keeper`).
+//! Owns the order in which they start and stop. [`super::keeper`] decides when they are replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -37,35 +37,35 @@ use crate::volume::state::Totals;
 use crate::volume::view::View;
 use crate::volume::{Volume, VolumeParts};
 
-/// A quarantine that could not be read is read again after so long.
+/// Pause after which an unreadable quarantine is read again.
 const QUARANTINE_RETRY: Duration = Duration::from_secs(5);
 
-/// A mount does not wait longer for grounds to leave the root.
+/// Longest time that a mount waits for grounds to leave the root.
 const CLAIMING: Duration = Duration::from_secs(5);
 
-/// What is written, and by whom.
+/// Parameters of a writing session.
 pub(super) struct Writing {
     pub(super) repository: Arc<Repository>,
     /// The volume's name.
     pub(super) volume: String,
     /// Memory of the whole daemon, in bytes.
     pub(super) memory_bytes: u64,
-    /// Where packs may wait on a disk.
+    /// Directory of spools.
     pub(super) spool: Option<SpoolPlace>,
     /// `fsync=local`.
     pub(super) is_local: bool,
-    /// Owner of the root directory of a volume that is new.
+    /// Owner of the root directory of a new volume.
     pub(super) owner: Owner,
     pub(super) holder: HolderInfo,
 }
 
-/// A session that writes.
+/// A writing session.
 pub(super) struct Writer {
     pub(super) open: OpenSession,
     tasks: Tasks,
 }
 
-/// What works for a session that writes.
+/// Tasks and state of a writing session.
 struct Tasks {
     volume: Arc<Volume>,
     stop: Option<oneshot::Sender<()>>,
@@ -76,7 +76,7 @@ struct Tasks {
     _background: [Ended; 2],
 }
 
-/// A task that ends with its owner.
+/// A task that is aborted when its owner is dropped.
 struct Ended(JoinHandle<()>);
 
 impl Drop for Ended {
@@ -87,13 +87,18 @@ impl Drop for Ended {
 
 impl Writing {
     /// Enters the root and takes the volume, which is made if it is new. `accepts_loss` is
-    /// [`VolumeRequest::accept_loss`]: it counts for this takeover, and for no later one.
+    /// [`VolumeRequest::accept_loss`]: it counts for this takeover, and for no later one. Dropped
+    /// after the takeover, it leaves the session in the root.
+    ///
+    /// # Errors
+    /// Refusals and errors of the root; [`MountingError::Spool`] if an old spool cannot be
+    /// replayed; store errors. The volume is then not taken.
     pub(super) async fn enter(
         &self,
         steal: bool,
         accepts_loss: bool,
     ) -> Result<(OpenSession, SpoolNews), MountingError> {
-        // Before anything is taken over: who cannot write leaves all as it is.
+        // A session that cannot write must not take anything over.
         self.repository.condemned().await?;
         let mut news = SpoolNews::default();
         let (left, known) = self.bring_spools(accepts_loss, &mut news).await?;
@@ -118,7 +123,11 @@ impl Writing {
         Ok((open, news))
     }
 
-    /// Brings what dead sessions of this machine have left into the bucket: see [`SpoolPlace::replay`].
+    /// Brings the spools of dead sessions of this machine into the bucket: see
+    /// [`SpoolPlace::replay`].
+    ///
+    /// # Errors
+    /// [`MountingError::Spool`].
     pub(super) async fn bring_spools(
         &self,
         accepts_loss: bool,
@@ -130,9 +139,12 @@ impl Writing {
         }
     }
 
-    /// Sessions that have ended and of which the spools here hold nothing have nothing to keep: their
-    /// grounds leave the root, by a session of its own. Dropped, or refused, that is left to the
-    /// next mount.
+    /// Takes grounds of ended sessions out of the root whose spools on this machine are empty or
+    /// absent, by a session of its own. Dropped, or after an error, it leaves them to the next
+    /// mount.
+    ///
+    /// # Errors
+    /// [`MountingError::Spool`] if the spools cannot be listed; errors of the root.
     pub(super) async fn claim_empty(&self) -> Result<(), MountingError> {
         let empty = self.empty_grounds().await?;
         if empty.is_empty() {
@@ -149,8 +161,8 @@ impl Writing {
         Ok(open.end().await?)
     }
 
-    /// The same, by `open`, a session of this mount. One that was killed before it had made its spool
-    /// could still commit when this mount listed the spools: its ground is left by the takeover.
+    /// Same, by `open`, a session of this mount. It covers the ground of a session that could still
+    /// commit when this mount listed the spools, and was killed before it had made its spool.
     async fn claim_left(&self, open: &OpenSession) -> Result<(), MountingError> {
         let empty = self.empty_grounds().await?;
         if empty.is_empty() {
@@ -159,7 +171,7 @@ impl Writing {
         Ok(give_up(&self.repository.handle, open, &empty).await?)
     }
 
-    /// Ended sessions with grounds whose spools would lie here, where they have none.
+    /// Returns ended sessions with grounds whose spools would lie on this machine and are absent.
     async fn empty_grounds(&self) -> Result<Vec<SessionId>, MountingError> {
         let view = self.repository.handle.current();
         let is_any = !view.root.grounds().is_empty();
@@ -171,13 +183,13 @@ impl Writing {
         Ok(empty)
     }
 
-    /// Starts to write for a session that has just taken the volume; cleans up what an earlier
-    /// mount left. What users of a `former` volume of this mount hold stays, and no inode number
-    /// that it gave out is given out again. With `accepts_loss` what an earlier session of this machine
-    /// sent in vain is said once more, and then forgotten.
+    /// Starts to write for a session that has just taken the volume, and cleans up after an earlier
+    /// mount. Files in use of a `former` volume of this mount stay, and no inode number of it is
+    /// assigned again. With `accepts_loss`, operations that an earlier session of this machine sent
+    /// and no commit covers are reported once more, and then forgotten.
     ///
     /// # Errors
-    /// The session has left the root again, if that was possible.
+    /// Errors of store, spool and root. The session has then left the root, if that was possible.
     pub(super) async fn start(
         &self,
         open: OpenSession,
@@ -203,7 +215,7 @@ impl Writing {
         }
     }
 
-    /// The volume as of its last commit, the commits that will be asked for, and whether it is new.
+    /// Returns the volume as of its last commit, its commit requests, and whether it is new.
     async fn volume(
         &self,
         ingest: Arc<Ingest>,
@@ -236,9 +248,9 @@ impl Writing {
         Ok((volume, requests, is_new))
     }
 
-    /// A way into the bucket for a session, by way of a spool if there is a place for one. Another
-    /// mount on this machine may have taken a spool that was not there for an empty one: so the
-    /// session must hold its volume in a root that is read after the spool was made.
+    /// Returns the session's uploader, through a spool if there is a directory for one. Another
+    /// mount on this machine may have taken the absent spool for an empty one. So the session must
+    /// hold its volume in a root that is read after the spool was made.
     async fn ingest(&self, session: SessionId) -> Result<Arc<Ingest>, MountingError> {
         let spool = match &self.spool {
             Some(place) => place.create(session.0).await?,
@@ -254,7 +266,7 @@ impl Writing {
         Ok(Arc::new(Ingest::with_spool(depot, session, spool)))
     }
 
-    /// The snapshots that the mount shows, and that `open` makes and forgets.
+    /// Returns the snapshots that the mount shows, and that `open` makes and forgets.
     fn history(&self, open: &OpenSession, uploads: &Arc<IngestUploads>) -> Arc<Snapshots> {
         let session = (open.id(), uploads.clone());
         let repository = self.repository.clone();
@@ -265,7 +277,7 @@ impl Writing {
         ))
     }
 
-    /// Writes the journals of `open`.
+    /// Returns the writer of the journals of `open`.
     fn journals(&self, open: &OpenSession, spool: Option<Arc<Spool>>) -> Arc<JournalWriter> {
         let repository = &self.repository;
         let journals = JournalWriter::new(repository.handle.clone(), open.id(), &self.volume)
@@ -274,7 +286,7 @@ impl Writing {
         Arc::new(journals)
     }
 
-    /// Says meanwhile what this machine sent and no commit covers.
+    /// Reports in the background the operations that this machine sent and no commit covers.
     fn tell_uncarried(&self, accepts_loss: bool) -> Ended {
         let (handle, depot) = (&self.repository.handle, &self.repository.depot);
         let told = takeover::tell_uncarried(handle.clone(), depot.clone(), accepts_loss);
@@ -352,7 +364,7 @@ impl Writing {
     }
 }
 
-/// Says which spools elsewhere may hold what no bucket has.
+/// Logs how many spools of ended sessions may hold data that is in no bucket.
 fn name_grounds(root: &Root) {
     let grounds = root.grounds();
     let Some(first) = grounds.first() else { return };
@@ -364,7 +376,8 @@ fn name_grounds(root: &Root) {
 }
 
 impl Writer {
-    /// The spool as a dead session's, for whoever replays it: nothing more is written to it.
+    /// Ends the spool as if its session were dead, so that a replay can take it. Nothing more is
+    /// written to it.
     pub(super) async fn abandon_spool(&self) {
         if let Some(journaler) = &self.tasks.journaler {
             journaler.abort();
@@ -374,18 +387,19 @@ impl Writer {
         }
     }
 
-    /// What a successor has taken the place of: its volume refuses everything, and its session is
-    /// gone.
+    /// Ends a writer whose session was succeeded: its volume refuses every change.
     pub(super) fn retire(self) {
         self.tasks.volume.freeze(false);
     }
 
-    /// The last commit, and the end of the session. What the store has not taken by `deadline`, or
-    /// refuses, goes to the spool, and the session stays in the root for the next mount on this
-    /// machine: that is an error, which says so. What does not fit there is named in the log.
+    /// Makes the last commit and ends the session. Data that the store does not accept by
+    /// `deadline`, or refuses, goes to the spool, and the session stays in the root for the next
+    /// mount on this machine. That is an error. Files that do not fit in the spool are named in the
+    /// log.
     ///
     /// # Errors
-    /// Not everything that was accepted is in the bucket.
+    /// [`MountingError::Volume`] if accepted data is not in the bucket; [`MountingError::Root`] if
+    /// the session could not be ended.
     pub(super) async fn finish(self, deadline: &Deadline) -> Result<(), MountingError> {
         let Writer { open, mut tasks } = self;
         tasks.volume.freeze(false);
@@ -414,7 +428,7 @@ impl Writer {
 }
 
 impl Tasks {
-    /// The last commit. When this returns, no task works for the volume any more.
+    /// Makes the last commit. When this returns, no task works for the volume any more.
     async fn commit(&mut self, deadline: &Deadline) -> Result<Committed, VolumeError> {
         // A receiver that is gone has ended by itself.
         if let Some(stop) = self.stop.take() {
@@ -429,8 +443,8 @@ impl Tasks {
             }
             never = keep_ahead(&self.volume) => match never {},
         };
-        // Up to here it kept in the spool what had been closed. What it was about to describe comes
-        // back to the volume.
+        // Until here it stored closed files in the spool. Files that it was about to describe
+        // return to the volume.
         if let Some(journaler) = self.journaler.take() {
             journaler.abort();
             let _ = journaler.await;
@@ -444,8 +458,8 @@ impl Tasks {
         }
     }
 
-    /// What the store did not take goes to the spool. Returns an error that says what has become of
-    /// it.
+    /// Moves data that the store did not accept to the spool. Returns an error that says where the
+    /// data is.
     async fn keep(&self, error: VolumeError, deadline: &Deadline) -> VolumeError {
         let journal = Arc::new(Journals(self.journals.clone()));
         let kept = match &self.spool {
@@ -470,7 +484,8 @@ impl Tasks {
     }
 }
 
-/// What others put into quarantine while the volume is written is not matched any more, from the moment a root that says so is known (protocol.md, rule 11).
+/// Stops deduplication against packs that others put into quarantine, as soon as a root that says
+/// so is known (docs/PROTOCOL.md, rule 11).
 fn watch_quarantine(volume: &Arc<Volume>, repository: &Arc<Repository>) {
     let mut roots = repository.handle.subscribe();
     let (volume, repository) = (Arc::downgrade(volume), Arc::downgrade(repository));
@@ -498,7 +513,8 @@ fn watch_quarantine(volume: &Arc<Volume>, repository: &Arc<Repository>) {
     });
 }
 
-/// Half of the memory that is not the chunker's (see its budget) is for dirty bytes, and a part for changed items.
+/// Returns the limits of a volume: 1/6 of the memory for dirty bytes, half of what the chunker's
+/// budget leaves; 1/12 for changed items.
 pub(super) fn limits(memory_bytes: u64) -> Limits {
     Limits {
         data_bytes: memory_bytes / 6,
@@ -506,7 +522,7 @@ pub(super) fn limits(memory_bytes: u64) -> Limits {
     }
 }
 
-/// A volume whose way into the bucket has lost something accepts nothing more, from that moment on.
+/// Poisons the volume as soon as its uploader has lost data.
 fn watch_session(volume: &Arc<Volume>) {
     let lost = volume.ingest().lost();
     let volume = Arc::downgrade(volume);
@@ -517,7 +533,7 @@ fn watch_session(volume: &Arc<Volume>) {
     });
 }
 
-/// A session that was taken over accepts nothing more, from the moment it knows.
+/// Poisons the volume as soon as its session knows that it was fenced.
 fn watch_standing(volume: &Arc<Volume>, open: &OpenSession) {
     let mut standing = open.heartbeat().standing();
     let volume = Arc::downgrade(volume);

@@ -328,6 +328,9 @@ impl Volume {
     }
 
     /// Returns the plan for [`place_extents`] to put `new` in place of the extents in `range`.
+    ///
+    /// # Errors
+    /// [`VolumeError::Tree`] if the extents are malformed; otherwise the failure to read them.
     pub(super) async fn plan_extents(
         &self,
         inode: u64,
@@ -343,6 +346,9 @@ impl Volume {
     }
 
     /// Returns how the file is split: as before, or as its name or its first bytes suggest.
+    ///
+    /// # Errors
+    /// That the volume cannot be changed.
     pub(super) fn profile(
         &self,
         inode: u64,

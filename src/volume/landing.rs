@@ -28,6 +28,9 @@ pub(super) enum Aim {
 /// Sends or keeps the settled entries, as `aim` demands, and the packs that they name before them.
 ///
 /// Cancel safety: dropped, it leaves the rest to the next call.
+///
+/// # Errors
+/// Failures of uploads; [`VolumeError::Commit`] for those of the journal.
 pub(super) async fn bring(
     volume: &Volume,
     journal: &dyn Journal,
@@ -38,6 +41,9 @@ pub(super) async fn bring(
 
 /// Waits for `landing`, for the spool, or for either, as `aim` demands. The entry is settled
 /// already, so giving up on one of them loses nothing.
+///
+/// # Errors
+/// Those of `landing`; [`VolumeError::Commit`] if the spool fails.
 pub(super) async fn send(
     volume: &Volume,
     journal: &dyn Journal,
@@ -93,6 +99,9 @@ pub(super) fn failed(volume: &Volume, error: PublishError) -> VolumeError {
 /// are settled meanwhile are not sent, because they may name packs that only the spool has.
 ///
 /// Cancel safety: dropped, it has sent the oldest entries or none.
+///
+/// # Errors
+/// Failures of uploads; [`VolumeError::Commit`] for those of the journal.
 pub(super) async fn land(volume: &Volume, journal: &dyn Journal) -> Result<(), VolumeError> {
     let until = journal.settled();
     volume.ingest.deliver().await?;

@@ -1,7 +1,9 @@
-//! Keeping what uncommitted references name, when collection has condemned the packs that hold it (protocol.md, rule 4).
+//! Keeps blobs that uncommitted references name, after a collection has condemned the packs that
+//! hold them (docs/PROTOCOL.md, rule 4).
 //!
-//! Owns the copying: a blob that no live pack and no own one holds is read from a condemned pack, which is there for as long as this session's base says so, and stored again, with
-//! all that it refers to. References name blobs and not packs, so nothing that refers to it has to be made anew.
+//! Owns the copying. A blob that neither a live pack nor an own one holds is read from a condemned
+//! pack, which exists as long as this session's base keeps it. The blob is stored again with
+//! everything that it refers to. References name blobs and not packs, so they stay valid.
 
 use std::collections::HashSet;
 
@@ -17,10 +19,11 @@ use crate::tree::node::Node;
 use crate::tree::source::{Reference, references};
 use crate::volume::error::VolumeError;
 
-/// What a blob refers to, and what has to be live for it to be of use. Commit records refer weakly: nothing.
+/// Returns the references of a blob: the blobs that must be live for it to be of use. Commit
+/// records refer weakly, so they have none.
 ///
 /// # Errors
-/// What is wrong with bytes that mean nothing.
+/// A text that says why the bytes cannot be decoded.
 pub fn below(kind: Kind, bytes: &Bytes) -> Result<Vec<(Kind, Id)>, String> {
     match kind {
         Kind::Chunk | Kind::Commit => Ok(Vec::new()),
@@ -50,13 +53,15 @@ fn senseless(id: Id, why: String) -> VolumeError {
     VolumeError::Tree(format!("blob {id}: {why}"))
 }
 
-/// Makes sure that a blob, and all below it, is in live packs or in own ones. What a live blob
-/// refers to is live as well (rule 3), but its live place may be damaged: the chunks of a segment are
-/// looked for one by one where any damage is known, and those with no undamaged place are stored
-/// again as far as they can be read.
+/// Ensures that a blob and everything below it is in live packs or in own ones. References of a
+/// live blob are live as well (rule 3), but their live copy may be damaged. So if any damage is
+/// known, the chunks of a segment are looked up one by one, and those without an undamaged copy are
+/// stored again as far as they can be read.
+///
+/// Cancel safety: dropped, it leaves some of the blobs stored, which a repetition finds.
 ///
 /// # Errors
-/// It is nowhere to be read, or cannot be stored.
+/// [`VolumeError::Tree`] if a blob cannot be decoded; otherwise the failure to read or store one.
 pub async fn ensure(ingest: &Ingest, kind: Kind, id: Id) -> Result<(), VolumeError> {
     // A blob is stored after all that it refers to.
     let mut stack: Vec<(Kind, Id, Option<Bytes>)> = vec![(kind, id, None)];
@@ -79,11 +84,12 @@ pub async fn ensure(ingest: &Ingest, kind: Kind, id: Id) -> Result<(), VolumeErr
     Ok(())
 }
 
-/// Stores the chunks of a live segment again whose only live places are damaged. What is known to be
-/// damaged or absent everywhere is left: what refers to it is no worse off than before.
+/// Stores those chunks of a live segment again whose live copies are all damaged. A chunk that is
+/// known to be damaged or absent everywhere is skipped: references to it are no worse off than
+/// before.
 ///
 /// # Errors
-/// Whatever else keeps one from being read: it says nothing of the chunk, which may be read later.
+/// Every other failure to read a chunk: it does not prove that the chunk is lost.
 async fn heal_chunks(ingest: &Ingest, segment: Id) -> Result<(), VolumeError> {
     let depot = ingest.depot();
     let Some(bytes) = whole(depot.read_blob(Kind::Segment, segment).await, segment)? else {
@@ -101,10 +107,10 @@ async fn heal_chunks(ingest: &Ingest, segment: Id) -> Result<(), VolumeError> {
     Ok(())
 }
 
-/// What was read of a segment or its chunks; nothing if it is known to be lost.
+/// Returns the bytes of a segment or chunk; `None` if the blob is known to be lost.
 ///
 /// # Errors
-/// Whatever else kept it from being read.
+/// Every other failure to read it.
 fn whole(read: Result<Bytes, DepotError>, segment: Id) -> Result<Option<Bytes>, VolumeError> {
     match read {
         Ok(bytes) => Ok(Some(bytes)),
@@ -116,10 +122,10 @@ fn whole(read: Result<Bytes, DepotError>, segment: Id) -> Result<Option<Bytes>, 
     }
 }
 
-/// The same for what an extent names.
+/// Same as [`ensure`], for the target of an extent.
 ///
 /// # Errors
-/// As [`ensure`].
+/// Those of [`ensure`].
 pub async fn ensure_target(ingest: &Ingest, target: Target) -> Result<(), VolumeError> {
     match target {
         Target::Chunk(id) => ensure(ingest, Kind::Chunk, id).await,
@@ -127,10 +133,11 @@ pub async fn ensure_target(ingest: &Ingest, target: Target) -> Result<(), Volume
     }
 }
 
-/// Step `Rescue`. Everything that uncommitted references name in `packs`, which the index is known not to list as live, is stored again.
+/// Step `Rescue`. Stores again every blob that uncommitted references name in `packs`, which the
+/// index is known not to list as live. Dropped, it leaves the references relying on `packs`.
 ///
 /// # Errors
-/// As [`ensure`]: then the references still lean on `packs`.
+/// Those of [`ensure`]: the references then still rely on `packs`.
 pub async fn rescue(ingest: &Ingest, packs: &[PackName]) -> Result<(), VolumeError> {
     let blobs = ingest.relied_blobs(packs);
     tracing::info!(
@@ -148,20 +155,20 @@ pub async fn rescue(ingest: &Ingest, packs: &[PackName]) -> Result<(), VolumeErr
 /// A metadata pack of an ended session.
 struct Candidate {
     pack: NamedPack,
-    /// Each of its blobs, and what that refers to.
+    /// Each of its blobs, with the references of the blob.
     blobs: Vec<(Blob, Vec<Blob>)>,
 }
 
-/// What names a blob.
+/// The name of a blob.
 type Blob = (Kind, Id);
 
-/// The packs of an ended session become this one's, closed as rule 3 demands: all that any object
-/// in them refers to is in live packs or own ones. A metadata pack that refers to what never
-/// arrived is not among them, since a journal of an earlier version may name one; the contents of
-/// files in it are stored again.
+/// Makes the packs of an ended session this one's, closed as rule 3 demands: every blob that an
+/// object in them refers to is in live packs or own ones. A metadata pack that refers to a blob
+/// that never arrived is not taken, since a journal of an earlier version may name one. The file
+/// contents in it are stored again.
 ///
 /// # Errors
-/// As [`ensure`]; a pack that is damaged.
+/// Those of [`ensure`]; [`VolumeError::Tree`] if a pack is damaged.
 pub async fn take(ingest: &Ingest, packs: Vec<NamedPack>) -> Result<(), VolumeError> {
     let depot = ingest.depot();
     let is_unlisted = |pack: &NamedPack| pack.is_metadata && !depot.is_listed(&pack.name);
@@ -229,8 +236,8 @@ async fn examine(verifier: &Verifier, pack: NamedPack) -> Result<Candidate, Volu
     }
 }
 
-/// Takes those out of `candidates` that refer to what is nowhere, and those that refer to what only
-/// such a one holds.
+/// Removes from `candidates` those that refer to absent blobs, and then those that refer to blobs
+/// which only a removed one holds. Returns them.
 async fn take_out_open(
     ingest: &Ingest,
     candidates: &mut Vec<Candidate>,
@@ -247,7 +254,7 @@ async fn take_out_open(
     Ok(open)
 }
 
-/// The first candidate that refers to what is nowhere, and to what.
+/// Returns the first candidate that refers to an absent blob, and that blob.
 async fn find_open(
     ingest: &Ingest,
     candidates: &[Candidate],
@@ -275,8 +282,8 @@ async fn is_anywhere(ingest: &Ingest, kind: Kind, id: Id) -> Result<bool, Volume
     }
 }
 
-/// Stores again what journals may refer to in a pack that is not taken over: lists of chunks, as
-/// far as their chunks are there.
+/// Stores again the blobs of an untaken pack that journals may refer to: segments, as far as their
+/// chunks exist.
 async fn store_contents(ingest: &Ingest, candidate: &Candidate) -> Result<(), VolumeError> {
     let mut wanted = HashSet::new();
     let lists = candidate.blobs.iter();
@@ -311,7 +318,7 @@ mod tests {
     use bkfs_chunker::store::{Operation, StoreError, StoreErrorKind};
     use std::sync::Arc;
 
-    /// What is known to be absent or damaged is lost; nothing else says so.
+    /// Only errors that prove that a blob is absent or damaged count as a loss.
     #[test]
     fn only_what_is_known_to_be_gone_is_lost() {
         let (id, object) = (Id([7; 32]), || "data/x".to_owned());

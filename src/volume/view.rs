@@ -51,7 +51,10 @@ pub struct Page {
 }
 
 impl Page {
-    /// Returns the page, or the error of an item if one is malformed.
+    /// Returns the page.
+    ///
+    /// # Errors
+    /// The error of an item if one is malformed.
     pub(super) fn whole(mut self) -> Result<Page, VolumeError> {
         match self.malformed.pop() {
             None => Ok(self),
@@ -253,7 +256,11 @@ impl View {
         Ok(extents.unwrap_or_default())
     }
 
-    /// Returns the extents for `changes` as of some moment; none if the tree has more than `limit`.
+    /// Returns the extents for `changes` as of some moment; `None` if the tree has more than
+    /// `limit`.
+    ///
+    /// # Errors
+    /// [`VolumeError::Tree`] if an extent is malformed; otherwise the failure to read a node.
     pub(super) async fn extents_among(
         &self,
         changes: ExtentChanges,
@@ -342,8 +349,11 @@ impl View {
         Ok(bytes)
     }
 
-    /// Returns the contents of a small file; none if the tree does not hold them. `found` is the
+    /// Returns the contents of a small file; `None` if the tree does not hold them. `found` is the
     /// result of looking them up in the layers.
+    ///
+    /// # Errors
+    /// The failure to read a node.
     pub(super) async fn inline(
         &self,
         inode: u64,

@@ -1,10 +1,10 @@
-//! Which key slots are tried first: the one that the user names, and those that opened last.
+//! Remembers which key slots to try first: the named one, and those that opened last.
 //!
 //! Owns the file `STATE_DIR/REPOSITORY/keys`: names and fingerprints of the slots that opened the
-//! repository on this machine, the newest first. They are asked for by name, so that neither the
-//! list of the bucket nor other slots stand before them. A slot of another content under a
-//! remembered name is not preferred, and counts as damaged. A file that is lost costs time, and
-//! makes hostile slots count again (SECURITY.md); what cannot be read counts as nothing remembered.
+//! repository on this machine, the newest first. They are read by name, so that neither the list of
+//! the bucket nor other slots come before them. A slot with another content under a remembered name
+//! is not preferred, and counts as damaged. A lost file costs time, and makes hostile slots count
+//! again (SECURITY.md). Unreadable lines are ignored.
 
 use super::memory::blocking;
 use crate::private;
@@ -12,15 +12,15 @@ use bkfs_chunker::seal::{RepositoryId, SlotName};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Slots that are remembered of one repository: of so many passwords used in turn, each stays fast.
+/// Slots remembered of one repository: each of this many passwords, used in turn, stays fast.
 pub(super) const REMEMBERED_MAX: usize = 4;
 
-/// Which slots are tried first.
+/// Key slots to try first.
 #[derive(Clone, Debug, Default)]
 pub struct KeyChoice {
     /// The slot that the user names; commands that only open the repository try no other one.
     pub named: Option<SlotName>,
-    /// Where this machine keeps what it remembers of repositories; nothing is remembered without.
+    /// Directory of this machine's memory of repositories; without it nothing is remembered.
     pub state_dir: Option<PathBuf>,
 }
 
@@ -39,8 +39,8 @@ impl KeyChoice {
         Some(state.join(repository.to_string()))
     }
 
-    /// The slots of `repository` that opened on this machine, the newest first. A future that is
-    /// dropped changes nothing.
+    /// Returns the slots of `repository` that opened on this machine, the newest first. A future
+    /// that is dropped changes nothing.
     pub(super) async fn recall(&self, repository: RepositoryId) -> Vec<KnownSlot> {
         let Some(directory) = self.directory(repository) else {
             return Vec::new();
@@ -52,8 +52,8 @@ impl KeyChoice {
         })
     }
 
-    /// Remembers a slot that opened `repository`. A failure is a warning. A future that is dropped
-    /// has remembered it or not.
+    /// Records a slot that opened `repository`. A failure is a warning. A future that is dropped
+    /// may have recorded it.
     pub(super) async fn remember(&self, repository: RepositoryId, slot: KnownSlot) {
         let Some(directory) = self.directory(repository) else {
             return;
@@ -76,7 +76,7 @@ fn read(file: &Path) -> io::Result<Vec<KnownSlot>> {
     }
 }
 
-/// Reads lines of `NAME FINGERPRINT`; other lines are nothing remembered.
+/// Parses lines of `NAME FINGERPRINT`; other lines are ignored.
 fn parse(bytes: &[u8]) -> Vec<KnownSlot> {
     let text = String::from_utf8_lossy(bytes);
     let line = |line: &str| {
@@ -141,7 +141,7 @@ mod tests {
         }
         assert_eq!(choice.recall(HERE).await, [5, 4, 1, 3].map(known));
         assert_eq!(choice.recall(RepositoryId([8; 16])).await, []);
-        // What is no line of it is nothing remembered.
+        // Other lines are ignored.
         let file = file(&choice.directory(HERE).unwrap());
         let text = format!(
             "\u{1b}x\n{} zz\n{} {}\n",
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(choice.recall(HERE).await, [known(2)]);
         std::fs::write(&file, [0xff; 100]).unwrap();
         assert_eq!(choice.recall(HERE).await, []);
-        // Without a state directory nothing is.
+        // Without a state directory nothing is remembered.
         KeyChoice::default().remember(HERE, known(1)).await;
         assert_eq!(KeyChoice::default().recall(HERE).await, []);
     }

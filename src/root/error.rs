@@ -110,7 +110,7 @@ pub enum RootError {
     /// generation.
     #[error("the repository shows generation {}, but generation {} was seen before: the bucket was rolled back", found.generation, known.generation)]
     Rollback {
-        /// The newest root that this machine has seen, or the oldest generation that the user accepts.
+        /// The newest root that this machine has seen, or the oldest that the user accepts.
         known: RootMark,
         /// The root in the bucket now.
         found: RootMark,

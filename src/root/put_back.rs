@@ -1,10 +1,10 @@
-//! What is put back of a removal of key slots that turns out to be wrong.
+//! Puts removed key slots back whose removal turns out to be wrong.
 //!
-//! Owns the objects of slots that the user gives up, from before their deletion until it is known
-//! that no root needs them, and the files `STATE_DIR/REPOSITORY/key-SLOT-NUMBER` that they are
-//! saved in for that time. A file that a process left which did not end well is named by the next
-//! one, and never deleted by it: it may be the only copy of a key. Which slots are given up, and
-//! when they are needed, is [`super::slot_removal`]'s.
+//! Owns the objects of given-up slots, from before their deletion until it is known that no root
+//! needs them, and the files `STATE_DIR/REPOSITORY/key-SLOT-NUMBER` that hold them in that time. A
+//! file of a process that died is logged by the next one, and never deleted by it: it may be the
+//! only copy of a key. [`super::slot_removal`] decides which slots are given up, and when they are
+//! needed.
 
 use super::error::RootError;
 use super::memory::blocking;
@@ -19,7 +19,7 @@ use std::fmt;
 use std::fs::File;
 use std::path::PathBuf;
 
-/// The beginning of the names of files that keys are saved in.
+/// Prefix of the names of these files.
 const SAVED: &str = "key-";
 
 /// A slot that is given up.
@@ -60,14 +60,14 @@ impl Kept {
         }
     }
 
-    /// Whether it states that its newest master key is of this epoch.
+    /// Whether it may hold a newest master key of this epoch, by its own statement.
     pub(super) fn may_be_of(&self, repository: RepositoryId, epoch: u32) -> bool {
         let slot = Slot::open(repository, self.slot, &self.object);
         slot.is_ok_and(|slot| slot.may_be_of(epoch))
     }
 }
 
-/// A slot that was removed, may be needed, and is not known to be there again.
+/// A removed slot that may be needed and is not known to be in the bucket again.
 #[derive(Debug)]
 pub struct Lost {
     /// Its name.
@@ -108,8 +108,8 @@ impl fmt::Display for Lost {
 }
 
 impl Slots {
-    /// The objects of slots that are given up, each saved on this machine if it remembers anything.
-    /// A future that is dropped may leave these files.
+    /// Reads the objects of given-up slots, and saves each on this machine if there is a state
+    /// directory. A future that is dropped may leave these files.
     ///
     /// # Errors
     /// Store errors.
@@ -143,7 +143,7 @@ impl Slots {
             private::make_directory(&directory)?;
             let file = directory.join(format!("{SAVED}{slot}-{number:016x}"));
             private::replace(&file, &object)?;
-            // The key is deleted next, and must survive a loss of power.
+            // The key is deleted next, so the file must survive a power loss.
             File::open(&file)?.sync_all()?;
             File::open(&directory)?.sync_all()?;
             Ok(file)
@@ -160,7 +160,7 @@ impl Slots {
         }
     }
 
-    /// Logs the files of removals that did not end well.
+    /// Logs the files of removals that were interrupted.
     async fn tell_of_left_files(&self) {
         let Some(directory) = self.choice.directory(self.config.repository()) else {
             return;
@@ -174,7 +174,7 @@ impl Slots {
             };
             Ok(paths.filter(is_saved).collect::<Vec<_>>())
         });
-        // Without the directory nothing was saved.
+        // Without the directory there are no files.
         for file in listed.await.unwrap_or_default() {
             tracing::warn!(
                 "{} holds a key that an earlier `bkfs key remove` gave up and may have removed: \
@@ -184,7 +184,8 @@ impl Slots {
         }
     }
 
-    /// Removes the files of slots that nothing needs, or that are there again.
+    /// Removes the files of slots that are useless, or are in the bucket again. Dropped, it leaves
+    /// files.
     pub(super) async fn discard(&self, kept: Vec<Kept>) {
         for file in kept.into_iter().filter_map(|kept| kept.saved) {
             let removed = blocking(move || std::fs::remove_file(file)).await;
@@ -194,11 +195,11 @@ impl Slots {
         }
     }
 
-    /// Puts a slot back under its name, for as long as the store may stand still, and reads it
-    /// back: what lies there with its bytes is as good.
+    /// Puts a slot back under its name, retries until the stall timeout, and reads it back. An
+    /// object there with the same bytes is accepted. Dropped, it may have put the slot back.
     ///
     /// # Errors
-    /// The slot, with why it is not known to be there.
+    /// The slot, with the reason why it is not known to be in the bucket.
     pub(super) async fn put_back(&self, kept: &Kept, clock: Timestamp) -> Result<(), Lost> {
         let why = match self.create_again(kept, clock).await {
             Ok(()) => return Ok(()),

@@ -1,31 +1,32 @@
-//! A new master key for a repository: the rotation to the next key epoch.
+//! Rotates the master key of a repository to the next key epoch.
 //!
-//! Owns the order of its requests. Sealing, and what a slot holds, is `bkfs_chunker::seal`'s; which
-//! slot counts is [`super::unlock`]'s.
+//! Owns the order of its requests. `bkfs_chunker::seal` owns sealing and the contents of a slot;
+//! [`super::unlock`] owns which slot counts.
 //!
 //! 1. A new slot is written, which holds all master keys so far and the new one. It opens nothing
 //!    yet: a key is in force only while the root is sealed under its newest master key. (A slot
 //!    that an interrupted rotation left is used again.)
 //! 2. The root is replaced by one under the new master key, by compare-and-swap, while no session
-//!    stands in it, live or ending. That is the rotation: before, the old slots open the
-//!    repository; after, the new slot alone does.
-//! 3. The rotation checks that the new slot is still there, or a newer one that the password opens.
-//!    What a slot states that the password does not open counts for nothing: if there is no other
-//!    one, a copy of the new slot is written. The other slots, which open nothing new, are deleted.
-//!    One that holds another master key of an epoch, of a rotation that was begun and not made,
-//!    stays (`bkfs key remove --give-up`).
+//!    is in it, live or ending. That is the rotation: before it the old slots open the repository,
+//!    after it only the new slot does.
+//! 3. The rotation checks that the new slot still exists, or a newer one that the password opens.
+//!    Statements of a slot that the password does not open count for nothing: if there is no other
+//!    slot, a copy of the new slot is written. The other slots, which open nothing new, are
+//!    deleted. A slot with another master key of some epoch, of a rotation that was begun and not
+//!    made, stays (`bkfs key remove --give-up`).
 //!
-//! A rotation stands on a slot in force of its password. If that was removed meanwhile, the
-//! rotation is refused: it must not let in again whom another one shut out. Its new slot stays and
-//! opens nothing: another rotation by the same password may rely on it.
+//! A rotation needs a slot in force of its password. If that slot was removed meanwhile, the
+//! rotation is refused: otherwise it would let a user in again whom another user has shut out. The
+//! new slot stays and opens nothing: another rotation by the same password may rely on it.
 //!
-//! What is interrupted after 1 leaves the old state and a slot without use; after 2, the new state
-//! and slots without use. A replacement that arrives late finds its slot, since no slot of a newer
+//! An interruption after step 1 leaves the old state and an unused slot; after step 2, the new
+//! state and unused slots. A replacement that arrives late finds its slot, since no slot of a newer
 //! epoch than the root's is removed, unless the user gives it up. A mount that registers between
-//! the look at the root and its replacement makes that fail; a mount that has read its key before
-//! cannot open the root any more, and so never registers.
+//! the read of the root and its replacement makes the replacement fail. A mount that has read its
+//! key before cannot open the root any more, and so never registers.
 //!
-//! The id key and the cutting key stay: ids, deduplication and the tag of the config as well.
+//! The id key and the cutting key stay. So ids, deduplication and the tag of the config do not
+//! change.
 
 use super::choice::KnownSlot;
 use super::error::RootError;
@@ -46,32 +47,32 @@ use jiff::Timestamp;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What a rotation works with, beside the slots.
+/// Parameters of a rotation, next to the slots.
 pub struct RotationParts<'a> {
-    /// What this machine remembers of the repository.
+    /// This machine's memory of the repository.
     pub memory: Arc<dyn GenerationMemory>,
-    /// How long to try.
+    /// Timeouts and back-off.
     pub policy: RetryPolicy,
     /// The oldest generation of the root that is accepted.
     pub min_generation: u64,
-    /// The root as it is found is accepted, whatever this machine remembers.
+    /// Accept the root as it is found, whatever this machine remembers.
     pub accept_rollback: bool,
-    /// Who rotates: sessions of maintenance that this machine left are not waited for.
+    /// The rotating party: dead maintenance sessions of this machine do not block the rotation.
     pub holder: HolderInfo,
-    /// Tells whether the processes of those live.
+    /// Tells whether the processes of those sessions live.
     pub processes: &'a dyn Processes,
-    /// The time on the clock.
+    /// Current time of the clock.
     pub clock: Timestamp,
-    /// The keys of other passwords may be dropped.
+    /// Whether the keys of other passwords may be dropped.
     pub drops_others: bool,
 }
 
-/// A rotation that was made.
+/// Result of a rotation.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Rotated {
     /// The new epoch.
     pub epoch: u32,
-    /// The generation of the root that began it.
+    /// The generation of the root that made it.
     pub generation: u64,
     /// The slot that opens the repository now.
     pub slot: SlotName,
@@ -81,14 +82,16 @@ pub struct Rotated {
     pub left: Vec<(SlotName, String)>,
 }
 
-/// Rotates to a new master key, which one slot holds then: of the password that opened `slots`.
+/// Rotates to a new master key. Afterwards one slot holds it, for the password that opened `slots`.
 ///
-/// A future that is dropped leaves the repository in the old state or the new one (see the module).
+/// A future that is dropped leaves the repository in the old state or the new one (see the module
+/// header).
 ///
 /// # Errors
 /// [`SlotsError::Others`] unless the keys of other passwords may be dropped; a refusal of kind
 /// `Busy` that names the sessions in the root; [`SlotsError::Rotated`] if another rotation came
-/// first; [`RootError::OutcomeUnknown`] if this one may or may not have been made.
+/// first; [`RootError::OutcomeUnknown`] if this one may have been made;
+/// [`SlotsError::NoMoreEpochs`]; store errors.
 pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, SlotsError> {
     let left = slots.keyring().epoch();
     if !parts.drops_others {
@@ -112,7 +115,7 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
             .map(|slot| slot.name)
             .collect(),
     };
-    // Before anything is written: most refusals are known now.
+    // Before any write: most refusals are known now.
     switch.clear_sessions(&mut handle.current().root.clone())?;
     let own = slots.list().iter().find(|slot| slot.is_in_force);
     let own = own.ok_or(RootError::WrongPassword)?;
@@ -151,9 +154,10 @@ pub async fn rotate(slots: &Slots, parts: RotationParts<'_>) -> Result<Rotated, 
     Ok(rotated)
 }
 
-/// Keys of other passwords that may be in force, or hold master keys that no root tells of.
+/// Refuses to drop keys of other passwords that may be in force, or that hold master keys which no
+/// root names.
 fn refuse_others(slots: &Slots, epoch: u32) -> Result<(), SlotsError> {
-    // Of an older epoch is none in force.
+    // No key of an older epoch is in force.
     let may_open = |slot: &&SlotFacts| !slot.is_own && slot.epoch.is_none_or(|at| at >= epoch);
     let keys: Vec<SlotFacts> = slots.list().iter().filter(may_open).cloned().collect();
     match keys.is_empty() {
@@ -162,8 +166,8 @@ fn refuse_others(slots: &Slots, epoch: u32) -> Result<(), SlotsError> {
     }
 }
 
-/// The secrets with the next master key; the slot that holds them already, if an interrupted
-/// rotation left one.
+/// Returns the secrets with the next master key, and the slot that holds them already, if an
+/// interrupted rotation left one.
 fn next_secrets(slots: &Slots) -> Result<(Secrets, Option<KnownSlot>), SlotsError> {
     if let Some((slot, secrets)) = slots.pending().first() {
         return Ok((secrets.clone(), Some(*slot)));
@@ -195,11 +199,11 @@ async fn open_root(
     .await
 }
 
-/// What became of a switch that ended with `error`: its generation if the root is sealed under the
-/// new master key all the same.
+/// Decides the outcome of a switch that ended with `error`: returns the generation if the root is
+/// sealed under the new master key all the same.
 ///
 /// # Errors
-/// `error` itself, or [`SlotsError::Rotated`] if the root is sealed under another new one.
+/// `error` itself, or [`SlotsError::Rotated`] if the root is sealed under another new master key.
 async fn judge(
     handle: &RootHandle,
     keyring: &Keyring,
@@ -224,10 +228,10 @@ async fn judge(
     }
 }
 
-/// Sees to it that a slot in force is there, and returns it: the new one; if that was removed or
-/// changed meanwhile, one that came since and that the password opens; if there is none, a copy of
-/// the new one. Who removed the new one holds another one in force; but a slot that the password
-/// does not open may hold nothing, whatever it states.
+/// Ensures that a slot in force exists, and returns it: the new one; if that was removed or changed
+/// meanwhile, a later one that the password opens; otherwise a copy of the new one. A user that
+/// removed the new slot has another one in force, but the statements of a slot that the password
+/// does not open prove nothing.
 async fn keep(
     slots: &Slots,
     slot: KnownSlot,
@@ -268,27 +272,26 @@ async fn keep(
     Ok(copy)
 }
 
-/// The replacement of the root by one that is sealed under the next master key. It changes nothing
-/// else: the handle's keyring seals under the newest one. No session makes it, since none may stand
-/// in the root; it names nothing new.
+/// Replaces the root by one that is sealed under the next master key, with the same contents: the
+/// handle's keyring seals under the newest one. No session makes it, since none may be in the root.
 struct Switch<'a> {
     parts: &'a RotationParts<'a>,
     store: Arc<dyn Store>,
     repository: RepositoryId,
     left: u32,
-    /// Slots that are of no use afterwards, and the new one.
+    /// The new slot, and slots that are useless afterwards.
     known: BTreeSet<SlotName>,
-    /// Slots of other rotations from the same epoch, which fail by this one.
+    /// Slots of other rotations from the same epoch, which this one makes fail.
     strays: BTreeSet<SlotName>,
-    /// Slots in force of the password that rotates.
+    /// Slots in force of the rotating password.
     own: Vec<SlotName>,
 }
 
 impl Switch<'_> {
-    /// Takes the dead sessions of maintenance out that this machine left.
+    /// Removes dead maintenance sessions of this machine from the root.
     ///
     /// # Errors
-    /// A refusal of kind `Busy` if others stand.
+    /// A refusal of kind `Busy` if other sessions are in it.
     fn clear_sessions(&self, root: &mut Root) -> Result<(), RootError> {
         let RotationParts {
             holder, processes, ..
@@ -305,7 +308,7 @@ impl Switch<'_> {
         Ok(root.require_no_session()?)
     }
 
-    /// That the password that rotates has a slot in force still.
+    /// Checks that the rotating password still has a slot in force.
     ///
     /// # Errors
     /// [`Refusal::KeyRemoved`]; store errors.
@@ -323,10 +326,10 @@ impl Switch<'_> {
         Err(Refusal::KeyRemoved(*own).into())
     }
 
-    /// That the root is still sealed under the old master key.
+    /// Checks that the root is still sealed under the old master key.
     ///
     /// # Errors
-    /// [`RootError::Contended`] if it is not: a rotation was made, this one or another.
+    /// [`RootError::Contended`] if it is not: this rotation or another one was made. Store errors.
     async fn require_left(&self) -> Result<(), RootError> {
         match root_header(&*self.store).await? {
             Some(header) if Header::stated_epoch(&header) != self.left => {
@@ -358,17 +361,17 @@ impl Transition for Switch<'_> {
                 _ => return Err(Refusal::KeysChanged(name).into()),
             }
         }
-        // Looked at after the list: what is in it was there while the old epoch was in force. So no
+        // Read after the list: the listed slots existed while the old epoch was in force. So no
         // stray holds the new master key, and none of another rotation gets in force after this.
         self.require_left().await?;
-        // After that: another rotation, once it is made, removes them too.
+        // Read after that: another rotation, once it is made, removes them too.
         self.require_own().await?;
         self.strays = strays;
         Ok(())
     }
 
     async fn seen(&mut self, _: &Root) -> Result<bool, RootError> {
-        // The header tells, which the next try looks at.
+        // The header shows it, and the next try reads that.
         Ok(false)
     }
 }

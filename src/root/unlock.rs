@@ -1,22 +1,22 @@
-//! What a password opens of a sealed repository: its key slots, found, ordered and tried.
+//! Finds, orders and tries the key slots of a sealed repository, and unlocks it with a password.
 //!
 //! Owns the order in which slots are tried, the bounds of that work, and the choice among those
 //! that open. Does not own the form of slots (`bkfs_chunker::seal`), nor their changes
 //! ([`super::slots`], [`super::rotation`]).
 //!
-//! Whoever can write to the bucket can put objects below `keys/`. So:
-//! - the slot that the user names, and those that opened on this machine ([`super::choice`]), are
-//!   asked for by name and tried first, before anything is listed;
-//! - objects that are no slots by name or size are passed over without work, and count towards no
-//!   limit; of the others at most [`READS_MAX`] are read;
-//! - slots are tried in the order of what they cost, those first whose stated epoch is the root's;
-//! - all trials of one password together do at most [`WORK_MAX`] of Argon2's work; what is left
-//!   untried then is said. Slots of one content are tried once.
+//! An attacker who can write to the bucket can put objects below `keys/`. So:
+//! - The slot that the user names, and those that opened on this machine ([`super::choice`]), are
+//!   read by name and tried first, before a listing.
+//! - Objects whose name or size is no slot's cost no work and count towards no limit. Of the others
+//!   at most [`READS_MAX`] are read.
+//! - Slots whose stated epoch is the root's come first, then the cheaper ones.
+//! - All trials of one password together do at most [`WORK_MAX`] of Argon2's work; the untried rest
+//!   is reported. Slots with equal content are tried once.
 //!
 //! Of several slots that open, the one is *in force* whose newest master key the root is sealed
-//! under. A slot with an older one is of before a rotation; a slot with a newer one belongs to a
-//! rotation that is under way or was interrupted. Two that hold different master keys of one epoch
-//! are of two rotations, of which one was made: where no root says which, none is chosen.
+//! under. A slot with an older one precedes a rotation; a slot with a newer one belongs to a
+//! rotation that is under way or was interrupted. Two slots with different master keys of one epoch
+//! are from two rotations, of which one was made: if no root decides, neither is chosen.
 
 use super::choice::{KeyChoice, KnownSlot};
 use super::error::RootError;
@@ -30,45 +30,45 @@ use bkfs_chunker::store::{ObjectInfo, Store, StoreErrorKind};
 use futures::StreamExt;
 use std::collections::{HashMap, HashSet};
 
-/// The work that all trials of one password may cost together: KiB times passes, some tens of
-/// seconds. 170 slots as bkfs makes them, or two of the dearest.
+/// Most work of all trials of one password: KiB times passes, some tens of seconds. Suffices for
+/// 170 slots as bkfs makes them, or two of the most expensive.
 pub(super) const WORK_MAX: u64 = 2 * SlotCost::WORK_MAX;
 
-/// Keys below `keys/` that are listed at most.
+/// Most keys below `keys/` that are listed.
 const LISTED_MAX: usize = 65_536;
 
-/// Keys that are asked for at once.
+/// Keys per list request.
 const PAGE_KEYS: usize = 1000;
 
-/// Bytes of slots that are read at most, the smallest objects first. A usual slot has 450 bytes.
+/// Most bytes of slots that are read, the smallest objects first. A usual slot has 450 bytes.
 const READ_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
-/// Objects that are read at most, the smallest first.
+/// Most objects that are read, the smallest first.
 pub(super) const READS_MAX: usize = 4096;
 
-/// Objects that are no slots by their names of which the keys are kept.
+/// Most keys of objects without a slot's name that are kept.
 const STRAYS_MAX: usize = 1000;
 
-/// Slots that are read at the same time.
+/// Concurrent reads of slots.
 const READS_AT_ONCE: usize = 8;
 
-/// The 128 bytes that the root begins with.
+/// The first 128 bytes of the root.
 pub(super) type RootHeader = [u8; HEADER_LEN];
 
 /// The slots of a repository.
 #[derive(Debug, Default)]
 pub(super) struct FoundSlots {
-    /// Those that can be read, in the order in which they are to be tried.
+    /// Readable slots, in the order of trials.
     pub(super) slots: Vec<(SlotName, Slot)>,
-    /// Why one of the others cannot be read.
+    /// Damage of one of the others.
     pub(super) damaged: Option<RootError>,
-    /// Keys of objects that are no slots by their names, at most [`STRAYS_MAX`].
+    /// Keys of objects without a slot's name, at most [`STRAYS_MAX`].
     pub(super) strays: Vec<String>,
-    /// How many were not read, since there are too many; of those that were not even listed, one.
+    /// How many exceed the bounds and were not read; unlisted ones count as one.
     unread: usize,
 }
 
-/// The header of the root that stands; none if there is no root, or less than a header.
+/// Returns the header of the root; `None` if there is no root, or a shorter object.
 ///
 /// # Errors
 /// Store errors.
@@ -82,13 +82,13 @@ pub(super) async fn root_header(store: &dyn Store) -> Result<Option<RootHeader>,
     }
 }
 
-/// How a key stands to the root.
+/// Relation of a key to the root.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Force {
     /// The root is sealed under its newest master key, or there is no root to compare it with.
     Standing,
-    /// The root states a master key that the key does not hold. Nothing verifies what it states:
-    /// it counts only where a slot states that epoch as well ([`FoundSlots::may_have_epoch`]).
+    /// The root states a master key that the key does not hold. No tag verifies that: it counts
+    /// only if a slot states that epoch as well ([`FoundSlots::may_have_epoch`]).
     Older {
         /// The epoch that the root states.
         root: u32,
@@ -98,8 +98,8 @@ pub(super) enum Force {
         /// The epoch of the root.
         root: u32,
     },
-    /// The header of the root was changed since it was sealed: it states an epoch of which there
-    /// can be no master key, or is sealed under another one, which the key holds.
+    /// The header of the root was changed after it was sealed: it states an impossible epoch, or is
+    /// sealed under another master key, which the key holds.
     Changed {
         /// The epoch that the root states.
         root: u32,
@@ -109,7 +109,7 @@ pub(super) enum Force {
 }
 
 impl Force {
-    /// How `keyring` stands to the root with this header.
+    /// Returns the relation of `keyring` to the root with this header.
     pub(super) fn of(keyring: &Keyring, header: Option<&RootHeader>) -> Self {
         let Some(header) = header else {
             return Force::Standing;
@@ -131,18 +131,18 @@ impl Force {
 }
 
 impl FoundSlots {
-    /// Whether a slot states this epoch, or one may that was not read. A root that states an epoch
-    /// which no slot states is damaged: a rotation writes its slot before its root.
+    /// Whether a slot states this epoch, or an unread one may. A root whose stated epoch no slot
+    /// states is damaged: a rotation writes its slot before its root.
     pub(super) fn may_have_epoch(&self, epoch: u32) -> bool {
         self.unread > 0 || self.slots.iter().any(|(_, slot)| slot.may_be_of(epoch))
     }
 
-    /// Puts `first` before all others.
+    /// Moves `first` before all others.
     pub(super) fn prefer(&mut self, first: Vec<(SlotName, Slot)>, known: &[KnownSlot]) {
         let names: HashSet<SlotName> = first.iter().map(|(name, _)| *name).collect();
         let mut others = std::mem::take(&mut self.slots);
         others.retain(|(name, _)| !names.contains(name));
-        // One that was moved to another name is still the one that opened.
+        // A slot that was moved to another name is still the one that opened.
         let is_known = |slot: &Slot| {
             let fingerprint = slot.fingerprint();
             known.iter().any(|known| known.fingerprint == fingerprint)
@@ -153,9 +153,9 @@ impl FoundSlots {
     }
 }
 
-/// Why a root that states this epoch, of which `keyring` holds no master key, is damaged; none if it
-/// may be as it states: a slot states that epoch, or one may that was not read, and the root does not
-/// verify under a master key that `keyring` holds.
+/// Returns the damage of a root that states this epoch, of which `keyring` holds no master key.
+/// `None` if the root may be intact: a slot states that epoch, or an unread one may, and the root
+/// does not verify under a master key that `keyring` holds.
 ///
 /// # Errors
 /// Store errors.
@@ -172,20 +172,20 @@ pub(crate) async fn damage_of(
     Ok((!found.may_have_epoch(epoch)).then(|| no_such_epoch(epoch)))
 }
 
-/// What is tried before all other slots.
+/// Slots that are tried before all others.
 #[derive(Debug, Default)]
 pub(super) struct First {
-    /// The slot that is named, or those that opened on this machine and are unchanged.
+    /// The named slot, or the unchanged ones that opened on this machine.
     pub(super) slots: Vec<(SlotName, Slot)>,
-    /// Why one that opened on this machine cannot be used, though an object lies under its name.
+    /// Damage of one that opened on this machine, if an object has its name.
     pub(super) damaged: Option<RootError>,
 }
 
-/// The slots that are tried before all others: the one that is named, or those that opened on this
-/// machine and are unchanged.
+/// Returns the slots that are tried before all others: the named one, or the unchanged ones that
+/// opened on this machine.
 ///
 /// # Errors
-/// [`RootError::NoSuchKey`] and damage of the one that is named; store errors.
+/// [`RootError::NoSuchKey`] and damage of the named one; store errors.
 pub(super) async fn first_slots(
     store: &dyn Store,
     repository: RepositoryId,
@@ -213,7 +213,7 @@ pub(super) async fn first_slots(
             Ok(Some(Ok(_))) => RootError::damaged(&key, "it holds something else than it did"),
             Ok(Some(Err(source))) => unopenable(&key, source),
             Err(error) if error.is_of_one_object() => error,
-            // It was removed, or the list of all tells what is wrong.
+            // It was removed, or the full list shows the error.
             Ok(None) | Err(_) => continue,
         };
         first.damaged.get_or_insert(damaged);
@@ -221,7 +221,7 @@ pub(super) async fn first_slots(
     Ok(first)
 }
 
-/// The object under the key of a slot, and whether it is one; none if there is no object.
+/// Reads the object under a slot's key, and decodes it; `None` if there is no object.
 ///
 /// # Errors
 /// Store errors.
@@ -241,7 +241,7 @@ pub(super) async fn read_slot(
     }
 }
 
-/// The slots of `repository` that can be read; `epoch` is what the root states, and orders them.
+/// Returns the readable slots of `repository`, ordered by the root's stated `epoch`.
 ///
 /// # Errors
 /// Store errors.
@@ -263,10 +263,10 @@ pub(super) async fn find_slots(
         };
         match read {
             Ok(Some(Ok(slot))) => found.slots.push((name, slot)),
-            // Removed since it was listed; left by a creation that another one overtook.
+            // Removed since the listing; or the remains of an overtaken creation.
             Ok(None | Some(Err(OpenError::WrongRepository { .. }))) => {}
             Ok(Some(Err(source))) => found.damaged = Some(unopenable(&name.key(), source)),
-            // One that the store refuses to give keeps no other one from opening.
+            // A slot that the store refuses to return does not block the others.
             Err(RootError::Store(error))
                 if matches!(
                     error.kind(),
@@ -279,7 +279,7 @@ pub(super) async fn find_slots(
         }
     }
     found.slots.sort_by_key(|(name, slot)| {
-        // Where the root states none, no slot is of another: a dear one stands behind a cheap one.
+        // If the root states none, no slot has another one: cheaper slots come first.
         let states_other = |root| slot.epoch().is_some_and(|stated| stated != root);
         let is_other = epoch.is_some_and(states_other);
         (is_other, slot.cost().work(), *name)
@@ -291,7 +291,7 @@ const NO_SLOT: OpenError = OpenError::Damaged {
     what: "its size is not that of a key slot",
 };
 
-/// What is listed below `keys/` and may be a slot by its name and size, the smallest first.
+/// Lists the objects below `keys/` with a slot's name and size, the smallest first.
 async fn candidates(
     store: &dyn Store,
     found: &mut FoundSlots,
@@ -339,29 +339,30 @@ async fn candidates(
     Ok(candidates)
 }
 
-/// One password, tried on slots.
+/// Trials of one password on slots.
 pub(super) struct Trials<'a> {
     password: &'a [u8],
-    /// The work that is left.
+    /// Work that is left.
     work: u64,
-    /// What the password made of slots, by fingerprint: nothing of those that did not open.
+    /// Results by the slot's fingerprint; `None` for slots that did not open.
     tried: HashMap<[u8; 32], Option<Unwrapped>>,
     untried: usize,
     is_wrong: bool,
-    /// Why a slot that the password fits holds nothing, or this machine cannot try one.
+    /// Error of a slot that the password fits but that holds no keys, or that this machine cannot
+    /// try.
     broken: Option<RootError>,
-    /// Why a slot, or the config by what a slot holds, is not what it should be.
+    /// Damage of a slot, or of the config by a slot's secrets.
     damaged: Option<RootError>,
     contradicted: Option<RootError>,
 }
 
 impl<'a> Trials<'a> {
-    /// None yet, of this password.
+    /// No trials yet, of this password.
     pub(super) fn new(password: &'a [u8]) -> Self {
         Self::within(password, WORK_MAX)
     }
 
-    /// The same, with other bounds to the work.
+    /// Same, with another bound of the work.
     pub(super) fn within(password: &'a [u8], work: u64) -> Self {
         Self {
             password,
@@ -375,8 +376,8 @@ impl<'a> Trials<'a> {
         }
     }
 
-    /// What the password makes of a slot, and the keyring that it holds; none if it does not open
-    /// it, or if the work for that would be too much. Takes as long as the slot says.
+    /// Tries the password on a slot. Returns its keyring, and whether its statement was changed;
+    /// `None` if it does not open, or would exceed the work. Takes as long as the slot's cost says.
     pub(super) fn open(
         &mut self,
         config: &Config,
@@ -424,7 +425,7 @@ impl<'a> Trials<'a> {
         None
     }
 
-    /// Logs what was not looked at, where something else was opened.
+    /// Logs what was skipped, after another slot opened.
     pub(super) fn report(&self) {
         let wrong = [&self.broken, &self.damaged, &self.contradicted];
         if let Some(error) = wrong.into_iter().flatten().next() {
@@ -436,7 +437,8 @@ impl<'a> Trials<'a> {
         }
     }
 
-    /// Why nothing was opened; `own` is why a slot that opened on this machine cannot be used.
+    /// Returns the error if no slot opened. `own` is the damage of a slot that opened on this
+    /// machine.
     pub(super) fn failure(self, found: FoundSlots, own: Option<RootError>) -> RootError {
         let damaged = self.damaged.or(found.damaged);
         if let Some(error) = self.contradicted.or(self.broken) {
@@ -464,7 +466,7 @@ impl<'a> Trials<'a> {
     }
 }
 
-/// The keys that a password opens.
+/// Keys that a password opened.
 pub(super) struct Unlocked {
     /// The keys.
     pub(super) keyring: Keyring,
@@ -472,17 +474,17 @@ pub(super) struct Unlocked {
     pub(super) slot: SlotName,
 }
 
-/// A password, tried on slots until one in force opens.
+/// Trials of a password until a slot in force opens.
 struct Search<'a> {
     config: &'a Config,
     header: Option<RootHeader>,
     trials: Trials<'a>,
-    /// Those that opened and are not in force, as far as can be told.
+    /// Slots that opened and are not known to be in force.
     opened: Vec<(KnownSlot, Keyring)>,
 }
 
 impl Search<'_> {
-    /// Tries slots; the first one that is in force, if any is.
+    /// Tries slots, and returns the first one in force.
     fn over(&mut self, slots: &[(SlotName, Slot)]) -> Option<(KnownSlot, Keyring)> {
         for (name, slot) in slots {
             let Some((keyring, statement)) = self.trials.open(self.config, *name, slot) else {
@@ -504,10 +506,10 @@ impl Search<'_> {
         None
     }
 
-    /// Of those that opened and are not in force, the one with the newest master key.
+    /// Returns the slot with the newest master key among those that opened and are not in force.
     ///
     /// # Errors
-    /// [`RootError::KeysConflict`] if another one holds a master key that it does not hold.
+    /// [`RootError::KeysConflict`] if another one holds a master key that this one does not hold.
     fn newest(&mut self) -> Result<Option<(KnownSlot, Keyring)>, RootError> {
         let opened = std::mem::take(&mut self.opened);
         let keyrings = opened.iter().map(|(known, keyring)| (known.name, keyring));
@@ -518,10 +520,10 @@ impl Search<'_> {
     }
 }
 
-/// Where among `keyrings` the one with the newest master key is, the first of several.
+/// Returns the position of the newest master key among `keyrings`, the first of several.
 ///
 /// # Errors
-/// [`RootError::KeysConflict`] if another one holds a master key that it does not hold.
+/// [`RootError::KeysConflict`] if another one holds a master key that this one does not hold.
 pub(super) fn newest_of<'a>(
     keyrings: impl Iterator<Item = (SlotName, &'a Keyring)> + Clone,
 ) -> Result<Option<usize>, RootError> {
@@ -542,9 +544,9 @@ pub(super) fn newest_of<'a>(
     }
 }
 
-/// The keyring of a sealed repository: of its slots that open with `password` the one in force, or,
-/// if none is, the one with the newest master key. A slot that is in force is remembered on this
-/// machine; a future that is dropped has changed nothing else.
+/// Returns the keyring of a sealed repository: of the slots that open with `password` the one in
+/// force, or without one the slot with the newest master key. Records a slot in force on this
+/// machine. Dropped, it has changed nothing else.
 ///
 /// # Errors
 /// [`RootError::WrongPassword`], [`RootError::KeysUntried`], [`RootError::KeysConflict`]; a slot or
@@ -556,7 +558,7 @@ pub(super) async fn unlock(
     choice: &KeyChoice,
 ) -> Result<Unlocked, RootError> {
     let header = match root_header(store).await {
-        // Keys open whatever became of the root.
+        // Keys open whatever the state of the root.
         Err(error) if error.is_of_one_object() => None,
         read => read?,
     };

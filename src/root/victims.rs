@@ -546,8 +546,10 @@ pub(crate) async fn set_aside(store: &dyn Store, keys: &[String]) -> Result<(), 
     Ok(())
 }
 
-/// Opens a journal object. An unreadable one is [`RootError::Unopenable`] or
-/// [`RootError::Damaged`].
+/// Opens a journal object.
+///
+/// # Errors
+/// [`RootError::Unopenable`] or [`RootError::Damaged`] if it is unreadable.
 pub(super) fn open(
     handle: &RootHandle,
     key: &str,

@@ -1,7 +1,7 @@
 //! Journal entries, and what their writer does with them (docs/PROTOCOL.md, rule 6).
 //!
-//! Owns: the trait [`Journal`]. Does not own: when entries are written (`journal`), nor their objects
-//! and numbers (`root::journal`, behind the trait).
+//! Owns: the trait [`Journal`]. Does not own: when entries are written (`journal`), nor their
+//! objects and numbers (`root::journal`, behind the trait).
 
 use async_trait::async_trait;
 use bkfs_chunker::ingest::Delivered;

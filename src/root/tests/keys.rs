@@ -1,4 +1,4 @@
-//! Which keys open a repository, among hostile ones and after rotations.
+//! Keys that open a repository, among hostile ones and after rotations.
 
 use super::keys_support::*;
 use super::support::{Seeded, time};
@@ -33,7 +33,7 @@ async fn hostile_slots_do_not_keep_the_password_out() {
         let name = SlotName(1 << 41 | number);
         let object = hostile(repository, name, "\x1b[2J\r\n", DEAREST);
         put(&store, &name.key(), object).await;
-        // The honest one under other names.
+        // The honest slot under other names.
         let name = SlotName(1 << 42 | number);
         put(&store, &name.key(), forged(repository, name, &payload)).await;
     }
@@ -46,7 +46,7 @@ async fn hostile_slots_do_not_keep_the_password_out() {
     assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
     assert!(!opened.keyring().secrets().encode().is_empty());
 
-    // Removed by name; what is no slot counts towards no limit.
+    // Found by name. Objects that are no slots count towards no limit.
     let found = find_slots(&*store, repository, None).await.expect("listed");
     assert_eq!(found.slots.len(), 129);
     assert_eq!(found.slots[0].1.cost(), CHEAP);
@@ -64,7 +64,7 @@ async fn work_on_a_password_is_bounded_and_what_is_left_is_said() {
         let name = SlotName(number);
         put(&store, &name.key(), hostile(repository, name, "", cost)).await;
     }
-    // Copies of a slot that did not open cost nothing.
+    // Copies of a slot that did not open cost no work.
     for number in 64..128 {
         let name = SlotName(number);
         let copy = hostile(repository, SlotName(number - 64), "", cost);
@@ -94,7 +94,7 @@ async fn work_on_a_password_is_bounded_and_what_is_left_is_said() {
         assert_eq!(error.kind(), ErrorKind::WrongPassword);
         assert!(error.to_string().contains("108 were not tried"), "{error}");
     }
-    // Within the bounds a wrong password is one, and what else lies there is named.
+    // Within the bounds, a wrong password is reported as wrong, and damaged objects are named.
     let error = open(&store, "other").await.expect_err("wrong");
     assert!(matches!(error, RootError::WrongPassword), "{error}");
     put(&store, "keys/0000000000000fff", Bytes::new()).await;
@@ -155,7 +155,7 @@ async fn a_key_of_an_older_epoch_opens_nothing_new() {
     assert_eq!(made.dropped.len(), 2);
     let error = open(&store, "second").await.expect_err("dropped");
     assert!(matches!(error, RootError::WrongPassword), "{error}");
-    // All old slots are put back, first beside the new one.
+    // All old slots are put back, first next to the new one.
     for (key, object) in &old {
         put(&store, key, object.clone()).await;
     }
@@ -187,7 +187,7 @@ async fn a_key_of_an_older_epoch_opens_nothing_new() {
             .all(|facts| !facts.is_in_force && facts.epoch == Some(0))
     );
     assert_eq!(others.clone().filter(|facts| facts.is_own).count(), 1);
-    // They can be removed, and the one in force cannot.
+    // The old ones can be removed, and the one in force cannot.
     let own = listed.remove(&[made.slot], false, time(1)).await;
     assert!(matches!(own, Err(SlotsError::Own { .. })));
     for name in others.map(|facts| facts.name) {
@@ -197,12 +197,12 @@ async fn a_key_of_an_older_epoch_opens_nothing_new() {
             .expect("removed");
     }
     assert_eq!(keys(&store).await.len(), 1);
-    // Then in the place of the new one.
+    // Then all old ones are put back in the place of the new one.
     for (key, object) in &old {
         put(&store, key, object.clone()).await;
     }
     store.delete(&made.slot.key()).await.expect("deleted");
-    // No key states the epoch of the root: it cannot be told from a root that was changed.
+    // No key states the epoch of the root: this state looks like a root that was changed.
     let error = open(&store, "first").await.expect_err("an older epoch");
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
     assert!(error.to_string().contains("no key slot"), "{error}");
@@ -215,7 +215,7 @@ async fn a_root_that_an_old_key_seals_is_refused() {
     let old = keys(&store).await;
     rotated(&store, "first", 3).await.expect("no session");
     let after = open(&store, "first").await.expect("there");
-    // As who knows the old master key makes it, on top of all.
+    // An attacker who knows the old master key makes this root, as the successor of the newest.
     let mut root: Root = after.handle().current().root.clone();
     root.follow([3; 16]);
     let payload = root.encode().expect("small");
@@ -238,7 +238,7 @@ async fn a_root_that_an_old_key_seals_is_refused() {
     assert!(matches!(&listed, Err(SlotsError::Root(error)) if is_older(error)));
     put(&store, ROOT_KEY, seal(after.keyring())).await;
     open(&store, "first").await.expect("it is the new key's");
-    // Who has no memory believes a bucket that was put back as a whole.
+    // A machine without a memory trusts a bucket that was rolled back as a whole.
     for (key, object) in old {
         put(&store, &key, object).await;
     }
@@ -263,7 +263,7 @@ async fn a_lost_root_opens_with_the_newest_key() {
     assert!(Config::open(&config).is_ok(), "it is as it was");
 }
 
-/// What a machine remembers in `directory`.
+/// Returns the key choice of a machine that keeps its memory in `directory`.
 pub fn remembering(directory: &tempfile::TempDir) -> KeyChoice {
     KeyChoice {
         named: None,
@@ -316,7 +316,7 @@ async fn the_key_that_opened_last_opens_whatever_is_listed_before_it() {
         .await
         .expect_err("no such key");
     assert!(matches!(error, RootError::NoSuchKey { .. }), "{error}");
-    // A new password is remembered by the machine that set it.
+    // The machine that sets a new password remembers its key.
     let password = zeroize::Zeroizing::new(b"first".to_vec());
     let changing = KeyChoice {
         named: Some(own),
@@ -331,7 +331,7 @@ async fn the_key_that_opened_last_opens_whatever_is_listed_before_it() {
     open_with(&store, "third", choice.clone())
         .await
         .expect("remembered");
-    // What was removed opens no more, remembered or not.
+    // A removed key opens no more, remembered or not.
     let error = open_with(&store, "first", choice)
         .await
         .expect_err("removed");
@@ -343,7 +343,7 @@ async fn no_more_objects_are_read_than_are_bounded() {
     use bkfs_chunker::store::fault::FaultStore;
     let store = made().await;
     for number in 0..6000 {
-        // Smaller than a slot, and as large as one.
+        // One size below that of a slot, and one within it.
         let length = if number % 2 == 0 { 255 } else { 300 };
         let junk = Bytes::from(vec![7; length]);
         put(&store, &SlotName(number).key(), junk).await;
@@ -372,10 +372,10 @@ async fn the_remembered_key_is_tried_before_cheaper_ones_and_no_content_twice() 
     let own = SlotName::from_key(&key).expect("a slot's");
     for number in 0..20 {
         let name = SlotName(number);
-        // As cheap, and before it by name; one salt each.
+        // As cheap as the honest one, and before it by name; each with its own salt.
         put(&store, &name.key(), hostile(repository, name, "", CHEAP)).await;
     }
-    // The honest one under other names.
+    // The honest slot under other names.
     let opener = Keyring::unsealed(repository, Secrets::new([0; 32], [0; 32], [0; 32]));
     let payload = opener.open_object(Class::KeySlot, &key, &honest);
     let payload = payload.expect("a slot is open");
@@ -402,7 +402,7 @@ async fn the_remembered_key_is_tried_before_cheaper_ones_and_no_content_twice() 
         .await
         .expect("read");
     assert_eq!(first.slots.len(), 1);
-    // Enough for one trial.
+    // The work suffices for one trial.
     let mut trials = Trials::within(b"first", CHEAP.work());
     let opens = |trials: &mut Trials<'_>, found: &crate::root::unlock::FoundSlots| {
         let slots = found.slots.iter();
@@ -415,7 +415,7 @@ async fn the_remembered_key_is_tried_before_cheaper_ones_and_no_content_twice() 
     let mut expected = vec![Statement::Changed; 11];
     expected[0] = Statement::Bound;
     assert_eq!(opens(&mut trials, &found), expected);
-    // Another content under the remembered name is not preferred.
+    // A slot with another content under the remembered name is not preferred.
     put(&store, &key, hostile(repository, own, "", DEAREST)).await;
     let first = first_slots(&*store, repository, None, &known)
         .await
@@ -437,12 +437,12 @@ async fn a_root_that_states_an_epoch_of_no_key_is_damaged() {
         panic!("it opened");
     };
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
-    // Also where nothing tells what it was, as after another change.
+    // Also if no key tells which epoch it had, as after another change.
     turn(&store, ROOT_KEY, 70).await;
     let error = open(&store, "first").await.expect_err("damaged");
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
     assert!(error.to_string().contains("no key slot"), "{error}");
-    // Where a slot states that epoch it is believed then.
+    // If a slot states that epoch, the root is believed.
     let repository = repository_of(&store).await;
     let name = SlotName(1);
     let slot = hostile_of(repository, name, "", CHEAP, Some(256));
@@ -452,7 +452,7 @@ async fn a_root_that_states_an_epoch_of_no_key_is_damaged() {
         matches!(error, RootError::OlderKey { needed: 256, .. }),
         "{error}"
     );
-    // Of the greatest epochs there is no master key.
+    // Such large epochs have no master key.
     let (object, _) = store.get(ROOT_KEY).await.expect("there");
     let mut turned = object.to_vec();
     turned[15] ^= 0x80;

@@ -1,5 +1,5 @@
-//! Keys that are removed and passwords that are changed: among hostile keys, during rotations, and
-//! where no root tells which key is in force.
+//! Removal of keys and changes of passwords: among hostile keys, during rotations, and without a
+//! root that tells which key is in force.
 
 use super::keys_rotation::held;
 use super::keys_support::*;
@@ -29,7 +29,7 @@ async fn keys_that_no_rotation_makes_are_removed_by_name() {
     }
     put(&store, &SlotName(5).key(), Bytes::from(vec![0; 100_000])).await;
     let opened = slots(&store, "first", 3).await.expect("it opens");
-    // One of the next epoch may be of a rotation that runs.
+    // A key of the next epoch may belong to a running rotation.
     let next = [SlotName(3)];
     let refused = opened.remove(&next, false, time(1)).await;
     assert!(matches!(refused, Err(SlotsError::Unfinished { .. })));
@@ -78,7 +78,7 @@ async fn hostile_keys_do_not_keep_a_password_from_being_changed() {
     assert!(names.len() == 101 && names.contains_key(&new.key()));
 }
 
-/// A store that holds back the `nth` request of this kind below `keys/`.
+/// Returns a store that holds back the `nth` request of this kind below `keys/`.
 pub async fn holding(
     store: &Arc<dyn Store>,
     operation: Operation,
@@ -117,7 +117,7 @@ async fn a_change_says_that_a_rotation_was_made_meanwhile() {
     assert!(matches!(error, SlotsError::Rotated), "{error}");
     open(&store, "first").await.expect("the rotation is by it");
     assert!(open(&store, "third").await.is_err());
-    // A removal says so as well.
+    // A removal reports it as well.
     let own = keys(&store)
         .await
         .into_keys()
@@ -154,12 +154,12 @@ async fn a_rotation_lets_no_one_in_whose_key_was_removed() {
     assert_eq!(keys(&store).await.len(), 1, "what was left is gone");
 }
 
-/// What takes the place of the new key of a rotation counts if the rotation's password opens it.
+/// A slot that replaces the new key of a rotation counts if the rotation's password opens it.
 #[tokio::test(start_paused = true)]
 async fn a_rotation_relies_on_a_newer_key_that_its_password_opens() {
     for password in ["first", "third"] {
         let store = made().await;
-        // The first request is for the own key; at the second the root is replaced already.
+        // The first request reads the own key; at the second the root is replaced already.
         let (gate, faulty, through) = holding_after_the_root(&store).await;
         let rotating = tokio::spawn(async move { rotated(&through, "first", 30).await });
         until_held(&faulty).await;
@@ -171,7 +171,7 @@ async fn a_rotation_relies_on_a_newer_key_that_its_password_opens() {
         assert_eq!(made.epoch, 1);
         assert_eq!(made.slot == new, password == "first", "{password}");
         // The changed password opens, and so does that of the rotation, which cannot tell whether
-        // another one is left.
+        // another key of it is left.
         open(&store, password).await.expect("it opens");
         open(&store, "first").await.expect("it opens");
         let names = keys(&store).await;
@@ -180,9 +180,9 @@ async fn a_rotation_relies_on_a_newer_key_that_its_password_opens() {
     }
 }
 
-/// A store that holds back the first look for a key after the root was replaced.
+/// Returns a store that holds back the first read of a key after the root was replaced.
 async fn holding_after_the_root(store: &Arc<dyn Store>) -> (Gate, Arc<FaultStore>, Arc<dyn Store>) {
-    // How many there are before: the same rotation of the same repository.
+    // The number of such reads before comes from the same rotation of an equal repository.
     let whole = Arc::new(FaultStore::new(made().await));
     let looks = Strike::with(Trouble::Delay(Duration::ZERO)).on(Operation::GetTail);
     whole.plan(looks.keys(SlotName::PREFIX).always());
@@ -191,7 +191,8 @@ async fn holding_after_the_root(store: &Arc<dyn Store>) -> (Gate, Arc<FaultStore
     holding(store, Operation::GetTail, whole.struck()).await
 }
 
-/// A repository after a rotation by "first", with the slot of another one that was never made.
+/// Returns a repository after a rotation by "first", with the slot of a rotation that was never
+/// made.
 async fn forked() -> (Arc<dyn Store>, SlotName, SlotName) {
     let store = made().await;
     let before = slots(&store, "first", 3).await.expect("it opens");

@@ -1,4 +1,4 @@
-//! Key slots and roots that are damaged, and keys that are put back or kept.
+//! Damaged key slots and roots, and keys that are put back or kept.
 
 use super::keys::remembering;
 use super::keys_changes::{holding, until_held};
@@ -27,7 +27,7 @@ async fn slots_by(
     Slots::open(store.clone(), Seeded::next(), password, choice).await
 }
 
-/// The only key of a repository that opens with "first".
+/// Returns the only key of a repository that opens with "first".
 async fn own_of(store: &Arc<dyn Store>) -> SlotName {
     let (key, _) = keys(store).await.pop_first().expect("one");
     SlotName::from_key(&key).expect("a slot's")
@@ -46,7 +46,7 @@ async fn a_root_that_was_damaged_before_gives_no_key_back() {
     let repository = repository_of(&store).await;
     let name = SlotName(7);
     put(&store, &name.key(), hostile(repository, name, "x", CHEAP)).await;
-    // In the salt: the header does not verify.
+    // This byte is in the salt: the header does not verify.
     turn(&store, ROOT_KEY, 70).await;
     let opened = slots(&store, "first", 3).await.expect("it opens");
     let refused = opened.remove(&[name], false, time(1)).await;
@@ -74,9 +74,9 @@ async fn with_late_rotation() -> (Arc<dyn Store>, Arc<FaultStore>) {
     (store, late)
 }
 
-/// "second" gives up the key of a rotation by "first" whose replacement of the root arrives after
-/// the deletion of that key; `troubles` meet what is put under the name of that key then. What
-/// becomes of it, with the name and the object of the key.
+/// "second" gives up the key of a rotation by "first", whose replacement of the root arrives after
+/// the deletion of that key. `troubles` then strike the writes under the name of that key. Returns
+/// the result of the removal, with the name and the object of the key.
 async fn given_up_meanwhile(
     troubles: &[Strike],
     state: &Path,
@@ -113,7 +113,7 @@ async fn a_key_that_was_needed_is_put_back_however_the_store_answers() {
     let troubles = [
         vec![],
         vec![Strike::with(Trouble::FailBefore(unreachable)).times(3)],
-        // It is made, and found there when it is sent again.
+        // The write is applied, and found there when it is sent again.
         vec![Strike::with(Trouble::FailAfter(lost))],
     ];
     for troubles in troubles {
@@ -130,7 +130,7 @@ async fn a_key_that_was_needed_is_put_back_however_the_store_answers() {
     }
 }
 
-/// How many files below `directory` hold this object.
+/// Returns how many files below `directory` hold this object.
 fn objects_in(directory: &Path, object: &Bytes) -> usize {
     let entries = std::fs::read_dir(directory).expect("readable");
     let entries = entries.map(|entry| entry.expect("readable").path());
@@ -152,7 +152,7 @@ async fn a_key_that_cannot_be_put_back_is_named_and_saved() {
     assert!(text.contains(&newer.to_string()), "which: {text}");
     assert!(text.contains("could not be put back"), "{text}");
     assert_eq!(objects_in(state.path(), &object), 1);
-    // As the message says.
+    // This follows the advice of the message.
     let file = text.split_whitespace().find(|word| word.starts_with('/'));
     let file = file.expect("a path").trim_end_matches([':', ';', ',']);
     let saved = std::fs::read(file).expect("saved");
@@ -160,7 +160,7 @@ async fn a_key_that_cannot_be_put_back_is_named_and_saved() {
     open(&store, "first").await.expect("it opens");
 }
 
-/// The rotation ends between the look at the keys and their removal.
+/// The rotation ends between the first read of the keys and their removal.
 #[tokio::test(start_paused = true)]
 async fn a_key_of_a_rotation_that_ended_before_the_removal_is_put_back() {
     let (store, late) = with_late_rotation().await;
@@ -169,7 +169,7 @@ async fn a_key_of_a_rotation_that_ended_before_the_removal_is_put_back() {
     let opened = slots(&through, "second", 3).await.expect("it opens");
     let newer = opened.list().iter().find(|slot| slot.epoch == Some(1));
     let newer = newer.expect("of the rotation").name;
-    // After the first look at the root, and before all others.
+    // After the first read of the root, and before all others.
     let gate = Gate::new();
     let hold = Strike::with(Trouble::HoldBefore(gate.clone())).on(Operation::GetRange);
     faulty.plan(hold.keys(ROOT_KEY).nth(2));
@@ -183,7 +183,7 @@ async fn a_key_of_a_rotation_that_ended_before_the_removal_is_put_back() {
     open(&store, "first").await.expect("it opens");
 }
 
-/// A root that vanishes while keys are removed proves none of them needless.
+/// If the root vanishes while keys are removed, no key is proven useless.
 #[tokio::test(start_paused = true)]
 async fn a_key_is_put_back_where_the_root_vanished() {
     let store = made().await;
@@ -206,7 +206,7 @@ async fn a_key_is_put_back_where_the_root_vanished() {
     store.head(&name.key()).await.expect("it is put back");
 }
 
-/// The rotation that a key is of may still end after the removal: the file of the key stays.
+/// The rotation of a removed key may still end, so the file of the key stays.
 #[tokio::test(start_paused = true)]
 async fn the_file_of_a_key_stays_where_its_rotation_may_still_end() {
     for (epoch, files) in [(Some(1), 1), (Some(0), 0)] {
@@ -228,7 +228,7 @@ async fn the_file_of_a_key_stays_where_its_rotation_may_still_end() {
     }
 }
 
-/// A deletion whose answer is lost may arrive after the key was put back: its file stays.
+/// A deletion whose answer is lost may arrive after the key was put back, so its file stays.
 #[tokio::test(start_paused = true)]
 async fn the_file_of_a_key_stays_where_its_deletion_may_still_arrive() {
     let store = made().await;
@@ -308,7 +308,7 @@ async fn a_damaged_key_is_told_from_a_wrong_password() {
     add(&store, "second", "two").await;
     let honest = store.get(&own.key()).await.expect("there").0;
     turn(&store, &own.key(), 200).await;
-    // Either the password is wrong or it is that key's.
+    // Either the password is wrong, or it is that of the damaged key.
     let error = open(&store, "first").await.expect_err("damaged");
     assert_eq!(error.kind(), ErrorKind::WrongPassword, "{error}");
     let text = error.to_string();
@@ -319,7 +319,7 @@ async fn a_damaged_key_is_told_from_a_wrong_password() {
     let (kind, text) = kind_of(slots(&store, "first", 3).await.err().expect("damaged"));
     assert_eq!(kind, ErrorKind::WrongPassword, "{text}");
     assert!(text.contains(&own.to_string()), "{text}");
-    // Where it has opened before it is known which.
+    // A machine on which it has opened before knows which.
     let error = open_with(&store, "first", choice.clone()).await;
     let error = error.expect_err("damaged");
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
@@ -336,14 +336,15 @@ async fn a_damaged_key_is_told_from_a_wrong_password() {
     );
     assert_eq!(kind, ErrorKind::Damaged, "{text}");
     open(&store, "second").await.expect("another key opens");
-    // A slot is never rewritten: another content under its name is not the one that opened.
+    // A slot is never rewritten: one with another content under its name is not the one that
+    // opened.
     let repository = repository_of(&store).await;
     put(&store, &own.key(), hostile(repository, own, "", CHEAP)).await;
     let error = open_with(&store, "first", choice.clone()).await;
     assert_eq!(error.expect_err("changed").kind(), ErrorKind::Damaged);
     let error = open(&store, "first").await.expect_err("it opens nothing");
     assert!(matches!(error, RootError::WrongPassword), "{error}");
-    // One that is gone was removed: the password is wrong.
+    // An absent slot was removed: the password is wrong.
     store.delete(&own.key()).await.expect("deleted");
     let error = open_with(&store, "first", choice.clone()).await;
     let error = error.expect_err("removed");
@@ -372,7 +373,7 @@ async fn a_root_whose_epoch_was_changed_is_damaged_whatever_a_key_states() {
     is_told(error.kind(), &error.to_string());
     let (kind, text) = kind_of(slots(&store, "first", 3).await.err().expect("damaged"));
     is_told(kind, &text);
-    // What was read before goes on with the keys, and the root cannot be rotated.
+    // Slots that were opened before continue to change keys, and the root cannot be rotated.
     let added = before.add(making("second", "two")).await.expect("room");
     before
         .remove(&[added], true, time(1))
@@ -412,7 +413,7 @@ async fn objects_with_names_of_no_key_are_shown_and_removed() {
         [own.key()]
     );
     open(&store, "first").await.expect("it opens");
-    // Of very many not all are kept in memory.
+    // The number of strays in memory is bounded.
     for number in 0..1100 {
         put(&store, &format!("keys/x{number}"), Bytes::new()).await;
     }

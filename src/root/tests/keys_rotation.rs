@@ -32,7 +32,7 @@ async fn a_rotation_seals_what_comes_and_opens_what_was() {
     let root = &after.handle().current().root;
     assert_eq!((made.generation, root.generation), (4, 4));
     assert!(root.chain.is_some() && root.lock_rules.is_some());
-    // Ids stay; what was sealed opens; what is sealed now does not open with what was known before.
+    // Ids stay, and older objects open. Newer objects do not open with the old keyring.
     let name = |keyring: &Keyring| keyring.id(bkfs_chunker::id::Kind::Chunk, b"x");
     assert_eq!(name(after.keyring()), name(&old));
     let lists = Lists::new(store.clone(), after.keyring().clone());
@@ -41,7 +41,7 @@ async fn a_rotation_seals_what_comes_and_opens_what_was() {
     let lists = Lists::new(store.clone(), old.clone());
     let error = lists.pack_shards(&[newer]).await.expect_err("newer");
     assert!(error.to_string().contains("rotated"), "{error}");
-    // Again, and by those who have it open.
+    // A second rotation fails processes that have the repository open.
     let again = rotated(&store, "first", 4).await.expect("no session");
     assert_eq!(again.epoch, 2);
     let error = after.handle().refresh().await.expect_err("another key");
@@ -52,7 +52,7 @@ async fn a_rotation_seals_what_comes_and_opens_what_was() {
     lists.pack_shards(&[list, newer]).await.expect("both open");
 }
 
-/// Stores a list, by a session of its own.
+/// Stores a list in a session of its own.
 async fn write_list(handle: &RootHandle, number: u32) -> crate::root::state::ListRef {
     use crate::root::snapshots::PackEntry;
     let session = OpenSession::open(handle, holder("a"), None, &SystemProcesses).await;
@@ -82,7 +82,7 @@ async fn keys_of_other_passwords_are_dropped_only_if_that_is_meant() {
         "{text}"
     );
     assert_eq!(keys(&store).await, before, "nothing was written");
-    // One that comes after the look is not dropped either.
+    // A key that is added after the read of the keys is not dropped either.
     let error = {
         add(&store, "third", "three").await;
         rotate(&opened, parts(true)).await.expect_err("another")
@@ -99,7 +99,7 @@ async fn keys_of_other_passwords_are_dropped_only_if_that_is_meant() {
     }
     let made = rotated(&store, "first", 4).await.expect("no session");
     assert_eq!(keys(&store).await.len(), 1);
-    // What the refused one had left was used.
+    // The slot of the refused rotation was used.
     assert_eq!((made.epoch, made.dropped.len()), (1, 3));
 }
 
@@ -131,7 +131,7 @@ async fn no_rotation_while_a_session_stands() {
     assert_eq!(error.kind(), ErrorKind::Held);
     assert_eq!(keys(&store).await, before, "nothing was written");
     session.end().await.expect("live");
-    // An ending one: what it acknowledged has to be carried out first.
+    // Nor with an ending session: its acknowledged operations must be replayed first.
     let first = open_as("dave", request()).await.expect("room");
     let mut root = opened.handle().current().root.clone();
     root.register(crate::root::SessionId(1), holder("erin"))
@@ -152,7 +152,8 @@ async fn no_rotation_while_a_session_stands() {
     assert_eq!(keys(&store).await, before, "nothing was written");
 }
 
-/// A rotation by "first" that waits before its replacement of the root is sent; what it becomes.
+/// Starts a rotation by "first" whose replacement of the root is held back. Returns the gate that
+/// lets it pass, and the task.
 pub async fn held(
     store: &Arc<dyn Store>,
 ) -> (Gate, tokio::task::JoinHandle<Result<Rotated, SlotsError>>) {
@@ -187,7 +188,7 @@ async fn a_mount_that_comes_between_wins_or_never_registers() {
         0
     );
     session.end().await.expect("it writes on");
-    // The other way round.
+    // The other order.
     rotated(&store, "first", 3).await.expect("no session");
     let root = store.get(ROOT_KEY).await.expect("there").0;
     let late = OpenSession::open(opened.handle(), holder("dave"), None, &SystemProcesses).await;
@@ -198,7 +199,7 @@ async fn a_mount_that_comes_between_wins_or_never_registers() {
 
 #[tokio::test(start_paused = true)]
 async fn of_two_rotations_one_is_made_and_its_key_opens() {
-    // By one password: the second goes on with what the first has begun.
+    // By one password: the second rotation continues the first.
     let store = made().await;
     let (gate, task) = held(&store).await;
     let second = rotated(&store, "first", 40).await.expect("it comes first");
@@ -215,7 +216,7 @@ async fn of_two_rotations_one_is_made_and_its_key_opens() {
     );
     assert_eq!(keys(&store).await.len(), 1);
 
-    // By two passwords: the second one's key opens, and the first is told.
+    // By two passwords: the second one's key opens, and the first rotation fails.
     let store = made().await;
     add(&store, "second", "two").await;
     let (gate, task) = held(&store).await;
@@ -234,7 +235,7 @@ async fn of_two_rotations_one_is_made_and_its_key_opens() {
     assert_eq!(keys(&store).await.len(), 1);
     assert!(open(&store, "first").await.is_err());
 
-    // A slot of a rotation under way is not removed by another key, nor is a password changed.
+    // No other key can remove the slot of a rotation under way, and no password can be changed.
     let store = made().await;
     add(&store, "second", "two").await;
     let (gate, task) = held(&store).await;
@@ -248,24 +249,24 @@ async fn of_two_rotations_one_is_made_and_its_key_opens() {
     assert!(matches!(refused, Err(SlotsError::Unfinished { .. })));
     gate.open();
     task.await.expect("no panic").expect("it is made");
-    // What they hold is of the old epoch now.
+    // These slots are of the old epoch now.
     let late = own.add(making("third", "three")).await;
     assert!(matches!(late, Err(SlotsError::Rotated)));
     assert_eq!(keys(&store).await.len(), 1);
 }
 
-/// What becomes of one request of a rotation, and of all after it.
+/// Fate of one request of a rotation, and of all later ones.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
-    /// It and all after it are not sent: a crash.
+    /// It and all later requests are not sent: a crash.
     Before,
-    /// It is made, and the process ends before the answer.
+    /// It is applied, and the process ends before the answer.
     After,
     /// It arrives after the process has ended.
     Late,
-    /// Its answer is lost, and the process goes on.
+    /// Its answer is lost, and the process continues.
     Unanswered,
-    /// It fails, and the process goes on.
+    /// It fails, and the process continues.
     Failed,
 }
 
@@ -290,7 +291,7 @@ async fn wherever_a_rotation_is_cut_the_password_opens() {
             *ends.entry((format!("{cut:?}"), epoch)).or_insert(0) += 1;
         }
     }
-    // Both states were seen after a crash.
+    // Crashes led to both states.
     assert!(
         ends.contains_key(&("After".to_owned(), 0)) && ends.contains_key(&("After".to_owned(), 1))
     );
@@ -302,7 +303,7 @@ async fn two() -> Arc<dyn Store> {
     store
 }
 
-/// The epoch that a rotation cut at its `nth` request leaves in force.
+/// Returns the epoch in force after a rotation that is cut at its `nth` request.
 async fn cut_at(cut: Cut, nth: u64) -> u32 {
     let what = format!("{cut:?} {nth}");
     let inner = two().await;
@@ -336,7 +337,7 @@ async fn cut_at(cut: Cut, nth: u64) -> u32 {
     }
     let second = open(&inner, "second").await;
     assert_eq!(second.is_ok(), epoch == 0, "{what}");
-    // It can be repeated, and leaves nothing behind.
+    // It can be repeated, and leaves no slot behind.
     let again = rotated(&inner, "first", 70).await;
     let again = again.unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(again.epoch, epoch + 1, "{what}");

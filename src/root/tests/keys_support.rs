@@ -1,4 +1,4 @@
-//! What the tests of keys share: a sealed repository, its slots, and slots that strangers make.
+//! Shared helpers of the tests of keys: a sealed repository, its slots, and forged slots.
 
 use super::support::{Seeded, holder, time};
 use crate::root::choice::KeyChoice;
@@ -25,7 +25,7 @@ pub const CHEAP: SlotCost = SlotCost {
     lanes: 1,
 };
 
-/// The most that a slot may ask for: minutes of work.
+/// The largest cost that a slot may state: minutes of work.
 pub const DEAREST: SlotCost = SlotCost {
     memory_kib: SlotCost::MEMORY_KIB_MAX,
     passes: 16,
@@ -43,7 +43,7 @@ impl Passwords for Given {
     }
 }
 
-/// A repository that opens with "first".
+/// Returns a repository that opens with "first".
 pub async fn made() -> Arc<dyn Store> {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let new = NewRepository {
@@ -58,10 +58,18 @@ pub async fn made() -> Arc<dyn Store> {
     store
 }
 
+/// Opens the repository with a password.
+///
+/// # Errors
+/// Those of [`Repository::open`].
 pub async fn open(store: &Arc<dyn Store>, password: &'static str) -> Result<Repository, RootError> {
     open_with(store, password, KeyChoice::default()).await
 }
 
+/// Same, with a choice of keys to try first.
+///
+/// # Errors
+/// Those of [`Repository::open`].
 pub async fn open_with(
     store: &Arc<dyn Store>,
     password: &'static str,
@@ -80,10 +88,18 @@ pub async fn open_with(
     Repository::open(store.clone(), options, &mut Given(password)).await
 }
 
+/// Opens the slots of the repository with a password.
+///
+/// # Errors
+/// Those of [`Slots::open`].
 pub async fn slots(store: &Arc<dyn Store>, password: &str, seed: u64) -> Result<Slots, SlotsError> {
     slots_with(store, password, seed, None).await
 }
 
+/// Same, with the slot that the user names.
+///
+/// # Errors
+/// Those of [`Slots::open`].
 pub async fn slots_with(
     store: &Arc<dyn Store>,
     password: &str,
@@ -126,6 +142,10 @@ pub fn parts(drops_others: bool) -> RotationParts<'static> {
     }
 }
 
+/// Rotates the master key; keys of other passwords may be dropped.
+///
+/// # Errors
+/// Those of [`Slots::open`] and [`rotate`].
 pub async fn rotated(
     store: &Arc<dyn Store>,
     password: &str,
@@ -134,7 +154,7 @@ pub async fn rotated(
     rotate(&slots(store, password, seed).await?, parts(true)).await
 }
 
-/// All objects below `keys/`.
+/// Returns all objects below `keys/`.
 pub async fn keys(store: &Arc<dyn Store>) -> BTreeMap<String, Bytes> {
     let mut keys = BTreeMap::new();
     for info in (store.list(SlotName::PREFIX, None, 1000).await).expect("listed") {
@@ -148,7 +168,7 @@ pub async fn put(store: &Arc<dyn Store>, key: &str, object: Bytes) {
     store.put(key, vec![object]).await.expect("put");
 }
 
-/// Turns a bit of the byte at `at` of an object.
+/// Flips a bit of the byte at `at` of an object.
 pub async fn turn(store: &Arc<dyn Store>, key: &str, at: usize) {
     let (object, _) = store.get(key).await.expect("there");
     let mut turned = object.to_vec();
@@ -161,7 +181,7 @@ pub async fn repository_of(store: &Arc<dyn Store>) -> RepositoryId {
     config.expect("there").repository()
 }
 
-/// Seals what lies under the key of a slot, as who can write to the bucket does.
+/// Seals a slot without any secret, as an attacker with write access can.
 pub fn forged(repository: RepositoryId, name: SlotName, payload: &[u8]) -> Bytes {
     let none = Secrets::new([0; 32], [0; 32], [0; 32]);
     let keyring = Keyring::unsealed(repository, none);
@@ -174,12 +194,12 @@ pub fn forged(repository: RepositoryId, name: SlotName, payload: &[u8]) -> Bytes
     )
 }
 
-/// A slot of no password.
+/// Returns a slot that no password opens.
 pub fn hostile(repository: RepositoryId, name: SlotName, label: &str, cost: SlotCost) -> Bytes {
     hostile_of(repository, name, label, cost, None)
 }
 
-/// The same, which states an epoch.
+/// Same, with a stated epoch.
 pub fn hostile_of(
     repository: RepositoryId,
     name: SlotName,

@@ -82,7 +82,7 @@ impl Place {
     }
 }
 
-/// A snapshot apart from the volume's commits, as a machine makes it that was fenced.
+/// Makes a snapshot that is not among the volume's commits, as a fenced machine does.
 async fn recovered(place: &Place, name: &str, clock: i64) -> SnapshotEntry {
     let session = OpenSession::open(&place.handle, holder("b"), None, &SystemProcesses).await;
     let session = session.expect("room");
@@ -151,15 +151,17 @@ async fn a_snapshot_says_what_it_is() {
     );
     assert_eq!(place.kept().await.named("main", "day1"), Some(&made));
 
-    // The clock went back: the time does not. Bytes are counted from the snapshot before.
+    // The clock went back, but times of snapshots never do. Bytes count from the preceding
+    // snapshot.
     let second = place.snapshot(Some("day2"), 3, 4000).await.expect("new");
     assert_eq!(
         (second.time, second.new_bytes, second.number),
         (time(5000), 10, 2)
     );
-    assert!(
-        matches!(place.snapshot(Some("day1"), 4, 6000).await, Err(RootError::NameTaken { name }) if name == "day1")
-    );
+    assert!(matches!(
+        place.snapshot(Some("day1"), 4, 6000).await,
+        Err(RootError::NameTaken { name }) if name == "day1"
+    ));
     for name in ["", ".x", "@x", "a/b", "latest", "\0", &"x".repeat(256)] {
         assert!(
             matches!(
@@ -241,7 +243,7 @@ async fn shards_are_merged_and_all_snapshots_stay() {
     ));
 }
 
-/// A place with the snapshots s0 to s4, and what writes its lists.
+/// Returns a place with the snapshots s0 to s4, and the writer of its lists.
 async fn five(store: Arc<dyn Store>) -> (Place, DirectLists) {
     let place = place(store).await;
     for round in 0..5u64 {
@@ -255,7 +257,7 @@ async fn five(store: Arc<dyn Store>) -> (Place, DirectLists) {
 }
 
 impl Place {
-    /// Forgets at second 2000.
+    /// Forgets snapshots at second 2000.
     async fn forget(
         &self,
         writer: &DirectLists,
@@ -307,7 +309,7 @@ async fn forgetting_what_is_absent_forgets_nothing() {
 async fn forgetting_is_done_once_though_its_answer_is_lost() {
     let store = Faulty::new(memory().await);
     let (place, direct) = five(store.clone()).await;
-    // Others have replaced the root when it is found out.
+    // Another session replaces the root before the lost answer is resolved.
     store.plan([Fault::Silent]);
     let forgetting = place.forget(&direct, &["s1", "s3", "s1"]);
     let other = process(store.inner.clone(), 9).await;
@@ -338,7 +340,7 @@ async fn what_is_forgotten_can_be_restored() {
     let (place, direct) = five(store.clone()).await;
     let forgotten = place.forget(&direct, &["s1", "s3"]).await.expect("there");
 
-    // The name may be used again, the number not.
+    // The name can be used again, and the number cannot.
     let again = place
         .snapshot(Some("s1"), 9, 3000)
         .await
@@ -413,8 +415,7 @@ async fn damaged_and_vanished_lists_are_told_apart() {
         ErrorKind::Damaged
     );
 
-    // What the newest root names is lost when it is not there, except to those who hold it in
-    // memory.
+    // A missing list of the newest root is lost, except to processes that have it in memory.
     assert_eq!(place.kept().await.iter().count(), 1);
     place.store.delete(&key).await.expect("deleted");
     assert_eq!(
@@ -461,12 +462,24 @@ fn merging_rewrites_each_entry_a_few_times() {
 }
 
 prop_compose! {
-    fn entry()(name in "[a-z]{1,3}", number in 1u16.., volume in "[xy]", tree in proptest::option::of(any::<[u8; 32]>()), commit: [u8; 32],
-               seconds in -1_000_000i64..1_000_000, nanoseconds in 0i32..1_000_000_000, text in ".{0,9}", tags in proptest::collection::vec(".{0,9}", 0..3),
-               numbers: (u64, u64, u64, u64)) -> SnapshotEntry {
+    fn entry()(
+        name in "[a-z]{1,3}",
+        number in 1u16..,
+        volume in "[xy]",
+        tree in proptest::option::of(any::<[u8; 32]>()),
+        commit: [u8; 32],
+        seconds in -1_000_000i64..1_000_000,
+        nanoseconds in 0i32..1_000_000_000,
+        text in ".{0,9}",
+        tags in proptest::collection::vec(".{0,9}", 0..3),
+        numbers: (u64, u64, u64, u64)
+    ) -> SnapshotEntry {
         SnapshotEntry {
-            name, number, volume, tree: tree.map(bkfs_chunker::id::Id), commit: bkfs_chunker::id::Id(commit),
-            time: jiff::Timestamp::from_second(seconds).expect("in range") + jiff::SignedDuration::from_nanos(i64::from(nanoseconds)),
+            name, number, volume,
+            tree: tree.map(bkfs_chunker::id::Id),
+            commit: bkfs_chunker::id::Id(commit),
+            time: jiff::Timestamp::from_second(seconds).expect("in range")
+                + jiff::SignedDuration::from_nanos(i64::from(nanoseconds)),
             host: text.clone(), user: text, tags, files: numbers.0, bytes: numbers.1,
             new_bytes: numbers.2, generation: numbers.3, recovered: numbers.3 % 2 == 1,
             rebuilt: numbers.3 % 3 == 1,
@@ -477,13 +490,27 @@ prop_compose! {
 proptest! {
     #[test]
     fn lists_are_read_back(entries in proptest::collection::vec(entry(), 0..8)) {
-        prop_assert_eq!(decode_shard::<SnapshotEntry>(&encode_shard(entries.clone())).expect("decodes"), entries.clone());
-        let trash: Vec<_> = entries.into_iter().map(|snapshot| TrashEntry { forgotten: snapshot.time, snapshot }).collect();
-        prop_assert_eq!(decode_shard::<TrashEntry>(&encode_shard(trash.clone())).expect("decodes"), trash);
+        prop_assert_eq!(
+            decode_shard::<SnapshotEntry>(&encode_shard(entries.clone())).expect("decodes"),
+            entries.clone()
+        );
+        let trash: Vec<_> = entries
+            .into_iter()
+            .map(|snapshot| TrashEntry { forgotten: snapshot.time, snapshot })
+            .collect();
+        prop_assert_eq!(
+            decode_shard::<TrashEntry>(&encode_shard(trash.clone())).expect("decodes"),
+            trash
+        );
     }
 
     #[test]
-    fn arbitrary_lists_do_not_panic(bytes: Vec<u8>, entries in proptest::collection::vec(entry(), 1..3), at: usize, value: u8) {
+    fn arbitrary_lists_do_not_panic(
+        bytes: Vec<u8>,
+        entries in proptest::collection::vec(entry(), 1..3),
+        at: usize,
+        value: u8
+    ) {
         let _ = decode_shard::<SnapshotEntry>(&bytes);
         let _ = decode_shard::<PackEntry>(&bytes);
         let mut damaged = encode_shard(entries);
@@ -494,24 +521,45 @@ proptest! {
     }
 
     #[test]
-    fn resolving_agrees_with_a_sorted_list(entries in proptest::collection::vec(entry(), 0..20), split in 0usize..20, seconds in -1_000_000i64..1_000_000) {
+    fn resolving_agrees_with_a_sorted_list(
+        entries in proptest::collection::vec(entry(), 0..20),
+        split in 0usize..20,
+        seconds in -1_000_000i64..1_000_000
+    ) {
         let split = split.min(entries.len());
-        let list = SnapshotList::new(vec![Arc::new(entries[..split].to_vec()), Arc::new(entries[split..].to_vec())]);
+        let list = SnapshotList::new(vec![
+            Arc::new(entries[..split].to_vec()),
+            Arc::new(entries[split..].to_vec()),
+        ]);
         for volume in ["x", "y"] {
-            let mut sorted: Vec<_> = entries.iter().filter(|entry| entry.volume == volume).collect();
+            let mut sorted: Vec<_> = entries
+                .iter()
+                .filter(|entry| entry.volume == volume)
+                .collect();
             sorted.sort_by_key(|entry| (entry.time, entry.generation));
             prop_assert_eq!(list.of_volume(volume).len(), sorted.len());
             sorted.retain(|entry| !entry.recovered);
-            prop_assert_eq!(list.latest(volume).map(|entry| entry.time), sorted.last().map(|entry| entry.time));
+            prop_assert_eq!(
+                list.latest(volume).map(|entry| entry.time),
+                sorted.last().map(|entry| entry.time)
+            );
             let at = list.at(volume, time(seconds));
-            prop_assert_eq!(at.map(|entry| entry.time), sorted.iter().rev().find(|entry| entry.time <= time(seconds)).map(|entry| entry.time));
+            prop_assert_eq!(
+                at.map(|entry| entry.time),
+                sorted
+                    .iter()
+                    .rev()
+                    .find(|entry| entry.time <= time(seconds))
+                    .map(|entry| entry.time)
+            );
         }
     }
 
     #[test]
     fn references_are_parsed_or_refused(text in ".{0,40}") {
         match SnapshotReference::parse(&text) {
-            Ok(SnapshotReference::Name(name)) => prop_assert!(check_snapshot_name(&name).is_ok() && name == text),
+            Ok(SnapshotReference::Name(name)) =>
+                prop_assert!(check_snapshot_name(&name).is_ok() && name == text),
             Ok(SnapshotReference::Latest) => prop_assert_eq!(text, LATEST),
             Ok(SnapshotReference::At(_)) => prop_assert!(text.starts_with('@')),
             Err(_) => {}

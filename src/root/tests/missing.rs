@@ -1,4 +1,4 @@
-//! Journals that were acknowledged and are in the bucket no more: who finds out, and what then.
+//! Acknowledged journals that are missing from the bucket: who detects that, and the consequences.
 
 use super::support::*;
 use crate::root::carried::{Records, Uncarried, forget_carried};
@@ -28,7 +28,7 @@ fn state() -> TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
-/// A process of a machine that remembers in `state`.
+/// Returns one process of a machine that keeps its memory in `state`.
 async fn on(store: &Arc<dyn Store>, seed: u64, state: &Path) -> RootHandle {
     let memory = Arc::new(FileMemory::new(state, "r"));
     open(store.clone(), seed, memory).await.expect("opens")
@@ -43,7 +43,7 @@ async fn take(handle: &RootHandle, accept_loss: bool) -> Result<OpenSession, Roo
     OpenSession::open(handle, holder("a"), Some(request), &SystemProcesses).await
 }
 
-/// Journals of one operation each, up to this one.
+/// Writes a journal for each of these operations.
 async fn write(writer: &JournalWriter, operations: std::ops::RangeInclusive<u64>) {
     for operation in operations {
         let said = format!("operation {operation}").into_bytes();
@@ -70,8 +70,8 @@ async fn delete(store: &Arc<dyn Store>, numbers: &[u64]) {
     }
 }
 
-/// Five journals of a session that is dead, of which these are deleted, and where its machine
-/// remembers them.
+/// Returns a bucket with five journals of a dead session, of which these are deleted, and the
+/// memory of its machine.
 async fn dead_without(numbers: &[u64]) -> (Arc<dyn Store>, TempDir, OpenSession) {
     let (store, state) = (memory().await, state());
     let handle = on(&store, 1, state.path()).await;
@@ -147,7 +147,7 @@ async fn the_message_says_what_is_missing_of_what() {
     }
 }
 
-/// What this machine has accepted is not asked for again, and what comes after it is missed.
+/// This machine does not ask again for a loss that it has accepted, and detects later ones.
 #[tokio::test]
 async fn a_loss_is_accepted_once() {
     let (store, state, session) = dead_without(&[4, 5]).await;
@@ -181,7 +181,7 @@ async fn any_machine_misses_one_in_the_middle() {
     assert_eq!(aside.expect("listed").len(), 2, "kept for people");
 }
 
-/// A mount that goes on after a failure misses what any other would, and accepts it as any other.
+/// A mount that continues after a failure detects and accepts losses like every other mount.
 #[tokio::test]
 async fn a_successor_accepts_a_loss_only_if_its_mount_does() {
     for accepts in [false, true] {
@@ -207,7 +207,7 @@ async fn a_successor_accepts_a_loss_only_if_its_mount_does() {
     }
 }
 
-/// No machine but the one that sent them can know.
+/// Only the machine that sent the newest journals can detect that they are missing.
 #[tokio::test]
 async fn another_machine_cannot_miss_the_newest() {
     let (store, _state, _session) = dead_without(&[4, 5]).await;
@@ -217,7 +217,7 @@ async fn another_machine_cannot_miss_the_newest() {
     assert_eq!(ranges(&taken), [(1, 1), (2, 2), (3, 3)]);
 }
 
-/// An unreadable journal is not missing: the volume is taken, and the answer is the one of before.
+/// An unreadable journal is not missing: the takeover begins, and fails with its damage.
 #[tokio::test]
 async fn what_cannot_be_read_is_damage_and_no_gap() {
     let (store, state, session) = dead_without(&[]).await;
@@ -232,7 +232,7 @@ async fn what_cannot_be_read_is_damage_and_no_gap() {
     assert_eq!(root.sessions[&session.id()].state, SessionState::Ending);
 }
 
-/// One process that writes, commits as far as told, and is gone.
+/// One process that writes, commits when told, and ends.
 struct Writer {
     handle: RootHandle,
     session: OpenSession,
@@ -272,10 +272,10 @@ impl Writer {
     }
 }
 
-/// Nothing that a crash leaves is refused.
+/// Every state after a crash is accepted.
 #[tokio::test(start_paused = true)]
 async fn what_a_crash_leaves_is_whole() {
-    // A commit covers some, and their journals are deleted, or not, or all.
+    // A commit covers some journals, and none, some or all of these are deleted.
     for (covers, deleted) in [
         (3, &[][..]),
         (3, &[1]),
@@ -294,7 +294,7 @@ async fn what_a_crash_leaves_is_whole() {
             .collect();
         assert_eq!(ranges(&taken), left);
     }
-    // The last journal is on its way, and arrives or not.
+    // The last journal is in flight, and may arrive.
     for arrives in [false, true] {
         let faults = Arc::new(FaultStore::new(memory().await));
         let (store, state): (Arc<dyn Store>, _) = (faults.clone(), state());
@@ -313,7 +313,7 @@ async fn what_a_crash_leaves_is_whole() {
         let taken = take(&handle, false).await.expect("whole");
         assert_eq!(ranges(&taken).len(), 2 + usize::from(arrives));
     }
-    // The answer was lost, and the process is gone before it asked again.
+    // The answer was lost, and the process ended before it asked again.
     let faults = Arc::new(FaultStore::new(memory().await));
     let (store, state): (Arc<dyn Store>, _) = (faults.clone(), state());
     let writer = Writer::begin(&store, state.path()).await;
@@ -333,7 +333,7 @@ async fn what_a_crash_leaves_is_whole() {
     );
 }
 
-/// A store in which something happens as soon as a journal is read.
+/// A store that runs an event at the first read of a journal.
 struct Meanwhile {
     below: Arc<dyn Store>,
     event: parking_lot::Mutex<Option<BoxFuture<'static, ()>>>,
@@ -363,7 +363,7 @@ impl Layer for Meanwhile {
     }
 }
 
-/// Who holds the volume covers journals by a commit while another machine looks at them.
+/// The holder of the volume covers journals by a commit while another machine reads them.
 #[tokio::test]
 async fn what_is_covered_meanwhile_is_not_missed() {
     let (store, state) = (memory().await, state());
@@ -384,7 +384,7 @@ async fn what_is_covered_meanwhile_is_not_missed() {
     assert_eq!(journals(&store).await.len(), 1);
 }
 
-/// A store in which two journals arrive between two requests for them.
+/// Two journals arrive between two requests for them.
 #[tokio::test]
 async fn what_arrives_while_it_is_looked_for_leaves_no_gap() {
     let (store, state) = (memory().await, state());
@@ -401,7 +401,7 @@ async fn what_arrives_while_it_is_looked_for_leaves_no_gap() {
     assert_eq!(ranges(&taken).len(), 4);
 }
 
-/// A store in which journals 3 and 4 arrive right after 3 was asked for, and before 4 is.
+/// A store in which journals 3 and 4 arrive right after the request for 3, and before that for 4.
 struct Arriving {
     below: Arc<dyn Store>,
     journals: parking_lot::Mutex<Option<JournalWriter>>,
@@ -437,7 +437,7 @@ impl Layer for Arriving {
     }
 }
 
-/// What is remembered is bounded by the sessions in the root.
+/// The number of sessions in the root bounds the notes.
 #[tokio::test]
 async fn sessions_that_have_left_are_forgotten() {
     let (store, state) = (memory().await, state());
@@ -449,7 +449,7 @@ async fn sessions_that_have_left_are_forgotten() {
     writer.commit(2).await;
     writer.session.end().await.expect("ends");
     assert_eq!(remembered(), 0);
-    // Another machine ends one, and carries out what it had acknowledged.
+    // Another machine ends the session, and replays its acknowledged operations.
     let writer = Writer::begin_as(&store, state.path(), 9).await;
     write(&writer.journals, 1..=2).await;
     taken_elsewhere(&store, &writer, 2).await;
@@ -458,7 +458,7 @@ async fn sessions_that_have_left_are_forgotten() {
     assert_eq!(remembered(), 0);
 }
 
-/// Another machine takes the volume over, where it finds journals up to `last`.
+/// Another machine takes the volume over, and finds journals up to `last`.
 async fn taken_elsewhere(store: &Arc<dyn Store>, from: &Writer, last: u64) {
     let other = state();
     let handle = on(store, 2, other.path()).await;
@@ -481,7 +481,7 @@ async fn taken_elsewhere(store: &Arc<dyn Store>, from: &Writer, last: u64) {
     taken.end().await.expect("ends");
 }
 
-/// The records of a shelf.
+/// The commit records of a shelf.
 struct Shown(Arc<Fake>);
 
 #[async_trait]
@@ -492,7 +492,7 @@ impl Records for Shown {
     }
 }
 
-/// What the machine that remembers in `state` finds to be lost.
+/// Returns the losses that the machine with the memory `state` detects.
 async fn uncarried(store: &Arc<dyn Store>, state: &Path, shelf: &Arc<Shelf>) -> Vec<Uncarried> {
     let handle = on(store, 3, state).await;
     let session = take(&handle, false).await.expect("free");
@@ -503,8 +503,8 @@ async fn uncarried(store: &Arc<dyn Store>, state: &Path, shelf: &Arc<Shelf>) -> 
     found
 }
 
-/// Another machine took the volume over after the newest journals had been deleted, which it could
-/// not know: the machine that sent them finds out.
+/// Another machine took the volume over after the newest journals had been deleted, and could not
+/// detect that. The machine that sent them does.
 #[tokio::test]
 async fn what_another_machine_could_not_miss_is_missed_here() {
     for (deleted, covered) in [(&[4, 5][..], 3), (&[1, 2, 3, 4, 5], 0)] {
@@ -536,7 +536,7 @@ async fn what_another_machine_could_not_miss_is_missed_here() {
     }
 }
 
-/// A record that is gone tells nothing, and that is no loss.
+/// A missing record proves nothing, and counts as no loss.
 #[tokio::test]
 async fn where_commits_cannot_be_read_nothing_is_said() {
     let (store, state) = (memory().await, state());

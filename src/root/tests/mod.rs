@@ -1,4 +1,4 @@
-//! Tests of the root's rooms, on stores in memory and on disk, with answers that get lost.
+//! Tests of the root's modules, on stores in memory and on disk, with lost answers.
 
 mod commit;
 mod handle;

@@ -1,4 +1,4 @@
-//! Replacements of the root that a store acknowledges and does not keep, or loses.
+//! Replacements of the root that a store acknowledges and then loses, or loses without an answer.
 
 use super::support::*;
 use super::witness::{Touch, enter, other_root, store_blindly, touch};
@@ -11,12 +11,13 @@ use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind, Version}
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A store in which another writer puts its root over the next replacement.
+/// A store in which another writer overwrites the next replacement of the root.
 #[derive(Debug)]
 struct Overtaken {
     inner: Arc<dyn Store>,
     by: parking_lot::Mutex<Option<bytes::Bytes>>,
-    /// Whether that replacement is acknowledged; otherwise it is lost, and not answered.
+    /// Whether that replacement is applied and acknowledged; otherwise it is lost without an
+    /// answer.
     acknowledges: bool,
 }
 
@@ -69,7 +70,7 @@ async fn a_session_looks_whether_its_last_change_still_stands() {
     assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
 }
 
-/// A store that acknowledges replacements and does not keep them.
+/// A store that acknowledges replacements and does not apply them.
 #[derive(Debug)]
 struct Forgetful {
     inner: Arc<dyn Store>,
@@ -107,7 +108,7 @@ async fn a_change_that_the_store_did_not_keep_is_not_made() {
     let error = handle.update(&mut Touch(session.id())).await;
     let error = error.expect_err("it was acknowledged, and is not there");
     assert!(matches!(error, RootError::NotAtomic { .. }), "{error}");
-    // It is over: no later change sends it once more.
+    // The attempt is over: no later change sends it again.
     forgetful.forgets.store(false, Ordering::SeqCst);
     let before = forgetful.get("root").await.expect("there").0;
     handle.settle().await.expect_err("the root is older");
@@ -117,10 +118,11 @@ async fn a_change_that_the_store_did_not_keep_is_not_made() {
     assert!(before == after, "what was not made is made");
 }
 
-/// The bounds of the pauses between three looks are 50, 100 and 200 ms: half of each.
+/// Least time of the pauses between three reads: half of their bounds, which are 50, 100 and 200
+/// ms.
 const MS_175: std::time::Duration = std::time::Duration::from_millis(175);
 
-/// Randomness that shortens every pause as far as it goes.
+/// Randomness that makes every pause as short as possible.
 #[derive(Debug)]
 struct Nothing(Arc<Seeded>, AtomicBool);
 
@@ -159,8 +161,8 @@ async fn looks_at_an_older_root_pause_in_between() {
     assert!(begun.elapsed() >= MS_175, "{:?}", begun.elapsed());
 }
 
-/// The root that a change without an answer was to replace is lost, though the store has
-/// acknowledged it.
+/// A change gets no answer, and the root that it was to replace is lost, though the store has
+/// acknowledged that root.
 #[tokio::test(start_paused = true)]
 async fn a_change_over_a_lost_root_is_over() {
     let torn = Overtaken::new(false).await;
@@ -180,7 +182,7 @@ async fn a_change_over_a_lost_root_is_over() {
     assert!(torn.get("root").await.expect("there").0 == object);
 }
 
-/// The answer to a replacement comes late: meanwhile two others were made over it, and are known.
+/// The answer to a replacement is late: meanwhile two other roots were written over it and read.
 #[tokio::test(start_paused = true)]
 async fn a_change_that_was_overtaken_before_its_answer_is_not_made() {
     let late = Arc::new(Late {
@@ -211,7 +213,7 @@ type Gates = (
     tokio::sync::oneshot::Receiver<()>,
 );
 
-/// A store that answers the next replacement when it is told to.
+/// A store that holds back the answer to the next replacement.
 #[derive(Debug)]
 struct Late {
     inner: Arc<dyn Store>,

@@ -97,6 +97,10 @@ pub async fn process(store: Arc<dyn Store>, seed: u64) -> RootHandle {
         .expect("the root is there")
 }
 
+/// Opens the root as a process of a machine with this memory.
+///
+/// # Errors
+/// Those of [`RootHandle::open`].
 pub async fn open(
     store: Arc<dyn Store>,
     seed: u64,

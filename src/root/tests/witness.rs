@@ -1,4 +1,4 @@
-//! When a repository begins to bear witness, and what its chain of generations holds.
+//! The beginning of witnesses in a repository, and the contents of its chain of generations.
 
 use super::support::*;
 use crate::maintain::scan::list_refs;
@@ -56,7 +56,7 @@ async fn an_old_repository_bears_witness_once_a_session_is_alone() {
     assert_eq!(standing(&store, &alone).await, (true, Some(2)));
 }
 
-/// What stands in a root of a program that knows no witnesses.
+/// Stores a root of a program that knows no witnesses, with one session.
 async fn with_stranger(store: &Arc<dyn Store>) -> SessionId {
     let stranger = SessionId(1);
     let mut root = Root::new(keyring().repository(), [1; 16]);
@@ -99,7 +99,7 @@ async fn an_old_repository_stays_as_it_is_while_another_session_stands() {
     assert_eq!(standing(&store, &session).await, (true, Some(4)));
 }
 
-/// Raises the generation, and nothing else.
+/// Raises the generation, and changes nothing else.
 pub(super) struct Touch(pub(super) SessionId);
 
 #[async_trait]
@@ -178,7 +178,7 @@ async fn an_attempt_that_was_never_made_is_in_no_chain() {
     assert_eq!(chain(&theirs).descent(stands), Descent::Holds);
 }
 
-/// Fills the root, but for what a few changes need.
+/// Fills the root, except for room for a few changes.
 struct Crowd(SessionId);
 #[async_trait]
 impl Transition for Crowd {
@@ -224,7 +224,7 @@ async fn a_chain_leaves_room_in_a_crowded_root() {
     assert!(matches!(chain(&handle).descent(first), Descent::In(..)));
 }
 
-/// A session that registers can write no list yet: the next change does.
+/// A session that registers cannot write a list yet; its next change does.
 #[tokio::test(start_paused = true)]
 async fn a_session_that_registers_in_a_crowded_root_gives_up_no_part_of_the_chain() {
     let store = memory().await;
@@ -248,7 +248,7 @@ async fn a_list_that_cannot_be_written_leaves_the_chain_longer() {
     let store = memory().await;
     let handle = process(store.clone(), 1).await;
     let session = enter(&handle, "main").await;
-    // The chain of a machine that can replace the root and store nothing else.
+    // This machine can replace the root and store nothing else.
     let denied = Arc::new(NoLists(store.clone()));
     let handle = process(denied, 2).await;
     let mut first = None;
@@ -260,7 +260,7 @@ async fn a_list_that_cannot_be_written_leaves_the_chain_longer() {
     assert_eq!(chain.descent(first.expect("some")), Descent::Holds);
 }
 
-/// A store that takes no lists.
+/// A store that refuses lists.
 #[derive(Debug)]
 struct NoLists(Arc<dyn Store>);
 
@@ -279,7 +279,7 @@ impl bkfs_chunker::store::Layer for NoLists {
     }
 }
 
-/// What a machine that has seen `memory` is told when it opens the repository.
+/// Returns the error of a machine with this `memory` when it opens the repository.
 async fn judged(store: &Arc<dyn Store>, memory: &Arc<VolatileMemory>) -> Option<RootError> {
     open(store.clone(), 50, memory.clone()).await.err()
 }
@@ -320,7 +320,7 @@ async fn a_rollback_that_was_written_on_is_found_out() {
         }
         other.end().await.expect("live");
     }
-    // The machine that runs finds out as well.
+    // The running process detects it as well.
     assert!(handle.refresh().await.is_err());
 
     let accepting = RootParts {
@@ -358,11 +358,11 @@ async fn a_rebuilt_root_is_asked_about_once() {
         matches!(error, RootError::Rebuilt { known, lost: 2 } if known.generation == 3),
         "{error}"
     );
-    // A session of before finds itself out of the root, as ever.
+    // An earlier session finds itself out of the root, as always.
     handle.refresh().await.expect("the root is taken as it is");
     let fenced = handle.update(&mut Touch(session.id())).await;
     assert_eq!(fenced.expect_err("out of it").kind(), ErrorKind::Fenced);
-    // It answers no question for its machine, and goes on in it as nobody else.
+    // The process does not consent for its machine, and registers no new session.
     let again = OpenSession::open(&handle, holder("a"), None, &SystemProcesses).await;
     let refused = again.expect_err("not accepted here");
     assert!(
@@ -378,7 +378,6 @@ async fn a_rebuilt_root_is_asked_about_once() {
     assert!(judged(&store, &remembering).await.is_none());
 }
 
-/// A root that follows `base` is written over whatever stands.
 /// Returns the object of a root that another writer makes of `base`.
 pub(super) fn other_root(base: &RootView) -> bytes::Bytes {
     let mut other = base.root.clone();
@@ -387,6 +386,7 @@ pub(super) fn other_root(base: &RootView) -> bytes::Bytes {
     keyring().seal_object(Class::Root, "root", base.features, [3; 32], &payload)
 }
 
+/// Overwrites the root by a successor of `base`.
 pub(super) async fn store_blindly(store: &dyn Store, base: &RootView) {
     store
         .put("root", vec![other_root(base)])
@@ -394,8 +394,8 @@ pub(super) async fn store_blindly(store: &dyn Store, base: &RootView) {
         .expect("put");
 }
 
-/// A victim of a race says so, whether it looks at once, at its next change, or at its next start;
-/// the survivor cannot know.
+/// A process that lost a race reports it, whether it reads the root at once, at its next change, or
+/// at its next start. The survivor cannot detect it.
 #[tokio::test(start_paused = true)]
 async fn a_lost_commit_is_blamed_on_the_store() {
     let store = memory().await;
@@ -410,7 +410,7 @@ async fn a_lost_commit_is_blamed_on_the_store() {
     let late = survivor.current();
 
     commit(&victim, &mine, 1).await;
-    // The survivor decided on the root of before, and overtakes.
+    // The survivor decided on the older root, and overwrites the newer one.
     store_blindly(&*store, &late).await;
 
     let mut change = Touch(mine.id());

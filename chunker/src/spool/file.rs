@@ -1,6 +1,6 @@
-//! The form of a spool's files (FORMAT.md, "The spool"): an object exactly as it will lie in the
-//! bucket, then a trailer that says whether it is whole. A file has another name until it is
-//! flushed: so one that is not whole under the name of an object is damaged.
+//! The format of a spool's files (FORMAT.md, "The spool"): an object exactly as it will be in the
+//! bucket, then a trailer that proves that it is whole. A file gets its final name after its flush:
+//! so a file with an object's name that is not whole is damaged.
 //!
 //! Owns names and the trailer. Does no I/O.
 
@@ -11,15 +11,15 @@ use crate::store::{Operation, WHOLE_OBJECT_BYTES_MAX, check_key};
 /// Length of the trailer, in bytes: magic, length of the object u64, BLAKE3 of the object.
 pub(super) const TRAILER_BYTES: usize = 8 + 8 + 32;
 
-/// The largest object that is read back from a spool: no pack is larger (FORMAT.md, "Packs").
+/// Largest object that is read back from a spool: no pack is larger (FORMAT.md, "Packs").
 pub(super) const OBJECT_BYTES_MAX: u64 = WHOLE_OBJECT_BYTES_MAX;
 
 const MAGIC: &[u8; 8] = b"bkfspool";
 
-/// What the name of a file that is not flushed yet begins with.
+/// Prefix of the names of unflushed files.
 const UNFINISHED: &str = "new-";
 
-/// What is hashed: all parts, one after the other.
+/// Returns the hash of all parts, one after the other.
 pub(super) fn digest<'a>(parts: impl IntoIterator<Item = &'a Bytes>) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
@@ -28,7 +28,7 @@ pub(super) fn digest<'a>(parts: impl IntoIterator<Item = &'a Bytes>) -> blake3::
     hasher.finalize()
 }
 
-/// The bytes after an object of `length` bytes.
+/// Returns the trailer of an object of `length` bytes.
 pub(super) fn trailer(length: u64, digest: &blake3::Hash) -> Bytes {
     let mut bytes = Vec::with_capacity(TRAILER_BYTES);
     bytes.extend_from_slice(MAGIC);
@@ -37,7 +37,7 @@ pub(super) fn trailer(length: u64, digest: &blake3::Hash) -> Bytes {
     Bytes::from(bytes)
 }
 
-/// The object in a whole file's bytes; `None` if the file is damaged, or is not written to its end.
+/// Returns the object in a whole file's bytes; `None` if the file is damaged or incomplete.
 pub(super) fn object(mut bytes: Bytes) -> Option<Bytes> {
     let length = bytes.len().checked_sub(TRAILER_BYTES)?;
     let found = bytes.split_off(length);
@@ -45,23 +45,23 @@ pub(super) fn object(mut bytes: Bytes) -> Option<Bytes> {
     (found == expected).then_some(bytes)
 }
 
-/// The name of the file with this number, of the object under `key`, whose `/` become `+`. A key
-/// must have no `+`: see [`is_fit`].
+/// Returns the name of the file with this number, for the object under `key`, with `+` for each
+/// `/`. A key must have no `+`: see [`is_fit`].
 pub(super) fn name(number: u64, key: &str) -> String {
     format!("{number:016x}.{}", key.replace('/', "+"))
 }
 
-/// The name of the file with this number until it is flushed: that of no object.
+/// Returns the name of the file with this number before its flush; no object has such a name.
 pub(super) fn unfinished(number: u64) -> String {
     format!("{UNFINISHED}{number:016x}")
 }
 
-/// Whether this is a name of [`unfinished`].
+/// Whether this is a name that [`unfinished`] returns.
 pub(super) fn is_unfinished(name: &str) -> bool {
     name.starts_with(UNFINISHED)
 }
 
-/// Whether an object under this key can be spooled: all that bkfs makes can.
+/// Whether an object under this key can be spooled. All keys of bkfs's objects can.
 pub(super) fn is_fit(key: &str) -> bool {
     const NUMBER_AND_DOT: usize = 17;
     const NAME_BYTES_MAX: usize = 255;
@@ -70,7 +70,7 @@ pub(super) fn is_fit(key: &str) -> bool {
         && key.len() + NUMBER_AND_DOT <= NAME_BYTES_MAX
 }
 
-/// The inverse of [`name`]; `None` for a file that is no object.
+/// Parses a name that [`name`] returned; `None` for a file that is no object.
 pub(super) fn parse(name: &str) -> Option<(u64, String)> {
     let (number, key) = name.split_once('.')?;
     let is_plain = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);

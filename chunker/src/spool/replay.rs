@@ -1,9 +1,8 @@
-//! Bringing what a dead session left into the bucket.
+//! Brings the spool of a dead session into the bucket.
 //!
-//! Owns the order (protocol.md, rule 1): data packs, then metadata packs, then what names them.
-//! Does not own which of it is brought, which its caller decides who knows what journals name; nor
-//! what becomes of it there: a journal that is in the bucket is replayed by the session that takes
-//! the volume over.
+//! Owns the order (docs/PROTOCOL.md, rule 1): data packs, then metadata packs, then objects that
+//! name them. The caller knows the journals, so it decides which objects are brought. The session
+//! that takes the volume over replays the journals from the bucket.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,21 +13,21 @@ use crate::depot::Depot;
 use crate::error::DepotError;
 use crate::seal::Class;
 
-/// Objects sent at the same time, each in memory as a whole.
+/// Concurrent uploads; each object is in memory as a whole.
 const SENT_AT_ONCE: usize = 4;
 
-/// How far a replay has come; may be looked at from elsewhere.
+/// Progress of a replay. Other tasks may read it.
 #[derive(Debug, Default)]
 pub struct ReplayProgress {
     /// Bytes read from the spool and acknowledged by the bucket.
     pub bytes: AtomicU64,
-    /// Objects of these.
+    /// Number of these objects.
     pub objects: AtomicU64,
 }
 
 impl Leftover {
-    /// What is worth replaying, in the order of arrival: everything up to the last object that
-    /// names others. What came after it is named by nothing.
+    /// Returns the objects worth replaying, in the order of arrival: everything up to the last
+    /// object that names others. No object names the later ones.
     pub fn named(&self) -> &[LeftObject] {
         let last = self.objects().iter().rposition(|object| rank(object) == 2);
         &self.objects()[..last.map_or(0, |last| last + 1)]
@@ -36,11 +35,11 @@ impl Leftover {
 
     /// Brings `objects` of this spool, which are in the order of arrival, into the bucket. They
     /// stay in the spool: see [`Leftover::discard`]. Dropped, it has brought some of them, and none
-    /// before what it names.
+    /// before the objects that it names.
     ///
     /// # Errors
     /// `Spool` if the disk fails or one of them is damaged, `Store` or `Stalled` if the store
-    /// fails: the same call may be made again.
+    /// fails. The same call may be made again.
     pub async fn replay(
         &self,
         depot: &Depot,
@@ -50,7 +49,7 @@ impl Leftover {
         for wanted in 0..3 {
             let objects = objects.iter().filter(|object| rank(object) == wanted);
             let sends = objects.map(|object| self.send(depot, object, progress));
-            // Journals are numbered: one after the other.
+            // Journals are numbered, so they are sent one after the other.
             let at_once = if wanted == 2 { 1 } else { SENT_AT_ONCE };
             futures::stream::iter(sends.collect::<Vec<_>>())
                 .buffered(at_once)
@@ -81,7 +80,8 @@ impl Leftover {
     }
 }
 
-/// When an object is sent: nothing may be in the bucket before what it names.
+/// Stage in which an object is sent. No object may be in the bucket before the objects that it
+/// names.
 fn rank(object: &LeftObject) -> u8 {
     let is_in = |class: Class| {
         let below = object.key.strip_prefix(class.directory());

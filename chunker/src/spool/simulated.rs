@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::disk::{Disk, DiskEntry, DiskLock};
 use crate::entropy::{Entropy, number};
 
-/// What a disk can be asked.
+/// Operations of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DiskOperation {
     /// [`Disk::make_directory`].
@@ -33,7 +33,7 @@ pub enum DiskOperation {
     Remove,
 }
 
-/// A disk in memory. Clones are the same disk.
+/// A disk in memory. Clones share one disk.
 #[derive(Debug, Clone, Default)]
 pub struct SimulatedDisk(Arc<Mutex<State>>);
 
@@ -41,15 +41,15 @@ pub struct SimulatedDisk(Arc<Mutex<State>>);
 struct State {
     directories: BTreeSet<PathBuf>,
     files: BTreeMap<PathBuf, SimulatedFile>,
-    /// Removed, but the directory was not flushed since.
+    /// Removed names whose directory was not flushed since.
     removed: BTreeMap<PathBuf, SimulatedFile>,
     locks: BTreeSet<PathBuf>,
-    /// Locks of processes that a crash ended are of an older life.
+    /// Generation of the process; locks of an older one are void.
     life: u64,
     capacity_bytes: Option<u64>,
     failures: Vec<(DiskOperation, u64, io::ErrorKind)>,
     struck: u64,
-    /// Flushes are answered, and not made.
+    /// True if flushes are acknowledged and not carried out.
     lies: bool,
 }
 
@@ -77,7 +77,7 @@ impl Drop for SimulatedLock {
 }
 
 impl SimulatedDisk {
-    /// An empty disk without a bound.
+    /// Returns an empty disk without a bound.
     pub fn new() -> Self {
         Self::default()
     }
@@ -88,29 +88,29 @@ impl SimulatedDisk {
         self.0.lock().capacity_bytes = bytes;
     }
 
-    /// The `nth` (from 1) operation of this kind from now on fails.
+    /// From now on, the `nth` (from 1) operation of this kind fails.
     pub fn fail(&self, operation: DiskOperation, nth: u64, error: io::ErrorKind) {
         self.0.lock().failures.push((operation, nth, error));
     }
 
-    /// Nothing fails any more that was told to, and there is room again.
+    /// Cancels all planned failures and the bound of the size.
     pub fn heal(&self) {
         let mut state = self.0.lock();
         state.failures.clear();
         state.capacity_bytes = None;
     }
 
-    /// From now on nothing that is flushed is: neither bytes nor names.
+    /// From now on, flushes are acknowledged and not carried out, neither of bytes nor of names.
     pub fn lie(&self) {
         self.0.lock().lies = true;
     }
 
-    /// How many operations failed as they were told.
+    /// Returns how many operations failed as planned.
     pub fn struck(&self) -> u64 {
         self.0.lock().struck
     }
 
-    /// The process is gone; the disk is not. Files stay as they are.
+    /// Simulates the end of the process without a power loss. Files stay unchanged.
     pub fn kill(&self) {
         let mut state = self.0.lock();
         state.locks.clear();
@@ -140,7 +140,7 @@ impl SimulatedDisk {
         });
     }
 
-    /// Turns a bit of a file.
+    /// Flips a bit of a file.
     pub fn rot(&self, path: &Path, bit: usize) {
         if let Some(file) = self.0.lock().files.get_mut(path) {
             let mut bytes = BytesMut::from(&file.bytes[..]);
@@ -159,7 +159,7 @@ impl SimulatedDisk {
         }
     }
 
-    /// Every file and directory.
+    /// Returns the paths of every file and directory.
     pub fn paths(&self) -> Vec<PathBuf> {
         let state = self.0.lock();
         let files = state.files.keys().cloned();

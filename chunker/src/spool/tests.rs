@@ -1,4 +1,4 @@
-//! The spool against a disk that loses, tears, fills and fails.
+//! The spool on a disk that loses, tears, fills and fails.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -15,18 +15,18 @@ const ROOT: &str = "/state/spool/repository";
 
 #[derive(Debug, Clone)]
 enum Event {
-    /// An object is put, and waited for.
+    /// An object is put, and its put awaited.
     Put(u16),
-    /// An object is put, and its writer looks only so many times before it is gone.
+    /// An object is put, and the future of its put is dropped after this many polls.
     PutAndLeave(u16, u8),
-    /// One of those that are there is named by a root.
+    /// A root names one of the present objects.
     Release(u8),
     Sweep,
-    /// The disk is this much larger than what is on it.
+    /// Room on the disk beyond the present files.
     Capacity(Option<u16>),
-    /// An operation fails some time.
+    /// A later operation fails.
     Fail(DiskOperation, u8),
-    /// The power, or only the process, is gone; the next session begins.
+    /// The power, or only the process, is lost; the next session begins.
     Crash {
         power: bool,
         seed: u64,
@@ -145,7 +145,7 @@ impl World {
             for object in leftover.objects() {
                 assert!(last < object.key, "the order in which they came");
                 last.clone_from(&object.key);
-                // Whatever was torn has no name of an object.
+                // No torn file has the name of an object.
                 let bytes = leftover.read(object).await.expect("reads");
                 let bytes = bytes.unwrap_or_else(|| panic!("{object:?} is damaged"));
                 assert_eq!(self.known.get(&object.key), Some(&bytes), "{object:?}");
@@ -332,7 +332,7 @@ fn rot_is_noticed() {
     });
 }
 
-/// A file that is cut or whose bits turn is damaged; one that was being written is none.
+/// A file that is cut or has flipped bits is damaged; an unfinished file is none.
 #[test]
 fn what_is_not_whole_under_the_name_of_an_object_is_damaged() {
     run(async {

@@ -1,6 +1,6 @@
-//! A replacement of the root that was or will be sent, and what becomes of it.
+//! A replacement of the root that was or will be sent, and its fate.
 //!
-//! Owns which answers end an attempt. Sending it, and looking at the root, is [`super::handle`]'s.
+//! Owns which answers end an attempt. [`super::handle`] sends it, and reads the root.
 
 use super::error::RootError;
 use super::handle::RootView;
@@ -16,35 +16,35 @@ pub(super) struct Attempt {
     pub(super) next: RootView,
     /// The root that it replaces.
     pub(super) base: RootMark,
-    /// The store's name for that one.
+    /// Version of that one in the store.
     pub(super) expected: Version,
-    /// What is sent.
+    /// The bytes that are sent.
     pub(super) body: Bytes,
 }
 
-/// What became of an attempt.
+/// Fate of an attempt.
 pub(super) enum Fate {
-    /// The root is the one that it made, or descends from that.
+    /// The root is the one that it made, or a descendant of that.
     Made,
-    /// Another root stands, and the attempt can never be made any more.
+    /// Another root is in the bucket, and the attempt can never be made any more.
     Superseded(Arc<RootView>),
 }
 
-/// Returns whether the fate of an attempt is known, whatever was sent of it before: it was made or
-/// superseded, or the store has lost it or the root that it was to replace.
+/// Returns whether the fate of an attempt is known, whatever earlier requests of it were sent: it
+/// was made or superseded, or the store has lost it or the root that it was to replace.
 pub(super) fn is_over(fate: &Result<Fate, RootError>) -> bool {
     let is_lost = |error: &RootError| matches!(error, RootError::NotAtomic { .. });
     fate.as_ref().err().is_none_or(is_lost)
 }
 
 /// Returns whether the fate of an attempt is known that was first sent by the call with this
-/// result. The store may also have refused it: then no request of it is still on its way.
+/// result. The store may also have refused it: then no request of it is in flight.
 pub(super) fn is_decided(fate: &Result<Fate, RootError>) -> bool {
     is_over(fate) || matches!(fate, Err(RootError::Store(_)))
 }
 
-/// What an attempt that an earlier change left behind, and whose outcome stays unknown, is to the
-/// change that comes now: that one was never sent.
+/// Converts the error of an unsettled earlier attempt to one of the present change, which was never
+/// sent.
 pub(super) fn unsettled(error: RootError) -> RootError {
     match error {
         RootError::OutcomeUnknown { reason } => {

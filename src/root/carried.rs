@@ -169,7 +169,7 @@ impl Search {
         Ok(self)
     }
 
-    /// The newest commit that tells of a session covers so much of it.
+    /// Records the newest commit that covers any of a session, and how far it does.
     fn covers(&mut self, session: SessionId, covered: u64, record: Option<&CommitRecord>) {
         match self.left.remove(&session) {
             Some(sent) if sent.last > covered => self.uncarried.push(Uncarried {

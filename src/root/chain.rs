@@ -72,7 +72,7 @@ impl OlderPart {
     }
 }
 
-/// What a chain shows about a root that was seen before.
+/// Evidence of a chain about a root that was seen before.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Descent {
     /// That root is an ancestor, or it is older than the chain of the repository and nothing

@@ -133,7 +133,7 @@ pub struct Committer<U: Uploads> {
     state: Mutex<State<U::Mark>>,
 }
 
-/// What this process knows of the volume's last commit.
+/// State of the volume's last commit in this process.
 struct State<M> {
     sequence: u64,
     last: Option<Id>,

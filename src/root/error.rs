@@ -44,12 +44,12 @@ pub enum RootError {
     /// Contents could not be stored or read.
     #[error("{0}")]
     Content(#[from] DepotError),
-    /// A change was sent, and the store has not told whether it was made.
+    /// A change was sent, and it is not known whether it was made.
     #[error(
         "it is not known whether the change to the repository was made: {reason}; look before repeating it"
     )]
     OutcomeUnknown {
-        /// What the store said last.
+        /// The store's last error.
         reason: String,
     },
     /// The root does not admit the change.
@@ -138,7 +138,7 @@ pub enum RootError {
         /// Sessions and missing journals.
         gaps: Vec<Gap>,
     },
-    /// Another repository stands where this machine knows one.
+    /// The bucket has another repository than this machine knows.
     #[error(
         "this machine has known {known} here, and now {found} is here: another one was put in its place"
     )]

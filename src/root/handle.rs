@@ -39,7 +39,7 @@ use tokio::sync::{Mutex, watch};
 /// A root as it was read or written, and the version that a replacement of it names.
 #[derive(Clone, Debug)]
 pub struct RootView {
-    /// What it holds.
+    /// Contents of the root.
     pub root: Root,
     /// Version of the object in the store.
     pub version: Version,
@@ -103,7 +103,7 @@ struct Inner {
     turn: Mutex<Option<Attempt>>,
 }
 
-/// What a [`RootHandle`] works with.
+/// Parameters of a [`RootHandle`].
 #[derive(Clone, Debug)]
 pub struct RootParts {
     /// The bucket.

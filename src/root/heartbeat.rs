@@ -55,7 +55,7 @@ impl Beat {
     }
 }
 
-/// What the heartbeat task knows of its session.
+/// State of a session, as its heartbeat task knows it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Standing {
     /// The session is live as far as is known.

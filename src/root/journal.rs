@@ -171,7 +171,7 @@ pub struct JournalWriter {
     landing: tokio::sync::Mutex<()>,
     /// The spool, where entries survive a crash before they are in the bucket.
     spool: Option<Arc<Spool>>,
-    /// Is told that the store has answered.
+    /// Gets notice of answers of the store.
     depot: Option<Depot>,
     /// True once the store has denied a deletion.
     keeps: AtomicBool,

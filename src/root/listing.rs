@@ -1,7 +1,7 @@
 //! Lists of keys of a bucket, to their ends.
 //!
-//! Owns the bounds: a store could go on for ever, with new keys on each page, and what is kept of
-//! them would fill the memory.
+//! Owns the bounds: a hostile store could send new keys on each page without end, and fill the
+//! memory.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ const ENTRY_BYTES: usize = 80;
 /// no deletion, without limit.
 pub const JOURNALS_MAX: usize = 1_000_000;
 
-/// What the list of a bucket may take.
+/// Bounds of a list of a bucket.
 #[derive(Clone, Copy)]
 struct Most {
     keys: usize,

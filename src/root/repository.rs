@@ -60,7 +60,7 @@ const PROBE_LOCK_S: i64 = 20 * 60;
 /// One writable mount in this many searches for rare races of the store.
 const THOROUGH_ONE_IN: u64 = 16;
 
-/// Where passwords come from.
+/// Source of passwords.
 pub trait Passwords: Send {
     /// Whether the user gave one in advance (file, variable, command). A repository without a
     /// password is then refused.
@@ -73,7 +73,7 @@ pub trait Passwords: Send {
     fn password(&mut self) -> Result<Option<Zeroizing<Vec<u8>>>, RootError>;
 }
 
-/// What a new repository is to be.
+/// Parameters of a new repository.
 #[derive(Clone, Copy)]
 pub struct NewRepository<'a> {
     /// The password of its first key slot; without one it is not sealed.
@@ -298,10 +298,10 @@ pub struct Accepted {
     pub lock_rule: bool,
 }
 
-/// How a repository is opened.
+/// Options for opening a repository.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Where salts, names and nonces come from.
+    /// Source of salts, names and nonces.
     pub entropy: Arc<dyn Entropy>,
     /// How long requests are retried.
     pub policy: RetryPolicy,

@@ -34,7 +34,7 @@ pub struct VolumeRequest {
     pub accept_loss: bool,
 }
 
-/// What a new session knows about the spools on its machine.
+/// Facts for a new session about the spools on its machine.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct KnownSpools {
     /// The place of the new session's own spool, if it has one.

@@ -302,7 +302,7 @@ impl Slots {
         Ok(slots)
     }
 
-    /// What the slots that opened are to the one in force.
+    /// Compares the slots that opened with the one in force.
     fn judge(&mut self, keyrings: &[(KnownSlot, Keyring)]) {
         let secrets = self.keyring.secrets();
         for (known, other) in keyrings {

@@ -86,7 +86,7 @@ pub enum Refusal {
     BadName {
         /// The name.
         name: String,
-        /// Why not.
+        /// The reason.
         source: NameError,
     },
 }

@@ -30,10 +30,10 @@
 //! | [`sealing`] | commits blobs that [`heal`] and [`collect`] have stored |
 //! | [`blame`] | snapshots and files that damage affects |
 //!
-//! **Memory** of a check: 256 MiB for objects in flight, about 75 bytes for each blob in live packs
-//! (75 MB per million chunks, that is per 64 GB of deduplicated data), 150 bytes per object in the
-//! bucket, and 110 bytes per tree node. With damage: also 24 bytes per damaged blob, and the paths
-//! of the directories of a damaged tree.
+//! **Memory** of a check: 256 MiB for objects in flight, 150 bytes per object in the bucket, and
+//! 110 bytes per tree node. Each blob in live packs takes about 75 bytes (75 MB per million chunks,
+//! that is per 64 GB of deduplicated data). With damage: also 24 bytes per damaged blob, and the
+//! paths of the directories of a damaged tree.
 
 mod abandon;
 mod anew;

@@ -10,7 +10,7 @@ use bkfs_fuse::options::OtherOption;
 
 use crate::vfs::{CloseMode, DedupMode};
 
-/// Default of `memory=`, in bytes: memory for everything (brief, promise 10).
+/// Default of `memory=`, in bytes: memory for everything.
 const MEMORY_BYTES: u64 = 512 << 20;
 
 /// Least memory that works, in bytes: two open packs, a fetch, and room for dirty bytes.

@@ -336,6 +336,7 @@ impl RootHandle {
     }
 
     /// Decides the fate of an attempt that an earlier change left; returns the root as of then.
+    /// Dropped, it leaves the attempt unsettled.
     ///
     /// # Errors
     /// Store errors if it cannot be decided now.

@@ -197,8 +197,7 @@ async fn probe_with(
     }
 }
 
-/// Proves by an object, locked for 20 minutes, that the bucket keeps locks. Runs with [`probe`]
-/// where there is a lock rule.
+/// Proves with a locked object that the bucket keeps locks. Runs with [`probe`] under a lock rule.
 ///
 /// # Errors
 /// [`RootError::UnfitStore`] says what was wrong; store errors.
@@ -259,8 +258,7 @@ async fn begin(
     );
     match create_surely(store, policy, entropy, Config::KEY, &object).await {
         Ok(()) => {}
-        // A concurrent creation won, or this request was answered twice: the config that stands
-        // decides.
+        // A concurrent creation won, or this answer is the second one: the config decides.
         Err(error) if error.kind() == StoreErrorKind::AlreadyExists => {}
         Err(error) => return Err(error.into()),
     }
@@ -331,10 +329,11 @@ impl Repository {
     /// Opens the repository in `store`.
     ///
     /// # Errors
-    /// [`RootError::NoRepository`], [`RootError::WrongPassword`], [`RootError::PasswordNeeded`],
-    /// [`RootError::NotEncrypted`], [`RootError::Rollback`], [`RootError::OtherLockRule`];
-    /// [`RootError::Unopenable`] for a newer format; [`RootError::Damaged`] without config or root;
-    /// store errors.
+    /// [`RootError::NoRepository`], [`RootError::Replaced`], [`RootError::NotEncrypted`],
+    /// [`RootError::PasswordNeeded`], [`RootError::WrongPassword`] or another error of the keys;
+    /// [`RootError::Rollback`], [`RootError::NotDescended`], [`RootError::Rebuilt`],
+    /// [`RootError::OtherLockRule`]; [`RootError::Unopenable`] for a newer format;
+    /// [`RootError::Damaged`] without config or root; store errors.
     pub async fn open(
         store: Arc<dyn Store>,
         options: OpenOptions,
@@ -428,7 +427,7 @@ impl Repository {
 /// not the `known` one, no password is asked for.
 ///
 /// # Errors
-/// As [`Repository::open`], but for what the root says.
+/// Those of [`Repository::open`] that do not concern the root.
 pub async fn open_keys(
     store: &dyn Store,
     known: Option<Acquaintance>,
@@ -512,8 +511,7 @@ pub(crate) fn changed_epoch(stated: u32) -> RootError {
     RootError::damaged(ROOT_KEY, what)
 }
 
-/// Checks by its config that the repository in `store` is the `known` one. A missing config passes:
-/// other code reports it.
+/// Checks by its config that the repository is the `known` one. A missing config passes.
 ///
 /// # Errors
 /// [`RootError::Replaced`]; [`RootError::Unopenable`]; store errors.

@@ -3,7 +3,7 @@
 //! Owns which slots may be removed, and the steps. [`super::slots`] reads and adds slots.
 //!
 //! Slots are created under names that are never used again, and deleted; two concurrent removals
-//! have no order. A removal holds the password of another slot, its *own*, and has four steps: a
+//! have no order. A removal holds the password of another slot, its *own*. It has four steps: a
 //! copy of its own slot under a new name; the deletion; a look whether its own slot is still there;
 //! and only if so, the deletion of the copy. Of several removals that remove each other's slots,
 //! the one with the last deletion saw its own slot after all deletions, or keeps its copy.

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# about: every suite of the benchmarks in its smallest form: restores verified, the report whole; no time is judged
-# needs: program apt:restic apt:borgbackup apt:pigz apt:rsync apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench minio
+# about: every suite of the benchmarks in its smallest form: restores verified, the report complete;
+# about: no time is judged
+# needs: program minio apt:restic apt:borgbackup apt:pigz apt:rsync
+# needs: apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench
 # limit: 600
 . "$(dirname "$0")/../lib/common.sh"
 
@@ -15,17 +17,25 @@ case_of "the benchmarks build" builds || exit 1
 runs() {
   mkdir -p "$SUITE_TMP/work"
   printf 'before\n<!-- tables: written by bkfs-bench -->\n<!-- end of tables -->\nafter\n' >"$PAGE"
-  (cd "$SUITE_TMP" && "$BENCH" all --size small --repeat 1 --work "$SUITE_TMP/work" --output results --page page.md)
+  (cd "$SUITE_TMP" && "$BENCH" all --size small --repeat 1 --work "$SUITE_TMP/work" \
+    --output results --page page.md)
 }
 case_of "all suites run" runs || exit 1
 
 measured() { # SUITE STEP SYSTEM
-  jq -e --arg suite "$1" --arg step "$2" --arg system "$3" \
-    '.records[] | select(.suite == $suite and .step == $step and .system == $system) | (.runs | length == 1) and (.runs | all(.verified and .wall_s > 0))' "$OUT/report.json"
+  jq -e --arg suite "$1" --arg step "$2" --arg system "$3" '
+    .records[] | select(.suite == $suite and .step == $step and .system == $system) |
+    (.runs | length == 1) and (.runs | all(.verified and .wall_s > 0))
+  ' "$OUT/report.json"
 }
-for step in "mariadb|first full|bkfs" "mariadb|second full|bkfs" "mariadb|restore|bkfs" "mariadb|restore|restic" "mariadb|restore|borg" "mariadb|first full|mariabackup, pigz" \
-  "mariadb|first full, MinIO|bkfs" "stream|noise|bkfs" "stream|noise, stored already|bkfs" "stream|noise|dd, fsync" "stream|pages|null filesystem" \
-  "files|tar -x|bkfs" "files|tar -x|null filesystem" "files|tar -x|null filesystem, a thread per core" "files|restore|bkfs" "files|restore|restic" "latency|read a snapshot, 20 ms|bkfs" "micro|pages as pages|bkfs"; do
+for step in \
+  "mariadb|first full|bkfs" "mariadb|second full|bkfs" "mariadb|restore|bkfs" \
+  "mariadb|restore|restic" "mariadb|restore|borg" "mariadb|first full|mariabackup, pigz" \
+  "mariadb|first full, MinIO|bkfs" "stream|noise|bkfs" "stream|noise, stored already|bkfs" \
+  "stream|noise|dd, fsync" "stream|pages|null filesystem" \
+  "files|tar -x|bkfs" "files|tar -x|null filesystem" \
+  "files|tar -x|null filesystem, a thread per core" "files|restore|bkfs" "files|restore|restic" \
+  "latency|read a snapshot, 20 ms|bkfs" "micro|pages as pages|bkfs"; do
   IFS='|' read -r suite name system <<<"$step"
   case_of "$suite: $name by $system is verified" measured "$suite" "$name" "$system"
 done

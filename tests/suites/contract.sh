@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: the store contract on memory, local directory, MinIO, versitygw, Azurite and fake-gcs-server
+# about: the store contract on memory, local directory, MinIO, versitygw, Azurite and
+# about: fake-gcs-server
 # needs: minio versitygw azurite fake_gcs_server
 # limit: 900 1800
 . "$(dirname "$0")/../lib/common.sh"
@@ -9,7 +10,7 @@ start_minio
 start_versitygw
 start_azurite
 start_fake_gcs
-# A server that is not there must fail the test, not be skipped.
+# A server that is missing must fail the test, instead of a skip.
 export BKFS_TEST_ALL_STORES=1
 cargo_cases "contract" test --release --workspace --test contract
 exit 0

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: kill -9 of the daemon while tools write, at random and at named steps of a commit: what fsync acknowledged is there, here and elsewhere
+# about: kill -9 of the daemon while tools write, at random and at named steps of a commit: what
+# about: fsync acknowledged is there, on this machine and on another
 # needs: program minio
 # limit: 600 3600
 . "$(dirname "$0")/../lib/common.sh"
@@ -12,20 +13,24 @@ at_end "leave_mount '$MNT'"
 at_end "leave_mount '$OTHER'"
 writer() { python3 "$ROOT/tests/lib/fsync_writer.py" "$@"; }
 
-# begin_round URL RECORD SEED: one tool that syncs, one that does not.
+# begin_round URL RECORD SEED: starts one tool that syncs, and one that does not.
 begin_round() {
   mkdir -p "$MNT/synced" "$MNT/unsynced"
   python3 -c "import os; os.fsync(os.open('$MNT', os.O_RDONLY))"
   writer write "$MNT/synced" "$2" "$3" 2>"$SUITE_TMP/writer.log" &
   WRITER=$!
   remember_pid $WRITER
-  (while tar -C "$ROOT" -cf - src chunker fuse 2>/dev/null | tar -C "$MNT/unsynced" -xf - 2>/dev/null; do :; done) \
-    &
+  (
+    while tar -C "$ROOT" -cf - src chunker fuse 2>/dev/null |
+      tar -C "$MNT/unsynced" -xf - 2>/dev/null; do
+      :
+    done
+  ) &
   TAR=$!
   remember_pid $TAR
 }
-# end_round URL RECORD: the daemon is dead. Its mount is replaced within 10 s, and everything acknowledged is there, on this machine and on one that has never
-# seen the bucket.
+# end_round URL RECORD: runs after the daemon has died. A new mount takes less than 10 s, and
+# everything acknowledged is there, on this machine and on one that has never seen the bucket.
 end_round() {
   local url=$1 record=$2 began seconds
   wait "$WRITER" || true
@@ -45,7 +50,7 @@ end_round() {
   rm -rf "$MACHINE"
   machine here
 }
-# A round that fails leaves nothing to the next one: no tools, no mount, no fault.
+# A round that fails leaves no tools, no mount and no fault to the next one.
 leave_round() {
   local status=$? pid
   [ $status -ne 0 ] || return 0
@@ -60,7 +65,7 @@ acknowledged() { [ -s "$1" ] && writer count "$1" || echo 0; }
 
 acknowledged_beyond() { [ "$(acknowledged "$2")" -gt $(($1 + 2)) ]; }
 
-# One round that ends at a random moment after the writer has got some way.
+# A round that ends at a random moment after the writer has made some progress.
 killed_at_random() {
   local url=$1 record=$2 pid before
   trap leave_round EXIT
@@ -77,7 +82,7 @@ killed_at_random() {
   [ "$(acknowledged "$record")" -gt "$before" ] ||
     wrong "nothing was acknowledged in this round: it shows nothing"
 }
-# One round that ends at the Nth request of a kind, before the store has applied it or after.
+# A round that ends at the Nth request of a class, before or after the store has applied it.
 killed_at_step() {
   local url=$1 record=$2 class=$3 nth=$4 when=$5 pid before number
   trap leave_round EXIT
@@ -85,12 +90,12 @@ killed_at_step() {
   pid=$(daemon_of "$MNT")
   before=$(struck)
   begin_round "$url" "$record" "$ROUND"
-  # What nothing was acknowledged in shows nothing.
+  # A round in which no write was acknowledged proves nothing.
   wait_for 60 acknowledged_beyond "$(acknowledged "$record")" "$record" ||
     wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
-  faults \
-    "{\"crash\": {\"pid\": $pid, \"method\": \"PUT\", \"class\": \"$class\", \"nth\": $nth, \"when\": \"$when\"}}"
-  # Commits come by themselves too, but only every half minute. Each has one of these.
+  faults "{\"crash\": {\"pid\": $pid, \"method\": \"PUT\", \"class\": \"$class\", \
+    \"nth\": $nth, \"when\": \"$when\"}}"
+  # Automatic commits come only every 30 s. Each commit has one request of these classes.
   case $class in
     meta | index | root)
       for number in $(seq "$nth"); do
@@ -109,7 +114,8 @@ metric() {
     "$MNT/.bkfs/status" "$1"
 }
 spool_holds() { [ "$(metric spool_waiting_bytes)" -gt "$1" ]; }
-# One round that ends while the store does not answer and the spool, which is all that fsync is content with, is full.
+# A round that ends while the store does not answer and the spool is full. With fsync=local, fsync
+# is content with the spool.
 killed_with_full_spool() {
   local url=$1 record=$2 pid kept=kept-$ROUND
   trap leave_round EXIT
@@ -122,7 +128,7 @@ killed_with_full_spool() {
     wrong "nothing is acknowledged: $(cat "$SUITE_TMP/writer.log")"
   mkdir "$MNT/$kept"
   python3 -c "import os; os.fsync(os.open('$MNT/$kept', os.O_RDONLY))"
-  # What is in the bucket already takes room in the spool until a commit names it.
+  # Data that is already in the bucket occupies the spool until a commit names it.
   exits 0 bkfs snapshot "$MNT" "before-$ROUND"
   kill -STOP "$MINIO_PID"
   head -c 300000 /dev/urandom >"$SUITE_TMP/kept"
@@ -132,8 +138,7 @@ killed_with_full_spool() {
   NOISE=$!
   remember_pid $NOISE
   wait_for 60 spool_holds $((44 << 20)) ||
-    wrong \
-      "the spool holds only $(metric spool_bytes) bytes, of which $(metric spool_waiting_bytes) wait"
+    wrong "the spool holds $(metric spool_bytes) bytes, of which $(metric spool_waiting_bytes) wait"
   sleep "$(awk -v seed="$ROUND" 'BEGIN {srand(seed * 6151); printf "%.2f", rand() * 1.5}')"
   kill -KILL "$pid"
   gone "$pid" 10
@@ -153,12 +158,12 @@ mkdir -p "$SUITE_TMP/records"
 bkfs init --no-encryption "$SUITE_TMP/bucket" || die "cannot make a bucket"
 for number in $(seq "$RANDOM_ROUNDS"); do
   ROUND=$((ROUND + 1))
-  case_of "kill -9 at a random moment, directory bucket, round $number" killed_at_random \
-    "$SUITE_TMP/bucket" "$SUITE_TMP/records/local"
+  case_of "kill -9 at a random moment, directory bucket, round $number" \
+    killed_at_random "$SUITE_TMP/bucket" "$SUITE_TMP/records/local"
 done
 case_of "the last mount on the directory bucket ends well" exits 0 bkfs umount "$MNT"
-case_of "a check of every byte finds nothing, directory bucket" exits 0 bkfs check \
-  --read-data "$SUITE_TMP/bucket"
+case_of "a check of every byte finds nothing, directory bucket" \
+  exits 0 bkfs check --read-data "$SUITE_TMP/bucket"
 
 start_minio
 start_faulty "$BKFS_TEST_S3_MINIO"
@@ -172,8 +177,8 @@ for nth in $REPEATS; do
   for class in $STEPS; do
     for when in before after; do
       ROUND=$((ROUND + 1))
-      case_of "kill -9 $when the store applies PUT $nth of class $class" killed_at_step "$REMOTE" \
-        "$SUITE_TMP/records/remote" "$class" "$nth" "$when"
+      case_of "kill -9 $when the store applies PUT $nth of class $class" \
+        killed_at_step "$REMOTE" "$SUITE_TMP/records/remote" "$class" "$nth" "$when"
     done
   done
 done
@@ -182,8 +187,8 @@ SPOOLED=2
 [ "$FULL" = 0 ] || SPOOLED=20
 for number in $(seq "$SPOOLED"); do
   ROUND=$((ROUND + 1))
-  case_of "kill -9 with a full spool, round $number" killed_with_full_spool "$REMOTE" \
-    "$SUITE_TMP/records/remote"
+  case_of "kill -9 with a full spool, round $number" \
+    killed_with_full_spool "$REMOTE" "$SUITE_TMP/records/remote"
 done
 case_of "the last mount ends well" exits 0 bkfs umount "$MNT"
 case_of "a check of every byte finds nothing" exits 0 bkfs check --read-data "$REMOTE"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# about: damage to objects of every class: bkfs check finds and names it, restore gives the right bytes or an error, a copy brings it back
+# about: damage to objects of every class: bkfs check finds and names it, restore gives the right
+# about: bytes or an error, a copy brings it back
 # needs: program
 # limit: 900 1800
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/bkfs.sh"
 
-# A hundred seeded cases, five hundred with --full, and those that every run has.
+# 100 seeded cases, 500 with --full, and those of every run.
 cargo_cases "cases" test --release --workspace --test damage
 
 machine one
@@ -14,7 +15,7 @@ cp -a "$FROZEN/plain" "$PLAIN"
 cp -a "$FROZEN/sealed" "$SEALED"
 (umask 077; echo 'the password of a frozen repository' >"$SUITE_TMP/password")
 
-# flip FILE BYTE: one byte becomes another.
+# flip FILE OFFSET: changes the byte at this offset.
 flip() {
   local byte
   byte=$(dd if="$1" bs=1 skip="$2" count=1 status=none | od -An -tu1)
@@ -22,7 +23,7 @@ flip() {
     dd of="$1" bs=1 seek="$2" conv=notrunc status=none
 }
 largest() { find "$1" -type f -printf '%s %p\n' | sort -n | tail -n 1 | cut -d' ' -f2; }
-# state DIRECTORY: names, times and contents of everything in it.
+# state DIRECTORY: a hash of the names, times and contents of all its files.
 state() { (cd "$1" && find . -type f -printf '%p %T@ ' -exec sha256sum {} \; | sort | sha256sum); }
 
 clean_repositories_are_clean() {
@@ -47,8 +48,7 @@ a_flipped_bit_is_named_with_the_files_it_spoils() {
   clear_message
   says "data/../$(basename "$object"): damaged: frame" 'touches main/frozen' 'lost: main[^ ]*:/'
   exits 13 bkfs check "$SUITE_TMP/flipped" --read-data --json
-  [ "$(head -n 1 "$SUITE_TMP/output" | jq -r '.clean, (.problems | length)' | tr '\n' ' ')" = \
-    'false 1 ' ] ||
+  head -n 1 "$SUITE_TMP/output" | jq -e '(.clean | not) and (.problems | length == 1)' ||
     wrong "JSON says otherwise"
   exits 13 bkfs restore "$SUITE_TMP/flipped" frozen "$SUITE_TMP/restored-flipped"
   clear_message
@@ -61,7 +61,7 @@ a_lost_root_is_named() {
   clear_message
 }
 a_lost_root_is_rebuilt() {
-  machine rebuilder # the new root is newer than that of every other copy, and remembered
+  machine rebuilder # it remembers the new root, which is newer than that of every other copy
   exits 0 bkfs restore "$PLAIN" frozen "$SUITE_TMP/expected"
   exits 0 bkfs check "$SUITE_TMP/rootless" --repair
   says 'repair: write a new root' 'no damage'
@@ -75,7 +75,7 @@ damage_is_quarantined_once() {
   exits 13 bkfs check "$SUITE_TMP/flipped" --read-data --repair
   says_not 'repair:'
 }
-an_older_root_is_refused_by_whoever_saw_a_newer_one() {
+an_older_root_is_refused_after_a_newer_one() {
   local bucket=$SUITE_TMP/older mountpoint=$SUITE_TMP/older-mount generation
   mkdir -p "$mountpoint"
   init_local "$bucket"
@@ -95,8 +95,8 @@ an_older_root_is_refused_by_whoever_saw_a_newer_one() {
   exits 13 bkfs restore "$bucket" one "$SUITE_TMP/restored-older"
   exits 13 mount_at "$bucket" "$mountpoint"
   says 'rolled back'
-  # A machine that has seen nothing makes it grow past the newest generation: the first one finds
-  # out.
+  # A machine that has no memory of the repository commits past the newest generation. The first
+  # machine detects that.
   machine fooled
   for _ in 1 2 3 4 5 6; do exits 0 bkfs gc "$bucket"; done
   machine one
@@ -107,7 +107,7 @@ an_older_root_is_refused_by_whoever_saw_a_newer_one() {
   exits 0 bkfs --accept-rollback snapshots "$bucket"
   exits 0 bkfs check "$bucket"
   cp "$SUITE_TMP/older-root" "$bucket/root"
-  machine two # which has never seen the newer one, and must be told
+  machine two # it has never seen the newer root, and learns of it from --min-generation
   exits 0 bkfs check "$bucket"
   exits 13 bkfs check "$bucket" --min-generation "$generation"
   exits 13 bkfs restore "$bucket" one "$SUITE_TMP/restored-older" --min-generation "$generation"
@@ -115,8 +115,8 @@ an_older_root_is_refused_by_whoever_saw_a_newer_one() {
   says 'generation'
   not_mounted "$mountpoint"
 }
-# What the README says of a store whose conditional writes are not atomic: a second machine replaced
-# the root as if the commits of the first one had not been.
+# The repair that the README describes for a store whose conditional writes are not atomic: a second
+# machine has replaced the root and so dropped the commits of the first.
 a_race_of_roots_is_repaired() {
   local bucket=$SUITE_TMP/raced mountpoint=$SUITE_TMP/raced-mount
   machine raced-one
@@ -144,7 +144,7 @@ a_race_of_roots_is_repaired() {
   says 'not atomic'
   rm "$bucket/root"
   exits 0 bkfs check --repair "$bucket"
-  # The other machine asks once.
+  # The other machine needs --accept-rollback once.
   machine raced-two
   exits 13 bkfs snapshots "$bucket"
   says 'accept-rollback'
@@ -174,7 +174,7 @@ a_mount_is_checked_while_it_is_written() {
   exits 0 bkfs check "$bucket" --read-data
 }
 
-# same_as_before BUCKET: both snapshots restore to what they were.
+# same_as_before BUCKET: both snapshots restore to their original contents.
 same_as_before() {
   local name
   for name in one two; do
@@ -183,15 +183,14 @@ same_as_before() {
     diff -r --no-dereference "$SUITE_TMP/whole-$name" "$SUITE_TMP/healed"
   done
 }
-# repaired_from BUCKET COPY: everything that is needed came back; what a commit between the snapshots has left behind goes with the next collection.
+# repaired_from BUCKET COPY: brings back everything that a snapshot needs. A garbage collection then
+# removes what a commit between the snapshots has left.
 repaired_from() {
-  bkfs check "$1" --repair --read-data --from "$2" --from-password-file "$SUITE_TMP/password" \
-    --json >"$SUITE_TMP/json" ||
-    [ $? = 13 ]
+  bkfs check "$1" --repair --read-data --json \
+    --from "$2" --from-password-file "$SUITE_TMP/password" >"$SUITE_TMP/json" || [ $? = 13 ]
   [ "$(head -n 1 "$SUITE_TMP/json" | jq '.brought_back.blobs > 0')" = true ] ||
     wrong "nothing came back: $(cat "$SUITE_TMP/json")"
-  [ "$(head -n 1 "$SUITE_TMP/json" | jq '[.problems[] | (.snapshots + .files)[]] | length')" = 0 \
-    ] ||
+  head -n 1 "$SUITE_TMP/json" | jq -e '[.problems[] | (.snapshots + .files)[]] | length == 0' ||
     wrong "something needed is still lost: $(cat "$SUITE_TMP/json")"
   same_as_before "$1"
   exits 0 bkfs gc "$1" --undelete-window 0s
@@ -215,7 +214,7 @@ a_copy_brings_back_what_is_lost() {
   exits 0 bkfs init "$copy" --password-file "$SUITE_TMP/password"
   exits 0 bkfs copy "$bucket" "$copy" --password-file "$SUITE_TMP/password"
   cp -a "$bucket" "$SUITE_TMP/heal-first"
-  # One byte in the middle of every data pack.
+  # Damages one byte in the middle of every data pack.
   while read -r name; do
     flip "$name" $(($(stat -c %s "$name") / 2))
   done < <(packs "$bucket" | grep /data/)
@@ -229,7 +228,7 @@ a_copy_brings_back_what_is_lost() {
   exits 2 bkfs check "$bucket" --repair --give-up-forgotten --from "$copy"
   exits 12 bkfs check "$bucket" --repair --from "$copy" \
     --from-password-file "$SUITE_TMP/wrong-password"
-  # Another repository with other files under the same names helps nobody.
+  # A repository with other files under the same names cannot repair it.
   init_local "$other"
   mount_at "$other" "$mountpoint"
   head -c 20000000 /dev/urandom >"$mountpoint/large"
@@ -247,8 +246,8 @@ a_copy_brings_back_lost_packs() {
   local bucket=$SUITE_TMP/heal-first copy=$SUITE_TMP/heal-copy mountpoint=$SUITE_TMP/heal-mount
   machine healer-of-packs
   packs "$bucket" >"$SUITE_TMP/packs"
-  mount_at "$bucket" "$mountpoint" -o volume=beside
-  echo beside >"$mountpoint/file"
+  mount_at "$bucket" "$mountpoint" -o volume=second
+  echo second >"$mountpoint/file"
   exits 0 bkfs snapshot "$mountpoint" before
   xargs rm <"$SUITE_TMP/packs"
   exits 13 bkfs check "$bucket"
@@ -264,7 +263,7 @@ a_copy_brings_back_lost_packs() {
 
 scrub() { jq ".scrub.$1" "$SUITE_TMP/scrub-mount/.bkfs/status"; }
 round_is_over() { [ "$(scrub last_round)" != null ]; }
-# A mount finds damage by itself, and what is written again heals it.
+# A mount finds damage itself, and a new write of the same contents repairs it.
 a_mount_scrubs() {
   local bucket=$SUITE_TMP/scrub mountpoint=$SUITE_TMP/scrub-mount object
   machine scrubber
@@ -282,7 +281,7 @@ a_mount_scrubs() {
   exits 2 mount_at "$bucket" "$mountpoint" -o scrub=1K
   says 'scrub=1K'
 
-  machine reader # puts nothing anywhere
+  machine reader # it writes no object
   exits 0 mount_at "$bucket" "$mountpoint" -o ro,scrub=64M
   wait_for 60 round_is_over || wrong "it never ends: $(scrub error)"
   [ "$(scrub last_round_damaged) $(scrub quarantined)" = '1 0' ] ||
@@ -305,7 +304,7 @@ a_mount_scrubs() {
   exits 0 bkfs umount "$mountpoint"
   exits 0 bkfs restore "$bucket" one "$SUITE_TMP/restored-scrubbed"
   cmp "$SUITE_TMP/scrubbed" "$SUITE_TMP/restored-scrubbed/large"
-  # The next mount on this machine remembers the round, and is in no hurry to begin another.
+  # The next mount on this machine knows of the round, and does not start another one at once.
   exits 0 mount_at "$bucket" "$mountpoint" -o scrub=64M
   wait_for 10 round_is_over || wrong "the round is forgotten"
   sleep 2
@@ -327,7 +326,7 @@ case_of "a lost root is named" a_lost_root_is_named
 case_of "a lost root is rebuilt from commit records" a_lost_root_is_rebuilt
 case_of "damage is put in quarantine once" damage_is_quarantined_once
 case_of "an older root is refused by whoever saw a newer one" \
-  an_older_root_is_refused_by_whoever_saw_a_newer_one
+  an_older_root_is_refused_after_a_newer_one
 case_of "commits that a race of roots has lost come back by the documented repair" \
   a_race_of_roots_is_repaired
 case_of "a copy brings back what is damaged" a_copy_brings_back_what_is_lost

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: a store that is away, hangs or answers 503, under mariabackup: either the backup restores with every checksum right, or bkfs run says that it failed
+# about: a store that is away, hangs or answers 503, under mariabackup: either the backup restores
+# about: with every checksum right, or bkfs run says that it failed
 # needs: program minio apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench
 # limit: 600 1800
 . "$(dirname "$0")/../lib/common.sh"
@@ -13,10 +14,15 @@ at_end "leave_mount '$MNT'"
 AWAY=15 ROWS=60000
 [ "$FULL" = 0 ] || AWAY=60 ROWS=400000
 
-# back_up NAME: in the background, as an operator runs it. It ignores what close() says and never syncs.
+# back_up NAME: starts mariabackup in the background, as an operator runs it. It ignores errors of
+# close(2) and never syncs.
 back_up() {
-  (bkfs run --name "$1" "$MNT" -- mariabackup --no-defaults --backup --user=root --socket="$MARIADB_SOCKET" --datadir="$SOURCE" \
-    --target-dir="$MNT/$1" --parallel=2 >"$SUITE_TMP/run-$1.log" 2>&1 && status=0 || status=$?; echo $status >"$SUITE_TMP/run-$1.status") &
+  (
+    bkfs run --name "$1" "$MNT" -- mariabackup --no-defaults --backup --user=root \
+      --socket="$MARIADB_SOCKET" --datadir="$SOURCE" --target-dir="$MNT/$1" --parallel=2 \
+      >"$SUITE_TMP/run-$1.log" 2>&1 && status=0 || status=$?
+    echo $status >"$SUITE_TMP/run-$1.status"
+  ) &
   BACKUP=$!
   remember_pid $BACKUP
 }
@@ -28,7 +34,7 @@ ended_with() {
   [[ " $2 " = *" $(cat "$SUITE_TMP/run-$1.status") "* ]] ||
     wrong "bkfs run ended with $(cat "$SUITE_TMP/run-$1.status") instead of $2"
 }
-# restores NAME: on a machine that has nothing, past the proxy.
+# restores NAME: restores on a machine that has nothing, past the proxy.
 restores() {
   machine "restore-$1"
   exits 0 env AWS_ENDPOINT_URL="$BKFS_TEST_S3_MINIO" "$MACHINE/run" "$BKFS_BIN" restore \
@@ -53,7 +59,7 @@ store_is_away() {
   faults '{"refuse": true}'
   sleep "$AWAY"
   faults '{}'
-  [ "$(struck)" -gt 0 ] || wrong "nobody asked the store while it was away"
+  [ "$(struck)" -gt 0 ] || wrong "the store had no request while it was away"
   ended_with away 0
   restores away
 }
@@ -71,18 +77,19 @@ store_is_overloaded() {
 store_hangs() {
   local began
   mounted_with timeout=8
-  # New contents, so that something must be sent.
-  sql sbtest -e \
-    'CREATE TABLE fresh (id INT PRIMARY KEY, value LONGBLOB) ENGINE=InnoDB; INSERT INTO fresh SELECT seq, RANDOM_BYTES(4096) FROM seq_1_to_4000'
+  # New contents force an upload.
+  sql sbtest -e 'CREATE TABLE fresh (id INT PRIMARY KEY, value LONGBLOB) ENGINE=InnoDB;
+    INSERT INTO fresh SELECT seq, RANDOM_BYTES(4096) FROM seq_1_to_4000'
   faults '{"hang": true}'
   began=$SECONDS
   back_up hung
-  # Whoever notices first: the tool by an error of close(2), or bkfs by its snapshot.
+  # Exit code 1: the tool fails by an error of close(2). Exit code 125: bkfs fails by its snapshot.
   ended_with hung '1 125'
   echo "after $((SECONDS - began)) s"
   [ $((SECONDS - began)) -lt 120 ] || wrong "it hung for $((SECONDS - began)) s"
   faults '{}'
-  # Nothing was dropped: the store is back, and so is the mount. No snapshot claims to be that backup.
+  # Nothing is dropped: once the store is back, so is the mount. No snapshot has the name of that
+  # backup.
   wait_for 60 bkfs snapshot "$MNT" later
   exits 0 bkfs snapshots "$URL"
   says_not '\bhung\b'

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: the far ends of a mount: files of many TiB, many names in one directory, sharing with snapshots, a store that hangs under a read
+# about: limits of a mount: files of many TiB, many names in one directory, sharing with snapshots,
+# about: a store that hangs under a read
 # needs: program minio apt:xfsprogs
 # limit: 300 2400
 . "$(dirname "$0")/../lib/common.sh"
@@ -13,14 +14,15 @@ MIB=$((1 << 20)) TIB=$((1 << 40))
 NAMES=20000
 [ "$FULL" = 0 ] || NAMES=1000000
 
-# --- files of many TiB --------------------------------------------------------------------------------------------
+# --- files of many TiB ----------------------------------------------------------------------------
 
-# at OFFSET FILE TEXT: text written there; text_at OFFSET FILE LENGTH: what is read there.
+# at OFFSET FILE TEXT: writes the text there; text_at OFFSET FILE LENGTH: prints what it reads
+# there.
 at() { printf '%s' "$3" | dd of="$2" bs=64k oflag=seek_bytes seek="$1" conv=notrunc status=none; }
 text_at() {
   dd if="$2" bs=64k iflag=skip_bytes,count_bytes skip="$1" count="$3" status=none | tr '\0' '.'
 }
-# seek_data FILE: the offsets at which data begins, as SEEK_DATA tells.
+# seek_data FILE: the offsets at which data begins, from SEEK_DATA.
 seek_data() { xfs_io -r -c 'seek -a -r 0' "$1" | awk '$1 == "DATA" {print $2}' | paste -sd ' '; }
 huge_holds() {
   local file=$1
@@ -35,7 +37,7 @@ huge_holds() {
     wrong "it counts for $(du -B1 "$file" | cut -f1) bytes on disk"
   local starts
   starts=$(seek_data "$file")
-  # Data may begin anywhere in the block that holds it, holes between must be seen.
+  # Data may begin anywhere in its block; the holes between must be visible.
   [ "$(wc -w <<<"$starts")" = 3 ] || wrong "data begins at: $starts"
 }
 huge_file() {
@@ -75,8 +77,7 @@ for whence in os.SEEK_DATA, os.SEEK_HOLE:
 P
 }
 
-# --- files without their names
-# ------------------------------------------------------------------------------------
+# --- files without their names --------------------------------------------------------------------
 
 handles_survive() {
   local handles
@@ -87,15 +88,14 @@ handles_survive() {
   exits 0 bkfs umount "$MNT"
   exits 0 mount_at "$URL" "$MNT"
   mv "$MNT/below/directory/two" "$MNT/moved"
-  [ "$(python3 "$ROOT/tests/posix/handles.py" open "$MNT" "${handles[@]}")" = \
-    "$(printf 'one\ntwo')" ] ||
+  [ "$(python3 "$ROOT/tests/posix/handles.py" open "$MNT" "${handles[@]}")" = $'one\ntwo' ] ||
     wrong "other files"
   rm "$MNT/one" "$MNT/below/linked" "$MNT/moved"
   exits 0 bkfs umount "$MNT"
   exits 0 mount_at "$URL" "$MNT"
   fails_with 'Stale file handle' python3 "$ROOT/tests/posix/handles.py" open "$MNT" "${handles[0]}"
 }
-# What SEMANTICS.md says of calls that other filesystems have.
+# The calls of other filesystems behave as SEMANTICS.md states.
 calls_are_as_stated() {
   python3 - "$MNT" <<'P'
 import ctypes, errno, os, sys
@@ -107,7 +107,8 @@ for path in one, two:
     with open(path, "wb") as file:
         file.write(path)
 assert rename(1) == errno.EEXIST, "RENAME_NOREPLACE"
-assert rename(2) == 0 and open(one, "rb").read() == two and open(two, "rb").read() == one, "RENAME_EXCHANGE"
+assert rename(2) == 0, "RENAME_EXCHANGE"
+assert open(one, "rb").read() == two and open(two, "rb").read() == one, "RENAME_EXCHANGE"
 assert rename(4) == errno.EINVAL, "RENAME_WHITEOUT"
 try:
     os.open(sys.argv[1], os.O_TMPFILE | os.O_RDWR)
@@ -118,9 +119,9 @@ else:
 P
 }
 
-# --- a directory of many names ------------------------------------------------------------------------------------
+# --- a directory of many names --------------------------------------------------------------------
 
-# many_names STEP: every step checks what it did, and prints its rate.
+# many_names STEP: runs a step, checks its result, and prints its rate.
 many_names() {
   python3 - "$MNT/many" "$NAMES" "$1" <<'P'
 import os, sys, time
@@ -144,7 +145,8 @@ elif step == "rename":
         os.rename(f"{place}/{name(number)}", f"{place}/renamed-{number}")
     assert len(os.listdir(place)) == names
 elif step == "delete":
-    # A listing under deletion returns every stable entry: deleting while listing empties the directory.
+    # A listing during deletion returns every stable entry, so deleting while listing empties the
+    # directory.
     for entry in os.scandir(place):
         os.unlink(entry.path)
     assert os.listdir(place) == [], "names stay"
@@ -168,7 +170,7 @@ many_are_kept() {
 }
 many_are_removed() { many_names delete; }
 
-# --- sharing ------------------------------------------------------------------------------------------------------
+# --- sharing --------------------------------------------------------------------------------------
 
 copies_share() {
   local before after
@@ -179,14 +181,15 @@ copies_share() {
 import os, sys
 place = sys.argv[1]
 def copy(source, target, offset, length, at):
-    with open(f"{place}/{source}", "rb") as one, open(f"{place}/{target}", "r+b" if os.path.exists(f"{place}/{target}") else "wb") as other:
+    mode = "r+b" if os.path.exists(f"{place}/{target}") else "wb"
+    with open(f"{place}/{source}", "rb") as one, open(f"{place}/{target}", mode) as other:
         while length:
             done = os.copy_file_range(one.fileno(), other.fileno(), length, offset, at)
             assert done, "the copy ended early"
             offset, at, length = offset + done, at + done, length - done
 copy("original", "from-live", 0, 48 << 20, 0)
 copy(".snapshots/shared/original", "from-snapshot", 0, 48 << 20, 0)
-# Neither end lies on a block.
+# Both offsets lie inside a block.
 copy(".snapshots/shared/original", "middle", 1000003, 20 << 20, 77)
 P
   cmp "$MNT/original" "$MNT/from-live"
@@ -196,14 +199,14 @@ P
   after=$(bytes_in "$URL")
   echo "three copies of together 116 MiB added $((after - before)) bytes"
   [ $((after - before)) -lt $((3 * MIB)) ] || wrong "the copies were stored again"
-  # Shared, not tied: a write to one is not seen in the other.
+  # The copies share data, yet stay independent: a write to one does not change the other.
   printf changed | dd of="$MNT/from-snapshot" bs=1 seek=4096 conv=notrunc status=none
   cmp "$MNT/original" "$MNT/.snapshots/shared/original"
-  ! cmp -s "$MNT/original" "$MNT/from-snapshot" || wrong "the write to the copy is seen in neither"
+  ! cmp -s "$MNT/original" "$MNT/from-snapshot" || wrong "the write to the copy is not seen"
   exits 0 bkfs umount "$MNT"
 }
 
-# --- a store that hangs -------------------------------------------------------------------------------------------
+# --- a store that hangs ---------------------------------------------------------------------------
 
 hung_read() {
   local began seconds status=0
@@ -227,7 +230,7 @@ hung_read() {
   [ $status != 0 ] || wrong "a read succeeds without a store"
   says 'Input/output error'
   [ $seconds -ge 5 ] && [ $seconds -le 30 ] || wrong "given up after $seconds s with timeout=6"
-  # What is in the caches is read on, and nothing is poisoned by a read.
+  # Cached data stays readable, and a failed read poisons nothing.
   echo 1 >/proc/sys/vm/drop_caches
   sha256sum "$MNT/cached" | diff - <(head -n 1 "$SUITE_TMP/sums")
   kill -CONT "$MINIO_PID"

@@ -14,7 +14,8 @@ secret() { (umask 077; printf '%s\n' "$2" >"$SUITE_TMP/$1"); }
 secret right 'correct horse'
 secret wrong 'battery staple'
 
-# refused CODE COMMAND… -- PATTERN…: exit code, a message that says each pattern, and no mount.
+# refused CODE COMMAND… -- PATTERN…: the command ends with this exit code and a message that matches
+# each pattern, and mounts nothing.
 refused() {
   local code=$1 command=()
   shift
@@ -28,7 +29,7 @@ refused() {
 try_mount() { mount_at "$1" "$MNT" "${@:2}"; }
 random_file() { head -c "$2" /dev/urandom >"$1"; }
 
-# --- repositories and passwords -----------------------------------------------------------------------------------
+# --- repositories and passwords -------------------------------------------------------------------
 
 repositories_exist() {
   exits 0 bkfs init --password-file "$SUITE_TMP/right" "$SEALED"
@@ -47,7 +48,7 @@ wrong_password() {
 }
 no_password() {
   local status=0
-  # Not on a terminal, so nobody can be asked.
+  # No terminal is there to ask for a password.
   bkfs snapshots "$SEALED" >"$SUITE_TMP/output" 2>&1 </dev/null || status=$?
   cat "$SUITE_TMP/output"
   [ $status != 0 ] || wrong "opened without a password"
@@ -68,8 +69,8 @@ secrets_stay_out_of_logs() {
   AWS_SECRET_ACCESS_KEY=not-the-right-secret exits 1 bkfs -v snapshots "s3://$BKFS_TEST_BUCKET/x"
   says_not 'not-the-right-secret'
 }
-# Another repository in the place of a known one, with and without encryption: refused before
-# anything asks for the password.
+# A different repository at a known URL, with and without encryption: bkfs refuses it before it asks
+# for the password.
 another_in_its_place() {
   local here=$SUITE_TMP/swapped asked=$SUITE_TMP/asked
   local ask=(--password-command "touch '$asked'; echo 'correct horse'")
@@ -92,14 +93,14 @@ another_in_its_place() {
   done
   exits 0 bkfs snapshots "$here" "${ask[@]}"
   [ -e "$asked" ] || wrong "the password was not asked for"
-  # Meant: once, and not again.
+  # --accept-replaced is needed only once.
   exits 0 bkfs init --no-encryption "$here.other"
   rm -rf "$here"
   mv "$here.other" "$here"
   exits 0 bkfs --accept-replaced snapshots "$here"
   exits 0 bkfs snapshots "$here"
 }
-# The environment of a process is shown for as long as it lives, and inherited by what it starts.
+# The environment of a process is visible while it lives, and its children inherit it.
 passwords_leave_the_environment() {
   local daemon
   BKFS_PASSWORD='correct horse' exits 0 bkfs mount "$SEALED" "$MNT" \
@@ -127,8 +128,8 @@ newer_format() {
   cp -a "$PLAIN" "$SUITE_TMP/newer"
   # Magic first, then the version as a little-endian number (FORMAT.md); every object carries it.
   find "$SUITE_TMP/newer" -type f | while read -r object; do newer_version "$object"; done
-  # Whether a newer bkfs wrote it is for the tag of the header to say: flipped bits say nothing of
-  # formats.
+  # The header's tag must verify before its version counts: flipped bits do not prove a newer
+  # format.
   refused 13 try_mount "$SUITE_TMP/newer" -- 'config' 'damaged' 'does not verify'
   says_not 'newer bkfs'
 }
@@ -142,7 +143,7 @@ newer_version() {
     printf '\xfe' | dd of="$1" bs=1 seek=8 conv=notrunc status=none
 }
 
-# --- stores -------------------------------------------------------------------------------------------------------
+# --- stores ---------------------------------------------------------------------------------------
 
 bucket_absent() {
   refused 10 try_mount "s3://no-such-bucket/repo" -- 'no-such-bucket' 'bucket|exist|found'
@@ -163,8 +164,8 @@ unreachable() {
     -o timeout=10 -- 'reach|connect|refused' "127.0.0.1:$port|$BKFS_TEST_BUCKET"
   [ $((SECONDS - began)) -lt 60 ] || wrong "took $((SECONDS - began)) s with timeout=10"
 }
-# no_server ENDPOINT CAUSE COMMAND…: ends within ten seconds and says the cause, however long it may
-# wait for a store that it has met.
+# no_server ENDPOINT CAUSE COMMAND…: the command ends within 10 s and names the cause. The deadline
+# for a store that has answered before does not apply.
 no_server() {
   local endpoint=$1 cause=$2 began=$SECONDS
   shift 2
@@ -180,8 +181,8 @@ never_reached() {
   no_server http://name.invalid:9000 'name|lookup|resolve' try_mount "$url"
   no_server "https://${BKFS_TEST_S3_MINIO#http://}" 'does not answer|prove' try_mount "$url"
 }
-# Within five seconds it says on stderr what it waits for, whether that is a terminal or not, and
-# with --wait it waits on. --quiet says nothing, and JSON stays JSON.
+# Within 5 s the program says on stderr what it waits for, on a terminal or not, and with --wait it
+# goes on waiting. With --quiet it says nothing, and JSON stays JSON.
 waits_when_told() {
   local port status=0 url=s3://$BKFS_TEST_BUCKET/repo how
   port=$(free_port)
@@ -200,15 +201,14 @@ waits_when_told() {
     esac
   done
   status=0
-  timeout 9 script -qec "'$BKFS_BIN' --wait snapshots $url" /dev/null >"$SUITE_TMP/output" 2>&1 \
-    </dev/null ||
-    status=$?
+  timeout 9 script -qec "'$BKFS_BIN' --wait snapshots $url" /dev/null \
+    >"$SUITE_TMP/output" 2>&1 </dev/null || status=$?
   cat "$SUITE_TMP/output"
   [ $status = 124 ] || wrong "it ended with $status instead of waiting"
   says "the store at $url does not answer" 'refused'
 }
 
-# --- mount points and options -------------------------------------------------------------------------------------
+# --- mount points and options ---------------------------------------------------------------------
 
 mount_point_absent() {
   exits 1 mount_at "$PLAIN" "$SUITE_TMP/nowhere" && clear_message &&
@@ -235,9 +235,10 @@ mount_point_is_a_file() {
     says 'not a directory|mount point' "$SUITE_TMP/right"
 }
 no_fuse_device() {
-  # A private /dev without it.
+  # A private /dev without /dev/fuse.
   exits 1 unshare -m --propagation private sh -c \
-    "mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec '$MACHINE/run' '$BKFS_BIN' mount '$PLAIN' '$MNT' -o 'cache_dir=$MACHINE/bkfs-cache'"
+    "mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 &&
+      exec '$MACHINE/run' '$BKFS_BIN' mount '$PLAIN' '$MNT' -o 'cache_dir=$MACHINE/bkfs-cache'"
   clear_message
   says '/dev/fuse'
 }
@@ -254,7 +255,8 @@ no_room_for_the_cache() {
   mount -t tmpfs -o size=64k bkfs-test "$SUITE_TMP/small"
   head -c 65536 /dev/zero >"$SUITE_TMP/small/fill" 2>/dev/null || true
   exits 1 bkfs mount "$PLAIN" "$MNT" -o "cache_dir=$SUITE_TMP/small/cache" || {
-    umount "$SUITE_TMP/small"; return 1
+    umount "$SUITE_TMP/small"
+    return 1
   }
   clear_message
   says "$SUITE_TMP/small" 'room|space|free'
@@ -264,7 +266,7 @@ foreground_says_why() {
   refused 10 bkfs mount -f "$SUITE_TMP/absent" "$MNT" -- "$SUITE_TMP/absent"
 }
 umount_of_nothing() { exits 1 bkfs umount "$MNT" && clear_message && says "$MNT" 'not|no '; }
-# A container, or an operator's own namespace, that began while it was mounted keeps it.
+# A container, or an operator's mount namespace, that began while it was mounted keeps the mount.
 still_mounted_elsewhere() {
   local other daemon
   exits 0 try_mount "$PLAIN"
@@ -277,7 +279,7 @@ still_mounted_elsewhere() {
   clear_message
   says "process $daemon goes on" "$MNT in the mount namespace of process $other .sleep." \
     "nsenter --target $other --mount umount -i $MNT"
-  # What it says helps.
+  # The command in the message works.
   nsenter --target $other --mount umount -i "$MNT"
   wait_for 30 test ! -e "/proc/$daemon"
   kill $other
@@ -286,7 +288,7 @@ still_mounted_elsewhere() {
 }
 is_named() { [ "$(cat "/proc/$2/comm")" = "$1" ]; }
 
-# --- snapshots and restores ---------------------------------------------------------------------------------------
+# --- snapshots and restores -----------------------------------------------------------------------
 
 snapshot_names() {
   local name
@@ -322,10 +324,10 @@ restore_refusals() {
   [ "$(cat "$SUITE_TMP/occupied/file")" = data ] || wrong "not overwritten with leave"
 }
 
-# --- stores that fail under way -----------------------------------------------------------------------------------
+# --- stores that fail under way -------------------------------------------------------------------
 
-# The server stops answering in the middle of a backup. The waiting tool gets an error within `timeout=` and a bit; nothing
-# claims success; what was committed before is whole afterwards.
+# The server stops answering during a backup. The waiting tool gets an error soon after `timeout=`;
+# no command claims success; what was committed before is intact afterwards.
 store_fails_in_the_middle() {
   local url=s3://$BKFS_TEST_BUCKET/middle began status=0
   exits 0 bkfs init --no-encryption "$url"
@@ -351,7 +353,7 @@ store_fails_in_the_middle() {
   cat "$SUITE_TMP/output"
   [ $status != 0 ] || wrong "unmount claims success with data that is nowhere"
   kill -CONT "$MINIO_PID"
-  # Still mounted when it refused to drop data; then it may yet succeed, now that the store is back.
+  # The mount that refused to drop data is still there, and may succeed now that the store is back.
   leave_mount "$MNT"
   machine two
   wait_for 60 not_mounted "$MNT"
@@ -388,9 +390,9 @@ bucket_runs_full() {
   umount -l "$disk"
 }
 
-# --- damage -------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
-# damage DIRECTORY HOW: one data pack, the largest, is changed in its middle (flipped), or removed.
+# damage DIRECTORY HOW: changes the largest data pack in its middle (flipped), or removes it.
 damage() {
   local pack
   pack=$(find "$1" -type f -printf '%s %p\n' | sort -rn | head -n 1 | cut -d' ' -f2-)
@@ -403,7 +405,7 @@ damage() {
     removed) rm "$pack" ;;
   esac
 }
-# Every 128 KiB of the files is read by itself: those that cannot be are EIO, all others are what was written.
+# Reads each block of 128 KiB by itself: a block either fails with EIO or equals what was written.
 damaged_pack() {
   local how=$1 url=$SUITE_TMP/damaged-$1 n bad=0 good=0 status=0
   mkdir -p "$SUITE_TMP/originals"
@@ -437,7 +439,7 @@ damaged_pack() {
   done
   echo "$good blocks read, $bad in error"
   [ "$bad" -gt 0 ] || wrong "no block is in error"
-  # One pack of at most 32 MiB of the 96; a few flipped bytes touch one frame.
+  # One pack holds at most 32 of the 96 MiB; a few flipped bytes damage one frame.
   if [ "$how" = flipped ]; then
     [ "$bad" -le 12 ] || wrong "$bad blocks in error for one frame"
   else
@@ -449,10 +451,11 @@ damaged_pack() {
   rm -rf "$SUITE_TMP/from-$how"
 }
 
-# --- a store that fails as it is told --------------------------------------------------------------------------------
+# --- a store that fails as it is told -------------------------------------------------------------
 
 through_the_proxy() { AWS_ENDPOINT_URL=$FAULTY "$@"; }
-# One object that it does not give, for good: check names it, and goes on with the others.
+# The store permanently refuses one class of objects: check names an object, and continues with the
+# others.
 refused_object() {
   local url=s3://$BKFS_TEST_BUCKET/refused kind
   machine refused
@@ -462,8 +465,8 @@ refused_object() {
   exits 0 bkfs snapshot "$MNT" one
   exits 0 bkfs umount "$MNT"
   for kind in data meta index; do
-    faults \
-      "{\"fail_percent\": 100, \"status\": 403, \"only\": {\"method\": \"GET\", \"class\": \"$kind\"}}"
+    faults "{\"fail_percent\": 100, \"status\": 403, \
+      \"only\": {\"method\": \"GET\", \"class\": \"$kind\"}}"
     through_the_proxy exits 13 bkfs check --read-data "$url"
     clear_message
     says "$kind/[^ ]+: " '403|permission'
@@ -471,7 +474,7 @@ refused_object() {
   faults '{}'
   through_the_proxy exits 0 bkfs check --read-data "$url"
 }
-# It acknowledges a replacement of the root, and has the old one.
+# The store acknowledges a replacement of the root, and keeps the old one.
 root_not_kept() {
   local url=s3://$BKFS_TEST_BUCKET/liar
   machine liar
@@ -480,14 +483,15 @@ root_not_kept() {
   printf 'synced' | dd of="$MNT/before" conv=fsync status=none
   exits 0 bkfs snapshot "$MNT" before
   printf 'synced' | dd of="$MNT/synced" conv=fsync status=none
-  faults \
-    '{"seed": 1, "strikes": [{"what": "lie", "method": "PUT", "class": ["root"], "percent": 100}]}'
+  faults '{"seed": 1, "strikes": [
+    {"what": "lie", "method": "PUT", "class": ["root"], "percent": 100}
+  ]}'
   echo accepted >"$MNT/accepted"
   exits 1 bkfs snapshot "$MNT" lied
   clear_message
   says 'conditional writes are not atomic'
   faults '{}'
-  # It has heard it once, and acknowledges nothing any more.
+  # Once it has detected that, the mount acknowledges nothing more.
   fails_with 'Input/output error' dd if=/dev/zero of="$MNT/later" bs=4k count=1 conv=fsync
   exits 1 bkfs snapshot "$MNT" later
   exits 0 bkfs status "$MNT"
@@ -503,7 +507,7 @@ root_not_kept() {
   exits 0 bkfs umount "$MNT"
 }
 
-# Each case begins without what an earlier one may have left mounted.
+# Each case begins without a mount that an earlier one may have left.
 clear_case() {
   leave_mount "$MNT"
   case_of "$@"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: one writer per volume: refusal with the holder's name, takeover of the dead, --steal, a woken holder that can no longer commit
+# about: one writer per volume: refusal with the holder's name, takeover of the dead, --steal, a
+# about: woken holder that can no longer commit
 # needs: program
 # limit: 600
 . "$(dirname "$0")/../lib/common.sh"
@@ -12,7 +13,7 @@ for place in "$A" "$B" "$C"; do at_end "leave_mount '$place'"; done
 machine a
 # on MACHINE COMMAND…
 on() { machine "$1" && "${@:2}"; }
-# fsynced FILE TEXT: written and in the bucket.
+# fsynced FILE TEXT: writes the text and syncs it to the bucket.
 fsynced() { printf '%s' "$2" | dd of="$1" conv=fsync status=none; }
 holds() { [ "$(cat "$1")" = "$2" ] || wrong "$1 holds '$(cat "$1")', not '$2'"; }
 kill_daemon() {
@@ -31,7 +32,7 @@ first_holds() {
 second_is_refused() {
   exits 11 on b mount_at "$URL" "$B"
   clear_message
-  # Who holds it, and each of the three ways on.
+  # The message names the holder, and each of the three ways to continue.
   says "$(hostname)" 'volume=' '\bro\b' '--steal'
   not_mounted "$B" || wrong "mounted all the same"
   holds "$A/kept" "by a"
@@ -44,7 +45,8 @@ readers_and_other_volumes_work() {
   [ ! -e "$B/kept" ] || wrong "the volumes are one"
   exits 0 on b bkfs umount "$B"
 }
-# On the same boot and pid namespace a holder whose process is gone is replaced at once, and what it fsynced is there.
+# On the same boot and in the same pid namespace, a new mount replaces a holder whose process is
+# gone at once, and has what the holder fsynced.
 dead_one_is_replaced_at_once() {
   local began
   fsynced "$A/kept" "by a before it died"
@@ -57,7 +59,7 @@ dead_one_is_replaced_at_once() {
   holds "$B/kept" "by a before it died"
   holds "$B/directory/new" "named in a new directory"
 }
-# A holder that is only stopped still holds: nothing on this machine says that it is dead.
+# A stopped holder still holds the volume: nothing on this machine proves that it is dead.
 stopped_one_holds() {
   kill -STOP "$(daemon_of "$B")"
   exits 11 on c mount_at "$URL" "$C"
@@ -72,7 +74,7 @@ woken_one_cannot_commit() {
   local pid
   pid=$(daemon_of "$B")
   kill -CONT "$pid"
-  # The first write may still be taken into memory; fsync must say no, and from then on every write does.
+  # Memory may still take the first write; fsync must fail, and from then on every write fails.
   fails_with 'Input/output error|Stale' dd if=/dev/zero of="$B/late" bs=4k count=1 conv=fsync
   fails_with 'Input/output error|Stale' dd if=/dev/zero of="$B/later" bs=4k count=1 conv=fsync
   set +e
@@ -100,14 +102,16 @@ third_still_writes() {
   holds "$C/.snapshots/after/kept" "by c"
   exits 0 on d bkfs umount "$C"
 }
-# In another pid namespace a process id proves nothing: the heartbeat has to stand still for 30 s first.
+# In another pid namespace a process id proves nothing: a takeover waits until the heartbeat has
+# stood still for 30 s.
 dead_elsewhere_is_replaced_after_its_heartbeat() {
   local began waited pid inner
   machine far
-  # The namespace ends with its first process, and takes the daemon along as a crash would.
+  # The namespace ends with its first process, and kills the daemon as a crash does.
   unshare --pid --fork --mount-proc bash -c \
-    "'$MACHINE/run' '$BKFS_BIN' mount '$URL' '$A' -o 'cache_dir=$MACHINE/bkfs-cache' && printf far | dd of='$A/far' conv=fsync status=none && touch '$SUITE_TMP/far-ready' && exec sleep 1000" \
-    &
+    "'$MACHINE/run' '$BKFS_BIN' mount '$URL' '$A' -o 'cache_dir=$MACHINE/bkfs-cache' &&
+      printf far | dd of='$A/far' conv=fsync status=none &&
+      touch '$SUITE_TMP/far-ready' && exec sleep 1000" &
   pid=$!
   remember_pid $pid
   wait_for 60 test -e "$SUITE_TMP/far-ready" ||
@@ -116,7 +120,8 @@ dead_elsewhere_is_replaced_after_its_heartbeat() {
   gone "$pid" 10
   umount -i -l "$A" 2>/dev/null || true
   began=$(now_ms)
-  # Refused or waited for: either way the volume is free soon after its heartbeat has stood still for 30 s.
+  # The mount is refused or waits. In both cases the volume is free soon after its heartbeat has
+  # stood still for 30 s.
   until on b mount_at "$URL" "$B" >"$SUITE_TMP/output" 2>&1; do
     [ $(($(now_ms) - began)) -lt 90000 ] || wrong "not free after 90 s: $(cat "$SUITE_TMP/output")"
     sleep 1

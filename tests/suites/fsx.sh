@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# about: fsx on a mount, several seeds at once under a stream of snapshots; each file equals what the same seed leaves elsewhere, here and after a remount
+# about: fsx on a mount, several seeds at once under a stream of snapshots; each file equals what
+# about: the same seed leaves elsewhere, on the mount and after a remount
 # needs: program fsx
 # limit: 240 3600
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/bkfs.sh"
 
 URL=$SUITE_TMP/bucket MNT=$SUITE_TMP/mount PLAIN=$SUITE_TMP/plain
-# SHAPE:SEED:OPERATIONS. Files of the large shape reach beyond a segment and beyond the kernel's largest request, and move twenty times the bytes.
+# SHAPE:SEED:OPERATIONS. Files of the large shape exceed a segment and the kernel's largest request,
+# and move 20 times as many bytes.
 RUNS=(small:1:20000 small:2:20000 small:3:20000 small:4:20000 large:5:2000)
-# fsx 0.3.2 never unmaps what it has read through a mapping, and every truncate and msync walks all mappings of the file: with the weight of the quick run,
-# 200,000 operations took 25 minutes instead of six. So ten times the operations make as many of these reads.
+# fsx 0.3.2 never unmaps what it has read through a mapping, and every truncate and msync walks all
+# mappings of the file. With the weight of the quick run, 200,000 operations took 25 minutes instead
+# of 6. In full runs, ten times as many operations therefore make as many of these reads.
 MAPREAD=10
 [ "$FULL" = 0 ] || RUNS=({small:{1..10}:200000,large:{11..14}:20000}) MAPREAD=1
 mkdir -p "$MNT" "$PLAIN" "$SUITE_TMP/artifacts"
@@ -29,11 +32,11 @@ punch_hole = 4
 sendfile = 2
 posix_fadvise = 2
 copy_file_range = 4"
-# An operation of no bytes would now and then be a fallocate, which fails everywhere.
+# Without a minimum, an operation of 0 bytes may be a fallocate, which fails on every filesystem.
 printf '[opsize]\nmin = 1\n%s\n' "$weights" >"$SUITE_TMP/small.toml"
 printf 'flen = 12582912\n[opsize]\nmin = 1\nmax = 2621440\n%s\n' "$weights" >"$SUITE_TMP/large.toml"
 
-# fsx_on DIRECTORY RUN: the same run leaves the same bytes anywhere.
+# fsx_on DIRECTORY RUN: a run leaves the same bytes on every filesystem.
 fsx_on() {
   local shape seed operations
   IFS=: read -r shape seed operations <<<"$2"
@@ -41,27 +44,27 @@ fsx_on() {
     >"$SUITE_TMP/log-$2" 2>&1
 }
 
-# Two at a time, as there are two cores; commits cut into everything that goes on.
+# Two runs at a time, for two cores; commits interrupt all of them.
 runs_agree() {
   local run taken=0 workers
   printf '%s\n' "${RUNS[@]}" >"$SUITE_TMP/runs"
   export -f fsx_on
   export FSX SUITE_TMP MNT
-  xargs -P 2 -I RUN bash \
-    -c 'fsx_on "$MNT" RUN || { echo "RUN failed"; tail -n 25 "$SUITE_TMP/log-RUN"; exit 255; }' \
+  xargs -P 2 -I RUN \
+    bash -c 'fsx_on "$MNT" RUN || { echo "RUN failed"; tail -n 25 "$SUITE_TMP/log-RUN"; exit 255; }' \
     <"$SUITE_TMP/runs" &
   workers=$!
   remember_pid $workers
   while kill -0 "$workers" 2>/dev/null; do
     exits 0 bkfs snapshot "$MNT" "during-$taken"
     taken=$((taken + 1))
-    # A snapshot costs a commit: this keeps them from being all that the machine does.
+    # A snapshot costs a commit: the pause leaves time for the other work of the machine.
     sleep 1
   done
   wait "$workers" || wrong "fsx found something"
   [ $taken -gt 2 ] || wrong "$taken snapshots were taken meanwhile"
 }
-# The same runs on a filesystem in memory.
+# Repeats the runs on a filesystem in memory.
 runs_elsewhere() {
   local run
   mount -t tmpfs -o size=1g,mode=755 bkfs-test-plain "$PLAIN"

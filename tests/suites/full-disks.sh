@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# about: the disk under the spool or the cache full at any offset, or failing, under mariabackup, tar and rsync: the backup restores, or bkfs run says that it failed
-# needs: program minio apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench apt:rsync apt:xfsprogs apt:e2fsprogs
+# about: the disk under the spool or the cache full at any offset, or failing, under mariabackup,
+# about: tar and rsync: the backup restores, or bkfs run says that it failed
+# needs: program minio apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench
+# needs: apt:rsync apt:xfsprogs apt:e2fsprogs
 # limit: 600 3600
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/bkfs.sh"
@@ -17,8 +19,9 @@ metric() {
     "$MNT/.bkfs/status" "$1"
 }
 
-# disk_for WHERE KIND: an empty disk of 160 MiB; a failing one is a filesystem that can be shut down. A cache leaves nine tenths of what is free alone: its disk is
-# so large that others can fill it up first.
+# disk_for WHERE KIND: an empty disk of 160 MiB. A failing disk is a filesystem that can be shut
+# down. A cache leaves 90 % of the free space alone, so the disk under a full cache is larger (1,200
+# MiB), and other files fill it first.
 disk_for() {
   leave_disk
   case $1-$2 in
@@ -35,13 +38,14 @@ disk_for() {
       ;;
   esac
 }
-# left_on_disk MIB: all but so much is taken by something else.
+# left_on_disk MIB: another file takes all but so much of the disk.
 left_on_disk() {
   local free
   free=$(df --output=avail -k "$DISK" | tail -n 1)
-  fallocate -l "$((free - $1 * 1024))K" "$DISK/somebody-elses"
+  fallocate -l "$((free - $1 * 1024))K" "$DISK/other-file"
 }
-# with_mount WHERE: spool or cache of this machine lie on the disk. The daemon's own words are in $SUITE_TMP/daemon.
+# with_mount WHERE: mounts with the spool or the cache of this machine on the disk. The daemon's
+# output is in $SUITE_TMP/daemon.
 with_mount() {
   local cache=$MACHINE/bkfs-cache
   case $1 in
@@ -51,8 +55,9 @@ with_mount() {
       ;;
     cache) cache=$DISK ;;
   esac
-  bkfs mount -f "$URL" "$MNT" -o \
-    "cache_dir=$cache,memory=128M,spool_size=1G,upload_rate=12M,timeout=60" 2>"$SUITE_TMP/daemon" &
+  bkfs mount -f "$URL" "$MNT" \
+    -o "cache_dir=$cache,memory=128M,spool_size=1G,upload_rate=12M,timeout=60" \
+    2>"$SUITE_TMP/daemon" &
   DAEMON=$!
   remember_pid $DAEMON
   wait_for 30 is_mounted "$MNT" || wrong "no mount: $(cat "$SUITE_TMP/daemon")"
@@ -60,8 +65,8 @@ with_mount() {
 tool() {
   case $1 in
     mariabackup)
-      echo \
-        "mariabackup --no-defaults --backup --user=root --socket=$MARIADB_SOCKET --datadir=$SOURCE --target-dir=$MNT/$2 --parallel=2"
+      echo "mariabackup --no-defaults --backup --user=root --socket=$MARIADB_SOCKET" \
+        "--datadir=$SOURCE --target-dir=$MNT/$2 --parallel=2"
       ;;
     tar) echo "tar -C $SUITE_TMP/files -cf - . | tar -C $MNT/$2 -xf -" ;;
     rsync) echo "rsync -a $SUITE_TMP/files/ $MNT/$2/" ;;
@@ -76,7 +81,7 @@ has_struck() {
     cache-*) grep -q 'the cache is made smaller' "$SUITE_TMP/daemon" ;;
   esac
 }
-# restores TOOL NAME: on a machine that has nothing.
+# restores TOOL NAME: restores on a machine that has nothing.
 restores() {
   machine "restore-$2"
   exits 0 bkfs restore --verify "$URL" "$2:/$2" "$SUITE_TMP/restored"
@@ -94,7 +99,8 @@ restores() {
   rm -rf "$SUITE_TMP/restored" "$MACHINE"
 }
 
-# renew TOOL: what it is to back up holds bytes that the bucket does not have yet, or nothing would need the disk.
+# renew TOOL: gives the tool's source bytes that the bucket does not have yet; otherwise nothing
+# would need the disk.
 renew() {
   case $1 in
     mariabackup)
@@ -116,8 +122,8 @@ is_there() {
   exits 0 bkfs umount "$MNT"
 }
 
-# strikes TOOL WHERE KIND MIB: the disk under WHERE takes so much more, or fails when so much is on it. Uploads are held to a rate that
-# the tool outruns by far, so that what memory does not hold goes to the spool.
+# strikes TOOL WHERE KIND MIB: the disk under WHERE accepts MIB more, or fails when it holds MIB.
+# The tool is much faster than the upload rate allows, so what exceeds the memory goes to the spool.
 strikes() {
   local name=$1-$2-$3-$4 status=0 backup
   trap 'leave_case' EXIT
@@ -127,8 +133,8 @@ strikes() {
   with_mount "$2"
   [ "$3" = failing ] || left_on_disk "$4"
   mkdir "$MNT/$name"
-  BKFS_LIMIT=240 bkfs run --name "$name" "$MNT" -- sh -c "$(tool "$1" "$name")" >"$SUITE_TMP/run" \
-    2>&1 &
+  BKFS_LIMIT=240 bkfs run --name "$name" "$MNT" -- sh -c "$(tool "$1" "$name")" \
+    >"$SUITE_TMP/run" 2>&1 &
   backup=$!
   remember_pid $backup
   case $2-$3 in
@@ -137,11 +143,12 @@ strikes() {
         wrong "the spool held only $(metric spool_bytes) bytes"
       xfs_io -x -c shutdown "$DISK"
       ;;
-    # A backup alone leaves little in the cache: what is read meanwhile is more than the disk has left.
+    # A backup alone leaves little in the cache: the suite meanwhile reads more than the disk has
+    # room for.
     cache-*)
       cmp "$SUITE_TMP/earlier" "$MNT/earlier" || wrong "what was read through a full cache is wrong"
       ;;
-    # What has less room than a pack needs holds nothing from the start.
+    # A spool with less room than one pack holds nothing from the start.
     spool-full)
       [ "$4" -lt 10 ] || wait_for 60 spool_holds 1 ||
         wrong "the spool held only $(metric spool_bytes) bytes"
@@ -153,8 +160,8 @@ strikes() {
   grep -aE 'WARN|ERROR' "$SUITE_TMP/daemon" | tail -n 5
   has_struck "$2-$3" || wrong "the disk never struck: it shows nothing"
   row "$name" "$status"
-  # The disk is well again, or gone: whatever the mount says, it ends, and the bucket is clean.
-  rm -f "$DISK/somebody-elses" 2>/dev/null || true
+  # The disk works again, or is gone. In both cases the mount ends, and the bucket is clean.
+  rm -f "$DISK/other-file" 2>/dev/null || true
   bkfs umount "$MNT" >"$SUITE_TMP/output" 2>&1 || bkfs umount --discard "$MNT" ||
     umount -i -l "$MNT"
   gone "$DAEMON" 90 || wrong "the daemon does not end"
@@ -163,14 +170,15 @@ strikes() {
     0) restores "$1" "$name" ;;
     124 | 137 | 139) wrong "bkfs run ended with $status: $(tail -n 1 "$SUITE_TMP/run")" ;;
     *)
-      # The tool's own status, or 125.
+      # The tool's own exit code, or 125.
       exits 0 bkfs snapshots "$URL"
-      # A refused snapshot whose outcome was not known may be there: then it is what the tool wrote.
+      # A snapshot that was refused with an unknown outcome may exist; it then holds what the tool
+      # wrote.
       if grep -qw "$name" "$SUITE_TMP/output"; then restores "$1" "$name"; fi
       ;;
   esac
 }
-# Whatever a case left behind is not the next one's.
+# Removes what a case left, so that the next one starts clean.
 leave_case() {
   ! is_mounted "$MNT" || umount -i -l "$MNT"
   [ -z "${DAEMON:-}" ] || stop_pid "$DAEMON" KILL
@@ -184,10 +192,10 @@ mariadb_start "$SOURCE" || die "the source does not start"
 mariadb_load 60000 || die "the source could not be loaded"
 note "source: $(mib "$(bytes_in "$SOURCE")") MiB"
 mariadb_checksums >"$SUITE_TMP/checksums"
-# A copy of it, with bytes beside it that do not compress.
+# A copy of the tables; `renew` adds bytes that do not compress.
 cp -r "$SOURCE/sbtest" "$SUITE_TMP/files"
-sql sbtest -e \
-  'CREATE TABLE noise (id INT PRIMARY KEY, value LONGBLOB) ENGINE=InnoDB; INSERT INTO noise SELECT seq, REPEAT(0, 8192) FROM seq_1_to_30000'
+sql sbtest -e 'CREATE TABLE noise (id INT PRIMARY KEY, value LONGBLOB) ENGINE=InnoDB;
+  INSERT INTO noise SELECT seq, REPEAT(0, 8192) FROM seq_1_to_30000'
 start_minio
 s3_environment "$BKFS_TEST_S3_MINIO"
 URL=s3://$BKFS_TEST_BUCKET/disks
@@ -206,16 +214,16 @@ else
       number=$((number + 1))
       case $((number % 4)) in
         0)
-          case_of "the disk under the cache is full with $offset MiB left, $name" strikes $name \
-            cache full $offset
+          case_of "the disk under the cache is full with $offset MiB left, $name" \
+            strikes $name cache full $offset
           ;;
         1)
-          case_of "the disk under the spool fails after $offset MiB, $name" strikes $name spool \
-            failing $offset
+          case_of "the disk under the spool fails after $offset MiB, $name" \
+            strikes $name spool failing $offset
           ;;
         *)
-          case_of "the disk under the spool is full with $offset MiB left, $name" strikes $name \
-            spool full $offset
+          case_of "the disk under the spool is full with $offset MiB left, $name" \
+            strikes $name spool full $offset
           ;;
       esac
     done

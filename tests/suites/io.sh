@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: fio with checksums over every way of writing, stress-ng's filesystem class, dbench with 8 clients; a clean check of the bucket afterwards
+# about: fio with checksums over every way of writing, stress-ng's filesystem class, dbench with 8
+# about: clients; a clean check of the bucket afterwards
 # needs: program apt:fio apt:stress-ng apt:dbench
 # limit: 300 1800
 . "$(dirname "$0")/../lib/common.sh"
@@ -8,20 +9,25 @@
 URL=$SUITE_TMP/bucket MNT=$SUITE_TMP/mount
 mkdir -p "$MNT"
 at_end "leave_mount '$MNT'"
-# binderfs mounts a filesystem of its own, and is in few kernels. Quick runs leave out what never reaches a filesystem, too, and what takes many times as long as it is told.
-EXCLUDED=binderfs \
-  QUICKLY=bind-mount,chattr,chdir,dnotify,dup,eventfd,fanotify,fiemap,file-ioctl,handle,inode-flags,inotify,io,ioprio,lease,link,locka,procfs,symlink,verity
+# binderfs mounts its own filesystem, and few kernels have it. Quick runs also leave out what never
+# reaches a filesystem, and what takes many times its time limit.
+EXCLUDED=binderfs
+QUICKLY=bind-mount,chattr,chdir,dnotify,dup,eventfd,fanotify,fiemap,file-ioctl,handle
+QUICKLY+=,inode-flags,inotify,io,ioprio,lease,link,locka,procfs,symlink,verity
 STRESS=(--exclude "$EXCLUDED,$QUICKLY" --timeout 1s)
 DBENCH_SECONDS=8 FIO_MULTIPLE=1
 [ "$FULL" = 0 ] || STRESS=(--exclude "$EXCLUDED" --timeout 3s) DBENCH_SECONDS=60 FIO_MULTIPLE=20
 
-# fio_on DIRECTORY [ARGS…]: file by file, one job after another, then those that share a file. What fio keeps beside goes elsewhere.
+# fio_on DIRECTORY [ARGS…]: runs the jobs one after another, file by file, then those that share a
+# file. fio's own state goes to another directory.
 fio_on() {
   local status=0
   sed "s/^size=24m/size=$((24 * FIO_MULTIPLE))m/" "$ROOT/tests/posix/verified.fio" \
     >"$SUITE_TMP/verified.fio"
-  (cd "$SUITE_TMP" && fio --directory="$1" --output="$SUITE_TMP/fio.log" "${@:2}" verified.fio 2>&1) ||
-    status=$?
+  (
+    cd "$SUITE_TMP" &&
+      fio --directory="$1" --output="$SUITE_TMP/fio.log" "${@:2}" verified.fio 2>&1
+  ) || status=$?
   grep -E 'verify|err=|bw=' "$SUITE_TMP/fio.log" || true
   [ $status = 0 ] || wrong "fio ended with $status"
   [ "$(grep -c 'err= 0' "$SUITE_TMP/fio.log")" = 6 ] || wrong "not all groups of jobs ended well"
@@ -39,7 +45,8 @@ dbenched() {
   mkdir "$MNT/dbench"
   exits 0 dbench -D "$MNT/dbench" -t "$DBENCH_SECONDS" 8
   says '^Throughput [0-9.]+ MB/sec +8 clients'
-  # It says this of the first semaphore of a machine too: the kernel gave number 0, which dbench takes for none.
+  # dbench also prints this when the kernel gives the number 0 to the first semaphore of a machine:
+  # it takes 0 for a failure.
   sed -i '/^failed to create barrier semaphore/d' "$SUITE_TMP/output"
   says_not 'failed|error'
 }

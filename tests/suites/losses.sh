@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: what was accepted and cannot be stored is never lost silently: poisoned mounts, lost files by name, --acknowledge, --discard, bkfs run
+# about: what was accepted and cannot be stored is never lost silently: poisoned mounts, lost files
+# about: by name, --acknowledge, --discard, bkfs run
 # needs: program
 # limit: 300
 . "$(dirname "$0")/../lib/common.sh"
@@ -8,9 +9,11 @@
 URL=$SUITE_TMP/bucket MNT=$SUITE_TMP/mount
 mkdir -p "$MNT"
 at_end "leave_mount '$MNT'"
-# A bucket that takes nothing any more, by an error that no patience mends: where its directories were, there are files.
+# A bucket that accepts nothing more, through an error that no retry removes: files replace its
+# directories.
 CLOSED='data meta journal'
-# Exchanges two names in one step: a mount that uploads meanwhile makes no directory between.
+# Exchanges two names in one step, so that a mount that uploads meanwhile creates no directory
+# between.
 exchange() {
   python3 - "$1" "$2" <<'P'
 import ctypes, os, sys
@@ -44,12 +47,17 @@ status_is() {
   python3 - "$SUITE_TMP/status.json" "$1" <<'P'
 import json, sys
 status = json.load(open(sys.argv[1]))
-assert eval(sys.argv[2], {"status": status, "lost": [file["path"] for file in status["lost_files"]], "pending": [file["path"] for file in status.get("pending_files", [])]}), f"not {sys.argv[2]}: {status}"
+names = {
+    "status": status,
+    "lost": [file["path"] for file in status["lost_files"]],
+    "pending": [file["path"] for file in status.get("pending_files", [])],
+}
+assert eval(sys.argv[2], names), f"not {sys.argv[2]}: {status}"
 P
 }
 is_poisoned() { status_is 'not status["healthy"]' 2>/dev/null; }
 
-# --- bkfs run -------------------------------------------------------------------------------------------------------
+# --- bkfs run -------------------------------------------------------------------------------------
 
 run_makes_a_snapshot() {
   exits 0 bkfs run --name ran --tag nightly "$MNT" -- sh \
@@ -91,7 +99,7 @@ run_ends_with_its_tool() {
   gone "$pid" 10 || wrong "bkfs run lives on"
 }
 
-# --- a store that takes nothing any more ------------------------------------------------------------------------------
+# --- a store that takes nothing any more ----------------------------------------------------------
 
 poisoned_and_named() {
   mkdir "$MNT/directory"
@@ -100,7 +108,7 @@ poisoned_and_named() {
   exits 0 bkfs snapshot "$MNT" before
   status_is 'status["healthy"] and status["losses"] == 0 and lost == [] and pending == []'
   refuse_packs
-  # Accepted without waiting: little files and changes, closed at once.
+  # The mount accepts small files and changes without waiting, and close returns at once.
   printf changed | dd of="$MNT/directory/changed" bs=1 seek=500 conv=notrunc status=none
   mv "$MNT/file" "$MNT/renamed"
   head -c 100000 /dev/urandom >"$MNT/directory/lost"
@@ -108,17 +116,17 @@ poisoned_and_named() {
   exits 1 bkfs snapshot "$MNT" refused
   clear_message
   wait_for 60 is_poisoned || wrong "the mount does not say that it failed"
-  # The list is made once the mount has failed.
+  # The daemon writes the list after the mount has failed.
   wait_for 20 status_is 'lost'
   cat "$SUITE_TMP/status.json"
-  status_is \
-    'status["losses"] == 1 and {"/directory/lost", "/directory/changed", "/synced", "/renamed"} <= set(lost)'
+  status_is 'status["losses"] == 1 and (
+    {"/directory/lost", "/directory/changed", "/synced", "/renamed"} <= set(lost))'
   status_is '"/directory/kept" not in lost and status["failure"]'
   exits 0 bkfs status "$MNT"
   says 'FAILED' 'lost .*/directory/lost'
 }
 everything_fails_while_poisoned() {
-  # It does not recover by itself, even now that the store takes everything again.
+  # The mount does not recover by itself, even after the store accepts everything again.
   accept_packs
   sleep 4
   fails_with 'Input/output error' dd if=/dev/zero of="$MNT/later" bs=4k count=1
@@ -138,7 +146,7 @@ everything_fails_while_poisoned() {
   is_poisoned || wrong "it recovered by itself"
 }
 acknowledged() {
-  # Open before and after: what the kernel knows of lost files must not live on.
+  # Descriptors that stay open: the kernel must drop what it has cached of lost files.
   exec 7<"$MNT/directory/kept" 8<"$MNT/directory/lost"
   exits 0 bkfs status --acknowledge "$MNT"
   says 'lost .*/directory/lost' 'acknowledged'
@@ -167,7 +175,7 @@ goes_on() {
   machine one
   exits 0 mount_at "$URL" "$MNT" -o timeout=5
 }
-# What was open over a loss fails for as long as it stays open.
+# A file that was open during a loss fails until it is closed.
 old_handles_fail() {
   local pid reader
   mkdir "$MNT/handles"
@@ -185,8 +193,8 @@ old_handles_fail() {
   remember_pid $reader
   exec 7>"$SUITE_TMP/stream"
   wait_for 20 test -e "$MNT/handles/stream"
-  # The shell closed a duplicate as it started `cat`: a second after a close a journal keeps
-  # whatever was written by then.
+  # The shell closes a duplicate when it starts `cat`: 1 s after a close, a journal keeps what has
+  # been written by then.
   sync "$MNT/handles/stream"
   sleep 2
   head -c 900000 /dev/urandom >&7
@@ -208,22 +216,26 @@ old_handles_fail() {
   exec 7>&-
   ! wait "$reader" || wrong "cat exits 0 over a loss"
   exits 0 bkfs snapshot "$MNT" after-handles
-  # Empty, as it was synced.
-  [ ! -s "$MNT/.snapshots/after-handles/handles/stream" ] ||
-    wrong \
-      "a snapshot holds $(wc -c <"$MNT/.snapshots/after-handles/handles/stream") bytes that were not written so"
+  # Empty, as at its last sync.
+  local stream=$MNT/.snapshots/after-handles/handles/stream
+  [ ! -s "$stream" ] || wrong "a snapshot holds $(wc -c <"$stream") bytes that were not synced"
   cmp "$SUITE_TMP/committed" "$MNT/.snapshots/after-handles/handles/written"
   { printf news && tail -c +5 "$SUITE_TMP/committed"; } |
     cmp - "$MNT/.snapshots/after-handles/handles/mapped"
   exits 0 bkfs umount "$MNT"
   exits 0 mount_at "$URL" "$MNT" -o timeout=5
 }
-# A tool that syncs nothing and looks at nothing, over a loss that somebody acknowledges before it ends.
+# A tool that neither syncs nor checks, with a loss that is acknowledged before it ends.
 acknowledged_loss_fails_the_run() {
   refuse_packs
   exits 125 bkfs run "$MNT" -- sh -c "head -c 3000000 /dev/urandom >'$MNT/unlooked' 2>/dev/null
-    until '$BKFS_BIN' status --json '$MNT' | grep -q '\"healthy\":false'; do '$BKFS_BIN' snapshot '$MNT' >/dev/null 2>&1; sleep 0.2; done
-    for name in $CLOSED; do rm '$URL'/\$name; mv '$URL'/\$name.away '$URL'/\$name; done; '$BKFS_BIN' status --acknowledge '$MNT'; exit 0"
+    until '$BKFS_BIN' status --json '$MNT' | grep -q '\"healthy\":false'; do
+      '$BKFS_BIN' snapshot '$MNT' >/dev/null 2>&1
+      sleep 0.2
+    done
+    for name in $CLOSED; do rm '$URL'/\$name; mv '$URL'/\$name.away '$URL'/\$name; done
+    '$BKFS_BIN' status --acknowledge '$MNT'
+    exit 0"
   says 'lost'
   status_is 'status["healthy"]'
 }
@@ -239,7 +251,7 @@ discarded() {
   [ ! -e "$MNT/discarded" ] || wrong "what was discarded is there"
   exits 0 bkfs umount "$MNT"
 }
-# Whoever took the volume over owns it: acknowledging a loss must not take it back.
+# The mount that took the volume over owns it: an acknowledged loss must not take it back.
 fenced_is_not_taken_back() {
   local other=$SUITE_TMP/other
   mkdir -p "$other"
@@ -259,7 +271,8 @@ fenced_is_not_taken_back() {
   exits 0 bkfs umount "$other"
 }
 
-# What fsync=local acknowledged is in the spool, whatever became of the rest: acknowledging the loss brings it to the bucket.
+# What fsync=local acknowledged is in the spool, even if the rest is lost: acknowledging the loss
+# uploads it to the bucket.
 spool_is_carried_over() {
   exits 0 mount_at "$URL" "$MNT" -o fsync=local,spool_size=64M,timeout=5
   mkdir "$MNT/local"
@@ -285,13 +298,13 @@ spool_is_carried_over() {
     wrong "a spool stays"
 }
 
-# --- journals that the bucket has lost ------------------------------------------------------------------------------
+# --- journals that the bucket has lost ------------------------------------------------------------
 
 MISSING=$SUITE_TMP/missing
 journals() { find "$MISSING/journal" -type f | sort; }
 dead_session() { bkfs session list --json "$MISSING" | jq -r .session; }
-# killed_after_fsyncs NAME: two files of it are fsynced, and the daemon is killed. Then the bucket
-# loses the journal of the second one.
+# killed_after_fsyncs NAME: fsyncs two files of this name and kills the daemon. The bucket then
+# loses the journal of the second file.
 killed_after_fsyncs() {
   exits 0 mount_at "$MISSING" "$MNT" "${@:2}"
   mkdir "$MNT/$1"
@@ -321,16 +334,16 @@ missing_journals_are_missed() {
   exits 13 bkfs check "$MISSING"
   says "$(basename "$NEWEST")"
   [ "$(journals)" = "$before" ] || wrong "journals were touched"
-  # It comes back from a copy of the bucket.
+  # The journal comes back from a copy of the bucket.
   mv "$SUITE_TMP/newest" "$NEWEST"
   exits 0 mount_at "$MISSING" "$MNT"
   [ "$(cat "$MNT/back/first" "$MNT/back/second")" = firstsecond ] || wrong "not all is there"
   exits 0 bkfs umount "$MNT"
 }
-# without_the_second NAME: the next mount asks nothing, and has the first file.
+# without_the_second NAME: the next mount needs no option, and has the first file.
 without_the_second() {
-  [ "$(cat "$MNT/$1/first")" = first ] || wrong "what no journal is missing of is lost"
-  [ ! -e "$MNT/$1/second" ] || wrong "it came from nowhere"
+  [ "$(cat "$MNT/$1/first")" = first ] || wrong "a file whose journal is there is lost"
+  [ ! -e "$MNT/$1/second" ] || wrong "the second file is there without its journal"
   exits 0 bkfs umount "$MNT"
   exits 0 mount_at "$MISSING" "$MNT"
   exits 0 bkfs umount "$MNT"

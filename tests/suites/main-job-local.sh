@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: MariaDB backed up onto a mount twice and brought back on a second machine; embedded bucket, unsealed
+# about: MariaDB backed up onto a mount twice and brought back on a second machine; embedded bucket,
+# about: unsealed
 # needs: program apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench apt:time
 # limit: 900 2400
 . "$(dirname "$0")/../lib/common.sh"

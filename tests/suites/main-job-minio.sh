@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # about: the main job on MinIO, sealed with a password
-# needs: program minio apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench apt:time
+# needs: program minio apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench
+# needs: apt:time
 # limit: 900 2400
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/bkfs.sh"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: a daemon under a memory limit of 768 MiB, beside a writer that dirties pages in the same limit: no stall, no kill; what hostile writers make a daemon hold
+# about: a daemon under a memory limit of 768 MiB, next to a writer that dirties pages in the same
+# about: limit: no stall, no kill; the most memory that hostile writers make a daemon hold
 # needs: program
 # limit: 240 600
 . "$(dirname "$0")/../lib/common.sh"
@@ -12,11 +13,12 @@ SECONDS_LONG=40
 [ "$FULL" = 0 ] || SECONDS_LONG=300
 LIMIT=$((768 << 20))
 
-# make_group: a control group with the limit, by either version; leaves GROUP (where processes are put into it).
+# make_group: creates a control group with the limit, by version 1 or 2; sets GROUP (the directory
+# that takes processes).
 make_group() {
   local top
-  if top=$(awk '$3 == "cgroup" && $4 ~ /(^|,)memory(,|$)/ {print $2}' /proc/mounts) && [ -n "$top" \
-    ]; then
+  if top=$(awk '$3 == "cgroup" && $4 ~ /(^|,)memory(,|$)/ {print $2}' /proc/mounts) &&
+    [ -n "$top" ]; then
     GROUP=$top/bkfs-test-$$
     mkdir "$GROUP"
     echo "$LIMIT" >"$GROUP/memory.limit_in_bytes"
@@ -35,13 +37,14 @@ make_group() {
 leave_group() {
   local pid
   for pid in $(cat "$GROUP/cgroup.procs" 2>/dev/null); do
-    kill -KILL "$pid" 2>/dev/null; gone "$pid" 5
+    kill -KILL "$pid" 2>/dev/null
+    gone "$pid" 5
   done
   rmdir "$GROUP"
 }
 inside() { sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$GROUP" "$@"; }
 
-# Writes 1 MiB at a time and keeps the longest time that one took.
+# Writes 1 MiB at a time and keeps the longest duration of one write.
 timed_writer() {
   python3 - "$1" "$SECONDS_LONG" <<'P'
 import os, sys, time
@@ -50,7 +53,8 @@ began, longest, total, number = time.monotonic(), 0.0, 0, 0
 noise = os.urandom(1 << 20)
 while time.monotonic() - began < seconds:
     file = os.open(f"{place}/{number % 4}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
-    # After 6 GiB only one file in eight is new: five minutes of nothing else fill a disk, and every request then fails for want of room.
+    # After 6 GiB only one file in eight is new: five minutes of new files would fill the disk, and
+    # every request would then fail for lack of space.
     content = number if number < 32 or number % 8 == 0 else number % 32
     for block in range(200):
         if time.monotonic() - began >= seconds:
@@ -67,17 +71,17 @@ assert total > 50, f"only {total} MiB were written"
 P
 }
 limited() {
-  local beside status=0
-  mkdir -p "$SUITE_TMP/beside"
+  local other status=0
+  mkdir -p "$SUITE_TMP/other"
   inside "$MACHINE/run" "$BKFS_BIN" mount "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache"
   daemon=$(daemon_of "$MNT")
   grep -q "bkfs-test-$$" "/proc/$daemon/cgroup" || wrong "the daemon is not under the limit"
-  (echo $BASHPID >"$GROUP/cgroup.procs"; timed_writer "$SUITE_TMP/beside") &
-  beside=$!
-  remember_pid $beside
+  (echo $BASHPID >"$GROUP/cgroup.procs"; timed_writer "$SUITE_TMP/other") &
+  other=$!
+  remember_pid $other
   timed_writer "$MNT"
-  wait $beside || status=$?
-  [ $status = 0 ] || wrong "the writer beside ended with $status"
+  wait $other || status=$?
+  [ $status = 0 ] || wrong "the writer outside of the mount ended with $status"
   [ "$(killed)" = 0 ] || wrong "the kernel killed $(killed) processes"
   kill -0 "$daemon" || wrong "the daemon is gone"
   sha256sum "$MNT"/[0-3] | cut -d' ' -f1 >"$SUITE_TMP/sums"
@@ -88,11 +92,11 @@ limited() {
   sha256sum "$SUITE_TMP/restored"/[0-3] | cut -d' ' -f1 | diff - "$SUITE_TMP/sums"
 }
 
-# Anonymous memory of a daemon with memory=128M, in MiB: what it is told, and what program and
-# allocator take beside.
+# The limit of a daemon's anonymous memory with memory=128M, in MiB: the budget, and what program
+# and allocator need in addition.
 ANONYMOUS_MAX=256
 
-# Each kind of writer on a mount of its own, with the most that the daemon held meanwhile.
+# Runs one kind of writer on its own mount, and records the most memory that the daemon held.
 hostile() {
   local kind=$1 at
   exits 0 bkfs mount "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M"

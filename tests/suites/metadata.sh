@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: what stat, statfs and du say of every kind of inode, times beyond all limits, and trees a thousand deep; the same on another machine and in a snapshot
+# about: what stat, statfs and du say of every kind of inode, times beyond all limits, and trees
+# about: 1,000 deep; the same on another machine and in a snapshot
 # needs: program
 # limit: 120 900
 . "$(dirname "$0")/../lib/common.sh"
@@ -15,7 +16,7 @@ metadata() { python3 "$ROOT/tests/posix/metadata.py" "$@"; }
 deep() { mkdir "$MNT/deep" && metadata deep "$MNT/deep" "$1"; }
 made() { metadata make "$MNT/kinds" "$SUITE_TMP/record"; }
 kept() { exits 0 bkfs snapshot "$MNT" kinds && kept_here; }
-# A file that was there keeps its number, and a new one gets none that was given before.
+# An existing file keeps its number, and a new file gets a number that no file had before.
 numbers_stay() {
   local before
   before=$(stat -c %i "$MNT/kinds/dense")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: small patches that break one promise each: they apply and name a test (quick), and that test fails (full)
+# about: small patches that break one promise each: they apply and name a test (quick), and that
+# about: test fails (full)
 # needs:
 # limit: 300 7800
 . "$(dirname "$0")/../lib/common.sh"
@@ -11,12 +12,12 @@ if [ "$FULL" != 1 ]; then
   exit 0
 fi
 
-# Only this form has it installed.
+# Only full runs install it.
 . "$ROOT/tests/lib/install.sh"
 need_cargo_mutants
 
-# A piece of two hours at most: the next run goes on where this one stopped. Functions are drawn
-# and tried only once every patch was seen.
+# Runs for 2 h at most: the next run continues where this one stopped. It draws and tries functions
+# only after every patch has been tried.
 began=$SECONDS
 left() { echo $((120 - (SECONDS - began) / 60)); }
 python3 "$ROOT/tests/mutants/run" all --minutes "${BKFS_MUTANTS_MINUTES:-$(left)}"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: packs locked in a bucket with Object Lock: writers and collectors with real policies, extension for what is needed only, and the way back from what a thief may do
+# about: packs locked in a bucket with Object Lock: writers and collectors with real policies,
+# about: extension for what is needed only, and the recovery from what a thief may do
 # needs: program minio mc
 # limit: 180 300
 . "$(dirname "$0")/../lib/common.sh"
@@ -16,42 +17,50 @@ URL=s3://$LOCKED/$PLACE
 export MC_CONFIG_DIR=$SUITE_TMP/mc
 mc() { "$MC" -q "$@"; }
 
-# may NAME RIGHT…: a user of the server with these rights and no others, and an alias of that name.
+# may NAME RIGHT…: creates a user of the server with these rights and no others, and an alias of
+# that name.
 may() {
   local name=$1 rights
   shift
   rights=$(printf '"s3:%s", ' "$@")
-  printf '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": [%s], "Resource": ["arn:aws:s3:::%s", "arn:aws:s3:::%s/*"]}]}' \
-    "${rights%, }" "$LOCKED" "$LOCKED" >"$SUITE_TMP/policy-$name.json"
+  printf '{"Version": "2012-10-17", "Statement": [
+    {"Effect": "Allow", "Action": [%s], "Resource": ["arn:aws:s3:::%s", "arn:aws:s3:::%s/*"]}
+  ]}' "${rights%, }" "$LOCKED" "$LOCKED" >"$SUITE_TMP/policy-$name.json"
   mc admin user add owner "$name" "$name-secret-key"
   mc admin policy create owner "$name" "$SUITE_TMP/policy-$name.json"
   mc admin policy attach owner "$name" --user "$name"
   mc alias set "$name" "$BKFS_TEST_S3_MINIO" "$name" "$name-secret-key"
 }
 as() { local name=$1; shift; AWS_ACCESS_KEY_ID=$name AWS_SECRET_ACCESS_KEY=$name-secret-key "$@"; }
-# gc_as_collector [ARGS…]: what it says, one JSON object per line, is in $SUITE_TMP/json.
+# gc_as_collector [ARGS…]: runs gc and keeps its output, one JSON object per line, in
+# $SUITE_TMP/json.
 gc_as_collector() {
   local status=0
   as collector bkfs --json gc "$URL" --undelete-window 0s "$@" >"$SUITE_TMP/json" || status=$?
   cat "$SUITE_TMP/json"
   return $status
 }
-# told LINE PATH: a field of a line of that, as jq names it; the last line is -1.
+# told LINE PATH: a field of a line of that output, in jq's syntax; the last line is -1.
 told() { jq -s -r ".[$1]$2" "$SUITE_TMP/json"; }
 
-# locks_of: "KEY SECONDS" for each newest object of the repository, as the server tells; 0 for what is not locked.
+# locks_of: "KEY SECONDS" for the newest version of each object of the repository, as the server
+# reports; 0 for an object without a lock.
 locks_of() {
   mc --json retention info --recursive "owner/$LOCKED/$PLACE/" |
-    jq -r \
-      'select(.urlpath) | [(.urlpath | sub(".*/'"$PLACE"'/"; "")), (if .until and (.mode // "") != "" then (.until | sub("\\.[0-9]+"; "") | fromdateiso8601) else 0 end)] | join(" ")' |
-      sort
+    jq -r --arg place "$PLACE" '
+      def seconds: sub("\\.[0-9]+"; "") | fromdateiso8601;
+      select(.urlpath) | [
+        (.urlpath | sub(".*/" + $place + "/"; "")),
+        (if .until and (.mode // "") != "" then (.until | seconds) else 0 end)
+      ] | join(" ")
+    ' | sort
 }
 until_of() { awk -v key="$1" '$1 == key {print $2}' "$2"; }
 markers() {
   mc --json ls --recursive --versions "owner/$LOCKED/$PLACE/" |
     jq -r 'select(.isDeleteMarker) | .key' | sort
 }
-# first_version KEY: the version that was stored first.
+# first_version KEY: the id of the version that was stored first.
 first_version() {
   mc --json ls --versions "owner/$LOCKED/$PLACE/$1" |
     jq -s -r '[.[] | select(.isDeleteMarker | not)] | sort_by(.versionOrdinal) | .[0].versionId'
@@ -118,12 +127,12 @@ backs_up() {
     wrong "there are few packs: it shows little"
 }
 
-# The first collection condemns and extends; what is condemned waits, untouched.
+# The first collection condemns and extends; condemned packs wait, unchanged.
 extends() {
   local key seconds
   machine collector
   exits 1 as writer bkfs gc "$URL" --undelete-window 0s
-  sleep 2 # so that what is extended ends at another second than what is not
+  sleep 2 # extended locks then end at another second than the others
   exits 0 gc_as_collector --lock-days 90
   [ "$(told -1 .condemned_packs)" -gt 0 ] || wrong "nothing was condemned"
   [ "$(told -1 .deleted_packs)" = 0 ] || wrong "something locked was deleted"
@@ -154,7 +163,7 @@ extends() {
   says 'nothing to free' 'wait for the end of their locks'
 }
 
-# The server refuses to remove what is locked, whoever holds whichever keys of bkfs.
+# The server refuses to remove a locked object, even with all keys of bkfs.
 refuses_deletion() {
   local key version
   key=$(grep '^data/' "$SUITE_TMP/locks-second" | awk 'NR == 1 {print $1}')
@@ -174,10 +183,11 @@ refuses_deletion() {
     wrong "a thief has removed the lock"
 }
 
-# What a thief hides or writes over is seen as damage, and comes back from the locked versions: one by one, or all of a moment in another bucket.
+# bkfs reports what a thief hides or overwrites as damage. It comes back from the locked versions:
+# object by object, or all objects of one moment in another bucket.
 comes_back() {
   local key count=0 moment
-  # Moments are whole seconds: one that everything was written before, and nothing of what follows.
+  # The moment is a whole second after all earlier writes and before all later ones.
   sleep 1.1
   moment=$(date -u +%Y-%m-%dT%H:%M:%SZ)
   sleep 1.1
@@ -197,7 +207,7 @@ comes_back() {
   exits 0 bkfs check --read-data "s3://rescued/$PLACE"
   exits 0 bkfs restore "s3://rescued/$PLACE" two "$SUITE_TMP/rescued"
   cmp "$SUITE_TMP/contents/stays" "$SUITE_TMP/rescued/stays"
-  # In place: each object's last version from before.
+  # In place: restores each object's last version before that moment.
   while read -r key; do
     mc --json ls --versions --rewind "$moment" "owner/$LOCKED/$PLACE/$key" |
       jq -s -r 'sort_by(.versionOrdinal) | .[-1].versionId' >"$SUITE_TMP/version"
@@ -210,7 +220,8 @@ comes_back() {
   cmp "$SUITE_TMP/contents/stays" "$SUITE_TMP/back/stays"
 }
 
-# Once a lock is gone, the next collection deletes: here the owner has removed those of the garbage before their time.
+# After a lock has ended, the next collection deletes: here the owner removes the locks of the
+# garbage early.
 frees() {
   local key
   machine collector
@@ -226,7 +237,8 @@ frees() {
   exits 0 bkfs check --read-data "$URL"
 }
 
-# A repository without locks gets some, and other days: what stays is locked by the next collection, what is stored by the next mount.
+# A repository without locks gets locks, then another number of days. The next collection locks what
+# stays; the next mount locks what it stores.
 changes() {
   local key
   machine writer

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: a store that stops answering while files are written, and the spool that takes what is written meanwhile
+# about: a store that stops answering while files are written, and the spool that takes what is
+# about: written meanwhile
 # needs: program minio
 # limit: 600 1200
 . "$(dirname "$0")/../lib/common.sh"
@@ -16,7 +17,7 @@ export BKFS_PASSWORD_FILE=$SUITE_TMP/password
 at_end "umount -i -l '$MNT' 2>/dev/null"
 at_end "kill -CONT '$MINIO_PID' 2>/dev/null"
 
-# metric NAME: a number of .bkfs/status.
+# metric NAME: prints a metric of .bkfs/status.
 metric() {
   python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' \
     "$MNT/.bkfs/status" "$1"
@@ -24,7 +25,8 @@ metric() {
 spools() { find "$MACHINE/state/bkfs/spool" -mindepth 2 -maxdepth 2 -type d 2>/dev/null; }
 store_is_gone() { kill -STOP "$MINIO_PID"; }
 store_is_back() { kill -CONT "$MINIO_PID"; }
-# foreground_mount OPTIONS: mounts with a daemon whose words are in $SUITE_TMP/daemon; leaves its process in `pid`.
+# foreground_mount OPTIONS: mounts with a daemon that writes to $SUITE_TMP/daemon; sets `pid` to its
+# process id.
 foreground_mount() {
   bkfs mount -f "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs-cache,memory=128M,$1" \
     2>"$SUITE_TMP/daemon" &
@@ -32,7 +34,7 @@ foreground_mount() {
   remember_pid $pid
   wait_for 30 is_mounted "$MNT" || wrong "it does not come up: $(cat "$SUITE_TMP/daemon")"
 }
-# noise FILE MIB: bytes that neither compress nor deduplicate.
+# noise FILE MIB: writes bytes that neither compress nor deduplicate.
 noise() { head -c "$(($2 << 20))" /dev/urandom >"$1"; }
 
 outage_is_invisible() {
@@ -43,21 +45,21 @@ outage_is_invisible() {
   noise "$SUITE_TMP/file" 400
   store_is_gone
   began=$(now_ms)
-  printf 'a name that nobody shall read\n' >"$MNT/plain"
+  printf 'contents that must stay sealed\n' >"$MNT/plain"
   cp "$SUITE_TMP/file" "$MNT/file"
   seconds=$(seconds_since "$began")
-  echo \
-    "400 MiB were written in $seconds s without a store; $(($(metric spool_bytes) >> 20)) MiB in the spool"
+  echo "400 MiB were written in $seconds s without a store;" \
+    "$(($(metric spool_bytes) >> 20)) MiB in the spool"
   row "400 MiB without a store" "$seconds s"
   [ "$(metric spool_waiting_bytes)" -gt $((256 << 20)) ] ||
     wrong "only $(metric spool_waiting_bytes) bytes wait in the spool"
   [ "$(awk '/^VmHWM/ {print $2}' "/proc/$(daemon_of "$MNT")/status")" -lt $((320 << 10)) ] ||
     wrong "the daemon took $(awk '/^VmHWM/ {print $2}' "/proc/$(daemon_of "$MNT")/status") KiB"
-  # What is in the spool is private, sealed, and read back.
+  # Data in the spool is private and sealed, and reads return it.
   spool=$(spools)
   [ "$(stat -c %a "$spool")" = 700 ] || wrong "the spool has mode $(stat -c %a "$spool")"
   [ -z "$(find "$spool" -type f ! -perm 600)" ] || wrong "files of the spool can be read by others"
-  ! grep -rqF 'that nobody shall read' "$spool" || wrong "the spool holds raw data"
+  ! grep -rqF 'that must stay sealed' "$spool" || wrong "the spool holds raw data"
   cmp "$SUITE_TMP/file" "$MNT/file"
   sleep 10
   began=$(now_ms)
@@ -75,7 +77,8 @@ outage_is_invisible() {
   rm -r "$SUITE_TMP/restored"
 }
 
-# writing_through SECONDS: copies the file while the store is away for so long, which the spool cannot absorb.
+# writing_through SECONDS NAME: copies the file while the store is away for so long, which exceeds
+# the spool.
 writing_through() {
   local writer status=0
   store_is_gone
@@ -131,7 +134,8 @@ killed_with_a_spool() {
   wait_for 20 test -z "$(spools)"
   [ -z "$(spools)" ] || wrong "$(spools) stays"
 }
-# killed_in_an_outage: the daemon and the store are gone; the store comes back, and the volume is mounted again.
+# killed_in_an_outage: kills the daemon while the store is away; the store comes back, and the
+# volume is mounted again.
 killed_in_an_outage() {
   [ "$(metric spool_waiting_bytes)" -gt 0 ] || wrong "the spool was empty: this proves nothing"
   kill -KILL "$(daemon_of "$MNT")"
@@ -163,7 +167,7 @@ local_fsync_survives() {
   cmp "$SUITE_TMP/file" "$MNT/directory/synced"
   [ "$(cat "$MNT/directory/"{a,b,c})" = abc ] ||
     wrong "small files: $(cat "$MNT/directory/"{a,b,c})"
-  # It is in the bucket by now, and a second machine sees it.
+  # The data is in the bucket by now, and a second machine sees it.
   exits 0 bkfs snapshot "$MNT" replayed
   drained
   machine two
@@ -195,13 +199,14 @@ close_is_content_with_the_spool() {
   began=$(now_ms)
   cp "$SUITE_TMP/file" "$MNT/closed"
   row "close of 60 MiB without a store" "$(seconds_since "$began") s"
-  # What names the file is kept a few seconds later.
+  # The spool keeps the journal that names the file a few seconds later.
   wait_for 30 journal_is_kept || wrong "no journal in the spool"
   killed_in_an_outage
   cmp "$SUITE_TMP/file" "$MNT/closed"
   drained
 }
-# SIGTERM while the store is away: what was written waits in the spool, which is said, and the next mount brings it. No fsync was ever called.
+# SIGTERM while the store is away: the daemon keeps what was written in the spool and says so, and
+# the next mount uploads it. No fsync was called.
 told_to_end() {
   local pid status=0
   machine one
@@ -249,7 +254,8 @@ told_to_end_in_fsync() {
   [ "$(cat "$MNT/fsync/closed")" = 'closed last' ] || wrong "what was closed is lost"
   drained
 }
-# The third of three signals does not wait for the store: what is not in the bucket is in the spool.
+# The third of three signals does not wait for the store: data that is not in the bucket is in the
+# spool.
 told_to_end_three_times() {
   local pid began status=0
   machine one
@@ -259,7 +265,7 @@ told_to_end_three_times() {
   store_is_gone
   cp "$SUITE_TMP/file" "$MNT/thrice/large"
   printf 'the end' >"$MNT/thrice/small"
-  # A process that uses it keeps the first signal from an unmount.
+  # An open file keeps the first signal from unmounting.
   exec 7<"$MNT/thrice/small"
   local daemon
   daemon=$(daemon_of "$MNT")
@@ -282,7 +288,7 @@ told_to_end_three_times() {
   [ "$(cat "$MNT/thrice/small")" = 'the end' ] || wrong "small: $(cat "$MNT/thrice/small")"
   drained
 }
-# With a store that does not answer, and a spool that is too small for what is accepted.
+# With a store that does not answer, and a spool that is too small for the accepted data.
 told_to_end_without_room() {
   local pid status=0
   machine one
@@ -319,7 +325,8 @@ ended_by_name() {
   kill -KILL "$(daemon_of "$MNT")"
   umount -i -l "$MNT"
   store_is_back
-  session=$(bkfs session list "$URL" --json | python3 -c 'import json, sys; print(json.loads(sys.stdin.readline())["session"])')
+  session=$(bkfs session list "$URL" --json |
+    python3 -c 'import json, sys; print(json.loads(sys.stdin.readline())["session"])')
   exits 0 bkfs session end "$URL" "$session"
   [ -z "$(spools)" ] || wrong "$(spools) stays"
   machine two
@@ -328,7 +335,7 @@ ended_by_name() {
   cmp "$SUITE_TMP/file" "$MNT/by-name/large"
   exits 0 bkfs umount "$MNT"
 }
-# A spool that cannot be read: the session stays until it can be read again.
+# A spool that cannot be read: the session stays until the spool is readable again.
 cannot_be_brought() {
   local session spool pack kept
   machine three
@@ -345,7 +352,7 @@ cannot_be_brought() {
   spool=$(spools)
   session=$(basename "$spool")
   pack=$(find "$spool" -name '*.data+*' | head -n 1)
-  # Reading it fails, as of a disk that is going to fail: a directory has its name.
+  # Reading the pack fails, as on a failing disk: a directory has its name.
   mv "$pack" "$SUITE_TMP/pack"
   mkdir "$pack"
   kept=$(find "$spool" | sort)
@@ -377,10 +384,9 @@ not_on_the_mount() {
   mv "$MACHINE/run.kept" "$MACHINE/run"
 }
 
-# --- what is said of a store that does not do its part, and how long it is borne
-# ---------------------------------------
+# --- reports about a failing store, and how long a mount bears it ---------------------------------
 
-# told SECONDS EXPRESSION: within that time .bkfs/status says so of the store.
+# store_says EXPRESSION: the expression holds for .bkfs/status.
 store_says() {
   python3 - "$MNT/.bkfs/status" "$1" <<'P' 2>/dev/null
 import json, sys
@@ -388,8 +394,8 @@ status = json.load(open(sys.argv[1]))
 assert eval(sys.argv[2], {"status": status, "store": status["store"]})
 P
 }
-# trouble CAUSE RULES: all of PUT fail like this for 8 s under a mount that bears 30 s. It is said
-# within 5 s, and costs time only.
+# trouble CAUSE RULES: all PUT requests fail with this cause for 8 s, under a mount that bears 30 s.
+# The mount reports it within 5 s, and loses time only.
 trouble() {
   local cause=$1 rules=$2 pid status=0
   machine one
@@ -405,8 +411,8 @@ trouble() {
   (cp "$SUITE_TMP/file" "$MNT/$cause" && bkfs snapshot "$MNT" "trouble-$cause") \
     >"$SUITE_TMP/writer" 2>&1 &
   local writer=$!
-  wait_for 6 store_says \
-    "store.get('cause') == '$cause' and status['health'] == 'waiting' and 0 < store['fails_in_seconds'] < 30 and store['error']" ||
+  wait_for 6 store_says "store.get('cause') == '$cause' and status['health'] == 'waiting' \
+    and 0 < store['fails_in_seconds'] < 30 and store['error']" ||
     wrong "not said: $(cat "$MNT/.bkfs/status")"
   exits 0 bkfs status "$MNT"
   says 'health +waiting' "store +has not done its part since .*: $cause" 'waiting .*fails in'

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # The base of every suite: cases and their counts, temporary directories, processes of the suite.
 #
-# A suite is a bash script that sources this file, runs cases, and ends. It owns $SUITE_TMP, which the
-# runner creates and removes. Results go to $RESULTS, one line for each case (or one for many):
+# A suite is a bash script that sources this file, runs cases, and ends. It owns $SUITE_TMP, which
+# the runner creates and removes. Results go to $RESULTS, one line for each case (or one for many):
 #   ok<TAB>NAME          not ok<TAB>NAME<TAB>REASON          many<TAB>PASSED<TAB>FAILED<TAB>LABEL
 # No function kills by name: a suite records each process that it starts by id and start time.
 

@@ -12,8 +12,8 @@ PJDFSTEST_VERSION=0.2.2
 FSX_VERSION=0.3.2
 CARGO_DENY_VERSION=0.20.2
 CARGO_MUTANTS_VERSION=27.1.0
-# Used only where no Go of at least 1.21 is installed; Go 1.21 and later download the toolchain that a
-# module requires.
+# Used only where no Go of at least 1.21 is installed; Go 1.21 and later download the toolchain that
+# a module requires.
 GO_VERSION=1.26.8
 
 PACKAGES=()

@@ -70,7 +70,8 @@ use_git() {
   git -C "$here/sent" gc -q --prune=now
   git -C "$here/local" fetch -q
   git -C "$here/local" worktree add -q "$here/tree" origin/pushed
-  [ -z "$(git -C "$here/sent" status --porcelain)" ] || wrong "git status shows changes that no command made"
+  [ -z "$(git -C "$here/sent" status --porcelain)" ] ||
+    wrong "git status shows changes that no command made"
   check_git "$here"
 }
 check_git() {

@@ -145,7 +145,8 @@ session_agrees() {
   mkdir -p "$steps"
   {
     printf 'Text\n```console\n$ unmarked\n```\n'
-    printf '<!-- session: a -->\n```console\n$ one \\\n> more\nseen …, line\n...\nlast\n$ two\n```\n'
+    printf '<!-- session: a -->\n```console\n$ one \\\n> more\n'
+    printf 'seen …, line\n...\nlast\n$ two\n```\n'
     printf '```sh\n$ not this\n```\n<!-- session: b -->\n```console\n# three\n```\n'
   } >"$document"
   [ "$("$ROOT/tests/lib/session.pl" extract "$document" "$steps")" = 3 ] ||

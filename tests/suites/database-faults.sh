@@ -109,8 +109,8 @@ URL=s3://$BKFS_TEST_BUCKET/outage
 bkfs init --no-encryption "$URL" || die "cannot make a repository"
 case_of "a store that is away for $AWAY s: the backup succeeds and restores" store_is_away
 case_of "a store that answers 503 to one request in twenty: the same" store_is_overloaded
-case_of \
-  "a store that hangs: bkfs run fails within the deadline, and the mount goes on when the store does" \
+case_of "a store that hangs: bkfs run fails within the deadline, and the mount goes on when the \
+store does" \
   store_hangs
 case_of "a check of every byte finds nothing" exits 0 bkfs check --read-data "$URL"
 exit 0

@@ -51,7 +51,11 @@ runs_agree() {
   export -f fsx_on
   export FSX SUITE_TMP MNT
   xargs -P 2 -I RUN \
-    bash -c 'fsx_on "$MNT" RUN || { echo "RUN failed"; tail -n 25 "$SUITE_TMP/log-RUN"; exit 255; }' \
+    bash -c 'fsx_on "$MNT" RUN || {
+      echo "RUN failed"
+      tail -n 25 "$SUITE_TMP/log-RUN"
+      exit 255
+    }' \
     <"$SUITE_TMP/runs" &
   workers=$!
   remember_pid $workers

@@ -62,8 +62,8 @@ verified_elsewhere() {
 
 machine one
 mount_at "$URL" "$MNT" --init --no-encryption -o allow_other || die "cannot mount"
-case_of \
-  "fio: sequential and random, buffered, direct and mapped, several jobs on one file: every block verified" \
+case_of "fio: sequential and random, buffered, direct and mapped, several jobs on one file: every \
+block verified" \
   fio_verifies
 case_of "stress-ng: the filesystem class finds nothing" stressed
 case_of "dbench with 8 clients" dbenched

@@ -374,8 +374,8 @@ case_of "bkfs run passes on the status of a tool that failed" run_passes_the_too
 case_of "bkfs run exits with 125 when it is bkfs that failed" run_says_when_bkfs_failed
 case_of "bkfs run asked to end ends its tool first" run_ends_with_its_tool
 case_of "a mount that cannot store any more fails and names what is lost" poisoned_and_named
-case_of \
-  "while poisoned every write, fsync, snapshot and unmount fails, and it does not recover by itself" \
+case_of "while poisoned every write, fsync, snapshot and unmount fails, and it does not recover by \
+itself" \
   everything_fails_while_poisoned
 case_of "acknowledging the loss goes back to the last commit" acknowledged
 case_of "and the mount goes on, restorable on another machine" goes_on

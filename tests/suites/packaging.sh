@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# about: the install target, mount -t bkfs and an fstab line through /sbin/mount.bkfs, umount(8) draining through /sbin/umount.fuse.bkfs
+# about: the install target, mount -t bkfs and an fstab line through /sbin/mount.bkfs, umount(8)
+# about: draining through /sbin/umount.fuse.bkfs
 # needs: program apt:make apt:systemd
 # limit: 300
 . "$(dirname "$0")/../lib/common.sh"
-# The helpers belong in /sbin, where mount(8) looks: a copy-on-write layer over /usr takes them, for this suite only.
+# mount(8) looks for helpers in /sbin. A copy-on-write layer over /usr holds them, for this suite
+# only.
 in_private_mounts
 . "$(dirname "$0")/../lib/bkfs.sh"
 
@@ -23,7 +25,7 @@ at_end "leave_mount '$MNT'"
 tool() { "$MACHINE/run" "$@"; }
 options="cache_dir=$MACHINE/bkfs-cache"
 
-# holds NAME TEXT: a reader on another machine finds it in the bucket.
+# in_bucket NAME TEXT: a reader on another machine finds the file in the bucket.
 in_bucket() {
   local place=$SUITE_TMP/reader text=
   mkdir -p "$place"
@@ -59,7 +61,7 @@ fstab_line() {
   echo fstab >"$MNT/by-fstab"
   exits 0 tool umount "$MNT"
   in_bucket by-fstab fstab || wrong "not in the bucket"
-  # noauto: nothing is mounted by -a.
+  # noauto: -a mounts nothing.
   exits 0 tool mount -a -t bkfs
   not_mounted "$MNT"
   sed "s|^$URL .*|$URL $MNT bkfs ro,_netdev,$options 0 0|" /etc/fstab >"$SUITE_TMP/fstab.new"
@@ -80,7 +82,8 @@ fstab_line() {
     wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
   exits 0 tool umount "$MNT"
 }
-# There is no systemd to start it here; what can be seen without one is that it would be taken, and that its commands work.
+# No systemd runs here to start the unit. The case checks that systemd would accept it, and that its
+# commands work.
 unit_is_sound() {
   local unit=/usr/local/lib/systemd/system/bkfs@.service line
   cp "$unit" "$SUITE_TMP/bkfs@test.service"
@@ -94,12 +97,15 @@ unit_is_sound() {
   exits 0 tool sh -c "$line"
   in_bucket by-unit unit || wrong "not in the bucket"
 }
-# What a service may do is bounded, by systemd's own measure, without an option that gives it a
-# mount namespace of its own: the mount would be visible in there only.
+# systemd's own measure bounds the rights of the service. The unit has no option that gives it its
+# own mount namespace: the mount would be visible in that namespace only.
 unit_is_confined() {
   local unit=/usr/local/lib/systemd/system/bkfs@.service
-  local \
-    private='(Private(Tmp|Devices|Mounts|IPC)|Protect(System|Home|KernelTunables|KernelModules|KernelLogs|ControlGroups|Proc)|ProcSubset|Root(Directory|Image)|(ReadWrite|ReadOnly|Inaccessible|Exec|NoExec|Bind|BindReadOnly)Paths|TemporaryFileSystem|MountImages|ExtensionImages|ExtensionDirectories|MountAPIVFS|LogNamespace|DynamicUser)='
+  local private='(Private(Tmp|Devices|Mounts|IPC)|Protect(System|Home|KernelTunables'
+  private+='|KernelModules|KernelLogs|ControlGroups|Proc)|ProcSubset|Root(Directory|Image)'
+  private+='|(ReadWrite|ReadOnly|Inaccessible|Exec|NoExec|Bind|BindReadOnly)Paths'
+  private+='|TemporaryFileSystem|MountImages|ExtensionImages|ExtensionDirectories'
+  private+='|MountAPIVFS|LogNamespace|DynamicUser)='
   cp "$unit" "$SUITE_TMP/bkfs@test.service"
   exits 0 systemd-analyze security --offline=true --threshold=45 "$SUITE_TMP/bkfs@test.service"
   grep -q '^LimitCORE=0$' "$unit" || wrong "a core dump would hold keys"
@@ -136,13 +142,13 @@ lazy_unmount_drains_behind() {
   in_bucket "$name" lazily || wrong "the daemon did not drain behind it"
 }
 
-# told_to_end SECONDS: the daemon, told to end, has ended by then, and nothing of it is mounted at
-# $MNT.
+# told_to_end SECONDS: sends TERM to the daemon, which ends within this time.
 told_to_end() {
   kill -TERM "$DAEMON"
   gone "$DAEMON" "$1" || wrong "the daemon does not end"
 }
-# mounted_with OPTIONS: mounts with these, and writes a file that shall be in the bucket at the end.
+# mounted_with OPTIONS NAME: mounts with these options, and writes a file that must be in the bucket
+# at the end.
 mounted_with() {
   exits 0 tool mount -t bkfs "$URL" "$MNT" -o "$options,$1"
   DAEMON=$(daemon_of "$MNT")

@@ -16,7 +16,7 @@ few_and_explained() {
 case_of "expected failures are few and explained" few_and_explained
 
 machine one
-# Other users reach the mount: half the cases run as them.
+# Other users reach the mount: half of the cases run as such users.
 mount_at "$SUITE_TMP/bucket" "$SUITE_TMP/mount" --init --no-encryption -o allow_other ||
   die "cannot mount"
 at_end "leave_mount '$SUITE_TMP/mount'"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: pg_basebackup onto a mount, plain and tar, verified there and on a second machine, and started again
+# about: pg_basebackup onto a mount, plain and tar, verified there and on a second machine, and
+# about: started again
 # needs: program apt:postgresql-15
 # limit: 600 1200
 . "$(dirname "$0")/../lib/common.sh"
@@ -27,7 +28,7 @@ base_backup() {
 verify() { as_postgres "$PG_BIN/pg_verifybackup" --wal-directory "${2:-$1/pg_wal}" "$1"; }
 
 plain_backup() {
-  # As its own user, the way a dump job runs; the directory is the user's.
+  # Runs as its own user, as a dump job does; the user owns the directory.
   mkdir "$MNT/pg" && chown postgres: "$MNT/pg"
   base_backup -F plain -D "$MNT/pg"
   verify "$MNT/pg"
@@ -38,7 +39,8 @@ tar_backup() {
   ls -l "$MNT/pg-tar"
   unpacked "$MNT/pg-tar" "$SUITE_TMP/unpacked"
 }
-# unpacked TAR-DIRECTORY TARGET: the tar format unpacked somewhere else passes the same verification.
+# unpacked TAR-DIRECTORY TARGET: the tar format, unpacked in another directory, passes the same
+# verification.
 unpacked() {
   rm -rf "$2"
   mkdir -p "$2"

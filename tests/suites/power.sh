@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: power loss of the disk under an embedded bucket, and under a spool, on ext4 and xfs: what fsync and snapshot acknowledged is there
+# about: power loss of the disk under an embedded bucket, and under a spool, on ext4 and xfs: what
+# about: fsync and snapshot acknowledged is there
 # needs: program minio apt:xfsprogs apt:e2fsprogs
 # limit: 300 1200
 . "$(dirname "$0")/../lib/common.sh"
@@ -13,7 +14,8 @@ at_end "leave_mount '$MNT'"
 leave_disk() { ! is_mounted "$DISK" || umount "$DISK" || umount -l "$DISK"; }
 writer() { python3 "$ROOT/tests/lib/fsync_writer.py" "$@"; }
 
-# The disk's filesystem is ended without writing what it holds back, as a power cut ends it; its journal is replayed at the next mount.
+# Shuts the disk's filesystem down without writing what it holds back, as a power cut does. The next
+# mount replays its journal.
 power_loss() {
   local record=$1 number=$2 pid before
   exits 0 mount_at "$DISK/bucket" "$MNT" --init --no-encryption -o timeout=20
@@ -34,7 +36,8 @@ power_loss() {
   umount -i -l "$MNT"
   umount "$DISK"
   mount -o loop "$IMAGE" "$DISK"
-  # A machine that has lost its power has lost its caches' last writes, too; this one's lie elsewhere, so that only the bucket is tried.
+  # A machine that loses its power also loses the last writes of its caches. The caches here lie
+  # elsewhere, so that the case tests the bucket only.
   machine "after-$number"
   exits 0 mount_at "$DISK/bucket" "$MNT" --steal
   writer check "$MNT/synced" "$record"
@@ -51,14 +54,16 @@ metric() {
     "$MNT/.bkfs/status" "$1"
 }
 acknowledged_beyond() { [ -s "$2" ] && [ "$(writer count "$2")" -gt $(($1 + 10)) ]; }
-# The same under the spool, which is all that fsync is content with, while the store does not answer.
+# The same with the disk under the spool, while the store does not answer. With fsync=local, fsync
+# is content with the spool.
 power_loss_under_spool() {
   local record=$1 number=$2 pid before
   exits 0 mount_at "$URL" "$MNT" -o timeout=60,fsync=local,spool_size=128M
   before=$([ -s "$record" ] && writer count "$record" || echo 0)
   mkdir -p "$MNT/synced"
   python3 -c "import os; os.fsync(os.open('$MNT', os.O_RDONLY))"
-  # Whether a name is free is read from the tree, which a mount fetches as it goes: what this writer meets is here before the store is not.
+  # A mount looks a name up in the tree, which it fetches on demand. The listing fetches what this
+  # writer needs before the store stops.
   ls -l "$MNT/synced" >/dev/null
   kill -STOP "$MINIO_PID"
   writer write "$MNT/synced" "$record" "$number" 2>"$SUITE_TMP/writer.log" &
@@ -82,13 +87,13 @@ power_loss_under_spool() {
   writer check "$MNT/synced" "$record"
   exits 0 bkfs snapshot "$MNT" "spooled-$number"
   exits 0 bkfs umount "$MNT"
-  # And elsewhere.
+  # The same on another machine.
   machine "elsewhere-$number"
   exits 0 mount_at "$URL" "$MNT" -o "snapshot=spooled-$number"
   writer check "$MNT/synced" "$record"
   exits 0 bkfs umount "$MNT"
 }
-# spool_on DISK: this machine's state lies on the disk.
+# spool_on MACHINE: selects the machine and puts its state on the disk.
 spool_on() {
   machine "$1"
   rm -rf "${MACHINE:?}/state"
@@ -112,17 +117,17 @@ on_filesystem() {
   mount -o loop "$IMAGE" "$DISK" || die "cannot mount $kind"
   machine "$kind"
   for number in $(seq "$first" $((first + count - 1))); do
-    case_of "power loss under a bucket on $kind, $number" power_loss "$SUITE_TMP/record-$kind" \
-      "$number"
+    case_of "power loss under a bucket on $kind, $number" \
+      power_loss "$SUITE_TMP/record-$kind" "$number"
   done
   KIND=$kind
   spool_on "spool-$kind"
   for number in $(seq "$((first + 50))" $((first + 49 + $4))); do
-    case_of "power loss under a spool on $kind, $number" spooled_round \
-      "$SUITE_TMP/record-spool-$kind" "$number"
+    case_of "power loss under a spool on $kind, $number" \
+      spooled_round "$SUITE_TMP/record-spool-$kind" "$number"
   done
-  case_of "a check of every byte of the bucket on $kind finds nothing" exits 0 bkfs check \
-    --read-data "$DISK/bucket"
+  case_of "a check of every byte of the bucket on $kind finds nothing" \
+    exits 0 bkfs check --read-data "$DISK/bucket"
   leave_disk
   rm -f "$IMAGE"
 }

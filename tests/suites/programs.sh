@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
-# about: real programs on a mount (git, cargo, SQLite, rsync, tar, cp, logrotate, restic, borg; in full databases and this project too), each checked again from a snapshot on an empty machine
-# needs: program apt:git apt:rsync apt:sqlite3 apt:restic apt:borgbackup apt:logrotate apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench apt:postgresql-15 apt:pgbackrest
+# about: real programs on a mount (git, cargo, SQLite, rsync, tar, cp, logrotate, restic, borg; in
+# about: full runs also databases and this project), each checked again from a snapshot on an empty
+# about: machine
+# needs: program apt:git apt:rsync apt:sqlite3 apt:restic apt:borgbackup apt:logrotate
+# needs: apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench apt:postgresql-15
+# needs: apt:pgbackrest
 # limit: 300 3600
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/bkfs.sh"
@@ -16,9 +20,10 @@ at_end "leave_mount '$MNT'"
 PROGRAMS=(git cargo sqlite rsync tar cp logrotate restic borg)
 [ "$FULL" = 0 ] || PROGRAMS+=(project mariabackup mariadbd pgbackrest)
 
-# Each program NAME has use_NAME, which works in $MNT/NAME, and check_NAME, which is given a copy of that directory.
+# Each program NAME has use_NAME, which works in $MNT/NAME, and check_NAME, which gets a copy of
+# that directory.
 use() { mkdir "$MNT/$1" && "use_$1"; }
-# checked NAME FROM: what was in a snapshot, copied out of it.
+# checked NAME FROM: checks a copy of the directory in a snapshot.
 checked() {
   rm -rf "$PLAIN/copied"
   cp -a --sparse=auto "$2/$1" "$PLAIN/copied"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: seeded rounds on a real server behind a proxy that fails, with kills and takeovers: what was acknowledged is there
+# about: seeded rounds on a real server behind a proxy that fails, with kills and takeovers: what
+# about: was acknowledged is there
 # needs: program minio
 # limit: 420 7200
 . "$(dirname "$0")/../lib/common.sh"
@@ -7,7 +8,8 @@
 
 export PYTHONDONTWRITEBYTECODE=1
 LANES=${BKFS_PROXY_LANES:-2}
-# Quick: so many seeds, from 1. In full they go on where the last run ended, as long as there is time.
+# Quick runs use so many seeds, from 1. Full runs continue where the last one ended, until their
+# time is over.
 ROUNDS=14 MINUTES=60
 [ "$FULL" = 0 ] || ROUNDS=500 MINUTES=115
 STATE=$CACHE/proxy-next-seed
@@ -15,14 +17,15 @@ NEXT=$SUITE_TMP/next-seed
 
 rounds() { python3 "$ROOT/tests/lib/rounds/main.py" "$@"; }
 
-# lane_place NAME: an own place with an own proxy; leaves PLACE, and the program's environment.
+# lane_place NAME: creates a directory with its own proxy; sets PLACE, and the program's
+# environment.
 lane_place() {
   PLACE=$SUITE_TMP/$1
   mkdir -p "$PLACE"
   SUITE_TMP=$PLACE start_faulty "$BKFS_TEST_S3_MINIO"
   s3_environment "$FAULTY"
 }
-# fresh NAME: a place for one round, which shares the lane's proxy.
+# fresh: creates a directory for one round, which shares the lane's proxy.
 fresh() {
   rm -rf --one-file-system "${PLACE:?}/round"
   mkdir -p "$PLACE/round"
@@ -36,7 +39,7 @@ next_seed() {
     flock 9
     SEED=$(cat "$NEXT")
     echo $((SEED + 1)) >"$NEXT"
-    # A run that its time ends goes on where it stopped.
+    # A run that reaches its time limit lets the next one continue there.
     [ "$FULL" = 0 ] || [ -n "${BKFS_PROXY_SEED:-}" ] || cp "$NEXT" "$STATE"
     echo "$SEED"
   ) 9>"$NEXT.lock"
@@ -49,12 +52,12 @@ one_round() {
     passed "round $1"
   else
     grep -q '^FAILED' "$log" || echo "FAILED: ended with no verdict" >>"$log"
-    # What the store was asked, and in which order, is what a failure is understood by.
+    # The requests to the store, in their order, explain a failure.
     kept=$LOGS/proxy-$1
     rm -rf "$kept"
     mkdir -p "$kept"
-    cp -r "$PLACE/faults" "$PLACE/round"/daemon-*.log "$PLACE/round"/life-* "$log" "$kept/" \
-      2>/dev/null
+    cp -r "$PLACE/faults" "$PLACE/round"/daemon-*.log "$PLACE/round"/life-* "$log" \
+      "$kept/" 2>/dev/null
     why=$(sed -n 's/^FAILED: //p' "$log" | head -n 1 | cut -c1-400)
     failed "round $1" "$why (again: BKFS_PROXY_SEED=$1 tests/run proxy; logs: $kept)"
   fi

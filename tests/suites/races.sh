@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: races between processes on a mount: renames, exchanges, locks, appends, listings under changes, seekdir; and snapshots in the middle, checked elsewhere
+# about: races between processes on a mount: renames, exchanges, locks, appends, listings under
+# about: changes, seekdir; and snapshots in the middle, checked on another machine
 # needs: program
 # limit: 180 1800
 . "$(dirname "$0")/../lib/common.sh"
@@ -12,13 +13,14 @@ mkdir -p "$MNT"
 at_end "leave_mount '$MNT'"
 at_end "leave_mount '$SUITE_TMP/reader'"
 
-# race WHAT [COUNT]: in a directory of its own.
+# race WHAT [COUNT]: runs a race in its own directory.
 race() {
   rm -rf "${MNT:?}/$1"
   mkdir "$MNT/$1"
   python3 "$ROOT/tests/posix/races.py" "$1" "$MNT/$1" "${@:2}"
 }
-# The kernel writes a mapping's pages to where they are, whatever the handle would do with a write.
+# The kernel writes a mapping's pages to their own offsets, even through a handle whose writes
+# append.
 mapped_append() {
   head -c 8192 /dev/zero | tr '\0' x >"$MNT/mapped-append"
   python3 - "$MNT/mapped-append" <<'P'
@@ -45,7 +47,7 @@ locks() {
   mkdir "$MNT/locks" && python3 "$ROOT/tests/posix/locks.py" "$MNT/locks" $((500 * TIMES))
 }
 
-# Everything at once, with snapshots of all of it.
+# Runs all races at once, with snapshots of all of them.
 snapshots_amid() {
   local pids=() what pid
   mkdir "$MNT/amid"

@@ -1,34 +1,40 @@
 #!/usr/bin/env bash
-# about: the README's session, word for word, on a fresh clone: every command succeeds and shows what the README shows
+# about: the README's session, word for word, on a fresh clone: every command succeeds and shows
+# about: what the README shows
 # needs: program
 # limit: 1200
 . "$(dirname "$0")/../lib/common.sh"
-# A fixed path lets cargo find the parts that it built for the last clone; private, since two runs may be under way.
+# With a fixed path, cargo finds the parts that it built for the last clone. The mounts are private,
+# since two runs may be under way.
 in_private_mounts
 
 CLONE=/mnt STEPS=$SUITE_TMP/steps
 mkdir -p "$STEPS" "$SUITE_TMP/clone" "$SUITE_TMP/home"
 mount --bind "$SUITE_TMP/clone" "$CLONE" || die "cannot lay the clone over $CLONE"
-# What git knows of, as it stands in the working directory; times of now, as in a clone.
-(cd "$ROOT" && git ls-files -z --cached --others --exclude-standard | tar --null --ignore-failed-read -T - -cf - 2>/dev/null) |
-  tar -xmf - -C "$CLONE" ||
-  die "no clone"
+# The files that git knows, as they stand in the working directory; their times are new, as in a
+# clone.
+(
+  cd "$ROOT" && git ls-files -z --cached --others --exclude-standard |
+    tar --null --ignore-failed-read -T - -cf - 2>/dev/null
+) | tar -xmf - -C "$CLONE" || die "no clone"
 ln -s "$CARGO_TARGET_DIR" "$CLONE/target"
 
 count=$("$ROOT/tests/lib/session.pl" extract "$CLONE/README.md" "$STEPS") ||
   die "the README has no session"
 [ "$count" -ge 5 ] || die "the README's session has $count commands only"
 
-# One shell runs all commands, as a reader would: directory and variables stay.
+# One shell runs all commands, as for a reader: directory and variables persist.
 {
-  echo 'cd /mnt; shopt -s expand_aliases' # as in the shell of somebody who types
+  echo 'cd /mnt; shopt -s expand_aliases' # as in an interactive shell
   for n in $(seq "$count"); do
     printf '{ eval "$(cat %q)"; } >%q 2>&1 </dev/null\necho $? >%q\n' "$STEPS/$n.command" \
       "$STEPS/$n.seen" "$STEPS/$n.status"
   done
 } >"$STEPS/session"
-env -u CARGO_TARGET_DIR CARGO_HOME="${CARGO_HOME:-$HOME/.cargo}" RUSTUP_HOME="${RUSTUP_HOME:-$HOME/.rustup}" HOME="$SUITE_TMP/home" \
-  XDG_CACHE_HOME="$SUITE_TMP/home/.cache" XDG_CONFIG_HOME="$SUITE_TMP/home/.config" XDG_STATE_HOME="$SUITE_TMP/home/.state" bash "$STEPS/session"
+env -u CARGO_TARGET_DIR CARGO_HOME="${CARGO_HOME:-$HOME/.cargo}" \
+  RUSTUP_HOME="${RUSTUP_HOME:-$HOME/.rustup}" HOME="$SUITE_TMP/home" \
+  XDG_CACHE_HOME="$SUITE_TMP/home/.cache" XDG_CONFIG_HOME="$SUITE_TMP/home/.config" \
+  XDG_STATE_HOME="$SUITE_TMP/home/.state" bash "$STEPS/session"
 
 step_is_as_shown() {
   echo "\$ $(cat "$STEPS/$1.command")"

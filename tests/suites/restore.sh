@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: restore: many links with few descriptors, --overwrite that keeps what it cannot replace, exit codes when nobody reads the results
+# about: restore: many links with few descriptors, --overwrite that keeps what it cannot replace,
+# about: exit codes when no process reads the results
 # needs: program
 # limit: 240
 . "$(dirname "$0")/../lib/common.sh"
@@ -30,7 +31,7 @@ fill() {
   exits 0 bkfs umount "$MOUNT"
 }
 
-# More directories with the first of several names than descriptors that the process may have.
+# More directories with the first of several names than the process may have descriptors.
 many_links_need_few_descriptors() {
   # The volume has no snapshot yet.
   mount_at "$URL" "$MOUNT"
@@ -46,7 +47,7 @@ many_links_need_few_descriptors() {
     wrong "not all are linked"
 }
 
-# shape: what the restored tree looks like, but for the contents.
+# shape: a hash of the restored tree, without the contents.
 shape() { (cd "$TARGET" && find . -printf '%p %y %m %n %l %TY\n' | sort | sha256sum); }
 
 overwriting_gives_the_same() {
@@ -63,11 +64,12 @@ overwriting_gives_the_same() {
   cmp "$TARGET/big" "$SUITE_TMP/big"
 }
 
-# A damaged repository must not take away the copy that is good.
+# A damaged repository must not replace the good copy.
 overwriting_keeps_what_it_cannot_replace() {
   local pack
   cp -a "$URL" "$SUITE_TMP/damaged"
-  pack=$(find "$SUITE_TMP/damaged/data" -type f -printf '%s %p\n' | sort -n | tail -n 1 | cut -d' ' -f2)
+  pack=$(find "$SUITE_TMP/damaged/data" -type f -printf '%s %p\n' |
+    sort -n | tail -n 1 | cut -d' ' -f2)
   dd if=/dev/zero of="$pack" bs=1 seek=100000 count=64 conv=notrunc status=none
   machine two
   exits 13 bkfs restore "$SUITE_TMP/damaged" whole "$TARGET" --overwrite
@@ -80,7 +82,7 @@ overwriting_keeps_what_it_cannot_replace() {
     wrong "a file that is not whole has the time of the one that was stored"
 }
 
-# unread ARGS…: the program, with nobody at the other end of its standard output.
+# unread ARGS…: runs the program with a standard output that no process reads.
 unread() {
   perl -e 'pipe(R, W); close R; open STDOUT, ">&", \*W; exec @ARGV' "$MACHINE/run" "$BKFS_BIN" "$@"
 }

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# about: days of full backups with forget and gc after each; gc beside writers that are stopped and killed; gc with nothing to do; keys that cannot delete; many snapshots of many files
-# needs: program minio mc apt:time apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench
+# about: days of full backups with forget and gc after each; gc with concurrent writers that are
+# about: stopped and killed; gc with nothing to do; keys that cannot delete; many snapshots of many
+# about: files
+# needs: program minio mc apt:time apt:mariadb-server apt:mariadb-backup apt:mariadb-client
+# needs: apt:sysbench
 # limit: 600 7200
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/bkfs.sh"
@@ -12,14 +15,14 @@ mkdir -p "$M"
 chmod 755 "$SUITE_TMP"
 at_end "leave_mount '$M'"
 DAYS=6 ROUNDS=15
-# Snapshots of so many files each; the quick run has a hundredth of the product.
+# The number of snapshots, and of files in each; quick runs have a hundredth of the product.
 SNAPSHOTS=100 FILES=100000
 [ "$FULL" = 0 ] || DAYS=30 ROUNDS=200 SNAPSHOTS=1000 FILES=1000000
 
 digest() {
   (cd "$1" && find . -type f -print0 | sort -z | xargs -0 sha256sum) | sha256sum | cut -d' ' -f1
 }
-# objects BUCKET: the same of a bucket, but for the locks of its directory.
+# objects BUCKET: the same hash for a bucket, without the locks of its directory.
 objects() {
   (cd "$1" && find . -type f -not -path './.bkfs/*' -print0 | sort -z | xargs -0 sha256sum) |
     sha256sum | cut -d' ' -f1
@@ -28,38 +31,40 @@ names() {
   bkfs --json snapshots "$@" |
     python3 -c 'import json, sys; [print(json.loads(line)["name"]) for line in sys.stdin]'
 }
-# gc_now URL: a collection that waits for nothing; what it says is in $SUITE_TMP/json.
+# gc_now URL: runs a collection that waits for nothing, and keeps its output in $SUITE_TMP/json.
 gc_now() {
   local status=0
   bkfs --json gc "$1" --undelete-window 0s "${@:2}" >"$SUITE_TMP/json" || status=$?
   cat "$SUITE_TMP/json"
   return $status
 }
-# found NAME, done_ NAME: a number of the plan, and of what was made of it; 0 if there was nothing to do.
+# found NAME, done_ NAME: a number of the plan, and of its execution; 0 if there was nothing to do.
 found() {
   python3 -c 'import json, sys; print(json.loads(open(sys.argv[1]).readline())[sys.argv[2]])' \
     "$SUITE_TMP/json" "$1"
 }
 done_() {
-  python3 -c \
-    'import json, sys; print(([json.loads(line) for line in open(sys.argv[1])][1:] or [{}])[0].get(sys.argv[2], 0))' \
-    "$SUITE_TMP/json" "$1"
+  python3 -c 'import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+print((lines[1:] or [{}])[0].get(sys.argv[2], 0))' "$SUITE_TMP/json" "$1"
 }
-# same NAME DIGEST URL [ARGS…]: the snapshot restores to what it was made of, as this file says.
+# same NAME DIGEST URL [ARGS…]: the snapshot restores to the contents whose hash is in the file
+# DIGEST.
 same() {
   rm -rf "$SUITE_TMP/restored"
   exits 0 bkfs restore "$3" "$1" "$SUITE_TMP/restored" "${@:4}"
   [ "$(digest "$SUITE_TMP/restored")" = "$(cat "$2")" ] || wrong "$1 is not what it was"
 }
 
-# --- days of a database ---------------------------------------------------------------------------------------------
+# --- days of a database ---------------------------------------------------------------------------
 
 a_day_passes() {
   mariadb_change_rows
   exits 0 mount_at "$URL" "$M"
   rm -rf "$M/full"
   mariadb_backup "$SOURCE" "$M/full" >"$SUITE_TMP/backup.log" 2>&1 || {
-    tail -n 20 "$SUITE_TMP/backup.log"; return 1
+    tail -n 20 "$SUITE_TMP/backup.log"
+    return 1
   }
   digest "$M" >"$SUITE_TMP/digest-day-$1"
   mariadb_checksums >"$SUITE_TMP/checksums-day-$1"
@@ -67,10 +72,11 @@ a_day_passes() {
   exits 0 bkfs umount "$M"
 }
 mariadb_change_rows() {
-  sysbench oltp_update_non_index --db-driver=mysql --mysql-socket="$MARIADB_SOCKET" --mysql-user=root --mysql-db=sbtest \
-    --tables=$SYSBENCH_TABLES --table-size="$ROWS" --threads=2 --events=300 --time=0 --rand-type=uniform run >/dev/null
-  sql kinds -e \
-    "DELETE FROM large_values WHERE id % 20 = 0; INSERT INTO large_values SELECT seq * 20, RANDOM_BYTES(1024) FROM seq_1_to_200"
+  sysbench oltp_update_non_index --db-driver=mysql --mysql-socket="$MARIADB_SOCKET" \
+    --mysql-user=root --mysql-db=sbtest --tables=$SYSBENCH_TABLES --table-size="$ROWS" \
+    --threads=2 --events=300 --time=0 --rand-type=uniform run >/dev/null
+  sql kinds -e "DELETE FROM large_values WHERE id % 20 = 0;
+    INSERT INTO large_values SELECT seq * 20, RANDOM_BYTES(1024) FROM seq_1_to_200"
 }
 
 days() {
@@ -85,7 +91,7 @@ days() {
     exits 0 gc_now "$URL"
     [ "$day" -le 3 ] || [ "$(done_ deleted_packs)" -gt 0 ] ||
       wrong "nothing was deleted on day $day"
-    [ "$(done_ held_packs)" = 0 ] || wrong "something is held back, and nobody is there"
+    [ "$(done_ held_packs)" = 0 ] || wrong "something is held back without a session"
     survivor=$(names "$URL" | shuf -n 1 --random-source=<(yes "$day"))
     same "$survivor" "$SUITE_TMP/digest-$survivor" "$URL"
   done
@@ -95,7 +101,7 @@ days() {
   exits 0 bkfs check --read-data "$URL"
 }
 
-# The last survivor becomes a server again.
+# A server starts on the last surviving backup.
 revives() {
   same "day-$DAYS" "$SUITE_TMP/digest-day-$DAYS" "$URL"
   mariadb_revive "$SUITE_TMP/restored/full" "$SUITE_TMP/revived"
@@ -105,7 +111,7 @@ revives() {
     wrong "tables differ from the source's"
 }
 
-# The yardstick is a repository that never held anything but the survivors.
+# The reference is a repository that never held anything but the survivors.
 lean() {
   local name is ideal
   exits 0 init_local "$SUITE_TMP/lean"
@@ -120,18 +126,18 @@ lean() {
     wrong "the bucket has $is bytes, where $ideal would do"
 }
 
-# --- nothing to do --------------------------------------------------------------------------------------------------
+# --- nothing to do --------------------------------------------------------------------------------
 
 nothing() {
-  local before packs
-  # What the last replacements of the root have left is for the next one.
+  local before packs bound
+  # The next collection removes what the last replacements of the root have left.
   exits 0 gc_now "$URL"
-  # On a machine of its own, which takes the copy for the repository that it is.
+  # On a new machine, which takes the copy for the original repository.
   machine blank
   cp -a "$URL" "$SUITE_TMP/blank"
-  # Data packs that hold nothing any more: who read one would find out.
-  find "$SUITE_TMP/blank/data" -type f -exec sh \
-    -c 'head -c "$(stat -c %s "$1")" /dev/zero >"$1.new" && mv "$1.new" "$1"' - {} \;
+  # Overwrites the data packs with zeroes: a collection that reads one fails.
+  find "$SUITE_TMP/blank/data" -type f -exec \
+    sh -c 'head -c "$(stat -c %s "$1")" /dev/zero >"$1.new" && mv "$1.new" "$1"' - {} \;
   packs=$(find "$SUITE_TMP/blank/data" -type f | wc -l)
   before=$(objects "$SUITE_TMP/blank")
   exits 0 gc_now "$SUITE_TMP/blank"
@@ -141,11 +147,9 @@ nothing() {
   row "nothing to do" \
     "requests $(found requests_made), of which metadata packs $(found metadata_packs_read)" \
     "data packs there, none read: $packs"
-  [ "$(found requests_made)" -le \
-    $(($(find "$SUITE_TMP/blank/index" "$SUITE_TMP/blank/lists" "$SUITE_TMP/blank/meta" -type f | wc -l) + 4)) \
-    ] ||
-    wrong \
-      "$(found requests_made) requests are more than there are index objects, lists and metadata packs"
+  bound=$(cd "$SUITE_TMP/blank" && find index lists meta -type f | wc -l)
+  [ "$(found requests_made)" -le $((bound + 4)) ] ||
+    wrong "$(found requests_made) requests for $bound index objects, lists and metadata packs"
   machine a
 }
 
@@ -164,11 +168,11 @@ case_of "the bucket holds hardly more than the survivors need" lean
 case_of "a collection with nothing to do reads no data packs and changes nothing" nothing
 case_of "what was forgotten comes back within the undelete window" undo
 
-# --- beside writers -------------------------------------------------------------------------------------------------
+# --- with concurrent writers ----------------------------------------------------------------------
 
 start_minio
 s3_environment "$BKFS_TEST_S3_MINIO"
-BUCKET=s3://$BKFS_TEST_BUCKET/beside
+BUCKET=s3://$BKFS_TEST_BUCKET/concurrent
 for host in 1 2 3; do
   mkdir -p "$SUITE_TMP/host-$host"
   at_end "leave_mount '$SUITE_TMP/host-$host'"
@@ -178,7 +182,7 @@ chance() { [ $((RANDOM % 100)) -lt "$1" ]; }
 pages() { python3 "$ROOT/tests/lib/pages.py" "$@"; }
 host_mounts() { on "h$1" mount_at "$BUCKET" "$SUITE_TMP/host-$1" --volume "v$1" -o timeout=60; }
 
-# host_daemon HOST: its daemon, and not a command that talks to it.
+# host_daemon HOST: the id of its daemon, and not that of a command that talks to the daemon.
 host_daemon() {
   local directory words
   for directory in /proc/[0-9]*; do
@@ -188,7 +192,8 @@ host_daemon() {
   done | tail -n 1
 }
 
-# What all hosts write in a round: contents come back that were collected meanwhile, and hosts share them.
+# The contents that all hosts write in a round: contents return after a collection, and hosts share
+# them.
 contents() {
   rm -rf "$SUITE_TMP/contents.new"
   pages make "$SUITE_TMP/contents.new" 6 7
@@ -196,7 +201,8 @@ contents() {
   rm -rf "$SUITE_TMP/contents"
   mv "$SUITE_TMP/contents.new" "$SUITE_TMP/contents"
 }
-# host_works HOST ROUND: a backup and its snapshot. What was acknowledged is noted; so is what may or may not be there.
+# host_works HOST ROUND: makes a backup and its snapshot. It records what was acknowledged, and what
+# may exist.
 host_works() {
   local place=$SUITE_TMP/host-$1 record=$SUITE_TMP/record-$1-$2
   [ -n "$(host_daemon "$1")" ] || host_mounts "$1" || return 0
@@ -206,10 +212,12 @@ host_works() {
   on "h$1" bkfs snapshot "$place" "r$2" && touch "$record.acknowledged"
   return 0
 }
-# forget_one HOST: its oldest acknowledged snapshot but two. Whoever forgets it says so before.
+# forget_one HOST: forgets the oldest acknowledged snapshot except for the last two. It records the
+# name before it forgets.
 forget_one() {
   local oldest
-  oldest=$(find "$SUITE_TMP" -maxdepth 1 -name "record-$1-*.acknowledged" | sort -V | head -n -2 | while read -r record; do
+  oldest=$(find "$SUITE_TMP" -maxdepth 1 -name "record-$1-*.acknowledged" |
+    sort -V | head -n -2 | while read -r record; do
     [ -e "${record%.acknowledged}.forgotten" ] || echo "${record%.acknowledged}"
   done | head -n 1)
   [ -n "$oldest" ] || return 0
@@ -217,12 +225,12 @@ forget_one() {
   on keeper bkfs forget "$BUCKET" "r${oldest##*-}" --volume "v$1"
 }
 
-# A collector on a machine of its own, and what happens to it.
+# Runs a collector on its own machine, and stops and kills it at random.
 collector() {
   local pid
   machine "g$1"
   while [ ! -e "$SUITE_TMP/stop" ]; do
-    # Not by way of $MACHINE/run: the program itself is what is stopped and killed.
+    # Without $MACHINE/run: the program itself must be stopped and killed.
     env HOME="$MACHINE/home" XDG_STATE_HOME="$MACHINE/state" XDG_CACHE_HOME="$MACHINE/cache" \
       "$BKFS_BIN" gc "$BUCKET" --undelete-window 0s &
     pid=$!
@@ -250,7 +258,7 @@ collectors_begin() {
 }
 collectors_end() { touch "$SUITE_TMP/stop"; wait "${COLLECTORS[@]}" || true; COLLECTORS=(); }
 
-# What happens to a daemon in a round.
+# Kills or stops the daemon of a host, or leaves it alone.
 strike() {
   local daemon
   daemon=$(host_daemon "$1")
@@ -266,7 +274,7 @@ strike() {
   fi
 }
 
-beside() {
+concurrent_rounds() {
   local round host workers
   RANDOM=4711
   machine keeper
@@ -291,9 +299,9 @@ beside() {
     wrong "few snapshots were acknowledged: it shows little"
 }
 
-# All mounts are left alone: without a word to them, what was condemned beneath them is deleted before long.
-deleted_beside() {
-  local host
+# Without any command to the mounts, the collector deletes what was condemned before long.
+deleted_under_mounts() {
+  local host packs
   for host in 1 2 3; do
     [ -n "$(host_daemon "$host")" ] || exits 0 host_mounts "$host"
   done
@@ -309,7 +317,7 @@ deleted_beside() {
   machine keeper
   exits 0 bkfs forget "$BUCKET" passing --volume v1
   exits 0 gc_now "$BUCKET"
-  # A daemon that is stopped holds back what was condemned since.
+  # A stopped daemon holds back what was condemned since.
   kill -STOP "$(host_daemon 2)"
   sleep 1
   exits 0 gc_now "$BUCKET"
@@ -317,10 +325,10 @@ deleted_beside() {
   kill -CONT "$(host_daemon 2)"
   wait_for 90 deletes_all ||
     wrong "after 90 s there is still something held back: $(cat "$SUITE_TMP/json")"
-  [ "$DELETED" -gt 0 ] || wrong "nothing was deleted beside the mounts"
-  row "beside 3 mounts" \
-    "packs deleted in $ROUNDS rounds: $(cat "$SUITE_TMP"/collector-*.log | sed -n 's/.*deleted \([0-9]*\) packs.*/\1/p' | awk '{sum += $1} END {print sum + 0}')" \
-    "then $DELETED more"
+  [ "$DELETED" -gt 0 ] || wrong "nothing was deleted while the mounts ran"
+  packs=$(cat "$SUITE_TMP"/collector-*.log |
+    sed -n 's/.*deleted \([0-9]*\) packs.*/\1/p' | awk '{sum += $1} END {print sum + 0}')
+  row "with 3 mounts" "packs deleted in $ROUNDS rounds: $packs" "then $DELETED more"
   for host in 1 2 3; do exits 0 on "h$host" bkfs umount "$SUITE_TMP/host-$host"; done
 }
 DELETED=0
@@ -345,14 +353,15 @@ survivors() {
   [ "$count" -ge 6 ] || wrong "only $count snapshots are left"
 }
 
-# sessions_that STATE…: those in one of these states.
+# sessions_that STATE…: the sessions in one of these states.
 sessions_that() {
   bkfs --json session list "$BUCKET" | python3 -c 'import json, sys
 for line in sys.stdin:
     row = json.loads(line)
     if row["state"] in sys.argv[1:]: print(row["session"])' "$@"
 }
-# Whatever died is ended by hand, and what only its disk may hold is given up; then nothing is held back, and a last collection leaves nothing to do.
+# Ends dead sessions by command, and gives up what only their disks may hold. Nothing is then held
+# back, and a last collection leaves nothing to do.
 ended() {
   local session
   machine keeper
@@ -370,20 +379,24 @@ ended() {
   survivors
 }
 
-case_of "$ROUNDS rounds of three writers and two collectors, stopped and killed at random" beside
-case_of "what is condemned is deleted beside running mounts, unless one stands still" deleted_beside
+case_of "$ROUNDS rounds of three writers and two collectors, stopped and killed at random" \
+  concurrent_rounds
+case_of "what is condemned is deleted beside running mounts, unless one stands still" \
+  deleted_under_mounts
 case_of "a check of every byte finds nothing, and every acknowledged snapshot restores" survivors
 case_of "dead sessions are ended, and a last collection frees the rest" ended
 
-# --- keys that cannot delete ----------------------------------------------------------------------------------------
+# --- keys that cannot delete ----------------------------------------------------------------------
 
-# start_user NAME: a user of the server who may put, get and list, and nothing else.
+# start_user NAME: creates a user of the server who may put, get and list, and nothing else.
 start_user() {
   export MC_CONFIG_DIR=$SUITE_TMP/mc
   "$MC" -q alias set test "$BKFS_TEST_S3_MINIO" "$BKFS_TEST_ACCESS_KEY" "$BKFS_TEST_SECRET_KEY" \
     >/dev/null
-  printf '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:PutObject", "s3:GetObject", "s3:ListBucket"], "Resource": ["arn:aws:s3:::%s", "arn:aws:s3:::%s/*"]}]}' \
-    "$BKFS_TEST_BUCKET" "$BKFS_TEST_BUCKET" >"$SUITE_TMP/policy.json"
+  printf '{"Version": "2012-10-17", "Statement": [{
+    "Effect": "Allow", "Action": ["s3:PutObject", "s3:GetObject", "s3:ListBucket"],
+    "Resource": ["arn:aws:s3:::%s", "arn:aws:s3:::%s/*"]
+  }]}' "$BKFS_TEST_BUCKET" "$BKFS_TEST_BUCKET" >"$SUITE_TMP/policy.json"
   "$MC" -q admin user add test "$1" "$1-secret-key"
   "$MC" -q admin policy create test writers "$SUITE_TMP/policy.json"
   "$MC" -q admin policy attach test writers --user "$1"
@@ -417,7 +430,7 @@ deleteless() {
     wrong "a collection that may not delete has changed something"
   exits 0 as_writer bkfs gc "$url" --undelete-window 0s --dry-run
   says 'to condemn: [1-9]'
-  # Who holds the other key frees it.
+  # The other key frees it.
   exits 0 gc_now "$url"
   [ "$(done_ deleted_packs)" -gt 0 ] || wrong "nothing was deleted"
   exits 0 as_writer bkfs check --read-data "$url"
@@ -425,10 +438,10 @@ deleteless() {
 case_of "a key that cannot delete is enough for backups; gc with it says so and changes nothing" \
   deleteless
 
-# --- more than one expects ------------------------------------------------------------------------------------------
+# --- more than one expects ------------------------------------------------------------------------
 
 too_much() {
-  local url=$SUITE_TMP/share window=(--undelete-window 1s)
+  local url=$SUITE_TMP/share window=(--undelete-window 1s) share
   machine collector
   init_local "$url"
   head -c 120000000 /dev/urandom >"$SUITE_TMP/large"
@@ -437,13 +450,12 @@ too_much() {
   exits 0 bkfs put "$url" file "$SUITE_TMP/other" --volume main --name other
   exits 0 bkfs gc "$url" "${window[@]}"
   exits 0 bkfs forget "$url" large
-  # Seen for the first time, and then for as long as the window.
+  # The window begins when gc first sees the forgotten snapshot.
   exits 0 bkfs gc "$url" "${window[@]}"
   sleep 2
   exits 0 bkfs --json gc "$url" "${window[@]}" --dry-run
-  [ \
-    "$(jq -r '.share.refused, .share.percent, .expired_snapshots' "$SUITE_TMP/output" | paste -sd ' ')" \
-    = "true 75 1" ] ||
+  share=$(jq -r '.share.refused, .share.percent, .expired_snapshots' "$SUITE_TMP/output")
+  [ "$(paste -sd ' ' <<<"$share")" = "true 75 1" ] ||
     wrong "$(jq -c .share "$SUITE_TMP/output")"
   exits 1 bkfs gc "$url" "${window[@]}"
   says 'to condemn: [1-9]' 'nothing was collected: 75% of what the repository held' '--yes-delete'
@@ -456,7 +468,7 @@ too_much() {
   exits 0 bkfs gc "$url" "${window[@]}" --yes-delete
   says 'condemned [1-9]'
   [ "$(bytes_in "$url")" -lt 60000000 ] || wrong "$(bytes_in "$url") bytes are left"
-  # What was meant does not count again.
+  # A confirmed deletion does not count again.
   exits 0 bkfs --json gc "$url" "${window[@]}"
   [ "$(jq -r .share.gone_bytes "$SUITE_TMP/output" | head -n 1)" = 0 ] ||
     wrong "$(jq -c .share "$SUITE_TMP/output")"
@@ -466,15 +478,15 @@ case_of \
   "a collection that would leave less than half is refused until a person says that it is meant" \
   too_much
 
-# --- machines that remember nothing ---------------------------------------------------------------------------------
+# --- machines that remember nothing ---------------------------------------------------------------
 
-# stateless BUCKET COMMAND…: on a machine without a state directory: of a user who has no home.
+# stateless BUCKET COMMAND…: runs bkfs without a state directory, as a user who has no home.
 stateless() {
   chown -R 65534:65534 "$1"
   setpriv --reuid=65534 --regid=65534 --clear-groups timeout 60 env -i PATH="$PATH" "$BKFS_BIN" \
     "${@:2}"
 }
-# The window counts from now for it: a trash of any age is kept.
+# Without a state directory the window counts from now: a forgotten snapshot of any age is kept.
 counts_from_now() {
   local url=$SUITE_TMP/stateless before
   machine writes
@@ -500,11 +512,11 @@ counts_from_now() {
 }
 case_of "a machine without a state directory counts the undelete window from now" counts_from_now
 
-# --- many snapshots of many files -----------------------------------------------------------------------------------
+# --- many snapshots of many files -----------------------------------------------------------------
 
 MANY=$SUITE_TMP/many
 many_files() { python3 "$ROOT/tests/lib/many_files.py" "$@" || wrong "$1 went wrong"; }
-# bounded NAME ARGS…: bkfs with these, within half a GiB; its time goes into the table.
+# bounded NAME ARGS…: runs bkfs within 512 MiB; its time goes into the table.
 bounded() {
   local began peak name=$1
   shift

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: a daemon stopped at any moment while another host takes its volume over, then woken: it commits nothing and acknowledges nothing
+# about: a daemon stopped at any moment while another host takes its volume over, then woken: it
+# about: commits nothing and acknowledges nothing
 # needs: program minio
 # limit: 600 3000
 . "$(dirname "$0")/../lib/common.sh"
@@ -13,7 +14,8 @@ at_end "leave_mount '$B'"
 writer() { python3 "$ROOT/tests/lib/fsync_writer.py" "$@"; }
 on() { machine "$1" && "${@:2}"; }
 
-# holder_mounts HOW: `steal` leaves it on this host; `heartbeat` puts it into a pid namespace of its own, where only its heartbeat tells that it lives.
+# holder_mounts HOW: `steal` keeps the holder on this host. `heartbeat` puts it into its own pid
+# namespace, where only its heartbeat shows that it lives.
 holder_mounts() {
   if [ "$1" = steal ]; then
     exits 0 on a mount_at "$URL" "$A" -o timeout=20
@@ -23,8 +25,9 @@ holder_mounts() {
   machine a
   rm -f "$SUITE_TMP/far-ready"
   unshare --pid --fork bash -c \
-    "'$MACHINE/run' '$BKFS_BIN' mount '$URL' '$A' -o 'timeout=20,cache_dir=$MACHINE/bkfs-cache' && touch '$SUITE_TMP/far-ready' && exec sleep 1000" \
-    &
+    "'$MACHINE/run' '$BKFS_BIN' mount '$URL' '$A' \
+        -o 'timeout=20,cache_dir=$MACHINE/bkfs-cache' &&
+      touch '$SUITE_TMP/far-ready' && exec sleep 1000" &
   NAMESPACE=$!
   remember_pid "$NAMESPACE"
   wait_for 60 test -e "$SUITE_TMP/far-ready" ||
@@ -59,17 +62,17 @@ round() {
   taken "$how"
   mkdir "$B/theirs-$2"
   python3 -c "import os; os.fsync(os.open('$B', os.O_RDONLY))"
-  timeout 2 python3 "$ROOT/tests/lib/fsync_writer.py" write "$B/theirs-$2" "$theirs" 1 \
-    2>/dev/null ||
-    true
+  timeout 2 python3 "$ROOT/tests/lib/fsync_writer.py" \
+    write "$B/theirs-$2" "$theirs" 1 2>/dev/null || true
   kill -CONT "$HOLDER"
-  # Its tool is told, soon.
+  # The writer soon gets an error.
   gone "$WRITER" 60 || wrong "the writer of the fenced mount goes on"
   wait "$WRITER" || true
   tail -n 1 "$SUITE_TMP/writer.log"
   grep -qE 'Input/output error|Stale' "$SUITE_TMP/writer.log" ||
     wrong "it did not end with an error: $(tail -n 1 "$SUITE_TMP/writer.log")"
-  # Whatever it had acknowledged by then stands with the new holder, and nothing of it is mixed into what that one wrote.
+  # What the fenced mount has acknowledged by then stays with the new holder, and does not mix with
+  # the new holder's writes.
   writer check "$B/synced-$2" "$record"
   [ "$(writer count "$record")" -gt 0 ] || wrong "nothing was acknowledged: it shows nothing"
   writer check "$B/theirs-$2" "$theirs"
@@ -88,7 +91,7 @@ round() {
   exits 0 on "c-$2" bkfs umount "$B"
 }
 
-# --- what only the spool of the machine that lost the volume has ------------------------------------------------
+# --- what only the spool of the machine that lost the volume has ----------------------------------
 
 metric() {
   python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' \
@@ -99,7 +102,8 @@ spools() {
 }
 all_arrived() { [ "$(metric spool_waiting_bytes)" = 0 ]; }
 synced() { dd of="$1" bs=1M conv=fsync,notrunc status=none "${@:2}"; }
-# kept_alone NUMBER EARLY: machine a acknowledges by its spool alone, in an outage; `early`: something of the same session is in the bucket's journals before.
+# kept_alone NUMBER EARLY: machine a acknowledges through its spool only, in an outage. With
+# `early`, the bucket's journals already hold writes of the same session.
 kept_alone() {
   exits 0 on a mount_at "$URL" "$A" -o memory=128M,spool_size=1G,timeout=60,fsync=local
   HOLDER=$(daemon_of "$A")
@@ -121,7 +125,7 @@ kept_alone() {
   [ "$(metric spool_waiting_bytes)" -gt $((32 << 20)) ] ||
     wrong "only $(metric spool_waiting_bytes) bytes are in the spool: it shows nothing"
 }
-# theirs_now NUMBER: machine b has the volume, and writes other things over the same names.
+# theirs_now NUMBER: machine b takes the volume, and writes other contents under the same names.
 theirs_now() {
   kill -CONT "$MINIO_PID"
   exits 0 on b mount_at "$URL" "$B" --steal
@@ -130,14 +134,14 @@ theirs_now() {
   rm -r "${B:?}/alone-$1/kept"
   exits 0 on b bkfs snapshot "$B" "theirs-$1"
   exits 0 on b bkfs umount "$B"
-  # Nothing else needs what the spool stands on; only the spool's own machine knows that it has it.
+  # Only the spool needs the snapshot that it is based on, and only its own machine knows that.
   exits 0 on c bkfs forget "$URL" "before-$1"
   exits 0 on c bkfs gc "$URL" --undelete-window 0s
   exits 0 on c bkfs gc "$URL" --undelete-window 0s
   on c bkfs session list "$URL" >"$SUITE_TMP/output"
   says ' spool '
 }
-# recovered NUMBER EARLY: the next mount of machine a makes a snapshot of it, and says so.
+# recovered NUMBER EARLY: the next mount of machine a makes a snapshot of the spool, and says so.
 recovered() {
   local name shown
   exits 0 on a mount_at "$URL" "$A"
@@ -182,7 +186,7 @@ dead_and_taken() {
   theirs_now "$1"
   recovered "$1" "$2"
 }
-# The machine that lost the volume lives, and finds out when it is asked to unmount.
+# The machine that lost the volume lives, and learns of the loss when it is asked to unmount.
 alive_and_taken() {
   kept_alone "$1" "$2"
   kill -STOP "$HOLDER"
@@ -194,7 +198,8 @@ alive_and_taken() {
   recovered "$1" "$2"
 }
 fails() { bkfs status "$1" | grep -q FAILED; }
-# What it stands on is gone: the spool is kept, it is said, and nobody's mount is held up.
+# A spool whose first journal is lost gives no snapshot: the mount keeps the spool and says so, and
+# no mount waits.
 without_ground() {
   kept_alone "$1" no
   kill -KILL "$HOLDER"
@@ -202,7 +207,7 @@ without_ground() {
   theirs_now "$1"
   local spool journal
   spool=$(spools)
-  # The first of two journals is lost, as by a bad disk.
+  # The first of two journals is lost, as on a bad disk.
   journal=$(find "$spool" -name '*journal+*' | sort | head -n 1)
   mv "$journal" "$SUITE_TMP/lost-journal"
   exits 0 on a mount_at "$URL" "$A"
@@ -211,13 +216,14 @@ without_ground() {
   says "stranded .*$(basename "$spool")"
   exits 0 on a bkfs umount "$A"
   [ "$(spools)" = "$spool" ] || wrong "the spool is gone"
-  # It comes back: then the snapshot is made.
+  # The journal comes back, and the next mount makes the snapshot.
   mv "$SUITE_TMP/lost-journal" "$journal"
   recovered "$1" no
 }
 
 machine a
-# Not on a directory: there a process can be stopped while it holds the lock of the root, and nobody gets past that before it is woken.
+# Not on a directory bucket: a process stopped while it holds the lock of the root would block every
+# other process until it is woken.
 start_minio
 s3_environment "$BKFS_TEST_S3_MINIO"
 URL=s3://$BKFS_TEST_BUCKET/takeover
@@ -228,8 +234,8 @@ for number in $(seq "$STEALS"); do
   case_of "stopped, stolen by --steal, woken: $number" round steal "$number"
 done
 for number in $(seq 101 $((100 + BEATS))); do
-  case_of "stopped, taken over when its heartbeat stood still, woken: $number" round heartbeat \
-    "$number"
+  case_of "stopped, taken over when its heartbeat stood still, woken: $number" \
+    round heartbeat "$number"
 done
 case_of "what only the spool of a dead machine had becomes a snapshot" dead_and_taken 201 no
 case_of "the same, behind journals that the taker found" dead_and_taken 202 early

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: commands that look into a repository or write to it without a mount: put, dump, diff, find, stats, key, copy
+# about: commands that look into a repository or write to it without a mount: put, dump, diff, find,
+# about: stats, key, copy
 # needs: program apt:time apt:rsync
 # limit: 240
 . "$(dirname "$0")/../lib/common.sh"
@@ -13,10 +14,10 @@ machine one
 init_local "$URL" >/dev/null || die "cannot create the repository"
 
 random_file() { head -c "$2" /dev/urandom >"$1"; }
-# names_of VOLUME: its snapshots, oldest first.
+# names_of VOLUME: the names of its snapshots, oldest first.
 names_of() { bkfs snapshots --json --volume "$1" "$URL" | jq -r .name; }
 count_of() { names_of "$1" | grep -c . || true; }
-# holds SNAPSHOT:PATH FILE [VOLUME]: that path restores as that file.
+# holds SNAPSHOT:PATH FILE [VOLUME]: the path restores to the contents of the file.
 holds() {
   rm -rf "$SUITE_TMP/back"
   bkfs -q restore --volume "${3:-streams}" "$URL" "$1" "$SUITE_TMP/back"
@@ -24,7 +25,7 @@ holds() {
 }
 is_sound() { exits 0 bkfs check --read-data "$URL"; }
 
-# --- put ------------------------------------------------------------------------------------------------------------
+# --- put ------------------------------------------------------------------------------------------
 
 put_piped() { cat "$1" | bkfs put "$URL" "$2" "${@:3}"; }
 
@@ -91,7 +92,7 @@ put_that_fails_changes_nothing() {
   holds latest:/a/b/big "$FILES/changed"
 }
 
-# begin_put PATH: a put that has begun and waits for the rest of its stream; its pid is in $PUT.
+# begin_put PATH: starts a put that waits for the rest of its stream; sets PUT to its process id.
 begin_put() {
   rm -f "$SUITE_TMP/fifo"
   mkfifo "$SUITE_TMP/fifo"
@@ -101,7 +102,7 @@ begin_put() {
   cat "$FILES/big" >&9
 }
 
-# The program itself, below the timeout(1) that runs it.
+# Prints the process id of the program, a child of the timeout(1) that runs it.
 program_of() { pgrep -P "$1" -x bkfs; }
 
 put_holds_its_volume() {
@@ -110,7 +111,7 @@ put_holds_its_volume() {
   says 'held|holds' '--volume'
   exits 0 bkfs put "$URL" other "$FILES/small" --volume elsewhere
   exits 0 bkfs put "$URL" other "$FILES/small" --steal
-  # The one whose volume was taken knows it at its last commit at the latest.
+  # The put that lost its volume learns of it at its last commit at the latest.
   exec 9>&-
   local status=0
   wait "$PUT" || status=$?
@@ -131,18 +132,20 @@ put_leaves_nothing_when_it_is_ended() {
     [ "$status" != 0 ] || wrong "ended by $signal with 0"
   done
   exits 0 put_piped "$FILES/small" a/b/small --name after-the-end
-  [ "$(bkfs ls -R --names --volume streams "$URL" latest)" = "$(awk '{print $NF}' <<<"$before")" \
-    ] ||
+  local left
+  left=$(bkfs ls -R --names --volume streams "$URL" latest)
+  [ "$left" = "$(awk '{print $NF}' <<<"$before")" ] ||
     wrong "something is left: $(bkfs ls -R --volume streams "$URL" latest)"
-  # The root, a, a/b, and the five files and other two.
+  # The root is counted in addition to the names listed.
   local files
-  files=$(bkfs snapshots --json --volume streams "$URL" | jq 'select(.name == "after-the-end").files')
+  files=$(bkfs snapshots --json --volume streams "$URL" |
+    jq 'select(.name == "after-the-end").files')
   [ "$files" = $(($(wc -l <<<"$before") + 1)) ] || wrong "$files inodes are counted"
   is_sound
 }
 
 put_needs_little_memory() {
-  # As much as four times the memory.
+  # The stream exceeds the 512 MiB that the case allows.
   exits 0 measured "$SUITE_TMP/peak" "$MACHINE/run" sh \
     -c "head -c $((600 * MIB)) /dev/urandom | '$BKFS_BIN' put '$SUITE_TMP/large' stream"
   row put "600 MiB that are new" "$(tail -n 1 "$SUITE_TMP/output")" \
@@ -152,14 +155,14 @@ put_needs_little_memory() {
 }
 init_local "$SUITE_TMP/large" >/dev/null
 
-# --- a snapshot of many kinds of things, and another ------------------------------------------------------------------
+# --- a snapshot of many kinds of things, and another ----------------------------------------------
 
 PAIR=$SUITE_TMP/pair MNT=$SUITE_TMP/mount STATES=$SUITE_TMP/states
 ODD=$'odd\xff\nname'
 mkdir -p "$MNT" "$STATES"
 at_end "leave_mount '$MNT'"
 
-# Two snapshots of a mount, and the directories that they were made of.
+# Makes two snapshots of a mount, and keeps the directories that they were made of.
 two_snapshots() {
   local tree=$STATES/one
   mkdir -p "$tree"/{same,dir/inner,moved,gone}
@@ -192,7 +195,7 @@ two_snapshots() {
     mkdir "$place/symbolic"
     mv "$place/moved" "$place/arrived"
     echo new >"$place/dir/inner/new"
-    # The same under another inode.
+    # The same contents under another inode number.
     cp -a "$place/sparse" "$place/copy"
     mv "$place/copy" "$place/sparse"
   done
@@ -209,7 +212,7 @@ dump_gives_the_bytes_back() {
   says 'is a directory' 'archive tar'
   exits 1 bkfs dump "$PAIR" one:/nowhere
   says 'no /nowhere in the snapshot'
-  # A reader that has had enough: no message, and no success.
+  # A reader that closes the pipe: the program prints no message, and does not report success.
   set +o pipefail
   bkfs dump "$PAIR" one:/same/large 2>"$SUITE_TMP/quiet" | head -c 10 >/dev/null
   [ "${PIPESTATUS[0]}" = 141 ] || wrong "a closed pipe ends with ${PIPESTATUS[0]}"
@@ -307,24 +310,28 @@ stats_add_up() {
   says_not 'a month'
   bkfs stats --json "$PAIR" >"$SUITE_TMP/stats"
   cat "$SUITE_TMP/stats"
-  # Five and two MiB, a changed chunk and small files, once; both states, twice. The stored packs are what lies there.
-  jq -e \
-    '.unique_bytes > 7340032 and .unique_bytes < 8388608 and .raw_bytes > 2 * .unique_bytes - 1000000 and .month == null' \
-    "$SUITE_TMP/stats"
-  [ "$(jq .stored_bytes "$SUITE_TMP/stats")" = \
-    "$(find "$PAIR/data" "$PAIR/meta" -type f -printf '%s\n' | awk '{sum += $1} END {print sum}')" \
-    ] ||
+  # 5 MiB and 2 MiB, a changed chunk and small files, each once; raw bytes count both states. The
+  # stored bytes equal the sizes of the packs.
+  jq -e '
+    .unique_bytes > 7340032 and .unique_bytes < 8388608 and
+    .raw_bytes > 2 * .unique_bytes - 1000000 and .month == null
+  ' "$SUITE_TMP/stats"
+  local there
+  there=$(find "$PAIR/data" "$PAIR/meta" -type f -printf '%s\n' |
+    awk '{sum += $1} END {print sum}')
+  [ "$(jq .stored_bytes "$SUITE_TMP/stats")" = "$there" ] ||
     wrong "stored bytes are not what lies there"
   mkdir -p "$MACHINE/config/bkfs"
   printf '[prices]\ncurrency = "EUR"\nstorage_gb_month = 1000.0\nput_1000 = 0.0\n' \
     >"$MACHINE/config/bkfs/bkfs.toml"
-  bkfs stats --json "$PAIR" |
-    jq -e \
-      '.month.currency == "EUR" and .month.total == .month.storage and (.month.total - .stored_bytes / 1073741824 * 1000 | fabs) < 0.001'
+  bkfs stats --json "$PAIR" | jq -e '
+    .month.currency == "EUR" and .month.total == .month.storage and
+    (.month.total - .stored_bytes / 1073741824 * 1000 | fabs) < 0.001
+  '
   rm "$MACHINE/config/bkfs/bkfs.toml"
 }
 
-# --- key --------------------------------------------------------------------------------------------------------------
+# --- key ------------------------------------------------------------------------------------------
 
 SEALED=$SUITE_TMP/sealed
 for password in first second third; do
@@ -360,7 +367,7 @@ keys_come_and_go() {
   chmod 600 "$SUITE_TMP/third"
 }
 
-# Two who remove each other's keys at the same moment: one key remains, whoever wins.
+# Two commands remove each other's keys at the same moment: one key remains.
 crossing_removals_leave_a_key() {
   local round first second a b
   for round in 1 2 3; do
@@ -376,10 +383,10 @@ crossing_removals_leave_a_key() {
     for password in first second; do
       if with "$password" snapshots "$SEALED" >/dev/null 2>&1; then opens=$password; fi
     done
-    [ -n "$opens" ] || wrong "round $round: nobody opens it"
+    [ -n "$opens" ] || wrong "round $round: no password opens it"
     [ "$opens" = second ] ||
       exits 0 with "$opens" key passwd "$SEALED" --new-password-file "$SUITE_TMP/second"
-    # Back to one key, that of the second.
+    # Leaves one key, that of the second password.
     local other
     for other in $(with second key list --json "$SEALED" | jq -r 'select(.own | not).key'); do
       exits 0 with second key remove "$SEALED" "$other"
@@ -387,7 +394,8 @@ crossing_removals_leave_a_key() {
   done
 }
 
-# A new master key: for whom it opens, what it refuses, and what an old key that is put back opens.
+# A new master key: which passwords open it, what it refuses, and what an old key object opens after
+# its return.
 master_keys_are_rotated() {
   local old=$SUITE_TMP/old-keys host key
   host=$(uname -n)
@@ -438,7 +446,7 @@ master_keys_are_rotated() {
   says 'not encrypted'
 }
 
-# What who can write to the bucket puts below keys/.
+# Objects that anyone with write access to the bucket may put below keys/.
 keys_of_strangers_cost_nothing() {
   local number
   for number in $(seq -w 0 63); do : >"$SEALED/keys/00000000000000$number"; done
@@ -459,9 +467,9 @@ keys_of_strangers_cost_nothing() {
   rm "$SEALED"/keys/000000000000*
 }
 
-# --- copy -------------------------------------------------------------------------------------------------------------
+# --- copy -----------------------------------------------------------------------------------------
 
-# same_snapshot NAME FROM TO-COMMAND…: both restore to the same tree.
+# same_snapshot NAME TO-COMMAND…: the snapshot restores to the same tree from both repositories.
 same_snapshot() {
   rm -rf "$SUITE_TMP/there" "$SUITE_TMP/here"
   bkfs -q restore "$PAIR" "$1" "$SUITE_TMP/here"
@@ -507,11 +515,11 @@ copy_goes_on_after_a_kill() {
   says 'copied main:long'
   row copy "killed after $(mib "$sent") of 60 MiB" \
     "$(bytes_in "$to" | awk '{printf "%.1f", $1 / 1048576}') MiB in the end"
-  # No more than what was in flight and not committed is there twice.
+  # Only what was in flight and not committed may be there twice.
   [ "$(bytes_in "$to")" -lt $((80 * MIB)) ] || wrong "$(bytes_in "$to") bytes in the end"
   bkfs dump "$to" long:/long | cmp - "$FILES/long"
   exits 0 bkfs check --read-data "$to"
-  # What somebody else wrote there is not overwritten.
+  # copy does not overwrite what another command has written to the target.
   exits 0 bkfs put "$to" other "$FILES/small" --volume main
   exits 0 bkfs put "$from" long "$FILES/small" --volume main --name shorter
   exits 11 bkfs copy "$from" "$to"

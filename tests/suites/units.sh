@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# about: unit and property tests of the three crates, and every test target of tests/ that has no suite of its own
+# about: unit and property tests of the three crates, and every test target of tests/ without its
+# about: own suite
 # needs: program
 # limit: 1500 3600
 . "$(dirname "$0")/../lib/common.sh"
@@ -8,13 +9,14 @@
 elsewhere=' damage model simulation contract tidy '
 
 targets=(--lib --bins --test mount --test helper_scripts)
-for target in \
-  $(awk '/^\[/ {inside = ($0 == "[[test]]")} inside && /^name *=/ {gsub(/[" ]/, "", $0); sub(/^name=/, ""); print}' "$ROOT/tests/Cargo.toml"); \
-  do
+for target in $(awk '
+  /^\[/ {inside = ($0 == "[[test]]")}
+  inside && /^name *=/ {gsub(/[" ]/, "", $0); sub(/^name=/, ""); print}
+' "$ROOT/tests/Cargo.toml"); do
   [[ $elsewhere == *" $target "* ]] || targets+=(--test "$target")
 done
 
-# All of the workspace, as every suite asks for it: with fewer of its packages cargo chooses other
-# features, and builds what they share once more.
+# The whole workspace, as in every suite: for a part of its packages cargo selects other features,
+# and rebuilds shared crates.
 cargo_cases "crates" test --release --workspace "${targets[@]}"
 exit 0

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# about: an ordinary user's own repository and mount through fusermount3; who is kept out and who is let in; set-id bits, sticky directories, groups
+# about: an ordinary user's own repository and mount through fusermount3; who is kept out and who is
+# about: let in; set-id bits, sticky directories, groups
 # needs: program
 # limit: 180
 . "$(dirname "$0")/../lib/common.sh"
-# Who may open /dev/fuse, and what fuse.conf says, is changed for this suite only.
+# The suite changes the access to /dev/fuse and fuse.conf for itself only.
 in_private_mounts
 . "$(dirname "$0")/../lib/bkfs.sh"
 
@@ -15,9 +16,10 @@ mknod "$OPEN_DEVICE" c 10 229 && chmod 666 "$OPEN_DEVICE" &&
 chmod 644 "$CONFIGURATION"
 mount --bind "$CONFIGURATION" /etc/fuse.conf || die "no private fuse.conf"
 
-# Two users that every Debian has.
-USER_ID=$(id -u nobody) GROUP_ID=$(id -g nobody) OTHER_ID=$(id -u daemon) \
-  OTHER_GROUP=$(id -g daemon) SHARED_GROUP=$(getent group games | cut -d: -f3)
+# Two users that exist on every Debian.
+USER_ID=$(id -u nobody) GROUP_ID=$(id -g nobody)
+OTHER_ID=$(id -u daemon) OTHER_GROUP=$(id -g daemon)
+SHARED_GROUP=$(getent group games | cut -d: -f3)
 as_user() { setpriv --reuid "$USER_ID" --regid "$GROUP_ID" --clear-groups "$@"; }
 as_member() { setpriv --reuid "$USER_ID" --regid "$GROUP_ID" --groups "$SHARED_GROUP" "$@"; }
 as_other() { setpriv --reuid "$OTHER_ID" --regid "$OTHER_GROUP" --clear-groups "$@"; }
@@ -32,14 +34,15 @@ user_mount() { exits 0 user_bkfs mount "$URL" "$MNT" -o "cache_dir=$MACHINE/bkfs
 
 a_users_own() {
   exits 0 user_bkfs mount "$URL" "$MNT" --init --no-encryption -o "cache_dir=$MACHINE/bkfs-cache"
-  # Root's are the files of a process that dumps no core, and that its user's other processes cannot
-  # trace.
+  # root owns the /proc files of a process that dumps no core, and that its user's other processes
+  # cannot trace.
   [ "$(stat -c %u "/proc/$(daemon_of "$MNT")/environ")" = 0 ] || wrong "the daemon can be dumped"
   findmnt -n -o OPTIONS "$MNT" | grep -q nosuid ||
     wrong "mounted with $(findmnt -n -o OPTIONS "$MNT")"
   as_user cp -r "$ROOT/src/volume" "$MNT/volume"
   as_user sh -c \
-    "umask 077; echo private >'$MNT/private'; mkdir '$MNT/directory'; ln -s private '$MNT/link'; chmod 751 '$MNT/directory'"
+    "umask 077; echo private >'$MNT/private'; mkdir '$MNT/directory'
+    ln -s private '$MNT/link'; chmod 751 '$MNT/directory'"
   [ "$(as_user stat -c '%U %a' "$MNT/private")" = "nobody 600" ] ||
     wrong "$(as_user stat -c '%U %a' "$MNT/private")"
   fails_with 'not permitted' as_user chown daemon "$MNT/private"
@@ -61,12 +64,12 @@ others_are_kept_out() {
   as_user chmod 777 "$MNT"
   fails_with 'Permission denied' as_other ls "$MNT"
   fails_with 'Permission denied' as_other touch "$MNT/file"
-  # Not even root, in whose name a program could be led astray by what it finds there.
+  # Not even root has access: its programs could be misled by files there.
   fails_with 'Permission denied' ls "$MNT"
   exits 0 user_bkfs umount "$MNT"
 }
 others_are_let_in() {
-  # Only if the machine's administrator allows that users let others in.
+  # Only if the machine's administrator allows users to let others in.
   exits 1 user_bkfs mount "$URL" "$MNT" -o allow_other
   clear_message
   says user_allow_other
@@ -79,12 +82,12 @@ others_are_let_in() {
   fails_with 'Permission denied' as_other touch "$MNT/file"
   fails_with 'Permission denied' as_other ls "$MNT/directory"
   fails_with 'Permission denied' as_other sh -c "echo more >>'$MNT/open'"
-  # What the mount itself shows is its owner's.
+  # Only the owner reads the mount's own files.
   fails_with 'Permission denied' as_other cat "$MNT/.bkfs/status"
   exits 0 user_bkfs umount "$MNT"
 }
 
-# --- a mount of root's, for everybody -----------------------------------------------------------------------------
+# --- a mount of root's, for all users -------------------------------------------------------------
 
 roots_mount() {
   machine root
@@ -94,7 +97,7 @@ roots_mount() {
 set_id_bits() {
   mkdir "$MNT/set-id" && python3 "$ROOT/tests/posix/set_id.py" "$MNT/set-id" "$USER_ID" "$GROUP_ID"
 }
-# The kernel decides by the mode that it remembers.
+# The kernel decides by its cached mode.
 set_id_programs() {
   local options
   exits 0 bkfs umount "$MNT"
@@ -131,7 +134,8 @@ groups() {
   [ "$(stat -c '%u:%g %a' "$MNT/shared/below")" = "$USER_ID:$SHARED_GROUP 2755" ] ||
     wrong "$(stat -c '%u:%g %a' "$MNT/shared/below")"
   [ "$(stat -c '%u:%g' "$MNT/shared/below/file")" = "$USER_ID:$SHARED_GROUP" ]
-  # A file's group may be changed to one's own groups only, and set-group-id given for those only.
+  # A user may change a file's group only to one of their own groups, and set set-group-id only for
+  # those.
   as_member chgrp "$SHARED_GROUP" "$MNT/shared/below/file"
   fails_with 'not permitted' as_member chgrp "$OTHER_GROUP" "$MNT/shared/below/file"
   mkdir "$MNT/strange"

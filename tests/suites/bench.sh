@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # about: every suite of the benchmarks in its smallest form: restores verified, the report complete;
 # about: no time is judged
-# needs: program minio apt:restic apt:borgbackup apt:pigz apt:rsync
-# needs: apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench
+# needs: program apt:restic apt:borgbackup apt:pigz apt:rsync
+# needs: apt:mariadb-server apt:mariadb-backup apt:mariadb-client apt:sysbench minio
 # limit: 600
 . "$(dirname "$0")/../lib/common.sh"
 

@@ -5,7 +5,8 @@
 PROJECT=$SUITE_TMP/project
 mkdir -p "$PROJECT/tests/suites" "$PROJECT/temporary"
 cp -r "$ROOT/tests/run" "$ROOT/tests/lib" "$PROJECT/tests/"
-sed -i '/^SUITES=(/,/)$/c\SUITES=(good bad hangs leaves nothing named)' "$PROJECT/tests/run"
+sed -i -e '/^SUITES=(/,/)$/c\SUITES=(good bad hangs leaves nothing named)' \
+  -e 's/^CORE_SUITES=(.*/CORE_SUITES=(good)/' "$PROJECT/tests/run"
 
 # little_suite NAME LIMIT: creates a suite whose body is read from standard input.
 little_suite() {
@@ -95,6 +96,16 @@ program_of_another_name() {
   BKFS_BIN=$SUITE_TMP/bkfs-of-yesterday run_says 0 "1 passed, 0 failed" named
   BKFS_BIN=$SUITE_TMP/absent run_says 1 "0 passed, 1 failed" named
 }
+core_is_the_default() {
+  run_says 0 "41 passed, 0 failed"
+  grep -qx 'suite 1 of 1: good, about 1 min left' "$SUITE_TMP/little" || wrong "no progress is shown"
+}
+all_suites_are_run() {
+  sed -i 's/^SUITES=(.*/SUITES=(good bad)/' "$PROJECT/tests/run"
+  run_says 1 "42 passed, 1 failed" --all
+  grep -q '^suite 2 of 2: bad' "$SUITE_TMP/little" || wrong "no progress is shown"
+  sed -i 's/^SUITES=(.*/SUITES=(good bad hangs leaves nothing named)/' "$PROJECT/tests/run"
+}
 unknown_names_are_refused() {
   local status=0
   little_run no-such-suite >/dev/null 2>&1 || status=$?
@@ -135,6 +146,8 @@ case_of "runner: a suite without cases fails" empty_suite_fails
 case_of "runner: a suite that hangs is ended at its limit" time_limit_ends_a_suite
 case_of "runner: processes and mounts left by a suite are put away" puts_away_what_is_left
 case_of "runner: a program of another name is run as bkfs" program_of_another_name
+case_of "runner: without a name the core is run" core_is_the_default
+case_of "runner: --all runs every suite" all_suites_are_run
 case_of "runner: an unknown suite is refused" unknown_names_are_refused
 case_of "runner: ended by TERM it puts everything away" ended_from_outside
 case_of "runner: what a killed run left is put away by the next" killed_run_is_put_away

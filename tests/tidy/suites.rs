@@ -31,7 +31,13 @@ pub fn violations(root: &Path) -> Vec<String> {
             }
         }
     }
-    let listed = listed_suites(&read(&root.join("tests/run")));
+    let runner = read(&root.join("tests/run"));
+    let listed = listed_suites(&runner, "SUITES");
+    let core = listed_suites(&runner, "CORE_SUITES");
+    found.extend(
+        core.difference(&listed)
+            .map(|name| format!("tests/run: {name} is in the core and in no other list")),
+    );
     found.extend(
         files
             .difference(&listed)
@@ -45,9 +51,9 @@ pub fn violations(root: &Path) -> Vec<String> {
     found
 }
 
-/// Returns the names in `SUITES=(…)`.
-fn listed_suites(runner: &str) -> BTreeSet<String> {
-    let Some((_, rest)) = runner.split_once("\nSUITES=(") else {
+/// Returns the names in `LIST=(…)`.
+fn listed_suites(runner: &str, list: &str) -> BTreeSet<String> {
+    let Some((_, rest)) = runner.split_once(&format!("\n{list}=(")) else {
         return BTreeSet::new();
     };
     rest.split(')')
@@ -79,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_list_is_read_from_the_runner() {
-        let names = listed_suites("a\nSUITES=(one two\n  three-four)\nSUITES+=(x)\n");
+        let names = listed_suites("a\nSUITES=(one two\n  three-four)\nSUITES+=(x)\n", "SUITES");
         assert_eq!(
             names.into_iter().collect::<Vec<_>>(),
             ["one", "three-four", "two"]
@@ -93,7 +99,10 @@ mod tests {
             std::fs::write(root.path().join(name), text).expect("can be written")
         };
         std::fs::create_dir_all(root.path().join("tests/suites")).expect("can be made");
-        write("tests/run", "#!/bin/bash\nSUITES=(known gone)\n");
+        write(
+            "tests/run",
+            "#!/bin/bash\nSUITES=(known gone)\nCORE_SUITES=(known absent)\n",
+        );
         write(
             "tests/suites/known.sh",
             "# about: x\n# needs:\n# limit: 1\n",
@@ -104,6 +113,7 @@ mod tests {
         for expected in [
             "forgotten.sh: tests/run does not list it",
             "no file tests/suites/gone.sh",
+            "absent is in the core",
             "forgotten.sh: its head has no line `# needs:…`",
             "helper.py: not a suite",
         ] {

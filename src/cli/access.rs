@@ -14,8 +14,8 @@ use bkfs_chunker::store::{
 };
 
 use crate::acquaintance::{Acquaintance, Place, known_at};
-use crate::cli::Global;
 use crate::cli::control::MountClient;
+use crate::cli::options::{Global, key_name};
 use crate::cli::output::{self, Code, Failure, bytes};
 use crate::cli::password::{Asking, Sources, Variables};
 use crate::config::{Config, NamedRepository};
@@ -177,13 +177,6 @@ fn key_of_environment() -> Result<Option<SlotName>, Failure> {
     let name = name.to_string_lossy();
     let parsed = key_name(&name).map_err(|what| Failure::usage(format!("BKFS_KEY: {what}")))?;
     Ok(Some(parsed))
-}
-
-/// Reads the whole name of a key.
-pub fn key_name(text: &str) -> Result<SlotName, String> {
-    text.parse().map_err(|()| {
-        format!("{text:?} is no name of a key (16 hexadecimal digits, as bkfs key list shows it)")
-    })
 }
 
 /// A path as the user meant it: a daemon works in another directory than the one it was started in.

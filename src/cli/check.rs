@@ -7,10 +7,11 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::cli::access::{Access, Bare, Repository, open_bare, open_with, target, target_url};
+use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, complain};
 use crate::cli::progress::{Bar, Position};
+use crate::cli::runtime::block_on;
 use crate::cli::source::Source;
-use crate::cli::{Global, block_on};
 use crate::machine::Machine;
 use crate::maintain::check::{CheckOptions, CheckProgress, check};
 use crate::maintain::heal::{Healed, heal};

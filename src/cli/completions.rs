@@ -1,9 +1,8 @@
 //! `bkfs generate`: the files that packages install next to the program.
 
-use clap::{CommandFactory, ValueEnum};
+use clap::ValueEnum;
 use clap_complete::Shell;
 
-use crate::cli::Cli;
 use crate::cli::output::Failure;
 
 /// Print a completion script for a shell, or the manual page
@@ -21,12 +20,11 @@ enum What {
     Man,
 }
 
-/// Prints a completion script or the manual page.
+/// Prints a completion script or the manual page of `program`, the whole command line.
 ///
 /// # Errors
 /// A [`Failure`] with exit code 1 if the manual page cannot be written to standard output.
-pub fn run(command: Generate) -> Result<(), Failure> {
-    let mut program = Cli::command();
+pub fn run(command: Generate, mut program: clap::Command) -> Result<(), Failure> {
     let mut out = std::io::stdout();
     let shell = match command.what {
         What::Bash => Shell::Bash,

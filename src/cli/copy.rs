@@ -7,10 +7,11 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::cli::access::{Access, Repository, open_with};
+use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, name_text};
 use crate::cli::progress::{Bar, Position};
+use crate::cli::runtime::block_on;
 use crate::cli::source::Source;
-use crate::cli::{Global, block_on};
 use crate::mounting::settings::{Settings, size};
 use crate::replicate::{Outcome, Progress, ReplicateError, Replication};
 use crate::root::error::RootError;

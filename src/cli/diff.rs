@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use crate::cli::access::{open, split_path};
 use crate::cli::left_out::LeftOut;
+use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, name_exactly, name_text};
-use crate::cli::{Global, block_on};
+use crate::cli::runtime::block_on;
 use crate::compare::{Change, Comparison, Difference};
 use crate::mounting::control::time_text;
 use crate::restore::resolve;

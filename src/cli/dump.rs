@@ -10,8 +10,9 @@ use rustix::io::Errno;
 
 use crate::cli::access::{open, split_path};
 use crate::cli::left_out::LeftOut;
+use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, name_text};
-use crate::cli::{Global, block_on};
+use crate::cli::runtime::block_on;
 use crate::dump::{DumpError, Dumped, Sink, archive, file};
 use crate::fault::Fault;
 use crate::restore::resolve;

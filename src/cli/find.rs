@@ -8,8 +8,9 @@ use serde_json::json;
 
 use crate::cli::access::open;
 use crate::cli::left_out::LeftOut;
+use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, name_exactly, name_text};
-use crate::cli::{Global, block_on};
+use crate::cli::runtime::block_on;
 use crate::fault::{Entered, Fault};
 use crate::glob::Glob;
 use crate::mounting::control::time_text;

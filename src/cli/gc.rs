@@ -7,9 +7,10 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::cli::access::{open, target_url};
+use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, bytes};
 use crate::cli::progress::{Bar, Position};
-use crate::cli::{Global, block_on};
+use crate::cli::runtime::block_on;
 use crate::maintain::collect::locks::Waiting;
 use crate::maintain::collect::plan::Effort;
 use crate::maintain::collect::share::{Count, FLOOR_BYTES, LIMIT_PERCENT, Share};

@@ -6,8 +6,9 @@ use zeroize::Zeroizing;
 
 use crate::acquaintance::{Acquaintance, known_at};
 use crate::cli::access::{Access, explain};
+use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output};
-use crate::cli::{Global, block_on};
+use crate::cli::runtime::block_on;
 use crate::places;
 use crate::repository::{self, Creation};
 

@@ -9,10 +9,11 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::cli::access::{Access, explain, target_url};
+use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::password::{Password, Sources, Variables};
+use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
-use crate::cli::{Global, block_on};
 use crate::machine::Machine;
 use crate::root::error::RootError;
 use crate::root::rotation::{self, RotationParts};

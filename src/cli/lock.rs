@@ -5,8 +5,9 @@ use jiff::Timestamp;
 use serde_json::json;
 
 use crate::cli::access::{Access, Repository, open_with, target_url};
+use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output};
-use crate::cli::{Global, block_on};
+use crate::cli::runtime::block_on;
 use crate::root::error::RootError;
 use crate::root::rule;
 use crate::root::session::OpenSession;

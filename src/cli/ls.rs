@@ -6,9 +6,10 @@ use serde::Serialize;
 
 use crate::cli::access::{Repository, open, split_path};
 use crate::cli::left_out::LeftOut;
+use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, name_exactly, name_text};
+use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
-use crate::cli::{Global, block_on};
 use crate::fault::Entered;
 use crate::restore::resolve;
 use crate::tree::item::{Attributes, Item};

@@ -3,13 +3,11 @@
 //! Owns: arguments, what is printed, exit codes. Does not own: what commands do to repositories and mounts (`mounting`, `root`, `snapshots`, `restore`).
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::sync::LazyLock;
-use std::time::Duration;
 
-use bkfs_chunker::seal::{FORMAT_VERSION, SlotName};
+use bkfs_chunker::seal::FORMAT_VERSION;
 use clap::parser::ValueSource;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub mod access;
 mod check;
@@ -24,15 +22,18 @@ mod gc;
 mod init;
 mod key;
 mod left_out;
+mod limits;
 mod lock;
 mod ls;
 mod mount;
+pub mod options;
 pub mod output;
 mod password;
 mod progress;
 mod put;
 mod restore;
 mod run;
+mod runtime;
 mod secrecy;
 mod session;
 mod snapshot;
@@ -42,7 +43,8 @@ mod stats;
 mod status;
 mod umount;
 
-use output::{Failure, Output, complain};
+use options::Global;
+use output::{Output, complain};
 
 use crate::logging::Log;
 use crate::printable;
@@ -61,71 +63,6 @@ pub struct Cli {
     global: Global,
     #[command(subcommand)]
     command: Command,
-}
-
-/// What every command takes.
-#[derive(Debug, Clone, Args)]
-pub struct Global {
-    /// Print JSON: one object, or one per line
-    #[arg(long, global = true)]
-    json: bool,
-    /// Print only errors
-    #[arg(short, long, global = true)]
-    quiet: bool,
-    /// Log more; twice for everything
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    verbose: u8,
-    /// The volume to work on
-    #[arg(long, global = true, default_value = "main", value_name = "NAME")]
-    volume: String,
-    /// True if --volume was given.
-    #[arg(skip)]
-    volume_is_given: bool,
-    /// Passwords that stood in the environment.
-    #[arg(skip)]
-    handed: secrecy::Handed,
-    /// Read the password from the first line of this file, which others must not be able to read
-    #[arg(long, global = true, value_name = "FILE", help_heading = "Password")]
-    password_file: Option<PathBuf>,
-    /// Read the password from what this command prints
-    #[arg(long, global = true, value_name = "COMMAND", help_heading = "Password")]
-    password_command: Option<String>,
-    /// Try the password on this key alone, by its whole name as bkfs key list shows it; BKFS_KEY
-    /// names it too
-    ///
-    /// Without it the keys are tried first that opened the repository on this machine, then all
-    /// others, the cheapest first. The commands of bkfs key try the named one first.
-    #[arg(long, global = true, value_name = "NAME", value_parser = access::key_name, help_heading = "Password")]
-    key: Option<SlotName>,
-    /// The store's address, for S3 and its kin other than AWS
-    #[arg(long, global = true, value_name = "URL", help_heading = "Store")]
-    endpoint: Option<String>,
-    /// The store's region
-    #[arg(long, global = true, value_name = "NAME", help_heading = "Store")]
-    region: Option<String>,
-    /// Wait for a server that cannot be reached at all, instead of giving up within ten seconds
-    #[arg(long, global = true, help_heading = "Store")]
-    wait: bool,
-    /// Refuse a repository older than this generation (bkfs snapshot prints it)
-    #[arg(
-        long,
-        global = true,
-        value_name = "N",
-        default_value_t = 0,
-        help_heading = "Store"
-    )]
-    min_generation: u64,
-    /// Accept the repository as it is, though it was rolled back or rebuilt since this machine saw
-    /// it; needed once
-    #[arg(long, global = true, help_heading = "Store")]
-    accept_rollback: bool,
-    /// Accept another repository at an address that this machine knows, or one that is encrypted no
-    /// longer; needed once
-    #[arg(long, global = true, help_heading = "Store")]
-    accept_replaced: bool,
-    /// Keep fetched data here (default: /var/cache/bkfs, or bkfs in the user's cache directory)
-    #[arg(long, global = true, value_name = "DIR", help_heading = "Store")]
-    cache_dir: Option<PathBuf>,
 }
 
 /// Each says at its arguments what it does: first a line, then all that its `--help` tells.
@@ -234,45 +171,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
         Command::Key(command) => key::run(command, &global, &output),
         Command::Lock(command) => lock::run(command, &global, &output),
         Command::Status(command) => status::run(command, &global, &output),
-        Command::Generate(command) => completions::run(command),
+        Command::Generate(command) => completions::run(command, Cli::command()),
     };
     match result {
         Ok(()) => 0,
         Err(failure) => output.fail(&failure),
     }
-}
-
-/// Raises the soft limit on open files as far as this process may. Not for commands that run other programs: some cannot bear descriptors above 1023.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::debug!(
-            "the limit on open files stays at {:?}: {error}",
-            limit.current
-        );
-    }
-}
-
-/// How long a command that has failed waits for its threads. One may sit in a question for a name
-/// that no server answers.
-const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Runs work that waits for the store.
-fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
-    let done = runtime.block_on(work);
-    if done.is_err() {
-        runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
-    }
-    done
 }
 
 #[cfg(test)]

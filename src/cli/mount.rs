@@ -14,8 +14,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::cli::access::{self, Access};
+use crate::cli::init;
+use crate::cli::limits::raise_descriptor_limit;
+use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
-use crate::cli::{Global, SHUTDOWN_PATIENCE, init, raise_descriptor_limit};
+use crate::cli::runtime::SHUTDOWN_PATIENCE;
 use crate::logging::Log;
 use crate::mounting::outcome::{self, Outcome};
 use crate::mounting::settings::{OPTIONS_HELP, Settings};

@@ -14,9 +14,10 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::access::open;
+use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes};
 use crate::cli::progress::{Bar, Position};
-use crate::cli::{Global, block_on};
+use crate::cli::runtime::block_on;
 use crate::mounting::MountingError;
 use crate::mounting::alone::{Alone, AloneParts};
 use crate::mounting::settings::Settings;

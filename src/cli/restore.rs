@@ -9,9 +9,11 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::cli::access::{Access, open_with, split_path};
+use crate::cli::limits::raise_descriptor_limit;
+use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, complain, name_exactly, name_text};
 use crate::cli::progress::Bar;
-use crate::cli::{Global, block_on, raise_descriptor_limit};
+use crate::cli::runtime::block_on;
 use crate::restore::{Options, Problem, Progress, RestoreError, resolve, restore};
 use crate::volume::mode;
 use crate::volume::state::Scope;

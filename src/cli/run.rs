@@ -10,8 +10,9 @@ use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::control::MountClient;
+use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, complain};
-use crate::cli::{Global, block_on};
+use crate::cli::runtime::block_on;
 
 /// The exit codes of env(1) and similar tools for a command that is there and cannot be run, and
 /// for one that is not there.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::cli::access::{Repository, open, target_url};
+use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
+use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
-use crate::cli::{Global, block_on};
 use crate::mounting::spooling::SpoolPlace;
 use crate::mounting::{MountingError, Plan, SESSION_END};
 use crate::root::heartbeat::{Watched, published_base, watch_holder};

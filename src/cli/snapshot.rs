@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use crate::cli::Global;
 use crate::cli::control::MountClient;
+use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output};
 
 /// Make a snapshot of a mount

@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 use crate::cli::access::{open, target};
+use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, bytes};
-use crate::cli::{Global, block_on};
+use crate::cli::runtime::block_on;
 use crate::printable;
 use crate::root::snapshots::SnapshotEntry;
 

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::cli::Global;
 use crate::cli::access::Access;
+use crate::cli::options::Global;
 use crate::cli::output::Failure;
 use crate::cli::password::{Sources, Variables};
 use crate::mounting::settings::Settings;

@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::cli::access::{open, target_url};
+use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, bytes};
+use crate::cli::runtime::block_on;
 use crate::cli::snapshots::columns;
-use crate::cli::{Global, block_on};
 use crate::config::{Config, Prices};
 use crate::places;
 use crate::root::snapshots::SnapshotEntry;

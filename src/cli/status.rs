@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::cli::Global;
 use crate::cli::control::MountClient;
+use crate::cli::options::Global;
 use crate::cli::output::{Failure, Output, bytes};
 
 /// Files that are named in text. JSON names more.

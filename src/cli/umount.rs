@@ -9,8 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 
-use crate::cli::Global;
 use crate::cli::control::MountClient;
+use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
 use crate::mounting::outcome::{self, Outcome};
 use crate::root::state::HolderInfo;

@@ -1,0 +1,18 @@
+//! Limits of the process that a command raises before it works.
+
+/// Raises the soft limit on open files as far as this process may. Not for commands that run other
+/// programs: some cannot bear descriptors above 1023.
+pub fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(
+            "the limit on open files stays at {:?}: {error}",
+            limit.current
+        );
+    }
+}

@@ -1,0 +1,92 @@
+//! Options that every command takes.
+//!
+//! Owns their names, their help and how they are read from the command line. Does not own what
+//! follows from them: `access` opens the repository that they describe.
+
+use std::path::PathBuf;
+
+use bkfs_chunker::seal::SlotName;
+use clap::Args;
+
+use crate::cli::secrecy;
+
+/// What every command takes.
+#[derive(Debug, Clone, Args)]
+pub struct Global {
+    /// Print JSON: one object, or one per line
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+    /// Print only errors
+    #[arg(short, long, global = true)]
+    pub(super) quiet: bool,
+    /// Log more; twice for everything
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(super) verbose: u8,
+    /// The volume to work on
+    #[arg(long, global = true, default_value = "main", value_name = "NAME")]
+    pub(super) volume: String,
+    /// True if --volume was given.
+    #[arg(skip)]
+    pub(super) volume_is_given: bool,
+    /// Passwords that stood in the environment.
+    #[arg(skip)]
+    pub(super) handed: secrecy::Handed,
+    /// Read the password from the first line of this file, which others must not be able to read
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Password")]
+    pub(super) password_file: Option<PathBuf>,
+    /// Read the password from what this command prints
+    #[arg(long, global = true, value_name = "COMMAND", help_heading = "Password")]
+    pub(super) password_command: Option<String>,
+    /// Try the password on this key alone, by its whole name as bkfs key list shows it; BKFS_KEY
+    /// names it too
+    ///
+    /// Without it the keys are tried first that opened the repository on this machine, then all
+    /// others, the cheapest first. The commands of bkfs key try the named one first.
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAME",
+        value_parser = key_name,
+        help_heading = "Password"
+    )]
+    pub(super) key: Option<SlotName>,
+    /// The store's address, for S3 and its kin other than AWS
+    #[arg(long, global = true, value_name = "URL", help_heading = "Store")]
+    pub(super) endpoint: Option<String>,
+    /// The store's region
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Store")]
+    pub(super) region: Option<String>,
+    /// Wait for a server that cannot be reached at all, instead of giving up within ten seconds
+    #[arg(long, global = true, help_heading = "Store")]
+    pub(super) wait: bool,
+    /// Refuse a repository older than this generation (bkfs snapshot prints it)
+    #[arg(
+        long,
+        global = true,
+        value_name = "N",
+        default_value_t = 0,
+        help_heading = "Store"
+    )]
+    pub(super) min_generation: u64,
+    /// Accept the repository as it is, though it was rolled back or rebuilt since this machine saw
+    /// it; needed once
+    #[arg(long, global = true, help_heading = "Store")]
+    pub(super) accept_rollback: bool,
+    /// Accept another repository at an address that this machine knows, or one that is encrypted no
+    /// longer; needed once
+    #[arg(long, global = true, help_heading = "Store")]
+    pub(super) accept_replaced: bool,
+    /// Keep fetched data here (default: /var/cache/bkfs, or bkfs in the user's cache directory)
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Store")]
+    pub(super) cache_dir: Option<PathBuf>,
+}
+
+/// Reads the whole name of a key.
+///
+/// # Errors
+/// The message for the user if the text is no such name.
+pub fn key_name(text: &str) -> Result<SlotName, String> {
+    text.parse().map_err(|()| {
+        format!("{text:?} is no name of a key (16 hexadecimal digits, as bkfs key list shows it)")
+    })
+}

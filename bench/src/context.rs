@@ -1,13 +1,14 @@
 //! The input of a suite: directories, sizes, the program, the peers, and the report that it fills.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use crate::Outcome;
+use crate::disk::remove;
 use crate::measure::Run;
 use crate::peers::Peers;
 use crate::program::Program;
 use crate::report::{Record, Report};
-use crate::{Failure, Outcome};
 
 /// The amount of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,17 +90,4 @@ impl Context {
             self.absent(name, format!("failed: {error}"));
         }
     }
-}
-
-/// Removes a file or tree, if it exists.
-///
-/// # Errors
-/// The I/O error, with the path.
-pub fn remove(path: &Path) -> Result<(), Failure> {
-    let removed = match path.symlink_metadata() {
-        Err(_) => return Ok(()),
-        Ok(there) if there.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-    };
-    removed.map_err(|error| format!("{}: {error}", path.display()).into())
 }

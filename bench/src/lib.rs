@@ -2,9 +2,12 @@
 
 pub mod context;
 pub mod data;
+pub mod disk;
 pub mod floor;
+pub mod format;
 pub mod measure;
 pub mod null_fs;
+pub mod output;
 pub mod peers;
 pub mod plot;
 pub mod program;

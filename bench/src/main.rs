@@ -12,7 +12,7 @@ use bkfs_bench::peers::Peers;
 use bkfs_bench::program::Program;
 use bkfs_bench::report::Report;
 use bkfs_bench::suites::SUITES;
-use bkfs_bench::targets;
+use bkfs_bench::{output, targets};
 use clap::{Parser, ValueEnum};
 
 /// Benchmarks of bkfs beside its peers
@@ -107,14 +107,14 @@ fn run(arguments: &Arguments) -> Outcome<()> {
             eprintln!("{name}");
             suite(&mut context).map_err(|error| format!("{name}: {error}"))?;
             // Written after each suite, so that results stay if a later suite fails.
-            context.report.write(&arguments.output)?;
+            output::write(&context.report, &arguments.output)?;
         }
     }
     if let Some(page) = &arguments.page {
-        let output = arguments.output.display().to_string();
-        context.report.write_into(page, &output)?;
+        let plots = arguments.output.display().to_string();
+        output::write_into(&context.report, page, &plots)?;
     }
-    println!("{}", targets::table(&context.report.verdicts()));
+    println!("{}", targets::table(&targets::verdicts(&context.report)));
     for (name, reason) in &context.report.absent {
         println!(
             "absent: {name}: {}",

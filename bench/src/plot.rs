@@ -1,6 +1,7 @@
 //! Plots: horizontal bars of medians with minimum and maximum, as SVG.
 
-use crate::report::{Record, line};
+use crate::format::line;
+use crate::report::Record;
 
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 330.0;

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::Outcome;
+use crate::disk::{flush, remove};
 use crate::measure::{self, Run, Sampler};
-use crate::{Outcome, context};
 
 /// Longest wait for a mount to answer.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -75,7 +76,7 @@ impl Program {
     /// # Errors
     /// The I/O error of removing them.
     pub fn forget_caches(&self) -> Outcome<()> {
-        context::remove(&self.home.join("cache"))
+        remove(&self.home.join("cache"))
     }
 
     /// Makes a sealed repository.
@@ -132,7 +133,7 @@ impl Program {
     /// # Errors
     /// As [`measure::command`], or the I/O error of removing the old target or the caches.
     pub fn restore(&self, url: &str, what: &str, target: &Path) -> Outcome<Run> {
-        context::remove(target)?;
+        remove(target)?;
         self.forget_caches()?;
         measure::drop_caches();
         let mut restore = self.command(&["restore", "-q", url, what]);
@@ -140,15 +141,6 @@ impl Program {
         run.wall_s += flush(target)?;
         Ok(run)
     }
-}
-
-/// Waits until the filesystem of `path` has everything on disk. Returns the time, in seconds.
-///
-/// # Errors
-/// As [`measure::command`].
-pub fn flush(path: &Path) -> Outcome<f64> {
-    let run = measure::command(Command::new("sync").arg("-f").arg(path))?;
-    Ok(run.wall_s)
 }
 
 /// A mount that a daemon of its own serves.

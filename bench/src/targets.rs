@@ -1,11 +1,12 @@
 //! The target figures, and whether they are reached.
 //!
-//! Owns: limits, aims, and the measurements that they are compared with.
+//! Owns: limits, aims, the measurements that they are compared with, and the names under which
+//! suites report these.
 
 use serde::Serialize;
 
-use crate::report::{Report, line, shown};
-use crate::suites::files::{NULL, NULL_BY_CORE};
+use crate::format::{line, shown};
+use crate::report::Report;
 
 /// A target figure and its result.
 #[derive(Clone, Debug, Serialize)]
@@ -151,6 +152,13 @@ pub const FLOOR: &str = "mariadb: zstd -1 in blocks of 128 KiB, processor s";
 
 /// Name of a figure: anonymous memory of the index, in MiB per TiB of content.
 pub const INDEX_MEMORY: &str = "index: anonymous MiB per TiB";
+
+/// Name of a system: the null filesystem, served like bkfs, with the default number and niceness of
+/// threads.
+pub const NULL: &str = "null filesystem";
+
+/// Name of a system: the null filesystem with one thread per core.
+pub const NULL_BY_CORE: &str = "null filesystem, a thread per core";
 
 fn stored(report: &Report, step: &str, system: &str) -> Option<f64> {
     let record = report.find("mariadb", step, system)?;

@@ -7,21 +7,16 @@ use std::thread;
 
 use bkfs_fuse::{MountConfig, mount};
 
-use super::{text, verified};
 use crate::Outcome;
-use crate::context::{Context, remove};
+use crate::context::Context;
 use crate::data;
-use crate::measure::{self, Run, shell};
+use crate::disk::{flush, remove, text};
+use crate::measure::{self, Run, shell, verified};
 use crate::null_fs::{NullConfig, NullFs};
-use crate::program::flush;
+use crate::targets::{NULL, NULL_BY_CORE};
 use crate::verify::same_trees;
 
 const SUITE: &str = "files";
-
-/// The null filesystem, served like bkfs: with the default number and niceness of threads.
-pub(crate) const NULL: &str = "null filesystem";
-/// The null filesystem with one thread per core.
-pub(crate) const NULL_BY_CORE: &str = "null filesystem, a thread per core";
 
 /// Unpacks an archive of small files with every system.
 pub(super) fn run(context: &mut Context) -> Outcome<()> {

@@ -13,8 +13,9 @@ use bkfs_chunker::seal::{Class, HEADER_LEN};
 use memmap2::Mmap;
 
 use crate::Outcome;
-use crate::context::{Context, remove};
+use crate::context::Context;
 use crate::data::Numbers;
+use crate::disk::remove;
 use crate::measure::{anonymous_bytes, give_back_memory};
 use crate::targets::INDEX_MEMORY;
 

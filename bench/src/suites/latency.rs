@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{text, verified};
 use crate::Outcome;
-use crate::context::{Context, remove};
+use crate::context::Context;
 use crate::data::{self, Texture};
-use crate::measure::{self, shell};
+use crate::disk::{remove, text};
+use crate::measure::{self, shell, verified};
 use crate::proxy::Proxy;
 use crate::servers::{BUCKET, Minio, s3_environment};
 use crate::verify::{same_bytes, same_trees};

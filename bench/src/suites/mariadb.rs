@@ -5,12 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{text, verified};
 use crate::Outcome;
-use crate::context::{Context, remove};
+use crate::context::Context;
+use crate::disk::{flush, remove, text};
 use crate::floor;
-use crate::measure::{self, Run, shell};
-use crate::program::flush;
+use crate::measure::{self, Run, shell, verified};
 use crate::servers::{BUCKET, Minio, s3_environment};
 use crate::targets::FLOOR;
 use crate::verify::same_trees;

@@ -8,11 +8,11 @@ use bkfs_chunker::cut::{Parameters, Profile, is_zero};
 use bkfs_chunker::id::Kind;
 use bkfs_chunker::seal::{Class, Features, Keyring, NONCE_LEN, RepositoryId, Secrets};
 
-use super::{text, verified};
 use crate::Outcome;
-use crate::context::{Context, remove};
+use crate::context::Context;
 use crate::data::{self, Numbers, Texture};
-use crate::measure::{self, median, shell, thread_s};
+use crate::disk::{remove, text};
+use crate::measure::{self, median, shell, thread_s, verified};
 use crate::verify::same_bytes;
 
 const SUITE: &str = "micro";

@@ -1,12 +1,9 @@
 //! The suites, by name.
 
-use std::path::Path;
-
 use crate::Outcome;
 use crate::context::Context;
-use crate::measure::Run;
 
-pub(crate) mod files;
+mod files;
 mod index;
 mod latency;
 mod mariadb;
@@ -25,16 +22,3 @@ pub const SUITES: [(&str, Suite); 6] = [
     ("micro", micro::run),
     ("index", index::run),
 ];
-
-/// Returns the same run, marked as verified.
-fn verified(run: Run) -> Run {
-    Run {
-        verified: true,
-        ..run
-    }
-}
-
-/// Returns a path as an argument. All paths here are the benchmark's own and need no quoting.
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap_or_default()
-}

@@ -6,13 +6,12 @@ use std::sync::atomic::Ordering;
 
 use bkfs_fuse::{MountConfig, mount};
 
-use super::{text, verified};
 use crate::Outcome;
-use crate::context::{Context, remove};
+use crate::context::Context;
 use crate::data::{self, Texture};
-use crate::measure::{self, Run, shell};
+use crate::disk::{flush, remove, text};
+use crate::measure::{self, Run, shell, verified};
 use crate::null_fs::{NullConfig, NullFs};
-use crate::program::flush;
 use crate::verify::same_bytes;
 
 const SUITE: &str = "stream";

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::text;
 use crate::Outcome;
+use crate::disk::text;
 use crate::measure::{shell, shell_command};
 use crate::verify::same_bytes;
 

@@ -6,11 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::database::Database;
-use super::text;
 use crate::Outcome;
-use crate::context::{Context, remove};
+use crate::context::Context;
+use crate::disk::{flush, remove, text};
 use crate::measure::{self, Run, shell};
-use crate::program::flush;
 use crate::servers::{BUCKET, USER, endpoint};
 
 /// A backup tool with a repository of its own.

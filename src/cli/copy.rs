@@ -13,7 +13,8 @@ use crate::cli::progress::{Bar, Position};
 use crate::cli::runtime::block_on;
 use crate::cli::source::Source;
 use crate::mounting::settings::{Settings, size};
-use crate::replicate::{Outcome, Progress, ReplicateError, Replication};
+use crate::replicate::progress::Progress;
+use crate::replicate::{Outcome, ReplicateError, Replication};
 use crate::root::error::RootError;
 
 /// Copy snapshots of a volume to another repository

@@ -21,7 +21,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
@@ -29,6 +29,8 @@ use parking_lot::Mutex;
 
 use crate::mounting::format;
 use crate::mounting::publish::{IngestUploads, RESCUES_MAX};
+use crate::replicate::progress::Progress;
+use crate::replicate::tree::{Ends, Translation};
 use crate::repository::Repository;
 use crate::root::commit::{CommitRequest, Committed, Committer};
 use crate::root::error::RootError;
@@ -43,6 +45,7 @@ use crate::volume::error::VolumeError;
 use crate::volume::rescue::rescue;
 use crate::volume::state::Totals;
 
+pub mod progress;
 mod tree;
 
 /// Why snapshots were not copied.
@@ -83,15 +86,6 @@ pub enum ReplicateError {
         /// Name of the snapshot.
         name: String,
     },
-}
-
-/// Counters of a copy in progress.
-#[derive(Debug, Default)]
-pub struct Progress {
-    /// Bytes of contents translated.
-    pub bytes: AtomicU64,
-    /// Items of trees translated.
-    pub items: AtomicU64,
 }
 
 /// The result for one snapshot.
@@ -421,8 +415,18 @@ impl Replication<'_> {
             .ingest
             .adopt_blob(Kind::Node, start)
             .map_err(VolumeError::from)?;
-        let mut translation =
-            tree::Translation::new(self, writer.ingest.clone(), (base, source), start);
+        let ends = Ends {
+            from: self.from,
+            to: self.to,
+        };
+        let mut translation = Translation::new(
+            ends,
+            writer.ingest.clone(),
+            (base, source),
+            start,
+            self.commit_bytes,
+            self.progress,
+        );
         while translation.step().await? {
             // An early commit names the blobs stored so far. An interrupted copy then need not send
             // them again, and the memory for uncommitted blobs stays bounded.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::time::{Duration, Instant};
 
-use super::{Progress, Replication};
+use super::progress::Progress;
 use crate::repository::Repository;
 use crate::tree::apply::apply;
 use crate::tree::diff::Diff;
@@ -61,10 +61,18 @@ impl Changes {
     }
 }
 
+/// The two repositories of a translation.
+#[derive(Clone, Copy)]
+pub(super) struct Ends<'a> {
+    /// The source.
+    pub(super) from: &'a Repository,
+    /// The target.
+    pub(super) to: &'a Repository,
+}
+
 /// A translation in progress.
 pub(super) struct Translation<'a> {
-    from: &'a Repository,
-    to: &'a Repository,
+    ends: Ends<'a>,
     ingest: Arc<Ingest>,
     changes: Changes,
     tree: Id,
@@ -76,12 +84,14 @@ pub(super) struct Translation<'a> {
 
 impl<'a> Translation<'a> {
     /// Returns a translation of the tree `sources.1` of the source. `start` is the target's tree
-    /// for the source's tree `sources.0`.
+    /// for the source's tree `sources.0`. A commit is due after `commit_bytes` of contents.
     pub(super) fn new(
-        replication: &'a Replication<'a>,
+        ends: Ends<'a>,
         ingest: Arc<Ingest>,
         sources: (Option<Id>, Id),
         start: Id,
+        commit_bytes: u64,
+        progress: &'a Progress,
     ) -> Self {
         let source = Tree::new(sources.1);
         let changes = match sources.0 {
@@ -91,14 +101,13 @@ impl<'a> Translation<'a> {
             None => Changes::All(source.range(key::everything())),
         };
         Translation {
-            from: replication.from,
-            to: replication.to,
+            ends,
             ingest,
             changes,
             tree: start,
-            progress: replication.progress,
+            progress,
             uncommitted_bytes: 0,
-            commit_bytes: replication.commit_bytes,
+            commit_bytes,
             last_commit: Instant::now(),
         }
     }
@@ -128,7 +137,7 @@ impl<'a> Translation<'a> {
         let mut bytes = 0;
         let mut items = 0;
         while items < STEP_ITEMS && bytes < STEP_BYTES.min(self.commit_bytes) {
-            let Some((key, value)) = self.changes.next(&self.from.nodes).await? else {
+            let Some((key, value)) = self.changes.next(&self.ends.from.nodes).await? else {
                 break;
             };
             items += 1;
@@ -151,7 +160,7 @@ impl<'a> Translation<'a> {
         }
         translated.extend(self.contents(contents).await?);
         let changes = translated.into_iter();
-        let nodes = self.to.nodes.as_ref();
+        let nodes = self.ends.to.nodes.as_ref();
         let sink = NewNodes {
             ingest: &self.ingest,
             cache: nodes,
@@ -170,7 +179,7 @@ impl<'a> Translation<'a> {
         Ok(match key.parse().map_err(malformed)? {
             KeyParts::Name {
                 directory, name, ..
-            } => Key::name(directory, self.to.nodes.names().cookie(name), name),
+            } => Key::name(directory, self.ends.to.nodes.names().cookie(name), name),
             _ => key.clone(),
         })
     }
@@ -207,7 +216,7 @@ impl<'a> Translation<'a> {
         target: Target,
         group: Vec<(Key, Extent)>,
     ) -> Result<Vec<(Key, Option<Bytes>)>, VolumeError> {
-        let target = self.ingest.import(&self.from.depot, target).await?;
+        let target = self.ingest.import(&self.ends.from.depot, target).await?;
         let bytes: u64 = group
             .iter()
             .map(|(_, extent)| u64::from(extent.length))

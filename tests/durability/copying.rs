@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use bkfs::maintain::check::{CheckOptions, check};
-use bkfs::replicate::{Outcome, Progress, ReplicateError, Replication};
+use bkfs::replicate::progress::Progress;
+use bkfs::replicate::{Outcome, ReplicateError, Replication};
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::state::Volume;
 use bkfs_chunker::store::MemoryStore;

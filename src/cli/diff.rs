@@ -48,7 +48,7 @@ pub fn run(command: Diff, global: &Global, output: &Output) -> Result<(), Failur
         let (right_name, right_path) = split_path(&command.right)?;
         let (_, left) = repository.snapshot(&global.volume, left_name).await?;
         let (_, right) = repository.snapshot(&global.volume, right_name).await?;
-        let failed = |error: crate::restore::RestoreError| Failure::new(error.to_string());
+        let failed = |error: crate::restore::error::RestoreError| Failure::new(error.to_string());
         let inodes = (
             resolve(&left, left_path).await.map_err(failed)?,
             resolve(&right, right_path).await.map_err(failed)?,

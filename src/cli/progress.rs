@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::cli::output::Output;
-use crate::restore::Progress;
+use crate::restore::job::Progress;
 
 /// The pause between updates of the bar.
 const TICK: Duration = Duration::from_millis(200);

@@ -14,7 +14,9 @@ use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output, bytes, complain, name_exactly, name_text};
 use crate::cli::progress::Bar;
 use crate::cli::runtime::block_on;
-use crate::restore::{Options, Problem, Progress, RestoreError, resolve, restore};
+use crate::restore::error::RestoreError;
+use crate::restore::job::{Options, Problem, Progress};
+use crate::restore::{resolve, restore};
 use crate::volume::mode;
 use crate::volume::state::Scope;
 

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use tokio::task::JoinSet;
 
+use crate::restore::job::Job;
 use crate::restore::output::Output;
-use crate::restore::{Job, place};
+use crate::restore::place;
 use crate::tree::item::Attributes;
 use crate::volume::error::VolumeError;
 use crate::volume::seek::seek;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 
-use crate::restore::RestoreError;
+use crate::restore::error::RestoreError;
 use crate::tree::item::{Attributes, Timestamp};
 
 /// Flags for opening directories: never through a link.

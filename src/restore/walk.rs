@@ -14,9 +14,11 @@ use rustix::fs::AtFlags;
 use tokio::task::JoinSet;
 
 use crate::fault::{self, Entered};
+use crate::restore::error::RestoreError;
 use crate::restore::file::{Contents, Target};
+use crate::restore::job::Job;
 use crate::restore::output::Output;
-use crate::restore::{Job, RestoreError, drafts, place};
+use crate::restore::{drafts, place};
 use crate::tree::item::{Attributes, Item};
 use crate::tree::key::{self, Key};
 use crate::volume::error::VolumeError;

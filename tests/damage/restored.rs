@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bkfs::repository::open_in;
-use bkfs::restore::{self, Options};
+use bkfs::restore;
+use bkfs::restore::job::Options;
 use bkfs_chunker::store::Store;
 
 use crate::machine::opening;

@@ -1,0 +1,28 @@
+//! Errors of a restore as a whole. Failures of single inodes are no errors but
+//! [`Problem`](super::job::Problem)s.
+
+use std::path::PathBuf;
+
+use crate::volume::error::VolumeError;
+
+/// Why nothing could be restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The target cannot be used.
+    #[error("{}: {reason}", path.display())]
+    Target {
+        /// Path of the target, or of a directory above it.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// The snapshot has no such path.
+    #[error("no {path} in the snapshot")]
+    NoSuchPath {
+        /// The path.
+        path: String,
+    },
+    /// The snapshot cannot be read.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+}

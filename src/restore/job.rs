@@ -1,0 +1,137 @@
+//! A restore in progress: its options, its counters, and the problems that it reports.
+//!
+//! Owns what all parts of a restore share. Does not own the order of the work (`walk`, `file`).
+
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bkfs_chunker::direct::DirectBuffers;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::restore::drafts::Drafts;
+use crate::restore::place::{Rights, Unset};
+use crate::tree::item::Attributes;
+use crate::volume::error::VolumeError;
+use crate::volume::mode;
+use crate::volume::view::View;
+
+/// Options of a restore.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Replace existing files, and keep files that are not in the snapshot.
+    pub overwrite: bool,
+    /// Read all written bytes back and compare them.
+    pub verify: bool,
+    /// Leave out all that is no file, link or directory, and all that gives privileges: set-id
+    /// bits, and extended attributes other than `user.`.
+    pub no_special: bool,
+}
+
+/// Counters of a restore, for a progress display.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Inodes made.
+    pub inodes: AtomicU64,
+    /// Bytes written, with holes counted.
+    pub bytes: AtomicU64,
+    /// Bytes read back and found equal.
+    pub verified_bytes: AtomicU64,
+    /// Extended attributes left out because only root can set them, or because they give
+    /// privileges.
+    pub privileged_xattrs: AtomicU64,
+    /// Inodes without their set-id bits: their owner or group differs from the snapshot's, or
+    /// [`Options::no_special`] excludes the bits.
+    pub set_ids: AtomicU64,
+    /// Devices, fifos and sockets that [`Options::no_special`] excludes.
+    pub special: AtomicU64,
+}
+
+/// An inode that could not be restored, or not completely.
+#[derive(Debug, Clone)]
+pub struct Problem {
+    /// Its path in the target.
+    pub path: PathBuf,
+    /// The reason.
+    pub reason: String,
+    /// True if the bucket's copy is damaged.
+    pub damaged: bool,
+}
+
+/// A restore in progress.
+pub(super) struct Job {
+    pub(super) view: View,
+    pub(super) options: Options,
+    pub(super) progress: Arc<Progress>,
+    pub(super) permits: Arc<Semaphore>,
+    pub(super) problems: Mutex<Vec<Problem>>,
+    /// True if the process is root: only root may change owners and make devices.
+    pub(super) is_root: bool,
+    /// Inodes whose first name does not lead to them, because it could not be made.
+    pub(super) unmade: Mutex<HashSet<u64>>,
+    /// Generator of temporary names.
+    pub(super) drafts: Drafts,
+    /// Buffers for writes past the page cache.
+    pub(super) buffers: DirectBuffers,
+}
+
+impl Job {
+    /// Returns the name under which an inode is made that will be called `name`. It is a temporary
+    /// one if another file may have that name.
+    pub(super) fn draft(&self, name: &OsStr) -> OsString {
+        if !self.options.overwrite {
+            return name.to_owned();
+        }
+        self.drafts.next()
+    }
+
+    /// Returns true if an inode is a special file that the options exclude, and counts it then.
+    pub(super) fn leaves_out(&self, attributes: &Attributes) -> bool {
+        let is_unwanted = self.options.no_special && mode::is_special(attributes.mode);
+        let special = &self.progress.special;
+        special.fetch_add(is_unwanted.into(), Ordering::Relaxed);
+        is_unwanted
+    }
+
+    /// Returns what the restore may set on the inodes that it makes.
+    pub(super) fn rights(&self) -> Rights {
+        Rights {
+            is_root: self.is_root,
+            no_special: self.options.no_special,
+        }
+    }
+
+    /// Reports what could not be set; returns true if there was anything.
+    pub(super) fn unset(&self, path: &Path, unset: &Unset) -> bool {
+        let left_out = &self.progress.privileged_xattrs;
+        left_out.fetch_add(unset.privileged, Ordering::Relaxed);
+        let set_ids = &self.progress.set_ids;
+        set_ids.fetch_add(unset.set_ids.into(), Ordering::Relaxed);
+        let told = unset.told();
+        if let Some(told) = &told {
+            self.problem(path, told, false);
+        }
+        told.is_some()
+    }
+
+    pub(super) fn problem(&self, path: &Path, error: &dyn std::fmt::Display, damaged: bool) {
+        let problem = Problem {
+            path: path.to_owned(),
+            reason: error.to_string(),
+            damaged,
+        };
+        tracing::error!("{}: {}", problem.path.display(), problem.reason);
+        self.problems.lock().push(problem);
+    }
+
+    pub(super) fn volume_problem(&self, path: &Path, error: &VolumeError) {
+        self.problem(path, error, error.is_damage());
+    }
+
+    pub(super) fn made(&self) {
+        self.progress.inodes.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -13,10 +13,11 @@ use bkfs_chunker::error::DepotError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::seal::Keyring;
 
-use super::check::{CheckOptions, Findings};
+use super::check::Findings;
 use super::collect::sightings::SightingsFile;
 use super::collect::whole::Wholeness;
 use super::grounds;
+use super::options::CheckOptions;
 use super::repair::Plan;
 use crate::root::error::RootError;
 use crate::root::snapshots::SnapshotEntry;

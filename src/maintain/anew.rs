@@ -12,10 +12,11 @@ use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::Verifier;
 use jiff::Timestamp;
 
-use super::check::{CheckOptions, Findings, open_depot};
+use super::check::{Findings, open_depot};
 use super::collect::rebuilt::Rebuilt;
 use super::collect::renew::Renewal;
 use super::collect::sightings::SightingsFile;
+use super::options::CheckOptions;
 use super::repair::MOUNT_POINT;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::lists::Lists;

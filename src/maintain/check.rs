@@ -5,37 +5,32 @@
 //! [`check`] takes a store and a keyring, and reports all damage.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use bkfs_chunker::budget::MemoryBudget;
 use bkfs_chunker::depot::{Depot, DepotConfig};
-use bkfs_chunker::entropy::{Entropy, SystemEntropy};
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::store::Store;
-use bkfs_chunker::verify::{PackContents, Verifier, VerifierConfig};
-use jiff::Timestamp;
+use bkfs_chunker::verify::{PackContents, Verifier};
 
 use super::blame::{Blame, Head};
 use super::contents::{Learned, Walk};
 use super::grounds;
 use super::journals::Unreplayable;
 use super::judge::Damage;
+use super::options::CheckOptions;
 use super::refused::Refusals;
 use super::report::{Problem, ProblemKind, Report};
-use super::sample::Sample;
 use super::scan::{Indexed, Listed, Scan, count_orphans};
 use super::strays;
 use super::trees::{Named, Trees};
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
-use crate::root::memory::GenerationMemory;
 use crate::root::record::CommitRecord;
-use crate::root::retry::RetryPolicy;
 use crate::root::snapshots::SnapshotEntry;
 use crate::root::state::{ROOT_KEY, Root};
 use crate::volume::error::VolumeError;
@@ -47,88 +42,6 @@ const CACHE_BYTES: u64 = 32 << 20;
 /// Rounds of a check; the root's replacement while an object was missing starts a new one (rule
 /// 10).
 const ROUNDS_MAX: u32 = 3;
-
-/// Options of a check.
-#[derive(Clone, Debug)]
-pub struct CheckOptions {
-    /// How much of the data is read.
-    pub data: Sample,
-    /// This machine's memory of the repository; `None` compares with nothing.
-    pub memory: Option<Arc<dyn GenerationMemory>>,
-    /// The oldest generation that is accepted.
-    pub min_generation: u64,
-    /// Accept the root as it is found, whatever this machine remembers.
-    pub accept_rollback: bool,
-    /// This machine's sightings of snapshots, and the time of day. A repair that condemns packs
-    /// keeps vanished snapshots by them; without them it knows of none.
-    pub seen: Option<(PathBuf, Timestamp)>,
-    /// A repair gives up forgotten snapshots of which objects that collections need are unreadable.
-    pub gives_up: bool,
-    /// Source of jitter.
-    pub entropy: Arc<dyn Entropy>,
-    /// Timeouts and back-off.
-    pub policy: RetryPolicy,
-    /// Concurrency of pack reads; 0 workers for simulations.
-    pub verifier: VerifierConfig,
-    /// Progress, for observers.
-    pub progress: Arc<CheckProgress>,
-}
-
-impl Default for CheckOptions {
-    fn default() -> Self {
-        Self {
-            data: Sample::Structure,
-            memory: None,
-            min_generation: 0,
-            accept_rollback: false,
-            seen: None,
-            gives_up: false,
-            entropy: Arc::new(SystemEntropy),
-            policy: RetryPolicy::default(),
-            verifier: VerifierConfig::default(),
-            progress: Arc::default(),
-        }
-    }
-}
-
-impl CheckOptions {
-    /// Options that read every byte in the calling task, for tests and simulations.
-    pub fn oracle() -> Self {
-        Self {
-            data: Sample::All,
-            verifier: VerifierConfig {
-                workers: 0,
-                ..VerifierConfig::default()
-            },
-            ..Self::default()
-        }
-    }
-}
-
-/// Progress of a check.
-#[derive(Debug, Default)]
-pub struct CheckProgress {
-    /// Bytes of packs that are done.
-    pub done_bytes: AtomicU64,
-    /// Bytes of all packs; 0 until they are known.
-    pub total_bytes: AtomicU64,
-    /// Blobs that were restored from another repository.
-    pub healed_blobs: AtomicU64,
-    /// Their bytes.
-    pub healed_bytes: AtomicU64,
-}
-
-impl CheckProgress {
-    /// Adds bytes that were read and verified.
-    pub fn verified(&self, bytes: u64) {
-        self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Counts bytes as done that need not be read.
-    pub fn passed(&self, bytes: u64) {
-        self.verified(bytes);
-    }
-}
 
 /// Everything that a check learned; the input of a repair's plan.
 pub struct Findings {

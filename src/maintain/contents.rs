@@ -21,8 +21,8 @@ use bkfs_chunker::seal::Class;
 use bkfs_chunker::verify::{Found, PackContents, PackDamage, Verifier, chunks_of};
 use futures::{StreamExt, TryStreamExt};
 
-use super::check::CheckProgress;
 use super::judge::Damage;
+use super::options::CheckProgress;
 use super::report::{Problem, ProblemKind, Report};
 use super::sample::Sample;
 use crate::fault;

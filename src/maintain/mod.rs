@@ -10,6 +10,7 @@
 //! | [`layout`] | which object a key of the bucket is (pure) |
 //! | [`sample`] | packs that a partial check reads (pure) |
 //! | [`judge`] | decides which packs are damaged (pure) |
+//! | [`options`] | options and progress of a check |
 //! | [`check`] | reads the repository and judges it |
 //! | [`scan`] | root, lists, index objects, and other objects of the bucket |
 //! | [`contents`] | walks packs: every blob, every reference |
@@ -47,6 +48,7 @@ pub mod journals;
 pub mod judge;
 pub mod layout;
 mod mend;
+pub mod options;
 pub mod quarantine;
 pub mod rebuild;
 mod refusal;
@@ -60,7 +62,8 @@ pub mod sealing;
 pub mod strays;
 pub mod trees;
 
-pub use check::{CheckOptions, CheckProgress, check};
+pub use check::check;
+pub use options::{CheckOptions, CheckProgress};
 pub use report::{Problem, ProblemKind, Report};
 pub use sample::Sample;
 

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use bkfs_chunker::seal::{Class, HEADER_LEN, Header, Keyring, OpenError};
 use bkfs_chunker::store::{Store, StoreError, StoreErrorKind, Version};
 
-use super::check::{CheckOptions, Findings};
+use super::check::Findings;
+use super::options::CheckOptions;
 use super::report::{Problem, ProblemKind};
 use crate::root::error::RootError;
 use crate::root::reading::open_root;

@@ -15,8 +15,8 @@ use bkfs_chunker::store::{Store, StoreError, StoreErrorKind};
 use bkfs_chunker::verify::{PackContents, Verifier};
 use futures::StreamExt;
 
-use super::check::CheckOptions;
 use super::layout::{self, place_of};
+use super::options::CheckOptions;
 use super::report::{Problem, ProblemKind, Report};
 use crate::root::ancestry::require_descent;
 use crate::root::error::RootError;

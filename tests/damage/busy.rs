@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::maintain::check::check;
+use bkfs::maintain::options::CheckOptions;
 use bkfs_chunker::store::{MemoryStore, ObjectInfo, Store, StoreError};
 use parking_lot::Mutex;
 

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bkfs::maintain::check::CheckOptions;
 use bkfs::maintain::collect::plan::Effort;
 use bkfs::maintain::collect::{Options, collect, prospect, verifier};
+use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::repair::{Plan, plan};
 use bkfs::repository::Repository;
 use bkfs::root::error::RootError;

@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::maintain::check::check;
+use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::repair::plan;
 use bkfs::maintain::report::{Problem, ProblemKind, Report};
 use bkfs::root::error::RootError;

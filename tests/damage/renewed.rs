@@ -6,9 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::maintain::check::check;
 use bkfs::maintain::collect::plan::Effort;
 use bkfs::maintain::collect::{Options, Prospect, prospect};
+use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::quarantine;
 use bkfs::root::error::RootError;
 use bkfs::root::handle::Transition;

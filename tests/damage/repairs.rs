@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::maintain::check::check;
 use bkfs::maintain::collect::plan::Effort;
 use bkfs::maintain::collect::{Options, collect, prospect};
+use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::maintain::report::{ProblemKind, Report};
 use bkfs::repository::open_in;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use bkfs::maintain::check::{CheckOptions, examine};
+use bkfs::maintain::check::examine;
+use bkfs::maintain::options::CheckOptions;
 use bkfs::root::choice::KeyChoice;
 use bkfs::root::repository::{NewRepository, create, open_keys};
 use bkfs_chunker::entropy::SeededEntropy;

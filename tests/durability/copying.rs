@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::maintain::check::check;
+use bkfs::maintain::options::CheckOptions;
 use bkfs::replicate::progress::Progress;
 use bkfs::replicate::{Outcome, ReplicateError, Replication};
 use bkfs::repository::{Repository, open_in};

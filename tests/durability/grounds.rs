@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::maintain::check::check;
+use bkfs::maintain::options::CheckOptions;
 use bkfs::root::removal::give_up;
 use bkfs::root::session::OpenSession;
 use bkfs::root::state::{Ground, SessionId};

@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use bkfs::maintain::check::{CheckOptions, check};
+use bkfs::maintain::check::check;
+use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::repair::{execute, plan};
 use bkfs::maintain::report::ProblemKind;
 use bkfs::mounting::MountingError;

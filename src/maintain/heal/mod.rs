@@ -39,8 +39,9 @@ use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::Verifier;
 use jiff::Timestamp;
 
-use super::check::{CheckOptions, Findings, open_depot};
+use super::check::{Findings, open_depot};
 use super::grounds;
+use super::options::CheckOptions;
 use crate::repository::Repository;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
@@ -295,7 +296,7 @@ type Leaning = HashSet<(Kind, Id)>;
 type Gone = Vec<PackName>;
 
 /// Counts a blob that was stored again.
-fn count(progress: &super::check::CheckProgress, bytes: u64) {
+fn count(progress: &super::options::CheckProgress, bytes: u64) {
     progress.healed_blobs.fetch_add(1, Ordering::Relaxed);
     progress.healed_bytes.fetch_add(bytes, Ordering::Relaxed);
 }

@@ -95,4 +95,10 @@ impl CheckProgress {
     pub fn passed(&self, bytes: u64) {
         self.verified(bytes);
     }
+
+    /// Counts a blob of this length, in bytes, that was restored from another repository.
+    pub fn healed(&self, bytes: u64) {
+        self.healed_blobs.fetch_add(1, Ordering::Relaxed);
+        self.healed_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
 }

@@ -15,6 +15,8 @@
 //! | [`builder`] | makes nodes again from the items that they held (pure) |
 //! | [`items`] | items of a tree of the other repository, with the keys of this one |
 //! | [`publish`] | makes stored blobs live |
+//! | [`records`] | makes lost commit records anew |
+//! | [`counts`] | how much was brought back |
 //!
 //! Damaged places stay in quarantine until collection frees their packs. A blob that was in one is
 //! matched again, since it has another place now. No other repository has the commit records of
@@ -22,18 +24,18 @@
 //! commits.
 
 mod builder;
+pub mod counts;
 mod items;
 mod publish;
+mod records;
 mod walk;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bkfs_chunker::catalog::Place;
-use bkfs_chunker::id::{Id, Kind};
+use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
-use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::Verifier;
@@ -51,6 +53,7 @@ use crate::root::repository::probe;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::{SnapshotEntry, SnapshotList};
 use crate::root::state::HolderInfo;
+use counts::Healed;
 use publish::Publisher;
 use walk::Healer;
 
@@ -59,31 +62,6 @@ const MOUNT_POINT: &str = "bkfs check --repair --from";
 
 /// Snapshots of the other repository in which the lost parts of one tree are looked for.
 const CANDIDATES_MAX: usize = 4;
-
-/// Counts of the blobs and records that were brought back.
-#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
-pub struct Healed {
-    /// Chunks, segments and nodes that were stored again.
-    pub blobs: u64,
-    /// Bytes of these blobs.
-    pub bytes: u64,
-    /// Commit records that were made anew.
-    pub records: u64,
-}
-
-impl Healed {
-    /// Adds the counts of `more`.
-    pub fn add(&mut self, more: &Self) {
-        self.blobs += more.blobs;
-        self.bytes += more.bytes;
-        self.records += more.records;
-    }
-
-    /// Returns true if nothing was brought back.
-    pub fn is_nothing(&self) -> bool {
-        *self == Self::default()
-    }
-}
 
 /// Stores again what `findings` says is damaged or missing, as far as `from` has it or it can still
 /// be read here. The root must have the damaged places in quarantine already. Does nothing while a
@@ -156,7 +134,7 @@ async fn work(
         }
         healer.tree(head.tree, &head.candidates).await?;
     }
-    records(&mut healer, findings).await?;
+    records::replace_lost(&mut healer, findings).await?;
     healer.finish().await
 }
 
@@ -264,39 +242,4 @@ fn candidates(there: &SnapshotList, volume: &str, name: Option<&str>, time: Time
         }
     }
     trees
-}
-
-/// Makes anew the commit records that snapshots and volumes name and no pack holds.
-async fn records(healer: &mut Healer<'_>, findings: &Findings) -> Result<(), RootError> {
-    let Some(handle) = &findings.handle else {
-        return Ok(());
-    };
-    let trash = findings.listed.trash.iter().map(|entry| &entry.snapshot);
-    let snapshots: Vec<&SnapshotEntry> = findings.listed.snapshots.iter().chain(trash).collect();
-    let root = handle.current().root.clone();
-    for (name, volume) in &root.volumes {
-        // The holder of a volume makes another record with its next commit.
-        let commit = volume.commit.filter(|_| volume.holder.is_none());
-        if commit.is_some_and(|commit| healer.wants(&commit)) {
-            healer.record_of_volume(name, volume, &snapshots).await?;
-        }
-    }
-    for entry in snapshots {
-        if healer.wants(&entry.commit) {
-            healer.record_of_snapshot(entry).await?;
-        }
-    }
-    Ok(())
-}
-
-/// The blobs that something refers to.
-type Leaning = HashSet<(Kind, Id)>;
-
-/// Packs that are no longer live.
-type Gone = Vec<PackName>;
-
-/// Counts a blob that was stored again.
-fn count(progress: &super::options::CheckProgress, bytes: u64) {
-    progress.healed_blobs.fetch_add(1, Ordering::Relaxed);
-    progress.healed_bytes.fetch_add(bytes, Ordering::Relaxed);
 }

@@ -11,19 +11,24 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
+use bkfs_chunker::pack::PackName;
 use bytes::Bytes;
 
-use super::walk::Healer;
-use super::{Gone, Leaning};
 use crate::maintain::sealing::{IngestLists, Sealing};
 use crate::root::error::RootError;
 use crate::root::forget::rewrite;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::lists::Lists;
-use crate::root::record::{CommitRecord, RecordedSnapshot};
+use crate::root::record::CommitRecord;
 use crate::root::snapshots::{ListEntry, SnapshotEntry, TrashEntry};
-use crate::root::state::{ListRef, Root, SessionId, Volume};
+use crate::root::state::{ListRef, Root, SessionId};
 use crate::root::transition::ListChange;
+
+/// The blobs that something refers to.
+type Leaning = HashSet<(Kind, Id)>;
+
+/// Packs that are no longer live.
+type Gone = Vec<PackName>;
 
 /// Stores blobs for one session, and makes them live.
 pub(super) struct Publisher {
@@ -230,106 +235,24 @@ impl Publisher {
         rewrite(&IngestLists(&self.ingest), refs, shards, leaves, joining).await
     }
 
-    async fn store_record(&self, record: &CommitRecord) -> Result<Id, RootError> {
+    /// Returns the session that stores.
+    pub(super) fn session(&self) -> SessionId {
+        self.session
+    }
+
+    /// Stores a commit record.
+    pub(super) async fn store_record(&self, record: &CommitRecord) -> Result<Id, RootError> {
         let bytes = Bytes::from(record.encode());
         Ok(self.ingest.store_blob(Kind::Commit, bytes).await?)
     }
-}
 
-impl Healer<'_> {
-    /// Makes a record for a snapshot whose own is lost, outside the volume's chain of commits.
-    pub(super) async fn record_of_snapshot(
-        &mut self,
-        entry: &SnapshotEntry,
-    ) -> Result<(), RootError> {
-        let publisher = self.publisher();
-        let record = CommitRecord {
-            volume: entry.volume.clone(),
-            session: publisher.session,
-            sequence: 0,
-            parent: None,
-            tree: entry.tree,
-            time: entry.time,
-            covered: 0,
-            next_inode: 0,
-            inodes: entry.files,
-            bytes: entry.bytes,
-            snapshot: Some(recorded(entry)),
-            replayed: None,
-        };
-        let made = publisher.store_record(&record).await?;
-        publisher.of_snapshots.insert(entry.commit, made);
-        self.replaced(&entry.commit);
-        Ok(())
+    /// Puts a stored record in place of a lost one, in the snapshots that name it.
+    pub(super) fn replace_in_snapshots(&mut self, lost: Id, record: Id) {
+        self.of_snapshots.insert(lost, record);
     }
 
-    /// Makes a record for the last commit of a volume without a holder, if its own is lost, and for
-    /// the snapshot that was made with it. Its parent is the newest earlier commit of a snapshot
-    /// whose record can still be read.
-    pub(super) async fn record_of_volume(
-        &mut self,
-        name: &str,
-        volume: &Volume,
-        snapshots: &[&SnapshotEntry],
-    ) -> Result<(), RootError> {
-        let Some(lost) = volume.commit else {
-            return Ok(());
-        };
-        let depot = self.depot();
-        let mut parent: Option<(u64, Id)> = None;
-        let mut time = jiff::Timestamp::UNIX_EPOCH;
-        let mut own = None;
-        for entry in snapshots
-            .iter()
-            .copied()
-            .filter(|entry| entry.volume == name)
-        {
-            time = time.max(entry.time);
-            if entry.commit == lost {
-                own = Some(entry);
-                continue;
-            }
-            let Ok(bytes) = depot.read_blob(Kind::Commit, entry.commit).await else {
-                continue;
-            };
-            let Ok(record) = CommitRecord::decode(&bytes) else {
-                continue;
-            };
-            let is_before = !record.is_beside() && record.sequence < volume.sequence;
-            if is_before && parent.is_none_or(|(sequence, _)| sequence < record.sequence) {
-                parent = Some((record.sequence, entry.commit));
-            }
-        }
-        let publisher = self.publisher();
-        let record = CommitRecord {
-            volume: name.to_owned(),
-            session: publisher.session,
-            sequence: volume.sequence,
-            parent: parent.map(|(_, id)| id),
-            tree: volume.tree,
-            time,
-            covered: 0,
-            next_inode: volume.next_inode,
-            inodes: volume.inodes,
-            bytes: volume.bytes,
-            snapshot: own.map(recorded),
-            replayed: None,
-        };
-        let made = publisher.store_record(&record).await?;
-        if own.is_some() {
-            publisher.of_snapshots.insert(lost, made);
-        }
-        publisher.of_volumes.insert(name.to_owned(), (lost, made));
-        self.replaced(&lost);
-        Ok(())
-    }
-}
-
-fn recorded(entry: &SnapshotEntry) -> RecordedSnapshot {
-    RecordedSnapshot {
-        name: Some(entry.name.clone()),
-        host: entry.host.clone(),
-        user: entry.user.clone(),
-        tags: entry.tags.clone(),
+    /// Puts a stored record in place of a lost one, in the volume of this name.
+    pub(super) fn replace_in_volume(&mut self, name: &str, lost: Id, record: Id) {
+        self.of_volumes.insert(name.to_owned(), (lost, record));
     }
 }

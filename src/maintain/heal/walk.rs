@@ -19,9 +19,9 @@ use futures::{StreamExt, TryStreamExt};
 use lru::LruCache;
 
 use super::builder::Builder;
+use super::counts::Healed;
 use super::items::Items;
 use super::publish::Publisher;
-use super::{Healed, count};
 use crate::maintain::judge::Damage;
 use crate::maintain::options::CheckProgress;
 use crate::repository::Repository;
@@ -137,7 +137,7 @@ impl<'a> Healer<'a> {
         self.wanted.remove(&id.prefix());
         self.healed.blobs += 1;
         self.healed.bytes += length;
-        count(self.progress, length);
+        self.progress.healed(length);
         if self.publisher.ingest().uncommitted_blobs() >= PUBLISH_BLOBS {
             self.publisher.publish().await?;
         }

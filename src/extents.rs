@@ -13,10 +13,7 @@ use std::ops::Range;
 
 use thiserror::Error;
 
-use crate::tree::item::{Extent, Target};
-
-/// Length of the longest extent, in bytes.
-pub const MAX_EXTENT_BYTES: u32 = 4 << 20;
+use crate::tree::item::{Extent, MAX_EXTENT_BYTES, Target};
 
 /// Size of the largest file, in bytes: the largest value of a signed 64-bit offset.
 pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;

@@ -13,13 +13,15 @@ use thiserror::Error;
 
 use super::key::ItemKind;
 use super::varint::{self, Reader};
-use crate::extents::MAX_EXTENT_BYTES;
 
 /// Length of the longest value that the tree accepts, in bytes.
 ///
 /// The longest value today is an extended attribute of 64 KiB. The other half is reserved for later
 /// kinds of items.
 pub const MAX_VALUE_BYTES: usize = 128 * 1024;
+
+/// Length of the longest extent, in bytes.
+pub const MAX_EXTENT_BYTES: u32 = 4 << 20;
 
 /// Length of the longest value of an extended attribute, in bytes (XATTR_SIZE_MAX of Linux).
 pub const MAX_XATTR_BYTES: usize = 64 * 1024;

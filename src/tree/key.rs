@@ -323,7 +323,7 @@ pub fn names_at(directory: u64, cookie: u64) -> Range<Key> {
 /// Returns the range of the extents of `inode` that begin in `offsets`, in bytes of the file.
 ///
 /// To find all extents that overlap offset *x*, start
-/// [`MAX_EXTENT_BYTES`](crate::extents::MAX_EXTENT_BYTES) - 1 before *x*.
+/// [`MAX_EXTENT_BYTES`](super::item::MAX_EXTENT_BYTES) - 1 before *x*.
 pub fn extents_beginning(inode: u64, offsets: Range<u64>) -> Range<Key> {
     Key::extent(inode, offsets.start)..Key::extent(inode, offsets.end)
 }

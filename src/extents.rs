@@ -15,7 +15,8 @@ use thiserror::Error;
 
 use crate::tree::item::{Extent, MAX_EXTENT_BYTES, Target};
 
-/// Size of the largest file, in bytes: the largest value of a signed 64-bit offset.
+/// Size of the largest file, in bytes: the largest value of a signed 64-bit offset, which is the
+/// kernel's limit of offsets (`MAX_LFS_FILESIZE`).
 pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
 /// Returns the first offset at which an extent may begin that reaches `offset` or ends right there.

@@ -27,8 +27,8 @@ use crate::root::snapshots::SnapshotReference;
 use crate::stream::source::{Facts, Source};
 use crate::stream::{Place, Progress, Received, StreamError, abandon, keep, new_file, receive};
 use crate::tree::item::Timestamp;
-use crate::volume::commit::{Committed, SnapshotRequest};
 use crate::volume::namespace::NewInode;
+use crate::volume::publish::{Committed, SnapshotRequest};
 
 /// The volume that streams go to unless --volume is given. A mount of the default volume does not
 /// hold it.

@@ -21,8 +21,8 @@ use crate::tree::item::Timestamp;
 use crate::vfs::live::Current;
 use crate::vfs::special::Control;
 use crate::volume::Volume;
-use crate::volume::commit::{Committed, SnapshotRequest};
 use crate::volume::error::VolumeError;
+use crate::volume::publish::{Committed, SnapshotRequest};
 use crate::volume::unsaved::Unsaved;
 
 /// How long changes wait, from the end of the commit, for an announced unmount.

@@ -24,8 +24,8 @@ use crate::root::journal::{JournalEntry, JournalWriter};
 use crate::root::lists::{ListWriter, Lists};
 use crate::root::snapshots::SnapshotRequest;
 use crate::root::state::{HolderInfo, Root};
-use crate::volume::commit::{Committed, Publication, Publish, PublishError};
 use crate::volume::entry::{Entry, Journal};
+use crate::volume::publish::{Committed, Publication, Publish, PublishError};
 use crate::volume::rescue::rescue;
 
 /// Time limit for finding out the outcome of a commit whose answer was lost. By then the store has

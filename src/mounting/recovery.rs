@@ -34,11 +34,10 @@ use crate::root::record::CommitRecord;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::SnapshotRequest as RootRequest;
 use crate::root::state::{HolderInfo, Root, SessionId};
-use crate::volume::commit::{
-    Committed, Committer, Publication, Publish, PublishError, SnapshotRequest,
-};
+use crate::volume::commit::Committer;
 use crate::volume::error::VolumeError;
 use crate::volume::operations::{Content, Operations};
+use crate::volume::publish::{Committed, Publication, Publish, PublishError, SnapshotRequest};
 use crate::volume::state::Totals;
 use crate::volume::view::View;
 use crate::volume::{Volume, VolumeParts, rescue};

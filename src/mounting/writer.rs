@@ -29,9 +29,11 @@ use crate::root::session::{KnownSpools, OpenSession, VolumeRequest};
 use crate::root::state::{HolderInfo, Root, SessionId};
 use crate::vfs::live::Live;
 use crate::vfs::special::Owner;
-use crate::volume::commit::{Committed, Committer, Request};
+use crate::volume::commit::Committer;
 use crate::volume::error::VolumeError;
 use crate::volume::journal::{Journaler, keep_everything};
+use crate::volume::publish::Committed;
+use crate::volume::requests::QueuedCommit;
 use crate::volume::room::Limits;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
@@ -220,7 +222,7 @@ impl Writing {
         &self,
         ingest: Arc<Ingest>,
         first_inode: u64,
-    ) -> Result<(Arc<Volume>, mpsc::Receiver<Request>, bool), MountingError> {
+    ) -> Result<(Arc<Volume>, mpsc::Receiver<QueuedCommit>, bool), MountingError> {
         let repository = &self.repository;
         repository.load_index_to_write().await?;
         let entry = repository.volume_entry(&self.volume);

@@ -13,9 +13,9 @@ use crate::vfs::numbers::{CONTROL, CONTROL_DIRECTORY, Number, ROOT, SNAPSHOTS};
 use crate::vfs::{Mount, special};
 use crate::volume::Volume;
 use crate::volume::attributes::{Change, XattrDemand};
-use crate::volume::commit::SnapshotRequest;
 use crate::volume::error::VolumeError;
 use crate::volume::namespace::{NewInode, RenameTo};
+use crate::volume::publish::SnapshotRequest;
 
 /// A name to be made, and the inode that it will lead to.
 pub(super) struct Making {

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Mark;
 use bytes::Bytes;
@@ -26,10 +25,11 @@ use crate::tree::key;
 use crate::tree::map::Tree;
 use crate::volume::Volume;
 use crate::volume::error::VolumeError;
-use crate::volume::flush::Reach;
+use crate::volume::flush::{FLUSHES_AT_ONCE, Reach};
 use crate::volume::nodes::NewNodes;
+use crate::volume::publish::{Committed, Publication, Publish, PublishError, SnapshotRequest};
+use crate::volume::requests::QueuedCommit;
 use crate::volume::sealed::{SealedItems, without};
-use crate::volume::state::Totals;
 use crate::volume::usage::Leaving;
 
 /// Maximum time between two commits of a volume that changes.
@@ -38,86 +38,9 @@ pub const PERIOD: Duration = Duration::from_secs(30);
 /// Time after which a failed commit is repeated without a request.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Number of files that are flushed concurrently. It keeps all workers and uploads busy with small
-/// files.
-pub(super) const FLUSHES_AT_ONCE: usize = 16;
-
 /// Maximum number of keys of dropped inodes that are held at once, about 6 MiB. More keys are
 /// removed in several steps; each step stores the nodes at its boundary once more.
 const GONE_AT_ONCE: usize = 1 << 16;
-
-/// A snapshot for a commit to make.
-#[derive(Debug, Clone, Default)]
-pub struct SnapshotRequest {
-    /// The snapshot's name; none for a name derived from the time.
-    pub name: Option<String>,
-    /// The snapshot's tags.
-    pub tags: Vec<String>,
-}
-
-/// The result of a commit.
-#[derive(Debug, Clone, Default)]
-pub struct Committed {
-    /// The generation of the root that holds the commit.
-    pub generation: u64,
-    /// The name of the snapshot, if one was made.
-    pub snapshot: Option<String>,
-}
-
-/// The reason why a commit failed.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum PublishError {
-    /// The snapshot is refused, for example because of its name. The commit without it may succeed.
-    #[error("{0}")]
-    Refused(String),
-    /// The commit can be tried again.
-    #[error("{0}")]
-    Again(String),
-    /// The outcome is unknown: look before repeating the commit.
-    #[error("{0}")]
-    Unknown(String),
-    /// This session can never commit again.
-    #[error("{0}")]
-    Lost(String),
-}
-
-/// The contents of a commit.
-#[derive(Debug, Clone)]
-pub struct Publication {
-    /// The root node of the new tree.
-    pub tree: Id,
-    /// The ingest's mark, drawn at the cut.
-    pub mark: Mark,
-    /// The inodes and bytes of the tree.
-    pub totals: Totals,
-    /// The lowest inode number that was not given out.
-    pub next_inode: u64,
-    /// The last operation of this session that the tree holds. Journals up to there need not be
-    /// replayed.
-    pub covered: u64,
-    /// The snapshot to make of the tree.
-    pub snapshot: Option<SnapshotRequest>,
-}
-
-/// Makes a tree current: completes the uploads and replaces the root.
-#[async_trait]
-pub trait Publish: Send + Sync + 'static {
-    /// Publishes a tree. When this returns, other machines see it.
-    ///
-    /// Cancel safety: dropped, it leaves a commit that was sent undecided; the next call finds out
-    /// first whether it was made.
-    ///
-    /// # Errors
-    /// See [`PublishError`].
-    async fn publish(&self, publication: Publication) -> Result<Committed, PublishError>;
-}
-
-/// A request for a commit.
-#[derive(Debug)]
-pub struct Request {
-    snapshot: Option<SnapshotRequest>,
-    done: oneshot::Sender<Result<Committed, VolumeError>>,
-}
 
 impl Volume {
     /// Commits everything that was done before this call. When this returns, it is in the bucket.
@@ -153,7 +76,7 @@ impl Volume {
         let (done, answer) = oneshot::channel();
         let stopped = || VolumeError::Commit("the volume is closing".into());
         self.requests
-            .send(Request { snapshot, done })
+            .send(QueuedCommit { snapshot, done })
             .await
             .map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())?
@@ -163,7 +86,7 @@ impl Volume {
     pub fn commit_soon(&self) {
         let (done, _) = oneshot::channel();
         // A full queue means that commits are under way already.
-        let _ = self.requests.try_send(Request {
+        let _ = self.requests.try_send(QueuedCommit {
             snapshot: None,
             done,
         });
@@ -213,7 +136,7 @@ impl Volume {
 pub struct Committer {
     volume: Arc<Volume>,
     publish: Arc<dyn Publish>,
-    requests: mpsc::Receiver<Request>,
+    requests: mpsc::Receiver<QueuedCommit>,
     /// The facts of the cut whose commit is under way or will be tried again.
     sealing: Option<Sealing>,
     last: Committed,
@@ -236,7 +159,7 @@ impl Committer {
     pub fn new(
         volume: Arc<Volume>,
         publish: Arc<dyn Publish>,
-        requests: mpsc::Receiver<Request>,
+        requests: mpsc::Receiver<QueuedCommit>,
         generation: u64,
     ) -> Self {
         let last = Committed {
@@ -291,7 +214,7 @@ impl Committer {
     }
 
     /// Serves a request and all others that wait by now. Each snapshot gets its own commit.
-    async fn serve(&mut self, first: Request) {
+    async fn serve(&mut self, first: QueuedCommit) {
         let mut waiting = vec![first];
         while let Ok(request) = self.requests.try_recv() {
             waiting.push(request);
@@ -512,7 +435,7 @@ fn is_failure(result: &Result<Committed, VolumeError>) -> bool {
     matches!(result, Err(error) if !matches!(error, VolumeError::SnapshotName(_)))
 }
 
-fn answer(requests: Vec<Request>, result: &Result<Committed, VolumeError>) {
+fn answer(requests: Vec<QueuedCommit>, result: &Result<Committed, VolumeError>) {
     for request in requests {
         let _ = request.done.send(result.clone());
     }

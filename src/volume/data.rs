@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::extents;
+use crate::extents::{self, MAX_FILE_BYTES};
 use crate::tree::item::{Attributes, Item, Timestamp};
 use crate::tree::key::Key;
 use crate::volume::Volume;
@@ -19,9 +19,6 @@ use crate::volume::rescue;
 use crate::volume::state::{Scope, State};
 use crate::volume::transaction::{Step, Transaction};
 use crate::volume::view::View;
-
-/// Maximum size of a file, in bytes: the limit of the kernel's offsets (`MAX_LFS_FILESIZE`).
-pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
 /// Maximum number of bytes that one call of [`Volume::share`] shares.
 pub const SHARE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
@@ -69,7 +66,7 @@ impl Volume {
     /// Cancel safety: dropped, it has written nothing.
     ///
     /// # Errors
-    /// [`VolumeError::TooLarge`] beyond [`FILE_BYTES_MAX`]; [`VolumeError::IsDirectory`] or
+    /// [`VolumeError::TooLarge`] beyond [`MAX_FILE_BYTES`]; [`VolumeError::IsDirectory`] or
     /// [`VolumeError::Invalid`] if the inode is no regular file; [`VolumeError::Stale`] if it is
     /// gone. As [`Volume::writable`] and [`View::transact`].
     pub async fn write(
@@ -93,7 +90,7 @@ impl Volume {
                 };
                 let end = offset
                     .checked_add(data.len() as u64)
-                    .filter(|end| *end <= FILE_BYTES_MAX);
+                    .filter(|end| *end <= MAX_FILE_BYTES);
                 let Some(end) = end else {
                     return Err(VolumeError::TooLarge.into());
                 };
@@ -114,7 +111,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`VolumeError::IsDirectory`] or [`VolumeError::Invalid`] if the inode is no regular file;
-    /// [`VolumeError::TooLarge`] beyond [`FILE_BYTES_MAX`].
+    /// [`VolumeError::TooLarge`] beyond [`MAX_FILE_BYTES`].
     pub fn resize(
         &self,
         run: &mut Transaction<'_>,
@@ -132,7 +129,7 @@ impl Volume {
             };
             return Err(error.into());
         }
-        if size > FILE_BYTES_MAX {
+        if size > MAX_FILE_BYTES {
             return Err(VolumeError::TooLarge.into());
         }
         if size < attributes.size_bytes {
@@ -150,7 +147,7 @@ impl Volume {
     /// the extents of a new hole to the next flush or commit.
     ///
     /// # Errors
-    /// [`VolumeError::TooLarge`] if the range ends beyond [`FILE_BYTES_MAX`];
+    /// [`VolumeError::TooLarge`] if the range ends beyond [`MAX_FILE_BYTES`];
     /// [`VolumeError::IsDirectory`] or [`VolumeError::Invalid`] if the inode is no regular file;
     /// [`VolumeError::Stale`] if it is gone. As [`Volume::writable`] and [`View::transact`].
     pub async fn allocate(
@@ -161,7 +158,7 @@ impl Volume {
         kill_privileges: bool,
     ) -> Result<(), VolumeError> {
         self.writable().await?;
-        if range.end > FILE_BYTES_MAX {
+        if range.end > MAX_FILE_BYTES {
             return Err(VolumeError::TooLarge);
         }
         let now = self.clock.now();
@@ -213,7 +210,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`VolumeError::Invalid`] or [`VolumeError::IsDirectory`] if an inode is no regular file;
-    /// [`VolumeError::TooLarge`] if the target range ends beyond [`FILE_BYTES_MAX`];
+    /// [`VolumeError::TooLarge`] if the target range ends beyond [`MAX_FILE_BYTES`];
     /// [`VolumeError::Stale`] if an inode is gone. As [`Volume::writable`], [`Volume::flush_file`],
     /// [`View::extents`] and [`rescue::ensure`].
     pub async fn share(
@@ -234,7 +231,7 @@ impl Volume {
             return Ok(0);
         }
         let end = target.1.checked_add(length);
-        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
+        if end.is_none_or(|end| end > MAX_FILE_BYTES) {
             return Err(VolumeError::TooLarge);
         }
         if source.view.state().is_ok() {

@@ -6,7 +6,7 @@
 use async_trait::async_trait;
 use bkfs_chunker::ingest::Delivered;
 
-use crate::volume::commit::PublishError;
+use crate::volume::publish::PublishError;
 
 /// The entry for a journal to be written.
 #[derive(Debug, Clone)]

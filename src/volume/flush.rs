@@ -2,7 +2,7 @@
 //!
 //! Owns: the choice of the runs to store, how far they are widened so that equal content is split
 //! equally, and the replacement of older extents. Does not own: splitting and storing (the
-//! chunker), when to flush (`data`, `commit`).
+//! chunker), when to flush (`writeback`, `commit`).
 //!
 //! A file is flushed by one task at a time (`Volume::flushing`), the older layer first: the extents
 //! of a layer are cut to fit everything below it.
@@ -29,6 +29,10 @@ pub const INLINE_BYTES: u64 = 1024;
 /// The grid on which page files are split, in bytes: InnoDB's default page, two pages of
 /// PostgreSQL.
 const PAGE_BYTES: u64 = 16 * 1024;
+
+/// Number of files that are flushed concurrently. It keeps all workers and uploads busy with small
+/// files.
+pub(super) const FLUSHES_AT_ONCE: usize = 16;
 
 /// Length of the parts in which a run is stored, in bytes. A streaming flush waits until a run is
 /// as long.

@@ -21,12 +21,13 @@ use tokio::time::Instant;
 
 use crate::volume::Volume;
 use crate::volume::capture::{Capture, Captured};
-use crate::volume::commit::PublishError;
 use crate::volume::entry::{Entry, Journal};
 use crate::volume::error::VolumeError;
 use crate::volume::flush::Reach;
 use crate::volume::landing::{Aim, PATIENCE, bring, failed, land, send};
 use crate::volume::operations::Content;
+use crate::volume::publish::PublishError;
+use crate::volume::requests::QueuedFsync;
 
 /// Maximum time between close(2) of a small file and the start of the journal that names it
 /// (SEMANTICS.md, close-is-bounded).
@@ -51,10 +52,6 @@ const UNCOMMITTED_JOURNALS_MAX: u64 = 512;
 /// Number of bytes in journals after which such a commit is requested.
 const UNCOMMITTED_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// A caller that waits for a journal.
-#[derive(Debug)]
-pub struct Request(oneshot::Sender<Result<(), VolumeError>>);
-
 impl Volume {
     /// Makes everything that was done before this call durable. When it returns, the changes
     /// survive the loss of this machine, or with `fsync=local` its crash.
@@ -78,7 +75,7 @@ impl Volume {
         let (done, answer) = oneshot::channel();
         let stopped = || VolumeError::Commit("the volume is closing".into());
         self.fsyncs
-            .send(Request(done))
+            .send(QueuedFsync(done))
             .await
             .map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())?
@@ -132,7 +129,7 @@ impl Volume {
 pub struct Journaler {
     volume: Arc<Volume>,
     journal: Arc<dyn Journal>,
-    requests: mpsc::Receiver<Request>,
+    requests: mpsc::Receiver<QueuedFsync>,
     /// True if the spool is enough for fsync.
     is_local: bool,
     /// The task that sends entries that were only kept.
@@ -277,7 +274,7 @@ impl Journaler {
     }
 
     /// Serves a request and all others that wait by now. Returns false if it failed.
-    async fn serve(&mut self, first: Request) -> bool {
+    async fn serve(&mut self, first: QueuedFsync) -> bool {
         let mut waiting = vec![first];
         while let Ok(request) = self.requests.try_recv() {
             waiting.push(request);
@@ -287,7 +284,7 @@ impl Journaler {
             self.tell_waiting(error);
         }
         self.land_behind().await;
-        for Request(done) in waiting {
+        for QueuedFsync(done) in waiting {
             let _ = done.send(result.clone());
         }
         result.is_ok()
@@ -296,7 +293,7 @@ impl Journaler {
     /// Answers the requests that arrived while a journal failed. They have waited for the same
     /// store, so they do not wait as long once more.
     fn tell_waiting(&mut self, error: &VolumeError) {
-        while let Ok(Request(done)) = self.requests.try_recv() {
+        while let Ok(QueuedFsync(done)) = self.requests.try_recv() {
             let _ = done.send(Err(error.clone()));
         }
     }

@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use crate::volume::Volume;
-use crate::volume::commit::PublishError;
 use crate::volume::entry::Journal;
 use crate::volume::error::VolumeError;
+use crate::volume::publish::PublishError;
 
 /// Time without an acknowledgement after which an entry is kept in the spool until it can be sent.
 /// The same holds for files that are closed while an fsync waits.

@@ -8,9 +8,10 @@
 //!   namespace, data, attributes   operations: each a transaction on the layers
 //!   transaction, state, dirty     the layers in memory                   (dirty, state: pure)
 //!   view, seek                    reads of layers and tree as one
-//!   flush                         dirty bytes → extents
+//!   flush, writeback              dirty bytes → extents; when that is done in the background
 //!   deposit                       a file that arrives as one stream, named when complete
-//!   commit, sealed                layers → tree → root
+//!   commit, sealed, publish       layers → tree → root
+//!   requests                      what waits for a commit or a journal
 //!   unsaved                       files with changes that no commit holds
 //!   delta, capture, operations    changes that no journal has described, and their
 //!                                 description                      (delta, operations: pure)
@@ -23,16 +24,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bkfs_chunker::ingest::Ingest;
-use futures::stream::{self, StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::clock::Clock;
 use crate::tree::item::Timestamp;
-use crate::volume::commit::Request;
 use crate::volume::error::VolumeError;
-use crate::volume::flush::Reach;
 use crate::volume::locks::InodeLocks;
+use crate::volume::requests::{QueuedCommit, QueuedFsync};
 use crate::volume::room::{Limits, Pressure, Room};
 use crate::volume::state::Scope;
 use crate::volume::usage::Usage;
@@ -56,7 +55,9 @@ pub mod names;
 pub mod namespace;
 pub mod nodes;
 pub mod operations;
+pub mod publish;
 pub mod replay;
+pub mod requests;
 pub mod rescue;
 pub mod room;
 pub mod sealed;
@@ -66,6 +67,7 @@ pub mod transaction;
 pub mod unsaved;
 pub mod usage;
 pub mod view;
+mod writeback;
 
 /// The root directory's inode.
 pub const ROOT_INODE: u64 = 1;
@@ -76,9 +78,6 @@ pub const FIRST_INODE: u64 = 64;
 
 /// The last inode number of files. In a mount, higher numbers belong to snapshots.
 pub const LAST_INODE: u64 = (1 << 48) - 1;
-
-/// Number of files that are stored concurrently when memory runs short.
-const RELIEVED_AT_ONCE: usize = 8;
 
 /// A writable volume. All its users share it.
 pub struct Volume {
@@ -100,14 +99,14 @@ pub struct Volume {
     /// The reason why the volume accepts nothing more; none if it does.
     health: tokio::sync::watch::Sender<Option<VolumeError>>,
     last_commit: Mutex<Option<Timestamp>>,
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<QueuedCommit>,
     /// True if a commit was requested because items fill the memory; reset at the cut.
     commit_asked: AtomicBool,
     /// True if this machine's spool is enough for fsync.
     is_local: AtomicBool,
-    fsyncs: mpsc::Sender<journal::Request>,
+    fsyncs: mpsc::Sender<QueuedFsync>,
     /// The receiver for the task that will write the journals.
-    fsyncs_waiting: Mutex<Option<mpsc::Receiver<journal::Request>>>,
+    fsyncs_waiting: Mutex<Option<mpsc::Receiver<QueuedFsync>>>,
     /// Wakes the journaler when a file was closed: a journal is due soon.
     soon: tokio::sync::Notify,
     /// True while an unmount drains: changes wait.
@@ -140,7 +139,7 @@ pub struct VolumeParts {
 impl Volume {
     /// Returns a volume, and the queue of requests that its committer ([`commit::Committer`]) must
     /// serve.
-    pub fn new(parts: VolumeParts) -> (Arc<Volume>, mpsc::Receiver<Request>) {
+    pub fn new(parts: VolumeParts) -> (Arc<Volume>, mpsc::Receiver<QueuedCommit>) {
         let (requests, receiver) = mpsc::channel(64);
         let (fsyncs, fsyncs_waiting) = mpsc::channel(64);
         let volume = Volume {
@@ -349,109 +348,5 @@ impl Volume {
     /// Notes that numbers below `next` were given out by an earlier session.
     fn raise_inode_mark(&self, next: u64) {
         self.next_inode.fetch_max(next, Ordering::Relaxed);
-    }
-
-    /// Starts a flush of a file in the background, unless such a flush is running.
-    fn flush_soon(self: &Arc<Self>, inode: u64, epoch: u64, reach: Reach) {
-        if !self.streaming.lock().insert(inode) {
-            return;
-        }
-        let volume = self.clone();
-        tokio::spawn(async move {
-            let result = volume.flush_file(inode, epoch, reach).await;
-            volume.streaming.lock().remove(&inode);
-            match result {
-                Ok(()) => {
-                    volume.room.notify();
-                    // A streaming flush leaves the ends of its runs. They may be the data that
-                    // fills the memory.
-                    volume.relieve();
-                }
-                Err(error) => volume.storing_failed(error),
-            }
-        });
-    }
-
-    /// Reports that data could not be stored. The data is still accepted, unless the ingest has
-    /// failed; then the volume is poisoned. Tasks that wait for room get the error.
-    fn storing_failed(&self, error: VolumeError) {
-        tracing::warn!("not stored, will be tried again: {error}");
-        if let Some(cause) = self.ingest.failure() {
-            self.poison(cause.into());
-        }
-        self.room.failed(error);
-    }
-
-    /// Stores the largest files until there is room, if dirty bytes fill the memory. Only one task
-    /// at a time does this.
-    fn relieve(self: &Arc<Self>) {
-        if !self.is_pressed() || self.relieving.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let volume = self.clone();
-        tokio::spawn(async move {
-            loop {
-                let result = volume.make_room().await;
-                volume.relieving.store(false, Ordering::Release);
-                if let Err(error) = result {
-                    volume.storing_failed(error);
-                    return;
-                }
-                // A request that came before the flag was reset found this task running and
-                // returned.
-                let is_left = volume.is_pressed() && !volume.largest_files().is_empty();
-                if !is_left || volume.relieving.swap(true, Ordering::AcqRel) {
-                    return;
-                }
-            }
-        });
-    }
-
-    async fn make_room(&self) -> Result<(), VolumeError> {
-        while self.is_pressed() {
-            let files = self.largest_files();
-            if files.is_empty() {
-                return Ok(());
-            }
-            let flushes = files
-                .into_iter()
-                .map(|(inode, epoch)| self.flush_file(inode, epoch, Reach::All));
-            stream::iter(flushes)
-                .buffer_unordered(RELIEVED_AT_ONCE)
-                .try_for_each(|()| {
-                    self.room.notify();
-                    std::future::ready(Ok(()))
-                })
-                .await?;
-        }
-        Ok(())
-    }
-
-    fn is_pressed(&self) -> bool {
-        let Ok(state) = self.view.state() else {
-            return false;
-        };
-        self.room.data_pressure(&state.lock()) != Pressure::None
-    }
-
-    /// Returns the files with the most dirty bytes in the active layer, with that layer's epoch.
-    /// There are so many of them that finding them costs little compared with storing them.
-    fn largest_files(&self) -> Vec<(u64, u64)> {
-        let Ok(state) = self.view.state() else {
-            return Vec::new();
-        };
-        let (mut files, epoch): (Vec<(u64, u64)>, u64) = {
-            let layer = &state.lock().active;
-            let costs = layer.data.iter();
-            let costs = costs.map(|(inode, ranges)| (ranges.cost(), *inode));
-            (costs.collect(), layer.epoch)
-        };
-        let count = files.len().min(RELIEVED_AT_ONCE.max(files.len() / 16));
-        if count < files.len() {
-            files.select_nth_unstable_by(count, |one, other| other.cmp(one));
-        }
-        files.truncate(count);
-        files.sort_unstable_by(|one, other| other.cmp(one));
-        files.into_iter().map(|(_, inode)| (inode, epoch)).collect()
     }
 }

@@ -7,9 +7,9 @@
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
+use crate::extents::MAX_FILE_BYTES;
 use crate::tree::item::{Extent, Item};
 use crate::tree::key::{ItemKind, Key};
-use crate::volume::data::FILE_BYTES_MAX;
 use crate::volume::state::Totals;
 
 /// The contents of a range of a file.
@@ -187,7 +187,7 @@ impl WirePiece {
             kind => return Err(format!("contents of an unknown kind {kind}")),
         };
         let end = self.offset.checked_add(self.length);
-        if content.length() != self.length || end.is_none_or(|end| end > FILE_BYTES_MAX) {
+        if content.length() != self.length || end.is_none_or(|end| end > MAX_FILE_BYTES) {
             return Err("contents of another length, or beyond the largest file".to_owned());
         }
         Ok(Piece {
@@ -257,7 +257,7 @@ mod tests {
         refused(|operations| operations.items[1].0 = Key::extent(70, 0));
         refused(|operations| operations.items[1].0 = Key::inline(70));
         refused(|operations| operations.contents[1].content = Content::Zero(u64::MAX));
-        refused(|operations| operations.contents[0].offset = FILE_BYTES_MAX);
+        refused(|operations| operations.contents[0].offset = MAX_FILE_BYTES);
     }
 
     proptest! {

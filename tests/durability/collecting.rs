@@ -18,7 +18,7 @@ use bkfs::root::forget::ListChanger;
 use bkfs::root::lists::DirectLists;
 use bkfs::root::session::OpenSession;
 use bkfs::volume::ROOT_INODE;
-use bkfs::volume::commit::SnapshotRequest;
+use bkfs::volume::publish::SnapshotRequest;
 use bkfs_chunker::store::fault::{Fault, FaultStore, Gate, Strike};
 use bkfs_chunker::store::{Operation, Store, StoreErrorKind};
 use jiff::{SignedDuration, Timestamp};

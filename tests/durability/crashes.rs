@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
-use bkfs::volume::commit::SnapshotRequest;
+use bkfs::volume::publish::SnapshotRequest;
 use bkfs_chunker::id::Kind;
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 use bkfs_chunker::store::{Operation, StoreErrorKind};

@@ -1,8 +1,9 @@
 //! Files of the greatest length. Operations on their holes take no longer than on small ones.
 
+use bkfs::extents::MAX_FILE_BYTES;
 use bkfs::tree::item::Attributes;
 use bkfs::volume::attributes::Change;
-use bkfs::volume::data::{FILE_BYTES_MAX, Room};
+use bkfs::volume::data::Room;
 use bkfs::volume::error::VolumeError;
 use bkfs::volume::seek::seek;
 
@@ -35,21 +36,21 @@ fn seek_data(host: &Host, name: &str, offset: u64) -> Option<u64> {
 fn regression_emptying_the_longest_file_takes_one_step() {
     let bucket = Bucket::new();
     let host = bucket.host();
-    host.write("far", FILE_BYTES_MAX - 1, *b"z");
+    host.write("far", MAX_FILE_BYTES - 1, *b"z");
     host.run(host.volume().commit()).expect("committed");
     resize(&host, "far", 1);
-    resize(&host, "far", FILE_BYTES_MAX);
+    resize(&host, "far", MAX_FILE_BYTES);
     host.write("far", 5, *b"near");
     host.run(host.volume().commit()).expect("committed");
     let volume = host.volume();
-    let punch = volume.allocate(host.file("far"), 0..FILE_BYTES_MAX, Room::Punch, false);
+    let punch = volume.allocate(host.file("far"), 0..MAX_FILE_BYTES, Room::Punch, false);
     host.run(punch).expect("punched");
     drop(volume);
     host.run(host.volume().commit()).expect("committed");
     assert_eq!(host.attributes(host.file("far")).allocated_bytes, 0);
     host.finish().expect("unmounted");
     let host = bucket.host();
-    assert_eq!(host.attributes(host.file("far")).size_bytes, FILE_BYTES_MAX);
+    assert_eq!(host.attributes(host.file("far")).size_bytes, MAX_FILE_BYTES);
     assert_eq!(seek_data(&host, "far", 0), None);
 }
 
@@ -79,7 +80,7 @@ fn regression_seeking_goes_over_holes_of_any_length() {
     let bucket = Bucket::new();
     let host = bucket.host();
     host.write("far", 5 * TIB, *b"middle");
-    host.write("far", FILE_BYTES_MAX - 3, *b"end");
+    host.write("far", MAX_FILE_BYTES - 3, *b"end");
     for stored in [false, true] {
         if stored {
             host.run(host.volume().commit()).expect("committed");
@@ -88,7 +89,7 @@ fn regression_seeking_goes_over_holes_of_any_length() {
         assert_eq!(seek_data(&host, "far", 5 * TIB + 2), Some(5 * TIB + 2));
         assert_eq!(
             seek_data(&host, "far", 6 * TIB),
-            Some(FILE_BYTES_MAX - 3),
+            Some(MAX_FILE_BYTES - 3),
             "stored: {stored}"
         );
     }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
-use bkfs::volume::commit::SnapshotRequest;
 use bkfs::volume::error::VolumeError;
+use bkfs::volume::publish::SnapshotRequest;
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 use bkfs_chunker::store::{Operation, StoreErrorKind};
 

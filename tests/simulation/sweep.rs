@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bkfs::repository::create_on;
-use bkfs::volume::commit::SnapshotRequest;
+use bkfs::volume::publish::SnapshotRequest;
 use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
 use bkfs_chunker::store::{MemoryStore, Store, StoreErrorKind};
 

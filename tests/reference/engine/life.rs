@@ -8,7 +8,7 @@ use bkfs::mounting::{Assembled, Plan};
 use bkfs::repository::{Opening, Repository, create_in, open_in};
 use bkfs::restore::job::Options;
 use bkfs::restore::restore;
-use bkfs::volume::commit::SnapshotRequest;
+use bkfs::volume::publish::SnapshotRequest;
 use bkfs_chunker::depot::DepotConfig;
 use bkfs_chunker::store::{Store, StoreOptions, parse_url};
 use bkfs_fuse::MountOptions;

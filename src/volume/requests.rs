@@ -1,0 +1,23 @@
+//! Requests that wait in the queues of a volume's two tasks.
+//!
+//! Owns: their contents. Does not own: the queues ([`Volume`](crate::volume::Volume)), nor the
+//! tasks that serve them (`commit`, `journal`).
+
+use tokio::sync::oneshot;
+
+use crate::volume::error::VolumeError;
+use crate::volume::publish::{Committed, SnapshotRequest};
+
+/// A request for a commit, in the queue of the [`Committer`](crate::volume::commit::Committer).
+#[derive(Debug)]
+pub struct QueuedCommit {
+    /// The snapshot to make of the commit; none for a commit alone.
+    pub(super) snapshot: Option<SnapshotRequest>,
+    /// The channel for the answer.
+    pub(super) done: oneshot::Sender<Result<Committed, VolumeError>>,
+}
+
+/// A caller of fsync that waits for a journal, in the queue of the
+/// [`Journaler`](crate::volume::journal::Journaler).
+#[derive(Debug)]
+pub struct QueuedFsync(pub(super) oneshot::Sender<Result<(), VolumeError>>);

@@ -1,0 +1,124 @@
+//! Background storing of dirty bytes: while a file is written, and when memory runs short.
+//!
+//! Owns: which files are stored then, and how many at once. Does not own: the storing (`flush`),
+//! the limits of memory (`room`), nor the storing before a commit (`commit`) or a journal
+//! (`capture`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use futures::stream::{self, StreamExt, TryStreamExt};
+
+use crate::volume::Volume;
+use crate::volume::error::VolumeError;
+use crate::volume::flush::Reach;
+use crate::volume::room::Pressure;
+
+/// Number of files that are stored concurrently when memory runs short.
+const RELIEVED_AT_ONCE: usize = 8;
+
+impl Volume {
+    /// Starts a flush of a file in the background, unless such a flush is running.
+    pub(super) fn flush_soon(self: &Arc<Self>, inode: u64, epoch: u64, reach: Reach) {
+        if !self.streaming.lock().insert(inode) {
+            return;
+        }
+        let volume = self.clone();
+        tokio::spawn(async move {
+            let result = volume.flush_file(inode, epoch, reach).await;
+            volume.streaming.lock().remove(&inode);
+            match result {
+                Ok(()) => {
+                    volume.room.notify();
+                    // A streaming flush leaves the ends of its runs. They may be the data that
+                    // fills the memory.
+                    volume.relieve();
+                }
+                Err(error) => volume.storing_failed(error),
+            }
+        });
+    }
+
+    /// Reports that data could not be stored. The data is still accepted, unless the ingest has
+    /// failed; then the volume is poisoned. Tasks that wait for room get the error.
+    pub(super) fn storing_failed(&self, error: VolumeError) {
+        tracing::warn!("not stored, will be tried again: {error}");
+        if let Some(cause) = self.ingest.failure() {
+            self.poison(cause.into());
+        }
+        self.room.failed(error);
+    }
+
+    /// Stores the largest files until there is room, if dirty bytes fill the memory. Only one task
+    /// at a time does this.
+    pub(super) fn relieve(self: &Arc<Self>) {
+        if !self.is_pressed() || self.relieving.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let volume = self.clone();
+        tokio::spawn(async move {
+            loop {
+                let result = volume.make_room().await;
+                volume.relieving.store(false, Ordering::Release);
+                if let Err(error) = result {
+                    volume.storing_failed(error);
+                    return;
+                }
+                // A request that came before the flag was reset found this task running and
+                // returned.
+                let is_left = volume.is_pressed() && !volume.largest_files().is_empty();
+                if !is_left || volume.relieving.swap(true, Ordering::AcqRel) {
+                    return;
+                }
+            }
+        });
+    }
+
+    async fn make_room(&self) -> Result<(), VolumeError> {
+        while self.is_pressed() {
+            let files = self.largest_files();
+            if files.is_empty() {
+                return Ok(());
+            }
+            let flushes = files
+                .into_iter()
+                .map(|(inode, epoch)| self.flush_file(inode, epoch, Reach::All));
+            stream::iter(flushes)
+                .buffer_unordered(RELIEVED_AT_ONCE)
+                .try_for_each(|()| {
+                    self.room.notify();
+                    std::future::ready(Ok(()))
+                })
+                .await?;
+        }
+        Ok(())
+    }
+
+    fn is_pressed(&self) -> bool {
+        let Ok(state) = self.view.state() else {
+            return false;
+        };
+        self.room.data_pressure(&state.lock()) != Pressure::None
+    }
+
+    /// Returns the files with the most dirty bytes in the active layer, with that layer's epoch.
+    /// There are so many of them that finding them costs little compared with storing them.
+    fn largest_files(&self) -> Vec<(u64, u64)> {
+        let Ok(state) = self.view.state() else {
+            return Vec::new();
+        };
+        let (mut files, epoch): (Vec<(u64, u64)>, u64) = {
+            let layer = &state.lock().active;
+            let costs = layer.data.iter();
+            let costs = costs.map(|(inode, ranges)| (ranges.cost(), *inode));
+            (costs.collect(), layer.epoch)
+        };
+        let count = files.len().min(RELIEVED_AT_ONCE.max(files.len() / 16));
+        if count < files.len() {
+            files.select_nth_unstable_by(count, |one, other| other.cmp(one));
+        }
+        files.truncate(count);
+        files.sort_unstable_by(|one, other| other.cmp(one));
+        files.into_iter().map(|(_, inode)| (inode, epoch)).collect()
+    }
+}

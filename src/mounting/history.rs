@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::time::{Duration, Instant};
 
-use crate::mounting::publish::IngestUploads;
+use crate::mounting::uploads::IngestUploads;
 use crate::repository::Repository;
 use crate::root::forget::ListChanger;
 use crate::root::snapshots::{SnapshotEntry, SnapshotList, SnapshotReference};

@@ -54,6 +54,7 @@ mod spool_id;
 pub mod spooling;
 mod survey;
 pub mod takeover;
+pub mod uploads;
 mod writer;
 
 /// Mount point in the root of a session that only ends another one.

@@ -2,28 +2,24 @@
 //!
 //! - [`Publisher`]: the volume's [`Publish`] over the root's committer.
 //! - [`Journals`]: the volume's [`Journal`] over the root's journal writer.
-//! - [`IngestUploads`]: the root's [`Uploads`] over the chunker's ingest.
+//!
+//! The way from the root to the chunker is `uploads`.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bkfs_chunker::catalog::IndexRef;
-use bkfs_chunker::id::{Id, Kind};
-use bkfs_chunker::ingest::{Ingest, Mark, Sealed};
-use bkfs_chunker::pack::PackName;
-use bytes::Bytes;
+use bkfs_chunker::ingest::{Ingest, Mark};
 
 use crate::clock::Clock;
 use crate::mounting::history::Snapshots;
-use crate::root::commit::{CommitRequest, Committed as Decided, Committer, Uploads};
+use crate::mounting::uploads::IngestUploads;
+use crate::root::commit::{CommitRequest, Committed as Decided, Committer};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::journal::{JournalEntry, JournalWriter};
-use crate::root::lists::{ListWriter, Lists};
 use crate::root::snapshots::SnapshotRequest;
-use crate::root::state::{HolderInfo, Root};
+use crate::root::state::HolderInfo;
 use crate::volume::entry::{Entry, Journal};
 use crate::volume::publish::{Committed, Publication, Publish, PublishError};
 use crate::volume::rescue::rescue;
@@ -34,78 +30,6 @@ const SETTLING: Duration = Duration::from_secs(3);
 
 /// Maximum number of times that one commit stores condemned blobs again before it fails.
 pub const RESCUES_MAX: u32 = 8;
-
-/// The ingest, as the root sees it.
-pub struct IngestUploads {
-    /// The ingest of the session, which stores into the bucket.
-    pub ingest: Arc<Ingest>,
-    /// The lists of the repository.
-    pub lists: Lists,
-}
-
-#[async_trait]
-impl ListWriter for IngestUploads {
-    async fn put_list(&self, payload: Vec<u8>) -> Result<PackName, RootError> {
-        self.ingest
-            .put_list(&payload)
-            .await
-            .map_err(RootError::from)
-    }
-}
-
-#[async_trait]
-impl Uploads for IngestUploads {
-    type Mark = Mark;
-
-    async fn store_record(&self, record: Vec<u8>) -> Result<Id, RootError> {
-        self.ingest
-            .store_blob(Kind::Commit, Bytes::from(record))
-            .await
-            .map_err(RootError::from)
-    }
-
-    async fn read_record(&self, root: &Root, id: Id) -> Result<Bytes, RootError> {
-        let condemned = self.lists.condemned(root).await?;
-        self.ingest
-            .depot()
-            .load_index(&root.index, &condemned)
-            .await?;
-        self.ingest
-            .depot()
-            .read_blob(Kind::Commit, id)
-            .await
-            .map_err(RootError::from)
-    }
-
-    async fn seal_since(&self, mark: Mark, current: &[IndexRef]) -> Result<Sealed, RootError> {
-        self.ingest
-            .seal_since(mark, current)
-            .await
-            .map_err(RootError::from)
-    }
-
-    async fn not_live(
-        &self,
-        index: &[IndexRef],
-        condemned: &HashSet<PackName>,
-        packs: &[PackName],
-    ) -> Result<Vec<PackName>, RootError> {
-        self.ingest.depot().load_index(index, condemned).await?;
-        Ok(packs
-            .iter()
-            .filter(|pack| !self.ingest.depot().is_live(pack))
-            .copied()
-            .collect())
-    }
-
-    fn committed(&self, sealed: Sealed) {
-        self.ingest.committed(sealed);
-    }
-
-    fn conflicted(&self, sealed: Sealed) {
-        self.ingest.conflicted(sealed);
-    }
-}
 
 /// Publishes the commits of one volume.
 pub struct Publisher {

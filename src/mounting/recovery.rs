@@ -24,7 +24,8 @@ use bkfs_chunker::verify::chunks_of;
 use tokio::sync::oneshot;
 
 use crate::mounting::format;
-use crate::mounting::publish::{IngestUploads, classify};
+use crate::mounting::publish::classify;
+use crate::mounting::uploads::IngestUploads;
 use crate::mounting::writer::{Writing, limits};
 use crate::root::commit::{CommitRequest, Committer as RootCommitter};
 use crate::root::error::RootError;

@@ -28,7 +28,8 @@ use bkfs_chunker::ingest::Ingest;
 use parking_lot::Mutex;
 
 use crate::mounting::format;
-use crate::mounting::publish::{IngestUploads, RESCUES_MAX};
+use crate::mounting::publish::RESCUES_MAX;
+use crate::mounting::uploads::IngestUploads;
 use crate::replicate::progress::Progress;
 use crate::replicate::tree::{Ends, Translation};
 use crate::repository::Repository;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bkfs::mounting::publish::IngestUploads;
+use bkfs::mounting::uploads::IngestUploads;
 use bkfs::repository::{Opening, Repository, open};
 use bkfs::root::commit::{CommitRequest, Committer};
 use bkfs::root::lists::ListWriter;

@@ -20,10 +20,11 @@ use crate::cli::options::Global;
 use crate::cli::output::{Code, Failure, Output};
 use crate::cli::runtime::SHUTDOWN_PATIENCE;
 use crate::logging::Log;
+use crate::mounting::error::MountingError;
 use crate::mounting::outcome::{self, Outcome};
 use crate::mounting::settings::{OPTIONS_HELP, Settings};
-use crate::mounting::spooling::SpoolPlace;
-use crate::mounting::{Ending, Mounted, MountingError, Plan};
+use crate::mounting::spool_place::SpoolPlace;
+use crate::mounting::{Ending, Mounted, Plan};
 use crate::places;
 
 /// The variable that names the descriptor on which a daemon reports that its mount answers.

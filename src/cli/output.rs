@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use bkfs_chunker::store::{Notice, RepositoryUrl};
 
-use crate::mounting::MountingError;
-use crate::mounting::spooling::SpoolingError;
+use crate::mounting::error::{MountingError, SpoolingError};
 use crate::printable;
 use crate::root::error::{ErrorKind, RootError};
 use crate::volume::error::VolumeError;

@@ -6,10 +6,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::mounting::MountingError;
 use crate::mounting::ending::Deadline;
-use crate::mounting::spooling::SpoolPlace;
-use crate::mounting::writer::{Writer, Writing};
+use crate::mounting::error::MountingError;
+use crate::mounting::spool_place::SpoolPlace;
+use crate::mounting::writer::Writer;
+use crate::mounting::writing::Writing;
 use crate::repository::Repository;
 use crate::root::heartbeat::Standing;
 use crate::root::transition::Refusal;

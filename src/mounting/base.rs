@@ -22,7 +22,7 @@ use std::sync::{Arc, Weak};
 
 use bkfs_chunker::pack::PackName;
 
-use crate::mounting::MountingError;
+use crate::mounting::error::MountingError;
 use crate::mounting::publish::Publisher;
 use crate::repository::Repository;
 use crate::root::error::RootError;

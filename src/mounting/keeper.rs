@@ -14,10 +14,11 @@ use bkfs_fuse::Ino;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
-use crate::mounting::MountingError;
 use crate::mounting::ending::{Deadline, LEAVING};
+use crate::mounting::error::MountingError;
 use crate::mounting::spooling::{self, SpoolNews};
-use crate::mounting::writer::{Writer, Writing};
+use crate::mounting::writer::Writer;
+use crate::mounting::writing::Writing;
 use crate::vfs::live::Current;
 use crate::volume::Volume;
 use crate::volume::unsaved::{Changed, Unsaved};

@@ -19,15 +19,15 @@ use tokio::runtime::{Handle, Runtime};
 
 use crate::mounting::control::MountControl;
 use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead};
+use crate::mounting::error::MountingError;
 use crate::mounting::following::Following;
 use crate::mounting::history::Snapshots;
 use crate::mounting::keeper::Keeper;
 use crate::mounting::scrubbing::Scrubbing;
 use crate::mounting::settings::Settings;
-use crate::mounting::spooling::{SpoolPlace, SpoolingError};
-use crate::mounting::writer::Writing;
+use crate::mounting::spool_place::SpoolPlace;
+use crate::mounting::writing::Writing;
 use crate::repository::Repository;
-use crate::root::error::RootError;
 use crate::root::state::HolderInfo;
 use crate::vfs::convert::Lifetimes;
 use crate::vfs::live::{Current, Live};
@@ -41,6 +41,7 @@ pub mod alone;
 mod base;
 pub mod control;
 pub mod ending;
+pub mod error;
 mod following;
 pub(crate) mod format;
 pub mod history;
@@ -51,11 +52,13 @@ pub mod recovery;
 mod scrubbing;
 pub mod settings;
 mod spool_id;
+pub mod spool_place;
 pub mod spooling;
 mod survey;
 pub mod takeover;
 pub mod uploads;
 mod writer;
+mod writing;
 
 /// Mount point in the root of a session that only ends another one.
 pub const SESSION_END: &str = "(bkfs session end)";
@@ -76,29 +79,6 @@ pub struct Plan {
     pub steal: bool,
     /// Directory of spools; `None` for memory only.
     pub spool: Option<SpoolPlace>,
-}
-
-/// Reasons why a mount failed to start, or to end well.
-#[derive(Debug, thiserror::Error)]
-pub enum MountingError {
-    /// The root refused, or could not be read.
-    #[error(transparent)]
-    Root(#[from] RootError),
-    /// The volume could not be read or stored.
-    #[error(transparent)]
-    Volume(#[from] VolumeError),
-    /// The kernel refused.
-    #[error(transparent)]
-    Kernel(#[from] bkfs_fuse::MountError),
-    /// The connection to the kernel broke.
-    #[error(transparent)]
-    Broken(#[from] bkfs_fuse::SessionError),
-    /// The spool cannot be used, or an old one cannot be replayed.
-    #[error(transparent)]
-    Spool(#[from] SpoolingError),
-    /// Contradictory options.
-    #[error("{0}")]
-    Options(String),
 }
 
 /// A running mount.

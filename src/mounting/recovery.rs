@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 use crate::mounting::format;
 use crate::mounting::publish::classify;
 use crate::mounting::uploads::IngestUploads;
-use crate::mounting::writer::{Writing, limits};
+use crate::mounting::writing::{Writing, limits};
 use crate::root::commit::{CommitRequest, Committer as RootCommitter};
 use crate::root::error::RootError;
 use crate::root::ground::{Ground, GroundError, KeptJournals};

@@ -2,7 +2,7 @@
 //!
 //! Owns: the number, stored as an empty file `place-NUMBER-MACHINE` next to the spools, and the
 //! list of sessions that have a spool there. Does not own: the spools (the chunker), their creation
-//! and replay (`spooling`).
+//! (`spool_place`) and replay (`spooling`).
 //!
 //! A file name is written as a whole or not at all. If two mounts create numbers at the same time,
 //! both numbers belong to this machine. A directory that was copied to another machine, for example
@@ -15,7 +15,8 @@ use std::io;
 
 use bkfs_chunker::entropy::Entropy;
 
-use crate::mounting::spooling::{SpoolPlace, SpoolingError};
+use crate::mounting::error::SpoolingError;
+use crate::mounting::spool_place::SpoolPlace;
 use crate::root::state::{HolderInfo, Root, Session, SessionId, SessionState, SpoolId};
 
 /// Prefix of the file's name.

@@ -1,6 +1,6 @@
-//! The spool of a mount: its directory, the replay of dead mounts' spools, and its end.
+//! The spools of a mount: the replay of dead mounts' spools, and the end of its own.
 //!
-//! Owns the choice of the directory, the time of the replay, and its messages. Does not own the
+//! Owns the time of the replay, and its messages. Does not own the directory (`spool_place`), the
 //! spool itself (the chunker), nor the replay of journals.
 //!
 //! Objects of a dead session of this machine are brought into the bucket before the volume is taken
@@ -8,119 +8,26 @@
 //! If another machine has ended the session meanwhile, its data becomes a snapshot of its own
 //! (`recovery`).
 
-use std::io;
-use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bkfs_chunker::error::DepotError;
-use bkfs_chunker::spool::{
-    Disk, LeftObject, Leftover, ReplayProgress, Spool, SpoolError, SystemDisk, leftovers,
-};
+use bkfs_chunker::spool::{LeftObject, Leftover, ReplayProgress, Spool, leftovers};
 use tokio::time::Instant;
 
+use crate::mounting::error::SpoolingError;
 use crate::mounting::recovery::{Recovered, Rescued, recover};
+use crate::mounting::spool_place::SpoolPlace;
 use crate::mounting::survey::{Survey, survey};
-use crate::mounting::writer::Writing;
-use crate::places;
+use crate::mounting::writing::Writing;
 use crate::repository::Repository;
-use crate::root::error::RootError;
 use crate::root::kept::Covered;
 use crate::root::session::{KnownSpools, OpenSession};
 use crate::root::state::{Session, SessionId, SessionState};
 
 /// Interval of the progress messages of a replay.
 const SAID_EVERY: Duration = Duration::from_secs(5);
-
-/// Directory of spools of a mount. Cheap to clone.
-#[derive(Debug, Clone)]
-pub struct SpoolPlace {
-    /// The disk.
-    pub disk: Arc<dyn Disk>,
-    /// The directory of this repository's spools, with one directory for each session.
-    pub root: PathBuf,
-    /// Most bytes that one spool holds; 0 for no spool, but old ones are replayed.
-    pub limit_bytes: u64,
-}
-
-/// Reasons why a mount has no spool, or cannot empty an old one.
-#[derive(Debug, thiserror::Error)]
-pub enum SpoolingError {
-    /// The spool would lie on the mount and block its own packs.
-    #[error(
-        "the spool {spool} would lie on the mount {mount} itself: set XDG_STATE_HOME to a \
-         directory on a local disk, or give -o spool_size=0"
-    )]
-    OnMount {
-        /// Path of the spool.
-        spool: String,
-        /// The mount point.
-        mount: String,
-    },
-    /// The directory cannot be determined or used.
-    #[error("the spool {path} cannot be used: {source} (-o spool_size=0 does without)")]
-    Unusable {
-        /// The directory.
-        path: String,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The disk failed.
-    #[error("{0} (-o spool_size=0 does without a spool)")]
-    Spool(#[from] SpoolError),
-    /// The objects of a spool could not be brought into the bucket; they are still in the spool.
-    #[error("what an earlier mount left in {path} could not be replayed: {source}")]
-    Replay {
-        /// The spool.
-        path: String,
-        /// The cause.
-        source: DepotError,
-    },
-    /// Acknowledged data is damaged in a spool, and is nowhere else. No object of it was sent.
-    #[error(
-        "the spool {path} of volume {volume} has lost something that was acknowledged: {damage}; \
-         nothing of it was sent, and it stays as it is"
-    )]
-    Damaged {
-        /// The spool.
-        path: String,
-        /// The volume of its session.
-        volume: String,
-        /// The first damage.
-        damage: String,
-    },
-    /// The root could not be read.
-    #[error(transparent)]
-    Root(#[from] RootError),
-}
-
-impl SpoolingError {
-    /// Whether acknowledged data is damaged.
-    pub fn is_damage(&self) -> bool {
-        let is_spool =
-            |error: &DepotError| matches!(error, DepotError::Spool(damaged) if is_damaged(damaged));
-        match self {
-            Self::Damaged { .. } => true,
-            Self::Replay { source, .. } => is_spool(source),
-            _ => false,
-        }
-    }
-
-    /// Returns a line of advice for the command line, if a user can do something.
-    pub fn hint(&self) -> Option<&'static str> {
-        self.is_damage().then_some(
-            "bring the file back and try again; to go on without what it held and what follows it, \
-             give --accept-loss once (bkfs mount, put, copy or session end; mount -o accept_loss): \
-             what comes before it is carried out, and the spool is set aside",
-        )
-    }
-}
-
-fn is_damaged(error: &SpoolError) -> bool {
-    matches!(error, SpoolError::Damaged { .. })
-}
 
 /// Results for spools whose sessions another machine had ended.
 #[derive(Debug, Clone, Default)]
@@ -143,43 +50,6 @@ pub struct Stranded {
 }
 
 impl SpoolPlace {
-    /// Returns the directory on this machine for a mount at `mount_point`; `None` if the user has
-    /// no state directory.
-    ///
-    /// # Errors
-    /// `OnMount` if it lies on a mount of bkfs, or would be covered by this one; `Unusable`.
-    pub fn on_this_machine(
-        repository: &Repository,
-        limit_bytes: u64,
-        mount_point: &Path,
-    ) -> Result<Option<Self>, SpoolingError> {
-        let Some(state) = places::state_dir() else {
-            tracing::warn!("without HOME or XDG_STATE_HOME there is no place for a spool");
-            return Ok(None);
-        };
-        let id = repository.depot.keyring().repository().to_string();
-        let root = state.join("spool").join(id);
-        check_place(&root, mount_point)?;
-        Ok(Some(Self {
-            disk: Arc::new(SystemDisk),
-            root,
-            limit_bytes,
-        }))
-    }
-
-    /// Makes the spool of a session; `None` if it may hold no bytes.
-    ///
-    /// # Errors
-    /// The disk fails, or another process holds the directory.
-    pub(super) async fn create(&self, session: u64) -> Result<Option<Arc<Spool>>, SpoolingError> {
-        if self.limit_bytes == 0 {
-            return Ok(None);
-        }
-        let disk = Arc::clone(&self.disk);
-        let spool = Spool::create(disk, &self.root, session, self.limit_bytes).await?;
-        Ok(Some(spool))
-    }
-
     /// Brings the spools of dead sessions into the bucket, as far as other objects name theirs.
     /// Returns the spools that may be removed once the volume is taken (see [`discard`]), and the
     /// state of all of them for the takeover. With `accepts_loss` the intact part of a damaged one
@@ -500,59 +370,9 @@ pub(super) async fn end(spool: &Spool) {
     }
 }
 
-/// Refuses a spool on a mount of bkfs, which would wait for itself.
-fn check_place(spool: &Path, mount_point: &Path) -> Result<(), SpoolingError> {
-    let unusable = |source| SpoolingError::Unusable {
-        path: spool.display().to_string(),
-        source,
-    };
-    let on_mount = |mount: &Path| SpoolingError::OnMount {
-        spool: spool.display().to_string(),
-        mount: mount.display().to_string(),
-    };
-    let resolved = resolve(spool).map_err(unusable)?;
-    let mount = resolve(mount_point).map_err(unusable)?;
-    if resolved.starts_with(&mount) {
-        return Err(on_mount(mount_point));
-    }
-    let existing = resolved.ancestors().find(|path| path.exists());
-    match existing.map(bkfs_fuse::find_mount) {
-        Some(Ok(Some(found))) if found.is_bkfs() => Err(on_mount(&found.mount_point)),
-        _ => Ok(()),
-    }
-}
-
-/// Returns the path without symbolic links, as far as it exists.
-fn resolve(path: &Path) -> io::Result<PathBuf> {
-    let path = std::path::absolute(path)?;
-    for existing in path.ancestors() {
-        if let Ok(resolved) = existing.canonicalize() {
-            let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
-            return Ok(resolved.join(rest));
-        }
-    }
-    Ok(path)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_spool_on_its_own_mount_is_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let mount = directory.path().join("mount");
-        std::fs::create_dir(&mount).unwrap();
-        std::os::unix::fs::symlink(&mount, directory.path().join("link")).unwrap();
-        for below in ["mount/state/spool", "link/state/spool", "mount"] {
-            let refused = check_place(&directory.path().join(below), &mount).unwrap_err();
-            assert!(
-                matches!(refused, SpoolingError::OnMount { .. }),
-                "{below}: {refused}"
-            );
-        }
-        check_place(&directory.path().join("mounted/spool"), &mount).unwrap();
-    }
 
     #[test]
     fn progress_is_said_in_words() {

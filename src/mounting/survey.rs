@@ -16,7 +16,7 @@ use std::fmt;
 use bkfs_chunker::spool::{LeftObject, Leftover, SpoolError};
 use futures::{StreamExt, TryStreamExt};
 
-use crate::mounting::spooling::SpoolingError;
+use crate::mounting::error::SpoolingError;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;
 use crate::root::kept::{Covered, KeptJournal, journal_number};

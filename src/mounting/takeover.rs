@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bkfs_chunker::depot::Depot;
 use bkfs_chunker::ingest::NamedPack;
 
-use crate::mounting::MountingError;
+use crate::mounting::error::MountingError;
 use crate::root::carried::forget_carried;
 use crate::root::error::RootError;
 use crate::root::handle::RootHandle;

@@ -13,11 +13,13 @@ use tokio::task::JoinHandle;
 
 use crate::mounting::base::BaseKeeper;
 use crate::mounting::ending::{Deadline, KEEPING, LEAVING, keep_ahead, name_lost};
+use crate::mounting::error::MountingError;
 use crate::mounting::history::Snapshots;
 use crate::mounting::publish::{Journals, Publisher};
-use crate::mounting::spooling::{SpoolNews, SpoolPlace};
+use crate::mounting::spooling::SpoolNews;
 use crate::mounting::uploads::IngestUploads;
-use crate::mounting::{MountingError, format, spooling, takeover};
+use crate::mounting::writing::{Writing, limits};
+use crate::mounting::{format, spooling, takeover};
 use crate::repository::Repository;
 use crate::root::commit::Committer as RootCommitter;
 use crate::root::error::RootError;
@@ -27,15 +29,13 @@ use crate::root::journal::JournalWriter;
 use crate::root::removal::give_up;
 use crate::root::repository::{probe, probe_lock};
 use crate::root::session::{KnownSpools, OpenSession, VolumeRequest};
-use crate::root::state::{HolderInfo, Root, SessionId};
+use crate::root::state::{Root, SessionId};
 use crate::vfs::live::Live;
-use crate::vfs::special::Owner;
 use crate::volume::commit::Committer;
 use crate::volume::error::VolumeError;
 use crate::volume::journal::{Journaler, keep_everything};
 use crate::volume::publish::Committed;
 use crate::volume::requests::QueuedCommit;
-use crate::volume::room::Limits;
 use crate::volume::state::Totals;
 use crate::volume::view::View;
 use crate::volume::{Volume, VolumeParts};
@@ -45,22 +45,6 @@ const QUARANTINE_RETRY: Duration = Duration::from_secs(5);
 
 /// Longest time that a mount waits for grounds to leave the root.
 const CLAIMING: Duration = Duration::from_secs(5);
-
-/// Parameters of a writing session.
-pub(super) struct Writing {
-    pub(super) repository: Arc<Repository>,
-    /// The volume's name.
-    pub(super) volume: String,
-    /// Memory of the whole daemon, in bytes.
-    pub(super) memory_bytes: u64,
-    /// Directory of spools.
-    pub(super) spool: Option<SpoolPlace>,
-    /// `fsync=local`.
-    pub(super) is_local: bool,
-    /// Owner of the root directory of a new volume.
-    pub(super) owner: Owner,
-    pub(super) holder: HolderInfo,
-}
 
 /// A writing session.
 pub(super) struct Writer {
@@ -514,15 +498,6 @@ fn watch_quarantine(volume: &Arc<Volume>, repository: &Arc<Repository>) {
             }
         }
     });
-}
-
-/// Returns the limits of a volume: 1/6 of the memory for dirty bytes, half of what the chunker's
-/// budget leaves; 1/12 for changed items.
-pub(super) fn limits(memory_bytes: u64) -> Limits {
-    Limits {
-        data_bytes: memory_bytes / 6,
-        item_bytes: memory_bytes / 12,
-    }
 }
 
 /// Poisons the volume as soon as its uploader has lost data.

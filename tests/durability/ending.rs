@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bkfs::mounting::MountingError;
+use bkfs::mounting::error::MountingError;
 use bkfs_chunker::store::fault::{Fault, Strike};
 use bkfs_chunker::store::{Store, StoreErrorKind};
 use bkfs_fuse::{Errno, Reply, Vfs};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
-use bkfs::mounting::spooling::SpoolPlace;
+use bkfs::mounting::spool_place::SpoolPlace;
 use bkfs::mounting::{Assembled, Plan};
 use bkfs::repository::{Opening, Repository, create_in, open_in};
 use bkfs::root::heartbeat::HEARTBEAT_INTERVAL;
@@ -174,7 +174,7 @@ impl Host {
     pub fn with(
         store: Arc<dyn Store>,
         settings: Settings,
-    ) -> Result<Self, bkfs::mounting::MountingError> {
+    ) -> Result<Self, bkfs::mounting::error::MountingError> {
         Self::patient(store, settings, Duration::from_secs(10))
     }
 
@@ -183,7 +183,7 @@ impl Host {
         store: Arc<dyn Store>,
         settings: Settings,
         timeout: Duration,
-    ) -> Result<Self, bkfs::mounting::MountingError> {
+    ) -> Result<Self, bkfs::mounting::error::MountingError> {
         Self::set_up(runtime(), store, settings, opening(timeout), None)
     }
 
@@ -192,7 +192,7 @@ impl Host {
         bucket: &Bucket,
         state: &Path,
         settings: Settings,
-    ) -> Result<Self, bkfs::mounting::MountingError> {
+    ) -> Result<Self, bkfs::mounting::error::MountingError> {
         let opening = Opening {
             state_dir: Some(state.to_owned()),
             ..opening(Duration::from_secs(10))
@@ -232,7 +232,7 @@ impl Host {
         settings: Settings,
         volume: &str,
         bytes: u64,
-    ) -> Result<Self, bkfs::mounting::MountingError> {
+    ) -> Result<Self, bkfs::mounting::error::MountingError> {
         let spool = SpoolPlace {
             disk: Arc::new(disk.clone()),
             root: "/spool".into(),
@@ -262,7 +262,7 @@ impl Host {
         settings: Settings,
         opening: Opening,
         spool: Option<SpoolPlace>,
-    ) -> Result<Self, bkfs::mounting::MountingError> {
+    ) -> Result<Self, bkfs::mounting::error::MountingError> {
         let counted = Arc::new(CountingStore::new(store));
         let faults = Arc::new(FaultStore::new(counted.clone()));
         // A heartbeat would ask for the root at any time, and be counted. Nobody here waits for one.
@@ -344,7 +344,7 @@ impl Host {
     }
 
     /// Unmounts.
-    pub fn finish(self) -> Result<(), bkfs::mounting::MountingError> {
+    pub fn finish(self) -> Result<(), bkfs::mounting::error::MountingError> {
         self.runtime.block_on(self.assembled.finish())
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
-use bkfs::mounting::spooling::SpoolPlace;
+use bkfs::mounting::spool_place::SpoolPlace;
 use bkfs::mounting::{Assembled, Plan};
 use bkfs::repository::{Opening, create_in, open_in};
 use bkfs::root::repository::Accepted;

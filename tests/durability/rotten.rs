@@ -3,9 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use bkfs::mounting::MountingError;
+use bkfs::mounting::error::{MountingError, SpoolingError};
 use bkfs::mounting::settings::Settings;
-use bkfs::mounting::spooling::SpoolingError;
 use bkfs_chunker::spool::{Disk, DiskOperation, SimulatedDisk};
 use bkfs_chunker::store::Store;
 use bkfs_chunker::store::fault::{Fault, Gate, Strike};

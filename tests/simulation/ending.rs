@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use bkfs::mounting::MountingError;
+use bkfs::mounting::error::MountingError;
 
 use crate::alphabet::Op;
 use crate::manners::DRAIN;

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use bkfs::clock::Clock;
 use bkfs::machine::Machine;
+use bkfs::mounting::error::MountingError;
 use bkfs::mounting::settings::Settings;
-use bkfs::mounting::spooling::SpoolPlace;
-use bkfs::mounting::{Assembled, MountingError, Plan};
+use bkfs::mounting::spool_place::SpoolPlace;
+use bkfs::mounting::{Assembled, Plan};
 use bkfs::repository::{Opening, Repository, open_on};
 use bkfs::root::error::RootError;
 use bkfs::root::holder::{ProcessState, Processes};

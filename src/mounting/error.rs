@@ -1,0 +1,112 @@
+//! The errors of putting a mount together and taking it down.
+//!
+//! Owns: the kinds and their texts. Does not own: exit codes (`cli`), nor the errors of the parts
+//! of a mount (`root`, `volume`, the chunker, the kernel).
+
+use std::io;
+
+use bkfs_chunker::error::DepotError;
+use bkfs_chunker::spool::SpoolError;
+
+use crate::root::error::RootError;
+use crate::volume::error::VolumeError;
+
+/// Reasons why a mount failed to start, or to end well.
+#[derive(Debug, thiserror::Error)]
+pub enum MountingError {
+    /// The root refused, or could not be read.
+    #[error(transparent)]
+    Root(#[from] RootError),
+    /// The volume could not be read or stored.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// The kernel refused.
+    #[error(transparent)]
+    Kernel(#[from] bkfs_fuse::MountError),
+    /// The connection to the kernel broke.
+    #[error(transparent)]
+    Broken(#[from] bkfs_fuse::SessionError),
+    /// The spool cannot be used, or an old one cannot be replayed.
+    #[error(transparent)]
+    Spool(#[from] SpoolingError),
+    /// Contradictory options.
+    #[error("{0}")]
+    Options(String),
+}
+
+/// Reasons why a mount has no spool, or cannot empty an old one.
+#[derive(Debug, thiserror::Error)]
+pub enum SpoolingError {
+    /// The spool would lie on the mount and block its own packs.
+    #[error(
+        "the spool {spool} would lie on the mount {mount} itself: set XDG_STATE_HOME to a \
+         directory on a local disk, or give -o spool_size=0"
+    )]
+    OnMount {
+        /// Path of the spool.
+        spool: String,
+        /// The mount point.
+        mount: String,
+    },
+    /// The directory cannot be determined or used.
+    #[error("the spool {path} cannot be used: {source} (-o spool_size=0 does without)")]
+    Unusable {
+        /// The directory.
+        path: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The disk failed.
+    #[error("{0} (-o spool_size=0 does without a spool)")]
+    Spool(#[from] SpoolError),
+    /// The objects of a spool could not be brought into the bucket; they are still in the spool.
+    #[error("what an earlier mount left in {path} could not be replayed: {source}")]
+    Replay {
+        /// The spool.
+        path: String,
+        /// The cause.
+        source: DepotError,
+    },
+    /// Acknowledged data is damaged in a spool, and is nowhere else. No object of it was sent.
+    #[error(
+        "the spool {path} of volume {volume} has lost something that was acknowledged: {damage}; \
+         nothing of it was sent, and it stays as it is"
+    )]
+    Damaged {
+        /// The spool.
+        path: String,
+        /// The volume of its session.
+        volume: String,
+        /// The first damage.
+        damage: String,
+    },
+    /// The root could not be read.
+    #[error(transparent)]
+    Root(#[from] RootError),
+}
+
+impl SpoolingError {
+    /// Whether acknowledged data is damaged.
+    pub fn is_damage(&self) -> bool {
+        let is_spool =
+            |error: &DepotError| matches!(error, DepotError::Spool(damaged) if is_damaged(damaged));
+        match self {
+            Self::Damaged { .. } => true,
+            Self::Replay { source, .. } => is_spool(source),
+            _ => false,
+        }
+    }
+
+    /// Returns a line of advice for the command line, if a user can do something.
+    pub fn hint(&self) -> Option<&'static str> {
+        self.is_damage().then_some(
+            "bring the file back and try again; to go on without what it held and what follows it, \
+             give --accept-loss once (bkfs mount, put, copy or session end; mount -o accept_loss): \
+             what comes before it is carried out, and the spool is set aside",
+        )
+    }
+}
+
+fn is_damaged(error: &SpoolError) -> bool {
+    matches!(error, SpoolError::Damaged { .. })
+}

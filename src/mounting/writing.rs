@@ -1,0 +1,39 @@
+//! The parameters of a session that writes: what it writes, for whom and with what.
+//!
+//! Owns: the parameters and how the memory is divided. Does not own: the session (`writer`), nor
+//! what is brought from spools with the same parameters (`spooling`, `recovery`).
+
+use std::sync::Arc;
+
+use crate::mounting::spool_place::SpoolPlace;
+use crate::repository::Repository;
+use crate::root::state::HolderInfo;
+use crate::vfs::special::Owner;
+use crate::volume::room::Limits;
+
+/// The parameters of a session that writes.
+pub(super) struct Writing {
+    /// The repository.
+    pub(super) repository: Arc<Repository>,
+    /// The volume's name.
+    pub(super) volume: String,
+    /// Memory of the whole daemon, in bytes.
+    pub(super) memory_bytes: u64,
+    /// The directory on a disk where packs may wait for the store; none for memory only.
+    pub(super) spool: Option<SpoolPlace>,
+    /// `fsync=local`.
+    pub(super) is_local: bool,
+    /// Owner of the root directory of a volume that is new.
+    pub(super) owner: Owner,
+    /// This process, as the root names the holder of a session.
+    pub(super) holder: HolderInfo,
+}
+
+/// Returns the limits of a volume: 1/6 of the memory for dirty bytes, half of what the chunker's
+/// budget leaves; 1/12 for changed items.
+pub(super) fn limits(memory_bytes: u64) -> Limits {
+    Limits {
+        data_bytes: memory_bytes / 6,
+        item_bytes: memory_bytes / 12,
+    }
+}

@@ -3,9 +3,10 @@
 //! Owns the encoding. The config is read before any secret is known, so its contents count as true
 //! only after [`Config::unlock`] or [`Config::keyring`] has verified them.
 
-use super::header::{self, Algorithm, Class, Features, Header, RepositoryId};
+use super::header::{self, Header};
 use super::keyring::{ObjectOpener, ObjectSealer, ZERO_KEY, derive_key};
 use super::keys::BOX_OVERHEAD;
+use super::object::{Algorithm, Class, Features, RepositoryId};
 use super::secrets::definite;
 use super::{HEADER_LEN, Keyring, OpenError, Secrets};
 use crate::cut::Parameters;

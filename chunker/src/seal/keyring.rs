@@ -1,7 +1,8 @@
 //! The keyring: names, seals and opens the objects of one repository.
 
-use super::header::{self, Algorithm, Class, Features, HEADER_LEN, Header, RepositoryId};
+use super::header::{self, HEADER_LEN, Header};
 use super::keys::{BOX_OVERHEAD, Key, NONCE_LEN, ObjectKeys};
+use super::object::{Algorithm, Class, Features, RepositoryId};
 use super::{OpenError, Secrets};
 use crate::cut::{Cutter, Parameters};
 use crate::id::{Id, Kind};

@@ -3,7 +3,8 @@
 //! Owns the formulas of FORMAT.md, "The header of every object" and "A box".
 
 use super::OpenError;
-use super::header::{Algorithm, HEADER_LEN, TAGGED_LEN};
+use super::header::{HEADER_LEN, TAGGED_LEN};
+use super::object::Algorithm;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use std::fmt;

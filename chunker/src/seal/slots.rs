@@ -8,9 +8,10 @@
 //! and open as well.
 
 use super::config::open_header;
-use super::header::{self, Algorithm, Class, Features, Header, RepositoryId};
+use super::header::{self, Header};
 use super::keyring::{ObjectSealer, ZERO_KEY};
 use super::keys::{BOX_OVERHEAD, Key, NONCE_LEN, ObjectKeys};
+use super::object::{Algorithm, Class, Features, RepositoryId};
 use super::secrets::definite;
 use super::{HEADER_LEN, OpenError, Secrets};
 use argon2::{Argon2, Block, Params, Version};

@@ -8,6 +8,9 @@ use zstd::bulk;
 use compressor::Compressor;
 
 mod compressor;
+mod effort;
+
+pub use effort::{Balance, Effort};
 
 /// Length in bytes of the head that precedes the coded bytes: codec u8 and raw length u32.
 pub const CODED_HEAD_LEN: usize = 5;
@@ -35,35 +38,6 @@ pub enum CodecError {
     /// The coded bytes do not decode to the stated length.
     #[error("does not decode")]
     Damaged,
-}
-
-/// How much work the encoder does to compress.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub enum Effort {
-    /// Stores the bytes uncompressed.
-    None,
-    /// Uses zstd with parameters that follow from the content and the balance. Stores the bytes
-    /// uncompressed if the probe finds them incompressible.
-    Auto(Balance),
-    /// Uses zstd at this level. Stores the bytes uncompressed if the probe finds them
-    /// incompressible.
-    Level(i32),
-}
-
-/// Which stage of the write path waits: the writers, none, or the compression workers.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub enum Balance {
-    /// Writers wait for the workers: a few more stored bytes are accepted for less time.
-    Behind,
-    /// No stage waits for another: the workers compress as fast as the content allows without
-    /// storing more bytes.
-    Even,
-    /// The workers wait for the store: more time is spent for fewer stored bytes.
-    Ahead,
-}
-
-impl Balance {
-    const COUNT: usize = 3;
 }
 
 /// The coded form of some bytes, which is not copied to its destination yet.

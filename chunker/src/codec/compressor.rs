@@ -23,7 +23,7 @@
 use zstd::bulk;
 use zstd::zstd_safe::{CParameter, ParamSwitch, compress_bound};
 
-use super::{Balance, Effort};
+use super::effort::{Balance, Effort};
 
 /// One of this many blocks is compressed with both searches. That costs about 1 % of the time, and
 /// is one trial for each 16 MiB in frames of 128 KiB.

@@ -3,7 +3,7 @@
 //! The result is a guess: it affects how well a file deduplicates, never whether it is stored
 //! correctly.
 
-use super::Profile;
+use super::profile::Profile;
 use crate::codec::is_incompressible;
 
 /// Guesses the profile of a file from its path and its first bytes. Returns `None` for no opinion:

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use crate::session::MountError;
+use crate::error::MountError;
 
 /// Names under which the helper is searched; the last one for old distributions.
 const HELPERS: [&str; 4] = [

@@ -12,6 +12,7 @@
 //! | [`errno`] | the errors that a request can answer with |
 //! | [`options`] | the grammar of `-o` |
 //! | [`session`] | mounting, serving, unmounting |
+//! | [`error`] | the reasons why mounting or unmounting fails |
 //! | [`mountinfo`] | reading the table of mounts |
 //! | [`notifier`] | invalidating what the kernel caches |
 //! | `adapter`, `convert`, `negotiate` | the library fuser (also in `session` and `notifier`) |
@@ -22,6 +23,7 @@
 mod adapter;
 mod convert;
 pub mod errno;
+pub mod error;
 mod fusermount;
 pub mod mountinfo;
 mod negotiate;
@@ -35,12 +37,11 @@ mod utab;
 pub mod vfs;
 
 pub use errno::Errno;
+pub use error::MountError;
 pub use mountinfo::{FILE_SYSTEM_TYPE, MountInfo, Place, find_mount, places_of};
 pub use notifier::Notifier;
 pub use options::{Access, MountFlags, MountOptions, OptionError, OtherOption, Ownership};
 pub use reply::{DirectoryReply, Reply};
-pub use session::{
-    MountConfig, MountError, Session, SessionError, become_io_flusher, mount, unmount,
-};
+pub use session::{MountConfig, Session, SessionError, become_io_flusher, mount, unmount};
 pub use types::*;
 pub use vfs::{CopyFileRange, Create, Fallocate, Mknod, Read, Rename, SetXattr, Vfs, Write};

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno as SystemError;
 use rustix::mount::UnmountFlags;
 
+use crate::error::MountError;
 use crate::fusermount;
 use crate::mountinfo::{self, MountInfo};
-use crate::session::MountError;
 
 /// The bkfs mounts at a mount point before a new one is made. The kernel reuses mount ids as soon
 /// as they are free, so the ids of mounts elsewhere prove nothing.

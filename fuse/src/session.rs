@@ -1,8 +1,9 @@
 //! The life of a mount: made, served by threads, ended.
 //!
 //! Owns: mounting (as root by mount(2) under the type `fuse.bkfs`, otherwise through fusermount3),
-//! the threads, read-ahead, waiting for the end, unmounting, and errors that say what to do.
-//! Does not own: signals, draining before an unmount (the program), or which options there are.
+//! the threads, read-ahead, waiting for the end, unmounting.
+//! Does not own: signals, draining before an unmount (the program), which options there are, or why
+//! mounting can fail (error).
 //!
 //! The library's own mounting is not used. As root it mounts the plain type `fuse` and drops the
 //! subtype, so umount(8) would find no helper that drains first.
@@ -25,6 +26,7 @@ use thiserror::Error;
 use tracing::{debug, error, info, warn};
 
 use crate::adapter::Adapter;
+use crate::error::MountError;
 use crate::fusermount;
 use crate::mountinfo::{self, FILE_SYSTEM_TYPE, MountInfo};
 use crate::negotiate::{MAX_REQUEST_BYTES, Negotiation};
@@ -80,73 +82,6 @@ impl MountConfig {
     fn thread_count(&self) -> usize {
         let cores = || thread::available_parallelism().map_or(1, |cores| cores.get());
         self.threads.unwrap_or_else(|| cores() + 1).max(2)
-    }
-}
-
-/// Why mounting or unmounting failed.
-#[derive(Debug, Error)]
-pub enum MountError {
-    /// /dev/fuse cannot be opened.
-    #[error(
-        "{DEVICE} cannot be opened: {0}; load the kernel's module with `modprobe fuse`, or pass the device into the container"
-    )]
-    NoDevice(#[source] io::Error),
-    /// The kernel does not permit this process to mount.
-    #[error(
-        "not permitted to mount at {0}: it takes CAP_SYS_ADMIN, or fusermount3 and a mount point of one's own"
-    )]
-    NotPermitted(PathBuf),
-    /// The mount point does not exist.
-    #[error("mount point {0} does not exist")]
-    Absent(PathBuf),
-    /// The mount point is not a directory.
-    #[error("mount point {0} is not a directory")]
-    NotADirectory(PathBuf),
-    /// A bkfs is already mounted there.
-    #[error("{mount_point} is already a mount of {mounted}")]
-    AlreadyMounted {
-        /// The mount point.
-        mount_point: PathBuf,
-        /// Source of that mount.
-        mounted: String,
-    },
-    /// The daemon of the filesystem mounted there is gone.
-    #[error("{0} is a mount whose daemon is gone: unmount it first")]
-    Disconnected(PathBuf),
-    /// The mount is in use.
-    #[error("{0} is busy: a process has a file or its working directory there")]
-    Busy(PathBuf),
-    /// Another mount lies over it or within it, and would be unmounted too.
-    #[error("{0} stays mounted: something else is mounted over it or within it")]
-    Covered(PathBuf),
-    /// It is not mounted, or no longer.
-    #[error("{0} is not mounted")]
-    NotMounted(PathBuf),
-    /// The process is not root, and there is no helper.
-    #[error("fusermount3 is not installed (package fuse3), and only root can mount without it")]
-    NoHelper,
-    /// The helper failed, with its own message.
-    #[error("{0}")]
-    Helper(String),
-    /// The INIT exchange with the kernel failed, or the filesystem refused to start.
-    #[error("starting the filesystem: {0}")]
-    Start(#[source] io::Error),
-    /// Any other error of the system.
-    #[error("{doing}: {source}")]
-    Io {
-        /// The operation that failed.
-        doing: &'static str,
-        /// The error of the system.
-        source: io::Error,
-    },
-}
-
-impl MountError {
-    pub(crate) fn io<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
-        move |source| MountError::Io {
-            doing,
-            source: source.into(),
-        }
     }
 }
 

@@ -30,6 +30,7 @@ pub mod ingest;
 mod link;
 pub mod metrics;
 pub mod pace;
+mod pending;
 mod progress;
 pub mod spool;
 pub mod verify;

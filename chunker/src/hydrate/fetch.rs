@@ -16,8 +16,8 @@ use super::{Answers, CachedFrame, FrameAnswer, FrameKey, Reader, Source};
 use crate::catalog::{Candidate, Location};
 use crate::error::DepotError;
 use crate::gate::Reservation;
-use crate::ingest::{Body, SealedHere};
 use crate::pack::PackName;
+use crate::pending::{Body, SealedHere};
 use crate::seal::{Class, ObjectOpener};
 
 /// Size in bytes of the regions that are fetched whole from a pack that is read in small parts.

@@ -10,7 +10,7 @@ mod plan;
 mod read;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use parking_lot::RwLock;
@@ -21,9 +21,9 @@ use crate::cut::segment::Segment;
 use crate::error::DepotError;
 use crate::gate::ByteGate;
 use crate::id::{Id, Kind};
-use crate::ingest::{Pending, SealedHere, Session};
 use crate::link::Link;
 use crate::pack::{Frame, PackName};
+use crate::pending::{Pending, PendingBlobs, SealedHere};
 use crate::seal::{Class, Keyring, ObjectOpener};
 use crate::workers::Workers;
 use flights::Flights;
@@ -65,7 +65,8 @@ pub(crate) struct Reader {
     flights: Flights<FrameKey, FrameAnswer>,
     /// Places from which little was fetched recently.
     places: MemoryCache<fetch::Place, ()>,
-    sessions: RwLock<Vec<Weak<Session>>>,
+    /// The pending blobs of the sessions that write here.
+    pending: RwLock<Vec<PendingBlobs>>,
     /// Bounds the bytes of files that prefetches have requested.
     pub(crate) prefetch_gate: ByteGate,
 }
@@ -125,16 +126,16 @@ impl Reader {
             openers: MemoryCache::new(OPENER_BYTES),
             flights: Flights::new(),
             places: MemoryCache::new(PLACES),
-            sessions: RwLock::default(),
+            pending: RwLock::default(),
             prefetch_gate: ByteGate::new(parts.fetch_bytes),
         }
     }
 
-    /// Makes the uncommitted blobs of this session readable.
-    pub(crate) fn register(&self, session: &Arc<Session>) {
-        let mut sessions = self.sessions.write();
-        sessions.retain(|session| session.strong_count() > 0);
-        sessions.push(Arc::downgrade(session));
+    /// Makes the uncommitted blobs of a session readable.
+    pub(crate) fn register(&self, blobs: PendingBlobs) {
+        let mut pending = self.pending.write();
+        pending.retain(PendingBlobs::exists);
+        pending.push(blobs);
     }
 
     /// Reads blobs. Returns one result for each.
@@ -175,18 +176,17 @@ impl Reader {
             error: None,
             found: None,
         };
-        let sessions = self.sessions.read();
-        for session in sessions.iter().filter_map(Weak::upgrade) {
-            match session.find(kind, id.prefix()) {
-                None => {}
-                Some(Pending::Bytes(bytes)) => {
+        let pending = self.pending.read();
+        for found in pending.iter().filter_map(|blobs| blobs.find(kind, id.prefix())) {
+            match found {
+                Pending::Bytes(bytes) => {
                     search.found = Some(bytes);
                     return search;
                 }
-                Some(Pending::Sealed(sealed, slot)) => {
+                Pending::Sealed(sealed, slot) => {
                     search.sources.push_back(Source::Sealed(sealed, slot));
                 }
-                Some(Pending::Stored(candidate)) => {
+                Pending::Stored(candidate) => {
                     search.sources.push_back(Source::Bucket(candidate));
                 }
             }

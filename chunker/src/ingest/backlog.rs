@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::frame::FullFrame;
+use crate::pending::FullFrame;
 
 /// Bytes that one job takes, unless its only frame is larger.
 ///
@@ -153,10 +153,10 @@ mod tests {
     use bytes::Bytes;
     use futures::FutureExt;
 
-    use super::super::frame::{BlobKey, Frame, FrameState, RawFrame};
     use super::*;
     use crate::gate::ByteGate;
     use crate::id::{Id, Kind};
+    use crate::pending::{BlobKey, Frame, FrameState, RawFrame};
     use crate::seal::Class;
 
     const FRAME_LEN: usize = JOB_BYTES / 8;

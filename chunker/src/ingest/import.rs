@@ -11,13 +11,14 @@ use std::sync::Arc;
 use super::divide::Named;
 use bytes::Bytes;
 
-use super::run::{self, Manner, Matching};
+use super::run::{self, Manner};
 use super::session::Session;
 use crate::cut::segment::{self, SegmentChunk};
 use crate::depot::Depot;
 use crate::error::DepotError;
 use crate::extent::{Piece, Target};
 use crate::id::{Id, Kind};
+use crate::pending::Matching;
 use crate::seal::Keyring;
 
 /// See [`Ingest::import`](super::Ingest::import).

@@ -9,10 +9,7 @@ mod again;
 mod backlog;
 mod delivery;
 mod divide;
-mod frame;
 mod import;
-mod lane;
-mod ledger;
 mod run;
 mod seal;
 mod sealed;
@@ -32,18 +29,18 @@ use crate::error::DepotError;
 use crate::extent::{StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
+use crate::pending::Matching;
 use crate::spool::Spool;
 use crate::verify::{Found, PackContents};
 
-use run::{Manner, Matching};
+use run::Manner;
+use session::Session;
 
 pub use crate::cut::{Profile, detect};
+pub use crate::pending::Mark;
 pub use delivery::{Delivered, NamedPack};
-pub(crate) use frame::{Body, SealedHere};
 pub use import::{Translated, translate};
-pub(crate) use ledger::Pending;
-pub use sealed::{Mark, Sealed};
-pub(crate) use session::Session;
+pub use sealed::Sealed;
 
 /// The write path of one session. Dropping it ends its uploads.
 #[derive(Debug)]
@@ -66,7 +63,7 @@ impl Ingest {
     pub fn with_spool(depot: Depot, session: u64, spool: Option<Arc<Spool>>) -> Self {
         let shared = Arc::clone(depot.shared());
         let inner = Session::new(shared, session, spool);
-        depot.shared().reader.register(&inner);
+        depot.shared().reader.register(inner.blobs());
         Self {
             depot,
             name: session,
@@ -433,6 +430,3 @@ impl Drop for Operation<'_> {
         self.session.ledger().end_operation(self.number);
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -9,7 +9,6 @@ use bytes::Bytes;
 
 use super::Profile;
 use super::divide::{Named, Plan};
-use super::frame::LARGEST_BLOB_BYTES;
 use super::session::Session;
 use super::strands;
 use crate::cut::segment::{self, SegmentChunk};
@@ -18,6 +17,7 @@ use crate::error::DepotError;
 use crate::extent::{StoredExtent, StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
+use crate::pending::{LARGEST_BLOB_BYTES, Matching};
 
 /// Bytes of content that one job names: so many that the hand-over costs next to nothing, and so
 /// few that several workers share a run.
@@ -29,16 +29,6 @@ const BLOB_OVERHEAD_BYTES: u64 = 128;
 /// Blobs that are accepted under one lock: neighbours stay together, and no other caller waits long
 /// for the lock.
 const TAKEN_AT_ONCE: usize = 8;
-
-/// The stored data that new content is compared with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Matching {
-    /// All blobs that are stored or in flight: an existing blob is referred to.
-    Everything,
-    /// None: everything is stored again. Neither the duration nor the number of bytes sent reveals
-    /// which data is stored.
-    Nothing,
-}
 
 /// How the blobs of a run are stored.
 #[derive(Clone, Copy, Debug)]
@@ -277,7 +267,7 @@ struct Wanted {
 
 /// Ensures that each blob is in a live pack or in flight.
 ///
-/// [`Ledger::gather`](super::ledger::Ledger::gather) looks a blob up and accepts it without a wait
+/// [`Ledger::gather`](crate::pending::Ledger::gather) looks a blob up and accepts it without a wait
 /// in between. So of two callers that store the same blob, one stores it and the other finds it. A
 /// caller that is dropped leaves no blob half accepted.
 async fn store_blobs(

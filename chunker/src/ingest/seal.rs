@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::absorb;
-use super::sealed::{Mark, Sealed};
+use super::sealed::Sealed;
 use super::session::Session;
 use crate::catalog::{IndexRef, Staged};
 use crate::codec::Balance;
@@ -16,6 +16,7 @@ use crate::entropy::{number, salt};
 use crate::error::DepotError;
 use crate::index::{self, PackRecord, encoded_length};
 use crate::pack::PackName;
+use crate::pending::Mark;
 use crate::seal::{Class, Features};
 
 /// Seals; see [`Ingest::seal_since`](super::Ingest::seal_since).

@@ -4,13 +4,7 @@ use std::collections::HashSet;
 
 use crate::catalog::{IndexRef, Staged};
 use crate::pack::PackName;
-
-/// A line between earlier and later references, drawn by [`Ingest::mark`](super::Ingest::mark).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mark {
-    pub(super) floor: u32,
-    pub(super) tick: u64,
-}
+use crate::pending::Mark;
 
 /// Proof that every pack of a seal, and the index objects that list them, are acknowledged.
 ///

@@ -16,17 +16,14 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::backlog::Backlog;
-use super::frame::{BlobKey, FullFrame};
-use super::lane::{NewPack, OpenPack};
-use super::ledger::{Ledger, Pending};
 use super::ship::Overflow;
 use crate::codec::Balance;
 use crate::depot::Shared;
 use crate::entropy::{number, salt};
 use crate::error::DepotError;
 use crate::gate::{ByteGate, Reservation};
-use crate::id::{Kind, Prefix};
 use crate::pack::{FrameTicket, PackBuilder, PackName};
+use crate::pending::{FullFrame, Ledger, NewPack, OpenPack, PendingBlobs};
 use crate::seal::{Class, Features};
 use crate::spool::Spool;
 use crate::workers::Scratch;
@@ -37,9 +34,9 @@ const PACKS_IN_BUDGET: u64 = 6;
 
 /// A session, shared by its tasks.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
-    ledger: Mutex<Ledger>,
+    ledger: Arc<Mutex<Ledger>>,
     gate: ByteGate,
     /// The spool and the state of its use, if the session has one.
     pub(super) overflow: Option<Overflow>,
@@ -70,7 +67,7 @@ impl Session {
         let backlog = Backlog::new(shared.workers.threads(), budget);
         Arc::new(Self {
             shared,
-            ledger: Mutex::new(Ledger::new(session, target)),
+            ledger: Arc::new(Mutex::new(Ledger::new(session, target))),
             gate: ByteGate::new(budget),
             overflow,
             waiting: AtomicUsize::new(0),
@@ -89,9 +86,9 @@ impl Session {
         self.backlog.close();
     }
 
-    /// Returns the place where a blob of this session can be read.
-    pub(crate) fn find(&self, kind: Kind, prefix: Prefix) -> Option<Pending> {
-        self.ledger().find(&BlobKey { kind, prefix })
+    /// Returns the pending blobs of this session, for readers.
+    pub(super) fn blobs(&self) -> PendingBlobs {
+        PendingBlobs::of(&self.ledger)
     }
 
     /// Returns a pack that an earlier look-up found, unless it was condemned meanwhile.

@@ -21,11 +21,11 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::delivery::NamedPack;
-use super::lane::SentPack;
 use super::session::Session;
 use crate::error::DepotError;
 use crate::gate::ByteGate;
 use crate::pack::{FinishedPack, PackName};
+use crate::pending::SentPack;
 use crate::seal::Class;
 use crate::spool::{Spool, SpoolError, SpoolUsage, Spooled};
 

@@ -8,9 +8,7 @@ use proptest::prelude::*;
 
 use super::frame::{BlobKey, FullFrame};
 use super::lane::{NewPack, OpenPack};
-use super::ledger::{Ledger, Pending};
-use super::run::Matching;
-use super::sealed::Mark;
+use super::ledger::{Ledger, Mark, Matching, Pending};
 use crate::codec::Effort;
 use crate::gate::ByteGate;
 use crate::id::{Id, Kind};

@@ -20,11 +20,11 @@ use crate::seal::{Class, ObjectOpener};
 
 /// A pack that is not sent yet.
 #[derive(Debug)]
-pub(super) struct OpenPack {
-    pub(super) builder: PackBuilder,
-    pub(super) class: Class,
+pub(crate) struct OpenPack {
+    pub(crate) builder: PackBuilder,
+    pub(crate) class: Class,
     /// Frames by their number in the pack.
-    pub(super) frames: Vec<Arc<Frame>>,
+    pub(crate) frames: Vec<Arc<Frame>>,
     opener: Arc<ObjectOpener>,
     /// The part of the write budget that its frames hold until it is acknowledged.
     reservation: Option<Reservation>,
@@ -38,14 +38,14 @@ pub(super) struct OpenPack {
 
 /// The parts of a new pack.
 #[derive(Debug)]
-pub(super) struct NewPack {
-    pub(super) builder: PackBuilder,
-    pub(super) opener: Arc<ObjectOpener>,
+pub(crate) struct NewPack {
+    pub(crate) builder: PackBuilder,
+    pub(crate) opener: Arc<ObjectOpener>,
 }
 
 /// All frames and packs of one class that are in flight.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(crate) struct Lane {
     class: Class,
     target_bytes: u64,
     gathering: Option<FullFrameBuilder>,
@@ -66,7 +66,7 @@ struct FullFrameBuilder {
 }
 
 impl Lane {
-    pub(super) fn new(class: Class, target_bytes: u64) -> Self {
+    pub(crate) fn new(class: Class, target_bytes: u64) -> Self {
         Self {
             class,
             target_bytes,
@@ -118,7 +118,7 @@ impl Lane {
     }
 
     /// Closes the frame that gathers blobs.
-    pub(super) fn take_gathering(&mut self) -> Option<FullFrame> {
+    pub(crate) fn take_gathering(&mut self) -> Option<FullFrame> {
         let builder = self.gathering.take()?;
         let raw = Arc::new(builder.raw);
         *builder.frame.state.lock() = FrameState::Raw(Arc::clone(&raw));
@@ -142,7 +142,7 @@ impl Lane {
     ///
     /// # Errors
     /// Those of `new_pack`, and [`DepotError::Internal`] if the new pack has no room.
-    pub(super) fn ticket(
+    pub(crate) fn ticket(
         &mut self,
         full: &FullFrame,
         new_pack: impl FnOnce() -> Result<NewPack, DepotError>,
@@ -198,7 +198,7 @@ impl Lane {
     ///
     /// # Errors
     /// [`DepotError::Internal`] if the ticket is not from this lane.
-    pub(super) fn deliver(
+    pub(crate) fn deliver(
         &mut self,
         full: FullFrame,
         sealed: SealedFrame,
@@ -225,7 +225,7 @@ impl Lane {
 
     /// Separates frames below `number` from all later ones. Returns the packs that are complete
     /// because of it. The frame that gathers blobs must have been closed before.
-    pub(super) fn cut(&mut self, number: u64) -> Vec<OpenPack> {
+    pub(crate) fn cut(&mut self, number: u64) -> Vec<OpenPack> {
         debug_assert!(self.gathering.is_none());
         self.cuts.insert(number);
         for pack in &mut self.open {
@@ -250,12 +250,12 @@ impl Lane {
     }
 
     /// Returns true if every frame below `number` is in the bucket or in the spool.
-    pub(super) fn is_kept(&self, number: u64) -> bool {
+    pub(crate) fn is_kept(&self, number: u64) -> bool {
         self.unkept.first().is_none_or(|&first| first >= number)
     }
 
     /// Returns true if every frame below `number` is acknowledged.
-    pub(super) fn is_acknowledged(&self, number: u64) -> bool {
+    pub(crate) fn is_acknowledged(&self, number: u64) -> bool {
         self.unacknowledged
             .first()
             .is_none_or(|&first| first >= number)
@@ -271,7 +271,7 @@ impl Lane {
 
     /// Returns true if frames will leave memory without further calls. Otherwise only a cut makes
     /// room.
-    pub(super) fn is_moving(&self) -> bool {
+    pub(crate) fn is_moving(&self) -> bool {
         let resting = usize::from(self.gathering.is_some())
             + self
                 .open
@@ -309,7 +309,7 @@ impl OpenPack {
     }
 
     /// Splits the pack into the part to be sent and the part that is kept until it is acknowledged.
-    pub(super) fn into_parts(self) -> (PackBuilder, SentPack) {
+    pub(crate) fn into_parts(self) -> (PackBuilder, SentPack) {
         let sent = SentPack {
             class: self.class,
             frames: self.frames,
@@ -321,9 +321,9 @@ impl OpenPack {
 
 /// A pack that is being uploaded.
 #[derive(Debug)]
-pub(super) struct SentPack {
-    pub(super) class: Class,
-    pub(super) frames: Vec<Arc<Frame>>,
+pub(crate) struct SentPack {
+    pub(crate) class: Class,
+    pub(crate) frames: Vec<Arc<Frame>>,
     /// Given back when the pack is in the spool, or when this value is dropped after the
     /// acknowledgement.
     reservation: Option<Reservation>,
@@ -331,18 +331,18 @@ pub(super) struct SentPack {
 
 impl SentPack {
     /// Gives back the reservation of a pack whose bytes are no longer in memory.
-    pub(super) fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.reservation = None;
     }
 
     /// Returns the lowest number of its frames.
-    pub(super) fn first_frame(&self) -> u64 {
+    pub(crate) fn first_frame(&self) -> u64 {
         let numbers = self.frames.iter().map(|frame| frame.number);
         numbers.min().unwrap_or(u64::MAX)
     }
 
     /// Returns one more than the highest number of its frames.
-    pub(super) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         let numbers = self.frames.iter().map(|frame| frame.number + 1);
         numbers.max().unwrap_or(0)
     }

@@ -12,8 +12,6 @@ use parking_lot::Mutex;
 
 use super::frame::{BlobKey, Body, Frame, FrameState, FullFrame, SealedHere};
 use super::lane::{Lane, SentPack};
-use super::run::Matching;
-use super::sealed::Mark;
 use crate::catalog::{Candidate, Location};
 use crate::error::DepotError;
 use crate::gate::Reservation;
@@ -22,9 +20,27 @@ use crate::pack::{FinishedPack, FrameEntry, PackName};
 use crate::seal::Class;
 use crate::spool::Spooled;
 
+/// The stored data that new content is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Matching {
+    /// All blobs that are stored or in flight: an existing blob is referred to.
+    Everything,
+    /// None: everything is stored again. Neither the duration nor the number of bytes sent reveals
+    /// which data is stored.
+    Nothing,
+}
+
+/// A line between earlier and later references, drawn by
+/// [`Ingest::mark`](crate::ingest::Ingest::mark).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    pub(crate) floor: u32,
+    pub(crate) tick: u64,
+}
+
 /// The shared state of a session.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     names: Names,
     next_frame: u64,
     blobs: HashMap<BlobKey, (Arc<Frame>, u16)>,
@@ -44,7 +60,7 @@ pub(super) struct Ledger {
 
 /// The session's counter over all objects that it writes.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(crate) struct Names {
     session: u64,
     next: u32,
 }
@@ -54,7 +70,7 @@ impl Names {
     ///
     /// # Errors
     /// [`DepotError::Invalid`] if the session has used all its 2^32 names.
-    pub(super) fn draw(&mut self, random: u32) -> Result<PackName, DepotError> {
+    pub(crate) fn draw(&mut self, random: u32) -> Result<PackName, DepotError> {
         let sequence = self.next;
         self.next = sequence
             .checked_add(1)
@@ -79,8 +95,8 @@ struct Reliance {
 
 /// A pack in the bucket that no root names yet.
 #[derive(Debug, Clone)]
-pub(super) struct StoredPack {
-    pub(super) pack: Arc<FinishedPack>,
+pub(crate) struct StoredPack {
+    pub(crate) pack: Arc<FinishedPack>,
     /// One more than the highest number of its frames.
     end: u64,
 }
@@ -98,14 +114,14 @@ pub(crate) enum Pending {
 
 /// The result of storing one blob.
 #[derive(Debug)]
-pub(super) struct Gathered {
-    pub(super) full: Option<FullFrame>,
+pub(crate) struct Gathered {
+    pub(crate) full: Option<FullFrame>,
     /// False if the blob was stored already; its reservation was then given back.
-    pub(super) new: bool,
+    pub(crate) new: bool,
 }
 
 impl Ledger {
-    pub(super) fn new(session: u64, target_bytes: u64) -> Self {
+    pub(crate) fn new(session: u64, target_bytes: u64) -> Self {
         Self {
             names: Names { session, next: 0 },
             next_frame: 0,
@@ -126,19 +142,19 @@ impl Ledger {
     ///
     /// # Errors
     /// [`DepotError::Invalid`] if the session has used all its 2^32 names.
-    pub(super) fn draw_name(&mut self, random: u32) -> Result<PackName, DepotError> {
+    pub(crate) fn draw_name(&mut self, random: u32) -> Result<PackName, DepotError> {
         self.names.draw(random)
     }
 
     /// Returns the two parts that are needed to begin a pack.
-    pub(super) fn names_and_lane(&mut self, class: Class) -> (&mut Names, &mut Lane) {
+    pub(crate) fn names_and_lane(&mut self, class: Class) -> (&mut Names, &mut Lane) {
         match class {
             Class::MetadataPack => (&mut self.names, &mut self.metadata),
             _ => (&mut self.names, &mut self.data),
         }
     }
 
-    pub(super) fn lane(&mut self, class: Class) -> &mut Lane {
+    pub(crate) fn lane(&mut self, class: Class) -> &mut Lane {
         match class {
             Class::MetadataPack => &mut self.metadata,
             _ => &mut self.data,
@@ -146,18 +162,18 @@ impl Ledger {
     }
 
     /// Returns the reason why nothing is accepted any more.
-    pub(super) fn failure(&self) -> Option<DepotError> {
+    pub(crate) fn failure(&self) -> Option<DepotError> {
         self.failure.clone()
     }
 
     /// Ends the acceptance of data. The first reason is kept.
-    pub(super) fn fail(&mut self, error: DepotError) {
+    pub(crate) fn fail(&mut self, error: DepotError) {
         self.failure.get_or_insert_with(|| error.into_failed());
     }
 
     /// Returns true if this session holds the blob. Records the reference if the blob has a place
     /// in a pack.
-    pub(super) fn has(&mut self, kind: Kind, id: Id) -> bool {
+    pub(crate) fn has(&mut self, kind: Kind, id: Id) -> bool {
         let Some((frame, _)) = self.blobs.get(&BlobKey::of(kind, &id)) else {
             return false;
         };
@@ -169,14 +185,14 @@ impl Ledger {
     }
 
     /// As [`Ledger::has`] for [`Matching::Everything`]. Always false for [`Matching::Nothing`].
-    pub(super) fn matches(&mut self, kind: Kind, id: Id, matching: Matching) -> bool {
+    pub(crate) fn matches(&mut self, kind: Kind, id: Id, matching: Matching) -> bool {
         matching == Matching::Everything && self.has(kind, id)
     }
 
     /// Accepts a blob, unless the session holds it already. With [`Matching::Nothing`] a second
     /// copy is accepted. Look-ups find the second copy from then on, and both copies reach the
     /// bucket.
-    pub(super) fn gather(
+    pub(crate) fn gather(
         &mut self,
         (kind, id): (Kind, Id),
         bytes: Bytes,
@@ -210,7 +226,7 @@ impl Ledger {
     }
 
     /// Returns the place where a reader finds a blob of this session.
-    pub(super) fn find(&self, key: &BlobKey) -> Option<Pending> {
+    pub(crate) fn find(&self, key: &BlobKey) -> Option<Pending> {
         let (frame, slot) = self.blobs.get(key)?;
         let lane = match frame.class {
             Class::MetadataPack => &self.metadata,
@@ -232,12 +248,12 @@ impl Ledger {
     }
 
     /// Returns the frame number that separates all data accepted so far from later data.
-    pub(super) fn frontier(&self) -> u64 {
+    pub(crate) fn frontier(&self) -> u64 {
         self.next_frame
     }
 
     /// Records that a pack is in the bucket. The bytes of its frames need not be kept any more.
-    pub(super) fn acknowledge(&mut self, sent: &SentPack, pack: FinishedPack) {
+    pub(crate) fn acknowledge(&mut self, sent: &SentPack, pack: FinishedPack) {
         self.lane(sent.class).acknowledge(&sent.frames);
         let pack = Arc::new(FinishedPack {
             parts: Vec::new(),
@@ -262,7 +278,7 @@ impl Ledger {
 
     /// Adds a pack of an ended session to those that wait for a root. Its blobs are found from then
     /// on.
-    pub(super) fn adopt(&mut self, pack: FinishedPack) {
+    pub(crate) fn adopt(&mut self, pack: FinishedPack) {
         let pack = Arc::new(pack);
         let frame = |entry: FrameEntry| {
             let location = Location {
@@ -295,7 +311,7 @@ impl Ledger {
     }
 
     /// Records that a pack is in the spool. Its frames are read there from then on.
-    pub(super) fn spool(&mut self, sent: &SentPack, pack: &FinishedPack, spooled: &Arc<Spooled>) {
+    pub(crate) fn spool(&mut self, sent: &SentPack, pack: &FinishedPack, spooled: &Arc<Spooled>) {
         self.lane(sent.class).keep(&sent.frames);
         for (frame, entry) in sent.frames.iter().zip(pack.footer.frames()) {
             if let FrameState::Sealed(sealed) = &mut *frame.state.lock() {
@@ -307,14 +323,14 @@ impl Ledger {
     }
 
     /// Returns the packs that wait for a root and hold only data accepted before `frontier`.
-    pub(super) fn waiting(&self, frontier: u64) -> Vec<StoredPack> {
+    pub(crate) fn waiting(&self, frontier: u64) -> Vec<StoredPack> {
         let packs = self.acknowledged.values();
         packs.filter(|pack| pack.end <= frontier).cloned().collect()
     }
 
     /// Records that the root took these packs and holds this floor. The index lists their blobs
     /// now.
-    pub(super) fn commit(&mut self, packs: &[PackName], floor: u32, mark: Mark) {
+    pub(crate) fn commit(&mut self, packs: &[PackName], floor: u32, mark: Mark) {
         for name in packs {
             let Some(stored) = self.acknowledged.remove(name) else {
                 continue;
@@ -335,19 +351,19 @@ impl Ledger {
     }
 
     /// Ends all reliances whose latest reference was made before this mark.
-    pub(super) fn let_go_before(&mut self, mark: Mark) {
+    pub(crate) fn let_go_before(&mut self, mark: Mark) {
         self.relied.retain(|_, reliance| reliance.tick > mark.tick);
     }
 
     /// Records a reference to a blob in `pack`.
-    pub(super) fn rely_on(&mut self, pack: PackName, kind: Kind, id: Id) {
+    pub(crate) fn rely_on(&mut self, pack: PackName, kind: Kind, id: Id) {
         let reliance = self.relied.entry(pack).or_default();
         reliance.tick = self.tick;
         reliance.blobs.insert((kind, id));
     }
 
     /// Returns the blobs in these packs that uncommitted references name.
-    pub(super) fn relied_blobs(&self, packs: &[PackName]) -> Vec<(Kind, Id)> {
+    pub(crate) fn relied_blobs(&self, packs: &[PackName]) -> Vec<(Kind, Id)> {
         let reliances = packs.iter().filter_map(|pack| self.relied.get(pack));
         let blobs = reliances.flat_map(|reliance| reliance.blobs.iter().copied());
         let mut blobs: Vec<(Kind, Id)> = blobs.collect();
@@ -357,7 +373,7 @@ impl Ledger {
     }
 
     /// Ends the reliance on `packs` for these blobs, which have another place now.
-    pub(super) fn let_go(&mut self, packs: &[PackName], blobs: &[(Kind, Id)]) {
+    pub(crate) fn let_go(&mut self, packs: &[PackName], blobs: &[(Kind, Id)]) {
         for pack in packs {
             let Some(reliance) = self.relied.get_mut(pack) else {
                 continue;
@@ -373,7 +389,7 @@ impl Ledger {
 
     /// Returns the packs that references rely on and that are not the session's own by the root's
     /// floor.
-    pub(super) fn relied_on(&self) -> HashSet<PackName> {
+    pub(crate) fn relied_on(&self) -> HashSet<PackName> {
         let (session, floor) = (self.names.session, self.floor);
         let own = |pack: &PackName| pack.session == session && pack.sequence >= floor;
         let packs = self.relied.keys().copied();
@@ -382,12 +398,12 @@ impl Ledger {
 
     /// Returns true if any reference relies on this pack, own or not.
     #[cfg(test)]
-    pub(super) fn is_relied_on(&self, pack: &PackName) -> bool {
+    pub(crate) fn is_relied_on(&self, pack: &PackName) -> bool {
         self.relied.contains_key(pack)
     }
 
     /// Draws a mark: all references below it have been returned to callers. See [`Mark`].
-    pub(super) fn mark(&mut self) -> Mark {
+    pub(crate) fn mark(&mut self) -> Mark {
         let now = self.here();
         self.tick += 1;
         self.operations.values().fold(now, |mark, operation| Mark {
@@ -397,7 +413,7 @@ impl Ledger {
     }
 
     /// Begins an operation whose references no tree can hold yet.
-    pub(super) fn begin_operation(&mut self) -> u64 {
+    pub(crate) fn begin_operation(&mut self) -> u64 {
         let number = self.next_operation;
         self.next_operation += 1;
         let here = self.here();
@@ -406,12 +422,12 @@ impl Ledger {
     }
 
     /// Ends an operation: its references have been returned.
-    pub(super) fn end_operation(&mut self, number: u64) {
+    pub(crate) fn end_operation(&mut self, number: u64) {
         self.operations.remove(&number);
     }
 
     /// Returns the number of blobs that no index lists yet.
-    pub(super) fn blob_count(&self) -> usize {
+    pub(crate) fn blob_count(&self) -> usize {
         self.blobs.len()
     }
 
@@ -426,7 +442,7 @@ impl Ledger {
 }
 
 /// Returns the class of the packs that hold blobs of this kind.
-pub(super) fn class_of(kind: Kind) -> Class {
+pub(crate) fn class_of(kind: Kind) -> Class {
     match kind {
         Kind::Chunk => Class::DataPack,
         Kind::Segment | Kind::Node | Kind::Commit => Class::MetadataPack,

@@ -17,25 +17,25 @@ use crate::seal::{Class, ObjectOpener};
 use crate::spool::Spooled;
 
 /// Frames are closed at this many bytes: larger frames compress no better (FORMAT.md, "Packs").
-pub(super) const FRAME_BYTES: usize = 128 << 10;
+pub(crate) const FRAME_BYTES: usize = 128 << 10;
 
 /// The largest blob, in bytes: the maximum content of a frame, less the frame's own tables.
-pub(super) const LARGEST_BLOB_BYTES: usize = (4 << 20) - 64;
+pub(crate) const LARGEST_BLOB_BYTES: usize = (4 << 20) - 64;
 
 /// The maximum number of blobs in a frame. Their number and their slots fit into 16 bits with a
 /// wide margin.
-pub(super) const FRAME_BLOBS: usize = 4096;
+pub(crate) const FRAME_BLOBS: usize = 4096;
 
 /// The name of a blob before the index lists its pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct BlobKey {
-    pub(super) kind: Kind,
-    pub(super) prefix: Prefix,
+pub(crate) struct BlobKey {
+    pub(crate) kind: Kind,
+    pub(crate) prefix: Prefix,
 }
 
 impl BlobKey {
     /// Returns the key of the blob with this id.
-    pub(super) fn of(kind: Kind, id: &Id) -> Self {
+    pub(crate) fn of(kind: Kind, id: &Id) -> Self {
         Self {
             kind,
             prefix: id.prefix(),
@@ -45,7 +45,7 @@ impl BlobKey {
 
 /// The blobs of one frame before compression, in the memory that holds them.
 #[derive(Debug, Default)]
-pub(super) struct RawFrame {
+pub(crate) struct RawFrame {
     blobs: Vec<(BlobKey, Bytes)>,
     bytes: usize,
 }
@@ -53,13 +53,13 @@ pub(super) struct RawFrame {
 impl RawFrame {
     /// Returns true if a blob of `bytes` bytes fits without making the frame larger than
     /// [`FRAME_BYTES`]. An empty frame accepts any blob.
-    pub(super) fn has_room(&self, bytes: usize) -> bool {
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
         self.blobs.is_empty()
             || (self.bytes + bytes <= FRAME_BYTES && self.blobs.len() < FRAME_BLOBS)
     }
 
     /// Adds a blob and returns its slot.
-    pub(super) fn push(&mut self, key: BlobKey, blob: Bytes) -> u16 {
+    pub(crate) fn push(&mut self, key: BlobKey, blob: Bytes) -> u16 {
         let slot = self.blobs.len();
         debug_assert!(slot < FRAME_BLOBS && blob.len() <= LARGEST_BLOB_BYTES);
         self.bytes += blob.len();
@@ -68,17 +68,17 @@ impl RawFrame {
     }
 
     /// Returns the total length of all blobs, in bytes.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Returns the number of blobs.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.blobs.len()
     }
 
     /// Returns all blobs with their names, as a pack accepts them.
-    pub(super) fn blobs(&self) -> Vec<(Kind, Prefix, &[u8])> {
+    pub(crate) fn blobs(&self) -> Vec<(Kind, Prefix, &[u8])> {
         let blobs = self.blobs.iter();
         blobs
             .map(|(key, blob)| (key.kind, key.prefix, &**blob))
@@ -86,7 +86,7 @@ impl RawFrame {
     }
 
     /// Returns the blob in a slot.
-    pub(super) fn blob(&self, slot: u16) -> Option<Bytes> {
+    pub(crate) fn blob(&self, slot: u16) -> Option<Bytes> {
         let (_, blob) = self.blobs.get(usize::from(slot))?;
         Some(blob.clone())
     }
@@ -94,17 +94,17 @@ impl RawFrame {
 
 /// One frame of the session, in any state.
 #[derive(Debug)]
-pub(super) struct Frame {
+pub(crate) struct Frame {
     /// Grows over all frames of the session. A cut of both classes at number x separates them: no
     /// frame below x refers to a blob in a frame from x on.
-    pub(super) number: u64,
-    pub(super) class: Class,
-    pub(super) state: Mutex<FrameState>,
+    pub(crate) number: u64,
+    pub(crate) class: Class,
+    pub(crate) state: Mutex<FrameState>,
 }
 
 impl Frame {
     /// Returns the pack of the frame, once it has one.
-    pub(super) fn pack(&self) -> Option<PackName> {
+    pub(crate) fn pack(&self) -> Option<PackName> {
         match &*self.state.lock() {
             FrameState::Gathering | FrameState::Raw(_) => None,
             FrameState::Sealed(sealed) => Some(sealed.pack),
@@ -114,7 +114,7 @@ impl Frame {
 }
 
 #[derive(Debug)]
-pub(super) enum FrameState {
+pub(crate) enum FrameState {
     /// Accepts more blobs. Its lane holds the contents.
     Gathering,
     /// Waits for a worker, or is being processed by one.
@@ -145,8 +145,8 @@ pub(crate) enum Body {
 
 /// A frame to be compressed and sealed by a worker.
 #[derive(Debug)]
-pub(super) struct FullFrame {
-    pub(super) frame: Arc<Frame>,
-    pub(super) raw: Arc<RawFrame>,
-    pub(super) reservation: Reservation,
+pub(crate) struct FullFrame {
+    pub(crate) frame: Arc<Frame>,
+    pub(crate) raw: Arc<RawFrame>,
+    pub(crate) reservation: Reservation,
 }

@@ -1,0 +1,22 @@
+//! Data that a session has accepted and that no root names yet: its blobs, the frames and packs
+//! that hold them, and the references of the session.
+//!
+//! Owns the ledger of a session and everything that is counted under its lock. Stands beneath
+//! `ingest`, which changes it, and `hydrate`, which reads blobs there ([`PendingBlobs`]). Does no
+//! I/O: it neither compresses and uploads the data (`ingest`), nor fetches it (`hydrate`).
+
+mod frame;
+mod lane;
+mod ledger;
+mod view;
+
+pub(crate) use frame::{Body, FullFrame, LARGEST_BLOB_BYTES, SealedHere};
+#[cfg(test)]
+pub(crate) use frame::{BlobKey, Frame, FrameState, RawFrame};
+pub(crate) use lane::{NewPack, OpenPack, SentPack};
+pub use ledger::Mark;
+pub(crate) use ledger::{Ledger, Matching, Pending};
+pub(crate) use view::PendingBlobs;
+
+#[cfg(test)]
+mod tests;

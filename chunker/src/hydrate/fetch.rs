@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::flights::Duty;
 use super::plan::{RANGE_BYTES, coalesce};
-use super::{Answers, CachedFrame, FrameAnswer, FrameKey, Reader, Source};
+use super::reader::{Answers, CachedFrame, FrameAnswer, FrameKey, Reader, Region, Source};
 use crate::catalog::{Candidate, Location};
 use crate::error::DepotError;
 use crate::gate::Reservation;
@@ -22,7 +22,7 @@ use crate::seal::{Class, ObjectOpener};
 
 /// Size in bytes of the regions that are fetched whole from a pack that is read in small parts.
 /// Trees are written together and read together, and so are small files.
-const PLACE_BYTES: u64 = 1 << 20;
+const REGION_BYTES: u64 = 1 << 20;
 
 /// The most that is decoded only because it lies near requested frames, in bytes of decoded length.
 /// A region may hold much data that was compressed to almost nothing.
@@ -35,11 +35,9 @@ const SMALL_BYTES: u64 = 256 << 10;
 /// Frames that one job decodes, in bytes of decoded length.
 const JOB_BYTES: u64 = 512 << 10;
 
-/// The region that holds a frame: the pack, and the number of the region in it.
-pub(super) type Place = (PackName, u64);
-
-fn place(location: &Location) -> Place {
-    (location.pack, location.offset / PLACE_BYTES)
+/// Returns the region that holds a frame.
+fn region(location: &Location) -> Region {
+    (location.pack, location.offset / REGION_BYTES)
 }
 
 /// How many times a frame is requested if its fetch is abandoned each time.
@@ -200,13 +198,13 @@ impl Reader {
             return;
         }
         self.link.counters.cache_misses.add(errands.len() as u64);
-        let places: BTreeSet<Place> = errands
+        let regions: BTreeSet<Region> = errands
             .iter()
-            .map(|errand| place(&errand.location))
+            .map(|errand| region(&errand.location))
             .collect();
         let class = trip.candidate.location.class;
-        if class == Class::MetadataPack || self.is_returned_to(&places, &errands) {
-            self.add_neighbours(&trip, &places, &mut errands);
+        if class == Class::MetadataPack || self.is_returned_to(&regions, &errands) {
+            self.add_neighbours(&trip, &regions, &mut errands);
         }
         let frames: Vec<Range<u64>> = errands
             .iter()
@@ -274,7 +272,7 @@ impl Reader {
     ///
     /// Small files that were stored together are then being read, in whatever order their names
     /// have.
-    fn is_returned_to(&self, places: &BTreeSet<Place>, errands: &[Errand]) -> bool {
+    fn is_returned_to(&self, regions: &BTreeSet<Region>, errands: &[Errand]) -> bool {
         let bytes: u64 = errands
             .iter()
             .map(|errand| u64::from(errand.location.length))
@@ -283,16 +281,16 @@ impl Reader {
             return false;
         }
         let mut is_known = false;
-        for place in places {
-            is_known |= self.places.get(place).is_some();
-            self.places.put(*place, 1, ());
+        for region in regions {
+            is_known |= self.regions.get(region).is_some();
+            self.regions.put(*region, 1, ());
         }
         is_known
     }
 
     /// Adds the frames of the same regions that are not in the memory cache and that no other
     /// caller fetches, up to [`NEIGHBOUR_BYTES`].
-    fn add_neighbours(&self, trip: &Trip, places: &BTreeSet<Place>, errands: &mut Vec<Errand>) {
+    fn add_neighbours(&self, trip: &Trip, regions: &BTreeSet<Region>, errands: &mut Vec<Errand>) {
         let Some((table, number)) = &trip.candidate.table else {
             return;
         };
@@ -300,7 +298,7 @@ impl Reader {
         let mut frame = 0;
         while let Some(location) = table.neighbour(*number, &trip.candidate.location, frame) {
             let bytes = u64::from(location.raw_length);
-            if places.contains(&place(&location))
+            if regions.contains(&region(&location))
                 && bytes <= room
                 && self.frames.get(&location.key()).is_none()
                 && let (_, Some(duty)) = self.flights.board(location.key())

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::Reader;
+use super::reader::Reader;
 use crate::cut::segment::{self, Segment};
 use crate::error::DepotError;
 use crate::extent::{Piece, Target};

@@ -1,23 +1,19 @@
 //! The content store of one repository: store, keyring, local index, caches and workers, behind a
 //! handle that is cheap to clone.
 //!
-//! Owns the configuration and the shared parts, and connects the index, the read path and the write
-//! path to them. Does not know roots, sessions or files: the caller says which index objects are
-//! current.
+//! Owns the opening of these parts, and connects the index and the read path to them. Does not know
+//! roots, sessions or files: the caller says which index objects are current.
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::budget::MemoryBudget;
 use crate::cache::{DiskCache, make_directory};
 use crate::catalog::{Catalog, IndexRef, Place, TableFiles};
-use crate::codec::{Balance, Effort};
-use crate::cut::{Cutter, Parameters};
 use crate::entropy::Entropy;
 use crate::error::DepotError;
 use crate::extent::Piece;
@@ -26,80 +22,14 @@ use crate::hydrate::{Reader, ReaderParts};
 use crate::id::{Id, Kind, Prefix};
 use crate::link::Link;
 use crate::metrics::Metrics;
-use crate::pace::Rates;
 use crate::pack::PackName;
+use crate::runtime::Runtime;
 use crate::seal::Keyring;
 use crate::store::Store;
 use crate::verify::PackContents;
 use crate::workers::Workers;
 
-/// How hard new frames are compressed. Every program reads every choice: each frame records its
-/// codec.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Compression {
-    /// Parameters that follow from the content and from which is slower, the workers or the store
-    /// ([`Balance`]). Data that a probe finds incompressible is stored uncompressed.
-    #[default]
-    Auto,
-    /// zstd at this level. Data that a probe finds incompressible is stored uncompressed.
-    Level(i32),
-    /// No compression.
-    None,
-}
-
-/// How a depot uses the machine and the store.
-#[derive(Debug, Clone)]
-pub struct DepotConfig {
-    /// Directory that keeps fetched frames and index tables across restarts. `None` keeps the index
-    /// in memory and caches no frames on disk.
-    pub cache_dir: Option<PathBuf>,
-    /// Upper bound of the bytes of frames on disk.
-    pub cache_bytes: u64,
-    /// Whether to spend disk and processor time on fewer requests.
-    ///
-    /// If true, fetched frames are written to the disk cache, and small files are fetched together
-    /// with their neighbours in the pack. Frames that the disk cache holds already are used in
-    /// either case.
-    pub saves_requests: bool,
-    /// Memory limits of each part.
-    pub memory: MemoryBudget,
-    /// How new frames are compressed.
-    pub compression: Compression,
-    /// Chunking parameters, as the repository's config object states them.
-    pub parameters: Parameters,
-    /// Maximum number of packs that are uploaded concurrently.
-    pub uploads: usize,
-    /// Maximum number of ranges that are fetched concurrently.
-    pub downloads: usize,
-    /// Threads for chunking, hashing, compression and encryption. 0 does this work in the calling
-    /// task, for simulations.
-    pub workers: usize,
-    /// Size in bytes at which a pack is closed.
-    pub pack_bytes: u64,
-    /// Time without any progress at the store after which waiting calls give up, in milliseconds.
-    pub timeout_ms: u64,
-    /// Rate limits for packs and index objects, in bytes per second.
-    pub rates: Rates,
-}
-
-impl Default for DepotConfig {
-    fn default() -> Self {
-        Self {
-            cache_dir: None,
-            cache_bytes: 10 << 30,
-            saves_requests: true,
-            memory: MemoryBudget::default(),
-            compression: Compression::Auto,
-            parameters: Parameters::default(),
-            uploads: 8,
-            downloads: 16,
-            workers: std::thread::available_parallelism().map_or(2, usize::from),
-            pack_bytes: 16 << 20,
-            timeout_ms: 300_000,
-            rates: Rates::default(),
-        }
-    }
-}
+pub use crate::config::{Compression, DepotConfig};
 
 /// Loads the newest root's index when an object is not where the current index says
 /// (docs/PROTOCOL.md, rule 10).
@@ -114,43 +44,22 @@ const RENEWALS_MAX: u32 = 3;
 
 /// A repository as one process sees it. Cheap to clone: all clones share index, caches and workers.
 #[derive(Clone, Debug)]
-pub struct Depot(Arc<Shared>);
-
-/// The parts that all clones share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) link: Arc<Link>,
-    pub(crate) keyring: Keyring,
-    pub(crate) cutter: Cutter,
-    pub(crate) config: DepotConfig,
-    pub(crate) workers: Workers,
-    pub(crate) catalog: Arc<Catalog>,
-    pub(crate) reader: Arc<Reader>,
-    renew: OnceLock<Arc<dyn Renew>>,
-}
-
-impl Shared {
-    /// Returns the compression effort at this balance.
-    pub(crate) fn effort(&self, balance: Balance) -> Effort {
-        match self.config.compression {
-            Compression::Auto => Effort::Auto(balance),
-            Compression::Level(level) => Effort::Level(level),
-            Compression::None => Effort::None,
-        }
-    }
+pub struct Depot {
+    shared: Arc<Runtime>,
+    renew: Arc<OnceLock<Arc<dyn Renew>>>,
 }
 
 impl Depot {
     /// Records that the store answered a request that did not go through this depot. Callers that
     /// wait for the store here then see progress, and no silence.
     pub fn note_answer(&self) {
-        self.0.link.progress.note();
+        self.shared.link.progress.note();
     }
 
     /// Makes waiting calls treat a refusing store like a silent one: they wait for up to
     /// `timeout_ms`. For callers that have accepted data which must not be dropped.
     pub fn bear_refusals(&self) {
-        self.0.link.bear_refusals();
+        self.shared.link.bear_refusals();
     }
 
     /// Opens a depot over `store` with an empty index. Call [`Depot::load_index`] with the root's
@@ -198,7 +107,7 @@ impl Depot {
             fetch_bytes: config.memory.fetch_bytes,
             cache_bytes: config.memory.cache_bytes,
         }));
-        Ok(Self(Arc::new(Shared {
+        let shared = Runtime {
             cutter: keyring.cutter(&config.parameters),
             link,
             keyring,
@@ -206,34 +115,37 @@ impl Depot {
             workers,
             catalog,
             reader,
-            renew: OnceLock::new(),
-        })))
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            renew: Arc::default(),
+        })
     }
 
     /// Returns the keys that name, seal and open the repository's objects.
     pub fn keyring(&self) -> &Keyring {
-        &self.0.keyring
+        &self.shared.keyring
     }
 
     /// Returns the object store.
     pub fn store(&self) -> &Arc<dyn Store> {
-        &self.0.link.store
+        &self.shared.link.store
     }
 
     /// Returns the source of salts and of the random part of names.
     pub fn entropy(&self) -> &Arc<dyn Entropy> {
-        &self.0.link.entropy
+        &self.shared.link.entropy
     }
 
     /// Returns the configuration of this depot, with the memory limits raised to their workable
     /// minimum.
     pub fn config(&self) -> &DepotConfig {
-        &self.0.config
+        &self.shared.config
     }
 
     /// Returns the counters of this depot so far.
     pub fn metrics(&self) -> Metrics {
-        self.0.link.counters.snapshot()
+        self.shared.link.counters.snapshot()
     }
 
     /// Makes the local index match the root's list: downloads missing index objects and drops those
@@ -255,7 +167,7 @@ impl Depot {
         index: &[IndexRef],
         condemned: &HashSet<PackName>,
     ) -> Result<(), DepotError> {
-        let shared = &self.0;
+        let shared = &self.shared;
         let memory = &shared.reader.fetch_gate;
         shared.catalog.load(index, condemned, memory).await
     }
@@ -265,7 +177,7 @@ impl Depot {
     /// Rule 3 requires this check of everything that a commit relies on, after
     /// [`Depot::load_index`] with the list of the root that is replaced.
     pub fn not_live<'a>(&self, packs: impl IntoIterator<Item = &'a PackName>) -> Vec<PackName> {
-        let catalog = &self.0.catalog;
+        let catalog = &self.shared.catalog;
         let packs = packs.into_iter().copied();
         packs.filter(|pack| !catalog.is_live(pack)).collect()
     }
@@ -273,18 +185,18 @@ impl Depot {
     /// Returns true if a loaded index object lists the pack and it is not condemned
     /// (docs/PROTOCOL.md, rule 3).
     pub fn is_live(&self, pack: &PackName) -> bool {
-        self.0.catalog.is_live(pack)
+        self.shared.catalog.is_live(pack)
     }
 
     /// Returns true if a loaded index object lists the pack, condemned or not.
     pub fn is_listed(&self, pack: &PackName) -> bool {
-        self.0.catalog.is_listed(pack)
+        self.shared.catalog.is_listed(pack)
     }
 
     /// Returns true if any place is known to be damaged: it is in quarantine, or a read found
     /// damage there.
     pub fn knows_damage(&self) -> bool {
-        self.0.catalog.knows_damage()
+        self.shared.catalog.knows_damage()
     }
 
     /// Replaces the set of quarantined places (docs/PROTOCOL.md, rule 11).
@@ -292,24 +204,24 @@ impl Depot {
     /// New data is never deduplicated against a quarantined place, so the data is stored again.
     /// Readers try every other copy first.
     pub fn set_quarantine(&self, places: HashSet<Place>) {
-        self.0.catalog.set_quarantine(places);
+        self.shared.catalog.set_quarantine(places);
     }
 
     /// Returns all copies of a blob in the loaded index, those in condemned packs and damaged
     /// frames included.
     pub fn places(&self, id: &Id) -> Vec<Place> {
-        self.0.catalog.places(&id.prefix())
+        self.shared.catalog.places(&id.prefix())
     }
 
     /// Returns all copies of a blob as (pack, frame, slot in the frame) in the loaded index, those
     /// in condemned packs included.
     pub fn slots_of(&self, prefix: &Prefix) -> Vec<(PackName, u16, u16)> {
-        self.0.catalog.slots(prefix)
+        self.shared.catalog.slots(prefix)
     }
 
     /// As [`Depot::places`], for the prefix by which a footer names the blob.
     pub fn places_of(&self, prefix: &Prefix) -> Vec<Place> {
-        self.0.catalog.places(prefix)
+        self.shared.catalog.places(prefix)
     }
 
     /// Makes exactly these packs the index, whatever the root lists: for inspection of a damaged
@@ -319,7 +231,7 @@ impl Depot {
     /// [`DepotError::Internal`] if a worker's job panics or the new table does not open.
     pub async fn load_packs(&self, packs: &[PackContents]) -> Result<(), DepotError> {
         let records = packs.iter().map(|pack| pack.0.clone()).collect();
-        self.0.catalog.load_records(records).await
+        self.shared.catalog.load_records(records).await
     }
 
     /// Returns a blob, verified against its id.
@@ -336,7 +248,7 @@ impl Depot {
     pub async fn read_blob(&self, kind: Kind, id: Id) -> Result<Bytes, DepotError> {
         let mut renewals = 0;
         loop {
-            let mut answers = self.0.reader.blobs(&[(kind, id)]).await;
+            let mut answers = self.shared.reader.blobs(&[(kind, id)]).await;
             let answer = answers.pop();
             let answer = answer.unwrap_or(Err(DepotError::Unknown { kind, id }));
             match answer {
@@ -350,11 +262,11 @@ impl Depot {
     /// loads a newer index and starts again. Only the first call has an effect.
     pub fn renew_by(&self, renew: Arc<dyn Renew>) {
         // A repository has one source.
-        let _ = self.0.renew.set(renew);
+        let _ = self.renew.set(renew);
     }
 
     async fn renewed(&self, error: &DepotError, renewals: &mut u32) -> bool {
-        let Some(renew) = self.0.renew.get() else {
+        let Some(renew) = self.renew.get() else {
             return false;
         };
         *renewals += 1;
@@ -383,7 +295,7 @@ impl Depot {
     pub async fn read_each(&self, pieces: &[Piece]) -> Vec<Result<Vec<Bytes>, DepotError>> {
         let mut renewals = 0;
         loop {
-            let answers = self.0.reader.read_each(pieces).await;
+            let answers = self.shared.reader.read_each(pieces).await;
             let mut failed = answers.iter().filter_map(|answer| answer.as_ref().err());
             let stale = failed.find(|error| error.wants_newer_root()).cloned();
             match stale {
@@ -396,7 +308,7 @@ impl Depot {
     /// Reserves room to prefetch `bytes` bytes of files. `None` while the prefetches that are under
     /// way leave too little room.
     pub fn prefetch(&self, bytes: u64) -> Option<Prefetch> {
-        let reader = Arc::clone(&self.0.reader);
+        let reader = Arc::clone(&self.shared.reader);
         let room = reader.prefetch_gate.try_reserve(bytes)?;
         Some(Prefetch {
             reader,
@@ -406,11 +318,11 @@ impl Depot {
 
     /// Returns the maximum number of file bytes that may be prefetched concurrently.
     pub fn prefetch_bytes_max(&self) -> u64 {
-        self.0.reader.prefetch_gate.capacity()
+        self.shared.reader.prefetch_gate.capacity()
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.0
+    pub(crate) fn shared(&self) -> &Arc<Runtime> {
+        &self.shared
     }
 }
 

@@ -12,12 +12,12 @@ use super::divide::{Named, Plan};
 use super::session::Session;
 use super::strands;
 use crate::cut::segment::{self, SegmentChunk};
-use crate::depot::Shared;
 use crate::error::DepotError;
 use crate::extent::{StoredExtent, StoredRun, Target};
 use crate::id::{Id, Kind};
 use crate::pack::PackName;
 use crate::pending::{LARGEST_BLOB_BYTES, Matching};
+use crate::runtime::Runtime;
 
 /// Bytes of content that one job names: so many that the hand-over costs next to nothing, and so
 /// few that several workers share a run.
@@ -162,7 +162,7 @@ pub(super) async fn name(
     Ok(named.into_iter().flatten().collect())
 }
 
-fn name_chunk(shared: &Shared, chunk: &mut Named, matching: Matching) {
+fn name_chunk(shared: &Runtime, chunk: &mut Named, matching: Matching) {
     if !chunk.is_zero {
         let id = shared.keyring.id(Kind::Chunk, &chunk.bytes);
         chunk.id = Some(id);
@@ -170,7 +170,7 @@ fn name_chunk(shared: &Shared, chunk: &mut Named, matching: Matching) {
     }
 }
 
-fn look_up(shared: &Shared, id: &Id, matching: Matching) -> Option<PackName> {
+fn look_up(shared: &Runtime, id: &Id, matching: Matching) -> Option<PackName> {
     match matching {
         Matching::Everything => shared.catalog.find_live(id),
         Matching::Nothing => None,

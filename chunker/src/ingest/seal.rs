@@ -17,6 +17,7 @@ use crate::error::DepotError;
 use crate::index::{self, PackRecord, encoded_length};
 use crate::pack::PackName;
 use crate::pending::Mark;
+use crate::runtime::Runtime;
 use crate::seal::{Class, Features};
 
 /// Seals; see [`Ingest::seal_since`](super::Ingest::seal_since).
@@ -161,12 +162,7 @@ pub(super) async fn put_list(
     Ok(name)
 }
 
-fn seal_object(
-    shared: &crate::depot::Shared,
-    class: Class,
-    name: PackName,
-    payload: &[u8],
-) -> Bytes {
+fn seal_object(shared: &Runtime, class: Class, name: PackName, payload: &[u8]) -> Bytes {
     let salt = salt(&*shared.link.entropy);
     shared
         .keyring

@@ -18,12 +18,12 @@ use tokio::sync::watch;
 use super::backlog::Backlog;
 use super::ship::Overflow;
 use crate::codec::Balance;
-use crate::depot::Shared;
 use crate::entropy::{number, salt};
 use crate::error::DepotError;
 use crate::gate::{ByteGate, Reservation};
 use crate::pack::{FrameTicket, PackBuilder, PackName};
 use crate::pending::{FullFrame, Ledger, NewPack, OpenPack, PendingBlobs};
+use crate::runtime::Runtime;
 use crate::seal::{Class, Features};
 use crate::spool::Spool;
 use crate::workers::Scratch;
@@ -35,7 +35,7 @@ const PACKS_IN_BUDGET: u64 = 6;
 /// A session, shared by its tasks.
 #[derive(Debug)]
 pub(super) struct Session {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<Runtime>,
     ledger: Arc<Mutex<Ledger>>,
     gate: ByteGate,
     /// The spool and the state of its use, if the session has one.
@@ -54,7 +54,7 @@ struct Pulse {
 }
 
 impl Session {
-    pub(super) fn new(shared: Arc<Shared>, session: u64, spool: Option<Arc<Spool>>) -> Arc<Self> {
+    pub(super) fn new(shared: Arc<Runtime>, session: u64, spool: Option<Arc<Spool>>) -> Arc<Self> {
         let budget = shared.config.memory.write_bytes;
         let (overflow, budget) = match spool {
             None => (None, budget),

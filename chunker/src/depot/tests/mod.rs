@@ -18,6 +18,7 @@ use bytes::Bytes;
 
 use self::bucket::Bucket;
 use super::*;
+use crate::budget::MemoryBudget;
 use crate::entropy::SeededEntropy;
 use crate::extent::{StoredRun, Target};
 use crate::ingest::{Ingest, Profile};

@@ -1,7 +1,7 @@
 //! The queue of full frames that wait for a worker. A job takes several frames, so that not every
 //! frame wakes a thread.
 //!
-//! Owns the queue, its bound, and the number of tasks that empty it. The session processes the
+//! Owns the queue, its bound, and the number of tasks that empty it. The pipeline processes the
 //! frames.
 //!
 //! The bound is small, so that the data of a writer is still in the processor caches when it is

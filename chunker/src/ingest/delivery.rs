@@ -14,6 +14,7 @@ use super::session::Session;
 use crate::error::DepotError;
 use crate::pack::{FinishedPack, Footer, PackName, TRAILER_LEN, Trailer};
 use crate::seal::{Class, HEADER_LEN};
+use crate::spool::Spooled;
 
 /// Maximum number of packs whose footers are read concurrently.
 const READ_AT_ONCE: usize = 8;
@@ -81,7 +82,18 @@ pub(super) async fn keep(session: &Arc<Session>) -> Result<Delivered, DepotError
     overflow.demand(frontier);
     let progress = &session.shared.link.progress;
     progress.watch(session.kept(frontier)).await??;
-    Ok(delivered(session, frontier, overflow.kept(frontier)))
+    let kept = overflow.kept(frontier).into_iter().map(named);
+    Ok(delivered(session, frontier, kept.collect()))
+}
+
+/// Returns a pack in the spool as a journal names it.
+fn named((name, spooled): (PackName, Arc<Spooled>)) -> NamedPack {
+    NamedPack {
+        name,
+        is_metadata: PackName::from_key(spooled.key())
+            .is_ok_and(|(class, _)| class == Class::MetadataPack),
+        length: spooled.length(),
+    }
 }
 
 /// Returns the packs that uncommitted references may name: those in the bucket, and those in

@@ -1,8 +1,9 @@
 //! The write path: chunk, name, deduplicate, frame, compress, seal, pack, upload.
 //!
-//! Owns the blobs that one writing session has stored and that no root names yet, and the order of
-//! rule 1: data packs, then metadata packs, then the index object. Only after these does it return
-//! a [`Sealed`], which a commit takes. Does not own the root, journals or trees.
+//! Owns the order of rule 1: data packs, then metadata packs, then the index object. Only after
+//! these does it return a [`Sealed`], which a commit takes. Does not own the record of the blobs
+//! that a session has stored and that no root names yet (`pending`), nor the root, journals or
+//! trees.
 
 mod absorb;
 mod again;
@@ -10,6 +11,8 @@ mod backlog;
 mod delivery;
 mod divide;
 mod import;
+mod overflow;
+mod pipeline;
 mod run;
 mod seal;
 mod sealed;

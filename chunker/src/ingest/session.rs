@@ -1,32 +1,28 @@
-//! The tasks of a writing session: they pass frames through the workers into packs, upload the
-//! packs, and wake all callers that wait for them.
+//! The state of a writing session: its ledger, its budget of accepted bytes, its spool, and the
+//! callers that wait for any of them.
 //!
-//! Owns the ledger's lock, the budget of accepted bytes, and the background tasks, which end with
-//! the session. Each task processes its frame or pack even if the call that stored it is dropped.
-//! An error that loses accepted bytes fails the session. After a transient error the task tries
-//! again, without a time limit.
+//! Owns the ledger's lock, the waits for acknowledgements, the life of background tasks, which end
+//! with the session, and its failure: an error that loses accepted bytes fails the session. Does
+//! not own what the tasks do (pipeline, ship).
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use futures::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::backlog::Backlog;
-use super::ship::Overflow;
-use crate::codec::Balance;
-use crate::entropy::{number, salt};
+use super::overflow::Overflow;
 use crate::error::DepotError;
-use crate::gate::{ByteGate, Reservation};
-use crate::pack::{FrameTicket, PackBuilder, PackName};
-use crate::pending::{FullFrame, Ledger, NewPack, OpenPack, PendingBlobs};
+use crate::gate::ByteGate;
+use crate::pack::PackName;
+use crate::pending::{Ledger, PendingBlobs};
 use crate::runtime::Runtime;
-use crate::seal::{Class, Features};
+use crate::seal::Class;
 use crate::spool::Spool;
-use crate::workers::Scratch;
 
 /// The write budget is at least this many times the target size of a pack: two open packs and their
 /// frames must never fill it.
@@ -37,12 +33,13 @@ const PACKS_IN_BUDGET: u64 = 6;
 pub(super) struct Session {
     pub(super) shared: Arc<Runtime>,
     ledger: Arc<Mutex<Ledger>>,
-    gate: ByteGate,
+    /// The budget of accepted bytes.
+    pub(super) gate: ByteGate,
     /// The spool and the state of its use, if the session has one.
     pub(super) overflow: Option<Overflow>,
     /// Number of callers that wait for the write budget.
-    waiting: AtomicUsize,
-    backlog: Backlog,
+    pub(super) waiting: AtomicUsize,
+    pub(super) backlog: Backlog,
     pulse: watch::Sender<Pulse>,
 }
 
@@ -114,7 +111,8 @@ impl Session {
             .send_modify(|pulse| pulse.beat = pulse.beat.wrapping_add(1));
     }
 
-    fn note_pending(&self) {
+    /// Counts what is pending, for display.
+    pub(super) fn note_pending(&self) {
         let counters = &self.shared.link.counters;
         counters.pending_bytes.set(self.gate.used());
         counters.pending_peak_bytes.set(self.gate.peak());
@@ -130,7 +128,7 @@ impl Session {
     ///
     /// # Errors
     /// [`DepotError::Failed`] if the session fails.
-    async fn wait(&self, done: impl Fn(&mut Ledger) -> bool) -> Result<(), DepotError> {
+    pub(super) async fn wait(&self, done: impl Fn(&mut Ledger) -> bool) -> Result<(), DepotError> {
         let mut pulse = self.pulse.subscribe();
         loop {
             {
@@ -148,92 +146,23 @@ impl Session {
         }
     }
 
-    /// Reserves budget for bytes that are about to be accepted. The caller waits here while too
-    /// many bytes are in flight.
-    ///
-    /// # Errors
-    /// [`DepotError::Stalled`] if the store makes no progress, or [`DepotError::Failed`] if the
-    /// session fails.
-    pub(super) async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, DepotError> {
-        self.backlog.room().await;
-        if let Some(failure) = self.ledger().failure() {
-            return Err(failure);
-        }
-        let reservation = match self.gate.try_reserve(bytes) {
-            Some(reservation) => reservation,
-            None => {
-                let waiter = Waiter::new(&self.waiting);
-                self.make_room();
-                let granted = self.shared.link.progress.watch(async {
-                    tokio::select! {
-                        biased;
-                        failed = self.wait(|_| false) => Err(failed.err()),
-                        granted = self.gate.reserve(bytes) => Ok(granted),
-                        () = self.press() => Err(None),
-                    }
-                });
-                let granted = granted.await?;
-                drop(waiter);
-                granted.map_err(|failed| {
-                    failed.unwrap_or(DepotError::Internal("waited for nothing"))
-                })?
-            }
-        };
-        self.note_pending();
-        Ok(reservation)
-    }
-
-    /// Tells the spool about a caller that waits for the write budget. Never completes.
-    async fn press(&self) {
-        match &self.overflow {
-            Some(overflow) => overflow.press().await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// If callers wait for the write budget and nothing in flight would free it, sends the data
-    /// that rests in open packs.
-    fn make_room(self: &Arc<Self>) {
-        if self.waiting.load(Ordering::SeqCst) == 0 {
-            return;
-        }
-        let is_moving = {
-            let mut ledger = self.ledger();
-            ledger.lane(Class::DataPack).is_moving() || ledger.lane(Class::MetadataPack).is_moving()
-        };
-        if !is_moving {
-            self.cut(&[Class::DataPack, Class::MetadataPack]);
-        }
-    }
-
-    /// Closes all frames and packs of `classes` that were accepted so far, full or not, and sends
-    /// them. Returns the frontier: all frames with lower numbers are then in flight.
-    pub(super) fn cut(self: &Arc<Self>, classes: &[Class]) -> u64 {
-        let mut ended = Vec::new();
-        let frontier = {
-            let mut ledger = self.ledger();
-            let frontier = ledger.frontier();
-            for &class in classes {
-                let lane = ledger.lane(class);
-                ended.push((lane.take_gathering(), lane.cut(frontier)));
-            }
-            frontier
-        };
-        for (full, packs) in ended {
-            self.process_all(full);
-            self.send_all(packs);
-        }
-        frontier
-    }
-
     /// Waits until every frame of `class` below `frontier` is in the bucket.
     pub(super) async fn acknowledged(&self, class: Class, frontier: u64) -> Result<(), DepotError> {
         self.wait(|ledger| ledger.lane(class).is_acknowledged(frontier))
             .await
     }
 
+    /// Waits until every frame below `frontier` is in the bucket or in the spool.
+    pub(super) async fn kept(&self, frontier: u64) -> Result<(), DepotError> {
+        self.wait(|ledger| {
+            let mut is_kept = |class| ledger.lane(class).is_kept(frontier);
+            is_kept(Class::DataPack) && is_kept(Class::MetadataPack)
+        })
+        .await
+    }
+
     /// Starts a background task that ends with the session.
-    fn spawn(
+    pub(super) fn spawn(
         self: &Arc<Self>,
         task: impl Future<Output = Result<(), DepotError>> + Send + 'static,
     ) {
@@ -251,129 +180,6 @@ impl Session {
                 Err(_) => session.fail(DepotError::Internal("a background task panicked")),
             }
         });
-    }
-
-    /// Passes full frames through the workers into packs.
-    pub(super) fn process_all(self: &Arc<Self>, frames: impl IntoIterator<Item = FullFrame>) {
-        for full in frames {
-            if self.backlog.push(full) {
-                let session = Arc::clone(self);
-                self.spawn(async move { session.work_off().await });
-            }
-        }
-    }
-
-    async fn work_off(self: Arc<Self>) -> Result<(), DepotError> {
-        while let Some(frames) = self.backlog.take() {
-            let session = Arc::clone(&self);
-            let job = self.shared.workers.run(move |scratch| {
-                frames
-                    .into_iter()
-                    .map(|full| session.process(full, scratch))
-                    .collect::<Result<Vec<_>, DepotError>>()
-            });
-            let packs = job.await??;
-            self.send_all(packs.into_iter().flatten());
-            self.make_room();
-        }
-        Ok(())
-    }
-
-    /// Seals one frame and places it in its pack. Returns the packs that are complete now.
-    fn process(&self, full: FullFrame, scratch: &mut Scratch) -> Result<Vec<OpenPack>, DepotError> {
-        let class = full.frame.class;
-        let ticket = self.ticket(&full)?;
-        let blobs = full.raw.blobs();
-        let effort = self.shared.effort(self.balance());
-        let sealed = ticket
-            .seal(&mut scratch.frames, &blobs, effort)
-            .map_err(|_| DepotError::Internal("a frame takes less than it should"))?;
-        drop(blobs);
-        let counters = &self.shared.link.counters;
-        counters.bytes_compressed.add(sealed.bytes().len() as u64);
-        self.ledger().lane(class).deliver(full, sealed)
-    }
-
-    /// Returns the balance of the workers.
-    ///
-    /// The store is tested first, because in the end all other stages wait for it. A nearly full
-    /// budget means that the store is the bottleneck, because the backlog limits the bytes at the
-    /// workers to a small part of the budget.
-    fn balance(&self) -> Balance {
-        if self.gate.used() > self.gate.capacity() / 4 * 3 {
-            return Balance::Ahead;
-        }
-        match self.backlog.is_behind() {
-            true => Balance::Behind,
-            false => Balance::Even,
-        }
-    }
-
-    fn ticket(&self, full: &FullFrame) -> Result<FrameTicket, DepotError> {
-        let class = full.frame.class;
-        let mut ledger = self.ledger();
-        let (names, lane) = ledger.names_and_lane(class);
-        lane.ticket(full, || {
-            let entropy = &*self.shared.link.entropy;
-            let name = names.draw(number(entropy))?;
-            let keyring = &self.shared.keyring;
-            let builder = PackBuilder::new(keyring, class, name, Features::NONE, salt(entropy));
-            let opener = keyring
-                .object_opener(class, &name.key(class), builder.header())
-                .map_err(|_| DepotError::Internal("a fresh header does not open"))?;
-            Ok(NewPack {
-                builder,
-                opener: Arc::new(opener),
-            })
-        })
-    }
-
-    fn send_all(self: &Arc<Self>, packs: impl IntoIterator<Item = OpenPack>) {
-        for pack in packs {
-            let session = Arc::clone(self);
-            self.spawn(async move { session.send(pack).await });
-        }
-    }
-
-    /// Waits until every frame below `frontier` is in the bucket or in the spool.
-    pub(super) async fn kept(&self, frontier: u64) -> Result<(), DepotError> {
-        self.wait(|ledger| {
-            let mut is_kept = |class| ledger.lane(class).is_kept(frontier);
-            is_kept(Class::DataPack) && is_kept(Class::MetadataPack)
-        })
-        .await
-    }
-
-    /// Uploads a pack. A metadata pack is uploaded only after all data that was accepted before the
-    /// pack was closed (rule 1).
-    async fn send(self: Arc<Self>, pack: OpenPack) -> Result<(), DepotError> {
-        let is_metadata = pack.class == Class::MetadataPack;
-        let after = is_metadata.then(|| self.cut(&[Class::DataPack]));
-        let (builder, mut sent) = pack.into_parts();
-        let effort = self.shared.effort(Balance::Even);
-        let job = self
-            .shared
-            .workers
-            .run(move |scratch| builder.finish(&mut scratch.frames, effort));
-        let mut pack = job
-            .await?
-            .map_err(|_| DepotError::Internal("a pack does not end as it should"))?;
-        self.ship(&mut pack, &mut sent, after).await?;
-        self.shared.link.counters.packs_uploaded.one();
-        let whole = is_metadata.then(|| pack.parts.clone());
-        let name = pack.name;
-        self.ledger().acknowledge(&sent, pack);
-        self.beat();
-        if let Some(parts) = whole {
-            // Trees are usually read soon after they are written. The reservation is given back
-            // after the pack is in the disk cache.
-            self.shared.reader.keep_pack(name, parts).await;
-        }
-        // Gives the reservation back before the next beat reports the budget.
-        drop(sent);
-        self.beat();
-        self.make_room();
-        Ok(())
     }
 
     /// Records that a root took these packs. The spool need not keep them.
@@ -404,21 +210,5 @@ pub(super) fn lost(session: &Arc<Session>) -> impl Future<Output = Option<DepotE
             }
             pulse.changed().await.ok()?;
         }
-    }
-}
-
-/// Counts a caller that waits for the write budget.
-struct Waiter<'a>(&'a AtomicUsize);
-
-impl<'a> Waiter<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::SeqCst);
-        Self(count)
-    }
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }

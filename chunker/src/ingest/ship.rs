@@ -1,176 +1,21 @@
 //! Upload of a finished pack: directly from memory, or through the spool.
 //!
-//! Owns the choice between the two, and how much memory each may take. Direct upload is the
-//! default. A pack goes to the spool in two cases. First, callers have waited for memory for a
-//! while, because the uplink is slower than the writer, and the pack is not being sent yet. Second,
-//! a caller wants the pack to survive a crash ([`Overflow::demand`]). The spool uploads its packs
-//! in order of age, and releases them when a root names them.
-//!
-//! Memory: 1/6 of the write budget is for packs that are read back from the spool. Of the rest, at
-//! most half is for packs that are being sent from memory. So packs that go to the spool always
-//! have room, however long the store does not answer. No holder of memory waits for the memory of
-//! another holder.
+//! Owns both ways, and the change from one to the other. Direct upload is the default. The spool
+//! uploads its packs in order of age, and releases them when a root names them. Does not own the
+//! reasons to use the spool, nor the memory that each way may take ([`Overflow`]).
 
-use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::watch;
-
-use super::delivery::NamedPack;
+use super::overflow::Overflow;
 use super::session::Session;
 use crate::error::DepotError;
 use crate::gate::ByteGate;
-use crate::pack::{FinishedPack, PackName};
+use crate::pack::FinishedPack;
 use crate::pending::SentPack;
 use crate::seal::Class;
-use crate::spool::{Spool, SpoolError, SpoolUsage, Spooled};
-
-/// How long a caller waits for memory before the uplink counts as slower than the writer: the time
-/// that a pack of 16 MiB takes at 80 MB/s.
-const PATIENCE: Duration = Duration::from_millis(200);
-
-/// Divisor of the write budget: this part is for packs that are read back from the spool.
-const READ_BACK_SHARE: u64 = 6;
-
-/// Divisor of the rest of the write budget: this part is for packs that are being sent from memory.
-const FLIGHT_SHARE: u64 = 2;
-
-/// The additional state of a session with a spool.
-#[derive(Debug)]
-pub(super) struct Overflow {
-    pub(super) spool: Arc<Spool>,
-    /// Bounds the packs that are being sent from memory, in bytes.
-    flight: ByteGate,
-    /// Bounds the packs that are read back from the spool, in bytes.
-    read_back: ByteGate,
-    demand: watch::Sender<Demand>,
-    /// Packs in the spool that no root names yet.
-    kept: Mutex<HashMap<PackName, Kept>>,
-}
-
-/// A pack in the spool.
-#[derive(Debug)]
-struct Kept {
-    spooled: Arc<Spooled>,
-    /// One more than the highest number of its frames.
-    end: u64,
-}
-
-/// The reasons to put packs into the spool.
-#[derive(Debug, Default)]
-struct Demand {
-    /// Number of callers that wait for memory.
-    waiting: usize,
-    /// True from the moment that a caller has waited for [`PATIENCE`] until neither a pack in the
-    /// spool waits for its upload nor a caller for memory.
-    is_pressed: bool,
-    /// Frames below this number must survive a crash.
-    frontier: u64,
-}
-
-impl Demand {
-    fn wants(&self, first_frame: u64, is_sent: bool) -> bool {
-        first_frame < self.frontier || (self.is_pressed && self.waiting > 0 && !is_sent)
-    }
-}
-
-impl Overflow {
-    /// Divides a write budget of `budget_bytes` bytes. Returns also the part that is left for
-    /// accepted data, in bytes.
-    pub(super) fn new(spool: Arc<Spool>, budget_bytes: u64) -> (Self, u64) {
-        let read_back = budget_bytes / READ_BACK_SHARE;
-        let accepted = budget_bytes - read_back;
-        let overflow = Self {
-            spool,
-            flight: ByteGate::new(accepted / FLIGHT_SHARE),
-            read_back: ByteGate::new(read_back),
-            demand: watch::Sender::new(Demand::default()),
-            kept: Mutex::default(),
-        };
-        (overflow, accepted)
-    }
-
-    /// Counts the caller as waiting for memory for as long as the future is held, and requests the
-    /// use of the spool after [`PATIENCE`]. Never completes.
-    pub(super) async fn press(&self) {
-        struct Waiter<'a>(&'a Overflow);
-        impl Drop for Waiter<'_> {
-            fn drop(&mut self) {
-                let demand = &self.0.demand;
-                demand.send_modify(|demand| demand.waiting -= 1);
-            }
-        }
-        self.demand.send_modify(|demand| demand.waiting += 1);
-        let _waiter = Waiter(self);
-        tokio::time::sleep(PATIENCE).await;
-        self.demand.send_modify(|demand| demand.is_pressed = true);
-        std::future::pending().await
-    }
-
-    /// Requests that frames below this number go into the spool, unless they reach the bucket
-    /// first.
-    pub(super) fn demand(&self, frontier: u64) {
-        self.demand
-            .send_modify(|demand| demand.frontier = demand.frontier.max(frontier));
-    }
-
-    /// Waits until a pack should go into the spool and the spool has room for it.
-    async fn wanted(&self, pack: &FinishedPack, first_frame: u64, is_sent: &AtomicBool) {
-        let mut demand = self.demand.subscribe();
-        let wants = |demand: &Demand| demand.wants(first_frame, is_sent.load(Ordering::Relaxed));
-        loop {
-            if demand.wait_for(wants).await.is_err() {
-                return std::future::pending().await;
-            }
-            self.spool.room(pack.length).await;
-            if wants(&self.demand.borrow()) {
-                return;
-            }
-        }
-    }
-
-    /// Returns the packs in the spool that no root names yet and that hold only data accepted
-    /// before `frontier`.
-    pub(super) fn kept(&self, frontier: u64) -> Vec<NamedPack> {
-        let kept = self.kept.lock();
-        let below = kept.iter().filter(|(_, kept)| kept.end <= frontier);
-        let packs = below.map(|(name, kept)| NamedPack {
-            name: *name,
-            is_metadata: PackName::from_key(kept.spooled.key())
-                .is_ok_and(|(class, _)| class == Class::MetadataPack),
-            length: kept.spooled.length(),
-        });
-        packs.collect()
-    }
-
-    /// Releases packs that roots or acknowledged journals name.
-    pub(super) fn release(&self, packs: &[PackName]) {
-        let mut kept = self.kept.lock();
-        for pack in packs {
-            if let Some(kept) = kept.remove(pack) {
-                self.spool.release(&kept.spooled);
-            }
-        }
-    }
-
-    /// Returns the usage of the spool, for display. Ends the pressure if the uplink has caught up:
-    /// no pack in the spool waits for its upload, and no caller waits for memory.
-    pub(super) fn usage(&self) -> SpoolUsage {
-        let usage = self.spool.usage();
-        self.demand.send_if_modified(|demand| {
-            if usage.waiting_files == 0 && demand.waiting == 0 {
-                demand.is_pressed = false;
-            }
-            // No task waits for the end of the pressure, so none is notified.
-            false
-        });
-        usage
-    }
-}
+use crate::spool::{SpoolError, Spooled};
 
 impl Session {
     /// Uploads a finished pack.
@@ -287,11 +132,7 @@ impl Session {
         sent: &SentPack,
         spooled: &Arc<Spooled>,
     ) {
-        let kept = Kept {
-            spooled: Arc::clone(spooled),
-            end: sent.end(),
-        };
-        overflow.kept.lock().insert(pack.name, kept);
+        overflow.hold(pack.name, Arc::clone(spooled), sent.end());
         self.shared.link.counters.bytes_spooled.add(pack.length);
         self.ledger().spool(sent, pack, spooled);
         self.beat();

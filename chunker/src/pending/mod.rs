@@ -10,9 +10,9 @@ mod lane;
 mod ledger;
 mod view;
 
-pub(crate) use frame::{Body, FullFrame, LARGEST_BLOB_BYTES, SealedHere};
 #[cfg(test)]
 pub(crate) use frame::{BlobKey, Frame, FrameState, RawFrame};
+pub(crate) use frame::{Body, FullFrame, LARGEST_BLOB_BYTES, SealedHere};
 pub(crate) use lane::{NewPack, OpenPack, SentPack};
 pub use ledger::Mark;
 pub(crate) use ledger::{Ledger, Matching, Pending};

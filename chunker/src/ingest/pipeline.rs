@@ -1,0 +1,230 @@
+//! The way of accepted data from its frames to the bucket: through the workers into packs, and from
+//! closed packs to their upload.
+//!
+//! Owns the budget that callers wait for, the cut that sends what rests, and the tasks that process
+//! one frame or pack each, even if the call that stored it is dropped. After a transient error a
+//! task tries again, without a time limit. Does not own the choice between direct upload and the
+//! spool (ship), nor the state of the session.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::session::Session;
+use crate::codec::Balance;
+use crate::entropy::{number, salt};
+use crate::error::DepotError;
+use crate::gate::Reservation;
+use crate::pack::{FrameTicket, PackBuilder};
+use crate::pending::{FullFrame, NewPack, OpenPack};
+use crate::seal::{Class, Features};
+use crate::workers::Scratch;
+
+impl Session {
+    /// Reserves budget for bytes that are about to be accepted. The caller waits here while too
+    /// many bytes are in flight.
+    ///
+    /// # Errors
+    /// [`DepotError::Stalled`] if the store makes no progress, or [`DepotError::Failed`] if the
+    /// session fails.
+    pub(super) async fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, DepotError> {
+        self.backlog.room().await;
+        if let Some(failure) = self.ledger().failure() {
+            return Err(failure);
+        }
+        let reservation = match self.gate.try_reserve(bytes) {
+            Some(reservation) => reservation,
+            None => {
+                let waiter = Waiter::new(&self.waiting);
+                self.make_room();
+                let granted = self.shared.link.progress.watch(async {
+                    tokio::select! {
+                        biased;
+                        failed = self.wait(|_| false) => Err(failed.err()),
+                        granted = self.gate.reserve(bytes) => Ok(granted),
+                        () = self.press() => Err(None),
+                    }
+                });
+                let granted = granted.await?;
+                drop(waiter);
+                granted.map_err(|failed| {
+                    failed.unwrap_or(DepotError::Internal("waited for nothing"))
+                })?
+            }
+        };
+        self.note_pending();
+        Ok(reservation)
+    }
+
+    /// Tells the spool about a caller that waits for the write budget. Never completes.
+    async fn press(&self) {
+        match &self.overflow {
+            Some(overflow) => overflow.press().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// If callers wait for the write budget and nothing in flight would free it, sends the data
+    /// that rests in open packs.
+    fn make_room(self: &Arc<Self>) {
+        if self.waiting.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let is_moving = {
+            let mut ledger = self.ledger();
+            ledger.lane(Class::DataPack).is_moving() || ledger.lane(Class::MetadataPack).is_moving()
+        };
+        if !is_moving {
+            self.cut(&[Class::DataPack, Class::MetadataPack]);
+        }
+    }
+
+    /// Closes all frames and packs of `classes` that were accepted so far, full or not, and sends
+    /// them. Returns the frontier: all frames with lower numbers are then in flight.
+    pub(super) fn cut(self: &Arc<Self>, classes: &[Class]) -> u64 {
+        let mut ended = Vec::new();
+        let frontier = {
+            let mut ledger = self.ledger();
+            let frontier = ledger.frontier();
+            for &class in classes {
+                let lane = ledger.lane(class);
+                ended.push((lane.take_gathering(), lane.cut(frontier)));
+            }
+            frontier
+        };
+        for (full, packs) in ended {
+            self.process_all(full);
+            self.send_all(packs);
+        }
+        frontier
+    }
+
+    /// Passes full frames through the workers into packs.
+    pub(super) fn process_all(self: &Arc<Self>, frames: impl IntoIterator<Item = FullFrame>) {
+        for full in frames {
+            if self.backlog.push(full) {
+                let session = Arc::clone(self);
+                self.spawn(async move { session.work_off().await });
+            }
+        }
+    }
+
+    async fn work_off(self: Arc<Self>) -> Result<(), DepotError> {
+        while let Some(frames) = self.backlog.take() {
+            let session = Arc::clone(&self);
+            let job = self.shared.workers.run(move |scratch| {
+                frames
+                    .into_iter()
+                    .map(|full| session.process(full, scratch))
+                    .collect::<Result<Vec<_>, DepotError>>()
+            });
+            let packs = job.await??;
+            self.send_all(packs.into_iter().flatten());
+            self.make_room();
+        }
+        Ok(())
+    }
+
+    /// Seals one frame and places it in its pack. Returns the packs that are complete now.
+    fn process(&self, full: FullFrame, scratch: &mut Scratch) -> Result<Vec<OpenPack>, DepotError> {
+        let class = full.frame.class;
+        let ticket = self.ticket(&full)?;
+        let blobs = full.raw.blobs();
+        let effort = self.shared.effort(self.balance());
+        let sealed = ticket
+            .seal(&mut scratch.frames, &blobs, effort)
+            .map_err(|_| DepotError::Internal("a frame takes less than it should"))?;
+        drop(blobs);
+        let counters = &self.shared.link.counters;
+        counters.bytes_compressed.add(sealed.bytes().len() as u64);
+        self.ledger().lane(class).deliver(full, sealed)
+    }
+
+    /// Returns the balance of the workers.
+    ///
+    /// The store is tested first, because in the end all other stages wait for it. A nearly full
+    /// budget means that the store is the bottleneck, because the backlog limits the bytes at the
+    /// workers to a small part of the budget.
+    fn balance(&self) -> Balance {
+        if self.gate.used() > self.gate.capacity() / 4 * 3 {
+            return Balance::Ahead;
+        }
+        match self.backlog.is_behind() {
+            true => Balance::Behind,
+            false => Balance::Even,
+        }
+    }
+
+    fn ticket(&self, full: &FullFrame) -> Result<FrameTicket, DepotError> {
+        let class = full.frame.class;
+        let mut ledger = self.ledger();
+        let (names, lane) = ledger.names_and_lane(class);
+        lane.ticket(full, || {
+            let entropy = &*self.shared.link.entropy;
+            let name = names.draw(number(entropy))?;
+            let keyring = &self.shared.keyring;
+            let builder = PackBuilder::new(keyring, class, name, Features::NONE, salt(entropy));
+            let opener = keyring
+                .object_opener(class, &name.key(class), builder.header())
+                .map_err(|_| DepotError::Internal("a fresh header does not open"))?;
+            Ok(NewPack {
+                builder,
+                opener: Arc::new(opener),
+            })
+        })
+    }
+
+    fn send_all(self: &Arc<Self>, packs: impl IntoIterator<Item = OpenPack>) {
+        for pack in packs {
+            let session = Arc::clone(self);
+            self.spawn(async move { session.send(pack).await });
+        }
+    }
+
+    /// Uploads a pack. A metadata pack is uploaded only after all data that was accepted before the
+    /// pack was closed (rule 1).
+    async fn send(self: Arc<Self>, pack: OpenPack) -> Result<(), DepotError> {
+        let is_metadata = pack.class == Class::MetadataPack;
+        let after = is_metadata.then(|| self.cut(&[Class::DataPack]));
+        let (builder, mut sent) = pack.into_parts();
+        let effort = self.shared.effort(Balance::Even);
+        let job = self
+            .shared
+            .workers
+            .run(move |scratch| builder.finish(&mut scratch.frames, effort));
+        let mut pack = job
+            .await?
+            .map_err(|_| DepotError::Internal("a pack does not end as it should"))?;
+        self.ship(&mut pack, &mut sent, after).await?;
+        self.shared.link.counters.packs_uploaded.one();
+        let whole = is_metadata.then(|| pack.parts.clone());
+        let name = pack.name;
+        self.ledger().acknowledge(&sent, pack);
+        self.beat();
+        if let Some(parts) = whole {
+            // Trees are usually read soon after they are written. The reservation is given back
+            // after the pack is in the disk cache.
+            self.shared.reader.keep_pack(name, parts).await;
+        }
+        // Gives the reservation back before the next beat reports the budget.
+        drop(sent);
+        self.beat();
+        self.make_room();
+        Ok(())
+    }
+}
+
+/// Counts a caller that waits for the write budget.
+struct Waiter<'a>(&'a AtomicUsize);
+
+impl<'a> Waiter<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bkfs_chunker::seal::{Keyring, RepositoryId};
-use bkfs_chunker::store::{RepositoryUrl, StoreOptions};
+use bkfs_store::{RepositoryUrl, StoreOptions};
 
 use crate::private;
 use crate::root::memory::blocking;
@@ -145,7 +145,7 @@ fn write(file: &Path, address: &str, found: Acquaintance) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bkfs_chunker::store::parse_url;
+    use bkfs_store::parse_url;
 
     fn place(state: &Path, url: &str, endpoint: Option<&str>) -> Place {
         let store = StoreOptions {

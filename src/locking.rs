@@ -8,9 +8,9 @@
 //! --repair` rebuilds from these are not locked: the root, which every commit replaces, index
 //! objects and lists. Objects that live for minutes are not locked either: heartbeats and journals.
 
-use bkfs_chunker::lock::LockRule;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::store::Locking;
+use bkfs_store::Locking;
+use bkfs_store::lock::LockRule;
 
 use crate::machine::Machine;
 use crate::maintain::layout::{Place, place_of};

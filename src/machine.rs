@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use bkfs_chunker::entropy::{Entropy, SystemEntropy};
+use bkfs_store::entropy::{Entropy, SystemEntropy};
 
 use crate::clock::{Clock, SystemClock};
 use crate::root::holder::{Processes, SystemProcesses};

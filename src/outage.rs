@@ -1,11 +1,11 @@
 //! The log messages about a store that fails: that an outage began, its cause, and that it is over.
 //!
-//! This module owns the times at which it logs. `bkfs_chunker::store::Signs` decides what counts as
+//! This module owns the times at which it logs. `bkfs_store::Signs` decides what counts as
 //! trouble and when it began. The callers decide how long they wait.
 
 use std::time::Duration;
 
-use bkfs_chunker::store::{Outage, Signs};
+use bkfs_store::{Outage, Signs};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -146,7 +146,7 @@ impl Talk {
 
 #[cfg(test)]
 mod tests {
-    use bkfs_chunker::store::{Operation, StoreError, StoreErrorKind};
+    use bkfs_store::{Operation, StoreError, StoreErrorKind};
 
     use super::*;
 

@@ -10,10 +10,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bkfs_chunker::depot::{Depot, DepotConfig, Renew};
 use bkfs_chunker::id::Id;
-use bkfs_chunker::lock::LockRule;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Keyring, SlotCost, SlotName};
-use bkfs_chunker::store::{
+use bkfs_store::lock::LockRule;
+use bkfs_store::{
     LockingStore, RepositoryUrl, Signs, Store, StoreOptions, WatchedStore, open_store,
 };
 use tokio::sync::watch;

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::id::Kind;
 use bkfs_chunker::seal::{Class, Keyring};
-use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::{Verifier, VerifierConfig};
+use bkfs_store::Store;
+use bkfs_store::entropy::Entropy;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use jiff::{SignedDuration, Timestamp};
 

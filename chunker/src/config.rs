@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::budget::MemoryBudget;
 use crate::cut::Parameters;
-use crate::pace::Rates;
+use bkfs_store::pace::Rates;
 
 /// How hard new frames are compressed. Every program reads every choice: each frame records its
 /// codec.

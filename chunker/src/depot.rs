@@ -10,11 +10,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bkfs_store::Store;
+use bkfs_store::entropy::Entropy;
+use bkfs_store::pace::Rates;
 use bytes::Bytes;
 
 use crate::cache::{DiskCache, make_directory};
 use crate::catalog::{Catalog, IndexRef, Place, TableFiles};
-use crate::entropy::Entropy;
 use crate::error::DepotError;
 use crate::extent::Piece;
 use crate::gate::Reservation;
@@ -25,7 +27,6 @@ use crate::metrics::Metrics;
 use crate::pack::PackName;
 use crate::runtime::Runtime;
 use crate::seal::Keyring;
-use crate::store::Store;
 use crate::verify::PackContents;
 use crate::workers::Workers;
 

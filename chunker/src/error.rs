@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
+use bkfs_store::StoreError;
+
 use crate::id::{Id, Kind};
 use crate::seal::OpenError;
 use crate::spool::SpoolError;
-use crate::store::StoreError;
 
 /// Why a depot could not serve a call. Clones are cheap, since several readers may wait for one
 /// fetch.

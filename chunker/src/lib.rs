@@ -1,28 +1,24 @@
 //! A content-addressed, encrypted store of chunks over a bucket.
 //!
 //! Owns everything between bytes of content and objects in the bucket: chunking, ids, compression,
-//! encryption, packs, the index, and the bucket itself. Knows nothing of files, directories, inodes
-//! or the kernel.
+//! encryption, packs and the index. Does not own the bucket itself, which is the crate `bkfs_store`.
+//! Knows nothing of files, directories, inodes or the kernel.
 //!
-//! `cut`, `id`, `codec`, `seal`, `pack`, `index` and `lock` are pure: they do no I/O, read no clock
-//! and draw no randomness.
+//! `cut`, `id`, `codec`, `seal`, `pack` and `index` are pure: they do no I/O, read no clock and draw
+//! no randomness.
 
 pub mod codec;
 pub mod cut;
 pub mod id;
 pub mod index;
-pub mod lock;
 pub mod pack;
 pub mod seal;
-pub mod store;
 
 pub mod budget;
 mod cache;
 pub mod catalog;
 mod config;
 pub mod depot;
-pub mod direct;
-pub mod entropy;
 pub mod error;
 pub mod extent;
 mod gate;
@@ -30,7 +26,6 @@ mod hydrate;
 pub mod ingest;
 mod link;
 pub mod metrics;
-pub mod pace;
 mod pending;
 mod progress;
 mod runtime;

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bkfs_store::entropy::Entropy;
+use bkfs_store::pace::{Meter, Rates, Turns};
+use bkfs_store::{Store, StoreError, StoreErrorKind, body_bytes};
 use bytes::Bytes;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::entropy::Entropy;
 use crate::error::DepotError;
 use crate::metrics::Counters;
-use crate::pace::{Meter, Rates, Turns};
 use crate::progress::{Awake, Moment, Progress};
-use crate::store::{Store, StoreError, StoreErrorKind, body_bytes};
 
 /// The most attempts at a request that the store refuses, unless [`Link::bear_refusals`] was
 /// called.
@@ -456,8 +456,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn bytes_go_by_at_their_rates_and_waiting_for_them_is_no_stall() {
-        use crate::entropy::SeededEntropy;
-        use crate::store::MemoryStore;
+        use bkfs_store::MemoryStore;
+        use bkfs_testing::entropy::SeededEntropy;
         let store = Arc::new(MemoryStore::new());
         let entropy = Arc::new(SeededEntropy::new(1));
         let rates = Rates {
@@ -482,9 +482,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_asks_for_patience_is_sent_less_at_once_until_it_takes_more() {
-        use crate::entropy::SeededEntropy;
-        use crate::store::fault::{Fault, FaultStore, Strike};
-        use crate::store::{MemoryStore, Operation};
+        use bkfs_store::{MemoryStore, Operation};
+        use bkfs_testing::entropy::SeededEntropy;
+        use bkfs_testing::fault::{Fault, FaultStore, Strike};
         let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::new())));
         let entropy = Arc::new(SeededEntropy::new(1));
         let link = Link::new(store.clone(), entropy, (8, 8), Duration::from_secs(60));
@@ -505,9 +505,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn malformed_answers_for_a_few_seconds_pass_for_no_damage() {
-        use crate::entropy::SeededEntropy;
-        use crate::store::MemoryStore;
-        use crate::store::fault::{Fault, FaultStore, Strike};
+        use bkfs_store::MemoryStore;
+        use bkfs_testing::entropy::SeededEntropy;
+        use bkfs_testing::fault::{Fault, FaultStore, Strike};
         let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::new())));
         let entropy = Arc::new(SeededEntropy::new(1));
         let link = Link::new(store.clone(), entropy, (4, 4), Duration::from_secs(60));
@@ -528,9 +528,10 @@ mod tests {
         assert!(begin.elapsed() < Duration::from_secs(30));
     }
 
-    fn failing(timeout: Duration) -> (Link, crate::store::fault::FaultStore) {
-        use crate::entropy::SeededEntropy;
-        use crate::store::{MemoryStore, fault::FaultStore};
+    fn failing(timeout: Duration) -> (Link, bkfs_testing::fault::FaultStore) {
+        use bkfs_store::MemoryStore;
+        use bkfs_testing::entropy::SeededEntropy;
+        use bkfs_testing::fault::FaultStore;
         let store = FaultStore::new(Arc::new(MemoryStore::new()));
         let entropy = Arc::new(SeededEntropy::new(1));
         let link = Link::new(Arc::new(store.clone()), entropy, (4, 4), timeout);
@@ -540,7 +541,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silence_that_is_shorter_than_the_timeout_costs_time_only_however_short_that_is() {
-        use crate::store::fault::{Fault, Strike};
+        use bkfs_testing::fault::{Fault, Strike};
         for timeout in [15, 60, 300].map(Duration::from_secs) {
             let (link, store) = failing(timeout);
             link.create("data/there", &[Bytes::from_static(b"there")])
@@ -568,7 +569,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_bears_refusals_gives_up_after_the_timeout_and_never_for_what_is_mended() {
-        use crate::store::fault::{Fault, Strike};
+        use bkfs_testing::fault::{Fault, Strike};
         let timeout = Duration::from_secs(20);
         let body = [Bytes::from_static(b"bytes")];
         for (kind, ends) in [
@@ -612,7 +613,7 @@ mod tests {
     /// A stopped process sends no requests meanwhile.
     #[tokio::test(start_paused = true)]
     async fn no_refusal_lasts_while_this_process_stands_still() {
-        use crate::store::fault::{Fault, Strike};
+        use bkfs_testing::fault::{Fault, Strike};
         let timeout = Duration::from_secs(20);
         let body = [Bytes::from_static(b"bytes")];
         for heals in [true, false] {
@@ -639,7 +640,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_read_that_is_refused_ends_after_the_timeout_and_names_the_cause() {
-        use crate::store::fault::{Fault, Strike};
+        use bkfs_testing::fault::{Fault, Strike};
         let (link, store) = failing(Duration::from_secs(20));
         let body = [Bytes::from_static(b"bytes")];
         for fault in [Fault::FailBefore(StoreErrorKind::Invalid), Fault::Hang] {
@@ -660,8 +661,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_damaged_answer_makes_no_object_foreign() {
-        use crate::store::Operation;
-        use crate::store::fault::{Fault, Strike};
+        use bkfs_store::Operation;
+        use bkfs_testing::fault::{Fault, Strike};
         let (link, store) = failing(Duration::from_secs(20));
         let body = [Bytes::from_static(b"bytes")];
         link.create("data/x", &body).await.expect("created");
@@ -671,8 +672,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_our_own_object_counts_as_written() {
-        use crate::entropy::SeededEntropy;
-        use crate::store::MemoryStore;
+        use bkfs_store::MemoryStore;
+        use bkfs_testing::entropy::SeededEntropy;
         let store = Arc::new(MemoryStore::new());
         let entropy = Arc::new(SeededEntropy::new(1));
         let link = Link::new(store, entropy, (1, 1), Duration::from_secs(10));

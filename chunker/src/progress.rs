@@ -10,12 +10,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bkfs_store::StoreError;
+use bkfs_store::entropy::{Entropy, number};
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::entropy::{Entropy, number};
 use crate::error::DepotError;
-use crate::store::StoreError;
 
 /// The first pause after a transient error. Each further pause is twice as long, up to
 /// [`LONGEST_PAUSE`].
@@ -281,7 +281,7 @@ fn pause(attempt: u32, entropy: &dyn Entropy) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entropy::SeededEntropy;
+    use bkfs_testing::entropy::SeededEntropy;
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_does_something_is_not_idle() {

@@ -9,9 +9,7 @@ use std::time::Duration;
 use bkfs_chunker::budget::MemoryBudget;
 use bkfs_chunker::depot::{Compression, DepotConfig};
 use bkfs_chunker::seal::{Keyring, SlotName};
-use bkfs_chunker::store::{
-    RepositoryUrl, Store, StoreErrorKind, StoreOptions, open_store, parse_url,
-};
+use bkfs_store::{RepositoryUrl, Store, StoreErrorKind, StoreOptions, open_store, parse_url};
 
 use crate::acquaintance::{Acquaintance, Place, known_at};
 use crate::cli::control::MountClient;

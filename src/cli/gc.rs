@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use bkfs_chunker::lock::LOCK_DAYS_MAX;
+use bkfs_store::lock::LOCK_DAYS_MAX;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 

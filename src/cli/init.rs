@@ -1,6 +1,6 @@
 //! `bkfs init URL`
 
-use bkfs_chunker::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
+use bkfs_store::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
 use serde_json::json;
 use zeroize::Zeroizing;
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use bkfs_chunker::seal::{SlotCost, SlotName, Statement};
-use bkfs_chunker::store::open_store;
+use bkfs_store::open_store;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use zeroize::Zeroizing;

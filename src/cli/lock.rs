@@ -1,6 +1,6 @@
 //! `bkfs lock URL [--days N]`
 
-use bkfs_chunker::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
+use bkfs_store::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
 use jiff::Timestamp;
 use serde_json::json;
 

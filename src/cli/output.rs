@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bkfs_chunker::store::{Notice, RepositoryUrl};
+use bkfs_store::{Notice, RepositoryUrl};
 
 use crate::mounting::error::{MountingError, SpoolingError};
 use crate::printable;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use bkfs_chunker::id::Id;
 use bkfs_chunker::seal::Keyring;
-use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::Verifier;
+use bkfs_store::Store;
 use jiff::Timestamp;
 
 use super::check::{Findings, open_depot};

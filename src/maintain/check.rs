@@ -14,8 +14,8 @@ use bkfs_chunker::error::DepotError;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Keyring;
-use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::{PackContents, Verifier};
+use bkfs_store::Store;
 
 use super::blame::{Blame, Head};
 use super::contents::{Learned, Walk};

@@ -5,7 +5,7 @@
 
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Config, SlotName};
-use bkfs_chunker::store::PROBE_PREFIX;
+use bkfs_store::PROBE_PREFIX;
 
 use crate::root::state::{ROOT_KEY, SessionId};
 

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::seal::Keyring;
-use bkfs_chunker::store::Store;
+use bkfs_store::Store;
 
 use super::anew::Closed;
 use super::check::Findings;

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bkfs_chunker::entropy::{Entropy, SystemEntropy};
 use bkfs_chunker::verify::VerifierConfig;
+use bkfs_store::entropy::{Entropy, SystemEntropy};
 use jiff::Timestamp;
 
 use super::sample::Sample;

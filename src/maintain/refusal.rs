@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use bkfs_chunker::seal::{Class, HEADER_LEN, Header, Keyring, OpenError};
-use bkfs_chunker::store::{Store, StoreError, StoreErrorKind, Version};
+use bkfs_store::{Store, StoreError, StoreErrorKind, Version};
 
 use super::check::Findings;
 use super::options::CheckOptions;

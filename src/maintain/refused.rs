@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bkfs_chunker::seal::Config;
-use bkfs_chunker::store::{Layer, ObjectInfo, Store, StoreError, StoreErrorKind, Version};
+use bkfs_store::{Layer, ObjectInfo, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 
 /// A store whose refusals are [of one object](StoreError::is_of_one_object) where it gives others.
@@ -86,7 +86,7 @@ impl Layer for Refusals {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use bkfs_chunker::store::{MemoryStore, Operation};
+    use bkfs_store::{MemoryStore, Operation};
 
     use super::*;
 

@@ -15,8 +15,8 @@ use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring};
-use bkfs_chunker::store::{Store, StoreErrorKind};
 use bkfs_chunker::verify::PackContents;
+use bkfs_store::{Store, StoreErrorKind};
 
 use super::abandon::{self, Broken};
 use super::anew::{self, Closed};

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use bkfs_chunker::catalog::{IndexRef, Place};
 use bkfs_chunker::error::DepotError;
-use bkfs_chunker::lock::LockRule;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Config, Keyring, OpenError, Slot};
-use bkfs_chunker::store::{Store, StoreError, StoreErrorKind};
 use bkfs_chunker::verify::{PackContents, Verifier};
+use bkfs_store::lock::LockRule;
+use bkfs_store::{Store, StoreError, StoreErrorKind};
 use futures::StreamExt;
 
 use super::layout::{self, place_of};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bkfs_chunker::store::Outage;
+use bkfs_store::Outage;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bkfs_chunker::depot::Compression;
-use bkfs_chunker::pace::Rates;
 use bkfs_chunker::seal::SlotName;
 use bkfs_fuse::options::OtherOption;
+use bkfs_store::pace::Rates;
 
 use crate::vfs::{CloseMode, DedupMode};
 

@@ -13,7 +13,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use bkfs_chunker::entropy::Entropy;
+use bkfs_store::entropy::Entropy;
 
 use crate::mounting::error::SpoolingError;
 use crate::mounting::spool_place::SpoolPlace;
@@ -129,9 +129,10 @@ fn parse(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::root::state::Ground;
-    use bkfs_chunker::entropy::SeededEntropy;
     use bkfs_chunker::seal::RepositoryId;
-    use bkfs_chunker::spool::{Disk, SimulatedDisk};
+    use bkfs_store::disk::Disk;
+    use bkfs_testing::disk::SimulatedDisk;
+    use bkfs_testing::entropy::SeededEntropy;
     use std::sync::Arc;
 
     fn place(disk: &SimulatedDisk) -> SpoolPlace {

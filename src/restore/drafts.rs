@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bkfs_chunker::entropy::Entropy;
+use bkfs_store::entropy::Entropy;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -85,7 +85,7 @@ fn remove(directory: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<()> {
 mod tests {
     use std::os::fd::AsFd;
 
-    use bkfs_chunker::entropy::SeededEntropy;
+    use bkfs_testing::entropy::SeededEntropy;
 
     use super::*;
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bkfs_chunker::direct::DirectBuffers;
+use bkfs_store::direct::DirectBuffers;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 

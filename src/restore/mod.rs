@@ -10,8 +10,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use bkfs_chunker::direct::DirectBuffers;
-use bkfs_chunker::entropy::SystemEntropy;
+use bkfs_store::direct::DirectBuffers;
+use bkfs_store::entropy::SystemEntropy;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;

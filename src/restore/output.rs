@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bkfs_chunker::direct::{BLOCK_BYTES, DIRECT_BYTES_MIN, DirectBuffers, write_all_at};
+use bkfs_store::direct::{BLOCK_BYTES, DIRECT_BYTES_MIN, DirectBuffers, write_all_at};
 use bytes::Bytes;
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;

@@ -8,7 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bkfs_chunker::direct::DIRECT_BYTES_MIN;
+use bkfs_store::direct::DIRECT_BYTES_MIN;
 use bytes::Bytes;
 use rustix::fs::AtFlags;
 use tokio::task::JoinSet;

@@ -10,7 +10,7 @@ use super::handle::RootHandle;
 use super::lists::{DirectLists, Lists, put_shard};
 use super::state::{ListRef, ROOT_BYTES_MAX, Root, RootMark, SessionId};
 use bkfs_chunker::seal::{Class, Keyring};
-use bkfs_chunker::store::Store;
+use bkfs_store::Store;
 use std::sync::{Arc, OnceLock};
 
 /// How a root relates to a root that was seen before.

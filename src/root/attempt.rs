@@ -5,7 +5,7 @@
 use super::error::RootError;
 use super::handle::RootView;
 use super::state::{ROOT_KEY, RootMark};
-use bkfs_chunker::store::{Operation, StoreError, StoreErrorKind, Version};
+use bkfs_store::{Operation, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 use std::sync::Arc;
 

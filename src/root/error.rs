@@ -10,7 +10,7 @@ use crate::acquaintance::Acquaintance;
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{OpenError, SlotName};
-use bkfs_chunker::store::{StoreError, StoreErrorKind};
+use bkfs_store::{StoreError, StoreErrorKind};
 
 /// Action that a [`RootError`] asks of the caller.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]

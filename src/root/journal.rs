@@ -30,7 +30,7 @@ use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_chunker::spool::{Spool, SpoolError, Spooled};
-use bkfs_chunker::store::{Operation, StoreErrorKind};
+use bkfs_store::{Operation, StoreErrorKind};
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 use parking_lot::Mutex;

@@ -4,7 +4,7 @@
 //! lacks. Does not own spools, nor what is sent.
 
 use bkfs_chunker::ingest::NamedPack;
-use bkfs_chunker::store::{Operation, StoreErrorKind};
+use bkfs_store::{Operation, StoreErrorKind};
 use bytes::Bytes;
 
 use super::error::RootError;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use bkfs_chunker::store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind};
+use bkfs_store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind};
 
 /// Keys asked for at a time.
 pub const PAGE_KEYS: usize = 1000;
@@ -175,7 +175,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use async_trait::async_trait;
-    use bkfs_chunker::store::{Layer, MemoryStore};
+    use bkfs_store::{Layer, MemoryStore};
 
     use super::*;
 

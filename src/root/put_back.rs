@@ -12,7 +12,7 @@ use super::retry::{RetryPolicy, create_surely, patiently, random};
 use super::slots::{Slots, SlotsError};
 use crate::private;
 use bkfs_chunker::seal::{RepositoryId, Slot, SlotName};
-use bkfs_chunker::store::{Locking, LockingStore, Operation};
+use bkfs_store::{Locking, LockingStore, Operation};
 use bytes::Bytes;
 use jiff::Timestamp;
 use std::fmt;

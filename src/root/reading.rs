@@ -7,9 +7,9 @@ use super::error::RootError;
 use super::handle::RootView;
 use super::retry::{Pauses, RetryPolicy, bounded, may_pass};
 use super::state::{ROOT_KEY, Root};
-use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::seal::{Class, HEADER_LEN, Keyring};
-use bkfs_chunker::store::{Operation, Store, Version};
+use bkfs_store::entropy::Entropy;
+use bkfs_store::{Operation, Store, Version};
 
 /// Reads the root for the first time. Repeats the request for as long as the policy permits.
 ///

@@ -23,15 +23,13 @@ use super::rule;
 use super::state::{ROOT_KEY, Root};
 use super::unlock::{Unlocked, damage_of, unlock};
 use crate::acquaintance::Acquaintance;
-use bkfs_chunker::entropy::Entropy;
-use bkfs_chunker::lock::{Lock, LockRule};
 use bkfs_chunker::seal::{
     Class, Config, Features, Keyring, NewSlot, OpenError, RepositoryId, Secrets, SlotCost,
     SlotError, SlotName,
 };
-use bkfs_chunker::store::{
-    ProbeError, Races, Store, StoreErrorKind, probe_conditional_writes, probe_locks,
-};
+use bkfs_store::entropy::Entropy;
+use bkfs_store::lock::{Lock, LockRule};
+use bkfs_store::{ProbeError, Races, Store, StoreErrorKind, probe_conditional_writes, probe_locks};
 use jiff::Timestamp;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -6,8 +6,8 @@
 use super::error::RootError;
 use super::handle::RootHandle;
 use async_trait::async_trait;
-use bkfs_chunker::entropy::Entropy;
-use bkfs_chunker::store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version};
+use bkfs_store::entropy::Entropy;
+use bkfs_store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 use std::ops::Range;
 use std::sync::Arc;
@@ -320,7 +320,7 @@ impl PatientReads {
 }
 
 #[async_trait]
-impl bkfs_chunker::store::Layer for PatientReads {
+impl bkfs_store::Layer for PatientReads {
     fn below(&self) -> &dyn Store {
         &*self.store
     }

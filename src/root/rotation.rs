@@ -42,7 +42,7 @@ use async_trait::async_trait;
 use bkfs_chunker::seal::{
     Class, Header, Keyring, OpenError, RepositoryId, Secrets, Slot, SlotName,
 };
-use bkfs_chunker::store::Store;
+use bkfs_store::Store;
 use jiff::Timestamp;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -14,10 +14,10 @@
 //! that changes the config is registered in the root during the whole change.
 
 use async_trait::async_trait;
-use bkfs_chunker::entropy::Entropy;
-use bkfs_chunker::lock::{LockMode, LockRule};
 use bkfs_chunker::seal::{Config, Keyring};
-use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind, Version};
+use bkfs_store::entropy::Entropy;
+use bkfs_store::lock::{LockMode, LockRule};
+use bkfs_store::{Operation, Store, StoreError, StoreErrorKind, Version};
 use jiff::Timestamp;
 
 use super::error::RootError;

@@ -16,11 +16,11 @@ use super::unlock::{
     Force, FoundSlots, RootHeader, Trials, damage_of, find_slots, first_slots, newest_of,
     root_header,
 };
-use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::seal::{
     Config, Header, Keyring, NewSlot, OpenError, Secrets, Slot, SlotCost, SlotName, Statement,
 };
-use bkfs_chunker::store::Store;
+use bkfs_store::Store;
+use bkfs_store::entropy::Entropy;
 use jiff::Timestamp;
 use std::sync::Arc;
 use zeroize::Zeroizing;

@@ -26,7 +26,7 @@ use bkfs_chunker::seal::{
     Class, Config, HEADER_LEN, Header, Keyring, OpenError, RepositoryId, Secrets, Slot, SlotCost,
     SlotError, SlotName, Statement, Unwrapped,
 };
-use bkfs_chunker::store::{ObjectInfo, Store, StoreErrorKind};
+use bkfs_store::{ObjectInfo, Store, StoreErrorKind};
 use futures::StreamExt;
 use std::collections::{HashMap, HashSet};
 

@@ -20,7 +20,7 @@ use super::retry;
 use super::sent::Sent;
 use super::state::{Root, Session, SessionId};
 use bkfs_chunker::seal::{Class, Keyring};
-use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind};
+use bkfs_store::{Operation, Store, StoreError, StoreErrorKind};
 use bytes::Bytes;
 use futures::future::join_all;
 use parking_lot::Mutex;

@@ -1,8 +1,8 @@
 //! The one table from errors of a volume to errno values.
 
 use bkfs_chunker::error::DepotError;
-use bkfs_chunker::store::StoreErrorKind;
 use bkfs_fuse::Errno;
+use bkfs_store::StoreErrorKind;
 
 use crate::volume::error::VolumeError;
 

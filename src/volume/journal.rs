@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bkfs_chunker::ingest::Delivered;
-use bkfs_chunker::store::WHOLE_OBJECT_BYTES_MAX;
+use bkfs_store::WHOLE_OBJECT_BYTES_MAX;
 use futures::FutureExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;

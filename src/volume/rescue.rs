@@ -315,7 +315,7 @@ mod tests {
     use super::*;
     use bkfs_chunker::seal::OpenError;
     use bkfs_chunker::spool::SpoolError;
-    use bkfs_chunker::store::{Operation, StoreError, StoreErrorKind};
+    use bkfs_store::{Operation, StoreError, StoreErrorKind};
     use std::sync::Arc;
 
     /// Only errors that prove that a blob is absent or damaged count as a loss.

@@ -11,8 +11,8 @@ use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bkfs_chunker::store::contract::{CASES, Opener, Subject};
-use bkfs_chunker::store::{LocalStore, MemoryStore, Store, StoreOptions, open_store, parse_url};
+use bkfs_store::{LocalStore, MemoryStore, Store, StoreOptions, open_store, parse_url};
+use bkfs_testing::contract::{CASES, Opener, Subject};
 use tempfile::TempDir;
 
 /// A store that may be available.

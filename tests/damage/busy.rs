@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bkfs::maintain::check::check;
 use bkfs::maintain::options::CheckOptions;
-use bkfs_chunker::store::{MemoryStore, ObjectInfo, Store, StoreError};
+use bkfs_store::{MemoryStore, ObjectInfo, Store, StoreError};
 use parking_lot::Mutex;
 
 use crate::machine::{Machine, noise};
@@ -52,7 +52,7 @@ impl Worker {
 }
 
 #[async_trait]
-impl bkfs_chunker::store::Layer for Busy {
+impl bkfs_store::Layer for Busy {
     fn below(&self) -> &dyn Store {
         &*self.bucket
     }

@@ -25,8 +25,8 @@ use bkfs_chunker::depot::Depot;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::store::{MemoryStore, Store};
 use bkfs_chunker::verify::Found;
+use bkfs_store::{MemoryStore, Store};
 use bytes::Bytes;
 
 use crate::lists::{condemned, fixture, forget, gather, goes_on, lists, open};

@@ -16,8 +16,8 @@ use bkfs::root::transition::IndexChange;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::store::{MemoryStore, Store};
 use bkfs_chunker::verify::PackContents;
+use bkfs_store::{MemoryStore, Store};
 use bytes::Bytes;
 use jiff::SignedDuration;
 

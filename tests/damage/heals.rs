@@ -13,9 +13,9 @@ use bkfs::replicate::Replication;
 use bkfs::replicate::progress::Progress;
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::repository::{NewRepository, create};
-use bkfs_chunker::entropy::SeededEntropy;
 use bkfs_chunker::seal::SlotCost;
-use bkfs_chunker::store::{MemoryStore, Store};
+use bkfs_store::{MemoryStore, Store};
+use bkfs_testing::entropy::SeededEntropy;
 use jiff::SignedDuration;
 
 use crate::cases::{Case, Harm};

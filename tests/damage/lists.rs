@@ -20,7 +20,7 @@ use bkfs::root::state::{ListRef, Root};
 use bkfs_chunker::catalog::Place;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features};
-use bkfs_chunker::store::{MemoryStore, Store};
+use bkfs_store::{MemoryStore, Store};
 use bytes::Bytes;
 use jiff::SignedDuration;
 

@@ -14,8 +14,8 @@ use bkfs::volume::state::Scope;
 use bkfs::volume::view::View;
 use bkfs::volume::{ROOT_INODE, Volume};
 use bkfs_chunker::depot::DepotConfig;
-use bkfs_chunker::store::{Store, StoreOptions, parse_url};
 use bkfs_fuse::MountOptions;
+use bkfs_store::{Store, StoreOptions, parse_url};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 

@@ -24,7 +24,7 @@ mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use bkfs_chunker::entropy::{Entropy, SystemEntropy};
+use bkfs_store::entropy::{Entropy, SystemEntropy};
 use cases::{Case, run_case};
 use world::Fixture;
 

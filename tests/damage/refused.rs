@@ -11,7 +11,7 @@ use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::repair::plan;
 use bkfs::maintain::report::{Problem, ProblemKind, Report};
 use bkfs::root::error::RootError;
-use bkfs_chunker::store::{
+use bkfs_store::{
     Layer, MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
 };
 use bytes::Bytes;

@@ -20,7 +20,7 @@ use bkfs::root::transition::ListChange;
 use bkfs_chunker::catalog::Place;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::store::{Layer, MemoryStore, Store, StoreError, Version};
+use bkfs_store::{Layer, MemoryStore, Store, StoreError, Version};
 use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;

@@ -12,7 +12,7 @@ use bkfs::repository::open_in;
 use bkfs::root::chain::OlderPart;
 use bkfs::root::state::Root;
 use bkfs_chunker::seal::{Class, Features, NewSlot, Secrets, SlotCost, SlotName};
-use bkfs_chunker::store::{MemoryStore, Store};
+use bkfs_store::{MemoryStore, Store};
 use jiff::SignedDuration;
 
 use crate::cases::{Case, Harm};

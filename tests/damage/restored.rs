@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bkfs::repository::open_in;
 use bkfs::restore;
 use bkfs::restore::job::Options;
-use bkfs_chunker::store::Store;
+use bkfs_store::Store;
 
 use crate::machine::opening;
 use crate::password::Known;

@@ -17,8 +17,8 @@ use bkfs::maintain::scrub::{Facts, PositionFile, Scrubber, Surroundings};
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::error::RootError;
 use bkfs_chunker::catalog::Place;
-use bkfs_chunker::store::{MemoryStore, Operation, Store, StoreError, StoreErrorKind, Version};
 use bkfs_chunker::verify::{Verifier, VerifierConfig};
+use bkfs_store::{MemoryStore, Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 use jiff::SignedDuration;
 use parking_lot::Mutex;
@@ -101,7 +101,7 @@ impl Moody {
 }
 
 #[async_trait]
-impl bkfs_chunker::store::Layer for Moody {
+impl bkfs_store::Layer for Moody {
     fn below(&self) -> &dyn Store {
         &*self.below
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use bkfs::maintain::check::check;
 use bkfs::maintain::report::ProblemKind;
 use bkfs::maintain::sample::Sample;
-use bkfs_chunker::store::{CountingStore, Operation};
+use bkfs_store::Operation;
+use bkfs_testing::counting::CountingStore;
 
 use crate::cases::{Case, Harm, run_case};
 use crate::world::{Fixture, PASSWORD, bucket, class_of, wait};

@@ -7,10 +7,10 @@ use bkfs::maintain::check::examine;
 use bkfs::maintain::options::CheckOptions;
 use bkfs::root::choice::KeyChoice;
 use bkfs::root::repository::{NewRepository, create, open_keys};
-use bkfs_chunker::entropy::SeededEntropy;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Keyring, SlotCost};
-use bkfs_chunker::store::{MemoryStore, Store};
+use bkfs_store::{MemoryStore, Store};
+use bkfs_testing::entropy::SeededEntropy;
 use bytes::Bytes;
 
 use crate::machine::{Machine, noise};

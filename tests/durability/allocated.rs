@@ -7,9 +7,9 @@ use bkfs::volume::attributes::Change;
 use bkfs::volume::data::{Room, Source};
 use bkfs::volume::state::Scope;
 use bkfs::volume::{FIRST_INODE, ROOT_INODE};
-use bkfs_chunker::store::Operation;
-use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 use bkfs_fuse::Ino;
+use bkfs_store::Operation;
+use bkfs_testing::fault::{Fault, Gate, Strike};
 
 use crate::host::{Bucket, Host, ask, noise};
 

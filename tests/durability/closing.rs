@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use bkfs::mounting::settings::Settings;
 use bkfs::vfs::CloseMode;
-use bkfs_chunker::store::fault::{Fault, Gate, Strike};
-use bkfs_chunker::store::{Operation, StoreErrorKind};
 use bkfs_fuse::{AttributeChange, Create, Handle, Ino, OpenFlags, Write};
+use bkfs_store::{Operation, StoreErrorKind};
+use bkfs_testing::fault::{Fault, Gate, Strike};
 
 use crate::host::{Answer, Bucket, CALLER, Host, ask, noise};
 

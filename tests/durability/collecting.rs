@@ -19,8 +19,8 @@ use bkfs::root::lists::DirectLists;
 use bkfs::root::session::OpenSession;
 use bkfs::volume::ROOT_INODE;
 use bkfs::volume::publish::SnapshotRequest;
-use bkfs_chunker::store::fault::{Fault, FaultStore, Gate, Strike};
-use bkfs_chunker::store::{Operation, Store, StoreErrorKind};
+use bkfs_store::{Operation, Store, StoreErrorKind};
+use bkfs_testing::fault::{Fault, FaultStore, Gate, Strike};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::host::{Bucket, Host, noise};

@@ -9,7 +9,7 @@ use bkfs::replicate::progress::Progress;
 use bkfs::replicate::{Outcome, ReplicateError, Replication};
 use bkfs::repository::{Repository, open_in};
 use bkfs::root::state::Volume;
-use bkfs_chunker::store::MemoryStore;
+use bkfs_store::MemoryStore;
 
 use crate::collecting::{gc, snapshot, unlink};
 use crate::host::{Bucket, Host, Unsealed, noise, opening, runtime};

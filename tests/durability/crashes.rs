@@ -5,8 +5,8 @@ use std::time::Duration;
 use bkfs::mounting::settings::Settings;
 use bkfs::volume::publish::SnapshotRequest;
 use bkfs_chunker::id::Kind;
-use bkfs_chunker::store::fault::{Fault, Gate, Strike};
-use bkfs_chunker::store::{Operation, StoreErrorKind};
+use bkfs_store::{Operation, StoreErrorKind};
+use bkfs_testing::fault::{Fault, Gate, Strike};
 use proptest::prelude::*;
 
 use crate::host::{Bucket, Host, noise};

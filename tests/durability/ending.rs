@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use bkfs::mounting::error::MountingError;
-use bkfs_chunker::store::fault::{Fault, Strike};
-use bkfs_chunker::store::{Store, StoreErrorKind};
 use bkfs_fuse::{Errno, Reply, Vfs};
+use bkfs_store::{Store, StoreErrorKind};
+use bkfs_testing::fault::{Fault, Strike};
 use tokio::time::Instant;
 
 use crate::host::noise;

@@ -1,7 +1,7 @@
 //! A writer that has lost its volume acknowledges nothing.
 
-use bkfs_chunker::store::fault::{Fault, Gate, Strike};
-use bkfs_chunker::store::{Operation, Store};
+use bkfs_store::{Operation, Store};
+use bkfs_testing::fault::{Fault, Gate, Strike};
 use bytes::Bytes;
 
 use crate::host::Bucket;

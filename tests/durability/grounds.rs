@@ -13,10 +13,11 @@ use bkfs::tree::key::Key;
 use bkfs::volume::ROOT_INODE;
 use bkfs::volume::state::{Scope, Totals};
 use bkfs::volume::view::View;
-use bkfs_chunker::entropy::SeededEntropy;
-use bkfs_chunker::spool::{Disk, SimulatedDisk};
-use bkfs_chunker::store::Store;
-use bkfs_chunker::store::fault::{Fault, Gate, Strike};
+use bkfs_store::Store;
+use bkfs_store::disk::Disk;
+use bkfs_testing::disk::SimulatedDisk;
+use bkfs_testing::entropy::SeededEntropy;
+use bkfs_testing::fault::{Fault, Gate, Strike};
 
 use crate::collecting::{forget, gc, snapshot, unlink};
 use crate::host::{Bucket, Host, noise};

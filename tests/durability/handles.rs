@@ -5,12 +5,12 @@ use bkfs::tree::item::Item;
 use bkfs::vfs::CloseMode;
 use bkfs::volume::attributes::XattrDemand;
 use bkfs::volume::error::VolumeError;
-use bkfs_chunker::store::Operation;
-use bkfs_chunker::store::fault::{Fault, Gate, Strike};
 use bkfs_fuse::{
     AttributeChange, CopyFileRange, Create, DirectoryReply, Errno, Fallocate, FallocateMode,
     Forget, Handle, Ino, Lookup, OpenFlags, Read, Stat, Vfs, Write,
 };
+use bkfs_store::Operation;
+use bkfs_testing::fault::{Fault, Gate, Strike};
 
 use crate::host::{Bucket, CALLER, Host, ask, noise};
 

@@ -17,10 +17,11 @@ use bkfs::volume::namespace::NewInode;
 use bkfs::volume::state::Scope;
 use bkfs::volume::{ROOT_INODE, Volume};
 use bkfs_chunker::depot::DepotConfig;
-use bkfs_chunker::spool::SimulatedDisk;
-use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
-use bkfs_chunker::store::{CountingStore, MemoryStore, Operation, Store, StoreOptions, parse_url};
 use bkfs_fuse::{Caller, Errno, MountOptions, Reply, Vfs};
+use bkfs_store::{MemoryStore, Operation, Store, StoreOptions, parse_url};
+use bkfs_testing::counting::CountingStore;
+use bkfs_testing::disk::SimulatedDisk;
+use bkfs_testing::fault::{Fault, FaultStore, Strike};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 

@@ -5,8 +5,8 @@ use bkfs::volume::ROOT_INODE;
 use bkfs::volume::data::Room;
 use bkfs::volume::namespace::NewInode;
 use bkfs_chunker::ingest::Profile;
-use bkfs_chunker::store::Operation;
-use bkfs_chunker::store::fault::{Fault, Gate, Strike};
+use bkfs_store::Operation;
+use bkfs_testing::fault::{Fault, Gate, Strike};
 
 use crate::host::{Bucket, Host, noise};
 

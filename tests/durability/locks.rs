@@ -10,11 +10,11 @@ use bkfs::machine::Machine;
 use bkfs::maintain::collect::{Collected, Options, Prospect, collect, prospect};
 use bkfs::repository::{Repository, create_locked_on};
 use bkfs::root::error::RootError;
-use bkfs_chunker::lock::{LockMode, LockRule};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
-use bkfs_chunker::store::{MemoryStore, Operation, Store, StoreErrorKind};
+use bkfs_store::lock::{LockMode, LockRule};
+use bkfs_store::{MemoryStore, Operation, Store, StoreErrorKind};
+use bkfs_testing::fault::{Fault, FaultStore, Strike};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::collecting::{OPTIONS, forget, snapshot, unlink};

@@ -19,7 +19,7 @@ use bkfs::root::memory::FileMemory;
 use bkfs::root::repository::open_keys;
 use bkfs::volume::error::VolumeError;
 use bkfs_chunker::seal::Keyring;
-use bkfs_chunker::store::Store;
+use bkfs_store::Store;
 use bytes::Bytes;
 
 use crate::collecting::snapshot;
@@ -268,7 +268,7 @@ fn a_check_believes_no_list_about_journals() {
 struct Hiding(Arc<dyn Store>);
 
 #[async_trait::async_trait]
-impl bkfs_chunker::store::Layer for Hiding {
+impl bkfs_store::Layer for Hiding {
     fn below(&self) -> &dyn Store {
         &*self.0
     }
@@ -278,7 +278,7 @@ impl bkfs_chunker::store::Layer for Hiding {
         prefix: &str,
         after: Option<&str>,
         limit: usize,
-    ) -> Result<Vec<bkfs_chunker::store::ObjectInfo>, bkfs_chunker::store::StoreError> {
+    ) -> Result<Vec<bkfs_store::ObjectInfo>, bkfs_store::StoreError> {
         let mut listed = self.0.list(prefix, after, limit).await?;
         listed.retain(|object| !object.key.starts_with("journal/"));
         Ok(listed)

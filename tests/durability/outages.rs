@@ -17,9 +17,9 @@ use bkfs::volume::publish::SnapshotRequest;
 use bkfs::volume::state::Scope;
 use bkfs::volume::{ROOT_INODE, Volume};
 use bkfs_chunker::depot::DepotConfig;
-use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
-use bkfs_chunker::store::{MemoryStore, Operation, StoreErrorKind, StoreOptions, parse_url};
 use bkfs_fuse::MountOptions;
+use bkfs_store::{MemoryStore, Operation, StoreErrorKind, StoreOptions, parse_url};
+use bkfs_testing::fault::{Fault, FaultStore, Strike};
 use bytes::Bytes;
 use tokio::time::Instant;
 

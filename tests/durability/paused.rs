@@ -10,12 +10,12 @@ use bkfs::mounting::{Assembled, Plan};
 use bkfs::repository::{Opening, create_in, open_in};
 use bkfs::root::repository::Accepted;
 use bkfs_chunker::depot::DepotConfig;
-use bkfs_chunker::spool::SimulatedDisk;
-use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
-use bkfs_chunker::store::{MemoryStore, Store, StoreOptions, parse_url};
 use bkfs_fuse::{
     Caller, Create, Errno, Handle, Ino, MountOptions, OpenFlags, Read, Reply, Vfs, Write,
 };
+use bkfs_store::{MemoryStore, Store, StoreOptions, parse_url};
+use bkfs_testing::disk::SimulatedDisk;
+use bkfs_testing::fault::{Fault, FaultStore, Strike};
 
 use crate::host::Unsealed;
 

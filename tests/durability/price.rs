@@ -1,7 +1,7 @@
 //! The requests of an fsync: one PUT and one conditional GET, shared by all callers that wait.
 
-use bkfs_chunker::store::fault::{Fault, Gate, Strike};
-use bkfs_chunker::store::{Operation, StoreErrorKind};
+use bkfs_store::{Operation, StoreErrorKind};
+use bkfs_testing::fault::{Fault, Gate, Strike};
 use futures::future::join_all;
 
 use crate::host::{Bucket, Host, noise};

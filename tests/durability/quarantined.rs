@@ -4,7 +4,7 @@
 use bkfs::maintain::quarantine;
 use bkfs_chunker::catalog::Place;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::store::Store;
+use bkfs_store::Store;
 
 use crate::collecting::{gc, snapshot, unlink, with_snapshot_of};
 use crate::host::{Bucket, noise};

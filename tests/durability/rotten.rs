@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use bkfs::mounting::error::{MountingError, SpoolingError};
 use bkfs::mounting::settings::Settings;
-use bkfs_chunker::spool::{Disk, DiskOperation, SimulatedDisk};
-use bkfs_chunker::store::Store;
-use bkfs_chunker::store::fault::{Fault, Gate, Strike};
+use bkfs_store::Store;
+use bkfs_store::disk::Disk;
+use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
+use bkfs_testing::fault::{Fault, Gate, Strike};
 use bytes::Bytes;
 
 use crate::host::{Bucket, Host, noise, runtime};

@@ -4,8 +4,8 @@ use bkfs::tree::key;
 use bkfs::volume::error::VolumeError;
 use bkfs::volume::seek::seek;
 use bkfs::volume::state::Scope;
-use bkfs_chunker::store::fault::{Fault, Strike};
-use bkfs_chunker::store::{Operation, StoreErrorKind};
+use bkfs_store::{Operation, StoreErrorKind};
+use bkfs_testing::fault::{Fault, Strike};
 
 use crate::host::{Bucket, Host, noise};
 

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use bkfs::mounting::settings::Settings;
-use bkfs_chunker::entropy::SeededEntropy;
-use bkfs_chunker::spool::SimulatedDisk;
-use bkfs_chunker::store::Operation;
-use bkfs_chunker::store::fault::{Fault, Gate, Strike};
+use bkfs_store::Operation;
+use bkfs_testing::disk::SimulatedDisk;
+use bkfs_testing::entropy::SeededEntropy;
+use bkfs_testing::fault::{Fault, Gate, Strike};
 use proptest::prelude::*;
 
 use crate::host::{Bucket, Host, noise};

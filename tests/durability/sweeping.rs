@@ -7,9 +7,9 @@ use bkfs::root::lists::{DirectLists, ListWriter};
 use bkfs::root::removal::remove_dead;
 use bkfs::root::session::OpenSession;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::spool::SimulatedDisk;
-use bkfs_chunker::store::fault::{Fault, Gate, Strike};
-use bkfs_chunker::store::{Layer, MemoryStore, Operation, Store, StoreError};
+use bkfs_store::{Layer, MemoryStore, Operation, Store, StoreError};
+use bkfs_testing::disk::SimulatedDisk;
+use bkfs_testing::fault::{Fault, Gate, Strike};
 
 use crate::collecting::{forget, gc, snapshot, unlink, with_snapshot_of};
 use crate::host::{Bucket, Host, noise};

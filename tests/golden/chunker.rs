@@ -7,7 +7,6 @@ use bkfs_chunker::cut::segment::{self, SegmentChunk, SegmentEnds};
 use bkfs_chunker::cut::{Parameters, Profile};
 use bkfs_chunker::id::Kind;
 use bkfs_chunker::index::{self, PackRecord};
-use bkfs_chunker::lock::{LockMode, LockRule};
 use bkfs_chunker::pack::{
     FinishedPack, Footer, FrameDecoder, FrameEncoder, PackBuilder, PackName, TRAILER_LEN, Trailer,
 };
@@ -15,6 +14,7 @@ use bkfs_chunker::seal::{
     Class, Config, Features, HEADER_LEN, Keyring, NewSlot, RepositoryId, Secrets, Slot, SlotCost,
     SlotName, Statement,
 };
+use bkfs_store::lock::{LockMode, LockRule};
 use std::fmt::Write;
 
 const REPOSITORY: RepositoryId = RepositoryId(*b"golden repositor");

@@ -18,11 +18,11 @@ use bkfs::tree::key::Key;
 use bkfs::volume::ROOT_INODE;
 use bkfs::volume::nodes::NewNodes;
 use bkfs_chunker::depot::DepotConfig;
-use bkfs_chunker::entropy::SystemEntropy;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::seal::{Class, SlotCost};
-use bkfs_chunker::store::{StoreOptions, open_store, parse_url};
+use bkfs_store::entropy::SystemEntropy;
+use bkfs_store::{StoreOptions, open_store, parse_url};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 

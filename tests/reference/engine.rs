@@ -5,7 +5,7 @@ mod life;
 use std::sync::Arc;
 
 use bkfs::mounting::Assembled;
-use bkfs_chunker::store::Store;
+use bkfs_store::Store;
 use tokio::runtime::Runtime;
 
 use crate::alphabet::{Answer, Dump, Op, World};

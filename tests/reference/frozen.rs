@@ -7,7 +7,7 @@
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
-use bkfs_chunker::store::{LocalStore, Store, StoreOptions};
+use bkfs_store::{LocalStore, Store, StoreOptions};
 
 use crate::alphabet::{Mode, Op, World};
 use crate::differences;

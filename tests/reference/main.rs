@@ -14,7 +14,7 @@ mod password;
 use std::sync::Arc;
 
 use alphabet::{Dump, Op, World, op};
-use bkfs_chunker::store::MemoryStore;
+use bkfs_store::MemoryStore;
 use directory::Directory;
 use engine::Engine;
 use model::Model;

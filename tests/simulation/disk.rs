@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bkfs_chunker::entropy::SeededEntropy;
-use bkfs_chunker::spool::{Disk, DiskEntry, DiskLock, DiskOperation, SimulatedDisk};
+use bkfs_store::disk::{Disk, DiskEntry, DiskLock};
+use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
+use bkfs_testing::entropy::SeededEntropy;
 use bytes::Bytes;
 use parking_lot::Mutex;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use bkfs_chunker::store::{Operation, StoreErrorKind};
+use bkfs_store::{Operation, StoreErrorKind};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};

@@ -15,11 +15,11 @@ use bkfs::root::state::HolderInfo;
 use bkfs::tree::item::Timestamp;
 use bkfs_chunker::budget::MemoryBudget;
 use bkfs_chunker::depot::DepotConfig;
-use bkfs_chunker::entropy::SeededEntropy;
 use bkfs_chunker::seal::Keyring;
-use bkfs_chunker::spool::Disk;
-use bkfs_chunker::store::{Store, StoreOptions, parse_url};
 use bkfs_fuse::MountOptions;
+use bkfs_store::disk::Disk;
+use bkfs_store::{Store, StoreOptions, parse_url};
+use bkfs_testing::entropy::SeededEntropy;
 use tokio::time::Instant;
 
 use crate::alphabet::Dump;

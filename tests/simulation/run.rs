@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::repository::create_on;
-use bkfs_chunker::store::MemoryStore;
+use bkfs_store::MemoryStore;
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rand::rngs::StdRng;

@@ -11,10 +11,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bkfs::root::state::ROOT_KEY;
-use bkfs_chunker::spool::DiskLock;
-use bkfs_chunker::store::{
-    MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
-};
+use bkfs_store::disk::DiskLock;
+use bkfs_store::{MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};

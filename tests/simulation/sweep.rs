@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bkfs::repository::create_on;
 use bkfs::volume::publish::SnapshotRequest;
-use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
-use bkfs_chunker::store::{MemoryStore, Store, StoreErrorKind};
+use bkfs_store::{MemoryStore, Store, StoreErrorKind};
+use bkfs_testing::fault::{Fault, FaultStore, Strike};
 
 use crate::alphabet::{Dump, Op, World as _};
 use crate::manners::Manners;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bkfs::maintain::{self, CheckOptions};
-use bkfs_chunker::entropy::SeededEntropy;
 use bkfs_chunker::seal::Keyring;
+use bkfs_testing::entropy::SeededEntropy;
 
 use crate::alphabet::{Dump, World as _};
 use crate::collector;

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use bkfs_chunker::store::{Operation, StoreErrorKind};
+use bkfs_store::{Operation, StoreErrorKind};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::session::Session;
 use crate::codec::Balance;
-use crate::entropy::{number, salt};
+use bkfs_store::entropy::{number, salt};
 use crate::error::DepotError;
 use crate::gate::Reservation;
 use crate::pack::{FrameTicket, PackBuilder};

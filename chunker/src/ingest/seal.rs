@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use bkfs_store::entropy::{number, salt};
 use bytes::Bytes;
 
 use super::absorb;
@@ -12,7 +13,6 @@ use super::sealed::Sealed;
 use super::session::Session;
 use crate::catalog::{IndexRef, Staged};
 use crate::codec::Balance;
-use crate::entropy::{number, salt};
 use crate::error::DepotError;
 use crate::index::{self, PackRecord, encoded_length};
 use crate::pack::PackName;

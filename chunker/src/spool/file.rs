@@ -4,9 +4,8 @@
 //!
 //! Owns names and the trailer. Does no I/O.
 
+use bkfs_store::{Operation, WHOLE_OBJECT_BYTES_MAX, check_key};
 use bytes::Bytes;
-
-use crate::store::{Operation, WHOLE_OBJECT_BYTES_MAX, check_key};
 
 /// Length of the trailer, in bytes: magic, length of the object u64, BLAKE3 of the object.
 pub(super) const TRAILER_BYTES: usize = 8 + 8 + 32;

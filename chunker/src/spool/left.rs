@@ -7,9 +7,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bkfs_store::disk::{Disk, DiskLock};
 use bytes::Bytes;
 
-use super::disk::{Disk, DiskLock};
 use super::{LOCK, SpoolError, file, read_object, remove_directory};
 
 /// Suffix of a directory that is set aside; no session has such a name.

@@ -15,12 +15,9 @@
 //!   ROOT/SESSION.damaged               set aside: no mount brings it to the bucket
 //! ```
 
-mod disk;
 mod file;
 mod left;
 mod replay;
-#[cfg(any(test, feature = "testing"))]
-mod simulated;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,18 +27,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bkfs_store::body_bytes;
+use bkfs_store::disk::{Disk, DiskLock};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub use disk::{Disk, DiskEntry, DiskLock, SystemDisk};
 pub use left::{LeftObject, Leftover, leftovers};
 pub use replay::ReplayProgress;
-#[cfg(any(test, feature = "testing"))]
-pub use simulated::{DiskOperation, SimulatedDisk};
-
-use crate::store::body_bytes;
 
 /// The name of the lock file in a session's directory.
 const LOCK: &str = "lock";

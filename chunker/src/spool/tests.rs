@@ -5,10 +5,12 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
 
+use bkfs_store::disk::SystemDisk;
+use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
+use bkfs_testing::entropy::SeededEntropy;
 use proptest::prelude::*;
 
 use super::*;
-use crate::entropy::SeededEntropy;
 
 const LIMIT_BYTES: u64 = 20_000;
 const ROOT: &str = "/state/spool/repository";
@@ -172,7 +174,7 @@ async fn create(disk: &SimulatedDisk, session: u64) -> Arc<Spool> {
 }
 
 fn noise(seed: u64, length: usize) -> Bytes {
-    use crate::entropy::Entropy;
+    use bkfs_store::entropy::Entropy;
     let mut bytes = vec![0; length];
     SeededEntropy::new(seed).fill(&mut bytes);
     Bytes::from(bytes)

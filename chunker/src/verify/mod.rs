@@ -13,15 +13,16 @@ mod walk;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bkfs_store::Store;
+use bkfs_store::entropy::Entropy;
+
 use crate::catalog::IndexRef;
-use crate::entropy::Entropy;
 use crate::error::DepotError;
 use crate::gate::ByteGate;
 use crate::index;
 use crate::link::Link;
 use crate::pack::{Footer, PackName, TRAILER_LEN, Trailer};
 use crate::seal::{Class, HEADER_LEN, Keyring};
-use crate::store::Store;
 use crate::workers::Workers;
 
 pub use contents::{Listed, PackContents, chunks_of};

@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use bkfs_store::{StoreError, StoreErrorKind, WHOLE_OBJECT_BYTES_MAX};
 use bytes::Bytes;
 
 use super::{PackContents, Verifier};
@@ -13,7 +14,6 @@ use crate::error::DepotError;
 use crate::id::{Id, Kind};
 use crate::pack::{BlobEntry, Footer, FrameEntry, TRAILER_LEN, Trailer};
 use crate::seal::{HEADER_LEN, Keyring, ObjectOpener};
-use crate::store::{StoreError, StoreErrorKind, WHOLE_OBJECT_BYTES_MAX};
 use crate::workers::Scratch;
 
 /// The description of a pack that does not exist.

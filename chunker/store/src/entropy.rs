@@ -28,37 +28,15 @@ impl Entropy for SystemEntropy {
     }
 }
 
-/// Repeatable bytes from a seed, for tests and simulations only.
-#[cfg(any(test, feature = "testing"))]
-#[derive(Debug)]
-pub struct SeededEntropy(parking_lot::Mutex<rand::rngs::StdRng>);
-
-#[cfg(any(test, feature = "testing"))]
-impl SeededEntropy {
-    /// Returns the sequence of `seed`.
-    pub fn new(seed: u64) -> Self {
-        Self(parking_lot::Mutex::new(rand::SeedableRng::seed_from_u64(
-            seed,
-        )))
-    }
-}
-
-#[cfg(any(test, feature = "testing"))]
-impl Entropy for SeededEntropy {
-    fn fill(&self, bytes: &mut [u8]) {
-        self.0.lock().fill_bytes(bytes);
-    }
-}
-
 /// Returns a fresh 32-byte salt.
-pub(crate) fn salt(entropy: &dyn Entropy) -> [u8; 32] {
+pub fn salt(entropy: &dyn Entropy) -> [u8; 32] {
     let mut salt = [0; 32];
     entropy.fill(&mut salt);
     salt
 }
 
 /// Returns a fresh 32-bit number for a name.
-pub(crate) fn number(entropy: &dyn Entropy) -> u32 {
+pub fn number(entropy: &dyn Entropy) -> u32 {
     let mut bytes = [0; 4];
     entropy.fill(&mut bytes);
     u32::from_le_bytes(bytes)

@@ -1,7 +1,7 @@
 //! Rules for the keys that a store accepts. All backends share them, so that a repository can move
 //! between backends.
 
-use super::{Operation, StoreError, StoreErrorKind};
+use crate::{Operation, StoreError, StoreErrorKind};
 
 /// The longest key, in bytes. S3, Google Cloud Storage and Azure allow 1,024 bytes, the
 /// repository's prefix included.

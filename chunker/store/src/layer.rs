@@ -9,8 +9,8 @@ use std::ops::Range;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{ObjectInfo, Store, StoreError, Version};
 use crate::lock::Lock;
+use crate::{ObjectInfo, Store, StoreError, Version};
 
 /// A [`Store`] that passes each request to the store below unless a method is overridden. Its
 /// methods are those of [`Store`].

@@ -1,13 +1,14 @@
 //! The object store: named objects, conditional writes, and nothing else.
 //!
 //! Owns the trait [`Store`] and its backends: a local directory, memory, and the remote services.
-//! The remote services use the crate `object_store`, which no other module may import. Owns also
-//! the parsing of repository URLs, the test of a store's conditional writes, and the contract suite
-//! that every backend passes.
+//! The remote services use the crate `object_store`, which no other crate may import. Owns also the
+//! parsing of repository URLs, the test of a store's conditional writes, the terms of locks
+//! ([`lock`]), the limits on requests and rates ([`pace`]), the local disk below a spool ([`disk`]),
+//! writes that bypass the page cache ([`direct`]) and the source of randomness ([`entropy`]).
 //!
 //! Does not own what objects hold, how they are named, when they are written or deleted, and what
 //! happens after an outage. A store sends a request again a few times. It never reports an unknown
-//! outcome as a success.
+//! outcome as a success. The contract suite that every backend passes is in `bkfs_testing::contract`.
 //!
 //! # The contract
 //!
@@ -20,18 +21,18 @@
 //!   nothing. Where the store cannot know that, the kind is [`StoreErrorKind::OutcomeUnknown`], and
 //!   the write may still be applied later.
 
-#[cfg(any(test, feature = "testing"))]
-pub mod contract;
-mod counting;
+pub mod direct;
+pub mod disk;
+pub mod entropy;
 mod error;
-#[cfg(any(test, feature = "testing"))]
-pub mod fault;
 mod key;
 mod layer;
 mod local;
+pub mod lock;
 mod locking;
 mod memory;
 mod options;
+pub mod pace;
 mod probe;
 mod remote;
 mod signs;
@@ -48,7 +49,6 @@ use bytes::Bytes;
 
 use crate::lock::Lock;
 
-pub use counting::{Counters, CountingStore, Tally};
 pub use error::{Operation, StoreError, StoreErrorKind};
 pub use key::{KEY_BYTES_MAX, PART_BYTES_MAX, check_key, check_prefix};
 pub use layer::Layer;

@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use super::{Store, StoreError, Version};
 use crate::lock::{Lock, LockRule};
+use crate::{Store, StoreError, Version};
 
 /// Which objects are locked, for how long, and by which clock.
 pub struct Locking {
@@ -61,7 +61,7 @@ impl LockingStore {
 }
 
 #[async_trait]
-impl super::Layer for LockingStore {
+impl crate::Layer for LockingStore {
     fn below(&self) -> &dyn Store {
         &*self.inner
     }
@@ -77,8 +77,8 @@ impl super::Layer for LockingStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::MemoryStore;
     use crate::lock::LockMode;
-    use crate::store::MemoryStore;
 
     #[tokio::test]
     async fn what_is_created_is_locked_once_the_rule_is_known() {

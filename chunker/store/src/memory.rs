@@ -11,11 +11,11 @@ use bytes::{Bytes, BytesMut};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
-use super::{
+use crate::lock::Lock;
+use crate::{
     ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version, WHOLE_OBJECT_BYTES_MAX,
     check_key, check_prefix,
 };
-use crate::lock::Lock;
 
 /// A bucket in memory. Clones share the objects, as several mounts share a bucket.
 #[derive(Clone, Debug, Default)]
@@ -130,7 +130,7 @@ impl Store for MemoryStore {
 
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         let (bytes, _) = self.find(Operation::GetRange, key)?;
-        super::check_range(key, &range, bytes.len() as u64)?;
+        crate::check_range(key, &range, bytes.len() as u64)?;
         // The range lies within a buffer in memory, so both ends fit into usize.
         Ok(bytes.slice(range.start as usize..range.end as usize))
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Signs;
+use crate::Signs;
 
 /// The longest time without progress before a request is cancelled, however long the caller waits.
 const STALL_MAX: Duration = Duration::from_secs(60);

@@ -29,7 +29,7 @@ pub struct Rates {
 /// halved. After each full round of successes it grows by one (additive increase, multiplicative
 /// decrease, as in TCP).
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub struct Turns {
     semaphore: Semaphore,
     state: Mutex<State>,
 }
@@ -46,14 +46,14 @@ struct State {
 
 /// A permit for one request. Dropping it lets the next request begin.
 #[derive(Debug)]
-pub(crate) struct Turn<'a> {
+pub struct Turn<'a> {
     turns: &'a Turns,
     permit: Option<SemaphorePermit<'a>>,
 }
 
 impl Turns {
     /// Returns a limit of `most` concurrent requests, at least one.
-    pub(crate) fn new(most: usize) -> Self {
+    pub fn new(most: usize) -> Self {
         let most = most.max(1);
         Self {
             semaphore: Semaphore::new(most),
@@ -68,7 +68,7 @@ impl Turns {
     }
 
     /// Waits for a permit, in the order of the calls.
-    pub(crate) async fn take(&self) -> Turn<'_> {
+    pub async fn take(&self) -> Turn<'_> {
         loop {
             // The semaphore is never closed.
             let permit = self.semaphore.acquire().await.ok();
@@ -83,7 +83,7 @@ impl Turns {
     }
 
     /// Records that the store served a request.
-    pub(crate) fn succeeded(&self) {
+    pub fn succeeded(&self) {
         let mut state = self.state.lock();
         if state.limit == state.most {
             return;
@@ -100,7 +100,7 @@ impl Turns {
     }
 
     /// Records that the store asks for fewer requests.
-    pub(crate) fn slow_down(&self) {
+    pub fn slow_down(&self) {
         let mut state = self.state.lock();
         let now = Instant::now();
         if state.slowed.is_some_and(|before| now < before + ONE_CROWD) {
@@ -114,7 +114,7 @@ impl Turns {
     }
 
     /// Returns how many requests may run concurrently now.
-    pub(crate) fn limit(&self) -> usize {
+    pub fn limit(&self) -> usize {
         self.state.lock().limit
     }
 }
@@ -135,7 +135,7 @@ impl Drop for Turn<'_> {
 /// callers wait until the debt is paid off. So an object of any size passes as a whole, and the
 /// rate holds over any time longer than the largest object takes.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub struct Meter {
     rate: Option<u64>,
     /// The time when the debt is paid off.
     free_at: Mutex<Option<Instant>>,
@@ -144,7 +144,7 @@ pub(crate) struct Meter {
 
 impl Meter {
     /// Returns a meter for `rate` bytes per second. `None` and 0 mean no limit.
-    pub(crate) fn new(rate: Option<u64>) -> Self {
+    pub fn new(rate: Option<u64>) -> Self {
         Self {
             rate: rate.filter(|rate| *rate > 0),
             free_at: Mutex::new(None),
@@ -153,7 +153,7 @@ impl Meter {
     }
 
     /// Waits until `bytes` bytes may pass. Calls `waiting` at least once a second meanwhile.
-    pub(crate) async fn pass(&self, bytes: u64, waiting: impl Fn()) {
+    pub async fn pass(&self, bytes: u64, waiting: impl Fn()) {
         let Some(rate) = self.rate else { return };
         let _turn = self.turn.lock().await;
         loop {
@@ -172,7 +172,7 @@ impl Meter {
 
     /// Records `bytes` bytes whose number was not known before they passed. Later callers wait for
     /// them.
-    pub(crate) fn passed(&self, bytes: u64) {
+    pub fn passed(&self, bytes: u64) {
         if let Some(rate) = self.rate {
             self.charge(rate, bytes);
         }

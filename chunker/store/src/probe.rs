@@ -12,8 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::{Store, StoreError, StoreErrorKind, Version};
 use crate::lock::Lock;
+use crate::{Store, StoreError, StoreErrorKind, Version};
 
 /// The prefix of the probe's objects. The probe deletes them at its end. Objects that a crash
 /// leaves there have no meaning.

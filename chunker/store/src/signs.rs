@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::{Operation, StoreError, StoreErrorKind};
+use crate::{Operation, StoreError, StoreErrorKind};
 
 /// Trouble is reported once it lasts this long. A single refused request is not reported.
 pub const TOLD_AFTER: Duration = Duration::from_secs(3);

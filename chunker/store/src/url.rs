@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::key::fault_of_part;
+use crate::key::fault_of_part;
 
 /// The location of a repository.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]

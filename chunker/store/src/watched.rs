@@ -6,9 +6,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::signs::Signs;
-use super::{ObjectInfo, Operation, Store, StoreError, Version};
 use crate::lock::Lock;
+use crate::signs::Signs;
+use crate::{ObjectInfo, Operation, Store, StoreError, Version};
 
 /// A store that records in [`Signs`] how the store below answers. A dropped future is recorded as a
 /// request that no caller waits for any more.
@@ -38,7 +38,7 @@ impl WatchedStore {
 }
 
 #[async_trait]
-impl super::Layer for WatchedStore {
+impl crate::Layer for WatchedStore {
     fn below(&self) -> &dyn Store {
         &*self.inner
     }

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use bkfs_chunker::entropy::Entropy;
-use bkfs_chunker::lock::{Lock, LockMode, LockRule};
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::store::{Store, StoreError, StoreErrorKind};
 use bkfs_chunker::verify::{PackContents, Verifier};
+use bkfs_store::entropy::Entropy;
+use bkfs_store::lock::{Lock, LockMode, LockRule};
+use bkfs_store::{Store, StoreError, StoreErrorKind};
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 

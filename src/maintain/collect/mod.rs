@@ -45,11 +45,11 @@ use std::sync::Arc;
 
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
-use bkfs_chunker::lock::LockRule;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::store::{PROBE_PREFIX, Store};
 use bkfs_chunker::verify::{Verifier, VerifierConfig};
+use bkfs_store::lock::LockRule;
+use bkfs_store::{PROBE_PREFIX, Store};
 use jiff::{SignedDuration, Timestamp};
 
 use self::condemn::{Done, condemn};

@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::{PackContents, Verifier};
+use bkfs_store::Store;
 use futures::{StreamExt, TryStreamExt};
 
 use super::mark::is_own;

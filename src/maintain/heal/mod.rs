@@ -37,8 +37,8 @@ use bkfs_chunker::catalog::Place;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::seal::{Class, Keyring};
-use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::Verifier;
+use bkfs_store::Store;
 use jiff::Timestamp;
 
 use super::check::{Findings, open_depot};

@@ -12,7 +12,7 @@ use crate::root::snapshots::{PackEntry, SnapshotRequest, encode_shard};
 use crate::root::state::{Condemned, ListRef, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::store::{LocalStore, Store, StoreErrorKind, StoreOptions};
+use bkfs_store::{LocalStore, Store, StoreErrorKind, StoreOptions};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -6,7 +6,7 @@ use crate::root::handle::{Applied, RootHandle, Transition};
 use crate::root::memory::{FileMemory, GenerationMemory, VolatileMemory};
 use crate::root::state::{ROOT_KEY, Root, RootMark, SessionId};
 use async_trait::async_trait;
-use bkfs_chunker::store::{LocalStore, Store, StoreErrorKind, StoreOptions};
+use bkfs_store::{LocalStore, Store, StoreErrorKind, StoreOptions};
 use std::sync::Arc;
 use std::time::Duration;
 

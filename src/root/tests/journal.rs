@@ -11,9 +11,11 @@ use crate::root::state::SessionState;
 use bkfs_chunker::ingest::{Delivered, NamedPack};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features};
-use bkfs_chunker::spool::{Disk, DiskOperation, SimulatedDisk, Spool, leftovers};
-use bkfs_chunker::store::fault::{Fault, FaultStore, Strike};
-use bkfs_chunker::store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind};
+use bkfs_chunker::spool::{Spool, leftovers};
+use bkfs_store::disk::Disk;
+use bkfs_store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind};
+use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
+use bkfs_testing::fault::{Fault, FaultStore, Strike};
 use bytes::Bytes;
 use std::path::Path;
 use std::sync::Arc;
@@ -199,7 +201,7 @@ async fn what_lies_behind_a_gap_is_set_aside() {
 struct Stale(Arc<dyn Store>, &'static [&'static str]);
 
 #[async_trait::async_trait]
-impl bkfs_chunker::store::Layer for Stale {
+impl bkfs_store::Layer for Stale {
     fn below(&self) -> &dyn Store {
         &*self.0
     }

@@ -11,7 +11,7 @@ use crate::root::unlock::{Trials, find_slots, first_slots};
 use bkfs_chunker::seal::{
     Class, Config, Keyring, OpenError, Secrets, SlotCost, SlotName, Statement,
 };
-use bkfs_chunker::store::Store;
+use bkfs_store::Store;
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -340,7 +340,7 @@ async fn the_key_that_opened_last_opens_whatever_is_listed_before_it() {
 
 #[tokio::test(start_paused = true)]
 async fn no_more_objects_are_read_than_are_bounded() {
-    use bkfs_chunker::store::fault::FaultStore;
+    use bkfs_testing::fault::FaultStore;
     let store = made().await;
     for number in 0..6000 {
         // One size below that of a slot, and one within it.

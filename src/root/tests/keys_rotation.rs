@@ -13,8 +13,8 @@ use crate::root::state::ROOT_KEY;
 use crate::root::transition::Refusal;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Keyring};
-use bkfs_chunker::store::fault::{Fault as Trouble, FaultStore, Gate, Strike};
-use bkfs_chunker::store::{Operation, Store, StoreErrorKind};
+use bkfs_store::{Operation, Store, StoreErrorKind};
+use bkfs_testing::fault::{Fault as Trouble, FaultStore, Gate, Strike};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use crate::root::retry::RetryPolicy;
 use crate::root::rotation::{Rotated, RotationParts, rotate};
 use crate::root::slots::{Making, Slots, SlotsError};
 use bkfs_chunker::seal::{Class, Features, Keyring, RepositoryId, Secrets, SlotCost, SlotName};
-use bkfs_chunker::store::{MemoryStore, Store};
+use bkfs_store::{MemoryStore, Store};
 use bytes::Bytes;
 use minicbor::Encoder;
 use std::collections::BTreeMap;

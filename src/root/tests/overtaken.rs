@@ -7,7 +7,7 @@ use crate::root::handle::{RootHandle, RootParts};
 use crate::root::memory::VolatileMemory;
 use crate::root::retry::RetryPolicy;
 use async_trait::async_trait;
-use bkfs_chunker::store::{Operation, Store, StoreError, StoreErrorKind, Version};
+use bkfs_store::{Operation, Store, StoreError, StoreErrorKind, Version};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,7 +32,7 @@ impl Overtaken {
 }
 
 #[async_trait]
-impl bkfs_chunker::store::Layer for Overtaken {
+impl bkfs_store::Layer for Overtaken {
     fn below(&self) -> &dyn Store {
         &*self.inner
     }
@@ -78,7 +78,7 @@ struct Forgetful {
 }
 
 #[async_trait]
-impl bkfs_chunker::store::Layer for Forgetful {
+impl bkfs_store::Layer for Forgetful {
     fn below(&self) -> &dyn Store {
         &*self.inner
     }
@@ -126,7 +126,7 @@ const MS_175: std::time::Duration = std::time::Duration::from_millis(175);
 #[derive(Debug)]
 struct Nothing(Arc<Seeded>, AtomicBool);
 
-impl bkfs_chunker::entropy::Entropy for Nothing {
+impl bkfs_store::entropy::Entropy for Nothing {
     fn fill(&self, bytes: &mut [u8]) {
         match bytes.len() == 4 && self.1.load(Ordering::SeqCst) {
             true => bytes.fill(0),
@@ -221,7 +221,7 @@ struct Late {
 }
 
 #[async_trait]
-impl bkfs_chunker::store::Layer for Late {
+impl bkfs_store::Layer for Late {
     fn below(&self) -> &dyn Store {
         &*self.inner
     }

@@ -12,9 +12,9 @@ use crate::root::retry::RetryPolicy;
 use crate::root::rule::{self, announce, conclude, hash, set_rule};
 use crate::root::session::OpenSession;
 use crate::root::state::ROOT_KEY;
-use bkfs_chunker::lock::{LockMode, LockRule};
 use bkfs_chunker::seal::{Config, SlotCost, SlotName};
-use bkfs_chunker::store::{
+use bkfs_store::lock::{LockMode, LockRule};
+use bkfs_store::{
     LocalStore, MemoryStore, Store, StoreError, StoreErrorKind, StoreOptions, Version,
 };
 use bytes::Bytes;
@@ -336,7 +336,7 @@ async fn what_the_store_refuses_is_told() {
 struct Careless(MemoryStore);
 
 #[async_trait::async_trait]
-impl bkfs_chunker::store::Layer for Careless {
+impl bkfs_store::Layer for Careless {
     fn below(&self) -> &dyn Store {
         &self.0
     }

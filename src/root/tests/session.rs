@@ -7,7 +7,7 @@ use crate::root::holder::{ProcessState, Processes, SystemProcesses};
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::state::{HolderInfo, SessionId};
 use crate::root::transition::{Refusal, SESSIONS_MAX};
-use bkfs_chunker::store::{Store, StoreErrorKind};
+use bkfs_store::{Store, StoreErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;

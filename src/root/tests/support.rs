@@ -10,12 +10,12 @@ use crate::root::retry::RetryPolicy;
 use crate::root::state::{HolderInfo, ROOT_KEY, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::catalog::IndexRef;
-use bkfs_chunker::entropy::Entropy;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Sealed;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring, RepositoryId, Secrets};
-use bkfs_chunker::store::{MemoryStore, Operation, Store, StoreError, StoreErrorKind, Version};
+use bkfs_store::entropy::Entropy;
+use bkfs_store::{MemoryStore, Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -188,7 +188,7 @@ impl Faulty {
 }
 
 #[async_trait]
-impl bkfs_chunker::store::Layer for Faulty {
+impl bkfs_store::Layer for Faulty {
     fn below(&self) -> &dyn Store {
         &*self.inner
     }

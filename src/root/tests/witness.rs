@@ -14,7 +14,7 @@ use crate::root::state::{HolderInfo, ListRef, ROOT_BYTES_MAX, Root, RootMark, Se
 use async_trait::async_trait;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features};
-use bkfs_chunker::store::{Store, StoreError, StoreErrorKind, Version};
+use bkfs_store::{Store, StoreError, StoreErrorKind, Version};
 use std::sync::Arc;
 
 pub(super) async fn enter(handle: &RootHandle, volume: &str) -> OpenSession {
@@ -265,16 +265,13 @@ async fn a_list_that_cannot_be_written_leaves_the_chain_longer() {
 struct NoLists(Arc<dyn Store>);
 
 #[async_trait]
-impl bkfs_chunker::store::Layer for NoLists {
+impl bkfs_store::Layer for NoLists {
     fn below(&self) -> &dyn Store {
         &*self.0
     }
 
     async fn put_new(&self, key: &str, _: Vec<bytes::Bytes>) -> Result<Version, StoreError> {
-        let (kind, operation) = (
-            StoreErrorKind::Denied,
-            bkfs_chunker::store::Operation::PutNew,
-        );
+        let (kind, operation) = (StoreErrorKind::Denied, bkfs_store::Operation::PutNew);
         Err(StoreError::new(kind, operation, key, "no"))
     }
 }

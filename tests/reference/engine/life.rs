@@ -10,8 +10,8 @@ use bkfs::restore::job::Options;
 use bkfs::restore::restore;
 use bkfs::volume::publish::SnapshotRequest;
 use bkfs_chunker::depot::DepotConfig;
-use bkfs_chunker::store::{Store, StoreOptions, parse_url};
 use bkfs_fuse::MountOptions;
+use bkfs_store::{Store, StoreOptions, parse_url};
 use tokio::runtime::Runtime;
 
 use super::Engine;

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
+use bkfs_store::lock::Lock;
+use bkfs_store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version, body_bytes};
 use bytes::Bytes;
 use tokio::time::Instant;
-
-use super::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version, body_bytes};
-use crate::lock::Lock;
 
 /// The counters of one operation. [`Tally`] is their public copy.
 #[derive(Debug, Default)]
@@ -252,7 +251,7 @@ impl Store for CountingStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::MemoryStore;
+    use bkfs_store::MemoryStore;
 
     #[tokio::test]
     async fn requests_bytes_and_failures_are_counted_by_operation() {

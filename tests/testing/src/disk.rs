@@ -8,11 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bkfs_store::disk::{Disk, DiskEntry, DiskLock};
+use bkfs_store::entropy::{Entropy, number};
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
-
-use super::disk::{Disk, DiskEntry, DiskLock};
-use crate::entropy::{Entropy, number};
 
 /// Operations of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -10,13 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bkfs_store::lock::Lock;
+use bkfs_store::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-
-use super::{ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version};
-use crate::lock::Lock;
 
 /// A planned fault.
 #[derive(Clone, Debug)]

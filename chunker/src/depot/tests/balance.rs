@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
+use bkfs_store::{Operation, StoreErrorKind};
+use bkfs_testing::disk::SimulatedDisk;
 use futures::FutureExt;
 
 use super::bucket::Verdict;
 use super::*;
-use crate::spool::SimulatedDisk;
-use crate::store::{Operation, StoreErrorKind};
 
 /// So small that the caller computes the id itself: only compression needs a worker.
 const BLOB_LEN: usize = 32 << 10;

@@ -6,12 +6,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bkfs_store::{MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 use parking_lot::Mutex;
-
-use crate::store::{
-    MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
-};
 
 /// The outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +140,7 @@ fn pollster_block<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[async_trait]
-impl crate::store::Layer for Bucket {
+impl bkfs_store::Layer for Bucket {
     fn below(&self) -> &dyn Store {
         &self.inner
     }

@@ -3,9 +3,10 @@
 use std::fs;
 use std::time::Duration;
 
+use bkfs_store::Operation;
+
 use super::bucket::Verdict;
 use super::*;
-use crate::store::Operation;
 
 fn files_below(directory: &std::path::Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).expect("a directory").flatten();

@@ -3,14 +3,16 @@
 use std::path::Path;
 use std::time::Duration;
 
+use bkfs_store::Operation;
+use bkfs_store::disk::Disk;
+use bkfs_testing::disk::SimulatedDisk;
 use parking_lot::Mutex;
 
 use super::bucket::Verdict;
 use super::*;
 use crate::ingest::Delivered;
 use crate::pack::PackName;
-use crate::spool::{Disk, SimulatedDisk, Spool};
-use crate::store::Operation;
+use crate::spool::Spool;
 
 const SECOND: Duration = Duration::from_secs(1);
 

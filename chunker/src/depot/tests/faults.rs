@@ -3,9 +3,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bkfs_store::{Operation, StoreErrorKind};
+
 use super::bucket::Verdict;
 use super::*;
-use crate::store::{Operation, StoreErrorKind};
 
 #[tokio::test]
 async fn a_frame_whose_fetch_is_abandoned_is_asked_for_again() {

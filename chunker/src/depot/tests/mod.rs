@@ -14,12 +14,12 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bkfs_testing::entropy::SeededEntropy;
 use bytes::Bytes;
 
 use self::bucket::Bucket;
 use super::*;
 use crate::budget::MemoryBudget;
-use crate::entropy::SeededEntropy;
 use crate::extent::{StoredRun, Target};
 use crate::ingest::{Ingest, Profile};
 use crate::seal::{RepositoryId, Secrets};
@@ -453,8 +453,8 @@ async fn the_pure_parts_alone_can_read_a_pack() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_is_a_bucket() {
     let directory = tempfile::tempdir().expect("a directory");
-    let options = crate::store::StoreOptions::default();
-    let store = crate::store::LocalStore::open(directory.path(), &options).await;
+    let options = bkfs_store::StoreOptions::default();
+    let store = bkfs_store::LocalStore::open(directory.path(), &options).await;
     let store: Arc<dyn Store> = Arc::new(store.expect("opens"));
     let world = World::new(10, true);
     let open = || {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use bkfs_store::Operation;
 use tokio::time::Instant;
 
 use super::bucket::Verdict;
 use super::*;
-use crate::store::Operation;
 
 #[tokio::test]
 async fn a_thousand_seals_keep_the_list_short() {

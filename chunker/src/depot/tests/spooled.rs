@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use super::bucket::Verdict;
 use super::*;
-use crate::spool::{Disk, DiskOperation, ReplayProgress, SimulatedDisk, Spool, leftovers};
-use crate::store::{Operation, StoreErrorKind};
+use crate::spool::{ReplayProgress, Spool, leftovers};
+use bkfs_store::disk::Disk;
+use bkfs_store::{Operation, StoreErrorKind};
+use bkfs_testing::disk::{DiskOperation, SimulatedDisk};
 use tokio::time::Instant;
 
 const ROOT: &str = "/state/spool/repository";

@@ -491,7 +491,7 @@ fn objects_are_made_as_the_format_says() {
 
 #[test]
 fn a_config_says_how_objects_are_locked() {
-    use crate::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
+    use bkfs_store::lock::{LOCK_DAYS_MAX, LockMode, LockRule};
     let cutting = crate::cut::Parameters::default();
     let made = |lock| {
         Config::open(&Config::create(

@@ -12,7 +12,7 @@ use rustix::io::{Errno, pread};
 use super::identity::Identity;
 use super::sync::Syncer;
 use crate::direct::DirectBuffers;
-use crate::store::{
+use crate::{
     ObjectInfo, Operation, StoreError, StoreErrorKind, Version, WHOLE_OBJECT_BYTES_MAX,
     check_range, too_large,
 };

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, ftruncate};
 use rustix::io::{Errno, writev};
 
+use crate::body_bytes;
 use crate::direct::{DIRECT_BYTES_MIN, DirectBuffers};
-use crate::store::body_bytes;
 
 /// The most parts that one writev(2) takes (IOV_MAX).
 const PARTS_PER_WRITE: usize = 1024;

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::fs::{FsWord, fstat, fstatfs};
 use rustix::io::Errno;
 
-use crate::store::Version;
+use crate::Version;
 
 /// MAX_HANDLE_SZ of linux/exportfs.h, in bytes.
 const HANDLE_BYTES_MAX: usize = 128;

@@ -45,7 +45,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::{Mutex, Semaphore};
 
-use super::{
+use crate::{
     ObjectInfo, Operation, Store, StoreError, StoreErrorKind, StoreOptions, Version, check_key,
     check_prefix,
 };

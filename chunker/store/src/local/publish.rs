@@ -14,7 +14,7 @@ use super::directory::Directory;
 use super::fill::fill;
 use super::lock::{Lock, LockError, lock_number, take_lock};
 use super::sync::{open_directory, parent_of};
-use crate::store::{Operation, StoreError, StoreErrorKind, Version};
+use crate::{Operation, StoreError, StoreErrorKind, Version};
 
 /// The part of the directory that holds no objects.
 const CORNER: &str = ".bkfs";

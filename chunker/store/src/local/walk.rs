@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::directory::Directory;
 use super::sync::open_directory;
-use crate::store::{KEY_BYTES_MAX, ObjectInfo, Operation, PART_BYTES_MAX, StoreError, check_key};
+use crate::{KEY_BYTES_MAX, ObjectInfo, Operation, PART_BYTES_MAX, StoreError, check_key};
 
 /// A list request, and the objects found so far.
 struct Walk<'a> {

@@ -4,10 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use super::*;
-use crate::entropy::{Entropy, SeededEntropy};
-use crate::store::{MemoryStore, ObjectInfo, Operation};
+use crate::{MemoryStore, ObjectInfo, Operation};
 
 /// The fault of a store.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -34,7 +36,7 @@ struct WrongStore {
 }
 
 #[async_trait]
-impl crate::store::Layer for WrongStore {
+impl crate::Layer for WrongStore {
     fn below(&self) -> &dyn Store {
         &self.inner
     }
@@ -205,7 +207,7 @@ async fn each_wrong_store_is_unfit_and_told_why() {
 #[derive(Debug)]
 struct Shaky {
     inner: MemoryStore,
-    entropy: SeededEntropy,
+    random: Mutex<StdRng>,
     slips_percent: u8,
     lost_percent: u8,
     /// Whether a proxy repeats a write whose answer is lost, so that the write is refused because
@@ -217,7 +219,7 @@ impl Shaky {
     fn new(seed: u64, slips_percent: u8, lost_percent: u8, repeats: bool) -> Self {
         Self {
             inner: MemoryStore::new(),
-            entropy: SeededEntropy::new(seed),
+            random: Mutex::new(StdRng::seed_from_u64(seed)),
             slips_percent,
             lost_percent,
             repeats,
@@ -226,7 +228,7 @@ impl Shaky {
 
     fn happens(&self, percent: u8) -> bool {
         let mut byte = [0; 2];
-        self.entropy.fill(&mut byte);
+        self.random.lock().fill_bytes(&mut byte);
         u16::from_le_bytes(byte) % 100 < u16::from(percent)
     }
 
@@ -248,7 +250,7 @@ impl Shaky {
 }
 
 #[async_trait]
-impl crate::store::Layer for Shaky {
+impl crate::Layer for Shaky {
     fn below(&self) -> &dyn Store {
         &self.inner
     }

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::store::{Operation, StoreErrorKind};
+use crate::{Operation, StoreErrorKind};
 
 /// Why a request had no usable answer.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use super::RemoteStore;
 use super::answer::{Fault, fault_in, meaning, meaning_without_credentials};
 use super::contact::{FIRST_CONTACT, QUIET};
 use super::transport::Departed;
-use crate::store::{Operation, StoreError, StoreErrorKind};
+use crate::{Operation, StoreError, StoreErrorKind};
 
 /// The first pause before a request is sent again. Each further pause is twice as long, up to
 /// [`PAUSE_MAX`].

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::store::{Notice, Signs, StoreError, StoreOptions};
+use crate::{Notice, Signs, StoreError, StoreOptions};
 
 /// How long a server that was never reached is tried. Its name, address or certificate is probably
 /// wrong.

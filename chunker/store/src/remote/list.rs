@@ -8,7 +8,7 @@ use object_store::list::PaginatedListOptions;
 
 use super::attempt::carrying;
 use super::{Flavor, RemoteStore};
-use crate::store::{ObjectInfo, Operation, StoreError, StoreErrorKind, check_key};
+use crate::{ObjectInfo, Operation, StoreError, StoreErrorKind, check_key};
 
 /// The number of keys per request: the most that S3 returns.
 const PAGE_KEYS_MAX: usize = 1000;

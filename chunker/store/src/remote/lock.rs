@@ -21,7 +21,7 @@ use super::RemoteStore;
 use super::answer::{Fault, element, fault_in};
 use super::transport::Departed;
 use crate::lock::{Lock, LockMode};
-use crate::store::{Operation, StoreError, StoreErrorKind};
+use crate::{Operation, StoreError, StoreErrorKind};
 
 const MODE: HeaderName = HeaderName::from_static("x-amz-object-lock-mode");
 const UNTIL: HeaderName = HeaderName::from_static("x-amz-object-lock-retain-until-date");
@@ -188,16 +188,16 @@ fn parse(document: &str) -> Option<Lock> {
 impl RemoteStore {
     fn locker(&self, operation: Operation, key: &str) -> Result<&Locker, StoreError> {
         let locker = self.locker.as_ref();
-        locker.ok_or_else(|| crate::store::without_locks(operation, key))
+        locker.ok_or_else(|| crate::without_locks(operation, key))
     }
 
-    /// Implements [`crate::store::Store::put_locked`].
+    /// Implements [`crate::Store::put_locked`].
     pub(super) async fn create_locked(
         &self,
         key: &str,
         body: Vec<Bytes>,
         lock: &Lock,
-    ) -> Result<crate::store::Version, StoreError> {
+    ) -> Result<crate::Version, StoreError> {
         let locker = self.locker(Operation::PutNew, key)?;
         let parts = body.clone();
         let checked = tokio::task::spawn_blocking(move || digest(&parts)).await;
@@ -216,7 +216,7 @@ impl RemoteStore {
         .await
     }
 
-    /// Implements [`crate::store::Store::lock`].
+    /// Implements [`crate::Store::lock`].
     pub(super) async fn read_lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
         let operation = Operation::ReadLock;
         let locker = self.locker(operation, key)?;
@@ -241,7 +241,7 @@ impl RemoteStore {
         lock.map(Some).ok_or_else(strange)
     }
 
-    /// Implements [`crate::store::Store::extend_lock`].
+    /// Implements [`crate::Store::extend_lock`].
     pub(super) async fn write_lock(&self, key: &str, lock: &Lock) -> Result<(), StoreError> {
         let operation = Operation::ExtendLock;
         let locker = self.locker(operation, key)?;

@@ -43,11 +43,11 @@ use object_store::{
     PutPayload, PutResult, UpdateVersion,
 };
 
-use super::{
+use crate::lock::Lock;
+use crate::{
     ObjectInfo, Operation, RepositoryUrl, Store, StoreError, StoreErrorKind, StoreOptions, Version,
     WHOLE_OBJECT_BYTES_MAX, check_key, check_prefix, check_range, too_large,
 };
-use crate::lock::Lock;
 use attempt::carrying;
 use contact::Contact;
 use lock::{Locker, Locking};

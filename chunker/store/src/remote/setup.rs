@@ -19,7 +19,7 @@ use super::profile::Profiles;
 use super::steady::Steady;
 use super::transport::{Connector, Patience};
 use super::{Flavor, Service};
-use crate::store::{Operation, StoreError, StoreErrorKind, StoreOptions};
+use crate::{Operation, StoreError, StoreErrorKind, StoreOptions};
 
 /// A configured service.
 pub(super) struct Setup {

@@ -12,10 +12,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bkfs_store::{Store, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 use futures::future::BoxFuture;
-
-use super::{Store, StoreError, StoreErrorKind, Version};
 
 /// Opens another handle on the same bucket, as another mount or a restarted program would.
 pub type Opener = Arc<dyn Fn() -> BoxFuture<'static, Arc<dyn Store>> + Send + Sync>;
@@ -110,7 +109,7 @@ const UNTOLD_MAX: usize = 10;
 struct Settled(Arc<dyn Store>);
 
 #[async_trait]
-impl super::Layer for Settled {
+impl bkfs_store::Layer for Settled {
     fn below(&self) -> &dyn Store {
         &*self.0
     }
@@ -212,8 +211,8 @@ fn assert_kind<T: Debug>(result: Result<T, StoreError>, kind: StoreErrorKind, wh
 mod tests {
     //! The suite on the stores that need no server. `tests/contract` runs it on all stores.
 
-    use super::super::{LocalStore, MemoryStore, StoreOptions};
     use super::*;
+    use bkfs_store::{LocalStore, MemoryStore, StoreOptions};
 
     async fn hold(subject: Subject) {
         for (name, case) in CASES {

@@ -1,9 +1,9 @@
 //! Cases about reading.
 
+use bkfs_store::StoreErrorKind as Kind;
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::super::StoreErrorKind as Kind;
 use super::{Place, assert_kind, body, content};
 
 pub(super) async fn writes_are_seen_at_once(place: &Place) {

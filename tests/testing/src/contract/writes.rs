@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use bkfs_store::{
+    PROBE_PREFIX, Races, Store, StoreErrorKind as Kind, Version, probe_conditional_writes,
+};
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::super::{
-    PROBE_PREFIX, Races, Store, StoreErrorKind as Kind, Version, probe_conditional_writes,
-};
 use super::{Place, assert_kind, body};
 
 /// The number of requests that race for one object.

@@ -1,8 +1,9 @@
 //! Tests that each fault does what its description says, and is counted.
 
-use super::super::MemoryStore;
-use super::super::contract::{CASES, Subject};
+use bkfs_store::MemoryStore;
+
 use super::*;
+use crate::contract::{CASES, Subject};
 
 fn new() -> (FaultStore, MemoryStore) {
     let memory = MemoryStore::new();

@@ -12,4 +12,4 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::store::{Notice, StoreErrorKind as Kind};
+use crate::{Notice, StoreErrorKind as Kind};

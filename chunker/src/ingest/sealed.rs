@@ -33,20 +33,3 @@ pub struct Sealed {
     pub(super) mark: Mark,
     pub(super) staged: Vec<Staged>,
 }
-
-#[cfg(any(test, feature = "testing"))]
-impl Sealed {
-    /// Returns a token that proves nothing, for tests of code that takes one.
-    pub fn unproven(index: Vec<IndexRef>) -> Self {
-        Self {
-            index,
-            absorbed: Vec::new(),
-            packs: Vec::new(),
-            relied_on: HashSet::new(),
-            floor: 0,
-            new_bytes: 0,
-            mark: Mark { floor: 0, tick: 0 },
-            staged: Vec::new(),
-        }
-    }
-}

@@ -70,32 +70,9 @@ impl PackContents {
     }
 }
 
-#[cfg(any(test, feature = "testing"))]
-impl PackContents {
-    /// Returns an index entry of a pack that does not exist, for tests. `frames` holds the number
-    /// of blobs of each frame, and `bytes` is the length of the pack.
-    pub fn unproven(name: PackName, class: Class, frames: &[u16], bytes: u64) -> Self {
-        let kind = match class {
-            Class::MetadataPack => Kind::Node,
-            _ => Kind::Chunk,
-        };
-        let mut footer = crate::pack::FooterBuilder::new();
-        for (frame, count) in frames.iter().enumerate() {
-            let blobs = (0..*count).map(|slot| {
-                let mut prefix = [frame as u8; 16];
-                prefix[0] = slot as u8;
-                (kind, 100, Prefix(prefix))
-            });
-            footer.push(100, blobs);
-        }
-        let footer = footer.finish().expect("a footer");
-        Self(PackRecord {
-            name,
-            class,
-            length: bytes,
-            header: [0; crate::seal::HEADER_LEN],
-            footer,
-        })
+impl From<PackRecord> for PackContents {
+    fn from(record: PackRecord) -> Self {
+        Self(record)
     }
 }
 

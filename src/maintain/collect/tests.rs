@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::Class;
+use bkfs_chunker::id::{Kind, Prefix};
+use bkfs_chunker::index::PackRecord;
+use bkfs_chunker::pack::{FooterBuilder, PackName};
+use bkfs_chunker::seal::{Class, HEADER_LEN};
 use bkfs_chunker::verify::PackContents;
 
 use super::marks::Marks;
@@ -19,8 +21,29 @@ fn name(sequence: u32) -> PackName {
     }
 }
 
+/// Returns the entry of a pack that does not exist. `frames` holds the number of blobs of each
+/// frame.
 fn pack(sequence: u32, class: Class, frames: &[u16]) -> PackContents {
-    PackContents::unproven(name(sequence), class, frames, PACK_BYTES)
+    let kind = match class {
+        Class::MetadataPack => Kind::Node,
+        _ => Kind::Chunk,
+    };
+    let mut footer = FooterBuilder::new();
+    for (frame, count) in frames.iter().enumerate() {
+        let blobs = (0..*count).map(|slot| {
+            let mut prefix = [frame as u8; 16];
+            prefix[0] = slot as u8;
+            (kind, 100, Prefix(prefix))
+        });
+        footer.push(100, blobs);
+    }
+    PackContents::from(PackRecord {
+        name: name(sequence),
+        class,
+        length: PACK_BYTES,
+        header: [0; HEADER_LEN],
+        footer: footer.finish().expect("a footer"),
+    })
 }
 
 #[test]

@@ -10,8 +10,9 @@ use crate::root::retry::RetryPolicy;
 use crate::root::state::{HolderInfo, ROOT_KEY, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::catalog::IndexRef;
+use bkfs_chunker::depot::{Depot, DepotConfig};
 use bkfs_chunker::id::{Id, Kind};
-use bkfs_chunker::ingest::Sealed;
+use bkfs_chunker::ingest::{Ingest, Sealed};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring, RepositoryId, Secrets};
 use bkfs_store::entropy::Entropy;
@@ -268,11 +269,24 @@ impl Shelf {
 /// The number of index objects from which an upload absorbs them all.
 const ABSORBED_AT: usize = 4;
 
+/// Returns the write path of a session that stores nothing, over a store of its own.
+fn idle_ingest(session: SessionId) -> Ingest {
+    let config = DepotConfig {
+        workers: 0,
+        ..DepotConfig::default()
+    };
+    let store = Arc::new(MemoryStore::new());
+    let depot = Depot::open(store, keyring(), Seeded::new(0), config).expect("it has no cache");
+    Ingest::new(depot, session.0)
+}
+
 /// Uploads that keep no contents: each call of `seal_since` makes one pack.
 pub struct Fake {
     pub shelf: Arc<Shelf>,
     pub handle: RootHandle,
     pub session: SessionId,
+    /// Stores nothing and makes the tokens.
+    idle: Ingest,
     sequence: AtomicU32,
     /// Packs that were made and are in no root yet.
     pub uncommitted: Mutex<Vec<PackName>>,
@@ -289,6 +303,7 @@ impl Fake {
             shelf: shelf.clone(),
             handle: handle.clone(),
             session,
+            idle: idle_ingest(session),
             sequence: AtomicU32::new(0),
             uncommitted: Mutex::default(),
             relied_on: Mutex::default(),
@@ -369,7 +384,12 @@ impl Uploads for Fake {
             .chain([added])
             .collect();
         let absorbed = absorbed.iter().map(|index| index.name).collect();
-        let mut sealed = Sealed::unproven(index);
+        let mut sealed = self
+            .idle
+            .seal(&[])
+            .await
+            .expect("there is nothing to write");
+        sealed.index = index;
         sealed.absorbed = absorbed;
         sealed.packs = packs;
         sealed.relied_on = self.relied_on.lock().clone();

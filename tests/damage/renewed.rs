@@ -11,12 +11,7 @@ use bkfs::maintain::collect::plan::Effort;
 use bkfs::maintain::collect::{Options, Prospect, prospect};
 use bkfs::maintain::options::CheckOptions;
 use bkfs::maintain::quarantine;
-use bkfs::root::error::RootError;
-use bkfs::root::handle::Transition;
 use bkfs::root::holder::SystemProcesses;
-use bkfs::root::session::OpenSession;
-use bkfs::root::state::{Root, SessionId};
-use bkfs::root::transition::ListChange;
 use bkfs_chunker::catalog::Place;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
@@ -32,41 +27,8 @@ use crate::repairs::{mend, mend_with, root_of};
 use crate::restored::restore;
 use crate::world::{Fixture, Objects, SNAPSHOTS, bucket, objects, wait};
 
-/// Takes all snapshots out of the list, and puts none in the trash.
-struct Strip(SessionId);
-
-#[async_trait]
-impl Transition for Strip {
-    type Output = ();
-
-    fn session(&self) -> Option<SessionId> {
-        Some(self.0)
-    }
-
-    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        let change = ListChange {
-            removed: next.snapshots.clone(),
-            added: Vec::new(),
-        };
-        Ok(next.change_snapshots(&change)?)
-    }
-
-    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        Ok(root.snapshots.is_empty())
-    }
-}
-
 fn strip(store: &Arc<MemoryStore>) {
-    wait(async {
-        let repository = open(store.clone()).await;
-        let (handle, machine) = (&repository.handle, &repository.machine);
-        let holder = machine.holder("strip");
-        let session = OpenSession::open(handle, holder, None, &SystemProcesses).await;
-        let session = session.expect("entered");
-        let stripped = handle.update(&mut Strip(session.id())).await;
-        stripped.expect("stripped");
-        session.end().await.expect("left");
-    });
+    wait(async { bkfs_tests::strip(&open(store.clone()).await).await });
 }
 
 /// What a collection on a machine that remembers in `state` would do.

@@ -3,13 +3,7 @@
 
 use std::path::Path;
 
-use async_trait::async_trait;
 use bkfs::maintain::collect::{Collected, Options, Prospect, collect, prospect};
-use bkfs::root::error::RootError;
-use bkfs::root::handle::Transition;
-use bkfs::root::session::OpenSession;
-use bkfs::root::state::{Root, SessionId};
-use bkfs::root::transition::ListChange;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::collecting::{OPTIONS, forget_at, gc, with_snapshot_of};
@@ -78,40 +72,8 @@ fn a_snapshot_that_was_collected_here_is_not_missed() {
     assert_eq!((found.vanished.len(), found.lost.len()), (0, 0));
 }
 
-/// Takes all snapshots out of the list, and puts none in the trash.
-struct Strip(SessionId);
-
-#[async_trait]
-impl Transition for Strip {
-    type Output = ();
-
-    fn session(&self) -> Option<SessionId> {
-        Some(self.0)
-    }
-
-    async fn apply(&mut self, next: &mut Root) -> Result<(), RootError> {
-        let change = ListChange {
-            removed: next.snapshots.clone(),
-            added: Vec::new(),
-        };
-        Ok(next.change_snapshots(&change)?)
-    }
-
-    async fn seen(&mut self, root: &Root) -> Result<bool, RootError> {
-        Ok(root.snapshots.is_empty())
-    }
-}
-
 fn strip(bucket: &Bucket) {
-    bucket.work(bucket.memory.clone(), async |repository| {
-        let (handle, machine) = (&repository.handle, &repository.machine);
-        let holder = machine.holder("strip");
-        let session = OpenSession::open(handle, holder, None, &*machine.processes).await;
-        let session = session.expect("entered");
-        let stripped = handle.update(&mut Strip(session.id())).await;
-        stripped.expect("stripped");
-        session.end().await.expect("left");
-    });
+    bucket.work(bucket.memory.clone(), bkfs_tests::strip);
 }
 
 #[test]

@@ -8,7 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bkfs_chunker::spool::{Disk, Spool, SystemDisk};
+use bkfs_chunker::spool::Spool;
+use bkfs_store::disk::{Disk, SystemDisk};
 
 use crate::mounting::error::SpoolingError;
 use crate::places;

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::spool::{LeftObject, Leftover, ReplayProgress, Spool, leftovers};
-use bkfs_store::disk::{Disk, SystemDisk};
 use tokio::time::Instant;
 
 use crate::mounting::error::SpoolingError;

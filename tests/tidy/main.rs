@@ -54,14 +54,29 @@ fn rust_files(root: &Path) -> Vec<(String, String)> {
 /// Returns the violations by dependencies in the manifests, so that no rule is bypassed by a path
 /// that it does not know.
 fn manifest_violations(root: &Path) -> Vec<String> {
-    let forbidden: [(&str, &[&str]); 3] = [
-        ("fuse/Cargo.toml", &["bkfs", "bkfs-chunker", "object_store"]),
-        ("chunker/Cargo.toml", &["bkfs", "bkfs-fuse", "fuser"]),
+    let forbidden: [(&str, &[&str]); 5] = [
+        (
+            "fuse/Cargo.toml",
+            &["bkfs", "bkfs-chunker", "bkfs-store", "object_store"],
+        ),
+        (
+            "chunker/store/Cargo.toml",
+            &["bkfs", "bkfs-chunker", "bkfs-fuse", "bkfs-testing", "fuser"],
+        ),
+        (
+            "chunker/Cargo.toml",
+            &["bkfs", "bkfs-fuse", "fuser", "object_store"],
+        ),
+        (
+            "tests/testing/Cargo.toml",
+            &["bkfs", "bkfs-chunker", "bkfs-fuse", "fuser", "object_store"],
+        ),
         ("Cargo.toml", &["fuser", "object_store"]),
     ];
+    let read = |file| std::fs::read_to_string(root.join(file)).expect("each crate has a manifest");
     let mut found = Vec::new();
     for (file, names) in forbidden {
-        let text = std::fs::read_to_string(root.join(file)).expect("each crate has a manifest");
+        let text = read(file);
         found.extend(
             names
                 .iter()
@@ -69,16 +84,39 @@ fn manifest_violations(root: &Path) -> Vec<String> {
                 .map(|name| format!("{file}: may not depend on {name}")),
         );
     }
+    let product = [
+        "fuse/Cargo.toml",
+        "chunker/store/Cargo.toml",
+        "chunker/Cargo.toml",
+        "Cargo.toml",
+    ];
+    found.extend(
+        product
+            .iter()
+            .filter(|file| is_built_with(&read(file), "bkfs-testing"))
+            .map(|file| format!("{file}: only its tests may depend on bkfs-testing")),
+    );
     found
 }
 
 /// Whether `name` is in a section of dependencies (other than the workspace's list of versions).
 fn depends_on(manifest: &str, name: &str) -> bool {
+    lists(manifest, name, |section| section.ends_with("dependencies"))
+}
+
+/// Whether `name` is in a section of dependencies that are not for tests only.
+fn is_built_with(manifest: &str, name: &str) -> bool {
+    lists(manifest, name, |section| {
+        section.ends_with("dependencies") && !section.ends_with("dev-dependencies")
+    })
+}
+
+/// Whether `name` is in a section that `is_wanted` takes (other than the workspace's).
+fn lists(manifest: &str, name: &str, is_wanted: impl Fn(&str) -> bool) -> bool {
     let mut inside = false;
     for line in manifest.lines().map(str::trim) {
         if line.starts_with('[') {
-            inside = line.trim_matches(['[', ']']).ends_with("dependencies")
-                && !line.contains("workspace");
+            inside = is_wanted(line.trim_matches(['[', ']'])) && !line.contains("workspace");
         }
         let key = line
             .split(['=', '.', ' '])
@@ -160,6 +198,10 @@ fn a_dependency_is_found_in_each_way_of_writing_it() {
             "{line}"
         );
     }
+    let for_tests = "[dependencies]\nbytes = \"1\"\n[dev-dependencies]\nfuser = \"0.18\"\n";
+    assert!(depends_on(for_tests, "fuser") && !is_built_with(for_tests, "fuser"));
+    let for_all = "[dependencies]\nfuser.workspace = true\n[dev-dependencies]\nbytes = \"1\"\n";
+    assert!(is_built_with(for_all, "fuser"));
     assert!(!depends_on(
         "[workspace.dependencies]\nfuser = \"0.18\"\n[dependencies]\nbkfs-fuse.workspace = true\n",
         "fuser"

@@ -28,7 +28,7 @@ pub const PURE: &[&str] = &[
     "chunker/src/seal",
     "chunker/src/pack",
     "chunker/src/index",
-    "chunker/src/lock",
+    "chunker/store/src/lock",
     "src/tree",
     "src/extents",
     "src/retain",
@@ -89,7 +89,7 @@ pub const WALLS: &[Wall] = &[
     Wall {
         rooms: &["fuse/"],
         except: &[],
-        forbidden: &["bkfs", "bkfs_chunker", "object_store"],
+        forbidden: &["bkfs", "bkfs_chunker", "bkfs_store", "object_store"],
         allowed: &[],
         reason: "fuse/ depends on nothing of ours and knows no bucket",
     },
@@ -98,7 +98,21 @@ pub const WALLS: &[Wall] = &[
         except: &[],
         forbidden: &["bkfs", "bkfs_fuse", "fuser"],
         allowed: &[],
-        reason: "chunker/ depends on nothing of ours and knows no kernel",
+        reason: "chunker/ depends on its store alone and knows no kernel",
+    },
+    Wall {
+        rooms: &["chunker/store/"],
+        except: &[],
+        forbidden: &["bkfs_chunker"],
+        allowed: &[],
+        reason: "chunker/store/ depends on nothing of ours",
+    },
+    Wall {
+        rooms: &["src/", "fuse/", "chunker/"],
+        except: &[],
+        forbidden: &["bkfs_testing"],
+        allowed: &[],
+        reason: "no product code imports the fakes of tests",
     },
     Wall {
         rooms: &[""],
@@ -109,10 +123,10 @@ pub const WALLS: &[Wall] = &[
     },
     Wall {
         rooms: &[""],
-        except: &["chunker/src/store", "bench/"],
+        except: &["chunker/store/", "bench/"],
         forbidden: &["object_store"],
         allowed: &[],
-        reason: "only chunker/src/store imports object_store",
+        reason: "only chunker/store imports object_store",
     },
     Wall {
         rooms: &["src/"],
@@ -133,11 +147,10 @@ pub const WALLS: &[Wall] = &[
             "chunker/src/seal",
             "chunker/src/pack",
             "chunker/src/index",
-            "chunker/src/lock",
         ],
         except: &[],
         forbidden: &[
-            "crate::store",
+            "bkfs_store",
             "crate::bucket",
             "crate::depot",
             "crate::runtime",
@@ -147,7 +160,7 @@ pub const WALLS: &[Wall] = &[
             "crate::spool",
             "crate::cache",
         ],
-        allowed: &[],
+        allowed: &["bkfs_store::lock"],
         reason: "the pure rooms of chunker/ know none of its edges",
     },
     Wall {
@@ -160,7 +173,7 @@ pub const WALLS: &[Wall] = &[
     Wall {
         rooms: &["chunker/src/pending"],
         except: &[],
-        forbidden: &["crate::hydrate", "crate::link", "crate::store", "tokio"],
+        forbidden: &["crate::hydrate", "crate::link", "bkfs_store", "tokio"],
         allowed: &[],
         reason: "pending data is kept in memory, without I/O",
     },
@@ -276,15 +289,35 @@ mod tests {
             ("src/retain.rs", "use std::time::*;", "pure"),
             ("fuse/src/adapter.rs", "use bkfs_chunker::Depot;", "fuse/"),
             (
-                "chunker/src/store/mod.rs",
+                "chunker/store/src/lib.rs",
                 "use bkfs_fuse::Vfs;",
                 "chunker/",
+            ),
+            (
+                "chunker/store/src/local/mod.rs",
+                "use bkfs_chunker::id::Id;",
+                "nothing of ours",
+            ),
+            (
+                "chunker/store/src/lock.rs",
+                "fn f() { jiff::Timestamp::now(); }",
+                "pure",
+            ),
+            (
+                "chunker/src/link.rs",
+                "use bkfs_testing::fault::FaultStore;",
+                "no product code",
+            ),
+            (
+                "src/machine.rs",
+                "fn f() { bkfs_testing::entropy::SeededEntropy::new(1); }",
+                "no product code",
             ),
             ("src/vfs/read.rs", "use fuser::ReplyData;", "only fuse/"),
             (
                 "chunker/src/ingest/mod.rs",
                 "fn f(s: &dyn object_store::ObjectStore) {}",
-                "only chunker/src/store",
+                "only chunker/store",
             ),
             (
                 "src/volume/mod.rs",
@@ -293,7 +326,7 @@ mod tests {
             ),
             (
                 "chunker/src/pack/mod.rs",
-                "use crate::store::Store;",
+                "use bkfs_store::Store;",
                 "edges",
             ),
             (
@@ -335,8 +368,16 @@ mod tests {
                 "use fuser::Session; use std::fs::File;",
             ),
             (
-                "chunker/src/store/s3.rs",
+                "chunker/store/src/s3.rs",
                 "use object_store::aws::AmazonS3; use tokio::time;",
+            ),
+            (
+                "chunker/src/seal/config.rs",
+                "use bkfs_store::lock::LockRule;",
+            ),
+            (
+                "chunker/src/link.rs",
+                "use bkfs_store::Store;\n#[cfg(test)]\nmod tests { use bkfs_testing::fault::Fault; }",
             ),
             (
                 "src/volume/mod.rs",

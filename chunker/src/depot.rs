@@ -12,7 +12,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bkfs_store::Store;
 use bkfs_store::entropy::Entropy;
-use bkfs_store::pace::Rates;
 use bytes::Bytes;
 
 use crate::cache::{DiskCache, make_directory};

@@ -19,6 +19,8 @@ SWITCH = "BKFS_MUTANT"
 TARGETS = ("durability", "damage", "hostile", "reference")
 # The time after which a program of tests counts as one that fails, in seconds.
 HANG_S = 180
+# The file of the lowest crate, which all mutants can ask.
+LOWEST = "chunker/store/src/lib.rs"
 HELPER = f"""
 /// Whether the environment names this mutant.
 pub fn is_mutant(number: u32) -> bool {{
@@ -64,7 +66,7 @@ def plant(tree, mutants, skipped):
     for name, here in by_file.items():
         path = tree / name
         lines = path.read_text().split("\n")
-        crate = "crate" if name.startswith("chunker/") else "bkfs_chunker"
+        crate = "crate" if name.startswith("chunker/store/") else "bkfs_store"
         # From the last to the first: columns before an insertion stay.
         place = lambda entry: (
             entry[1]["span"]["start"]["line"], entry[1]["span"]["start"]["column"]
@@ -98,7 +100,7 @@ def viable(tree, mutants, environment, originals):
     while True:
         for path, text in originals.items():
             path.write_text(text)
-        root = tree / "chunker/src/lib.rs"
+        root = tree / LOWEST
         root.write_text(root.read_text() + HELPER)
         plant(tree, mutants, skipped)
         status, places, said = errors_of(tree, environment)
@@ -148,12 +150,14 @@ def fails(program, tree, environment, *chosen):
 
 def stages(mutant):
     """Which tests are run, the likeliest first: (target, words)."""
-    path = re.sub(r"^(chunker/|fuse/)?src/|(/mod)?\.rs$", "", mutant["file"])
+    path = re.sub(r"^(chunker/store/|chunker/|fuse/)?src/|(/mod)?\.rs$", "", mutant["file"])
     near = path.replace("/", "::").rpartition("::")[0] or path
-    own, other = "bkfs_chunker", "bkfs"
-    if not mutant["file"].startswith("chunker/"):
-        own, other = other, own
-    rest = [(other, ())] if own == "bkfs_chunker" else []
+    upwards = ["bkfs_store", "bkfs_testing", "bkfs_chunker", "bkfs"]
+    if mutant["file"].startswith("chunker/store/"):
+        own = "bkfs_store"
+    else:
+        own = "bkfs_chunker" if mutant["file"].startswith("chunker/") else "bkfs"
+    rest = [(above, ()) for above in upwards[upwards.index(own) + 1 :]]
     return [(own, (near,)), (own, ()), *rest, *((target, ()) for target in TARGETS)]
 
 

@@ -2,7 +2,7 @@
 //! `tests/suites/contract.sh` starts.
 //!
 //! Owns the list of stores and their addresses in the environment (`tests/README.md`). The cases
-//! are in the chunker (`store::contract`). A server that does not run is skipped, unless
+//! are in `bkfs_testing::contract`. A server that does not run is skipped, unless
 //! `BKFS_TEST_ALL_STORES=1` requires all of them.
 
 mod gcs;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# about: unit and property tests of the three crates, and every test target of tests/ without its
+# about: unit and property tests of the crates, and every test target of tests/ without its
 # about: own suite
 # needs: program
 # limit: 1500 3600

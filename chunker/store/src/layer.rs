@@ -15,7 +15,7 @@ use crate::{ObjectInfo, Store, StoreError, Version};
 /// A [`Store`] that passes each request to the store below unless a method is overridden. Its
 /// methods are those of [`Store`].
 ///
-/// Write `impl bkfs_chunker::store::Layer for …` without importing the name, so that method calls
+/// Write `impl bkfs_store::Layer for …` without importing the name, so that method calls
 /// resolve to [`Store`].
 #[async_trait]
 pub trait Layer: Send + Sync + Debug + 'static {

@@ -324,11 +324,7 @@ mod tests {
                 "use bkfs_chunker::pack::{Footer, PackName};",
                 "layout",
             ),
-            (
-                "chunker/src/pack/mod.rs",
-                "use bkfs_store::Store;",
-                "edges",
-            ),
+            ("chunker/src/pack/mod.rs", "use bkfs_store::Store;", "edges"),
             (
                 "chunker/src/hydrate/fetch.rs",
                 "use crate::ingest::Ingest;",

@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::session::Session;
 use crate::codec::Balance;
-use bkfs_store::entropy::{number, salt};
 use crate::error::DepotError;
 use crate::gate::Reservation;
 use crate::pack::{FrameTicket, PackBuilder};
 use crate::pending::{FullFrame, NewPack, OpenPack};
 use crate::seal::{Class, Features};
 use crate::workers::Scratch;
+use bkfs_store::entropy::{number, salt};
 
 impl Session {
     /// Reserves budget for bytes that are about to be accepted. The caller waits here while too

@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use bkfs_chunker::catalog::Place;
 use bkfs_chunker::id::Id;
 use bkfs_chunker::seal::Keyring;
 use bkfs_chunker::verify::Verifier;
@@ -13,7 +14,7 @@ use bkfs_store::Store;
 use jiff::Timestamp;
 
 use super::check::{Findings, open_depot};
-use super::collect::rebuilt::Rebuilt;
+use super::collect::rebuilt::{Head, Rebuilt, whole_of};
 use super::collect::renew::Renewal;
 use super::collect::sightings::SightingsFile;
 use super::options::CheckOptions;
@@ -24,22 +25,30 @@ use crate::root::state::{Condemned, HolderInfo};
 
 /// Which of the snapshots that commit records tell of are known to need nothing but what is live
 /// (rule 3).
-#[derive(Debug)]
-pub(super) enum Closed {
-    /// All: it is known which packs are condemned.
-    All,
-    /// Those with these commits.
-    Only(HashSet<Id>),
+#[derive(Debug, Default)]
+pub(super) struct Closed {
+    /// Their commits.
+    commits: HashSet<Id>,
+    /// The epoch of the root for which that was found out.
+    epoch: u64,
 }
 
 impl Closed {
-    /// Returns whether the snapshot with this commit is one of them.
-    pub(super) fn has(&self, commit: &Id) -> bool {
-        match self {
-            Self::All => true,
-            Self::Only(commits) => commits.contains(commit),
-        }
+    /// Returns whether the snapshot with this commit is known to be one of them in a root of this
+    /// epoch. Packs leave the live set in a new epoch only.
+    pub(super) fn has(&self, commit: &Id, epoch: u64) -> bool {
+        self.epoch == epoch && self.commits.contains(commit)
     }
+}
+
+/// Returns the commits of those of `heads` of which everything lies in the packs that the check has
+/// read, and in none of which it knows that they cannot be read.
+///
+/// # Errors
+/// The store cannot be read.
+pub(super) async fn whole(findings: &Findings, heads: &[Head]) -> Result<HashSet<Id>, RootError> {
+    let is_there = |places: &[Place]| findings.damage.any_good(places);
+    whole_of(&findings.depot, heads, is_there).await
 }
 
 /// Whether lists of snapshots are to be written anew by the next repair only. Which of the
@@ -75,8 +84,10 @@ pub(super) fn step(lost: &[Condemned]) -> Option<String> {
 }
 
 /// Condemns anew what lost lists may have named. `rebuilt` stands in for lists of snapshots that
-/// are lost too. Returns which snapshots are known to be closed then: all if no list of condemned
-/// packs was lost, and none if what the lists named is not found out.
+/// are lost too. Returns which of the snapshots in `rebuilt` are known to be closed then. If no list
+/// of condemned packs is lost the check has read what is live, and that decides: the repair before
+/// may have condemned anew, and ended before it listed them. If what lost lists named is not found
+/// out, none is known to be closed.
 pub(super) async fn renew(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
@@ -86,9 +97,12 @@ pub(super) async fn renew(
     rebuilt: Rebuilt,
 ) -> Result<Closed, RootError> {
     if findings.listed.lost_condemned.is_empty() {
-        return Ok(Closed::All);
+        return Ok(Closed {
+            commits: whole(findings, &rebuilt.heads).await?,
+            epoch: findings.listed.epoch,
+        });
     }
-    let unknown = Closed::Only(HashSet::new());
+    let unknown = Closed::default();
     let Some(handle) = findings.handle.as_ref().filter(|_| !lost.is_empty()) else {
         return Ok(unknown);
     };
@@ -116,6 +130,9 @@ pub(super) async fn renew(
             );
             Ok(unknown)
         }
-        renewed => Ok(Closed::Only(renewed?.whole)),
+        renewed => renewed.map(|renewed| Closed {
+            commits: renewed.whole,
+            epoch: renewed.epoch,
+        }),
     }
 }

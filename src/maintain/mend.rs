@@ -124,7 +124,7 @@ impl Mend<'_> {
         let is_witness = next.chain.is_some();
         // What they need may have been condemned, unlike that of all that a list names.
         let marked = |entry: &SnapshotEntry| SnapshotEntry {
-            rebuilt: is_witness && !self.closed.has(&entry.commit),
+            rebuilt: is_witness && !self.closed.has(&entry.commit, next.epoch),
             ..entry.clone()
         };
         for entry in known_kept {

@@ -422,7 +422,7 @@ pub async fn execute(
             let abandoned = plan.abandoned.clone();
             let renew = anew::renew(store, keyring, options, findings, &renewed, rebuilt);
             if plan.lost_lists.is_empty() {
-                mend_planned(store, keyring, findings, plan, Closed::All).await?;
+                mend_planned(store, keyring, findings, plan, Closed::default()).await?;
                 abandon::remember(options, keyring, abandoned).await;
                 return renew.await.map(drop);
             }
@@ -455,9 +455,14 @@ async fn write_root(
     keyring: &Keyring,
     options: &CheckOptions,
     findings: &Findings,
-    plan: Plan,
+    mut plan: Plan,
     mut root: Root,
 ) -> Result<(), RootError> {
+    let whole = anew::whole(findings, &plan.rebuilt().heads).await?;
+    let trash = plan.trash.iter_mut().map(|entry| &mut entry.snapshot);
+    for entry in plan.snapshots.iter_mut().chain(trash) {
+        entry.rebuilt = !whole.contains(&entry.commit);
+    }
     let ingest = Ingest::new(
         findings.depot.clone(),
         u64::from_le_bytes(random(&*options.entropy)),

@@ -64,6 +64,8 @@ pub struct Listed {
     pub lost_quarantine: bool,
     /// A part of the chain of generations cannot be read.
     pub lost_chain: bool,
+    /// The epoch of the root that names these lists.
+    pub epoch: u64,
 }
 
 /// Contents of the index objects of a root.
@@ -358,7 +360,10 @@ impl Scan<'_> {
     /// Store errors.
     pub async fn lists(&self, root: &Root, report: &mut Report) -> Result<Listed, RootError> {
         let lists = Lists::new(self.store.clone(), self.keyring.clone());
-        let mut listed = Listed::default();
+        let mut listed = Listed {
+            epoch: root.epoch,
+            ..Listed::default()
+        };
         for list in &root.snapshots {
             match lists.snapshot_shards(&[*list]).await {
                 Ok(shards) => listed

@@ -331,7 +331,8 @@ fn what_is_gone_of_a_snapshot_leaves_its_mark() {
     assert_eq!(marked(&store), BTreeSet::from(["gone".to_owned()]));
 }
 
-fn data_key(pack: &PackName) -> String {
+/// The key of a data pack.
+pub fn data_key(pack: &PackName) -> String {
     pack.key(Class::DataPack)
 }
 
@@ -346,7 +347,7 @@ fn names(store: &Arc<MemoryStore>) -> Vec<String> {
 }
 
 /// The names of all snapshots, kept and forgotten, that bear the mark of a failed repair.
-fn marked(store: &Arc<MemoryStore>) -> BTreeSet<String> {
+pub fn marked(store: &Arc<MemoryStore>) -> BTreeSet<String> {
     wait(async {
         let repository = open(store.clone()).await;
         let root = repository.handle.current().root.clone();

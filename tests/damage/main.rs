@@ -10,6 +10,7 @@ mod cases;
 mod doubted;
 mod forgotten;
 mod heals;
+mod interrupted;
 mod lists;
 mod machine;
 #[path = "../reference/password.rs"]

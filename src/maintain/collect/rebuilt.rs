@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use bkfs_chunker::catalog::Place;
+use bkfs_chunker::depot::Depot;
 use bkfs_chunker::id::{Id, Kind};
 use bkfs_chunker::ingest::Ingest;
 
@@ -85,7 +86,20 @@ pub(super) async fn whole(
         let is_live = |place: &Place| marker.live.contains(&place.pack);
         places.iter().any(|place| is_live(place) && !is_gone(place))
     };
-    let mut trees = Wholeness::new(depot, is_there);
+    whole_of(depot, &heads, is_there).await
+}
+
+/// Returns the commits of those of `heads` of which `is_there` returns true for the places of
+/// everything, and of which all nodes and segments can be read.
+///
+/// # Errors
+/// The store cannot be read.
+pub(in crate::maintain) async fn whole_of(
+    depot: &Depot,
+    heads: &[Head],
+    is_there: impl Fn(&[Place]) -> bool,
+) -> Result<HashSet<Id>, RootError> {
+    let mut trees = Wholeness::new(depot, &is_there);
     let mut whole = HashSet::new();
     for head in heads {
         let has_tree = match head.tree {

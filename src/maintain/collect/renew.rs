@@ -85,6 +85,8 @@ pub struct Renewed {
     /// Commits of snapshots known from their records that need nothing but what is live. None if
     /// another renewal was faster.
     pub whole: HashSet<Id>,
+    /// The epoch of the root that was made.
+    pub epoch: u64,
 }
 
 /// Packs that go, each with how many of its blobs are needed.
@@ -262,12 +264,14 @@ impl Renewal<'_> {
             whole,
             sealing: Sealing::since(mark, ingest),
             list: None,
+            made: root.epoch,
             is_late: false,
         };
         let made = self.handle.update(&mut cas).await;
         cas.sealing.settle(made.is_ok());
         match made {
             Ok(applied) => Ok(Round::Made(Renewed {
+                epoch: cas.made,
                 packs: applied.output,
                 whole: cas.whole,
             })),
@@ -382,6 +386,8 @@ struct RenewCas<'a> {
     sealing: Sealing<'a>,
     /// The list of the attempt that was sent last.
     list: Option<PackName>,
+    /// The epoch of that attempt.
+    made: u64,
     is_late: bool,
 }
 
@@ -451,6 +457,7 @@ impl Transition for RenewCas<'_> {
             next.condemned.push(Condemned { epoch, list });
             self.list = Some(list.name);
         }
+        self.made = next.epoch;
         Ok(packs)
     }
 

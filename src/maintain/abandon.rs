@@ -132,6 +132,12 @@ async fn is_whole<F: Fn(&[Place]) -> bool>(
 }
 
 impl Broken {
+    /// Returns one of `commits` of which all that it alone needs can be read, if any.
+    pub(super) fn whole_of(&self, commits: &[Id]) -> Option<Id> {
+        let is_broken = |id: &Id| self.alone.iter().any(|entry| entry.commit == *id);
+        commits.iter().find(|id| !is_broken(id)).copied()
+    }
+
     /// Adds to a plan what is given up, and what is said of the rest.
     pub(super) fn plan(&self, gives_up: bool, plan: &mut Plan) {
         let name = |entry: &SnapshotEntry| format!("{}/{}", entry.volume, entry.name);

@@ -66,7 +66,7 @@ pub(super) fn comes_first(findings: &Findings, finds_damage: bool) -> bool {
 pub(super) fn lost(findings: &Findings, are_known: bool) -> Vec<Condemned> {
     let (listed, indexed) = (&findings.listed, &findings.indexed);
     let is_known = listed.lost.is_empty() || are_known;
-    match is_known && !listed.lost_quarantine && indexed.lost.is_empty() {
+    match is_known && listed.lost_quarantine.is_empty() && indexed.lost.is_empty() {
         true => listed.lost_condemned.clone(),
         false => Vec::new(),
     }

@@ -72,6 +72,9 @@ pub struct Findings {
     pub leftover_snapshots: Vec<SnapshotEntry>,
     /// The highest epoch in any heartbeat; filled in the same cases.
     pub leftover_epoch: u64,
+    /// Keys of objects that no root names, that cannot be read, and without which lost objects are
+    /// written anew; looked for as above.
+    pub unread: Vec<String>,
     /// The newest generation that this machine remembers.
     pub known_generation: u64,
 }
@@ -183,8 +186,9 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
     scan.keys(&bucket, root.as_ref(), &mut report).await?;
     let mut leftovers = Indexed::default();
     let lost = root.is_none() || !listed.lost.is_empty();
+    let mut unread = Vec::new();
     let (leftover_snapshots, leftover_epoch) = match lost {
-        true => scan.leftovers(&bucket, &mut leftovers).await?,
+        true => scan.leftovers(&bucket, &mut leftovers, &mut unread).await?,
         false => Default::default(),
     };
     if root.is_none() {
@@ -198,7 +202,8 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
                     || condemned.contains(name)
                     || left_out.contains(name)
             };
-            scan.unlisted(&bucket, known, &mut report).await?
+            let found = scan.unlisted(&bucket, known, &mut report, &mut unread);
+            found.await?
         }
         false => Vec::new(),
     };
@@ -216,6 +221,7 @@ async fn look(scan: &Scan<'_>, left_out: &HashSet<PackName>) -> Result<Findings,
         newer_root,
         leftover_snapshots,
         leftover_epoch,
+        unread,
         known_generation: scan.known_mark().await.map_or(0, |mark| mark.generation),
     })
 }

@@ -34,7 +34,7 @@ struct Look {
 
 /// The journals of a session, from the first that cannot be carried out. No mount can take the
 /// volume past them.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Unreplayable {
     /// The session.
     pub session: SessionId,
@@ -121,6 +121,26 @@ impl Scan<'_> {
             }
         }
         Ok(last)
+    }
+
+    /// Judges journals once more that could not be carried out. Returns the key of one that is not
+    /// what it was, or of one that was missing before them and is not; none if all is as it was.
+    ///
+    /// # Errors
+    /// Those of [`Scan::sessions`].
+    pub(super) async fn judged_otherwise(
+        &self,
+        handle: &RootHandle,
+        broken: &Unreplayable,
+    ) -> Result<Option<String>, RootError> {
+        let view = handle.refresh().await?;
+        let Some(session) = view.root.sessions.get(&broken.session) else {
+            return Ok(broken.other_than(&Unreplayable::default()));
+        };
+        let (id, volume) = (broken.session, &broken.volume);
+        let bucket = self.list_below(&prefix(self.keyring, volume, id)).await?;
+        let look = self.journals(id, session, &bucket).await?;
+        Ok(broken.other_than(&look.broken.unwrap_or_default()))
     }
 
     /// Returns this machine's memory of the journals that it sent.
@@ -315,6 +335,26 @@ impl Unreplayable {
         if self.keys.last().is_some_and(|last| last != key) {
             self.keys.push(key.to_owned());
         }
+    }
+
+    /// Returns the key of a journal that is no longer what it was, by a later judgement over the same
+    /// session. Journals that came after them since then change nothing.
+    fn other_than(&self, now: &Self) -> Option<String> {
+        if let Some(gap) = &self.gap
+            && now.gap.as_ref().map(|gap| gap.after) != Some(gap.after)
+        {
+            return Some(gap.key());
+        }
+        let mut keys = self.keys.iter();
+        if let Some(key) = keys.find(|key| !now.keys.contains(key)) {
+            return Some(key.clone());
+        }
+        let first = self.keys.first();
+        if let Some(key) = first.filter(|_| self.after != now.after) {
+            return Some(key.clone());
+        }
+        let mut covered = self.covered.iter();
+        covered.find(|key| !now.covered.contains(key)).cloned()
     }
 
     /// Returns true if there are none.

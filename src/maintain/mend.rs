@@ -57,6 +57,7 @@ pub(super) async fn mend(
             trash: ListChange::default(),
             quarantine: ListChange::default(),
             damaged: plan.writes_quarantine.then_some(plan.quarantine),
+            lost_quarantine: &findings.listed.lost_quarantine,
             lists: Lists::new(store.clone(), keyring.clone()),
             ingest: &ingest,
             loses_chain: plan.loses_chain,
@@ -91,6 +92,8 @@ struct Mend<'a> {
     quarantine: ListChange,
     /// What comes into quarantine, with which its lists are merged.
     damaged: Option<Vec<QuarantineEntry>>,
+    /// Lists of the quarantine that cannot be read.
+    lost_quarantine: &'a [ListRef],
     lists: Lists,
     ingest: &'a Ingest,
     loses_chain: bool,
@@ -154,8 +157,9 @@ impl Mend<'_> {
         Ok(())
     }
 
-    /// One list for all of the quarantine of `next`, as far as that can be read, and what was
-    /// found. Scrubs and repairs of others may have put something there since the check began.
+    /// One list for all of the quarantine of `next`, without the lists that are known to be lost and
+    /// still cannot be read, and what was found. Scrubs and repairs of others may have put something
+    /// there since the check began.
     async fn merge_quarantine(&self, next: &Root) -> Result<ListChange, RootError> {
         let Some(damaged) = &self.damaged else {
             return Ok(ListChange::default());
@@ -164,12 +168,10 @@ impl Mend<'_> {
         for list in &next.quarantine {
             match self.lists.quarantine_shards(&[*list]).await {
                 Ok(shards) => entries.extend(shards.iter().flat_map(|shard| shard.iter().cloned())),
-                Err(RootError::Store(error))
-                    if !error.is_not_found() && !error.is_of_one_object() =>
-                {
-                    return Err(error.into());
+                Err(error) if self.lost_quarantine.contains(list) && error.is_of_one_object() => {
+                    tracing::warn!(%error, "a list of the quarantine is given up");
                 }
-                Err(error) => tracing::warn!(%error, "a list of the quarantine is given up"),
+                Err(error) => return Err(error),
             }
         }
         entries.sort_by_key(|entry| (entry.pack, entry.frame));

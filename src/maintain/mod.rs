@@ -22,6 +22,7 @@
 //! | [`anew`] | restores objects that only collection needs |
 //! | [`repair`] | plans a repair, and executes it |
 //! | `mend` | one replacement of a root by the planned one |
+//! | `reread` | reads once more what a repair is about to give up |
 //! | `refusal` | objects that a repair refuses to touch |
 //! | `refused` | tells a store that refuses one object from one that refuses all |
 //! | [`heal`] | restores lost blobs from another repository |
@@ -55,6 +56,7 @@ mod refusal;
 mod refused;
 pub mod repair;
 pub mod report;
+mod reread;
 pub mod sample;
 pub mod scan;
 pub mod scrub;

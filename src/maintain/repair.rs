@@ -28,6 +28,7 @@ use super::mend::mend;
 use super::options::CheckOptions;
 use super::rebuild::{self, Left, Remains, Taken};
 use super::refusal::{may_be_replaced, refuse, refuse_newer_keys};
+use super::reread::require_lost;
 use super::sealing::listed;
 use crate::root::error::RootError;
 use crate::root::repository::probe;
@@ -50,7 +51,7 @@ pub struct Plan {
     pub steps: Vec<String>,
     /// What is not done and could be, in sentences.
     pub remarks: Vec<String>,
-    root: Option<Root>,
+    pub(super) root: Option<Root>,
     pub(super) packs: Vec<PackContents>,
     pub(super) snapshots: Vec<SnapshotEntry>,
     pub(super) trash: Vec<TrashEntry>,
@@ -66,7 +67,7 @@ pub struct Plan {
     /// What sessions are taken to have sent from then on.
     given_up: Vec<(SessionId, Sent)>,
     /// Lists of condemned packs that are put aside, once all the rest is in the root.
-    renewed: Vec<Condemned>,
+    pub(super) renewed: Vec<Condemned>,
     /// The root changes but for those.
     mends: bool,
 }
@@ -98,8 +99,11 @@ pub async fn plan(
     options: &CheckOptions,
 ) -> Result<(Findings, Plan), RootError> {
     let mut left_out = HashSet::new();
+    // Of all rounds, since packs are left out because of what a round could not read.
+    let mut unread = BTreeSet::new();
     for _ in 0..ROUNDS_MAX {
-        let findings = examine_without(store.clone(), keyring, options, &left_out).await?;
+        let mut findings = examine_without(store.clone(), keyring, options, &left_out).await?;
+        unread.extend(std::mem::take(&mut findings.unread));
         refuse(&findings)?;
         if findings.handle.is_none() {
             refuse_newer_keys(&**store, keyring, &findings).await?;
@@ -107,6 +111,7 @@ pub async fn plan(
         let tips = tips(&findings).await?;
         let open = strangers(&findings, &tips).await?;
         if open.is_empty() {
+            findings.unread = unread.into_iter().collect();
             let sent = match findings.handle {
                 None => remembered(options).await,
                 Some(_) => Vec::new(),
@@ -234,7 +239,7 @@ fn make_plan(
                 plan_lost_lists(findings, tips, &mut plan);
             }
             broken.plan(options.gives_up, &mut plan);
-            plan.loses_chain = findings.listed.lost_chain;
+            plan.loses_chain = !findings.listed.lost_chain.is_empty();
             if plan.loses_chain {
                 plan.steps.push(
                     "give up the older part of the chain of generations: machines that have seen one of these ask once"
@@ -380,7 +385,7 @@ fn plan_quarantine(findings: &Findings, plan: &mut Plan) {
         };
         !known.contains(place) && !known.contains(&whole)
     });
-    plan.writes_quarantine = !found.is_empty() || findings.listed.lost_quarantine;
+    plan.writes_quarantine = !found.is_empty() || !findings.listed.lost_quarantine.is_empty();
     if !plan.writes_quarantine {
         return;
     }
@@ -397,10 +402,11 @@ fn plan_quarantine(findings: &Findings, plan: &mut Plan) {
     plan.quarantine = found.into_iter().map(entry).collect();
 }
 
-/// Does what was planned.
+/// Does what was planned, unless something that it gives up can be read now.
 ///
 /// # Errors
-/// Store errors, and those of a session's entry; [`RootError::OutcomeUnknown`]. Doing it again is safe.
+/// [`RootError::NoLongerLost`], before anything is changed; store errors, and those of a session's
+/// entry; [`RootError::OutcomeUnknown`]. Doing it again is safe.
 pub async fn execute(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
@@ -408,6 +414,7 @@ pub async fn execute(
     findings: &Findings,
     plan: Plan,
 ) -> Result<(), RootError> {
+    require_lost(store, keyring, options, findings, &plan).await?;
     probe(&**store, &*options.entropy, &options.policy).await?;
     match plan.root.clone() {
         Some(root) => write_root(store, keyring, options, findings, plan, root).await,

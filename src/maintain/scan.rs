@@ -60,10 +60,10 @@ pub struct Listed {
     pub lost: Vec<ListRef>,
     /// Condemned packs whose list cannot be read.
     pub lost_condemned: Vec<Condemned>,
-    /// A list of quarantined places cannot be read.
-    pub lost_quarantine: bool,
-    /// A part of the chain of generations cannot be read.
-    pub lost_chain: bool,
+    /// Lists of quarantined places that cannot be read.
+    pub lost_quarantine: Vec<ListRef>,
+    /// Parts of the chain of generations that cannot be read.
+    pub lost_chain: Vec<ListRef>,
     /// The epoch of the root that names these lists.
     pub epoch: u64,
 }
@@ -148,7 +148,7 @@ fn newer_than_this(error: &RootError) -> Option<String> {
 }
 
 /// Turns an error at an object of the root into a problem of the report.
-fn root_problem(error: RootError) -> Result<Problem, RootError> {
+pub(super) fn root_problem(error: RootError) -> Result<Problem, RootError> {
     match error {
         RootError::Damaged { key, reason } => Ok(Problem::new(key, ProblemKind::Damaged, reason)),
         RootError::Unopenable { key, source } => {
@@ -409,14 +409,14 @@ impl Scan<'_> {
                 }
                 Err(error) => {
                     report.add(root_problem(error)?);
-                    listed.lost_quarantine = true;
+                    listed.lost_quarantine.push(*list);
                 }
             }
         }
         for part in root.chain.iter().flat_map(|chain| &chain.older) {
             if let Err(error) = lists.nonce_shards(&[part.list]).await {
                 report.add(root_problem(error)?);
-                listed.lost_chain = true;
+                listed.lost_chain.push(part.list);
             }
         }
         report.counts.snapshots = listed.snapshots.len() as u64;
@@ -461,7 +461,8 @@ impl Scan<'_> {
     }
 
     /// Collects index objects and lists that no root names: adds the packs of every readable index
-    /// object, and returns every snapshot in any list and the highest epoch of any heartbeat.
+    /// object, and returns every snapshot in any list and the highest epoch of any heartbeat. Adds
+    /// the keys of unreadable objects to `unread`.
     ///
     /// # Errors
     /// Store errors.
@@ -469,6 +470,7 @@ impl Scan<'_> {
         &self,
         bucket: &BTreeMap<String, u64>,
         indexed: &mut Indexed,
+        unread: &mut Vec<String>,
     ) -> Result<(Vec<SnapshotEntry>, u64), RootError> {
         let (mut snapshots, mut epoch) = (Vec::new(), 0);
         for key in bucket.keys() {
@@ -483,7 +485,10 @@ impl Scan<'_> {
                         let packs = packs.into_iter().map(|pack| (pack.name(), pack));
                         indexed.packs.extend(packs);
                     }
-                    Err(error) => drop(as_problem(error)?),
+                    Err(error) => {
+                        as_problem(error)?;
+                        unread.push(key.clone());
+                    }
                 }
             }
             if !matches!(class, Class::List | Class::Session) {
@@ -493,6 +498,7 @@ impl Scan<'_> {
                 Ok(payload) => payload,
                 Err(error) => {
                     as_problem(error)?;
+                    unread.push(key.clone());
                     continue;
                 }
             };
@@ -508,7 +514,8 @@ impl Scan<'_> {
     }
 
     /// Describes packs in the bucket that are not among `known`. Runs only if a part of the index
-    /// is lost: every such pack may be needed, so that an unreadable description is a problem.
+    /// is lost: every such pack may be needed, so that an unreadable description is a problem. Adds
+    /// the keys of these packs to `unread`.
     ///
     /// # Errors
     /// Store errors.
@@ -517,6 +524,7 @@ impl Scan<'_> {
         bucket: &BTreeMap<String, u64>,
         known: impl Fn(&PackName) -> bool,
         report: &mut Report,
+        unread: &mut Vec<String>,
     ) -> Result<Vec<PackContents>, RootError> {
         let packs = bucket
             .iter()
@@ -526,13 +534,17 @@ impl Scan<'_> {
                 }
                 _ => None,
             });
-        let reads = packs.map(|(class, name, bytes)| self.verifier.describe(name, class, bytes));
+        let reads = packs.map(|(class, name, bytes)| async move {
+            let read = self.verifier.describe(name, class, bytes).await;
+            (name.key(class), read)
+        });
         let mut reads = futures::stream::iter(reads.collect::<Vec<_>>()).buffered(READS_AT_ONCE);
         let mut found = Vec::new();
-        while let Some(read) = reads.next().await {
+        while let Some((key, read)) = reads.next().await {
             match read {
                 Ok(pack) => found.push(pack),
                 Err(error) => {
+                    unread.push(key);
                     let mut problem = as_problem(error)?;
                     problem.what += " (no index object that can be read lists it)";
                     report.add(problem);

@@ -75,6 +75,14 @@ pub enum RootError {
         /// The damage.
         reason: String,
     },
+    /// Something that a check could not read can be read now: a repair would give up what is whole.
+    #[error(
+        "{object} is not given up: it was damaged or missing when the repository was checked, and it is not now; the store has given different answers, or another program has changed the repository since. Nothing was changed: run the check again"
+    )]
+    NoLongerLost {
+        /// The key of the object in the bucket, or the name of the snapshot.
+        object: String,
+    },
     /// A list of condemned packs cannot be read: what a collection may delete is not known.
     #[error(
         "{key}, a list of packs that a collection has condemned, cannot be read ({reason}): what may be deleted is not known, and nothing new may rely on it"
@@ -345,7 +353,7 @@ impl RootError {
             Self::OutcomeUnknown { .. } => ErrorKind::OutcomeUnknown,
             Self::Refused(Refusal::Fenced { .. }) => ErrorKind::Fenced,
             Self::Refused(Refusal::Held { .. }) => ErrorKind::Held,
-            Self::Contended { .. } => ErrorKind::Unavailable,
+            Self::Contended { .. } | Self::NoLongerLost { .. } => ErrorKind::Unavailable,
             Self::Rebuild { .. } => ErrorKind::Rebuild,
             Self::Damaged { .. }
             | Self::CondemnedUnknown { .. }

@@ -18,6 +18,7 @@ mod password;
 mod refused;
 mod renewed;
 mod repairs;
+mod reread;
 mod restored;
 mod scrubs;
 mod targeted;

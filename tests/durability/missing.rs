@@ -251,6 +251,31 @@ fn a_check_names_what_is_missing_and_a_repair_gives_it_up() {
     }
 }
 
+/// A store may say for a while that a journal is not there.
+#[test]
+fn a_journal_that_is_there_again_is_not_given_up() {
+    for index in [2, 1] {
+        let state = tempfile::tempdir().expect("a directory");
+        let bucket = dead(state.path(), "abc");
+        let key = journals(&bucket).remove(index);
+        let (bytes, _) = runtime().block_on(bucket.memory.get(&key)).expect("there");
+        delete(&bucket, index);
+        let (store, keyring, options) = looking(&bucket, state.path());
+        let done = runtime().block_on(async {
+            let (findings, plan) = plan(&store, &keyring, &options).await?;
+            assert!(!plan.is_empty(), "nothing is planned");
+            store.put_new(&key, vec![bytes]).await?;
+            execute(&store, &keyring, &options, &findings, plan).await
+        });
+        let told = done.expect_err("it is there again").to_string();
+        assert!(told.contains(&key), "{told}");
+        assert_eq!(bucket.count("damaged/journal/"), 0);
+        // This machine still knows what it sent.
+        delete(&bucket, index);
+        is_missing(mount(&bucket, state.path(), false));
+    }
+}
+
 /// A check asks by name for journals that a list does not show.
 #[test]
 fn a_check_believes_no_list_about_journals() {

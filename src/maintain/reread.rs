@@ -1,0 +1,201 @@
+//! The last look before a repair acts. A store may have answered a check wrongly for a while: with
+//! other bytes, or with a 404 for an object that is there. A repair that follows such an answer
+//! drops what is whole.
+//!
+//! Owns which objects are read once more, and that the repair does nothing if one of them can be
+//! read now. Writes nothing.
+
+use std::sync::Arc;
+
+use bkfs_chunker::error::DepotError;
+use bkfs_chunker::seal::{Class, Keyring};
+use bkfs_chunker::store::Store;
+use bkfs_chunker::verify::Verifier;
+use futures::StreamExt;
+
+use super::abandon;
+use super::check::Findings;
+use super::layout::{Place, place_of};
+use super::options::CheckOptions;
+use super::refused::Refusals;
+use super::repair::Plan;
+use super::scan::{Scan, as_problem, root_problem};
+use crate::root::error::RootError;
+use crate::root::lists::Lists;
+use crate::root::reading::open_root;
+use crate::root::state::{ListRef, ROOT_KEY};
+
+/// Objects that are read at the same time.
+const READS_AT_ONCE: usize = 8;
+
+/// Reads once more what a plan gives up.
+struct Again<'a> {
+    scan: Scan<'a>,
+    lists: Lists,
+    findings: &'a Findings,
+    plan: &'a Plan,
+}
+
+/// Reads everything once more that `plan` gives up as lost: the root, lists, index objects, journals
+/// and forgotten snapshots, and the objects from which something lost is written anew.
+///
+/// Costs the requests with which the check found these losses.
+///
+/// Cancel safety: only reads.
+///
+/// # Errors
+/// [`RootError::NoLongerLost`] with the first of them that can be read now; store errors.
+pub(super) async fn require_lost(
+    store: &Arc<dyn Store>,
+    keyring: &Keyring,
+    options: &CheckOptions,
+    findings: &Findings,
+    plan: &Plan,
+) -> Result<(), RootError> {
+    let store: Arc<dyn Store> = Arc::new(Refusals::of(store.clone()));
+    let (entropy, config) = (options.entropy.clone(), &options.verifier);
+    let verifier = Verifier::new(store.clone(), keyring.clone(), entropy, config)?;
+    let again = Again {
+        scan: Scan {
+            store: &store,
+            keyring,
+            verifier: &verifier,
+            options,
+        },
+        lists: Lists::new(store.clone(), keyring.clone()),
+        findings,
+        plan,
+    };
+    again.root().await?;
+    again.lists().await?;
+    again.indexes().await?;
+    again.unread().await?;
+    again.journals().await?;
+    again.forgotten().await
+}
+
+/// Returns an error that names `object` if it was read.
+fn stays_lost<T>(object: impl ToString, read: Result<T, DepotError>) -> Result<(), RootError> {
+    match read {
+        Ok(_) => Err(no_longer_lost(object)),
+        Err(error) => as_problem(error).map(drop),
+    }
+}
+
+fn no_longer_lost(object: impl ToString) -> RootError {
+    let object = object.to_string();
+    RootError::NoLongerLost { object }
+}
+
+impl Again<'_> {
+    async fn root(&self) -> Result<(), RootError> {
+        if self.plan.root.is_none() {
+            return Ok(());
+        }
+        match self.scan.store.get(ROOT_KEY).await {
+            Ok((bytes, version)) => match open_root(self.scan.keyring, &bytes, version) {
+                Ok(_) => Err(no_longer_lost(ROOT_KEY)),
+                Err(_) => Ok(()),
+            },
+            Err(error) => root_problem(error.into()).map(drop),
+        }
+    }
+
+    /// All lists that a root names and that leave it.
+    async fn lists(&self) -> Result<(), RootError> {
+        let (lists, listed, plan) = (&self.lists, &self.findings.listed, self.plan);
+        for list in &plan.lost_lists {
+            stays_unread(list, lists.snapshot_shards(&[*list]).await)?;
+            stays_unread(list, lists.trash_shards(&[*list]).await)?;
+        }
+        for condemned in &plan.renewed {
+            let list = condemned.list;
+            stays_unread(&list, lists.pack_shards(&[list]).await)?;
+        }
+        for list in listed
+            .lost_quarantine
+            .iter()
+            .filter(|_| plan.writes_quarantine)
+        {
+            stays_unread(list, lists.quarantine_shards(&[*list]).await)?;
+        }
+        for list in listed.lost_chain.iter().filter(|_| plan.loses_chain) {
+            stays_unread(list, lists.nonce_shards(&[*list]).await)?;
+        }
+        Ok(())
+    }
+
+    /// All index objects that a root names and that leave it.
+    async fn indexes(&self) -> Result<(), RootError> {
+        for index in &self.findings.indexed.lost {
+            let key = index.name.key(Class::Index);
+            stays_lost(key, self.scan.verifier.index(*index).await)?;
+        }
+        Ok(())
+    }
+
+    /// What the check could not read of that from which lost objects are written anew. What is
+    /// written goes without it.
+    async fn unread(&self) -> Result<(), RootError> {
+        let reads = self.findings.unread.iter().map(|key| self.read(key));
+        let mut reads =
+            futures::stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(READS_AT_ONCE);
+        while let Some(read) = reads.next().await {
+            read?;
+        }
+        Ok(())
+    }
+
+    async fn read(&self, key: &str) -> Result<(), RootError> {
+        let verifier = self.scan.verifier;
+        match place_of(key) {
+            Place::Named(class @ (Class::DataPack | Class::MetadataPack), name) => {
+                let bytes = self.findings.bucket.get(key).copied().unwrap_or(0);
+                stays_lost(key, verifier.describe(name, class, bytes).await)
+            }
+            Place::Named(Class::Index, name) => stays_lost(key, verifier.index_of(name).await),
+            Place::Named(class, _) => stays_lost(key, verifier.object(class, key).await),
+            Place::Session(_) => stays_lost(key, verifier.object(Class::Session, key).await),
+            _ => Ok(()),
+        }
+    }
+
+    /// All journals that are set aside or given up as missing: what is wrong with them, or with
+    /// those before them, is found out anew.
+    async fn journals(&self) -> Result<(), RootError> {
+        let Some(handle) = &self.findings.handle else {
+            return Ok(());
+        };
+        for broken in &self.findings.unreplayable {
+            if let Some(key) = self.scan.judged_otherwise(handle, broken).await? {
+                return Err(no_longer_lost(key));
+            }
+        }
+        Ok(())
+    }
+
+    async fn forgotten(&self) -> Result<(), RootError> {
+        if self.plan.abandoned.is_empty() {
+            return Ok(());
+        }
+        let broken = abandon::find(self.findings).await?;
+        match broken.whole_of(&self.plan.abandoned) {
+            None => Ok(()),
+            Some(commit) => {
+                let trash = self.findings.listed.trash.iter();
+                let mut entries = trash.map(|entry| &entry.snapshot);
+                let entry = entries.find(|entry| entry.commit == commit);
+                let name = entry.map(|entry| format!("snapshot {}/{}", entry.volume, entry.name));
+                Err(no_longer_lost(name.unwrap_or_else(|| commit.to_string())))
+            }
+        }
+    }
+}
+
+/// Returns an error that names the list if it was read.
+fn stays_unread<T>(list: &ListRef, read: Result<T, RootError>) -> Result<(), RootError> {
+    match read {
+        Ok(_) => Err(no_longer_lost(list.name.key(Class::List))),
+        Err(error) => root_problem(error).map(drop),
+    }
+}

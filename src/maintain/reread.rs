@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::seal::{Class, Keyring};
-use bkfs_chunker::store::Store;
 use bkfs_chunker::verify::Verifier;
+use bkfs_store::Store;
 use futures::StreamExt;
 
 use super::abandon;

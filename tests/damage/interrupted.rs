@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bkfs::maintain::repair::{execute, plan};
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::store::{Layer, MemoryStore, Store, StoreError, Version};
+use bkfs_store::{Layer, MemoryStore, Store, StoreError, Version};
 use bytes::Bytes;
 use tokio::sync::Notify;
 

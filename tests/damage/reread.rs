@@ -16,7 +16,7 @@ use bkfs::root::snapshots::{QuarantineEntry, decode_shard};
 use bkfs_chunker::catalog::Place;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::Class;
-use bkfs_chunker::store::{
+use bkfs_store::{
     Layer, MemoryStore, ObjectInfo, Operation, Store, StoreError, StoreErrorKind, Version,
 };
 use bytes::Bytes;

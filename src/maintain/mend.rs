@@ -23,8 +23,9 @@ use crate::root::handle::Transition;
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::Lists;
 use crate::root::session::OpenSession;
+use crate::root::shard::ListRef;
 use crate::root::snapshots::{QuarantineEntry, SnapshotEntry, TrashEntry};
-use crate::root::state::{HolderInfo, ListRef, Root, SessionId};
+use crate::root::state::{HolderInfo, Root, SessionId};
 use crate::root::transition::{IndexChange, ListChange};
 
 /// Changes a root that is there, as a session of maintenance. Snapshots that are listed from their

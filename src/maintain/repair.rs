@@ -34,8 +34,9 @@ use crate::root::error::RootError;
 use crate::root::repository::probe;
 use crate::root::retry::random;
 use crate::root::sent::Sent;
+use crate::root::shard::ListRef;
 use crate::root::snapshots::{QuarantineEntry, SnapshotEntry, TrashEntry};
-use crate::root::state::{Condemned, ListRef, ROOT_KEY, Root, SessionId};
+use crate::root::state::{Condemned, ROOT_KEY, Root, SessionId};
 use crate::root::victims::set_aside;
 
 /// What the repair session calls itself.

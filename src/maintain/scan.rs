@@ -19,16 +19,17 @@ use super::layout::{self, place_of};
 use super::options::CheckOptions;
 use super::report::{Problem, ProblemKind, Report};
 use crate::root::ancestry::require_descent;
+use crate::root::chain::RootMark;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, RootParts};
 use crate::root::heartbeat::Beat;
-use crate::root::listing;
 use crate::root::lists::Lists;
 use crate::root::memory::VolatileMemory;
-use crate::root::rule;
-use crate::root::snapshots::{SnapshotEntry, TrashEntry, decode_shard};
-use crate::root::state::{Condemned, ListRef, ROOT_KEY, Root, RootMark, SessionId};
+use crate::root::shard::{ListRef, decode_shard};
+use crate::root::snapshots::{SnapshotEntry, TrashEntry};
+use crate::root::state::{Condemned, ROOT_KEY, Root, SessionId};
 use crate::root::unlock::damage_of;
+use crate::root::{listing, rule};
 
 /// Small objects read at the same time.
 const READS_AT_ONCE: usize = 8;

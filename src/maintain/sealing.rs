@@ -11,8 +11,8 @@ use bkfs_chunker::pack::PackName;
 
 use crate::root::error::RootError;
 use crate::root::lists::{ListWriter, put_shard};
-use crate::root::snapshots::ListEntry;
-use crate::root::state::{ListRef, Root};
+use crate::root::shard::{ListEntry, ListRef};
+use crate::root::state::Root;
 use crate::root::transition::IndexChange;
 
 /// Writes lists under names of the ingest's session.

@@ -4,11 +4,12 @@
 //! Owns that decision, the writing of the older parts, and how they are read. [`super::chain`]
 //! defines the chain and its encoding.
 
-use super::chain::{Chain, Descent, NonceEntry, OWN_LEAST, OWN_LIMIT, OWN_MAX, short};
+use super::chain::{Chain, Descent, NonceEntry, OWN_LEAST, OWN_LIMIT, OWN_MAX, RootMark, short};
 use super::error::RootError;
 use super::handle::RootHandle;
 use super::lists::{DirectLists, Lists, put_shard};
-use super::state::{ListRef, ROOT_BYTES_MAX, Root, RootMark, SessionId};
+use super::shard::ListRef;
+use super::state::{ROOT_BYTES_MAX, Root, SessionId};
 use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_store::Store;
 use std::sync::{Arc, OnceLock};

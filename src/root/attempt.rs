@@ -2,9 +2,10 @@
 //!
 //! Owns which answers end an attempt. [`super::handle`] sends it, and reads the root.
 
+use super::chain::RootMark;
 use super::error::RootError;
 use super::handle::RootView;
-use super::state::{ROOT_KEY, RootMark};
+use super::state::ROOT_KEY;
 use bkfs_store::{Operation, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 use std::sync::Arc;

@@ -1,15 +1,15 @@
 //! The chain of a root: the first 8 bytes of the nonce of each generation that the root descends
 //! from.
 //!
-//! Owns the encoding of the chain, how it grows, how it is kept short, and whether it holds a given
-//! root. Pure: the older parts of the chain lie in list objects, which [`super::ancestry`] reads
-//! and writes.
+//! Owns the identity of a root ([`RootMark`]), the encoding of the chain, how it grows, how it is
+//! kept short, and whether it holds a given root. Pure: the older parts of the chain lie in list
+//! objects, which [`super::ancestry`] reads and writes.
 //!
 //! A generation alone does not identify a root: a bucket that was rolled back grows past every
 //! generation that a machine remembers. A root enters the chain when another root is made on top of
 //! it, so an attempt that the store never accepted is in no chain.
 
-use super::state::{ListRef, RootMark, StateError};
+use super::shard::{ListEntry, ListRef};
 use minicbor::{Decode, Encode};
 
 /// The largest number of nonces in the root itself, where there is room. With more, all but the
@@ -29,10 +29,20 @@ pub const PART_MAX: u32 = 1 << 17;
 /// The first eight bytes of a nonce.
 pub type Short = [u8; 8];
 
+/// The identity of one root among all that were ever written or attempted.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct RootMark {
+    /// Its generation.
+    pub generation: u64,
+    /// Its random nonce.
+    pub nonce: [u8; 16],
+}
+
 /// A nonce in a list.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(transparent)]
 pub struct NonceEntry(#[cbor(n(0), with = "minicbor::bytes")] pub Short);
+impl ListEntry for NonceEntry {}
 
 /// The generations that a root descends from.
 #[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
@@ -71,6 +81,11 @@ impl OlderPart {
         self.first.saturating_add(u64::from(self.list.count))
     }
 }
+
+/// The violation of the invariant of a chain.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("its chain of generations has a gap")]
+pub struct ChainGap;
 
 /// Evidence of a chain about a root that was seen before.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -202,17 +217,15 @@ impl Chain {
     /// Checks the invariant of the chain of a root of `generation`: no gap up to that generation.
     ///
     /// # Errors
-    /// [`StateError::Inconsistent`] if the chain has a gap or a nonce is not whole.
-    pub fn check(&self, generation: u64) -> Result<(), StateError> {
+    /// [`ChainGap`] if the chain has a gap or a nonce is not whole.
+    pub fn check(&self, generation: u64) -> Result<(), ChainGap> {
         let whole = self.nonces.len().is_multiple_of(size_of::<Short>());
         let mut ends: Vec<u64> = self.older.iter().map(OlderPart::end).collect();
         ends.push(self.first.saturating_add(self.len() as u64));
         let begins = self.older.iter().map(|part| part.first);
         let begins: Vec<u64> = begins.chain([self.first, generation]).collect();
         if !whole || ends != begins[1..] {
-            return Err(StateError::Inconsistent(
-                "its chain of generations has a gap".to_owned(),
-            ));
+            return Err(ChainGap);
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 //! Owns [`RootError`] and [`ErrorKind`]. The command line maps kinds to exit codes, and the errno
 //! table maps them to errno values.
 
-use super::state::{HolderInfo, NameError, RootMark, StateError};
+use super::chain::RootMark;
+use super::state::{HolderInfo, NameError, StateError};
 use super::transition::Refusal;
 use super::victims::{Gap, told};
 use crate::acquaintance::Acquaintance;

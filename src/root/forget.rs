@@ -7,10 +7,9 @@
 use super::error::RootError;
 use super::handle::{Applied, RootHandle, Transition};
 use super::lists::{ListWriter, Lists, put_shard};
-use super::snapshots::{
-    ListEntry, SnapshotEntry, SnapshotList, TrashEntry, free_number, shards_to_merge,
-};
-use super::state::{ListRef, Root, SessionId};
+use super::shard::{ListEntry, ListRef};
+use super::snapshots::{SnapshotEntry, SnapshotList, TrashEntry, free_number, shards_to_merge};
+use super::state::{Root, SessionId};
 use super::transition::{ListChange, Refusal};
 use async_trait::async_trait;
 use bkfs_chunker::id::Id;

@@ -20,13 +20,13 @@
 
 use super::ancestry::{Rebuilds, require_descent, require_generation, shorten};
 use super::attempt::{Attempt, Fate, is_decided, is_over, unsettled};
-use super::chain::Chain;
+use super::chain::{Chain, RootMark};
 use super::error::RootError;
 use super::memory::GenerationMemory;
 use super::reading::{first_view, open_root};
 use super::retry::{Pauses, RetryPolicy, bounded, is_refusal, random};
 use super::rule;
-use super::state::{ROOT_KEY, Root, RootMark, SessionId};
+use super::state::{ROOT_KEY, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::seal::{Class, Features, Keyring};
 use bkfs_store::entropy::Entropy;

@@ -8,11 +8,9 @@ use super::chain::NonceEntry;
 use super::error::RootError;
 use super::handle::{RootHandle, RootView};
 use super::retry::{RetryPolicy, create_surely};
-use super::snapshots::{
-    ListEntry, PackEntry, QuarantineEntry, SnapshotEntry, SnapshotList, TrashEntry, decode_shard,
-    encode_shard,
-};
-use super::state::{ListRef, Root, SessionId};
+use super::shard::{ListEntry, ListRef, decode_shard, encode_shard};
+use super::snapshots::{PackEntry, QuarantineEntry, SnapshotEntry, SnapshotList, TrashEntry};
+use super::state::{Root, SessionId};
 use super::transition::Refusal;
 use async_trait::async_trait;
 use bkfs_chunker::catalog::Place;

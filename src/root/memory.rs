@@ -6,8 +6,8 @@
 //! warning and never data. So an unparsable file counts as empty, and a write need not survive a
 //! power loss.
 
+use super::chain::RootMark;
 use super::sent::SentJournals;
-use super::state::RootMark;
 use crate::private;
 use async_trait::async_trait;
 use std::fmt::Debug;

@@ -10,6 +10,7 @@
 //! | [`state`] | contents of a root, and when they are consistent (pure) |
 //! | [`transition`] | who may change what in it (pure) |
 //! | [`snapshots`], [`record`] | entries of lists; the record of a commit (pure) |
+//! | [`shard`] | form of a list object, and the reference to one (pure) |
 //! | [`chain`] | ancestors of a root (pure) |
 //! | [`ancestry`] | older parts of the chain; whether a root descends from one seen before |
 //! | [`error`] | errors, by the caller's action |
@@ -69,6 +70,7 @@ pub mod rotation;
 pub mod rule;
 pub mod sent;
 pub mod session;
+pub mod shard;
 pub mod slot_removal;
 pub mod slots;
 pub mod snapshots;
@@ -90,8 +92,9 @@ pub use memory::{FileMemory, GenerationMemory, VolatileMemory};
 pub use repository::{NewRepository, OpenOptions, Passwords, Repository};
 pub use retry::RetryPolicy;
 pub use session::{OpenSession, VolumeRequest};
+pub use shard::ListRef;
 pub use snapshots::{SnapshotEntry, SnapshotList, SnapshotReference, SnapshotRequest};
-pub use state::{HolderInfo, ListRef, Root, Session, SessionId, SessionState, Volume};
+pub use state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
 pub use transition::{Claim, Refusal};
 pub use victims::{Gap, Victim};
 

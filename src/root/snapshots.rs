@@ -10,9 +10,9 @@
 //! differ among all snapshots that can be seen, now or after `forget --undo`: numbers in the trash
 //! count as taken.
 
-use super::chain::NonceEntry;
 use super::error::RootError;
-use super::state::{ListRef, NameError, Root, Volume, check_name, check_printable};
+use super::shard::{ListEntry, ListRef};
+use super::state::{NameError, Root, Volume, check_name, check_printable};
 use super::wire;
 use crate::retain::Dated;
 use bkfs_chunker::catalog::name_bytes;
@@ -115,36 +115,10 @@ pub struct QuarantineEntry {
     pub frame: Option<u16>,
 }
 
-/// The payload of a list object.
-#[derive(Clone, Debug, Eq, PartialEq, Encode, Decode)]
-#[cbor(map)]
-struct Shard<T> {
-    #[n(0)]
-    entries: Vec<T>,
-}
-
-/// Types of entries of list objects.
-pub trait ListEntry: Encode<()> + for<'b> Decode<'b, ()> + Clone + Send + Sync + 'static {}
 impl ListEntry for SnapshotEntry {}
 impl ListEntry for TrashEntry {}
 impl ListEntry for PackEntry {}
 impl ListEntry for QuarantineEntry {}
-impl ListEntry for NonceEntry {}
-
-/// Encodes the payload of a list object.
-pub fn encode_shard<T: ListEntry>(entries: Vec<T>) -> Vec<u8> {
-    minicbor::to_vec(Shard { entries }).expect("writing plain fields to memory cannot fail")
-}
-
-/// Decodes the payload of a list object.
-///
-/// # Errors
-/// A text that says what is wrong with the bytes.
-pub fn decode_shard<T: ListEntry>(payload: &[u8]) -> Result<Vec<T>, String> {
-    minicbor::decode::<Shard<T>>(payload)
-        .map(|shard| shard.entries)
-        .map_err(|error| error.to_string())
-}
 
 /// Checks the name of a new snapshot. Refuses `latest` as well as the names that [`check_name`]
 /// refuses.

@@ -12,12 +12,12 @@
 //! A session names its volume and holds the number of its last covered operation; a volume names
 //! only its holder. Each fact is stored once.
 
-use super::chain::Chain;
+use super::chain::{Chain, ChainGap, RootMark};
+use super::shard::ListRef;
 use super::wire;
 use crate::printable;
-use bkfs_chunker::catalog::{IndexRef, name_bytes};
+use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;
-use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::RepositoryId;
 use minicbor::{Decode, Encode};
 use std::collections::BTreeMap;
@@ -301,21 +301,6 @@ impl fmt::Display for HolderInfo {
     }
 }
 
-/// A list object that a root refers to.
-#[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
-#[cbor(map)]
-pub struct ListRef {
-    /// Names the object `lists/NAME`.
-    #[cbor(n(0), with = "name_bytes")]
-    pub name: PackName,
-    /// The number of entries in it.
-    #[n(1)]
-    pub count: u32,
-    /// The length of its payload in bytes.
-    #[n(2)]
-    pub bytes: u64,
-}
-
 /// A list of packs that left the live set together.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Encode, Decode)]
 #[cbor(map)]
@@ -462,7 +447,8 @@ impl Root {
             }
         }
         if let Some(chain) = &self.chain {
-            chain.check(self.generation)?;
+            let gap = |gap: ChainGap| StateError::Inconsistent(gap.to_string());
+            chain.check(self.generation).map_err(gap)?;
         }
         self.check_grounds()?;
         for (id, session) in &self.sessions {
@@ -498,15 +484,6 @@ impl Root {
         found.sort_unstable();
         found.into_iter().map(|(_, id)| id).collect()
     }
-}
-
-/// The identity of one root among all that were ever written or attempted.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub struct RootMark {
-    /// Its generation.
-    pub generation: u64,
-    /// Its random nonce.
-    pub nonce: [u8; 16],
 }
 
 /// The reasons why a text cannot name a volume or snapshot.

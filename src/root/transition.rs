@@ -8,9 +8,10 @@
 //! The comments name the steps of the protocol's model (tests/model).
 
 use super::grounds::GROUNDS_MAX;
+use super::shard::ListRef;
 use super::state::{
-    Ground, HOLDER_TEXT_BYTES_MAX, HolderInfo, ListRef, MOUNT_POINT_BYTES_MAX, NameError, Root,
-    Session, SessionId, SessionState, Volume, check_name, check_new_name,
+    Ground, HOLDER_TEXT_BYTES_MAX, HolderInfo, MOUNT_POINT_BYTES_MAX, NameError, Root, Session,
+    SessionId, SessionState, Volume, check_name, check_new_name,
 };
 use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use bkfs::maintain::check::check;
+use bkfs::root::chain::RootMark;
 use bkfs::root::choice::KeyChoice;
 use bkfs::root::memory::{GenerationMemory, VolatileMemory};
 use bkfs::root::repository::open_keys;
-use bkfs::root::state::{Root, RootMark};
+use bkfs::root::state::Root;
 use bkfs_chunker::seal::Class;
 use bytes::Bytes;
 use rand::rngs::StdRng;

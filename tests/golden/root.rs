@@ -5,10 +5,11 @@ use bkfs::root::chain::{Chain, NonceEntry, OlderPart};
 use bkfs::root::heartbeat::Beat;
 use bkfs::root::journal::JournalEntry;
 use bkfs::root::record::{CommitRecord, RecordedSnapshot, Replayed};
-use bkfs::root::snapshots::{PackEntry, SnapshotEntry, TrashEntry, decode_shard, encode_shard};
+use bkfs::root::shard::{ListRef, decode_shard, encode_shard};
+use bkfs::root::snapshots::{PackEntry, SnapshotEntry, TrashEntry};
 use bkfs::root::state::{
-    Condemned, Ground, HolderInfo, ListRef, Root, RuleHash, Session, SessionId, SessionState,
-    SpoolId, Volume,
+    Condemned, Ground, HolderInfo, Root, RuleHash, Session, SessionId, SessionState, SpoolId,
+    Volume,
 };
 use bkfs::tree::item::{Extent, Item};
 use bkfs::tree::key::Key;

@@ -26,8 +26,9 @@ use super::sightings::{Sightings, Vanished};
 use crate::root::error::RootError;
 use crate::root::lists::Lists;
 use crate::root::record::CommitRecord;
+use crate::root::shard::ListRef;
 use crate::root::snapshots::TrashEntry;
-use crate::root::state::{Ground, ListRef, Root, SessionId};
+use crate::root::state::{Ground, Root, SessionId};
 use crate::volume::rescue::below;
 
 /// Index objects read at the same time.

@@ -17,8 +17,9 @@ use super::whole::Wholeness;
 use crate::maintain::sealing::IngestLists;
 use crate::root::error::RootError;
 use crate::root::forget::rewrite;
-use crate::root::snapshots::{ListEntry, SnapshotEntry, TrashEntry};
-use crate::root::state::{ListRef, Root};
+use crate::root::shard::{ListEntry, ListRef};
+use crate::root::snapshots::{SnapshotEntry, TrashEntry};
+use crate::root::state::Root;
 use crate::root::transition::ListChange;
 
 /// The tree and the commit record of a snapshot.

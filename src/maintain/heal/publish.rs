@@ -20,8 +20,9 @@ use crate::root::forget::rewrite;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::lists::Lists;
 use crate::root::record::CommitRecord;
-use crate::root::snapshots::{ListEntry, SnapshotEntry, TrashEntry};
-use crate::root::state::{ListRef, Root, SessionId};
+use crate::root::shard::{ListEntry, ListRef};
+use crate::root::snapshots::{SnapshotEntry, TrashEntry};
+use crate::root::state::{Root, SessionId};
 use crate::root::transition::ListChange;
 
 /// The blobs that something refers to.

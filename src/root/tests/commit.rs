@@ -3,13 +3,13 @@
 use super::support::*;
 use crate::root::commit::{CommitRequest, Committer};
 use crate::root::error::{ErrorKind, RootError};
-use crate::root::handle::RootHandle;
-use crate::root::handle::Transition;
+use crate::root::handle::{RootHandle, Transition};
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::{ListWriter, Lists};
 use crate::root::session::{OpenSession, VolumeRequest};
-use crate::root::snapshots::{PackEntry, SnapshotRequest, encode_shard};
-use crate::root::state::{Condemned, ListRef, Root, SessionId};
+use crate::root::shard::{ListRef, encode_shard};
+use crate::root::snapshots::{PackEntry, SnapshotRequest};
+use crate::root::state::{Condemned, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::pack::PackName;
 use bkfs_store::{LocalStore, Store, StoreErrorKind, StoreOptions};

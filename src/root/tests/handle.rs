@@ -1,10 +1,11 @@
 //! Replacements of the root whose answers are lost, and roots that are rolled back.
 
 use super::support::*;
+use crate::root::chain::RootMark;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::handle::{Applied, RootHandle, Transition};
 use crate::root::memory::{FileMemory, GenerationMemory, VolatileMemory};
-use crate::root::state::{ROOT_KEY, Root, RootMark, SessionId};
+use crate::root::state::{ROOT_KEY, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_store::{LocalStore, Store, StoreErrorKind, StoreOptions};
 use std::sync::Arc;

@@ -53,7 +53,7 @@ async fn a_rotation_seals_what_comes_and_opens_what_was() {
 }
 
 /// Stores a list in a session of its own.
-async fn write_list(handle: &RootHandle, number: u32) -> crate::root::state::ListRef {
+async fn write_list(handle: &RootHandle, number: u32) -> crate::root::shard::ListRef {
     use crate::root::snapshots::PackEntry;
     let session = OpenSession::open(handle, holder("a"), None, &SystemProcesses).await;
     let session = session.expect("room");

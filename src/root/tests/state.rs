@@ -3,6 +3,7 @@
 use super::support::*;
 use crate::root::grounds::GROUNDS_MAX;
 use crate::root::record::{CommitRecord, RecordedSnapshot, Replayed};
+use crate::root::shard::ListRef;
 use crate::root::state::*;
 use crate::root::transition::*;
 use bkfs_chunker::catalog::IndexRef;

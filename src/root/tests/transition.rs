@@ -5,6 +5,7 @@ use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::holder::SystemProcesses;
 use crate::root::session::{OpenSession, VolumeRequest};
+use crate::root::shard::ListRef;
 use crate::root::state::*;
 use crate::root::transition::*;
 use async_trait::async_trait;

@@ -2,7 +2,7 @@
 
 use super::support::*;
 use crate::maintain::scan::list_refs;
-use crate::root::chain::{Chain, Descent, OWN_LEAST, OWN_MAX};
+use crate::root::chain::{Chain, Descent, OWN_LEAST, OWN_MAX, RootMark};
 use crate::root::commit::Committer;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::handle::{RootHandle, RootParts, RootView, Transition};
@@ -10,7 +10,8 @@ use crate::root::holder::SystemProcesses;
 use crate::root::lists::Lists;
 use crate::root::memory::{GenerationMemory, VolatileMemory};
 use crate::root::session::{OpenSession, VolumeRequest};
-use crate::root::state::{HolderInfo, ListRef, ROOT_BYTES_MAX, Root, RootMark, SessionId};
+use crate::root::shard::ListRef;
+use crate::root::state::{HolderInfo, ROOT_BYTES_MAX, Root, SessionId};
 use async_trait::async_trait;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features};

@@ -13,7 +13,7 @@ use bkfs_chunker::seal::{Keyring, RepositoryId};
 use bkfs_store::{RepositoryUrl, StoreOptions};
 
 use crate::private;
-use crate::root::memory::blocking;
+use crate::root::blocking::blocking;
 
 /// The properties of a repository that a machine remembers.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]

@@ -6,7 +6,7 @@
 //! is not preferred, and counts as damaged. A lost file costs time, and makes hostile slots count
 //! again (SECURITY.md). Unreadable lines are ignored.
 
-use super::memory::blocking;
+use super::blocking::blocking;
 use crate::private;
 use bkfs_chunker::seal::{RepositoryId, SlotName};
 use std::io::{self, Write};

@@ -6,6 +6,7 @@
 //! warning and never data. So an unparsable file counts as empty, and a write need not survive a
 //! power loss.
 
+use super::blocking::blocking;
 use super::chain::RootMark;
 use super::sent::SentJournals;
 use crate::private;
@@ -112,20 +113,6 @@ impl GenerationMemory for FileMemory {
     fn sent(&self) -> Option<&SentJournals> {
         Some(&self.sent)
     }
-}
-
-/// Runs a short file operation on a thread where it does not block other tasks.
-///
-/// Cancel safety: dropped after its first poll, it leaves the operation to run to its end.
-///
-/// # Errors
-/// Those of `work`, and an error of kind `Other` if the operation panics.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(io::Error::other)?
 }
 
 fn read(file: &Path) -> io::Result<Option<RootMark>> {

@@ -27,6 +27,7 @@
 //! | [`ground`] | the commit that the journals in an ended session's spool follow |
 //! | [`journal`] | writes the operations that fsync acknowledges before a commit |
 //! | [`padding`] | lengths of journals in the bucket (pure) |
+//! | `blocking` | runs short file operations apart from async tasks |
 //! | [`sent`] | journals that this machine has sent, to detect that the newest were deleted |
 //! | [`kept`] | journals in a spool, before they are sent |
 //! | [`victims`] | journals of ended sessions, read back |
@@ -43,6 +44,7 @@
 
 pub mod ancestry;
 mod attempt;
+pub(crate) mod blocking;
 pub mod carried;
 pub mod chain;
 pub mod choice;

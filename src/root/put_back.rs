@@ -6,8 +6,8 @@
 //! only copy of a key. [`super::slot_removal`] decides which slots are given up, and when they are
 //! needed.
 
+use super::blocking::blocking;
 use super::error::RootError;
-use super::memory::blocking;
 use super::retry::{RetryPolicy, create_surely, patiently, random};
 use super::slots::{Slots, SlotsError};
 use crate::private;

@@ -9,7 +9,7 @@
 //! end of the process, but after a power loss they may be older, or absent. The file has two slots,
 //! which journals use in turn, each with a checksum: a torn slot leaves the other one intact.
 
-use super::memory::blocking;
+use super::blocking::blocking;
 use super::state::SessionId;
 use crate::private;
 use std::fs::File;

@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::sightings::{change, read};
-use crate::root::memory::blocking;
+use crate::root::blocking::blocking;
 
 /// The limit of the gone bytes, in percent of the bytes that were held in the window. More is not
 /// deleted unasked.

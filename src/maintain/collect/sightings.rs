@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::private;
-use crate::root::memory::blocking;
+use crate::root::blocking::blocking;
 use crate::root::snapshots::{SnapshotEntry, TrashEntry};
 
 /// The name of the file.

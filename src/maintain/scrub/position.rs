@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::private;
-use crate::root::memory::blocking;
+use crate::root::blocking::blocking;
 
 /// The position in a round.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]

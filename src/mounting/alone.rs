@@ -13,7 +13,7 @@ use crate::mounting::writer::Writer;
 use crate::mounting::writing::Writing;
 use crate::repository::Repository;
 use crate::root::heartbeat::Standing;
-use crate::root::transition::Refusal;
+use crate::root::refusal::Refusal;
 use crate::vfs::special::Owner;
 use crate::volume::Volume;
 

@@ -18,9 +18,10 @@ use super::error::RootError;
 use super::handle::{RootHandle, Transition};
 use super::lists::{ListWriter, Lists, put_shard};
 use super::record::{CommitRecord, RecordedSnapshot, Replayed};
+use super::refusal::Refusal;
 use super::snapshots::{SnapshotEntry, SnapshotRequest, new_entry, shards_to_merge};
 use super::state::{Root, SessionId, Volume};
-use super::transition::{CommitChange, IndexChange, ListChange, Refusal};
+use super::transition::{CommitChange, IndexChange, ListChange};
 use async_trait::async_trait;
 use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;
@@ -584,10 +585,8 @@ impl<U: Uploads> CommitCas<'_, U> {
         let entry = new_entry(next, &kept, &trash, (volume, state), request)?;
         let removed = shards_to_merge(&next.snapshots);
         let merged = lists.snapshot_shards(&removed).await?;
-        let mut entries: Vec<_> = merged
-            .iter()
-            .flat_map(|shard| shard.iter().cloned())
-            .collect();
+        let entries = merged.iter().flat_map(|shard| shard.iter().cloned());
+        let mut entries: Vec<_> = entries.collect();
         entries.push(entry.clone());
         let added = put_shard(&**uploads, entries).await?;
         next.change_snapshots(&ListChange {

@@ -4,8 +4,8 @@
 //! table maps them to errno values.
 
 use super::chain::RootMark;
+use super::refusal::Refusal;
 use super::state::{HolderInfo, NameError, StateError};
-use super::transition::Refusal;
 use super::victims::{Gap, told};
 use crate::acquaintance::Acquaintance;
 use bkfs_chunker::error::DepotError;

@@ -7,10 +7,11 @@
 use super::error::RootError;
 use super::handle::{Applied, RootHandle, Transition};
 use super::lists::{ListWriter, Lists, put_shard};
+use super::refusal::Refusal;
 use super::shard::{ListEntry, ListRef};
 use super::snapshots::{SnapshotEntry, SnapshotList, TrashEntry, free_number, shards_to_merge};
 use super::state::{Root, SessionId};
-use super::transition::{ListChange, Refusal};
+use super::transition::ListChange;
 use async_trait::async_trait;
 use bkfs_chunker::id::Id;
 use jiff::Timestamp;

@@ -1,7 +1,7 @@
 //! Grounds: the recovery bases that the root keeps for ended sessions whose spools have not been
 //! examined yet.
 //!
-//! Owns when a ground is added, claimed and given up, and how many there are. Pure.
+//! Owns when a ground is added, claimed and given up. Pure.
 //! [`super::ground`] finds the commit that the spool follows; collection must not delete the packs
 //! that a ground needs.
 //!
@@ -9,30 +9,9 @@
 //! leaves none if the session that removes it has uploaded that spool itself or found it empty. A
 //! session that ends by itself has committed everything, and leaves none.
 
-use super::state::{Ground, Root, SessionId, SessionState, SpoolId, StateError};
-use super::transition::{OldestGrounds, Refusal};
+use super::refusal::{OldestGrounds, Refusal};
+use super::state::{GROUNDS_MAX, Ground, Root, SessionId, SessionState, SpoolId, StateError};
 use bkfs_chunker::id::Id;
-
-/// The largest number of grounds that a root holds.
-pub const GROUNDS_MAX: usize = 32;
-
-impl Ground {
-    /// Returns the epoch up to which (inclusive) condemned packs may be deleted while the ground is
-    /// in the root.
-    pub fn base(&self) -> u64 {
-        self.base.unwrap_or(0)
-    }
-
-    /// Returns the name of the host that has the spool, for display.
-    pub fn host(&self) -> &str {
-        self.host.as_deref().unwrap_or("(unknown)")
-    }
-
-    /// Returns the commits that the spool's journals may follow.
-    pub fn records(&self) -> impl Iterator<Item = Id> {
-        [self.record, self.after].into_iter().flatten()
-    }
-}
 
 impl Root {
     /// Returns the grounds in this root.

@@ -8,8 +8,8 @@
 
 use super::error::RootError;
 use super::handle::RootHandle;
+use super::refusal::Refusal;
 use super::state::{Root, SessionId};
-use super::transition::Refusal;
 use bkfs_chunker::seal::{Class, Features};
 use minicbor::{Decode, Encode};
 use std::sync::Arc;

@@ -18,10 +18,10 @@
 use super::error::RootError;
 use super::handle::RootHandle;
 use super::padding;
+use super::refusal::Refusal;
 use super::retry::{Pauses, bounded, random};
 use super::sent::{Notes, Sent};
 use super::state::SessionId;
-use super::transition::Refusal;
 use super::wire;
 use bkfs_chunker::depot::Depot;
 use bkfs_chunker::error::DepotError;

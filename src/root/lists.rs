@@ -7,11 +7,11 @@
 use super::chain::NonceEntry;
 use super::error::RootError;
 use super::handle::{RootHandle, RootView};
+use super::refusal::Refusal;
 use super::retry::{RetryPolicy, create_surely};
 use super::shard::{ListEntry, ListRef, decode_shard, encode_shard};
 use super::snapshots::{PackEntry, QuarantineEntry, SnapshotEntry, SnapshotList, TrashEntry};
 use super::state::{Root, SessionId};
-use super::transition::Refusal;
 use async_trait::async_trait;
 use bkfs_chunker::catalog::Place;
 use bkfs_chunker::pack::PackName;

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`state`] | contents of a root, and when they are consistent (pure) |
 //! | [`transition`] | who may change what in it (pure) |
+//! | [`refusal`] | reasons why a root does not admit a change (pure) |
 //! | [`snapshots`], [`record`] | entries of lists; the record of a commit (pure) |
 //! | [`shard`] | form of a list object, and the reference to one (pure) |
 //! | [`chain`] | ancestors of a root (pure) |
@@ -65,6 +66,7 @@ pub mod padding;
 pub mod put_back;
 pub mod reading;
 pub mod record;
+pub mod refusal;
 pub mod removal;
 pub mod repository;
 pub mod retry;
@@ -91,13 +93,14 @@ pub use holder::{Processes, SystemProcesses};
 pub use journal::{JournalEntry, JournalWriter};
 pub use lists::{DirectLists, ListWriter, Lists};
 pub use memory::{FileMemory, GenerationMemory, VolatileMemory};
+pub use refusal::Refusal;
 pub use repository::{NewRepository, OpenOptions, Passwords, Repository};
 pub use retry::RetryPolicy;
 pub use session::{OpenSession, VolumeRequest};
 pub use shard::ListRef;
 pub use snapshots::{SnapshotEntry, SnapshotList, SnapshotReference, SnapshotRequest};
 pub use state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
-pub use transition::{Claim, Refusal};
+pub use transition::Claim;
 pub use victims::{Gap, Victim};
 
 #[cfg(test)]

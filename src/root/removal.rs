@@ -17,9 +17,9 @@ use async_trait::async_trait;
 /// handle settles before its next change.
 ///
 /// # Errors
-/// - [`RootError::Refused`] with [`Refusal::Held`](super::transition::Refusal::Held) if the dead
+/// - [`RootError::Refused`] with [`Refusal::Held`](super::refusal::Refusal::Held) if the dead
 ///   session has a volume: it ends when that volume is taken.
-/// - [`RootError::Refused`] with [`Refusal::Fenced`](super::transition::Refusal::Fenced) if `by` is
+/// - [`RootError::Refused`] with [`Refusal::Fenced`](super::refusal::Refusal::Fenced) if `by` is
 ///   not live in the root.
 /// - The other errors of [`RootHandle::update`].
 pub async fn remove_dead(
@@ -61,7 +61,7 @@ impl Transition for RemoveDead {
 /// handle settles before its next change.
 ///
 /// # Errors
-/// [`RootError::Refused`] with [`Refusal::Fenced`](super::transition::Refusal::Fenced) if `by` is
+/// [`RootError::Refused`] with [`Refusal::Fenced`](super::refusal::Refusal::Fenced) if `by` is
 /// not live in the root; the other errors of [`RootHandle::update`].
 pub async fn give_up(
     handle: &RootHandle,

@@ -33,10 +33,10 @@ use super::error::RootError;
 use super::handle::{RootHandle, RootParts, Transition};
 use super::holder::{LocalVerdict, Processes};
 use super::memory::GenerationMemory;
+use super::refusal::Refusal;
 use super::retry::{RetryPolicy, random};
 use super::slots::{SlotFacts, Slots, SlotsError};
 use super::state::{HolderInfo, ROOT_KEY, Root, SessionId};
-use super::transition::Refusal;
 use super::unlock::{damage_of, find_slots, read_slot, root_header};
 use async_trait::async_trait;
 use bkfs_chunker::seal::{

@@ -22,10 +22,10 @@ use jiff::Timestamp;
 
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
+use super::refusal::Refusal;
 use super::repository::{probe_lock, unopenable};
 use super::retry::{RetryPolicy, bounded, random};
 use super::state::{Root, RuleHash, SessionId};
-use super::transition::Refusal;
 
 /// The mount point that a session names while it changes the rule. Other sessions recognize it by
 /// that.

@@ -14,9 +14,10 @@ use super::error::RootError;
 use super::handle::{RootHandle, Transition};
 use super::heartbeat::{Heartbeat, Watched, watch_holder};
 use super::holder::{LocalVerdict, Processes};
+use super::refusal::Refusal;
 use super::sent::Sent;
 use super::state::{HolderInfo, Root, Session, SessionId, SessionState, SpoolId};
-use super::transition::{Claim, Refusal};
+use super::transition::Claim;
 use super::victims::{Known, Victim, accept_loss, require_whole, victims};
 use async_trait::async_trait;
 

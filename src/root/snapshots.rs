@@ -11,6 +11,7 @@
 //! count as taken.
 
 use super::error::RootError;
+use super::refusal::Refusal;
 use super::shard::{ListEntry, ListRef};
 use super::state::{NameError, Root, Volume, check_name, check_printable};
 use super::wire;
@@ -343,8 +344,8 @@ pub fn new_entry(
         .map(|entry| entry.number)
         .chain(trashed)
         .collect();
-    let number = free_number(next.next_snapshot, &taken)
-        .ok_or(super::transition::Refusal::Full { what: "snapshots" })?;
+    let number =
+        free_number(next.next_snapshot, &taken).ok_or(Refusal::Full { what: "snapshots" })?;
     Ok(SnapshotEntry {
         name,
         number,

@@ -42,6 +42,9 @@ pub const MOUNT_POINT_BYTES_MAX: usize = 255;
 /// ones are cut when a session registers.
 pub const HOLDER_TEXT_BYTES_MAX: usize = 64;
 
+/// The largest number of grounds that a root holds.
+pub const GROUNDS_MAX: usize = 32;
+
 /// The id of a session: random, registered in the root before its first upload, never reused.
 #[derive(Copy, Clone, Default, Eq, PartialEq, Ord, PartialOrd, Hash, Encode, Decode)]
 #[cbor(transparent)]
@@ -130,7 +133,7 @@ pub struct Root {
     #[n(14)]
     pub lock_rules: Option<Vec<RuleHash>>,
     /// The recovery bases of ended sessions whose spools may still hold operations that they
-    /// acknowledged; at most [`GROUNDS_MAX`](super::grounds::GROUNDS_MAX).
+    /// acknowledged; at most [`GROUNDS_MAX`].
     #[n(15)]
     pub grounds: Option<Vec<Ground>>,
 }
@@ -169,6 +172,24 @@ pub struct Ground {
     /// The name of the spool's host, for display.
     #[n(6)]
     pub host: Option<String>,
+}
+
+impl Ground {
+    /// Returns the epoch up to which (inclusive) condemned packs may be deleted while the ground is
+    /// in the root.
+    pub fn base(&self) -> u64 {
+        self.base.unwrap_or(0)
+    }
+
+    /// Returns the name of the host that has the spool, for display.
+    pub fn host(&self) -> &str {
+        self.host.as_deref().unwrap_or("(unknown)")
+    }
+
+    /// Returns the commits that the spool's journals may follow.
+    pub fn records(&self) -> impl Iterator<Item = Id> {
+        [self.record, self.after].into_iter().flatten()
+    }
 }
 
 /// A tree that one session at a time may write.

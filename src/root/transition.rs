@@ -7,15 +7,14 @@
 //!
 //! The comments name the steps of the protocol's model (tests/model).
 
-use super::grounds::GROUNDS_MAX;
+use super::refusal::Refusal;
 use super::shard::ListRef;
 use super::state::{
-    Ground, HOLDER_TEXT_BYTES_MAX, HolderInfo, MOUNT_POINT_BYTES_MAX, NameError, Root, Session,
-    SessionId, SessionState, Volume, check_name, check_new_name,
+    HOLDER_TEXT_BYTES_MAX, HolderInfo, MOUNT_POINT_BYTES_MAX, Root, Session, SessionId,
+    SessionState, Volume, check_name, check_new_name,
 };
 use bkfs_chunker::catalog::IndexRef;
 use bkfs_chunker::id::Id;
-use bkfs_chunker::seal::SlotName;
 
 /// The first inode number that a volume gives out. Lower ones are reserved (1 is the root
 /// directory).
@@ -23,120 +22,6 @@ pub const FIRST_FREE_INODE: u64 = 16;
 
 /// The largest number of sessions in a root, so that dead ones cannot fill it.
 pub const SESSIONS_MAX: usize = 64;
-
-/// The reasons why a root does not admit a change.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum Refusal {
-    /// The session is no longer live or no longer holds the volume, or another machine with its
-    /// identity has committed.
-    #[error("this session was fenced: it lost the volume{}", by_whom(by))]
-    Fenced {
-        /// The holder of the volume now, if there is one.
-        by: Option<Box<HolderInfo>>,
-    },
-    /// Another session holds the volume.
-    #[error("volume {volume:?} is being written by {by}")]
-    Held {
-        /// The volume.
-        volume: String,
-        /// The session that holds it.
-        session: SessionId,
-        /// The process behind that session.
-        by: Box<HolderInfo>,
-    },
-    /// The id of a new session is already registered.
-    #[error("session {0} is registered already")]
-    SessionTaken(SessionId),
-    /// The root has no room for one more entry of this kind.
-    #[error("the repository has its most {what}")]
-    Full {
-        /// The kind of entry.
-        what: &'static str,
-    },
-    /// A session with a spool would leave the root, and the root has no room for its ground.
-    #[error(
-        "the repository notes for its most spools ({GROUNDS_MAX}) that they may hold what was \
-         acknowledged; the oldest: {oldest}. Mount once on such a host, or give up for good \
-         what only those spools may hold: bkfs session end URL --give-up {}",
-        by_id(oldest)
-    )]
-    GroundsFull {
-        /// The oldest grounds in the root.
-        oldest: OldestGrounds,
-    },
-    /// The volume's ended sessions have to be replayed first (rule 7).
-    #[error("sessions of the volume have ended and are not yet replayed: {0:?}")]
-    Unreplayed(Vec<SessionId>),
-    /// The change requires a root without sessions, and the root has some.
-    #[error("the root has sessions, live or ending: {}", by_name(sessions))]
-    Busy {
-        /// All of them, with their processes.
-        sessions: Vec<(SessionId, HolderInfo)>,
-    },
-    /// A key slot was added after the slots were read.
-    #[error("key {0} was added meanwhile: look at the keys again (bkfs key list), and repeat this")]
-    KeysChanged(SlotName),
-    /// The key slot by which the keys are changed was removed after the slots were read.
-    #[error("key {0}, by which this is done, was removed meanwhile: nothing was changed")]
-    KeyRemoved(SlotName),
-    /// A list or index object that the change depends on has been replaced meanwhile.
-    #[error("the lists of the root have changed meanwhile")]
-    ListsChanged,
-    /// The name is invalid for a volume.
-    #[error("{name:?} cannot name a volume: {source}")]
-    BadName {
-        /// The name.
-        name: String,
-        /// The reason.
-        source: NameError,
-    },
-}
-
-/// Returns the end of the message about a fenced session: the holder, if known.
-fn by_whom(by: &Option<Box<HolderInfo>>) -> String {
-    by.as_ref()
-        .map(|by| format!(" to {by}"))
-        .unwrap_or_default()
-}
-
-/// Returns the sessions and their processes as text for display.
-fn by_name(sessions: &[(SessionId, HolderInfo)]) -> String {
-    let names: Vec<_> = sessions
-        .iter()
-        .map(|(id, holder)| format!("session {id} ({holder})"))
-        .collect();
-    names.join("; ")
-}
-
-/// The number of grounds that the message of [`Refusal::GroundsFull`] names.
-const NAMED_GROUNDS: usize = 4;
-
-/// Ended sessions, each with the host of its spool.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct OldestGrounds(Vec<(SessionId, String)>);
-
-impl OldestGrounds {
-    /// Returns the first [`NAMED_GROUNDS`] of these.
-    pub(super) fn of(grounds: &[Ground]) -> Self {
-        let first = grounds.iter().take(NAMED_GROUNDS);
-        let named = first.map(|ground| (ground.session, ground.host().to_owned()));
-        Self(named.collect())
-    }
-}
-
-impl std::fmt::Display for OldestGrounds {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let named = self.0.iter();
-        let named = named.map(|(id, host)| format!("session {id} on host {host}"));
-        formatter.write_str(&named.collect::<Vec<_>>().join(", "))
-    }
-}
-
-/// Returns the ids of these sessions as arguments of a command.
-fn by_id(grounds: &OldestGrounds) -> String {
-    let ids = grounds.0.iter().map(|(id, _)| id.to_string());
-    ids.collect::<Vec<_>>().join(" ")
-}
 
 /// The condition under which a session takes a volume.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]

@@ -37,6 +37,7 @@ pub const PURE: &[&str] = &[
     "src/root/chain",
     "src/root/padding",
     "src/root/record",
+    "src/root/refusal",
     "src/root/shard",
     "src/root/state",
     "src/root/transition",

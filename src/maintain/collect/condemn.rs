@@ -21,9 +21,9 @@ use crate::root::error::{ErrorKind, RootError};
 use crate::root::forget::rewrite;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::lists::put_shard;
+use crate::root::refusal::Refusal;
 use crate::root::snapshots::{PackEntry, TrashEntry};
 use crate::root::state::{Condemned, Root, SessionId};
-use crate::root::transition::Refusal;
 
 /// Condemned epochs that a root keeps apart at most.
 const EPOCHS_MAX: usize = 64;

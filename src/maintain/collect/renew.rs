@@ -42,10 +42,10 @@ use crate::root::error::{ErrorKind, RootError};
 use crate::root::handle::{RootHandle, RootView, Transition};
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::{Lists, put_shard};
+use crate::root::refusal::Refusal;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::PackEntry;
 use crate::root::state::{Condemned, HolderInfo, Root, SessionId};
-use crate::root::transition::Refusal;
 
 /// How often it begins anew, because the root moved on, without having found another pack that
 /// cannot be read.

@@ -1,8 +1,8 @@
 //! The encoding of the root, and the invariants that transitions preserve.
 
 use super::support::*;
-use crate::root::grounds::GROUNDS_MAX;
 use crate::root::record::{CommitRecord, RecordedSnapshot, Replayed};
+use crate::root::refusal::Refusal;
 use crate::root::shard::ListRef;
 use crate::root::state::*;
 use crate::root::transition::*;

@@ -4,6 +4,7 @@ use super::support::*;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, Transition};
 use crate::root::holder::SystemProcesses;
+use crate::root::refusal::Refusal;
 use crate::root::session::{OpenSession, VolumeRequest};
 use crate::root::shard::ListRef;
 use crate::root::state::*;

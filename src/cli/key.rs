@@ -17,7 +17,9 @@ use crate::cli::snapshots::columns;
 use crate::machine::Machine;
 use crate::root::error::RootError;
 use crate::root::rotation::{self, RotationParts};
-use crate::root::slots::{self, Making, SlotFacts, Slots, SlotsError};
+use crate::root::slot_error::{self, SlotsError};
+use crate::root::slot_facts::SlotFacts;
+use crate::root::slots::{Making, Slots};
 
 /// List, add, remove and change the passwords of a repository; a new master key
 ///
@@ -192,7 +194,7 @@ fn failure(error: SlotsError) -> Failure {
             lost,
             source,
         } => {
-            let message = slots::told(&removed, &put_back, &lost, &source);
+            let message = slot_error::told(&removed, &put_back, &lost, &source);
             Failure {
                 message,
                 ..failure(*source)

@@ -37,6 +37,7 @@
 //! | [`repository`] | creates and opens a repository |
 //! | [`unlock`] | key slots of a sealed repository that a password opens |
 //! | [`choice`] | key slots to try first |
+//! | [`slot_facts`], [`slot_error`] | what users see of key slots, and why one is not changed |
 //! | [`slots`], [`slot_removal`] | adds and removes key slots |
 //! | [`put_back`], [`rotation`] | puts removed slots back; a new master key |
 //! | [`carried`] | operations that this machine sent and no commit covers |
@@ -75,6 +76,8 @@ pub mod rule;
 pub mod sent;
 pub mod session;
 pub mod shard;
+pub mod slot_error;
+pub mod slot_facts;
 pub mod slot_removal;
 pub mod slots;
 pub mod snapshots;

@@ -9,13 +9,13 @@
 use super::blocking::blocking;
 use super::error::RootError;
 use super::retry::{RetryPolicy, create_surely, patiently, random};
-use super::slots::{Slots, SlotsError};
+use super::slot_error::{Lost, SlotsError};
+use super::slots::Slots;
 use crate::private;
 use bkfs_chunker::seal::{RepositoryId, Slot, SlotName};
 use bkfs_store::{Locking, LockingStore, Operation};
 use bytes::Bytes;
 use jiff::Timestamp;
-use std::fmt;
 use std::fs::File;
 use std::path::PathBuf;
 
@@ -64,46 +64,6 @@ impl Kept {
     pub(super) fn may_be_of(&self, repository: RepositoryId, epoch: u32) -> bool {
         let slot = Slot::open(repository, self.slot, &self.object);
         slot.is_ok_and(|slot| slot.may_be_of(epoch))
-    }
-}
-
-/// A removed slot that may be needed and is not known to be in the bucket again.
-#[derive(Debug)]
-pub struct Lost {
-    /// Its name.
-    pub slot: SlotName,
-    /// Why it could not be put back.
-    pub why: String,
-    /// The file on this machine that holds its object.
-    pub saved: Option<PathBuf>,
-    /// Its object.
-    pub object: Bytes,
-}
-
-impl fmt::Display for Lost {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            slot, why, object, ..
-        } = self;
-        let key = slot.key();
-        write!(
-            formatter,
-            "removed key {slot}, which may be the only one that opens the repository, and which \
-             could not be put back ({why}): "
-        )?;
-        match &self.saved {
-            Some(file) => {
-                let file = file.display();
-                write!(formatter, "store the file {file} in the bucket as {key}")
-            }
-            None => {
-                let object = hex::encode(object);
-                write!(
-                    formatter,
-                    "store these bytes (hexadecimal) in the bucket as {key}: {object}"
-                )
-            }
-        }
     }
 }
 

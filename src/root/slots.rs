@@ -8,47 +8,23 @@
 
 use super::choice::{KeyChoice, KnownSlot};
 use super::error::RootError;
-use super::put_back::Lost;
 use super::repository::{changed_epoch, no_such_epoch, of_slot, read_config, unopenable};
 use super::retry::random;
+use super::slot_error::SlotsError;
+use super::slot_facts::{SLOTS_MAX, SlotFacts, facts_of};
 use super::state::ROOT_KEY;
 use super::unlock::{
     Force, FoundSlots, RootHeader, Trials, damage_of, find_slots, first_slots, newest_of,
     root_header,
 };
 use bkfs_chunker::seal::{
-    Config, Header, Keyring, NewSlot, OpenError, Secrets, Slot, SlotCost, SlotName, Statement,
+    Config, Header, Keyring, NewSlot, OpenError, Secrets, Slot, SlotCost, SlotName,
 };
 use bkfs_store::Store;
 use bkfs_store::entropy::Entropy;
 use jiff::Timestamp;
 use std::sync::Arc;
 use zeroize::Zeroizing;
-
-/// Most slots that may exist when one is added. People make each by hand.
-const SLOTS_MAX: usize = 64;
-
-/// A slot, as shown to users.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct SlotFacts {
-    /// Its name.
-    pub name: SlotName,
-    /// Its label.
-    pub label: String,
-    /// When it was made, in seconds since 1970, by the clock of the host that made it.
-    pub created_s: u64,
-    /// Work of one trial of a password.
-    pub cost: SlotCost,
-    /// True if the given password opens it.
-    pub is_own: bool,
-    /// True if the given password opens it and the root is sealed under its newest master key.
-    pub is_in_force: bool,
-    /// The epoch of its newest master key: verified if the given password opens it, else as the
-    /// slot states it, if it does.
-    pub epoch: Option<u32>,
-    /// Whether label and time are those of its creation; `None` if the password cannot tell.
-    pub statement: Option<Statement>,
-}
 
 /// A slot to be made.
 #[derive(Clone, Copy)]
@@ -61,107 +37,6 @@ pub struct Making<'a> {
     pub clock: Timestamp,
     /// Work of one trial of the password.
     pub cost: SlotCost,
-}
-
-/// Reasons why slots were not changed.
-#[derive(Debug, thiserror::Error)]
-pub enum SlotsError {
-    /// The store, the config, the root or a slot failed.
-    #[error(transparent)]
-    Root(#[from] RootError),
-    /// There are no slots to change.
-    #[error("this repository is not encrypted: it has no keys")]
-    NotEncrypted,
-    /// The text fits no slot, or more than one.
-    #[error("{count} keys begin with {text:?}")]
-    Ambiguous {
-        /// The text.
-        text: String,
-        /// How many slots it fits.
-        count: usize,
-    },
-    /// As far as is known, no slot would be left that opens the repository.
-    #[error("{slot} is the only key that the given password opens: it is not removed")]
-    Own {
-        /// The slot.
-        slot: SlotName,
-    },
-    /// The repository has the most slots that it may have.
-    #[error("there are {} keys already; remove one first", SLOTS_MAX)]
-    Full,
-    /// The slot belongs to a rotation that is under way or was interrupted.
-    #[error(
-        "key {slot} is of a newer epoch than the root: a rotation of the master key is under way, or was interrupted"
-    )]
-    Unfinished {
-        /// The slot.
-        slot: SlotName,
-    },
-    /// It may hold a master key that no other slot holds, and that objects are sealed under.
-    #[error(
-        "key {slot} may hold another master key than the given password's key, and objects \
-         may be sealed under it: two rotations of the master key were begun, or the root that \
-         tells which key is in force is lost"
-    )]
-    Foreign {
-        /// The slot.
-        slot: SlotName,
-    },
-    /// The master key was rotated since the slots were read.
-    #[error(
-        "the master key was rotated meanwhile: the keys that there were, and those that were \
-         added, open nothing any more"
-    )]
-    Rotated,
-    /// Keys were removed, and then something failed, or some of them turned out to be needed.
-    #[error("{}", told(removed, put_back, lost, source))]
-    Interrupted {
-        /// Slots that were removed, and are absent.
-        removed: Vec<SlotName>,
-        /// Slots that were given up, and are present again.
-        put_back: Vec<SlotName>,
-        /// Slots that were given up, may be needed, and are not known to be present.
-        lost: Vec<Lost>,
-        /// The failure.
-        source: Box<SlotsError>,
-    },
-    /// A rotation would drop keys of other passwords.
-    #[error(
-        "other passwords open the repository, and would open nothing new: {}",
-        shown(keys)
-    )]
-    Others {
-        /// Those keys.
-        keys: Vec<SlotFacts>,
-    },
-    /// The repository has had the most epochs that there may be.
-    #[error(
-        "there were {} master keys already: copy to a new repository (bkfs copy)",
-        Secrets::EPOCHS_MAX
-    )]
-    NoMoreEpochs,
-}
-
-/// Describes the fate of each slot, and the reason.
-pub(crate) fn told(
-    removed: &[SlotName],
-    put_back: &[SlotName],
-    lost: &[Lost],
-    source: &SlotsError,
-) -> String {
-    let removed = removed.iter().map(|slot| format!("removed key {slot}"));
-    let put_back = put_back.iter().map(|slot| format!("put key {slot} back"));
-    let lost = lost.iter().map(Lost::to_string);
-    let parts: Vec<String> = removed.chain(put_back).chain(lost).collect();
-    format!("{}; then: {source}", parts.join(", "))
-}
-
-/// Names and labels of slots.
-fn shown(keys: &[SlotFacts]) -> String {
-    let shown = keys
-        .iter()
-        .map(|key| format!("{} ({})", key.name, key.label));
-    shown.collect::<Vec<_>>().join(", ")
 }
 
 /// The slots of one repository, opened with a password.
@@ -499,20 +374,6 @@ impl Slots {
             clock,
             cost: own.cost,
         }
-    }
-}
-
-/// Returns the facts that a slot states of itself.
-fn facts_of(name: SlotName, slot: &Slot) -> SlotFacts {
-    SlotFacts {
-        name,
-        label: slot.label().to_owned(),
-        created_s: slot.created_s(),
-        cost: slot.cost(),
-        is_own: false,
-        is_in_force: false,
-        epoch: slot.epoch(),
-        statement: None,
     }
 }
 

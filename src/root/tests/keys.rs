@@ -5,7 +5,7 @@ use super::support::{Seeded, time};
 use crate::root::choice::{KeyChoice, KnownSlot};
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::repository::{open_keys, read_config};
-use crate::root::slots::SlotsError;
+use crate::root::slot_error::SlotsError;
 use crate::root::state::{ROOT_KEY, Root};
 use crate::root::unlock::{Trials, find_slots, first_slots};
 use bkfs_chunker::seal::{

@@ -9,7 +9,7 @@ use crate::root::error::RootError;
 use crate::root::refusal::Refusal;
 use crate::root::repository::open_keys;
 use crate::root::rotation::rotate;
-use crate::root::slots::SlotsError;
+use crate::root::slot_error::SlotsError;
 use crate::root::state::ROOT_KEY;
 use bkfs_chunker::seal::SlotName;
 use bkfs_store::{Operation, Store};

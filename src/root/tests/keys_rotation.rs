@@ -9,7 +9,7 @@ use crate::root::lists::{DirectLists, Lists};
 use crate::root::refusal::Refusal;
 use crate::root::rotation::{Rotated, rotate};
 use crate::root::session::{OpenSession, VolumeRequest};
-use crate::root::slots::SlotsError;
+use crate::root::slot_error::SlotsError;
 use crate::root::state::ROOT_KEY;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Keyring};

@@ -10,7 +10,8 @@ use crate::root::repository::{
 };
 use crate::root::retry::RetryPolicy;
 use crate::root::rotation::{Rotated, RotationParts, rotate};
-use crate::root::slots::{Making, Slots, SlotsError};
+use crate::root::slot_error::SlotsError;
+use crate::root::slots::{Making, Slots};
 use bkfs_chunker::seal::{Class, Features, Keyring, RepositoryId, Secrets, SlotCost, SlotName};
 use bkfs_store::{MemoryStore, Store};
 use bytes::Bytes;

@@ -1,0 +1,153 @@
+//! Errors of changes of the key slots, with their texts.
+//!
+//! Owns [`SlotsError`], and [`Lost`], which carries the object of a removed slot to the user.
+//! [`super::slots`], [`super::slot_removal`], [`super::put_back`] and [`super::rotation`] return
+//! them.
+
+use super::error::RootError;
+use super::slot_facts::{SLOTS_MAX, SlotFacts};
+use bkfs_chunker::seal::{Secrets, SlotName};
+use bytes::Bytes;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Reasons why slots were not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum SlotsError {
+    /// The store, the config, the root or a slot failed.
+    #[error(transparent)]
+    Root(#[from] RootError),
+    /// There are no slots to change.
+    #[error("this repository is not encrypted: it has no keys")]
+    NotEncrypted,
+    /// The text fits no slot, or more than one.
+    #[error("{count} keys begin with {text:?}")]
+    Ambiguous {
+        /// The text.
+        text: String,
+        /// How many slots it fits.
+        count: usize,
+    },
+    /// As far as is known, no slot would be left that opens the repository.
+    #[error("{slot} is the only key that the given password opens: it is not removed")]
+    Own {
+        /// The slot.
+        slot: SlotName,
+    },
+    /// The repository has the most slots that it may have.
+    #[error("there are {} keys already; remove one first", SLOTS_MAX)]
+    Full,
+    /// The slot belongs to a rotation that is under way or was interrupted.
+    #[error(
+        "key {slot} is of a newer epoch than the root: a rotation of the master key is under way, or was interrupted"
+    )]
+    Unfinished {
+        /// The slot.
+        slot: SlotName,
+    },
+    /// It may hold a master key that no other slot holds, and that objects are sealed under.
+    #[error(
+        "key {slot} may hold another master key than the given password's key, and objects \
+         may be sealed under it: two rotations of the master key were begun, or the root that \
+         tells which key is in force is lost"
+    )]
+    Foreign {
+        /// The slot.
+        slot: SlotName,
+    },
+    /// The master key was rotated since the slots were read.
+    #[error(
+        "the master key was rotated meanwhile: the keys that there were, and those that were \
+         added, open nothing any more"
+    )]
+    Rotated,
+    /// Keys were removed, and then something failed, or some of them turned out to be needed.
+    #[error("{}", told(removed, put_back, lost, source))]
+    Interrupted {
+        /// Slots that were removed, and are absent.
+        removed: Vec<SlotName>,
+        /// Slots that were given up, and are present again.
+        put_back: Vec<SlotName>,
+        /// Slots that were given up, may be needed, and are not known to be present.
+        lost: Vec<Lost>,
+        /// The failure.
+        source: Box<SlotsError>,
+    },
+    /// A rotation would drop keys of other passwords.
+    #[error(
+        "other passwords open the repository, and would open nothing new: {}",
+        shown(keys)
+    )]
+    Others {
+        /// Those keys.
+        keys: Vec<SlotFacts>,
+    },
+    /// The repository has had the most epochs that there may be.
+    #[error(
+        "there were {} master keys already: copy to a new repository (bkfs copy)",
+        Secrets::EPOCHS_MAX
+    )]
+    NoMoreEpochs,
+}
+
+/// Describes the fate of each slot, and the reason.
+pub(crate) fn told(
+    removed: &[SlotName],
+    put_back: &[SlotName],
+    lost: &[Lost],
+    source: &SlotsError,
+) -> String {
+    let removed = removed.iter().map(|slot| format!("removed key {slot}"));
+    let put_back = put_back.iter().map(|slot| format!("put key {slot} back"));
+    let lost = lost.iter().map(Lost::to_string);
+    let parts: Vec<String> = removed.chain(put_back).chain(lost).collect();
+    format!("{}; then: {source}", parts.join(", "))
+}
+
+/// Names and labels of slots.
+fn shown(keys: &[SlotFacts]) -> String {
+    let shown = keys
+        .iter()
+        .map(|key| format!("{} ({})", key.name, key.label));
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+/// A removed slot that may be needed and is not known to be in the bucket again.
+#[derive(Debug)]
+pub struct Lost {
+    /// Its name.
+    pub slot: SlotName,
+    /// Why it could not be put back.
+    pub why: String,
+    /// The file on this machine that holds its object.
+    pub saved: Option<PathBuf>,
+    /// Its object.
+    pub object: Bytes,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            slot, why, object, ..
+        } = self;
+        let key = slot.key();
+        write!(
+            formatter,
+            "removed key {slot}, which may be the only one that opens the repository, and which \
+             could not be put back ({why}): "
+        )?;
+        match &self.saved {
+            Some(file) => {
+                let file = file.display();
+                write!(formatter, "store the file {file} in the bucket as {key}")
+            }
+            None => {
+                let object = hex::encode(object);
+                write!(
+                    formatter,
+                    "store these bytes (hexadecimal) in the bucket as {key}: {object}"
+                )
+            }
+        }
+    }
+}

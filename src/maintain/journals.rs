@@ -18,12 +18,13 @@ use bkfs_chunker::seal::Class;
 use super::report::{Problem, ProblemKind, Report};
 use super::scan::{Scan, as_problem};
 use crate::root::error::RootError;
+use crate::root::gap::Gap;
 use crate::root::handle::RootHandle;
 use crate::root::heartbeat::Beat;
 use crate::root::journal::{JournalEntry, prefix};
 use crate::root::sent::{Sent, SentJournals};
 use crate::root::state::{Root, Session, SessionId};
-use crate::root::victims::{Gap, LOOKS_MAX, Owner, SET_ASIDE};
+use crate::root::victims::{LOOKS_MAX, Owner, SET_ASIDE};
 
 /// The result of one reading of a session's journals.
 #[derive(Debug, Default)]

@@ -4,9 +4,9 @@
 //! table maps them to errno values.
 
 use super::chain::RootMark;
+use super::gap::{Gap, told};
 use super::refusal::Refusal;
 use super::state::{HolderInfo, NameError, StateError};
-use super::victims::{Gap, told};
 use crate::acquaintance::Acquaintance;
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::pack::PackName;

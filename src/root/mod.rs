@@ -31,6 +31,7 @@
 //! | `blocking` | runs short file operations apart from async tasks |
 //! | [`sent`] | journals that this machine has sent, to detect that the newest were deleted |
 //! | [`kept`] | journals in a spool, before they are sent |
+//! | [`gap`] | operations that a session acknowledged and whose journals are missing |
 //! | [`victims`] | journals of ended sessions, read back |
 //! | [`commit`] | the order of a commit's writes; snapshots |
 //! | [`forget`] | moves snapshots to the trash, and back |
@@ -53,6 +54,7 @@ pub mod choice;
 pub mod commit;
 pub mod error;
 pub mod forget;
+pub mod gap;
 pub mod ground;
 pub mod grounds;
 pub mod handle;
@@ -90,6 +92,7 @@ mod wire;
 pub use commit::{CommitRequest, Committed, Committer, Uploads};
 pub use error::{ErrorKind, RootError};
 pub use forget::ListChanger;
+pub use gap::Gap;
 pub use handle::{Applied, RootHandle, RootParts, RootView, Transition};
 pub use heartbeat::{Heartbeat, Standing};
 pub use holder::{Processes, SystemProcesses};
@@ -104,7 +107,7 @@ pub use shard::ListRef;
 pub use snapshots::{SnapshotEntry, SnapshotList, SnapshotReference, SnapshotRequest};
 pub use state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
 pub use transition::Claim;
-pub use victims::{Gap, Victim};
+pub use victims::Victim;
 
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@
 //! journals knows what followed the last of them ([`super::sent`]).
 
 use super::error::RootError;
+use super::gap::Gap;
 use super::handle::{RootHandle, RootView};
 use super::journal::{JournalEntry, prefix};
 use super::listing::{Journals, PAGE_KEYS, journal_key, journal_number};
@@ -25,8 +26,6 @@ use bytes::Bytes;
 use futures::future::join_all;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::ops::RangeInclusive;
 
 /// The largest number of journals that are read concurrently.
 const READ_AT_ONCE: usize = 16;
@@ -37,9 +36,6 @@ const REACH: u64 = 2;
 /// The largest number of times that journals are read again while commits of their session keep
 /// covering them.
 pub(crate) const LOOKS_MAX: u32 = 16;
-
-/// The largest number of missing journals, or ranges of them, that a message names.
-const NAMED_MAX: usize = 8;
 
 /// The key prefix below which journals that cannot be carried out are kept. No object class uses
 /// it.
@@ -58,74 +54,6 @@ pub struct Victim {
     pub behind: Vec<String>,
     /// The missing operations, if any.
     pub gap: Option<Gap>,
-}
-
-/// Operations that a session acknowledged and that are no longer in the bucket.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Gap {
-    /// The session.
-    pub session: SessionId,
-    /// Its volume.
-    pub volume: String,
-    /// The last operation before the missing ones.
-    pub after: u64,
-    /// The last operation that is known to have been acknowledged.
-    pub last: u64,
-    /// The numbers of the missing journals, ascending; the ranges are inclusive.
-    pub missing: Vec<RangeInclusive<u64>>,
-    /// The key prefix of the session's journals.
-    prefix: String,
-}
-
-impl Gap {
-    /// Returns the number of operations that cannot be carried out.
-    pub fn operations(&self) -> u64 {
-        self.last.saturating_sub(self.after)
-    }
-
-    /// Returns the note about the newest sent journal that replaces the old one once the loss is
-    /// accepted.
-    pub(crate) fn before(&self) -> Sent {
-        let first = self.missing.first().map_or(1, |range| *range.start());
-        Sent {
-            number: first.saturating_sub(1),
-            last: self.after,
-        }
-    }
-
-    /// Returns the key of the first missing journal.
-    pub fn key(&self) -> String {
-        let first = self.missing.first().map_or(0, |range| *range.start());
-        journal_key(&self.prefix, first)
-    }
-}
-
-impl fmt::Display for Gap {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (session, volume) = (self.session, &self.volume);
-        let (first, last) = (self.after + 1, self.last);
-        let number = |range: &RangeInclusive<u64>| match range.start() == range.end() {
-            true => range.start().to_string(),
-            false => format!("{} to {}", range.start(), range.end()),
-        };
-        let mut numbers: Vec<String> = self.missing.iter().take(NAMED_MAX).map(number).collect();
-        if self.missing.len() > NAMED_MAX {
-            numbers.push("others".to_owned());
-        }
-        write!(
-            formatter,
-            "journals of session {session} of volume {volume} are missing: number {} (the first is {}); without them operations {first} to {last} ({} in all), which were acknowledged, are lost",
-            numbers.join(", "),
-            self.key(),
-            self.operations()
-        )
-    }
-}
-
-/// Returns several gaps as text for display.
-pub(crate) fn told(gaps: &[Gap]) -> String {
-    let told: Vec<String> = gaps.iter().map(Gap::to_string).collect();
-    told.join("; ")
 }
 
 /// Journals that were read, by key. The contents under a key never change.

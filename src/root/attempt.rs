@@ -4,8 +4,8 @@
 
 use super::chain::RootMark;
 use super::error::RootError;
-use super::handle::RootView;
 use super::state::ROOT_KEY;
+use super::view::RootView;
 use bkfs_store::{Operation, StoreError, StoreErrorKind, Version};
 use bytes::Bytes;
 use std::sync::Arc;

@@ -27,25 +27,15 @@ use super::reading::{first_view, open_root};
 use super::retry::{Pauses, RetryPolicy, bounded, is_refusal, random};
 use super::rule;
 use super::state::{ROOT_KEY, Root, SessionId};
+use super::view::RootView;
 use async_trait::async_trait;
-use bkfs_chunker::seal::{Class, Features, Keyring};
+use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_store::entropy::Entropy;
 use bkfs_store::{Operation, Store, StoreError, Version};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{Mutex, watch};
-
-/// A root as it was read or written, and the version that a replacement of it names.
-#[derive(Clone, Debug)]
-pub struct RootView {
-    /// Contents of the root.
-    pub root: Root,
-    /// Version of the object in the store.
-    pub version: Version,
-    /// Feature bits of its header, which every later root carries as well.
-    pub features: Features,
-}
 
 /// Most roots on which [`RootHandle::while_it_stands`] tries its work.
 const ROOTS_MAX: u32 = 8;

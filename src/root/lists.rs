@@ -6,12 +6,13 @@
 
 use super::chain::NonceEntry;
 use super::error::RootError;
-use super::handle::{RootHandle, RootView};
+use super::handle::RootHandle;
 use super::refusal::Refusal;
 use super::retry::{RetryPolicy, create_surely};
 use super::shard::{ListEntry, ListRef, decode_shard, encode_shard};
 use super::snapshots::{PackEntry, QuarantineEntry, SnapshotEntry, SnapshotList, TrashEntry};
 use super::state::{Root, SessionId};
+use super::view::RootView;
 use async_trait::async_trait;
 use bkfs_chunker::catalog::Place;
 use bkfs_chunker::pack::PackName;

@@ -17,8 +17,10 @@
 //! | [`error`] | errors, by the caller's action |
 //! | `attempt` | answers that end a replacement of the root |
 //! | [`handle`] | reads the root, replaces it, and decides the fate of unanswered replacements |
+//! | [`view`] | a root as it was read or written |
 //! | [`reading`] | decodes the bytes of a root |
 //! | [`retry`] | back-off and deadlines |
+//! | `patient_reads` | a store that repeats reads |
 //! | [`memory`] | the newest root that this machine has seen, to detect a rollback of the bucket |
 //! | [`listing`] | pages through keys of the bucket |
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
@@ -66,6 +68,7 @@ pub mod listing;
 pub mod lists;
 pub mod memory;
 pub mod padding;
+mod patient_reads;
 pub mod put_back;
 pub mod reading;
 pub mod record;
@@ -87,13 +90,14 @@ pub mod state;
 pub mod transition;
 pub(crate) mod unlock;
 pub mod victims;
+pub mod view;
 mod wire;
 
 pub use commit::{CommitRequest, Committed, Committer, Uploads};
 pub use error::{ErrorKind, RootError};
 pub use forget::ListChanger;
 pub use gap::Gap;
-pub use handle::{Applied, RootHandle, RootParts, RootView, Transition};
+pub use handle::{Applied, RootHandle, RootParts, Transition};
 pub use heartbeat::{Heartbeat, Standing};
 pub use holder::{Processes, SystemProcesses};
 pub use journal::{JournalEntry, JournalWriter};
@@ -108,6 +112,7 @@ pub use snapshots::{SnapshotEntry, SnapshotList, SnapshotReference, SnapshotRequ
 pub use state::{HolderInfo, Root, Session, SessionId, SessionState, Volume};
 pub use transition::Claim;
 pub use victims::Victim;
+pub use view::RootView;
 
 #[cfg(test)]
 mod tests;

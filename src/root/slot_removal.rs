@@ -24,9 +24,10 @@
 //! that no rotation was made, even if it is damaged.
 
 use super::error::RootError;
+use super::patient_reads::PatientReads;
 use super::put_back::Kept;
 use super::repository::{changed_epoch, unopenable};
-use super::retry::{PatientReads, RetryPolicy};
+use super::retry::RetryPolicy;
 use super::slot_error::SlotsError;
 use super::slot_facts::SlotFacts;
 use super::slots::{Making, Slots};

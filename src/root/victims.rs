@@ -14,12 +14,13 @@
 
 use super::error::RootError;
 use super::gap::Gap;
-use super::handle::{RootHandle, RootView};
+use super::handle::RootHandle;
 use super::journal::{JournalEntry, prefix};
 use super::listing::{Journals, PAGE_KEYS, journal_key, journal_number};
 use super::retry;
 use super::sent::Sent;
 use super::state::{Root, Session, SessionId};
+use super::view::RootView;
 use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_store::{Operation, Store, StoreError, StoreErrorKind};
 use bytes::Bytes;

@@ -63,10 +63,11 @@ use self::whole::Wholeness;
 use super::layout::{Place, place_of};
 use crate::repository::Repository;
 use crate::root::error::RootError;
-use crate::root::handle::{RootHandle, RootView};
+use crate::root::handle::RootHandle;
 use crate::root::listing;
 use crate::root::session::OpenSession;
 use crate::root::state::{Condemned, Root};
+use crate::root::view::RootView;
 
 /// Options of a collection.
 #[derive(Clone, Debug)]

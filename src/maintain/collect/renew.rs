@@ -39,13 +39,14 @@ use super::sightings::{Sightings, SightingsFile};
 use super::{list, look_for_vanished};
 use crate::maintain::sealing::{IngestLists, Sealing};
 use crate::root::error::{ErrorKind, RootError};
-use crate::root::handle::{RootHandle, RootView, Transition};
+use crate::root::handle::{RootHandle, Transition};
 use crate::root::holder::SystemProcesses;
 use crate::root::lists::{Lists, put_shard};
 use crate::root::refusal::Refusal;
 use crate::root::session::OpenSession;
 use crate::root::snapshots::PackEntry;
 use crate::root::state::{Condemned, HolderInfo, Root, SessionId};
+use crate::root::view::RootView;
 
 /// How often it begins anew, because the root moved on, without having found another pack that
 /// cannot be read.

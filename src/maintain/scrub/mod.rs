@@ -30,8 +30,9 @@ use tokio::time::Instant;
 
 use crate::clock::Clock;
 use crate::root::error::RootError;
-use crate::root::handle::{RootHandle, RootView};
+use crate::root::handle::RootHandle;
 use crate::root::lists::Lists;
+use crate::root::view::RootView;
 pub use position::{Claim, Position, PositionFile};
 
 /// Packs whose index entries are held at a time.

@@ -29,7 +29,7 @@ use crate::root::shard::{ListRef, decode_shard};
 use crate::root::snapshots::{SnapshotEntry, TrashEntry};
 use crate::root::state::{Condemned, ROOT_KEY, Root, SessionId};
 use crate::root::unlock::damage_of;
-use crate::root::{listing, rule};
+use crate::root::{listing, lock_rule};
 
 /// Small objects read at the same time.
 const READS_AT_ONCE: usize = 8;
@@ -196,7 +196,10 @@ impl Scan<'_> {
     ) -> Result<(), RootError> {
         match self.store.get(Config::KEY).await {
             Ok((object, _)) => match self.verify_config(&object) {
-                Ok(stated) if root.is_some_and(|root| !rule::admits(root, rule::hash(stated))) => {
+                Ok(stated)
+                    if root
+                        .is_some_and(|root| !lock_rule::admits(root, lock_rule::hash(stated))) =>
+                {
                     let what = RootError::OtherLockRule;
                     report.add(Problem::new(Config::KEY, ProblemKind::Inconsistent, what));
                 }

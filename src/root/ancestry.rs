@@ -6,10 +6,9 @@
 
 use super::chain::{Chain, Descent, NonceEntry, OWN_LEAST, OWN_LIMIT, OWN_MAX, RootMark, short};
 use super::error::RootError;
-use super::handle::RootHandle;
 use super::lists::{DirectLists, Lists, put_shard};
 use super::shard::ListRef;
-use super::state::{ROOT_BYTES_MAX, Root, SessionId};
+use super::state::{ROOT_BYTES_MAX, Root};
 use bkfs_chunker::seal::{Class, Keyring};
 use bkfs_store::Store;
 use std::sync::{Arc, OnceLock};
@@ -175,16 +174,16 @@ const ROOM_BYTES: usize = 12 * 1024;
 /// [`OWN_LIMIT`] nonces, is a part of the chain given up.
 const LEAST_ROOM_BYTES: usize = 2 * 1024;
 
-/// Shortens the chain of `next`: the oldest nonces beyond the limit go into a list that `session`
-/// writes. `session` is live in the root being replaced.
+/// Shortens the chain of `next`: the oldest nonces beyond the limit go into a list that `writer`
+/// writes, for a session that is live in the root being replaced.
 ///
-/// Without a session, or if the list cannot be written within the request timeout, the chain stays
+/// Without a writer, or if the list cannot be written within the request timeout, the chain stays
 /// longer for now. If it then has more than [`OWN_LIMIT`] nonces, or the root is full, its oldest
 /// part is given up.
 ///
 /// Cancel safety: dropped before it returns, it leaves the chain of `next` unchanged, and maybe a
 /// list in the bucket that no root names.
-pub(super) async fn shorten(handle: &RootHandle, session: Option<SessionId>, next: &mut Root) {
+pub(super) async fn shorten(writer: Option<&DirectLists>, next: &mut Root) {
     let bytes = next.encode().map_or(usize::MAX, |payload| payload.len());
     let has_room = |room: usize| bytes.saturating_add(room) <= ROOT_BYTES_MAX;
     let (is_crowded, is_full) = (!has_room(ROOM_BYTES), !has_room(LEAST_ROOM_BYTES));
@@ -198,9 +197,9 @@ pub(super) async fn shorten(handle: &RootHandle, session: Option<SessionId>, nex
     if chain.len() <= most {
         return;
     }
-    if let Some(session) = session {
-        let patience = handle.policy().request_timeout;
-        match tokio::time::timeout(patience, write(handle, session, chain, keep)).await {
+    if let Some(writer) = writer {
+        let patience = writer.request_timeout();
+        match tokio::time::timeout(patience, write(writer, chain, keep)).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => tracing::warn!(%error, "the chain of generations stays in the root"),
             Err(_) => tracing::warn!("the chain of generations stays in the root: no answer"),
@@ -213,16 +212,11 @@ pub(super) async fn shorten(handle: &RootHandle, session: Option<SessionId>, nex
 
 /// Writes the nonces that leave the root into a list, after the entries of the last lists that it
 /// joins.
-async fn write(
-    handle: &RootHandle,
-    session: SessionId,
-    chain: &mut Chain,
-    keep: usize,
-) -> Result<(), RootError> {
+async fn write(writer: &DirectLists, chain: &mut Chain, keep: usize) -> Result<(), RootError> {
     let moving = chain.oldest(keep);
     let mut joined = chain.parts_to_join(moving.len());
     let refs: Vec<_> = joined.iter().map(|part| part.list).collect();
-    let lists = Lists::new(handle.store().clone(), handle.keyring().clone());
+    let lists = writer.loader();
     let mut entries: Vec<NonceEntry> = match lists.nonce_shards(&refs).await {
         Ok(shards) => shards.iter().flat_map(|shard| shard.to_vec()).collect(),
         // A list that cannot be read stays as it is, and is not joined.
@@ -232,8 +226,7 @@ async fn write(
         }
     };
     entries.extend(moving);
-    let writer = DirectLists::last(handle, session);
-    let list = put_shard(&writer, entries).await?;
+    let list = put_shard(writer, entries).await?;
     chain.moved(keep, &joined, list);
     Ok(())
 }

@@ -10,7 +10,7 @@ use super::state::{HolderInfo, NameError, StateError};
 use crate::acquaintance::Acquaintance;
 use bkfs_chunker::error::DepotError;
 use bkfs_chunker::pack::PackName;
-use bkfs_chunker::seal::{OpenError, SlotName};
+use bkfs_chunker::seal::{OpenError, SlotError, SlotName};
 use bkfs_store::{StoreError, StoreErrorKind};
 
 /// Action that a [`RootError`] asks of the caller.
@@ -490,5 +490,31 @@ fn of_store(error: &StoreError) -> ErrorKind {
         StoreErrorKind::NoBucket => ErrorKind::NoRepository,
         StoreErrorKind::NotFound | StoreErrorKind::OutOfRange => ErrorKind::Damaged,
         _ => ErrorKind::Unavailable,
+    }
+}
+
+/// Returns the error of an object that does not open.
+pub(super) fn unopenable(key: &str, source: OpenError) -> RootError {
+    RootError::Unopenable {
+        key: key.to_owned(),
+        source,
+    }
+}
+
+/// Returns the error of a key slot that cannot be made or opened.
+pub(super) fn of_slot(error: SlotError, key: &str) -> RootError {
+    match error {
+        SlotError::WrongPassword => RootError::WrongPassword,
+        SlotError::NoMemory { .. } => RootError::Local {
+            what: key.to_owned(),
+            source: std::io::Error::new(std::io::ErrorKind::OutOfMemory, error.to_string()),
+        },
+        SlotError::EmptyPassword | SlotError::UnreasonableCost(_) | SlotError::LabelTooLong => {
+            RootError::Local {
+                what: key.to_owned(),
+                source: std::io::Error::new(std::io::ErrorKind::InvalidInput, error.to_string()),
+            }
+        }
+        SlotError::Damaged => RootError::damaged(key, error),
     }
 }

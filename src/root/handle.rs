@@ -22,10 +22,11 @@ use super::ancestry::{Rebuilds, require_descent, require_generation, shorten};
 use super::attempt::{Attempt, Fate, is_decided, is_over, unsettled};
 use super::chain::{Chain, RootMark};
 use super::error::RootError;
+use super::lists::DirectLists;
+use super::lock_rule;
 use super::memory::GenerationMemory;
 use super::reading::{first_view, open_root};
 use super::retry::{Pauses, RetryPolicy, bounded, is_refusal, random};
-use super::rule;
 use super::state::{ROOT_KEY, Root, SessionId};
 use super::view::RootView;
 use async_trait::async_trait;
@@ -374,11 +375,12 @@ impl RootHandle {
         }
         if root.chain.is_some() && root.lock_rules.is_none() {
             // If the config cannot be read now, a later root gets the rule.
-            let stated = rule::stated(&*self.0.store, &self.0.keyring, &self.policy()).await;
+            let stated = lock_rule::stated(&*self.0.store, &self.0.keyring, &self.policy()).await;
             root.lock_rules = stated.ok().map(|rule| vec![rule]);
         }
         root.follow(self.random());
-        shorten(self, transition.session(), &mut root).await;
+        let writer = transition.session().map(|session| self.last_list(session));
+        shorten(writer.as_ref(), &mut root).await;
         let output = transition.apply(&mut root).await?;
         let payload = root.encode()?;
         let body =
@@ -565,6 +567,13 @@ impl RootHandle {
         if let Err(error) = self.0.memory.remember(mark).await {
             tracing::warn!(%error, "cannot remember which generation of the repository was seen last; a rollback would go unnoticed");
         }
+    }
+
+    /// Returns the writer of one list that is independent of everything else that `session` writes.
+    fn last_list(&self, session: SessionId) -> DirectLists {
+        let (store, keyring) = (self.0.store.clone(), self.0.keyring.clone());
+        let (entropy, policy) = (self.0.entropy.clone(), self.policy());
+        DirectLists::of(session, store, keyring, entropy, policy).last()
     }
 
     async fn bounded<T>(

@@ -6,13 +6,11 @@
 
 use super::chain::NonceEntry;
 use super::error::RootError;
-use super::handle::RootHandle;
 use super::refusal::Refusal;
 use super::retry::{RetryPolicy, create_surely};
 use super::shard::{ListEntry, ListRef, decode_shard, encode_shard};
 use super::snapshots::{PackEntry, QuarantineEntry, SnapshotEntry, SnapshotList, TrashEntry};
 use super::state::{Root, SessionId};
-use super::view::RootView;
 use async_trait::async_trait;
 use bkfs_chunker::catalog::Place;
 use bkfs_chunker::pack::PackName;
@@ -25,6 +23,7 @@ use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// The number of decoded shards in the cache, per kind of list. Several roots fit, because one root
 /// refers to fewer shards.
@@ -32,10 +31,6 @@ const CACHED_SHARDS: NonZeroUsize = match NonZeroUsize::new(64) {
     Some(count) => count,
     None => NonZeroUsize::MIN,
 };
-
-/// The number of times that a missing list makes the root be read again (rule 10) before the list
-/// counts as damaged.
-const VANISHED_MAX: u32 = 8;
 
 /// Writes list objects for a session, under names of that session. A root may only name a list
 /// whose name was returned here.
@@ -245,36 +240,6 @@ impl Lists {
             .collect())
     }
 
-    /// Returns the root as it is now, and its kept snapshots. Reads the root again if a list is
-    /// missing (rule 10).
-    ///
-    /// # Errors
-    /// [`RootError::Damaged`] if a list was missing from eight roots in a row; the errors of
-    /// [`RootHandle::refresh`] and [`Lists::snapshots`].
-    pub async fn current_snapshots(
-        &self,
-        handle: &RootHandle,
-    ) -> Result<(Arc<RootView>, SnapshotList), RootError> {
-        let mut view = handle.refresh().await?;
-        for _ in 0..VANISHED_MAX {
-            let error = match self.snapshots(&view.root).await {
-                Ok(snapshots) => return Ok((view, snapshots)),
-                Err(error) => error,
-            };
-            let fresh = handle.refresh().await?;
-            if !matches!(&error, RootError::Store(error) if error.is_not_found())
-                || fresh.root.mark() == view.root.mark()
-            {
-                return Err(error);
-            }
-            view = fresh;
-        }
-        Err(RootError::damaged(
-            "lists/",
-            "lists vanish faster than they can be read",
-        ))
-    }
-
     async fn load<T: ListEntry>(
         &self,
         cache: &Mutex<LruCache<PackName, Arc<Vec<T>>>>,
@@ -368,24 +333,40 @@ pub struct DirectLists {
 impl DirectLists {
     /// Returns the writer of `session`, which is registered in the root and has written nothing
     /// yet.
-    pub fn new(handle: &RootHandle, session: SessionId) -> Self {
+    pub(super) fn of(
+        session: SessionId,
+        store: Arc<dyn Store>,
+        keyring: Keyring,
+        entropy: Arc<dyn Entropy>,
+        policy: RetryPolicy,
+    ) -> Self {
         Self {
-            store: handle.store().clone(),
-            keyring: handle.keyring().clone(),
-            entropy: handle.entropy().clone(),
-            policy: handle.policy(),
+            store,
+            keyring,
+            entropy,
+            policy,
             session,
             sequence: AtomicU32::new(0),
         }
     }
 
-    /// Returns the writer of one list that is independent of everything else that `session` writes.
-    /// Its sequence number is the highest, so no floor passes it.
-    pub(super) fn last(handle: &RootHandle, session: SessionId) -> Self {
+    /// Returns the writer of one list that is independent of everything else that the session
+    /// writes. Its sequence number is the highest, so no floor passes it.
+    pub(super) fn last(self) -> Self {
         Self {
             sequence: AtomicU32::new(u32::MAX),
-            ..Self::new(handle, session)
+            ..self
         }
+    }
+
+    /// Returns a loader of the lists in the same store.
+    pub(super) fn loader(&self) -> Lists {
+        Lists::new(self.store.clone(), self.keyring.clone())
+    }
+
+    /// Returns the time after which a single request counts as unanswered.
+    pub(super) fn request_timeout(&self) -> Duration {
+        self.policy.request_timeout
     }
 }
 

@@ -24,6 +24,7 @@
 //! | [`memory`] | the newest root that this machine has seen, to detect a rollback of the bucket |
 //! | [`listing`] | pages through keys of the bucket |
 //! | [`lists`] | loads, caches and writes the lists that a root refers to |
+//! | `root_lists` | the same for the root that a handle reads |
 //! | [`holder`], [`heartbeat`] | identity of a session, and whether it lives |
 //! | [`session`] | registering, taking over, leaving |
 //! | [`grounds`] | entries of the root for ended sessions with spools (pure) |
@@ -38,6 +39,7 @@
 //! | [`commit`] | the order of a commit's writes; snapshots |
 //! | [`forget`] | moves snapshots to the trash, and back |
 //! | [`repository`] | creates and opens a repository |
+//! | `force` | how a key stands to the master key that the root states |
 //! | [`unlock`] | key slots of a sealed repository that a password opens |
 //! | [`choice`] | key slots to try first |
 //! | [`slot_facts`], [`slot_error`] | what users see of key slots, and why one is not changed |
@@ -45,6 +47,7 @@
 //! | [`put_back`], [`rotation`] | puts removed slots back; a new master key |
 //! | [`carried`] | operations that this machine sent and no commit covers |
 //! | [`removal`] | takes dead sessions out of the root |
+//! | [`lock_rule`] | lock period of objects, as the config and the root state it |
 //! | [`rule`] | changes the lock period of objects |
 
 pub mod ancestry;
@@ -55,6 +58,7 @@ pub mod chain;
 pub mod choice;
 pub mod commit;
 pub mod error;
+mod force;
 pub mod forget;
 pub mod gap;
 pub mod ground;
@@ -66,6 +70,7 @@ pub mod journal;
 pub mod kept;
 pub mod listing;
 pub mod lists;
+pub mod lock_rule;
 pub mod memory;
 pub mod padding;
 mod patient_reads;
@@ -76,6 +81,7 @@ pub mod refusal;
 pub mod removal;
 pub mod repository;
 pub mod retry;
+mod root_lists;
 pub mod rotation;
 pub mod rule;
 pub mod sent;

@@ -13,20 +13,19 @@
 //! could swap a sealed repository for an unsealed one, and read all data written from then on.
 
 use super::choice::KeyChoice;
-use super::error::RootError;
+use super::error::{RootError, of_slot, unopenable};
 use super::handle::{RootHandle, RootParts};
 use super::lists::Lists;
+use super::lock_rule;
 use super::memory::{FileMemory, GenerationMemory, VolatileMemory};
 use super::patient_reads::PatientReads;
 use super::reading::open_root;
 use super::retry::{Pauses, RetryPolicy, create_surely, may_pass, random};
-use super::rule;
 use super::state::{ROOT_KEY, Root};
 use super::unlock::{Unlocked, damage_of, unlock};
 use crate::acquaintance::Acquaintance;
 use bkfs_chunker::seal::{
-    Class, Config, Features, Keyring, NewSlot, OpenError, RepositoryId, Secrets, SlotCost,
-    SlotError, SlotName,
+    Class, Config, Features, Keyring, NewSlot, OpenError, RepositoryId, Secrets, SlotCost, SlotName,
 };
 use bkfs_store::entropy::Entropy;
 use bkfs_store::lock::{Lock, LockRule};
@@ -129,7 +128,7 @@ pub async fn create(
         }
     };
     let mut root = Root::witnessed(keyring.repository(), random(entropy));
-    root.lock_rules = Some(vec![rule::hash(new.lock)]);
+    root.lock_rules = Some(vec![lock_rule::hash(new.lock)]);
     let object = keyring.seal_object(
         Class::Root,
         ROOT_KEY,
@@ -381,8 +380,8 @@ impl Repository {
             Err(error) => return Err(of_older_key(&*patient, error, &keyring, slot).await?),
             Ok(handle) => handle,
         };
-        let stated = rule::hash(config.lock());
-        if !options.accepted.lock_rule && !rule::admits(&handle.current().root, stated) {
+        let stated = lock_rule::hash(config.lock());
+        if !options.accepted.lock_rule && !lock_rule::admits(&handle.current().root, stated) {
             return Err(RootError::OtherLockRule);
         }
         let reads = Arc::new(PatientReads {
@@ -492,24 +491,6 @@ async fn of_older_key(
     }))
 }
 
-/// The error for a root that states an epoch which no key slot states.
-pub(crate) fn no_such_epoch(epoch: u32) -> RootError {
-    let what = format!(
-        "it states master key {epoch}, and no key slot is of that epoch: it was changed, or \
-         the keys of that epoch were deleted (bkfs check --repair makes a new root)"
-    );
-    RootError::damaged(ROOT_KEY, what)
-}
-
-/// The error for a root that states an epoch which it is not sealed under.
-pub(crate) fn changed_epoch(stated: u32) -> RootError {
-    let what = format!(
-        "it states master key {stated}, and is not sealed under that one: it was changed \
-         (bkfs check --repair makes a new root)"
-    );
-    RootError::damaged(ROOT_KEY, what)
-}
-
 /// Checks by its config that the repository is the `known` one. A missing config passes.
 ///
 /// # Errors
@@ -563,30 +544,6 @@ fn open_keyring(config: &Config) -> Result<Keyring, RootError> {
         .keyring()
         .map_err(|source| unopenable(Config::KEY, source))?;
     keyring.ok_or(RootError::PasswordNeeded)
-}
-
-pub(super) fn unopenable(key: &str, source: OpenError) -> RootError {
-    RootError::Unopenable {
-        key: key.to_owned(),
-        source,
-    }
-}
-
-pub(super) fn of_slot(error: SlotError, key: &str) -> RootError {
-    match error {
-        SlotError::WrongPassword => RootError::WrongPassword,
-        SlotError::NoMemory { .. } => RootError::Local {
-            what: key.to_owned(),
-            source: std::io::Error::new(std::io::ErrorKind::OutOfMemory, error.to_string()),
-        },
-        SlotError::EmptyPassword | SlotError::UnreasonableCost(_) | SlotError::LabelTooLong => {
-            RootError::Local {
-                what: key.to_owned(),
-                source: std::io::Error::new(std::io::ErrorKind::InvalidInput, error.to_string()),
-            }
-        }
-        SlotError::Damaged => RootError::damaged(key, error),
-    }
 }
 
 fn not_empty(store: &dyn Store, found: &str) -> RootError {

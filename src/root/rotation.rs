@@ -30,6 +30,7 @@
 
 use super::choice::KnownSlot;
 use super::error::RootError;
+use super::force::root_header;
 use super::handle::{RootHandle, RootParts, Transition};
 use super::holder::{LocalVerdict, Processes};
 use super::memory::GenerationMemory;
@@ -39,7 +40,7 @@ use super::slot_error::SlotsError;
 use super::slot_facts::SlotFacts;
 use super::slots::Slots;
 use super::state::{HolderInfo, ROOT_KEY, Root, SessionId};
-use super::unlock::{damage_of, find_slots, read_slot, root_header};
+use super::unlock::{damage_of, find_slots, read_slot};
 use async_trait::async_trait;
 use bkfs_chunker::seal::{
     Class, Header, Keyring, OpenError, RepositoryId, Secrets, Slot, SlotName,

@@ -1,8 +1,8 @@
 //! Changes the rule by which a repository's objects are locked, which is the only field of the
 //! config that is not fixed at init.
 //!
-//! Owns that replacement, and which rules the root admits. A process that opened the repository
-//! before the change keeps using the old rule.
+//! Owns that replacement, and the rules that the root admits during it. A process that opened the
+//! repository before the change keeps using the old rule.
 //!
 //! An older config verifies as well as the newest one. So the root keeps hashes of rules. First the
 //! root admits the new rule in addition ([`announce`]). Then the config is replaced. Then the root
@@ -16,15 +16,16 @@
 use async_trait::async_trait;
 use bkfs_chunker::seal::{Config, Keyring};
 use bkfs_store::entropy::Entropy;
-use bkfs_store::lock::{LockMode, LockRule};
-use bkfs_store::{Operation, Store, StoreError, StoreErrorKind, Version};
+use bkfs_store::lock::LockRule;
+use bkfs_store::{Store, StoreError, StoreErrorKind};
 use jiff::Timestamp;
 
 use super::error::RootError;
 use super::handle::{RootHandle, Transition};
+use super::lock_rule::{hash, read_proven, stated};
 use super::refusal::Refusal;
-use super::repository::{probe_lock, unopenable};
-use super::retry::{RetryPolicy, bounded, random};
+use super::repository::probe_lock;
+use super::retry::random;
 use super::state::{Root, RuleHash, SessionId};
 
 /// The mount point that a session names while it changes the rule. Other sessions recognize it by
@@ -97,66 +98,6 @@ pub async fn set_rule(
         store.extend_lock(Config::KEY, &lock).await?;
     }
     Ok(())
-}
-
-/// Reads the config, and checks that it was made with the secrets of this repository.
-async fn read_proven(store: &dyn Store, keyring: &Keyring) -> Result<(Config, Version), RootError> {
-    let (object, version) = store.get(Config::KEY).await?;
-    let config = Config::open(&object).map_err(|source| unopenable(Config::KEY, source))?;
-    let proven = match keyring.is_sealed() {
-        true => config.unlock(keyring.secrets().clone()).map(Some),
-        false => config.keyring(),
-    };
-    let proven = proven.map_err(|source| unopenable(Config::KEY, source))?;
-    match proven.is_some_and(|proven| proven.repository() == keyring.repository()) {
-        true => Ok((config, version)),
-        false => Err(RootError::damaged(
-            Config::KEY,
-            "it is another repository's",
-        )),
-    }
-}
-
-/// Returns the hash of the rule that the config states now.
-///
-/// # Errors
-/// [`RootError::Store`] if the config is missing or cannot be fetched in time.
-/// [`RootError::Unopenable`] or [`RootError::Damaged`] if it does not verify with the keys of this
-/// repository.
-pub(super) async fn stated(
-    store: &dyn Store,
-    keyring: &Keyring,
-    policy: &RetryPolicy,
-) -> Result<RuleHash, RootError> {
-    let read = async { Ok(read_proven(store, keyring).await) };
-    let read = bounded(policy, Operation::Get, Config::KEY, read).await;
-    let (config, _) = read??;
-    Ok(hash(config.lock()))
-}
-
-/// Returns the hash by which a root names a rule of locks: the first 16 bytes of BLAKE3 over `"bkfs
-/// lock rule"`, followed by the days (u32, little-endian) and the mode (one byte) if there is a
-/// rule.
-pub fn hash(rule: Option<LockRule>) -> RuleHash {
-    let mut text = b"bkfs lock rule".to_vec();
-    if let Some(LockRule { days, mode }) = rule {
-        text.extend_from_slice(&days.to_le_bytes());
-        text.push(match mode {
-            LockMode::Governance => 0,
-            LockMode::Compliance => 1,
-        });
-    }
-    let mut hash = RuleHash([0; 16]);
-    hash.0
-        .copy_from_slice(&blake3::hash(&text).as_bytes()[..16]);
-    hash
-}
-
-/// Returns whether `root` admits a config that states `rule`: the root names that rule, or no rule
-/// at all.
-pub fn admits(root: &Root, rule: RuleHash) -> bool {
-    let told = root.lock_rules.as_ref();
-    told.is_none_or(|told| told.contains(&rule))
 }
 
 /// Makes the root admit the rule `next`, in addition to the rules that it admits already and the

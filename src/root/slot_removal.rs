@@ -23,16 +23,16 @@
 //! again at its end, and reports a rotation that was made meanwhile. An unchanged header proves
 //! that no rotation was made, even if it is damaged.
 
-use super::error::RootError;
+use super::error::{RootError, unopenable};
+use super::force::{Force, changed_epoch, root_header};
 use super::patient_reads::PatientReads;
 use super::put_back::Kept;
-use super::repository::{changed_epoch, unopenable};
 use super::retry::RetryPolicy;
 use super::slot_error::SlotsError;
 use super::slot_facts::SlotFacts;
 use super::slots::{Making, Slots};
 use super::state::ROOT_KEY;
-use super::unlock::{Force, damage_of, read_slot, root_header};
+use super::unlock::{damage_of, read_slot};
 use bkfs_chunker::seal::{OpenError, SlotName};
 use jiff::Timestamp;
 use std::collections::HashSet;

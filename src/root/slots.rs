@@ -7,16 +7,14 @@
 //! [`super::slot_removal`] removes slots.
 
 use super::choice::{KeyChoice, KnownSlot};
-use super::error::RootError;
-use super::repository::{changed_epoch, no_such_epoch, of_slot, read_config, unopenable};
+use super::error::{RootError, of_slot, unopenable};
+use super::force::{Force, RootHeader, changed_epoch, no_such_epoch, root_header};
+use super::repository::read_config;
 use super::retry::random;
 use super::slot_error::SlotsError;
 use super::slot_facts::{SLOTS_MAX, SlotFacts, facts_of};
 use super::state::ROOT_KEY;
-use super::unlock::{
-    Force, FoundSlots, RootHeader, Trials, damage_of, find_slots, first_slots, newest_of,
-    root_header,
-};
+use super::unlock::{FoundSlots, Trials, damage_of, find_slots, first_slots, newest_of};
 use bkfs_chunker::seal::{
     Config, Header, Keyring, NewSlot, OpenError, Secrets, Slot, SlotCost, SlotName,
 };

@@ -19,12 +19,11 @@
 //! are from two rotations, of which one was made: if no root decides, neither is chosen.
 
 use super::choice::{KeyChoice, KnownSlot};
-use super::error::RootError;
-use super::repository::{changed_epoch, no_such_epoch, of_slot, unopenable};
-use super::state::ROOT_KEY;
+use super::error::{RootError, of_slot, unopenable};
+use super::force::{Force, RootHeader, changed_epoch, no_such_epoch, root_header};
 use bkfs_chunker::seal::{
-    Class, Config, HEADER_LEN, Header, Keyring, OpenError, RepositoryId, Secrets, Slot, SlotCost,
-    SlotError, SlotName, Statement, Unwrapped,
+    Config, Header, Keyring, OpenError, RepositoryId, Slot, SlotCost, SlotError, SlotName,
+    Statement, Unwrapped,
 };
 use bkfs_store::{ObjectInfo, Store, StoreErrorKind};
 use futures::StreamExt;
@@ -52,9 +51,6 @@ const STRAYS_MAX: usize = 1000;
 /// Concurrent reads of slots.
 const READS_AT_ONCE: usize = 8;
 
-/// The first 128 bytes of the root.
-pub(super) type RootHeader = [u8; HEADER_LEN];
-
 /// The slots of a repository.
 #[derive(Debug, Default)]
 pub(super) struct FoundSlots {
@@ -66,68 +62,6 @@ pub(super) struct FoundSlots {
     pub(super) strays: Vec<String>,
     /// How many exceed the bounds and were not read; unlisted ones count as one.
     unread: usize,
-}
-
-/// Returns the header of the root; `None` if there is no root, or a shorter object.
-///
-/// # Errors
-/// Store errors.
-pub(super) async fn root_header(store: &dyn Store) -> Result<Option<RootHeader>, RootError> {
-    match store.get_range(ROOT_KEY, 0..HEADER_LEN as u64).await {
-        Ok(bytes) => Ok(bytes[..].try_into().ok()),
-        Err(error) if error.is_not_found() || error.kind() == StoreErrorKind::OutOfRange => {
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Relation of a key to the root.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) enum Force {
-    /// The root is sealed under its newest master key, or there is no root to compare it with.
-    Standing,
-    /// The root states a master key that the key does not hold. No tag verifies that: it counts
-    /// only if a slot states that epoch as well ([`FoundSlots::may_have_epoch`]).
-    Older {
-        /// The epoch that the root states.
-        root: u32,
-    },
-    /// The root is sealed under an older master key than the newest one of the key.
-    Newer {
-        /// The epoch of the root.
-        root: u32,
-    },
-    /// The header of the root was changed after it was sealed: it states an impossible epoch, or is
-    /// sealed under another master key, which the key holds.
-    Changed {
-        /// The epoch that the root states.
-        root: u32,
-    },
-    /// The header of the root does not verify.
-    Unknown,
-}
-
-impl Force {
-    /// Returns the relation of `keyring` to the root with this header.
-    pub(super) fn of(keyring: &Keyring, header: Option<&RootHeader>) -> Self {
-        let Some(header) = header else {
-            return Force::Standing;
-        };
-        match keyring.object_opener(Class::Root, ROOT_KEY, header) {
-            Ok(_) => Force::Standing,
-            Err(OpenError::NoKeyEpoch { epoch }) => {
-                let is_impossible = epoch as usize >= Secrets::EPOCHS_MAX;
-                let beneath = || keyring.epoch_beneath(Class::Root, ROOT_KEY, header);
-                match is_impossible || beneath().is_some() {
-                    true => Force::Changed { root: epoch },
-                    false => Force::Older { root: epoch },
-                }
-            }
-            Err(OpenError::OlderKeyEpoch { epoch, .. }) => Force::Newer { root: epoch },
-            Err(_) => Force::Unknown,
-        }
-    }
 }
 
 impl FoundSlots {

@@ -57,7 +57,7 @@ async fn write_list(handle: &RootHandle, number: u32) -> crate::root::shard::Lis
     use crate::root::snapshots::PackEntry;
     let session = OpenSession::open(handle, holder("a"), None, &SystemProcesses).await;
     let session = session.expect("room");
-    let writer = DirectLists::last(handle, session.id());
+    let writer = DirectLists::new(handle, session.id()).last();
     let entry = PackEntry(PackName {
         session: 1,
         sequence: number,

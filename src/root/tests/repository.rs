@@ -5,11 +5,12 @@ use crate::acquaintance::Acquaintance;
 use crate::root::choice::KeyChoice;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::holder::SystemProcesses;
+use crate::root::lock_rule::hash;
 use crate::root::repository::{
     Accepted, NewRepository, OpenOptions, Passwords, Repository, create, open_keys,
 };
 use crate::root::retry::RetryPolicy;
-use crate::root::rule::{self, announce, conclude, hash, set_rule};
+use crate::root::rule::{self, announce, conclude, set_rule};
 use crate::root::session::OpenSession;
 use crate::root::state::ROOT_KEY;
 use bkfs_chunker::seal::{Config, SlotCost, SlotName};

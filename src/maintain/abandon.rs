@@ -18,7 +18,7 @@ use super::collect::sightings::SightingsFile;
 use super::collect::whole::Wholeness;
 use super::grounds;
 use super::options::CheckOptions;
-use super::repair::Plan;
+use super::repair_plan::RepairPlan;
 use crate::root::error::RootError;
 use crate::root::snapshots::SnapshotEntry;
 
@@ -139,7 +139,7 @@ impl Broken {
     }
 
     /// Adds to a plan what is given up, and what is said of the rest.
-    pub(super) fn plan(&self, gives_up: bool, plan: &mut Plan) {
+    pub(super) fn plan(&self, gives_up: bool, plan: &mut RepairPlan) {
         let name = |entry: &SnapshotEntry| format!("{}/{}", entry.volume, entry.name);
         let names = |of: &[SnapshotEntry]| of.iter().map(name).collect::<Vec<_>>().join(", ");
         let (alone, shared) = (self.alone.len(), self.shared.len());

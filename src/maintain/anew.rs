@@ -18,7 +18,7 @@ use super::collect::rebuilt::{Head, Rebuilt, whole_of};
 use super::collect::renew::Renewal;
 use super::collect::sightings::SightingsFile;
 use super::options::CheckOptions;
-use super::repair::MOUNT_POINT;
+use super::repair_plan::MOUNT_POINT;
 use crate::root::error::{ErrorKind, RootError};
 use crate::root::lists::Lists;
 use crate::root::state::{Condemned, HolderInfo};

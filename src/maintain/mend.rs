@@ -15,7 +15,7 @@ use bkfs_store::Store;
 use super::anew::Closed;
 use super::check::Findings;
 use super::rebuild::Taken;
-use super::repair::{MOUNT_POINT, Plan};
+use super::repair_plan::{MOUNT_POINT, RepairPlan};
 use super::sealing::{IngestLists, listed};
 use crate::root::error::RootError;
 use crate::root::forget::rewrite;
@@ -34,7 +34,7 @@ pub(super) async fn mend(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
     findings: &Findings,
-    plan: Plan,
+    plan: RepairPlan,
     closed: Closed,
 ) -> Result<(), RootError> {
     let Some(handle) = &findings.handle else {

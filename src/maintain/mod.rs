@@ -55,6 +55,7 @@ pub mod rebuild;
 mod refusal;
 mod refused;
 pub mod repair;
+pub mod repair_plan;
 pub mod report;
 mod reread;
 pub mod sample;

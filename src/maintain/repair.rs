@@ -22,12 +22,12 @@ use super::abandon::{self, Broken};
 use super::anew::{self, Closed};
 use super::blame::reach;
 use super::check::{Findings, examine_without};
-use super::collect::rebuilt::{Head, Rebuilt};
 use super::layout;
 use super::mend::mend;
 use super::options::CheckOptions;
 use super::rebuild::{self, Left, Remains, Taken};
 use super::refusal::{may_be_replaced, refuse, refuse_newer_keys};
+use super::repair_plan::RepairPlan;
 use super::reread::require_lost;
 use super::sealing::listed;
 use crate::root::error::RootError;
@@ -39,56 +39,8 @@ use crate::root::snapshots::{QuarantineEntry, SnapshotEntry, TrashEntry};
 use crate::root::state::{Condemned, ROOT_KEY, Root, SessionId};
 use crate::root::victims::set_aside;
 
-/// What the repair session calls itself.
-pub(super) const MOUNT_POINT: &str = "bkfs check --repair";
-
 /// How often packs that do not belong to anything are left out and the rest is looked at again.
 const ROUNDS_MAX: u32 = 8;
-
-/// What will be done.
-#[derive(Debug, Default)]
-pub struct Plan {
-    /// In sentences, in order.
-    pub steps: Vec<String>,
-    /// What is not done and could be, in sentences.
-    pub remarks: Vec<String>,
-    pub(super) root: Option<Root>,
-    pub(super) packs: Vec<PackContents>,
-    pub(super) snapshots: Vec<SnapshotEntry>,
-    pub(super) trash: Vec<TrashEntry>,
-    /// Commits of forgotten snapshots that are given up.
-    pub(super) abandoned: Vec<Id>,
-    /// Lists that those stand in for, in a root that is there.
-    pub(super) lost_lists: Vec<ListRef>,
-    pub(super) quarantine: Vec<QuarantineEntry>,
-    pub(super) writes_quarantine: bool,
-    pub(super) loses_chain: bool,
-    /// Keys of journals.
-    set_aside: Vec<String>,
-    /// What sessions are taken to have sent from then on.
-    given_up: Vec<(SessionId, Sent)>,
-    /// Lists of condemned packs that are put aside, once all the rest is in the root.
-    pub(super) renewed: Vec<Condemned>,
-    /// The root changes but for those.
-    mends: bool,
-}
-
-impl Plan {
-    /// Whether there is nothing to do.
-    pub fn is_empty(&self) -> bool {
-        self.steps.is_empty()
-    }
-
-    /// What stands in for lost lists of snapshots.
-    fn rebuilt(&self) -> Rebuilt {
-        let trash = self.trash.iter().map(|entry| &entry.snapshot);
-        let entries = self.snapshots.iter().chain(trash);
-        Rebuilt {
-            heads: entries.map(Head::of).collect(),
-            lost: self.lost_lists.clone(),
-        }
-    }
-}
 
 /// A check that goes on until what it would bring back is closed, and the plan that follows from it.
 ///
@@ -98,7 +50,7 @@ pub async fn plan(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
     options: &CheckOptions,
-) -> Result<(Findings, Plan), RootError> {
+) -> Result<(Findings, RepairPlan), RootError> {
     let mut left_out = HashSet::new();
     // Of all rounds, since packs are left out because of what a round could not read.
     let mut unread = BTreeSet::new();
@@ -219,8 +171,8 @@ fn make_plan(
     keyring: &Keyring,
     options: &CheckOptions,
     sent: &[(SessionId, Sent)],
-) -> Result<Plan, RootError> {
-    let mut plan = Plan::default();
+) -> Result<RepairPlan, RootError> {
+    let mut plan = RepairPlan::default();
     match &findings.handle {
         None => {
             plan_lists(findings, tips, &mut plan);
@@ -257,7 +209,7 @@ fn make_plan(
 }
 
 /// Lists of snapshots of a root that is there.
-fn plan_lost_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Plan) {
+fn plan_lost_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut RepairPlan) {
     if findings.listed.lost.is_empty() {
         return;
     }
@@ -271,7 +223,7 @@ fn plan_lost_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut 
     ));
 }
 
-fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut Plan) {
+fn plan_lists(findings: &Findings, tips: &BTreeMap<String, Id>, plan: &mut RepairPlan) {
     let mut taken = Taken::default();
     let kept = findings.listed.snapshots.iter();
     let trash = findings.listed.trash.iter().map(|entry| &entry.snapshot);
@@ -311,7 +263,7 @@ fn plan_root(
     keyring: &Keyring,
     options: &CheckOptions,
     sent: &[(SessionId, Sent)],
-    plan: &mut Plan,
+    plan: &mut RepairPlan,
 ) {
     let mut journals: BTreeSet<Left> = BTreeSet::new();
     for key in findings.bucket.keys() {
@@ -367,7 +319,7 @@ fn plan_root(
     plan.root = Some(root);
 }
 
-fn plan_journals(findings: &Findings, plan: &mut Plan) {
+fn plan_journals(findings: &Findings, plan: &mut RepairPlan) {
     for broken in &findings.unreplayable {
         plan.steps.extend(broken.steps());
         plan.given_up.extend(broken.given_up());
@@ -376,7 +328,7 @@ fn plan_journals(findings: &Findings, plan: &mut Plan) {
     }
 }
 
-fn plan_quarantine(findings: &Findings, plan: &mut Plan) {
+fn plan_quarantine(findings: &Findings, plan: &mut RepairPlan) {
     let known = &findings.listed.quarantine;
     let mut found: Vec<Place> = findings.damage.places().into_iter().collect();
     found.retain(|place| {
@@ -413,7 +365,7 @@ pub async fn execute(
     keyring: &Keyring,
     options: &CheckOptions,
     findings: &Findings,
-    plan: Plan,
+    plan: RepairPlan,
 ) -> Result<(), RootError> {
     require_lost(store, keyring, options, findings, &plan).await?;
     probe(&**store, &*options.entropy, &options.policy).await?;
@@ -448,7 +400,7 @@ async fn mend_planned(
     store: &Arc<dyn Store>,
     keyring: &Keyring,
     findings: &Findings,
-    plan: Plan,
+    plan: RepairPlan,
     closed: Closed,
 ) -> Result<(), RootError> {
     match plan.mends {
@@ -463,7 +415,7 @@ async fn write_root(
     keyring: &Keyring,
     options: &CheckOptions,
     findings: &Findings,
-    mut plan: Plan,
+    mut plan: RepairPlan,
     mut root: Root,
 ) -> Result<(), RootError> {
     let whole = anew::whole(findings, &plan.rebuilt().heads).await?;

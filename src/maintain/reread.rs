@@ -18,7 +18,7 @@ use super::check::Findings;
 use super::layout::{Place, place_of};
 use super::options::CheckOptions;
 use super::refused::Refusals;
-use super::repair::Plan;
+use super::repair_plan::RepairPlan;
 use super::scan::{Scan, as_problem, root_problem};
 use crate::root::error::RootError;
 use crate::root::lists::Lists;
@@ -33,7 +33,7 @@ struct Again<'a> {
     scan: Scan<'a>,
     lists: Lists,
     findings: &'a Findings,
-    plan: &'a Plan,
+    plan: &'a RepairPlan,
 }
 
 /// Reads everything once more that `plan` gives up as lost: the root, lists, index objects, journals
@@ -50,7 +50,7 @@ pub(super) async fn require_lost(
     keyring: &Keyring,
     options: &CheckOptions,
     findings: &Findings,
-    plan: &Plan,
+    plan: &RepairPlan,
 ) -> Result<(), RootError> {
     let store: Arc<dyn Store> = Arc::new(Refusals::of(store.clone()));
     let (entropy, config) = (options.entropy.clone(), &options.verifier);

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use bkfs::maintain::collect::plan::Effort;
 use bkfs::maintain::collect::{Options, collect, prospect, verifier};
 use bkfs::maintain::options::CheckOptions;
-use bkfs::maintain::repair::{Plan, plan};
+use bkfs::maintain::repair::plan;
+use bkfs::maintain::repair_plan::RepairPlan;
 use bkfs::repository::Repository;
 use bkfs::root::error::RootError;
 use bkfs::root::forget::ListChanger;
@@ -38,7 +39,7 @@ fn giving_up(fixture: &Fixture) -> CheckOptions {
 }
 
 /// What a repair with these options would do.
-fn planned(fixture: &Fixture, store: &Arc<dyn Store>, options: &CheckOptions) -> Plan {
+fn planned(fixture: &Fixture, store: &Arc<dyn Store>, options: &CheckOptions) -> RepairPlan {
     let planned = wait(plan(store, &fixture.keyring, options));
     planned.expect("plans").1
 }

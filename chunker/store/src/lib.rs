@@ -31,6 +31,7 @@ mod local;
 pub mod lock;
 mod locking;
 mod memory;
+mod open;
 mod options;
 pub mod pace;
 mod probe;
@@ -55,6 +56,7 @@ pub use layer::Layer;
 pub use local::LocalStore;
 pub use locking::{Locking, LockingStore};
 pub use memory::MemoryStore;
+pub use open::open_store;
 pub use options::{Notice, StoreOptions};
 pub use probe::{PROBE_PREFIX, ProbeError, Races, probe_conditional_writes, probe_locks};
 pub use remote::RemoteStore;
@@ -228,24 +230,6 @@ pub trait Store: Send + Sync + Debug + 'static {
 
     /// Returns the repository's URL, without secrets.
     fn describe(&self) -> String;
-}
-
-/// Opens the store that a URL names. A local directory must exist unless
-/// [`StoreOptions::create_directory`] is set. Only the first request shows whether a remote bucket
-/// exists. A bare word is taken for a bucket of S3, so look it up in the configuration file first.
-///
-/// # Errors
-/// [`StoreErrorKind::Invalid`] if the settings are wrong; for a local directory also
-/// [`StoreErrorKind::NoBucket`] if it does not exist, [`StoreErrorKind::Denied`],
-/// [`StoreErrorKind::NoSpace`] and [`StoreErrorKind::Other`].
-pub async fn open_store(
-    url: &RepositoryUrl,
-    options: &StoreOptions,
-) -> Result<Arc<dyn Store>, StoreError> {
-    match url.clone().or_bucket() {
-        RepositoryUrl::Local { path } => Ok(Arc::new(LocalStore::open(&path, options).await?)),
-        remote => Ok(Arc::new(RemoteStore::open(&remote, options).await?)),
-    }
 }
 
 fn without_locks(operation: Operation, key: &str) -> StoreError {

@@ -5,13 +5,12 @@
 
 use std::time::Duration;
 
-use object_store::Extensions;
 use tokio::time::{Instant, sleep};
 
 use super::RemoteStore;
 use super::answer::{Fault, fault_in, meaning, meaning_without_credentials};
 use super::contact::{FIRST_CONTACT, QUIET};
-use super::transport::Departed;
+use super::departed::Departed;
 use crate::{Operation, StoreError, StoreErrorKind};
 
 /// The first pause before a request is sent again. Each further pause is twice as long, up to
@@ -140,13 +139,6 @@ impl RemoteStore {
                 && kind != StoreErrorKind::Denied,
         }
     }
-}
-
-/// Returns the extensions that a request carries to the transport.
-pub(super) fn carrying(departed: Departed) -> Extensions {
-    let mut extensions = Extensions::new();
-    extensions.insert(departed);
-    extensions
 }
 
 /// Returns a random time between half of a pause and the whole pause, so that requests that failed

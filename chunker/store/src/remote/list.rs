@@ -6,8 +6,9 @@
 use object_store::ObjectMeta;
 use object_store::list::PaginatedListOptions;
 
-use super::attempt::carrying;
-use super::{Flavor, RemoteStore};
+use super::RemoteStore;
+use super::departed::carrying;
+use super::service::Flavor;
 use crate::{ObjectInfo, Operation, StoreError, StoreErrorKind, check_key};
 
 /// The number of keys per request: the most that S3 returns.

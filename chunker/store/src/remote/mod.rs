@@ -19,9 +19,12 @@
 mod answer;
 mod attempt;
 mod contact;
+mod departed;
 mod list;
 mod lock;
+mod locker;
 mod profile;
+mod service;
 mod setup;
 mod steady;
 mod transport;
@@ -36,7 +39,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::TryStreamExt;
-use object_store::list::PaginatedListStore;
 use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
@@ -48,9 +50,10 @@ use crate::{
     ObjectInfo, Operation, RepositoryUrl, Store, StoreError, StoreErrorKind, StoreOptions, Version,
     WHOLE_OBJECT_BYTES_MAX, check_key, check_prefix, check_range, too_large,
 };
-use attempt::carrying;
 use contact::Contact;
-use lock::{Locker, Locking};
+use departed::carrying;
+use locker::{Locker, Locking};
+use service::{Flavor, Service};
 use setup::Setup;
 
 /// Returns the body of an answer that announced `length` bytes, a size that the caller bounds. A
@@ -78,19 +81,6 @@ fn other_length(how: &str) -> object_store::Error {
         store: "remote",
         source: format!("the body is {how} than was announced").into(),
     }
-}
-
-/// The traits that the clients of all services implement.
-trait Service: ObjectStore + PaginatedListStore {}
-
-impl<T: ObjectStore + PaginatedListStore> Service for T {}
-
-/// The services that need different requests.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Flavor {
-    S3,
-    Gcs,
-    Azure,
 }
 
 /// A bucket of a remote service, or the part of one below a prefix.

@@ -14,11 +14,11 @@ use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
 use url::{Host, Url};
 
 use super::contact::Contact;
-use super::lock::Locker;
+use super::locker::Locker;
 use super::profile::Profiles;
+use super::service::{Flavor, Service};
 use super::steady::Steady;
 use super::transport::{Connector, Patience};
-use super::{Flavor, Service};
 use crate::{Operation, StoreError, StoreErrorKind, StoreOptions};
 
 /// A configured service.

@@ -6,7 +6,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,7 +23,8 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::answer::{Answer, Broken, Fault, Senseless, element, is_metadata_service};
 use super::contact::{Contact, QUIET};
-use super::lock::Locked;
+use super::departed::Departed;
+use super::locker::Locked;
 
 /// How many bytes of a body are handed on at once. Progress is visible in steps of this size.
 const STEP_BYTES: usize = 256 * 1024;
@@ -40,17 +41,6 @@ const SLOWEST_BYTES_PER_SECOND: u64 = 32 * 1024;
 
 /// The longest error document that is read, in bytes.
 const DOCUMENT_BYTES_MAX: usize = 64 * 1024;
-
-/// A flag that travels with a request to the store and is set when the request is sent. Requests
-/// for credentials have none.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Departed(Arc<AtomicBool>);
-
-impl Departed {
-    pub(super) fn is_set(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
-    }
-}
 
 /// How long a request may make no progress.
 #[derive(Clone, Copy, Debug)]
@@ -178,7 +168,7 @@ impl HttpService for Transport {
     async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let host = host_of(request.uri());
         if let Some(departed) = request.extensions().get::<Departed>() {
-            departed.0.store(true, Ordering::SeqCst);
+            departed.set();
         }
         let unsent = |reason: String| {
             fault(Fault::Broken(Broken {

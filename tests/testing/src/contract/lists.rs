@@ -3,7 +3,7 @@
 use futures::StreamExt;
 use futures::stream;
 
-use super::{Place, body};
+use super::case::{Place, body};
 
 /// Keys whose order follows only from comparing whole keys, not their parts.
 const TREE: [&str; 14] = [

@@ -4,7 +4,7 @@ use bkfs_store::StoreErrorKind as Kind;
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::{Place, assert_kind, body, content};
+use super::case::{Place, assert_kind, body, content};
 
 pub(super) async fn writes_are_seen_at_once(place: &Place) {
     let other = place.reopen().await;

@@ -8,7 +8,7 @@ use bkfs_store::{
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::{Place, assert_kind, body};
+use super::case::{Place, assert_kind, body};
 
 /// The number of requests that race for one object.
 const CONTENDERS: usize = 32;

@@ -15,7 +15,6 @@ use bkfs_chunker::id::Id;
 use bkfs_chunker::ingest::Ingest;
 use bkfs_chunker::pack::PackName;
 use bkfs_chunker::seal::{Class, Features, Keyring};
-use bkfs_chunker::verify::PackContents;
 use bkfs_store::{Store, StoreErrorKind};
 
 use super::abandon::{self, Broken};
@@ -34,9 +33,8 @@ use crate::root::error::RootError;
 use crate::root::repository::probe;
 use crate::root::retry::random;
 use crate::root::sent::Sent;
-use crate::root::shard::ListRef;
-use crate::root::snapshots::{QuarantineEntry, SnapshotEntry, TrashEntry};
-use crate::root::state::{Condemned, ROOT_KEY, Root, SessionId};
+use crate::root::snapshots::QuarantineEntry;
+use crate::root::state::{ROOT_KEY, Root, SessionId};
 use crate::root::victims::set_aside;
 
 /// How often packs that do not belong to anything are left out and the rest is looked at again.

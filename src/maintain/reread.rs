@@ -23,7 +23,8 @@ use super::scan::{Scan, as_problem, root_problem};
 use crate::root::error::RootError;
 use crate::root::lists::Lists;
 use crate::root::reading::open_root;
-use crate::root::state::{ListRef, ROOT_KEY};
+use crate::root::shard::ListRef;
+use crate::root::state::ROOT_KEY;
 
 /// Objects that are read at the same time.
 const READS_AT_ONCE: usize = 8;

@@ -43,7 +43,6 @@ mod watched;
 
 use std::fmt::Debug;
 use std::ops::Range;
-use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;

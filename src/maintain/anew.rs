@@ -84,10 +84,10 @@ pub(super) fn step(lost: &[Condemned]) -> Option<String> {
 }
 
 /// Condemns anew what lost lists may have named. `rebuilt` stands in for lists of snapshots that
-/// are lost too. Returns which of the snapshots in `rebuilt` are known to be closed then. If no list
-/// of condemned packs is lost the check has read what is live, and that decides: the repair before
-/// may have condemned anew, and ended before it listed them. If what lost lists named is not found
-/// out, none is known to be closed.
+/// are lost too. Returns which of the snapshots in `rebuilt` are known to be closed then. If no
+/// list of condemned packs is lost, the check has read what is live, and that decides: the repair
+/// before may have condemned anew, and ended before it listed them. If what lost lists named is not
+/// found out, none is known to be closed.
 pub(super) async fn renew(
     store: &Arc<dyn Store>,
     keyring: &Keyring,

@@ -338,8 +338,8 @@ impl Unreplayable {
         }
     }
 
-    /// Returns the key of a journal that is no longer what it was, by a later judgement over the same
-    /// session. Journals that came after them since then change nothing.
+    /// Returns the key of a journal that is no longer what it was, by a later judgement over the
+    /// same session. Journals that came after them since then change nothing.
     fn other_than(&self, now: &Self) -> Option<String> {
         if let Some(gap) = &self.gap
             && now.gap.as_ref().map(|gap| gap.after) != Some(gap.after)

@@ -158,9 +158,9 @@ impl Mend<'_> {
         Ok(())
     }
 
-    /// One list for all of the quarantine of `next`, without the lists that are known to be lost and
-    /// still cannot be read, and what was found. Scrubs and repairs of others may have put something
-    /// there since the check began.
+    /// One list for all of the quarantine of `next`, without the lists that are known to be lost
+    /// and still cannot be read, and what was found. Scrubs and repairs of others may have put
+    /// something there since the check began.
     async fn merge_quarantine(&self, next: &Root) -> Result<ListChange, RootError> {
         let Some(damaged) = &self.damaged else {
             return Ok(ListChange::default());

@@ -13,6 +13,7 @@
 //! | [`options`] | options and progress of a check |
 //! | [`check`] | reads the repository and judges it |
 //! | [`scan`] | root, lists, index objects, and other objects of the bucket |
+//! | [`orphans`] | objects that a root does not need (pure) |
 //! | [`contents`] | walks packs: every blob, every reference |
 //! | [`strays`] | commits that no root knows |
 //! | [`journals`] | heartbeats and journals of sessions |
@@ -50,6 +51,7 @@ pub mod judge;
 pub mod layout;
 mod mend;
 pub mod options;
+pub mod orphans;
 pub mod quarantine;
 pub mod rebuild;
 mod refusal;

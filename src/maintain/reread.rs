@@ -37,8 +37,8 @@ struct Again<'a> {
     plan: &'a RepairPlan,
 }
 
-/// Reads everything once more that `plan` gives up as lost: the root, lists, index objects, journals
-/// and forgotten snapshots, and the objects from which something lost is written anew.
+/// Reads everything once more that `plan` gives up as lost: the root, lists, index objects,
+/// journals and forgotten snapshots, and the objects from which something lost is written anew.
 ///
 /// Costs the requests with which the check found these losses.
 ///

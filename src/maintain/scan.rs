@@ -1,5 +1,5 @@
-//! Reads the bucket object by object: config, key slots, root, lists, index objects, and orphans.
-//! Not packs, and not objects that sessions own.
+//! Reads the bucket object by object: config, key slots, root, lists, index objects, and
+//! what is left of them. Not packs, and not objects that sessions own.
 //!
 //! Owns the order of the reads and the problem that each one reports. Writes nothing.
 
@@ -27,7 +27,7 @@ use crate::root::lists::Lists;
 use crate::root::memory::VolatileMemory;
 use crate::root::shard::{ListRef, decode_shard};
 use crate::root::snapshots::{SnapshotEntry, TrashEntry};
-use crate::root::state::{Condemned, ROOT_KEY, Root, SessionId};
+use crate::root::state::{Condemned, ROOT_KEY, Root};
 use crate::root::unlock::damage_of;
 use crate::root::{listing, lock_rule};
 
@@ -557,57 +557,4 @@ impl Scan<'_> {
         }
         Ok(found)
     }
-}
-
-/// Counts objects that the root does not need.
-pub fn count_orphans(
-    root: &Root,
-    packs: &BTreeMap<PackName, PackContents>,
-    condemned: &HashSet<PackName>,
-    bucket: &BTreeMap<String, u64>,
-    report: &mut Report,
-) {
-    let lists: HashSet<PackName> = list_refs(root).map(|list| list.name).collect();
-    let indexes: HashSet<PackName> = root.index.iter().map(|index| index.name).collect();
-    let is_at_work = |session: u64| root.sessions.contains_key(&SessionId(session));
-    for (key, bytes) in bucket {
-        let orphans = &mut report.orphans;
-        let (needed, count, session) = match place_of(key) {
-            layout::Place::Config | layout::Place::Root | layout::Place::Slot(_) => continue,
-            layout::Place::Session(id) => (is_at_work(id.0), &mut orphans.sessions, id.0),
-            layout::Place::Journal { session, .. } => {
-                (is_at_work(session.0), &mut orphans.journals, session.0)
-            }
-            layout::Place::Named(Class::List, name) => {
-                (lists.contains(&name), &mut orphans.lists, name.session)
-            }
-            layout::Place::Named(Class::Index, name) => {
-                let needed = indexes.contains(&name);
-                (needed, &mut orphans.indexes, name.session)
-            }
-            layout::Place::Named(_, name) => {
-                let needed = packs.contains_key(&name) || condemned.contains(&name);
-                (needed, &mut orphans.packs, name.session)
-            }
-            layout::Place::Probe => (false, &mut orphans.probes, 0),
-            layout::Place::Foreign => (false, &mut orphans.foreign, 0),
-        };
-        if needed {
-            continue;
-        }
-        match is_at_work(session) {
-            true => orphans.in_progress += 1,
-            false => *count += 1,
-        }
-        report.orphans.bytes += bytes;
-    }
-}
-
-/// Returns all lists that a root names.
-pub fn list_refs(root: &Root) -> impl Iterator<Item = &ListRef> {
-    let condemned = root.condemned.iter().map(|condemned| &condemned.list);
-    let lists = root.snapshots.iter().chain(&root.trash);
-    let older = root.chain.iter().flat_map(|chain| &chain.older);
-    let older = older.map(|part| &part.list);
-    lists.chain(&root.quarantine).chain(condemned).chain(older)
 }

@@ -77,8 +77,8 @@ fn repair_until_killed(fixture: &Fixture, store: &Arc<MemoryStore>, replacements
     })
 }
 
-/// A repository whose lists of snapshots are lost. The snapshot `gone` was collected: the data packs
-/// that it alone needs are condemned, and deleted.
+/// A repository whose lists of snapshots are lost. The snapshot `gone` was collected: the data
+/// packs that it alone needs are condemned, and deleted.
 struct Collected {
     fixture: Fixture,
     objects: Objects,

@@ -17,7 +17,7 @@ use futures::{StreamExt, TryStreamExt};
 
 use super::mark::is_own;
 use crate::maintain::layout::{Place, place_of};
-use crate::maintain::scan::list_refs;
+use crate::maintain::orphans::list_refs;
 use crate::maintain::sealing::IngestLists;
 use crate::root::error::RootError;
 use crate::root::handle::{RootHandle, Transition};

@@ -1,7 +1,7 @@
 //! The beginning of witnesses in a repository, and the contents of its chain of generations.
 
 use super::support::*;
-use crate::maintain::scan::list_refs;
+use crate::maintain::orphans::list_refs;
 use crate::root::chain::{Chain, Descent, OWN_LEAST, OWN_MAX, RootMark};
 use crate::root::commit::Committer;
 use crate::root::error::{ErrorKind, RootError};

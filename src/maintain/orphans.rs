@@ -1,0 +1,66 @@
+//! Counts objects of the bucket that a root does not need.
+//!
+//! Owns which objects these are, by their keys and by the lists and index objects of the root. Pure.
+
+use std::collections::{BTreeMap, HashSet};
+
+use bkfs_chunker::pack::PackName;
+use bkfs_chunker::seal::Class;
+use bkfs_chunker::verify::PackContents;
+
+use super::layout::{self, place_of};
+use super::report::Report;
+use crate::root::state::{ListRef, Root, SessionId};
+
+/// Counts objects that the root does not need.
+pub fn count_orphans(
+    root: &Root,
+    packs: &BTreeMap<PackName, PackContents>,
+    condemned: &HashSet<PackName>,
+    bucket: &BTreeMap<String, u64>,
+    report: &mut Report,
+) {
+    let lists: HashSet<PackName> = list_refs(root).map(|list| list.name).collect();
+    let indexes: HashSet<PackName> = root.index.iter().map(|index| index.name).collect();
+    let is_at_work = |session: u64| root.sessions.contains_key(&SessionId(session));
+    for (key, bytes) in bucket {
+        let orphans = &mut report.orphans;
+        let (needed, count, session) = match place_of(key) {
+            layout::Place::Config | layout::Place::Root | layout::Place::Slot(_) => continue,
+            layout::Place::Session(id) => (is_at_work(id.0), &mut orphans.sessions, id.0),
+            layout::Place::Journal { session, .. } => {
+                (is_at_work(session.0), &mut orphans.journals, session.0)
+            }
+            layout::Place::Named(Class::List, name) => {
+                (lists.contains(&name), &mut orphans.lists, name.session)
+            }
+            layout::Place::Named(Class::Index, name) => {
+                let needed = indexes.contains(&name);
+                (needed, &mut orphans.indexes, name.session)
+            }
+            layout::Place::Named(_, name) => {
+                let needed = packs.contains_key(&name) || condemned.contains(&name);
+                (needed, &mut orphans.packs, name.session)
+            }
+            layout::Place::Probe => (false, &mut orphans.probes, 0),
+            layout::Place::Foreign => (false, &mut orphans.foreign, 0),
+        };
+        if needed {
+            continue;
+        }
+        match is_at_work(session) {
+            true => orphans.in_progress += 1,
+            false => *count += 1,
+        }
+        report.orphans.bytes += bytes;
+    }
+}
+
+/// Returns all lists that a root names.
+pub fn list_refs(root: &Root) -> impl Iterator<Item = &ListRef> {
+    let condemned = root.condemned.iter().map(|condemned| &condemned.list);
+    let lists = root.snapshots.iter().chain(&root.trash);
+    let older = root.chain.iter().flat_map(|chain| &chain.older);
+    let older = older.map(|part| &part.list);
+    lists.chain(&root.quarantine).chain(condemned).chain(older)
+}

@@ -10,7 +10,8 @@ use bkfs_chunker::verify::PackContents;
 
 use super::layout::{self, place_of};
 use super::report::Report;
-use crate::root::state::{ListRef, Root, SessionId};
+use crate::root::shard::ListRef;
+use crate::root::state::{Root, SessionId};
 
 /// Counts objects that the root does not need.
 pub fn count_orphans(
